@@ -128,14 +128,10 @@ def _coverage(source: str, path: str, found: Coverage) -> Iterator[str]:
 
 def plan(
     contract: Annotated[str, typer.Argument(metavar="CONTRACT", help="The contract's file, or - for standard input.")],
-    windows: Annotated[int, typer.Option(min=1, help="Consecutive windows that must PASS.")] = 3,
     tokens_per_second: Annotated[float | None, typer.Option(min=1e-9, help="Tokens generated per second.")] = None,
     sampling: Annotated[
         float | None,
         typer.Option(min=1e-9, max=1.0, help="Share of the traffic that is measured (default: the contract's)."),
-    ] = None,
-    tokens_per_sequence: Annotated[
-        float | None, typer.Option(min=1.0, help="Tokens of a sequence (default: assumptions.horizon, the worst case).")
     ] = None,
     share: Annotated[
         list[str] | None,
@@ -159,9 +155,10 @@ def plan(
         traffic = Traffic(
             tokens_per_second,
             sampling or loaded.observability.sampling,
-            tokens_per_sequence or loaded.assumptions.horizon,
+            loaded.assumptions.horizon,
             {ALL: 1.0} | shares_of(loaded, share or []),
         )
+    windows = loaded.promotion.windows
     planned = plan_gate(loaded, traffic, windows)
     typer.echo(f"at best, with identical kernels and {windows} window{'s' * (windows != 1)}:")
     _print_rows(

@@ -90,14 +90,13 @@ def run(
         list[str],
         typer.Argument(
             metavar="RECORDING...",
-            help="Recordings of both kernels, each a window of its own: .npz, .jsonl or .parquet, files that `import` "
-            "reads, or two servers' saved responses as train=SCORED,inference=SAMPLED.",
+            help="Recordings of both kernels, each a window of its own that must PASS: .npz, .jsonl or .parquet, files "
+            "that `import` reads, or two servers' saved responses as train=SCORED,inference=SAMPLED.",
         ),
     ],
     kernel: KernelFields = None,
     require: Required = None,
     slice: RequiredSlices = None,
-    windows: Annotated[int, typer.Option(min=1, help="Minimum number of recordings; each one given must PASS.")] = 1,
     columns: Columns = None,
     attribute: SequenceAttributes = None,
     sequential: Annotated[
@@ -119,7 +118,7 @@ def run(
     """
     _judge(
         contract, lambda _kernels, _decided: recordings, kernel, require, slice, junit, markdown, evidence, url,
-        windows=windows, columns=columns, sequential=sequential, attribute=attribute,
+        columns=columns, sequential=sequential, attribute=attribute,
     )  # fmt: skip
 
 
@@ -152,8 +151,6 @@ def live(
         typer.Option(min=1, help="Completions per prompt; more prompts are more informative than more completions."),
     ] = 1,
     max_tokens: Annotated[int, typer.Option(min=1, help="Maximum tokens of a completion.")] = 256,
-    concurrency: Annotated[int, typer.Option(min=1, help="Requests at a time.")] = 8,
-    timeout: Annotated[float, typer.Option(min=0.1, help="Seconds to wait for an answer.")] = 120.0,
     record: Annotated[
         Path | None,
         typer.Option(
@@ -192,8 +189,6 @@ def live(
             train_model,
             samples=samples,
             max_tokens=max_tokens,
-            concurrency=concurrency,
-            timeout=timeout,
             versions=(kernels[0].version, kernels[1].version),
         )
         beside = None if evidence is None else recording_beside(evidence)
@@ -261,7 +256,6 @@ def _judge(
     evidence: Path | None,
     url: str,
     *,
-    windows: int = 1,
     columns: str | None = None,
     sequential: bool = False,
     attribute: Sequence[str] | None = None,
@@ -274,7 +268,7 @@ def _judge(
     with unusable():
         promise, text = load_source(contract)
         named, attributes = columns_of(columns), attributes_of(attribute or ())
-        terms = GateTerms(windows, tuple(require or ()), tuple(slices or ()), named, sequential, attributes)
+        terms = GateTerms(1, tuple(require or ()), tuple(slices or ()), named, sequential, attributes)
         kernels = _kernels(promise, kernel or (), url)
         check_terms(promise, terms)
         paths = [

@@ -116,15 +116,6 @@ def test_a_program_gets_json(run: Any, recording: Path, contract: Any) -> None:
     assert (alone["old"], alone["changed"], alone["new"]) == (None, None, found["new"])
 
 
-@pytest.mark.slow
-def test_the_interval_of_evaluations_can_be_said(run: Any, recording: Path, contract: Any) -> None:
-    asked = (recording, "--contract", contract("policy.yaml"), "--tick")
-    assert json.loads(run(*asked, "5s", "--json")[1])["new"]["evaluations"] == 59
-    for tick, said in (("often", "--tick: "), ("0s", "--tick 0s: give more than 0 s")):
-        code, _, err = run(*asked, tick)
-        assert (code, err.startswith(said)) == (2, True)
-
-
 def test_damage_is_named_beside_the_answer(run: Any, recording: Path, contract: Any) -> None:
     """On the other stream, so that JSON stays JSON; a long list is cut short."""
     content = recording.read_bytes()

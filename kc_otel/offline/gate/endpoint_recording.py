@@ -6,8 +6,6 @@ A missing completion leaves no verdict: failures are not random, and the answere
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import socket
 import tempfile
 import time
 from collections import Counter
@@ -52,8 +50,6 @@ class EndpointPair:
     train_model: str | None = None
     samples: int = 1
     max_tokens: int = 256
-    concurrency: int = 8
-    timeout: float = 120.0
     versions: tuple[str | None, str | None] = (None, None)
 
 
@@ -90,14 +86,12 @@ def record_endpoints(
 async def _collected(
     pair: EndpointPair, prompts: tuple[Prompt, ...], say: _Say, enough: Callable[[Recording], bool] | None
 ) -> Collected:
-    limits = httpx.Limits(max_connections=2 * pair.concurrency)
-    async with httpx.AsyncClient(limits=limits) as http:
-        sampler = CompletionClient(pair.inference, http, timeout=pair.timeout)
-        scorer = CompletionClient(pair.train, http, timeout=pair.timeout)
+    async with httpx.AsyncClient() as http:
+        sampler, scorer = CompletionClient(pair.inference, http), CompletionClient(pair.train, http)
         sampled, trained = await sampler.model(pair.inference_model), await scorer.model(pair.train_model)
         for client, wanted in ((scorer, pair.versions[0]), (sampler, pair.versions[1])):
             await _same_version(client, wanted, say)
-        if sampled == trained and _one_place(pair.inference.root, pair.train.root):
+        if sampled == trained and pair.inference.root == pair.train.root:
             say(
                 f"{trained} both samples and scores: this compares its decoding with its prefill, the floor of such "
                 "comparisons, and not two kernels"
@@ -109,22 +103,10 @@ async def _collected(
             (scorer, trained),
             samples=pair.samples,
             max_tokens=pair.max_tokens,
-            concurrency=pair.concurrency,
             enough=enough,
             looks=looks(),
             progress=_progress(len(prompts) * pair.samples, say),
         )
-
-
-def _one_place(*roots: str) -> bool:
-    """Return whether URLs lead to one server, by whatever names."""
-    places = []
-    for url in map(httpx.URL, roots):
-        port = url.port or (443 if url.scheme == "https" else 80)
-        with contextlib.suppress(OSError):
-            found = socket.getaddrinfo(url.host, port, type=socket.SOCK_STREAM)
-            places.append({(*address[:2], url.path.rstrip("/")) for *_, address in found})
-    return len(set(roots)) == 1 or (len(places) == len(roots) and bool(set.intersection(*places)))
 
 
 async def _same_version(client: CompletionClient, wanted: str | None, say: _Say) -> None:

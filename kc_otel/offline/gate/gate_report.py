@@ -12,6 +12,7 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from itertools import chain
 from pathlib import PurePosixPath
 from typing import Final
 from xml.etree import ElementTree as ET
@@ -285,30 +286,42 @@ _NOT_XML: Final = re.compile(r"[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010
 
 def junit(gate: OfflineGate) -> str:
     """The gate as an XML document: one suite per recording, and one of the clauses that none can be judged by."""
-    root = ET.Element("testsuites", name=_text(f"kernel contract {gate.contract.name}"))
-    found = findings(gate)
-    suites = [
-        _suite(gate, about.name, [_judged(gate, finding) for finding in found if finding.input is about])
-        for about in gate.inputs
-    ]
+    found, name = findings(gate), gate.contract.name
+    cases = {
+        about.name: [_judged(name, finding) for finding in found if finding.input is about] for about in gate.inputs
+    }
     if gate.unjudged:
-        skipped = [_case(gate, clause.clause, clause.clause) for clause in gate.unjudged]
-        for case, clause in zip(skipped, gate.unjudged, strict=True):
+        cases["not judged"] = [_case(name, clause.clause, clause.clause) for clause in gate.unjudged]
+        for case, clause in zip(cases["not judged"], gate.unjudged, strict=True):
             ET.SubElement(case, "skipped", message=_text(f"not judged: {clause.why}"))
-        suites.append(_suite(gate, "not judged", skipped))
-    for place, suite in enumerate(suites):
-        suite.set("id", str(place))
-        root.append(suite)
-    for count in ("tests", "failures", "errors", "skipped"):
-        root.set(count, str(sum(int(suite.get(count, "0")) for suite in suites)))
-    root.set("time", "0")
+    root = ET.Element(
+        "testsuites", name=_text(f"kernel contract {name}"), **_counts([*chain.from_iterable(cases.values())])
+    )
+    kernels = {"kernel.train": gate.train.fingerprint, "kernel.inference": gate.inference.fingerprint}
+    for recording, of in cases.items():
+        title = _text(f"{name}: {PurePosixPath(recording).name}")
+        at = datetime.fromtimestamp(gate.at, UTC).strftime("%Y-%m-%dT%H:%M:%S")
+        suite = ET.SubElement(root, "testsuite", name=title, timestamp=at, **_counts(of))
+        properties = ET.SubElement(suite, "properties")
+        for key, value in {
+            "decision": gate.decision.outcome.value,
+            "contract.hash": gate.contract.hash,
+            **kernels,
+        }.items():
+            ET.SubElement(properties, "property", name=key, value=value)
+        suite.extend(of)
     ET.indent(root)
     return f'<?xml version="1.0" encoding="UTF-8"?>\n{ET.tostring(root, encoding="unicode")}\n'
 
 
-def _judged(gate: OfflineGate, finding: GateFinding) -> ET.Element:
+def _counts(cases: Sequence[ET.Element]) -> dict[str, str]:
+    failed, skipped = (sum(case.find(tag) is not None for case in cases) for tag in ("failure", "skipped"))
+    return {"tests": str(len(cases)), "failures": str(failed), "errors": "0", "skipped": str(skipped), "time": "0"}
+
+
+def _judged(contract: str, finding: GateFinding) -> ET.Element:
     verdict = finding.verdict
-    case = _case(gate, verdict.cell.clause, f"{verdict.cell.clause} on {verdict.cell.slice}")
+    case = _case(contract, verdict.cell.clause, f"{verdict.cell.clause} on {verdict.cell.slice}")
     if verdict.status is Status.FAIL:
         about = ET.SubElement(case, "failure", message=_text(f"{verdict.reason}; {how_far(verdict)}"), type="FAIL")
         about.text = _text(
@@ -320,38 +333,8 @@ def _judged(gate: OfflineGate, finding: GateFinding) -> ET.Element:
     return case
 
 
-def _case(gate: OfflineGate, clause: str, name: str) -> ET.Element:
-    return ET.Element("testcase", classname=_text(f"{gate.contract.name}.{clause}"), name=_text(name), time="0")
-
-
-def _suite(gate: OfflineGate, name: str, cases: Sequence[ET.Element]) -> ET.Element:
-    suite = ET.Element(
-        "testsuite",
-        name=_text(f"{gate.contract.name}: {PurePosixPath(name).name}"),
-        package=_text(gate.contract.name),
-        tests=str(len(cases)),
-        failures=str(sum(case.find("failure") is not None for case in cases)),
-        errors="0",
-        skipped=str(sum(case.find("skipped") is not None for case in cases)),
-        time="0",
-        timestamp=datetime.fromtimestamp(gate.at, UTC).strftime("%Y-%m-%dT%H:%M:%S"),
-        hostname="localhost",
-    )
-    about = {
-        "recording": name,
-        "decision": gate.decision.outcome.value,
-        "contract.version": str(gate.contract.metadata.version),
-        "contract.hash": gate.contract.hash,
-        "kernel.train": gate.train.fingerprint,
-        "kernel.inference": gate.inference.fingerprint,
-    }
-    properties = ET.SubElement(suite, "properties")
-    for key, value in about.items():
-        ET.SubElement(properties, "property", name=key, value=_text(value))
-    suite.extend(cases)
-    ET.SubElement(suite, "system-out")
-    ET.SubElement(suite, "system-err")
-    return suite
+def _case(contract: str, clause: str, name: str) -> ET.Element:
+    return ET.Element("testcase", classname=_text(f"{contract}.{clause}"), name=_text(name), time="0")
 
 
 def _text(text: str) -> str:

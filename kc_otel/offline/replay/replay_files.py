@@ -35,7 +35,7 @@ from kc_otel.offline.replay.timeline import ReplayTimeline, SentWebhook, SpanCol
 from kc_otel.offline.replay.traffic_reading import TrafficFileError, evaluations_recorded, read_recordings
 
 DEFAULT_TICK_SECONDS: Final = 10.0
-"""Seconds between evaluations where neither the recording nor a person says."""
+"""Seconds between evaluations where the recording does not say."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,20 +53,15 @@ def replay_recordings(
     paths: Sequence[Path],
     new: Contract,
     old: Contract | None = None,
-    every: float | None = None,
     timing: GroupTiming | None = None,
 ) -> Replayed:
-    """Replay recordings, in any order, through a contract and, if given, through the one in force.
-
-    Evaluations are `every` seconds apart; None for the recording's own, or `DEFAULT_TICK_SECONDS` where it has none.
-    """
+    """Replay recordings, in any order, through a contract and, if given, through the one in force."""
     if old is not None and old.name != new.name:
         raise ValueError(
             f"metadata.name: {old.name!r} and {new.name!r} are two contracts; streams carry the name of theirs, "
             "so that only versions of one contract can be compared"
         )
-    if every is None and not evaluations_recorded(paths):
-        every = DEFAULT_TICK_SECONDS
+    every = None if evaluations_recorded(paths) else DEFAULT_TICK_SECONDS
     waits = timing or GroupTiming()
     timeline, damage = _timeline(paths, new, every, waits)
     if old is None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 from dataclasses import replace
 from xml.etree import ElementTree as ET
 
@@ -17,7 +16,6 @@ from kc_otel.record.kernel import Kernel
 
 INFERENCE = Kernel("vllm", dtype="fp8")
 LEFT_OUT = (UnjudgedClause("lag", "weights_lag cannot be told | here"),)
-NUMBERS = {"tests", "failures", "errors", "skipped", "time", "id"}
 
 
 @pytest.fixture
@@ -41,34 +39,18 @@ def gate(contract, make_verdict):
 
 
 def check_junit(text):
-    """The structure on which the Jenkins and the Ant schema of JUnit reports agree."""
+    """The structure on which the readers of JUnit reports agree."""
     assert text.startswith('<?xml version="1.0" encoding="UTF-8"?>\n')
     root = ET.fromstring(text.encode())
-    assert root.tag == "testsuites"
-    totals = dict.fromkeys(("tests", "failures", "errors", "skipped"), 0)
-    for place, suite in enumerate(root):
-        assert suite.tag == "testsuite"
-        assert set(suite.attrib) == {"name", "package", "timestamp", "hostname", *NUMBERS}
-        assert suite.get("id") == str(place)
-        assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d", suite.get("timestamp"))
-        tags = [child.tag for child in suite]
-        cases = suite.findall("testcase")
-        assert tags == ["properties", *["testcase"] * len(cases), "system-out", "system-err"]
-        assert all(set(element.attrib) == {"name", "value"} for element in suite.find("properties"))
-        for case in cases:
-            assert set(case.attrib) == {"classname", "name", "time"}
-            assert [child.tag for child in case] in ([], ["failure"], ["skipped"])
-            for failure in case.findall("failure"):
-                assert set(failure.attrib) == {"message", "type"}
-        counted = {
-            "tests": len(cases),
-            "failures": len(suite.findall("testcase/failure")),
-            "errors": 0,
-            "skipped": len(suite.findall("testcase/skipped")),
+    for element in (root, *root):
+        counted = {"tests": "testcase", "failures": "testcase/failure", "skipped": "testcase/skipped"}
+        assert {name: int(element.get(name)) for name in counted} == {
+            name: len(element.findall(f".//{path}")) for name, path in counted.items()
         }
-        assert {name: int(suite.get(name)) for name in counted} == counted
-        totals = {name: totals[name] + counted[name] for name in totals}
-    assert {name: int(root.get(name)) for name in totals} == totals
+    for suite in root:
+        cases = suite.findall("testcase")
+        assert [child.tag for child in suite] == ["properties", *["testcase"] * len(cases)]
+        assert all([child.tag for child in case] in ([], ["failure"], ["skipped"]) for case in cases)
     return root
 
 
