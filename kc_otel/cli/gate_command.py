@@ -7,6 +7,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import fields
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Final
 
@@ -192,8 +193,9 @@ def live(
             versions=(kernels[0].version, kernels[1].version),
         )
         beside = None if evidence is None else recording_beside(evidence)
+        say = partial(print, file=sys.stderr, flush=True)
         try:
-            return [record_endpoints(pair, prompts, record or beside, _say, decided if stop else None)]
+            return [record_endpoints(pair, prompts, record or beside, say, decided if stop else None)]
         except IncompleteError as error:
             if error.recording is None:
                 raise
@@ -239,10 +241,6 @@ def verify(
 
 def _key(side: str) -> str:
     return os.environ.get(f"KC_OTEL_{side}_API_KEY", "").strip()
-
-
-def _say(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)
 
 
 def _judge(

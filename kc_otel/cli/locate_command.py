@@ -248,7 +248,10 @@ def _follow(contract: str, options: Sequence[str], url: str, by: str | None, bud
         name = load(contract).name
         router = Router(url)
     log_to_terminal()
-    give_way()
+    os.nice(19)
+    if hasattr(os, "SCHED_IDLE"):
+        with suppress(OSError):
+            os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
     with router, stopped_by_signals() as stop:
         Follower(
             lambda: router.to_locate(name),
@@ -411,14 +414,6 @@ class Follower:
             except typer.Exit:  # said already
                 stop.wait(15.0)
             stop.wait(every)
-
-
-def give_way() -> None:
-    """Lower the priority of this process and its children to the minimum."""
-    os.nice(19)
-    if hasattr(os, "SCHED_IDLE"):
-        with suppress(OSError):
-            os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
 
 
 def run_within(command: Sequence[str], budget: float, stop: threading.Event) -> str | None:

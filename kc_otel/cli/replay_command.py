@@ -143,7 +143,8 @@ def _when(pair: MovedSpan[AlertSpan] | MovedSpan[DecisionSpan], begins: str, end
             yield f"no longer {verb}" if later > 0 else f"now {verb} at {_at(after)}"
         elif later:
             word = "later" if later > 0 else "earlier"
-            yield f"{verb} {_span(abs(later))} {word} ({_at(after)} instead of {_at(before)})"
+            lasting = float(round(abs(later))) if abs(later) >= 1 else round(abs(later), 3)
+            yield f"{verb} {format_duration(lasting)} {word} ({_at(after)} instead of {_at(before)})"
 
 
 def _alert(alert: AlertSpan) -> str:
@@ -171,7 +172,3 @@ def _from_to(span: AlertSpan | DecisionSpan) -> str:
 
 def _at(time: float | None) -> str:
     return "-" if time is None else datetime.fromtimestamp(time, UTC).strftime("%Y-%m-%d %H:%M:%SZ")
-
-
-def _span(seconds: float) -> str:
-    return format_duration(float(round(seconds)) if seconds >= 1 else round(seconds, 3))

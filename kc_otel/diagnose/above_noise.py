@@ -9,9 +9,9 @@ kernel which is only as noisy as itself is never named; rounding is each sequenc
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -123,7 +123,7 @@ def boundary_drift(
         raise ValueError("no boundary was measured; the two kernels share no operator by name")
     rows = []
     for boundary, errors in measured.items():
-        noise = [_largest(values) for values in (errors.train_noise, errors.inference_noise, errors.precision)]
+        noise = [_of_known(values, np.max) for values in (errors.train_noise, errors.inference_noise, errors.precision)]
         floor = max([LEAST_FLOOR, rounding, *(level for level in noise if math.isfinite(level))])
         # Noise may have struck in a run and not in another; a sequence's rounding is its own.
         others = max([LEAST_FLOOR, rounding, *(level for level in noise[:2] if math.isfinite(level))])
@@ -140,8 +140,8 @@ def boundary_drift(
             train_noise=noise[0],
             inference_noise=noise[1],
             precision=noise[2],
-            prefill=_middle(errors.prefill),
-            decode=_middle(errors.decode),
+            prefill=_of_known(errors.prefill, np.median),
+            decode=_of_known(errors.decode, np.median),
             above=_share(beyond, tests.level),
             is_above=failed,
         )
@@ -191,11 +191,6 @@ def _median(values: NDArray[np.float64], alpha: float) -> Interval:
     return quantile_interval(sample, 0.5, alpha_lower=alpha / 2, alpha_upper=alpha / 2)
 
 
-def _largest(values: NDArray[np.float64]) -> float:
+def _of_known(values: NDArray[np.float64], reduce: Callable[[NDArray[np.float64]], Any]) -> float:
     known = values[~np.isnan(values)]
-    return float(known.max()) if known.size else math.nan
-
-
-def _middle(values: NDArray[np.float64]) -> float:
-    known = values[~np.isnan(values)]
-    return float(np.median(known)) if known.size else math.nan
+    return float(reduce(known)) if known.size else math.nan

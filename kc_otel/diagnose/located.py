@@ -225,7 +225,9 @@ def located_lines(located: Located) -> Iterator[str]:
     """The answer, its evidence and what a reader has to know, a line each."""
     yield from _answer_lines(located)
     for index, shares in enumerate(located.shares):
-        yield from _share_lines(located, shares, layers=bool(index))
+        amount = f"{number(shares.whole)} of {number(located.observed)} observed"
+        yield "by layer:" if index else f"shares of {located.metric} on {located.slice}, {amount}:"
+        yield from (f"  {_share(component):>15}  {component.name}" for component in shares.components)
     yield ""
     yield from _table(located)
     for note in located.notes:
@@ -302,13 +304,6 @@ def finding_name(finding: Divergence) -> str:
     """Boundary and module."""
     kind = ", depends on the batch" if finding.kind == "batch" else ""
     return f"{finding.boundary}{kind}" + (f", module {finding.module}" if finding.module else "")
-
-
-def _share_lines(located: Located, shares: Shares, *, layers: bool) -> Iterator[str]:
-    amount = f"{number(shares.whole)} of {number(located.observed)} observed"
-    yield "by layer:" if layers else f"shares of {located.metric} on {located.slice}, {amount}:"
-    for component in shares.components:
-        yield f"  {_share(component):>15}  {component.name}"
 
 
 def _table(located: Located) -> Iterator[str]:

@@ -124,7 +124,9 @@ class TorchKernel:
                 raise ValueError(f"the model returned {got}, not logits [sequences, tokens, vocabulary]")
             for place, row in enumerate(rows):
                 logits[row] = given[place, : len(ids_of[row])].float().cpu()
-        return fused(found, _side_by_side) if self.is_fused else found, logits
+        if self.is_fused:
+            found = fused(found, lambda parts: [torch.cat(columns, 1) for columns in zip(*parts, strict=True)])
+        return found, logits
 
     def distributions(self, sequences: Sequence[TokenSequence], logits: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """Log-probabilities [completion, vocabulary] of each sequence's completion, as sampled from these logits.
@@ -174,10 +176,6 @@ class TorchKernel:
         finally:
             for handle in handles:
                 handle.remove()
-
-
-def _side_by_side(outputs: list[list[torch.Tensor]]) -> list[torch.Tensor]:
-    return [torch.cat(parts, 1) for parts in zip(*outputs, strict=True)]
 
 
 def _after(visit: Visit, boundary: Boundary, _: torch.nn.Module, __: tuple[Any, ...], output: Any) -> Any:

@@ -80,16 +80,12 @@ def measure_pair(
         parts.append(_measure_chunk(train, inference, precision, chunk))
         done += len(chunk)
         progress(f"compared at every operator: {done} of {len(sequences)} sequences")
-    measured = {
-        key: _together([part[key] for part, _ in parts]) for key in parts[0][0] if all(key in part for part, _ in parts)
-    }
+    measured = {}
+    for key in [key for key in parts[0][0] if all(key in part for part, _ in parts)]:
+        columns = ([getattr(part[key], field.name) for part, _ in parts] for field in fields(Measured))
+        joined: list[Any] = [None if column[0] is None else np.concatenate(column) for column in columns]
+        measured[key] = Measured(*joined)
     return measured, list(dict.fromkeys(gap for _, gaps in parts for gap in gaps))
-
-
-def _together(parts: Sequence[Measured]) -> Measured:
-    columns = ([getattr(part, field.name) for part in parts] for field in fields(Measured))
-    joined: list[Any] = [None if column[0] is None else np.concatenate(column) for column in columns]
-    return Measured(*joined)
 
 
 def tokens_at_a_time(kernel: TorchKernel) -> int:

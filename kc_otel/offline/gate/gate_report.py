@@ -232,7 +232,9 @@ def _table(gate: OfflineGate, found: Sequence[GateFinding]) -> list[str]:
                 safe(verdict.cell.clause),
                 safe(for_whom(verdict.cell.slice)),
                 f"{verdict.estimate:.4g}" if there else "-",
-                f"{verdict.lower:.3g} to {_bound(verdict.upper)}" if there else "-",
+                f"{verdict.lower:.3g} to {f'{verdict.upper:.3g}' if math.isfinite(verdict.upper) else 'none'}"
+                if there
+                else "-",
                 f"{verdict.limit:.4g}",
                 how_far(verdict) or "-",
                 _sample(gate, verdict) if there else "nothing",
@@ -270,10 +272,6 @@ def _about(gate: OfflineGate) -> list[str]:
 def _kernel(kernel: Kernel) -> str:
     fields = ", ".join(f"{name} {value}" for name, value in kernel.to_plain().items())
     return f"`{kernel.fingerprint}`: {safe(fields)}"
-
-
-def _bound(number: float) -> str:
-    return f"{number:.3g}" if math.isfinite(number) else "none"
 
 
 def safe(text: str) -> str:

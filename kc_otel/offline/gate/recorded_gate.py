@@ -104,6 +104,8 @@ def read_input(path: str | Path, terms: GateTerms = GateTerms()) -> tuple[GatedR
     (first,) = first_of_each(whole)
     recording = whole.only(first, np.ones(len(whole.masked), dtype=np.bool_))
     digest, size = digest_of(Path(path))
+    sides = [np.split(side, recording.starts[1:]) for side in (recording.train, recording.inference)]
+    digests = [hashlib.sha256(p.tobytes() + q.tobytes()).digest() for p, q in zip(*sides, strict=True)]
     identical = bool(np.array_equal(recording.train, recording.inference))
     about = GatedRecording(
         Path(path).as_posix(),
@@ -113,7 +115,7 @@ def read_input(path: str | Path, terms: GateTerms = GateTerms()) -> tuple[GatedR
         int(recording.train.size),
         identical,
         coarse_side(recording.train, recording.inference),
-        content=_content(recording),
+        content=hashlib.sha256(b"".join(sorted(digests))).hexdigest(),
         repeated=int(first.size - first.sum()),
         unchecked=""
         if recording.density
@@ -129,14 +131,6 @@ def read_input(path: str | Path, terms: GateTerms = GateTerms()) -> tuple[GatedR
         ),
     )
     return about, recording
-
-
-def _content(recording: Recording) -> str:
-    sides = [np.split(side, recording.starts[1:]) for side in (recording.train, recording.inference)]
-    digests = [
-        hashlib.sha256(train.tobytes() + inference.tobytes()).digest() for train, inference in zip(*sides, strict=True)
-    ]
-    return hashlib.sha256(b"".join(sorted(digests))).hexdigest()
 
 
 def _apart(recordings: Sequence[tuple[GatedRecording, Recording]]) -> list[tuple[GatedRecording, Recording]]:

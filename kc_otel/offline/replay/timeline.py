@@ -86,7 +86,12 @@ class SpanCollector:
         """Take what fired and resolved in an evaluation."""
         for transition in transitions:
             if transition.what is What.FIRING:
-                self._alerts[transition.fingerprint] = _alert_span(transition)
+                cell = transition.cell
+                self._alerts[transition.fingerprint] = AlertSpan(
+                    transition.step, transition.on, transition.severity, tuple(map(str, transition.actions)),
+                    cell.clause, cell.slice, cell.kernel_train, cell.kernel_inference, transition.verdict.reason,
+                    transition.at,
+                )  # fmt: skip
             else:
                 self._over.append(replace(self._alerts.pop(transition.fingerprint), end=transition.at))
 
@@ -116,15 +121,6 @@ class SpanCollector:
                 [*self._ended, *self._decisions.values()], key=lambda row: (row.start, row.what, row.slice, row.avoid)
             )
         )
-
-
-def _alert_span(fired: Transition) -> AlertSpan:
-    cell = fired.cell
-    return AlertSpan(
-        step=fired.step, on=fired.on, severity=fired.severity, actions=tuple(map(str, fired.actions)),
-        clause=cell.clause, slice=cell.slice, kernel_train=cell.kernel_train, kernel_inference=cell.kernel_inference,
-        reason=fired.verdict.reason, start=fired.at,
-    )  # fmt: skip
 
 
 Span = TypeVar("Span", AlertSpan, DecisionSpan)
@@ -207,7 +203,13 @@ def _paired(
             there.setdefault(key(other), []).append(other)
         near = sorted(
             (
-                (abs(span.start - other.start), _apart(_end(span), _end(other)), number, span, other)
+                (
+                    abs(span.start - other.start),
+                    0.0 if span.end == other.end else abs(_end(span) - _end(other)),
+                    number,
+                    span,
+                    other,
+                )
                 for number, span in enumerate(left)
                 for other in there.get(key(span), ())
                 if other.start <= _end(span) + apart and _end(other) >= span.start - apart
@@ -222,10 +224,6 @@ def _paired(
         left = [span for span in left if id(span) not in taken]
         right = [span for span in right if id(span) not in taken]
     return sorted(pairs, key=lambda pair: pair.new.start), tuple(left), tuple(right)
-
-
-def _apart(moment: float, other: float) -> float:
-    return 0.0 if moment == other else abs(moment - other)
 
 
 def _end(span: AlertSpan | DecisionSpan) -> float:
