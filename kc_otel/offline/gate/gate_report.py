@@ -225,6 +225,7 @@ def _table(gate: OfflineGate, found: Sequence[GateFinding]) -> list[str]:
     for finding in found[:_MAX_ROWS]:
         verdict = finding.verdict
         there = math.isfinite(verdict.estimate)
+        upper = f"{verdict.upper:.3g}" if math.isfinite(verdict.upper) else "none"
         status = _MARK[verdict.status] + ("" if finding.required else " (not required)")
         rows.append(
             [
@@ -232,9 +233,7 @@ def _table(gate: OfflineGate, found: Sequence[GateFinding]) -> list[str]:
                 safe(verdict.cell.clause),
                 safe(for_whom(verdict.cell.slice)),
                 f"{verdict.estimate:.4g}" if there else "-",
-                f"{verdict.lower:.3g} to {f'{verdict.upper:.3g}' if math.isfinite(verdict.upper) else 'none'}"
-                if there
-                else "-",
+                f"{verdict.lower:.3g} to {upper}" if there else "-",
                 f"{verdict.limit:.4g}",
                 how_far(verdict) or "-",
                 _sample(gate, verdict) if there else "nothing",
