@@ -10,6 +10,7 @@ from kc_otel.record.measure.sampled import TOKEN, log_ratio
 from kc_otel.recordings.recording import Recording
 from kc_otel.recordings.recording_files import load_recording, save_recording
 from kc_otel.stats import Binned, mean_interval
+from tests.tools.two_kernels import sampled_from_logits
 
 COMMANDS = ("compare",)
 
@@ -29,29 +30,16 @@ observability: {min_samples: 500}
 TASKS = ("code", "prose", "tables")
 
 
-def make(seed=3, sequences=90, vocab=12):
+def make(seed=3, sequences=90):
     """Tokens sampled from the inference kernel; on tables the kernels differ by far more."""
     rng = np.random.default_rng(seed)
     lengths = rng.integers(10, 60, size=sequences)
     task = rng.integers(3, size=sequences)
-    n = int(lengths.sum())
-    z = rng.standard_normal((n, vocab))
-    other = z + np.repeat(np.where(task == 2, 0.6, 0.02), lengths)[:, None] * rng.standard_normal((n, vocab))
-    p, q = (logits - np.log(np.exp(logits).sum(1, keepdims=True)) for logits in (z, other))
-    y = np.minimum((np.exp(q).cumsum(1) < rng.random((n, 1))).sum(1), vocab - 1)
-    every = np.arange(n)
-    return Recording(
-        p[every, y],
-        q[every, y],
-        lengths,
-        tuple(
-            {"task": TASKS[t], "prompt_tokens": int(c)} for t, c in zip(task, rng.integers(1, 9000, n), strict=False)
-        ),
-        token_ids=y,
-        advantages=np.repeat(rng.standard_normal(sequences), lengths),
-        train_logits=z,
-        inference_logits=other,
-    )
+    noises = np.where(task == 2, 0.6, 0.02)
+    prompts = np.random.default_rng(seed + 1).integers(1, 9000, sequences)
+    about = tuple({"task": TASKS[t], "prompt_tokens": int(c)} for t, c in zip(task, prompts, strict=True))
+    advantages = np.repeat(rng.standard_normal(sequences), lengths)
+    return sampled_from_logits(rng, lengths, noises, about, advantages=advantages)
 
 
 @pytest.fixture

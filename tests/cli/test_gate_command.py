@@ -14,8 +14,8 @@ import pytest
 from kc_otel.cli import gate_command
 from kc_otel.contract.load import check_text
 from kc_otel.record.kernel import Kernel
-from kc_otel.recordings.recording import Recording
 from kc_otel.recordings.recording_files import save_recording
+from tests.tools.two_kernels import sampled_from_logits
 
 COMMANDS = ("gate",)
 
@@ -37,16 +37,9 @@ def write(path, *, code=0.01, sequences=120, seed=3, logits=True, tasks=("code",
     rng = np.random.default_rng(seed)
     lengths = rng.integers(15, 40, size=sequences)
     task = rng.integers(len(tasks), size=sequences)
-    n = int(lengths.sum())
-    z = rng.standard_normal((n, 12))
-    size = np.repeat([code if tasks[t] == "code" else 0.01 for t in task], lengths)
-    other = z + size[:, None] * rng.standard_normal((n, 12))
-    p, q = (scores - np.log(np.exp(scores).sum(1, keepdims=True)) for scores in (z, other))
-    y = np.minimum((np.exp(q).cumsum(1) < rng.random((n, 1))).sum(1), 11)
-    every = np.arange(n)
-    more = {"train_logits": z, "inference_logits": other} if logits else {}
+    noises = np.array([code if tasks[t] == "code" else 0.01 for t in task])
     about = tuple({"task": tasks[t]} for t in task)
-    save_recording(Recording(p[every, y], q[every, y], lengths, about, token_ids=y, **more), path)
+    save_recording(sampled_from_logits(rng, lengths, noises, about, logits=logits), path)
     return path
 
 

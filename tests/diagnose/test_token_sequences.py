@@ -101,6 +101,7 @@ def test_a_program_is_asked_for_the_slice(tmp_path):
         ('{"token_ids": [true, 2]}', "rows.jsonl:2: token_ids: is no list of whole numbers"),
         ('{"token_ids": [1]}', "rows.jsonl:2: token_ids: 1 tokens; a sequence needs two"),
         ('{"prompt_ids": [1, 2]}', "rows.jsonl:2: has no token_ids"),
+        ('{"token_ids": [1, 2], "attributes": 3}', "attributes: int is no object"),
     ],
 )
 def test_a_line_that_is_no_sequence_is_named(tmp_path, line, said):

@@ -291,20 +291,16 @@ def junit(gate: OfflineGate) -> str:
         cases["not judged"] = [_case(name, clause.clause, clause.clause) for clause in gate.unjudged]
         for case, clause in zip(cases["not judged"], gate.unjudged, strict=True):
             ET.SubElement(case, "skipped", message=_text(f"not judged: {clause.why}"))
-    root = ET.Element(
-        "testsuites", name=_text(f"kernel contract {name}"), **_counts([*chain.from_iterable(cases.values())])
-    )
-    kernels = {"kernel.train": gate.train.fingerprint, "kernel.inference": gate.inference.fingerprint}
+    counts = _counts([*chain.from_iterable(cases.values())])
+    root = ET.Element("testsuites", {"name": _text(f"kernel contract {name}"), **counts})
+    at = datetime.fromtimestamp(gate.at, UTC).strftime("%Y-%m-%dT%H:%M:%S")
+    about = {"decision": gate.decision.outcome.value, "contract.hash": gate.contract.hash}
+    about |= {"kernel.train": gate.train.fingerprint, "kernel.inference": gate.inference.fingerprint}
     for recording, of in cases.items():
         title = _text(f"{name}: {PurePosixPath(recording).name}")
-        at = datetime.fromtimestamp(gate.at, UTC).strftime("%Y-%m-%dT%H:%M:%S")
-        suite = ET.SubElement(root, "testsuite", name=title, timestamp=at, **_counts(of))
+        suite = ET.SubElement(root, "testsuite", {"name": title, "timestamp": at, **_counts(of)})
         properties = ET.SubElement(suite, "properties")
-        for key, value in {
-            "decision": gate.decision.outcome.value,
-            "contract.hash": gate.contract.hash,
-            **kernels,
-        }.items():
+        for key, value in about.items():
             ET.SubElement(properties, "property", name=key, value=value)
         suite.extend(of)
     ET.indent(root)

@@ -17,6 +17,7 @@ from kc_otel.record.kernel import Kernel
 from kc_otel.record.measure.sampled import TOKEN, log_ratio
 from kc_otel.recordings.recording import Recording, RecordingError
 from kc_otel.recordings.recording_files import load_recording, save_recording
+from tests.tools.two_kernels import sampled_from_logits
 
 TEXT = """apiVersion: kernel-contract/v1
 kind: KernelContract
@@ -38,16 +39,8 @@ def recording(noise=0.01, *, sequences=200, seed=0, code=0.01, tasks=("code", "p
     rng = np.random.default_rng(seed)
     lengths = rng.integers(20, 40, sequences)
     task = [tasks[i % len(tasks)] for i in range(sequences)]
-    n = int(lengths.sum())
-    z = rng.standard_normal((n, 12))
-    size = np.repeat([code if kind == "code" else noise for kind in task], lengths)
-    other = z + size[:, None] * rng.standard_normal((n, 12))
-    p, q = (scores - np.log(np.exp(scores).sum(1, keepdims=True)) for scores in (z, other))
-    y = np.minimum((np.exp(q).cumsum(1) < rng.random((n, 1))).sum(1), 11)
-    made = Recording(
-        p[np.arange(n), y], q[np.arange(n), y], lengths, tuple({"task": kind} for kind in task), token_ids=y
-    )
-    return replace(made, train_logits=z, inference_logits=other) if logits else made
+    noises = np.array([code if kind == "code" else noise for kind in task])
+    return sampled_from_logits(rng, lengths, noises, tuple({"task": kind} for kind in task), logits=logits)
 
 
 def some(made, numbers):

@@ -27,12 +27,6 @@ def test_an_alert_on_another_slice_or_kernel_is_another_alert():
         assert (found.alerts_dropped, found.alerts_added, found.alerts_moved) == ((ALERT,), (other,), ())
 
 
-def test_alerts_further_apart_than_a_window_are_two():
-    later = replace(ALERT, start=80.0, end=90.0)
-    assert differences(timeline(ALERT), timeline(later), apart=60.0).alerts_moved != ()
-    assert differences(timeline(ALERT), timeline(later), apart=59.0).alerts_moved == ()
-
-
 def test_the_nearest_of_several_is_the_same():
     three = [replace(ALERT, start=start, end=start + 5) for start in (10.0, 20.0, 30.0)]
     near = replace(ALERT, start=21.0, end=40.0)

@@ -154,11 +154,6 @@ def test_another_file_is_refused(content, said, tmp_path):
         times(path)
 
 
-def test_a_file_that_is_not_there_is_named(tmp_path):
-    with pytest.raises(TrafficFileError, match=r"nowhere: cannot be read \(No such file"):
-        times(tmp_path / "nowhere")
-
-
 @given(content=st.binary(max_size=400), head=st.sampled_from([b"", b"{", b"\0\0\0", b"\x1f\x8b"]))
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_no_content_is_more_than_damage(content, head, tmp_path):

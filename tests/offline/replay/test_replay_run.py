@@ -185,13 +185,6 @@ def test_what_the_recording_cannot_tell_is_named(make_contract, collector_file):
     assert {alert.clause for alert in found.changed.alerts_added} == {"kl", "token-tv"}
 
 
-def test_a_recording_of_another_contract_is_refused(make_contract, collector_file):
-    with pytest.raises(TrafficFileError, match="is a recording of policy, not of moe; streams carry the name"):
-        replay_recordings([collector_file], make_contract(name="moe"))
-    with pytest.raises(ValueError, match="'policy' and 'moe' are two contracts"):
-        replay_recordings([collector_file], make_contract(name="moe"), make_contract())
-
-
 def test_a_recording_without_metrics_is_refused(make_contract, tmp_path):
     path = tmp_path / "metrics.proto"
     spans = ExportTraceServiceRequest()
