@@ -260,8 +260,8 @@ def _judge(
 ) -> None:
     """Judge, print, write what was asked for, and end the program with the decision's exit code.
 
-    `recordings` returns the recordings' files. It is called once the contract and the options are known to be good,
-    with the kernels and what says of a growing recording whether it decides the gate.
+    `recordings` returns files once the options are known to be good; it gets the kernels, and whether a growing
+    recording decides the gate.
     """
     with unusable():
         promise, text = load_source(contract)

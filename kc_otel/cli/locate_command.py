@@ -1,9 +1,8 @@
 """`kc-otel locate run`: which operator of a kernel it is, and what part of the drift is its.
 
-With `--follow` it waits until a policy asks for the operator. Each incident is looked at once, in a process of its own
-that ends with its budget. It is what the operating system calls idle (Linux; elsewhere it has the lowest priority), so
-that it takes what others leave. What goes wrong is put on the incident too: an answer that never comes would look like
-one that is still to come.
+With `--follow`, each incident is looked at once, in a process of its own that ends with its budget and takes what
+others leave of the CPU. What goes wrong is put on the incident too: an answer that never comes would look like one that
+is still to come.
 """
 
 from __future__ import annotations
@@ -417,10 +416,7 @@ class Follower:
 
 
 def run_within(command: Sequence[str], budget: float, stop: threading.Event) -> str | None:
-    """Run `kc-otel` with these arguments for at most so many seconds.
-
-    Returns None where it has answered, or was stopped; else why not.
-    """
+    """Run `kc-otel` with these arguments for so many seconds. Returns None where it has answered; else why not."""
     process = subprocess.Popen(  # noqa: S603 - this program
         [sys.executable, "-m", "kc_otel", *command],
         env={"OMP_NUM_THREADS": "1", **os.environ},

@@ -67,11 +67,7 @@ class BoundaryDrift:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Measured:
-    """Relative errors at one boundary, float64 [sequences], as in `BoundaryDrift`; nan where one was not measured.
-
-    `allowed` is the noise of the training kernel in the inference kernel's number format; None where nobody compares
-    it.
-    """
+    """Relative errors at one boundary, float64 [sequences], as in `BoundaryDrift`; nan where one was not measured."""
 
     local: NDArray[np.float64]
     drift: NDArray[np.float64]
@@ -84,11 +80,7 @@ class Measured:
 
 
 def least_sequences(boundaries: int, alpha: float) -> int:
-    """Sequences without which no boundary could be named, were all of them beyond the floor.
-
-    >>> least_sequences(50, 0.01)
-    4
-    """
+    """Sequences without which no boundary could be named, were all of them beyond the floor."""
     return math.ceil(math.log(alpha / max(boundaries, 1)) / math.log(NULL_SHARE))
 
 
@@ -102,11 +94,7 @@ def enough_sequences(given: int, boundaries: int, alpha: float) -> None:
 
 
 def sequences_to_name(share: float, boundaries: int, alpha: float) -> int | None:
-    """Sequences with which a boundary would be named if that share of them lay beyond; None where none would do.
-
-    >>> sequences_to_name(1.0, 50, 0.01), sequences_to_name(0.5, 50, 0.01)
-    (4, 14)
-    """
+    """Sequences with which a boundary would be named if that share of them lay beyond; None where none would do."""
     counts = range(least_sequences(boundaries, alpha), _MAX_SEQUENCES)
     return next((n for n in counts if _tail(n, math.floor(n * share)) <= alpha / boundaries), None)
 

@@ -172,10 +172,9 @@ def _sampling(folder: Path) -> dict[str, Any]:
 def capture_kernel(
     kernel: WatchedKernel, sequences: Sequence[TokenSequence], *, precision: torch.dtype | None = None
 ) -> Iterator[CapturedSequence]:
-    """Yield the outputs of a kernel's operators on each sequence, and the distributions it samples from.
+    """Yield the outputs of a kernel's operators on each sequence, one at a time, and the distributions it samples from.
 
-    Products of one input count as one operator, as engines compute them. `precision` is the number format whose
-    rounding is to be measured, in a torch kernel's own operators. One sequence at a time is in memory.
+    Products of one input count as one operator, as engines compute them.
     """
     rounded = None
     if isinstance(kernel, TorchKernel):

@@ -119,11 +119,7 @@ class Located:
 
 
 def between(error: Interval) -> str:
-    """An error with its interval, where there are sequences enough for one.
-
-    >>> between(Interval(0.02, 0.01, 0.03, 12, "exact")), between(Interval(0.02, -math.inf, math.inf, 3, "exact"))
-    ('0.02 [0.01, 0.03]', '0.02 (3 sequences are too few for an interval)')
-    """
+    """An error with its interval, where there are sequences enough for one."""
     if not (math.isfinite(error.lower) and math.isfinite(error.upper)):
         return f"{number(error.estimate)} ({error.samples:g} sequences are too few for an interval)"
     return f"{number(error.estimate)} [{number(error.lower)}, {number(error.upper)}]"

@@ -128,10 +128,7 @@ _MAX_SEQUENCES = 8
 def saturated_scales(
     train: TorchKernel, inference: WatchedKernel, modules: Iterable[str], sequences: Sequence[TokenSequence]
 ) -> dict[str, tuple[str, str]]:
-    """Return the scales of the inference kernel's modules that cut off inputs that the training kernel gives.
-
-    By module, the tensor's name and a sentence, of the first eight sequences.
-    """
+    """The scales of modules that cut off what the training kernel gives: by module, the tensor and a sentence."""
     scales = {
         name: (module, scale)
         for name in modules

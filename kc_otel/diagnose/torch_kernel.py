@@ -1,12 +1,9 @@
 """A torch model whose operators can be watched, given other inputs, and swapped: one forward with hooks on it.
 
-Three things are done with the hooks, all in one forward over given tokens: outputs are taken (`run`), replaced by other
-outputs after they were taken, so that every operator is given another kernel's inputs (`run` with `replaced`), or
-changed by an error that was measured before (`run` with `added`). The hooks are gone afterwards.
-
-Operators of Hugging Face's models that are no modules are watched, too: attention's forward calls a function of its
-file to turn queries and keys, and the cache's `update` to write keys and values and read them back. While a forward is
-watched, that function and the cache that a layer is given are stand-ins.
+Outputs are taken (`run`), replaced by other outputs after they were taken, so that every operator is given another
+kernel's inputs (`replaced`), or changed by an error that was measured before (`added`). Operators of Hugging Face's
+models that are no modules are watched, too: the function that turns queries and keys and the cache that a layer is
+given are stand-ins meanwhile.
 """
 
 from __future__ import annotations
@@ -196,10 +193,7 @@ _OnOutput = Callable[[Boundary, Any], Any]
 
 @contextmanager
 def watched_functions(module: torch.nn.Module, named: Mapping[str, Boundary], visit: _OnOutput) -> Iterator[None]:
-    """Have the functions within a model's attention visited, in every layer whose modules do not have them apart.
-
-    `visit` is called with every output, tensors [sequences, heads, tokens, features].
-    """
+    """Have the functions within attention visited, [sequences, heads, tokens, features], where no module is."""
     apart = set(named.values())
     within: list[int] = []
     homes: set[str] = set()

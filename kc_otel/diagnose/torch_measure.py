@@ -1,8 +1,7 @@
-"""Two torch kernels run on the same tokens: relative errors at every boundary, noise, and what components cost.
+"""Two kernels run on the same tokens: relative errors at every boundary, noise, and what components cost.
 
-An operator's own error is measured with every output replaced by the training kernel's as soon as it was taken: each
-operator of the inference kernel then works on the training kernel's inputs, in one forward. It excludes the error
-inherited from upstream.
+An operator's own error excludes the one inherited from upstream: in one forward, every output is replaced by the
+training kernel's as soon as it was taken, so that each operator works on the training kernel's inputs.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """A live vLLM in this process as a kernel: its layers and its sampler watched, and given other inputs.
 
-A prompt is prefilled and the tokens after it are decoded one by one, as they were when they were sampled: whatever the
-engine samples is overwritten by the token that came. Rows of a batch belong to requests as the engine's model runner
-says. Eager mode: a compiled graph has no modules.
+Prompts are prefilled and the tokens after them decoded one by one: whatever the engine samples is overwritten by the
+token that came. Rows of a batch belong to requests as the model runner says. Compiled graphs have no modules.
 """
 
 from __future__ import annotations
@@ -58,10 +57,7 @@ _PADDING_TOKEN: Final = 1
 
 
 class VllmKernel:
-    """An engine whose layers are watched: a `vllm.LLM` in this process, eager, without prefix caching.
-
-    With `logprobs_mode` for what is sampled. A ValueError says what the engine is not.
-    """
+    """A `vllm.LLM` in this process, eager, without prefix caching, with `logprobs_mode` for what is sampled."""
 
     only_seen = frozenset({"kv_cache"})
     """Operators whose outputs can be observed but not replaced: later operators receive them unchanged."""

@@ -1,7 +1,4 @@
-"""Content of `kc-otel compare`: the quantities of one recording with their intervals, by slice.
-
-Slices are a contract's, or come from attributes that no contract names.
-"""
+"""The quantities of one recording with their intervals, by a contract's slices or by attributes."""
 
 from __future__ import annotations
 

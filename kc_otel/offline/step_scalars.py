@@ -1,7 +1,6 @@
 """Verdicts on each step of a run that is over, as scalars by step for the trainer's own log.
 
-A bulk import hands over hours within seconds, so that what an evaluator's windows hold meanwhile is no step's. Each
-step is judged for itself here, as if its sequences were all that there is, by what judges live traffic.
+A bulk import hands over hours within seconds, so that each step is judged for itself, as if it were all that there is.
 """
 
 from __future__ import annotations

@@ -1,13 +1,9 @@
 """A new contract from a reward budget: which clauses, which limits, and how each limit follows.
 
-The budget itself is one clause, measured from rewards where they are known and bounded from whole sequences elsewhere.
-The conditions on tokens are explanations: each would guarantee the budget at the horizon by itself, and real kernels
-break them while the measured budget holds, so that a gate must not ask for them. A baseline makes them clauses with
-limits of its own.
-
-The noise floor is the limited statistics on a recording of an accepted pair, or of the best pair there is, such as the
-training kernel against itself in another batch, or the real pair at a learning rate of 0. A limit that this recording
-already breaks would fail forever.
+The budget itself is one clause. The conditions on tokens are explanations: each would guarantee the budget at the
+horizon by itself, and real kernels break them while the measured budget holds, so that a gate must not ask for them. A
+baseline, a recording of an accepted pair, makes them clauses with limits of its own: one that it already breaks would
+fail forever.
 """
 
 from __future__ import annotations
@@ -79,10 +75,9 @@ class DraftClause:
 
 
 def clauses_of(draft: Draft, *, capped: bool = False) -> tuple[DraftClause, ...]:
-    """The statistical clauses of a new contract, the budget first. Limits are cut to three digits, never raised.
+    """The statistical clauses of a new contract, the budget first; limits are cut to three digits, never raised.
 
-    With `capped` the mean of tv_token is judged by prompt and cut at five limits, with a clause on what is above, so
-    that a gate can decide it.
+    With `capped` the mean of tv_token is judged by prompt and cut at five limits, so that a gate can decide it.
     """
     budget, (low, high), horizon = draft.reward_budget, draft.reward_range, draft.horizon
     tv = tv_for_reward_budget(budget, draft.reward_range)
@@ -179,11 +174,7 @@ def cut(value: float) -> float:
 
 
 def exact(value: float) -> str:
-    """A number as YAML reads back the same one, without an exponent.
-
-    >>> exact(4.88e-06), exact(0.02), exact(1.0)
-    ('0.00000488', '0.02', '1')
-    """
+    """A number as YAML reads back the same one, without an exponent."""
     if not math.isfinite(value):
         raise ValueError(f"value: {value!r} cannot be written as a limit; give a finite number")
     text = format(Decimal(repr(float(value))), "f")

@@ -1,17 +1,13 @@
 """Sequences that occur before, in a recording or in another one: they are no further evidence.
 
-Two sequences that were sampled have different tokens, or the same tokens after another prompt, and their
-log-probabilities then differ in every token that is not certain. Three things show that one is another one again:
+Two sequences that were sampled differ in their tokens or their prompts, and then in the log-probability of every token
+that is not certain. One is another one again where both sides are the same; where they have the same tokens, too
+improbable to be sampled twice; or where the sampling side's numbers, rounded to a small part of themselves, occur
+before along nearly the whole sequence: a copy with small changes, a part of a longer sequence, or a rotation.
 
-- both sides are the same, number for number;
-- they have the same tokens, and these are too improbable to be sampled twice;
-- the sampling side's numbers, rounded to a small part of themselves, occur before along nearly the whole sequence,
-  whatever the other side says: a copy with small changes, a part of a longer sequence, a rotation, or several together.
-
-The last one compares windows of tokens, not sequences. A window is so long that hardly any of independent tokens with
-these numbers occurs twice. Rollouts that begin alike differ from where they part, and short answers and certain text
-have too few numbers that tell anything. Copies that are changed by much more than the rounding are not found, and no
-parts of less than eight tokens.
+The last one compares windows of tokens so long that hardly any of independent tokens occurs twice. Rollouts that begin
+alike differ from where they part; short answers and certain text tell too little. Not found are copies that are changed
+by much more than the rounding, and parts of less than eight tokens.
 """
 
 from __future__ import annotations
@@ -51,10 +47,7 @@ _SPARE_BITS: Final = 10
 
 
 def first_of_each(*recordings: Recording) -> list[NDArray[np.bool_]]:
-    """Mark the sequences that count: one of each set of copies, bool [S] for each recording.
-
-    The first one counts, of sequences with different numbers of tokens the longest.
-    """
+    """Mark the sequences that count, bool [S] for each recording: the first, or longest, of each set of copies."""
     first = _by_content(recordings)
     inference = np.concatenate([recording.inference for recording in recordings])
     lengths = np.concatenate([recording.lengths for recording in recordings])

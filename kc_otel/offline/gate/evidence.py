@@ -1,8 +1,4 @@
-"""Evidence of the offline stage, which holds what it takes to judge the same files again.
-
-Its section `offline` has the contract's text, both kernels spelled out, the gate's terms, and the checksum of every
-recording. A verdict names its recording by its place in that list.
-"""
+"""Evidence of the offline stage: its section `offline` holds what it takes to judge the same files again."""
 
 from __future__ import annotations
 

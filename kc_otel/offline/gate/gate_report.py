@@ -1,8 +1,7 @@
 """An offline gate as findings, worst first, as Markdown for a job's summary, and as JUnit XML.
 
-The XML has the elements and attributes on which the readers of CI systems agree: `testsuites`, `testsuite` with counts,
-`properties`, `testcase` with at most one of `failure` and `skipped`. An undecided clause is skipped, with the missing
-data as its message; the exit code tells a gate that waits from one that opens.
+In the XML an undecided clause is skipped, with the missing data as its message; the exit code tells a gate that waits
+from one that opens.
 """
 
 from __future__ import annotations

@@ -1,10 +1,8 @@
-"""The first stage in a team's CI: recordings in, a decision out.
+"""The first stage in a team's CI: recordings in, a decision out. Every recording is a window that has to pass.
 
-Every recording is a window of its own, and every one has to pass. Clauses that no recording can hold, such as
-`weights_lag`, are reported as not judged; clauses whose columns are missing from the recordings hold the gate. Where
-the contract has `promotion.sampling`, every sequence must state each parameter that it lists, with a listed value, and
-any other parameter must be neutral: a row that states nothing is rejected, for a missing top_p does not show that none
-was used.
+Clauses that no recording can hold, such as `weights_lag`, are reported as not judged; clauses whose columns are missing
+hold the gate. Where the contract has `promotion.sampling`, every sequence must state each parameter that it lists, with
+a listed value: a missing top_p does not show that none was used. Any other parameter must be neutral.
 """
 
 from __future__ import annotations
@@ -246,12 +244,7 @@ _LOOK_GROWTH: Final = 1.25
 
 
 def looks() -> Iterator[int]:
-    """Numbers of sequences at which a gate looks.
-
-    >>> from itertools import islice
-    >>> list(islice(looks(), 5))
-    [20, 25, 32, 40, 50]
-    """
+    """Numbers of sequences at which a gate looks."""
     number = _FIRST_LOOK
     while True:
         yield number
@@ -272,10 +265,7 @@ def decides(contract: Contract, recording: Recording, kernels: tuple[Kernel, Ker
 
 
 def in_force(name: str, recording: Recording, allowed: Mapping[str, Sequence[Scalar]]) -> dict[str, list[Scalar]]:
-    """Values of each sampling parameter that the sequences of a recording name, if `promotion.sampling` lists any.
-
-    They are among the attributes of its sequences, by vLLM's names.
-    """
+    """Values of each sampling parameter that a recording's sequences name, by vLLM's names, if all are allowed."""
     found: dict[str, list[Scalar]] = {}
     problems: dict[str, str] = {}
     for row, attributes in enumerate(recording.attributes if allowed else ()):

@@ -1,10 +1,7 @@
 """A recording under one contract, or under two to see what differs.
 
-A replay judges the recorded measurements and cannot move traffic: a route that would have taken a slice away from a
-kernel does not end the drift of that slice, and nobody silences or resumes anything.
-
-A recorder measures what its own copy of the contract asks for, and puts sequences into slices as that copy defines
-them. A recording therefore has no data on a quantity, a slice or a sampling rate that was added later.
+A replay judges the recorded measurements and cannot move traffic: a route does not end the drift of its slice. A
+recorder measures and slices by its own copy of the contract, so that what was added later has no data.
 """
 
 from __future__ import annotations

@@ -1,9 +1,7 @@
-"""Scalars by step, from what trainers and their loggers leave behind.
+"""Scalars by step, from what trainers and their loggers leave behind; binary files are read without their packages.
 
-The binary files are read without their packages. TensorBoard: TFRecord frames (length, checksum, data, checksum) of
-`Event` (tensorflow/core/util/event.proto). W&B: the framing of LevelDB's log in blocks of 32 KiB, with records of
-`Record` (wandb/proto/wandb_internal.proto). Both are append-only, and a run that was killed leaves half a record at the
-end, which is left out.
+TensorBoard: TFRecord frames of `Event` (tensorflow/core/util/event.proto). W&B: LevelDB's log in blocks of 32 KiB, with
+records of `Record` (wandb/proto/wandb_internal.proto). A run that was killed leaves half a record at the end.
 """
 
 from __future__ import annotations
@@ -180,10 +178,7 @@ def _csv(text: str) -> Iterator[Scalar]:
 
 
 def _console(text: str) -> Iterator[Scalar]:
-    """Lines of verl, and dicts that TRL, slime and OpenRLHF print.
-
-    A printed dict's step stands before it, or in the progress bar; where neither is, dicts are counted.
-    """
+    """Lines of verl, and dicts of TRL, slime and OpenRLHF, whose step stands before them, or in the progress bar."""
     last = bar = 0
     for line in re.split(r"[\r\n]+", text):
         if match := _CONSOLE.search(line):
