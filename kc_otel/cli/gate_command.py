@@ -266,7 +266,7 @@ def _judge(
     with unusable():
         promise, text = load_source(contract)
         named, attributes = columns_of(columns), attributes_of(attribute or ())
-        terms = GateTerms(1, tuple(require or ()), tuple(slices or ()), named, sequential, attributes)
+        terms = GateTerms(tuple(require or ()), tuple(slices or ()), named, sequential, attributes)
         kernels = _kernels(promise, kernel or (), url)
         check_terms(promise, terms)
         paths = [

@@ -44,10 +44,7 @@ class Absent:
 
 
 def kernel_in(kernel: TorchKernel, dtype: torch.dtype) -> TorchKernel | None:
-    """A kernel in another number format, which shows the effect of rounding alone; None where it runs in none.
-
-    Its parameters are cast, or where its forward mixes formats, it runs under autocast.
-    """
+    """A kernel cast to another number format, or under autocast, to show its rounding; None if it runs in none."""
     probe = [TokenSequence((0, 0))]
     with contextlib.suppress(RuntimeError, MemoryError):
         cast = replace(kernel, module=copy.deepcopy(kernel.module).to(dtype))

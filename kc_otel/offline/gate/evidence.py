@@ -207,9 +207,7 @@ def _kernels(offline: Mapping[str, Any]) -> tuple[Kernel, Kernel]:
 
 
 def _terms(of: Mapping[str, Any]) -> GateTerms:
-    return GateTerms(
-        of["windows"], tuple(of["require"]), tuple(of["slices"]), of["columns"], of["sequential"], of["attributes"]
-    )
+    return GateTerms(tuple(of["require"]), tuple(of["slices"]), of["columns"], of["sequential"], of["attributes"])
 
 
 def _verdict(row: Mapping[str, Any], contract: Contract, at: float) -> Verdict:

@@ -74,7 +74,7 @@ def how_far(verdict: Verdict) -> str:
 def missing(gate: OfflineGate) -> tuple[str, ...]:
     """Return what the gate waits for. Whether a single window has passed, its verdicts say."""
     return tuple(
-        reason for reason in gate.decision.missing if gate.terms.windows > 1 or "windows have passed" not in reason
+        reason for reason in gate.decision.missing if len(gate.inputs) > 1 or "windows have passed" not in reason
     )
 
 

@@ -41,13 +41,11 @@ _SHARED_DATA_ERROR: Final = "{}: has {}; windows that share data count once, so 
 class GateTerms:
     """Requirements of a gate for a kernel version.
 
-    `windows` are the fewest recordings: where more are given, all of them have to pass. Only clauses of `require` and
-    slices of `slices` have to PASS where there are any, and a FAIL of any other still refuses the version. `sequential`
-    bounds hold at every number of sequences at once, for somebody who stops when it suits. `attributes` win over a
-    sequence's own.
+    Only clauses of `require` and slices of `slices` have to PASS where there are any, and a FAIL of any other still
+    refuses the version. `sequential` bounds hold at every number of sequences at once, for somebody who stops when it
+    suits. `attributes` win over a sequence's own.
     """
 
-    windows: int = 1
     require: tuple[str, ...] = ()
     slices: tuple[str, ...] = ()
     columns: Mapping[str, str] = field(default_factory=dict)
@@ -180,7 +178,6 @@ def gate_recordings(
     for _, recording in recordings:
         parts = by_contract(recording, contract)
         judged.append(judge(contract, parts, now, pair, anytime=terms.sequential))
-    terms = replace(terms, windows=max(terms.windows, len(judged)))
     decision = gate_decision(contract, judged, pair[1], terms, now)
     return OfflineGate(contract, *kernels, terms, inputs, tuple(judged), decision, now)
 
@@ -214,7 +211,7 @@ def gate_decision(
         )
     gate = GateSpec(
         stage=Stage.OFFLINE_CI,
-        windows=terms.windows,
+        windows=len(judged),
         window=0.0,
         long_window=0.0,
         cells=tuple((clause.id, slice) for clause in clauses for slice in slices),
@@ -260,7 +257,7 @@ def decides(contract: Contract, recording: Recording, kernels: tuple[Kernel, Ker
     in_force("the recording", recording, contract.promotion.sampling)
     pair = kernels[0].fingerprint, kernels[1].fingerprint
     found = judge(contract, by_contract(recording, contract), 0.0, pair, anytime=True)
-    asked = replace(terms, windows=1, require=terms.require or tuple({judged.cell.clause for judged in found.verdicts}))
+    asked = replace(terms, require=terms.require or tuple({judged.cell.clause for judged in found.verdicts}))
     return gate_decision(contract, [found], pair[1], asked, 0.0).outcome is not GateOutcome.WAIT
 
 

@@ -166,7 +166,6 @@ def test_any_number_that_was_changed_and_sealed_again_is_found_from_the_recordin
         (("verdicts", 0, "quantity"), "0" * 12, "`quantity` is not the digest of what the contract's clause measures"),
         (("verdicts", 0, "samples"), 3, "is a PASS with 3 observations, and the contract asks for"),
         (("verdicts", 0, "status"), "INCONCLUSIVE", "the verdicts lead to 'wait'"),
-        (("offline", "terms", "windows"), 5, "the verdicts lead to 'wait'"),
         (("offline", "recordings", 0, "unreadable"), 5, "the verdicts lead to 'wait'"),
         (("offline", "terms"), {}, "another shape"),
         (("verdicts", 0, "recording"), -1, "there is no recording -1"),
@@ -197,7 +196,7 @@ def test_a_slice_without_a_verdict_is_found_without_the_recordings(record):
 
 
 def test_a_gate_that_waits_or_refuses_has_sound_evidence_too(files, tmp_path):
-    waiting = evidence(files, GateTerms(windows=3))
+    waiting = evidence(files, GateTerms(require=("lag",)))
     assert waiting["decision"]["outcome"] == "wait"
     verify_recordings(waiting, files)
     bad = make(tmp_path / "bad.npz", 4, scale=0.8)
