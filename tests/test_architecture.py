@@ -46,13 +46,11 @@ def rooms_imported(source: str) -> set[str]:
 
 @pytest.mark.slow
 def test_the_handbook_has_no_code_that_anything_imports() -> None:
-    """It is data: pages, and what MkDocs runs to make some of them while it builds the rest."""
     assert {path.name for path in (ROOT / "handbook").rglob("*.py")} == {"generated_pages.py"}
     assert "handbook" not in {room for path in ROOT.rglob("*.py") for room in rooms_imported(path.read_text())}
 
 
 def test_every_room_is_in_the_design() -> None:
-    """A folder that the design does not name has no place."""
     assert {path.parent.name for path in ROOT.glob("*/__init__.py")} == set(ORDER)
     assert {path.stem for path in ROOT.glob("*.py")} == {"__init__", "__main__", "_extras"}
 
@@ -60,7 +58,6 @@ def test_every_room_is_in_the_design() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("room", ORDER)
 def test_a_room_imports_only_rooms_above_it(room: str) -> None:
-    """Data flows one way, and so do imports."""
     above = set(ORDER[: ORDER.index(room)]) - APART.get(room, set())
     for path in (ROOT / room).rglob("*.py"):
         wrong = rooms_imported(path.read_text()) - above - {room}
@@ -68,7 +65,6 @@ def test_a_room_imports_only_rooms_above_it(room: str) -> None:
 
 
 def test_an_arrow_against_the_flow_is_noticed() -> None:
-    """The reader above sees plain, nested and aliased imports."""
     source = "def f():\n    from kc_otel.cli import main\nimport kc_otel.judge.panes as p\nfrom kc_otel import serve"
     assert rooms_imported(source) == {"cli", "judge", "serve"}
 
@@ -80,7 +76,6 @@ def twice(names: Iterable[str]) -> list[str]:
 
 @pytest.mark.slow
 def test_a_name_means_one_thing() -> None:
-    """No public class and no file has the name of another: who reads one knows which is meant."""
     files = [path for path in ROOT.rglob("*.py") if path.name not in {"__init__.py", "__main__.py"}]
     assert twice(path.name for path in files) == []
     classes = [
@@ -91,7 +86,6 @@ def test_a_name_means_one_thing() -> None:
 
 @pytest.mark.slow
 def test_names_are_the_fields_words() -> None:
-    """Words that meant something in this house only are in no name: not of a file, class, function or attribute."""
     slang = {"standing", "rounds", "ring", "rings", "readings", "deeds", "untold", "tap", "handover", "book", "roster"}
     found = set()
     for path in ROOT.rglob("*.py"):

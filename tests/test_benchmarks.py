@@ -21,7 +21,6 @@ found["bench_spool"]["memory"](Path(sys.argv[1]))
 
 @pytest.mark.slow
 def test_benchmarks_find_what_they_are_about(tmp_path: Path) -> None:
-    """All of them are imported, and one that fills queues which nobody empties is run in short."""
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM, str(tmp_path)],
         cwd=ROOT,

@@ -30,7 +30,6 @@ WITH_EXAMPLES = sorted(name_of(path) for path in PACKAGE.rglob("*.py") if ">>> "
 
 @pytest.mark.parametrize("name", [name for name in WITH_EXAMPLES if name not in WITH_AN_ENGINE])
 def test_examples_give_what_they_say(name, monkeypatch):
-    """From the root of the repository, with nothing installed but the package and the tests' tools."""
     monkeypatch.chdir(PACKAGE.parent)
     monkeypatch.setenv("OTEL_METRICS_EXPORTER", "none")
     run_examples(name)
@@ -38,6 +37,5 @@ def test_examples_give_what_they_say(name, monkeypatch):
 
 @pytest.mark.parametrize("name", WITH_AN_ENGINE)
 def test_examples_that_need_an_engine_run_where_it_is(name):
-    """One of the engines' tests runs them."""
     assert name in WITH_EXAMPLES
     assert f'run_examples("{name}"' in (ENGINES / WITH_AN_ENGINE[name]).read_text(encoding="utf-8")

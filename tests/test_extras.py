@@ -64,21 +64,18 @@ def command(monkeypatch, capsys, *arguments: str) -> str:
     ],
 )
 def test_an_exact_interval_without_scipy_says_what_to_install(ask, without):
-    """Clopper-Pearson and order statistics need SciPy's beta function."""
     without("scipy")
     with pytest.raises(MissingExtraError, match=r"interval needs scipy.*'kc-otel\[stats\]'"):
         ask(Binned.of_samples(np.arange(100.0)))
 
 
 def test_vllm_without_wrapt_says_what_to_install(without):
-    """Patches of vLLM go through wrapt, which comes with OpenTelemetry's instrumentation."""
     without("wrapt")
     with pytest.raises(MissingExtraError, match=r"'kc-otel\[vllm\]'"):
         Patches(None, serving=print).apply()
 
 
 def test_no_trainer_of_trl_says_which_trainer_to_install():
-    """Somebody who has no TRL can only give something else, and learns what is meant."""
     with pytest.raises(TypeError, match=r"'kc-otel\[trl\]'"):
         instrument(object(), CONTRACT)
 
@@ -92,14 +89,12 @@ def test_the_command_without_its_extra_says_what_to_install(without, monkeypatch
 
 
 def test_a_defect_of_our_own_is_no_missing_extra():
-    """A module of kc-otel that is not there is not something to install."""
     with pytest.raises(ModuleNotFoundError) as found, extra("cli", "a test"):
         importlib.import_module("kc_otel.no_such_room")
     assert not isinstance(found.value, MissingExtraError)
 
 
 def test_every_extra_that_is_asked_for_exists():
-    """What an error tells people to install is in pyproject.toml."""
     text = "\n".join(path.read_text() for path in (REPOSITORY / "kc_otel").rglob("*.py"))
     named = set(re.findall(r'\bextra\("(\w+)"', text)) | set(re.findall(r"kc-otel\[(\w+)\]", text))
     assert named <= set(PROJECT["optional-dependencies"])
@@ -113,12 +108,12 @@ LIBRARIES = {
 }  # fmt: skip
 LOADED_BY_ITS_USER = {
     "torch": {  # whoever has a tensor, a module or a trainer in hand has loaded it
-        "cli/rescore_command.py", "diagnose/kernel_sources.py", "integrations/transformers.py",
+        "cli/measure_commands.py", "integrations/transformers.py",
         "integrations/vllm/plugin.py", "record/measure/arrays.py", "record/measure/logits.py",
         "record/measure/sampled.py", "record/guided_loop.py", "record/operator_drift.py",
         "record/telemetry/accumulate.py", "recordings/scoring.py",
     },
-    "transformers": {"cli/rescore_command.py"},  # its model has been loaded
+    "transformers": {"cli/measure_commands.py"},  # its model has been loaded
     "ray": {"serve/shards/ray_shards.py"},  # the cluster is there
     "prometheus_client": {"integrations/vllm/instrumentor.py"},  # comes with vLLM
     "vllm": {  # runs inside
@@ -133,7 +128,6 @@ LOADED_BY_ITS_USER = {
 
 @pytest.mark.slow
 def test_every_module_without_any_extra_works_or_says_what_to_install(tmp_path):
-    """Each module of the package is imported where nothing but the core is installed."""
     script = tmp_path / "sweep.py"
     script.write_text(
         textwrap.dedent(f"""
@@ -224,7 +218,6 @@ def required(path):
 
 @pytest.mark.slow
 def test_every_import_of_an_extra_says_what_to_install():
-    """No import of a library that only an extra installs is left to Python's own error, wherever it stands."""
     bare = []
     for path in sorted((REPOSITORY / "kc_otel").rglob("*.py")):
         name = path.relative_to(REPOSITORY / "kc_otel").as_posix()
@@ -250,7 +243,6 @@ def unconditional(body):
 
 @pytest.mark.parametrize("room", INSTALLED_WITH_THE_CORE)
 def test_a_room_of_the_core_imports_only_core_dependencies(room):
-    """What a trainer imports needs nothing of an extra, except within `with extra(...)` or where it is used."""
     ours = {*sys.stdlib_module_names, *CORE, "kc_otel"}
     for path in (REPOSITORY / "kc_otel" / room).rglob("*.py"):
         foreign = set(unconditional(ast.parse(path.read_text()).body)) - ours

@@ -16,14 +16,12 @@ def run(code):
 
 
 def test_importing_the_package_loads_nothing_heavy():
-    """`import kc_otel` loads no torch, engine, gRPC or web framework, nor anything else of weight."""
     loaded = set(run("import kc_otel, sys; print('\\n'.join(m.partition('.')[0] for m in sys.modules))").split())
     assert not loaded & set(HEAVY)
 
 
 @pytest.mark.slow
 def test_recording_loads_no_torch_and_no_web_framework():
-    """A recorder that exports into memory needs neither torch, gRPC nor a web framework."""
     code = "import kc_otel, sys; kc_otel.Recorder; print('\\n'.join(m.partition('.')[0] for m in sys.modules))"
     assert not set(run(code).split()) & {
         "torch",
@@ -47,13 +45,11 @@ def test_importing_is_quick():
 
 @pytest.mark.parametrize("name", kc_otel.__all__)
 def test_every_public_name_is_there(name):
-    """Each name of the public surface can be used and is listed."""
     assert callable(getattr(kc_otel, name))
     assert name in dir(kc_otel)
 
 
 def test_the_public_surface_is_small():
-    """What the package promises is these names and its version, and the handbook says so."""
     assert kc_otel.__all__ == [
         "Contract",
         "ContractError",
@@ -72,7 +68,6 @@ def test_the_public_surface_is_small():
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["Router", "verify_webhook", "VerificationError"])
 def test_a_service_that_routes_imports_neither_pydantic_nor_yaml(name):
-    """Asking which kernel serves, also of a table that arrived, and checking a webhook need the standard library."""
     code = f"""
 import sys, kc_otel
 from kc_otel.judge.decisions.entries import DecisionTable
@@ -122,6 +117,5 @@ for name, module in [*sys.modules.items()]:
 
 
 def test_unknown_names_are_attribute_errors():
-    """A misspelt name is an AttributeError that says whose."""
     with pytest.raises(AttributeError, match=r"kc_otel.*Recoder"):
         _ = kc_otel.Recoder

@@ -85,32 +85,27 @@ def test_the_core_is_small(environment):
 
 
 def test_nothing_of_an_extra_comes_along(run):
-    """No SciPy, no web framework, no command line, no plotting library."""
     found = run(f"from importlib.util import find_spec; print([n for n in {ABSENT} if find_spec(n)])")
     assert found == "[]"
 
 
 @pytest.mark.skipif(compiler() is None, reason="needs a C compiler")
 def test_one_wheel_has_machine_code_for_every_python(run, environment):
-    """The wheel names the system and no version of Python, and what it brought can be loaded."""
     assert run("from kc_otel import machine_code; print(machine_code.is_available())") == "True"
     (said,) = (environment / "lib").rglob("kc_otel-*.dist-info/WHEEL")
     assert re.search(r"^Tag: py3-none-(?!any)\w+$", said.read_text(), re.MULTILINE)
 
 
 def test_a_recorder_records_and_exports(run):
-    """Two kernels' log-probabilities become metrics in the exporter's hands."""
     names = run(RECORD).split()
     assert {"kc.drift.k3", "kc.drift.tv_token"} <= set(names)
 
 
 def test_a_router_routes(run):
-    """A contract is loaded from YAML and a request gets its kernel."""
     assert run(ROUTE) == "inference-kernel"
 
 
 def test_contracts_and_examples_come_along(environment):
-    """Somebody without the checkout has contracts to start from, as they are in it."""
     share = environment / "share" / "kc-otel"
     for path in (REPOSITORY / "contracts").glob("*.yaml"):
         assert (share / "contracts" / path.name).read_bytes() == path.read_bytes()
@@ -118,12 +113,10 @@ def test_contracts_and_examples_come_along(environment):
 
 
 def test_a_webhook_is_verified(run):
-    """The signature of a webhook is checked with nothing but the core."""
     assert run(VERIFY) == "{'status': 'firing'}"
 
 
 def test_the_command_says_what_to_install(environment):
-    """The script is installed, and says in one line which extra it needs."""
     command = environment / "bin" / "kc-otel"
     told = subprocess.run([command, "--version"], capture_output=True, text=True, check=False)
     assert (told.returncode, told.stderr) == (2, "kc-otel: the command line needs typer: pip install 'kc-otel[cli]'\n")

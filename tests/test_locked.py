@@ -51,17 +51,14 @@ def check_allowed(versions: dict[str, set[Version]], groups: list[str], where: s
 
 @pytest.mark.parametrize("name", FILES)
 def test_every_dependency_is_locked_to_a_version_that_is_allowed(name):
-    """Each line is a version and its hashes, without an address; `make lock` makes them anew."""
     check_allowed(locked(name), FILES[name], f".ci/locked/{name}.txt: make lock")
 
 
 def test_the_engines_environment_has_what_the_evaluator_needs():
-    """Its packages are installed one by one: what is new in pyproject.toml is new there, too."""
     check_allowed(in_engines_environment(), [], "tests/engines/requirements.txt")
 
 
 def test_the_image_installs_nothing_that_is_not_locked():
-    """Every `pip install` of the Dockerfile asks for hashes, or for nothing but what was built from this folder."""
     text = (ROOT / "Dockerfile").read_text().replace("\\\n", " ")
     for command in re.findall(r"pip (?:install|wheel) ([^&\n]*)", text):
         assert "--require-hashes" in command or "--no-deps" in command, command

@@ -20,7 +20,6 @@ def commands(jobs: dict[str, Any]) -> list[str]:
 
 
 def test_a_push_runs_the_suite_once():
-    """One job for pushes and pull requests; other versions have a workflow that no push starts."""
     started, jobs = workflow("ci")
     assert set(started) == {"push", "pull_request"}
     assert commands(jobs) == [".ci/run"]
@@ -30,7 +29,6 @@ def test_a_push_runs_the_suite_once():
 
 
 def test_the_versions_that_are_declared_are_tested():
-    """Python's versions of the classifiers are those that the two workflows run."""
     declared = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["classifiers"]
     names = {line.rpartition(" ")[2] for line in declared if line.startswith("Programming Language :: Python :: 3.")}
     _, jobs = workflow("versions")
@@ -38,7 +36,6 @@ def test_the_versions_that_are_declared_are_tested():
 
 
 def test_only_a_tag_that_somebody_pushes_is_published():
-    """What is uploaded was tested, built in every form, and carries a provenance; no other job may sign."""
     started, jobs = workflow("release")
     assert set(started) == {"push"}
     assert set(started["push"]) == {"tags"}

@@ -171,8 +171,6 @@ class Life:
         name = version_of("int8-mended")
         self._gate("int8-mended", expected=0)
         self.terminal.moment(f"the gate advances int8-mended ({name}): exit code 0", "green")
-        shares = [option for task in SLICES for option in ("--share", f"{task}=0.33")]
-        self._cli("promote", self.contract.name, name, "--plan", "--tokens-per-second", "1000", *shares)
         self._cli("promote", self.contract.name, name, "--evidence", str(self.folder / "int8-mended"))
         self.proxy.deploy(self.stack.enter_context(self._process("int8-mended")))
         self.proxy.mirrored = 0

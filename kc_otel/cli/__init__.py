@@ -25,10 +25,10 @@ _SUBJECTS: dict[str, dict[str, str]] = {
     },
     "Measure": {
         "compare": "compare_command:compare",
-        "diagnose": "diagnose_command:diagnose",
-        "import": "import_command:import_files",
-        "rescore": "rescore_command:rescore",
-        "scrape": "scrape_command:scrape",
+        "diagnose": "compare_command:diagnose",
+        "import": "measure_commands:import_files",
+        "rescore": "measure_commands:rescore",
+        "scrape": "measure_commands:scrape",
     },
     "Find the cause, and the remedy": {
         "locate": "locate_command:run capture operators",
@@ -36,8 +36,8 @@ _SUBJECTS: dict[str, dict[str, str]] = {
     },
     "Run the evaluator": {
         "serve": "serve_command:serve",
-        "token": "token_command:token",
-        "doctor": "doctor_command:doctor",
+        "token": "serve_command:token",
+        "doctor": "serve_command:doctor",
         "status": "status_command:status",
     },
     "People and the policy": {
@@ -46,7 +46,10 @@ _SUBJECTS: dict[str, dict[str, str]] = {
         "route": "status_command:list_command people_commands:pin unpin resume",
         "replay": "replay_command:replay",
     },
-    "Roll out a kernel": {"gate": "gate_command:run live plan verify", "promote": "promote_command:promote"},
+    "Roll out a kernel": {
+        "gate": "gate_command:run live contract_commands:plan gate_command:verify",
+        "promote": "promote_command:promote",
+    },
     "Grafana and Prometheus": {"generate": "generate_command:grafana prometheus kubernetes"},
 }
 """Subjects and commands in the order of the help, each with its file and functions: a command imports no other's."""

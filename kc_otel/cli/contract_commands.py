@@ -1,16 +1,17 @@
-"""`kc-otel check`, `diff` and `reference`: a contract before anything runs."""
+"""`kc-otel check`, `diff`, `gate plan` and `reference`: a contract before anything runs."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from kc_otel.cli.terminal import PrintJson, unusable
+from kc_otel.cli.terminal import PrintJson, refuse, table_lines, together, unusable
 from kc_otel.contract.clause import About
 from kc_otel.contract.diff import diff
 from kc_otel.contract.errors import LintFinding, problem_lines
@@ -21,7 +22,12 @@ from kc_otel.contract.model import Contract
 from kc_otel.contract.registry.clause_metrics import DERIVED, QUANTITIES, Origin
 from kc_otel.contract.schema import json_schema
 from kc_otel.contract.sentences import scopes
+from kc_otel.contract.slices import ALL
+from kc_otel.contract.words import listed, spoken
 from kc_otel.offline.gate.gate_lint import shut_gates
+
+if TYPE_CHECKING:
+    from kc_otel.judge.promotion.plan import Planned
 
 
 def check(
@@ -120,6 +126,65 @@ def _coverage(source: str, path: str, found: Coverage) -> Iterator[str]:
         yield f"  no process carries out {action}: {why}"
 
 
+def plan(
+    contract: Annotated[str, typer.Argument(metavar="CONTRACT", help="The contract's file, or - for standard input.")],
+    tokens_per_second: Annotated[float | None, typer.Option(min=1e-9, help="Tokens generated per second.")] = None,
+    sampling: Annotated[
+        float | None,
+        typer.Option(min=1e-9, max=1.0, help="Share of the traffic that is measured (default: the contract's)."),
+    ] = None,
+    share: Annotated[
+        list[str] | None,
+        typer.Option(metavar="SLICE=SHARE", help="Share of the traffic on a slice, such as code=0.3; repeatable."),
+    ] = None,
+) -> None:
+    """Print how many observations each clause needs, and how long that takes.
+
+    Prints the best case (windows with identical kernels) and the typical case (a gate that stops once it is decided).
+    Exits with 2 if the gate can never open or an argument cannot be used.
+
+    Examples:
+      kc-otel gate plan policy.yaml
+      kc-otel gate plan policy.yaml --tokens-per-second 20000 --share code=0.3
+    """
+    from kc_otel.judge.promotion.plan import Traffic, plan_gate, shares_of  # noqa: PLC0415 - SciPy
+    from kc_otel.judge.sample_sizes import typical_sizes  # noqa: PLC0415
+
+    with unusable():
+        loaded = load(contract)
+        traffic = Traffic(
+            tokens_per_second,
+            sampling or loaded.observability.sampling,
+            loaded.assumptions.horizon,
+            {ALL: 1.0} | shares_of(loaded, share or []),
+        )
+    windows = loaded.promotion.windows
+    planned = plan_gate(loaded, traffic, windows)
+    typer.echo(f"at best, with identical kernels and {windows} window{'s' * (windows != 1)}:")
+    _print_rows(
+        ("clause", "slice", "observations", "time"),
+        ((cell.clause, cell.slice, _observations(cell), _time(cell)) for cell in planned),
+    )
+    typer.echo("typically, until a gate that stops when it can (`gate live`) is decided:")
+    _print_rows(
+        ("clause", "slice", "PASS at half the limit", "at 80 %", "FAIL at twice", ""),
+        (
+            (row.clause, row.slice, *("-" if size is None else f"{size:,}" for size in row.sizes), f"{row.unit}s")
+            for row in typical_sizes(loaded)
+        ),
+    )
+    if never := together(((cell.clause, cell.why), cell.slice) for cell in planned if cell.never):
+        refuse("\n".join(f"{clause} on {listed(on)} can never pass: {why}" for (clause, why), on in never.items()))
+    for why in dict.fromkeys(cell.why for cell in planned if cell.why):
+        typer.echo(f"no time: {why}")
+    if timed := [(cell.seconds, cell) for cell in planned if cell.seconds is not None]:
+        seconds, last = max(timed, key=lambda pair: pair[0])
+        typer.echo(
+            f"at {100 * traffic.sampling:g}% sampling this gate needs about {spoken(seconds)}; "
+            f"{last.clause} on {last.slice} takes longest"
+        )
+
+
 def diff_command(
     old: Annotated[str, typer.Argument(metavar="OLD", help="The version in force, or - for standard input.")],
     new: Annotated[str, typer.Argument(metavar="NEW", help="The version under review, or - for standard input.")],
@@ -203,3 +268,22 @@ def _abouts(contract: Contract | None) -> dict[str, About]:
 
 def _count(number: int, noun: str) -> str:
     return f"{number} {noun}{'' if number == 1 else 's'}"
+
+
+def _print_rows(header: Sequence[str], rows: Iterable[tuple[str, ...]]) -> None:
+    """Print a table; slices of a clause whose rows are alike have one row."""
+    alike = together(((clause, *rest), slice) for clause, slice, *rest in rows)
+    for line in table_lines(header, [(clause, listed(slices), *rest) for (clause, *rest), slices in alike.items()]):
+        typer.echo(f"  {line}")
+
+
+def _observations(cell: Planned) -> str:
+    if cell.observations is None:
+        return "never"
+    return f"{cell.observations:,} {cell.unit}{'s' * (cell.observations != 1)}"
+
+
+def _time(cell: Planned) -> str:
+    if cell.seconds is None:
+        return "-"
+    return "never" if cell.seconds == math.inf else f"about {spoken(cell.seconds)}"

@@ -2,24 +2,60 @@
 
 from __future__ import annotations
 
-import math
 import os
 import sys
-from collections.abc import Callable, Iterable, Sequence
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import fields
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated, Final
 
 import typer
 
-from kc_otel.cli.api_client import DEFAULT_URL, Url
-from kc_otel.cli.terminal import Columns, SequenceAttributes, refuse, table_lines, together, unusable
-from kc_otel.contract.words import listed, spoken
+from kc_otel.cli.api_client import DEFAULT_URL, Url, get
+from kc_otel.cli.terminal import (
+    Columns,
+    SequenceAttributes,
+    attributes_of,
+    columns_of,
+    pairs,
+    refuse,
+    together,
+    unusable,
+)
+from kc_otel.contract.declared_kernels import OTHERWISE_REMEDY, declared_apart, declared_otherwise
+from kc_otel.contract.load import load_source
+from kc_otel.contract.model import Contract
+from kc_otel.contract.sentences import scopes
+from kc_otel.contract.words import listed
+from kc_otel.judge.facts import ONE_KERNEL
+from kc_otel.judge.promotion.gate_evidence import EvidenceError
+from kc_otel.judge.sample_sizes import observations_to_pass
+from kc_otel.offline.gate import gate_report
+from kc_otel.offline.gate.endpoint_recording import EndpointPair, IncompleteError, record_endpoints
+from kc_otel.offline.gate.evidence import (
+    beside_problems,
+    evidence_file,
+    offline_evidence,
+    read_evidence,
+    recording_beside,
+    verify_evidence,
+    verify_recordings,
+    write_evidence,
+    write_text,
+)
+from kc_otel.offline.gate.gate_report import GateFinding, findings, for_whom, headline, how_far, missing, notes
+from kc_otel.offline.gate.recorded_gate import GateTerms, OfflineGate, check_terms, decides, gate_recordings, read_input
+from kc_otel.record.kernel import Kernel
+from kc_otel.recordings.endpoints.endpoint_client import CompletionEndpoint
+from kc_otel.recordings.importers.formats import files_of
+from kc_otel.recordings.recording import Recording
 
-if TYPE_CHECKING:
-    from kc_otel.judge.promotion.plan import Planned
-    from kc_otel.record.kernel import Kernel
-    from kc_otel.recordings.recording import Recording
-
+_EXIT: Final = {"advance": 0, "rollback": 1, "wait": 3}
+"""Exit code of each outcome of a gate."""
+_SUMMARY_VARIABLE: Final = "GITHUB_STEP_SUMMARY"
+_UNNAMED_SLICE: Final = "such a slice"
 
 ContractFile = Annotated[str, typer.Argument(metavar="CONTRACT", help="The contract's file, or - for standard input.")]
 KernelFields = Annotated[
@@ -62,7 +98,6 @@ def run(
     kernel: KernelFields = None,
     require: Required = None,
     slice: RequiredSlices = None,
-    windows: Annotated[int, typer.Option(min=1, help="Minimum number of recordings; each one given must PASS.")] = 1,
     columns: Columns = None,
     attribute: SequenceAttributes = None,
     sequential: Annotated[
@@ -82,138 +117,10 @@ def run(
       kc-otel gate run policy.yaml rollouts.npz --junit gate.xml --evidence evidence
       kc-otel gate run policy.yaml rollouts.npz --kernel inference.version=0.32.0 --require token-tv
     """
-    from kc_otel.cli.gate_offline import gate_offline  # noqa: PLC0415 - a quick --help
-
-    gate_offline(
+    _judge(
         contract, lambda _kernels, _decided: recordings, kernel, require, slice, junit, markdown, evidence, url,
-        windows=windows, columns=columns, sequential=sequential, attribute=attribute,
+        columns=columns, sequential=sequential, attribute=attribute,
     )  # fmt: skip
-
-
-def plan(
-    contract: ContractFile,
-    windows: Annotated[int, typer.Option(min=1, help="Consecutive windows that must PASS.")] = 3,
-    tokens_per_second: Annotated[float | None, typer.Option(min=1e-9, help="Tokens generated per second.")] = None,
-    sampling: Annotated[
-        float | None,
-        typer.Option(min=1e-9, max=1.0, help="Share of the traffic that is measured (default: the contract's)."),
-    ] = None,
-    tokens_per_sequence: Annotated[
-        float | None, typer.Option(min=1.0, help="Tokens of a sequence (default: assumptions.horizon, the worst case).")
-    ] = None,
-    share: Annotated[
-        list[str] | None,
-        typer.Option(metavar="SLICE=SHARE", help="Share of the traffic on a slice, such as code=0.3; repeatable."),
-    ] = None,
-) -> None:
-    """Print how many observations each clause needs, and how long that takes.
-
-    Prints the best case (windows with identical kernels) and the typical case (a gate that stops once it is decided).
-    Exits with 2 if the gate can never open or an argument cannot be used.
-
-    Examples:
-      kc-otel gate plan policy.yaml
-      kc-otel gate plan policy.yaml --tokens-per-second 20000 --share code=0.3
-    """
-    from kc_otel.contract.load import load  # noqa: PLC0415 - a quick --help
-    from kc_otel.contract.slices import ALL  # noqa: PLC0415
-    from kc_otel.judge.promotion.plan import Traffic, plan_gate, shares_of  # noqa: PLC0415
-    from kc_otel.judge.sample_sizes import typical_sizes  # noqa: PLC0415
-
-    with unusable():
-        loaded = load(contract)
-        traffic = Traffic(
-            tokens_per_second,
-            sampling or loaded.observability.sampling,
-            tokens_per_sequence or loaded.assumptions.horizon,
-            {ALL: 1.0} | shares_of(loaded, share or []),
-        )
-    planned = plan_gate(loaded, traffic, windows)
-    typer.echo(f"at best, with identical kernels and {windows} window{'s' * (windows != 1)}:")
-    _print_rows(
-        ("clause", "slice", "observations", "time"),
-        ((cell.clause, cell.slice, _count(cell), _time(cell)) for cell in planned),
-    )
-    typer.echo("typically, until a gate that stops when it can (`gate live`) is decided:")
-    _print_rows(
-        ("clause", "slice", "PASS at half the limit", "at 80 %", "FAIL at twice", ""),
-        (
-            (row.clause, row.slice, *("-" if size is None else f"{size:,}" for size in row.sizes), f"{row.unit}s")
-            for row in typical_sizes(loaded)
-        ),
-    )
-    if never := together(((cell.clause, cell.why), cell.slice) for cell in planned if cell.never):
-        refuse("\n".join(f"{clause} on {listed(on)} can never pass: {why}" for (clause, why), on in never.items()))
-    for why in dict.fromkeys(cell.why for cell in planned if cell.why):
-        typer.echo(f"no time: {why}")
-    if timed := [(cell.seconds, cell) for cell in planned if cell.seconds is not None]:
-        seconds, last = max(timed, key=lambda pair: pair[0])
-        typer.echo(
-            f"at {100 * traffic.sampling:g}% sampling this gate needs about {spoken(seconds)}; "
-            f"{last.clause} on {last.slice} takes longest"
-        )
-
-
-def verify(
-    record: Annotated[Path, typer.Argument(metavar="EVIDENCE", help="File that a gate wrote, or its folder.")],
-    recordings: Annotated[
-        list[Path] | None,
-        typer.Option(metavar="FILE_OR_DIR", help="Recordings to judge again, found by checksum; repeatable."),
-    ] = None,
-) -> None:
-    """Verify evidence: its checksum, and that its verdicts follow from its numbers.
-
-    The contract and the recording beside the evidence must be those that it names. With --recordings, every number is
-    recomputed from the files. Exits with 1 if a check fails.
-
-    Examples:
-      kc-otel gate verify evidence
-      kc-otel gate verify evidence --recordings rollouts.npz
-    """
-    from kc_otel.judge.promotion.gate_evidence import EvidenceError  # noqa: PLC0415
-    from kc_otel.offline.gate.evidence import (  # noqa: PLC0415
-        beside_problems,
-        evidence_file,
-        read_evidence,
-        verify_evidence,
-        verify_recordings,
-    )
-
-    file = evidence_file(record)
-    try:
-        content = read_evidence(file)
-        if recordings:
-            files = (sorted(path.rglob("*")) if path.is_dir() else [path] for path in recordings)
-            verify_recordings(content, [path for found in files for path in found if not path.is_dir()])
-        else:
-            verify_evidence(content)
-        if problems := beside_problems(content, file):
-            raise EvidenceError("; ".join(problems))
-    except OSError as error:
-        refuse(f"{error.filename or file}: cannot be read ({error.strerror})")
-    except ValueError as error:
-        typer.echo(f"{file}: {error}", err=True)
-        raise typer.Exit(1) from None
-    typer.echo(f"{file}: sound" + (", and its recordings give the same verdicts" if recordings else ""))
-
-
-def _print_rows(header: Sequence[str], rows: Iterable[tuple[str, ...]]) -> None:
-    """Print a table; slices of a clause whose rows are alike have one row."""
-    alike = together(((clause, *rest), slice) for clause, slice, *rest in rows)
-    for line in table_lines(header, [(clause, listed(slices), *rest) for (clause, *rest), slices in alike.items()]):
-        typer.echo(f"  {line}")
-
-
-def _count(cell: Planned) -> str:
-    if cell.observations is None:
-        return "never"
-    return f"{cell.observations:,} {cell.unit}{'s' * (cell.observations != 1)}"
-
-
-def _time(cell: Planned) -> str:
-    if cell.seconds is None:
-        return "-"
-    return "never" if cell.seconds == math.inf else f"about {spoken(cell.seconds)}"
 
 
 def live(
@@ -245,8 +152,6 @@ def live(
         typer.Option(min=1, help="Completions per prompt; more prompts are more informative than more completions."),
     ] = 1,
     max_tokens: Annotated[int, typer.Option(min=1, help="Maximum tokens of a completion.")] = 256,
-    concurrency: Annotated[int, typer.Option(min=1, help="Requests at a time.")] = 8,
-    timeout: Annotated[float, typer.Option(min=0.1, help="Seconds to wait for an answer.")] = 120.0,
     record: Annotated[
         Path | None,
         typer.Option(
@@ -276,10 +181,6 @@ def live(
     Examples:
       kc-otel gate live policy.yaml --inference-url http://fp8:8000 --train-url http://bf16:8000 --prompts prompts.jsonl
     """
-    from kc_otel.cli.gate_offline import gate_offline  # noqa: PLC0415
-    from kc_otel.offline.gate.endpoint_recording import EndpointPair, IncompleteError, record_endpoints  # noqa: PLC0415
-    from kc_otel.offline.gate.evidence import recording_beside  # noqa: PLC0415
-    from kc_otel.recordings.endpoints.endpoint_client import CompletionEndpoint  # noqa: PLC0415
 
     def recording(kernels: tuple[Kernel, Kernel], decided: Callable[[Recording], bool]) -> list[Path]:
         pair = EndpointPair(
@@ -289,25 +190,214 @@ def live(
             train_model,
             samples=samples,
             max_tokens=max_tokens,
-            concurrency=concurrency,
-            timeout=timeout,
             versions=(kernels[0].version, kernels[1].version),
         )
         beside = None if evidence is None else recording_beside(evidence)
+        say = partial(print, file=sys.stderr, flush=True)
         try:
-            return [record_endpoints(pair, prompts, record or beside, _say, decided if stop else None)]
+            return [record_endpoints(pair, prompts, record or beside, say, decided if stop else None)]
         except IncompleteError as error:
             if error.recording is None:
                 raise
             hint = f"to judge the rest anyway: kc-otel gate run {contract} {error.recording}"
             raise ValueError(f"{error}\n{hint}") from None
 
-    gate_offline(contract, recording, kernel, require, slice, junit, markdown, evidence, url, sequential=stop)
+    _judge(contract, recording, kernel, require, slice, junit, markdown, evidence, url, sequential=stop)
+
+
+def verify(
+    record: Annotated[Path, typer.Argument(metavar="EVIDENCE", help="File that a gate wrote, or its folder.")],
+    recordings: Annotated[
+        list[Path] | None,
+        typer.Option(metavar="FILE_OR_DIR", help="Recordings to judge again, found by checksum; repeatable."),
+    ] = None,
+) -> None:
+    """Verify evidence: its checksum, and that its verdicts follow from its numbers.
+
+    The contract and the recording beside the evidence must be those that it names. With --recordings, every number is
+    recomputed from the files. Exits with 1 if a check fails.
+
+    Examples:
+      kc-otel gate verify evidence
+      kc-otel gate verify evidence --recordings rollouts.npz
+    """
+    file = evidence_file(record)
+    try:
+        content = read_evidence(file)
+        if recordings:
+            files = (sorted(path.rglob("*")) if path.is_dir() else [path] for path in recordings)
+            verify_recordings(content, [path for found in files for path in found if not path.is_dir()])
+        else:
+            verify_evidence(content)
+        if problems := beside_problems(content, file):
+            raise EvidenceError("; ".join(problems))
+    except OSError as error:
+        refuse(f"{error.filename or file}: cannot be read ({error.strerror})")
+    except ValueError as error:
+        typer.echo(f"{file}: {error}", err=True)
+        raise typer.Exit(1) from None
+    typer.echo(f"{file}: sound" + (", and its recordings give the same verdicts" if recordings else ""))
 
 
 def _key(side: str) -> str:
     return os.environ.get(f"KC_OTEL_{side}_API_KEY", "").strip()
 
 
-def _say(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)
+def _judge(
+    contract: str,
+    recordings: Callable[[tuple[Kernel, Kernel], Callable[[Recording], bool]], Iterable[str | Path]],
+    kernel: Sequence[str] | None,
+    require: Sequence[str] | None,
+    slices: Sequence[str] | None,
+    junit: Path | None,
+    markdown: Path | None,
+    evidence: Path | None,
+    url: str,
+    *,
+    columns: str | None = None,
+    sequential: bool = False,
+    attribute: Sequence[str] | None = None,
+) -> None:
+    """Judge, print, write what was asked for, and end the program with the decision's exit code.
+
+    `recordings` returns files once the options are known to be good; it gets the kernels, and whether a growing
+    recording decides the gate.
+    """
+    with unusable():
+        promise, text = load_source(contract)
+        named, attributes = columns_of(columns), attributes_of(attribute or ())
+        terms = GateTerms(tuple(require or ()), tuple(slices or ()), named, sequential, attributes)
+        kernels = _kernels(promise, kernel or (), url)
+        check_terms(promise, terms)
+        paths = [
+            file
+            for path in recordings(kernels, lambda so_far: decides(promise, so_far, kernels, terms))
+            for file in (files_of([Path(path)]) if Path(path).is_dir() else [path])
+        ]
+        inputs = [read_input(path, terms) for path in paths]
+        # Evidence keeps milliseconds, and is judged again at the time that it keeps.
+        gate = gate_recordings(promise, inputs, kernels, terms, round(time.time(), 3))
+    with unusable(files="written"):
+        written = _write(gate, text, junit, markdown, evidence)
+    _print(gate)
+    for line in written:
+        typer.echo(line)
+    raise typer.Exit(_EXIT[gate.decision.outcome])
+
+
+def _kernels(contract: Contract, texts: Sequence[str], url: str) -> tuple[Kernel, Kernel]:
+    """Both kernels: what the contract declares, and what is said on top of it; ValueError if they contradict."""
+    names = [field.name for field in fields(Kernel) if field.init and field.name not in {"extra", "_"}]
+    given, specs = pairs("--kernel", texts), {"train": contract.kernels.train, "inference": contract.kernels.inference}
+    sides = {
+        side: (_reported(contract, side, given[side], url) if side in given else Kernel.declared(spec)).to_plain()
+        for side, spec in specs.items()
+    }
+    for name, value in given.items():
+        side, _, field = name.partition(".")
+        if side not in sides:
+            raise ValueError(
+                f"--kernel: {name!r} does not name a side; write train.FIELD=VALUE or inference.FIELD=VALUE"
+            )
+        plain = sides[side]
+        if name == side:
+            continue
+        if field in names:
+            plain[field] = value
+        elif field.startswith("extra.") and field != "extra.":
+            plain.setdefault("extra", {})[field.removeprefix("extra.")] = value
+        else:
+            raise ValueError(
+                f"--kernel: {field!r} is none of {', '.join(names)}; write extra.{field or 'NAME'} for another"
+            )
+    train, inference = (Kernel.from_plain(plain) for plain in sides.values())
+    for side, kernel in (("train", train), ("inference", inference)):
+        if said := declared_otherwise(specs[side], kernel.fields()):
+            raise ValueError(f"--kernel: {side}: {'; '.join(said)}; {OTHERWISE_REMEDY}")
+    if train == inference and declared_apart(contract.kernels):
+        raise ValueError(f"--kernel: {ONE_KERNEL} ({train.fingerprint}); {OTHERWISE_REMEDY}")
+    return train, inference
+
+
+def _reported(contract: Contract, side: str, version: str, url: str) -> Kernel:
+    """The kernel of a fingerprint, by what it has reported to the evaluator."""
+    served = [entry for entry in get(url, "/api/v1/contracts")["contracts"] if entry["name"] == contract.name]
+    known = [kernel for entry in served for kernel in entry["kernels"] if kernel["role"] == side]
+    found = [kernel["fields"] for kernel in known if kernel["version"] == version]
+    if not found:
+        listed = ", ".join(kernel["version"] for kernel in known) or "none"
+        raise ValueError(f"--kernel: no {side} kernel {version} of {contract.name} has reported to {url}; {listed} has")
+    kernel = Kernel.reported(found[0])
+    if kernel.fingerprint != version:  # a field that was no text, or longer than an evaluator keeps
+        raise ValueError(f"--kernel: what {version} reported does not match its fingerprint; write {side}.FIELD=VALUE")
+    return kernel
+
+
+def _print(gate: OfflineGate) -> None:
+    typer.echo(f"{gate.decision.outcome}: {headline(gate)}")
+    found, several = findings(gate), len(gate.inputs) > 1
+    for line in (*_decided(gate, found, several=several), *_without_data(found, several=several)):
+        typer.echo(f"  {line}")
+    passed = sum(finding.verdict.status == "PASS" for finding in found)
+    typer.echo(f"  PASS: {passed} verdict{'s' * (passed != 1)}")
+    for scope in scopes({finding.verdict.cell.clause: finding.verdict.about for finding in found}):
+        typer.echo(f"  verdicts {scope}")
+    held = [reason.removeprefix("held: ") for reason in gate.decision.missing]
+    for cell in gate.unjudged:
+        typer.echo(f"  not judged: {next((said for said in held if said.startswith(str(cell))), cell)}")
+    for reason in missing(gate):
+        if "windows have passed" in reason or reason.startswith("held: logits") or reason.endswith("no verdict yet"):
+            typer.echo(f"  {reason}")
+    for note in notes(gate):
+        typer.echo(f"  note: {note}")
+
+
+def _decided(gate: OfflineGate, found: Sequence[GateFinding], *, several: bool) -> Iterator[str]:
+    for finding in found:
+        verdict = finding.verdict
+        if verdict.status in {"PASS", "NO_DATA"}:
+            continue
+        where = f"{verdict.cell.clause} on {for_whom(verdict.cell.slice)}" + f" in {finding.input.name}" * several
+        optional = "" if finding.required else " (not required)"
+        far = f"; {how_far(verdict)}" if verdict.status == "FAIL" else ""
+        yield f"{verdict.status}{optional} {where}: {verdict.reason}{far}"
+        if verdict.status == "INCONCLUSIVE":
+            clause = next(clause for clause in gate.contract.clauses if clause.id == verdict.cell.clause)
+            if observations_to_pass(gate.contract, clause, verdict.cell.slice).observations is None:
+                said = "no number of observations can show that this limit is kept"
+                yield f"  {said}; loosen it, or require other clauses"
+
+
+def _without_data(found: Sequence[GateFinding], *, several: bool) -> Iterator[str]:
+    """Yield a line for each reason why verdicts have no data, with the clauses and slices that it holds for."""
+    rows = [
+        (
+            ("" if finding.required else " (not required)", f" in {finding.input.name}" * several),
+            finding.verdict.reason.replace(f"slice {finding.verdict.cell.slice}", _UNNAMED_SLICE),
+            finding.verdict,
+        )
+        for finding in found
+        if finding.verdict.status == "NO_DATA"
+    ]
+    slices = together(((about, reason, verdict.cell.clause), verdict.cell.slice) for about, reason, verdict in rows)
+    alike = together(((about, reason, tuple(on)), clause) for (about, reason, clause), on in slices.items())
+    for ((optional, file), reason, on), clauses in alike.items():
+        where = for_whom(on[0]) if len(on) == 1 else f"slices {listed(on)}"
+        why = reason.replace(_UNNAMED_SLICE, f"slice {on[0]}") if len(on) == 1 else reason
+        yield f"NO_DATA{optional} {listed(clauses)} on {where}{file}: {why}"
+
+
+def _write(
+    gate: OfflineGate, contract: str, junit: Path | None, markdown: Path | None, evidence: Path | None
+) -> list[str]:
+    if junit is not None:
+        write_text(junit, gate_report.junit(gate))
+    summary = gate_report.markdown(gate)
+    if markdown is not None:
+        write_text(markdown, summary)
+    if os.environ.get(_SUMMARY_VARIABLE):
+        with Path(os.environ[_SUMMARY_VARIABLE]).open("a", encoding="utf-8") as file:
+            file.write(summary + "\n")
+    if evidence is None:
+        return []
+    return [f"evidence: {write_evidence(offline_evidence(gate, contract), evidence, contract)}"]

@@ -1,17 +1,28 @@
-"""`kc-otel locate run`: which operator of a kernel it is, and what part of the drift is its."""
+"""`kc-otel locate run`: which operator of a kernel it is, and what part of the drift is its.
+
+With `--follow`, each incident is looked at once, in a process of its own that ends with its budget and takes what
+others leave of the CPU. What goes wrong is put on the incident too: an answer that never comes would look like one that
+is still to come.
+"""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+import logging
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from kc_otel.cli.api_client import DEFAULT_URL, Url
-from kc_otel.cli.incident_findings import IncidentId, attach, failing_cell
+from kc_otel.cli.api_client import DEFAULT_URL, IncidentId, Url, attach, failing_cell, get
 from kc_otel.cli.terminal import (
     By,
     PrintJson,
@@ -26,6 +37,7 @@ from kc_otel.cli.terminal import (
 from kc_otel.contract.load import load
 from kc_otel.contract.plain_text import plain
 from kc_otel.contract.slices import ALL
+from kc_otel.contract.units import format_duration
 from kc_otel.contract.words import did_you_mean
 
 if TYPE_CHECKING:
@@ -35,6 +47,7 @@ if TYPE_CHECKING:
     from kc_otel.diagnose.token_sequences import TokenSequence
     from kc_otel.integrations.operators import CaseReport
     from kc_otel.judge.verdict import Verdict
+
 
 _COLUMN_CHARACTERS: Final = 8
 """Characters of a column of `locate operators`."""
@@ -113,12 +126,11 @@ def run(
             slice, clause = slice or cell.slice, clause or cell.clause
         slice = slice or ALL
         failing = _clause(promise, clause)
-        from kc_otel.diagnose.capture_file import is_capture  # noqa: PLC0415 - a quick --help
-        from kc_otel.diagnose.kernel_sources import engine_options  # noqa: PLC0415
+        from kc_otel.diagnose.captures import is_capture  # noqa: PLC0415 - a quick --help
         from kc_otel.diagnose.token_sequences import read_sequences  # noqa: PLC0415
 
         given = read_sequences(sequences, contract=promise, slice=slice, most=limit)
-        arguments = engine_options(pairs("--engine", engine or ()))
+        arguments = _engine_options(engine)
         if is_capture(Path(train)) or is_capture(Path(infer)):
             located = _of_captures(promise, train, infer, given, slice, precision, arguments)
         else:
@@ -169,12 +181,12 @@ def capture(
     """
     with unusable(ModuleNotFoundError, TypeError):
         from kc_otel.contract.model import KernelSpec  # noqa: PLC0415 - a quick --help
-        from kc_otel.diagnose.capture_file import CaptureWriter  # noqa: PLC0415
-        from kc_otel.diagnose.kernel_sources import captured_by, engine_options  # noqa: PLC0415
+        from kc_otel.diagnose.captures import CaptureWriter  # noqa: PLC0415
+        from kc_otel.diagnose.kernel_sources import captured_by  # noqa: PLC0415
         from kc_otel.diagnose.token_sequences import read_sequences  # noqa: PLC0415
 
         given = read_sequences(sequences, most=limit)
-        options = engine_options(pairs("--engine", engine or ()))
+        options = _engine_options(engine)
         named = ", ".join([kernel, *([dtype] if dtype else []), *(f"{key}={value}" for key, value in options.items())])
         writer = CaptureWriter(out, named)
         left = [(index, sequence) for index, sequence in enumerate(given) if not writer.has(index, sequence.token_ids)]
@@ -229,15 +241,16 @@ def operators(
 
 
 def _follow(contract: str, options: Sequence[str], url: str, by: str | None, budget: float) -> None:
-    from kc_otel.cli.api_client import get  # noqa: PLC0415 - a quick --help
-    from kc_otel.cli.locate_follow import Follower, give_way, run_within  # noqa: PLC0415
     from kc_otel.client.router import Router  # noqa: PLC0415
 
     with unusable():
         name = load(contract).name
         router = Router(url)
     log_to_terminal()
-    give_way()
+    os.nice(19)
+    if hasattr(os, "SCHED_IDLE"):
+        with suppress(OSError):
+            os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
     with router, stopped_by_signals() as stop:
         Follower(
             lambda: router.to_locate(name),
@@ -283,14 +296,20 @@ def _of_captures(
     options: Mapping[str, Any],
 ) -> Located:
     """Compare captures; a side that is not one is captured on the other's tokens."""
-    from kc_otel.diagnose.capture_compare import compare_captures, rounding_of  # noqa: PLC0415 - a quick --help
-    from kc_otel.diagnose.capture_file import Capture, is_capture, read_capture  # noqa: PLC0415
-    from kc_otel.diagnose.kernel_sources import captured_by  # noqa: PLC0415
+    from kc_otel.diagnose.captures import (  # noqa: PLC0415 - a quick --help
+        Capture,
+        compare_captures,
+        is_capture,
+        read_capture,
+        rounding_of,
+    )
     from kc_otel.diagnose.token_sequences import TokenSequence  # noqa: PLC0415
 
     def side(kernel: str, spec: KernelSpec, tokens: Sequence[TokenSequence], rounding: str | None) -> Capture:
         if is_capture(Path(kernel)):
             return read_capture(Path(kernel))
+        from kc_otel.diagnose.kernel_sources import captured_by  # noqa: PLC0415 - torch
+
         return Capture(kernel, tuple(captured_by(kernel, spec, tokens, precision=rounding, options=options)))
 
     inference = side(infer, contract.kernels.inference, given, None)
@@ -298,6 +317,17 @@ def _of_captures(
     reference = side(train, contract.kernels.train, tokens, precision or "bfloat16")
     rounding = rounding_of(precision or contract.kernels.inference.dtype)
     return compare_captures(contract, reference, inference, slice=slice, rounding=rounding)
+
+
+def _engine_options(texts: Sequence[str] | None) -> dict[str, Any]:
+    """Numbers, true and false as JSON has them, and else the text."""
+    found: dict[str, Any] = {}
+    for name, text in pairs("--engine", texts or ()).items():
+        try:
+            found[name] = json.loads(text)
+        except ValueError:
+            found[name] = text
+    return found
 
 
 def _clause(contract: Contract, wanted: str | None) -> Clause | None:
@@ -334,3 +364,87 @@ def _print_cases(reports: Sequence[CaseReport], verdicts: Sequence[Verdict], lef
         lines += ["", "Verdicts", *table_lines(("verdict", "clause", "slice", "why"), judged)]
     for line in (*lines, *(f"not judged: {sentence}" for sentence in left_out)):
         typer.echo(plain(line))
+
+
+_log: Final = logging.getLogger("kc_otel.locate")
+_ANSWERED_EXIT_CODES: Final = frozenset({0, 1, 3})
+"""Exit codes of a run that has put its answer on the incident."""
+
+
+class Follower:
+    """Looks at each incident of a contract once, while `asked` has slices to locate.
+
+    `incidents` are those that last, `look` returns None or why there is no answer, `fail` puts that on an incident.
+    """
+
+    def __init__(
+        self,
+        asked: Callable[[], Mapping[str, str]],
+        incidents: Callable[[], Sequence[Mapping[str, Any]]],
+        look: Callable[[str], str | None],
+        fail: Callable[[str, str], object],
+    ) -> None:
+        self._asked, self._incidents, self._look, self._fail = asked, incidents, look, fail
+        self._done: set[str] = set()
+
+    def step(self) -> str | None:
+        """Look at the most urgent incident that nobody has looked at. Returns its id; None where there is none."""
+        if not self._asked():
+            return None
+        for entry in self._incidents():
+            located = any(diagnosis["kind"] == "locate" for diagnosis in entry["diagnoses"])
+            if entry["on"] == "fail" and entry["until"] is None and not located and entry["id"] not in self._done:
+                break
+        else:
+            return None
+        found = str(entry["id"])
+        self._done.add(found)
+        _log.info("looking at incident %s: %s", found, entry["headline"])
+        if (why := self._look(found)) is not None:
+            _log.warning("incident %s: %s", found, why)
+            self._fail(found, why)
+        return found
+
+    def run(self, stop: threading.Event, every: float = 2.0) -> None:
+        """Examine each requested incident until stopped; keep asking an evaluator that does not answer."""
+        while not stop.is_set():
+            try:
+                self.step()
+            except typer.Exit:  # said already
+                stop.wait(15.0)
+            stop.wait(every)
+
+
+def run_within(command: Sequence[str], budget: float, stop: threading.Event) -> str | None:
+    """Run `kc-otel` with these arguments for so many seconds. Returns None where it has answered; else why not."""
+    process = subprocess.Popen(  # noqa: S603 - this program
+        [sys.executable, "-m", "kc_otel", *command],
+        env={"OMP_NUM_THREADS": "1", **os.environ},
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    with process:
+        threading.Thread(target=_end_on, args=(process, stop), daemon=True).start()
+        try:
+            _, said = process.communicate(timeout=budget)
+        except subprocess.TimeoutExpired:
+            _kill(process)
+            return f"not located within its budget of {format_duration(budget)}; give --budget more, or --limit less"
+    if process.returncode in _ANSWERED_EXIT_CODES or stop.is_set():  # whoever follows next looks again
+        return None
+    lines = [line for line in said.splitlines() if line.strip()]
+    return f"not located: {lines[-1].strip() if lines else f'it ended with {process.returncode}'}"
+
+
+def _end_on(process: subprocess.Popen[str], stop: threading.Event) -> None:
+    while process.poll() is None:
+        if stop.wait(0.5):
+            _kill(process)
+            return
+
+
+def _kill(process: subprocess.Popen[str]) -> None:
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)  # an engine's workers, too

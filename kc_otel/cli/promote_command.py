@@ -17,7 +17,7 @@ import typer
 from kc_otel.cli.api_client import DEFAULT_URL, Url, get, get_record, post
 from kc_otel.cli.terminal import ApiJson, By, in_sections, local_time, refuse, unusable
 from kc_otel.contract.json_text import read_json_text
-from kc_otel.contract.words import did_you_mean, spoken
+from kc_otel.contract.words import did_you_mean
 from kc_otel.judge.promotion.stages import Stage
 
 _SIGNED: Final = ("hold", "force", "rollback")
@@ -29,7 +29,6 @@ _HOOK_SIGNER: Final = "hook"
     {
         "Decide (one at a time)": "start evidence approve hold resume force rollback by why",
         "Follow, with hooks": "watch hook_before hook_after hook_timeout",
-        "Plan": "plan tokens_per_second tokens_per_sequence share",
     }
 )
 def promote(
@@ -64,15 +63,6 @@ def promote(
         str | None, typer.Option(metavar="COMMAND", help="Command to run after each step and rollback.")
     ] = None,
     hook_timeout: Annotated[float, typer.Option(min=1.0, help="Seconds that a hook may take.")] = 600.0,
-    plan: Annotated[bool, typer.Option("--plan", help="Print how long each step takes at best.")] = False,
-    tokens_per_second: Annotated[
-        float | None, typer.Option(min=1e-9, help="Tokens of all traffic (default: what the evaluator sees now).")
-    ] = None,
-    tokens_per_sequence: Annotated[float | None, typer.Option(min=1.0, help="Tokens of a sequence.")] = None,
-    share: Annotated[
-        list[str] | None,
-        typer.Option(metavar="SLICE=SHARE", help="Share of the traffic on a slice, such as code=0.3; repeatable."),
-    ] = None,
     save: Annotated[
         Path | None,
         typer.Option(metavar="DIR", help="Folder for the evidence of every step, for `kc-otel gate verify`."),
@@ -103,14 +93,10 @@ def promote(
         }.items()
         if given
     ]  # fmt: skip
-    rates = (tokens_per_second, tokens_per_sequence, share)
-    _refuse_mixed(orders, watch=watch, plan=plan, hooks=(hook_before, hook_after), rates=rates)
-    if plan:
-        _plan(url, contract, share, tokens_per_second=tokens_per_second, tokens_per_sequence=tokens_per_sequence)
-        return
+    _refuse_mixed(orders, why)
+    if (hook_before or hook_after) and not watch:
+        refuse("hooks run in this process, as long as it follows the promotion: add --watch")
     path, who = f"/api/v1/promotions/{contract}/{kernel}", by or getpass.getuser()
-    if orders and orders[0] in _SIGNED and not why.strip():
-        refuse(f"--{orders[0]}: say why with --why; it is kept with the evidence")
     if orders in ([], ["start"]):
         _look(url, contract, kernel, start=start, as_json=as_json)
     if orders:
@@ -133,6 +119,13 @@ def promote(
     raise typer.Exit(0 if full else 1 if found["status"] == "rolled-back" else 3)
 
 
+def _refuse_mixed(orders: list[str], why: str) -> None:
+    if len(orders) > 1:
+        refuse(f"{' and '.join(f'--{name}' for name in orders)}: decide one thing at a time")
+    if orders and orders[0] in _SIGNED and not why.strip():
+        refuse(f"--{orders[0]}: say why with --why; it is kept with the evidence")
+
+
 def _look(url: str, contract: str, kernel: str, *, start: bool, as_json: bool) -> None:
     """Refuse a kernel that was not seen, and end with what would be next, where no promotion of it has begun."""
     if kernel in {promotion["kernel"] for promotion in get(url, "/api/v1/promotions", contract=contract)["promotions"]}:
@@ -147,9 +140,7 @@ def _look(url: str, contract: str, kernel: str, *, start: bool, as_json: bool) -
         )
     if start:
         return
-    first = get(url, f"/api/v1/promotions/{contract}/plan")["steps"][0]["position"]
-    begin = f"kc-otel promote {contract} {kernel} --start"
-    said = f"{kernel} is not in promotion\n  next: {first}\n  to start it: {begin}"
+    said = f"{kernel} is not in promotion\n  to start it: kc-otel promote {contract} {kernel} --start"
     typer.echo("null" if as_json else said)
     raise typer.Exit(3)
 
@@ -180,28 +171,6 @@ def _lines(found: dict[str, Any]) -> list[str]:
     return [*lines, f"  {found['reason']}"]
 
 
-def _plan(url: str, contract: str, shares: list[str] | None, **traffic: float | None) -> None:
-    asked: dict[str, Any] = {name: str(value) for name, value in traffic.items() if value is not None}
-    asked |= {"share": shares} if shares else {}
-    answer = get(url, f"/api/v1/promotions/{contract}/plan", **asked)
-    rate = answer["tokens_per_second"]
-    seen = "no traffic is known; give --tokens-per-second" if rate is None else f"{rate:,.0f} tokens/s in all"
-    sampled = f"{100 * answer['sampling']:g}% of them measured, by the contract"
-    typer.echo(f"at best, with identical kernels; {seen}, {sampled}:")
-    for step in answer["steps"]:
-        if step["never"]:
-            typer.echo(f"  {step['position']} can never be left: {step['why']}")
-            continue
-        if step["seconds"] is None:
-            typer.echo(f"  {step['position']}: no time: {step['why']}")
-            continue
-        left_out = f"; not counting {step['why']}" if step["why"] else ""
-        needs = f"this gate needs about {spoken(step['seconds'])}; {step['slowest']} takes longest"
-        typer.echo(f"  {step['position']}: {needs}{left_out}")
-    if any(step["never"] for step in answer["steps"]):
-        raise typer.Exit(2)
-
-
 def _record(path: Path) -> Any:
     from kc_otel.offline.gate.evidence import evidence_file  # noqa: PLC0415 - only here
 
@@ -221,18 +190,6 @@ def _save(url: str, path: str, folder: Path) -> None:
             folder.mkdir(parents=True, exist_ok=True)
             file.write_text(json.dumps(record, indent=2, sort_keys=True) + "\n", encoding="utf-8")
         typer.echo(f"evidence: {file}")
-
-
-def _refuse_mixed(
-    orders: list[str], *, watch: bool, plan: bool, hooks: tuple[str | None, ...], rates: tuple[object, ...]
-) -> None:
-    if len(orders) > 1:
-        names = " and ".join(f"--{name}" for name in orders)
-        refuse(f"{names}: decide one thing at a time")
-    if any(hooks) and not watch:
-        refuse("hooks run in this process, as long as it follows the promotion: add --watch")
-    if any(rates) and not plan:
-        refuse("--tokens-per-second, --tokens-per-sequence and --share are for planning; add --plan")
 
 
 def follow(url: str, path: str, *, before: str | None, after: str | None, timeout: float) -> dict[str, Any]:

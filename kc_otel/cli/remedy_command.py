@@ -8,8 +8,7 @@ from typing import Annotated, Final
 
 import typer
 
-from kc_otel.cli.api_client import DEFAULT_URL, Url
-from kc_otel.cli.incident_findings import IncidentId, attach, failing_cell
+from kc_otel.cli.api_client import DEFAULT_URL, IncidentId, Url, attach, failing_cell
 from kc_otel.cli.terminal import By, Columns, PrintJson, columns_of, table_lines, unusable
 from kc_otel.contract.words import number, place
 from kc_otel.judge.sample_sizes import rounded

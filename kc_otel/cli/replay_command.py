@@ -35,10 +35,6 @@ def replay(
     against: Annotated[
         Path | None, typer.Option(help="The contract in force, to compare with.", metavar="FILE")
     ] = None,
-    tick: Annotated[
-        str | None,
-        typer.Option(help="Time between evaluations, such as 10s. By default as recorded, or 10s.", metavar="DURATION"),
-    ] = None,
     group_wait: Annotated[
         str, typer.Option(help="How long the first webhook about an incident waits, as in `kc-otel serve`.")
     ] = "30s",
@@ -49,9 +45,9 @@ def replay(
 ) -> None:
     """Run recorded telemetry through a changed contract, and print what would have differed.
 
-    Prints alerts, routes, directives and webhooks. Exits with 0 when nothing differs (or there is nothing to compare
-    with), 1 when something does, 2 on bad input. Measurements are those of the recording: a route in a replay moves no
-    traffic, and people's decisions are not replayed.
+    Prints alerts, routes, directives and webhooks. Evaluations are those of the recording, or every 10 s. Exits with 0
+    when nothing differs (or there is nothing to compare with), 1 when something does, 2 on bad input. Measurements are
+    those of the recording: a route in a replay moves no traffic, and people's decisions are not replayed.
 
     Examples:
       kc-otel replay kc-otel.sqlite-recording --contract policy.yaml
@@ -62,11 +58,10 @@ def replay(
     from kc_otel.offline.replay.replay_files import as_data, replay_recordings  # noqa: PLC0415
     from kc_otel.offline.replay.traffic_reading import TrafficFileError  # noqa: PLC0415
 
-    every = None if tick is None else seconds("--tick", tick, positive=True)
     timing = GroupTiming(seconds("--group-wait", group_wait), seconds("--group-interval", group_interval))
     with unusable(TrafficFileError):
         new, old = load(contract), None if against is None else load(against)
-        found = replay_recordings(recordings, new, old, every, timing)
+        found = replay_recordings(recordings, new, old, timing)
     for sentence in found.damage[:_MAX_NAMED_DAMAGES]:
         print(plain_lines(sentence), file=sys.stderr)
     if len(found.damage) > _MAX_NAMED_DAMAGES:
@@ -148,7 +143,8 @@ def _when(pair: MovedSpan[AlertSpan] | MovedSpan[DecisionSpan], begins: str, end
             yield f"no longer {verb}" if later > 0 else f"now {verb} at {_at(after)}"
         elif later:
             word = "later" if later > 0 else "earlier"
-            yield f"{verb} {_span(abs(later))} {word} ({_at(after)} instead of {_at(before)})"
+            lasting = float(round(abs(later))) if abs(later) >= 1 else round(abs(later), 3)
+            yield f"{verb} {format_duration(lasting)} {word} ({_at(after)} instead of {_at(before)})"
 
 
 def _alert(alert: AlertSpan) -> str:
@@ -176,7 +172,3 @@ def _from_to(span: AlertSpan | DecisionSpan) -> str:
 
 def _at(time: float | None) -> str:
     return "-" if time is None else datetime.fromtimestamp(time, UTC).strftime("%Y-%m-%d %H:%M:%SZ")
-
-
-def _span(seconds: float) -> str:
-    return format_duration(float(round(seconds)) if seconds >= 1 else round(seconds, 3))

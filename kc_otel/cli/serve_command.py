@@ -1,14 +1,27 @@
-"""`kc-otel serve`: the evaluator process."""
+"""`kc-otel serve`, `token` and `doctor`: the evaluator process, who may call it, and why verdicts are missing."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import json
+import os
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from rich.console import Console
+from rich.text import Text
 
-from kc_otel.cli.terminal import in_sections, refuse, seconds
+from kc_otel.cli.api_client import DEFAULT_URL, Url, get
+from kc_otel.cli.terminal import PrintJson, in_sections, refuse, seconds, unusable
+from kc_otel.client.doctor import Finding, of_evaluator, of_path, of_sender
+from kc_otel.contract.load import load_all
+from kc_otel.contract.measuring_paths import MeasuringPath
+from kc_otel.contract.model import Contract
+from kc_otel.contract.plain_text import plain
 from kc_otel.serve.config import LogFormat, ServeConfig, StreamEngine
 
 _DEFAULTS = ServeConfig()
@@ -34,8 +47,7 @@ def serve(
         Path, typer.Option(help="SQLite file with everything that must survive a restart; `:memory:` keeps nothing.")
     ] = Path("kc-otel.sqlite"),
     set_aside_damaged: Annotated[
-        bool,
-        typer.Option("--set-aside-damaged", help="If the state file is damaged, rename it and start without it."),
+        bool, typer.Option("--set-aside-damaged", help="If the state file is damaged, rename it and start without it.")
     ] = _DEFAULTS.set_aside_damaged,
     tick: Annotated[float, typer.Option(help="Seconds between evaluations.", min=0.05)] = _DEFAULTS.tick,
     external_url: Annotated[
@@ -55,8 +67,7 @@ def serve(
     worst: Annotated[
         list[Path] | None,
         typer.Option(
-            help="File of `kc-otel rescore --worst`: the page then shows prompts; repeatable.",
-            metavar="FILE",
+            help="File of `kc-otel rescore --worst`: the page then shows prompts; repeatable.", metavar="FILE"
         ),
     ] = None,
     tls_cert: Annotated[
@@ -68,8 +79,7 @@ def serve(
         typer.Option(help="PEM file of the authorities from which clients need a certificate.", metavar="FILE"),
     ] = None,
     allow_unauthenticated: Annotated[
-        bool,
-        typer.Option("--allow-unauthenticated", help="Allow every machine that can connect, without tokens."),
+        bool, typer.Option("--allow-unauthenticated", help="Allow every machine that can connect, without tokens.")
     ] = _DEFAULTS.allow_unauthenticated,
     webhooks: Annotated[
         bool, typer.Option(help="Refuse to start while a webhook endpoint is not configured.")
@@ -110,8 +120,7 @@ def serve(
     ] = _DEFAULTS.ray_address,
     shards: Annotated[int, typer.Option(help="Number of shards.", min=1)] = _DEFAULTS.shards,
     shard_folder: Annotated[
-        Path | None,
-        typer.Option(help="Folder for the shards' state, which every node of the cluster must reach."),
+        Path | None, typer.Option(help="Folder for the shards' state, which every node of the cluster must reach.")
     ] = _DEFAULTS.shard_folder,
     shard_cpus: Annotated[
         float, typer.Option(help="Cores that Ray reserves for each shard.", min=0.0)
@@ -176,3 +185,95 @@ def _offline_problems(record: Mapping[str, Any]) -> list[str]:
     from kc_otel.offline.gate.evidence import section_problems  # noqa: PLC0415
 
     return section_problems(record)
+
+
+def token(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="Name of its holder, which events show.")],
+    may: Annotated[list[str], typer.Option(help="send, read, act, prompts or diagnose; repeatable.")],
+    out: Annotated[
+        Path | None,
+        typer.Option(help="New file for the token (mode 0600); without it, the token is printed.", metavar="FILE"),
+    ] = None,
+) -> None:
+    """Create a token, and print its entry for the file of `kc-otel serve --access`.
+
+    The entry goes to standard output. The token goes to --out, or to standard output below the entry. It is shown only
+    once, because the evaluator keeps only its digest.
+
+    Examples:
+      kc-otel token rollouts --may send --out rollouts.token
+      kc-otel token ada --may read --may act
+    """
+    import yaml  # noqa: PLC0415 - a quick --help
+
+    from kc_otel.serve.access.access_file import Role, digest_of, new_token  # noqa: PLC0415
+
+    if unknown := sorted(set(may) - {*Role}):
+        refuse(f"--may {unknown[0]}: write {', '.join(Role)}")
+    made = new_token()
+    if out is not None:
+        try:
+            with os.fdopen(os.open(out, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="ascii") as file:
+                file.write(made + "\n")
+        except OSError as error:
+            refuse(f"{out}: {error.strerror}; a token never takes the place of another file")
+    entry = {"name": name, "may": list(dict.fromkeys(may)), "sha256": digest_of(made)}
+    print("- " + yaml.safe_dump(entry, default_flow_style=True, sort_keys=False, width=sys.maxsize).strip())
+    if out is None:
+        print(made)
+
+
+_STYLE = {"error": "bold red", "warning": "yellow", "ok": "green"}
+
+
+def doctor(
+    contracts: Annotated[
+        list[str] | None, typer.Argument(metavar="CONTRACT...", help="Contracts that should be judged.")
+    ] = None,
+    url: Url = DEFAULT_URL,
+    path: Annotated[
+        MeasuringPath | None,
+        typer.Option(help="How this service measures; also lists the clauses that it can never judge."),
+    ] = None,
+    as_json: PrintJson = False,
+) -> None:
+    """Find out why verdicts are missing, and print how to fix it.
+
+    Run it where the service runs: it checks this environment, then the evaluator. Exits with 1 if it finds an error,
+    else 0.
+
+    Examples:
+      kc-otel doctor policy.yaml --path vllm
+      kc-otel doctor --url https://drift.example.com
+    """
+    with unusable():
+        loaded = load_all(contracts or [])
+    if path is MeasuringPath.GATE:  # recordings are judged where they are
+        sections = {"The gate": list(of_path(loaded, path))}
+    else:
+        sections = {
+            "This process's environment": list(of_sender(os.environ, loaded, path)),
+            f"The evaluator at {url}": _evaluator(url, loaded),
+        }
+    if as_json:
+        typer.echo(json.dumps({name: [asdict(check) for check in found] for name, found in sections.items()}, indent=2))
+    else:
+        console = Console(soft_wrap=True)
+        for name, found in sections.items():
+            console.print(Text(name, style="bold"))
+            for check in found or [Finding("ok", "no problem found")]:
+                console.print(Text(f"  {check.level}: ", style=_STYLE[check.level]).append(plain(check.what), style=""))
+                if check.remedy:
+                    console.print(Text(f"      {plain(check.remedy)}"))
+    raise typer.Exit(any(check.level == "error" for found in sections.values() for check in found))
+
+
+def _evaluator(url: str, contracts: Sequence[Contract]) -> list[Finding]:
+    try:
+        clock, now = get(url, "/api/v1/overview")["now"], time.time()
+        served, verdicts = get(url, "/api/v1/contracts")["contracts"], get(url, "/api/v1/verdicts")["verdicts"]
+        return list(of_evaluator(get(url, "/api/v1/health"), served, verdicts, clock, now, contracts))
+    except typer.Exit:  # the reason is on the terminal already
+        return [
+            Finding("error", "its API does not answer", "start `kc-otel serve CONTRACT...`, or pass --url and a token")
+        ]

@@ -50,9 +50,11 @@ def status(
       kc-otel status
       kc-otel status --contract policy-7b --all
     """
-    cells = _cells(url, contract)
+    only = {"contract": contract} if contract else {}
+    cells = sorted(get(url, "/api/v1/cells", **only)["cells"], key=_worst_first)
     warned = [Text(said, style="bold red") for said in warnings(url)]
-    overview, stray = get(url, "/api/v1/overview"), _stray(url, contract)
+    overview = get(url, "/api/v1/overview")
+    stray = _stray(get(url, "/api/v1/promotions", **only)["promotions"])
     missing = [row for row in overview["missing"] if contract in {None, row["contract"]}]
     shards = get(url, "/api/v1/shards")
     if as_json:
@@ -103,28 +105,22 @@ def _exit_code(
     return 3 if unknown or broken or unproven or found & {"NO_DATA", "INVALID_INPUT"} else 0
 
 
-def _stray(url: str, contract: str | None) -> list[Text]:
+def _stray(promotions: Sequence[Mapping[str, Any]]) -> list[Text]:
     """Lines for versions that were measured after their rollback, whatever their verdicts are."""
-    found = get(url, "/api/v1/promotions", **({"contract": contract} if contract else {}))["promotions"]
     return [
         Text(
             f"{entry['contract']}: {entry['kernel']} was rolled back, and was measured after that "
             f"({local_time(at, '%H:%M:%S')}); see kc-otel promote {entry['contract']} {entry['kernel']}",
             style="bold red",
         )
-        for entry in found
+        for entry in promotions
         if (at := entry["seen_serving"])
     ]
 
 
-def _cells(url: str, contract: str | None) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = get(url, "/api/v1/cells", **({"contract": contract} if contract else {}))["cells"]
-
-    def worst_first(cell: dict[str, Any]) -> tuple[Any, ...]:
-        verdict = cell["verdict"]
-        return _WORST_FIRST.index(verdict["status"]), verdict["contract"], verdict["clause"], verdict["slice"]
-
-    return sorted(found, key=worst_first)
+def _worst_first(cell: Mapping[str, Any]) -> tuple[Any, ...]:
+    verdict = cell["verdict"]
+    return _WORST_FIRST.index(verdict["status"]), verdict["contract"], verdict["clause"], verdict["slice"]
 
 
 def _word(verdict: Mapping[str, Any]) -> str:
@@ -255,11 +251,7 @@ def _outdated(routes: list[dict[str, Any]]) -> str:
     return "".join(f"; but of {listed(slices)}: {why}" for why, slices in by.items())
 
 
-def list_command(
-    url: Url = DEFAULT_URL,
-    contract: OnlyContract = None,
-    as_json: ApiJson = False,
-) -> None:
+def list_command(url: Url = DEFAULT_URL, contract: OnlyContract = None, as_json: ApiJson = False) -> None:
     """List routes and pins in force, and the shares of versions under promotion.
 
     Examples:

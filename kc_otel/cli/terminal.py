@@ -181,11 +181,7 @@ def local_time(at: float | None, form: str = "%Y-%m-%d %H:%M:%S") -> str:
 
 
 def together(rows: Iterable[tuple[Hashable, str]]) -> dict[Any, list[str]]:
-    """The names of each key, in the order of first sight: what is said of twenty slices alike is printed once.
-
-    >>> together([("empty", "a"), ("full", "b"), ("empty", "c")])
-    {'empty': ['a', 'c'], 'full': ['b']}
-    """
+    """The names of each key: what is said of twenty slices alike is printed once."""
     found: dict[Any, list[str]] = {}
     for key, name in rows:
         names = found.setdefault(key, [])

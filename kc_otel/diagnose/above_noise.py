@@ -9,9 +9,9 @@ kernel which is only as noisy as itself is never named; rounding is each sequenc
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -41,16 +41,10 @@ LEAST_FLOOR: Final = 2e-6
 class BoundaryDrift:
     """Measurements at one boundary: relative errors, medians over sequences with intervals; nan where there is none.
 
-    Attributes:
-        local: Of the inference kernel's operator given the training kernel's inputs.
-        drift: Of the two kernels as they ran, everything upstream included.
-        floor: Noise floor that was held against.
-        train_noise: The training kernel against itself in other batches: the largest of any sequence.
-        inference_noise: The inference kernel likewise.
-        precision: Error of the training kernel's own operator in the inference kernel's number format, likewise.
-        prefill: Median drift over the prompts' tokens.
-        decode: Median drift over the completions' tokens.
-        above: Share of sequences beyond `NOISE_FACTOR` times the floor, with its interval at the corrected level.
+    `local` is the error of the inference kernel's operator given the training kernel's inputs, `drift` of the kernels
+    as they ran, everything upstream included. The noise of each kernel against itself in other batches, and the
+    training operator's `precision` in the other's format, are the largest of any sequence. `above` is the share of
+    sequences beyond `NOISE_FACTOR` times the floor, with its interval at the corrected level.
     """
 
     boundary: Boundary
@@ -73,11 +67,7 @@ class BoundaryDrift:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Measured:
-    """Relative errors at one boundary, float64 [sequences], as in `BoundaryDrift`; nan where one was not measured.
-
-    `allowed` is the noise of the training kernel in the inference kernel's number format; None where nobody compares
-    it.
-    """
+    """Relative errors at one boundary, float64 [sequences], as in `BoundaryDrift`; nan where one was not measured."""
 
     local: NDArray[np.float64]
     drift: NDArray[np.float64]
@@ -90,11 +80,7 @@ class Measured:
 
 
 def least_sequences(boundaries: int, alpha: float) -> int:
-    """Sequences without which no boundary could be named, were all of them beyond the floor.
-
-    >>> least_sequences(50, 0.01)
-    4
-    """
+    """Sequences without which no boundary could be named, were all of them beyond the floor."""
     return math.ceil(math.log(alpha / max(boundaries, 1)) / math.log(NULL_SHARE))
 
 
@@ -108,11 +94,7 @@ def enough_sequences(given: int, boundaries: int, alpha: float) -> None:
 
 
 def sequences_to_name(share: float, boundaries: int, alpha: float) -> int | None:
-    """Sequences with which a boundary would be named if that share of them lay beyond; None where none would do.
-
-    >>> sequences_to_name(1.0, 50, 0.01), sequences_to_name(0.5, 50, 0.01)
-    (4, 14)
-    """
+    """Sequences with which a boundary would be named if that share of them lay beyond; None where none would do."""
     counts = range(least_sequences(boundaries, alpha), _MAX_SEQUENCES)
     return next((n for n in counts if _tail(n, math.floor(n * share)) <= alpha / boundaries), None)
 
@@ -122,16 +104,14 @@ def boundary_drift(
 ) -> tuple[BoundaryDrift, ...]:
     """Test each boundary, in the order of execution, on equally many sequences everywhere.
 
-    Args:
-        measured: Relative errors by boundary.
-        alpha: Chance that any boundary is named although none is above noise.
-        rounding: Relative error of writing a value in the inference kernel's number format: no floor is below it.
+    `alpha` is the chance that any is named although none is above noise; no floor is below `rounding`, the relative
+    error of writing a value in the inference kernel's number format.
     """
     if not measured:
         raise ValueError("no boundary was measured; the two kernels share no operator by name")
     rows = []
     for boundary, errors in measured.items():
-        noise = [_largest(values) for values in (errors.train_noise, errors.inference_noise, errors.precision)]
+        noise = [_of_known(values, np.max) for values in (errors.train_noise, errors.inference_noise, errors.precision)]
         floor = max([LEAST_FLOOR, rounding, *(level for level in noise if math.isfinite(level))])
         # Noise may have struck in a run and not in another; a sequence's rounding is its own.
         others = max([LEAST_FLOOR, rounding, *(level for level in noise[:2] if math.isfinite(level))])
@@ -148,8 +128,8 @@ def boundary_drift(
             train_noise=noise[0],
             inference_noise=noise[1],
             precision=noise[2],
-            prefill=_middle(errors.prefill),
-            decode=_middle(errors.decode),
+            prefill=_of_known(errors.prefill, np.median),
+            decode=_of_known(errors.decode, np.median),
             above=_share(beyond, tests.level),
             is_above=failed,
         )
@@ -199,11 +179,6 @@ def _median(values: NDArray[np.float64], alpha: float) -> Interval:
     return quantile_interval(sample, 0.5, alpha_lower=alpha / 2, alpha_upper=alpha / 2)
 
 
-def _largest(values: NDArray[np.float64]) -> float:
+def _of_known(values: NDArray[np.float64], reduce: Callable[[NDArray[np.float64]], Any]) -> float:
     known = values[~np.isnan(values)]
-    return float(known.max()) if known.size else math.nan
-
-
-def _middle(values: NDArray[np.float64]) -> float:
-    known = values[~np.isnan(values)]
-    return float(np.median(known)) if known.size else math.nan
+    return float(reduce(known)) if known.size else math.nan

@@ -1,7 +1,6 @@
-"""Boundaries: where an operator of a model hands its output on, by one name for every program that runs the model.
+"""Where an operator of a model hands its output on, by one name for every program that runs the model.
 
-A trainer's module tree, Hugging Face's and vLLM's call the same operator by other names. Here it is a layer and an
-operator, found from the end of a module's name.
+It is a layer and an operator, found from the end of a module's name in a trainer, Hugging Face or vLLM.
 """
 
 from __future__ import annotations
@@ -55,14 +54,7 @@ FUSED: Final[Mapping[str, tuple[str, ...]]] = {
 
 @dataclass(frozen=True, slots=True, order=True)
 class Boundary:
-    """An operator's output; `part` is which of several, in the order in which they come, as of rotary embeddings.
-
-    `layer` counts from 0 and is None before and after the layers. An operator without a name of this module has its
-    own.
-
-    >>> str(Boundary(3, "down_proj")), str(Boundary(None, "head"))
-    ('layer 3, down_proj', 'head')
-    """
+    """An operator's output in a layer, None before and after the layers; `part` is which of several, as of rotary."""
 
     layer: int | None
     operator: str
@@ -105,12 +97,7 @@ def _with_layers(operator: str, group: Iterable[Boundary]) -> str:
 
 
 def fused_parts(boundaries: Iterable[Boundary]) -> dict[Boundary, list[Boundary]]:
-    """Map each fused product of an engine to the training kernel's products that it consists of, in order.
-
-    >>> found = fused_parts(Boundary(0, name) for name in ("q_proj", "k_proj", "v_proj", "o_proj"))
-    >>> {str(key): len(parts) for key, parts in found.items()}
-    {'layer 0, qkv_proj': 3}
-    """
+    """Map each fused product of an engine to the training kernel's products that it consists of, in order."""
     known = dict.fromkeys(boundaries)
     found = {}
     for operator, parts in FUSED.items():
@@ -134,11 +121,7 @@ def fused(outputs: Mapping[Boundary, Output], join: Callable[[list[Output]], Out
 
 
 def layer_of(name: str) -> int | None:
-    """Number of the layer that a module is of, by its dotted name; None for what is in no layer.
-
-    >>> layer_of("model.layers.3.self_attn"), layer_of("model.norm")
-    (3, None)
-    """
+    """Number of the layer that a module is of, by its dotted name; None for what is in no layer."""
     matched = _LAYER_PATH.search(name)
     return int(matched[1]) if matched else None
 
@@ -148,10 +131,6 @@ def boundaries_of(modules: Iterable[tuple[str, bool]]) -> dict[str, Boundary]:
 
     What has a name of the table is one, and so is every leaf with parameters. Where two modules would have the same
     name, as experts do, each keeps its path within the layer.
-
-    >>> found = boundaries_of([("model.layers.0.self_attn.q_proj", True), ("model.layers.0.self_attn", False)])
-    >>> {name: str(boundary) for name, boundary in found.items()}
-    {'model.layers.0.self_attn.q_proj': 'layer 0, q_proj'}
     """
     found: dict[str, tuple[int | None, str, str]] = {}
     for name, is_leaf in modules:

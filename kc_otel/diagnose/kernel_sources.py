@@ -1,22 +1,32 @@
-"""The two kernels of a command line: a Python program's, a Hugging Face checkpoint, or an engine."""
+"""The kernels of a command line, a Python program's, a Hugging Face checkpoint or an engine, and captures of them."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
 
 from kc_otel._extras import extra
 from kc_otel.contract.model import KernelSpec
+from kc_otel.diagnose.boundaries import SAMPLER, Boundary
+from kc_otel.diagnose.captures import CapturedSequence, kept_positions, projected, relative_error
+from kc_otel.diagnose.located import NotComparableError
+from kc_otel.diagnose.token_sequences import TokenSequence, chat_encoder
+from kc_otel.diagnose.torch_kernel import Activations, TorchKernel
+from kc_otel.diagnose.torch_measure import OTHER_PADDING, kernel_in
+from kc_otel.diagnose.vllm_kernel import VllmKernel, WatchedKernel
 from kc_otel.offline.python_names import python_name
 
-if TYPE_CHECKING:
-    from kc_otel.diagnose.capture_file import CapturedSequence
-    from kc_otel.diagnose.token_sequences import TokenSequence
-    from kc_otel.diagnose.torch_kernel import TorchKernel
-    from kc_otel.diagnose.watched_kernel import WatchedKernel
+with extra("torch", "a kernel of torch"):
+    import torch
+
 
 VLLM: Final = "vllm:"
 """In front of a checkpoint's folder: run it with vLLM."""
@@ -30,20 +40,14 @@ def torch_kernel_from(target: str, spec: KernelSpec) -> TorchKernel:
     A checkpoint is loaded in the number format that the contract says, or in its own, without anything from a network;
     where the contract says an fp8 KV cache, keys and values are rounded as they are written.
     """
-    from kc_otel.diagnose.torch_kernel import TorchKernel  # noqa: PLC0415 - torch
-
     if target.startswith(VLLM):
         raise ValueError(f"{target}: an engine is no training kernel; give a torch module or a checkpoint's folder")
     folder = Path(target)
     if (folder / "config.json").is_file():
-        from kc_otel.diagnose.checkpoint_folder import checkpoint_kernel  # noqa: PLC0415 - transformers
-
         return checkpoint_kernel(folder, spec)
     if folder.is_dir():
         raise ValueError(f"{target}: has no config.json; give a folder with a Hugging Face checkpoint")
     found = python_name(target, _SOURCES)
-    import torch  # noqa: PLC0415
-
     if not isinstance(found, torch.nn.Module | TorchKernel) and callable(found):
         found = found()
     if isinstance(found, torch.nn.Module):
@@ -59,8 +63,6 @@ def kernel_from(target: str, spec: KernelSpec, options: Mapping[str, Any] | None
     if not target.startswith(VLLM):
         yield torch_kernel_from(target, spec)
         return
-    from kc_otel.diagnose.vllm_kernel import VllmKernel  # noqa: PLC0415 - vLLM
-
     kernel = VllmKernel.of(target.removeprefix(VLLM), options or {})
     try:
         yield kernel
@@ -70,8 +72,6 @@ def kernel_from(target: str, spec: KernelSpec, options: Mapping[str, Any] | None
 
 def completed_by(kernel: WatchedKernel, sequences: Sequence[TokenSequence], decode: int) -> list[TokenSequence]:
     """Sequences with a completion: where there is none, an engine decodes one, so that decoding is seen, too."""
-    from kc_otel.diagnose.vllm_kernel import VllmKernel  # noqa: PLC0415 - torch
-
     return kernel.continued(sequences, decode) if isinstance(kernel, VllmKernel) else list(sequences)
 
 
@@ -86,14 +86,9 @@ def captured_by(
 ) -> Iterator[CapturedSequence]:
     """Yield a named kernel's captures of sequences; names are those of `kernel_from`.
 
-    `precision` is the number format whose rounding is measured in a torch kernel, `options` are arguments of
-    `vllm.LLM`, and `decode` tokens are decoded by an engine after each prompt that has no completion.
+    `precision` is the number format whose rounding is measured in a torch kernel; an engine decodes so many tokens
+    after each prompt that has no completion.
     """
-    with extra("torch", "a kernel of torch"):
-        import torch  # noqa: PLC0415
-
-    from kc_otel.diagnose.kernel_capture import capture_kernel  # noqa: PLC0415
-
     dtype = None if precision is None else getattr(torch, precision, None)
     if precision is not None and not isinstance(dtype, torch.dtype):
         raise ValueError(f"{precision!r} is no number format of torch, such as bfloat16")
@@ -101,12 +96,124 @@ def captured_by(
         yield from capture_kernel(kernel, completed_by(kernel, sequences, decode), precision=dtype)
 
 
-def engine_options(texts: Mapping[str, str]) -> dict[str, Any]:
-    """Arguments of an engine from texts: numbers, true and false as JSON has them, and else the text."""
-    found: dict[str, Any] = {}
-    for name, text in texts.items():
-        try:
-            found[name] = json.loads(text)
-        except ValueError:
-            found[name] = text
+_KV_FORMATS: Final = {"fp8-e4m3": torch.float8_e4m3fn, "fp8-e5m2": torch.float8_e5m2}
+"""Number formats of a KV cache by the names of the command line."""
+
+
+def checkpoint_kernel(folder: Path, spec: KernelSpec) -> TorchKernel:
+    """The kernel that runs a checkpoint with transformers, in the number formats of the contract's declaration."""
+    with extra("transformers", "a Hugging Face checkpoint"):
+        from transformers import AutoModelForCausalLM, AutoTokenizer  # noqa: PLC0415
+
+    plain = getattr(torch, spec.dtype or "", None)
+    dtype = plain if isinstance(plain, torch.dtype) and plain.itemsize > 1 else "auto"
+    kv = _kv_format(spec.kv_cache_dtype)
+    try:
+        module, loading = AutoModelForCausalLM.from_pretrained(
+            folder, dtype=dtype, local_files_only=True, output_loading_info=True
+        )
+    except (OSError, ValueError, KeyError, RuntimeError) as error:
+        raise ValueError(f"{folder}: is no checkpoint that transformers can load: {error}") from error
+    if missing := sorted(loading["missing_keys"]):
+        more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
+        raise NotComparableError(f"{folder}: has no {missing[0]}{more}, which its config.json says it has")
+    tokenizer = None
+    if (folder / "tokenizer_config.json").is_file():
+        tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+    return TorchKernel(
+        module.eval(),
+        encode=chat_encoder(tokenizer),
+        sampling=_sampling(folder),
+        cache=None if kv is None else partial(_rounding_cache, kv),
+        vocabulary=None if tokenizer is None else tokenizer.get_vocab(),
+    )
+
+
+def _kv_format(name: str | None) -> torch.dtype | None:
+    """The 8-bit format of a KV cache by vLLM's names or ours; None where it is kept as the model computes."""
+    said = (name or "auto").replace("_", "-")
+    if said == "auto" or isinstance(getattr(torch, said, None), torch.dtype):
+        return None
+    found = _KV_FORMATS.get("fp8-e4m3" if said == "fp8" else said)
+    if found is None:
+        raise ValueError(
+            f"kv_cache_dtype: a checkpoint's cache cannot be kept in {name!r} here, but in {', '.join(_KV_FORMATS)}; "
+            "capture the engine that does: vllm:FOLDER"
+        )
     return found
+
+
+def _rounding_cache(kv: torch.dtype) -> Any:
+    """A cache of Transformers that rounds what is written into it, with a scale of one, as vLLM's does by default."""
+    with extra("transformers", "a checkpoint's cache"):
+        from transformers import DynamicCache  # noqa: PLC0415
+
+    class Rounded(DynamicCache):  # type: ignore[misc]
+        def update(self, key_states: Any, value_states: Any, *args: Any, **options: Any) -> Any:
+            most = torch.finfo(kv).max
+            written = (
+                state.float().clamp(-most, most).to(kv).float().to(state.dtype) for state in (key_states, value_states)
+            )
+            return super().update(*written, *args, **options)
+
+    return Rounded()
+
+
+def _sampling(folder: Path) -> dict[str, Any]:
+    path = folder / "generation_config.json"
+    if not path.is_file():
+        return {}
+    given = json.loads(path.read_text(encoding="utf-8"))
+    if not given.get("do_sample"):
+        return {}
+    return {name: given[name] for name in ("temperature", "top_k", "top_p", "min_p") if given.get(name) is not None}
+
+
+def capture_kernel(
+    kernel: WatchedKernel, sequences: Sequence[TokenSequence], *, precision: torch.dtype | None = None
+) -> Iterator[CapturedSequence]:
+    """Yield the outputs of a kernel's operators on each sequence, one at a time, and the distributions it samples from.
+
+    Products of one input count as one operator, as engines compute them.
+    """
+    rounded = None
+    if isinstance(kernel, TorchKernel):
+        kernel = replace(kernel, is_fused=True)
+        rounded = kernel_in(kernel, precision) if precision else None
+    for index, sequence in enumerate(sequences):
+        taken, logits = kernel.run([sequence], [[0]])
+        own = _outputs(taken)
+        others = _outputs(kernel.run([sequences[index - 1], sequence], [[0, 1]], padding=OTHER_PADDING)[0], 1)
+        rough = _outputs(rounded.run([sequence], [[0]])[0]) if rounded else {}
+        encoded = kernel.encode(sequence.messages) if kernel.encode and sequence.messages else None
+        sampled = np.zeros((len(sequence.token_ids), logits[0].shape[1]), dtype=np.float32)
+        found = kernel.distributions([sequence], logits)[0].exp().cpu().numpy()
+        sampled[-1 - len(found) : -1] = found
+        outputs, positions = {**own, SAMPLER: sampled}, kept_positions(len(sequence.token_ids))
+        yield CapturedSequence(
+            token_ids=tuple(sequence.token_ids),
+            prompt_tokens=sequence.prompt_tokens,
+            positions=positions,
+            outputs={key: projected(values[positions]) for key, values in outputs.items()},
+            features={key: values.shape[1] for key, values in outputs.items()},
+            noise=_errors(own, others),
+            precision=_errors(own, rough),
+            messages=sequence.messages,
+            encoded=None if encoded is None else tuple(encoded),
+        )
+
+
+def _errors(
+    own: Mapping[Boundary, NDArray[np.float32]], others: Mapping[Boundary, NDArray[np.float32]]
+) -> dict[Boundary, float]:
+    return {
+        key: relative_error(own[key], values)
+        for key, values in others.items()
+        if key in own and own[key].shape == values.shape
+    }
+
+
+def _outputs(activations: Activations, row: int = 0) -> dict[Boundary, NDArray[np.float32]]:
+    taken = {key: tensor[row] for key, tensor in activations.items()}
+    numbers = {key: tensor for key, tensor in taken.items() if tensor.ndim == 2 and tensor.is_floating_point()}
+    return {key: tensor.float().cpu().numpy() for key, tensor in numbers.items()}

@@ -53,20 +53,12 @@ class Divergence:
 
 @dataclass(frozen=True, slots=True)
 class Located:
-    """The answer to which operator it is.
+    """The answer to which operator it is; boundaries and findings are in the order of execution.
 
-    Attributes:
-        metric: Metric that is divided into shares.
-        boundaries: Measurements, in the order of execution.
-        findings: Differences above noise, in the order of execution.
-        culprit: The finding with the largest share of the drift; without shares the one with the largest error. None
-            where there is none.
-        shares: How the drift divides among what is above noise, and where that is much, how the largest part of it
-            divides among layers; empty where nothing is, or where it was not asked for.
-        observed: Drift of the inference kernel as it ran, mean over sequences; nan where it was not measured.
-        notes: What a reader has to know: what could not be compared, swapped or verified.
-        confidence: Of every interval and of all names together.
-        settings: Where the two kernels are configured otherwise: what to look at before any operator.
+    `culprit` is the finding with the largest share of the drift, without shares the one with the largest error.
+    `shares` divide the drift of `metric` among what is above noise, and the largest part of it among layers. `observed`
+    is the drift of the inference kernel as it ran, mean over sequences; nan where it was not measured. `confidence` is
+    of every interval and of all names together. `settings` are what to look at before any operator.
     """
 
     contract: str
@@ -85,7 +77,7 @@ class Located:
 
     @property
     def undecided(self) -> str:
-        """Reason why the result is undecided although nothing is named, as a sentence; empty if it is decided.
+        """Reason why the result is undecided although nothing is named; empty if it is decided.
 
         Nothing is above noise only where it would have been seen: with sequences enough to name anything, and at no
         boundary more of them beyond the floor than may be where nothing is wrong.
@@ -127,11 +119,7 @@ class Located:
 
 
 def between(error: Interval) -> str:
-    """An error with its interval, where there are sequences enough for one.
-
-    >>> between(Interval(0.02, 0.01, 0.03, 12, "exact")), between(Interval(0.02, -math.inf, math.inf, 3, "exact"))
-    ('0.02 [0.01, 0.03]', '0.02 (3 sequences are too few for an interval)')
-    """
+    """An error with its interval, where there are sequences enough for one."""
     if not (math.isfinite(error.lower) and math.isfinite(error.upper)):
         return f"{number(error.estimate)} ({error.samples:g} sequences are too few for an interval)"
     return f"{number(error.estimate)} [{number(error.lower)}, {number(error.upper)}]"
@@ -233,7 +221,9 @@ def located_lines(located: Located) -> Iterator[str]:
     """The answer, its evidence and what a reader has to know, a line each."""
     yield from _answer_lines(located)
     for index, shares in enumerate(located.shares):
-        yield from _share_lines(located, shares, layers=bool(index))
+        amount = f"{number(shares.whole)} of {number(located.observed)} observed"
+        yield "by layer:" if index else f"shares of {located.metric} on {located.slice}, {amount}:"
+        yield from (f"  {_share(component):>15}  {component.name}" for component in shares.components)
     yield ""
     yield from _table(located)
     for note in located.notes:
@@ -310,13 +300,6 @@ def finding_name(finding: Divergence) -> str:
     """Boundary and module."""
     kind = ", depends on the batch" if finding.kind == "batch" else ""
     return f"{finding.boundary}{kind}" + (f", module {finding.module}" if finding.module else "")
-
-
-def _share_lines(located: Located, shares: Shares, *, layers: bool) -> Iterator[str]:
-    amount = f"{number(shares.whole)} of {number(located.observed)} observed"
-    yield "by layer:" if layers else f"shares of {located.metric} on {located.slice}, {amount}:"
-    for component in shares.components:
-        yield f"  {_share(component):>15}  {component.name}"
 
 
 def _table(located: Located) -> Iterator[str]:

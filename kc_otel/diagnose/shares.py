@@ -1,12 +1,11 @@
 """Shares of a drift among components by Shapley, with intervals over sequences.
 
-A component's Shapley value is what it adds on average to the components that were put in before it, over all orders.
-Of few components every set is run, and the value is exact for the sequences. Of more, some orders are drawn, each with
-its reverse, which cancels most of the error of drawing; the shares add up to the whole in every order, so they do here.
+A component's Shapley value is what it adds on average to the components put in before it, over all orders. Of few
+components every set is run; of more, some orders are drawn, each with its reverse, which cancels most of the error.
 
-Percentile bootstraps of few sequences are too narrow: their quantiles are moved out as Student's is from the normal's.
-To that comes, in quadrature, the error of drawing orders, by Student's t over the pairs of them. With eight sequences
-whose shares are heavy-tailed an interval of 99 % still holds the truth in 97 %, with sixteen in 98 to 99 %.
+Percentile bootstraps of few sequences are too narrow: their quantiles are moved out as Student's is from the normal's,
+and the error of drawing orders is added in quadrature. With eight sequences whose shares are heavy-tailed an interval
+of 99 % still holds the truth in 97 %, with sixteen in 98 to 99 %.
 
 Source: Castro, Gomez and Tejada 2009, Polynomial calculation of the Shapley value based on sampling; Mitchell et al.
 2022, Sampling Permutations for Shapley Value Estimation (antithetic orders); Hesterberg 2015, What Teachers Should Know
@@ -55,16 +54,7 @@ class Shares:
 def shares_of(
     names: Sequence[str], value: Callable[[frozenset[int]], NDArray[np.float64]], *, alpha: float, seed: int = 0
 ) -> Shares:
-    """Divide a drift among components, given the drift [sequences] with some of them swapped in, by index.
-
-    Of up to five components all orders are taken. `alpha` is the error probability of the intervals, both sides
-    together.
-
-    >>> weights = np.array([[3.0, 1.0], [6.0, 2.0], [3.0, 1.0]])
-    >>> found = shares_of(["scales", "cache"], lambda put_in: weights[:, sorted(put_in)].sum(1), alpha=0.05)
-    >>> [(part.name, round(part.share.estimate, 2)) for part in found.components]
-    [('scales', 0.75), ('cache', 0.25)]
-    """
+    """Divide a drift among components, given the drift [sequences] with some of them swapped in, by index."""
     drift = cache(lambda components: np.asarray(value(components), dtype=np.float64))
     nothing, whole = drift(frozenset()), drift(frozenset(range(len(names))))
     generator = np.random.default_rng(seed)

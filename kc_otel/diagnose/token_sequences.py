@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from kc_otel.contract.model import Contract
 from kc_otel.contract.slices import ALL, Scalar
-from kc_otel.diagnose.capture_file import is_capture, read_capture
+from kc_otel.diagnose.captures import is_capture, read_capture
 from kc_otel.offline.python_names import python_name
 from kc_otel.recordings.read_table import records
 from kc_otel.recordings.recording_files import load_recording
@@ -50,14 +50,11 @@ def chat_encoder(tokenizer: Any) -> Callable[[Sequence[Mapping[str, str]]], list
 def read_sequences(
     source: str | Path, *, contract: Contract | None = None, slice: str = ALL, most: int = 64
 ) -> tuple[TokenSequence, ...]:
-    """Sequences of a file or a program, those of one slice, the first of the file.
+    """Sequences of a file or a program, those of one slice, the first of the file; of a capture all that was captured.
 
-    Of a capture they are what was captured, all of it. JSON lines have `token_ids` and, where known, `prompt_ids`,
-    `attributes` and `messages`; whatever else `load_recording` reads is a recording with token ids. A program is
-    `FILE.py:NAME`, a function that is given the slice and returns such objects, from wherever it has them.
-
-    Raises:
-        ValueError: If the file cannot be used, the slice is unknown, or no sequence is in it.
+    JSON lines have `token_ids` and, where known, `prompt_ids`, `attributes` and `messages`; whatever else
+    `load_recording` reads is a recording with token ids. A program is `FILE.py:NAME`, a function that is given the
+    slice.
     """
     if contract is not None and slice != ALL and slice not in contract.slices:
         known = ", ".join((ALL, *contract.slices))

@@ -1,12 +1,9 @@
 """A torch model whose operators can be watched, given other inputs, and swapped: one forward with hooks on it.
 
-Three things are done with the hooks, all in one forward over given tokens: outputs are taken (`run`), replaced by other
-outputs after they were taken, so that every operator is given another kernel's inputs (`run` with `replaced`), or
-changed by an error that was measured before (`run` with `added`). The hooks are gone afterwards.
-
-Operators of Hugging Face's models that are no modules are watched, too: attention's forward calls a function of its
-file to turn queries and keys, and the cache's `update` to write keys and values and read them back. While a forward is
-watched, that function and the cache that a layer is given are stand-ins.
+Outputs are taken (`run`), replaced by other outputs after they were taken, so that every operator is given another
+kernel's inputs (`replaced`), or changed by an error that was measured before (`added`). Operators of Hugging Face's
+models that are no modules are watched, too: the function that turns queries and keys and the cache that a layer is
+given are stand-ins meanwhile.
 """
 
 from __future__ import annotations
@@ -99,7 +96,11 @@ class TorchKernel:
         taken: bool = True,
         padding: int = 0,
     ) -> tuple[Activations, list[torch.Tensor]]:
-        """As of a `WatchedKernel`; `added` are values to add to an operator's output, padding is behind the longest."""
+        """Outputs by boundary, [tokens, features] of each sequence, and logits [tokens, vocabulary] in float32.
+
+        Every sequence is in one of the batches, by its index. `replaced` replaces an operator's output after it was
+        taken, `added` is added to it; `padding` are tokens of something else, behind the longest.
+        """
         ids_of = [torch.as_tensor(np.asarray(sequence.token_ids, dtype=np.int64)) for sequence in sequences]
         replaced, added = self._apart(replaced), self._apart(added)
         found: Activations = {}
@@ -120,10 +121,15 @@ class TorchKernel:
                 raise ValueError(f"the model returned {got}, not logits [sequences, tokens, vocabulary]")
             for place, row in enumerate(rows):
                 logits[row] = given[place, : len(ids_of[row])].float().cpu()
-        return fused(found, _side_by_side) if self.is_fused else found, logits
+        if self.is_fused:
+            found = fused(found, lambda parts: [torch.cat(columns, 1) for columns in zip(*parts, strict=True)])
+        return found, logits
 
     def distributions(self, sequences: Sequence[TokenSequence], logits: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """As of a `WatchedKernel`; a sequence whose prompt is not known is all completion, but for its first token."""
+        """Log-probabilities [completion, vocabulary] of each sequence's completion, as sampled from these logits.
+
+        A sequence whose prompt is not known is all completion, but for its first token.
+        """
         return [
             processed(scores[max(sequence.prompt_tokens - 1, 0) : -1], self.sampling).log_softmax(-1)
             for sequence, scores in zip(sequences, logits, strict=True)
@@ -169,10 +175,6 @@ class TorchKernel:
                 handle.remove()
 
 
-def _side_by_side(outputs: list[list[torch.Tensor]]) -> list[torch.Tensor]:
-    return [torch.cat(parts, 1) for parts in zip(*outputs, strict=True)]
-
-
 def _after(visit: Visit, boundary: Boundary, _: torch.nn.Module, __: tuple[Any, ...], output: Any) -> Any:
     return visit(boundary, output)
 
@@ -191,10 +193,7 @@ _OnOutput = Callable[[Boundary, Any], Any]
 
 @contextmanager
 def watched_functions(module: torch.nn.Module, named: Mapping[str, Boundary], visit: _OnOutput) -> Iterator[None]:
-    """Have the functions within a model's attention visited, in every layer whose modules do not have them apart.
-
-    `visit` is called with every output, tensors [sequences, heads, tokens, features].
-    """
+    """Have the functions within attention visited, [sequences, heads, tokens, features], where no module is."""
     apart = set(named.values())
     within: list[int] = []
     homes: set[str] = set()

@@ -37,7 +37,14 @@ from kc_otel.diagnose.located import (
     related,
     settings_of,
 )
-from kc_otel.diagnose.same_checkpoint import other_settings, same_architecture, same_vocabulary
+from kc_otel.diagnose.same_checkpoint import (
+    TensorDifference,
+    other_settings,
+    same_architecture,
+    same_vocabulary,
+    saturated_scales,
+    tensor_differences,
+)
 from kc_otel.diagnose.shares import Shares, shares_of
 from kc_otel.diagnose.token_sequences import TokenSequence
 from kc_otel.diagnose.torch_kernel import TorchKernel
@@ -51,8 +58,7 @@ from kc_otel.diagnose.torch_measure import (
     token_tv,
     tokens_at_a_time,
 )
-from kc_otel.diagnose.torch_weights import TensorDifference, saturated_scales, tensor_differences
-from kc_otel.diagnose.watched_kernel import WatchedKernel
+from kc_otel.diagnose.vllm_kernel import WatchedKernel
 
 with extra("torch", "locating in a torch module"):
     import torch
@@ -116,8 +122,9 @@ def locate(
     notes = [*_notes(missing, rows, weights)]
     if rounded is None and wanted != train.dtype:
         notes.append(f"the training kernel does not run in {wanted}: rounding to it counts as a difference")
-    findings += _shape_findings(missing, inference)
     modules = {boundary: name for name, boundary in inference.named.items()}
+    shapes = ((gap.boundary, *gap.features) for gap in missing if gap.features)
+    findings += cut_vocabulary(shapes, modules.get(Boundary(None, "head"), ""))
     above = [row for row in rows if row.is_above]
     scales = saturated_scales(train, inference, {_module(row.boundary, modules) for row in above} - {""}, sequences)
     findings += [_drift_finding(row, modules, weights, scales) for row in above]
@@ -246,11 +253,6 @@ def _token_findings(
     return other_tokens(encoded, len(sequences))
 
 
-def _shape_findings(missing: Sequence[Absent], inference: WatchedKernel) -> list[Divergence]:
-    head = next((name for name, boundary in inference.named.items() if boundary == Boundary(None, "head")), "")
-    return cut_vocabulary(((gap.boundary, *gap.features) for gap in missing if gap.features), head)
-
-
 def _module(boundary: Boundary, modules: Mapping[Boundary, str]) -> str:
     return modules.get(Boundary(boundary.layer, boundary.operator), "")
 
@@ -274,16 +276,14 @@ def _drift_finding(
     if error.estimate >= NOT_FINITE:
         sentence = "its numbers are NaN or infinite on inputs on which the training kernel's are finite"
     if differing:
-        sentence += f"; tensor {differing[0].name} {_by_how_much(differing[0].relative)}"
+        by = differing[0].relative
+        differs = f"differs by {number(100 * by)} %" if math.isfinite(by) else "is zero in training, and here not"
+        sentence += f"; tensor {differing[0].name} {differs}"
     module, tensors = _module(key, modules), tuple(tensor.name for tensor in differing)
     if module in scales:
         scale, said = scales[module]
         sentence, tensors = f"{sentence}; {said}", (scale, *tensors)
     return Divergence("drift", row.boundary, module, sentence, tensors)
-
-
-def _by_how_much(relative: float) -> str:
-    return f"differs by {number(100 * relative)} %" if math.isfinite(relative) else "is zero in training, and here not"
 
 
 def _divide(

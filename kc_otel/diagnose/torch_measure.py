@@ -1,8 +1,7 @@
-"""Two torch kernels run on the same tokens: relative errors at every boundary, noise, and what components cost.
+"""Two kernels run on the same tokens: relative errors at every boundary, noise, and what components cost.
 
-An operator's own error is measured with every output replaced by the training kernel's as soon as it was taken: each
-operator of the inference kernel then works on the training kernel's inputs, in one forward. It excludes the error
-inherited from upstream.
+An operator's own error excludes the one inherited from upstream: in one forward, every output is replaced by the
+training kernel's as soon as it was taken, so that each operator works on the training kernel's inputs.
 """
 
 from __future__ import annotations
@@ -19,10 +18,10 @@ from numpy.typing import NDArray
 from kc_otel._extras import extra
 from kc_otel.diagnose.above_noise import Measured
 from kc_otel.diagnose.boundaries import SAMPLER, Boundary
-from kc_otel.diagnose.capture_file import relative_error
+from kc_otel.diagnose.captures import relative_error
 from kc_otel.diagnose.token_sequences import TokenSequence
 from kc_otel.diagnose.torch_kernel import Activations, TorchKernel
-from kc_otel.diagnose.watched_kernel import WatchedKernel
+from kc_otel.diagnose.vllm_kernel import WatchedKernel
 
 with extra("torch", "locating in a torch module"):
     import torch
@@ -45,10 +44,7 @@ class Absent:
 
 
 def kernel_in(kernel: TorchKernel, dtype: torch.dtype) -> TorchKernel | None:
-    """A kernel in another number format, which shows the effect of rounding alone; None where it runs in none.
-
-    Its parameters are cast, or where its forward mixes formats, it runs under autocast.
-    """
+    """A kernel cast to another number format, or under autocast, to show its rounding; None if it runs in none."""
     probe = [TokenSequence((0, 0))]
     with contextlib.suppress(RuntimeError, MemoryError):
         cast = replace(kernel, module=copy.deepcopy(kernel.module).to(dtype))
@@ -73,24 +69,19 @@ def measure_pair(
     """Run both kernels, each also against itself in other batches, and compare at every boundary.
 
     Returns relative errors by boundary, in the order of execution, and the boundaries that cannot be compared.
-    `precision` is the training kernel in the inference kernel's number format, None where they are the same. The
-    activations of `batch_tokens` are in memory together.
+    `precision` is the training kernel in the inference kernel's number format, None where they are the same.
     """
     parts, done = [], 0
     for chunk in chunks_of(sequences, batch_tokens):
         parts.append(_measure_chunk(train, inference, precision, chunk))
         done += len(chunk)
         progress(f"compared at every operator: {done} of {len(sequences)} sequences")
-    measured = {
-        key: _together([part[key] for part, _ in parts]) for key in parts[0][0] if all(key in part for part, _ in parts)
-    }
+    measured = {}
+    for key in [key for key in parts[0][0] if all(key in part for part, _ in parts)]:
+        columns = ([getattr(part[key], field.name) for part, _ in parts] for field in fields(Measured))
+        joined: list[Any] = [None if column[0] is None else np.concatenate(column) for column in columns]
+        measured[key] = Measured(*joined)
     return measured, list(dict.fromkeys(gap for _, gaps in parts for gap in gaps))
-
-
-def _together(parts: Sequence[Measured]) -> Measured:
-    columns = ([getattr(part, field.name) for part in parts] for field in fields(Measured))
-    joined: list[Any] = [None if column[0] is None else np.concatenate(column) for column in columns]
-    return Measured(*joined)
 
 
 def tokens_at_a_time(kernel: TorchKernel) -> int:
@@ -118,7 +109,7 @@ def inputs_as_seen(
 
     These are the training kernel's `own`, except after operators that can only be observed: attention in an engine
     reads the engine's cache, so it is compared with the training kernel's attention to the keys and values of that
-    cache. `forced` are the inference kernel's outputs with all that can be replaced replaced by the training kernel's.
+    cache. `forced` are the inference kernel's outputs with all that can be replaced replaced.
     """
     seen = {key: tensor for key, tensor in forced.items() if key.operator in inference.only_seen and key in own}
     if not seen:
@@ -249,11 +240,9 @@ def token_drift(
     """Drift of the next-token distribution with the errors of some operators put into the training kernel.
 
     An operator's error is what it gives on the training kernel's inputs beyond what the training kernel's own operator
-    gives. Put in alone it is exact; of several at once each is taken as it was measured, though the inputs of those
-    further down have changed by then.
-
-    Returns a function from boundaries, of those `above`, to the mean drift of each sequence, and the drift of the
-    inference kernel as it runs.
+    gives. Put in alone it is exact; of several each is taken as it was measured, though inputs further down have
+    changed. Returns a function from boundaries to the mean drift of each sequence, and the inference kernel's drift as
+    it runs.
     """
     chunks = []
     whole = []

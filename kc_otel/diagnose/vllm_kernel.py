@@ -1,8 +1,7 @@
 """A live vLLM in this process as a kernel: its layers and its sampler watched, and given other inputs.
 
-A prompt is prefilled and the tokens after it are decoded one by one, as they were when they were sampled: whatever the
-engine samples is overwritten by the token that came. Rows of a batch belong to requests as the engine's model runner
-says. Eager mode: a compiled graph has no modules.
+Prompts are prefilled and the tokens after them decoded one by one: whatever the engine samples is overwritten by the
+token that came. Rows of a batch belong to requests as the model runner says. Compiled graphs have no modules.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from kc_otel.contract.slices import Scalar
 from kc_otel.diagnose.boundaries import INPUT_OF, Boundary, boundaries_of, layer_of
 from kc_otel.diagnose.same_checkpoint import complete_layers
 from kc_otel.diagnose.token_sequences import TokenSequence, chat_encoder
-from kc_otel.diagnose.torch_kernel import Activations
+from kc_otel.diagnose.torch_kernel import Activations, TorchKernel
 from kc_otel.diagnose.vllm_visit import EngineVisit
 
 with extra("torch", "locating in an engine"):
@@ -58,13 +57,12 @@ _PADDING_TOKEN: Final = 1
 
 
 class VllmKernel:
-    """An engine whose layers are watched: a `vllm.LLM` in this process, eager, without prefix caching.
-
-    With `logprobs_mode` for what is sampled. A ValueError says what the engine is not.
-    """
+    """A `vllm.LLM` in this process, eager, without prefix caching, with `logprobs_mode` for what is sampled."""
 
     only_seen = frozenset({"kv_cache"})
+    """Operators whose outputs can be observed but not replaced: later operators receive them unchanged."""
     has_sampler = True
+    """A program of its own makes its distributions, and not its sampling parameters alone."""
 
     def __init__(self, engine: Any) -> None:
         self._engine = engine
@@ -84,12 +82,7 @@ class VllmKernel:
 
     @classmethod
     def of(cls, checkpoint: str, options: Mapping[str, Any]) -> VllmKernel:
-        """An engine in this process.
-
-        Raises:
-            NotComparableError: If the checkpoint lacks tensors, which the engine would not mind.
-            ValueError: If the checkpoint cannot be loaded, or these arguments make layers that cannot be watched.
-        """
+        """An engine in this process."""
         wanted = {**_EAGER_OPTIONS, **options}
         _watchable(bool(wanted["enforce_eager"]), bool(wanted["enable_prefix_caching"]))
         if os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0") != "0":
@@ -178,7 +171,7 @@ class VllmKernel:
         taken: bool = True,
         padding: int = 0,
     ) -> tuple[Activations, list[torch.Tensor]]:
-        """As of a `WatchedKernel`; prompts are prefilled, completions decoded, and padding is another request."""
+        """As of a `TorchKernel`; prompts are prefilled, completions decoded, and padding is another request."""
         visit = EngineVisit(sequences, replaced, taken=taken)
         with self._watched(visit):
             for rows in batches:
@@ -187,7 +180,7 @@ class VllmKernel:
 
     @torch.no_grad()  # type: ignore[untyped-decorator]
     def distributions(self, sequences: Sequence[TokenSequence], logits: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """As of a `WatchedKernel`, by the engine's own sampler, which is given these logits instead of the engine's."""
+        """As of a `TorchKernel`, by the engine's own sampler, which is given these logits instead of the engine's."""
         visit = EngineVisit(sequences, {_HEAD: list(logits)}, taken=False, sampled=True)
         with self._watched(visit):
             self._go(visit, range(len(sequences)), 0)
@@ -342,3 +335,7 @@ def read_back(attention: Any, request: int, tokens: int) -> tuple[torch.Tensor, 
     keys = keys.reshape(len(held), heads, -1, size).permute(0, 3, 1, 2) * attention._k_scale_float  # noqa: SLF001
     values = values.permute(0, 2, 1, 3) * attention._v_scale_float  # noqa: SLF001 - no other name
     return keys.flatten(0, 1)[:tokens].flatten(1), values.flatten(0, 1)[:tokens].flatten(1)
+
+
+WatchedKernel = TorchKernel | VllmKernel
+"""A kernel that can be run on given tokens and watched: a torch module, or an engine in this process."""

@@ -23,12 +23,8 @@ class EngineVisit:
     """Actions on some sequences while an engine runs them; an unknown prompt is the first token.
 
     An output is replaced after it was taken; logits only on their way to the sampler. With `sampled` it is taken what
-    the sampler makes of the logits, and the logits are not.
-
-    Attributes:
-        layer: The layer that runs.
-        rows: Rows of the forward that runs.
-        ended: Place in the batch, sequence and tokens of the requests that come to their end in this forward.
+    the sampler makes of the logits, and the logits are not. `ended` has place in the batch, sequence and tokens of the
+    requests that come to their end in this forward.
     """
 
     def __init__(

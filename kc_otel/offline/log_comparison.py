@@ -1,7 +1,4 @@
-"""Content of `kc-otel compare`: the quantities of one recording with their intervals, by slice.
-
-Slices are a contract's, or come from attributes that no contract names.
-"""
+"""The quantities of one recording with their intervals, by a contract's slices or by attributes."""
 
 from __future__ import annotations
 
@@ -18,8 +15,12 @@ from numpy.typing import NDArray
 from kc_otel.contract.registry.clause_metrics import DERIVED, QUANTITIES
 from kc_otel.contract.slices import ALL
 from kc_otel.judge.plain_json import for_others
-from kc_otel.offline.gate.observations import ADVANTAGE, RecordingObservations
-from kc_otel.offline.gate.recorded_verdicts import RecordingVerdicts, verdict_for_others
+from kc_otel.offline.gate.recorded_verdicts import (
+    ADVANTAGE,
+    RecordingObservations,
+    RecordingVerdicts,
+    verdict_for_others,
+)
 from kc_otel.record.measure.logits import LOGITS
 from kc_otel.record.measure.rounding import CoarseSide
 from kc_otel.recordings.recording import Recording
@@ -38,11 +39,7 @@ class SliceReport:
 
 @dataclass(frozen=True, slots=True)
 class LogComparison:
-    """The quantities of a recording by slice, and what a contract says of it.
-
-    `masked` are sequences that the recording's mask leaves no token of, `coarse` the side that was rounded to half
-    precision where the other was not. `clip` is the clip range of the clip-budget share.
-    """
+    """The quantities of a recording by slice, and a contract's verdicts; no token of `masked` sequences counts."""
 
     source: str
     sequences: int

@@ -1,7 +1,6 @@
 """Verdicts on each step of a run that is over, as scalars by step for the trainer's own log.
 
-A bulk import hands over hours within seconds, so that what an evaluator's windows hold meanwhile is no step's. Each
-step is judged for itself here, as if its sequences were all that there is, by what judges live traffic.
+A bulk import hands over hours within seconds, so that each step is judged for itself, as if it were all that there is.
 """
 
 from __future__ import annotations
@@ -21,16 +20,10 @@ _FLUSH_SECONDS: Final = 60.0
 
 
 class StepScalars:
-    """A recorder for each step that is being read, and its scalars once it is.
+    """A recorder for each step that is being read, and its scalars once it is, as a line of JSON each.
 
     A step ends with the first file after it that holds nothing of it, or with `close`. Later sequences of the step are
-    left out, and counted. `file` gets a line of JSON for each step: `step`, and what
-    `kc_otel.client.training_log.scalars` describes.
-
-    Attributes:
-        written: Steps that have scalars.
-        unjudged: Steps of which the contract says nothing, with as little as there is of them.
-        late: Batches that were left out, since their step had ended.
+    left out, and counted as `late` batches. Of `unjudged` steps the contract says nothing: there is too little of them.
     """
 
     def __init__(self, contract: Contract, file: TextIO) -> None:

@@ -18,7 +18,6 @@ NAMES = [name for commands in _SUBJECTS.values() for name in commands]
 
 
 def test_every_command_of_the_table_is_there():
-    """Each name leads to functions of its file, and each file of commands has one."""
     cli._register()
     registered = {command.name for command in (*cli.app.registered_commands, *cli.app.registered_groups)}
     assert registered == set(NAMES)
@@ -28,7 +27,6 @@ def test_every_command_of_the_table_is_there():
 
 @pytest.mark.slow
 def test_a_command_imports_no_other_commands_file():
-    """Checking a contract loads neither the client of the evaluator's API nor its server."""
     code = "import sys; from kc_otel.cli import _register; _register('check'); print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     loaded = set(done.stdout.split())
@@ -61,18 +59,10 @@ def test_help_says_what_stands_in_square_brackets():
     cli._register("promote")
     said = CliRunner().invoke(cli.app, ["promote", "--help"]).output
     headings = [line for line in said.splitlines() if line.endswith(":") and line[0] != " "]
-    assert headings == [
-        "Arguments:",
-        "Decide (one at a time):",
-        "Follow, with hooks:",
-        "Plan:",
-        "Options:",
-        "Examples:",
-    ]
+    assert headings == ["Arguments:", "Decide (one at a time):", "Follow, with hooks:", "Options:", "Examples:"]
 
 
 def test_a_group_shows_an_example_of_each_of_its_commands():
-    """Nobody has to ask twice."""
     cli._register("route")
     said = CliRunner().invoke(cli.app, ["route", "--help"]).output.partition("Examples:\n")[2]
     assert [line.split()[:3] for line in said.splitlines()] == [
@@ -81,7 +71,6 @@ def test_a_group_shows_an_example_of_each_of_its_commands():
 
 
 def test_the_first_sentence_of_a_help_is_an_order():
-    """`Print ...`, not `The cheapest ...`, and it fits below a command's name in two lines."""
     cli._register()
 
     def walk(command):

@@ -10,6 +10,7 @@ from kc_otel.record.measure.sampled import TOKEN, log_ratio
 from kc_otel.recordings.recording import Recording
 from kc_otel.recordings.recording_files import load_recording, save_recording
 from kc_otel.stats import Binned, mean_interval
+from tests.tools.two_kernels import sampled_from_logits
 
 COMMANDS = ("compare",)
 
@@ -29,29 +30,16 @@ observability: {min_samples: 500}
 TASKS = ("code", "prose", "tables")
 
 
-def make(seed=3, sequences=90, vocab=12):
+def make(seed=3, sequences=90):
     """Tokens sampled from the inference kernel; on tables the kernels differ by far more."""
     rng = np.random.default_rng(seed)
     lengths = rng.integers(10, 60, size=sequences)
     task = rng.integers(3, size=sequences)
-    n = int(lengths.sum())
-    z = rng.standard_normal((n, vocab))
-    other = z + np.repeat(np.where(task == 2, 0.6, 0.02), lengths)[:, None] * rng.standard_normal((n, vocab))
-    p, q = (logits - np.log(np.exp(logits).sum(1, keepdims=True)) for logits in (z, other))
-    y = np.minimum((np.exp(q).cumsum(1) < rng.random((n, 1))).sum(1), vocab - 1)
-    every = np.arange(n)
-    return Recording(
-        p[every, y],
-        q[every, y],
-        lengths,
-        tuple(
-            {"task": TASKS[t], "prompt_tokens": int(c)} for t, c in zip(task, rng.integers(1, 9000, n), strict=False)
-        ),
-        token_ids=y,
-        advantages=np.repeat(rng.standard_normal(sequences), lengths),
-        train_logits=z,
-        inference_logits=other,
-    )
+    noises = np.where(task == 2, 0.6, 0.02)
+    prompts = np.random.default_rng(seed + 1).integers(1, 9000, sequences)
+    about = tuple({"task": TASKS[t], "prompt_tokens": int(c)} for t, c in zip(task, prompts, strict=True))
+    advantages = np.repeat(rng.standard_normal(sequences), lengths)
+    return sampled_from_logits(rng, lengths, noises, about, advantages=advantages)
 
 
 @pytest.fixture
@@ -75,7 +63,6 @@ def slices(answer):
 
 
 def test_a_side_in_half_precision_is_noted(run, tmp_path):
-    """Below the tables, and in JSON with its side, grid and size; null where both sides are whole."""
     rng = np.random.default_rng(0)
     inference = -rng.exponential(1.0, (20, 30)) - 0.1
     for name, train in (("half", inference.astype(np.float16)), ("whole", inference * 1.001)):
@@ -88,7 +75,6 @@ def test_a_side_in_half_precision_is_noted(run, tmp_path):
 
 
 def test_json_has_the_numbers_exactly(run, log):
-    """Per slice, with unit and interval."""
     code, out, err = run(log, "--by", "task", "--json")
     assert (code, err) == (0, "")
     answer = json.loads(out)
@@ -132,7 +118,6 @@ def test_quantities_agree_with_each_other(run, log):
 
 
 def test_a_contract_gives_slices_clip_range_and_verdicts(run, log, contract):
-    """Its slices, its clip range, a verdict for each clause and slice, and what a recording cannot tell."""
     code, out, _ = run(log, "--contract", contract, "--json")
     assert code == 0
     answer = json.loads(out)
@@ -154,7 +139,6 @@ def test_a_contract_gives_slices_clip_range_and_verdicts(run, log, contract):
 @pytest.mark.slow
 @pytest.mark.parametrize("width", [60, 80, 100, 160])
 def test_tables_fit_the_terminal(run, log, contract, width):
-    """No line is wider than the terminal, no name or number is cut, and verdicts come with their reasons."""
     code, out, err = run(log, "--contract", contract, width=width)
     assert (code, err) == (0, "")
     assert max(map(len, out.splitlines())) <= width
@@ -166,14 +150,12 @@ def test_tables_fit_the_terminal(run, log, contract, width):
 
 
 def test_one_slice(run, log, contract):
-    """--slice leaves the rest out; verdicts of other slices go too."""
     answer = json.loads(run(log, "--contract", contract, "--slice", "tables", "--json")[1])
     assert list(slices(answer)) == ["tables"]
     assert {v["slice"] for v in answer["verdicts"]} == {"tables"}
 
 
 def test_numbers_with_many_values_become_ranges(run, log):
-    """Quarters of an attribute, which together hold every sequence once."""
     answer = slices(json.loads(run(log, "--by", "prompt_tokens", "--json")[1]))
     assert len(answer) == 5
     assert all(name.startswith("prompt_tokens in [") for name in list(answer)[1:])
@@ -181,7 +163,6 @@ def test_numbers_with_many_values_become_ranges(run, log):
 
 
 def test_rare_values_are_together(run, tmp_path):
-    """Twenty values of an attribute get a slice each; the rest is `other`, and nobody is lost."""
     lengths = np.ones(60, dtype=np.int64)
     values = -np.ones(60)
     names = [f"v{min(row, 59 - row):02d}" for row in range(60)]
@@ -192,7 +173,6 @@ def test_rare_values_are_together(run, tmp_path):
 
 
 def test_identical_kernels_have_no_number_that_is_not_one(run, tmp_path):
-    """Two equal sides: zeros and ones, no NaN in the JSON, and a bound that nobody claims is null."""
     values = -np.ones(5)
     save_recording(Recording(values, values, np.array([2, 3]), ({}, {})), tmp_path / "a.npz")
     answer = json.loads(run(tmp_path / "a.npz", "--json")[1])
@@ -219,7 +199,6 @@ def test_many_tokens_keep_exact_means_and_valid_intervals(run, tmp_path):
 
 
 def test_columns_are_named_on_the_command_line(run, tmp_path):
-    """ROLE=COLUMN pairs, separated by commas."""
     np.savez(tmp_path / "a.npz", left=[-1.0, -2.0], right=[-1.0, -2.5])
     assert run(tmp_path / "a.npz", "--columns", "train=left, inference=right", "--json")[0] == 0
     code, out, err = run(tmp_path / "a.npz", "--columns", "train")
@@ -237,14 +216,12 @@ def test_columns_are_named_on_the_command_line(run, tmp_path):
     ],
 )
 def test_bad_options_end_with_2_and_a_remedy(run, log, options, message):
-    """The option is named on standard error; nothing is printed."""
     code, out, err = run(log, *options)
     assert (code, out) == (2, "")
     assert message in err
 
 
 def test_a_bad_recording_ends_with_2_and_each_kind_of_problem(run, tmp_path):
-    """File, line, field and remedy on standard error, and how many rows have it."""
     row = json.dumps({"train_logprobs": [0.5], "inference_logprobs": [-1.0]})
     Path(tmp_path / "a.jsonl").write_text(f"{row}\n{row}")
     code, out, err = run(tmp_path / "a.jsonl")

@@ -1,5 +1,7 @@
 """`kc-otel check`, `diff` and `reference`."""
 
+from __future__ import annotations
+
 import json
 from pathlib import Path
 
@@ -7,7 +9,9 @@ import jsonschema
 import pytest
 
 from kc_otel.contract.input_reasons import REASONS
+from kc_otel.contract.load import load_text
 from kc_otel.contract.registry.clause_metrics import DERIVED, QUANTITIES
+from kc_otel.offline.gate.gate_lint import shut_gates
 
 COMMANDS = ("check", "diff", "reference")
 
@@ -46,7 +50,6 @@ def test_check_accepts_the_example_contracts(run):
 
 
 def test_check_says_what_verdicts_are_about(run, files):
-    """Per clause, as text and as JSON: future traffic, too, or only the measured traffic."""
     both = "limit: 0.01}, {id: tail, metric: tv_token, statistic: p90, limit: 0.1"
     (path,) = files(x=("limit: 0.01", both))
     assert run("check", path)[1].splitlines()[:2] == [
@@ -58,14 +61,12 @@ def test_check_says_what_verdicts_are_about(run, files):
 
 
 def test_check_says_which_clauses_take_sequences_for_independent(run, files):
-    """Those that say so, and no others."""
     both = "limit: 0.01}, {id: own, metric: tv_token, unit: sequence, limit: 0.1"
     (path,) = files(x=("limit: 0.01", both))
     assert f"{path}: assumes that sequences are independent: own" in run("check", path)[1].splitlines()
 
 
 def test_check_says_what_the_traffic_of_a_slice_never_decides(run, files):
-    """With sequences an hour; a rate that is none, or of no slice, is a fault of the command."""
     (path,) = files(x=("limit: 0.01", "limit: 0.0001"))
     assert "on all no PASS is possible: it takes " in run("check", path, "--traffic", "all=1200")[1]
     assert "no PASS is possible" not in run("check", path)[1]
@@ -88,7 +89,6 @@ def test_check_prints_every_problem_of_every_file(run, files):
 
 
 def test_check_prints_warnings_and_exits_0(run, files):
-    """A warning does not stop a deploy."""
     (path,) = files(x=("limit: 0.01", "limit: 0"))
     code, out, _ = run("check", path)
     assert code == 0
@@ -97,13 +97,11 @@ def test_check_prints_warnings_and_exits_0(run, files):
 
 
 def test_check_reads_standard_input(run):
-    """So that an editor can check what is not saved yet."""
     assert run("check", "-", stdin=_TEXT)[0] == 0
     assert run("check", "-", stdin=_TEXT.replace("0.01", "4"))[1].startswith("-:5: statistical[0].limit: 4 is more")
 
 
 def test_check_as_json(run, files):
-    """Problems with file, line, field, message, level; contracts with name, version, hash."""
     first, second = files(x=("limit: 0.01", "limit: 4"), y=("name: a", "name: b"))
     code, out, _ = run("check", "--json", first, second)
     refused, sound = json.loads(out)["files"]
@@ -121,7 +119,6 @@ def test_check_as_json(run, files):
 
 
 def test_check_without_a_contract_exits_2(run, tmp_path):
-    """A missing file and an empty folder are errors."""
     assert run("check", tmp_path / "nowhere.yaml")[0] == 2
     assert run("check", tmp_path)[0] == 2
     assert run("check")[0] == 2
@@ -144,7 +141,6 @@ def test_diff_exits_1_when_anything_loosens(run, files, new, code, last):
 
 
 def test_diff_as_json(run, files):
-    """For a bot that comments on a pull request."""
     old, new = files(old=("", ""), new=("limit: 0.01", "limit: 0.02"))
     code, out, _ = run("diff", old, new, "--json")
     answer = json.loads(out)
@@ -154,7 +150,6 @@ def test_diff_as_json(run, files):
 
 
 def test_diff_of_what_cannot_be_read_exits_2(run, files, tmp_path):
-    """With the problems on standard error."""
     old, broken = files(old=("", ""), broken=("limit: 0.01", "limit: 4"))
     code, out, err = run("diff", old, broken)
     assert (code, out) == (2, "")
@@ -163,7 +158,6 @@ def test_diff_of_what_cannot_be_read_exits_2(run, files, tmp_path):
 
 
 def test_what_is_said_of_many_lines_alike_is_one_line(run, files):
-    """The first place, and the lines of the others; JSON has each."""
     slices = "\n".join(f"  s{index}: {{where: {{completion_token: '> {index}'}}}}" for index in range(20))
     (path,) = files(x=("statistical:", f"slices:\n{slices}\nstatistical:"))
     code, out, _ = run("check", path)
@@ -178,28 +172,24 @@ def test_what_is_said_of_many_lines_alike_is_one_line(run, files):
 
 
 def test_schema_prints_the_schema(run):
-    """As JSON that a validator accepts."""
     code, out, _ = run("reference", "schema")
     assert code == 0
     jsonschema.Draft202012Validator.check_schema(json.loads(out))
 
 
 def test_metrics_lists_the_registry(run):
-    """Every name that a clause can have, with its meaning."""
     code, out, _ = run("reference", "metrics")
     assert code == 0
     assert all(name in out for name in (*QUANTITIES, *DERIVED))
 
 
 def test_the_table_of_invalid_input_is_printed(run):
-    """Every reason with its meaning and remedy."""
     out = run("reference", "invalid-input")[1]
     for name, reason in REASONS.items():
         assert f"{name}\n    {reason.meaning}\n    {reason.remedy}" in out
 
 
 def test_check_says_what_a_plain_vllm_cannot_fill(run):
-    """The vLLM page's contract, before anybody waits: cells, attributes that clients have to send, dead clauses."""
     code, out, _ = run("check", _CONTRACTS / "serving-int8.yaml", "--for", "vllm")
     assert code == 0
     assert "vllm can fill 8 of 24 cells, 4 of them without configuration" in out
@@ -223,7 +213,6 @@ def test_check_says_which_arguments_a_loop_has_to_pass(run):
 
 
 def test_check_says_which_actions_nobody_carries_out(run, files):
-    """A trainer has no router and a service no trainer; what can be carried out is not said."""
     steps = "escalation: [{on: fail, do: [{route: train-kernel}, halt, notify]}]"
     (path,) = files(many=(_TEXT.splitlines()[-1], f"{_TEXT.splitlines()[-1]}\n{steps}"))
     for way, expected in (("loop", "route"), ("vllm", "halt")):
@@ -233,7 +222,6 @@ def test_check_says_which_actions_nobody_carries_out(run, files):
 
 
 def test_check_says_what_a_callback_of_trainer_cannot_fill(run, files):
-    """Its samples are tokens with both kernels' log-probabilities, and the step whose weights are loaded."""
     more = """statistical: [{id: tv, metric: tv_token, limit: 0.01}, {id: out, metric: outside_mass, limit: 0.01}]
 numerical: [{id: js, metric: js, limit: 0.01}]
 runtime: [{id: lag, metric: weights_lag, limit: 1}]"""
@@ -242,3 +230,52 @@ runtime: [{id: lag, metric: weights_lag, limit: 1}]"""
     (found,) = json.loads(out)["files"]
     assert (code, set(found["coverage"]["unmeasured"])) == (0, {"js", "out"})
     assert found["coverage"]["unmeasured"]["js"].endswith("judge the clause in a gate, or call Recorder.compare_logits")
+
+
+TEXT = """apiVersion: kernel-contract/v1
+kind: KernelContract
+metadata: {name: a, version: 1, owner: o}
+kernels: {train: {engine: torch}, inference: {engine: vllm}}
+slices: {code: {where: {task: code}}}
+statistical:
+  - {id: tv, metric: tv_token, unit: token, limit: 0.01}
+  - {id: ratio, metric: ratio, statistic: p99, limit: 1.2, slices: {code: 1.2}}
+escalation: [{on: fail, do: [notify]}]
+"""
+GATED = TEXT.replace("do: [notify]", "do: [notify, hold-promotion]")
+
+
+@pytest.fixture
+def check(tmp_path, command):
+    """Exit code and lines of a check of some text, without the file's name."""
+    checked = command("check", "diff", "reference")
+
+    def run(text):
+        path = tmp_path / "a.yaml"
+        path.write_text(text)
+        code, out, _ = checked("check", path)
+        return code, out.replace(str(path), "a.yaml").splitlines()
+
+    return run
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "line"),
+    [
+        ("limit: 0.01", "limit: 0", "a.yaml:7: statistical[0].limit: 0 keeps every promotion gate shut"),
+        ("limit: 1.2,", "limit: 0.9,", "a.yaml:8: statistical[1].limit: 0.9 keeps every promotion gate shut"),
+        ("code: 1.2", "code: 0.5", "a.yaml:8: statistical[1].slices.code: 0.5 keeps every promotion gate shut"),
+    ],
+)
+def test_a_gate_that_can_never_open_is_refused_at_its_line(check, old, new, line):
+    assert check(GATED)[0] == 0
+    code, lines = check(GATED.replace(old, new))
+    assert code == 2
+    assert [text for text in lines if text.startswith(line)]
+    promoted = TEXT.replace(old, new) + "promotion: {windows: 2}\n"
+    assert check(promoted)[0] == 2
+
+
+def test_a_clause_that_only_alarms_may_be_out_of_reach(check):
+    assert list(shut_gates(load_text(TEXT.replace("limit: 1.2,", "limit: 0.9,")))) == []
+    assert check(TEXT.replace("limit: 1.2,", "limit: 0.9,"))[0] == 0

@@ -11,11 +11,11 @@ from xml.etree import ElementTree as ET
 import numpy as np
 import pytest
 
-from kc_otel.cli import gate_offline
+from kc_otel.cli import gate_command
 from kc_otel.contract.load import check_text
 from kc_otel.record.kernel import Kernel
-from kc_otel.recordings.recording import Recording
 from kc_otel.recordings.recording_files import save_recording
+from tests.tools.two_kernels import sampled_from_logits
 
 COMMANDS = ("gate",)
 
@@ -37,16 +37,9 @@ def write(path, *, code=0.01, sequences=120, seed=3, logits=True, tasks=("code",
     rng = np.random.default_rng(seed)
     lengths = rng.integers(15, 40, size=sequences)
     task = rng.integers(len(tasks), size=sequences)
-    n = int(lengths.sum())
-    z = rng.standard_normal((n, 12))
-    size = np.repeat([code if tasks[t] == "code" else 0.01 for t in task], lengths)
-    other = z + size[:, None] * rng.standard_normal((n, 12))
-    p, q = (scores - np.log(np.exp(scores).sum(1, keepdims=True)) for scores in (z, other))
-    y = np.minimum((np.exp(q).cumsum(1) < rng.random((n, 1))).sum(1), 11)
-    every = np.arange(n)
-    more = {"train_logits": z, "inference_logits": other} if logits else {}
+    noises = np.array([code if tasks[t] == "code" else 0.01 for t in task])
     about = tuple({"task": tasks[t]} for t in task)
-    save_recording(Recording(p[every, y], q[every, y], lengths, about, token_ids=y, **more), path)
+    save_recording(sampled_from_logits(rng, lengths, noises, about, logits=logits), path)
     return path
 
 
@@ -58,7 +51,6 @@ def contract(tmp_path):
 
 
 def test_a_sound_kernel_exits_with_0(run, contract, tmp_path):
-    """Log-probabilities and logits are judged; a clause that no recording can hold is named on the first line."""
     good = write(tmp_path / "good.npz")
     code, out, err = run("gate", "run", contract, good)
     assert (code, err) == (0, "")
@@ -70,7 +62,6 @@ def test_a_sound_kernel_exits_with_0(run, contract, tmp_path):
 
 
 def test_a_kernel_that_breaks_one_slice_exits_with_1_and_names_it(run, contract, tmp_path):
-    """The slice, the bound, the limit and the distance are on the screen; prose stays out of it."""
     code, out, _ = run("gate", "run", contract, write(tmp_path / "bad.npz", code=0.9))
     assert code == 1
     assert out.startswith("rollback: ")
@@ -80,7 +71,6 @@ def test_a_kernel_that_breaks_one_slice_exits_with_1_and_names_it(run, contract,
 
 
 def test_slices_that_lack_data_for_one_reason_share_a_line(run, contract, tmp_path):
-    """Twenty slices that a recording has nothing of are one line, of both clauses; so they are in the plan."""
     more = ", ".join(f"s{index:02}: {{where: {{task: t{index}}}}}" for index in range(20))
     contract.write_text(CONTRACT.replace("slices: {", f"slices: {{{more}, "))
     code, out, _ = run("gate", "run", contract, write(tmp_path / "log.npz"))
@@ -103,7 +93,6 @@ def test_slices_that_lack_data_for_one_reason_share_a_line(run, contract, tmp_pa
     ],
 )
 def test_the_undecided_exits_with_3_and_says_what_is_missing(run, contract, tmp_path, made, said):
-    """Too short, a slice without sequences, or a clause whose columns the recording lacks."""
     path = write(tmp_path / "log.npz", **made)
     code, out, _ = run("gate", "run", contract, path)
     assert code == 3
@@ -126,7 +115,6 @@ def test_columns_of_other_names_are_found_now_and_when_verified(run, contract, t
 
 
 def test_reports_and_evidence_are_written(run, contract, tmp_path, monkeypatch):
-    """JUnit, Markdown, the job's summary after what is there already, and evidence that verifies from the recording."""
     summary = tmp_path / "summary.md"
     summary.write_text("before\n")
     monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(summary))
@@ -162,14 +150,12 @@ def test_reports_and_evidence_are_written(run, contract, tmp_path, monkeypatch):
 
 
 def test_the_contract_may_come_from_standard_input(run, tmp_path):
-    """And is in the evidence as it was written."""
     path, record = write(tmp_path / "log.npz"), tmp_path / "e.json"
     assert run("gate", "run", "-", path, "--evidence", record, stdin=CONTRACT)[0] == 0
     assert json.loads(record.read_text())["offline"]["contract"] == CONTRACT
 
 
 def test_a_side_in_half_precision_is_noted(run, contract, tmp_path):
-    """The verdicts stand, and the reader is told what a part of the difference is."""
     made = write(tmp_path / "half.npz", logits=False)
     assert "grid" not in run("gate", "run", contract, made)[1]
     with np.load(made) as file:
@@ -202,7 +188,6 @@ def test_a_limit_that_nothing_can_keep_is_said_to_be_one(run, contract, tmp_path
     ],
 )
 def test_what_cannot_be_used_exits_with_2_and_says_why(run, contract, tmp_path, options, said):
-    """Each refusal names the file or the option and what to write instead."""
     log = write(tmp_path / "log.npz")
     shown = [str(log) if option == "LOG" else option.replace("CONTRACT", str(contract)) for option in options]
     code, _, err = run("gate", "run", contract, *shown)
@@ -211,7 +196,6 @@ def test_what_cannot_be_used_exits_with_2_and_says_why(run, contract, tmp_path, 
 
 
 def test_a_contract_with_errors_is_refused_by_line(run, contract, tmp_path):
-    """The problems are those of `kc-otel check`."""
     contract.write_text(CONTRACT.replace("limit: 0.05", "limit: 4", 1))
     code, _, err = run("gate", "run", contract, write(tmp_path / "log.npz"))
     assert code == 2
@@ -219,7 +203,6 @@ def test_a_contract_with_errors_is_refused_by_line(run, contract, tmp_path):
 
 
 def test_evidence_that_cannot_be_read_exits_with_2(run, tmp_path):
-    """A missing file is not a forged one."""
     assert run("gate", "verify", tmp_path / "none.json")[0] == 2
     (tmp_path / "e.json").write_text("{}")
     assert run("gate", "verify", tmp_path / "e.json")[0] == 1
@@ -240,7 +223,6 @@ def test_who_stops_reading_changes_neither_decision_nor_evidence(contract, tmp_p
 
 
 def test_what_is_no_evidence_and_no_recording_is_said_to_be_none(run, contract, tmp_path):
-    """With what writes one; whatever the file's name promises."""
     text = tmp_path / "a.npz"
     text.write_text("hello")
     code, _, err = run("gate", "run", contract, text)
@@ -254,7 +236,6 @@ def test_what_is_no_evidence_and_no_recording_is_said_to_be_none(run, contract, 
 
 
 def test_a_limit_that_is_no_number_has_one_error_and_no_warning_about_0():
-    """What stands in for it is not what was written."""
     found = check_text(CONTRACT.replace("limit: 0.05}]\nruntime", "limit: .nan}]\nruntime")).problems
     assert [(problem.level, problem.message) for problem in found if problem.field == "statistical[0].limit"] == [
         ("error", ".nan is not finite; write a finite number")
@@ -288,7 +269,7 @@ def test_a_kernel_that_is_not_what_the_contract_declares_is_refused(run, contrac
         {"role": side, "version": Kernel("vllm").fingerprint, "fields": {"engine": "vllm"}}
         for side in ("train", "inference")
     ]
-    monkeypatch.setattr(gate_offline, "get", lambda *_: {"contracts": [{"name": "policy", "kernels": served}]})
+    monkeypatch.setattr(gate_command, "get", lambda *_: {"contracts": [{"name": "policy", "kernels": served}]})
     contract.write_text(CONTRACT.replace("{engine: torch}", "{engine: vllm, dtype: float32}"))
     both = ("--kernel", f"train={Kernel('vllm').fingerprint}", "--kernel", f"inference={Kernel('vllm').fingerprint}")
     code, _, said = run("gate", "run", contract, log, *both)
@@ -296,11 +277,10 @@ def test_a_kernel_that_is_not_what_the_contract_declares_is_refused(run, contrac
 
 
 def test_a_fingerprint_stands_for_what_the_kernel_has_reported(run, contract, tmp_path, monkeypatch):
-    """So that the gate and the plugin mean one version; what has not reported, or not all of it, is refused."""
     kernel = Kernel("vllm", version="0.32.0", dtype="bfloat16", attention="FLASH_ATTN", hardware="H100", extra={"x": 1})
     served = {"role": "inference", "version": kernel.fingerprint, "fields": kernel.fields()}
     monkeypatch.setattr(
-        gate_offline, "get", lambda *_: {"contracts": [{"name": "policy", "kernels": [served]}, {"name": "other"}]}
+        gate_command, "get", lambda *_: {"contracts": [{"name": "policy", "kernels": [served]}, {"name": "other"}]}
     )
     log = write(tmp_path / "log.npz")
     code, _, said = run("gate", "run", contract, log, "--kernel", f"inference={kernel.fingerprint}")

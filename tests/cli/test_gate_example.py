@@ -31,7 +31,6 @@ def test_the_example_refuses_the_bad_kernel_and_lets_the_good_one_on():
 
 
 def test_the_workflow_has_the_steps_in_order():
-    """Checked before compared, recorded before judged, and results kept whatever the gate said."""
     assert list(STEPS)[1:] == [
         "Check the contract",
         "Compare with the contract in force",
@@ -72,7 +71,6 @@ def step(tmp_path):
 
 @pytest.mark.slow
 def test_the_workflow_s_commands_run_as_they_are_written(step, tmp_path):
-    """A sound kernel passes the job, which leaves the summary, the report and the evidence."""
     for name in ("Check the contract", "Compare with the contract in force", "Record both kernels", "Gate"):
         done = step(name)
         assert done.returncode == 0, (name, done.stdout, done.stderr)
@@ -82,14 +80,12 @@ def test_the_workflow_s_commands_run_as_they_are_written(step, tmp_path):
 
 @pytest.mark.slow
 def test_the_workflow_fails_on_a_bad_kernel(step):
-    """The job's exit code is the gate's."""
     assert step("Record both kernels", bfloat16="int4").returncode == 0
     assert step("Gate").returncode == 1
 
 
 @pytest.mark.slow
 def test_the_workflow_asks_for_a_review_when_a_contract_loosens(step, tmp_path):
-    """A loosening warns at the file and does not fail the job; an unreadable contract does."""
     path = tmp_path / "contract.yaml"
     assert "::warning" not in step("Compare with the contract in force").stdout
     path.write_text(path.read_text().replace("limit: 0.01", "limit: 0.02"))

@@ -71,25 +71,21 @@ def test_a_limit_that_identical_kernels_cannot_show_to_keep_never_passes():
 
 
 def test_a_slice_needs_its_share():
-    """A tenth of the traffic takes ten times as long; without its share no time is claimed."""
     assert planned(shares={"all": 1.0, "code": 0.1}, windows=1)["token-tv", "code"].seconds == pytest.approx(400)
     cell = planned()["token-tv", "code"]
     assert (cell.seconds, cell.why) == (None, "give --share code=PART of the traffic")
 
 
 def test_what_does_not_come_with_tokens_has_no_time():
-    """A batch is as long as somebody makes it."""
     assert planned()["lag", "all"].seconds is None
 
 
 def test_times_are_in_units_that_people_use():
-    """The largest unit of which there are two or more."""
     said = ["1 second", "40 seconds", "40 minutes", "6.7 minutes", "2.3 hours", "10 days"]
     assert list(map(spoken, (0.2, 40, 2400, 400, 8200, 9e5))) == said
 
 
 def test_the_command_prints_what_each_clause_needs_and_how_long_the_gate_takes(run):
-    """One row per clause and slice that differs, and the sentence that answers the question."""
     code, out, err = run("--tokens-per-second", "1000", "--share", "code=0.1")
     assert (code, err) == (0, "")
     assert "token-tv all 2,000 tokens about" in " ".join(out.split())
@@ -98,7 +94,6 @@ def test_the_command_prints_what_each_clause_needs_and_how_long_the_gate_takes(r
 
 
 def test_without_a_rate_only_observations_are_printed(run):
-    """And what to add for a time."""
     code, out, _ = run()
     assert code == 0
     assert "no time: give --tokens-per-second" in out
@@ -121,7 +116,6 @@ def test_a_gate_that_can_never_pass_is_refused(run):
     ],
 )
 def test_options_that_cannot_be_used_are_refused(run, arguments, said):
-    """Each by its name."""
     code, _, err = run(*arguments)
     assert code == 2
     assert said in err

@@ -32,7 +32,6 @@ def harmless(said):
 @hostile
 @pytest.mark.parametrize("form", [(), ("--json",)], ids=["table", "JSON"])
 def test_slices_of_a_recording_are_shown_escaped(run, text, form, tmp_path):
-    """As a table and as JSON, of which a reader still gets the text that it was."""
     (tmp_path / "log.jsonl").write_text(json.dumps(ROW | {"task": text}) + "\n")
     code, out, err = run("compare", tmp_path / "log.jsonl", "--by", "task", *form)
     assert code == 0, err
@@ -44,7 +43,6 @@ def test_slices_of_a_recording_are_shown_escaped(run, text, form, tmp_path):
 
 @named
 def test_names_of_files_are_shown_escaped(run, text, tmp_path, monkeypatch):
-    """Of one that is read, of one that is refused, and in an error."""
     monkeypatch.setenv("OTEL_METRICS_EXPORTER", "none")
     (tmp_path / "policy.yaml").write_text(CONTRACT)
     good, bad = tmp_path / f"{text}.jsonl", tmp_path / f"bad{text}.jsonl"

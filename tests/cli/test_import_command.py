@@ -55,7 +55,6 @@ def run(tmp_path, monkeypatch, command):
 
 
 def test_a_folder_is_imported_and_counted(run):
-    """Each file with its sequences and tokens, and what was measured of them."""
     code, out, _ = run("token_exports", "--contract", "contract.yaml")
     assert code == 0
     assert "rank_0.jsonl: 2 sequences, 80 tokens" in out
@@ -64,7 +63,6 @@ def test_a_folder_is_imported_and_counted(run):
 
 
 def test_what_is_not_measured_is_told_with_its_remedy(run, tmp_path):
-    """Refused records have their line, failed checks their meaning and remedy."""
     nan, other = line(seed=4), line(80, seed=5)
     nan["trainer_logprobs"][3] = None
     other["trainer_logprobs"] = [0.7 * logprob for logprob in other["inference_logprobs"]]
@@ -80,7 +78,6 @@ def test_what_is_not_measured_is_told_with_its_remedy(run, tmp_path):
 
 
 def test_finished_files_are_remembered_and_changed_ones_are_done_again(run, tmp_path):
-    """With --done a second run has nothing to do, until a file is written again."""
     arguments = ("token_exports", "--contract", "contract.yaml", "--done", "done.jsonl")
     assert "1 files exported" in run(*arguments)[1]
     assert "0 files exported" in run(*arguments)[1]
@@ -89,7 +86,6 @@ def test_finished_files_are_remembered_and_changed_ones_are_done_again(run, tmp_
 
 
 def test_a_file_that_cannot_be_imported_makes_exit_code_1(run, tmp_path):
-    """The others are imported all the same."""
     (tmp_path / "token_exports" / "9.jsonl").write_text(json.dumps({"input": "a", "output": "b", "step": 9}) + "\n")
     code, out, err = run("token_exports", "--contract", "contract.yaml")
     assert code == 1
@@ -98,7 +94,6 @@ def test_a_file_that_cannot_be_imported_makes_exit_code_1(run, tmp_path):
 
 
 def test_files_that_fail_for_one_reason_are_counted(run, tmp_path):
-    """The first is reported where it fails, the others once in the summary."""
     for index in range(5):
         text = json.dumps({"input": "a", "output": "b", "step": 9}) + "\n"
         (tmp_path / "token_exports" / f"{index}.jsonl").write_text(text)
@@ -131,7 +126,6 @@ def test_what_cannot_be_done_is_said_in_one_line(run, arguments, said):
 
 @pytest.mark.slow
 def test_following_waits_for_files_to_be_finished(tmp_path):
-    """A file that grows, or that its trainer has not called stable, is not yielded; each version is yielded once."""
     step = tmp_path / "token_exports" / "step_1"
     step.mkdir(parents=True)
     growing = tmp_path / "log.jsonl"

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import typer
 
-from kc_otel.cli.locate_follow import Follower, run_within
+from kc_otel.cli.locate_command import Follower, run_within
 from kc_otel.contract.load import load_text
 from kc_otel.judge.verdict import Cell, Evaluation, Status, Verdict
 from kc_otel.serve.core import Core
@@ -46,7 +46,6 @@ def answered(core, evaluator_is):
 @pytest.mark.slow
 @pytest.mark.usefixtures("answered")
 def test_one_command_leads_from_an_incident_to_the_culprit_on_its_page(core, locate):
-    """Slice and clause are those of its worst cell; the sentence names layer, tensor and share, and is evidence."""
     code, _, err = locate("--incident", "worst", "--by", "ada")
     assert code == 1
     (incident,) = core.incidents()
@@ -66,7 +65,6 @@ def test_one_command_leads_from_an_incident_to_the_culprit_on_its_page(core, loc
 @pytest.mark.slow
 @pytest.mark.usefixtures("answered")
 def test_where_nothing_is_found_the_incident_says_so(core, locate):
-    """It saves the next person the same look."""
     assert locate("--incident", core.incidents()[0].id, infer="same")[0] == 0
     (found,) = core.incidents()[0].diagnoses
     assert found.text == "no operator differs by more than noise on 8 sequences of code, 99 % confidence"
@@ -74,7 +72,6 @@ def test_where_nothing_is_found_the_incident_says_so(core, locate):
 
 @pytest.mark.usefixtures("answered")
 def test_an_incident_that_cannot_be_meant_is_refused_before_anything_runs(core, locate, tmp_path):
-    """Of another contract, none at all, or nothing broken."""
     assert "no incident 'none'" in locate("--incident", "none")[2]
     other = tmp_path / "contract.yaml"
     other.write_text(PLANTED.replace("name: planted", "name: other"))
@@ -85,7 +82,6 @@ def test_an_incident_that_cannot_be_meant_is_refused_before_anything_runs(core, 
 
 @pytest.mark.usefixtures("answered", "planted")
 def test_a_remedy_of_rollouts_stands_on_the_incident_too(core, command, tmp_path):
-    """With the line to paste, or that there is none; before it the clause that no correction changes."""
     rng = np.random.default_rng(0)
     inference = rng.normal(-2.0, 0.5, (200, 20))
     np.savez(
@@ -125,7 +121,6 @@ class Policy:
 
 
 def test_each_incident_is_looked_at_once_while_it_is_asked_for():
-    """Not before, not what somebody has located, what is over or is silence; the most urgent first."""
     policy = Policy()
     follower = policy.follower()
     assert follower.step() is None
@@ -147,7 +142,6 @@ def test_why_there_is_no_answer_is_on_the_incident_and_it_goes_on():
 
 
 def test_an_evaluator_that_is_gone_does_not_end_the_follower():
-    """The API's client has said so; it is asked again."""
     policy, stop, asked = Policy(), threading.Event(), []
 
     class Patience(threading.Event):

@@ -48,7 +48,6 @@ def noise(tmp_path):
 
 
 def test_a_contract_is_written_that_is_sound(run):
-    """Without a warning; the terminal hears what a PASS takes and what to do next."""
     code, out, err = run(*_GIVEN, "--name=p", "--horizon=64", "--clip=0.2", "--reward-range=-1,1", "--confidence=0.999")
     assert (code, out) == (0, "")
     assert err.splitlines()[0] == "wrote p.yaml"
@@ -60,7 +59,6 @@ def test_a_contract_is_written_that_is_sound(run):
 
 
 def test_slices_are_read(run):
-    """Values, comparisons, two conditions on one attribute."""
     code, _, _ = run(*_GIVEN, "--slices", "code: task=code; long: prompt_tokens>=8192, prompt_tokens<99999, task!=chat")
     made = load("policy.yaml")
     assert code == 0
@@ -69,7 +67,6 @@ def test_slices_are_read(run):
 
 
 def test_to_standard_output(run):
-    """With --out -; what is said about it goes to standard error."""
     code, out, err = run(*_GIVEN, "--out", "-")
     assert code == 0
     assert out.startswith("# policy: how far vllm may be from torch")
@@ -78,7 +75,6 @@ def test_to_standard_output(run):
 
 
 def test_a_file_is_not_overwritten_unless_forced(run):
-    """The second time it is refused."""
     assert run(*_GIVEN)[0] == 0
     code, _, err = run(*_GIVEN)
     assert code == 2
@@ -87,7 +83,6 @@ def test_a_file_is_not_overwritten_unless_forced(run):
 
 
 def test_a_script_needs_a_budget_only(run):
-    """Everything else is assumed: whichever torch against whichever vLLM, of an owner to be filled in."""
     assert run()[0] == 2
     assert run("--reward-budget=0.1")[0] == 0
     made = load("policy.yaml")
@@ -127,7 +122,6 @@ def test_a_budget_at_a_long_horizon_lets_good_kernels_through_a_gate(run, noise)
     ],
 )
 def test_what_cannot_be_is_named_and_exits_2(run, option, said):
-    """With the option and what to write; nothing is written."""
     code, out, err = run(*_GIVEN, "--out=x.yaml", option)
     assert (code, out) == (2, "")
     assert said in err
@@ -135,7 +129,6 @@ def test_what_cannot_be_is_named_and_exits_2(run, option, said):
 
 
 def test_a_baseline_decides_the_limits_and_the_terminal_says_what_is_left_to_the_budget(run, noise):
-    """With the margin that was asked for; next is what traffic it takes."""
     limits = []
     for margin in (2, 4):
         path = noise(0.03)
@@ -150,7 +143,6 @@ def test_a_baseline_decides_the_limits_and_the_terminal_says_what_is_left_to_the
 
 
 def test_a_baseline_that_breaks_the_bound_of_the_budget_is_said(run, noise):
-    """Without rewards no contract can ask for the budget of a pair that is further apart than that."""
     code, _, err = run(*_GIVEN, "--horizon=32", "--baseline", noise(0.2))
     assert code == 0, err
     assert "reward: not asked for, because the baseline itself breaks the bound; record rewards" in err

@@ -72,7 +72,6 @@ def run(tmp_path, monkeypatch, command):
 
 
 def test_the_table_has_two_lines_per_case(run):
-    """The operator, the case with its dtype, and below them the numbers; no contract, no verdicts."""
     code, out, _ = run("spec.py:comparisons")
     assert code == 0
     lines = [line.split() for line in out.splitlines() if "800x8" in line]
@@ -106,7 +105,6 @@ def test_a_bad_operator_fails_its_clause_and_the_command(run):
 
 
 def test_a_slice_without_a_case_is_named(run):
-    """Instead of a verdict on nothing."""
     code, out, _ = run("spec.py:LIST", "--contract", "c.yaml")
     assert code == 0
     assert "not judged: bad: operator_relative of bad was not compared here" in out
@@ -114,7 +112,6 @@ def test_a_slice_without_a_case_is_named(run):
 
 
 def test_json_has_everything(run):
-    """Every number by name; what does not exist is null."""
     code, out, _ = run("spec.py:comparisons", "--contract", "c.yaml", "--json")
     assert code == 1
     found = json.loads(out)
@@ -153,21 +150,18 @@ def test_what_cannot_be_used_is_refused(run, target, said):
 
 
 def test_a_contract_that_cannot_be_used_is_refused(run):
-    """Before anything is computed."""
     code, _, err = run("spec.py:comparisons", "--contract", "absent.yaml")
     assert code == 2
     assert "absent.yaml" in err
 
 
 def test_rows_that_are_not_finite_on_one_side_fail_the_command(run):
-    """Whatever the clauses say of the rest: they are no observation of any."""
     code, text, _ = run("spec.py:HOLES", "--contract", "fine.yaml")
     assert code == 1
     assert "80 rows are NaN or infinite on one side alone; they are not judged" in text
 
 
 def test_an_operator_that_raises_is_named_and_is_no_failure_of_a_clause(run):
-    """With its case and what it raised."""
     code, _, text = run("spec.py:BREAKS")
     assert code == 2
     assert "spec.py:BREAKS: IndexError: out of shared memory (while comparing good on case" in " ".join(text.split())

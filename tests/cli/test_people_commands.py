@@ -69,7 +69,6 @@ def kc(running):
 
 @pytest.mark.slow
 def test_the_status_of_one_contract_is_that_ones_only(running):
-    """Cells, incidents, routes and what people decided of the others are left out; the exit code follows."""
     healthy = replace(VERDICT, cell=VERDICT.cell._replace(contract="other"), status=Status.PASS, lower=0.0, upper=0.01)
     with running(policy=VERDICT, other=healthy) as kc:
         assert kc("alerts", "silence", "policy", "--for", "1h", "--why", "looking")[0] == 0
@@ -86,7 +85,6 @@ def test_the_status_of_one_contract_is_that_ones_only(running):
 
 @pytest.mark.slow
 def test_an_alert_is_listed_and_acknowledged(kc):
-    """With who and why, also in the status and in the events; a second time there is nothing to take on."""
     code, shown = kc("alerts", "list")
     assert code == 1
     assert "firing   critical policy: token-tv on code (fail)" in shown
@@ -101,7 +99,6 @@ def test_an_alert_is_listed_and_acknowledged(kc):
 
 @pytest.mark.slow
 def test_a_silence_is_made_and_ended(kc):
-    """By duration and by id."""
     code, shown = kc("alerts", "silence", "policy", "--slice", "code", "--for", "2h", "--why", "planned")
     assert code == 0
     (silence,) = kc.core.people.silences
@@ -117,7 +114,6 @@ def test_a_silence_is_made_and_ended(kc):
 
 @pytest.mark.parametrize("lasting", ["2", "-1h", "0s", "soon"])
 def test_a_silence_that_lasts_no_time_is_refused(kc, lasting):
-    """With what to write instead."""
     code, shown = kc("alerts", "silence", "policy", "--for", lasting, "--why", "planned")
     assert code == 2
     assert "2h" in shown or "30s" in shown
@@ -126,7 +122,6 @@ def test_a_silence_that_lasts_no_time_is_refused(kc, lasting):
 
 @pytest.mark.slow
 def test_a_slice_is_pinned_and_unpinned(kc):
-    """For a time or until a person ends it."""
     assert (
         "all is pinned to train-kernel until it is unpinned"
         in kc("route", "pin", "policy", "train-kernel", "--why", "x")[1]
@@ -147,14 +142,12 @@ def test_a_slice_is_pinned_and_unpinned(kc):
     ["alerts ack policy", "alerts silence policy --for 1h", "route unpin policy", "route pin policy train-kernel"],
 )
 def test_nobody_decides_without_a_reason(kc, words):
-    """`--why` is asked for before anything is sent."""
     code, shown = kc(*words.split())
     assert code == 2
     assert "--why" in shown
 
 
 def test_a_long_table_is_cut_after_what_does_not_pass() -> None:
-    """The incident first; of sixty cells the worst twenty, and how many more of which verdict; every line fits."""
     statuses = ["FAIL"] * 15 + ["NO_DATA"] * 15 + ["PASS"] * 30
     cells = [
         {"verdict": {"contract": "policy", "clause": "token-tv", "slice": f"s{index}", "kernel_train": "a" * 12,
@@ -231,7 +224,6 @@ def test_an_evaluator_that_fails_and_an_endpoint_that_is_sent_nothing_are_no_all
 
 @pytest.mark.slow
 def test_a_breach_that_went_away_without_proof_is_in_the_list_of_alerts(command, evaluator_is, tmp_path):
-    """Endpoints were told that it fires on."""
     fleet = Fleet(tmp_path / "state.sqlite")
     fleet.run(60, broken=0.001, healthy=0.001)
     fleet.run(30, broken=0.4, healthy=0.001)
@@ -243,7 +235,6 @@ def test_a_breach_that_went_away_without_proof_is_in_the_list_of_alerts(command,
 
 
 def test_a_kernel_that_is_not_what_was_declared_is_in_the_status(kc):
-    """A flag that was forgotten; so it is in the API, for the page and for `doctor`."""
     reported = {"engine": "sglang", "dtype": "bfloat16"}
     kc.core.evaluator.kernels = lambda _: (KernelInfo("inference", "bb", reported, time.time()),)
     said = "engine vllm is declared, and sglang reported"

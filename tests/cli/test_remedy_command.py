@@ -24,7 +24,6 @@ def run(monkeypatch, tmp_path, command):
 
 @pytest.mark.slow
 def test_a_line_to_paste_is_one_line_on_any_terminal(run):
-    """It is longer than a terminal is wide, and nobody pastes half of it."""
     code, out, _ = run("log.npz", "--contract", "kept.yaml", "--trainer", "verl", width=40)
     assert code == 0
     (line,) = [text for text in out.splitlines() if text.startswith("algorithm.")]
@@ -34,7 +33,6 @@ def test_a_line_to_paste_is_one_line_on_any_terminal(run):
 
 @pytest.mark.slow
 def test_json_says_the_same_for_every_correction_slice_and_trainer(run):
-    """The lines, the bias, the variance, what is dropped, by slice and sign of the advantage."""
     code, out, _ = run("log.npz", "--contract", "kept.yaml", "--json")
     answer = json.loads(out)
     assert code == 0
@@ -50,7 +48,6 @@ def test_json_says_the_same_for_every_correction_slice_and_trainer(run):
 
 @pytest.mark.slow
 def test_where_nothing_keeps_the_contract_it_says_so_and_ends_with_1(run):
-    """With what comes closest, and where it breaks."""
     code, out, _ = run("log.npz", "--contract", "broken.yaml")
     assert code == 1
     said = " ".join(out.split())

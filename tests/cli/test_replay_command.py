@@ -73,7 +73,6 @@ def contract(tmp_path: Path) -> Any:
 
 
 def test_one_contract_says_what_it_does(run: Any, recording: Path, contract: Any) -> None:
-    """Alerts with slice, kernels, from and to; what is in force; webhooks. There is nothing to differ from."""
     code, out, err = run(recording, "--contract", contract("policy.yaml"))
     assert code == 0, err
     for said in (
@@ -90,7 +89,6 @@ def test_one_contract_says_what_it_does(run: Any, recording: Path, contract: Any
 
 @pytest.mark.slow
 def test_the_same_contract_exits_with_0_and_another_with_1(run: Any, recording: Path, contract: Any) -> None:
-    """As `diff` does; what moved is said with both times."""
     old, new = contract("old.yaml"), contract("new.yaml", after="1m", version=2)
     code, out, _ = run(recording, "--contract", old, "--against", old)
     assert (code, out.splitlines()[-1]) == (0, "no difference")
@@ -107,7 +105,6 @@ def test_the_same_contract_exits_with_0_and_another_with_1(run: Any, recording: 
 
 @pytest.mark.slow
 def test_a_program_gets_json(run: Any, recording: Path, contract: Any) -> None:
-    """Both timelines, and the differences with seconds."""
     old, new = contract("old.yaml"), contract("new.yaml", after="1m", version=2)
     found = json.loads(run(recording, "--contract", new, "--against", old, "--json")[1])
     (moved,) = found["changed"]["alerts_moved"]
@@ -117,16 +114,6 @@ def test_a_program_gets_json(run: Any, recording: Path, contract: Any) -> None:
     assert found["changed"]["messages"] == []
     alone = json.loads(run(recording, "--contract", new, "--json")[1])
     assert (alone["old"], alone["changed"], alone["new"]) == (None, None, found["new"])
-
-
-@pytest.mark.slow
-def test_the_interval_of_evaluations_can_be_said(run: Any, recording: Path, contract: Any) -> None:
-    """Where it is not a duration it is refused."""
-    asked = (recording, "--contract", contract("policy.yaml"), "--tick")
-    assert json.loads(run(*asked, "5s", "--json")[1])["new"]["evaluations"] == 59
-    for tick, said in (("often", "--tick: "), ("0s", "--tick 0s: give more than 0 s")):
-        code, _, err = run(*asked, tick)
-        assert (code, err.startswith(said)) == (2, True)
 
 
 def test_damage_is_named_beside_the_answer(run: Any, recording: Path, contract: Any) -> None:
@@ -143,7 +130,6 @@ def test_damage_is_named_beside_the_answer(run: Any, recording: Path, contract: 
 
 @pytest.mark.slow
 def test_bad_input_exits_with_2_and_says_what_to_do(run: Any, recording: Path, contract: Any, tmp_path: Path) -> None:
-    """No recording, no contract, another contract's name."""
     good = contract("policy.yaml")
     for arguments, said in (
         ((tmp_path / "nowhere", "--contract", good), "cannot be read (No such file"),

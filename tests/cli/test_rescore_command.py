@@ -10,7 +10,7 @@ from types import ModuleType
 import numpy as np
 import pytest
 
-from kc_otel.cli import rescore_command
+from kc_otel.cli import measure_commands
 from kc_otel.record.kernel import Kernel
 from kc_otel.record.recorder import Recorder
 from kc_otel.recordings.request import SampledRequest
@@ -67,7 +67,6 @@ def fill(path, temperature=0.0):
 
 
 def test_requests_are_scored_by_a_function_and_leave_the_spool(run):
-    """The summary says what was compared, what could not be and why, and what is left."""
     code, out, _ = run("--scorer", "my_kernel:half_a_nat_less")
     assert code == 0
     assert "2 requests scored: 12 sampled tokens compared, 20 read at" in out
@@ -96,7 +95,6 @@ def test_a_rescorer_that_starts_again_is_the_same_recorder_and_never_ends_the_ke
 
 
 def test_other_weights_are_refused_by_name_and_measured_as_a_lag_by_step(run):
-    """A checkpoint's name that differs is no comparison; a step that differs is one that lags."""
     assert "not comparable: 2 wrong_weights" in run("--scorer", "my_kernel:half_a_nat_less", "--weights", "final")[1]
 
 
@@ -124,7 +122,6 @@ def test_what_cannot_be_done_is_said_and_nothing_leaves_the_spool(run, arguments
 
 
 def test_a_spool_that_is_not_there_is_not_made(run, tmp_path):
-    """A typing error makes no empty spool."""
     (tmp_path / "spool.sqlite").unlink()
     code, _, err = run("--scorer", "my_kernel:half_a_nat_less")
     assert (code, "there is no such spool" in err) == (2, True)
@@ -132,7 +129,6 @@ def test_a_spool_that_is_not_there_is_not_made(run, tmp_path):
 
 
 def test_the_worst_are_kept_where_somebody_asks_for_them(run, tmp_path):
-    """As ids where a function scores; only what could be compared; redacted where that is said."""
     code, _, err = run("--scorer", "my_kernel:half_a_nat_less", "--worst", "worst.sqlite", "--redact", "prompts")
     assert code == 0, err
     kept = read_worst(tmp_path / "worst.sqlite", "a", "tv", "all", "")
@@ -143,7 +139,6 @@ def test_the_worst_are_kept_where_somebody_asks_for_them(run, tmp_path):
 
 @pytest.mark.parametrize("sglang", [False, True])
 def test_a_server_is_the_training_kernel(run, tmp_path, caplog, sglang):
-    """It scores the same tokens; a request with a temperature, which it cannot apply, is rejected with the remedy."""
     (tmp_path / "spool.sqlite").unlink()
     fill(tmp_path / "spool.sqlite", 0.5)
     with completions(table(), sglang=sglang) as server:
@@ -158,7 +153,6 @@ def test_a_server_is_the_training_kernel(run, tmp_path, caplog, sglang):
 
 
 def test_following_waits_for_a_spool_that_is_not_there_yet(run, tmp_path, monkeypatch, caplog):
-    """It says once that it waits, scores what comes, and ends when it is stopped."""
     path = tmp_path / "spool.sqlite"
     path.unlink()
     waits = []
@@ -172,7 +166,7 @@ def test_following_waits_for_a_spool_that_is_not_there_yet(run, tmp_path, monkey
                 self.set()
             return self.is_set()
 
-    monkeypatch.setattr(rescore_command, "stopped_by_signals", lambda: nullcontext(Stop()))
+    monkeypatch.setattr(measure_commands, "stopped_by_signals", lambda: nullcontext(Stop()))
     caplog.set_level("INFO", "kc_otel")
     code, out, _ = run("--scorer", "my_kernel:half_a_nat_less", "--follow")
     assert (code, caplog.text.count("waiting for spool.sqlite")) == (0, 1)
@@ -180,18 +174,16 @@ def test_following_waits_for_a_spool_that_is_not_there_yet(run, tmp_path, monkey
 
 
 def test_following_ends_when_it_is_stopped_before_there_is_a_spool(run, tmp_path, monkeypatch):
-    """Ctrl-C while it waits makes no file and no traceback."""
     (tmp_path / "spool.sqlite").unlink()
     stop = threading.Event()
     stop.set()
-    monkeypatch.setattr(rescore_command, "stopped_by_signals", lambda: nullcontext(stop))
+    monkeypatch.setattr(measure_commands, "stopped_by_signals", lambda: nullcontext(stop))
     assert run("--scorer", "my_kernel:half_a_nat_less", "--follow")[0] == 0
     assert not (tmp_path / "spool.sqlite").exists()
 
 
 @pytest.mark.parametrize("device", ["meta:x", "cuda:77"])
 def test_a_device_that_is_not_there_is_refused_before_the_model_is_loaded(run, monkeypatch, device):
-    """In one line, with the remedy."""
     pytest.importorskip("torch")
     monkeypatch.setitem(sys.modules, "transformers", ModuleType("transformers"))
     code, _, err = run("--model", "no/such-model", "--device", device)

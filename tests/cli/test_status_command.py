@@ -2,18 +2,10 @@
 
 from __future__ import annotations
 
-from kc_otel.cli.status_command import (
-    _exit_code,
-    _incidents,
-    _missing,
-    _reasons,
-    _routes,
-    _tables,
-)
+from kc_otel.cli.status_command import _exit_code, _incidents, _missing, _reasons, _routes, _tables
 
 
 def test_many_routes_away_from_one_version_are_one_line() -> None:
-    """With the command that lifts all of them; few have a line and a command each."""
 
     def said(many: int) -> list[str]:
         routes = [
@@ -34,7 +26,6 @@ def test_many_routes_away_from_one_version_are_one_line() -> None:
 
 
 def test_a_cell_without_traffic_is_not_called_no_data() -> None:
-    """Its requests go elsewhere, as ordered; its reason stands under the same word."""
     verdict = {"contract": "policy", "clause": "tv", "slice": "code", "kernel_inference": "b",
                "kernel_train": "a", "status": "NO_DATA", "reason": "no tokens in 5m", "samples": 0, "estimate": None,
                "limit": 0.1, "no_traffic": True}  # fmt: skip
@@ -45,7 +36,6 @@ def test_a_cell_without_traffic_is_not_called_no_data() -> None:
 
 
 def test_cells_that_differ_only_in_the_training_kernel_say_so() -> None:
-    """Two rows of one clause, slice and inference kernel are two cells; and a run that ended has its own word."""
     same = {
         "contract": "policy", "clause": "tv", "slice": "code", "kernel_inference": "b", "status": "NO_DATA",
         "samples": 0, "reason": "the run ended: 3 s ago", "estimate": None, "limit": 0.1, "no_traffic": False,
@@ -61,7 +51,6 @@ def test_cells_that_differ_only_in_the_training_kernel_say_so() -> None:
 
 
 def test_invalid_input_is_told_with_its_reason_and_what_to_do() -> None:
-    """On which kernel, too."""
     said = "9 sequences failed an input check and were not measured (9 nan_logprob). A kernel overflows."
     incident = {"id": "0123456789ab", "contract": "policy", "state": "broken", "state_text": "Broken", "status": "FAIL",
                 "on": "invalid-input", "since": 0.0, "headline": "Sequences fail the input checks", "slices": ["all"],
@@ -74,7 +63,6 @@ def test_invalid_input_is_told_with_its_reason_and_what_to_do() -> None:
 
 
 def test_points_that_are_not_judged_have_a_line_each_while_they_are_few() -> None:
-    """A sender that invents kernels fills no screen."""
     row = {
         "contract": "policy",
         "kernel_train": "aa",
@@ -93,7 +81,6 @@ def test_points_that_are_not_judged_have_a_line_each_while_they_are_few() -> Non
 
 
 def test_status_is_not_0_while_an_incident_is_broken() -> None:
-    """The cells of a broken kernel are gone once it falls silent beside others, and theirs pass."""
     cells = [{"verdict": {"status": "PASS"}}]
     codes = {
         (on, state): _exit_code(cells, [{"on": on, "state": state}], [], unknown=False)

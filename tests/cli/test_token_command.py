@@ -12,7 +12,6 @@ COMMANDS = ("token",)
 
 
 def test_the_entry_lets_the_token_in(run, tmp_path):
-    """What is printed goes into the file as it is."""
     entry, token = run("ada", "--may", "read", "--may", "act")[1].splitlines()
     (tmp_path / "access.yaml").write_text(f"tokens:\n{entry}\n")
     caller = AccessFile(tmp_path / "access.yaml").bearer(f"Bearer {token}")
@@ -20,7 +19,6 @@ def test_the_entry_lets_the_token_in(run, tmp_path):
 
 
 def test_a_file_takes_the_token_instead(run, tmp_path):
-    """Only its owner reads it, and the terminal does not show it."""
     _, out, err = run("ada", "--may", "send", "--out", tmp_path / "token")
     token = (tmp_path / "token").read_text().strip()
     assert stat.S_IMODE((tmp_path / "token").stat().st_mode) == 0o600

@@ -24,7 +24,6 @@ def measured(local, noise=1e-3):
 
 
 def test_only_what_is_above_its_floor_is_named():
-    """A boundary that differs by as much as the kernel from itself is not."""
     rows = boundary_drift(
         {
             Boundary(0, "o_proj"): measured(np.full(12, 1.5e-3)),
@@ -39,7 +38,6 @@ def test_only_what_is_above_its_floor_is_named():
 
 
 def test_one_sequence_of_many_is_no_proof():
-    """A single outlier is what a tenth of sequences may be; half of them are not."""
     outlier = np.full(12, 1e-4)
     outlier[0] = 1.0
     assert not boundary_drift({Boundary(0, "head"): measured(outlier)}, 0.01)[0].is_above
@@ -50,7 +48,6 @@ def test_one_sequence_of_many_is_no_proof():
 @pytest.mark.slow
 @pytest.mark.parametrize("boundaries", [1, 30])
 def test_false_names_are_as_rare_as_was_promised(boundaries):
-    """With a tenth of the sequences beyond the floor everywhere, one family in a hundred names anything."""
     rng = np.random.default_rng(0)
     named = 0
     for _ in range(100):
@@ -61,7 +58,6 @@ def test_false_names_are_as_rare_as_was_promised(boundaries):
 
 
 def test_so_many_sequences_are_needed_and_are_enough():
-    """The least number names a boundary that all of them are beyond, one fewer does not."""
     least = least_sequences(50, 0.01)
     for count, expected in ((least, True), (least - 1, False)):
         family = {Boundary(i, "o_proj"): measured(np.full(count, 1.0 if not i else 0.0)) for i in range(50)}
@@ -100,14 +96,12 @@ def test_what_too_few_sequences_show_is_undecided_and_says_how_many_are_needed()
 
 
 def test_sequences_are_counted_before_the_work():
-    """Fewer than could name anything are refused with how many could."""
     enough_sequences(5, 360, 0.01)
     with pytest.raises(ValueError, match=r"4 are too few to name any of 360 boundaries.*give 5 or more"):
         enough_sequences(4, 360, 0.01)
 
 
 def test_rounding_is_no_fault_where_both_kernels_compute_alike():
-    """Bit for bit equal runs have no noise; another order of the same sum rounds each value the other way."""
     family = {Boundary(0, "rotary"): measured(np.full(12, 2e-3), noise=0.0)}
     assert boundary_drift(family, 0.01)[0].floor == LEAST_FLOOR
     assert boundary_drift(family, 0.01)[0].is_above
@@ -115,7 +109,6 @@ def test_rounding_is_no_fault_where_both_kernels_compute_alike():
 
 
 def test_without_shares_the_largest_error_is_the_culprit():
-    """Not the first in the order of execution; tokens and shapes come before any number."""
     family = {Boundary(0, "rotary"): measured(np.full(12, 4e-3)), Boundary(0, "kv_cache"): measured(np.full(12, 3e-2))}
     rows = boundary_drift(family, 0.01)
     found = [Divergence("drift", row.boundary, "", "") for row in rows]

@@ -27,12 +27,10 @@ from kc_otel.diagnose.same_checkpoint import complete_layers
     ],
 )
 def test_an_operator_has_one_name(name, layer, operator):
-    """Whatever a program calls it."""
     assert boundaries_of([(name, False)]) == {name: Boundary(layer, operator)}
 
 
 def test_modules_of_one_kind_keep_their_paths():
-    """Experts of a layer are told apart; what has no name of the table keeps its own if it has parameters."""
     names = ["layers.0.mlp.experts.0.up_proj", "layers.0.mlp.experts.1.up_proj", "layers.0.adapter", "layers.0.dropout"]
     found = boundaries_of([(name, "dropout" not in name) for name in names])
     assert [key.operator for key in found.values()] == ["mlp.experts.0.up_proj", "mlp.experts.1.up_proj", "adapter"]
@@ -53,7 +51,6 @@ NAMES = [f"model.layers.{layer}.{name}.weight" for layer in range(4) for name in
     ],
 )
 def test_a_layer_that_lacks_a_tensor_is_refused_and_one_of_another_kind_is_not(tensors, said):
-    """By names alone: an engine does not mind either."""
     if not said:
         complete_layers("folder", tensors)
         return

@@ -15,16 +15,16 @@ from typer.testing import CliRunner
 
 from kc_otel import cli
 from kc_otel.diagnose.boundaries import SAMPLER, Boundary, fused
-from kc_otel.diagnose.capture_compare import compare_captures
-from kc_otel.diagnose.capture_file import (
+from kc_otel.diagnose.captures import (
     Capture,
     CapturedSequence,
     CaptureWriter,
+    compare_captures,
     projected,
     read_capture,
     relative_error,
 )
-from kc_otel.diagnose.kernel_capture import capture_kernel
+from kc_otel.diagnose.kernel_sources import capture_kernel
 from kc_otel.diagnose.located import NotComparableError
 from kc_otel.diagnose.torch_kernel import TorchKernel
 from tests.diagnose.planted_faults import FAULTS, Model, conversations, pair
@@ -47,7 +47,6 @@ def test_a_projection_keeps_a_relative_error():
 
 
 def test_queries_keys_and_values_are_put_side_by_side():
-    """As an engine computes them, in the place of the first."""
     keys = [Boundary(0, operator) for operator in ("attention_norm", "q_proj", "k_proj", "v_proj", "o_proj")]
     joined = fused({key: [index, index] for index, key in enumerate(keys)}, lambda parts: [*chain(*parts)])
     assert list(joined) == [keys[0], Boundary(0, "qkv_proj"), keys[4]]
@@ -57,7 +56,6 @@ def test_queries_keys_and_values_are_put_side_by_side():
 @pytest.mark.slow
 @pytest.mark.parametrize(("fault", "operator"), [(FAULTS[0], "rotary"), (FAULTS[2], "o_proj"), (FAULTS[5], "router")])
 def test_the_first_divergence_is_the_planted_one(fault, operator):
-    """Everything behind it drifts too, and is not named."""
     train, inference = pair(fault, 2)
     located = compare_captures(CONTRACT, captured(train), captured(inference))
     assert [finding.boundary for finding in located.findings] == [Boundary(2, operator, located.culprit.boundary.part)]
@@ -66,14 +64,12 @@ def test_the_first_divergence_is_the_planted_one(fault, operator):
 
 @pytest.mark.slow
 def test_equal_kernels_have_no_culprit():
-    """Captures of the same kernel, each with its own noise."""
     train, inference = pair(None, 0)
     assert compare_captures(CONTRACT, captured(train), captured(inference)).findings == ()
 
 
 @pytest.mark.slow
 def test_other_checkpoints_and_other_tokens_are_refused():
-    """With the reason."""
     kernel = TorchKernel(Model())
     with pytest.raises(NotComparableError, match="the checkpoints are others"):
         compare_captures(CONTRACT, captured(kernel), captured(TorchKernel(Model(seed=1))))
@@ -84,7 +80,6 @@ def test_other_checkpoints_and_other_tokens_are_refused():
 
 @pytest.mark.slow
 def test_an_interrupted_capture_is_gone_on_with(tmp_path):
-    """What was written is not run again, and what is sealed says everything that was captured."""
     sequences = conversations(3)
     made = list(capture_kernel(TorchKernel(Model()), sequences))
     first = CaptureWriter(tmp_path / "a.capture", "tests")
@@ -111,7 +106,6 @@ def test_a_capture_of_another_kernel_is_not_gone_on_with(tmp_path):
 
 
 def test_a_changed_capture_is_refused(tmp_path):
-    """One bit in one member is enough, and so is a member that is gone."""
     sequences = conversations(2)
     writer = CaptureWriter(tmp_path / "a.capture", "tests")
     for index, outputs in enumerate(capture_kernel(TorchKernel(Model()), sequences)):
@@ -136,7 +130,6 @@ def test_a_changed_capture_is_refused(tmp_path):
 
 @pytest.mark.slow
 def test_two_machines_need_two_commands_and_one_more(tmp_path, monkeypatch):
-    """Each captures its kernel, the second on the first's tokens, and locate reads both files."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "kernels.py").write_text(
         "from tests.diagnose.planted_faults import FAULTS, pair\ntrain, infer = pair(FAULTS[2], 1)\n"
@@ -166,7 +159,6 @@ def test_two_machines_need_two_commands_and_one_more(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize(("temperature", "named"), [(1.0, False), (0.9, True)])
 def test_what_is_sampled_from_inherits_the_rounding_of_the_logits(temperature, named):
-    """Logits that differ by a number format make other log-probabilities; another temperature makes far more so."""
     rng = np.random.default_rng(0)
     head = Boundary(None, "head")
 

@@ -31,7 +31,6 @@ def named(fault, layer, seed=0):
 @pytest.mark.slow
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
 def test_a_planted_fault_is_named(fault):
-    """Kind, operator, layer and, where it is one of weights, tensor are those that were planted."""
     layer = LAYERS - 2
     culprit = named(fault, layer).culprit
     assert culprit is not None
@@ -44,12 +43,10 @@ def test_a_planted_fault_is_named(fault):
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(2))
 def test_nothing_is_named_where_nothing_was_planted(seed):
-    """Two equal kernels, in whatever batches, have no culprit."""
     assert named(None, 0, seed).findings == ()
 
 
 def test_settings_of_the_checkpoints_come_before_those_the_contract_declares():
-    """The contract's are meant to differ; a checkpoint's are not."""
     train, inference = pair(None, 0)
     for side, theta in ((train, 1e4), (inference, 5e5)):
         side.module.config = SimpleNamespace(to_dict=lambda theta=theta: {"rope_theta": theta})
@@ -73,7 +70,6 @@ def test_honest_rounding_has_no_culprit():
 @pytest.mark.slow
 @pytest.mark.parametrize(("operators", "divisions"), [(("v_proj",), 2), (("v_proj", "o_proj"), 1)])
 def test_layers_are_divided_where_one_operator_surely_has_most_of_the_drift(operators, divisions):
-    """Where all weights are quantised none has, and the culprit is the largest error of the operator that leads."""
     train, inference = pair(None, 0)
     noise = torch.Generator().manual_seed(5)
     with torch.no_grad():
@@ -92,7 +88,6 @@ def test_layers_are_divided_where_one_operator_surely_has_most_of_the_drift(oper
 
 @pytest.mark.slow
 def test_numbers_that_are_not_finite_are_named_where_they_begin():
-    """NaN in one weight: nothing behind it is accused, and its share and picture are numbers."""
     train, inference = pair(None, 0)
     inference.module.layers[1].o_proj.weight.data[0, 0] = float("nan")
     located = locate(contract(), train, inference, conversations(6))
@@ -104,7 +99,6 @@ def test_numbers_that_are_not_finite_are_named_where_they_begin():
 
 @pytest.mark.slow
 def test_memory_bounds_the_tokens_that_are_worked_on_and_changes_no_answer(monkeypatch):
-    """A wide model's outputs do not fit memory all at once: two sequences at a time name and divide alike."""
     fault, told = FAULTS[0], []
     train, inference = pair(fault, 1)
     at_once = locate(contract(), train, inference, conversations(6))
@@ -140,7 +134,6 @@ def peaks(kernel, layer):
 @pytest.mark.slow
 @pytest.mark.parametrize("channel", [5, WIDTH - 1])
 def test_the_scale_the_channel_and_how_far_beyond_are_said(channel):
-    """A channel that calibration has seen only a quarter of."""
     train, inference = pair(None, 0)
     most = peaks(train, 2)
     most[channel] /= 4

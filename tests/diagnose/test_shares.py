@@ -9,7 +9,6 @@ from kc_otel.diagnose.shares import shares_of
 
 
 def test_shares_add_up():
-    """Two components that make a third of the drift only together share it."""
 
     def value(put_in):
         return np.array([1.0, 2.0, 3.0]) * ((0 in put_in) + (1 in put_in) + ({0, 1} <= put_in))
@@ -38,7 +37,6 @@ def test_an_interval_holds_the_share_of_the_population(sequences, alpha, least):
 @pytest.mark.slow
 @pytest.mark.parametrize("saturating", [lambda x: np.minimum(x, 9.0), lambda x: 1.0 - np.exp(-x / 6.0), np.sqrt])
 def test_drawing_orders_is_part_of_the_interval(saturating):
-    """Eight components that hinder each other: few orders are drawn, and the shares over all of them are held."""
     rng = np.random.default_rng(1)
     sizes = np.array([8.0, 4.0, 2.0, 1.0, 1.0, 1.0, 1.0, 1.0])
 
@@ -60,7 +58,6 @@ def test_drawing_orders_is_part_of_the_interval(saturating):
 
 
 def test_shares_of_few_components_are_exact():
-    """Every set is run once: no order is drawn, and the seed decides nothing but the bootstrap."""
     value = {frozenset(): 0.0, frozenset({0}): 1.0, frozenset({1}): 0.0, frozenset({2}): 0.0}
     value |= {frozenset({0, 1}): 4.0, frozenset({0, 2}): 1.0, frozenset({1, 2}): 0.0, frozenset({0, 1, 2}): 6.0}
     runs = []
@@ -71,6 +68,5 @@ def test_shares_of_few_components_are_exact():
 
 
 def test_nothing_to_divide_has_no_shares():
-    """A drift of zero is divided into zeros, not into NaN."""
     found = shares_of(["a"], lambda _: np.zeros(3), alpha=0.05)
     assert found.components[0].share.estimate == 0.0

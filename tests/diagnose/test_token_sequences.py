@@ -36,7 +36,6 @@ number = 3
 
 
 def test_a_recording_gives_its_tokens_by_sequence(tmp_path):
-    """Those of the slice, no more than are wanted; one without token ids says what to do."""
     logprobs = np.full((4, 3), -1.0)
     columns = {"train_logprobs": logprobs, "inference_logprobs": logprobs, "task": np.array(["code", "prose"] * 2)}
     np.savez(tmp_path / "with.npz", token_ids=np.arange(12).reshape(4, 3), **columns)
@@ -49,7 +48,6 @@ def test_a_recording_gives_its_tokens_by_sequence(tmp_path):
 
 
 def test_what_import_reads_gives_its_tokens(tmp_path):
-    """Lines of a gzipped file, and a trainer's batch in a folder, by the reader that gate and remedy have."""
     with gzip.open(tmp_path / "rows.jsonl.gz", "wt") as lines:
         lines.write(json.dumps({"prompt_ids": [1], "token_ids": [2, 3]}) + "\n")
     assert read_sequences(tmp_path / "rows.jsonl.gz")[0].token_ids == (1, 2, 3)
@@ -85,7 +83,6 @@ def test_a_spool_is_read_and_stays_as_it_is(tmp_path):
 
 
 def test_a_program_is_asked_for_the_slice(tmp_path):
-    """From wherever it has them; what it gives beside the slice is left out, and only so many are taken."""
     (tmp_path / "program.py").write_text(PROGRAM)
     found = read_sequences(f"{tmp_path}/program.py:rows", contract=CONTRACT, slice="code")
     assert [sequence.token_ids for sequence in found] == [(1, 2, 4), (1, 2, 4)]
@@ -104,10 +101,10 @@ def test_a_program_is_asked_for_the_slice(tmp_path):
         ('{"token_ids": [true, 2]}', "rows.jsonl:2: token_ids: is no list of whole numbers"),
         ('{"token_ids": [1]}', "rows.jsonl:2: token_ids: 1 tokens; a sequence needs two"),
         ('{"prompt_ids": [1, 2]}', "rows.jsonl:2: has no token_ids"),
+        ('{"token_ids": [1, 2], "attributes": 3}', "attributes: int is no object"),
     ],
 )
 def test_a_line_that_is_no_sequence_is_named(tmp_path, line, said):
-    """By file, line and field."""
     path = Path(tmp_path) / "rows.jsonl"
     path.write_text(json.dumps({"token_ids": [1, 2]}) + f"\n{line}\n")
     with pytest.raises(ValueError, match=said):

@@ -61,7 +61,7 @@ def conversations(tokenizer: Any, count: int = 8) -> list[TokenSequence]:
 
 def training(folder: Path) -> Any:
     """The training kernel: the checkpoint in fp32."""
-    from kc_otel.diagnose.checkpoint_folder import checkpoint_kernel
+    from kc_otel.diagnose.kernel_sources import checkpoint_kernel
 
     return checkpoint_kernel(folder, KernelSpec(engine="torch", dtype="float32"))
 

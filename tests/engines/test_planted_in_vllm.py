@@ -6,8 +6,7 @@ from contextlib import closing
 
 import pytest
 
-from kc_otel.diagnose.capture_compare import compare_captures
-from kc_otel.diagnose.capture_file import Capture
+from kc_otel.diagnose.captures import Capture, compare_captures
 from tests.engines.planted_in_vllm import (
     CONTRACT,
     ENGINE,
@@ -34,7 +33,7 @@ def pair(tiny_model, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def captured(pair):
-    from kc_otel.diagnose.kernel_capture import capture_kernel
+    from kc_otel.diagnose.kernel_sources import capture_kernel
 
     return lambda kernel: Capture("tests", tuple(capture_kernel(kernel, pair[2])))
 

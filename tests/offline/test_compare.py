@@ -42,7 +42,6 @@ def sides():
 
 
 def test_verdicts_are_those_of_a_recording(contract, sides, tmp_path):
-    """The same numbers as from a file with the same arrays; the worst first."""
     train, inference, task = sides
     found = kc_otel.compare(train, inference, contract=contract, slices={"task": task})
     assert (found.status, found.sequences, found.tokens) == (Status.FAIL, 120, 4800)
@@ -66,7 +65,6 @@ def test_a_contract_on_densities_judges_densities(sides):
 
 
 def test_a_side_in_half_precision_is_noted(contract, sides):
-    """Its text says what the difference partly is, and what to do; nothing where both sides are whole."""
     train, inference, task = sides
     rounded = train.astype(np.float16).astype(np.float64)
     found = kc_otel.compare(rounded, inference, contract=contract, slices={"task": task})
@@ -75,7 +73,6 @@ def test_a_side_in_half_precision_is_noted(contract, sides):
 
 
 def test_its_text_has_every_verdict_and_what_is_not_judged(contract, sides):
-    """The worst first, what each is about, and the clauses that log-probabilities cannot tell."""
     train, inference, task = sides
     text = repr(kc_otel.compare(train, inference, contract=contract, slices={"task": task}))
     assert "FAIL under policy v2: 120 sequences, 4,800 tokens" in text
@@ -86,7 +83,6 @@ def test_its_text_has_every_verdict_and_what_is_not_judged(contract, sides):
 
 @pytest.mark.parametrize("form", ["lists", "torch", "rows", "bfloat16"])
 def test_arrays_of_every_kind(contract, sides, form):
-    """Lists of different lengths with a mask, tensors of any dtype, one mapping for each sequence."""
     train, inference, task = sides
     mask = np.ones(train.shape, dtype=bool)
     mask[0, 20:] = False
@@ -118,13 +114,11 @@ def test_arrays_of_every_kind(contract, sides, form):
     ],
 )
 def test_what_does_not_fit_is_said(contract, sides, change, said):
-    """By argument and sequence, with numbers."""
     train, inference, _ = sides
     with pytest.raises((RecordingError, ValueError), match=said):
         kc_otel.compare(**{"train": train, "inference": inference, "contract": contract} | change)
 
 
 def test_a_path_is_no_array(contract):
-    """Files have a command of their own."""
     with pytest.raises(TypeError, match="compare takes arrays, and `kc-otel compare` files"):
         kc_otel.compare("a.npz", "b.npz", contract=contract)

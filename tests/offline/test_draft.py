@@ -55,7 +55,6 @@ def recording(deviation, sequences=400, length=32, *, code=1.0, seed=0):
     st.sampled_from([None, 0.2]),
 )
 def test_every_draft_is_sound_and_meets_its_budget(share, horizon, low, width, clip):
-    """No error or warning, the limits are those of the inverses, cut and not rounded up."""
     budget = share * width
     made = draft(reward_budget=budget, reward_range=(low, low + width), horizon=horizon, clip=clip)
     written = write(made)
@@ -74,7 +73,6 @@ def test_every_draft_is_sound_and_meets_its_budget(share, horizon, low, width, c
 
 
 def test_the_text_says_how_each_limit_follows_and_what_breaks():
-    """A formula with its numbers before each clause, and a description in it."""
     text = write(draft()).text
     assert "TV_seq <= 0.1 / (1 - 0) = 0.1" in text
     assert "mean <= 0.1 / 32 = 0.00313" in " ".join(text.replace("#", " ").split())
@@ -127,7 +125,6 @@ def test_the_comment_beside_a_limit_names_the_figure_that_it_comes_from():
     ],
 )
 def test_the_budget_is_measured_where_rewards_are_known(path, rewarded, metric):
-    """TRL and verl always have them, other ways where the baseline has; elsewhere a bound stands for them."""
     baseline = recording(0.001)
     if rewarded:
         baseline = replace(baseline, attributes=tuple({**labels, "reward": 1.0} for labels in baseline.attributes))
@@ -156,7 +153,6 @@ def test_a_slice_that_is_worse_than_the_rest_gets_a_limit_of_its_own():
 
 @pytest.mark.parametrize("prompts", [60, 400])
 def test_a_pair_like_the_baseline_typically_passes_with_the_prompts_that_there_are(prompts):
-    """Fewer prompts take more room; the clause on what is above the cap is passed by as many without any."""
     written = write(draft(), recording(0.03), margin=1.05, prompts=prompts)
     contract = written.contract
     clause, limit, floor = of(written, "token-tv")
@@ -175,7 +171,6 @@ def test_a_pair_that_is_the_same_to_the_last_bit_gets_limits_above_nothing():
 
 
 def test_a_pair_far_apart_has_no_cap_where_a_total_variation_cannot_be_as_large():
-    """Five limits above one are no cap, and there is nothing above it."""
     written = write(draft(), recording(1.0))
     assert of(written, "token-tv")[0].cap is None
     assert all(clause.id != "token-tv-tail" for clause in written.contract.clauses)
@@ -191,7 +186,6 @@ def test_a_pair_far_apart_has_no_cap_where_a_total_variation_cannot_be_as_large(
     ],
 )
 def test_a_budget_that_is_none_and_a_margin_that_narrows_are_refused(changes, named):
-    """Nothing to lose and everything to lose leave nothing to write; a limit below the pair's drift fails."""
     margin = changes.pop("margin", 2.0)
     with pytest.raises(ValueError, match=named):
         write(draft(**changes), recording(0.1), margin=margin)

@@ -69,7 +69,6 @@ def test_each_step_of_a_bulk_import_is_judged_for_itself(run, tmp_path):
 
 
 def test_what_comes_after_its_step_was_written_is_told_of(run, tmp_path):
-    """A rank that stands behind another step's files is left out and counted; nothing is written twice."""
     export(tmp_path, 1, 0.01)
     export(tmp_path, 2, 0.01)
     late = tmp_path / "token_exports" / "step_3" / "rank_0.jsonl"
@@ -83,7 +82,6 @@ def test_what_comes_after_its_step_was_written_is_told_of(run, tmp_path):
 
 
 def test_files_that_say_no_step_are_given_one(run, tmp_path):
-    """Without it there is nothing to log, and the way to say it is named."""
     rng = np.random.default_rng(0)
     inference = -rng.exponential(size=(100, 64)) - 2.0
     np.savez(tmp_path / "rollouts.npz", train_logprobs=inference + 1e-3, inference_logprobs=inference)

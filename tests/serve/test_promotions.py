@@ -407,23 +407,6 @@ def test_api_hands_the_evidence_out(client: TestClient) -> None:
     assert (other.status_code, other.json()["detail"]) == (409, "v2 is not in offline-ci but in canary at 1%")
 
 
-@pytest.mark.slow
-def test_api_plans_from_the_traffic_that_it_sees(driven: Driven, client: TestClient) -> None:
-    """3,000 tokens a minute: a small share of them needs the long window, or never decides."""
-    driven.tick(1e9, v1="PASS")
-    plan = client.get("/api/v1/promotions/policy/plan").json()
-    assert plan["tokens_per_second"] == pytest.approx(50)
-    steps = {step["position"]: step for step in plan["steps"]}
-    assert (steps["shadow"]["seconds"], steps["shadow"]["slowest"]) == (60.0, "token-tv on all")
-    assert steps["canary at 10%"]["seconds"] == 300.0
-    assert steps["canary at 1%"]["never"]
-    told = client.get("/api/v1/promotions/policy/plan", params={"tokens_per_second": 1e5, "share": "code=0.5"}).json()
-    assert [step["seconds"] for step in told["steps"]] == [60.0, 60.0, 60.0]
-    wrong = client.get("/api/v1/promotions/policy/plan", params={"share": "prose=0.5"})
-    assert (wrong.status_code, "no slice 'prose'" in wrong.json()["detail"]) == (422, True)
-    assert client.get("/api/v1/promotions/other/plan").status_code == 404
-
-
 def test_metrics_say_stage_share_and_windows(driven: Driven, client: TestClient) -> None:
     """A dashboard can show each version's way."""
     driven.core.promotions.start("policy", "v2", "ada", 0.0)

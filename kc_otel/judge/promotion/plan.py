@@ -7,17 +7,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from kc_otel.contract.model import Contract
-from kc_otel.contract.registry.clause_metrics import Unit
-from kc_otel.contract.slices import ALL
 from kc_otel.contract.units import format_duration
 from kc_otel.contract.words import did_you_mean, spoken
-from kc_otel.judge.promotion.promotion_state import Position, path_of
-from kc_otel.judge.promotion.stages import Stage
 from kc_otel.judge.sample_sizes import observations_to_pass
-from kc_otel.judge.verdict import Verdict
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,87 +85,6 @@ def plan_gate(contract: Contract, traffic: Traffic, windows: int) -> tuple[Plann
                 )
             found.append(Planned(clause.id, slice, count, needed.unit, first, seconds, why))
     return tuple(found)
-
-
-@dataclass(frozen=True, slots=True)
-class PlannedStep:
-    """Shortest time that a version stays in a position.
-
-    Attributes:
-        position: The position.
-        seconds: Until its gate can open; None when it cannot be told, inf when never.
-        slowest: `clause on slice` that takes longest; empty when the time is not known.
-        why: Why it can never open, or what the time leaves out because it cannot be told; empty otherwise.
-    """
-
-    position: Position
-    seconds: float | None
-    slowest: str
-    why: str
-
-
-def plan_steps(contract: Contract, traffic: Traffic) -> tuple[PlannedStep, ...]:
-    """Return the minimum duration of a promotion, position by position: shadow, and each step of the canary.
-
-    A window counts in a position only when all of its data are from there, so each takes a whole window, however soon
-    its observations are together. In shadow every request is mirrored; in the canary the version sees its share.
-    """
-    found = []
-    windows = contract.promotion.windows
-    for position in path_of(contract.promotion):
-        if position.stage in {Stage.OFFLINE_CI, Stage.FULL}:
-            continue
-        share = position.share if position.stage is Stage.CANARY else 1.0
-        planned = plan_gate(contract, replace(traffic, sampling=traffic.sampling * share), windows)
-        never = next((cell for cell in planned if cell.never), None)
-        if never is not None:
-            found.append(PlannedStep(position, math.inf, "", f"{never.clause} on {never.slice}: {never.why}"))
-            continue
-        unknown = [f"{cell.clause} on {cell.slice}: {cell.why}" for cell in planned if cell.seconds is None]
-        timed = [cell for cell in planned if cell.seconds is not None]
-        if not timed:
-            found.append(PlannedStep(position, None, "", unknown[0]))
-            continue
-        slowest = max(timed, key=lambda cell: cell.first)
-        watched = contract.observability
-        window = watched.window if slowest.first <= watched.window else watched.long_window
-        where = f"{slowest.clause} on {slowest.slice}"
-        found.append(PlannedStep(position, windows * window, where, unknown[0] if unknown else ""))
-    return tuple(found)
-
-
-def observed_traffic(contract: Contract, verdicts: Sequence[Verdict]) -> Traffic:
-    """The traffic that an evaluation has seen, of all kernel versions together.
-
-    Args:
-        contract: The contract; its share of measured batches is taken to be the one that recorders keep.
-        verdicts: The verdicts of one evaluation.
-    """
-    watched, shares = contract.observability, dict[str, float]()
-    lengths = {"short": watched.window, "long": watched.long_window}
-    rates: dict[tuple[str, str], float] = {}
-    for verdict in verdicts:
-        if verdict.window in lengths:
-            key = (verdict.cell.clause, verdict.cell.slice)
-            rates[key] = rates.get(key, 0.0) + verdict.samples / lengths[verdict.window]
-    tokens = [
-        clause.id for clause in contract.clauses if clause.quantity is not None and clause.quantity.per is Unit.TOKEN
-    ]
-    # Prompts are counted as sequences: how many rollouts each has, verdicts do not say.
-    own = {Unit.SEQUENCE, Unit.PROMPT}
-    sequences = [clause.id for clause in contract.clauses if clause.quantity is not None and clause.quantity.per in own]
-    total = max((rates.get((name, ALL), 0.0) for name in tokens), default=0.0)
-    per_sequence = max((rates.get((name, ALL), 0.0) for name in sequences), default=0.0)
-    for slice in contract.slices:
-        rate = max((rates.get((name, slice), 0.0) for name in tokens), default=0.0)
-        if total and rate:
-            shares[slice] = min(1.0, rate / total)
-    return Traffic(
-        total / watched.sampling if total else None,
-        watched.sampling,
-        total / per_sequence if total and per_sequence else contract.assumptions.horizon,
-        {ALL: 1.0} | shares,
-    )
 
 
 def shares_of(contract: Contract, texts: Sequence[str]) -> dict[str, float]:

@@ -1,13 +1,9 @@
 """A new contract from a reward budget: which clauses, which limits, and how each limit follows.
 
-The budget itself is one clause, measured from rewards where they are known and bounded from whole sequences elsewhere.
-The conditions on tokens are explanations: each would guarantee the budget at the horizon by itself, and real kernels
-break them while the measured budget holds, so that a gate must not ask for them. A baseline makes them clauses with
-limits of its own.
-
-The noise floor is the limited statistics on a recording of an accepted pair, or of the best pair there is, such as the
-training kernel against itself in another batch, or the real pair at a learning rate of 0. A limit that this recording
-already breaks would fail forever.
+The budget itself is one clause. The conditions on tokens are explanations: each would guarantee the budget at the
+horizon by itself, and real kernels break them while the measured budget holds, so that a gate must not ask for them. A
+baseline, a recording of an accepted pair, makes them clauses with limits of its own: one that it already breaks would
+fail forever.
 """
 
 from __future__ import annotations
@@ -25,7 +21,7 @@ from kc_otel.contract.model import Contract
 from kc_otel.contract.slices import ALL
 from kc_otel.contract.words import rounded, rounded_down
 from kc_otel.judge.statistics import clause_interval
-from kc_otel.offline.gate.observations import RecordingObservations
+from kc_otel.offline.gate.recorded_verdicts import RecordingObservations
 from kc_otel.recordings.recording import Recording
 from kc_otel.stats.rewards import mean_token_tv_for_sequence_tv, token_kl_for_sequence_tv, tv_for_reward_budget
 
@@ -38,18 +34,10 @@ _FAR_TV: Final = 0.5
 
 @dataclass(frozen=True, slots=True)
 class Draft:
-    """Inputs of a new contract.
+    """Inputs of a new contract: fields of both kernels, the largest acceptable drift of the mean reward, and its range.
 
-    Attributes:
-        train: Fields of the training kernel, such as `{"engine": "torch", "dtype": "bfloat16"}`.
-        inference: Fields of the inference kernel.
-        reward_budget: Largest drift of the mean reward that is acceptable, in the reward's unit.
-        reward_range: Smallest and largest reward of a sequence.
-        horizon: T, longest sequence in generated tokens.
-        clip: PPO clip range; None where there is none.
-        slices: Name of each slice, and its conditions by attribute.
-        data: How the kernels are measured; clauses that this cannot measure are left out.
-        rewards: Whether sequences come with rewards.
+    `horizon` is the longest sequence in generated tokens. Clauses that the measuring path `data` cannot measure are
+    left out; `rewards` says whether sequences come with rewards.
     """
 
     name: str
@@ -70,12 +58,8 @@ class Draft:
 class DraftClause:
     """One clause of a new contract; an empty statistic or unit is the metric's default.
 
-    Attributes:
-        derivation: How the limit follows, with numbers.
-        breaks: Consequence of exceeding it: the clause's description.
-        slices: Limits of single slices, where they differ.
-        cap: Where what is observed is cut; None where it is not.
-        explains: Whether it is a sufficient condition that the contract explains and does not ask for.
+    `derivation` says how the limit follows, with numbers, `breaks` the consequence of exceeding it. A clause that
+    `explains` is a sufficient condition that the contract explains and does not ask for.
     """
 
     id: str
@@ -91,14 +75,9 @@ class DraftClause:
 
 
 def clauses_of(draft: Draft, *, capped: bool = False) -> tuple[DraftClause, ...]:
-    """The statistical clauses of a new contract, the budget first. Limits are cut to three digits, never raised.
+    """The statistical clauses of a new contract, the budget first; limits are cut to three digits, never raised.
 
-    With `capped` the mean of tv_token is judged by prompt and cut at five limits, with a clause on what is above, so
-    that a gate can decide it.
-
-    Raises:
-        ValueError: If the budget is not positive or not below the width of the reward range, the range is not one, or
-            the horizon is not a number of steps.
+    With `capped` the mean of tv_token is judged by prompt and cut at five limits, so that a gate can decide it.
     """
     budget, (low, high), horizon = draft.reward_budget, draft.reward_range, draft.horizon
     tv = tv_for_reward_budget(budget, draft.reward_range)
@@ -195,11 +174,7 @@ def cut(value: float) -> float:
 
 
 def exact(value: float) -> str:
-    """A number as YAML reads back the same one, without an exponent.
-
-    >>> exact(4.88e-06), exact(0.02), exact(1.0)
-    ('0.00000488', '0.02', '1')
-    """
+    """A number as YAML reads back the same one, without an exponent."""
     if not math.isfinite(value):
         raise ValueError(f"value: {value!r} cannot be written as a limit; give a finite number")
     text = format(Decimal(repr(float(value))), "f")
@@ -208,7 +183,7 @@ def exact(value: float) -> str:
 
 @dataclass(frozen=True, slots=True)
 class NoiseFloor:
-    """A clause's statistic on a recording, with its bounds: the upper one is the floor. Observations are of a unit."""
+    """A clause's statistic on a recording, with its bounds: the upper one is the floor."""
 
     clause: str
     slice: str

@@ -41,13 +41,7 @@ _REWARD_PATHS: Final = frozenset({MeasuringPath.TRL, MeasuringPath.VERL})
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """A contract as text, and what is to be said of it.
-
-    Attributes:
-        needed: Observations that each clause needs before it can PASS, on all traffic.
-        floors: Limits that the baseline keeps, beside those of the budget; empty without a recording.
-        measured: Ids of clauses whose limits come from the baseline.
-    """
+    """A contract as text, the observations that a PASS takes, and the baseline's floors and clauses that it decides."""
 
     text: str
     contract: Contract
@@ -59,17 +53,11 @@ class Written:
 def write(
     draft: Draft, baseline: Recording | None = None, *, margin: float = 2.0, prompts: int = PROMPTS_OF_A_GATE
 ) -> Written:
-    """The contract of a draft.
+    """The contract of a draft; without a recording, comments explain what would guarantee the budget token by token.
 
-    Without a recording the budget is a clause, and comments explain what would guarantee it token by token. With one,
-    the `baseline` of an accepted pair, limits on tokens are what this pair keeps with a factor `margin` of room, the
-    mean of tv_token is judged by prompt and capped, and a bound of the budget that the pair itself breaks is explained
-    and not asked for. Limits are raised until a pair like the baseline typically passes a gate with so many prompts.
-
-    Raises:
-        ValueError: If the draft's numbers make no contract, or one with a clause that can never PASS, or the margin is
-            below 1.
-        ContractError: If its names, kernels or slices make none.
+    With the `baseline` of an accepted pair, limits on tokens are what it keeps with a factor `margin` of room, and a
+    bound of the budget that it breaks is explained and not asked for. Limits are raised until a pair like it typically
+    passes.
     """
     if not margin >= 1.0:
         raise ValueError(f"margin: {margin!r} is below 1, so the limit would be below the pair's own drift; write 2")

@@ -6,8 +6,6 @@ A missing completion leaves no verdict: failures are not random, and the answere
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import socket
 import tempfile
 import time
 from collections import Counter
@@ -45,15 +43,7 @@ class IncompleteError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class EndpointPair:
-    """Two endpoints: one samples, the other scores the same tokens.
-
-    Attributes:
-        samples: Completions of each prompt.
-        max_tokens: Most tokens of a completion.
-        concurrency: Requests at a time.
-        timeout: Seconds to wait for an answer.
-        versions: Versions of the training and the inference engine that are judged; None where nobody says.
-    """
+    """Two endpoints: one samples, the other scores the same tokens. `versions` are of the engines, train first."""
 
     inference: CompletionEndpoint
     train: CompletionEndpoint
@@ -61,22 +51,16 @@ class EndpointPair:
     train_model: str | None = None
     samples: int = 1
     max_tokens: int = 256
-    concurrency: int = 8
-    timeout: float = 120.0
     versions: tuple[str | None, str | None] = (None, None)
 
 
 def record_endpoints(
     pair: EndpointPair, prompts: Path, where: Path | None, say: _Say, enough: Callable[[Recording], bool] | None = None
 ) -> Path:
-    """Sample, score, and keep the recording; returns its file.
+    """Sample, score, and keep the recording; returns its file. `say` takes a line on what happens, every few seconds.
 
-    Without `where` it is in a temporary folder that is kept. `say` takes a line on what happens, every few seconds.
-    `enough` says whether completions so far, of prompts in an order of their own, are enough; None for all of them.
-
-    Raises:
-        IncompleteError: If a completion is missing.
-        ValueError: If the prompts, an endpoint or the file cannot be used.
+    Without `where` it is in a temporary folder that is kept. `enough` says whether completions so far, of prompts in an
+    order of their own, are enough; None for all of them.
     """
     asked = read_prompts(prompts)
     if where is not None:
@@ -103,14 +87,12 @@ def record_endpoints(
 async def _collected(
     pair: EndpointPair, prompts: tuple[Prompt, ...], say: _Say, enough: Callable[[Recording], bool] | None
 ) -> Collected:
-    limits = httpx.Limits(max_connections=2 * pair.concurrency)
-    async with httpx.AsyncClient(limits=limits) as http:
-        sampler = CompletionClient(pair.inference, http, timeout=pair.timeout)
-        scorer = CompletionClient(pair.train, http, timeout=pair.timeout)
+    async with httpx.AsyncClient() as http:
+        sampler, scorer = CompletionClient(pair.inference, http), CompletionClient(pair.train, http)
         sampled, trained = await sampler.model(pair.inference_model), await scorer.model(pair.train_model)
         for client, wanted in ((scorer, pair.versions[0]), (sampler, pair.versions[1])):
             await _same_version(client, wanted, say)
-        if sampled == trained and _one_place(pair.inference.root, pair.train.root):
+        if sampled == trained and pair.inference.root == pair.train.root:
             say(
                 f"{trained} both samples and scores: this compares its decoding with its prefill, the floor of such "
                 "comparisons, and not two kernels"
@@ -122,22 +104,10 @@ async def _collected(
             (scorer, trained),
             samples=pair.samples,
             max_tokens=pair.max_tokens,
-            concurrency=pair.concurrency,
             enough=enough,
             looks=looks(),
             progress=_progress(len(prompts) * pair.samples, say),
         )
-
-
-def _one_place(*roots: str) -> bool:
-    """Return whether URLs lead to one server, by whatever names."""
-    places = []
-    for url in map(httpx.URL, roots):
-        port = url.port or (443 if url.scheme == "https" else 80)
-        with contextlib.suppress(OSError):
-            found = socket.getaddrinfo(url.host, port, type=socket.SOCK_STREAM)
-            places.append({(*address[:2], url.path.rstrip("/")) for *_, address in found})
-    return len(set(roots)) == 1 or (len(places) == len(roots) and bool(set.intersection(*places)))
 
 
 async def _same_version(client: CompletionClient, wanted: str | None, say: _Say) -> None:

@@ -1,8 +1,4 @@
-"""Evidence of the offline stage, which holds what it takes to judge the same files again.
-
-Its section `offline` has the contract's text, both kernels spelled out, the gate's terms, and the checksum of every
-recording. A verdict names its recording by its place in that list.
-"""
+"""Evidence of the offline stage: its section `offline` holds what it takes to judge the same files again."""
 
 from __future__ import annotations
 
@@ -31,10 +27,10 @@ from kc_otel.offline.gate.recorded_gate import (
     digest_of,
     gate_decision,
     gate_recordings,
+    not_allowed,
     read_input,
 )
 from kc_otel.offline.gate.recorded_verdicts import RecordingVerdicts, UnjudgedClause
-from kc_otel.offline.gate.sampling_terms import not_allowed
 from kc_otel.record.kernel import Kernel
 from kc_otel.recordings.recording import Recording
 
@@ -45,10 +41,7 @@ _RELATIVE_TOLERANCE: Final = 1e-9
 
 
 def offline_evidence(gate: OfflineGate, text: str) -> dict[str, Any]:
-    """The record of the offline stage: it also has the contract's text, the kernels' fields, and every file's checksum.
-
-    `verify_evidence` accepts it, and `verify_recordings` together with the files.
-    """
+    """The record of the offline stage, which `verify_evidence` accepts, and `verify_recordings` with the files."""
     rows = [
         verdict_row(gate.contract, verdict) | {"recording": place}
         for place, judged in enumerate(gate.judged)
@@ -65,14 +58,7 @@ def verify_evidence(record: Mapping[str, Any]) -> None:
 
 
 def verify_recordings(record: Mapping[str, Any], files: Sequence[Path]) -> None:
-    """Judge a record's recordings again, and accept it if everything comes out as it says.
-
-    They are found among the files by their checksums.
-
-    Raises:
-        EvidenceError: If the record does not verify by itself, a recording is not there, or a number differs by more
-            than rounding.
-    """
+    """Judge a record's recordings again, found by their checksums, or raise an EvidenceError that says what differs."""
     verify_evidence(record)
     if OFFLINE_SECTION not in record:
         raise EvidenceError(f"the record is of stage {record['stage']}, which has no recordings")
@@ -221,9 +207,7 @@ def _kernels(offline: Mapping[str, Any]) -> tuple[Kernel, Kernel]:
 
 
 def _terms(of: Mapping[str, Any]) -> GateTerms:
-    return GateTerms(
-        of["windows"], tuple(of["require"]), tuple(of["slices"]), of["columns"], of["sequential"], of["attributes"]
-    )
+    return GateTerms(tuple(of["require"]), tuple(of["slices"]), of["columns"], of["sequential"], of["attributes"])
 
 
 def _verdict(row: Mapping[str, Any], contract: Contract, at: float) -> Verdict:

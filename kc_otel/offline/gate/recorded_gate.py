@@ -1,21 +1,8 @@
-"""The first stage in a team's CI: recordings in, a decision out.
+"""The first stage in a team's CI: recordings in, a decision out. Every recording is a window that has to pass.
 
-Every recording is a window of its own, and every one has to pass. Clauses that no recording can hold, such as
-`weights_lag`, are reported as not judged; clauses whose columns are missing from the recordings hold the gate.
-
-Sequences that occur before, in a recording or in another one, are no further evidence. Two sequences that were sampled
-have different tokens, or the same tokens after another prompt, and their
-log-probabilities then differ in every token that is not certain. Three things show that one is another one again:
-
-- both sides are the same, number for number;
-- they have the same tokens, and these are too improbable to be sampled twice;
-- the sampling side's numbers, rounded to a small part of themselves, occur before along nearly the whole sequence,
-  whatever the other side says: a copy with small changes, a part of a longer sequence, a rotation, or several together.
-
-The last one compares windows of tokens, not sequences. A window is so long that hardly any of independent tokens with
-these numbers occurs twice. Rollouts that begin alike differ from where they part, and short answers and certain text
-have too few numbers that tell anything. Copies that are changed by much more than the rounding are not found, and no
-parts of less than eight tokens.
+Clauses that no recording can hold, such as `weights_lag`, are reported as not judged; clauses whose columns are missing
+hold the gate. Where the contract has `promotion.sampling`, every sequence must state each parameter that it lists, with
+a listed value: a missing top_p does not show that none was used. Any other parameter must be neutral.
 """
 
 from __future__ import annotations
@@ -24,21 +11,20 @@ import hashlib
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from hashlib import blake2b
 from pathlib import Path
 from typing import Final
 
 import numpy as np
-from numpy.typing import NDArray
 
 from kc_otel.contract.model import Contract
+from kc_otel.contract.promotion import SAMPLING_PARAMETERS
 from kc_otel.contract.slices import Scalar
 from kc_otel.contract.words import did_you_mean
 from kc_otel.judge.promotion.stages import Decision, GateOutcome, GateSpec, Stage, decide
 from kc_otel.judge.statistics import samples_needed
 from kc_otel.judge.verdict import Evaluation
+from kc_otel.offline.gate.copies import first_of_each
 from kc_otel.offline.gate.recorded_verdicts import RecordingVerdicts, UnjudgedClause, by_contract, judge, recordable
-from kc_otel.offline.gate.sampling_terms import in_force
 from kc_otel.record.kernel import Kernel
 from kc_otel.record.measure.arrays import Block
 from kc_otel.record.measure.remarks import remarks
@@ -46,6 +32,7 @@ from kc_otel.record.measure.rounding import CoarseSide, coarse_side
 from kc_otel.record.slice_table import SliceTable
 from kc_otel.recordings.recording import Recording
 from kc_otel.recordings.recording_files import load_recording
+from kc_otel.recordings.request import NEUTRAL
 
 _SHARED_DATA_ERROR: Final = "{}: has {}; windows that share data count once, so leave one of them out"
 
@@ -54,17 +41,11 @@ _SHARED_DATA_ERROR: Final = "{}: has {}; windows that share data count once, so 
 class GateTerms:
     """Requirements of a gate for a kernel version.
 
-    Attributes:
-        windows: Fewest recordings; where more are given, all of them have to pass, and this is their number.
-        require: Clauses that have to PASS; empty for every clause. A FAIL of any other still refuses the version.
-        slices: Slices on which they have to; empty for all traffic and every slice of the contract.
-        columns: Names of the recordings' columns, by role, where they are others than tools use.
-        sequential: Whether somebody looks as a recording grows and stops when it suits, so that the bounds have to
-            hold at every number of sequences at once.
-        attributes: Attributes that every sequence gets besides its own; these win.
+    Only clauses of `require` and slices of `slices` have to PASS where there are any, and a FAIL of any other still
+    refuses the version. `sequential` bounds hold at every number of sequences at once, for somebody who stops when it
+    suits. `attributes` win over a sequence's own.
     """
 
-    windows: int = 1
     require: tuple[str, ...] = ()
     slices: tuple[str, ...] = ()
     columns: Mapping[str, str] = field(default_factory=dict)
@@ -76,16 +57,9 @@ class GateTerms:
 class GatedRecording:
     """A recording's file, with the sequences and tokens in it that count.
 
-    Attributes:
-        identical: Whether both sides have the same number at every token.
-        coarse: The side that was rounded to half precision where the other was not, None where none was; it follows
-            from the bytes, so that evidence does not repeat it.
-        sampling: Values of each sampling parameter that its sequences name, where the contract lists any.
-        content: SHA-256 of the numbers in it, 64 hex digits; the same for a file that was saved in another way or has
-            the sequences in another order.
-        unchecked: Remarks on its numbers, and what they are too few, too sure or too ambiguous to be checked for;
-            empty for nothing. It follows from the bytes, too.
-        repeated: Further sequences that do not count, for they are others again; see `first_of_each`.
+    `coarse` and `unchecked` follow from the bytes, so that evidence does not repeat them. `content` is the SHA-256 of
+    the numbers, whatever the file's format and the order of sequences. `repeated` sequences are others again: see
+    `copies`.
     """
 
     name: str
@@ -121,17 +95,13 @@ class OfflineGate:
 
 
 def read_input(path: str | Path, terms: GateTerms = GateTerms()) -> tuple[GatedRecording, Recording]:
-    """A recording without what it repeats, and what identifies its file.
-
-    A sequence that is another one again, in whole or as a part of it, is no further observation: it counts once.
-
-    Raises:
-        RecordingError: If the file cannot be used.
-    """
+    """A recording without what it repeats, which is no further observation, and what identifies its file."""
     whole = load_recording(path, columns=terms.columns or None).with_attributes(terms.attributes)
     (first,) = first_of_each(whole)
     recording = whole.only(first, np.ones(len(whole.masked), dtype=np.bool_))
     digest, size = digest_of(Path(path))
+    sides = [np.split(side, recording.starts[1:]) for side in (recording.train, recording.inference)]
+    digests = [hashlib.sha256(p.tobytes() + q.tobytes()).digest() for p, q in zip(*sides, strict=True)]
     identical = bool(np.array_equal(recording.train, recording.inference))
     about = GatedRecording(
         Path(path).as_posix(),
@@ -141,7 +111,7 @@ def read_input(path: str | Path, terms: GateTerms = GateTerms()) -> tuple[GatedR
         int(recording.train.size),
         identical,
         coarse_side(recording.train, recording.inference),
-        content=_content(recording),
+        content=hashlib.sha256(b"".join(sorted(digests))).hexdigest(),
         repeated=int(first.size - first.sum()),
         unchecked=""
         if recording.density
@@ -157,14 +127,6 @@ def read_input(path: str | Path, terms: GateTerms = GateTerms()) -> tuple[GatedR
         ),
     )
     return about, recording
-
-
-def _content(recording: Recording) -> str:
-    sides = [np.split(side, recording.starts[1:]) for side in (recording.train, recording.inference)]
-    digests = [
-        hashlib.sha256(train.tobytes() + inference.tobytes()).digest() for train, inference in zip(*sides, strict=True)
-    ]
-    return hashlib.sha256(b"".join(sorted(digests))).hexdigest()
 
 
 def _apart(recordings: Sequence[tuple[GatedRecording, Recording]]) -> list[tuple[GatedRecording, Recording]]:
@@ -205,13 +167,7 @@ def gate_recordings(
     terms: GateTerms,
     now: float,
 ) -> OfflineGate:
-    """Judge recordings, each as `read_input` returns it, and decide.
-
-    Raises:
-        ValueError: If a recording has nothing that the others have not, was sampled otherwise than the contract allows
-            or does not say how, a clause or slice of the terms is not of the contract, an assumption is missing, or no
-            clause can be judged by a recording at all.
-    """
+    """Judge recordings, each as `read_input` returns it, and decide."""
     recordings = _apart(recordings)
     check_terms(contract, terms)
     allowed = contract.promotion.sampling
@@ -221,7 +177,6 @@ def gate_recordings(
     for _, recording in recordings:
         parts = by_contract(recording, contract)
         judged.append(judge(contract, parts, now, pair, anytime=terms.sequential))
-    terms = replace(terms, windows=max(terms.windows, len(judged)))
     decision = gate_decision(contract, judged, pair[1], terms, now)
     return OfflineGate(contract, *kernels, terms, inputs, tuple(judged), decision, now)
 
@@ -243,11 +198,7 @@ def check_terms(contract: Contract, terms: GateTerms) -> None:
 def gate_decision(
     contract: Contract, judged: Sequence[RecordingVerdicts], version: str, terms: GateTerms, now: float
 ) -> Decision:
-    """Return the decision that follows from the verdicts on each recording, with `stages.decide`.
-
-    Raises:
-        ValueError: If no clause can be judged by these recordings.
-    """
+    """Return the decision that follows from the verdicts on each recording, with `stages.decide`."""
     verdicts = [verdict for result in judged for verdict in result.verdicts]
     judgeable = {verdict.cell.clause for verdict in verdicts}
     slices = terms.slices or tuple(dict.fromkeys(verdict.cell.slice for verdict in verdicts))
@@ -259,7 +210,7 @@ def gate_decision(
         )
     gate = GateSpec(
         stage=Stage.OFFLINE_CI,
-        windows=terms.windows,
+        windows=len(judged),
         window=0.0,
         long_window=0.0,
         cells=tuple((clause.id, slice) for clause in clauses for slice in slices),
@@ -283,137 +234,13 @@ def not_judged(judged: Sequence[RecordingVerdicts]) -> tuple[UnjudgedClause, ...
     return tuple(missing.values())
 
 
-_MIN_TELLING_TOKENS: Final = 8
-"""Fewest tokens that are no certainties, from which on a sequence that occurs again was not sampled again by chance."""
-_CERTAIN_NATS: Final = 0.01
-"""A token's -log-probability, nats, up to which many sequences have the same number."""
-_UNREPEATED_NATS: Final = 30.0
-"""-log-probability of tokens that are not sampled twice: once in 10^13."""
-_RELATIVE_RESOLUTION: Final = 5e-3
-"""Part of itself to which a log-probability is rounded, about the drift of good kernels."""
-_ROUNDED_BELOW_NATS: Final = 0.05
-"""-log-probability, nats, far below which numbers are rounded to the same part of this."""
-_REPEATED_SHARE: Final = 0.9
-"""Part of a sequence's telling tokens that occur before, from which on all of it does."""
-_MIN_WINDOW_TOKENS: Final = 4
-"""Fewest tokens of a window, and fewest different tokens of a sequence whose tokens are compared."""
-_MIN_BITS: Final = 2.5
-"""Bits that a number tells, below which nothing is said: a model with some six different numbers repeats itself."""
-_CONTINUED_SHARE: Final = 0.7
-"""Part of the windows that occur before after which the next number is the same too. Where it is less, sequences have
-windows in common from which they part, as rollouts of one prompt and those of a model with a short memory do, and
-windows have to be longer."""
-_SPARE_BITS: Final = 10
-"""A window of independent tokens occurs again anywhere with probability 2^-10 at most."""
-
-
-def first_of_each(*recordings: Recording) -> list[NDArray[np.bool_]]:
-    """Mark the sequences that count: one of each set of copies, bool [S] for each recording.
-
-    The first one counts, of sequences with different numbers of tokens the longest.
-    """
-    first = _by_content(recordings)
-    inference = np.concatenate([recording.inference for recording in recordings])
-    lengths = np.concatenate([recording.lengths for recording in recordings])
-    tokens = np.repeat(first, lengths)
-    first[first] = ~_occurs_before(inference[tokens], lengths[first])
-    return np.split(first, np.cumsum([recording.lengths.size for recording in recordings])[:-1])
-
-
-def _by_content(recordings: Sequence[Recording]) -> NDArray[np.bool_]:
-    """Mark the first sequence with its numbers on both sides, and with its tokens where these identify it."""
-    first, seen = [], set[bytes]()
-    for recording in recordings:
-        ids = recording.token_ids
-        for start, length in zip(recording.starts.tolist(), recording.lengths.tolist(), strict=True):
-            part = slice(start, start + length)
-            inference, keys = recording.inference[part], list[bytes]()
-            if np.count_nonzero(inference) >= _MIN_TELLING_TOKENS:
-                keys.append(_digest(recording.train[part], inference))
-                if (
-                    ids is not None
-                    and inference.sum() <= -_UNREPEATED_NATS
-                    and np.unique(ids[part]).size >= _MIN_WINDOW_TOKENS
-                ):
-                    keys.append(_digest(ids[part]))
-            first.append(seen.isdisjoint(keys))
-            seen.update(keys)
-    return np.array(first, dtype=np.bool_)
-
-
-def _digest(*numbers: NDArray[np.generic]) -> bytes:
-    return blake2b(b"".join(number.tobytes() for number in numbers), digest_size=16).digest()
-
-
-def _occurs_before(inference: NDArray[np.float64], lengths: NDArray[np.int64]) -> NDArray[np.bool_]:
-    """Mark sequences of which nearly all telling tokens lie in windows that longer or earlier ones have, bool [S]."""
-    telling = np.isfinite(inference) & (inference < -_CERTAIN_NATS)
-    owner = np.repeat(np.arange(lengths.size), lengths)[telling]
-    size = np.bincount(owner, minlength=lengths.size)
-    rounded = (
-        np.floor(np.log(_ROUNDED_BELOW_NATS - inference[telling]) / _RELATIVE_RESOLUTION)
-        .astype(np.int64)
-        .view(np.uint64)
-    )
-    rank = np.empty(lengths.size, dtype=np.int64)
-    rank[np.argsort(-size, kind="stable")] = np.arange(lengths.size)
-    window, again = _recurring(rounded, owner, rank)
-    covered = np.zeros(owner.size, dtype=np.bool_)
-    for step in range(window):
-        covered[again + step] = True
-    found = np.bincount(owner[covered], minlength=lengths.size)
-    return (size >= _MIN_TELLING_TOKENS) & (found >= _REPEATED_SHARE * size)
-
-
-def _recurring(
-    rounded: NDArray[np.uint64], owner: NDArray[np.int64], rank: NDArray[np.int64]
-) -> tuple[int, NDArray[np.int64]]:
-    """Tokens of a window, and where the windows begin that a sequence of a lower rank has, int64."""
-    window = _window(rounded)
-    rounded, owner = np.append(rounded, np.uint64(0)), np.append(owner, -1)  # entry after the last window
-    while True:
-        at = np.arange(max(owner.size - window, 0))
-        at = at[owner[at] == owner[at + window - 1]]
-        _, content = np.unique(_hashed(rounded, at, window), return_inverse=True)
-        earliest = np.full(at.size, np.iinfo(np.int64).max)
-        np.minimum.at(earliest, content, rank[owner[at]] * owner.size + at)
-        before = earliest[content] % owner.size
-        again = owner[before] != owner[at]
-        at, before = at[again], before[again]
-        on = (owner[at] == owner[at + window]) & (owner[before] == owner[before + window])
-        if (rounded[at + window] == rounded[before + window])[on].sum() >= _CONTINUED_SHARE * on.sum():
-            return window, at
-        window *= 2
-
-
-def _window(rounded: NDArray[np.uint64]) -> int:
-    """Tokens after which chance alone makes hardly any window occur twice; the more, the fewer values there are."""
-    _, counts = np.unique(rounded, return_counts=True)
-    bits = -math.log2(np.square(counts / max(rounded.size, 1)).sum()) if rounded.size else 0.0
-    needed = math.log2(max(rounded.size, 1)) + _SPARE_BITS
-    return max(_MIN_WINDOW_TOKENS, math.ceil(needed / bits)) if bits >= _MIN_BITS else rounded.size + 1
-
-
-def _hashed(rounded: NDArray[np.uint64], at: NDArray[np.int64], window: int) -> NDArray[np.uint64]:
-    found = np.zeros(at.size, dtype=np.uint64)
-    for step in range(window):
-        found = (found ^ rounded[at + step]) * np.uint64(0x9E3779B97F4A7C15)
-        found ^= found >> np.uint64(29)
-    return found
-
-
 _FIRST_LOOK: Final = 20
 _LOOK_GROWTH: Final = 1.25
 """Each look costs a pass over all sequences so far: with this factor all together cost five times the last."""
 
 
 def looks() -> Iterator[int]:
-    """Numbers of sequences at which a gate looks.
-
-    >>> from itertools import islice
-    >>> list(islice(looks(), 5))
-    [20, 25, 32, 40, 50]
-    """
+    """Numbers of sequences at which a gate looks."""
     number = _FIRST_LOOK
     while True:
         yield number
@@ -423,11 +250,57 @@ def looks() -> Iterator[int]:
 def decides(contract: Contract, recording: Recording, kernels: tuple[Kernel, Kernel], terms: GateTerms) -> bool:
     """Return True if the sequences so far decide the gate; clauses that no recording can judge do not delay it.
 
-    The bounds are betting confidence sequences (`anytime` in `kc_otel.stats`): it costs no confidence to look again and
-    again, and to stop where it suits, if the order of sequences says nothing of them.
+    It costs no confidence to look again and again: the bounds are betting confidence sequences (`anytime` in
+    `kc_otel.stats`), if the order of sequences says nothing of them.
     """
     in_force("the recording", recording, contract.promotion.sampling)
     pair = kernels[0].fingerprint, kernels[1].fingerprint
     found = judge(contract, by_contract(recording, contract), 0.0, pair, anytime=True)
-    asked = replace(terms, windows=1, require=terms.require or tuple({judged.cell.clause for judged in found.verdicts}))
+    asked = replace(terms, require=terms.require or tuple({judged.cell.clause for judged in found.verdicts}))
     return gate_decision(contract, [found], pair[1], asked, 0.0).outcome is not GateOutcome.WAIT
+
+
+def in_force(name: str, recording: Recording, allowed: Mapping[str, Sequence[Scalar]]) -> dict[str, list[Scalar]]:
+    """Values of each sampling parameter that a recording's sequences name, by vLLM's names, if all are allowed."""
+    found: dict[str, list[Scalar]] = {}
+    problems: dict[str, str] = {}
+    for row, attributes in enumerate(recording.attributes if allowed else ()):
+        for parameter in SAMPLING_PARAMETERS:
+            value = attributes.get(parameter)
+            if value is not None:
+                seen = found.setdefault(parameter, [])
+                if any(_same(parameter, value, other, exact=True) for other in seen):
+                    continue
+                seen.append(value)
+            if why := not_allowed(parameter, value, allowed):
+                unread = f" (its {parameter} {recording.unread[parameter]})" if parameter in recording.unread else ""
+                problems.setdefault(parameter, f"{name}: sequence {row}: {why}{unread}")
+    if problems:
+        raise ValueError("\n".join(problems.values()))
+    return found
+
+
+def not_allowed(parameter: str, value: Scalar | None, allowed: Mapping[str, Sequence[Scalar]]) -> str:
+    """Return why `promotion.sampling` does not allow a value, None where nothing is said; empty if it does."""
+    listed = allowed.get(parameter)
+    if listed is None:
+        neutral = NEUTRAL.get(parameter, (0, False, ""))
+        if value is None or any(_same(parameter, value, other) for other in neutral):
+            return ""
+        return f"{parameter} is {value!r}, and promotion.sampling lists no {parameter}; list it, or sample without"
+    said = ", ".join(map(repr, listed))
+    if value is None:
+        return f"says no {parameter}, of which promotion.sampling allows {said}; record it with each sequence"
+    if any(_same(parameter, value, other) for other in listed):
+        return ""
+    return f"{parameter} is {value!r}, and promotion.sampling allows {said}"
+
+
+def _same(parameter: str, value: Scalar, other: Scalar, *, exact: bool = False) -> bool:
+    """Return True if two values are equal in single precision, or both neutral."""
+    if isinstance(value, bool | str) or isinstance(other, bool | str):
+        return type(value) is type(other) and value == other
+    if exact:
+        return value == other
+    neutral = NEUTRAL.get(parameter, ())
+    return math.isclose(value, other, rel_tol=1e-6) or (value in neutral and other in neutral)

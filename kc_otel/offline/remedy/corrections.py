@@ -139,17 +139,7 @@ _STATISTICS: Final[Mapping[Statistic, Callable[[Ratios], Floats]]] = {
 
 
 def weights(of: Ratios, correction: Correction) -> Floats:
-    """The weight c_t of every token, [N]; 0 for what is dropped.
-
-    >>> two = Recording(np.log([0.6, 0.3, 0.2]), np.log([0.2, 0.6, 0.2]), np.array([2, 1]), ({}, {}))
-    >>> weights(Ratios(two), Correction(Weight("token", "truncate", 0.0, 2.0))).round(2).tolist()
-    [2.0, 0.5, 1.0]
-    >>> weights(Ratios(two), Correction(Weight("sequence", "mask", 0.8, 1.25))).round(2).tolist()
-    [0.0, 0.0, 1.0]
-
-    Raises:
-        ValueError: If a rejection rule needs advantages and there are none.
-    """
+    """The weight c_t of every token, [N]; 0 for what is dropped."""
     found = np.ones(of.log_w.size)
     if (wanted := correction.weight) is not None:
         ratio: Floats = getattr(of, wanted.level)

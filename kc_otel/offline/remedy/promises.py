@@ -1,24 +1,21 @@
 """A contract's limits on the rollouts that are learned from, and the check that a correction keeps them.
 
 A clause is read with the corrected rollouts in place of the plain ones: `tv_token` and `tv_seq` (with
-`reward_drift_bound` and `gradient_bias_bound`, which follow from it) become the distances below, `advantage_drift_*`
-the push that is still missing. Without a correction these are the clause as it is judged by prompt, or by sequence
-without known prompts. For `tv_token` the smaller of both distances counts: token ratios bring steps to the training
-kernel's at the rollouts' prefixes, ratios of sequences at its own. `chi2_token` becomes the cost of the weights in
-effective sample size, E[c^2] / E[c]^2 - 1, which is the clause for c = w. All other metrics are of the kernels, and no
-weight changes them.
+`reward_drift_bound` and `gradient_bias_bound`) become the distances below, `advantage_drift_*` the push that is still
+missing. For `tv_token` the smaller of both distances counts: token ratios bring steps to the training kernel's at the
+rollouts' prefixes, ratios of sequences at its own. `chi2_token` becomes the cost of the weights in effective sample
+size, E[c^2] / E[c]^2 - 1. All other metrics are of the kernels, and no weight changes them.
 
 With c_t the weight of token t, w_t and W the ratios of the token and of its sequence, P the training and Q the rollout
-kernel, the surrogate that is optimised is the mean over sequences of the mean over tokens of c_t A_t grad log pi. Its
-bias against the training kernel's own rollouts is at most `2 A_max G` times
+kernel, the bias of the surrogate, the mean over sequences of the mean over tokens of c_t A_t grad log pi, against the
+training kernel's own rollouts is at most `2 A_max G` times
 
 `distance = E_Q[ mean_t ((c_t - W)_+ - c_t / 2) ] + 1/2 = (1/2) sum_y mean_t |c_t(y) Q(y) - P(y)|`,
 
-for any P and Q, common support or not: sequences that Q never samples count with their full mass. Without a correction
-it is TV_seq, with c = W it is half of the support deficit, and every integrand is bounded by the largest weight. With
-w_t in place of W it is the distance of single steps at the prefixes that Q visited: the bias against the surrogate that
-has the training kernel's steps at the rollouts' prefixes, which token ratios aim at; without a correction it is TV of a
-token. G bounds a token's score; summed over tokens instead of averaged, G_seq = T G takes its place.
+for any P and Q: sequences that Q never samples count with their full mass. Without a correction it is TV_seq, with c =
+W half of the support deficit, and every integrand is bounded by the largest weight. With w_t in place of W it is the
+distance of single steps at the prefixes that Q visited, which token ratios aim at; without a correction TV of a token.
+G bounds a token's score; summed over tokens instead of averaged, G_seq = T G takes its place.
 
 Source: E_Q[c f] - E_P[f] = sum_y (c Q - P) f, and |a - b| = 2 (a - b)_+ - a + b summed over P and Q of mass 1.
 """
@@ -70,11 +67,7 @@ class RemedyTarget:
 
 @dataclass(frozen=True, slots=True)
 class RemedyBound:
-    """Check of a promise with a correction in place.
-
-    It is `met` where the metric's upper bound is within the limit, `broken` where the lower one is beyond it, else
-    `open`.
-    """
+    """Check of a promise: `met` by the upper bound, `broken` where the lower one is beyond the limit, else `open`."""
 
     promise: RemedyTarget
     interval: Interval
@@ -107,8 +100,7 @@ def finding(
 ) -> RemedyBound:
     """A promise against a correction's effects on the sequences of its slice, or on so many times as many of them.
 
-    `alpha` is the error probability of each side, `fewest` the prompts, or sequences without known prompts, below which
-    nothing but an exact value is met.
+    `alpha` is the error probability of each side; below `fewest` units nothing but an exact value is met.
     """
     interval = _interval(promise.aim, correction, found, alpha, times)
     if promise.scale != 1.0:
@@ -203,18 +195,11 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Effects:
-    """Effect of a correction on each of S sequences; the mean of an array is the effect on their distribution.
+    """Effect of a correction on each of S sequences, [S]; the mean of an array is the effect on their distribution.
 
-    Attributes:
-        weight: Mean weight of its tokens, [S].
-        square: Mean squared weight, [S].
-        token: Its part of the distance of single steps: tv_token of what is learned from, [S].
-        sequence: Its part of the distance of whole sequences: tv_seq of what is learned from, [S].
-        positive: Mean of (w - c) A over its tokens with A > 0: push that is still missing; NaN without such, [S].
-        negative: The same over its tokens with A < 0, [S].
-        kept: Tokens with a weight above 0, [S].
-        kept_positive: Of those with A > 0, [S].
-        kept_negative: Of those with A < 0, [S].
+    `token` and `sequence` are parts of the distances of single steps and of whole sequences: tv_token and tv_seq of
+    what is learned from. `positive` is the mean of (w - c) A over tokens with A > 0, the push that is still missing;
+    NaN without such. `kept` are tokens with a weight above 0.
     """
 
     weight: Floats

@@ -28,13 +28,9 @@ from kc_otel.recordings.recording import Recording
 class Costs:
     """Costs of a correction on a slice, as shares of its sequences or tokens.
 
-    Attributes:
-        variance: E[c^2] / E[c]^2: as many times as many rollouts give the same standard error, where scores do not
-            depend on weights; 1 without weights, inf where nothing is left.
-        dropped: Share of tokens with weight 0.
-        dropped_sequences: Share of sequences of which no token is left.
-        dropped_positive: Share of the tokens with a positive advantage that are dropped; None where there are none.
-        dropped_negative: The same of those with a negative advantage.
+    `variance` is E[c^2] / E[c]^2: as many times as many rollouts give the same standard error, where scores do not
+    depend on weights; inf where nothing is left. `dropped_positive` is of the tokens with A > 0, None where there are
+    none.
     """
 
     sequences: int
@@ -74,7 +70,7 @@ class CorrectionReplay:
         """Sort key, best first: keeps every promise, then the least variance, else the smallest excess over a limit.
 
         The excess is the largest estimate in limits, and where none is beyond its limit the largest upper bound.
-        Variance counts to four digits on all traffic, then the share of tokens that are dropped.
+        Variance counts to four digits, then the share of tokens that are dropped.
         """
         costs = self.costs[ALL]
         excess = (0.0, 0.0) if self.meets else max(map(_excess, self.findings))
@@ -83,17 +79,11 @@ class CorrectionReplay:
 
 @dataclass(frozen=True, slots=True)
 class Remedy:
-    """Effect of each correction on a recording.
+    """Effect of each correction on a recording; all intervals hold together with `confidence`.
 
-    Attributes:
-        confidence: Joint confidence of all intervals.
-        replayed: Every correction of the trainers asked for, the one without any first.
-        chosen: For each trainer the one that keeps the contract with the lowest variance; None if none does.
-        beyond: A sentence for each clause that no correction can be asked to keep.
-        exceeded: For each of those whose estimate exceeds its limit, the verdict on the slice where it does so most.
-        lacking: For each trainer without one whose closest is not decided, how many more prompts or sequences like
-            these decide at most what it is farthest from; None where no number of them does.
-        unit: `prompt`, or `sequence` where the recording names no prompts.
+    No correction can be asked to keep the clauses of `beyond`; `exceeded` are the worst verdicts of those beyond their
+    limit. `lacking` says, for each trainer whose closest correction is not decided, how many more prompts or sequences
+    decide it at most; None where no number does.
     """
 
     source: str
@@ -121,12 +111,8 @@ def remedy(recording: Recording, contract: Contract, trainers: Sequence[Trainer]
     """Replay every correction of some trainers on a recording, made before any correction, and choose.
 
     All intervals hold together with the contract's confidence: the choice among corrections is paid for by splitting
-    its error probability over corrections, promises and sides. Prompts are the unit throughout, or sequences where the
-    recording names no prompts; caps of clauses are not applied. A promise is met on no fewer of them than
-    `observability.min_sequences`.
-
-    Raises:
-        ValueError: If a clause needs an assumption that the contract does not state.
+    its error probability over corrections, promises and sides. Caps of clauses are not applied. A promise is met on no
+    fewer prompts, or sequences without known prompts, than `observability.min_sequences`.
     """
     table = SliceTable.of(contract)
     inside = table.of_batch(recording.attributes, range(recording.lengths.size), recording.lengths.size)

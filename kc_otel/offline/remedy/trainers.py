@@ -24,10 +24,7 @@ _OFF_POLICY: Final = (0.01, 0.03, 0.1, 0.5)
 
 
 def catalogue(*, advantages: bool) -> tuple[Correction, ...]:
-    """Every correction that some trainer has, at the thresholds that are tried, the least first: none.
-
-    One rule looks at the sign of advantages, and is there where these are known.
-    """
+    """Every correction that some trainer has, at the thresholds that are tried, the least first: none."""
     found = [Correction()]
     ratios: list[Weight] = []
     for level in ("token", "sequence"):

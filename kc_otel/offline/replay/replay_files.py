@@ -1,10 +1,7 @@
 """A recording under one contract, or under two to see what differs.
 
-A replay judges the recorded measurements and cannot move traffic: a route that would have taken a slice away from a
-kernel does not end the drift of that slice, and nobody silences or resumes anything.
-
-A recorder measures what its own copy of the contract asks for, and puts sequences into slices as that copy defines
-them. A recording therefore has no data on a quantity, a slice or a sampling rate that was added later.
+A replay judges the recorded measurements and cannot move traffic: a route does not end the drift of its slice. A
+recorder measures and slices by its own copy of the contract, so that what was added later has no data.
 """
 
 from __future__ import annotations
@@ -35,16 +32,12 @@ from kc_otel.offline.replay.timeline import ReplayTimeline, SentWebhook, SpanCol
 from kc_otel.offline.replay.traffic_reading import TrafficFileError, evaluations_recorded, read_recordings
 
 DEFAULT_TICK_SECONDS: Final = 10.0
-"""Seconds between evaluations where neither the recording nor a person says."""
+"""Seconds between evaluations where the recording does not say."""
 
 
 @dataclass(frozen=True, slots=True)
 class Replayed:
-    """Result of a replay under a contract, and if given under an `old` one.
-
-    `not_recorded` are parts of the new contract for which the recording has no data, `damage` parts of the recording
-    that were left out, as sentences.
-    """
+    """Result of a replay under a contract, and if given an `old` one; `damage` names what had to be left out."""
 
     new: ReplayTimeline
     old: ReplayTimeline | None
@@ -57,25 +50,15 @@ def replay_recordings(
     paths: Sequence[Path],
     new: Contract,
     old: Contract | None = None,
-    every: float | None = None,
     timing: GroupTiming | None = None,
 ) -> Replayed:
-    """Replay recordings, in any order, through a contract and, if given, through the one in force.
-
-    Evaluations are `every` seconds apart; None for the recording's own, or `DEFAULT_TICK_SECONDS` where it has none.
-    `timing` is how long webhooks wait for what belongs to them; None for what `kc-otel serve` does by default.
-
-    Raises:
-        RecordingError: If a recording cannot be used, or is one of another contract.
-        ValueError: If the contracts are not of one name, `every` is not positive, or one cannot be evaluated.
-    """
+    """Replay recordings, in any order, through a contract and, if given, through the one in force."""
     if old is not None and old.name != new.name:
         raise ValueError(
             f"metadata.name: {old.name!r} and {new.name!r} are two contracts; streams carry the name of theirs, "
             "so that only versions of one contract can be compared"
         )
-    if every is None and not evaluations_recorded(paths):
-        every = DEFAULT_TICK_SECONDS
+    every = None if evaluations_recorded(paths) else DEFAULT_TICK_SECONDS
     waits = timing or GroupTiming()
     timeline, damage = _timeline(paths, new, every, waits)
     if old is None:
@@ -86,10 +69,7 @@ def replay_recordings(
 
 
 def as_data(found: Replayed) -> dict[str, Any]:
-    """A replay as JSON data: the dataclasses' fields under their names, and by how many seconds what moved is later.
-
-    `ends_later` is null where only one of the two ends at all.
-    """
+    """A replay as JSON data: the dataclasses' fields, and by how many seconds what moved is later."""
     plain = asdict(found)
     if found.changed is not None:
         plain["changed"] |= {
@@ -145,13 +125,7 @@ _MAX_ITEMS: Final = 60_000
 def replay(
     contract: Contract, entries: Iterable[TrafficEntry], every: float | None, timing: GroupTiming
 ) -> ReplayTimeline:
-    """Replay a recording, in the order of time, under a contract of its name.
-
-    Evaluations are at multiples of `every` seconds since the Unix epoch; None for the recording's own.
-
-    Raises:
-        ValueError: If `every` is not a positive number, or the contract cannot be evaluated.
-    """
+    """Replay a recording, evaluated at multiples of `every` seconds; None for the recording's own times."""
     if every is not None and not (math.isfinite(every) and every > 0):
         raise ValueError(f"every: {every!r} is not a number of seconds above 0")
     run, due = _Run(contract, timing), math.nan

@@ -14,11 +14,7 @@ from kc_otel.judge.escalation.alerts import Transition, What
 
 @dataclass(frozen=True, slots=True)
 class AlertSpan:
-    """One alert from its firing to its resolve, Unix times in seconds; without an end it fires at the last entry.
-
-    Kernels are short fingerprints, empty when none has reported; `actions` are those of the step, as the contract
-    writes them, and `step` is its key.
-    """
+    """One alert, Unix times in seconds; without an end it fires on. `step` is the key of the policy's step."""
 
     step: str
     on: str
@@ -35,10 +31,7 @@ class AlertSpan:
 
 @dataclass(frozen=True, slots=True)
 class DecisionSpan:
-    """A route or a directive from when it came into force until it ended; without an end it is in force still.
-
-    `what` is `route:train-kernel`, or the directive's kind; `avoid` the inference kernel version that a route avoids.
-    """
+    """`route:train-kernel` away from a version to `avoid`, or a directive's kind; without an end it is in force."""
 
     what: str
     slice: str
@@ -59,16 +52,10 @@ class SentWebhook:
 
 @dataclass(frozen=True, slots=True)
 class ReplayTimeline:
-    """Timeline of a recording under one contract; everything is in the order of its beginning.
+    """Timeline of a recording under one contract; everything is in the order of its beginning, Unix times in seconds.
 
-    Attributes:
-        hash: Content hash of the contract.
-        start: Unix time of the first entry of the recording, seconds.
-        end: Unix time of the last evaluation, seconds.
-        evaluations: How often every cell was judged.
-        points: Data points by outcome.
-        cells: Cells that were judged in the last evaluation.
-        not_recorded: Parts of the contract for which the recording has no data, as sentences.
+    `points` are counted by outcome, `cells` those of the last evaluation, and `not_recorded` sentences on parts of the
+    contract for which the recording has no data.
     """
 
     name: str
@@ -99,7 +86,12 @@ class SpanCollector:
         """Take what fired and resolved in an evaluation."""
         for transition in transitions:
             if transition.what is What.FIRING:
-                self._alerts[transition.fingerprint] = _alert_span(transition)
+                cell = transition.cell
+                self._alerts[transition.fingerprint] = AlertSpan(
+                    transition.step, transition.on, transition.severity, tuple(map(str, transition.actions)),
+                    cell.clause, cell.slice, cell.kernel_train, cell.kernel_inference, transition.verdict.reason,
+                    transition.at,
+                )  # fmt: skip
             else:
                 self._over.append(replace(self._alerts.pop(transition.fingerprint), end=transition.at))
 
@@ -129,15 +121,6 @@ class SpanCollector:
                 [*self._ended, *self._decisions.values()], key=lambda row: (row.start, row.what, row.slice, row.avoid)
             )
         )
-
-
-def _alert_span(fired: Transition) -> AlertSpan:
-    cell = fired.cell
-    return AlertSpan(
-        step=fired.step, on=fired.on, severity=fired.severity, actions=tuple(map(str, fired.actions)),
-        clause=cell.clause, slice=cell.slice, kernel_train=cell.kernel_train, kernel_inference=cell.kernel_inference,
-        reason=fired.verdict.reason, start=fired.at,
-    )  # fmt: skip
 
 
 Span = TypeVar("Span", AlertSpan, DecisionSpan)
@@ -174,11 +157,7 @@ class MovedSpan(Generic[Span]):
 
 @dataclass(frozen=True, slots=True)
 class TimelineDifferences:
-    """Differences between two timelines; empty if there are none.
-
-    What is dropped is only under the old contract, what is added only under the new one. `messages` has the number of
-    webhooks under either by (endpoint, reason), where it differs.
-    """
+    """Differences between two timelines; `messages` are numbers of webhooks by (endpoint, reason) that differ."""
 
     alerts_dropped: tuple[AlertSpan, ...]
     alerts_added: tuple[AlertSpan, ...]
@@ -196,9 +175,7 @@ def differences(old: ReplayTimeline, new: ReplayTimeline, apart: float) -> Timel
     """Compare a new contract's timeline with the old one's on the same recording.
 
     Alerts are paired when they are about the same clause, slice and kernels and at most `apart` seconds lie between
-    them: first those of steps that wait for and do the same, then of the same severity, then any that wait for the same
-    verdict. Among several the nearest beginnings are paired. Routes and directives are paired by what they are and
-    where.
+    them: first those of equal steps, then of the same severity, then any that wait for the same verdict, nearest first.
     """
     pairs, dropped, added = _paired(old.alerts, new.alerts, _ALERT_KEYS, apart)
     decisions, ended, begun = _paired(old.decisions, new.decisions, _DECISION_KEYS, apart)
@@ -226,7 +203,13 @@ def _paired(
             there.setdefault(key(other), []).append(other)
         near = sorted(
             (
-                (abs(span.start - other.start), _apart(_end(span), _end(other)), number, span, other)
+                (
+                    abs(span.start - other.start),
+                    0.0 if span.end == other.end else abs(_end(span) - _end(other)),
+                    number,
+                    span,
+                    other,
+                )
                 for number, span in enumerate(left)
                 for other in there.get(key(span), ())
                 if other.start <= _end(span) + apart and _end(other) >= span.start - apart
@@ -241,10 +224,6 @@ def _paired(
         left = [span for span in left if id(span) not in taken]
         right = [span for span in right if id(span) not in taken]
     return sorted(pairs, key=lambda pair: pair.new.start), tuple(left), tuple(right)
-
-
-def _apart(moment: float, other: float) -> float:
-    return 0.0 if moment == other else abs(moment - other)
 
 
 def _end(span: AlertSpan | DecisionSpan) -> float:

@@ -1,7 +1,7 @@
 """Recordings from files of `kc-otel serve --record` and of the Collector's file exporter (`format: proto`).
 
-A message that is damaged is skipped and named; the rest is used. Where a length is wrong nothing says where the next
-message begins, so the rest of that file is lost. A folder is one recording, in as many files as there are.
+A message that is damaged is skipped and named. Where a length is wrong, nothing says where the next message begins, so
+the rest of that file is lost.
 """
 
 from __future__ import annotations
@@ -32,13 +32,7 @@ class TrafficFileError(Exception):
 
 
 def read_recordings(paths: Sequence[Path], damage: list[str]) -> Iterator[TrafficEntry]:
-    """The entries of all files and folders in the order of their times; of one file in the file's own order.
-
-    `damage` takes a sentence for everything that had to be left out, with file and message.
-
-    Raises:
-        TrafficFileError: If a file cannot be read or is no recording.
-    """
+    """The entries of all files and folders by time; `damage` takes a sentence for everything that was left out."""
     return heapq.merge(*(_entries(path, damage) for path in paths), key=lambda entry: entry.at)
 
 

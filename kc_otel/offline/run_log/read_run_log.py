@@ -1,9 +1,7 @@
-"""Scalars by step, from what trainers and their loggers leave behind.
+"""Scalars by step, from what trainers and their loggers leave behind; binary files are read without their packages.
 
-The binary files are read without their packages. TensorBoard: TFRecord frames (length, checksum, data, checksum) of
-`Event` (tensorflow/core/util/event.proto). W&B: the framing of LevelDB's log in blocks of 32 KiB, with records of
-`Record` (wandb/proto/wandb_internal.proto). Both are append-only, and a run that was killed leaves half a record at the
-end, which is left out.
+TensorBoard: TFRecord frames of `Event` (tensorflow/core/util/event.proto). W&B: LevelDB's log in blocks of 32 KiB, with
+records of `Record` (wandb/proto/wandb_internal.proto). A run that was killed leaves half a record at the end.
 """
 
 from __future__ import annotations
@@ -51,16 +49,10 @@ class RunLogError(ValueError):
 
 
 def read_run_log(path: Path) -> RunLog:
-    """Scalars of a run.
+    """Scalars of a run: of a file, or of every known file in a folder, the same step of the last one counting.
 
-    Read are TensorBoard's event files, W&B's offline files (`run-*.wandb`) and histories exported as .csv or .jsonl,
-    verl's .jsonl, consoles of verl, TRL, slime and OpenRLHF, and `trainer_state.json` of Transformers and TRL. Of a
-    folder, every such file that is in it, the same step of the last one counting. The step is the trainer's, such as
-    `train/step` or `global_step` in a number's own row, and the logger's count of rows only where no row has one.
-
-    Raises:
-        RunLogError: If there is no such file, none holds a number by step, or there are those of several runs.
-        OSError: If a file cannot be read.
+    The step is the trainer's, such as `train/step` or `global_step` in a number's own row, and the logger's count of
+    rows only where no row has one.
     """
     files = sorted(_logs_in(path)) if path.is_dir() else [path]
     if not files:
@@ -186,10 +178,7 @@ def _csv(text: str) -> Iterator[Scalar]:
 
 
 def _console(text: str) -> Iterator[Scalar]:
-    """Lines of verl, and dicts that TRL, slime and OpenRLHF print.
-
-    A printed dict's step stands before it, or in the progress bar; where neither is, dicts are counted.
-    """
+    """Lines of verl, and dicts of TRL, slime and OpenRLHF, whose step stands before them, or in the progress bar."""
     last = bar = 0
     for line in re.split(r"[\r\n]+", text):
         if match := _CONSOLE.search(line):

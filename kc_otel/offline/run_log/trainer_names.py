@@ -1,9 +1,8 @@
 """Names under which trainers log what is compared here, each table from the trainer's source at the commit it names.
 
-A number's role decides the possible conclusions, and its unit the level that no two kernels of the same weights
-have. Levels are those of mean differences: vLLM on a CPU against Transformers in float32, both of a small model, is
-0.03 nats away in bfloat16, 0.15 with an fp8 KV cache and 0.24 with fp8 weights, and 0.43 with the weights of one step
-ago at a learning rate of 1e-3.
+A number's unit decides the level that no two kernels of the same weights have. Of mean differences: vLLM on a CPU
+against Transformers in float32, both of a small model, is 0.03 nats away in bfloat16, 0.15 with an fp8 KV cache, 0.24
+with fp8 weights, and 0.43 with the weights of one step ago at a learning rate of 1e-3.
 """
 
 from __future__ import annotations

@@ -2,27 +2,24 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
-from fastapi import APIRouter, HTTPException, Query, Response
+from fastapi import APIRouter, HTTPException, Response
 from fastapi.responses import JSONResponse
 
 from kc_otel.judge.promotion.machine import share_of
-from kc_otel.judge.promotion.plan import Traffic, observed_traffic, plan_steps, shares_of
 from kc_otel.judge.promotion.promotion_state import Hold, OrderError, Promotion, PromotionStatus, path_of
 from kc_otel.judge.promotion.stages import Stage
-from kc_otel.serve.api.people_input import ContractName, Name, Order, Reason, Signature, View, served, served_or_all
+from kc_otel.serve.api.people_input import ContractName, Name, Order, Reason, Signature, View, served_or_all
 from kc_otel.serve.core import Core
 
 
 def promotion_routes(core: Core) -> APIRouter:
     """`/api/v1/promotions` and what is below it."""
     router = APIRouter(prefix="/api/v1/promotions", tags=["promotion"])
-    _add_plan(router, core)  # before what has a kernel in the same place of the path
     _add_states(router, core)
     _add_evidence(router, core)
     return router
@@ -82,42 +79,6 @@ def _add_evidence(router: APIRouter, core: Core) -> None:
             if row.id == number:
                 return JSONResponse(row.record)
         raise HTTPException(404, f"there is no evidence {number} of {kernel} under {contract}")
-
-
-def _add_plan(router: APIRouter, core: Core) -> None:
-    @router.get("/{contract}/plan")
-    async def plan(
-        contract: str,
-        tokens_per_second: Annotated[
-            float | None,
-            Query(gt=0.0, allow_inf_nan=False, description="Of all traffic (default: that of the last evaluation)."),
-        ] = None,
-        tokens_per_sequence: Annotated[float | None, Query(ge=1.0, allow_inf_nan=False)] = None,
-        share: Annotated[list[str] | None, Query(description="SLICE=PART of the traffic.")] = None,
-    ) -> PlanView:
-        """Return the minimum duration of each stage and canary step of a promotion, with identical kernels."""
-        found = served(core, contract)
-        seen = observed_traffic(found, core.promotions.latest(contract).verdicts)
-        try:
-            shares = {**seen.shares, **shares_of(found, share or [])}
-        except ValueError as error:
-            raise HTTPException(422, str(error)) from None
-        traffic = Traffic(
-            tokens_per_second or seen.tokens_per_second,
-            seen.sampling,
-            tokens_per_sequence or seen.tokens_per_sequence,
-            shares,
-        )
-        steps = [
-            StepView.of(
-                step,
-                position=str(step.position),
-                seconds=step.seconds if step.seconds is not None and math.isfinite(step.seconds) else None,
-                never=step.seconds == math.inf,
-            )
-            for step in plan_steps(found, traffic)
-        ]
-        return PlanView(sampling=traffic.sampling, tokens_per_second=traffic.tokens_per_second, steps=steps)
 
 
 @contextmanager
@@ -217,27 +178,6 @@ class EvidenceList(View):
     """Records of a version's steps, oldest first."""
 
     evidence: list[EvidenceView]
-
-
-class StepView(View):
-    """Shortest time that a version stays in a position."""
-
-    position: str
-    seconds: float | None
-    """Seconds until its gate can open; null if unknown or never."""
-    never: bool
-    slowest: str
-    """`clause on slice` that takes longest."""
-    why: str
-
-
-class PlanView(View):
-    """Shortest times of a promotion, position by position."""
-
-    sampling: float
-    tokens_per_second: float | None
-    """All traffic together; null when it is not known."""
-    steps: list[StepView]
 
 
 class OrderRequest(Order):

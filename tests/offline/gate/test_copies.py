@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from kc_otel.offline.gate.recorded_gate import first_of_each
+from kc_otel.offline.gate.copies import first_of_each
 from kc_otel.recordings.recording import Recording
 
 
@@ -51,20 +51,17 @@ def repeated(real):
 
 @pytest.mark.parametrize("copies", [repeated, shifted, noisy, tweaked, prefixes, rotations])
 def test_copies_count_once(copies):
-    """Whatever the training side says, what was sampled is the same."""
     (first,) = first_of_each(recorded(copies(sampled())))
     assert 20 <= first.sum() <= 35
 
 
 def test_the_longest_of_a_sequence_s_parts_counts():
-    """The whole sequence is evidence, wherever it is in the file."""
     made = recorded(prefixes(sampled()))
     (first,) = first_of_each(made)
     assert set(made.lengths[first]) == {40}
 
 
 def test_the_same_tokens_count_once():
-    """Whatever both sides' numbers are, where the tokens are too improbable to be sampled twice."""
     tokens = list(np.random.default_rng(1).integers(0, 50_000, (8, 40)))
     (first,) = first_of_each(recorded(sampled(800), ids=tokens * 100))
     assert np.flatnonzero(first).tolist() == list(range(8))
@@ -123,13 +120,11 @@ def memoryless(words):
     ],
 )  # fmt: skip
 def test_what_was_sampled_counts(honest):
-    """Numbers that are alike by chance, and beginnings that rollouts have in common, accuse nobody."""
     (first,) = first_of_each(recorded(honest))
     assert first.all()
 
 
 def test_recordings_are_compared_with_each_other():
-    """The earlier one keeps what both have."""
     real = sampled(60)
     first, two = first_of_each(recorded(real[:40], seed=1), recorded([*real[20:][::-1]], seed=2))
     assert first.all()

@@ -64,7 +64,6 @@ def gammas(rng, ratio, cv, count):
 @pytest.mark.slow
 @pytest.mark.parametrize("cv", [0.45, 1.0])
 def test_a_capped_claim_passes_in_a_tenth_of_the_sequences_of_a_fixed_uncapped_sample(cv):
-    """At a quarter of the limit, capped at five limits; with its clause on the tail in a fifth."""
     rng = np.random.default_rng(1)
     capped, tail, uncapped = contract(CAPPED, slices=False), contract(CAPPED, TAIL, slices=False), contract(MEAN)
     alpha, (clause,) = 0.005, uncapped.clauses
@@ -97,7 +96,6 @@ def test_looking_again_and_again_costs_no_confidence(clause):
 
 
 def test_a_fault_stops_the_gate_too():
-    """At three times the limit on one slice, long before all sequences are asked for; a rollback is decided."""
     rng = np.random.default_rng(3)
     drift = gammas(rng, 0.25, 0.45, 4000)
     drift[1::2] *= 12.0
@@ -124,7 +122,6 @@ def test_a_clause_that_no_recording_can_tell_does_not_hold_it_up():
     ("clause", "truth"), [(CAPPED, 0.5), (CAPPED, 0.8), (CAPPED, 2.0), (TAIL, 0.5), (TAIL, 2.0), (MEAN, 0.5)]
 )
 def test_the_plan_says_what_it_typically_takes(clause, truth):
-    """Within a third of the median of simulated gates on one cell of two."""
     made = contract(clause)
     (typical,) = made.clauses
     planned, rng = typical_size(made, typical, "all", truth), np.random.default_rng(4)

@@ -41,7 +41,6 @@ def gate(folder, seed, drift, aging, **known):
 
 @pytest.mark.parametrize("said", PLANTED)
 def test_stale_tokens_are_held_against_no_kernel(tmp_path, said):
-    """Ten of ten recordings: the version is refused for planted drift alone, and the cause is named."""
     for seed in range(10):
         code, output = gate(tmp_path, seed, *PLANTED[said])
         assert code == (0 if said.startswith("staleness") else 1), output
@@ -49,7 +48,6 @@ def test_stale_tokens_are_held_against_no_kernel(tmp_path, said):
 
 
 def test_a_recording_of_nothing_but_older_weights_decides_nothing(tmp_path):
-    """By a version for each sequence; the gate waits, however large the drift is, and says why."""
     code, output = gate(tmp_path, 0, 0.5, 0.4, inference_weights=17)
     assert code == 3, output
     assert "except what older weights sampled, whose drift includes staleness" in output
@@ -58,7 +56,6 @@ def test_a_recording_of_nothing_but_older_weights_decides_nothing(tmp_path):
 
 @pytest.mark.parametrize("known", [{"inference_weights": 20}, {"inference_weights": "a"}])
 def test_a_recording_without_older_weights_is_judged_as_a_whole(tmp_path, known):
-    """The trainer's own, and such as are no steps."""
     code, output = gate(tmp_path, 0, 0.25, 0.01, **known)
     assert code == 1, output
     assert "older weights" not in output.replace("slice older", "")

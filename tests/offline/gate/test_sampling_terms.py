@@ -54,7 +54,6 @@ def gated(path, row, text=LISTED, rows=60):
     ],
 )
 def test_one_sequence_that_is_not_as_listed_refuses_the_recording(tmp_path, row, said):
-    """Another value, another type, nothing said, and what nobody listed: with the sequence, and what is allowed."""
     with pytest.raises(ValueError, match=r"one\.npz: sequence 59") as refused:
         gated(tmp_path / "one.npz", row)
     assert said in str(refused.value)
@@ -62,7 +61,6 @@ def test_one_sequence_that_is_not_as_listed_refuses_the_recording(tmp_path, row,
 
 
 def test_what_was_in_force_is_in_the_evidence_and_cannot_be_changed(tmp_path):
-    """Values that change nothing are one; evidence with another value, or none, does not verify."""
     path = tmp_path / "one.npz"
     gate = gated(path, {"temperature": np.float32(0.7).item(), "top_p": 1, "top_k": -1, "min_p": 0.0})
     record = json.loads(json.dumps(offline_evidence(gate, LISTED), allow_nan=False))
@@ -94,7 +92,6 @@ def test_every_parameter_that_engines_record_is_known():
     ],
 )
 def test_a_list_that_cannot_be_meant_is_refused_at_its_line(written, said):
-    """A name that is misspelt, and values that nothing can be measured at."""
     with pytest.raises(ContractError) as refused:
         load_text(BARE.replace("windows: 2", f"sampling: {{{written}}}"))
     assert ":7: promotion.sampling" in str(refused.value)
@@ -102,7 +99,6 @@ def test_a_list_that_cannot_be_meant_is_refused_at_its_line(written, said):
 
 
 def test_a_longer_list_and_a_shorter_demand_loosen():
-    """More values, a parameter that need not be said any more, and one that might not be used before."""
 
     def kinds(old, new):
         return {change.kind for change in diff(load_text(old), load_text(new)) if change.field == "promotion.sampling"}
@@ -113,7 +109,6 @@ def test_a_longer_list_and_a_shorter_demand_loosen():
 
 
 def test_a_parameter_that_cannot_be_read_is_named(tmp_path):
-    """Not only as one that the recording lacks."""
     n = 60
     q = -np.random.default_rng(1).exponential(1.0, 20 * n) - 0.5
     given = {"train_logprobs": q, "inference_logprobs": q - 1e-3, "lengths": np.full(n, 20)}

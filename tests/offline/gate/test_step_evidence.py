@@ -1,19 +1,122 @@
-"""Evidence of a promotion's steps: what it holds, and that nothing in it can be changed without being noticed."""
+"""Evidence of gates and of a promotion's steps: what it holds, and that nothing in it changes without being noticed."""
 
 from __future__ import annotations
 
 import copy
+import dataclasses
 import json
+import math
 
 import pytest
 
 from kc_otel.contract.model import Contract
 from kc_otel.judge.promotion import orders
-from kc_otel.judge.promotion.gate_evidence import EvidenceError, checksum_of, step_evidence
+from kc_otel.judge.promotion.gate_evidence import EvidenceError, checksum_of, sealed, step_evidence, verdict_row
 from kc_otel.judge.promotion.machine import advance, begin
-from kc_otel.judge.promotion.stages import Stage
+from kc_otel.judge.promotion.stages import Decision, GateOutcome, Stage
 from kc_otel.judge.verdict import Evaluation
 from kc_otel.offline.gate.evidence import verify_evidence
+
+ADVANCE = Decision(GateOutcome.ADVANCE, Stage.FULL, 3)
+
+
+def made(contract, decision, *verdicts, at=0.0):
+    """The record of a canary's gate."""
+    return sealed(contract, Stage.CANARY, "inferB", decision, [verdict_row(contract, one) for one in verdicts], at)
+
+
+@pytest.fixture(scope="session")
+def record(contract, make_verdict):
+    return made(contract, ADVANCE, make_verdict(slice="all"), make_verdict(), at=1_700_000_000.0)
+
+
+def test_record_says_what_was_promised_and_measured(record, contract):
+    assert record["contract"] == {"name": "policy-7b", "version": 3, "hash": contract.hash}
+    assert (record["kernel"], record["stage"], record["time"]) == ("inferB", "canary", "2023-11-14T22:13:20.000Z")
+    assert record["tool"]["name"] == "kc-otel"
+    assert record["decision"] == {"outcome": "advance", "stage": "full", "windows": 3, "missing": []}
+    assert [verdict["slice"] for verdict in record["verdicts"]] == ["all", "code"]
+    verdict = record["verdicts"][0]
+    assert (verdict["lower"], verdict["upper"], verdict["limit"], verdict["samples"]) == (0.001, 0.003, 0.004, 5000)
+    assert verdict["kernels"] == {"train": "trainA", "inference": "inferB"}
+
+
+def test_record_that_went_through_a_file_verifies(record):
+    shuffled = dict(reversed(list(json.loads(json.dumps(record, indent=3)).items())))
+    verify_evidence(shuffled)
+
+
+def changed(record, *path_and_value):
+    *path, last, value = path_and_value
+    copied = copy.deepcopy(record)
+    inner = copied
+    for name in path:
+        inner = inner[name]
+    inner[last] = value
+    del copied["checksum"]
+    return copied | {"checksum": checksum_of(copied)}
+
+
+def test_verdict_that_contradicts_its_numbers_is_found(record):
+    verdicts = [record["verdicts"][0] | {"upper": 0.005}, record["verdicts"][1] | {"status": "FAIL"}]
+    with pytest.raises(EvidenceError) as error:
+        verify_evidence(changed(record, "verdicts", verdicts))
+    assert "token-tv on all is PASS, but its upper bound" in str(error.value)
+    assert "token-tv on code is FAIL, but its lower bound" in str(error.value)
+
+
+def test_a_fail_that_was_followed_over_time_needs_no_bound_of_one_window(contract, make_verdict):
+    decision = Decision(GateOutcome.ROLLBACK, Stage.SHADOW, 0)
+    alarmed = dataclasses.replace(make_verdict("FAIL"), lower=0.0, evidence=0.9)
+    verify_evidence(made(contract, decision, alarmed))
+    judged_once = dataclasses.replace(alarmed, evidence=math.nan)
+    with pytest.raises(EvidenceError, match="is FAIL, but its lower bound"):
+        verify_evidence(made(contract, decision, judged_once))
+
+
+def test_a_pass_of_what_none_may_be_needs_none_and_no_bound(contract, make_verdict):
+    """0 of N differ, and at most x do: that keeps a limit of 0; one that differs does not."""
+    decision = Decision(GateOutcome.ADVANCE, Stage.SHADOW, 0)
+    none = dataclasses.replace(make_verdict("PASS"), limit=0.0, estimate=0.0, lower=0.0, upper=0.001)
+    verify_evidence(made(contract, decision, none))
+    some = dataclasses.replace(none, estimate=0.0001)
+    with pytest.raises(EvidenceError, match="is PASS, but its upper bound"):
+        verify_evidence(made(contract, decision, some))
+
+
+@pytest.mark.parametrize("outcome", ["advance", "rollback"])
+def test_decision_that_contradicts_the_verdicts_is_found(contract, make_verdict, outcome):
+    decision = Decision(GateOutcome(outcome), Stage.OFFLINE_CI, 0)
+    record = made(contract, decision, make_verdict("INCONCLUSIVE"))
+    with pytest.raises(EvidenceError, match="the decision is to"):
+        verify_evidence(record)
+
+
+def test_missing_and_foreign_fields_are_named(record):
+    broken = {name: value for name, value in record.items() if name != "kernel"} | {"approved": True}
+    with pytest.raises(EvidenceError, match="kernel is missing; approved is not a field"):
+        verify_evidence(broken)
+
+
+@pytest.mark.parametrize("other", [{}, {"format": "x"}, [], None])
+def test_what_is_no_record_is_refused(other):
+    with pytest.raises(EvidenceError, match="not a record"):
+        verify_evidence(other)
+
+
+def test_record_of_another_shape_is_refused(record):
+    with pytest.raises(EvidenceError, match="another shape"):
+        verify_evidence(changed(record, "verdicts", [1]))
+
+
+def test_silence_is_recorded_as_null(contract, make_verdict):
+    """Numbers that do not exist are null, so that any JSON reader can read the record."""
+    decision = Decision(GateOutcome.WAIT, Stage.CANARY, 0, ("no samples",))
+    record = made(contract, decision, make_verdict("NO_DATA"))
+    json.dumps(record, allow_nan=False)
+    assert record["verdicts"][0]["upper"] is None
+    verify_evidence(record)
+
 
 V = "inferB"
 
@@ -52,13 +155,11 @@ def records(terms, round_of, make_verdict):
 
 
 def test_every_step_leaves_evidence_that_verifies(records):
-    """Also after it went through a file."""
     for record in records.values():
         verify_evidence(json.loads(json.dumps(record, allow_nan=False)))
 
 
 def test_it_says_from_where_to_where_and_who_decided(records, terms):
-    """An advance rests on the version's own verdicts; a force says who and why, and may rest on nothing."""
     step = records["advance"]["step"]
     assert (step["kind"], step["from"], step["to"]) == (
         "advance", {"stage": "shadow", "share": 0.0}, {"stage": "canary", "share": 0.05},
@@ -72,17 +173,6 @@ def test_it_says_from_where_to_where_and_who_decided(records, terms):
     assert records["force"]["verdicts"] == []
     assert records["rollback"]["step"]["failed_windows"] == 1
     assert records["rollback"]["stage"] == "canary"
-
-
-def changed(record, *path_and_value):
-    *path, last, value = path_and_value
-    copied = copy.deepcopy(record)
-    inner = copied
-    for name in path:
-        inner = inner[name]
-    inner[last] = value
-    del copied["checksum"]
-    return copied | {"checksum": checksum_of(copied)}
 
 
 @pytest.mark.parametrize(
@@ -106,6 +196,5 @@ def changed(record, *path_and_value):
     ],
 )
 def test_a_step_that_does_not_follow_is_found(records, which, change, said):
-    """Even with a fresh checksum."""
     with pytest.raises(EvidenceError, match=said):
         verify_evidence(changed(records[which], *change))

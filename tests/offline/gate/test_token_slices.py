@@ -74,7 +74,6 @@ def as_recording(train, inference, places):
     ],
 )
 def test_a_fault_that_the_average_hides_is_named_by_its_slice(name, sound, fault, seed):
-    """All traffic keeps its promise, and so do the tokens beside the fault."""
     contract = load_text(CONTRACT)
     found = verdicts(as_recording(*sampled(seed, fault)), contract)
     assert found[name] is Status.FAIL
@@ -83,7 +82,6 @@ def test_a_fault_that_the_average_hides_is_named_by_its_slice(name, sound, fault
 
 
 def test_a_file_with_a_mask_says_the_same(tmp_path):
-    """Turns are the runs of ones in a recording's mask; what it leaves out between them is no token."""
     train, inference, places = sampled(0, lambda places: places.turns == 2)
     rows = [
         {
@@ -111,7 +109,6 @@ def test_a_file_with_a_mask_says_the_same(tmp_path):
 
 
 def test_a_recording_without_gaps_needs_no_positions():
-    """Positions are then counted from the first token, and slices that no token is in are empty."""
     contract = load_text(CONTRACT)
     rng = np.random.default_rng(0)
     inference = -rng.exponential(size=100) - 0.2

@@ -76,7 +76,6 @@ def test_what_is_left_of_enumerated_kernels_lies_in_the_intervals(rollouts):
 
 
 def test_the_least_variance_that_keeps_every_promise_is_chosen_for_each_trainer(rollouts):
-    """Ratios of tokens leave the prefixes of tables where they are; slime has no others."""
     of = remedy(rollouts, contract(REWARD))
     states = {replay.correction: replay.meets for replay in of.replayed}
     assert not states[SOME[0]]
@@ -90,7 +89,6 @@ def test_the_least_variance_that_keeps_every_promise_is_chosen_for_each_trainer(
 
 
 def test_no_correction_is_chosen_where_none_is_needed(rollouts):
-    """The contract is kept as it is: nothing else has less variance."""
     of = remedy(rollouts, contract("  - {id: tv, metric: tv_token, limit: 0.2}\n"))
     assert {replay.correction for replay in of.chosen.values()} == {SOME[0]}
 
@@ -116,7 +114,6 @@ def test_a_cost_can_be_promised_too(rollouts):
 
 
 def test_a_fp8_kv_cache_has_corrections_before_none_and_clauses_that_none_changes():
-    """Constant weights cost exactly nothing; what is beyond its limit is farther off than what is not decided."""
     text = Path("contracts/rl-rollouts-bf16-fp8.yaml").read_text()
     promise = load_text(text.replace("tool-use: {where: {task: [tool-use, agent]}}", "code: {where: {task: code}}"))
     of = remedy(load_recording("examples/real_model/recordings/vllm-fp8-kv.npz"), promise)
@@ -135,7 +132,6 @@ def test_a_fp8_kv_cache_has_corrections_before_none_and_clauses_that_none_change
 
 
 def test_the_push_that_is_missing_is_judged_by_sign_of_the_advantage(rollouts):
-    """The clause as it is without a correction; a mask by the ratio takes push away, and from which side it says."""
     clauses = [
         f"  - {{id: {side}, metric: advantage_drift_{side}, limit: 0.05}}\n" for side in ("positive", "negative")
     ]
@@ -151,7 +147,6 @@ def test_the_push_that_is_missing_is_judged_by_sign_of_the_advantage(rollouts):
 
 
 def test_few_sequences_meet_nothing(rollouts):
-    """However tight the interval: the contract says from how many on a slice is known."""
     kept = np.zeros(rollouts.lengths.size, dtype=bool)
     kept[:50] = True  # of prose, where the kernels hardly differ
     of = remedy(rollouts.only(kept, np.zeros(0, bool)), contract("  - {id: tv, metric: tv_token, limit: 0.9}\n"))
@@ -162,7 +157,6 @@ def test_few_sequences_meet_nothing(rollouts):
 
 
 def test_answers_to_one_prompt_count_as_one(rollouts):
-    """Four hundred answers to eight prompts are eight observations: too few for any limit, however loose."""
     kept = np.zeros(rollouts.lengths.size, bool)
     kept[:400] = True
     few, clause = rollouts.only(kept, np.zeros(0, bool)), contract("  - {id: tv, metric: tv_token, limit: 0.9}\n")
@@ -175,7 +169,6 @@ def test_answers_to_one_prompt_count_as_one(rollouts):
 
 
 def test_what_is_not_decided_says_how_many_more_sequences_decide_it(rollouts, monkeypatch):
-    """As many of the same do; what is broken needs none, and of what is at its limit no number does."""
     monkeypatch.setattr(module, "catalogue", lambda **_: SOME[:1])
     tables = np.array([row["task"] == "tables" for row in rollouts.attributes])
     few = rollouts.only(tables & (tables.cumsum() <= 400), np.zeros(0, bool))
@@ -198,7 +191,6 @@ def test_what_is_not_decided_says_how_many_more_sequences_decide_it(rollouts, mo
 
 
 def test_clauses_that_no_weight_changes_are_said_and_not_asked(rollouts):
-    """Kernels' own metrics, statistics that are no means, and signs without advantages."""
     bare = Recording(rollouts.train, rollouts.inference, rollouts.lengths, rollouts.attributes)
     of = remedy(
         bare,
@@ -218,7 +210,6 @@ def test_clauses_that_no_weight_changes_are_said_and_not_asked(rollouts):
 
 @pytest.mark.parametrize("log_w", [-900.0, 900.0, 0.0])
 def test_kernels_that_share_nothing_are_numbers_all_the_same(log_w):
-    """Ratios beyond any range: every number of the JSON is finite or null; slices without sequences are left out."""
     size = 200
     train, inference = min(log_w, 0.0) - 1.0, min(-log_w, 0.0) - 1.0
     of = remedy(

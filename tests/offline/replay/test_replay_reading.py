@@ -30,7 +30,6 @@ def framed(*messages):
 
 
 def test_what_the_collector_wrote_is_read(traffic, collector_file):
-    """A request without an arrival is as old as its newest point."""
     damage: list[str] = []
     found = list(read_recordings([collector_file], damage))
     assert [(entry.at, entry.request) for entry in found] == list(traffic())
@@ -38,7 +37,6 @@ def test_what_the_collector_wrote_is_read(traffic, collector_file):
 
 
 def test_any_reader_of_otlp_reads_what_an_evaluator_recorded(traffic):
-    """Length and message, again and again; a message has the request and a resource that only says the arrival."""
     (at, request), *_ = traffic(minutes=1)
     content = marked_frame(request.SerializeToString(), at)
     (length,) = struct.unpack(">I", content[:4])
@@ -51,7 +49,6 @@ def test_any_reader_of_otlp_reads_what_an_evaluator_recorded(traffic):
 
 
 def test_arrivals_and_evaluations_are_read_as_they_were_written(traffic, tmp_path):
-    """To the last bit: a replay sees the clock that the evaluator saw."""
     moments = [START + 0.1234567, START + 10 + 1 / 3, START + 20 + 2**-22]
     frames = [marked_frame(b"", START, EVALUATED)]
     frames += [
@@ -66,7 +63,6 @@ def test_arrivals_and_evaluations_are_read_as_they_were_written(traffic, tmp_pat
 
 
 def test_what_says_the_arrival_changes_nothing_that_is_judged(traffic, make_contract, tmp_path):
-    """An evaluator takes the recorded request as it took the first one."""
     path, plain, replayed = tmp_path / "recording", Evaluator([make_contract()]), Evaluator([make_contract()])
     with path.open("wb") as file:
         for at, request in traffic(minutes=2):
@@ -79,7 +75,6 @@ def test_what_says_the_arrival_changes_nothing_that_is_judged(traffic, make_cont
 
 
 def test_metrics_of_others_are_not_recorded(traffic):
-    """A Collector may send all that it has; a request of nothing but that leaves no trace."""
     _, request = next(iter(traffic(minutes=1)))
     own = request.SerializeToString()
     scope = request.resource_metrics[0].scope_metrics[0]
@@ -95,7 +90,6 @@ def test_metrics_of_others_are_not_recorded(traffic):
 
 
 def test_a_marked_message_that_is_no_request_is_named(traffic, make_contract, tmp_path):
-    """Whoever wrote it knew how to mark: it is read when it is judged, and named as any other."""
     (at, request), *_ = traffic(minutes=1)
     path = tmp_path / "recording"
     path.write_bytes(marked_frame(request.SerializeToString(), at) + marked_frame(b"\xff no request", at + 1.0))
@@ -106,7 +100,6 @@ def test_a_marked_message_that_is_no_request_is_named(traffic, make_contract, tm
 
 
 def test_a_message_cut_short_at_the_end_is_named(traffic, tmp_path):
-    """As a process that is killed while it writes leaves it."""
     path = tmp_path / "recording"
     whole = [marked_frame(request.SerializeToString(), at) for at, request in traffic(minutes=1)]
     for cut in (1, 30, len(whole[-1]) - 2):
@@ -117,7 +110,6 @@ def test_a_message_cut_short_at_the_end_is_named(traffic, tmp_path):
 
 
 def test_a_message_that_is_none_is_named_and_a_length_that_is_none_ends_the_file(traffic, tmp_path):
-    """The lengths of the others still say where they begin; after a wrong length nothing does."""
     path = tmp_path / "recording"
     whole = [marked_frame(request.SerializeToString(), at) for at, request in traffic(minutes=1)]
     path.write_bytes(b"".join([whole[0], framed(b"\xff" * 9), *whole[2:4], b"\xff\xff\xff\xff", *whole[4:]]))
@@ -138,7 +130,6 @@ def test_messages_of_other_signals_are_passed_over(collector_file):
 
 
 def test_several_files_are_one_recording(traffic, tmp_path):
-    """In the order of time, whatever the order in which they are given."""
     sent = list(traffic(minutes=3))
     for name, part in (("a", sent[9:]), ("b", sent[:9])):
         (tmp_path / name).write_bytes(b"".join(marked_frame(request.SerializeToString(), at) for at, request in part))
@@ -157,23 +148,15 @@ def test_several_files_are_one_recording(traffic, tmp_path):
     ],
 )
 def test_another_file_is_refused(content, said, tmp_path):
-    """With what to give instead."""
     path = tmp_path / "file"
     path.write_bytes(content)
     with pytest.raises(TrafficFileError, match=said):
         times(path)
 
 
-def test_a_file_that_is_not_there_is_named(tmp_path):
-    """With the system's reason."""
-    with pytest.raises(TrafficFileError, match=r"nowhere: cannot be read \(No such file"):
-        times(tmp_path / "nowhere")
-
-
 @given(content=st.binary(max_size=400), head=st.sampled_from([b"", b"{", b"\0\0\0", b"\x1f\x8b"]))
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_no_content_is_more_than_damage(content, head, tmp_path):
-    """Whatever a file holds, it is read, named as damaged, or refused."""
     path = tmp_path / "file"
     path.write_bytes(head + content)
     damage: list[str] = []

@@ -9,12 +9,15 @@ from itertools import pairwise
 import pytest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
+from kc_otel import machine_code
 from kc_otel.judge.escalation.message_groups import GroupTiming
+from kc_otel.judge.evaluator import Evaluator
 from kc_otel.judge.otlp.traffic_entries import EVALUATED, TrafficEntry, marked_frame
 from kc_otel.offline.replay.replay_files import replay, replay_recordings
 from kc_otel.offline.replay.traffic_reading import TrafficFileError, read_recordings
 from kc_otel.serve.core import Core
 from kc_otel.serve.store.state_file import open_state
+from tests.tools.real_messages import INTERVAL, Case, Sender, contract, messages
 
 pytestmark = pytest.mark.slow
 
@@ -44,7 +47,6 @@ def live(contract, path, monkeypatch, traffic, silence=(0.0, 0.0)):
 
 
 def test_the_same_contract_does_what_the_live_evaluator_did(make_contract, traffic, tmp_path, monkeypatch):
-    """Every firing and resolve at the same instant for the same reason, the same table, as many webhooks."""
     contract, path = make_contract(), tmp_path / "recording"
     core = live(contract, path, monkeypatch, traffic, silence=(80.0, 300.0))
     damage: list[str] = []
@@ -81,7 +83,6 @@ def test_the_same_contract_does_what_the_live_evaluator_did(make_contract, traff
 
 
 def test_a_tighter_limit_fires_earlier_and_a_longer_for_later(make_contract, collector_file):
-    """By how much is what the durations and the drift's course say."""
     old = make_contract()
     tighter = replay_recordings([collector_file], make_contract(limit=0.01, version=2), old)
     later = replay_recordings([collector_file], make_contract(after="1m", version=2), old)
@@ -95,7 +96,6 @@ def test_a_tighter_limit_fires_earlier_and_a_longer_for_later(make_contract, col
 
 
 def test_the_same_contract_differs_in_nothing(make_contract, collector_file):
-    """And a replay gives the same answer each time."""
     found = replay_recordings([collector_file], make_contract(), make_contract())
     assert not found.changed
     assert found.old == found.new
@@ -103,7 +103,6 @@ def test_the_same_contract_differs_in_nothing(make_contract, collector_file):
 
 
 def test_a_limit_that_nothing_reaches_takes_the_alerts_away(make_contract, collector_file):
-    """With their routes, directives and webhooks."""
     found = replay_recordings([collector_file], make_contract(limit=0.5, version=2), make_contract())
     assert len(found.changed.alerts_dropped) == 2
     assert {span.what for span in found.changed.decisions_dropped} == {"route:train-kernel", "halt"}
@@ -112,7 +111,6 @@ def test_a_limit_that_nothing_reaches_takes_the_alerts_away(make_contract, colle
 
 
 def test_an_action_that_changes_is_the_same_alert(make_contract, collector_file):
-    """It is said to do something else, not to be gone and to have come."""
     found = replay_recordings(
         [collector_file], make_contract(do="[{webhook: pager}, sample-more]", version=2), make_contract()
     )
@@ -124,7 +122,6 @@ def test_an_action_that_changes_is_the_same_alert(make_contract, collector_file)
 
 
 def test_silence_is_judged_without_anything_arriving(make_contract, traffic):
-    """The clock of a replay goes on between two entries, and stops at the last one."""
     entries = [TrafficEntry(at, request) for at, request in traffic(lambda _: 0.004) if not 300 <= at - START < 900]
     timeline = replay(make_contract(), entries, 10.0, GroupTiming())
     assert {(alert.on, alert.slice) for alert in timeline.alerts} == {("no-data", "all"), ("no-data", "code")}
@@ -137,7 +134,6 @@ def test_silence_is_judged_without_anything_arriving(make_contract, traffic):
 
 
 def test_evaluations_fall_on_multiples_of_their_interval(make_contract, entries):
-    """So that two recordings of the same time are judged at the same instants; what arrives at one is in the next."""
     timeline = replay(make_contract(), entries(minutes=2), 7.0, GroupTiming())
     assert timeline.evaluations == 17
     assert timeline.end == START + 125
@@ -166,13 +162,11 @@ def test_sequences_that_failed_input_checks_are_escalated(make_contract, traffic
 
 @pytest.mark.parametrize("every", [0.0, -1.0, float("nan"), float("inf")])
 def test_an_interval_that_is_none_is_refused(every, make_contract, entries):
-    """With its value."""
     with pytest.raises(ValueError, match=f"every: {every!r} is not a number of seconds above 0"):
         replay(make_contract(), entries(minutes=1), every, GroupTiming())
 
 
 def test_what_the_recording_cannot_tell_is_named(make_contract, collector_file):
-    """A quantity nobody sent, a slice nobody cut, and what acts on recorders only."""
     old = make_contract()
     new = old.model_copy(
         update={
@@ -194,16 +188,7 @@ def test_what_the_recording_cannot_tell_is_named(make_contract, collector_file):
     assert {alert.clause for alert in found.changed.alerts_added} == {"kl", "token-tv"}
 
 
-def test_a_recording_of_another_contract_is_refused(make_contract, collector_file):
-    """Streams carry their contract's name."""
-    with pytest.raises(TrafficFileError, match="is a recording of policy, not of moe; streams carry the name"):
-        replay_recordings([collector_file], make_contract(name="moe"))
-    with pytest.raises(ValueError, match="'policy' and 'moe' are two contracts"):
-        replay_recordings([collector_file], make_contract(name="moe"), make_contract())
-
-
 def test_a_recording_without_metrics_is_refused(make_contract, tmp_path):
-    """An empty file, or one of other signals."""
     path = tmp_path / "metrics.proto"
     spans = ExportTraceServiceRequest()
     spans.resource_spans.add().scope_spans.add().spans.add(trace_id=bytes(16), name="kc.compare")
@@ -217,7 +202,6 @@ def test_a_recording_without_metrics_is_refused(make_contract, tmp_path):
 
 
 def test_a_clock_that_steps_back_is_followed(make_contract, traffic):
-    """Recorded evaluations keep their order, and what fired resolves once."""
     entries: list[TrafficEntry] = []
     for at, request in traffic():
         shift = -400.0 if at - START > 600 else 0.0
@@ -226,3 +210,26 @@ def test_a_clock_that_steps_back_is_followed(make_contract, traffic):
     assert timeline.evaluations == 120
     assert all(alert.end is None or alert.end >= alert.start for alert in timeline.alerts)
     assert [entry.at for entry, other in pairwise(entries) if other.at < entry.at] == [START + 600]
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not machine_code.is_available(), reason="needs a C compiler")
+def test_columns_change_nothing_of_a_replay(tmp_path, monkeypatch):
+    path, judged = tmp_path / "day.otlp", contract("rl-rollouts")
+    sender = Sender(messages(Case("rl-rollouts", 1_000), exports=30), 0, START)
+    path.write_bytes(b"".join(marked_frame(sender.export(), START + number * INTERVAL) for number in range(30)))
+    used: list[bool] = []
+    columns_of = Evaluator.columns_of
+
+    def noted(self, body, most):
+        used.append((found := columns_of(self, body, most)) is not None)
+        return found
+
+    monkeypatch.setattr(Evaluator, "columns_of", noted)
+    said = []
+    for columns in (True, False):
+        monkeypatch.setattr(machine_code, "is_available", lambda there=columns: there)
+        said.append(replay(judged, read_recordings([path], []), INTERVAL, GroupTiming()))
+    assert said[0] == said[1]
+    assert said[0].points["accepted"] > 500
+    assert used == [True] * 30 + [False] * 30

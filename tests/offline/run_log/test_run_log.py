@@ -82,13 +82,11 @@ COLLAPSED = np.where(STEPS < 200, 0.2 + 0.6 * STEPS / 200, np.clip(0.8 - (STEPS 
     ],
 )
 def test_each_sickness_is_found_and_nothing_else(sick, rules):
-    """Beside values of a sound run, each is named by its own rules."""
     noise = 1.0 + 0.05 * np.random.default_rng(9).standard_normal(300)
     assert set(said(sound(3) | {name: values * noise for name, values in sick.items()})) == rules
 
 
 def test_what_moves_with_the_weights_is_told():
-    """Drift that follows the lag, and drift that repeats as weights are handed over every fourth step."""
     base, lag = sound(3), (STEPS % 4).astype(float)
     found = said(base | {"drift": base["drift"] * (1.0 + lag), "lag": lag})
     assert {"drift-follows-lag", "drift-repeats"} <= found.keys()
@@ -103,7 +101,6 @@ def test_a_number_that_wanders_is_said_to_trend_as_often_as_the_handbook_says():
 
 
 def test_a_trend_is_steady_and_twofold():
-    """A rise by a third is none, however steady; nor is one that goes up and down, which one in a hundred does."""
     noise = 1.0 + 0.01 * np.random.default_rng(9).standard_normal(300)
     assert not said(sound(3) | {"drift": 1e-3 * (1.0 + STEPS / 900) * noise})
     unsteady = np.repeat([1.0, 3.0, 0.5, 2.0, 1.5, 4.0, 2.2, 3.5, 2.8, 5.0], 30)
@@ -111,20 +108,17 @@ def test_a_trend_is_steady_and_twofold():
 
 
 def test_two_numbers_that_both_grow_are_not_one_because_of_the_other():
-    """Lag that grows over a run in which drift grows too does not explain it."""
     noise = 1.0 + 0.05 * np.random.default_rng(9).standard_normal(300)
     grown = said(sound(3) | {"drift": RISING * noise, "lag": np.floor(STEPS / 60)})
     assert "drift-follows-lag" not in grown
 
 
 def test_an_entropy_that_rises_too_is_an_explanation():
-    """Where entropy rises with drift, the rule says that the policy alone may explain it."""
     found = said(sound(3) | {"drift": RISING, "entropy": RISING * 300})
     assert "the policy alone may explain this" in found["drift-and-entropy"]
 
 
 def test_the_order_of_drift_and_collapse_is_not_invented():
-    """Where the reward falls first, drift is no forerunner."""
     late = 1e-3 * np.exp(4.0 * np.clip((STEPS - 240) / 20, 0, None))
     assert "drift-before-collapse" not in said(
         sound(3) | {"drift": late * np.linspace(1, 1.01, 300), "reward": COLLAPSED}
@@ -133,7 +127,6 @@ def test_the_order_of_drift_and_collapse_is_not_invented():
 
 @pytest.mark.parametrize("cadence", [1, 5])
 def test_steps_that_a_logger_left_out_are_told(cadence):
-    """A number that is logged each step, or each fifth, and is missing at some of these: where, and how many."""
     at = np.arange(0, 200, cadence)
     here = at[(at < 150) | (at >= 190)]
     log = {"loss": (np.arange(200), np.ones(200)), "mismatch_kl/all/mean": (here, np.full(here.size, 1e-3))}
@@ -177,7 +170,6 @@ def test_what_is_missing_is_said():
 
 
 def test_names_may_have_a_prefix_or_be_ones_own():
-    """train/reward is a reward; --name takes any other; a role or a name that is not there is refused."""
     log = {"train/reward": (STEPS, STEPS * 1.0), "mine": (STEPS, RISING)}
     assert roles_of(log, {"drift": "mine"}) == {"drift": "mine", "reward": "train/reward"}
     with pytest.raises(ValueError, match="the log has no such name; it has train/reward, mine"):
@@ -253,7 +245,6 @@ FILES = {
 
 @pytest.mark.parametrize("name", FILES)
 def test_every_format_is_read(tmp_path, name):
-    """Steps and values are the same from each; what a killed run wrote half of is left out; a folder is its files."""
     (tmp_path / name).write_bytes(FILES[name])
     for path in (tmp_path / name, tmp_path):
         steps, values = read_run_log(path)["reward"]
@@ -262,7 +253,6 @@ def test_every_format_is_read(tmp_path, name):
 
 @pytest.mark.parametrize("name", FILES)
 def test_hostile_bytes_are_refused_or_left_out(tmp_path, name):
-    """Whatever a file holds, nothing but an error of ours, with its name, comes of it."""
     rng, data = np.random.default_rng(0), FILES[name]
     for _ in range(60):
         spoilt = bytearray(data)
@@ -274,7 +264,6 @@ def test_hostile_bytes_are_refused_or_left_out(tmp_path, name):
 
 
 def test_a_folder_without_logs_says_what_would_be_one(tmp_path):
-    """An empty folder, and a file without a number, are refused with what is read."""
     with pytest.raises(RunLogError, match=r"give an events\.out\.tfevents"):
         read_run_log(tmp_path)
     (tmp_path / "a.jsonl").write_text('{"step": 1, "text": "x"}\n')
@@ -291,7 +280,6 @@ def test_a_folder_without_logs_says_what_would_be_one(tmp_path):
 @pytest.mark.parametrize("onset", [30, 150, 255])
 @pytest.mark.parametrize("factor", [3, 10, 100])
 def test_drift_that_rises_at_once_is_found_and_dated(onset, factor):
-    """As where a kernel was rolled out: both halves are level, and the reward falls after it."""
     for seed in range(5):
         rng = np.random.default_rng(seed)
         steps = np.arange(300)
@@ -307,7 +295,6 @@ def test_drift_that_rises_at_once_is_found_and_dated(onset, factor):
 
 @pytest.mark.slow
 def test_level_drift_rises_neither_step_by_step_nor_at_once():
-    """Whatever its noise, of runs of any length: no level after some step is twice that before it, and stays."""
     for seed in range(60):
         rng = np.random.default_rng(seed)
         size = int(rng.choice([30, 60, 300]))
@@ -335,7 +322,6 @@ def rows(*, runs=("",), metric="rewards/mean", steps=40):
     ids=["bom", "semicolon", "tab", "lightning", "one-run"],
 )
 def test_a_csv_of_any_program_is_read(tmp_path, text):
-    """Whatever stands before, between and above its numbers."""
     (tmp_path / "run.csv").write_text(text, encoding="utf-8")
     steps, values = read_run_log(tmp_path / "run.csv")["rewards/mean"]
     assert steps.tolist() == values.tolist() == list(range(40))
@@ -358,14 +344,12 @@ def test_a_log_of_two_runs_is_refused(tmp_path):
 
 
 def test_training_is_read_where_evaluation_has_the_same_names():
-    """Its numbers come every step, and its drift is what is asked about."""
     log = {f"{part}/reward": (STEPS, STEPS * 1.0) for part in ("eval", "train")}
     assert roles_of(log, None)["reward"] == "train/reward"
     assert roles_of({"eval/reward": log["eval/reward"]}, None)["reward"] == "eval/reward"
 
 
 def test_drift_that_is_no_number_when_the_reward_falls_is_found():
-    """It is no smaller than any: the steps of the collapse are not left out."""
     drift = np.where(STEPS >= 200, np.nan, 1e-3 * (1.0 + 0.05 * np.random.default_rng(0).standard_normal(300)))
     reward = np.where(STEPS > 215, 0.0, 0.2 + 0.5 * np.minimum(STEPS / 200, 1)) + 0.0
     log = {"d": (STEPS, drift), "r": (STEPS, reward + 0.01 * np.random.default_rng(1).standard_normal(300))}
@@ -420,7 +404,6 @@ LOGGED = {
 
 @pytest.mark.parametrize("trainer", [trainer.trainer for trainer in TRAINERS])
 def test_every_trainers_names_and_steps_are_known(tmp_path, trainer):
-    """All roles of its table are found in rows of its form, each at the trainer's own step."""
     (names,) = (candidate.names for candidate in TRAINERS if candidate.trainer == trainer)
     rows = [row for step in range(1, 201) for row in LOGGED[trainer](step, 9e-3 if step > 100 else 1e-3)]
     printed = trainer.startswith("TRL")
@@ -437,7 +420,6 @@ def test_every_trainers_names_and_steps_are_known(tmp_path, trainer):
 
 
 def test_the_handbook_has_each_tables_source():
-    """Repository and commit of every trainer's names are on the page."""
     page = (Path(kc_otel.__file__).parent / "handbook/pages/reference/run-log.md").read_text()
     for trainer in TRAINERS:
         for repository, commit in re.findall(r"(\S+/\S+) at ([0-9a-f]{12})", trainer.source):
