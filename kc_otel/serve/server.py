@@ -20,6 +20,7 @@ import logging
 import os
 import signal
 import time
+from collections import Counter
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
@@ -34,7 +35,6 @@ from kc_otel.judge.escalation.message_groups import GroupTiming
 from kc_otel.judge.escalation.webhook_body import links_note
 from kc_otel.judge.otlp.request_errors import BindError
 from kc_otel.judge.otlp.request_limits import Limits
-from kc_otel.judge.otlp.sink import RequestCounts
 from kc_otel.judge.promotion.gate_evidence import SectionProblems, unchecked_offline
 from kc_otel.serve.access.access_file import AccessError, AccessFile, Senders
 from kc_otel.serve.access.guarded_site import GuardedSite
@@ -197,14 +197,15 @@ async def _serve(
     dispatcher = Dispatcher(core.outbox, endpoints, turn=core.turn)
     acting = [contract for contract in contracts if contract.name not in dry_run]
     rotation = Rotation(_endpoint_names(acting), os.environ)
-    requests, decided = RequestCounts(), Changes()
+    budget = ByteBudget(limits := Limits(max_bytes=config.max_request_bytes))
+    requests, decided = Counter[tuple[str, str]](), Changes()
     access = None if config.access is None else AccessFile(config.access)
 
     def self_metrics() -> SelfMetrics:
-        return read(core, requests, dispatcher.attempts)
+        return read(core, requests, dispatcher.attempts, budget.in_flight)
 
     speaker = TelemetryExporter(self_metrics())
-    core.announce, requests.tell = speaker.transition, speaker.took
+    core.announce = speaker.transition
 
     def ticked() -> None:
         for renewable in (access, tls):
@@ -218,8 +219,6 @@ async def _serve(
 
     external = urlsplit(config.external_url or "")
     names = HostNames((config.host, *config.allowed_hosts, external.hostname or ""))
-    budget = ByteBudget(limits := Limits(max_bytes=config.max_request_bytes))
-    requests.in_flight = lambda: budget.in_flight
     http_socket = listen(config.host, config.http_port, "OTLP/HTTP", most)
     core.otlp_port = http_socket.getsockname()[1]
     async with contextlib.AsyncExitStack() as stack:

@@ -138,10 +138,6 @@ _METRICS: Final = (
         "OTLP requests received, by transport and outcome; with transport `api`, rejected actions.",
     ),
     Metric(
-        "kc.evaluator.request.duration", "s", Instrument.HISTOGRAM, ("kc.transport", "kc.outcome"),
-        "Time until OTLP requests were answered.",
-    ),
-    Metric(
         "kc.evaluator.in_flight", "By", Instrument.GAUGE, (),
         "Bytes of OTLP requests that have arrived and are not answered yet.",
     ),

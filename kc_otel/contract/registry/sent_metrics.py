@@ -11,7 +11,6 @@ class Instrument(StrEnum):
     """OpenTelemetry instrument that carries a metric."""
 
     EXPONENTIAL_HISTOGRAM = "exponential histogram"
-    HISTOGRAM = "histogram"
     COUNTER = "counter"
     GAUGE = "gauge"
 

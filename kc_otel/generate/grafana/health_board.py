@@ -109,16 +109,9 @@ def _evaluator() -> Iterator[Any]:
     yield _rates(35, "Failures to judge", "kc.evaluator.failures", ("kc.contract",), "cps", _EVALUATOR).span(8)
     free = f"Empty without a state file. {_EVALUATOR}"
     yield _gauge(37, "Not in the snapshot yet", "kc.evaluator.inbox.size", (), "bytes", free).span(12)
-    took, by = "kc.evaluator.request.duration", ("kc.transport", "kc.outcome")
-    ranks = [
-        Query(queries.duration(rank, took, by), f"{legend(*by)} · {said}")
-        for rank, said in ((0.5, "median"), (0.99, "p99"))
-    ]
-    about = f"{METRICS[took].meaning} To the width of its buckets. {_EVALUATOR}"
-    yield graph_panel(40, "Time to an answer", about, ranks, "s").span(12)
-    yield _gauge(41, "Requests in flight", "kc.evaluator.in_flight", (), "bytes", _EVALUATOR).span(8)
-    yield _gauge(42, "Left on the disk", "kc.evaluator.disk.free", (), "bytes", free, "min").span(8)
-    yield _gauge(43, "The disk takes for the state", "kc.evaluator.sync.duration", (), "s", free, "max").span(8)
+    yield _gauge(41, "Requests in flight", "kc.evaluator.in_flight", (), "bytes", _EVALUATOR).span(12)
+    yield _gauge(42, "Left on the disk", "kc.evaluator.disk.free", (), "bytes", free, "min").span(12)
+    yield _gauge(43, "The disk takes for the state", "kc.evaluator.sync.duration", (), "s", free, "max").span(12)
     shards = "Empty where streams are in the evaluator's process."
     behind, streams = "kc.evaluator.shard.lag", "kc.evaluator.shard.streams"
     of = ("kc.shard",)

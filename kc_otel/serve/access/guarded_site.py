@@ -13,12 +13,12 @@ import logging
 import re
 import secrets
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Final
 from urllib.parse import parse_qs
 
 from kc_otel._extras import extra
-from kc_otel.judge.otlp.sink import RequestCounts
 from kc_otel.serve.access.access_file import AccessFile, Caller, Role, digest_of
 from kc_otel.serve.api.documented import PUBLIC, problem
 from kc_otel.serve.api.people_input import MAY_READ_PROMPTS, SIGNER
@@ -68,7 +68,7 @@ class GuardedSite:
         self,
         access: AccessFile,
         site: ASGIApp,
-        counts: RequestCounts,
+        counts: Counter[tuple[str, str]],
         *,
         secure: bool,
         clock: Callable[[], float] = time.monotonic,
@@ -95,7 +95,7 @@ class GuardedSite:
         caller = self._caller(headers)
         reading = scope["method"] in _READ_METHODS
         if caller is None:
-            self._counts.add("api", "unauthenticated")
+            self._counts["api", "unauthenticated"] += 1
             said = "authentication required: send Authorization: Bearer and a token (kc-otel: KC_OTEL_TOKEN), or /login"
             unknown: Response = problem(401, said, {"WWW-Authenticate": "Bearer"})
             if scope["path"] == "/" and reading:
@@ -105,7 +105,7 @@ class GuardedSite:
         role = Role.READ if reading else Role.ACT
         enough = {role, Role.DIAGNOSE} if not reading and _DIAGNOSES.fullmatch(scope["path"]) else {role}
         if caller.roles.isdisjoint(enough):
-            self._counts.add("api", "forbidden")
+            self._counts["api", "forbidden"] += 1
             path = ascii(scope["path"][:200])
             _log.warning("%s may not %s: %s %s is refused", caller.name, role, scope["method"], path)
             await problem(403, f"the token of {caller.name} lacks the role for this; its entry needs may: [{role}]")(
@@ -133,7 +133,7 @@ class GuardedSite:
         token = _token_of(await _body(receive))
         caller = self._access.bearer(f"Bearer {token}") if token else None
         if caller is None or not caller.roles & {Role.READ, Role.ACT}:
-            self._counts.add("api", "unauthenticated")
+            self._counts["api", "unauthenticated"] += 1
             return _form(None, "This is not a token with the role read.", 401)
         value = secrets.token_urlsafe(32)
         self._sessions[digest_of(value)] = (caller.digest, self._clock() + _SESSION_SECONDS)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from contextlib import closing, contextmanager
 
 import numpy as np
@@ -10,7 +11,6 @@ import pytest
 import yaml
 from starlette.testclient import TestClient
 
-from kc_otel.judge.otlp.sink import RequestCounts
 from kc_otel.record.kernel import Kernel
 from kc_otel.recordings.request import SampledRequest
 from kc_otel.recordings.worst_sequences import WorstSequences
@@ -50,7 +50,7 @@ def core():
 
 @pytest.fixture
 def counts():
-    return RequestCounts()
+    return Counter()
 
 
 @pytest.fixture
@@ -85,7 +85,7 @@ def _asking(site):
 def look(tmp_path_factory):
     """Asks as somebody, for what changes nothing: of one site for all tests."""
     with _served() as core:
-        yield _asking(_site_of(core, tmp_path_factory.mktemp("look"), RequestCounts()))
+        yield _asking(_site_of(core, tmp_path_factory.mktemp("look"), Counter()))
 
 
 @pytest.mark.slow
@@ -149,7 +149,7 @@ def test_refusals_are_counted(ask, counts):
     """By what was wrong; who is known is in the log."""
     ask(None, "GET", "/metrics")
     ask("reader", "POST", "/api/v1/decisions/pin", json={})
-    assert counts.snapshot() == {("api", "unauthenticated"): 1, ("api", "forbidden"): 1}
+    assert counts == {("api", "unauthenticated"): 1, ("api", "forbidden"): 1}
 
 
 def test_events_say_whose_token_it_was(core, ask):
@@ -193,7 +193,7 @@ def test_a_login_without_a_token_that_reads_is_refused(site, counts, token):
     assert answer.status_code == 401
     assert "set-cookie" not in answer.headers
     assert len(token) < 3 or token not in answer.text
-    assert counts.snapshot() == {("api", "unauthenticated"): 1}
+    assert counts == {("api", "unauthenticated"): 1}
 
 
 def test_a_session_ends_after_twelve_hours_and_with_its_token(core, tmp_path):
@@ -201,7 +201,7 @@ def test_a_session_ends_after_twelve_hours_and_with_its_token(core, tmp_path):
     path, now = tmp_path / "access.yaml", [0.0]
     path.write_text(yaml.safe_dump(ACCESS))
     access = AccessFile(path)
-    site = GuardedSite(access, api_of(core), RequestCounts(), secure=True, clock=lambda: now[0])
+    site = GuardedSite(access, api_of(core), Counter(), secure=True, clock=lambda: now[0])
     client = TestClient(site, base_url="https://kc")
     answer = client.post("/login", data={"token": TOKENS["ada"]}, follow_redirects=False)
     assert "Secure" in answer.headers["set-cookie"]
@@ -231,7 +231,7 @@ def test_a_cookie_is_one_of_this_host_by_tls(core, tmp_path):
     """Where there is TLS, its prefix keeps other hosts of the domain, and those in between, from setting it."""
     path = tmp_path / "access.yaml"
     path.write_text(yaml.safe_dump(ACCESS))
-    site = GuardedSite(AccessFile(path), api_of(core), RequestCounts(), secure=True)
+    site = GuardedSite(AccessFile(path), api_of(core), Counter(), secure=True)
     cookie = _logged_in(site)
     assert cookie.startswith("__Host-kc-otel-session=")
     assert _reads_with(site, cookie) == 200

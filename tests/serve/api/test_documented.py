@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
@@ -14,7 +15,6 @@ import pytest
 import yaml
 from starlette.testclient import TestClient
 
-from kc_otel.judge.otlp.sink import RequestCounts
 from kc_otel.serve import people_orders
 from kc_otel.serve.access.access_file import AccessFile, digest_of
 from kc_otel.serve.access.guarded_site import GuardedSite
@@ -46,7 +46,7 @@ def make_site(core: Core, path: Path) -> OwnSite:
     """As `kc-otel serve --access` has it."""
     path.write_text(yaml.safe_dump(ACCESS))
     api = api_of(core)
-    return OwnSite(GuardedSite(AccessFile(path), api, RequestCounts(), secure=False), HostNames(["testserver"]))
+    return OwnSite(GuardedSite(AccessFile(path), api, Counter(), secure=False), HostNames(["testserver"]))
 
 
 def operations() -> list[tuple[str, str]]:
