@@ -424,7 +424,6 @@ class Core:
         *,
         decisions: DecisionTable | None = None,
         people: People | None = None,
-        endpoint: str | None = None,
     ) -> None:
         """Put in force what a person decided, once it is written together with its events.
 
@@ -434,7 +433,6 @@ class Core:
             now: Unix time, seconds.
             decisions: The new decision table; None leaves it as it is.
             people: The new silences and acknowledgements; None leaves them as they are.
-            endpoint: One that webhooks are sent to again; None for none.
 
         Raises:
             StateError: If it cannot be written. Nothing has changed then.
@@ -453,8 +451,6 @@ class Core:
             self._store.save(before, after)
             for kind, said in words.items():
                 self.events.record_event(contract, kind, said, now)
-            if endpoint is not None:
-                self.outbox.enable(endpoint)
             unit.on_commit(lambda: setattr(self, "escalation", after))
             announcements = [
                 Announcement("info", f"{contract}: {said['message']}", {"kc.contract": contract})

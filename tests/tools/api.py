@@ -17,7 +17,7 @@ __all__ = ["api_of", "client_of", "route_kept"]
 
 def api_of(core: Core, counts: Counter[tuple[str, str]] | None = None, changes: Changes | None = None) -> FastAPI:
     """Return the application that answers for a core."""
-    counts = counts or Counter()
+    counts = Counter() if counts is None else counts
     return make_api(core, lambda: read(core, counts, Counter()), changes or Changes(), "0")
 
 

@@ -185,7 +185,8 @@ _METRICS: Final = (
     ),
     Metric(
         "kc.outbox.disabled", "s", Instrument.GAUGE, ("kc.endpoint",),
-        "Unix time at which an endpoint answered HTTP 410; nothing is sent to it until a person enables it.",
+        "Unix time at which an endpoint answered HTTP 410; nothing is sent to it until its credential file "
+        "changes or the evaluator restarts.",
     ),
     Metric(
         "kc.outbox.attempts", "{attempt}", Instrument.COUNTER, ("kc.endpoint", "kc.outcome"),

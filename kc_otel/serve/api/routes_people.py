@@ -111,21 +111,6 @@ class UnpinRequest(SignedOrder):
     """Only this slice's; every pin of the contract when null."""
 
 
-class EnableRequest(SignedOrder):
-    """An endpoint that answered 410 is told again."""
-
-    contract: Name
-    """A contract that names it; it is told of all that do."""
-    endpoint: Name
-
-
-class Enabled(View):
-    """Number of messages that an endpoint is sent now."""
-
-    waiting: int
-    """Messages about the contract that wait for it."""
-
-
 class Pinned(View):
     """Result of pinning or unpinning."""
 
@@ -144,7 +129,7 @@ class DryRun(View):
 
 
 def people_routes(core: Core, decided: Changes) -> APIRouter:
-    """`/api/v1/alerts`, `silences`, `decisions/pin`, `decisions/unpin`, `webhooks/enable` and `dry-run`."""
+    """`/api/v1/alerts`, `silences`, `decisions/pin`, `decisions/unpin` and `dry-run`."""
     router = APIRouter(prefix="/api/v1")
 
     @router.get("/alerts", tags=["people"])
@@ -203,13 +188,6 @@ def people_routes(core: Core, decided: Changes) -> APIRouter:
             ended = people.unpin(core, **request.model_dump(), now=time.time())
         await decided.notify()
         return Pinned(pins=ended, version=core.decisions.version)
-
-    @router.post("/webhooks/enable", tags=["people"])
-    async def enable(request: EnableRequest) -> Enabled:
-        """Send again to an endpoint that answered 410, beginning with the messages that waited."""
-        async with ordered(core):
-            waiting = people.enable(core, **request.model_dump(), now=time.time())
-        return Enabled(waiting=waiting)
 
     @router.get("/dry-run", tags=["decisions"])
     async def dry_run() -> DryRun:

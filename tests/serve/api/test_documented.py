@@ -216,7 +216,7 @@ def test_orders_that_cannot_be_written_are_refused_as_documented(
         monkeypatch.setattr(Core, "resume", raising)
         monkeypatch.setattr(asked.core, "resize", raising)
         monkeypatch.setattr(asked.core.promotions, "tell", raising)
-        for name in ("acknowledge", "diagnose", "silence", "unsilence", "pin", "unpin", "enable"):
+        for name in ("acknowledge", "diagnose", "silence", "unsilence", "pin", "unpin"):
             monkeypatch.setattr(people_orders, name, raising)
         for path in GOOD:
             answer = asked.ask(path, "post")
