@@ -188,7 +188,7 @@ def http_api_page() -> str:
     from collections import Counter  # noqa: PLC0415
 
     from kc_otel.serve.api.app import make_api  # noqa: PLC0415
-    from kc_otel.serve.api.changes import Changes  # noqa: PLC0415
+    from kc_otel.serve.api.routes_decisions import Changes  # noqa: PLC0415
     from kc_otel.serve.core import Core  # noqa: PLC0415
     from kc_otel.serve.self_metrics import read  # noqa: PLC0415
     from kc_otel.serve.store.state_file import open_state  # noqa: PLC0415

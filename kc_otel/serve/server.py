@@ -37,11 +37,10 @@ from kc_otel.judge.otlp.request_errors import BindError
 from kc_otel.judge.otlp.request_limits import Limits
 from kc_otel.judge.promotion.gate_evidence import SectionProblems, unchecked_offline
 from kc_otel.serve.access.access_file import AccessError, AccessFile, Senders
-from kc_otel.serve.access.guarded_site import GuardedSite
+from kc_otel.serve.access.site_guard import GuardedSite, HostNames, OwnSite, reachable_from_elsewhere
 from kc_otel.serve.access.tls import Tls, TlsError
 from kc_otel.serve.api.app import make_api
-from kc_otel.serve.api.changes import Changes
-from kc_otel.serve.api.own_site import HostNames, OwnSite, reachable_from_elsewhere
+from kc_otel.serve.api.routes_decisions import Changes
 from kc_otel.serve.config import LogFormat, ServeConfig
 from kc_otel.serve.core import Core
 from kc_otel.serve.durable_sink import WRITING
@@ -231,7 +230,7 @@ async def _serve(
         await stack.enter_async_context(serving_http(HttpReceiver(taker, requests, names), http_socket, tls))
         site: ASGIApp = make_api(core, self_metrics, decided, version("kc-otel"))
         if access is not None:
-            site = GuardedSite(access, site, requests, secure=core.external_url.startswith("https:"))
+            site = GuardedSite(access, site, requests)
         await stack.enter_async_context(serving_http(OwnSite(site, names, external.netloc.lower()), api_socket, tls))
         tasks = [
             asyncio.create_task(_tick_forever(core, config, tick_of(core, sink), decided, ticked, file)),

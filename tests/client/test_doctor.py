@@ -17,7 +17,7 @@ from kc_otel.contract.load import load_text
 from kc_otel.contract.measuring_paths import MeasuringPath
 from kc_otel.contract.model import Contract
 from kc_otel.serve.api.app import make_api
-from kc_otel.serve.api.changes import Changes
+from kc_otel.serve.api.routes_decisions import Changes
 from kc_otel.serve.core import Core
 from kc_otel.serve.self_metrics import read
 from kc_otel.serve.store.state_file import open_state

@@ -17,7 +17,7 @@ from kc_otel.judge.decisions.table import changed
 from kc_otel.judge.facts import KernelInfo
 from kc_otel.judge.verdict import Status
 from kc_otel.serve.api.app import make_api
-from kc_otel.serve.api.changes import Changes
+from kc_otel.serve.api.routes_decisions import Changes
 from kc_otel.serve.core import Core
 from kc_otel.serve.self_metrics import read
 from tests.tools.api import route_kept

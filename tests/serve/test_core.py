@@ -24,7 +24,7 @@ from kc_otel.judge.escalation.people import People, Silence
 from kc_otel.judge.evaluator import Evaluator
 from kc_otel.judge.verdict import Evaluation, Status
 from kc_otel.serve import core as core_module
-from kc_otel.serve.api.changes import Changes
+from kc_otel.serve.api.routes_decisions import Changes
 from kc_otel.serve.config import ServeConfig
 from kc_otel.serve.core import Core
 from kc_otel.serve.history import CellHistory

@@ -12,7 +12,7 @@ from starlette.testclient import TestClient
 from kc_otel.client.router import Router
 from kc_otel.contract.words import moment
 from kc_otel.serve import people_orders as people
-from kc_otel.serve.api.people_input import refusals
+from kc_otel.serve.api.shapes import refusals
 from kc_otel.serve.core import Core
 from tests.tools.api import client_of
 

@@ -8,7 +8,7 @@ from fastapi import FastAPI
 from starlette.testclient import TestClient
 
 from kc_otel.serve.api.app import make_api
-from kc_otel.serve.api.changes import Changes
+from kc_otel.serve.api.routes_decisions import Changes
 from kc_otel.serve.core import Core
 from kc_otel.serve.self_metrics import read
 

@@ -7,7 +7,7 @@ from collections import Counter
 from kc_otel.judge.otlp.request_limits import Limits
 from kc_otel.judge.otlp.sink import TelemetrySink
 from kc_otel.serve.access.access_file import Senders
-from kc_otel.serve.api.own_site import HostNames
+from kc_otel.serve.access.site_guard import HostNames
 from kc_otel.serve.receivers.byte_budget import ByteBudget
 from kc_otel.serve.receivers.grpc_server import GrpcServer, serve_grpc
 from kc_otel.serve.receivers.http_server import HttpReceiver

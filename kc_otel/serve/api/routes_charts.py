@@ -25,7 +25,7 @@ from kc_otel.contract.slices import ALL
 from kc_otel.contract.words import number, place
 from kc_otel.judge.plain_json import finite_or_none
 from kc_otel.judge.verdict import Cell
-from kc_otel.serve.api.people_input import View, find_clause
+from kc_otel.serve.api.shapes import View, find_clause
 from kc_otel.serve.core import Core
 from kc_otel.stats import Binned
 

@@ -26,7 +26,7 @@ from kc_otel.judge.otlp.request_errors import (
     UnsupportedMediaError,
 )
 from kc_otel.judge.otlp.signals import SIGNALS
-from kc_otel.serve.api.own_site import HostNames
+from kc_otel.serve.access.site_guard import HostNames
 from kc_otel.serve.receivers.byte_budget import HeldBytes
 from kc_otel.serve.receivers.request_taker import RequestTaker
 

@@ -17,9 +17,8 @@ from starlette.testclient import TestClient
 
 from kc_otel.serve import people_orders
 from kc_otel.serve.access.access_file import AccessFile, digest_of
-from kc_otel.serve.access.guarded_site import GuardedSite
-from kc_otel.serve.api.documented import PUBLIC
-from kc_otel.serve.api.own_site import HostNames, OwnSite
+from kc_otel.serve.access.site_guard import GuardedSite, HostNames, OwnSite
+from kc_otel.serve.api.shapes import PUBLIC
 from kc_otel.serve.core import Core
 from kc_otel.serve.store.state_file import StateError
 from tests.serve.api.test_hostile_requests import GOOD
@@ -46,7 +45,7 @@ def make_site(core: Core, path: Path) -> OwnSite:
     """As `kc-otel serve --access` has it."""
     path.write_text(yaml.safe_dump(ACCESS))
     api = api_of(core)
-    return OwnSite(GuardedSite(AccessFile(path), api, Counter(), secure=False), HostNames(["testserver"]))
+    return OwnSite(GuardedSite(AccessFile(path), api, Counter()), HostNames(["testserver"]))
 
 
 def operations() -> list[tuple[str, str]]:

@@ -17,7 +17,7 @@ from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportM
 from kc_otel.judge.otlp.request_limits import Limits
 from kc_otel.judge.otlp.sink import ExportResult
 from kc_otel.serve.access.access_file import Senders
-from kc_otel.serve.api.own_site import HostNames
+from kc_otel.serve.access.site_guard import HostNames
 from kc_otel.serve.receivers import byte_budget, http_server
 from kc_otel.serve.receivers.byte_budget import ByteBudget
 from kc_otel.serve.receivers.http_server import HttpReceiver

@@ -17,7 +17,7 @@ from kc_otel.cli import register, status_command
 from kc_otel.judge.otlp.request_limits import Limits
 from kc_otel.serve import server
 from kc_otel.serve.api.app import make_api
-from kc_otel.serve.api.changes import Changes
+from kc_otel.serve.api.routes_decisions import Changes
 from kc_otel.serve.config import ServeConfig, StreamEngine
 from kc_otel.serve.core import Core
 from kc_otel.serve.server import ServiceError
