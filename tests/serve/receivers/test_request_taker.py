@@ -29,7 +29,7 @@ from kc_otel.serve.durable_sink import DurableSink
 from kc_otel.serve.receivers import request_taker
 from kc_otel.serve.receivers.byte_budget import BusyError, ByteBudget
 from kc_otel.serve.receivers.request_taker import RequestTaker, parts_of
-from tests.benchmarks.bench_overload import message
+from tests.tools.load import message
 from tests.tools.receivers import http_app
 
 PROTOBUF = {"content-type": "application/x-protobuf"}
