@@ -43,22 +43,20 @@ from kc_otel.serve.api.app import make_api
 from kc_otel.serve.api.routes_decisions import Changes
 from kc_otel.serve.config import LogFormat, ServeConfig
 from kc_otel.serve.core import Core
-from kc_otel.serve.durable_sink import WRITING
-from kc_otel.serve.listening import check_ports, connections_per_port, listen
+from kc_otel.serve.durable_sink import WRITING, TrafficRecordingError
 from kc_otel.serve.log_format import JsonFormatter, PlainFormatter
 from kc_otel.serve.otlp_out import SelfMetrics, TelemetryExporter
 from kc_otel.serve.receivers.byte_budget import ByteBudget
 from kc_otel.serve.receivers.grpc_server import serve_grpc
-from kc_otel.serve.receivers.http_listener import serving_http
 from kc_otel.serve.receivers.http_server import HttpReceiver
+from kc_otel.serve.receivers.listening import check_ports, connections_per_port, listen, serving_http
 from kc_otel.serve.receivers.request_taker import RequestTaker
 from kc_otel.serve.self_metrics import read
 from kc_otel.serve.shards.sharded_sink import ShardError
 from kc_otel.serve.store.state_connection import StateConnection
 from kc_otel.serve.store.state_file import DamagedStateError, StateHeldError, StatePlace, open_state, set_aside
 from kc_otel.serve.store.unit_of_work import StateError
-from kc_otel.serve.stream_places import EngineError, engine, sink_of, tick_of
-from kc_otel.serve.traffic_recording import TrafficRecordingError
+from kc_otel.serve.stream_places import EngineError, engine, sink_of
 from kc_otel.serve.webhooks.deliver import Dispatcher
 from kc_otel.serve.webhooks.endpoints import Rotation, WebhookEndpoint, WebhookEndpointError, endpoints_from_env
 from kc_otel.serve.webhooks.formats import Format
@@ -223,7 +221,7 @@ async def _serve(
     async with contextlib.AsyncExitStack() as stack:
         stack.push_async_callback(core.aclose)
         stack.callback(speaker.shutdown)
-        sink = await stack.enter_async_context(sink_of(core, config, limits))
+        sink, tick = await stack.enter_async_context(sink_of(core, config, limits))
         taker = RequestTaker(sink, limits, Senders(access), budget)
         grpc = await serve_grpc(taker, config.host, config.grpc_port, requests, tls, most)
         stack.push_async_callback(grpc.stop, _GRACE_SECONDS)
@@ -233,7 +231,7 @@ async def _serve(
             site = GuardedSite(access, site, requests)
         await stack.enter_async_context(serving_http(OwnSite(site, names, external.netloc.lower()), api_socket, tls))
         tasks = [
-            asyncio.create_task(_tick_forever(core, config, tick_of(core, sink), decided, ticked, file)),
+            asyncio.create_task(_tick_forever(core, config, tick, decided, ticked, file)),
             asyncio.create_task(dispatcher.run()),
         ]
         stack.push_async_callback(_cancel, tasks)

@@ -14,7 +14,7 @@ from kc_otel.serve import server
 from kc_otel.serve.access import site_guard as own_site
 from kc_otel.serve.access.site_guard import reachable_from_elsewhere
 from kc_otel.serve.config import ServeConfig
-from kc_otel.serve.listening import check_ports
+from kc_otel.serve.receivers.listening import check_ports
 from kc_otel.serve.server import ServiceError
 from tests.serve.conftest import POLICY
 

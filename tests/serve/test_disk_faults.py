@@ -17,10 +17,9 @@ import pytest
 from kc_otel.contract.load import load_text
 from kc_otel.serve.config import ServeConfig
 from kc_otel.serve.core import Core
-from kc_otel.serve.durable_sink import DurableSink, recover
+from kc_otel.serve.durable_sink import DurableSink, TrafficRecording, TrafficRecordingError, recover
 from kc_otel.serve.server import ServiceError, run
 from kc_otel.serve.store.state_file import StateError
-from kc_otel.serve.traffic_recording import TrafficRecording, TrafficRecordingError
 from tests.serve.conftest import POLICY
 from tests.tools.receivers import http_app
 from tests.tools.small_disk import fill, read_only, small_disk

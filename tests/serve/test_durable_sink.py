@@ -22,12 +22,11 @@ from kc_otel import machine_code
 from kc_otel.judge.verdict import Status
 from kc_otel.offline.replay.traffic_reading import evaluations_recorded, read_recordings
 from kc_otel.serve.core import Core
-from kc_otel.serve.durable_sink import DurableSink, NotKeptError, recover
+from kc_otel.serve.durable_sink import DurableSink, NotKeptError, TrafficRecording, recover
 from kc_otel.serve.self_metrics import read
 from kc_otel.serve.store import inbox
 from kc_otel.serve.store.state_file import StateError
 from kc_otel.serve.store.unit_of_work import UnitOfWork
-from kc_otel.serve.traffic_recording import TrafficRecording
 from tests.tools.full_disk import fill_disk, refuse_commits, relieve
 from tests.tools.receivers import http_app, start_grpc
 

@@ -39,10 +39,6 @@ class TelemetrySink(Protocol):
         """Take an ExportTraceServiceRequest."""
         ...
 
-    def logs(self, request: Any) -> ExportResult | Awaitable[ExportResult]:
-        """Take an ExportLogsServiceRequest."""
-        ...
-
 
 class ColumnSink(ABC):
     """A sink that can read metrics by itself, quicker than protobuf does."""

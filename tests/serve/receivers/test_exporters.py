@@ -24,7 +24,7 @@ from kc_otel.judge.otlp.request_errors import BindError, ThrottledError
 from kc_otel.judge.otlp.request_limits import Limits
 from kc_otel.judge.otlp.sink import ExportResult
 from kc_otel.serve.receivers.grpc_server import retry_info
-from kc_otel.serve.receivers.http_listener import BoundedProtocol
+from kc_otel.serve.receivers.listening import BoundedProtocol
 from tests.tools.receivers import http_app, start_grpc
 
 EXPORT = "/opentelemetry.proto.collector.metrics.v1.MetricsService/Export"
