@@ -42,7 +42,7 @@ _SUBJECTS: dict[str, dict[str, str]] = {
     },
     "People and the policy": {
         "events": "people_commands:events",
-        "alerts": "people_commands:list_command ack silence unsilence enable_webhook",
+        "alerts": "people_commands:list_command ack silence unsilence",
         "route": "status_command:list_command people_commands:pin unpin resume",
         "replay": "replay_command:replay",
     },

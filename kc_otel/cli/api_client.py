@@ -62,7 +62,7 @@ def warnings(url: str) -> list[str]:
             name, since = hook["endpoint"], local_time(hook["disabled_at"])
             said.append(
                 f"webhooks to {name} are disabled since {since} ({hook['disabled']}), and {hook['waiting']} wait; "
-                f"when it accepts them again, run kc-otel alerts enable-webhook CONTRACT {name} --why ..."
+                "once it accepts them, change its credential file or restart the evaluator"
             )
     return said
 

@@ -172,22 +172,6 @@ def resume(
     typer.echo(f"routes lifted: {answer['lifted']}; the decision table is now version {answer['version']}")
 
 
-def enable_webhook(
-    contract: ContractArgument,
-    endpoint: Annotated[str, typer.Argument(metavar="ENDPOINT", help="Name of the endpoint in the contract.")],
-    why: Why,
-    by: By = None,
-    url: Url = DEFAULT_URL,
-) -> None:
-    """Send webhooks again to an endpoint that answered 410.
-
-    Examples:
-      kc-otel alerts enable-webhook policy-7b pager --why 'receiver is back'
-    """
-    answer = _order(url, "webhooks/enable", by, why, contract=contract, endpoint=endpoint)
-    typer.echo(f"{endpoint} gets messages again; messages of {contract} that wait for it: {answer['waiting']}")
-
-
 def events(
     url: Url = DEFAULT_URL,
     contract: OnlyContract = None,

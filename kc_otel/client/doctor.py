@@ -173,8 +173,8 @@ def of_evaluator(
             )
     for hook in health["outbox"]:
         if hook["disabled"] or hook["error"]:
-            again = f"kc-otel alerts enable-webhook CONTRACT {hook['endpoint']} --why '...'"
-            remedy = "repair the receiver" + (f"; then `{again}`" if hook["disabled"] else "")
+            again = "; then change the endpoint's credential file, or restart the evaluator"
+            remedy = "repair the receiver" + again * bool(hook["disabled"])
             said = hook["disabled"] or hook["error"]
             yield _warning(f"webhooks to {hook['endpoint']} fail: {said}", remedy)
         if hook["parked"]:

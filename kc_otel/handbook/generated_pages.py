@@ -187,15 +187,14 @@ def http_api_page() -> str:
     """Every path of the evaluator's API."""
     from collections import Counter  # noqa: PLC0415
 
-    from kc_otel.judge.otlp.sink import RequestCounts  # noqa: PLC0415 - the evaluator is of an extra
     from kc_otel.serve.api.app import make_api  # noqa: PLC0415
-    from kc_otel.serve.api.changes import Changes  # noqa: PLC0415
+    from kc_otel.serve.api.routes_decisions import Changes  # noqa: PLC0415
     from kc_otel.serve.core import Core  # noqa: PLC0415
     from kc_otel.serve.self_metrics import read  # noqa: PLC0415
     from kc_otel.serve.store.state_file import open_state  # noqa: PLC0415
 
     core = Core([], open_state(None), external_url="", now=0.0)
-    document = make_api(core, lambda: read(core, RequestCounts(), Counter()), Changes(), "0").openapi()
+    document = make_api(core, lambda: read(core, Counter(), Counter()), Changes(), "0").openapi()
     parts = []
     for path, methods in document["paths"].items():
         for method, about in methods.items():

@@ -51,10 +51,11 @@ from kc_otel.judge.promotion.gate_evidence import SectionProblems, unchecked_off
 from kc_otel.judge.refused_points import Missing
 from kc_otel.judge.verdict import Causes, Cell, Evaluation, Status
 from kc_otel.serve.announcements import Announcement, cell_fields, of_change, of_notice, of_transition
+from kc_otel.serve.durable_sink import TrafficRecording
 from kc_otel.serve.history import CellHistory, StatusChange
 from kc_otel.serve.listeners import Listeners
 from kc_otel.serve.promotions import Promotions
-from kc_otel.serve.shards.shard_health import ShardSeen
+from kc_otel.serve.shards.shard import ShardSeen
 from kc_otel.serve.store.escalation_store import EscalationStore
 from kc_otel.serve.store.evaluator_store import EvaluatorStore
 from kc_otel.serve.store.inbox import Inbox
@@ -62,7 +63,6 @@ from kc_otel.serve.store.policy_store import PolicyStore
 from kc_otel.serve.store.state_connection import StateConnection
 from kc_otel.serve.store.state_file import reading_state
 from kc_otel.serve.store.unit_of_work import UnitOfWork, unit_of_work
-from kc_otel.serve.traffic_recording import TrafficRecording
 from kc_otel.serve.webhooks.outbox import Outbox
 from kc_otel.stats import Interval
 
@@ -228,10 +228,6 @@ class Core:
         """Take an ExportTraceServiceRequest."""
         return self.evaluator.ingest_traces(request, time.time())
 
-    def logs(self, request: Any) -> ExportResult:  # noqa: ARG002 - the receiver's interface
-        """Accept and drop logs, so that a Collector's pipeline does not retry them."""
-        return ExportResult()
-
     @property
     def state_path(self) -> Path | None:
         """The state file; None for one in memory."""
@@ -326,9 +322,12 @@ class Core:
         self.evaluator.faults.report(contract, stage, errors)
 
     def _judged(self, evaluation: Evaluation, name: str, now: float, unit: UnitOfWork) -> list[Announcement]:
-        """Write a contract's verdicts; return the announcements."""
-        changes = self.history.write({name: evaluation}, unit)
-        return [self._changed(change, now) for change in changes if not _first_silence(change)]
+        """Write a contract's verdicts; return the announcements. A cell that nobody has ever reported to is no news."""
+        return [
+            self._changed(change, now)
+            for change in self.history.write(name, evaluation, unit)
+            if change.before is not None or change.verdict.status is not Status.NO_DATA
+        ]
 
     def _escalated(
         self, before: EscalationState, evaluation: Evaluation, name: str, now: float, unit: UnitOfWork, *, renews: bool
@@ -424,7 +423,6 @@ class Core:
         *,
         decisions: DecisionTable | None = None,
         people: People | None = None,
-        endpoint: str | None = None,
     ) -> None:
         """Put in force what a person decided, once it is written together with its events.
 
@@ -434,7 +432,6 @@ class Core:
             now: Unix time, seconds.
             decisions: The new decision table; None leaves it as it is.
             people: The new silences and acknowledgements; None leaves them as they are.
-            endpoint: One that webhooks are sent to again; None for none.
 
         Raises:
             StateError: If it cannot be written. Nothing has changed then.
@@ -453,8 +450,6 @@ class Core:
             self._store.save(before, after)
             for kind, said in words.items():
                 self.events.record_event(contract, kind, said, now)
-            if endpoint is not None:
-                self.outbox.enable(endpoint)
             unit.on_commit(lambda: setattr(self, "escalation", after))
             announcements = [
                 Announcement("info", f"{contract}: {said['message']}", {"kc.contract": contract})
@@ -622,11 +617,6 @@ class Core:
         }
         self.events.record_event(contract.name, "verdict", data, now)
         return announcement
-
-
-def _first_silence(change: StatusChange) -> bool:
-    """A cell that nobody has ever reported to is not news."""
-    return change.before is None and change.verdict.status is Status.NO_DATA
 
 
 def _notifies(notice: Notice) -> bool:

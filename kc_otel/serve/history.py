@@ -14,8 +14,8 @@ import json
 import sqlite3
 from collections import deque
 from collections.abc import Mapping
-from dataclasses import astuple, dataclass
-from typing import Final
+from dataclasses import dataclass
+from typing import Final, NamedTuple
 
 from kc_otel.judge.plain_json import finite_or_none
 from kc_otel.judge.verdict import Cell, Evaluation, Status, Verdict
@@ -29,8 +29,7 @@ _VALUES: Final = ", ".join("?" for _ in _COLUMNS)
 _OVERWRITTEN: Final = ", ".join(f"{name} = excluded.{name}" for name in _COLUMNS)
 
 
-@dataclass(frozen=True, slots=True)
-class HistoryPoint:
+class HistoryPoint(NamedTuple):
     """An evaluation of a cell.
 
     Attributes:
@@ -131,62 +130,45 @@ class CellHistory:
                 self._forget(cell)
         self._lines: dict[str, dict[Cell, _Line]] = {}
 
-    def write(self, evaluations: Mapping[str, Evaluation], unit: UnitOfWork) -> list[StatusChange]:
-        """Write an evaluation of every cell of some contracts, by their names, and say what it changes."""
-        changes = []
-        for name, evaluation in evaluations.items():
-            known = self._known.get(name, {})
-            for verdict in evaluation.verdicts:
-                before, _ = known.get(verdict.cell, (None, 0.0))
-                if before is not verdict.status:
-                    changes.append(StatusChange(verdict, before))
-                    self._save(verdict.cell, verdict.status, verdict.at)
-            for cell in known.keys() - {verdict.cell for verdict in evaluation.verdicts}:
-                self._forget(cell)
-        points = {
-            name: {verdict.cell: point_of(verdict, found.step_of(verdict.cell)) for verdict in found.verdicts}
-            for name, found in evaluations.items()
-        }
-        now = max((found.at for found in evaluations.values()), default=0.0)
-        worst = self._write_steps(points, now)
-        unit.on_commit(lambda: self._adopt(evaluations, points, worst, now))
-        return changes
-
-    def _write_steps(self, points: Mapping[str, Mapping[Cell, HistoryPoint]], now: float) -> dict[str, dict[Cell, int]]:
-        """Write what an evaluation begins, and what it makes worse, of the running step; return the worst of it."""
-        begun = {contract for contract in points if self._index(contract, now) != self._slot.get(contract)}
-        worst: dict[str, dict[Cell, int]] = {}
-        for contract, found in points.items():
-            before = {} if contract in begun else self._worst.get(contract, {})
-            worse = {cell: point for cell, point in found.items() if point.status > before.get(cell, -1)}
-            self._put(contract, worse)
-            worst[contract] = before | {cell: point.status for cell, point in worse.items()}
+    def write(self, name: str, evaluation: Evaluation, unit: UnitOfWork) -> list[StatusChange]:
+        """Write an evaluation of every cell of a contract, and say what it changes."""
+        changes, known, now = [], self._known.get(name, {}), evaluation.at
+        for verdict in evaluation.verdicts:
+            before, _ = known.get(verdict.cell, (None, 0.0))
+            if before is not verdict.status:
+                changes.append(StatusChange(verdict, before))
+                self._connection.execute(
+                    "INSERT OR REPLACE INTO cell_status VALUES (?, ?, ?, ?, ?, ?, ?)",
+                    (*verdict.cell, verdict.status.value, verdict.at),
+                )
+        for cell in known.keys() - {verdict.cell for verdict in evaluation.verdicts}:
+            self._forget(cell)
+        points = {verdict.cell: point_of(verdict, evaluation.step_of(verdict.cell)) for verdict in evaluation.verdicts}
+        begun = self._index(name, now) != self._slot.get(name)
+        before_now = {} if begun else self._worst.get(name, {})
+        worse = {cell: point for cell, point in points.items() if point.status > before_now.get(cell, -1)}
+        self._put(name, worse)
         if begun:
             self._forget_old(now)
-        return worst
+        worst = before_now | {cell: point.status for cell, point in worse.items()}
+        unit.on_commit(lambda: self._adopt(name, evaluation, points, worst))
+        return changes
 
     def _adopt(
-        self,
-        evaluations: Mapping[str, Evaluation],
-        points: Mapping[str, Mapping[Cell, HistoryPoint]],
-        worst: Mapping[str, dict[Cell, int]],
-        now: float,
+        self, name: str, evaluation: Evaluation, points: Mapping[Cell, HistoryPoint], worst: dict[Cell, int]
     ) -> None:
         """Remember an evaluation; cells that are gone are forgotten."""
-        self._worst.update(worst)
-        self._slot.update({contract: self._index(contract, now) for contract in worst})
-        for name, evaluation in evaluations.items():
-            before, lines = self._lines.get(name, {}), dict[Cell, _Line]()
-            known = self._known.get(name, {})
-            for verdict in evaluation.verdicts:
-                status, since = known.get(verdict.cell, (None, verdict.at))
-                since = since if status is verdict.status else verdict.at
-                line = before.get(verdict.cell)
-                recent: deque[HistoryPoint] = line.recent if line else deque(maxlen=GLANCES)
-                recent.append(points[name][verdict.cell])
-                lines[verdict.cell] = _Line(verdict, since, recent)
-            self._lines[name] = lines
-            self._known[name] = {cell: (line.verdict.status, line.since) for cell, line in lines.items()}
+        self._worst[name], self._slot[name] = worst, self._index(name, evaluation.at)
+        before, known, lines = self._lines.get(name, {}), self._known.get(name, {}), dict[Cell, _Line]()
+        for verdict in evaluation.verdicts:
+            status, since = known.get(verdict.cell, (None, verdict.at))
+            since = since if status is verdict.status else verdict.at
+            line = before.get(verdict.cell)
+            recent: deque[HistoryPoint] = line.recent if line else deque(maxlen=GLANCES)
+            recent.append(points[verdict.cell])
+            lines[verdict.cell] = _Line(verdict, since, recent)
+        self._lines[name] = lines
+        self._known[name] = {cell: (line.verdict.status, line.since) for cell, line in lines.items()}
 
     def cells(self, contract: str | None = None, glances: int = 0) -> list[tuple[Verdict, float, list[Glance]]]:
         """(verdict, since, at most so many glances) of every cell, or those of one contract, in the cells' order."""
@@ -243,10 +225,7 @@ class CellHistory:
             f"INSERT INTO cell_point SELECT id, ?, {_VALUES} FROM cell_line WHERE cell = ? "  # noqa: S608 - our own
             f"ON CONFLICT (line, slot) DO UPDATE SET {_OVERWRITTEN} "
             "WHERE excluded.status > status OR abs(excluded.at - at) > ?",
-            [
-                (self._index(contract, point.at) % KEPT_STEPS, *astuple(point), name, self.step(contract))
-                for name, point in own
-            ],
+            [(self._index(contract, point.at) % KEPT_STEPS, *point, name, self.step(contract)) for name, point in own],
         )
 
     def _forget_old(self, now: float) -> None:
@@ -256,22 +235,13 @@ class CellHistory:
         self._connection.executemany("DELETE FROM cell_point WHERE line = ?", gone)
         self._connection.executemany("DELETE FROM cell_line WHERE id = ?", gone)
 
-    def _save(self, cell: Cell, status: Status, since: float) -> None:
-        self._connection.execute(
-            "INSERT OR REPLACE INTO cell_status VALUES (?, ?, ?, ?, ?, ?, ?)", (*_key(cell), status.value, since)
-        )
-
     def _forget(self, cell: Cell) -> None:
         self._connection.execute(
             "DELETE FROM cell_status WHERE contract = ? AND clause = ? AND slice = ? AND kernel_train = ? "
             "AND kernel_inference = ?",
-            _key(cell),
+            cell,
         )
 
 
 def _glance(point: HistoryPoint) -> Glance:
     return point.at, point.estimate, point.lower, point.upper, point.status
-
-
-def _key(cell: Cell) -> tuple[str, str, str, str, str]:
-    return cell.contract, cell.clause, cell.slice, cell.kernel_train, cell.kernel_inference

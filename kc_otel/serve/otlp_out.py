@@ -14,14 +14,13 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final
 
 from kc_otel.contract.registry.own_metrics import METRICS, Instrument
-from kc_otel.judge.otlp.sink import DURATION_BOUNDS, Durations
 from kc_otel.record.telemetry.environment import checking_answers
 from kc_otel.serve.announcements import Announcement
 
 if TYPE_CHECKING:
     from opentelemetry.metrics import CallbackOptions, Observation
 
-Series = list[tuple[Mapping[str, str], float | Durations]]
+Series = list[tuple[Mapping[str, str], float]]
 """(Attributes, value) of each series of a metric."""
 
 SelfMetrics = Mapping[str, Series]
@@ -43,7 +42,6 @@ class TelemetryExporter:
         self._latest = metrics
         self._stop: list[Callable[[], Any]] = []
         self._logger: Any = None
-        self._durations: Any = None
         configured = any(environ.get(name) for name in _ENDPOINTS)
         if not configured or environ.get("OTEL_SDK_DISABLED", "").lower() == "true":
             return
@@ -78,11 +76,6 @@ class TelemetryExporter:
             )
         )
 
-    def took(self, transport: str, outcome: str, seconds: float) -> None:
-        """Record the duration of a request; no effect without an endpoint."""
-        if self._durations is not None:
-            self._durations.record(seconds, {"kc.transport": transport, "kc.outcome": outcome})
-
     def shutdown(self, timeout: float = 3.0) -> None:
         """Send what is left and stop; an endpoint that is gone holds this up for at most `timeout` seconds."""
         stops, self._stop, self._logger = self._stop, [], None
@@ -99,14 +92,9 @@ class TelemetryExporter:
         meter = provider.get_meter("kc_otel.judge")
         for metric in (METRICS[name] for name in self._latest):
             callback = self._reader_of(metric.name)
-            if metric.instrument is Instrument.HISTOGRAM:
-                self._durations = meter.create_histogram(
-                    metric.name, metric.unit, metric.meaning, explicit_bucket_boundaries_advisory=DURATION_BOUNDS
-                )
-            elif metric.instrument is Instrument.COUNTER:
-                meter.create_observable_counter(metric.name, [callback], metric.unit, metric.meaning)
-            else:
-                meter.create_observable_gauge(metric.name, [callback], metric.unit, metric.meaning)
+            counts = metric.instrument is Instrument.COUNTER
+            create = meter.create_observable_counter if counts else meter.create_observable_gauge
+            create(metric.name, [callback], metric.unit, metric.meaning)
         self._stop.append(provider.shutdown)
 
     def _start_logs(self, protocol: str) -> None:
@@ -123,11 +111,7 @@ class TelemetryExporter:
         def observe(_: CallbackOptions) -> Iterable[Observation]:
             from opentelemetry.metrics import Observation  # noqa: PLC0415 - only with an endpoint
 
-            return [
-                Observation(value, dict(attributes))
-                for attributes, value in self._latest[name]
-                if not isinstance(value, Durations)
-            ]
+            return [Observation(value, dict(attributes)) for attributes, value in self._latest[name]]
 
         return observe
 

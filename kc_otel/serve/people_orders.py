@@ -104,19 +104,6 @@ def unpin(core: Core, contract: str, slice: str | None, by: str, why: str, now: 
     return len(before.pins) - len(after.pins)
 
 
-def enable(core: Core, contract: str, endpoint: str, by: str, why: str, now: float) -> int:
-    """An endpoint that answered 410 is told again, of every contract that names it. Returns how much waits for it."""
-    known = {queue.endpoint: queue for queue in core.outbox.status({contract})}
-    if endpoint not in known:
-        names = f"there are {', '.join(known)}" if known else "there is none yet"
-        raise LookupError(f"contract {contract} has sent nothing to an endpoint {endpoint!r}; {names}")
-    if not known[endpoint].disabled:
-        raise ValueError(f"{endpoint} is not disabled: its waiting messages are being sent")
-    said = _word(by, f"enabled {endpoint} again", why, endpoint=endpoint)
-    core.amend(contract, {"enabled": said}, now, endpoint=endpoint)
-    return known[endpoint].waiting
-
-
 def diagnose(
     core: Core,
     id: str,

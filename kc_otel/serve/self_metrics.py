@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import shutil
 from collections.abc import Callable, Iterable, Mapping
-from itertools import accumulate
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +19,6 @@ from kc_otel.contract.slices import ALL
 from kc_otel.judge.decisions.entries import INFERENCE_KERNEL, TRAIN_KERNEL
 from kc_otel.judge.decisions.table import kept_since
 from kc_otel.judge.incidents.incident import IncidentState
-from kc_otel.judge.otlp.sink import DURATION_BOUNDS, Durations, RequestCounts
 from kc_otel.judge.promotion.machine import share_of
 from kc_otel.judge.promotion.promotion_state import PromotionStatus
 from kc_otel.judge.verdict import Verdict
@@ -47,8 +45,13 @@ _OF_VERDICT: Mapping[str, Callable[[Verdict], float]] = {
 _STATE_CODES = {IncidentState.BROKEN: 2.0, IncidentState.CONTAINED: 1.0, IncidentState.UNPROVEN: 0.0}
 
 
-def read(core: Core, requests: RequestCounts, attempts: Counter[tuple[str, str]]) -> SelfMetrics:
-    """Every metric of the registry that the evaluator emits, with its series; a bound that is not known has none."""
+def read(
+    core: Core, requests: Counter[tuple[str, str]], attempts: Counter[tuple[str, str]], in_flight: int = 0
+) -> SelfMetrics:
+    """Every metric of the registry that the evaluator emits, with its series; a bound that is not known has none.
+
+    `requests` counts (transport, outcome), `attempts` (endpoint, outcome); `in_flight` are bytes of requests.
+    """
     verdicts = [verdict for verdict, _, _ in core.history.cells()]
     metrics: dict[str, Series] = {
         name: [(_cell(verdict), value) for verdict in verdicts if not math.isnan(value := float(of(verdict)))]
@@ -110,11 +113,11 @@ def read(core: Core, requests: RequestCounts, attempts: Counter[tuple[str, str]]
         for kernel in core.evaluator.kernels(name)
         if kernel.role == "inference"
     ]
-    metrics["kc.evaluator.requests"] = [(_of_request(*of), count) for of, count in sorted(requests.snapshot().items())]
-    metrics["kc.evaluator.request.duration"] = [
-        (_of_request(*of), found) for of, found in sorted(requests.durations().items())
+    metrics["kc.evaluator.requests"] = [
+        ({"kc.transport": transport, "kc.outcome": outcome}, count)
+        for (transport, outcome), count in sorted(requests.items())
     ]
-    metrics["kc.evaluator.in_flight"] = [({}, requests.in_flight())]
+    metrics["kc.evaluator.in_flight"] = [({}, in_flight)]
     metrics["kc.evaluator.series"] = [({}, core.evaluator.series_count)]
     metrics["kc.evaluator.series.limit"] = [
         ({}, sum(contract.observability.max_series for contract in core.contracts.values()))
@@ -164,19 +167,12 @@ def _family(name: str, series: Series) -> Any:
         from prometheus_client import core as families  # noqa: PLC0415 - only for /metrics
 
     metric = METRICS[name]
-    kind: Any = {
-        Instrument.HISTOGRAM: families.HistogramMetricFamily,
-        Instrument.COUNTER: families.CounterMetricFamily,
-    }.get(metric.instrument, families.GaugeMetricFamily)
+    counts = metric.instrument is Instrument.COUNTER
+    kind: Any = families.CounterMetricFamily if counts else families.GaugeMetricFamily
     names = [label_name(attribute) for attribute in metric.attributes]
     family = kind(prometheus_name(metric).removesuffix("_total"), metric.meaning, labels=names)
     for attributes, value in series:
-        labels: list[str] = [attributes.get(attribute, "") for attribute in metric.attributes]
-        if isinstance(value, Durations):
-            counts = zip([*map(str, DURATION_BOUNDS), "+Inf"], accumulate(value.counts), strict=True)
-            family.add_metric(labels, list(counts), value.sum)
-        else:
-            family.add_metric(labels, value)
+        family.add_metric([attributes.get(attribute, "") for attribute in metric.attributes], value)
     return family
 
 
@@ -186,10 +182,6 @@ def free_space(folder: Path) -> Series:
         return [({}, shutil.disk_usage(folder).free)]
     except OSError:  # a folder that is gone has none
         return []
-
-
-def _of_request(transport: str, outcome: str) -> Mapping[str, str]:
-    return {"kc.transport": transport, "kc.outcome": outcome}
 
 
 def _cell(verdict: Verdict) -> Mapping[str, str]:

@@ -20,6 +20,7 @@ import logging
 import os
 import signal
 import time
+from collections import Counter
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
@@ -34,32 +35,28 @@ from kc_otel.judge.escalation.message_groups import GroupTiming
 from kc_otel.judge.escalation.webhook_body import links_note
 from kc_otel.judge.otlp.request_errors import BindError
 from kc_otel.judge.otlp.request_limits import Limits
-from kc_otel.judge.otlp.sink import RequestCounts
 from kc_otel.judge.promotion.gate_evidence import SectionProblems, unchecked_offline
 from kc_otel.serve.access.access_file import AccessError, AccessFile, Senders
-from kc_otel.serve.access.guarded_site import GuardedSite
+from kc_otel.serve.access.site_guard import GuardedSite, HostNames, OwnSite, reachable_from_elsewhere
 from kc_otel.serve.access.tls import Tls, TlsError
 from kc_otel.serve.api.app import make_api
-from kc_otel.serve.api.changes import Changes
-from kc_otel.serve.api.own_site import HostNames, OwnSite, reachable_from_elsewhere
+from kc_otel.serve.api.routes_decisions import Changes
 from kc_otel.serve.config import LogFormat, ServeConfig
 from kc_otel.serve.core import Core
-from kc_otel.serve.durable_sink import WRITING
-from kc_otel.serve.listening import check_ports, connections_per_port, listen
+from kc_otel.serve.durable_sink import WRITING, TrafficRecordingError
 from kc_otel.serve.log_format import JsonFormatter, PlainFormatter
 from kc_otel.serve.otlp_out import SelfMetrics, TelemetryExporter
 from kc_otel.serve.receivers.byte_budget import ByteBudget
 from kc_otel.serve.receivers.grpc_server import serve_grpc
-from kc_otel.serve.receivers.http_listener import serving_http
 from kc_otel.serve.receivers.http_server import HttpReceiver
+from kc_otel.serve.receivers.listening import check_ports, connections_per_port, listen, serving_http
 from kc_otel.serve.receivers.request_taker import RequestTaker
 from kc_otel.serve.self_metrics import read
 from kc_otel.serve.shards.sharded_sink import ShardError
 from kc_otel.serve.store.state_connection import StateConnection
 from kc_otel.serve.store.state_file import DamagedStateError, StateHeldError, StatePlace, open_state, set_aside
 from kc_otel.serve.store.unit_of_work import StateError
-from kc_otel.serve.stream_places import EngineError, engine, sink_of, tick_of
-from kc_otel.serve.traffic_recording import TrafficRecordingError
+from kc_otel.serve.stream_places import EngineError, engine, sink_of
 from kc_otel.serve.webhooks.deliver import Dispatcher
 from kc_otel.serve.webhooks.endpoints import Rotation, WebhookEndpoint, WebhookEndpointError, endpoints_from_env
 from kc_otel.serve.webhooks.formats import Format
@@ -197,14 +194,15 @@ async def _serve(
     dispatcher = Dispatcher(core.outbox, endpoints, turn=core.turn)
     acting = [contract for contract in contracts if contract.name not in dry_run]
     rotation = Rotation(_endpoint_names(acting), os.environ)
-    requests, decided = RequestCounts(), Changes()
+    budget = ByteBudget(limits := Limits(max_bytes=config.max_request_bytes))
+    requests, decided = Counter[tuple[str, str]](), Changes()
     access = None if config.access is None else AccessFile(config.access)
 
     def self_metrics() -> SelfMetrics:
-        return read(core, requests, dispatcher.attempts)
+        return read(core, requests, dispatcher.attempts, budget.in_flight)
 
     speaker = TelemetryExporter(self_metrics())
-    core.announce, requests.tell = speaker.transition, speaker.took
+    core.announce = speaker.transition
 
     def ticked() -> None:
         for renewable in (access, tls):
@@ -218,24 +216,22 @@ async def _serve(
 
     external = urlsplit(config.external_url or "")
     names = HostNames((config.host, *config.allowed_hosts, external.hostname or ""))
-    budget = ByteBudget(limits := Limits(max_bytes=config.max_request_bytes))
-    requests.in_flight = lambda: budget.in_flight
     http_socket = listen(config.host, config.http_port, "OTLP/HTTP", most)
     core.otlp_port = http_socket.getsockname()[1]
     async with contextlib.AsyncExitStack() as stack:
         stack.push_async_callback(core.aclose)
         stack.callback(speaker.shutdown)
-        sink = await stack.enter_async_context(sink_of(core, config, limits))
+        sink, tick = await stack.enter_async_context(sink_of(core, config, limits))
         taker = RequestTaker(sink, limits, Senders(access), budget)
         grpc = await serve_grpc(taker, config.host, config.grpc_port, requests, tls, most)
         stack.push_async_callback(grpc.stop, _GRACE_SECONDS)
         await stack.enter_async_context(serving_http(HttpReceiver(taker, requests, names), http_socket, tls))
         site: ASGIApp = make_api(core, self_metrics, decided, version("kc-otel"))
         if access is not None:
-            site = GuardedSite(access, site, requests, secure=core.external_url.startswith("https:"))
+            site = GuardedSite(access, site, requests)
         await stack.enter_async_context(serving_http(OwnSite(site, names, external.netloc.lower()), api_socket, tls))
         tasks = [
-            asyncio.create_task(_tick_forever(core, config, tick_of(core, sink), decided, ticked, file)),
+            asyncio.create_task(_tick_forever(core, config, tick, decided, ticked, file)),
             asyncio.create_task(dispatcher.run()),
         ]
         stack.push_async_callback(_cancel, tasks)

@@ -12,11 +12,12 @@ from kc_otel.judge.otlp.request_limits import Limits
 from kc_otel.judge.otlp.sink import TelemetrySink
 from kc_otel.serve.config import ServeConfig, StreamEngine
 from kc_otel.serve.core import Core
-from kc_otel.serve.durable_sink import DurableSink, recover
+from kc_otel.serve.durable_sink import DurableSink, TrafficRecording, recover
 from kc_otel.serve.shards.sharded_sink import ShardedSink
-from kc_otel.serve.traffic_recording import TrafficRecording
 
 _log: Final = logging.getLogger(__name__)
+Tick = Callable[[], Awaitable[None]]
+"""Evaluates every cell once."""
 
 
 class EngineError(Exception):
@@ -43,8 +44,8 @@ def engine(config: ServeConfig) -> Iterator[None]:
 
 
 @contextlib.asynccontextmanager
-async def sink_of(core: Core, config: ServeConfig, limits: Limits) -> AsyncIterator[TelemetrySink]:
-    """Return the core's sink for exports: the inbox in the state file, or the shards.
+async def sink_of(core: Core, config: ServeConfig, limits: Limits) -> AsyncIterator[tuple[TelemetrySink, Tick]]:
+    """Return the core's sink for exports (the inbox in the state file, or the shards), and what evaluates every cell.
 
     Requests that are in the inbox and not in the snapshot are applied. Without a state file it is the core.
 
@@ -55,7 +56,7 @@ async def sink_of(core: Core, config: ServeConfig, limits: Limits) -> AsyncItera
     """
     state = config.state
     if state is None:
-        yield core
+        yield core, core.evaluate
         return
     if core.merged and config.engine is StreamEngine.PROCESS:
         raise EngineError(
@@ -73,7 +74,7 @@ async def sink_of(core: Core, config: ServeConfig, limits: Limits) -> AsyncItera
         sharded = ShardedSink(core, ray_start(list(core.contracts.values()), config, limits))
         try:
             await sharded.resize(config.shards)
-            yield sharded
+            yield sharded, sharded.tick
         finally:
             sharded.close()
         return
@@ -83,14 +84,9 @@ async def sink_of(core: Core, config: ServeConfig, limits: Limits) -> AsyncItera
     if count := recover(core):
         _log.info("%s: %d requests that were received and not yet in the snapshot are applied", state, count)
     if not config.record:
-        yield DurableSink(core)
+        yield DurableSink(core), core.evaluate
         return
     folder = state.with_name(f"{state.name}-recording")
     with contextlib.closing(TrafficRecording(folder, config.record_limit)) as recording:
         core.recording = recording
-        yield DurableSink(core, recording.received)
-
-
-def tick_of(core: Core, sink: TelemetrySink) -> Callable[[], Awaitable[None]]:
-    """Return the function that evaluates every cell once."""
-    return sink.tick if isinstance(sink, ShardedSink) else core.evaluate
+        yield DurableSink(core, recording.received), core.evaluate

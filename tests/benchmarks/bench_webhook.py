@@ -30,9 +30,10 @@ import yaml
 from kc_otel.contract.load import load
 from kc_otel.generate.prometheus.alerting_rules import rule_file
 from kc_otel.serve.config import ServeConfig
-from tests.benchmarks.bench_overload import CONTRACT, message
 from tests.integration.conftest import SECRET, Evaluator, Pager
+from tests.integration.test_overload import FLOODED as CONTRACT
 from tests.tools import debian
+from tests.tools.load import message
 from tests.tools.servers import free_address, running, sink
 
 __all__ = ["breaches"]

@@ -210,8 +210,8 @@ def test_an_evaluator_that_fails_and_an_endpoint_that_is_sent_nothing_are_no_all
             code, said = run(*words)
             assert code == 3
             assert said.splitlines()[0] == (
-                f"webhooks to pager are disabled since {local_time(0.0)} (HTTP 410), and 1 wait; when it accepts them "
-                "again, run kc-otel alerts enable-webhook CONTRACT pager --why ..."
+                f"webhooks to pager are disabled since {local_time(0.0)} (HTTP 410), and 1 wait; once it accepts them, "
+                "change its credential file or restart the evaluator"
             )
         core.outbox.enable("pager")
         assert run("status")[0] == 0

@@ -16,9 +16,8 @@ from kc_otel.client.doctor import Finding, connects, of_evaluator, of_path, of_s
 from kc_otel.contract.load import load_text
 from kc_otel.contract.measuring_paths import MeasuringPath
 from kc_otel.contract.model import Contract
-from kc_otel.judge.otlp.sink import RequestCounts
 from kc_otel.serve.api.app import make_api
-from kc_otel.serve.api.changes import Changes
+from kc_otel.serve.api.routes_decisions import Changes
 from kc_otel.serve.core import Core
 from kc_otel.serve.self_metrics import read
 from kc_otel.serve.store.state_file import open_state
@@ -162,14 +161,14 @@ class Running:
     """An evaluator's API, asked as the command asks it."""
 
     def __init__(self, contract: Contract, *contracts: Contract) -> None:
-        self.now, self.counts = time.time(), RequestCounts()
+        self.now, self.counts = time.time(), Counter()
         self.core = Core([contract, *contracts], open_state(None), external_url="", now=self.now)
         self._client = TestClient(make_api(self.core, lambda: read(self.core, self.counts, Counter()), Changes(), "0"))
 
     def send(self, sender: Sender, values: Any = (0.001,) * 600) -> None:
         for part in ((), values):
             outcome = self.core.metrics(sender.request(self.now, part), self.now)
-            self.counts.add("grpc", "partial" if outcome.rejected else "accepted")
+            self.counts["grpc", "partial" if outcome.rejected else "accepted"] += 1
             self.now += 0.001
 
     def findings(self, *contracts: Contract, ahead: float = 0.0) -> list[Finding]:
@@ -218,7 +217,7 @@ def test_what_reaches_only_half(running: Callable[..., Running]) -> None:
     driven.send(Sender(start=driven.now - 5))
     driven.send(Sender(start=driven.now - 5, contract="other"))
     driven.send(Sender(start=driven.now - 5, slice="poetry"))
-    driven.counts.add("http", "throttled")
+    driven.counts["http", "throttled"] += 1
     driven.core.tick(driven.now)
     other = load_text(POLICY.replace("name: policy", "name: other"), "o.yaml")
     changed = load_text(POLICY.replace("limit: 0.02", "limit: 0.03"), "c.yaml")

@@ -14,14 +14,11 @@ from kc_otel.contract.load import load_all
 from kc_otel.contract.model import Contract
 from kc_otel.contract.prometheus_names import label_name, prometheus_name
 from kc_otel.contract.registry.clause_metrics import RECORDED
-from kc_otel.contract.registry.own_metrics import ATTRIBUTES, METRICS, Instrument
+from kc_otel.contract.registry.own_metrics import ATTRIBUTES, METRICS
 from kc_otel.generate.grafana import grafana_files
 
 NAMES = ("overview", "slice", "rl", "promotion", "health")
-METRIC_NAMES = {
-    prometheus_name(metric) + ("_bucket" if metric.instrument is Instrument.HISTOGRAM else "")
-    for metric in METRICS.values()
-}
+METRIC_NAMES = {prometheus_name(metric) for metric in METRICS.values()}
 HISTOGRAM_NAMES = {prometheus_name(quantity) for quantity in RECORDED.values()}
 LABELS = {label_name(name) for name in ATTRIBUTES}
 DATASOURCES = {("prometheus", "${datasource}"), ("tempo", "${traces}")}

@@ -15,7 +15,7 @@ from starlette.testclient import TestClient
 from kc_otel.contract.input_reasons import REASONS
 from kc_otel.contract.registry.clause_metrics import known_metrics
 from kc_otel.contract.registry.own_metrics import ATTRIBUTES, METRICS
-from kc_otel.serve.handbook_site import handbook_routes
+from kc_otel.serve.api.routes_files import handbook_routes
 from tests.handbook.snippets import ROOT
 
 pytestmark = pytest.mark.slow

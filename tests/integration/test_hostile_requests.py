@@ -22,9 +22,9 @@ import httpx
 import pytest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
-from tests.benchmarks.bench_overload import message
 from tests.integration.conftest import CONTRACT, Evaluator, Meanwhile
 from tests.serve.receivers.conftest import wrapped
+from tests.tools.load import message
 
 pytestmark = pytest.mark.slow
 

@@ -1,32 +1,57 @@
-"""One who floods does not stop, blind or fill the evaluator for others; `bench_overload.py` is the same for minutes."""
+"""One who floods does not stop, blind or fill the evaluator for others."""
 
 from __future__ import annotations
 
-import re
+import asyncio
+import math
+import socket
 import statistics
 import threading
 import time
 from collections import Counter
 from contextlib import closing
 from http.client import HTTPConnection
+from itertools import count
 from pathlib import Path
 
 import grpc
+import httpx
 import pytest
 from google.protobuf.internal.encoder import _VarintBytes
+from google.rpc.error_details_pb2 import RetryInfo
+from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import (
+    ExportMetricsServiceRequest,
+    ExportMetricsServiceResponse,
+)
 
 from kc_otel.judge.otlp.request_limits import Limits
-from tests.benchmarks._beside import beside
-from tests.benchmarks.bench_long_exports import long_exports
-from tests.benchmarks.bench_long_exports import message as long_message
-from tests.benchmarks.bench_overload import POINTS, _report, overload
-from tests.integration.conftest import CONTRACT, Evaluator
+from tests.integration.conftest import CONTRACT, SECRET, Evaluator
+from tests.tools.load import HEADERS, beside, healthy, largest_resident, message, report
 
 EXPORT = "/opentelemetry.proto.collector.metrics.v1.MetricsService/Export"
 SMALL = 400 * 2**20
 """Bytes that the process may have at any time."""
 QUICK = 0.05
 """Seconds in which an honest sender is answered in the median, beside what it takes where nobody floods."""
+BEFORE = 3.0
+"""Seconds that the honest sender is there before the others: what a kernel has is not taken from it."""
+CONNECTIONS = 40
+POINTS = 200
+FLOODED = """\
+apiVersion: kernel-contract/v1
+kind: KernelContract
+metadata: {name: policy, version: 1, owner: tests}
+kernels:
+  train: {engine: torch, dtype: float32}
+  inference: {engine: vllm, dtype: bfloat16}
+statistical:
+  - {id: token-tv, metric: tv_token, unit: token, limit: 0.02}
+observability: {window: 60s, long_window: 120s, min_samples: 500, heartbeat: 60s}
+escalation:
+  - {on: fail, severity: critical, do: [{webhook: pager}]}
+"""
+_STREAMS, _BUCKETS = 300, 160
+_NAME = "SENDER000"
 
 
 def allowed(waits: list[float]) -> float:
@@ -34,43 +59,152 @@ def allowed(waits: list[float]) -> float:
     return QUICK + 2 * statistics.median(waits[:8])  # before the flood
 
 
+def long_message(points: int) -> bytes:
+    """Cumulative histograms of 300 streams, report after report, within the limit."""
+    request, began = ExportMetricsServiceRequest(), time.time_ns()
+    owner = request.resource_metrics.add()
+    owner.resource.attributes.add(key="service.instance.id").value.string_value = _NAME
+    data = owner.scope_metrics.add().metrics.add(name="kc.drift.tv_token", unit="1").exponential_histogram
+    data.aggregation_temporality = 2
+    for number in range(points):
+        report, stream = divmod(number, _STREAMS)
+        point = data.data_points.add(start_time_unix_nano=began, time_unix_nano=began + 10**9 + report * 10**6)
+        for key, value in (
+            ("contract", "policy"),
+            ("slice", "all"),
+            ("kernel.train", "a"),
+            ("kernel.inference", f"k{stream % 3}"),
+            ("layer", str(stream)),
+        ):
+            point.attributes.add(key=f"kc.{key}").value.string_value = value
+        steps = 300 * (report + 1)
+        point.scale, point.count = 3, steps * _BUCKETS
+        point.sum = sum(steps * 2.0 ** ((bucket - 199.5) / 8) for bucket in range(_BUCKETS))
+        point.positive.offset = -200
+        point.positive.bucket_counts.extend([steps] * _BUCKETS)
+    return request.SerializeToString()
+
+
 @pytest.mark.slow
 def test_a_flood_of_label_values_keeps_no_honest_sender_out(tmp_path: Path) -> None:
     """Forty connections, 30,000 new kernel versions, a webhook that never answers: bounded, counted, told, judged."""
-    found = overload(6.0, tmp_path, values=30_000)
-    assert found.values >= 30_000
-    assert found.status == "FAIL"
-    assert len(found.waits) >= 3
-    assert found.pending > 0
-    assert found.memory < SMALL
-    assert statistics.median(found.waits) < allowed(found.waits)
-    assert max(found.health) < 5.0
-    assert found.flooded[0] == 0, "every connection was answered"
-    assert set(found.flooded) <= {200, 503}
-    taken = found.requests["http accepted"] + found.requests.get("http partial", 0)
-    assert found.flooded[200] + len(found.waits) == taken
-    assert sum(found.points.values()) == found.flooded[200] * POINTS + len(found.waits), "every point is counted"
-    assert found.points["unjudged"] > 0
-    assert found.told > 0
+    (tmp_path / "policy.yaml").write_text(FLOODED)
+    flooded, told, values, waits, health_waits = Counter[int](), 0, 0, list[float](), list[float]()
+    numbers, began, template, written = count(), time.time_ns(), b"", -math.inf
+
+    def flooding() -> bytes:
+        nonlocal template, written
+        if time.monotonic() > written + 1.0:  # building them takes longer than reading them
+            written = time.monotonic()
+            template = message([f"v_________-{number:05d}" for number in range(POINTS)], began, 1000)
+        return template.replace(b"_________", b"%09d" % next(numbers))
+
+    async def flood(address: str, end: float) -> None:
+        nonlocal told, values
+        async with httpx.AsyncClient(timeout=60) as client:
+            while time.monotonic() < end or values < 30_000:
+                answer = await client.post(address, content=flooding(), headers=HEADERS)
+                values += POINTS
+                flooded[answer.status_code] += 1
+                if answer.status_code == 200:
+                    said = ExportMetricsServiceResponse.FromString(answer.content).partial_success
+                    told += bool(said.error_message)
+
+    async def floods(evaluator: Evaluator) -> None:
+        address = f"{evaluator.http}/v1/metrics"
+        honest = beside(report, address, began, taken=waits)
+        with beside(healthy, evaluator.api, taken=health_waits), honest:
+            await asyncio.sleep(BEFORE)
+            await asyncio.gather(*(flood(address, time.monotonic() + 6.0) for _ in range(CONNECTIONS)))
+
+    with socket.create_server(("127.0.0.1", 0)) as dead:  # takes a connection, and that is all
+        environ = {
+            "KC_OTEL_WEBHOOK_PAGER_URL": f"http://127.0.0.1:{dead.getsockname()[1]}/",
+            "KC_OTEL_WEBHOOK_PAGER_SECRET": SECRET,
+            "KC_OTEL_WEBHOOK_PAGER_ALLOW_PRIVATE": "1",
+        }
+        evaluator = Evaluator(tmp_path / "policy.yaml", tmp_path / "state.sqlite", environ, "--tick", "1")
+        try:
+            asyncio.run(floods(evaluator))
+            evaluator.wait("/api/v1/health", lambda answer: bool(answer["outbox"]))
+            health, cells = evaluator.get("/api/v1/health"), evaluator.get("/api/v1/cells")["cells"]
+            memory = largest_resident(evaluator.process.pid)
+        finally:
+            evaluator.stop()
+    verdicts = [cell["verdict"] for cell in cells]
+    assert [found["status"] for found in verdicts if found["kernel_inference"] == "honest"] == ["FAIL"]
+    assert len(waits) >= 3
+    assert sum(endpoint["waiting"] for endpoint in health["outbox"]) > 0
+    assert memory < SMALL
+    assert statistics.median(waits) < allowed(waits)
+    assert max(health_waits) < 5.0
+    assert set(flooded) <= {200, 503}
+    requests, points = health["requests"], health["points"]
+    assert flooded[200] + len(waits) == requests["http accepted"] + requests.get("http partial", 0)
+    assert sum(points.values()) == flooded[200] * POINTS + len(waits), "every point is counted"
+    assert points["unjudged"] > 0
+    assert told > 0
+
+
+async def over_http(evaluator: Evaluator, body: bytes, answers: Counter[str]) -> None:
+    """Send an export until it is taken; whoever is refused is told when to come again."""
+    async with httpx.AsyncClient(timeout=300) as client:
+        while True:
+            answer = await client.post(f"{evaluator.http}/v1/metrics", content=body, headers=HEADERS)
+            answers[f"http {answer.status_code}"] += 1
+            if answer.status_code == 200:
+                return
+            await asyncio.sleep(float(answer.headers["retry-after"]))
+
+
+async def over_grpc(evaluator: Evaluator, body: bytes, answers: Counter[str]) -> None:
+    """The same over gRPC."""
+    own = [("grpc.use_local_subchannel_pool", 1)]
+    async with grpc.aio.insecure_channel(evaluator.grpc, options=own) as channel:
+        while True:
+            try:
+                await channel.unary_unary(EXPORT)(body, timeout=300)
+            except grpc.aio.AioRpcError as error:
+                answers[f"grpc {error.code().name}"] += 1
+                said = dict(error.trailing_metadata() or ())["google.rpc.retryinfo-bin"]
+                wait = RetryInfo.FromString(said).retry_delay
+                await asyncio.sleep(wait.seconds + wait.nanos / 1e9)
+            else:
+                answers["grpc OK"] += 1
+                return
 
 
 @pytest.mark.slow
 def test_long_exports_at_once_all_get_through(tmp_path: Path) -> None:
     """Twenty of them over both transports, more than there is room for: each is answered, counted, and taken."""
-    found = long_exports(tmp_path, senders=20, points=12_000)
-    assert found.silent == []
-    assert found.answers["http 200"] == found.answers["grpc OK"] == 10
-    assert set(found.answers) <= {"http 200", "grpc OK", "http 503", "grpc RESOURCE_EXHAUSTED"}
-    counted = Counter[str]()
-    for said, number in found.requests.items():
-        counted[said.split()[0]] += number
-    told = Counter[str]()
-    for said, number in found.answers.items():
-        told[said.split()[0]] += number
+    (tmp_path / "policy.yaml").write_text(FLOODED)
+    template, answers, health_waits = long_message(12_000), Counter[str](), list[float]()
+
+    async def exports(evaluator: Evaluator) -> None:
+        with beside(healthy, evaluator.api, taken=health_waits):
+            bodies = [template.replace(_NAME.encode(), b"SENDER%03d" % number) for number in range(20)]
+            await asyncio.gather(
+                *(over_http(evaluator, body, answers) for body in bodies[::2]),
+                *(over_grpc(evaluator, body, answers) for body in bodies[1::2]),
+            )
+
+    evaluator = Evaluator(tmp_path / "policy.yaml", tmp_path / "state", {}, "--tick", "1", "--no-webhooks")
+    try:
+        asyncio.run(exports(evaluator))
+        health, memory = evaluator.get("/api/v1/health"), largest_resident(evaluator.process.pid)
+    finally:
+        evaluator.stop()
+    assert answers["http 200"] == answers["grpc OK"] == 10
+    assert set(answers) <= {"http 200", "grpc OK", "http 503", "grpc RESOURCE_EXHAUSTED"}
+    counted, told = Counter[str](), Counter[str]()
+    for counts, found in ((counted, health["requests"]), (told, answers)):
+        for said, number in found.items():
+            counts[said.split()[0]] += number
     assert counted == told, "every answer is counted"
-    assert sum(found.points.get(outcome, 0) for outcome in ("accepted", "baseline", "behind", "late")) >= 20 * 12_000
-    assert max(found.health) < 5.0
-    assert found.memory < SMALL
+    points = health["points"]
+    assert sum(points.get(outcome, 0) for outcome in ("accepted", "baseline", "behind", "late")) >= 20 * 12_000
+    assert max(health_waits) < 5.0
+    assert memory < SMALL
 
 
 @pytest.mark.slow
@@ -107,14 +241,14 @@ def test_a_hundred_senders_of_the_largest_message_leave_it_small_and_quick(tmp_p
 
     try:
         threads = [threading.Thread(target=over_grpc if number % 5 == 0 else over_http) for number in range(100)]
-        with beside(_report, f"{evaluator.http}/v1/metrics", time.time_ns(), taken=waits):
+        with beside(report, f"{evaluator.http}/v1/metrics", time.time_ns(), taken=waits):
             time.sleep(3.0)
             end += 3.0
             for thread in threads:
                 thread.start()
             for thread in threads:
                 thread.join()
-        memory = int(re.search(r"VmHWM:\s+(\d+)", Path(f"/proc/{evaluator.process.pid}/status").read_text())[1]) * 1024
+        memory = largest_resident(evaluator.process.pid)
     finally:
         evaluator.stop()
     assert set(answers) <= {"http 200", "http 503", "grpc OK", "grpc RESOURCE_EXHAUSTED"}

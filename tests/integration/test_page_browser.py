@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 import sys
@@ -13,6 +14,7 @@ from typing import Any
 import httpx
 import numpy as np
 import pytest
+import yaml
 from opentelemetry.exporter.otlp.proto.http.metric_exporter import OTLPMetricExporter
 
 import kc_otel
@@ -20,6 +22,7 @@ from kc_otel.client.router import Router
 from kc_otel.contract.load import load_text
 from kc_otel.recordings.request import SampledRequest
 from kc_otel.recordings.worst_sequences import WorstSequences
+from kc_otel.serve.access.access_file import digest_of, new_token
 from tests.tools.located_evidence import located_evidence
 
 from .conftest import CONTRACT, Evaluator, logprobs, wrong
@@ -538,3 +541,35 @@ def test_what_is_not_of_now_is_not_green(
     assert "this page is out of date; all contracts: the state cannot be written" in notice
     browser.screenshot(tmp_path / "late.png")
     assert (tmp_path / "late.png").stat().st_size
+
+
+def test_a_browser_asks_for_a_token_once(browser: Any, serve: Callable[..., Evaluator], tmp_path: Path) -> None:
+    """As the password; it is there for what the page reads and says. A link from elsewhere leads to the page."""
+    token = new_token()
+    entry = {"name": "ada", "may": ["read", "act"], "sha256": digest_of(token)}
+    (tmp_path / "access.yaml").write_text(yaml.safe_dump({"tokens": [entry]}))
+    evaluator = serve("--access", str(tmp_path / "access.yaml"))
+    browser.open("about:blank")
+    browser.call("Fetch.enable", handleAuthRequests=True)
+    browser.evaluate(f"void setTimeout(() => {{ location = '{evaluator.api}/' }})")
+    asked, seen = [], 0
+    while not asked or seen < len(browser.events):
+        browser.call("Page.getNavigationHistory")  # the page itself answers nothing while it is left
+        for event in browser.events[seen:]:
+            if event["method"] == "Fetch.requestPaused":
+                browser.call("Fetch.continueRequest", requestId=event["params"]["requestId"])
+            elif event["method"] == "Fetch.authRequired":
+                asked.append(event["params"]["authChallenge"])
+                answer = {"response": "ProvideCredentials", "username": "", "password": token}
+                browser.call(
+                    "Fetch.continueWithAuth", requestId=event["params"]["requestId"], authChallengeResponse=answer
+                )
+            seen += 1
+    browser.call("Fetch.disable")
+    assert [challenge["scheme"] for challenge in asked] == ["basic"]
+    browser.wait(READY)
+    pin = {"contract": "policy", "slice": "code", "kernel": "train-kernel", "by": "ada", "why": "a test"}
+    posted = f"""fetch('/api/v1/decisions/pin', {{method: 'POST', body: '{json.dumps(pin)}',
+      headers: {{'content-type': 'application/json'}}}}).then((answer) => answer.status)"""
+    assert browser.evaluate(posted) == 200
+    browser.wait("document.querySelector('main').innerText.includes('pinned to the training kernel by ada')")

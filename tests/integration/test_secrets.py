@@ -43,7 +43,7 @@ def test_no_secret_leaves_the_process(serve, contract_file, tmp_path: Path, monk
         recorder.compare(train, inference, attributes={"task": "code"})
     with httpx.Client(base_url=evaluator.api, headers={"authorization": f"Bearer {token}"}, timeout=10) as client:
         client.post("/api/v1/decisions/pin", json={"contract": "policy", "kernel": "bad", "by": "me", "why": token})
-        client.post("/login", data={"token": token})
+        client.get("/", headers={"authorization": "Basic " + base64.b64encode(f"me:{token}".encode()).decode()})
         client.get(f"/no-such-path/{token}")
         read = b""
         for path, methods in client.get("/openapi.json").json()["paths"].items():

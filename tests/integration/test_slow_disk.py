@@ -10,8 +10,8 @@ import grpc
 import httpx
 import pytest
 
-from tests.benchmarks.bench_overload import message
 from tests.integration.conftest import CONTRACT, Evaluator
+from tests.tools.load import message
 from tests.tools.slow_disk import slow_disk
 
 SYNC = 3.0

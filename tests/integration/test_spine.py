@@ -146,9 +146,6 @@ def test_verdicts_and_transitions_leave_over_otlp_where_an_endpoint_is_configure
     assert {"kc.bound.lower", "kc.bound.upper", "kc.bound.limit", "kc.evaluator.points"} <= {
         metric.name for metric in collector.metrics
     }
-    took = next(metric.histogram for metric in collector.metrics if metric.name == "kc.evaluator.request.duration")
-    assert sum(point.count for point in took.data_points) > 0
-    assert {pair.value.string_value for point in took.data_points for pair in point.attributes} == {"http", "accepted"}
     evaluator.stop()
     said = {record.body.string_value: record for record in collector.logs}
     failed = next(record for message, record in said.items() if "FAIL" in message)

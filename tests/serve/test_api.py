@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from dataclasses import replace
 
 import pytest
@@ -14,10 +15,9 @@ from kc_otel.contract.registry.own_metrics import METRICS
 from kc_otel.judge.decisions.entries import Canary
 from kc_otel.judge.decisions.table import changed
 from kc_otel.judge.facts import KernelInfo
-from kc_otel.judge.otlp.sink import RequestCounts
 from kc_otel.judge.verdict import Status
 from kc_otel.serve.api.app import make_api
-from kc_otel.serve.api.changes import Changes
+from kc_otel.serve.api.routes_decisions import Changes
 from kc_otel.serve.core import Core
 from kc_otel.serve.self_metrics import read
 from tests.tools.api import route_kept
@@ -25,10 +25,9 @@ from tests.tools.api import route_kept
 
 @pytest.fixture
 def client(core: Core) -> TestClient:
-    from collections import Counter
 
-    counts, attempts = RequestCounts(), Counter({("pager", "delivered"): 2})
-    counts.add("grpc", "accepted")
+    counts, attempts = Counter(), Counter({("pager", "delivered"): 2})
+    counts["grpc", "accepted"] += 1
     return TestClient(make_api(core, lambda: read(core, counts, attempts), Changes(), "0"))
 
 

@@ -11,10 +11,10 @@ from typer.testing import CliRunner
 
 from kc_otel.cli import register
 from kc_otel.serve import server
-from kc_otel.serve.api import own_site
-from kc_otel.serve.api.own_site import reachable_from_elsewhere
+from kc_otel.serve.access import site_guard as own_site
+from kc_otel.serve.access.site_guard import reachable_from_elsewhere
 from kc_otel.serve.config import ServeConfig
-from kc_otel.serve.listening import check_ports
+from kc_otel.serve.receivers.listening import check_ports
 from kc_otel.serve.server import ServiceError
 from tests.serve.conftest import POLICY
 

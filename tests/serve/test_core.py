@@ -24,7 +24,7 @@ from kc_otel.judge.escalation.people import People, Silence
 from kc_otel.judge.evaluator import Evaluator
 from kc_otel.judge.verdict import Evaluation, Status
 from kc_otel.serve import core as core_module
-from kc_otel.serve.api.changes import Changes
+from kc_otel.serve.api.routes_decisions import Changes
 from kc_otel.serve.config import ServeConfig
 from kc_otel.serve.core import Core
 from kc_otel.serve.history import CellHistory
@@ -34,7 +34,6 @@ from kc_otel.serve.store.escalation_store import EscalationStore
 from kc_otel.serve.store.evaluator_store import EvaluatorStore
 from kc_otel.serve.store.policy_store import PolicyStore
 from kc_otel.serve.store.state_file import StateError, StatePlace, open_state
-from kc_otel.serve.stream_places import tick_of
 from kc_otel.serve.webhooks.formats import pagerduty_event, slack_message
 from kc_otel.serve.webhooks.outbox import DeliveryState, Outbox
 from tests.judge.conftest import Sender
@@ -259,7 +258,7 @@ def tick_five_times(core: Core, told: Changes, ticked: Callable[[], None]) -> No
                 done.set()
             ticked()
 
-        ticks = _tick_forever(core, ServeConfig(tick=0.01), tick_of(core, core), told, after, StatePlace(None))
+        ticks = _tick_forever(core, ServeConfig(tick=0.01), core.evaluate, told, after, StatePlace(None))
         ticking = asyncio.create_task(ticks)
         await asyncio.wait([ticking, asyncio.create_task(done.wait())], return_when=asyncio.FIRST_COMPLETED)
         ticking.cancel()

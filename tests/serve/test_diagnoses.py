@@ -5,14 +5,14 @@ from __future__ import annotations
 import hashlib
 import json
 import time
+from collections import Counter
 
 import pytest
 import yaml
 from starlette.testclient import TestClient
 
-from kc_otel.judge.otlp.sink import RequestCounts
 from kc_otel.serve.access.access_file import AccessFile, digest_of
-from kc_otel.serve.access.guarded_site import GuardedSite
+from kc_otel.serve.access.site_guard import GuardedSite
 from kc_otel.serve.webhooks.formats import alertmanager_alerts, pagerduty_event, slack_message
 from tests.tools.api import api_of, client_of
 from tests.tools.located_evidence import located_evidence
@@ -155,7 +155,7 @@ def test_a_token_for_diagnoses_is_good_for_nothing_else(core, tmp_path):
     ]
     path = tmp_path / "access.yaml"
     path.write_text(yaml.safe_dump({"tokens": entries}))
-    site = GuardedSite(AccessFile(path), api_of(core), RequestCounts(), secure=False)
+    site = GuardedSite(AccessFile(path), api_of(core), Counter())
     client, (incident,) = TestClient(site), core.incidents()
 
     def ask(who, where, body):

@@ -6,6 +6,7 @@ import asyncio
 import resource
 import shutil
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -14,13 +15,11 @@ import httpx
 import pytest
 
 from kc_otel.contract.load import load_text
-from kc_otel.judge.otlp.sink import RequestCounts
 from kc_otel.serve.config import ServeConfig
 from kc_otel.serve.core import Core
-from kc_otel.serve.durable_sink import DurableSink, recover
+from kc_otel.serve.durable_sink import DurableSink, TrafficRecording, TrafficRecordingError, recover
 from kc_otel.serve.server import ServiceError, run
 from kc_otel.serve.store.state_file import StateError
-from kc_otel.serve.traffic_recording import TrafficRecording, TrafficRecordingError
 from tests.serve.conftest import POLICY
 from tests.tools.receivers import http_app
 from tests.tools.small_disk import fill, read_only, small_disk
@@ -37,7 +36,7 @@ def totals(core: Core) -> dict[Any, int]:
     return {series: core.evaluator.distribution(series, 300.0, now).total for series in core.evaluator.series()}
 
 
-def sending(core: Core, counts: RequestCounts, steps: Callable[[Callable], Any]) -> None:
+def sending(core: Core, counts: Counter[tuple[str, str]], steps: Callable[[Callable], Any]) -> None:
     """Runs steps that send over HTTP to a core behind its inbox."""
 
     async def main() -> None:
@@ -58,7 +57,7 @@ def test_a_disk_that_is_full_refuses_until_there_is_room(
 ) -> None:
     """503 and when to try again; verdicts that were given stay; after it all that was acknowledged is there, once."""
     connection = open_file(disk / "state.sqlite")
-    core, counts, request = make_core(connection), RequestCounts(), drift(0.3)
+    core, counts, request = make_core(connection), Counter(), drift(0.3)
 
     async def ticks() -> None:
         for _ in range(20):  # the file has a little room of its own
@@ -84,7 +83,7 @@ def test_a_disk_that_is_full_refuses_until_there_is_room(
         await core.evaluate(time.time())
 
     sending(core, counts, steps)
-    assert counts.snapshot()["http", "not_kept"] == 1
+    assert counts["http", "not_kept"] == 1
     connection.close()
     again = make_core(open_file(disk / "state.sqlite"))
     assert recover(again) == 0
@@ -118,7 +117,7 @@ def test_a_state_that_is_torn_anywhere_is_one_that_was(
             past.append(totals(core))
             await core.evaluate(time.time())
 
-    sending(core, RequestCounts(), steps)
+    sending(core, Counter(), steps)
     size = path.with_name("state.sqlite-wal").stat().st_size
     assert size > 40_000
     found = []
@@ -144,7 +143,7 @@ def test_a_file_that_may_not_grow_is_no_fault_of_the_sender(
 ) -> None:
     """`ulimit -f`, or a file system that went read-only: the sender keeps the request, and is not refused for good."""
     connection = open_file(tmp_path / "state")
-    core, counts, request = make_core(connection), RequestCounts(), drift(0.3)
+    core, counts, request = make_core(connection), Counter(), drift(0.3)
 
     async def steps(send: Callable) -> None:
         assert (await send(request)).status_code == 200

@@ -19,16 +19,14 @@ from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportM
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2_grpc import MetricsServiceStub
 
 from kc_otel import machine_code
-from kc_otel.judge.otlp.sink import RequestCounts
 from kc_otel.judge.verdict import Status
 from kc_otel.offline.replay.traffic_reading import evaluations_recorded, read_recordings
 from kc_otel.serve.core import Core
-from kc_otel.serve.durable_sink import DurableSink, NotKeptError, recover
+from kc_otel.serve.durable_sink import DurableSink, NotKeptError, TrafficRecording, recover
 from kc_otel.serve.self_metrics import read
 from kc_otel.serve.store import inbox
 from kc_otel.serve.store.state_file import StateError
 from kc_otel.serve.store.unit_of_work import UnitOfWork
-from kc_otel.serve.traffic_recording import TrafficRecording
 from tests.tools.full_disk import fill_disk, refuse_commits, relieve
 from tests.tools.receivers import http_app, start_grpc
 
@@ -138,9 +136,9 @@ def test_the_inbox_size_is_what_no_snapshot_has(make_core, open_file, drift, tmp
     core, request = make_core(connection), drift(0.3)
 
     def said(name: str) -> float:
-        return read(core, RequestCounts(), Counter())[name][0][1]
+        return read(core, Counter(), Counter())[name][0][1]
 
-    assert read(make_core(), RequestCounts(), Counter())["kc.evaluator.inbox.size"] == []
+    assert read(make_core(), Counter(), Counter())["kc.evaluator.inbox.size"] == []
     assert said("kc.evaluator.inbox.size") == 0
     assert said("kc.evaluator.disk.free") == pytest.approx(shutil.disk_usage(tmp_path).free, abs=2**30)
     taken(core, request, request)
@@ -210,7 +208,7 @@ def test_nobody_was_silent_while_nobody_listened(make_core, open_file, drift, tm
 def test_a_full_disk_is_said_to_the_sender_who_may_try_again(make_core, open_file, drift, tmp_path):
     """UNAVAILABLE over gRPC; counted as `not_kept`, nothing judged; taken once there is room."""
     connection = open_file(tmp_path / "state")
-    core, counts, request = make_core(connection), RequestCounts(), drift(0.3)
+    core, counts, request = make_core(connection), Counter(), drift(0.3)
 
     async def send() -> tuple[str, str]:
         server = await start_grpc(DurableSink(core), port=0, counts=counts)
@@ -232,7 +230,7 @@ def test_a_full_disk_is_said_to_the_sender_who_may_try_again(make_core, open_fil
     assert core.inbox.bytes == taken * request.ByteSize()
     relieve(connection)
     assert asyncio.run(send())[0] == "OK"
-    assert counts.snapshot() == {("grpc", "not_kept"): 1, ("grpc", "accepted"): taken + 1}
+    assert counts == {("grpc", "not_kept"): 1, ("grpc", "accepted"): taken + 1}
     assert core.evaluator.series_count > 0
     assert len(core.inbox) == taken + 1
 

@@ -16,7 +16,6 @@ import httpx
 import pytest
 
 from kc_otel.contract.model import Contract
-from kc_otel.judge.otlp.sink import RequestCounts
 from kc_otel.serve.core import Core
 from kc_otel.serve.self_metrics import read
 from kc_otel.serve.store.state_file import StateError
@@ -176,7 +175,7 @@ def test_an_evaluation_is_at_an_end_when_the_disk_has_it(core: Core, disk: Disk)
         disk.takes.set()
         await evaluating
         assert core.evaluated_at == now
-        [(_, took)] = read(core, RequestCounts(), Counter())["kc.evaluator.sync.duration"]
+        [(_, took)] = read(core, Counter(), Counter())["kc.evaluator.sync.duration"]
         assert STILL / 2 < took < 20
         disk.error = sqlite3.OperationalError("disk I/O error")
         with pytest.raises(StateError, match="disk I/O error"):
@@ -190,7 +189,7 @@ def test_without_a_state_file_nothing_waits(make_core: Callable[..., Core]) -> N
     """And no metric says how long."""
     core = make_core()
     asyncio.run(core.evaluate(time.time()))
-    assert read(core, RequestCounts(), Counter())["kc.evaluator.sync.duration"] == []
+    assert read(core, Counter(), Counter())["kc.evaluator.sync.duration"] == []
 
 
 def test_a_webhook_is_sent_once_the_disk_has_what_it_says(core: Core, disk: Disk) -> None:

@@ -12,7 +12,7 @@ from starlette.testclient import TestClient
 from kc_otel.client.router import Router
 from kc_otel.contract.words import moment
 from kc_otel.serve import people_orders as people
-from kc_otel.serve.api.people_input import refusals
+from kc_otel.serve.api.shapes import refusals
 from kc_otel.serve.core import Core
 from tests.tools.api import client_of
 
@@ -156,13 +156,10 @@ def test_what_cannot_be_meant_is_refused(client, failing, path, body, status, sa
     assert failing.escalation == before
 
 
-def test_an_endpoint_that_answered_410_is_told_again_when_a_person_says_so(client: TestClient, failing: Core) -> None:
-    """With who and why; nothing is sent until then, whatever comes, and what has waited is sent then."""
+def test_an_endpoint_that_answered_410_is_sent_nothing_until_the_evaluator_restarts(failing, client, make_core):
+    """The page and the metrics say since when; nothing is sent, whatever comes, and nothing is lost."""
     now = time.time()
     failing.tick(now)
-    order = {"contract": "policy", "endpoint": "pager", **SIGNED}
-    answer = client.post("/api/v1/webhooks/enable", json=order)
-    assert (answer.status_code, "pager is not disabled" in answer.text) == (422, True)
     (message,) = failing.outbox.due(now)
     failing.outbox.failed(message.id, now, "410 Gone", status=410)
     assert failing.outbox.due(now + 3600) == ()
@@ -170,14 +167,9 @@ def test_an_endpoint_that_answered_410_is_told_again_when_a_person_says_so(clien
     said = f"the webhook to pager is still waiting: the endpoint answered HTTP 410 at {moment(now)[11:16]} UTC"
     assert any(action["text"].startswith(said) for action in incident["actions"])
     assert 'kc_outbox_disabled_seconds{kc_endpoint="pager"} ' in client.get("/metrics").text
-    assert client.post("/api/v1/webhooks/enable", json=order | {"endpoint": "x"}).status_code == 404
-    assert client.post("/api/v1/webhooks/enable", json=order).json() == {"waiting": 1}
-    assert [due.id for due in failing.outbox.due(now + 3600)] == [message.id]
-    assert "kc_outbox_disabled_seconds{" not in client.get("/metrics").text
-    (event,) = events(failing, "enabled")
-    assert event.data["message"] == "ada enabled pager again: known false alarm"
-    (incident,) = failing.incidents()
-    assert incident.words[-1].kind == "enabled"
+    again = make_core(failing._connection)
+    assert [due.id for due in again.outbox.due(now + 3600)] == [message.id]
+    assert again.outbox.status()[0].disabled_at is None
 
 
 def test_a_refused_field_is_said_in_plain_words():

@@ -7,18 +7,17 @@ from collections import Counter
 from fastapi import FastAPI
 from starlette.testclient import TestClient
 
-from kc_otel.judge.otlp.sink import RequestCounts
 from kc_otel.serve.api.app import make_api
-from kc_otel.serve.api.changes import Changes
+from kc_otel.serve.api.routes_decisions import Changes
 from kc_otel.serve.core import Core
 from kc_otel.serve.self_metrics import read
 
 __all__ = ["api_of", "client_of", "route_kept"]
 
 
-def api_of(core: Core, counts: RequestCounts | None = None, changes: Changes | None = None) -> FastAPI:
+def api_of(core: Core, counts: Counter[tuple[str, str]] | None = None, changes: Changes | None = None) -> FastAPI:
     """Return the application that answers for a core."""
-    counts = counts or RequestCounts()
+    counts = Counter() if counts is None else counts
     return make_api(core, lambda: read(core, counts, Counter()), changes or Changes(), "0")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
@@ -12,11 +13,11 @@ from starlette.testclient import TestClient
 
 from kc_otel.client.signing import Secret
 from kc_otel.contract.model import Contract
-from kc_otel.judge.otlp.sink import ExportResult, RequestCounts
+from kc_otel.judge.otlp.sink import ExportResult
 from kc_otel.judge.promotion.stages import Stage
 from kc_otel.judge.verdict import Verdict
 from kc_otel.serve.api.app import make_api
-from kc_otel.serve.api.changes import Changes
+from kc_otel.serve.api.routes_decisions import Changes
 from kc_otel.serve.core import Core
 from kc_otel.serve.self_metrics import read
 from kc_otel.serve.store.state_file import open_state
@@ -65,7 +66,7 @@ def judge(contracts: Sequence[Contract], recorded: Recorded, begin: int, late: i
         late: Seconds until an export arrives.
         pager: Address of the endpoint `pager`; there is no other.
     """
-    requests = RequestCounts()
+    requests = Counter()
     with closing(open_state(None)) as connection:
         core = _Told(contracts, connection, external_url="http://evaluator", now=begin)
         endpoint = WebhookEndpoint("pager", pager, (Secret(bytes(range(32))),), allow_private=True)

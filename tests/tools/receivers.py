@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 from kc_otel.judge.otlp.request_limits import Limits
-from kc_otel.judge.otlp.sink import RequestCounts, TelemetrySink
+from kc_otel.judge.otlp.sink import TelemetrySink
 from kc_otel.serve.access.access_file import Senders
-from kc_otel.serve.api.own_site import HostNames
+from kc_otel.serve.access.site_guard import HostNames
 from kc_otel.serve.receivers.byte_budget import ByteBudget
 from kc_otel.serve.receivers.grpc_server import GrpcServer, serve_grpc
 from kc_otel.serve.receivers.http_server import HttpReceiver
@@ -17,24 +19,24 @@ __all__ = ["http_app", "start_grpc"]
 def http_app(
     sink: TelemetrySink,
     limits: Limits | None = None,
-    counts: RequestCounts | None = None,
+    counts: Counter[tuple[str, str]] | None = None,
     names: HostNames | None = None,
     senders: Senders | None = None,
 ) -> HttpReceiver:
     """Return OTLP over HTTP as an ASGI application."""
     limits = limits or Limits()
     taker = RequestTaker(sink, limits, senders or Senders(), ByteBudget(limits))
-    return HttpReceiver(taker, counts or RequestCounts(), names)
+    return HttpReceiver(taker, Counter() if counts is None else counts, names)
 
 
 async def start_grpc(
     sink: TelemetrySink,
     port: int = 0,
     limits: Limits | None = None,
-    counts: RequestCounts | None = None,
+    counts: Counter[tuple[str, str]] | None = None,
     senders: Senders | None = None,
 ) -> GrpcServer:
     """Listen for OTLP over gRPC on the loopback address."""
     limits = limits or Limits()
     taker = RequestTaker(sink, limits, senders or Senders(), ByteBudget(limits))
-    return await serve_grpc(taker, "127.0.0.1", port, counts or RequestCounts())
+    return await serve_grpc(taker, "127.0.0.1", port, Counter() if counts is None else counts)

@@ -11,7 +11,6 @@ class Instrument(StrEnum):
     """OpenTelemetry instrument that carries a metric."""
 
     EXPONENTIAL_HISTOGRAM = "exponential histogram"
-    HISTOGRAM = "histogram"
     COUNTER = "counter"
     GAUGE = "gauge"
 
@@ -141,8 +140,6 @@ _METRICS: Final = (
         "report."),
     _counter("kc.evaluator.requests", "{request}", ("kc.transport", "kc.outcome"),
         "OTLP requests received, by transport and outcome; with transport `api`, rejected actions."),
-    Metric("kc.evaluator.request.duration", "s", Instrument.HISTOGRAM, ("kc.transport", "kc.outcome"),
-        "Time until OTLP requests were answered."),
     _gauge("kc.evaluator.in_flight", "By", (), "Bytes of OTLP requests that have arrived and are not answered yet."),
     _gauge("kc.evaluator.series", "{series}", (), "Streams that the evaluator keeps state for."),
     _gauge("kc.evaluator.series.limit", "{series}", (), "Streams that the contracts together allow."),
@@ -163,7 +160,8 @@ _METRICS: Final = (
         "Cells or contracts that the evaluator failed to judge; without `kc.contract` if all failed together."),
     _gauge("kc.outbox.pending", "{message}", ("kc.endpoint",), "Webhook messages that wait to be delivered."),
     _gauge("kc.outbox.disabled", "s", ("kc.endpoint",),
-        "Unix time at which an endpoint answered HTTP 410; nothing is sent to it until a person enables it."),
+        "Unix time at which an endpoint answered HTTP 410; nothing is sent to it until its credential file "
+        "changes or the evaluator restarts."),
     _counter("kc.outbox.attempts", "{attempt}", ("kc.endpoint", "kc.outcome"), "Webhook deliveries tried, by outcome."),
 )  # fmt: skip
 

@@ -107,16 +107,9 @@ def _evaluator() -> Iterator[Json]:
     yield _graph(35, 8, "Failures to judge", "kc.evaluator.failures", "cps")
     free = "Empty without a state file. "
     yield _graph(37, 12, "Not in the snapshot yet", "kc.evaluator.inbox.size", "bytes", note=free)
-    took, by = "kc.evaluator.request.duration", ("kc.transport", "kc.outcome")
-    ranks = [
-        target(queries.duration(rank, took, by), f"{legend(*by)} · {said}")
-        for rank, said in ((0.5, "median"), (0.99, "p99"))
-    ]
-    about = f"{METRICS[took].meaning} To the width of its buckets. {_EVALUATOR}"
-    yield graph_panel(40, "Time to an answer", about, ranks, "s", span=12)
-    yield _graph(41, 8, "Requests in flight", "kc.evaluator.in_flight", "bytes")
-    yield _graph(42, 8, "Left on the disk", "kc.evaluator.disk.free", "bytes", "min", note=free)
-    yield _graph(43, 8, "The disk takes for the state", "kc.evaluator.sync.duration", "s", "max", note=free)
+    yield _graph(41, 12, "Requests in flight", "kc.evaluator.in_flight", "bytes")
+    yield _graph(42, 12, "Left on the disk", "kc.evaluator.disk.free", "bytes", "min", note=free)
+    yield _graph(43, 12, "The disk takes for the state", "kc.evaluator.sync.duration", "s", "max", note=free)
     shards = "Empty where streams are in the evaluator's process. "
     yield _graph(38, 12, "Shards: bytes behind", "kc.evaluator.shard.lag", "bytes", "max", note=shards)
     yield _graph(39, 12, "Shards: streams", "kc.evaluator.shard.streams", "short", "max", note=shards)

@@ -203,13 +203,6 @@ def rate(metric: str, attributes: Iterable[str], *more: str) -> str:
     return by(attributes, _rate(selected), "sum")
 
 
-def duration(rank: float, metric: str, attributes: Iterable[str]) -> str:
-    """A quantile of durations that the evaluator measures, seconds, to the width of their buckets."""
-    name, _, matchers = selector(metric).partition("{")
-    counts = f"rate({name}_bucket{{{matchers}[$__rate_interval])"
-    return f"histogram_quantile({rank:g}, sum by (le, {', '.join(map(label, attributes))}) ({counts}))"
-
-
 def increase(metric: str) -> str:
     """Increase of a recorders' counter over the dashboard's range; nothing where no evaluator lives."""
     selected = selector(metric, None, *_of_contract(metric))

@@ -94,7 +94,7 @@ def _in_words(
             text = f"a webhook to {action.target} was given up: it was rejected or has expired"
         if late and action.target in disabled:
             since = moment(disabled[action.target])[11:16]
-            text += f": the endpoint answered HTTP 410 at {since} UTC and is disabled until a person enables it"
+            text += f": the endpoint answered HTTP 410 at {since} UTC and is sent nothing more"
         return ActionTaken(action.at, action.kind, text)
     if action.kind in _PROMOTION:
         return ActionTaken(action.at, action.kind, _PROMOTION[action.kind] or action.target)

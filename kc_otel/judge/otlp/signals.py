@@ -108,6 +108,8 @@ async def deliver(sink: TelemetrySink, signal: Signal, request: Any, transport: 
         ThrottledError: If the sink did.
         InternalError: If the sink failed in a way of its own; the cause is logged here.
     """
+    if signal is LOGS:  # taken and dropped, so that a Collector's pipeline does not retry them
+        return ExportResult()
     try:
         began = time.perf_counter()
         taken: ExportResult | Awaitable[ExportResult] = getattr(sink, signal.name)(request)

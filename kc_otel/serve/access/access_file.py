@@ -12,6 +12,7 @@ a token, add a second entry with the same name, hand the new one out, and take t
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import hmac
 import logging
@@ -26,7 +27,7 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from kc_otel.judge.otlp.request_errors import ForbiddenError, UnauthenticatedError
-from kc_otel.serve.api.people_input import Name, refusals
+from kc_otel.serve.api.shapes import Name, refusals
 from kc_otel.serve.watched_files import WatchedFiles
 
 _log: Final = logging.getLogger(__name__)
@@ -127,11 +128,20 @@ class AccessFile:
     def bearer(self, authorization: str) -> Caller | None:
         """Return the holder of an `Authorization` header's token; None for an unknown token."""
         found = _BEARER.fullmatch(authorization)
-        return self.caller(digest_of(found[1])) if found else None
+        return self._holder(found[1]) if found else None
 
-    def caller(self, digest: str) -> Caller | None:
-        """Return the holder of the token with this digest, or None; compares all, in constant time."""
-        given, match = digest.encode(), None
+    def password(self, authorization: str) -> Caller | None:
+        """Return the holder of the token that is the password of a header of `Basic`, whatever the user's name."""
+        scheme, _, encoded = authorization.partition(" ")
+        try:
+            said = base64.b64decode(encoded.strip(), validate=True).decode() if scheme.lower() == "basic" else ""
+        except ValueError:
+            return None
+        return self._holder(said.partition(":")[2])
+
+    def _holder(self, token: str) -> Caller | None:
+        """Return the holder of a token, or None; compares all, in constant time."""
+        given, match = digest_of(token).encode(), None
         for caller in self._callers:
             if hmac.compare_digest(caller.digest.encode(), given):
                 match = caller

@@ -8,29 +8,45 @@ of documentation, because the usual one loads its scripts from elsewhere.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any, Final
 
-from fastapi import Request, Response
+from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.middleware.gzip import GZipMiddleware
 from starlette.exceptions import HTTPException
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from kc_otel.serve.api.changes import Changes
-from kc_otel.serve.api.documented import DocumentedApi, problem
-from kc_otel.serve.api.own_site import BoundedBodies
-from kc_otel.serve.api.people_input import refusals
 from kc_otel.serve.api.routes_charts import chart_routes, history_routes
-from kc_otel.serve.api.routes_decisions import decision_routes
+from kc_otel.serve.api.routes_decisions import Changes, decision_routes, people_routes
+from kc_otel.serve.api.routes_files import handbook_routes, page_routes
 from kc_otel.serve.api.routes_health import health_routes, shard_routes
-from kc_otel.serve.api.routes_incidents import incident_routes
-from kc_otel.serve.api.routes_overview import overview_routes
-from kc_otel.serve.api.routes_people import people_routes
+from kc_otel.serve.api.routes_incidents import incident_routes, overview_routes
 from kc_otel.serve.api.routes_promotion import promotion_routes
 from kc_otel.serve.api.routes_verdicts import verdict_routes
+from kc_otel.serve.api.shapes import PROBLEM, ProblemDetails, problem, refusals
 from kc_otel.serve.core import Core
-from kc_otel.serve.handbook_site import handbook_routes
 from kc_otel.serve.otlp_out import SelfMetrics
-from kc_otel.serve.page import page_routes
 from kc_otel.serve.store.unit_of_work import StateError
+
+_ERRORS: Final = {
+    400: "The body cannot be read.",
+    401: "A token is required, and the request has no valid one.",
+    403: "The token lacks the role for this, or the request comes from another site's page.",
+    404: "There is no such thing.",
+    409: "The current state does not allow it.",
+    413: "The body is larger than any request here needs.",
+    421: "The evaluator does not accept this host name.",
+    422: "The request is well formed, but its values are invalid.",
+    500: "The evaluator has failed; its log has the cause.",
+    503: "The state cannot be written now.",
+}
+_MAX_ORDER_BYTES: Final = 64 * 1024
+"""Bytes of anything that people say."""
+_MAX_EVIDENCE_BYTES: Final = 40 * 1024 * 1024
+"""Bytes of an order with a gate's evidence in it, of which promotions keep 32 Mi characters."""
+_MAX_DIAGNOSIS_BYTES: Final = 4 * 1024 * 1024
+"""Bytes of what locate or remedy found, every boundary of a model of a hundred layers among it."""
+_MAX_BYTES_BY_PATH: Final = {"/api/v1/promotions/": _MAX_EVIDENCE_BYTES, "/api/v1/incidents/": _MAX_DIAGNOSIS_BYTES}
 
 
 def make_api(core: Core, self_metrics: Callable[[], SelfMetrics], decided: Changes, version: str) -> DocumentedApi:
@@ -84,3 +100,56 @@ def make_api(core: Core, self_metrics: Callable[[], SelfMetrics], decided: Chang
     ):
         api.include_router(router)
     return api
+
+
+class DocumentedApi(FastAPI):
+    """FastAPI whose document has all errors, as they are answered."""
+
+    def __init__(self, **options: Any) -> None:
+        schema = {"schema": {"$ref": f"#/components/schemas/{ProblemDetails.__name__}"}}
+        errors: dict[int | str, dict[str, Any]] = {
+            status: {"description": said, "content": {PROBLEM: schema}} for status, said in _ERRORS.items()
+        }
+        super().__init__(responses=errors, **options)
+
+    def openapi(self) -> dict[str, Any]:
+        """The document."""
+        document = super().openapi()
+        document["components"]["schemas"][ProblemDetails.__name__] = ProblemDetails.model_json_schema()
+        return document
+
+
+class BoundedBodies:
+    """Refuses bodies that are larger than anything that is said to the API (413), before they are read.
+
+    Args:
+        app: The application behind the checks.
+    """
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request, or hand it on."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        limit = next(
+            (size for path, size in _MAX_BYTES_BY_PATH.items() if scope["path"].startswith(path)), _MAX_ORDER_BYTES
+        )
+        said = f"the body is larger than {limit:,} bytes, which no request here needs"
+        declared = dict(scope["headers"]).get(b"content-length", b"0")
+        if not declared.isdigit() or len(declared) > 15 or int(declared) > limit:
+            await problem(413, said)(scope, receive, send)
+            return
+        taken = 0
+
+        async def counted() -> Message:
+            nonlocal taken
+            message = await receive()
+            taken += len(message.get("body", b""))
+            if taken > limit:
+                raise HTTPException(413, said)
+            return message
+
+        await self._app(scope, counted, send)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import time
-from dataclasses import asdict, astuple, dataclass
+from dataclasses import asdict, dataclass
 from datetime import UTC, tzinfo
 from typing import Annotated, Any, Final, Literal
 from zoneinfo import ZoneInfo
@@ -25,7 +25,7 @@ from kc_otel.contract.slices import ALL
 from kc_otel.contract.words import number, place
 from kc_otel.judge.plain_json import finite_or_none
 from kc_otel.judge.verdict import Cell
-from kc_otel.serve.api.people_input import View, find_clause
+from kc_otel.serve.api.shapes import View, find_clause
 from kc_otel.serve.core import Core
 from kc_otel.stats import Binned
 
@@ -105,7 +105,7 @@ def history_routes(core: Core) -> APIRouter:
                 SeriesView(
                     kernel_train=cell.kernel_train,
                     kernel_inference=cell.kernel_inference,
-                    points=[astuple(moment) for moment in moments],
+                    points=list(moments),
                 )
                 for cell, moments in past.items()
             ],
@@ -198,7 +198,7 @@ def _past(core: Core, asked: _Asked) -> tuple[list[tuple[Any, ...]], dict[Cell, 
     """The cell's own past, and that of the same clause and slice with other kernels."""
     cell, end = asked.cell, time.time() if asked.end is None else asked.end
     past = core.history.past(cell.contract, cell.clause, cell.slice, asked.start, end)
-    found = {key: [astuple(moment) for moment in moments] for key, moments in past.items()}
+    found = {key: [tuple(moment) for moment in moments] for key, moments in past.items()}
     return found.pop(cell, []), found
 
 

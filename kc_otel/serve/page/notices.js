@@ -21,7 +21,7 @@ export function showNotices({ overview, contracts, health }, lost) {
     said.push([`missing ${one.contract} ${one.outcome} ${pair}`, `${one.outcome === "invalid" ? "Sequences" : "Points"}${pair.length ? ` of ${pair.join(" against ")}` : ""} are not judged, since ${clock(one.since)}.`, ` ${one.contract}: ${one.text}.`]);
   }
   for (const one of health?.outbox ?? []) {
-    if (one.disabled) said.push([`off ${one.endpoint}`, `${one.endpoint} gets no messages since ${clock(one.disabled_at)}.`, ` It answered ${one.disabled}, and ${count(one.waiting)} wait; when it accepts messages again, run kc-otel alerts enable-webhook CONTRACT ${one.endpoint} --why …`]);
+    if (one.disabled) said.push([`off ${one.endpoint}`, `${one.endpoint} gets no messages since ${clock(one.disabled_at)}.`, ` It answered ${one.disabled}, and ${count(one.waiting)} wait; once it accepts messages, change its credential file or restart the evaluator.`]);
     else if (one.oldest && overview.now - one.oldest > WEBHOOK_SECONDS) said.push([`late ${one.endpoint}`, `${one.endpoint} is not receiving its messages.`, ` ${count(one.waiting)} ${one.waiting === 1 ? "webhook waits" : "webhooks wait"} since ${clock(one.oldest)}${one.error ? `: ${one.error}` : "."}`]);
   }
   document.querySelector("main").classList.toggle("stale", Boolean(lost));

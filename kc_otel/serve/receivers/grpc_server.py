@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
+from collections import Counter
 from collections.abc import AsyncIterator
 from functools import partial
 from typing import Any, Final
@@ -24,7 +24,6 @@ from google.rpc.status_pb2 import Status
 
 from kc_otel.judge.otlp.request_errors import BadRequestError, BindError, InternalError, ReceiveError, ThrottledError
 from kc_otel.judge.otlp.signals import SIGNALS, Signal
-from kc_otel.judge.otlp.sink import RequestCounts
 from kc_otel.serve.access.tls import Tls
 from kc_otel.serve.receivers.byte_budget import HeldBytes
 from kc_otel.serve.receivers.request_taker import RequestTaker
@@ -77,7 +76,7 @@ async def serve_grpc(
     taker: RequestTaker,
     host: str,
     port: int,
-    counts: RequestCounts,
+    counts: Counter[tuple[str, str]],
     tls: Tls | None = None,
     connections: int = 4096,
 ) -> GrpcServer:
@@ -156,7 +155,7 @@ class _Handlers(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpc has no ty
 class _Receiver:
     """Answers the calls of all connections."""
 
-    def __init__(self, taker: RequestTaker, counts: RequestCounts) -> None:
+    def __init__(self, taker: RequestTaker, counts: Counter[tuple[str, str]]) -> None:
         self._taker, self._counts = taker, counts
         self._limits = taker.limits
         self._at_once = asyncio.Lock()
@@ -165,22 +164,21 @@ class _Receiver:
 
     async def export(self, signal: Signal, _messages: AsyncIterator[bytes], context: Any) -> bytes:
         """Answer a call."""
-        began = time.perf_counter()
         self._calls += 1
         try:
             answer = await self._answered(signal, context)
         except asyncio.CancelledError:
-            self._counts.add("grpc", "disconnected")
+            self._counts["grpc", "disconnected"] += 1
             raise
         finally:
             self._calls -= 1
         if isinstance(answer, ReceiveError):
             # grpcio keeps what `abort` raises, and with it this frame: there is no message in it any more.
-            self._counts.add("grpc", answer.outcome, began)
+            self._counts["grpc", answer.outcome] += 1
             trailers = retry_info(answer) if isinstance(answer, ThrottledError) else ()
             await context.abort(_CODES[answer.code], str(answer), trailers)
         message, outcome = answer
-        self._counts.add("grpc", outcome, began)
+        self._counts["grpc", outcome] += 1
         return message  # type: ignore[no-any-return]
 
     async def _answered(self, signal: Signal, context: Any) -> Any:

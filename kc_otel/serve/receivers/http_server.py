@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-import time
+from collections import Counter
 from collections.abc import Mapping
 from typing import Any, Final
 
@@ -26,8 +26,7 @@ from kc_otel.judge.otlp.request_errors import (
     UnsupportedMediaError,
 )
 from kc_otel.judge.otlp.signals import SIGNALS
-from kc_otel.judge.otlp.sink import RequestCounts
-from kc_otel.serve.api.own_site import HostNames
+from kc_otel.serve.access.site_guard import HostNames
 from kc_otel.serve.receivers.byte_budget import HeldBytes
 from kc_otel.serve.receivers.request_taker import RequestTaker
 
@@ -81,14 +80,14 @@ class HttpReceiver:
         names: By which senders may call it; None for any.
     """
 
-    def __init__(self, taker: RequestTaker, counts: RequestCounts, names: HostNames | None) -> None:
+    def __init__(self, taker: RequestTaker, counts: Counter[tuple[str, str]], names: HostNames | None) -> None:
         self._taker, self._counts, self._names = taker, counts, names
         self._limits = taker.limits
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer an HTTP request."""
         headers = {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in scope["headers"]}
-        media, began = headers.get("content-type", "").partition(";")[0].strip().lower(), time.perf_counter()
+        media = headers.get("content-type", "").partition(";")[0].strip().lower()
         extra: dict[str, str] = {}
         try:
             with self._taker.budget.held() as held:
@@ -98,9 +97,9 @@ class HttpReceiver:
             status, message, outcome = error.http_status, _status(error), error.outcome
             extra = _headers_of(error)
         except _DisconnectedError:
-            self._counts.add("http", "disconnected")
+            self._counts["http", "disconnected"] += 1
             return
-        self._counts.add("http", outcome, began)
+        self._counts["http", outcome] += 1
         await _send(send, status, message, media, extra)
 
     async def _handle(

@@ -26,8 +26,7 @@ from kc_otel.judge.shard_state import ShardBatch, merge
 from kc_otel.serve.core import Core
 from kc_otel.serve.durable_sink import NotKeptError
 from kc_otel.serve.shards.sender_routing import SenderRouting
-from kc_otel.serve.shards.shard import Refused, ShardReport
-from kc_otel.serve.shards.shard_health import ShardHealth, ShardSeen
+from kc_otel.serve.shards.shard import Refused, ShardHealth, ShardReport, ShardSeen
 
 if TYPE_CHECKING:
     from kc_otel.serve.shards.ray_shards import RayShard
@@ -105,10 +104,6 @@ class ShardedSink(ColumnSink):
     def traces(self, request: Any) -> ExportResult:
         """Take an ExportTraceServiceRequest."""
         return self._core.traces(request)
-
-    def logs(self, request: Any) -> ExportResult:
-        """Take an ExportLogsServiceRequest."""
-        return self._core.logs(request)
 
     async def tick(self) -> None:
         """Ask the shards, and evaluate every cell with what they tell.

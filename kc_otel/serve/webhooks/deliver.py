@@ -88,7 +88,13 @@ class Dispatcher:
         self._wake.set()
 
     def configure(self, endpoints: Mapping[str, WebhookEndpoint]) -> None:
-        """Go on with these endpoints, as after a rotation; attempts in flight end as they began."""
+        """Go on with these endpoints, as after a rotation; attempts in flight end as they began.
+
+        Those whose configuration differs are sent to again, also after they answered 410.
+        """
+        for name, endpoint in endpoints.items():
+            if endpoint != self._endpoints.get(name):
+                self._outbox.enable(name)
         self._endpoints = dict(endpoints)
         self._unknown.clear()
         self.wake()

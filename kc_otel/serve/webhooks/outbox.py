@@ -9,7 +9,7 @@ Meaning of an answer (Standard Webhooks 1.0.0, "Delivery success and failure", e
 | answer              | outcome                                                                                       |
 | ------------------- | --------------------------------------------------------------------------------------------- |
 | 2xx                 | delivered                                                                                     |
-| 410                 | the endpoint is disabled until a person enables it; its messages wait, and expire             |
+| 410                 | the endpoint is disabled until its configuration changes or the evaluator restarts            |
 | 400, 413, 415, 422  | parked: the receiver judged this request, not the moment, and it must not block the lane      |
 | 429, 503            | retried; a `Retry-After` holds every lane of the endpoint                                     |
 | anything else       | retried: 3xx, 401, 403 and 404 are often a deployment or a rotation under way                 |
@@ -21,11 +21,9 @@ jitter). A message that is not delivered within `expire_after` is parked too. Pa
 
 from __future__ import annotations
 
-import json
 import random
 import secrets
 import sqlite3
-from collections.abc import Collection
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
@@ -48,13 +46,6 @@ _TABLES = (
     ) STRICT""",
     "CREATE INDEX IF NOT EXISTS outbox_waiting ON outbox (endpoint, contract, seq) WHERE state = 'waiting'",
     "CREATE INDEX IF NOT EXISTS outbox_finished ON outbox (state, seq) WHERE state <> 'waiting'",
-    """CREATE TABLE IF NOT EXISTS outbox_endpoints (
-        endpoint TEXT PRIMARY KEY,
-        disabled INTEGER NOT NULL DEFAULT 0,
-        reason TEXT NOT NULL DEFAULT '',
-        held REAL NOT NULL DEFAULT 0,
-        pause REAL NOT NULL DEFAULT 0
-    ) STRICT""",
 )
 _COLUMNS: Final = "seq, id, endpoint, contract, body, created, state, attempts, error"
 _REFUSED_STATUSES: Final = frozenset({400, 413, 415, 422})
@@ -117,10 +108,10 @@ class EndpointStatus:
     waiting: int
     parked: int
     oldest: float | None
+    error: str
+    given_up: float | None
     disabled: str
     disabled_at: float | None
-    error: str
-    given_up: float | None = None
 
 
 class Outbox:
@@ -151,6 +142,10 @@ class Outbox:
         self._connection = connection
         self._base, self._cap, self._expire_after, self._keep = base, cap, expire_after, keep
         self._rng = rng or random.Random()  # noqa: S311 - jitter, not a secret
+        self._held: dict[str, tuple[float, float]] = {}
+        """Endpoint -> since when it is sent nothing, and for how many seconds: its `Retry-After`."""
+        self._disabled: dict[str, tuple[str, float]] = {}
+        """Endpoint -> its answer 410, and when it came."""
         for statement in _TABLES:
             connection.execute(statement)
 
@@ -181,13 +176,14 @@ class Outbox:
         rows = self._connection.execute(
             f"SELECT {_COLUMNS} FROM outbox WHERE seq IN"  # noqa: S608 - a constant
             " (SELECT min(seq) FROM outbox WHERE state = 'waiting' GROUP BY endpoint, contract)"
-            " AND (:now >= tried + pause OR :now < tried)"
-            " AND endpoint NOT IN (SELECT endpoint FROM outbox_endpoints"
-            " WHERE disabled OR (:now < held + pause AND :now >= held))"
-            " ORDER BY seq",
+            " AND (:now >= tried + pause OR :now < tried) ORDER BY seq",
             {"now": now},
         )
-        return tuple(_message(row) for row in rows)
+        return tuple(message for message in map(_message, rows) if not self._holds_back(message.endpoint, now))
+
+    def _holds_back(self, endpoint: str, now: float) -> bool:
+        since, seconds = self._held.get(endpoint, (0.0, 0.0))
+        return endpoint in self._disabled or since <= now < since + seconds
 
     def accepted(self, message_id: str) -> DeliveryState:
         """Note that the endpoint accepted the message. Returns its state: parked if it expired meanwhile."""
@@ -231,19 +227,9 @@ class Outbox:
                 (now, pause, error, message_id),
             )
             if status == _GONE_STATUS:
-                self._connection.execute(
-                    "INSERT INTO outbox_endpoints (endpoint, disabled, reason, held) VALUES (?, 1, ?, ?)"
-                    " ON CONFLICT (endpoint) DO UPDATE SET disabled = 1, reason = excluded.reason, held = excluded.held"
-                    " WHERE NOT disabled",
-                    (endpoint, error, now),
-                )
-            elif status in _THROTTLED_STATUSES and asked:
-                self._connection.execute(
-                    "INSERT INTO outbox_endpoints (endpoint, held, pause) VALUES (?, ?, ?)"
-                    " ON CONFLICT (endpoint) DO UPDATE SET held = excluded.held, pause = excluded.pause"
-                    " WHERE NOT disabled",
-                    (endpoint, now, asked),
-                )
+                self._disabled.setdefault(endpoint, (error, now))
+            elif status in _THROTTLED_STATUSES:
+                self._held[endpoint] = now, asked
         return DeliveryState.WAITING
 
     def _finished(self, message_id: str, state: DeliveryState, error: str = "") -> DeliveryState:
@@ -275,8 +261,9 @@ class Outbox:
         return expired
 
     def enable(self, endpoint: str) -> None:
-        """Send to an endpoint again after it answered 410."""
-        self._connection.execute("DELETE FROM outbox_endpoints WHERE endpoint = ?", (endpoint,))
+        """Send to an endpoint again, whatever it has answered."""
+        self._disabled.pop(endpoint, None)
+        self._held.pop(endpoint, None)
 
     def messages(self, state: DeliveryState | None = None, limit: int = 100) -> tuple[WebhookMessage, ...]:
         """The latest messages, newest first; in one state, or in all when None."""
@@ -287,27 +274,17 @@ class Outbox:
         )
         return tuple(_message(row) for row in rows)
 
-    def status(self, contracts: Collection[str] | None = None) -> tuple[EndpointStatus, ...]:
-        """Return the delivery status of every endpoint that ever had a message, by name.
-
-        Args:
-            contracts: Names of the contracts whose messages count, for who may know of no others; None for all.
-        """
-        whose = None if contracts is None else json.dumps(sorted(contracts))
+    def status(self) -> tuple[EndpointStatus, ...]:
+        """Return the delivery status of every endpoint that ever had a message, by name."""
         rows = self._connection.execute(
             "SELECT o.endpoint, sum(o.state = 'waiting'), sum(o.state = 'parked'),"
             " min(CASE WHEN o.state = 'waiting' THEN o.created END),"
-            " coalesce(max(CASE WHEN e.disabled THEN e.reason END), ''), max(CASE WHEN e.disabled THEN e.held END),"
             " coalesce((SELECT error FROM outbox w WHERE w.endpoint = o.endpoint AND w.state = 'waiting'"
-            " AND (:whose IS NULL OR w.contract IN (SELECT value FROM json_each(:whose)))"
             " AND w.error <> '' ORDER BY w.tried DESC LIMIT 1), ''),"
             " max(CASE WHEN o.state = 'parked' THEN o.created END)"
-            " FROM outbox o LEFT JOIN outbox_endpoints e ON e.endpoint = o.endpoint"
-            " WHERE :whose IS NULL OR o.contract IN (SELECT value FROM json_each(:whose))"
-            " GROUP BY o.endpoint ORDER BY o.endpoint",
-            {"whose": whose},
+            " FROM outbox o GROUP BY o.endpoint ORDER BY o.endpoint"
         )
-        return tuple(EndpointStatus(*row) for row in rows)
+        return tuple(EndpointStatus(*row, *self._disabled.get(row[0], ("", None))) for row in rows)
 
     def _trim(self, state: DeliveryState) -> None:
         self._connection.execute(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from typing import Any
 
 import grpc
@@ -11,7 +12,7 @@ import pytest
 import yaml
 from google.rpc.status_pb2 import Status
 
-from kc_otel.judge.otlp.sink import ExportResult, RequestCounts
+from kc_otel.judge.otlp.sink import ExportResult
 from kc_otel.serve.access.access_file import AccessFile, Senders, digest_of
 from tests.tools.receivers import http_app, start_grpc
 
@@ -89,9 +90,9 @@ def over_http(sink, senders, counts, header, body):
 )
 def test_who_may_not_send_is_told_and_counted(senders, name, over, header, code, outcome):
     """UNAUTHENTICATED or PERMISSION_DENIED, neither of which is sent again; nothing reaches the judge."""
-    sink, counts = Kept(), RequestCounts()
+    sink, counts = Kept(), Counter()
     found, message = over(sink, senders, counts, header, b"not even read")
     assert found == code
     assert not any(token in message for token in TOKENS.values())
     assert sink.requests == []
-    assert counts.snapshot() == {(name, outcome): 1}
+    assert counts == {(name, outcome): 1}

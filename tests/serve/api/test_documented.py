@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
@@ -14,12 +15,10 @@ import pytest
 import yaml
 from starlette.testclient import TestClient
 
-from kc_otel.judge.otlp.sink import RequestCounts
 from kc_otel.serve import people_orders
 from kc_otel.serve.access.access_file import AccessFile, digest_of
-from kc_otel.serve.access.guarded_site import GuardedSite
-from kc_otel.serve.api.documented import PUBLIC
-from kc_otel.serve.api.own_site import HostNames, OwnSite
+from kc_otel.serve.access.site_guard import GuardedSite, HostNames, OwnSite
+from kc_otel.serve.api.shapes import PUBLIC
 from kc_otel.serve.core import Core
 from kc_otel.serve.store.state_file import StateError
 from tests.serve.api.test_hostile_requests import GOOD
@@ -46,7 +45,7 @@ def make_site(core: Core, path: Path) -> OwnSite:
     """As `kc-otel serve --access` has it."""
     path.write_text(yaml.safe_dump(ACCESS))
     api = api_of(core)
-    return OwnSite(GuardedSite(AccessFile(path), api, RequestCounts(), secure=False), HostNames(["testserver"]))
+    return OwnSite(GuardedSite(AccessFile(path), api, Counter()), HostNames(["testserver"]))
 
 
 def operations() -> list[tuple[str, str]]:
@@ -214,7 +213,7 @@ def test_orders_that_cannot_be_written_are_refused_as_documented(
         monkeypatch.setattr(Core, "resume", raising)
         monkeypatch.setattr(asked.core, "resize", raising)
         monkeypatch.setattr(asked.core.promotions, "tell", raising)
-        for name in ("acknowledge", "diagnose", "silence", "unsilence", "pin", "unpin", "enable"):
+        for name in ("acknowledge", "diagnose", "silence", "unsilence", "pin", "unpin"):
             monkeypatch.setattr(people_orders, name, raising)
         for path in GOOD:
             answer = asked.ask(path, "post")

@@ -29,7 +29,6 @@ GOOD = {
     },
     "/api/v1/decisions/unpin": {"contract": "policy", "slice": "code", **SIGNED},
     "/api/v1/decisions/resume": {"contract": "policy", "slice": "code", **SIGNED},
-    "/api/v1/webhooks/enable": {"contract": "policy", "endpoint": "pager", **SIGNED},
     "/api/v1/promotions/{contract}/{kernel}": {"order": "hold", "position": "shadow", **SIGNED},
     "/api/v1/shards": {"shards": 2},
     "/api/v1/incidents/{id}/diagnoses": {

@@ -31,9 +31,6 @@ class RecordingSink:
     def traces(self, request: Any) -> ExportResult:
         return self._take("traces", request)
 
-    def logs(self, request: Any) -> ExportResult:
-        return self._take("logs", request)
-
 
 def wrapped(content: bytes, *fields: int) -> bytes:
     """A protobuf message within others, from inside out."""

@@ -8,6 +8,7 @@ import resource
 import socket
 import threading
 import time
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -21,9 +22,9 @@ from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportM
 
 from kc_otel.judge.otlp.request_errors import BindError, ThrottledError
 from kc_otel.judge.otlp.request_limits import Limits
-from kc_otel.judge.otlp.sink import ExportResult, RequestCounts
+from kc_otel.judge.otlp.sink import ExportResult
 from kc_otel.serve.receivers.grpc_server import retry_info
-from kc_otel.serve.receivers.http_listener import BoundedProtocol
+from kc_otel.serve.receivers.listening import BoundedProtocol
 from tests.tools.receivers import http_app, start_grpc
 
 EXPORT = "/opentelemetry.proto.collector.metrics.v1.MetricsService/Export"
@@ -42,7 +43,9 @@ def loop() -> Iterator[asyncio.AbstractEventLoop]:
 
 
 @contextmanager
-def grpc_server(sink: Any, limits: Limits | None = None, counts: RequestCounts | None = None) -> Iterator[int]:
+def grpc_server(
+    sink: Any, limits: Limits | None = None, counts: Counter[tuple[str, str]] | None = None
+) -> Iterator[int]:
     """A listening gRPC server."""
     with loop() as running:
         made = start_grpc(sink, port=0, limits=limits, counts=counts)

@@ -17,7 +17,7 @@ import pytest
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
 
 from kc_otel.judge.otlp.request_limits import Limits
-from kc_otel.judge.otlp.sink import ExportResult, RequestCounts
+from kc_otel.judge.otlp.sink import ExportResult
 from kc_otel.serve.access.access_file import Senders
 from kc_otel.serve.receivers import grpc_server as grpc_module
 from kc_otel.serve.receivers.byte_budget import ByteBudget
@@ -56,7 +56,7 @@ def test_cancelled_calls_leave_their_channel_as_it_is() -> None:
             return ExportResult()
 
     async def scenario() -> Any:
-        slow, counts = Slow(), RequestCounts()
+        slow, counts = Slow(), Counter()
         async with served(slow, counts=counts) as (_, channel):
             for size in (1000, 8 * 2**20):
                 calls = [channel.unary_unary(EXPORT)(large(size)) for _ in range(3)]
@@ -66,7 +66,7 @@ def test_cancelled_calls_leave_their_channel_as_it_is() -> None:
                 await asyncio.sleep(0.2)
             slow.waits = False
             await channel.unary_unary(EXPORT)(large(1000), timeout=10)
-        return counts.snapshot()
+        return counts
 
     counts = asyncio.run(scenario())
     assert counts["grpc", "accepted"] == 1
@@ -122,7 +122,7 @@ def silent_calls(channel: Any, number: int) -> list[Any]:
 @pytest.mark.slow
 def test_silent_calls_keep_nobody_out_who_says_something(sink: Any) -> None:
     """Of those that send nothing some are waited for, the others are told to come back, and both are counted."""
-    counts, limits = RequestCounts(), Limits(read_timeout=1.0)
+    counts, limits = Counter(), Limits(read_timeout=1.0)
     with grpc_server(sink, limits, counts) as port, grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
         silent = silent_calls(channel, 32)
         time.sleep(0.5)
@@ -134,7 +134,7 @@ def test_silent_calls_keep_nobody_out_who_says_something(sink: Any) -> None:
         codes = Counter(call.code() for call in silent)
     assert codes == {grpc.StatusCode.RESOURCE_EXHAUSTED: 29, grpc.StatusCode.DEADLINE_EXCEEDED: 3}
     assert statistics.median(waits) < 0.05
-    assert counts.snapshot() == {("grpc", "accepted"): 20, ("grpc", "throttled"): 29, ("grpc", "too_slow"): 3}
+    assert counts == {("grpc", "accepted"): 20, ("grpc", "throttled"): 29, ("grpc", "too_slow"): 3}
 
 
 @pytest.mark.slow
@@ -150,7 +150,7 @@ def test_what_is_over_the_budget_is_told_to_come_back() -> None:
 
     async def scenario() -> Any:
         taker = RequestTaker(Stuck(), limits, Senders(), budget)  # type: ignore[arg-type]
-        server = await serve_grpc(taker, "127.0.0.1", 0, RequestCounts())
+        server = await serve_grpc(taker, "127.0.0.1", 0, Counter())
         async with grpc.aio.insecure_channel(f"127.0.0.1:{server.port}") as channel:
             first = asyncio.ensure_future(channel.unary_unary(EXPORT)(large(900), timeout=30))
             while not budget.in_flight:  # noqa: ASYNC110 - a few turns of the loop

@@ -17,11 +17,11 @@ from kc_otel.cli import register, status_command
 from kc_otel.judge.otlp.request_limits import Limits
 from kc_otel.serve import server
 from kc_otel.serve.api.app import make_api
-from kc_otel.serve.api.changes import Changes
+from kc_otel.serve.api.routes_decisions import Changes
 from kc_otel.serve.config import ServeConfig, StreamEngine
 from kc_otel.serve.core import Core
 from kc_otel.serve.server import ServiceError
-from kc_otel.serve.shards.shard_health import ShardSeen
+from kc_otel.serve.shards.shard import ShardSeen
 from kc_otel.serve.shards.sharded_sink import ShardError
 from kc_otel.serve.stream_places import EngineError, sink_of
 
@@ -102,7 +102,7 @@ def test_a_state_file_stays_with_the_engine_that_began_it(make_core: Any, drift:
     """Whose streams the other has not, so that every sum would count again."""
 
     async def begun(core: Core, config: ServeConfig) -> None:
-        async with sink_of(core, config, Limits()) as sink:
+        async with sink_of(core, config, Limits()) as (sink, _):
             await sink.metrics(drift(0.3))
 
     process = ServeConfig(state=tmp_path / "state")

@@ -28,7 +28,7 @@ def verdict(at: float, status: Status = Status.PASS, cell: Cell = CELL, estimate
 
 def tick(history: CellHistory, connection: sqlite3.Connection, *verdicts: Verdict) -> None:
     with unit_of_work(connection) as unit:
-        history.write({"policy": Evaluation(verdicts[0].at, verdicts)}, unit)
+        history.write("policy", Evaluation(verdicts[0].at, verdicts), unit)
 
 
 def past(history: CellHistory, end: float) -> list[tuple[float, int]]:

@@ -5,6 +5,7 @@ import json
 import logging
 import sqlite3
 import time
+from dataclasses import replace
 from itertools import count
 
 import httpx
@@ -211,6 +212,15 @@ def test_locked_database_is_survived(outbox, connection, receiver, caplog):
     assert caplog.text.count("database is locked") == 2
     first, second = receiver.requests
     assert first[1]["webhook-id"] == second[1]["webhook-id"]
+
+
+def test_an_endpoint_that_is_configured_anew_is_sent_to_again(outbox, receiver):
+    """After 410; one whose configuration is what it was is not."""
+    known = endpoints(receiver, "pager", "chat")
+    for path in known:
+        outbox.failed(outbox.enqueue(path, "policy-7b", b"{}", AT), AT, "HTTP 410", status=410)
+    Dispatcher(outbox, known).configure(known | {"pager": replace(known["pager"], authorization="Bearer new")})
+    assert [status.endpoint for status in outbox.status() if status.disabled] == ["chat"]
 
 
 @pytest.mark.parametrize(

@@ -90,7 +90,7 @@ def test_other_failures_are_tried_again(outbox, status):
     assert due_ids(outbox, 1000) == [message_id]
 
 
-def test_gone_disables_the_endpoint_until_a_person_enables_it(outbox):
+def test_gone_disables_the_endpoint_until_it_is_enabled(outbox):
     """After 410 nothing is sent, nothing is lost, and the reason is shown, with the time."""
     message_id = outbox.enqueue("pager", "a", b"1", 0)
     throttled = outbox.enqueue("pager", "b", b"1", 0)

@@ -1,7 +1,8 @@
-"""Validation of what people write into a request: texts and times must be safe to store, log and show.
+"""Shapes of requests, answers and errors of the API, and the checks of what people write.
 
-A rejection names the problem and the field, and never quotes the input: an answer that quotes its request can be made
-as large and as hostile as its sender likes.
+What people write has to be safe to store, log and show. A rejection names the problem and the field, and never quotes
+the input: an answer that quotes its request can be made as large and as hostile as its sender likes. Errors are in
+RFC 9457's words.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from contextvars import ContextVar
 from typing import Annotated, Any, Final, Self
 
 from fastapi import HTTPException, Query
+from fastapi.responses import JSONResponse
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 from kc_otel.contract.clause import Clause
@@ -20,6 +22,9 @@ from kc_otel.contract.plain_text import is_plain
 from kc_otel.contract.slices import ALL
 from kc_otel.serve.core import Core
 
+PROBLEM: Final = "application/problem+json"
+PUBLIC: Final = frozenset({"/healthz", "/readyz", "/openapi.json"})
+"""Paths that need no token where others do."""
 _YEAR_10000: Final = 253_402_300_800.0
 _MAX_LISTED_PROBLEMS: Final = 5
 
@@ -146,3 +151,19 @@ def find_clause(core: Core, contract: str, clause: str, slice: str) -> Clause:
         if known.id == clause:
             return known
     raise HTTPException(404, f"no clause {clause!r}; {contract} has {', '.join(known.id for known in found.clauses)}")
+
+
+class ProblemDetails(View):
+    """An error, as RFC 9457 has it."""
+
+    title: str
+    detail: str
+    status: int
+
+
+def problem(
+    status: int, detail: str, headers: Mapping[str, str] | None = None, *, title: str = "request refused"
+) -> JSONResponse:
+    """Return an error in RFC 9457's words."""
+    body = ProblemDetails(title=title, detail=detail, status=status)
+    return JSONResponse(body.model_dump(), status, headers, media_type=PROBLEM)

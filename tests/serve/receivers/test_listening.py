@@ -12,9 +12,8 @@ from contextlib import ExitStack
 import httpx
 import pytest
 
-from kc_otel.serve import listening
-from kc_otel.serve.listening import connections_per_port, listen
-from kc_otel.serve.receivers.http_listener import serving_http
+from kc_otel.serve.receivers import listening
+from kc_otel.serve.receivers.listening import connections_per_port, listen, serving_http
 from tests.integration.conftest import CONTRACT, Evaluator
 
 pytestmark = pytest.mark.slow

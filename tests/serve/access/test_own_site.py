@@ -9,8 +9,8 @@ from contextlib import closing
 import pytest
 from starlette.testclient import TestClient
 
-from kc_otel.serve.api import own_site
-from kc_otel.serve.api.own_site import HostNames, OwnSite
+from kc_otel.serve.access import site_guard as own_site
+from kc_otel.serve.access.site_guard import HostNames, OwnSite
 from tests.serve.conftest import core_of_policy
 from tests.tools.api import api_of
 
