@@ -117,7 +117,8 @@ def said(histogram: Any) -> Any:
 
 def numbers_of(history: PaneHistory) -> list[int]:
     """Panes in which anything is held, ascending."""
-    return sorted({*history._explicit, *(content.pane for content in history._exponential())})
+    panes = {*history._explicit, *history.columns.panes(history.number)}
+    return sorted(pane for pane in panes if history.pane(pane) is not None)
 
 
 def streams_of(evaluator: Evaluator) -> dict[Any, Any]:
