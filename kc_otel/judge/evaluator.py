@@ -21,7 +21,6 @@ from kc_otel.judge.assumptions import sampling_notes
 from kc_otel.judge.causes import causes_of, drift_by_place
 from kc_otel.judge.cell_columns import CellColumns, Verdicts
 from kc_otel.judge.cells import Place, evidence_of
-from kc_otel.judge.column_message import ColumnMessage
 from kc_otel.judge.columns.stream_columns import StreamColumns
 from kc_otel.judge.columns.stream_rows import RowContent
 from kc_otel.judge.contract_state import ContractState
@@ -30,6 +29,7 @@ from kc_otel.judge.faults import Faults, decide_apart, unjudged
 from kc_otel.judge.histograms import ExplicitHistogram, Histogram
 from kc_otel.judge.input_faults import too_many
 from kc_otel.judge.otlp.sink import ExportResult
+from kc_otel.judge.otlp.wire_columns import ColumnMessage
 from kc_otel.judge.point_streams import Horizon, PointStream
 from kc_otel.judge.points import (
     DROPPED,
@@ -275,12 +275,12 @@ class Evaluator:
             counts["accepted"] += taken - behind
             if behind:
                 count("behind", behind, OUTCOME_SENTENCES["behind"])
-        for part, numbers in columns.left() if columns is not None else ((request, ()),):
-            for point in walk(part, self._gen_ai, count, partial(self._note_impossible, now)):
-                outcome, message = self._take(point, horizons, now, reports)
-                count(outcome, 1, message or OUTCOME_SENTENCES.get(outcome, ""))
-                if outcome in _REMEMBERED_OUTCOMES and self._columns is not None:
-                    self._learn(self._columns, columns, numbers, point)
+        left, numbers = columns.left() if columns is not None else (request, ())
+        for point in walk(left, self._gen_ai, count, partial(self._note_impossible, now)):
+            outcome, message = self._take(point, horizons, now, reports)
+            count(outcome, 1, message or OUTCOME_SENTENCES.get(outcome, ""))
+            if outcome in _REMEMBERED_OUTCOMES and self._columns is not None:
+                self._learn(self._columns, columns, numbers, point)
         reports.tell(now)
         self.counters.update(counts)
         rejected = sum(counts[outcome] for outcome in _REJECTED)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from hashlib import blake2b
 from typing import Final
 
@@ -17,6 +18,7 @@ from kc_otel.contract.slices import Scalar
 from kc_otel.contract.units import format_duration
 from kc_otel.contract.words import FAILS_CHECKS
 from kc_otel.judge.point_streams import REMEMBERED_TIMES
+from kc_otel.judge.points import resource_of
 from kc_otel.judge.series import PAIRS, Pair
 
 OUTCOME_SENTENCES: Final = {
@@ -166,6 +168,12 @@ def _text(outcome: str, found: Sequence[RefusedSender]) -> str:
     senders = [refused.sender for refused in found if refused.sender]
     names = [*senders[:_MAX_NAMED], *([f"{len(senders) - _MAX_NAMED} more"] if len(senders) > _MAX_NAMED else [])]
     return f"{said}; from {'; '.join(names)}" if names else said
+
+
+@lru_cache(maxsize=4096)
+def sender_of_bytes(resource: bytes) -> str:
+    """`sender_of` a serialized Resource; the same senders come again."""
+    return sender_of(resource_of(resource))
 
 
 def sender_of(resource: Mapping[str, Scalar]) -> str:

@@ -14,12 +14,12 @@ from typing import Any, Final, Protocol
 
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
 
-from kc_otel.judge.column_message import ColumnMessage
 from kc_otel.judge.evaluator import Evaluator
 from kc_otel.judge.otlp.request_errors import ThrottledError
 from kc_otel.judge.otlp.request_limits import Limits
 from kc_otel.judge.otlp.sink import ColumnSink, ExportResult
 from kc_otel.judge.otlp.traffic_entries import judged_metrics
+from kc_otel.judge.otlp.wire_columns import ColumnMessage
 from kc_otel.serve.store.inbox import Inbox
 from kc_otel.serve.store.unit_of_work import StateError
 

@@ -13,7 +13,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from kc_otel.judge.column_message import WireColumns
+from kc_otel.judge.otlp.wire_columns import WireColumns
 from kc_otel.machine_code import ADDRESS, DOUBLE, NUMBER, address, function
 from kc_otel.stats.histogram_columns import SideColumns
 

@@ -23,16 +23,15 @@ from google.protobuf.message import DecodeError
 from numpy.typing import NDArray
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
 
-from kc_otel.judge.column_message import ColumnMessage, WireColumns
 from kc_otel.judge.columns.fold import CLOSED, LIMITS, NONE, SLOT, SPAN, Known, used_parts
 from kc_otel.judge.columns.message_layouts import MessageLayouts
 from kc_otel.judge.columns.stream_rows import ContractRows, RowContent, RowMemory
 from kc_otel.judge.contract_state import ContractState
 from kc_otel.judge.histograms import ExplicitHistogram
 from kc_otel.judge.otlp.signals import METRICS
-from kc_otel.judge.otlp.wire_columns import read_columns
+from kc_otel.judge.otlp.wire_columns import ColumnMessage, WireColumns, read_columns
 from kc_otel.judge.point_streams import Horizon
-from kc_otel.judge.points import DRIFT_NAMES, Point, PointKind, digest_of, origin_of, walk
+from kc_otel.judge.points import Point, PointKind, digest_of, origin_of, walk
 from kc_otel.judge.refused_points import sender_of
 from kc_otel.judge.series import LONG, SHORT, Heard, SeriesKey
 from kc_otel.stats.histogram_columns import HistogramColumns
@@ -99,23 +98,15 @@ class StreamColumns:
         wire = read_columns(body, most)
         if wire is None or wire.items > most:
             return None
-        known = self._layouts.rows_of(wire)
-        if known is None and not all(
-            wire.name(metric).startswith((b"kc.", b"gen_ai.")) for metric in range(wire.metrics.size)
-        ):
-            return None
+        rows = self._layouts.rows_of(wire)
         try:
-            return self._read(wire, most) if known is None else self._read_known(wire, *known)
+            if rows is None:
+                ours = all(wire.name(metric).startswith((b"kc.", b"gen_ai.")) for metric in wire.spans)
+                return self._read(wire, most) if ours else None
+            odd = wire.without(wire.points["plain"] != 0)
+            return ColumnMessage(wire, rows, self._generation, (odd, wire.request_of(odd)))
         except DecodeError:
             return None
-
-    def _read_known(self, wire: WireColumns, rows: Numbers, plain: bool) -> ColumnMessage:
-        """A message of a known layout: it is all ours, and of one layout of buckets."""
-        message = ColumnMessage(wire, rows, self._generation, plain)
-        if not plain:
-            for metric, numbers in wire.without(wire.points["plain"] != 0):
-                wire.request_of(metric, numbers)
-        return message
 
     def _read(self, wire: WireColumns, most: int) -> ColumnMessage | None:
         """A message of a layout that is not known."""
@@ -128,8 +119,7 @@ class StreamColumns:
         if 4 * np.count_nonzero(left) > left.size or _has_other_layouts(wire):
             message.request = ExportMetricsServiceRequest.FromString(wire.body)
             return message if sum(METRICS.items(message.request)) <= most else None
-        for metric, numbers in wire.without(~left):
-            wire.request_of(metric, numbers)
+        message.odd = (odd := wire.without(~left)), wire.request_of(odd)
         if not (rows < 0).any():
             self._layouts.learn(wire, rows)
         return message
@@ -152,9 +142,9 @@ class StreamColumns:
         begun: Sequence[tuple[int, int]] = ()
         if message.known != self._generation:
             message.rows, new = self._rows_of(wire)
-            message.known, message.plain = self._generation, False
+            message.known = self._generation
             begun = self._begin(message, new, now)
-        if not message.plain and (message.rows < 0).any():
+        if (message.rows < 0).any():
             self._block_unknown(message)
         for number, horizon in enumerate(horizons.values()):
             of = self._limits[number]
@@ -198,9 +188,8 @@ class StreamColumns:
 
     def _refuse(self, state: ContractState, message: ColumnMessage, number: int, age: float, now: float) -> None:
         """Note whose point came too late to be in a short window."""
-        metrics = message.wire.metrics
-        metric = int(np.flatnonzero((metrics["first"] <= number) & (number < metrics["last"]))[0])
-        for point in walk(message.wire.request_of(metric, [number]), (), lambda *_: None):
+        metric = int(message.wire.points["metric"][number])
+        for point in walk(message.wire.request_of([(metric, [number])]), (), lambda *_: None):
             _, *pair = self._pair_names[self._memory.rows["pair"][message.rows[number]]]
             state.refused.add("behind", (pair[0], pair[1]), sender_of(point.resource), age, now)
 
@@ -242,8 +231,8 @@ class StreamColumns:
         origins: dict[tuple[bytes, bytes], bytes] = {}
         body = wire.body
         begins, ends = wire.points["key_begin"].tolist(), wire.points["key_end"].tolist()
-        for number, metric in enumerate(wire.metrics):
-            first, last = int(metric["first"]), int(metric["last"])
+        for number, metric in enumerate(wire.spans):
+            first, last = metric.first, metric.last
             resource, scope, head, temporality = wire.origin(number)
             spellings = self._spellings.get((scope, head, temporality))
             if spellings is None:
@@ -265,13 +254,12 @@ class StreamColumns:
 
     def _block_unknown(self, message: ColumnMessage) -> None:
         """Leave the points of streams that are known, but not in this spelling, to be taken in their order."""
-        for metric, numbers in message.wire.without(message.rows >= 0):
-            if numbers:
-                for point in walk(message.wire.request_of(metric, numbers), (), lambda *_: None):
-                    rows = self._of(point)
-                    row = -1 if rows is None else rows.find(point.stream)
-                    if row >= 0:
-                        self._memory.rows[row]["blocked"] = self._message
+        unknown = [part for part in message.wire.without(message.rows >= 0) if part[1]]
+        for point in walk(message.wire.request_of(unknown), (), lambda *_: None):
+            rows = self._of(point)
+            row = -1 if rows is None else rows.find(point.stream)
+            if row >= 0:
+                self._memory.rows[row]["blocked"] = self._message
 
     def _of(self, point: Point) -> ContractRows | None:
         """The rows of the contract that a point names."""
@@ -406,10 +394,7 @@ class _FirstPoint(NamedTuple):
 
 def _has_other_layouts(wire: WireColumns) -> bool:
     """Return True if one of our quantities has explicit bounds: a series' layout may then depend on the first point."""
-    return any(
-        not of["exponential"] and wire.name(metric).decode("utf-8", "replace") in DRIFT_NAMES
-        for metric, of in enumerate(wire.metrics)
-    )
+    return any(not of.exponential and wire.is_drift(of) for of in wire.spans)
 
 
 class _Counted(NamedTuple):
