@@ -130,7 +130,7 @@ class ExponentialHistogram:
         return cls(
             scale=parts[0].scale,
             count=sum(part.count for part in parts),
-            sum=float(np.sum([part.sum for part in parts])),
+            sum=math.fsum(part.sum for part in parts),
             zero_count=sum(part.zero_count for part in parts),
             positive=Buckets.union([part.positive for part in parts]),
             negative=Buckets.union([part.negative for part in parts]),
@@ -227,11 +227,19 @@ class ExponentialHistogram:
         """Minimum, maximum, whether that was observed; from the outermost buckets where they are unknown."""
         if not (math.isnan(self.minimum) or math.isnan(self.maximum)):
             return self.minimum, self.maximum, self.maximum_observed
-        bins = self.binned()
-        if not bins.count.size:
+        down, up = self.negative.trimmed(), self.positive.trimmed()
+        edges = [-self._edge(down.end), -self._edge(down.offset)] if down.counts.size else []
+        edges += [-self.zero_threshold, self.zero_threshold] if self.zero_count else []
+        edges += [self._edge(up.offset), self._edge(up.end)] if up.counts.size else []
+        if not edges:
             return -math.inf, math.inf, False
-        known = not math.isnan(self.maximum)
-        return float(bins.lower[0]), float(bins.upper[-1]), known and self.maximum_observed
+        low, high = float(np.fmax(edges[0], self.minimum)), float(np.fmin(edges[-1], self.maximum))
+        return low, high, not math.isnan(self.maximum) and self.maximum_observed
+
+    def _edge(self, bucket: int) -> float:
+        """Lower edge of a positive bucket, beyond the zero bucket."""
+        exponent: float = bucket * 2.0**-self.scale
+        return max(math.inf if exponent >= 1024.0 else 2.0**exponent, self.zero_threshold)
 
     def _with_zero_threshold(self, threshold: float) -> ExponentialHistogram:
         """The same with a wider zero bucket, that takes the buckets it reaches into; it grows to their outer edges."""

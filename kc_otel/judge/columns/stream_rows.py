@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kc_otel.judge.columns.fold import LOADED, NEW, NOT_LOADED, ROW, SIDE, counts_of
-from kc_otel.judge.histograms import magnitude
+from kc_otel.judge.histograms import least_of, magnitude
 from kc_otel.judge.point_streams import LatestValue, PointStream
 from kc_otel.stats import Buckets, ExponentialHistogram
 
@@ -200,7 +200,8 @@ class ContractRows:
         into["zero_threshold"], into["magnitude"] = histogram.zero_threshold, magnitude(histogram)
         into["positive_offset"], into["positive_size"] = positive.offset, positive.counts.size
         into["negative_offset"], into["negative_size"] = negative.offset, negative.counts.size
-        into["least"], into["least_negative"] = _least(positive, histogram.scale), _least(negative, histogram.scale)
+        scale = histogram.scale
+        into["least"], into["least_negative"] = least_of(positive, scale), least_of(negative, scale)
         into["series"], into["pair"], into["contract"] = series, pair, self._contract
         into["loaded"], into["dirty"] = LOADED, 1
         if before or stream.times or stream.forgotten >= 0:
@@ -386,9 +387,3 @@ def _stream_of(record: Any, counts: Numbers) -> PointStream:
 def _room_for(words: int) -> int:
     """Words that a row is given where it needs so many."""
     return -(-(words + _SPARE_WORDS) // _WORDS) * _WORDS
-
-
-def _least(side: Buckets, scale: int) -> float:
-    """The sum of |x| if every observation lay at the lower edge of the bucket below its own, as `sum_fits` has it."""
-    edges = np.exp2((np.arange(side.counts.size, dtype=np.float64) + (side.offset - 1)) * 2.0**-scale)
-    return float(edges @ side.counts)
