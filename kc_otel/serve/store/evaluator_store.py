@@ -12,7 +12,7 @@ import sqlite3
 from collections import defaultdict
 from collections.abc import Callable, Collection, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import asdict
+from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
@@ -23,18 +23,22 @@ from kc_otel.judge.evaluator import Evaluator
 from kc_otel.judge.facts import KernelInfo, WorstBatch
 from kc_otel.judge.fail_evidence import whole_side
 from kc_otel.judge.histograms import ExplicitHistogram
+from kc_otel.judge.plain_json import read_json, to_json
 from kc_otel.judge.points import INVALID, metric_of
 from kc_otel.judge.recorders import LastReport
 from kc_otel.judge.refused_points import RefusedSender
 from kc_otel.judge.series import LONG, SHORT, Heard, SeriesKey
 from kc_otel.judge.verdict import Cell
-from kc_otel.serve.store.histogram_codec import check_observed, decode_histogram, encode_histogram, encode_histograms
-from kc_otel.serve.store.stream_codec import (
+from kc_otel.serve.store.codecs import (
+    check_observed,
     check_stream,
     decode_evidence,
+    decode_histogram,
     decode_rows,
     decode_stream,
     encode_evidence,
+    encode_histogram,
+    encode_histograms,
     encode_rows,
     encode_stream,
 )
@@ -42,7 +46,7 @@ from kc_otel.serve.store.unit_of_work import StateError, UnitOfWork
 from kc_otel.stats import ExponentialHistogram
 from kc_otel.stats.histogram_columns import HistogramColumns
 
-SCHEMA_VERSION: Final = 10
+SCHEMA_VERSION: Final = 11
 
 _TABLES: Final = {
     "evaluator_meta": "key TEXT PRIMARY KEY, value TEXT NOT NULL",
@@ -58,6 +62,23 @@ _TABLES: Final = {
     "evaluator_most_cells": "contract TEXT PRIMARY KEY, cells INTEGER NOT NULL",
     "evaluator_facts": "contract TEXT PRIMARY KEY, data TEXT NOT NULL",
 }
+
+
+@dataclass(frozen=True, slots=True)
+class _Facts:
+    """What is known of a contract beside its numbers; `slices` and `clauses` are digests of what these measure."""
+
+    heard: list[tuple[str, str, Heard]]
+    recorders: dict[str, dict[str, LastReport]]
+    ended: dict[str, float]
+    moved: dict[str, dict[str, float]]
+    measured_on: dict[str, dict[str, dict[str, tuple[int, float]]]]
+    slices: Mapping[str, str]
+    clauses: dict[str, str]
+    refused: list[RefusedSender]
+    newest: list[tuple[str, str, str, float]]
+    kernels: list[KernelInfo]
+    examples: list[WorstBatch]
 
 
 class EvaluatorStore:
@@ -251,22 +272,20 @@ class EvaluatorStore:
     def _save_facts(self, name: str, evaluator: Evaluator) -> None:
         state, (kernels, examples) = evaluator.states[name], evaluator.facts[name]
         quantities = state.contract.quantity_digests
-        data = json.dumps(
-            {
-                "heard": [[*pair, heard.last, heard.gaps, heard.since] for pair, heard in state.heard.items()],
-                "ended": state.recorders.ended,
-                "moved": state.recorders.moved,
-                "measured_on": state.recorders.measured_on,
-                "recorders": state.recorders.by_version,
-                "slices": state.contract.slice_digests,
-                "clauses": {id: digest for (id, slice), digest in quantities.items() if slice == ALL},
-                "refused": [asdict(refused) for refused in state.refused.found.values()],
-                "newest": [
-                    [metric, *pair, time] for metric, pairs in state.newest.items() for pair, time in pairs.items()
-                ],
-                "kernels": [asdict(info) for info in kernels.known.values()],
-                "examples": [asdict(example) for example in examples.kept],
-            }
+        data = to_json(
+            _Facts(
+                heard=[(*pair, heard) for pair, heard in state.heard.items()],
+                recorders=state.recorders.by_version,
+                ended=state.recorders.ended,
+                moved=state.recorders.moved,
+                measured_on=state.recorders.measured_on,
+                slices=state.contract.slice_digests,
+                clauses={id: digest for (id, slice), digest in quantities.items() if slice == ALL},
+                refused=[*state.refused.found.values()],
+                newest=[(metric, *pair, at) for metric, pairs in state.newest.items() for pair, at in pairs.items()],
+                kernels=[*kernels.known.values()],
+                examples=examples.kept,
+            )
         )
         if self._facts.get(name) != data:
             self._facts[name] = data
@@ -377,37 +396,21 @@ class EvaluatorStore:
             if name not in evaluator.states:
                 continue
             state, (kernels, examples) = evaluator.states[name], evaluator.facts[name]
-            content = json.loads(data)
-            own = state.contract.slice_digests
-            redefined |= {(name, slice) for slice, digest in content["slices"].items() if own.get(slice) != digest}
-            measured = state.contract.quantity_digests
-            changed |= {
-                (name, id) for id, digest in content.get("clauses", {}).items() if measured.get((id, ALL)) != digest
+            facts = read_json(_Facts, data)
+            own, measured = state.contract.slice_digests, state.contract.quantity_digests
+            redefined |= {(name, slice) for slice, digest in facts.slices.items() if own.get(slice) != digest}
+            changed |= {(name, id) for id, digest in facts.clauses.items() if measured.get((id, ALL)) != digest}
+            state.heard = {(train, inference): heard for train, inference, heard in facts.heard}
+            recorders = state.recorders
+            recorders.by_version, recorders.ended, recorders.moved = facts.recorders, facts.ended, facts.moved
+            recorders.measured_on = facts.measured_on
+            state.refused.found = {
+                (refused.outcome, refused.pair, refused.sender): refused for refused in facts.refused
             }
-            state.heard = {(train, inference): Heard(*said) for train, inference, *said in content["heard"]}
-            state.recorders.ended = content["ended"]
-            state.recorders.moved = content["moved"]
-            state.recorders.measured_on = {
-                version: {
-                    sender: {slice: (total, at) for slice, (total, at) in on.items()} for sender, on in senders.items()
-                }
-                for version, senders in content["measured_on"].items()
-            }
-            state.recorders.by_version = {
-                version: {sender: LastReport.of(said) for sender, said in senders.items()}
-                for version, senders in content["recorders"].items()
-            }
-            for fields in content["refused"]:
-                refused = RefusedSender(**{**fields, "pair": tuple(fields["pair"])})
-                state.refused.found[refused.outcome, refused.pair, refused.sender] = refused
-            for metric, train, inference, time in content["newest"]:
-                state.newest.setdefault(metric, {})[train, inference] = time
-            for fields in content["kernels"]:
-                info = KernelInfo(**fields)
-                kernels.known[info.role, info.version] = info
-            for fields in content["examples"]:
-                links = tuple((trace, span) for trace, span in fields.pop("links"))
-                examples.kept.append(WorstBatch(**fields, links=links))
+            for metric, train, inference, at in facts.newest:
+                state.newest.setdefault(metric, {})[train, inference] = at
+            kernels.known.update({(info.role, info.version): info for info in facts.kernels})
+            examples.kept += facts.examples
         return redefined, changed
 
     def _id(self, name: str, key: SeriesKey) -> int:

@@ -15,10 +15,18 @@ from kc_otel import machine_code
 from kc_otel.judge.evaluator import Evaluator
 from kc_otel.judge.histograms import ExplicitHistogram
 from kc_otel.judge.point_streams import LatestValue, PointStream
+from kc_otel.serve.store.codecs import (
+    CodecError,
+    check_stream,
+    decode_histogram,
+    decode_rows,
+    decode_stream,
+    encode_histogram,
+    encode_histograms,
+    encode_stream,
+)
 from kc_otel.serve.store.evaluator_store import SCHEMA_VERSION, EvaluatorStore
-from kc_otel.serve.store.histogram_codec import CodecError, decode_histogram, encode_histogram, encode_histograms
 from kc_otel.serve.store.state_file import DamagedStateError, StateError, reading_state
-from kc_otel.serve.store.stream_codec import check_stream, decode_rows, decode_stream, encode_stream
 from kc_otel.serve.store.unit_of_work import UnitOfWork, unit_of_work
 from kc_otel.stats import Buckets, ExponentialHistogram
 from kc_otel.stats.histogram_columns import HistogramColumns
@@ -445,10 +453,11 @@ histograms = st.builds(
 @pytest.mark.slow
 @settings(max_examples=200, deadline=None)
 @given(st.lists(histograms, max_size=5))
-def test_many_histograms_are_encoded_as_each_of_them(values: list[ExponentialHistogram]) -> None:
-    """Columns give the same bytes, whatever widths their buckets need and whichever have none."""
+def test_many_histograms_survive_encoding(values: list[ExponentialHistogram]) -> None:
+    """Whatever widths their buckets need and whichever have none."""
     columns = HistogramColumns.of(values)
-    assert encode_histograms(columns) == [encode_histogram(histogram) for histogram in columns.objects()]
+    back = map(decode_histogram, encode_histograms(columns))
+    assert [*map(encode_histogram, back)] == [*map(encode_histogram, columns.objects())]
 
 
 @settings(max_examples=200, deadline=None)
