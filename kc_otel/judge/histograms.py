@@ -24,15 +24,10 @@ _UNSAID_ZERO: Final = 2.0**-30
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ExplicitHistogram:
-    """A histogram with the buckets (-inf, e0], (e0, e1], ... (ek, inf).
+    """A histogram with the buckets (-inf, e0], (e0, e1], ... (ek, inf): `edges` e0..ek, and counts, int64 [k + 2].
 
-    Attributes:
-        edges: e0..ek, ascending; empty for a single bucket.
-        counts: Observations per bucket, int64 [k + 2].
-        sum: Sum of the observations.
-        minimum: No observation is smaller; nan when unknown.
-        maximum: No observation is larger; nan when unknown.
-        maximum_observed: Whether `maximum` is itself an observation, and not only a bound on them.
+    Extremes are nan when unknown; `maximum_observed` says whether the maximum is itself an observation. No edges at all
+    are a single bucket.
     """
 
     edges: tuple[float, ...]
@@ -55,8 +50,7 @@ class ExplicitHistogram:
     def since(self, earlier: ExplicitHistogram) -> ExplicitHistogram | None:
         """Return the observations after `earlier`, both cumulative from one start; None on contradiction.
 
-        The edges have to be equal. Extremes are the cumulative ones where those moved, else those of the outermost
-        buckets.
+        Extremes are the cumulative ones where those moved, else those of the outermost buckets.
         """
         counts = self.counts - earlier.counts
         if (counts < 0).any():
@@ -131,13 +125,9 @@ def difference(later: Histogram, earlier: Histogram) -> Histogram | None:
 
 
 def sum_fits(histogram: Histogram, slack: float = 0.0) -> bool:
-    """Return True if the sum is possible for observations in these buckets.
+    """Return True if the sum is possible for observations in these buckets, with so much rounding error.
 
     A bucket's neighbours are allowed for, because senders may put a value at an edge on either side of it.
-
-    Args:
-        histogram: The histogram to check.
-        slack: Rounding error that the sum may contain.
     """
     low, high = _sums(histogram)
     rounding = slack + _ROUNDING_ERROR * (abs(low) + abs(high)) if math.isfinite(low) and math.isfinite(high) else slack

@@ -4,8 +4,8 @@ A window of W seconds is made of N panes of W/N seconds, aligned to the Unix epo
 N - 1 before it, so it reaches back between W - W/N and W seconds, and never holds anything older than W. One pane more
 is kept for clocks that disagree. A contract has two such grids, of the short and of the long window.
 
-Exponential histograms are kept as columns of all series together, a few for each pane; single ones are merged when they
-are read. Explicit ones are few, and each series has its own, see `PaneHistory`.
+Exponential histograms are columns of all series together, a few for each pane. Explicit ones are few, and each series
+has its own, see `PaneHistory`.
 """
 
 from __future__ import annotations
@@ -37,12 +37,7 @@ _HISTOGRAMS_BEFORE_MERGE: Final = 8
 
 @dataclass(frozen=True, slots=True)
 class PaneGrid:
-    """Panes of one window length.
-
-    Attributes:
-        width: Seconds that a pane covers.
-        size: Panes that a window has.
-    """
+    """Panes of one window length: seconds that one covers, and how many a window has."""
 
     width: float
     size: int
@@ -97,12 +92,8 @@ class SeriesContent(NamedTuple):
 class PaneColumns:
     """Exponential histograms of a contract's series, by rows of series and by pane.
 
-    Args:
-        grids: The panes of each window.
-        weighed: Whether anybody will `take_arrived`.
-
-    Attributes:
-        changed: Rows that changed since they were saved, by grid and pane.
+    With `weighed`, what arrived waits until somebody takes it by `take_arrived`. `changed` has the rows that changed
+    since they were saved, by grid and pane.
     """
 
     def __init__(self, grids: Sequence[PaneGrid], *, weighed: bool = True) -> None:
@@ -116,13 +107,9 @@ class PaneColumns:
         self.changed: dict[tuple[int, int], list[Numbers]] = {}
 
     def count(self, row: int, time: float, now: float, histogram: ExponentialHistogram) -> None:
-        """Count a row's observations.
+        """Count a row's observations, at least one, that arrived at `now` in the pane of `time`, Unix seconds.
 
-        Args:
-            row: Number of the row.
-            time: Unix time in seconds of the pane in which they count.
-            now: When they arrived; panes that are too old then have nothing of them.
-            histogram: At least one observation.
+        Panes that are too old when they arrived have nothing of them.
         """
         rows, times, arrivals, parts = self._waiting
         rows.append(row)
@@ -154,8 +141,7 @@ class PaneColumns:
     def take_arrived(self, *, late: bool) -> tuple[Numbers, HistogramColumns]:
         """Take the counts of each row since the last call: rows, and a histogram of each.
 
-        Args:
-            late: Whether those that were too old for the first window when they arrived, or the others.
+        Either of those that were too old for the first window when they arrived, or of the others.
         """
         self.settle()
         arrived, self._arrived[late] = self._arrived[late], []
@@ -174,7 +160,7 @@ class PaneColumns:
     def window(self, grid: int, now: float) -> SeriesContent:
         """Return the content of the window that ends now.
 
-        What arrives is added to the window of before; it is put together of its panes where these are other ones.
+        What arrives is added to the window of before; where its panes are others, it is put together of them anew.
         """
         self.settle()
         panes, held = self._grids[grid].window(now), self._windows[grid]
@@ -289,14 +275,7 @@ def _without(part: SeriesContent, rows: Numbers) -> SeriesContent:
 
 @dataclass(slots=True)
 class PaneHistory:
-    """Panes of one series and one grid.
-
-    Attributes:
-        grid: The panes.
-        columns: Panes of all series.
-        number: Of the grid.
-        row: Of the series.
-    """
+    """Panes of one series and one grid: `number` is that of the grid, `row` that of the series."""
 
     grid: PaneGrid
     columns: PaneColumns
@@ -333,11 +312,7 @@ class PaneHistory:
         return isinstance(increment, ExponentialHistogram) or not any(map(self.pane, self.columns.panes(self.number)))
 
     def turn_back(self, now: float) -> set[int]:
-        """Move what of explicit bounds lies ahead of a clock that went back to where it is now.
-
-        Returns:
-            The panes that changed.
-        """
+        """Move explicit bounds ahead of a clock that went back to now; returns the panes that changed."""
         head = self.grid.index(now)
         ahead = [index for index in self._explicit if index > head]
         for index in ahead:

@@ -1,7 +1,4 @@
-"""A series is (metric, slice, kernel pair) within a contract: its key, its panes, and when its pair was heard.
-
-A series has a number, that of its row in the panes, which is given to another one once it is gone.
-"""
+"""A series is (metric, slice, kernel pair) within a contract: its key, its panes, and when its pair was heard."""
 
 from __future__ import annotations
 
@@ -50,10 +47,10 @@ class SeriesKey(NamedTuple):
 
 @dataclass(slots=True)
 class Series:
-    """The panes of a series, and the Unix time in seconds of its newest observation.
+    """The panes of a series.
 
-    Attributes:
-        arrived: Unix time in seconds at which observations of it arrived last; a sender's clock may be wrong.
+    `newest` is the Unix time in seconds of its newest observation, `arrived` when any arrived last: clocks may be
+    wrong.
     """
 
     histories: tuple[PaneHistory, PaneHistory]
@@ -62,7 +59,7 @@ class Series:
 
     @property
     def number(self) -> int:
-        """Its row in the panes."""
+        """Its row in the panes, which is given to another series once this one is gone."""
         return self.histories[SHORT].row
 
     @property
@@ -78,12 +75,9 @@ class Series:
 
 @dataclass(slots=True)
 class Heard:
-    """Time of a kernel pair's last report, and its usual reporting interval.
+    """When a kernel pair reported last, the gaps between its latest reports, and since when it has not fallen silent.
 
-    Attributes:
-        last: Unix time in seconds.
-        gaps: Seconds between its latest reports, at most _MAX_GAPS of them.
-        since: Unix time in seconds from which on it has been heard of without falling silent.
+    All are in seconds, times of Unix.
     """
 
     last: float
@@ -113,12 +107,7 @@ class Heard:
 
 
 class Listening(NamedTuple):
-    """Period in which an evaluator was running: a pair is not silent while nobody listens.
-
-    Attributes:
-        since: Unix time in seconds from which on this process listens.
-        before: Unix time in seconds until which the one before it did.
-    """
+    """Times from which on this process listens, and until which the one before it did, Unix seconds."""
 
     since: float
     before: float = -math.inf
@@ -142,15 +131,7 @@ _Key = TypeVar("_Key")
 
 
 class SeriesTable:
-    """The series that there are.
-
-    Args:
-        grids: The panes of the short and of the long window.
-        panes: Content of exponential histograms.
-
-    Attributes:
-        by_key: All of them.
-    """
+    """The series that there are, by key, and by what is looked for."""
 
     def __init__(self, grids: tuple[PaneGrid, PaneGrid], panes: PaneColumns) -> None:
         self.by_key: dict[SeriesKey, Series] = {}

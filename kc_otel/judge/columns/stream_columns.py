@@ -51,14 +51,7 @@ _SLOT_COUNT: Final = 4096
 
 
 class StreamColumns:
-    """Rows of streams, and slots of what they counted, of any number of contracts.
-
-    Args:
-        states: State by the contract's name, with the streams and series.
-
-    Attributes:
-        taken: Points that were taken from columns so far.
-    """
+    """Rows of streams, and slots of what they counted, of all contracts; `taken` counts points so far."""
 
     def __init__(self, states: Mapping[str, ContractState]) -> None:
         self._states = list(states.values())
@@ -88,12 +81,8 @@ class StreamColumns:
     def message(self, body: bytes, most: int) -> ColumnMessage | None:
         """A request as columns, of which everything was read: by protobuf what is not known here.
 
-        Args:
-            body: The serialized ExportMetricsServiceRequest.
-            most: Resources, scopes, metrics and points that it may have.
-
-        Returns:
-            None where it is something else, has more in it, or has a metric that no contract can be about.
+        None where it is something else, has more than `most` resources, scopes, metrics and points in it, or has a
+        metric that no contract can be about.
         """
         wire = read_columns(body, most)
         if wire is None or wire.items > most:
@@ -125,15 +114,9 @@ class StreamColumns:
         return message
 
     def fold(self, message: ColumnMessage, horizons: Mapping[str, Horizon], now: float) -> tuple[int, int]:
-        """Take the plain points, and note in the message which ones.
+        """Take the plain points that arrived at `now`, Unix seconds, and note in the message which ones.
 
-        Args:
-            message: The message.
-            horizons: Time limits, by the contract's name.
-            now: When it arrived, Unix seconds.
-
-        Returns:
-            How many points were taken, and how many of these were older than they may be when they came.
+        Returns how many points were taken, and how many of these were older than they may be when they came.
         """
         if message.request is not None:
             return 0, 0
@@ -218,13 +201,10 @@ class StreamColumns:
         return begun
 
     def _rows_of(self, wire: WireColumns) -> tuple[Numbers, list[_FirstPoint]]:
-        """The row of each of a message's points, and those of new streams.
+        """The row of each of a message's points, -1 for none [points].
 
-        Returns:
-            Rows, -1 where there is none [points], and points of streams that are new, with attributes that are known.
-
-        Raises:
-            DecodeError: If a resource is none.
+        Also returns the points of streams that are new, with attributes that are known. A resource that is none raises
+        a DecodeError.
         """
         found: list[int] = []
         new: list[_FirstPoint] = []
@@ -285,12 +265,7 @@ class StreamColumns:
     def learn(self, message: ColumnMessage, number: int, point: Point, contract: str, key: SeriesKey) -> None:
         """Know a stream from now on, by the bytes of its point in a message, if its points may be plain.
 
-        Args:
-            message: The message.
-            number: Of the point in it.
-            point: The same point, which has been taken.
-            contract: Name of the contract that it is about.
-            key: The series that it counted for.
+        The point, `number` in the message, has been taken, and counted for the series.
         """
         of = self._contract[contract]
         stream = self._states[of].streams.get(point.stream)
@@ -333,14 +308,7 @@ class StreamColumns:
         return dict(zip(taken.tolist(), self.series_of(numbers.tolist()), strict=True))
 
     def restore(self, contract: str, block: int, content: RowContent, keys: Sequence[SeriesKey]) -> bool:
-        """Streams that were saved in a block of rows; False where there is no room for them.
-
-        Args:
-            contract: Name of the contract.
-            block: Number of the block.
-            content: Of its rows [n].
-            keys: The series of each [n].
-        """
+        """Streams that were saved in a block of rows, and the series of each; False where there is no room."""
         of = self._contract[contract]
         content.records["series"] = [self._slots.number_of(of, key) for key in keys]
         content.records["pair"] = [self._pair_number(of, key) for key in keys]
@@ -363,14 +331,7 @@ class StreamColumns:
 
 
 class _Spelling(NamedTuple):
-    """Attributes of points as a sender lists them.
-
-    Attributes:
-        tail: What `points.digest_of` needs of them.
-        contract: Number of the contract.
-        series: Number of the series.
-        pair: Number of the pair of kernels.
-    """
+    """Attributes as a sender lists them: what `points.digest_of` needs, numbers of contract, series and pair."""
 
     tail: bytes
     contract: int
@@ -379,13 +340,7 @@ class _Spelling(NamedTuple):
 
 
 class _FirstPoint(NamedTuple):
-    """A point of a stream that is not known, with attributes that are.
-
-    Attributes:
-        point: Number in its message.
-        spelling: Its attributes.
-        name: Digest of the stream.
-    """
+    """A point of a stream that is not known, with attributes that are, by its number in the message."""
 
     point: int
     spelling: _Spelling
@@ -398,13 +353,7 @@ def _has_other_layouts(wire: WireColumns) -> bool:
 
 
 class _Counted(NamedTuple):
-    """Slots of one contract's series.
-
-    Attributes:
-        contract: Its number.
-        which: Numbers of the slots, ascending.
-        keys: The series of each.
-    """
+    """Slots of one contract's series, ascending."""
 
     contract: int
     which: Numbers
@@ -413,9 +362,6 @@ class _Counted(NamedTuple):
 
 class SeriesSlots:
     """The slots, and whose they are.
-
-    Args:
-        states: Where the series are, by the number of their contract.
 
     Attributes:
         slots: The counts, without the buckets: SLOT [n].

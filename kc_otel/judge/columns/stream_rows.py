@@ -38,13 +38,9 @@ _NARROW: Final = 2**32
 
 
 class RowContent(NamedTuple):
-    """Content of some rows.
+    """Content of some rows: ROW [n], places in their blocks [n], digests of the streams, and counts of buckets.
 
-    Attributes:
-        records: ROW [n].
-        places: Places in their blocks [n].
-        names: Digests of the streams.
-        counts: Counts of their buckets, positive and then negative ones, one row after the other.
+    Counts are those of positive and then of negative buckets, one row after the other.
     """
 
     records: NDArray[Any]
@@ -65,13 +61,7 @@ for _field, _value in {"loaded": NEW, "time": -1, "min": np.inf, "max": -np.inf}
 
 
 class RowMemory:
-    """The rows and the counts of their buckets, of all contracts.
-
-    Attributes:
-        rows: ROW [n].
-        counts: Words of the rows' buckets, uint32 [w].
-        names: Digest of the stream of each row; empty where there is none.
-    """
+    """ROW [n] of all contracts, words of the rows' buckets, uint32 [w], and digests of the streams, or empty."""
 
     def __init__(self) -> None:
         self.rows = np.zeros(MAX_ROWS, ROW)
@@ -144,17 +134,10 @@ class RowMemory:
 
 
 class ContractRows:
-    """Rows of a contract's streams.
+    """Rows of a contract's streams, in blocks of the memory; `state` has the streams without one.
 
-    Args:
-        memory: Where they are.
-        contract: Number of the contract.
-        state: The streams that have none.
-
-    Attributes:
-        row_of: Row of each stream that is in one, by its digest.
-        blocks: Numbers of its blocks.
-        others: What else is known of a stream in a row: all writers but the one heard last, times, and so on.
+    `row_of` is by a stream's digest; `others` is what else is known of a stream in a row: all writers but the one heard
+    last, times, and so on.
     """
 
     def __init__(self, memory: RowMemory, contract: int, state: ContractState) -> None:
@@ -323,11 +306,9 @@ class ContractRows:
         return unsaved
 
     def restore(self, block: int, content: RowContent) -> bool:
-        """Streams that were saved, in the rows that they had; False where a block is no more to be had, or no room.
+        """Streams that were saved, in the rows that they had, with the numbers that series and pairs have now.
 
-        Args:
-            block: Its number.
-            content: Of its rows, with the numbers that series and pairs have now.
+        False where the block is no more to be had, or there is no room.
         """
         memory, records = self._memory, content.records
         if not memory.claim(block):

@@ -18,13 +18,7 @@ DURATION_BOUNDS: Final = (0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.25, 0.5, 0.75,
 
 @dataclass(frozen=True, slots=True)
 class ExportResult:
-    """Outcome of a request that could be read.
-
-    Attributes:
-        rejected: Data points, spans or log records that were not taken; the sender must not send them again.
-        message: Reason, for the reader of the sender's log; empty when there is none.
-        seconds: Processing time.
-    """
+    """Outcome of a request that was read: items not to be sent again, why, and the seconds that it took."""
 
     rejected: int = 0
     message: str = ""
@@ -60,12 +54,7 @@ class ColumnSink(ABC):
 
 @dataclass(slots=True)
 class Durations:
-    """A histogram of durations.
-
-    Attributes:
-        counts: How many were in each bucket: up to each of DURATION_BOUNDS, and longer than the last.
-        sum: All of them together, seconds.
-    """
+    """A histogram of durations in seconds: counts up to each of DURATION_BOUNDS, and beyond the last; the sum."""
 
     counts: list[int] = field(default_factory=lambda: [0] * (len(DURATION_BOUNDS) + 1))
     sum: float = 0.0

@@ -63,7 +63,6 @@ class WireColumns:
     """Offsets and values found by one walk along a request's bytes.
 
     Attributes:
-        body: The request.
         items: Resources, scopes, metrics and exponential points in it.
         points: POINT [points], in their order: where each, its attributes and the counts of its buckets are in the
             body, and what it says. `plain` is 0 where it says something that has no column.
@@ -120,11 +119,7 @@ class WireColumns:
         return found
 
     def request_of(self, parts: Iterable[tuple[int, Sequence[int]]]) -> Any:
-        """A request that has some metrics, in this order; an exponential one with these of its points.
-
-        Raises:
-            DecodeError: If it is no such request.
-        """
+        """A request that has some metrics, in this order; an exponential one with these of its points."""
 
         def scope_of(part: tuple[int, Sequence[int]]) -> tuple[int, int]:
             of = self.spans[part[0]]
@@ -152,7 +147,6 @@ class ColumnMessage:
     """A request that is to be taken.
 
     Attributes:
-        wire: Its columns.
         rows: Row of each of its points in `StreamColumns`, -1 where there is none.
         known: Part of `StreamColumns` that the rows belong to.
         odd: The metrics and points that are not plain, and a request with these; None where there is a `request`.
