@@ -38,11 +38,7 @@ _ROUTERS = "routers"
 
 
 class KeyValueStore:
-    """Values that must survive a restart and are too small for a table of their own.
-
-    Args:
-        connection: The state file; its owner owns the transactions.
-    """
+    """Values that must survive a restart and are too small for a table of their own."""
 
     def __init__(self, connection: sqlite3.Connection) -> None:
         self._connection = connection
@@ -68,15 +64,7 @@ class KeyValueStore:
 
 
 class EscalationStore:
-    """Keeps all of it in the state file.
-
-    Args:
-        connection: The state file; its owner owns the transactions.
-        events: Policies and events in the same file.
-
-    Attributes:
-        incidents: Those that last and those that are over, in the same file.
-    """
+    """Keeps all of it in the state file, beside policies and events."""
 
     def __init__(self, connection: sqlite3.Connection, events: PolicyStore) -> None:
         self.incidents = IncidentStore(connection)
@@ -84,13 +72,7 @@ class EscalationStore:
         self._values = KeyValueStore(connection)
 
     def begin(self, contracts: Mapping[str, Contract], dry_run: frozenset[str], now: float) -> EscalationState:
-        """Return the state that was last written, without that of contracts no longer served.
-
-        Args:
-            contracts: Contracts that are served from now on, by name.
-            dry_run: Names of those that run dry.
-            now: Unix time, seconds.
-        """
+        """Return the state that was last written, without that of contracts no longer served."""
         loaded = self._load(contracts)
         state = self._changed_modes(self._without_the_gone(loaded, contracts, now), contracts, dry_run, now)
         self.save(loaded, state)
@@ -101,13 +83,7 @@ class EscalationStore:
     def last_messages(
         self, contracts: Mapping[str, Contract], dry_run: frozenset[str], now: float
     ) -> Iterator[tuple[Contract, IncidentMessage]]:
-        """Yield the pending messages of alerts no longer followed, with their contract; call before `begin`.
-
-        Args:
-            contracts: Contracts that are served from now on, by name.
-            dry_run: Names of those that run dry.
-            now: Unix time, seconds.
-        """
+        """Yield the last messages of alerts no longer followed, with their contract; call before `begin`."""
         followed = contracts.keys() - dry_run
         for name, text in (self._values.load(_SERVED, dict[str, str]) or {}).items():
             if name in followed:
@@ -233,12 +209,7 @@ def ended(incident: Incident, now: float) -> Incident:
 
 
 class IncidentStore:
-    """Incidents by id.
-
-    Args:
-        connection: The state file; its owner owns the transactions.
-        keep: Incidents that are over and kept; the oldest are dropped beyond.
-    """
+    """Incidents by id; of those that are over the last `keep`."""
 
     def __init__(self, connection: sqlite3.Connection, *, keep: int = 1000) -> None:
         self._connection = connection

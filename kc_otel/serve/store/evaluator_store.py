@@ -1,7 +1,7 @@
 """The evaluator's state in SQLite: changes since the last save are written, and all of it is read at the start.
 
-Later requests are in the inbox, and are applied at the start. The store never begins or commits a transaction;
-who owns the connection does. Changes during the commit belong to the next save.
+Later requests are in the inbox, and are applied at the start. The store never begins or commits a transaction; the
+owner of the connection does. Changes during the commit belong to the next save.
 """
 
 from __future__ import annotations
@@ -82,14 +82,7 @@ class _Facts:
 
 
 class EvaluatorStore:
-    """Saves and restores evaluators.
-
-    Args:
-        connection: Connection to the state file. Its owner wraps `save` in a transaction.
-
-    Raises:
-        StateError: If it was written by another schema version.
-    """
+    """Saves and restores evaluators; a StateError if another schema version wrote the state."""
 
     def __init__(self, connection: sqlite3.Connection) -> None:
         self._connection = connection
@@ -126,13 +119,8 @@ class EvaluatorStore:
     ) -> None:
         """Write what changed since the last save that lasted.
 
-        Args:
-            evaluator: The evaluator.
-            unit: The transaction.
-            alone: By a contract's name the context in which only that is written, so that its fault is not the others'.
-
-        Raises:
-            sqlite3.DatabaseError: If the database refuses.
+        `alone` gives, by a contract's name, the context in which only that is written, so that its fault is not the
+        others'.
         """
         unit.on_rollback(self._rolled_back)
         evaluator.settle()
@@ -163,12 +151,9 @@ class EvaluatorStore:
         self._judged_at = -math.inf
 
     def restore(self, evaluator: Evaluator) -> None:
-        """Read everything into an evaluator that has not taken anything yet.
+        """Read everything into an evaluator that has taken nothing yet; any error means that the database is damaged.
 
         Contracts, slices and metrics that are no longer there are left out, and deleted; so are redefined slices.
-
-        Raises:
-            ValueError, KeyError, TypeError, sqlite3.DatabaseError: If the database is damaged.
         """
         row = self._connection.execute("SELECT value FROM evaluator_meta WHERE key = 'judged_at'").fetchone()
         evaluator.listened(float(row[0]) if row else -math.inf)
@@ -387,8 +372,7 @@ class EvaluatorStore:
     def _restore_facts(self, evaluator: Evaluator) -> tuple[set[tuple[str, str]], set[tuple[str, str]]]:
         """Restore what is known beside the numbers.
 
-        Returns:
-            The contracts and slices that have been redefined since, and the contracts and clauses.
+        Returns the contracts and slices that have been redefined since, and the contracts and clauses.
         """
         redefined: set[tuple[str, str]] = set()
         changed: set[tuple[str, str]] = set()

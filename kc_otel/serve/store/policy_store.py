@@ -51,14 +51,8 @@ _NEWEST_RARE: Final = (
 class Event:
     """Something that happened.
 
-    Attributes:
-        id: Counts up; gaps are possible, and old events are dropped.
-        at: Unix time, seconds.
-        contract: metadata.name.
-        kind: `firing` and `resolved` for alerts, `would-fire` and `would-resolve` for those of a contract that runs
-            dry; other boxes record kinds of their own, such as `resumed`; `damaged` where it cannot be read any more.
-        message: One sentence; empty where nothing was said.
-        data: JSON object with the details.
+    `kind` is `firing` or `resolved` for alerts, `would-fire` or `would-resolve` for those of a contract that runs dry,
+    `damaged` where it cannot be read any more; other boxes record kinds of their own. Ids count up; gaps are possible.
     """
 
     id: int
@@ -70,12 +64,7 @@ class Event:
 
 
 class PolicyStore:
-    """Policy states by contract, and the log of events.
-
-    Args:
-        connection: The evaluator's connection; it owns the transactions.
-        max_events: Events kept; the oldest are dropped beyond.
-    """
+    """Policy states by contract, and the log of the last `max_events` events."""
 
     def __init__(self, connection: sqlite3.Connection, *, max_events: int = 100_000) -> None:
         self._connection = connection
@@ -95,7 +84,7 @@ class PolicyStore:
         )
 
     def save(self, state: PolicyState, now: float) -> None:
-        """Keep the state; `now` is unix time, seconds."""
+        """Keep the state at a Unix time."""
         self._connection.execute(
             "INSERT INTO policy_state (contract, at, state) VALUES (?, ?, ?)"
             " ON CONFLICT (contract) DO UPDATE SET at = excluded.at, state = excluded.state",
@@ -121,8 +110,7 @@ class PolicyStore:
             transitions: In order.
             names: `kernel_names` of their contract; kernels without one are named by their fingerprints.
             incidents: Those of their contract, by `Incident.key`.
-            dry_run: Names of the contracts that run dry: their actions are logged as `would-fire` and
-                `would-resolve`.
+            dry_run: Names of the contracts that run dry: their actions are logged as `would-fire` and `would-resolve`.
             people: Silences in force; those that mute a transition are logged with it.
         """
         ids = []

@@ -34,20 +34,13 @@ _LOCK_BESIDE: Final = sys.platform != "linux"
 class StateConnection(sqlite3.Connection):
     """A connection to the state file, which it holds. Use it from one thread, and `turn` from one event loop.
 
-    Args:
-        database: Path of the file, or `:memory:`.
-        patience: How long to wait for another that holds it, seconds.
+    It waits `patience` seconds for another that holds the file, and then raises a BlockingIOError.
 
     Attributes:
         path: The file; None in memory.
         unit: The unit of work of the turn that is under way; None outside of one.
         join: Adds to a turn what waits for any commit, such as requests; they need none of their own then.
         commit_seconds: How long the last commit of a turn took; None before the first, and in memory.
-
-    Raises:
-        BlockingIOError: If another holds it.
-        OSError: If it cannot be opened.
-        sqlite3.Error: If it cannot be opened, or is none.
     """
 
     def __init__(self, database: str, patience: float = 0.0) -> None:
@@ -106,10 +99,7 @@ class StateConnection(sqlite3.Connection):
         """Run all units of work inside in one transaction; there must be no `await`.
 
         It is on the disk when this ends, and what was left with `on_commit` is done. Cancelling the caller does not
-        cancel the commit.
-
-        Raises:
-            StateError: If it cannot be written. Nothing of it is.
+        cancel the commit. A StateError says that nothing of it could be written.
         """
         await self._turns.acquire()
         unit = UnitOfWork()
