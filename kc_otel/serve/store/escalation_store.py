@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import sqlite3
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final, TypeVar
 
@@ -114,21 +114,12 @@ class EscalationStore:
         for name, policy in after.policies.items():
             if policy != before.policies.get(name):
                 self._events.save(policy, max((alert.seen for alert in policy.alerts), default=0.0))
-        self._save_each(_notifications, before.notifications, after.notifications)
-        self._save_each(_groups, before.groups, after.groups)
-        if after.decisions != before.decisions:
-            self._values.save(_DECISIONS, after.decisions)
-        if after.dry_run_decisions != before.dry_run_decisions:
-            self._values.save(_DRY_RUN_DECISIONS, after.dry_run_decisions)
-        if after.people != before.people:
-            self._values.save(_PEOPLE, after.people)
+        known = _values_of(before)
+        for name, value in _values_of(after).items():
+            if value != known.get(name):
+                self._values.save(name, value)
         for name, incidents in after.incidents.items():
             self.incidents.save(before.incidents.get(name, ()), incidents)
-
-    def _save_each(self, key: Callable[[str], str], before: Mapping[str, Any], after: Mapping[str, Any]) -> None:
-        for name, value in after.items():
-            if value != before.get(name):
-                self._values.save(key(name), value)
 
     def _load(self, contracts: Mapping[str, Contract]) -> EscalationState:
         values = self._values
@@ -192,6 +183,17 @@ class EscalationStore:
                 dry_run_decisions=forget(state.dry_run_decisions, name, now),
             )
         return state
+
+
+def _values_of(state: EscalationState) -> dict[str, Any]:
+    """Values of their own, by the name that each is saved under."""
+    return {
+        _DECISIONS: state.decisions,
+        _DRY_RUN_DECISIONS: state.dry_run_decisions,
+        _PEOPLE: state.people,
+        **{_notifications(name): log for name, log in state.notifications.items()},
+        **{_groups(name): groups for name, groups in state.groups.items()},
+    }
 
 
 def _notifications(contract: str) -> str:

@@ -37,14 +37,8 @@ _TABLES = (
     "CREATE INDEX IF NOT EXISTS events_rare ON events (id) WHERE kind <> 'verdict'",
 )
 # As bytes: text that is damaged cannot be read as text.
-_NEWEST: Final = (
-    "SELECT id, at, CAST(contract AS BLOB), CAST(kind AS BLOB), CAST(data AS BLOB) FROM events"
-    " WHERE (:contract IS NULL OR contract = :contract) ORDER BY id DESC LIMIT :limit"
-)
-_NEWEST_RARE: Final = (
-    "SELECT id, at, CAST(contract AS BLOB), CAST(kind AS BLOB), CAST(data AS BLOB) FROM events INDEXED BY events_rare"
-    " WHERE kind <> 'verdict' AND (:contract IS NULL OR contract = :contract) ORDER BY id DESC LIMIT :limit"
-)
+_EVENTS: Final = "SELECT id, at, CAST(contract AS BLOB), CAST(kind AS BLOB), CAST(data AS BLOB) FROM events"
+_OF_CONTRACT: Final = "(:contract IS NULL OR contract = :contract)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,8 +136,7 @@ class PolicyStore:
     def events(self, contract: str | None = None, after_id: int = 0, limit: int = 100) -> tuple[Event, ...]:
         """Events with ids above `after_id`, oldest first; of one contract, or of all when None."""
         rows = self._connection.execute(
-            "SELECT id, at, CAST(contract AS BLOB), CAST(kind AS BLOB), CAST(data AS BLOB) FROM events"
-            " WHERE id > :after AND (:contract IS NULL OR contract = :contract) ORDER BY id LIMIT :limit",
+            f"{_EVENTS} WHERE id > :after AND {_OF_CONTRACT} ORDER BY id LIMIT :limit",
             {"after": after_id, "contract": contract, "limit": limit},
         )
         return tuple(map(_event, rows))
@@ -153,7 +146,10 @@ class PolicyStore:
 
         Verdicts near a limit change often, and would push actions out of the list.
         """
-        rows = self._connection.execute(_NEWEST if verdicts else _NEWEST_RARE, {"contract": contract, "limit": limit})
+        where = "WHERE" if verdicts else "INDEXED BY events_rare WHERE kind <> 'verdict' AND"
+        rows = self._connection.execute(
+            f"{_EVENTS} {where} {_OF_CONTRACT} ORDER BY id DESC LIMIT :limit", {"contract": contract, "limit": limit}
+        )
         return tuple(map(_event, rows))[::-1]
 
 

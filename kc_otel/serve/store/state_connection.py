@@ -38,6 +38,7 @@ class StateConnection(sqlite3.Connection):
 
     Attributes:
         path: The file; None in memory.
+        is_committing: Whether a thread commits a turn, so that nothing else can be written.
         unit: The unit of work of the turn that is under way; None outside of one.
         join: Adds to a turn what waits for any commit, such as requests; they need none of their own then.
         commit_seconds: How long the last commit of a turn took; None before the first, and in memory.
@@ -51,7 +52,7 @@ class StateConnection(sqlite3.Connection):
         self._lock = None if self.path is None else _held(self.path, time.monotonic() + patience)
         self._writer: sqlite3.Connection | None = None
         """None in memory, where no commit waits and this is the only connection."""
-        self._is_committing = self._is_closed = False
+        self.is_committing = self._is_closed = False
         self._turns = asyncio.Lock()
         self._thread = ThreadPoolExecutor(1, "kc-otel-state")  # others' work keeps no commit waiting
         options: dict[str, Any] = {"isolation_level": None, "timeout": 0.0, "check_same_thread": False}
@@ -66,24 +67,19 @@ class StateConnection(sqlite3.Connection):
             raise
 
     @property
-    def is_committing(self) -> bool:
-        """True while a thread commits a turn, so that nothing else can be written."""
-        return self._is_committing
-
-    @property
     def in_transaction(self) -> bool:
         """True if a transaction has begun."""
         return super().in_transaction if self._writer is None else self._writer.in_transaction
 
     def execute(self, sql: str, parameters: Any = (), /) -> sqlite3.Cursor:
         """Execute a statement. While a commit is under way it can only read, and reads what was committed before."""
-        if self._writer is None or self._is_committing:
+        if self._writer is None or self.is_committing:
             return super().execute(sql, parameters)
         return self._writer.execute(sql, parameters)
 
     def executemany(self, sql: str, parameters: Iterable[Any], /) -> sqlite3.Cursor:
         """Execute a statement for each of the parameters, see `execute`."""
-        if self._writer is None or self._is_committing:
+        if self._writer is None or self.is_committing:
             return super().executemany(sql, parameters)
         return self._writer.executemany(sql, parameters)
 
@@ -119,7 +115,7 @@ class StateConnection(sqlite3.Connection):
         if self._writer is None:
             await self._end(unit)
             return
-        self._is_committing = True  # at once: nobody else sees uncommitted data
+        self.is_committing = True  # at once: nobody else sees uncommitted data
         ending = asyncio.create_task(self._end(unit))
         ending.add_done_callback(lambda done: done.cancelled() or done.exception())  # if nobody waits any more
         await asyncio.shield(ending)
@@ -157,7 +153,7 @@ class StateConnection(sqlite3.Connection):
                 try:
                     await asyncio.get_running_loop().run_in_executor(self._thread, unit.commit, self._writer)
                 finally:
-                    self._is_committing = False
+                    self.is_committing = False
                 self.commit_seconds = time.monotonic() - began
         except BaseException as error:
             unit.end(committed=False)
