@@ -94,8 +94,8 @@ class EvaluatorStore:
         self._judged_at = -math.inf
         for table, columns in _TABLES.items():
             connection.execute(f"CREATE TABLE IF NOT EXISTS {table} ({columns})")
-        connection.execute("INSERT OR IGNORE INTO evaluator_meta VALUES ('schema_version', ?)", (str(SCHEMA_VERSION),))
-        (version,) = connection.execute("SELECT value FROM evaluator_meta WHERE key = 'schema_version'").fetchone()
+        if (version := self._meta("schema_version")) is None:
+            self._save_meta("schema_version", version := str(SCHEMA_VERSION))
         if version != str(SCHEMA_VERSION):
             msg = (
                 f"the evaluator's state has schema version {version}, this program reads {SCHEMA_VERSION}; use the "
@@ -107,12 +107,18 @@ class EvaluatorStore:
     @property
     def merged(self) -> dict[str, int]:
         """Number of the last batch in the state of each shard, by its name; and `shards`, how many there are."""
-        row = self._connection.execute("SELECT value FROM evaluator_meta WHERE key = 'merged'").fetchone()
-        return dict(json.loads(row[0])) if row else {}
+        return dict(json.loads(self._meta("merged") or "{}"))
 
     def save_merged(self, merged: Mapping[str, int]) -> None:
         """Write it, in the transaction that also has `save`."""
-        self._connection.execute("INSERT OR REPLACE INTO evaluator_meta VALUES ('merged', ?)", (json.dumps(merged),))
+        self._save_meta("merged", json.dumps(merged))
+
+    def _meta(self, key: str) -> str | None:
+        row = self._connection.execute("SELECT value FROM evaluator_meta WHERE key = ?", (key,)).fetchone()
+        return None if row is None else row[0]
+
+    def _save_meta(self, key: str, value: str) -> None:
+        self._connection.execute("INSERT OR REPLACE INTO evaluator_meta VALUES (?, ?)", (key, value))
 
     def save(
         self, evaluator: Evaluator, unit: UnitOfWork, alone: Callable[[str], AbstractContextManager[None]] | None = None
@@ -124,7 +130,9 @@ class EvaluatorStore:
         """
         unit.on_rollback(self._rolled_back)
         evaluator.settle()
-        self._save_judged_at(evaluator.judged_at)
+        if self._judged_at != evaluator.judged_at:
+            self._judged_at = evaluator.judged_at
+            self._save_meta("judged_at", repr(self._judged_at))
         for name, state in evaluator.states.items():
             with alone(name) if alone is not None else nullcontext():
                 unit.on_rollback(self._rolled_back)
@@ -155,18 +163,18 @@ class EvaluatorStore:
 
         Contracts, slices and metrics that are no longer there are left out, and deleted; so are redefined slices.
         """
-        row = self._connection.execute("SELECT value FROM evaluator_meta WHERE key = 'judged_at'").fetchone()
-        evaluator.listened(float(row[0]) if row else -math.inf)
+        served = json.dumps([*evaluator.states])
+        for table in ("streams", "rows", "series", "evidence", "most_cells", "facts"):
+            self._connection.execute(
+                f"DELETE FROM evaluator_{table} WHERE contract NOT IN (SELECT value FROM json_each(?))",  # noqa: S608 - names of tables
+                (served,),
+            )
+        evaluator.listened(float(self._meta("judged_at") or -math.inf))
         redefined, changed = self._restore_facts(evaluator)
         self._restore_series(evaluator, redefined)
         self._restore_rows(evaluator)
         self._restore_streams(evaluator)
         self._restore_evidence(evaluator, redefined, changed)
-
-    def _save_judged_at(self, at: float) -> None:
-        if self._judged_at != at:
-            self._connection.execute("INSERT OR REPLACE INTO evaluator_meta VALUES ('judged_at', ?)", (repr(at),))
-            self._judged_at = at
 
     def _save_streams(self, name: str, state: ContractState) -> None:
         kept: list[tuple[str, bytes, bytes]] = []
@@ -277,11 +285,7 @@ class EvaluatorStore:
             self._connection.execute("INSERT OR REPLACE INTO evaluator_facts VALUES (?, ?)", (name, data))
 
     def _restore_streams(self, evaluator: Evaluator) -> None:
-        names = set()
         for name, key, data in self._connection.execute("SELECT contract, stream, data FROM evaluator_streams"):
-            names.add(name)
-            if name not in evaluator.states:
-                continue
             self._saved_streams.add((name, key))
             state, stream = evaluator.states[name], check_stream(decode_stream(data))
             row = -1 if state.rows is None else state.rows.row_of.get(key, -1)
@@ -291,61 +295,51 @@ class EvaluatorStore:
                 known.writers[:0], known.times, known.forgotten = stream.writers, stream.times, stream.forgotten
             else:
                 state.streams[key] = stream
-        for name in names - evaluator.states.keys():
-            self._connection.execute("DELETE FROM evaluator_streams WHERE contract = ?", (name,))
-            self._connection.execute("DELETE FROM evaluator_facts WHERE contract = ?", (name,))
 
     def _restore_rows(self, evaluator: Evaluator) -> None:
         keys = {id: key for (_, key), id in self._ids.items()}
         for name, block, data in self._connection.execute("SELECT * FROM evaluator_rows ORDER BY block").fetchall():
-            if name in evaluator.states:
-                content = decode_rows(data)
-                series = [keys.get(id) for id in content.records["series"].tolist()]
-                evaluator.restore_rows(name, block, content, series)
-                self._saved_blocks[name].add(block)
-            else:
-                self._connection.execute("DELETE FROM evaluator_rows WHERE contract = ? AND block = ?", (name, block))
+            content = decode_rows(data)
+            series = [keys.get(id) for id in content.records["series"].tolist()]
+            evaluator.restore_rows(name, block, content, series)
+            self._saved_blocks[name].add(block)
 
     def _restore_series(self, evaluator: Evaluator, redefined: Collection[tuple[str, str]]) -> None:
         found: dict[int, tuple[str, SeriesKey]] = {}
         orphans = []
         for id, name, *key, newest in self._connection.execute("SELECT * FROM evaluator_series"):
-            series = SeriesKey(*key)
-            state = evaluator.states.get(name)
-            known = state is not None and (
-                metric_of(series.metric) == INVALID or series.slice in (ALL, *UNJUDGED, *PLACES, *state.contract.slices)
-            )
-            if state is None or not known or (name, series.slice) in redefined:
+            series, state = SeriesKey(*key), evaluator.states[name]
+            places = (ALL, *UNJUDGED, *PLACES, *state.contract.slices)
+            known = metric_of(series.metric) == INVALID or series.slice in places
+            if not known or (name, series.slice) in redefined:
                 orphans.append((id,))
                 continue
             found[id] = (name, series)
             self._ids[name, series] = id
             state.restored(series, newest)
-        self._connection.executemany("DELETE FROM evaluator_panes WHERE series = ?", orphans)
         self._connection.executemany("DELETE FROM evaluator_series WHERE id = ?", orphans)
-        rows = self._connection.execute("SELECT series, length, pane, width, data FROM evaluator_panes").fetchall()
+        self._connection.execute("DELETE FROM evaluator_panes WHERE series NOT IN (SELECT id FROM evaluator_series)")
+        rows = self._connection.execute(
+            "SELECT rowid, * FROM evaluator_panes"
+        ).fetchall()
         held: dict[tuple[str, int, int], tuple[list[int], list[ExponentialHistogram]]] = {}
-        for id, number, pane, width, data in rows:
-            if id in found:
-                name, key = found[id]
-                state = evaluator.states[name]
-                grid = state.grids[number]
-                # A window whose length was changed has panes of another width: each goes where its middle lies.
-                index = pane if width == grid.width else grid.index((pane + 0.5) * width)
-                of_series, content = state.series[key], decode_histogram(data)
-                check_observed(content)
-                if isinstance(content, ExplicitHistogram):
-                    of_series.histories[number].put(index, content)
-                elif of_series.histories[number].accepts(content):
-                    of, parts = held.setdefault((name, number, index), ([], []))
-                    of.append(of_series.number)
-                    parts.append(content)
-                if width != grid.width:
-                    state.changed_panes.add((key, number, index))
-                    self._connection.execute(
-                        "DELETE FROM evaluator_panes WHERE series = ? AND length = ? AND pane = ?", (id, number, pane)
-                    )
-
+        for row, id, number, pane, width, data in rows:
+            name, key = found[id]
+            state = evaluator.states[name]
+            grid = state.grids[number]
+            # A window whose length was changed has panes of another width: each goes where its middle lies.
+            index = pane if width == grid.width else grid.index((pane + 0.5) * width)
+            of_series, content = state.series[key], decode_histogram(data)
+            check_observed(content)
+            if isinstance(content, ExplicitHistogram):
+                of_series.histories[number].put(index, content)
+            elif of_series.histories[number].accepts(content):
+                of, parts = held.setdefault((name, number, index), ([], []))
+                of.append(of_series.number)
+                parts.append(content)
+            if width != grid.width:
+                state.changed_panes.add((key, number, index))
+                self._connection.execute("DELETE FROM evaluator_panes WHERE rowid = ?", (row,))
         for (name, number, index), (of, parts) in held.items():
             evaluator.states[name].panes.put(number, index, of, parts)
 
@@ -353,21 +347,13 @@ class EvaluatorStore:
         self, evaluator: Evaluator, redefined: Collection[tuple[str, str]], changed: Collection[tuple[str, str]]
     ) -> None:
         """Restore the evidence against cells; delete evidence against a limit, clause or slice that has changed."""
-        for name, most in self._connection.execute("SELECT * FROM evaluator_most_cells").fetchall():
-            if name in evaluator.states:
-                evaluator.states[name].evidence.most = most
-            else:
-                self._connection.execute("DELETE FROM evaluator_most_cells WHERE contract = ?", (name,))
-        for *fields, data in self._connection.execute("SELECT * FROM evaluator_evidence").fetchall():
+        for name, most in self._connection.execute("SELECT * FROM evaluator_most_cells"):
+            evaluator.states[name].evidence.most = most
+        for row, *fields, data in self._connection.execute("SELECT rowid, * FROM evaluator_evidence").fetchall():
             cell, held = Cell(*fields), decode_evidence(data)
-            state = evaluator.states.get(cell.contract)
             other = (cell.contract, cell.slice) in redefined or (cell.contract, whole_side(cell).clause) in changed
-            if state is None or other or not state.evidence.restore(cell, held):
-                self._connection.execute(
-                    "DELETE FROM evaluator_evidence WHERE contract = ? AND clause = ? AND slice = ? "
-                    "AND kernel_train = ? AND kernel_inference = ?",
-                    fields,
-                )
+            if other or not evaluator.states[cell.contract].evidence.restore(cell, held):
+                self._connection.execute("DELETE FROM evaluator_evidence WHERE rowid = ?", (row,))
 
     def _restore_facts(self, evaluator: Evaluator) -> tuple[set[tuple[str, str]], set[tuple[str, str]]]:
         """Restore what is known beside the numbers.
@@ -376,9 +362,7 @@ class EvaluatorStore:
         """
         redefined: set[tuple[str, str]] = set()
         changed: set[tuple[str, str]] = set()
-        for name, data in self._connection.execute("SELECT contract, data FROM evaluator_facts").fetchall():
-            if name not in evaluator.states:
-                continue
+        for name, data in self._connection.execute("SELECT contract, data FROM evaluator_facts"):
             state, (kernels, examples) = evaluator.states[name], evaluator.facts[name]
             facts = read_json(_Facts, data)
             own, measured = state.contract.slice_digests, state.contract.quantity_digests
