@@ -37,7 +37,6 @@ def point(start: int, time: int, values: list[int], *, cumulative: bool = True) 
 
 
 def content(step_increments: list[ExponentialHistogram]) -> Counter[int]:
-    """How often each exponent was counted."""
     found: Counter[int] = Counter()
     for item in step_increments:
         for place, count in enumerate(item.positive.counts):
@@ -94,7 +93,6 @@ OUTCOMES = {
 
 @pytest.mark.parametrize("case", OUTCOMES)
 def test_each_point_of_a_cumulative_stream_has_its_outcome(case: str) -> None:
-    """What becomes of it, what it tells of the stream, and how many observations it counts."""
     points, expected = OUTCOMES[case]
     assert outcomes(PointStream(), *points) == expected
 
@@ -109,7 +107,6 @@ def test_forgotten_writers_never_count_twice() -> None:
 
 
 def test_change_of_edges_begins_anew() -> None:
-    """Explicit buckets with other edges under the same start cannot be compared with the ones before."""
 
     def explicit(edges: tuple[float, ...], time: int, counts: list[int]) -> Point:
         value = ExplicitHistogram(edges, np.array(counts, dtype=np.int64), float(sum(counts)))
@@ -143,7 +140,6 @@ def test_a_value_that_contradicts_the_one_before_waits_for_the_next() -> None:
 
 
 def test_delta_points_count_once() -> None:
-    """Delta points count in any order, and not again when they are sent again."""
     stream = PointStream()
     times = [NOW - 30, NOW - 10, NOW - 20]
     points = [point(time - 10, time, [1, 2], cumulative=False) for time in times]

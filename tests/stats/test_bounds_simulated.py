@@ -132,7 +132,6 @@ def conversations(rng, runs, sequences, tokens):
 
 
 def means_of(values, lengths):
-    """The mean of each sequence."""
     return np.minimum(np.add.reduceat(values, np.r_[0, np.cumsum(lengths)[:-1]]) / lengths, 1.0)
 
 
@@ -176,7 +175,6 @@ def test_anytime_intervals_never_miss_over_all_looks(law):
 
 @pytest.mark.slow
 def test_looking_again_and_again_breaks_an_interval_of_fixed_size():
-    """The control: the same looks at Chernoff's interval miss far more often than alpha in some run."""
     runs, n, alpha = 1000, 10_000, 0.1
     samples, mean = coins(np.random.default_rng(7), (runs, n))
     at = looks(n, 60)

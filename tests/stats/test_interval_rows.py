@@ -92,7 +92,6 @@ def samples(seed, count):
 
 
 def one_by_one(found):
-    """The intervals of rows; None for an odd one."""
     for number, odd in enumerate(found.odd.tolist()):
         numbers = (float(column[number]) for column in (found.estimate, found.lower, found.upper))
         yield None if odd else Interval(*numbers, int(found.samples[number]), found.method, found.note[number])

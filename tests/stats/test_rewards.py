@@ -71,7 +71,6 @@ def test_intervals_miss_no_more_often_than_they_say(spread, lost, anytime):
 
 @given(st.lists(st.tuples(st.floats(-5, 3), st.floats(0, 1)), min_size=1, max_size=40))
 def test_a_histogram_is_never_bolder_than_its_values(sequences):
-    """What buckets leave open makes the bounds wider, never narrower."""
     sides = reward_sides(*map(np.array, zip(*sequences, strict=True)), (0.0, 1.0))
     exact = reward_drift_bounds(*map(Binned.of_samples, sides), alpha_lower=0.05, alpha_upper=0.05)
     binned = reward_drift_bounds(*map(histogram, sides), alpha_lower=0.05, alpha_upper=0.05)
@@ -179,7 +178,6 @@ def test_a_baseline_does_not_depend_on_its_own_sequence():
 
 @given(st.floats(0.0, 0.99), st.integers(1, 10_000))
 def test_budgets_invert_the_chain(budget, horizon):
-    """What a budget allows per token leads back to the budget, and never beyond it."""
     tv = rewards.tv_for_reward_budget(2 * budget, (-1.0, 1.0))
     assert tv == pytest.approx(budget)
     mean = rewards.mean_token_tv_for_sequence_tv(tv, horizon)
@@ -199,6 +197,5 @@ def test_total_variation_is_never_worse_than_the_ratios_worst_case(horizon, lam)
 
 
 def test_a_budget_as_wide_as_the_range_allows_everything():
-    """With nothing to lose every drift is allowed."""
     assert rewards.tv_for_reward_budget(3.0, (0.0, 1.0)) == 1.0
     assert rewards.token_kl_for_sequence_tv(1.0, 100).value == math.inf

@@ -38,7 +38,6 @@ RNG = np.random.default_rng(5)
 
 @pytest.fixture
 def connection() -> Iterator[sqlite3.Connection]:
-    """A database in memory."""
     database = sqlite3.connect(":memory:", isolation_level=None)
     yield database
     database.close()
@@ -65,7 +64,6 @@ def script(sender: Any, merged: Any, now: float) -> list[tuple[float, Any]]:
 
 
 def written(store: EvaluatorStore, evaluator: Evaluator, connection: sqlite3.Connection) -> None:
-    """Save an evaluator, and commit."""
     with unit_of_work(connection) as unit:
         store.save(evaluator, unit)
 
@@ -84,7 +82,6 @@ def same(a: Any, b: Any) -> bool:
 
 
 def take(evaluator: Evaluator, request: Any, now: float) -> None:
-    """Take a request, as columns where the evaluator uses them."""
     columns = evaluator.columns_of(request.SerializeToString(), 1000)
     evaluator.ingest_metrics(request if columns is None else columns, now)
 
@@ -96,7 +93,6 @@ needs_machine_code = pytest.mark.skipif(not machine_code.is_available(), reason=
 @pytest.mark.parametrize("columns", [False, pytest.param(True, marks=needs_machine_code)])
 @pytest.mark.parametrize("every", [1, 3, 8])
 def test_restart_at_any_point_equals_no_restart(contract, sender, merged, now, connection, every, columns):
-    """An evaluator that is saved and restored again and again says what one that never stopped says."""
     made = contract()
     steady = restarted = Evaluator([made])
     restarted = Evaluator([made])
@@ -330,7 +326,6 @@ def test_evidence_against_a_clause_that_measures_something_else_now_is_gone(cont
 
 @pytest.mark.slow
 def test_the_file_does_not_grow_with_time(contract, sender, now, connection):
-    """Panes and streams that are no longer needed leave the database too."""
     evaluator, store = Evaluator([contract()]), EvaluatorStore(connection)
     for step in range(200):
         time = now + 60.0 * step
@@ -347,7 +342,6 @@ def test_the_file_does_not_grow_with_time(contract, sender, now, connection):
 
 
 def test_contracts_and_slices_that_are_gone_are_left_out(contract, sender, now, connection):
-    """A store that remembers more than the contracts of today is read for what is still judged."""
     evaluator, store = Evaluator([contract()]), EvaluatorStore(connection)
     for slice in ("all", "code"):
         evaluator.ingest_metrics(sender(slice=slice).request(now, [0.5]), now)
@@ -361,7 +355,6 @@ def test_contracts_and_slices_that_are_gone_are_left_out(contract, sender, now, 
 
 
 def test_windows_of_another_length_keep_their_content(contract, sender, now, connection):
-    """After a change of window lengths, what is still inside the new ones is still there."""
     evaluator, store, source = Evaluator([contract()]), EvaluatorStore(connection), sender()
     for step in range(10):
         evaluator.ingest_metrics(source.request(now + 30 * step, [0.5, 0.25]), now + 30 * step)
@@ -379,7 +372,6 @@ def test_windows_of_another_length_keep_their_content(contract, sender, now, con
 
 @pytest.mark.parametrize("version", [1, 4, 99])
 def test_another_schema_version_is_refused(connection: sqlite3.Connection, version: int) -> None:
-    """State of an older or a newer program is not guessed at."""
     EvaluatorStore(connection)
     connection.execute("UPDATE evaluator_meta SET value = ?", (str(version),))
     with pytest.raises(
@@ -422,7 +414,6 @@ finite = st.floats(allow_nan=False, allow_infinity=False)
 @settings(max_examples=200, deadline=None)
 @given(counts, counts, st.integers(-(2**31), 2**31), st.integers(-10, 20), finite, st.booleans(), st.integers(0, 2**53))
 def test_histograms_survive_encoding(positive, negative, offset, scale, total, observed, zero):
-    """Every number of a histogram comes back as it was."""
     value = ExponentialHistogram(
         scale, int(positive.sum() + negative.sum()) + zero, total, zero, Buckets(offset, positive),
         Buckets(-offset, negative), -1.5, 2.5, 2.0**-30, observed,
@@ -463,7 +454,6 @@ def test_many_histograms_survive_encoding(values: list[ExponentialHistogram]) ->
 @settings(max_examples=200, deadline=None)
 @given(st.binary(max_size=200))
 def test_random_bytes_are_no_state(data: bytes) -> None:
-    """Bytes are decoded or refused, never anything else."""
     for decode in (decode_histogram, decode_stream, decode_rows):
         try:
             decode(data)
