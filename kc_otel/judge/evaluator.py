@@ -221,26 +221,15 @@ class Evaluator:
         """The series that rows of streams have these numbers of."""
         return self._columns.series_of(numbers) if self._columns is not None else []
 
-    def restore_rows(self, contract: str, block: int, content: RowContent, keys: Sequence[SeriesKey | None]) -> None:
-        """Remember streams that were in rows; without columns, room or a series they take points by themselves.
-
-        Args:
-            contract: Name of the contract.
-            block: Number of the block of rows.
-            content: Of the rows [n].
-            keys: The series of each; None for one that is no more [n].
-        """
+    def restore_rows(self, contract: str, content: RowContent, keys: Sequence[SeriesKey | None]) -> None:
+        """Remember streams that were in rows [n], and the series of each [n]; None for one that is no more."""
         self.use_columns()
-        known = [key for key in keys if key is not None]
-        if (
-            self._columns is None
-            or len(known) < len(keys)
-            or not self._columns.restore(contract, block, content, known)
-        ):
+        if self._columns is not None:
+            self._columns.restore(contract, content, keys)
+        else:
             state = self.states[contract]
-            for name, stream in content.streams():
-                state.streams[name] = stream
-                state.changed_streams.add(name)
+            state.streams.update(content.streams())
+            state.changed_streams.update(content.names)
 
     def forget_silent(self, state: ContractState, now: float) -> None:
         """Bring a contract's series up to date, and forget what no window holds anything of at `now`, Unix seconds."""

@@ -25,7 +25,7 @@ from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportM
 
 from kc_otel.judge.columns.fold import CLOSED, LIMITS, NONE, SLOT, SPAN, Known, used_parts
 from kc_otel.judge.columns.message_layouts import MessageLayouts
-from kc_otel.judge.columns.stream_rows import ContractRows, RowContent, RowMemory
+from kc_otel.judge.columns.stream_rows import ContractRows, RowContent, RowMemory, stream_of
 from kc_otel.judge.contract_state import ContractState
 from kc_otel.judge.histograms import ExplicitHistogram
 from kc_otel.judge.otlp.signals import METRICS
@@ -307,12 +307,16 @@ class StreamColumns:
         numbers = self._memory.rows["series"][message.rows[taken]]
         return dict(zip(taken.tolist(), self.series_of(numbers.tolist()), strict=True))
 
-    def restore(self, contract: str, block: int, content: RowContent, keys: Sequence[SeriesKey]) -> bool:
-        """Streams that were saved in a block of rows, and the series of each; False where there is no room."""
+    def restore(self, contract: str, content: RowContent, keys: Sequence[SeriesKey | None]) -> None:
+        """Streams that were saved in rows; those without room, or a series, take points by themselves."""
         of = self._contract[contract]
-        content.records["series"] = [self._slots.number_of(of, key) for key in keys]
-        content.records["pair"] = [self._pair_number(of, key) for key in keys]
-        return self._rows[of].restore(block, content)
+        state, rows = self._states[of], self._rows[of]
+        for (name, record, counts), key in zip(content.rows(), keys, strict=True):
+            if key is not None:
+                record["series"], record["pair"] = self._slots.number_of(of, key), self._pair_number(of, key)
+            if key is None or not rows.restore(name, record, counts):
+                state.streams[name] = stream_of(record, counts)
+                state.changed_streams.add(name)
 
     def forget_gone(self, contract: str) -> None:
         """Leave streams alone that are not remembered any more, or whose series is not."""

@@ -38,21 +38,20 @@ _NARROW: Final = 2**32
 
 
 class RowContent(NamedTuple):
-    """Content of some rows: ROW [n], places in their blocks [n], digests of the streams, and counts of buckets.
-
-    Counts are those of positive and then of negative buckets, one row after the other.
-    """
+    """Content of some rows: ROW [n], digests of the streams, and counts of their buckets, one row after the other."""
 
     records: NDArray[Any]
-    places: Numbers
     names: Sequence[bytes]
     counts: Numbers
 
+    def rows(self) -> Iterator[tuple[bytes, Any, Numbers]]:
+        """Yield the digest, the record and the counts of each: of positive and then of negative buckets."""
+        ends = np.cumsum(self.records["positive_size"] + self.records["negative_size"])[:-1]
+        yield from zip(self.names, self.records, np.split(self.counts, ends), strict=True)
+
     def streams(self) -> Iterator[tuple[bytes, PointStream]]:
         """Yield the digest of each stream, and the stream."""
-        ends = np.cumsum(self.records["positive_size"] + self.records["negative_size"])[:-1]
-        for name, record, part in zip(self.names, self.records, np.split(self.counts, ends), strict=True):
-            yield name, _stream_of(record, part)
+        return ((name, stream_of(record, counts)) for name, record, counts in self.rows())
 
 
 _NEW_ROW: Final = np.zeros((), ROW)
@@ -67,24 +66,16 @@ class RowMemory:
         self.rows = np.zeros(MAX_ROWS, ROW)
         self.counts = np.zeros(_MAX_WORDS, np.uint32)
         self.names: list[bytes] = []
-        self._free_blocks: list[int] = []
         self._free_words: dict[int, list[int]] = {}
         self._used_words = 0
 
     def block(self) -> int | None:
         """Return a block that nobody has; None for none."""
-        if self._free_blocks:
-            return self._free_blocks.pop()
         block = len(self.names) // BLOCK
-        return block if self.claim(block) else None
-
-    def claim(self, block: int) -> bool:
-        """Take the block of a number beyond those that were given; False where there is no such block."""
-        if not 0 <= len(self.names) <= block * BLOCK < MAX_ROWS:
-            return False
-        self._free_blocks += range(len(self.names) // BLOCK, block)
-        self.names += [b""] * ((block + 1) * BLOCK - len(self.names))
-        return True
+        if (block + 1) * BLOCK > MAX_ROWS:
+            return None
+        self.names += [b""] * BLOCK
+        return block
 
     def make_room(self, row: int, words: int) -> bool:
         """See to it that a row has room for so many words; what is in it may be lost. False where there is none."""
@@ -110,16 +101,6 @@ class RowMemory:
         if of["room"]:
             self._free_words.setdefault(int(of["room"]), []).append(int(of["at"]))
         of["room"] = 0
-
-    def fit(self, row: int) -> None:
-        """Leave a row no more room than it needs; its counts take a word each."""
-        of = self.rows[row]
-        size, at = int(of["positive_size"] + of["negative_size"]), int(of["at"])
-        if of["room"] > _room_for(size):
-            words = self.counts[at : at + size].copy()
-            self.give_back(row)
-            if self.make_room(row, size):
-                self.counts[of["at"] : of["at"] + size] = words
 
     def put(self, row: int, counts: Numbers) -> bool:
         """Keep the counts of a row's buckets, positive and then negative ones; False where there is no room."""
@@ -213,10 +194,8 @@ class ContractRows:
         return row
 
     def end_begin(self, row: int) -> None:
-        """Fit the room of a new stream's row, or forget the stream if its first point was not plain."""
-        if self._memory.rows["loaded"][row] == LOADED:
-            self._memory.fit(row)
-        elif self._memory.rows["loaded"][row] == NEW:
+        """Forget a new stream if its first point was not plain."""
+        if self._memory.rows["loaded"][row] == NEW:
             self.free(row)
             self._free.append(self._freed.pop())  # no layout names it yet
 
@@ -292,7 +271,7 @@ class ContractRows:
         """Return what is in some rows."""
         names = [self._memory.names[row] for row in rows.tolist()]
         counts = counts_of(self._memory.rows, self._memory.counts, rows)
-        return RowContent(self._memory.rows[rows], rows % BLOCK, names, counts)
+        return RowContent(self._memory.rows[rows], names, counts)
 
     def saved(self) -> Callable[[], None]:
         """Mark everything as saved; returns the function that takes this back."""
@@ -305,25 +284,18 @@ class ContractRows:
 
         return unsaved
 
-    def restore(self, block: int, content: RowContent) -> bool:
-        """Streams that were saved, in the rows that they had, with the numbers that series and pairs have now.
-
-        False where the block is no more to be had, or there is no room.
-        """
-        memory, records = self._memory, content.records
-        if not memory.claim(block):
+    def restore(self, name: bytes, record: Any, counts: Numbers) -> bool:
+        """A stream that was saved, with the numbers that series and pairs have now; False where there is no room."""
+        row = self._begin(name)
+        if row < 0:
             return False
-        self.blocks.add(block)
-        rows = block * BLOCK + content.places
-        self._free += sorted(set(range(block * BLOCK, (block + 1) * BLOCK)) - set(rows.tolist()), reverse=True)
-        records["contract"], records["loaded"], records["dirty"], records["room"] = self._contract, LOADED, 0, 0
-        memory.rows[rows] = records
-        sizes, end = records["positive_size"] + records["negative_size"], 0
-        for row, name, size in zip(rows.tolist(), content.names, sizes.tolist(), strict=True):
-            begin, end = end, end + size
-            memory.names[row] = name
-            self.row_of[name] = row
-            memory.put(row, content.counts[begin:end])
+        into = self._memory.rows[row]
+        self._memory.rows[row] = record
+        into["contract"], into["loaded"], into["dirty"], into["room"] = self._contract, LOADED, 1, 0
+        if not self._memory.put(row, counts):
+            self.free(row)
+            return False
+        self.row_of[name] = row
         return True
 
     def _begin(self, name: bytes) -> int:
@@ -348,7 +320,7 @@ class ContractRows:
         return PointStream(stream.heard, [*others.writers, *stream.writers], list(others.times), others.forgotten)
 
 
-def _stream_of(record: Any, counts: Numbers) -> PointStream:
+def stream_of(record: Any, counts: Numbers) -> PointStream:
     """The stream that a row is of, from its record and the counts of its buckets."""
     of, size = {name: record[name].item() for name in ROW.names or ()}, int(record["positive_size"])
     histogram = ExponentialHistogram(

@@ -53,7 +53,7 @@ _REALS: Final = (
     "heard",
 )
 _ROW: Final = np.dtype(
-    [("place", "u1"), ("name", "u1", 16), ("scale", "i1")]
+    [("name", "u1", 16), ("scale", "i1")]
     + [(name, "<u2") for name in _SIZES]
     + [(name, "<i8") for name in _NUMBERS]
     + [(name, "<f8") for name in _REALS]
@@ -213,7 +213,6 @@ def encode_rows(blocks: NDArray[np.int64], rows: NDArray[np.int64], content: Row
         content: Of the rows of all blocks together; `series` is the id that the store gives the series.
     """
     kept = np.zeros(rows.size, _ROW)
-    kept["place"] = content.places
     kept["name"] = np.frombuffer(b"".join(content.names), np.uint8).reshape(-1, 16)
     for name in ("scale", *_SIZES, *_NUMBERS, *_REALS):
         kept[name] = content.records[name]
@@ -236,13 +235,13 @@ def decode_rows(data: bytes) -> RowContent:
         counts = np.frombuffer(data, _WIDTHS[code], offset=_BLOCK.size + kept.nbytes).astype(np.int64)
     except (struct.error, ValueError, KeyError) as error:
         raise CodecError(f"not rows of streams: {error}") from None
-    records, places = np.zeros(size, ROW), kept["place"].astype(np.int64)
+    records = np.zeros(size, ROW)
     for name in ("scale", *_SIZES, *_NUMBERS, *_REALS):
         records[name] = kept[name]
     sizes = np.column_stack([records[name] for name in _SIZES])
     begins = np.cumsum(sizes) - sizes.reshape(-1)
-    fits = size and sizes.sum() == counts.size and sizes.max() <= SIDE and places[-1] < BLOCK
-    if not fits or (np.diff(places) <= 0).any() or counts.min(initial=0) < 0 or (records["zero_count"] < 0).any():
+    fits = size and sizes.sum() == counts.size and sizes.max() <= SIDE
+    if not fits or counts.min(initial=0) < 0 or (records["zero_count"] < 0).any():
         raise CodecError("not rows of streams: their numbers do not fit together")
     totals = np.add.reduceat(np.append(counts, 0), begins).reshape(-1, 2) * (sizes > 0)
     if (totals.sum(axis=1) + records["zero_count"] != records["count"]).any():
@@ -251,7 +250,7 @@ def decode_rows(data: bytes) -> RowContent:
         offset, number = records[f"{side}_offset"], records[f"{side}_size"]
         if not can_be_observed(records["scale"], offset, number).all():
             raise CodecError("not rows of streams: buckets are where nothing can be observed")
-    return RowContent(records, places, [name.tobytes() for name in kept["name"]], counts)
+    return RowContent(records, [name.tobytes() for name in kept["name"]], counts)
 
 
 def encode_evidence(held: HeldEvidence) -> bytes:

@@ -301,7 +301,7 @@ class EvaluatorStore:
         for name, block, data in self._connection.execute("SELECT * FROM evaluator_rows ORDER BY block").fetchall():
             content = decode_rows(data)
             series = [keys.get(id) for id in content.records["series"].tolist()]
-            evaluator.restore_rows(name, block, content, series)
+            evaluator.restore_rows(name, content, series)
             self._saved_blocks[name].add(block)
 
     def _restore_series(self, evaluator: Evaluator, redefined: Collection[tuple[str, str]]) -> None:
@@ -319,9 +319,7 @@ class EvaluatorStore:
             state.restored(series, newest)
         self._connection.executemany("DELETE FROM evaluator_series WHERE id = ?", orphans)
         self._connection.execute("DELETE FROM evaluator_panes WHERE series NOT IN (SELECT id FROM evaluator_series)")
-        rows = self._connection.execute(
-            "SELECT rowid, * FROM evaluator_panes"
-        ).fetchall()
+        rows = self._connection.execute("SELECT rowid, * FROM evaluator_panes").fetchall()
         held: dict[tuple[str, int, int], tuple[list[int], list[ExponentialHistogram]]] = {}
         for row, id, number, pane, width, data in rows:
             name, key = found[id]
