@@ -26,7 +26,7 @@ from kc_otel.stats import (
     estimated_reward_drift,
     reward_drift_interval,
 )
-from kc_otel.stats.reward_intervals import reward_sides
+from kc_otel.stats.rewards import reward_sides
 
 ALL: Final = "all"
 HORIZONS: Final = (32, 64, 128, 256, 512)

@@ -18,7 +18,7 @@ from examples.rl_bias.policy import Floats
 from examples.rl_bias.tables import Table, number
 from kc_otel.stats import Binned, mean_interval
 from kc_otel.stats.gradient_estimates import GradientBias, estimated_gradient_bias
-from kc_otel.stats.reward_intervals import reward_drift_bounds, reward_sides
+from kc_otel.stats.rewards import reward_drift_bounds, reward_sides
 
 TOKENS = 64
 DEVIATION = 0.026

@@ -21,20 +21,17 @@ from kc_otel.judge.assumptions import measurable
 from kc_otel.judge.cells import Current, Place, SilentPairs, assumption_broken, current, places
 from kc_otel.judge.contract_state import ContractState
 from kc_otel.judge.fail_evidence import SHARE_DIGITS
-from kc_otel.judge.histograms import union
-from kc_otel.judge.panes import WindowContent
+from kc_otel.judge.panes import SeriesContent
 from kc_otel.judge.series import LONG, SHORT, Listening
 from kc_otel.judge.statistics import intervals_of_rows
 from kc_otel.judge.verdict import Cell, Status, Verdict
 from kc_otel.judge.verdicts import Alarm, Evidence, JudgedWindow, Terms, Window, verdict_of
-from kc_otel.judge.window_rows import WindowState
 from kc_otel.stats import Binned, ExponentialHistogram, Interval
+from kc_otel.stats.interval_rows import rows_of
 
 Floats = NDArray[np.float64]
 Numbers = NDArray[np.int64]
 _WINDOWS: Final[tuple[Window, Window]] = ("short", "long")
-_ROWS_AT_ONCE: Final = 512
-"""Rows whose bounds are computed together: their matrices stay in a core's cache."""
 _EMPTY_WINDOW: Final = np.array([math.nan, -math.inf, math.inf, 0.0])[:, None]
 """Estimate, lower and upper bound, and observations of a window that holds none."""
 
@@ -72,7 +69,7 @@ class ClauseColumns:
     bounds: Floats
     notes: NDArray[np.object_]
     shares: Floats
-    held: tuple[WindowContent, WindowContent]
+    held: tuple[SeriesContent, SeriesContent]
     above: bool
 
     def verdict(self, number: int) -> Verdict:
@@ -117,10 +114,7 @@ class CellColumns:
     def judge(self, now: float, listening: Listening) -> Judged:
         """Judge what can be judged at once, at a Unix time in seconds."""
         state = self._state
-        for window in state.windows:
-            window.move(now)
-        short, long = (window.state() for window in state.windows)
-        seen = _Seen(now, (short, long), (state.panes.window(SHORT, now), state.panes.window(LONG, now)))
+        held = state.panes.window(SHORT, now), state.panes.window(LONG, now)
         everything, groups = self._groups(now, listening)
         found: list[tuple[Numbers, ClauseColumns]] = []
         once: list[tuple[Numbers, ClauseColumns]] = []
@@ -130,7 +124,7 @@ class CellColumns:
         for begin, group in groups:
             level = self._alpha if group.detected else self._alpha / family
             try:
-                columns = group.judge(seen, shares, level, self._alpha)
+                columns = group.judge(now, held, shares, level, self._alpha)
             except Exception as error:  # noqa: BLE001 - its cells are judged one by one, to see which of them it is
                 errors[f"clause {group.clause.id}, all cells at once"], usual = error, usual and group.detected
                 continue
@@ -155,20 +149,6 @@ class CellColumns:
             groups += [(len(everything), group) for group in cells.groups]
             everything += cells.places
         return everything, groups
-
-
-class _Seen(NamedTuple):
-    """Content of the windows at the time of an evaluation.
-
-    Attributes:
-        at: Unix time in seconds.
-        states: The rows of each.
-        held: The panes of each.
-    """
-
-    at: float
-    states: tuple[WindowState, WindowState]
-    held: tuple[WindowContent, WindowContent]
 
 
 class _ClauseCells:
@@ -216,28 +196,31 @@ class _Group:
         self.terms = [terms[place.cell.slice] for place in self.places]
         self._limits = np.array([term.limit for term in self.terms])
         self._none = np.array([term.allows_none for term in self.terms])
-        self._rows = np.array([-1 if place.series is None else place.series.row for place in self.places])
-        self.rows = np.array([-1 if place.series is None else place.series.number for place in self.places])
+        series = [place.series for place in self.places]
+        self.rows = np.array([-1 if own is None else own.number for own in series])
+        self._exponential = np.array([own is not None and not own.has_explicit for own in series])
         self._assumes = bool(measurable(self.clause)) or any(place.otherwise for place in self.places)
-        self._usual = self.clause.opposite is None and bool((self._rows >= 0).all())
-        self._known = tuple(_Bounds(self.clause, state, self._rows) for _ in (SHORT, LONG))
+        self._known = tuple(_Bounds(self.clause, state, self.rows, window) for window in (SHORT, LONG))
         self._held, self._held_at = np.full(self.size, -1), -1
 
-    def judge(self, seen: _Seen, shares: Floats, level: float, alpha: float) -> ClauseColumns:
+    def judge(
+        self, now: float, held: tuple[SeriesContent, SeriesContent], shares: Floats, level: float, alpha: float
+    ) -> ClauseColumns:
         """Judge those that can be judged at once.
 
         Args:
-            seen: Content of the windows.
+            now: Unix time in seconds.
+            held: Content of the windows.
             shares: Evidence against each cell, by its number in `FailEvidence`.
             level: Error probability of the lower bounds.
             alpha: Error probability of the upper bounds.
         """
-        usual = self._plain(seen.at)
-        short = self._known[SHORT].look(seen.states[SHORT], usual, level, alpha)
+        usual = self._plain(now)
+        short = self._known[SHORT].look(now, held[SHORT], usual, level, alpha)
         usual &= ~short.odd
         passes, fails = self._said(short.values)
         open_ = usual & ~passes & ~(fails & self.detected)
-        long = self._known[LONG].look(seen.states[LONG], open_, level, alpha)
+        long = self._known[LONG].look(now, held[LONG], open_, level, alpha)
         usual &= ~open_ | (~long.odd & (long.values[3] > 0.0))
         values = np.where(open_, long.values, short.values)
         above = usual & ((short.values[0] > self._limits) | (values[0] > self._limits))
@@ -245,7 +228,7 @@ class _Group:
         which = np.flatnonzero(usual)
         return ClauseColumns(
             state=self._state,
-            at=seen.at,
+            at=now,
             alpha=alpha,
             level=level,
             method=self._known[SHORT].method or self._known[LONG].method,
@@ -256,25 +239,25 @@ class _Group:
             bounds=values[:, which],
             notes=np.where(open_, long.notes, short.notes)[which],
             shares=self._shares(shares)[which],
-            held=seen.held,
+            held=held,
             above=bool(above.any()),
         )
 
-    def evidence(self, number: int, held: tuple[WindowContent, WindowContent], share: float) -> Evidence:
+    def evidence(self, number: int, held: tuple[SeriesContent, SeriesContent], share: float) -> Evidence:
         """Return the evidence on a cell at a time when it was not judged by an alarm."""
 
         def sample(window: Window) -> Binned:
-            known = held[_WINDOWS.index(window)].parts(int(self.rows[number]))
-            return (union(known) if known else ExponentialHistogram.empty(0)).binned()
+            known = held[_WINDOWS.index(window)].of(int(self.rows[number]))
+            return (known or ExponentialHistogram.empty(0)).binned()
 
         place = self.places[number]
         return Evidence(place.cell, place.clause, sample, alarm=Alarm(round(share, SHARE_DIGITS), failing=False))
 
     def _plain(self, now: float) -> NDArray[np.bool_]:
-        """Mask of the cells that have a row and are not judged by an alarm."""
-        if not self._usual:
+        """Mask of the cells that are in the columns of the windows and are not judged by an alarm."""
+        if self.clause.opposite is not None:
             return np.zeros(self.size, np.bool_)
-        plain = self._state.windows[SHORT].following(self._rows) & self._state.windows[LONG].following(self._rows)
+        plain = self._exponential.copy()
         if self._assumes:
             plain &= [not assumption_broken(self._state, place, now) for place in self.places]
         seen, alarmed = self._state.contract.observability, self._state.evidence.alarmed
@@ -320,53 +303,54 @@ class _FoundBounds(NamedTuple):
 
 
 class _Bounds:
-    """The bounds of a group's cells in one window; those of rows that have not changed are not computed again.
+    """The bounds of a group's cells in one window; those of cells that have not changed are not computed again.
 
     Attributes:
         method: Name of the interval.
     """
 
-    def __init__(self, clause: Clause, state: ContractState, rows: Numbers) -> None:
+    def __init__(self, clause: Clause, state: ContractState, rows: Numbers, window: int) -> None:
         self._clause, self._assumptions, self._rows = clause, state.contract.assumptions, rows
-        self._version, self._levels = np.full(rows.size, -1), (math.nan, math.nan)
+        self._panes, self._grid = state.panes, state.grids[window]
+        self._version, self._seen = np.full(rows.size, -1), (0, math.nan, math.nan)
         notes = np.full(rows.size, "", np.object_)
         self._found = _FoundBounds(np.tile(_EMPTY_WINDOW, (1, rows.size)), np.zeros(rows.size, np.bool_), notes)
         self.method = ""
 
-    def look(self, window: WindowState, wanted: NDArray[np.bool_], level: float, alpha: float) -> _FoundBounds:
+    def look(
+        self, now: float, held: SeriesContent, wanted: NDArray[np.bool_], level: float, alpha: float
+    ) -> _FoundBounds:
         """Bring the bounds of some cells up to date, and return those of all.
 
         Args:
-            window: Content of the window.
+            now: Unix time in seconds.
+            held: Content of the window.
             wanted: Which cells [cells]; those of the others may be of before.
             level: Error probability of the lower side.
             alpha: Error probability of the upper side.
         """
-        if self._levels != (level, alpha):
-            self._levels, self._version[:] = (level, alpha), -1
-        if not wanted.any():
-            return self._found
-        version = window.version[self._rows]
+        if self._seen != (seen := (self._grid.index(now), level, alpha)):
+            self._seen, self._version[:] = seen, -1
+        version = self._panes.versions(self._rows)
         new = np.flatnonzero(wanted & (version != self._version))
-        self._version[new] = -1  # where what follows fails
-        for begin in range(0, new.size, _ROWS_AT_ONCE):
-            self._compute(window, new[begin : begin + _ROWS_AT_ONCE], level, alpha)
-        self._version[new] = version[new]
+        if new.size:
+            self._version[new] = -1  # where what follows fails
+            self._compute(held, new, level, alpha)
+            self._version[new] = version[new]
         return self._found
 
-    def _compute(self, window: WindowState, cells: Numbers, level: float, alpha: float) -> None:
+    def _compute(self, held: SeriesContent, cells: Numbers, level: float, alpha: float) -> None:
         values, odd, notes = self._found
         values[:, cells], odd[cells], notes[cells] = _EMPTY_WINDOW, False, ""
-        rows = window.rows(self._rows[cells])
-        cells = cells[rows.places]
-        if not cells.size:
-            return
-        found = intervals_of_rows(self._clause, self._assumptions, rows, alpha_lower=level, alpha_upper=alpha)
-        if found is None:
-            odd[cells] = True
-        else:
-            values[:, cells] = (found.estimate, found.lower, found.upper, found.samples)
-            odd[cells], notes[cells], self.method = found.odd, found.note, found.method
+        there, at = held.places(self._rows[cells])
+        cells = cells[there]
+        odd[cells] = True
+        for rows in rows_of(held.columns.taken(at)):
+            found = intervals_of_rows(self._clause, self._assumptions, rows, alpha_lower=level, alpha_upper=alpha)
+            if found is not None:
+                of = cells[rows.places]
+                values[:, of] = (found.estimate, found.lower, found.upper, found.samples)
+                odd[of], notes[of], self.method = found.odd, found.note, found.method
 
 
 class Verdicts(Sequence[Verdict]):

@@ -35,7 +35,6 @@ from kc_otel.judge.recorders import Recorders
 from kc_otel.judge.refused_points import RefusedPoints
 from kc_otel.judge.series import LONG, PAIRS, SHORT, Heard, Pair, Series, SeriesKey, SeriesTable, grids
 from kc_otel.judge.statistics import metric_name, opposite_name
-from kc_otel.judge.window_rows import WindowRows
 from kc_otel.stats import ExponentialHistogram
 from kc_otel.stats.histogram_columns import HistogramColumns
 
@@ -146,7 +145,6 @@ class ContractState:
         clock: Latest time seen, Unix seconds.
         grids: The panes of the short and of the long window.
         panes: What exponential histograms of all series hold, by the numbers of series.
-        windows: What each window holds of the series that clauses are about.
         version: Another number whenever there may be other cells than before, or a series of other buckets.
         arrived: Counts in explicit bounds since the last evaluation, by series, without those that came late.
         late: The same, of points that were too old for the short window when they came.
@@ -176,7 +174,6 @@ class ContractState:
         self._taken = 0, 0  # the running pane of the long window, and what was observed in it
         self.grids = grids(contract)
         self.panes = PaneColumns(self.grids, weighed=weighed)
-        self.windows = tuple(WindowRows(grid, self.panes, number) for number, grid in enumerate(self.grids))
         self.version = 0
         self.arrived: dict[SeriesKey, list[Histogram]] = {}
         self.late: dict[SeriesKey, list[Histogram]] = {}
@@ -185,7 +182,7 @@ class ContractState:
         self.metrics = {clause.id: metric_name(clause) for clause in contract.clauses}
         self._judged = {*self.metrics.values()}
         self._judged |= {name for clause in contract.clauses if (name := opposite_name(clause)) is not None}
-        self._table = SeriesTable(self.grids, self.panes, self.windows, self._judged)
+        self._table = SeriesTable(self.grids, self.panes)
         self.series = self._table.by_key
         self._most_streams = STREAMS_PER_SERIES * contract.observability.max_series
         self._window = contract.observability.window
@@ -285,7 +282,7 @@ class ContractState:
             key = SeriesKey(metric_of(key.metric), OTHER, "", "")
         series = self.series.get(key)
         if series is None:
-            series = self._table.begin(key, empty=True)
+            series = self._table.begin(key)
             self.version += 1
             self.unjudged.pop(key, None)
         self._put(key, series, increment, time, now)
@@ -362,20 +359,17 @@ class ContractState:
 
     def _put(self, key: SeriesKey, series: Series, increment: Histogram, time: float, now: float) -> None:
         """Into the panes."""
-        for number, (history, window) in enumerate(zip(series.histories, self.windows, strict=True)):
+        for number, history in enumerate(series.histories):
             if history.make_way(increment):
+                self.version += 1
                 self.events["layout_changed"] += 1
                 self.changed_panes.update(
                     (key, number, index) for index in range(history.grid.oldest(now), history.grid.index(now) + 1)
                 )
-                if series.row >= 0:
-                    window.read_anew(series.row)
             if isinstance(increment, ExplicitHistogram):
                 self.version += not series.has_explicit
                 history.add(time, now, increment)
                 self.changed_panes.add((key, number, history.grid.index(time)))
-                if series.row >= 0:
-                    window.read_anew(series.row)
         if isinstance(increment, ExponentialHistogram):
             self.panes.count(series.number, time, now, increment)
         elif key.slice != OTHER:
@@ -473,7 +467,7 @@ class ContractState:
 
     def restored(self, key: SeriesKey, newest: float) -> Series:
         """A series that the store remembers, made anew."""
-        series = self.series.get(key) or self._table.begin(key, empty=False)
+        series = self.series.get(key) or self._table.begin(key)
         series.newest = max(series.newest, newest)
         self._silent_since = -math.inf
         self.version += 1
@@ -491,8 +485,8 @@ class ContractState:
             return False
         self._evicted_at = now
         self._full.clear()
-        for number, grid in enumerate(self.grids):  # windows that nobody reads do not follow what is older
-            self.panes.forget(number, grid.oldest(now) - grid.size)
+        for number, grid in enumerate(self.grids):
+            self.panes.forget(number, grid.oldest(now))
         for key in [key for key, time in self.unjudged.items() if now - time > self._window]:
             del self.unjudged[key]
             self.version += 1
@@ -627,8 +621,6 @@ class ContractState:
             for pair in pairs:
                 pairs[pair] = min(pairs[pair], now)
         self.version += 1
-        for window in self.windows:
-            window.read_anew()
         self.evidence.turn_back(now)
 
     def leave_unjudged(self, key: SeriesKey, now: float) -> bool:

@@ -21,7 +21,6 @@ from kc_otel.judge.assumptions import sampling_notes
 from kc_otel.judge.causes import causes_of, drift_by_place
 from kc_otel.judge.cell_columns import CellColumns, Verdicts
 from kc_otel.judge.cells import Place, evidence_of
-from kc_otel.judge.column_message import ColumnMessage
 from kc_otel.judge.columns.stream_columns import StreamColumns
 from kc_otel.judge.columns.stream_rows import RowContent
 from kc_otel.judge.contract_state import ContractState
@@ -30,6 +29,7 @@ from kc_otel.judge.faults import Faults, decide_apart, unjudged
 from kc_otel.judge.histograms import ExplicitHistogram, Histogram
 from kc_otel.judge.input_faults import too_many
 from kc_otel.judge.otlp.sink import ExportResult
+from kc_otel.judge.otlp.wire_columns import ColumnMessage
 from kc_otel.judge.point_streams import Horizon, PointStream
 from kc_otel.judge.points import (
     DROPPED,
@@ -221,26 +221,15 @@ class Evaluator:
         """The series that rows of streams have these numbers of."""
         return self._columns.series_of(numbers) if self._columns is not None else []
 
-    def restore_rows(self, contract: str, block: int, content: RowContent, keys: Sequence[SeriesKey | None]) -> None:
-        """Remember streams that were in rows; without columns, room or a series they take points by themselves.
-
-        Args:
-            contract: Name of the contract.
-            block: Number of the block of rows.
-            content: Of the rows [n].
-            keys: The series of each; None for one that is no more [n].
-        """
+    def restore_rows(self, contract: str, content: RowContent, keys: Sequence[SeriesKey | None]) -> None:
+        """Remember streams that were in rows [n], and the series of each [n]; None for one that is no more."""
         self.use_columns()
-        known = [key for key in keys if key is not None]
-        if (
-            self._columns is None
-            or len(known) < len(keys)
-            or not self._columns.restore(contract, block, content, known)
-        ):
+        if self._columns is not None:
+            self._columns.restore(contract, content, keys)
+        else:
             state = self.states[contract]
-            for name, stream in content.streams():
-                state.streams[name] = stream
-                state.changed_streams.add(name)
+            state.streams.update(content.streams())
+            state.changed_streams.update(content.names)
 
     def forget_silent(self, state: ContractState, now: float) -> None:
         """Bring a contract's series up to date, and forget what no window holds anything of at `now`, Unix seconds."""
@@ -275,12 +264,12 @@ class Evaluator:
             counts["accepted"] += taken - behind
             if behind:
                 count("behind", behind, OUTCOME_SENTENCES["behind"])
-        for part, numbers in columns.left() if columns is not None else ((request, ()),):
-            for point in walk(part, self._gen_ai, count, partial(self._note_impossible, now)):
-                outcome, message = self._take(point, horizons, now, reports)
-                count(outcome, 1, message or OUTCOME_SENTENCES.get(outcome, ""))
-                if outcome in _REMEMBERED_OUTCOMES and self._columns is not None:
-                    self._learn(self._columns, columns, numbers, point)
+        left, numbers = columns.left() if columns is not None else (request, ())
+        for point in walk(left, self._gen_ai, count, partial(self._note_impossible, now)):
+            outcome, message = self._take(point, horizons, now, reports)
+            count(outcome, 1, message or OUTCOME_SENTENCES.get(outcome, ""))
+            if outcome in _REMEMBERED_OUTCOMES and self._columns is not None:
+                self._learn(self._columns, columns, numbers, point)
         reports.tell(now)
         self.counters.update(counts)
         rejected = sum(counts[outcome] for outcome in _REJECTED)

@@ -37,7 +37,7 @@ from kc_otel.judge.verdict import Cell
 from kc_otel.stats import Binned, EDetector, ExponentialHistogram
 from kc_otel.stats.e_detector import BETS, alarm_level
 from kc_otel.stats.histogram_columns import HistogramColumns
-from kc_otel.stats.histogram_rows import rows_of_columns
+from kc_otel.stats.interval_rows import rows_of
 
 Floats = NDArray[np.float64]
 Numbers = NDArray[np.int64]
@@ -165,14 +165,9 @@ class _Arrivals:
     plain: bool
 
     @cached_property
-    def every(self) -> Numbers:
-        """Numbers of the cells [cells]."""
-        return np.arange(self.parts.size)
-
-    @cached_property
     def alike(self) -> list[tuple[int, int, int]]:
         """Begin, end and number of each test's cells."""
-        return self.those_alike(self.every)
+        return self.those_alike(np.arange(self.parts.size))
 
     def those_alike(self, places: Numbers) -> list[tuple[int, int, int]]:
         """The same of some cells, by their numbers, ascending."""
@@ -373,8 +368,8 @@ class FailEvidence:
         gains = np.zeros((numbers.size, BETS.size))
         gains[: found.parts.size] = math.nan
         some = columns if found.plain else columns.taken(found.parts)
-        for rows in rows_of_columns(some, found.every):
-            whole = rows.places.size == found.every.size
+        for rows in rows_of(some):
+            whole = rows.places.size == found.parts.size
             for begin, end, kind in found.alike if whole else found.those_alike(rows.places):
                 part = rows.part(begin, end)
                 gains[part.places] = self._different[kind].gains_of_rows(part, self._gains_at(kind, rows.shared))

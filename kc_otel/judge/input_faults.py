@@ -21,7 +21,7 @@ from kc_otel.contract.input_reasons import remedy
 from kc_otel.contract.registry.clause_metrics import SAMPLING, Origin
 from kc_otel.contract.slices import ALL, UNJUDGED
 from kc_otel.judge.histograms import Histogram
-from kc_otel.judge.panes import PaneColumns, WindowContent
+from kc_otel.judge.panes import PaneColumns, SeriesContent
 from kc_otel.judge.series import SHORT, Pair, Series, SeriesKey
 from kc_otel.stats.surplus import is_surplus
 
@@ -85,13 +85,11 @@ class InputFaults:
         return window, f"{INVALID_INPUT}, not_sampled: {said}. {remedy('not_sampled')}"
 
 
-def _above_one(window: WindowContent, rows: list[int]) -> NDArray[np.bool_]:
+def _above_one(window: SeriesContent, rows: list[int]) -> NDArray[np.bool_]:
     """Return whether the mean over a window is above 1, for some rows, bool [n]; the others need no further look."""
-    over = np.zeros(max(rows, default=-1) + 1)
-    for pane in window.held:
-        here = pane.rows < over.size
-        np.add.at(over, pane.rows[here], pane.columns.sum[here] - pane.columns.count[here])
-    return over[rows] > 0.0
+    found, at = window.places(np.array(rows, np.int64))
+    found[found] = window.columns.sum[at] > window.columns.count[at]
+    return found
 
 
 def of_sequences(

@@ -24,7 +24,7 @@ from kc_otel.judge.statistics import mean_range
 from kc_otel.stats import Binned
 from kc_otel.stats.e_detector import BETS
 from kc_otel.stats.fractions import surely_above
-from kc_otel.stats.histogram_rows import HistogramRows
+from kc_otel.stats.interval_rows import HistogramRows
 
 Floats = NDArray[np.float64]
 

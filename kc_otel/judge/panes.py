@@ -4,16 +4,15 @@ A window of W seconds is made of N panes of W/N seconds, aligned to the Unix epo
 N - 1 before it, so it reaches back between W - W/N and W seconds, and never holds anything older than W. One pane more
 is kept for clocks that disagree. A contract has two such grids, of the short and of the long window.
 
-Exponential histograms are kept as columns of all series together, a few for each pane; single ones are merged when they
-are read. Explicit ones are few, and each series has its own, see `PaneHistory`.
+Exponential histograms are columns of all series together, a few for each pane. Explicit ones are few, and each series
+has its own, see `PaneHistory`.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from itertools import chain, repeat
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -28,8 +27,8 @@ Floats = NDArray[np.float64]
 
 _MAX_WAITING_HISTOGRAMS: Final = 16_384
 """Histograms that wait at most until they become columns."""
-_MAX_FRESH_COLUMNS: Final = 256
-"""Columns that wait at most for who follows what is counted."""
+_MAX_WINDOW_PARTS: Final = 256
+"""Columns that wait at most to be added to a window; of more, the window is put together anew."""
 _COLUMNS_BEFORE_MERGE: Final = 8
 """Columns that a pane collects before they are merged."""
 _HISTOGRAMS_BEFORE_MERGE: Final = 8
@@ -38,12 +37,7 @@ _HISTOGRAMS_BEFORE_MERGE: Final = 8
 
 @dataclass(frozen=True, slots=True)
 class PaneGrid:
-    """Panes of one window length.
-
-    Attributes:
-        width: Seconds that a pane covers.
-        size: Panes that a window has.
-    """
+    """Panes of one window length: seconds that one covers, and how many a window has."""
 
     width: float
     size: int
@@ -66,69 +60,56 @@ class PaneGrid:
         return range(self.oldest(now) + 1, self.index(now) + 1)
 
 
-class PaneContent(NamedTuple):
-    """Content of some rows in a pane.
+class SeriesContent(NamedTuple):
+    """Content of a pane, or of a window: the numbers of some series, ascending [n], and a histogram of each [n]."""
 
-    Attributes:
-        pane: Its number.
-        rows: Numbers of the rows, ascending [n].
-        columns: A histogram of each [n].
-    """
-
-    pane: int
     rows: Numbers
     columns: HistogramColumns
 
+    def places(self, rows: Numbers) -> tuple[NDArray[np.bool_], Numbers]:
+        """Which of some series are among these [k], and the places of those that are."""
+        at = self.rows.searchsorted(rows)
+        found = at < self.rows.size
+        found[found] = self.rows[at[found]] == rows[found]
+        return found, at[found]
+
     def of(self, row: int) -> ExponentialHistogram | None:
-        """Return the histogram of one row."""
+        """The histogram of one series; None where there is nothing of it."""
         at = int(self.rows.searchsorted(row))
         return self.columns[at] if at < self.rows.size and self.rows[at] == row else None
 
-
-class WindowContent(NamedTuple):
-    """Content of a window at the time it was requested.
-
-    Attributes:
-        held: Of all rows.
-    """
-
-    held: Sequence[PaneContent]
-
-    def parts(self, row: int) -> list[Histogram]:
-        """Return the histograms of a row."""
-        return [part for pane in self.held if (part := pane.of(row)) is not None]
+    @classmethod
+    def whole(cls, parts: list[SeriesContent]) -> SeriesContent:
+        """Put several parts together; the list has only the whole afterwards."""
+        if not parts:
+            parts.append(cls(np.zeros(0, np.int64), HistogramColumns.of(())))
+        elif len(parts) > 1:
+            rows = np.concatenate([part.rows for part in parts])
+            parts[:] = [cls(*merged(rows, HistogramColumns.joined([part.columns for part in parts])))]
+        return parts[0]
 
 
 class PaneColumns:
     """Exponential histograms of a contract's series, by rows of series and by pane.
 
-    Args:
-        grids: The panes of each window.
-        weighed: Whether anybody will `take_arrived`.
-
-    Attributes:
-        version: Of each row, a number that is another one once it has changed.
-        changed: Rows that changed since they were saved, by grid and pane.
+    With `weighed`, what arrived waits until somebody takes it by `take_arrived`. `changed` has the rows that changed
+    since they were saved, by grid and pane.
     """
 
     def __init__(self, grids: Sequence[PaneGrid], *, weighed: bool = True) -> None:
         self._grids, self._weighed = grids, weighed
-        self._panes: list[dict[int, list[PaneContent]]] = [{} for _ in grids]
+        self._panes: list[dict[int, list[SeriesContent]]] = [{} for _ in grids]
+        self._windows: list[tuple[range, list[SeriesContent]] | None] = [None for _ in grids]
         self._waiting: tuple[list[int], list[float], list[float], list[ExponentialHistogram]] = ([], [], [], [])
         self._versions = 0
-        self.version = np.zeros(64, np.int64)
+        self._version = np.zeros(64, np.int64)
         self._arrived: dict[bool, list[tuple[Numbers, HistogramColumns]]] = {False: [], True: []}  # by whether late
-        self._fresh: list[list[PaneContent] | None] = [[] for _ in grids]
         self.changed: dict[tuple[int, int], list[Numbers]] = {}
 
     def count(self, row: int, time: float, now: float, histogram: ExponentialHistogram) -> None:
-        """Count a row's observations.
+        """Count a row's observations, at least one, that arrived at `now` in the pane of `time`, Unix seconds.
 
-        Args:
-            row: Number of the row.
-            time: Unix time in seconds of the pane in which they count.
-            now: When they arrived; panes that are too old then have nothing of them.
-            histogram: At least one observation.
+        Panes that are too old when they arrived have nothing of them.
         """
         rows, times, arrivals, parts = self._waiting
         rows.append(row)
@@ -152,16 +133,15 @@ class PaneColumns:
 
     def put(self, grid: int, pane: int, rows: Sequence[int], parts: Sequence[ExponentialHistogram]) -> None:
         """Restore a saved pane of some rows, and add it to the existing content."""
-        held = PaneContent(pane, *merged(np.array(rows), HistogramColumns.of(parts)))
+        held = SeriesContent(*merged(np.array(rows), HistogramColumns.of(parts)))
         self._panes[grid].setdefault(pane, []).append(held)
         self._touch(held.rows)
-        self._fresh[grid] = None
+        self._windows[grid] = None
 
     def take_arrived(self, *, late: bool) -> tuple[Numbers, HistogramColumns]:
         """Take the counts of each row since the last call: rows, and a histogram of each.
 
-        Args:
-            late: Whether those that were too old for the first window when they arrived, or the others.
+        Either of those that were too old for the first window when they arrived, or of the others.
         """
         self.settle()
         arrived, self._arrived[late] = self._arrived[late], []
@@ -171,41 +151,34 @@ class PaneColumns:
             np.concatenate([rows for rows, _ in arrived]), HistogramColumns.joined([columns for _, columns in arrived])
         )
 
-    def take_fresh(self, grid: int) -> list[PaneContent] | None:
-        """Take the counts since the last call; None where all must be read anew."""
+    def versions(self, rows: Numbers) -> Numbers:
+        """Return a number for each row that is another one once the row has changed."""
         self.settle()
-        fresh, self._fresh[grid] = self._fresh[grid], []
-        return fresh
+        self._make_room(rows)
+        return self._version[rows]
 
-    def held(self, grid: int, panes: Iterable[int]) -> Iterator[PaneContent]:
-        """Yield the content of all rows in some panes, in parts."""
+    def window(self, grid: int, now: float) -> SeriesContent:
+        """Return the content of the window that ends now.
+
+        What arrives is added to the window of before; where its panes are others, it is put together of them anew.
+        """
         self.settle()
-        for pane in panes:
-            yield from self._panes[grid].get(pane, ())
+        panes, held = self._grids[grid].window(now), self._windows[grid]
+        if held is None or held[0] != panes:
+            parts = [part for pane in panes for part in self._panes[grid].get(pane, ())]
+            held = self._windows[grid] = panes, parts
+        return SeriesContent.whole(held[1])
 
-    def window(self, grid: int, now: float) -> WindowContent:
-        """Return the content of all rows in the window that ends now."""
-        self.settle()
-        parts = map(self._panes[grid].get, self._grids[grid].window(now), repeat(()))
-        return WindowContent([*chain.from_iterable(parts)])
-
-    def numbers(self, grid: int) -> list[int]:
+    def panes(self, grid: int) -> list[int]:
         """Panes in which anything is held, ascending."""
         self.settle()
         return sorted(self._panes[grid])
 
-    def whole(self, grid: int, pane: int) -> PaneContent | None:
-        """Return the content of all rows in a pane, one histogram each; None if empty."""
+    def whole(self, grid: int, pane: int) -> SeriesContent | None:
+        """Return the content of a pane; None if empty."""
         self.settle()
         parts = self._panes[grid].get(pane)
-        if not parts:
-            return None
-        if len(parts) > 1:
-            rows = np.concatenate([part.rows for part in parts])
-            self._panes[grid][pane] = parts = [
-                PaneContent(pane, *merged(rows, HistogramColumns.joined([part.columns for part in parts])))
-            ]
-        return parts[0]
+        return SeriesContent.whole(parts) if parts else None
 
     def turn_back(self, now: float) -> None:
         """Move what lies ahead of a clock that went back to where it is now."""
@@ -214,12 +187,12 @@ class PaneColumns:
             head = grid.index(now)
             for pane in [pane for pane in panes if pane > head]:
                 moved = panes.pop(pane)
-                panes.setdefault(head, []).extend(part._replace(pane=head) for part in moved)
+                panes.setdefault(head, []).extend(moved)
                 for changed in (pane, head):
                     self.changed.setdefault((number, changed), []).extend(part.rows for part in moved)
-            self._fresh[number] = None
+            self._windows[number] = None
         self._versions += 1
-        self.version[:] = self._versions
+        self._version[:] = self._versions
 
     def forget(self, grid: int, oldest: int) -> None:
         """Forget a grid's panes that are older than this one."""
@@ -242,7 +215,7 @@ class PaneColumns:
                     else:
                         del self._panes[number][pane]
                     self.changed.setdefault((number, pane), []).append(rows)
-                    self._fresh[number] = None
+                    self._windows[number] = None
         self._touch(rows)
         return found
 
@@ -272,48 +245,44 @@ class PaneColumns:
                 self._add(number, pane, *merged(rows[which], some))
 
     def _add(self, grid: int, pane: int, rows: Numbers, columns: HistogramColumns) -> None:
-        content = PaneContent(pane, rows, columns)
+        content = SeriesContent(rows, columns)
         parts = self._panes[grid].setdefault(pane, [])
         parts.append(content)
         self.changed.setdefault((grid, pane), []).append(rows)
-        if (fresh := self._fresh[grid]) is not None:
-            fresh.append(content)
-            if len(fresh) > _MAX_FRESH_COLUMNS:
-                self._fresh[grid] = None
+        window = self._windows[grid]
+        if window is not None and pane in window[0]:
+            window[1].append(content)
+            if len(window[1]) > _MAX_WINDOW_PARTS:
+                self._windows[grid] = None
         if len(parts) > _COLUMNS_BEFORE_MERGE:
             self.whole(grid, pane)
 
     def _touch(self, rows: Numbers) -> None:
-        most = int(rows.max(initial=0))
-        if most >= self.version.size:
-            self.version = np.concatenate([self.version, np.zeros(max(self.version.size, most), np.int64)])
+        self._make_room(rows)
         self._versions += 1
-        self.version[rows] = self._versions
+        self._version[rows] = self._versions
+
+    def _make_room(self, rows: Numbers) -> None:
+        most = int(rows.max(initial=0))
+        if most >= self._version.size:
+            self._version = np.concatenate([self._version, np.zeros(max(self._version.size, most), np.int64)])
 
 
-def _without(part: PaneContent, rows: Numbers) -> PaneContent:
+def _without(part: SeriesContent, rows: Numbers) -> SeriesContent:
     kept = np.flatnonzero(~np.isin(part.rows, rows))
-    return part if kept.size == part.rows.size else PaneContent(part.pane, part.rows[kept], part.columns.taken(kept))
+    return part if kept.size == part.rows.size else SeriesContent(part.rows[kept], part.columns.taken(kept))
 
 
 @dataclass(slots=True)
 class PaneHistory:
-    """Panes of one series and one grid.
-
-    Attributes:
-        grid: The panes.
-        columns: Panes of all series.
-        number: Of the grid.
-        row: Of the series.
-    """
+    """Panes of one series and one grid: `number` is that of the grid, `row` that of the series."""
 
     grid: PaneGrid
     columns: PaneColumns
     number: int
     row: int
     _explicit: dict[int, list[ExplicitHistogram]] = field(default_factory=dict)
-    _parts: tuple[int, int, tuple[Histogram, ...]] | None = None
-    _whole: tuple[tuple[Histogram, ...], Histogram | None] | None = None
+    _window: tuple[int, int, Histogram | None] | None = None
     _binned: Binned | None = None
 
     def add(self, time: float, now: float, increment: ExplicitHistogram) -> None:
@@ -325,14 +294,14 @@ class PaneHistory:
         parts.append(increment)
         if len(parts) >= _HISTOGRAMS_BEFORE_MERGE:
             self._explicit[index] = [ExplicitHistogram.union(parts)]
-        self._parts = None
+        self._window = None
 
     def make_way(self, increment: Histogram) -> bool:
         """Throw away panes of another layout than an increment has. Returns whether there were any."""
         if self.accepts(increment):
             return False
         self._explicit.clear()
-        self._parts = None
+        self._window = None
         self.columns.drop([self.row], [self.number])
         return True
 
@@ -340,19 +309,15 @@ class PaneHistory:
         """Return True if the increment can be counted without dropping panes of another layout."""
         if self._explicit:
             return layout(next(iter(self._explicit.values()))[0]) == layout(increment)
-        return isinstance(increment, ExponentialHistogram) or not self._exponential()
+        return isinstance(increment, ExponentialHistogram) or not any(map(self.pane, self.columns.panes(self.number)))
 
     def turn_back(self, now: float) -> set[int]:
-        """Move what of explicit bounds lies ahead of a clock that went back to where it is now.
-
-        Returns:
-            The panes that changed.
-        """
+        """Move explicit bounds ahead of a clock that went back to now; returns the panes that changed."""
         head = self.grid.index(now)
         ahead = [index for index in self._explicit if index > head]
         for index in ahead:
             self._explicit.setdefault(head, []).extend(self._explicit.pop(index))
-        self._parts = None
+        self._window = None
         return {*ahead, head} if ahead else set()
 
     @property
@@ -360,28 +325,14 @@ class PaneHistory:
         """True if it holds histograms of explicit bounds."""
         return bool(self._explicit)
 
-    def is_explicit(self, now: float) -> bool:
-        """Return True if it holds histograms of explicit bounds that are not too old."""
-        for index in [index for index in self._explicit if index < self.grid.oldest(now)]:
-            del self._explicit[index]
-        return self.has_explicit
-
-    def parts(self, now: float) -> tuple[Histogram, ...]:
-        """Everything in the window that ends now, to be merged; the same object until there is more or less."""
-        head = self.grid.index(now)
-        self.columns.settle()
-        version = int(self.columns.version[self.row]) if self.row < self.columns.version.size else 0
-        if self._parts is None or self._parts[:2] != (head, version):
-            self.is_explicit(now)
-            self._parts = (head, version, tuple(self._of(self.grid.window(now))))
-        return self._parts[2]
-
     def window(self, now: float) -> Histogram | None:
-        """Everything in the window that ends now; None when nothing is."""
-        parts = self.parts(now)
-        if self._whole is None or self._whole[0] is not parts:
-            self._whole, self._binned = (parts, union(parts) if parts else None), None
-        return self._whole[1]
+        """Everything in the window that ends now, None when nothing is; the same object until there is more or less."""
+        at = self.grid.index(now), int(self.columns.versions(np.array([self.row]))[0])
+        if self._window is None or self._window[:2] != at:
+            for index in [index for index in self._explicit if index < self.grid.oldest(now)]:
+                del self._explicit[index]
+            self._window, self._binned = (*at, self._merged(now)), None
+        return self._window[2]
 
     def binned(self, now: float) -> Binned:
         """The window that ends now, as the view that bounds are computed from."""
@@ -393,30 +344,24 @@ class PaneHistory:
     def last(self, now: float, seconds: float) -> Histogram | None:
         """Everything in the panes that began within the last `seconds`, at most the window; None when nothing is."""
         panes = min(max(math.ceil(seconds / self.grid.width), 1), self.grid.size)
-        head = self.grid.index(now)
-        return self._union(range(head - panes + 1, head + 1))
+        parts = [part for pane in self.grid.window(now)[-panes:] if (part := self.pane(pane)) is not None]
+        return union(parts) if parts else None
 
     def pane(self, index: int) -> Histogram | None:
         """Everything in one pane."""
-        return self._union(range(index, index + 1))
+        if self._explicit:
+            return union(parts) if (parts := self._explicit.get(index)) else None
+        content = self.columns.whole(self.number, index)
+        return None if content is None else content.of(self.row)
 
     def put(self, index: int, content: ExplicitHistogram) -> None:
         """Restore a saved pane, and add it to the existing content."""
         if self.accepts(content):
             self._explicit.setdefault(index, []).append(content)
-            self._parts = None
+            self._window = None
 
-    def _exponential(self) -> list[PaneContent]:
-        everything = self.columns.held(self.number, self.columns.numbers(self.number))
-        return [content for content in everything if content.of(self.row) is not None]
-
-    def _of(self, panes: range) -> Iterator[Histogram]:
-        if self._explicit:
-            for pane in panes:
-                yield from self._explicit.get(pane, ())
-        else:
-            yield from WindowContent([*self.columns.held(self.number, panes)]).parts(self.row)
-
-    def _union(self, panes: range) -> Histogram | None:
-        parts = [*self._of(panes)]
+    def _merged(self, now: float) -> Histogram | None:
+        if not self._explicit:
+            return self.columns.window(self.number, now).of(self.row)
+        parts = [part for pane in self.grid.window(now) for part in self._explicit.get(pane, ())]
         return union(parts) if parts else None

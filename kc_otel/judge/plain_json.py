@@ -1,7 +1,7 @@
-"""Conversion of dataclasses to JSON and back, by their types alone.
+"""Conversion of dataclasses to JSON and back, by their types alone; fields that are not known are ignored.
 
-Numbers that are not finite are the texts NaN, Infinity and -Infinity: JSON has no numbers for them, and what is stored
-must not lose them. Output for others has null instead: `for_others`, `finite_or_none`.
+Numbers that are not finite are the texts NaN, Infinity and -Infinity: what is stored must not lose them. Output for
+others has null instead: `for_others`, `finite_or_none`.
 """
 
 from __future__ import annotations
@@ -40,21 +40,13 @@ def for_others(value: Any) -> Any:
 
 
 def read_json(kind: type[Value], text: str | bytes) -> Value:
-    """The value that `to_json` wrote; fields that are not known are ignored.
-
-    Raises:
-        ValueError: If it is not one of this kind.
-    """
+    """The value that `to_json` wrote; a ValueError if it is not one of this kind."""
     value: Value = _adapter(kind).validate_json(text)
     return value
 
 
 def read_plain(kind: type[Value], plain: Any) -> Value:
-    """The value that `to_plain` wrote; fields that are not known are ignored.
-
-    Raises:
-        ValueError: If it is not one of this kind.
-    """
+    """The value that `to_plain` wrote; a ValueError if it is not one of this kind."""
     value: Value = _adapter(kind).validate_python(plain)
     return value
 

@@ -53,13 +53,10 @@ _ROUNDING_ERROR: Final = 1e-12
 
 @dataclass(frozen=True, slots=True)
 class Horizon:
-    """Time limits for a point. All Unix times in ns.
+    """Time limits for a point, Unix times in ns.
 
-    Attributes:
-        future: Points later than this are not believed.
-        start: Cumulative values that started before this may hold what no window covers any more.
-        oldest: Points before this have no pane.
-        gap: Longest step in ns that is not called a gap.
+    Points later than `future` are not believed, those before `oldest` have no pane; cumulative values that started
+    before `start` may hold what no window covers any more. `gap` is the longest step that is not called one.
     """
 
     future: int
@@ -70,13 +67,9 @@ class Horizon:
 
 @dataclass(slots=True)
 class LatestValue:
-    """The newest cumulative value of one start time.
+    """The newest cumulative value of one start time; times in ns.
 
-    Attributes:
-        start: Start time in ns.
-        time: Its time in ns.
-        histogram: The counted observations.
-        doubted: A later value that contradicts this one, until the next says which of them was wrong.
+    `doubted` is a later value that contradicts this one, until the next says which of them was wrong.
     """
 
     start: int
@@ -87,14 +80,7 @@ class LatestValue:
 
 @dataclass(frozen=True, slots=True)
 class Increment:
-    """Outcome of a point.
-
-    Attributes:
-        outcome: `accepted`, `two_writers`, `baseline`, `duplicate`, `out_of_order`, `unordered`, `contradictory`,
-            `late` or `future`.
-        increment: The observations to count; None if there are none.
-        event: `reset`, `gap` or empty.
-    """
+    """Outcome of a point, the observations to count, and an event: `reset`, `gap` or none."""
 
     outcome: str
     increment: Histogram | None = None

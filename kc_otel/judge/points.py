@@ -91,10 +91,7 @@ class PointKind(Enum):
 class AppliedContract:
     """The contract that a recorder applies, as its instrumentation scope names it.
 
-    Attributes:
-        version: metadata.version; 0 where it is not said.
-        slices: Digests of the slices, by name; None where they are not said.
-        quantities: Digests of what its clauses measure; None where they are not said.
+    `version` is 0, digests of slices by name and of what clauses measure are None, where they are not said.
     """
 
     version: int = 0
@@ -119,22 +116,17 @@ class AppliedContract:
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """One decoded data point.
+    """One decoded data point; of attributes only those with a scalar value.
 
     Attributes:
-        kind: Histogram, counter, info or step.
-        metric: OpenTelemetry metric name.
-        operator: Name of the operator that it is about; None unless the metric is one of operators.
+        operator: None unless the metric is one of operators.
         stream: Digest of the stream's identity as the OTel data model has it: resource, scope, metric name, unit, type,
             temporality and attributes. 16 bytes.
-        attributes: The point's own attributes; only those with a scalar value.
-        resource: The resource's attributes; only those with a scalar value.
         start: Start of what was counted, Unix time in ns; 0 when unknown.
         time: End of what was counted, Unix time in ns.
         cumulative: Whether counts go back to `start`; else they are those since the stream's last point.
         histogram: The counted observations; None for an info. Of a step, its number as a count.
         number: Of the point among all exponential ones of its request, in their order; nothing for others.
-        applied: The contract that its recorder applies.
         tail: What identifies the stream besides resource and scope, see `digest_of`.
     """
 
@@ -162,14 +154,7 @@ class Point:
 
 
 class ImpossiblePoint(NamedTuple):
-    """A point that is malformed.
-
-    Attributes:
-        metric: OpenTelemetry metric name.
-        attributes: Its contract and kernels, as far as they can be read.
-        resource: The resource's attributes; only those with a scalar value.
-        message: What is wrong with it.
-    """
+    """A malformed point: contract and kernels as far as they can be read, and what is wrong with it."""
 
     metric: str
     attributes: dict[str, Scalar]
@@ -188,13 +173,9 @@ Refuse = Callable[[ImpossiblePoint], None]
 
 
 def walk(request: Any, gen_ai: Collection[str], count: Count, refuse: Refuse = lambda _: None) -> Iterator[Point]:
-    """The points of an ExportMetricsServiceRequest that are ours, in order.
+    """The points of an ExportMetricsServiceRequest that are ours, in order, those of some `gen_ai.*` metrics included.
 
-    Args:
-        request: The request.
-        gen_ai: Names of `gen_ai.*` metrics that are read as well.
-        count: Told of every point that is not yielded: `ignored` or `malformed`.
-        refuse: Told of every malformed point.
+    `count` is told of every point that is not yielded, `ignored` or `malformed`; `refuse` of every malformed one.
     """
     number = 0
     for resource_metrics in request.resource_metrics:
@@ -408,9 +389,8 @@ def _extreme(point: Any, name: str) -> float:
 def _scalars(attributes: Any) -> dict[str, Scalar]:
     """Attributes with a scalar value.
 
-    Raises:
-        _MalformedError: If there are too many of them, one is too long to be a name of anything, or one of ours could
-            not stand on a line.
+    Raises a _MalformedError if there are too many, one is too long to be a name, or one of ours could not stand on a
+    line.
     """
     if len(attributes) > _MAX_ATTRIBUTES:
         raise _MalformedError(f"{len(attributes)} attributes are more than {_MAX_ATTRIBUTES}")

@@ -13,10 +13,10 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 from kc_otel.contract.units import format_duration
-from kc_otel.judge.column_message import ColumnMessage
 from kc_otel.judge.histograms import ExplicitHistogram
-from kc_otel.judge.points import CUMULATIVE, INVALID, Point, PointKind, resource_of
-from kc_otel.judge.refused_points import sender_of
+from kc_otel.judge.otlp.wire_columns import ColumnMessage
+from kc_otel.judge.points import INVALID, Point, PointKind
+from kc_otel.judge.refused_points import sender_of, sender_of_bytes
 from kc_otel.judge.series import SeriesKey
 
 _MAX_VERSIONS: Final = 256
@@ -343,8 +343,8 @@ class RecorderReports:
     def tell(self, now: float) -> None:
         """Tell what the recorders have observed, at the end of a message that arrived at `now`, Unix seconds."""
         if self._found and self._columns is not None:
-            for resource, cumulative, count in self._columns.wire.counts_of_drift():
-                self._counts[sender_of(resource_of(resource)), cumulative] += count
+            for (resource, cumulative), count in self._columns.wire.counts_of_drift().items():
+                self._counts[sender_of_bytes(resource), cumulative] += count
         for recorders, version, sender in self._found:
             recorders.observe(version, sender, self._counts[sender, True], self._counts[sender, False], now)
         if any(recorders.watched for recorders, _, _ in self._found):
@@ -355,11 +355,9 @@ class RecorderReports:
     def _tell_watched(self, now: float) -> None:
         if self._columns is not None:
             wire, series = self._columns.wire, self._series_of(self._columns)
-            for metric in wire.drift_metrics():
-                of = wire.metrics[metric]
-                sender = sender_of(resource_of(wire.body[of["resource_begin"] : of["resource_end"]]))
-                cumulative = of["temporality"] == CUMULATIVE
-                for point in range(int(of["first"]), int(of["last"])):
+            for of, resource, cumulative in wire.drift_metrics():
+                sender = sender_of_bytes(resource)
+                for point in range(of.first, of.last):
                     if (key := series.get(point)) is not None:
                         count = int(wire.points["count"][point])
                         self._counts_on[sender, cumulative, key.pair[1], key.slice] += count

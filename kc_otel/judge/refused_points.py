@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from hashlib import blake2b
 from typing import Final
 
@@ -17,6 +18,7 @@ from kc_otel.contract.slices import Scalar
 from kc_otel.contract.units import format_duration
 from kc_otel.contract.words import FAILS_CHECKS
 from kc_otel.judge.point_streams import REMEMBERED_TIMES
+from kc_otel.judge.points import resource_of
 from kc_otel.judge.series import PAIRS, Pair
 
 OUTCOME_SENTENCES: Final = {
@@ -52,16 +54,10 @@ _MAX_NAMED: Final = 3
 
 @dataclass(frozen=True, slots=True)
 class RefusedSender:
-    """Points of one sender that are not judged for one reason.
+    """Points of one sender that are not judged for one reason: arrivals from `since` to `last`, Unix seconds.
 
-    Attributes:
-        outcome: As in kc.evaluator.points.
-        pair: Short fingerprints of the kernels; empty where the points do not say.
-        sender: Attributes of its resource, as text; empty for not known.
-        since: Unix time of the first arrival, seconds.
-        last: Unix time of the last arrival, seconds.
-        age: Seconds by which the last point was older than its arrival; negative where it was ahead.
-        said: What the sender was told beyond the outcome.
+    `pair` and `sender` are empty where they are not known. The last point was `age` seconds older than its arrival, or
+    ahead if that is negative; `said` is what the sender was told beyond the outcome.
     """
 
     outcome: str
@@ -75,14 +71,9 @@ class RefusedSender:
 
 @dataclass(frozen=True, slots=True)
 class Missing:
-    """Points of a kernel pair that are not judged for one reason.
+    """Points of a kernel pair that are not judged for one reason, since a Unix time.
 
-    Attributes:
-        outcome: As in kc.evaluator.points.
-        pair: Short fingerprints of the kernels; empty where the points do not say.
-        senders: Number of senders; 1 where they are not known.
-        since: Unix time of the first arrival, seconds.
-        text: Reason, remedy and senders, as the end of a sentence.
+    The pair is empty where the points do not say. `text` has reason, remedy and senders, as the end of a sentence.
     """
 
     outcome: str
@@ -99,11 +90,9 @@ class Missing:
 
 @dataclass(slots=True)
 class RefusedPoints:
-    """Points of one contract that are not judged.
+    """Points of one contract that are not judged, by outcome, kernel pair and sender.
 
-    Attributes:
-        lasting: Seconds after the last of them for which they are missing: the window that they belong to.
-        found: Those that arrived, by outcome, kernel pair and sender.
+    They are missing until `lasting` seconds after the last of them: the window that they belong to.
     """
 
     lasting: float
@@ -166,6 +155,12 @@ def _text(outcome: str, found: Sequence[RefusedSender]) -> str:
     senders = [refused.sender for refused in found if refused.sender]
     names = [*senders[:_MAX_NAMED], *([f"{len(senders) - _MAX_NAMED} more"] if len(senders) > _MAX_NAMED else [])]
     return f"{said}; from {'; '.join(names)}" if names else said
+
+
+@lru_cache(maxsize=4096)
+def sender_of_bytes(resource: bytes) -> str:
+    """`sender_of` a serialized Resource; the same senders come again."""
+    return sender_of(resource_of(resource))
 
 
 def sender_of(resource: Mapping[str, Scalar]) -> str:

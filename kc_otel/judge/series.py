@@ -1,13 +1,9 @@
-"""A series is (metric, slice, kernel pair) within a contract: its key, its panes, and when its pair was heard.
-
-A series has a number, that of its row in the panes; one that a clause is about has a row in each window besides. Both
-are given to the next series once one is gone.
-"""
+"""A series is (metric, slice, kernel pair) within a contract: its key, its panes, and when its pair was heard."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple, TypeVar
 
@@ -15,10 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kc_otel.contract.model import Contract
-from kc_otel.contract.slices import UNJUDGED
 from kc_otel.judge.histograms import Histogram
 from kc_otel.judge.panes import PaneColumns, PaneGrid, PaneHistory
-from kc_otel.judge.window_rows import WindowRows
 
 SHORT: Final = 0
 LONG: Final = 1
@@ -53,21 +47,19 @@ class SeriesKey(NamedTuple):
 
 @dataclass(slots=True)
 class Series:
-    """The panes of a series, and the Unix time in seconds of its newest observation.
+    """The panes of a series.
 
-    Attributes:
-        arrived: Unix time in seconds at which observations of it arrived last; a sender's clock may be wrong.
-        row: Its number in the rows of what windows hold; -1 where no clause is about it.
+    `newest` is the Unix time in seconds of its newest observation, `arrived` when any arrived last: clocks may be
+    wrong.
     """
 
     histories: tuple[PaneHistory, PaneHistory]
     newest: float = 0.0
-    row: int = -1
     arrived: float = 0.0
 
     @property
     def number(self) -> int:
-        """Its row in the panes."""
+        """Its row in the panes, which is given to another series once this one is gone."""
         return self.histories[SHORT].row
 
     @property
@@ -83,12 +75,9 @@ class Series:
 
 @dataclass(slots=True)
 class Heard:
-    """Time of a kernel pair's last report, and its usual reporting interval.
+    """When a kernel pair reported last, the gaps between its latest reports, and since when it has not fallen silent.
 
-    Attributes:
-        last: Unix time in seconds.
-        gaps: Seconds between its latest reports, at most _MAX_GAPS of them.
-        since: Unix time in seconds from which on it has been heard of without falling silent.
+    All are in seconds, times of Unix.
     """
 
     last: float
@@ -118,12 +107,7 @@ class Heard:
 
 
 class Listening(NamedTuple):
-    """Period in which an evaluator was running: a pair is not silent while nobody listens.
-
-    Attributes:
-        since: Unix time in seconds from which on this process listens.
-        before: Unix time in seconds until which the one before it did.
-    """
+    """Times from which on this process listens, and until which the one before it did, Unix seconds."""
 
     since: float
     before: float = -math.inf
@@ -147,36 +131,15 @@ _Key = TypeVar("_Key")
 
 
 class SeriesTable:
-    """The series that there are.
+    """The series that there are, by key, and by what is looked for."""
 
-    Args:
-        grids: The panes of the short and of the long window.
-        panes: Content of exponential histograms.
-        windows: Content of each window for the series that clauses are about.
-        judged: Names of the metrics that clauses are computed from.
-
-    Attributes:
-        by_key: All of them.
-    """
-
-    __slots__ = ("_by_metric", "_by_slice", "_free", "_free_rows", "_grids", "_judged", "_keys", "_panes", "_rows",
-                 "_windows", "by_key")  # fmt: skip
-
-    def __init__(
-        self,
-        grids: tuple[PaneGrid, PaneGrid],
-        panes: PaneColumns,
-        windows: Sequence[WindowRows],
-        judged: Iterable[str],
-    ) -> None:
+    def __init__(self, grids: tuple[PaneGrid, PaneGrid], panes: PaneColumns) -> None:
         self.by_key: dict[SeriesKey, Series] = {}
         self._by_slice: dict[tuple[str, str], dict[Pair, Series]] = {}
         self._by_metric: dict[str, dict[SeriesKey, Series]] = {}
-        self._grids, self._panes, self._windows, self._judged = grids, panes, windows, frozenset(judged)
+        self._grids, self._panes = grids, panes
         self._keys: list[SeriesKey | None] = []  # by number
         self._free: list[int] = []
-        self._rows = 0
-        self._free_rows: list[int] = []
 
     def on(self, metric: str, slice: str) -> dict[Pair, Series]:
         """Series of a metric on a slice, by kernel pair."""
@@ -198,24 +161,14 @@ class SeriesTable:
         """The series with these numbers, without those that are gone."""
         return [key for key in self.keys(numbers) if key is not None]
 
-    def begin(self, key: SeriesKey, *, empty: bool) -> Series:
-        """A series that is new.
-
-        Args:
-            key: Its key; there is none of that yet.
-            empty: Whether the panes hold nothing of it.
-        """
+    def begin(self, key: SeriesKey) -> Series:
+        """A series that is new; there is none of that key yet."""
         if not self._free:
             self._free.append(len(self._keys))
             self._keys.append(None)
         number = self._free.pop()
         self._keys[number] = key
         series = self.by_key[key] = self.empty(number)
-        if key.metric in self._judged and key.slice not in UNJUDGED:
-            series.row = self._free_rows.pop() if self._free_rows else self._rows
-            self._rows = max(self._rows, series.row + 1)
-            for window, history in zip(self._windows, series.histories, strict=True):
-                window.begin(series.row, history, empty=empty)
         self._by_slice.setdefault((key.metric, key.slice), {})[key.pair] = series
         self._by_metric.setdefault(key.metric, {})[key] = series
         return series
@@ -233,10 +186,6 @@ class SeriesTable:
             series = self.by_key.pop(key)
             self._keys[series.number] = None
             self._free.append(series.number)
-            if series.row >= 0:
-                self._free_rows.append(series.row)
-                for window in self._windows:
-                    window.end(series.row)
             _leave(self._by_slice, (key.metric, key.slice), key.pair)
             _leave(self._by_metric, key.metric, key)
 

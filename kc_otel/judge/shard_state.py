@@ -49,13 +49,8 @@ class _Slot:
 class ShardState(ContractState):
     """A shard's state of a contract.
 
-    Attributes:
-        slots: Counts that the judge has not been sent, by series, short pane, long pane and layout.
-        sent_heard: When the judge was last sent each kernel pair, Unix seconds.
-        sent_events: Events that the judge was sent.
-        sent_unjudged: Series without room that the judge was sent, by when.
-        sent_until: Unix time in seconds of what the judge was last sent of refused points.
-        sent_recorders: Recorders that the judge was sent, as `Recorders.by_version` has them.
+    `slots` has the counts that the judge has not been sent, by series, short pane, long pane and layout; `sent_*` what
+    it has been sent: when each kernel pair, events, series without room by when, refused points until when, recorders.
     """
 
     def __init__(self, contract: Contract) -> None:
@@ -113,11 +108,8 @@ class ShardState(ContractState):
 def unsent_batch(evaluator: Evaluator, number: int, counters: dict[str, int], kernels_since: float) -> ShardBatch:
     """Return the batch that the judge has not been sent; it stays unsent until `mark_sent`.
 
-    Args:
-        evaluator: Of ShardStates; settled.
-        number: Number of the batch.
-        counters: Points by outcome that the judge was sent.
-        kernels_since: Unix time in seconds after which kernel versions were seen that it was not told of.
+    `counters` are the points by outcome that the judge was sent; it was told of kernel versions seen until
+    `kernels_since`, Unix seconds. The evaluator is one of ShardStates, settled.
     """
     counted, notes = [], {}
     for name, state in evaluator.states.items():
@@ -191,15 +183,7 @@ def _times(heard: Heard) -> list[float]:
 
 @dataclass(frozen=True, slots=True)
 class Counted:
-    """Counts of a series within one pane of each grid.
-
-    Attributes:
-        contract: metadata.name.
-        key: The series.
-        time: Unix time in seconds of its newest observation.
-        now: Unix time in seconds at which the last of it arrived.
-        histogram: The counted observations.
-    """
+    """Counts of a series in one pane of each grid: Unix times of its newest observation, and of the last arrival."""
 
     contract: str
     key: SeriesKey
@@ -210,15 +194,11 @@ class Counted:
 
 @dataclass(frozen=True, slots=True)
 class ShardBatch:
-    """Everything a shard took since the previous batch.
+    """Everything a shard took since the previous batch; the judge takes each number of a shard once.
 
-    Attributes:
-        number: Of the batch; the judge takes each number of a shard once.
-        counted: The counts.
-        notes: By contract, as JSON has it: `heard` [train, inference, [times]], `events` by kind, `unjudged`
-            [metric, slice, train, inference, time], `recorders` [version, sender, report, done, moved], and the fields
-            of `refused` points and `kernels`.
-        points: Points by outcome.
+    `points` are by outcome, `notes` by contract, as JSON has it: `heard` [train, inference, [times]], `events` by kind,
+    `unjudged` [metric, slice, train, inference, time], `recorders` [version, sender, report, done, moved], and the
+    fields of `refused` points and `kernels`.
     """
 
     number: int
@@ -232,13 +212,7 @@ class ShardBatch:
 
 
 def merge(evaluator: Evaluator, batches: Iterable[ShardBatch], now: float) -> None:
-    """Count what shards took.
-
-    Args:
-        evaluator: The judge's.
-        batches: Each that it has not taken yet.
-        now: Unix time in seconds.
-    """
+    """Count what shards took, of batches that the judge has not taken yet, at a Unix time."""
     batches = list(batches)
     evaluator.clock(now)
     heard: dict[tuple[str, Pair], list[float]] = {}

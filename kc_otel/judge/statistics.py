@@ -23,8 +23,8 @@ from kc_otel.stats import (
     support_deficit,
     two_valued_mean_interval,
 )
-from kc_otel.stats.histogram_rows import HistogramRows
 from kc_otel.stats.interval_rows import (
+    HistogramRows,
     IntervalRows,
     fraction_intervals,
     maximum_intervals,

@@ -2,8 +2,8 @@
 
 | what                                                              | where                                     |
 | ----------------------------------------------------------------- | ----------------------------------------- |
-| a reward's drift and a gradient's bias themselves                 | `reward_*`, `gradient_estimates`          |
-| what a budget allows                                              | `rewards`                                 |
+| a reward's drift, and what a budget for it allows                 | `rewards`                                 |
+| a gradient's bias itself                                          | `gradient_estimates`                      |
 | intervals at one sample size, or at all sizes at once (`anytime`) | `means`, `quantiles`, `fractions`         |
 | when a mean has risen above a limit                               | `e_detector`                              |
 | many cells                                                        | `multiplicity`                            |
@@ -32,9 +32,14 @@ if TYPE_CHECKING:
     from kc_otel.stats.means import capped_mean_interval, mean_interval
     from kc_otel.stats.multiplicity import Holm, holm
     from kc_otel.stats.quantiles import quantile_interval
-    from kc_otel.stats.reward_estimates import RewardDriftEstimate, estimated_reward_drift
-    from kc_otel.stats.reward_intervals import reward_drift_interval, reward_sides
-    from kc_otel.stats.rewards import Bound, tv_for_reward_budget
+    from kc_otel.stats.rewards import (
+        Bound,
+        RewardDriftEstimate,
+        estimated_reward_drift,
+        reward_drift_interval,
+        reward_sides,
+        tv_for_reward_budget,
+    )
     from kc_otel.stats.support import support_deficit
 
 __all__ = [
@@ -73,9 +78,10 @@ _HOMES: Final = {
     "means": ("capped_mean_interval", "mean_interval"),
     "multiplicity": ("Holm", "holm"),
     "quantiles": ("quantile_interval",),
-    "reward_estimates": ("RewardDriftEstimate", "estimated_reward_drift"),
-    "reward_intervals": ("reward_drift_interval", "reward_sides"),
-    "rewards": ("Bound", "tv_for_reward_budget"),
+    "rewards": (
+        *("Bound", "RewardDriftEstimate", "estimated_reward_drift", "reward_drift_interval", "reward_sides"),
+        "tv_for_reward_budget",
+    ),
     "support": ("support_deficit",),
 }
 _HOME_OF: Final = {name: module for module, names in _HOMES.items() for name in names}

@@ -56,17 +56,9 @@ class Buckets:
         starts[0] = 0
         return Buckets(first, np.add.reduceat(self.counts, starts))
 
-    def plus(self, other: Buckets, sign: int = 1) -> Buckets:
-        """Bucket-wise sum, or difference with sign=-1, at the same scale."""
-        if not other.counts.size:
-            return self
-        first, end = other.offset, other.end
-        if self.counts.size:
-            first, end = min(self.offset, first), max(self.end, end)
-        counts = np.zeros(end - first, dtype=np.int64)
-        counts[self.offset - first : self.end - first] = self.counts
-        counts[other.offset - first : other.end - first] += sign * other.counts
-        return Buckets(first, counts)
+    def minus(self, other: Buckets) -> Buckets:
+        """Bucket-wise difference at the same scale, without empty buckets at the ends."""
+        return Buckets.union([self, Buckets(other.offset, -other.counts)]).trimmed()
 
     @classmethod
     def union(cls, parts: Sequence[Buckets]) -> Buckets:
@@ -130,7 +122,7 @@ class ExponentialHistogram:
         return cls(
             scale=parts[0].scale,
             count=sum(part.count for part in parts),
-            sum=float(np.sum([part.sum for part in parts])),
+            sum=math.fsum(part.sum for part in parts),
             zero_count=sum(part.zero_count for part in parts),
             positive=Buckets.union([part.positive for part in parts]),
             negative=Buckets.union([part.negative for part in parts]),
@@ -176,7 +168,7 @@ class ExponentialHistogram:
         if not earlier.count:
             return self
         a, b = _aligned([self, earlier])
-        positive, negative = a.positive.plus(b.positive, -1).trimmed(), a.negative.plus(b.negative, -1).trimmed()
+        positive, negative = a.positive.minus(b.positive), a.negative.minus(b.negative)
         zero_count, count = a.zero_count - b.zero_count, a.count - b.count
         if count < 0 or zero_count < 0 or (positive.counts < 0).any() or (negative.counts < 0).any():
             return None
@@ -227,11 +219,19 @@ class ExponentialHistogram:
         """Minimum, maximum, whether that was observed; from the outermost buckets where they are unknown."""
         if not (math.isnan(self.minimum) or math.isnan(self.maximum)):
             return self.minimum, self.maximum, self.maximum_observed
-        bins = self.binned()
-        if not bins.count.size:
+        down, up = self.negative.trimmed(), self.positive.trimmed()
+        edges = [-self._edge(down.end), -self._edge(down.offset)] if down.counts.size else []
+        edges += [-self.zero_threshold, self.zero_threshold] if self.zero_count else []
+        edges += [self._edge(up.offset), self._edge(up.end)] if up.counts.size else []
+        if not edges:
             return -math.inf, math.inf, False
-        known = not math.isnan(self.maximum)
-        return float(bins.lower[0]), float(bins.upper[-1]), known and self.maximum_observed
+        low, high = float(np.fmax(edges[0], self.minimum)), float(np.fmin(edges[-1], self.maximum))
+        return low, high, not math.isnan(self.maximum) and self.maximum_observed
+
+    def _edge(self, bucket: int) -> float:
+        """Lower edge of a positive bucket, beyond the zero bucket."""
+        exponent: float = bucket * 2.0**-self.scale
+        return max(math.inf if exponent >= 1024.0 else 2.0**exponent, self.zero_threshold)
 
     def _with_zero_threshold(self, threshold: float) -> ExponentialHistogram:
         """The same with a wider zero bucket, that takes the buckets it reaches into; it grows to their outer edges."""

@@ -101,10 +101,7 @@ class SideColumns:
     def add_to(self, total: Floats | Numbers, begins: Numbers, *, step: int = 1, times: int = 1) -> None:
         """Add all counts, `times` times, to `total` in place, those of each histogram from where it `begins` [n].
 
-        Buckets follow upwards from there (step 1) or downwards (-1).
-
-        Raises:
-            IndexError: If a bucket belongs outside of it.
+        Buckets follow upwards from there (step 1) or downwards (-1). One outside of `total` is an IndexError.
         """
         if not self.counts.size:
             return

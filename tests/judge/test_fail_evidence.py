@@ -17,7 +17,8 @@ from kc_otel.judge.mean_test import MeanTest, mean_test
 from kc_otel.judge.series import SeriesKey
 from kc_otel.judge.verdict import Cell
 from kc_otel.stats import Buckets, ExponentialHistogram
-from kc_otel.stats.histogram_rows import rows_of
+from kc_otel.stats.histogram_columns import HistogramColumns
+from kc_otel.stats.interval_rows import rows_of
 from tests.judge.conftest import NOW, make_contract
 
 WIDTH = 30.0
@@ -195,7 +196,7 @@ def test_many_samples_gain_what_each_does(test: MeanTest, counts: list[int]) -> 
         ExponentialHistogram(4, sum(counts), 0.7 * sum(counts), 0, side, none, minimum, maximum, 2.0**-30)
         for minimum, maximum in ((first * 1.01, end / 1.01), (first * 1.01, end), (first, end / 1.01), (first, end))
     ]
-    (rows,) = rows_of([[sample] for sample in samples])
+    (rows,) = rows_of(HistogramColumns.of(samples))
     expected = [test.gains(sample.binned()) for sample in samples]
     assert test.gains_of_rows(rows) == pytest.approx(np.array(expected), rel=1e-12)
     if test.above is None:

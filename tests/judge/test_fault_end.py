@@ -12,7 +12,7 @@ from kc_otel.judge.fault_end import Fault
 from kc_otel.judge.mean_test import MeanTest
 from kc_otel.record.telemetry.buckets import cells
 from kc_otel.record.telemetry.moments import QuantityStream
-from kc_otel.serve.store.stream_codec import decode_evidence, encode_evidence
+from kc_otel.serve.store.codecs import decode_evidence, encode_evidence
 from kc_otel.stats import ExponentialHistogram
 
 LIMIT = 0.004

@@ -16,8 +16,6 @@ NOW = 1_800_000_000.0
 
 
 class Panes:
-    """The panes of one series among those of others."""
-
     def __init__(self) -> None:
         self.grid = PaneGrid(WIDTH, SIZE)
         self.columns = PaneColumns([self.grid])
@@ -46,7 +44,6 @@ def of(exponents: list[int]) -> ExponentialHistogram:
 
 
 def test_another_layout_starts_afresh() -> None:
-    """Explicit buckets with other edges throw away what was counted with the ones before, and say so."""
     history = Panes()
     explicit = ExplicitHistogram((1.0,), np.array([3, 4]), 9.0, 0.5, 2.0)
     assert not history.add(NOW, NOW, explicit)
@@ -95,7 +92,6 @@ def test_a_clock_that_goes_back_loses_nothing_of_explicit_bounds() -> None:
     st.lists(st.integers(0, 1000), max_size=6),
 )
 def test_window_equals_a_direct_histogram(events: list[tuple[int, int, list[int]]], reads: list[int]) -> None:
-    """At every reading the window is the histogram of exactly the observations whose pane it covers."""
     history = Panes()
     arrivals = sorted((time + delay, time, values) for time, delay, values in events)
     clock = sorted({*reads, 1000, *(arrival for arrival, _, _ in arrivals)})

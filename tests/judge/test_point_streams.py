@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kc_otel.judge.histograms import ExplicitHistogram, difference
+from kc_otel.judge.histograms import ExplicitHistogram
 from kc_otel.judge.point_streams import MAX_WRITERS, REMEMBERED_TIMES, Horizon, PointStream
 from kc_otel.judge.points import Point, PointKind
 from kc_otel.stats import Buckets, ExponentialHistogram
@@ -37,7 +37,6 @@ def point(start: int, time: int, values: list[int], *, cumulative: bool = True) 
 
 
 def content(step_increments: list[ExponentialHistogram]) -> Counter[int]:
-    """How often each exponent was counted."""
     found: Counter[int] = Counter()
     for item in step_increments:
         for place, count in enumerate(item.positive.counts):
@@ -94,7 +93,6 @@ OUTCOMES = {
 
 @pytest.mark.parametrize("case", OUTCOMES)
 def test_each_point_of_a_cumulative_stream_has_its_outcome(case: str) -> None:
-    """What becomes of it, what it tells of the stream, and how many observations it counts."""
     points, expected = OUTCOMES[case]
     assert outcomes(PointStream(), *points) == expected
 
@@ -109,7 +107,6 @@ def test_forgotten_writers_never_count_twice() -> None:
 
 
 def test_change_of_edges_begins_anew() -> None:
-    """Explicit buckets with other edges under the same start cannot be compared with the ones before."""
 
     def explicit(edges: tuple[float, ...], time: int, counts: list[int]) -> Point:
         value = ExplicitHistogram(edges, np.array(counts, dtype=np.int64), float(sum(counts)))
@@ -143,7 +140,6 @@ def test_a_value_that_contradicts_the_one_before_waits_for_the_next() -> None:
 
 
 def test_delta_points_count_once() -> None:
-    """Delta points count in any order, and not again when they are sent again."""
     stream = PointStream()
     times = [NOW - 30, NOW - 10, NOW - 20]
     points = [point(time - 10, time, [1, 2], cumulative=False) for time in times]
@@ -230,37 +226,6 @@ def test_any_arrival_order_counts_the_latest_snapshot_of_every_life(
     expected = Counter(value for _, values in latest.values() for value in values)
     assert content(counted) == expected
     assert math.isclose(sum(item.sum for item in counted), sum(2.0**v * n for v, n in expected.items()))
-
-
-@pytest.mark.slow
-@settings(max_examples=300, deadline=None)
-@given(st.lists(st.integers(-8, 8), max_size=30), st.lists(st.integers(-8, 8), max_size=30), st.integers(0, 2))
-def test_difference_agrees_with_the_values_own(before: list[int], new: list[int], coarser: int) -> None:
-    """The quick path of a difference says what ExponentialHistogram.since says, at equal and at unequal scales."""
-
-    def of(values: list[int]) -> ExponentialHistogram:
-        sides = {}
-        for sign in (1, -1):
-            exponents = [abs(v) for v in values if v * sign > 0]
-            sides[sign] = Buckets(0, np.bincount(exponents).astype(np.int64)) if exponents else Buckets.empty()
-        low, high = (min(values), max(values)) if values else (math.nan, math.nan)
-        ends = [math.copysign(2.0 ** (abs(v) + 1), v) if v else 0.0 for v in (low, high)] if values else [low, high]
-        zeros = values.count(0)
-        return ExponentialHistogram(0, len(values), 1.0 * len(values), zeros, sides[1], sides[-1], *ends)
-
-    earlier, later = of(before), of(before + new)
-    earlier = earlier.downscaled(-coarser)
-    quick, slow = difference(later, earlier), later.since(earlier)
-    assert isinstance(quick, ExponentialHistogram)
-    assert slow is not None
-    assert quick.count == slow.count == len(new)
-    a, b = quick.binned(), slow.binned()
-    assert a.count.tolist() == b.count.tolist()
-    assert np.allclose(a.lower, b.lower)
-    assert np.allclose(a.upper, b.upper)
-    assert quick.maximum_observed == slow.maximum_observed or not before
-    if new and before:
-        assert difference(earlier, later) is None
 
 
 @pytest.mark.parametrize("start", [0, NOW - 900 * S])

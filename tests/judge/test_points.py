@@ -28,7 +28,6 @@ def only_point(request: ExportMetricsServiceRequest) -> Any:
 
 
 def test_exponential_points_are_read_exactly(sender: Any, now: float) -> None:
-    """Buckets, zero bucket, sum and extremes arrive as the data model has them."""
     values = [0.0, 0.5, 0.5, 3.0, -0.25]
     points, counts = read(sender("kc.drift.log_ratio").request(now, values))
     (point,) = points
@@ -59,7 +58,6 @@ def test_streams_are_told_apart_as_the_data_model_says(sender: Any, now: float) 
 
 
 def test_foreign_metrics_are_ignored_and_counted(sender: Any, now: float) -> None:
-    """Other people's metrics, and gen_ai ones that no clause names, are none of ours."""
     request = sender("http.server.request.duration").request(now, [0.5])
     request.MergeFrom(sender("gen_ai.server.time_to_first_token").request(now, [0.5]))
     points, counts = read(request)
@@ -76,7 +74,6 @@ def test_foreign_metrics_are_ignored_and_counted(sender: Any, now: float) -> Non
     ],
 )  # fmt: skip
 def test_points_that_contradict_themselves_are_malformed(sender: Any, now: float, field: str, value: float) -> None:
-    """A point whose numbers cannot be true is refused, and does not take others with it."""
     request = sender().request(now, [0.5, 0.25])
     setattr(only_point(request), field, value)
     request.MergeFrom(sender("kc.drift.k3").request(now, [0.5]))
@@ -144,7 +141,6 @@ def test_buckets_that_add_up_modulo_a_power_of_two_are_malformed(sender, now, ed
 
 
 def test_wide_and_fine_histograms_are_made_coarser(sender: Any, now: float) -> None:
-    """More buckets than are kept become fewer, wider ones; nothing is lost."""
     request = sender().request(now, [0.5])
     point = only_point(request)
     point.scale, point.positive.offset = 10, -9000
@@ -158,7 +154,6 @@ def test_wide_and_fine_histograms_are_made_coarser(sender: Any, now: float) -> N
 
 @pytest.mark.parametrize("edges", [None, (0.25, 0.75)])
 def test_a_sum_that_the_buckets_cannot_have_is_refused(sender, now, edges):
-    """A sum is believed only where observations in these buckets could add up to it."""
     for total, counted in ((0.9, 1), (1.2, 0), (0.7, 0), (4.0, 0), (-1.0, 0), (1.7e308, 0), (5e-324, 0)):
         request = sender(edges=edges).request(now, [0.4, 0.5])
         only_point(request).sum = total
@@ -190,7 +185,6 @@ def test_every_honest_sum_is_believed(values: list[float], edges: tuple[float, .
 
 
 def test_missing_temporality_and_wrong_types_are_malformed(sender: Any, now: float) -> None:
-    """A drift quantity is a histogram with a temporality, or it is refused."""
     request = sender().request(now, [0.5])
     metric = request.resource_metrics[0].scope_metrics[0].metrics[0]
     metric.exponential_histogram.aggregation_temporality = 0
@@ -200,7 +194,6 @@ def test_missing_temporality_and_wrong_types_are_malformed(sender: Any, now: flo
 
 
 def test_staleness_markers_are_ignored(sender: Any, now: float) -> None:
-    """A point that says it has no value is not one."""
     request = sender().request(now)
     only_point(request).flags = 1
     assert read(request) == ([], {"ignored": 1})

@@ -43,9 +43,9 @@ def test_the_same_is_forgotten_as_if_everything_were_looked_at_each_time(columns
         evaluator.use_columns()
     begin = SeriesTable.begin
 
-    def counted(table: SeriesTable, key: Any, *, empty: bool) -> Any:
+    def counted(table: SeriesTable, key: Any) -> Any:
         begun.extend([key] * (table is state._table))
-        return begin(table, key, empty=empty)
+        return begin(table, key)
 
     with patch.object(SeriesTable, "begin", counted):
         for pause, speaking, late in taken:

@@ -116,12 +116,11 @@ def said(histogram: Any) -> Any:
 
 
 def numbers_of(history: PaneHistory) -> list[int]:
-    """Panes in which anything is held, ascending."""
-    return sorted({*history._explicit, *(content.pane for content in history._exponential())})
+    panes = {*history._explicit, *history.columns.panes(history.number)}
+    return sorted(pane for pane in panes if history.pane(pane) is not None)
 
 
 def streams_of(evaluator: Evaluator) -> dict[Any, Any]:
-    """Every stream, whether it is in a row or not."""
     found: dict[Any, Any] = {}
     for name, key, stream in evaluator.streams():
         writers = [(last.start, last.time, said(last.histogram), said(last.doubted)) for last in stream.writers]
@@ -177,11 +176,9 @@ class Twins:
         self.fast.use_columns()
 
     def take(self, body: bytes, now: float) -> None:
-        """Both answer the same."""
         assert take(self.fast, body, now, columns=True) == take(self.slow, body, now, columns=False)
 
     def agree(self) -> None:
-        """Both remember the same."""
         self.fast.settle()
         assert remembered(self.fast) == remembered(self.slow)
 
@@ -217,7 +214,6 @@ def changed(request: Any, mutation: str) -> Any:
 
 
 def run(steps: list[Any], seed: int) -> Twins:
-    """Both evaluators after the same messages."""
     rng = random.Random(seed)
     contract = make_contract(
         statistical=[
@@ -413,7 +409,6 @@ def test_a_layout_is_compared_to_its_last_byte():
 
 
 def both(contract: Contract, bodies: list[tuple[float, bytes]]) -> Twins:
-    """Twins after the same messages."""
     twins = Twins(contract)
     for now, body in bodies:
         twins.take(body, now)

@@ -95,6 +95,5 @@ def bias(size=5, **change):
     ],
 )
 def test_bad_arguments_are_refused_by_name(call, says):
-    """A ValueError names the argument and shows its value."""
     with pytest.raises(ValueError, match=says):
         call()

@@ -74,7 +74,6 @@ def test_after_a_fault_the_evidence_is_gone_within_panes_also_of_slow_bets():
 
 
 def test_buckets_only_lessen_the_evidence_and_at_scale_four_by_little():
-    """With lower edges a detector has a little less evidence than from the values."""
     x = np.random.default_rng(0).gamma(1.0, 1.5 * LIMIT, 400)
     index = np.searchsorted(UPPER, x)
     counts = np.bincount(index, minlength=UPPER.size)[None]
@@ -95,5 +94,4 @@ def test_false_alarms_are_rarer_than_promised_and_faults_are_found_at_once():
 
 @pytest.mark.parametrize(("panes", "cells"), [(1, 1), (10_000, 1), (10_000, 20), (1, 20)])
 def test_the_level_is_that_of_all_cells_together(panes, cells):
-    """log(A K): what one cell may reach by chance in A K panes, K of them reach in A."""
     assert alarm_level(panes, cells) == pytest.approx(math.log(panes) + math.log(cells))

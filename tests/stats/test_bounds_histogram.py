@@ -37,7 +37,6 @@ def assert_same(a, b):
 
 @given(samples, some, scales, scales)
 def test_merging_is_the_histogram_of_both_samples(histogram_of, x, y, first, second):
-    """At the coarser scale, merging loses nothing."""
     merged = histogram_of(x, first).merged(histogram_of(y, second))
     expected = histogram_of(np.concatenate([x, y]), min(first, second) if x.size else second)
     assert_same(merged, expected)
@@ -50,13 +49,11 @@ def test_merging_is_the_histogram_of_both_samples(histogram_of, x, y, first, sec
 
 @given(some, scales, st.integers(0, 5))
 def test_coarsening_is_the_histogram_at_that_scale(histogram_of, x, scale, by):
-    """A histogram made coarser is the one that would have been recorded at the lower scale."""
     assert_same(histogram_of(x, scale).downscaled(scale - by), histogram_of(x, scale - by))
 
 
 @given(samples, samples)
 def test_since_undoes_merging(histogram_of, x, y):
-    """The difference of two cumulative histograms holds exactly what came in between."""
     earlier, later = histogram_of(x), histogram_of(y)
     delta = earlier.merged(later).since(earlier)
     assert delta is not None
@@ -188,7 +185,6 @@ def test_unknown_extremes_become_bucket_edges_when_merged(histogram_of, x, y):
 
 
 def test_empty_histograms_are_neutral(histogram_of):
-    """An empty histogram changes nothing, and has no bins."""
     empty, full = ExponentialHistogram.empty(2), histogram_of([1.0, -3.0, 0.0])
     assert full.merged(empty) is full
     assert empty.merged(full) is full
@@ -196,7 +192,7 @@ def test_empty_histograms_are_neutral(histogram_of):
     assert full.since(full).count == 0
     assert empty.binned().total == 0
     assert ExponentialHistogram.union([]).count == 0
-    assert Buckets.empty().plus(full.positive, -1).counts.sum() == -1
+    assert Buckets.empty().minus(full.positive).counts.sum() == -1
 
 
 @settings(max_examples=50)

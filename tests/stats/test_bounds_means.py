@@ -80,7 +80,6 @@ def test_bins_widen_a_bet_by_little(histogram_of, interval):
 
 @given(signed_samples, st.floats(0.5, 25))
 def test_a_cut_sample_has_a_mean_within_what_its_bins_say(histogram_of, x, cap):
-    """It is what an exact sample says."""
     cut = np.clip(x, -cap, cap)
     for sample, exact in ((Binned.of_samples(x), True), (histogram_of(x).binned(), False)):
         known = Placement.of(sample, -cap, cap)
@@ -92,7 +91,6 @@ def test_a_cut_sample_has_a_mean_within_what_its_bins_say(histogram_of, x, cap):
 
 @given(unit_samples, st.integers(0, 6))
 def test_an_unknown_sum_is_bounded_by_the_bins(histogram_of, x, scale):
-    """Without a sum, the interval is that of the worst means that the bins allow."""
     known = histogram_of(x, scale).binned()
     blind = Binned(known.lower, known.upper, known.count, known.total, math.nan, known.minimum, known.maximum)
     with_sum, without = (mean_interval(s, **UNIT, **LEVELS) for s in (known, blind))
@@ -128,7 +126,6 @@ def test_beyond_the_cap_no_upper_bound_is_claimed(histogram_of):
 
 
 def test_a_bin_that_may_reach_beyond_the_cap_counts_as_beyond():
-    """An observation known to lie in (4.9, 5.1] is not known to respect a cap of 5."""
     sample = Binned(np.array([0.0, 4.9]), np.array([0.1, 5.1]), np.array([999, 1]), 1000, 30.0, math.nan, math.nan)
     assert capped_mean_interval(sample, **UNBOUNDED, **LEVELS).upper == math.inf
 
@@ -141,7 +138,6 @@ def test_a_bin_that_may_reach_below_the_cap_counts_as_below():
 
 
 def test_a_signed_quantity_is_cut_on_both_sides():
-    """Either side claims nothing once an observation lies beyond the cap on that side."""
     levels = {"low": -math.inf, "high": math.inf, "cap": 2.0, **LEVELS}
     x = np.tile([-1.0, 1.0], 2000)
     got = capped_mean_interval(Binned.of_samples(x), **levels)
@@ -165,7 +161,6 @@ def test_a_broken_promise_of_range_claims_nothing():
 
 @given(signed_samples, st.floats(0.5, 25), st.integers(0, 5))
 def test_estimate_lies_inside(histogram_of, x, cap, scale):
-    """Lower, estimate and upper are in order whatever is cut away."""
     sample = histogram_of(x, scale).binned()
     for low, high in ((-math.inf, math.inf), (-20.0, math.inf), (-20.0, 20.0)):
         got = capped_mean_interval(sample, low=low, high=high, cap=cap, **LEVELS)
@@ -175,7 +170,6 @@ def test_estimate_lies_inside(histogram_of, x, cap, scale):
 
 
 def test_few_observations_say_nothing():
-    """One observation leaves the whole range, none leaves everything."""
     for interval in INTERVALS:
         bounds = interval(Binned.of_samples(np.array([0.3])), **UNIT, **LEVELS)
         assert 0.0 <= bounds.lower <= 0.01

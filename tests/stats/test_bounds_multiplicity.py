@@ -1,4 +1,4 @@
-"""Holm's procedure and e-BH against their textbook forms."""
+"""Holm's procedure against its textbook form."""
 
 from __future__ import annotations
 
@@ -27,8 +27,6 @@ def textbook(p, alpha):
 
 
 class Counted:
-    """A cell that counts how often it is asked."""
-
     def __init__(self, p):
         self.p, self.calls = p, 0
 
@@ -39,7 +37,6 @@ class Counted:
 
 @given(p_values, st.sampled_from([0.05, 0.01, 0.5]))
 def test_holm_is_the_textbook_procedure(p, alpha):
-    """P-values and functions are decided as the step-down procedure on p-values decides."""
     expected = textbook(p, alpha)
     assert holm(p, alpha).failed == expected
     assert holm([Counted(x) for x in p], alpha) == holm(p, alpha)
@@ -47,7 +44,6 @@ def test_holm_is_the_textbook_procedure(p, alpha):
 
 @given(p_values, st.sampled_from([0.05, 0.01]))
 def test_one_level_describes_every_cell(p, alpha):
-    """A cell failed exactly if it fails at the level that the result names."""
     result = holm(p, alpha)
     assert result.failed == tuple(x <= result.level for x in p)
     assert result.level <= alpha
@@ -67,10 +63,3 @@ def test_cells_are_asked_once_when_healthy_and_rarely_otherwise():
     staircase = [Counted(0.01 / (1000 - k)) for k in range(1000)]
     assert all(holm(staircase, 0.01).failed)
     assert max(cell.calls for cell in staircase) <= 2 + math.ceil(math.log2(1000))
-
-
-def test_family_wise_error_stays_at_alpha_when_all_cells_are_healthy():
-    """Among independent true nulls any rejection happens about as often as alpha, and not more."""
-    rng, runs, alpha = np.random.default_rng(5), 4000, 0.05
-    false_alarms = sum(any(holm(rng.random(20).tolist(), alpha).failed) for _ in range(runs))
-    assert 0.6 * alpha < false_alarms / runs < alpha + 3 * math.sqrt(alpha / runs)

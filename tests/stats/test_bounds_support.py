@@ -62,7 +62,6 @@ def test_a_vouched_range_that_is_broken_claims_nothing_below():
 
 
 def test_alphas_belong_to_their_sides():
-    """A smaller alpha on one side moves that side only."""
     sample = Binned.of_samples(np.random.default_rng(0).uniform(0.3, 1.5, 5000))
     base = support_deficit(sample, highest=2.0, alpha_lower=0.1, alpha_upper=0.1)
     low = support_deficit(sample, highest=2.0, alpha_lower=0.001, alpha_upper=0.1)

@@ -16,7 +16,6 @@ from kc_otel.stats.gradient_estimates import estimated_gradient_bias
     ("horizon", "sequences"), [(64, 4000), (1024, 4000), pytest.param(4096, 16_000, marks=pytest.mark.slow)]
 )
 def test_the_bias_is_within_three_times_the_truth(horizon, sequences):
-    """The upper limit is, and it holds the truth."""
     pair = LongPair.at(horizon)
     truth = np.linalg.norm(pair.bias)
     for seed in range(2):

@@ -75,7 +75,6 @@ def test_a_union_that_is_too_wide_is_made_beside_the_others(wide):
 
 
 def test_counts_take_as_few_bytes_as_they_need():
-    """One byte for each bucket of small counts, eight for counts that need them."""
     widths = [SideColumns.of([Buckets(0, np.array([most]))]).counts.itemsize for most in (255, 256, 70_000, 2**40)]
     assert widths == [1, 2, 4, 8]
 

@@ -22,12 +22,15 @@ from kc_otel.stats import (
     two_valued_mean_interval,
 )
 from kc_otel.stats.fractions import surely_above
-from kc_otel.stats.histogram_rows import HistogramRows, rows_of
+from kc_otel.stats.histogram_columns import HistogramColumns
 from kc_otel.stats.interval_rows import (
+    HistogramRows,
+    IntervalRows,
     fraction_intervals,
     maximum_intervals,
     mean_intervals,
     quantile_intervals,
+    rows_of,
     two_valued_mean_intervals,
 )
 
@@ -45,7 +48,7 @@ ONE_BY_ONE: dict[str, Callable[..., Interval]] = {
     "two values": partial(two_valued_mean_interval, low=0.0, high=1.0, **ALPHAS),
     "maximum": maximum_interval,
 }
-AT_ONCE: dict[str, Callable[[HistogramRows], list[Interval | None]]] = {
+AT_ONCE: dict[str, Callable[[HistogramRows], IntervalRows]] = {
     **{f"mean of {name}": partial(mean_intervals, **ends, **ALPHAS) for name, ends in RANGES.items()},
     **{f"p{100 * rank}": partial(quantile_intervals, rank=rank, **ALPHAS) for rank in (0.5, 0.99, 0.999, 1e-4)},
     **{f"above {at}": partial(fraction_intervals, above=at, **ALPHAS) for at in (0.0, 0.0078125, 0.01, 5.0)},
@@ -83,18 +86,15 @@ def samples(seed, count):
     rng = np.random.default_rng(seed)
     unknown = {"minimum": math.nan, "maximum": math.nan, "maximum_observed": True}
     return [
-        [
-            replace(histogram(rng, scale=int(scale), signed=bool(signed)), **(unknown if scale == 3 else {}))
-            for _ in range(int(parts))
-        ]
-        for scale, signed, parts in zip(
-            rng.choice([3, 4], count), rng.random(count) < 0.3, rng.integers(1, 4, count), strict=True
-        )
+        replace(histogram(rng, scale=int(scale), signed=bool(signed)), **(unknown if scale == 3 else {}))
+        for scale, signed in zip(rng.choice([3, 4], count), rng.random(count) < 0.3, strict=True)
     ]
 
 
-def binned(parts):
-    return ExponentialHistogram.union(parts).binned()
+def one_by_one(found):
+    for number, odd in enumerate(found.odd.tolist()):
+        numbers = (float(column[number]) for column in (found.estimate, found.lower, found.upper))
+        yield None if odd else Interval(*numbers, int(found.samples[number]), found.method, found.note[number])
 
 
 def same(interval, other):
@@ -107,12 +107,12 @@ def same(interval, other):
 
 @pytest.mark.parametrize("name", ONE_BY_ONE)
 def test_rows_have_the_intervals_that_each_has_alone(name):
-    """Of one part and of several, with values on both sides of 0, with extremes inside a bucket or unknown."""
+    """With values on both sides of 0, with extremes inside a bucket or unknown."""
     given = samples(list(ONE_BY_ONE).index(name), 400)
     seen = left = 0
-    for rows in rows_of(given):
-        for place, interval in zip(rows.places.tolist(), AT_ONCE[name](rows), strict=True):
-            alone = ONE_BY_ONE[name](binned(given[place]))
+    for rows in rows_of(HistogramColumns.of(given)):
+        for place, interval in zip(rows.places.tolist(), one_by_one(AT_ONCE[name](rows)), strict=True):
+            alone = ONE_BY_ONE[name](given[place].binned())
             if interval is None:
                 left += 1
                 odd = "no upper bound", "no lower bound", "no bound"
@@ -128,32 +128,24 @@ def test_rows_have_the_intervals_that_each_has_alone(name):
 def test_what_is_surely_above_is_that_of_each_alone():
     """At the edges of buckets, beside them, and beyond all of them."""
     given = samples(6, 300)
-    for rows in rows_of(given):
+    for rows in rows_of(HistogramColumns.of(given)):
         edges = rows.shared[0]
         for threshold in (-0.5, 0.0, *edges[edges > 0.0][::7].tolist(), 0.0123, 5.0):
-            alone = [surely_above(binned(given[place]), threshold) for place in rows.places.tolist()]
+            alone = [surely_above(given[place].binned(), threshold) for place in rows.places.tolist()]
             assert rows.surely_above(threshold).tolist() == alone
 
 
-def test_what_does_not_fit_beside_others_is_left_out():
-    """Other scales in one sample, extremes that one part knows, edges that are not finite, and nothing at all."""
-    rng = np.random.default_rng(0)
-    fine = histogram(rng)
-    unknown = ExponentialHistogram(4, 3, 1.0, 0, Buckets(0, np.array([3])), Buckets.empty())
-    endless = ExponentialHistogram(0, 1, 1e308, 0, Buckets(1023, np.array([1])), Buckets.empty(), 1e308, 1e308)
-    other = [[fine, histogram(rng, scale=3)], [fine, unknown], [endless], [ExponentialHistogram.empty(4)], []]
-    assert [rows.places.tolist() for rows in rows_of([*other, [fine]])] == [[5]]
-
-
 def test_each_kind_of_histograms_has_rows_of_its_own():
-    """Another scale or zero bucket; what is empty, or has more observations than doubles count, has none."""
+    """Another scale or zero bucket; what does not fit beside any other has none."""
     rng = np.random.default_rng(4)
     alike = [replace(histogram(rng), zero_threshold=0.0) for _ in range(3)]
     other = replace(histogram(rng, scale=3), zero_threshold=0.0)
     wide = replace(alike[2], zero_threshold=2.0**-22)
-    for odd in (other, wide):
-        given = [[alike[0]], [odd], *([interval] for interval in alike[1:])]
-        assert [rows.places.tolist() for rows in rows_of(given)] == [[0, 2, 3], [1]]
-    many = replace(alike[1], count=2**53)
-    assert [rows.places.tolist() for rows in rows_of([[alike[0]], [many]])] == [[0]]
-    assert [rows.places.tolist() for rows in rows_of([[ExponentialHistogram.empty(4)], [alike[0]]])] == [[1]]
+    left = [
+        ExponentialHistogram.empty(4),
+        replace(alike[1], count=2**53),
+        ExponentialHistogram(0, 1, 1e308, 0, Buckets(1023, np.array([1])), Buckets.empty(), 1e308, 1e308),
+        replace(alike[0], minimum=math.nan),
+    ]
+    given = [alike[0], other, alike[1], *left, wide, alike[2]]
+    assert [rows.places.tolist() for rows in rows_of(HistogramColumns.of(given))] == [[0, 2, 8], [1], [7]]

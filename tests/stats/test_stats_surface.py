@@ -24,7 +24,6 @@ def test_every_public_statistic_is_there(name):
 
 
 def test_a_misspelt_statistic_is_an_attribute_error():
-    """The error says whose attribute it is not."""
     with pytest.raises(AttributeError, match=r"kc_otel\.stats.*mean_intervall"):
         _ = kc_otel.stats.mean_intervall
 

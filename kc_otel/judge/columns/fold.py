@@ -13,7 +13,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from kc_otel.judge.column_message import WireColumns
+from kc_otel.judge.otlp.wire_columns import WireColumns
 from kc_otel.machine_code import ADDRESS, DOUBLE, NUMBER, address, function
 from kc_otel.stats.histogram_columns import SideColumns
 
@@ -81,13 +81,8 @@ class _Known(Structure):
 class Known:
     """Arrays that points are folded into; they are handed over once, not with every message.
 
-    Args:
-        rows: ROW [r].
-        counts: Words of the rows' buckets, uint32 [w].
-        slots: SLOT [s].
-        slot_buckets: int64 [2, s, SPAN].
-        slot_of: Slots of each series, int64 [series, 2].
-        limits: LIMITS [contracts].
+    They are ROW [r], words of the rows' buckets, uint32 [w], SLOT [s], int64 [2, s, SPAN], slots of each series, int64
+    [series, 2], and LIMITS [contracts].
     """
 
     def __init__(
@@ -110,7 +105,7 @@ class Known:
         heard: NDArray[np.bool_],
         gaps: NDArray[np.int64],
     ) -> int:
-        """Take the plain ones of some points, in their order.
+        """Take the plain ones of some points, in their order. Returns how many slots are in use.
 
         A stream's points after one that is left are left as well, because their outcome may depend on it.
 
@@ -124,9 +119,6 @@ class Known:
             outcomes: Gets 1 for what was taken [points].
             heard: Gets 1 for pairs of kernels that were heard of [pairs].
             gaps: Gets one more for the contract of each point that came late [contracts].
-
-        Returns:
-            How many slots are in use.
         """
         of = (self._address, wire.body, wire.points.ctypes.data, rows_of.ctypes.data)
         slots: int = _fold(*of, *part, used, now, message, address(outcomes), address(heard), address(gaps))
@@ -134,14 +126,7 @@ class Known:
 
 
 def used_parts(slots: Array, buckets: Array, which: NDArray[np.int64], side: int) -> SideColumns:
-    """Return the used buckets of one sign of some slots.
-
-    Args:
-        slots: SLOT [s].
-        buckets: Of this sign, int64 [s, SPAN].
-        which: Which slots, int64 [n].
-        side: 0 for the positive buckets, 1 for the negative ones.
-    """
+    """Return the used buckets, int64 [s, SPAN], of one sign (0 positive, 1 negative) of some SLOTs, int64 [n]."""
     size = which.size
     counts, found = np.empty(size * SPAN, np.int64), np.empty(2 * size + 1, np.int64)
     into = address(found), address(found[size:]), address(counts), address(found[2 * size :])
@@ -150,13 +135,7 @@ def used_parts(slots: Array, buckets: Array, which: NDArray[np.int64], side: int
 
 
 def counts_of(rows: Array, counts: Array, which: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return the counts of the buckets of some rows: positive and then negative ones, one row after the other.
-
-    Args:
-        rows: ROW [r].
-        counts: Words of the rows' buckets, uint32 [w].
-        which: Which rows, int64 [n].
-    """
+    """Return the counts of some ROWs' buckets, positive and then negative ones, one row after the other."""
     known = _Known(rows.ctypes.data, counts.ctypes.data)
     found = np.empty(int(rows["positive_size"][which].sum() + rows["negative_size"][which].sum()), np.int64)
     _counts_of(addressof(known), which.ctypes.data, which.size, found.ctypes.data)

@@ -15,12 +15,11 @@ from typing import Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from kc_otel.judge.column_message import WireColumns
+from kc_otel.judge.otlp.wire_columns import WireColumns
 from kc_otel.machine_code import ADDRESS, NUMBER, function
 
 _MAX_BYTES: Final = 16 * 1024 * 1024
 """Bytes of all layouts together: enough to identify some hundred thousand streams, of a thousand senders."""
-_OTHER, _SAME, _PLAIN = 0, 1, 2
 _Key = tuple[tuple[bytes, ...], bytes, bytes, int]
 _OF_A_MESSAGE: Final = (ADDRESS, ADDRESS, NUMBER, ADDRESS, NUMBER)
 _copy_identities: Final = function("kc_copy_identities", *_OF_A_MESSAGE, ADDRESS, ADDRESS, ADDRESS, result=NUMBER)
@@ -75,20 +74,16 @@ class MessageLayouts:
         self._layouts: dict[tuple[bytes, bytes, bytes], _Layout] = {}
         self._bytes = 0
 
-    def rows_of(self, wire: WireColumns) -> tuple[NDArray[np.int64], bool] | None:
-        """Row of each of a message's points, not to be written, and whether all of it is plain exponential points.
-
-        None where its layout is not known.
-        """
+    def rows_of(self, wire: WireColumns) -> NDArray[np.int64] | None:
+        """Row of each of a message's points, not to be written; None where its layout is not known."""
         key = _key(wire)
         known = self._senders.get(key)
         if known is None or known.layout.metrics.shape[0] != wire.metrics.size:
             return None
-        same = _is_same(*_addresses(wire), *known.layout.addresses)
-        if same == _OTHER:
+        if not _is_same(*_addresses(wire), *known.layout.addresses):
             return None
         self._senders.move_to_end(key)
-        return known.rows, same == _PLAIN
+        return known.rows
 
     def learn(self, wire: WireColumns, rows: NDArray[np.int64]) -> None:
         """Know a message's layout from now on, instead of the one that began like it."""

@@ -23,16 +23,15 @@ from google.protobuf.message import DecodeError
 from numpy.typing import NDArray
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
 
-from kc_otel.judge.column_message import ColumnMessage, WireColumns
 from kc_otel.judge.columns.fold import CLOSED, LIMITS, NONE, SLOT, SPAN, Known, used_parts
 from kc_otel.judge.columns.message_layouts import MessageLayouts
-from kc_otel.judge.columns.stream_rows import ContractRows, RowContent, RowMemory
+from kc_otel.judge.columns.stream_rows import ContractRows, RowContent, RowMemory, stream_of
 from kc_otel.judge.contract_state import ContractState
 from kc_otel.judge.histograms import ExplicitHistogram
 from kc_otel.judge.otlp.signals import METRICS
-from kc_otel.judge.otlp.wire_columns import read_columns
+from kc_otel.judge.otlp.wire_columns import ColumnMessage, WireColumns, read_columns
 from kc_otel.judge.point_streams import Horizon
-from kc_otel.judge.points import DRIFT_NAMES, Point, PointKind, digest_of, origin_of, walk
+from kc_otel.judge.points import Point, PointKind, digest_of, origin_of, walk
 from kc_otel.judge.refused_points import sender_of
 from kc_otel.judge.series import LONG, SHORT, Heard, SeriesKey
 from kc_otel.stats.histogram_columns import HistogramColumns
@@ -52,14 +51,7 @@ _SLOT_COUNT: Final = 4096
 
 
 class StreamColumns:
-    """Rows of streams, and slots of what they counted, of any number of contracts.
-
-    Args:
-        states: State by the contract's name, with the streams and series.
-
-    Attributes:
-        taken: Points that were taken from columns so far.
-    """
+    """Rows of streams, and slots of what they counted, of all contracts; `taken` counts points so far."""
 
     def __init__(self, states: Mapping[str, ContractState]) -> None:
         self._states = list(states.values())
@@ -89,33 +81,21 @@ class StreamColumns:
     def message(self, body: bytes, most: int) -> ColumnMessage | None:
         """A request as columns, of which everything was read: by protobuf what is not known here.
 
-        Args:
-            body: The serialized ExportMetricsServiceRequest.
-            most: Resources, scopes, metrics and points that it may have.
-
-        Returns:
-            None where it is something else, has more in it, or has a metric that no contract can be about.
+        None where it is something else, has more than `most` resources, scopes, metrics and points in it, or has a
+        metric that no contract can be about.
         """
         wire = read_columns(body, most)
         if wire is None or wire.items > most:
             return None
-        known = self._layouts.rows_of(wire)
-        if known is None and not all(
-            wire.name(metric).startswith((b"kc.", b"gen_ai.")) for metric in range(wire.metrics.size)
-        ):
-            return None
+        rows = self._layouts.rows_of(wire)
         try:
-            return self._read(wire, most) if known is None else self._read_known(wire, *known)
+            if rows is None:
+                ours = all(wire.name(metric).startswith((b"kc.", b"gen_ai.")) for metric in wire.spans)
+                return self._read(wire, most) if ours else None
+            odd = wire.without(wire.points["plain"] != 0)
+            return ColumnMessage(wire, rows, self._generation, (odd, wire.request_of(odd)))
         except DecodeError:
             return None
-
-    def _read_known(self, wire: WireColumns, rows: Numbers, plain: bool) -> ColumnMessage:
-        """A message of a known layout: it is all ours, and of one layout of buckets."""
-        message = ColumnMessage(wire, rows, self._generation, plain)
-        if not plain:
-            for metric, numbers in wire.without(wire.points["plain"] != 0):
-                wire.request_of(metric, numbers)
-        return message
 
     def _read(self, wire: WireColumns, most: int) -> ColumnMessage | None:
         """A message of a layout that is not known."""
@@ -128,22 +108,15 @@ class StreamColumns:
         if 4 * np.count_nonzero(left) > left.size or _has_other_layouts(wire):
             message.request = ExportMetricsServiceRequest.FromString(wire.body)
             return message if sum(METRICS.items(message.request)) <= most else None
-        for metric, numbers in wire.without(~left):
-            wire.request_of(metric, numbers)
+        message.odd = (odd := wire.without(~left)), wire.request_of(odd)
         if not (rows < 0).any():
             self._layouts.learn(wire, rows)
         return message
 
     def fold(self, message: ColumnMessage, horizons: Mapping[str, Horizon], now: float) -> tuple[int, int]:
-        """Take the plain points, and note in the message which ones.
+        """Take the plain points that arrived at `now`, Unix seconds, and note in the message which ones.
 
-        Args:
-            message: The message.
-            horizons: Time limits, by the contract's name.
-            now: When it arrived, Unix seconds.
-
-        Returns:
-            How many points were taken, and how many of these were older than they may be when they came.
+        Returns how many points were taken, and how many of these were older than they may be when they came.
         """
         if message.request is not None:
             return 0, 0
@@ -152,9 +125,9 @@ class StreamColumns:
         begun: Sequence[tuple[int, int]] = ()
         if message.known != self._generation:
             message.rows, new = self._rows_of(wire)
-            message.known, message.plain = self._generation, False
+            message.known = self._generation
             begun = self._begin(message, new, now)
-        if not message.plain and (message.rows < 0).any():
+        if (message.rows < 0).any():
             self._block_unknown(message)
         for number, horizon in enumerate(horizons.values()):
             of = self._limits[number]
@@ -198,9 +171,8 @@ class StreamColumns:
 
     def _refuse(self, state: ContractState, message: ColumnMessage, number: int, age: float, now: float) -> None:
         """Note whose point came too late to be in a short window."""
-        metrics = message.wire.metrics
-        metric = int(np.flatnonzero((metrics["first"] <= number) & (number < metrics["last"]))[0])
-        for point in walk(message.wire.request_of(metric, [number]), (), lambda *_: None):
+        metric = int(message.wire.points["metric"][number])
+        for point in walk(message.wire.request_of([(metric, [number])]), (), lambda *_: None):
             _, *pair = self._pair_names[self._memory.rows["pair"][message.rows[number]]]
             state.refused.add("behind", (pair[0], pair[1]), sender_of(point.resource), age, now)
 
@@ -229,21 +201,18 @@ class StreamColumns:
         return begun
 
     def _rows_of(self, wire: WireColumns) -> tuple[Numbers, list[_FirstPoint]]:
-        """The row of each of a message's points, and those of new streams.
+        """The row of each of a message's points, -1 for none [points].
 
-        Returns:
-            Rows, -1 where there is none [points], and points of streams that are new, with attributes that are known.
-
-        Raises:
-            DecodeError: If a resource is none.
+        Also returns the points of streams that are new, with attributes that are known. A resource that is none raises
+        a DecodeError.
         """
         found: list[int] = []
         new: list[_FirstPoint] = []
         origins: dict[tuple[bytes, bytes], bytes] = {}
         body = wire.body
         begins, ends = wire.points["key_begin"].tolist(), wire.points["key_end"].tolist()
-        for number, metric in enumerate(wire.metrics):
-            first, last = int(metric["first"]), int(metric["last"])
+        for number, metric in enumerate(wire.spans):
+            first, last = metric.first, metric.last
             resource, scope, head, temporality = wire.origin(number)
             spellings = self._spellings.get((scope, head, temporality))
             if spellings is None:
@@ -265,13 +234,12 @@ class StreamColumns:
 
     def _block_unknown(self, message: ColumnMessage) -> None:
         """Leave the points of streams that are known, but not in this spelling, to be taken in their order."""
-        for metric, numbers in message.wire.without(message.rows >= 0):
-            if numbers:
-                for point in walk(message.wire.request_of(metric, numbers), (), lambda *_: None):
-                    rows = self._of(point)
-                    row = -1 if rows is None else rows.find(point.stream)
-                    if row >= 0:
-                        self._memory.rows[row]["blocked"] = self._message
+        unknown = [part for part in message.wire.without(message.rows >= 0) if part[1]]
+        for point in walk(message.wire.request_of(unknown), (), lambda *_: None):
+            rows = self._of(point)
+            row = -1 if rows is None else rows.find(point.stream)
+            if row >= 0:
+                self._memory.rows[row]["blocked"] = self._message
 
     def _of(self, point: Point) -> ContractRows | None:
         """The rows of the contract that a point names."""
@@ -297,12 +265,7 @@ class StreamColumns:
     def learn(self, message: ColumnMessage, number: int, point: Point, contract: str, key: SeriesKey) -> None:
         """Know a stream from now on, by the bytes of its point in a message, if its points may be plain.
 
-        Args:
-            message: The message.
-            number: Of the point in it.
-            point: The same point, which has been taken.
-            contract: Name of the contract that it is about.
-            key: The series that it counted for.
+        The point, `number` in the message, has been taken, and counted for the series.
         """
         of = self._contract[contract]
         stream = self._states[of].streams.get(point.stream)
@@ -344,19 +307,16 @@ class StreamColumns:
         numbers = self._memory.rows["series"][message.rows[taken]]
         return dict(zip(taken.tolist(), self.series_of(numbers.tolist()), strict=True))
 
-    def restore(self, contract: str, block: int, content: RowContent, keys: Sequence[SeriesKey]) -> bool:
-        """Streams that were saved in a block of rows; False where there is no room for them.
-
-        Args:
-            contract: Name of the contract.
-            block: Number of the block.
-            content: Of its rows [n].
-            keys: The series of each [n].
-        """
+    def restore(self, contract: str, content: RowContent, keys: Sequence[SeriesKey | None]) -> None:
+        """Streams that were saved in rows; those without room, or a series, take points by themselves."""
         of = self._contract[contract]
-        content.records["series"] = [self._slots.number_of(of, key) for key in keys]
-        content.records["pair"] = [self._pair_number(of, key) for key in keys]
-        return self._rows[of].restore(block, content)
+        state, rows = self._states[of], self._rows[of]
+        for (name, record, counts), key in zip(content.rows(), keys, strict=True):
+            if key is not None:
+                record["series"], record["pair"] = self._slots.number_of(of, key), self._pair_number(of, key)
+            if key is None or not rows.restore(name, record, counts):
+                state.streams[name] = stream_of(record, counts)
+                state.changed_streams.add(name)
 
     def forget_gone(self, contract: str) -> None:
         """Leave streams alone that are not remembered any more, or whose series is not."""
@@ -375,14 +335,7 @@ class StreamColumns:
 
 
 class _Spelling(NamedTuple):
-    """Attributes of points as a sender lists them.
-
-    Attributes:
-        tail: What `points.digest_of` needs of them.
-        contract: Number of the contract.
-        series: Number of the series.
-        pair: Number of the pair of kernels.
-    """
+    """Attributes as a sender lists them: what `points.digest_of` needs, numbers of contract, series and pair."""
 
     tail: bytes
     contract: int
@@ -391,13 +344,7 @@ class _Spelling(NamedTuple):
 
 
 class _FirstPoint(NamedTuple):
-    """A point of a stream that is not known, with attributes that are.
-
-    Attributes:
-        point: Number in its message.
-        spelling: Its attributes.
-        name: Digest of the stream.
-    """
+    """A point of a stream that is not known, with attributes that are, by its number in the message."""
 
     point: int
     spelling: _Spelling
@@ -406,20 +353,11 @@ class _FirstPoint(NamedTuple):
 
 def _has_other_layouts(wire: WireColumns) -> bool:
     """Return True if one of our quantities has explicit bounds: a series' layout may then depend on the first point."""
-    return any(
-        not of["exponential"] and wire.name(metric).decode("utf-8", "replace") in DRIFT_NAMES
-        for metric, of in enumerate(wire.metrics)
-    )
+    return any(not of.exponential and wire.is_drift(of) for of in wire.spans)
 
 
 class _Counted(NamedTuple):
-    """Slots of one contract's series.
-
-    Attributes:
-        contract: Its number.
-        which: Numbers of the slots, ascending.
-        keys: The series of each.
-    """
+    """Slots of one contract's series, ascending."""
 
     contract: int
     which: Numbers
@@ -428,9 +366,6 @@ class _Counted(NamedTuple):
 
 class SeriesSlots:
     """The slots, and whose they are.
-
-    Args:
-        states: Where the series are, by the number of their contract.
 
     Attributes:
         slots: The counts, without the buckets: SLOT [n].

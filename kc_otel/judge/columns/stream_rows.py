@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kc_otel.judge.columns.fold import LOADED, NEW, NOT_LOADED, ROW, SIDE, counts_of
-from kc_otel.judge.histograms import magnitude
+from kc_otel.judge.histograms import least_of, magnitude
 from kc_otel.judge.point_streams import LatestValue, PointStream
 from kc_otel.stats import Buckets, ExponentialHistogram
 
@@ -38,25 +38,20 @@ _NARROW: Final = 2**32
 
 
 class RowContent(NamedTuple):
-    """Content of some rows.
-
-    Attributes:
-        records: ROW [n].
-        places: Places in their blocks [n].
-        names: Digests of the streams.
-        counts: Counts of their buckets, positive and then negative ones, one row after the other.
-    """
+    """Content of some rows: ROW [n], digests of the streams, and counts of their buckets, one row after the other."""
 
     records: NDArray[Any]
-    places: Numbers
     names: Sequence[bytes]
     counts: Numbers
 
+    def rows(self) -> Iterator[tuple[bytes, Any, Numbers]]:
+        """Yield the digest, the record and the counts of each: of positive and then of negative buckets."""
+        ends = np.cumsum(self.records["positive_size"] + self.records["negative_size"])[:-1]
+        yield from zip(self.names, self.records, np.split(self.counts, ends), strict=True)
+
     def streams(self) -> Iterator[tuple[bytes, PointStream]]:
         """Yield the digest of each stream, and the stream."""
-        ends = np.cumsum(self.records["positive_size"] + self.records["negative_size"])[:-1]
-        for name, record, part in zip(self.names, self.records, np.split(self.counts, ends), strict=True):
-            yield name, _stream_of(record, part)
+        return ((name, stream_of(record, counts)) for name, record, counts in self.rows())
 
 
 _NEW_ROW: Final = np.zeros((), ROW)
@@ -65,36 +60,22 @@ for _field, _value in {"loaded": NEW, "time": -1, "min": np.inf, "max": -np.inf}
 
 
 class RowMemory:
-    """The rows and the counts of their buckets, of all contracts.
-
-    Attributes:
-        rows: ROW [n].
-        counts: Words of the rows' buckets, uint32 [w].
-        names: Digest of the stream of each row; empty where there is none.
-    """
+    """ROW [n] of all contracts, words of the rows' buckets, uint32 [w], and digests of the streams, or empty."""
 
     def __init__(self) -> None:
         self.rows = np.zeros(MAX_ROWS, ROW)
         self.counts = np.zeros(_MAX_WORDS, np.uint32)
         self.names: list[bytes] = []
-        self._free_blocks: list[int] = []
         self._free_words: dict[int, list[int]] = {}
         self._used_words = 0
 
     def block(self) -> int | None:
         """Return a block that nobody has; None for none."""
-        if self._free_blocks:
-            return self._free_blocks.pop()
         block = len(self.names) // BLOCK
-        return block if self.claim(block) else None
-
-    def claim(self, block: int) -> bool:
-        """Take the block of a number beyond those that were given; False where there is no such block."""
-        if not 0 <= len(self.names) <= block * BLOCK < MAX_ROWS:
-            return False
-        self._free_blocks += range(len(self.names) // BLOCK, block)
-        self.names += [b""] * ((block + 1) * BLOCK - len(self.names))
-        return True
+        if (block + 1) * BLOCK > MAX_ROWS:
+            return None
+        self.names += [b""] * BLOCK
+        return block
 
     def make_room(self, row: int, words: int) -> bool:
         """See to it that a row has room for so many words; what is in it may be lost. False where there is none."""
@@ -121,16 +102,6 @@ class RowMemory:
             self._free_words.setdefault(int(of["room"]), []).append(int(of["at"]))
         of["room"] = 0
 
-    def fit(self, row: int) -> None:
-        """Leave a row no more room than it needs; its counts take a word each."""
-        of = self.rows[row]
-        size, at = int(of["positive_size"] + of["negative_size"]), int(of["at"])
-        if of["room"] > _room_for(size):
-            words = self.counts[at : at + size].copy()
-            self.give_back(row)
-            if self.make_room(row, size):
-                self.counts[of["at"] : of["at"] + size] = words
-
     def put(self, row: int, counts: Numbers) -> bool:
         """Keep the counts of a row's buckets, positive and then negative ones; False where there is no room."""
         wide = bool(counts.size and counts.max() >= _NARROW)
@@ -144,17 +115,10 @@ class RowMemory:
 
 
 class ContractRows:
-    """Rows of a contract's streams.
+    """Rows of a contract's streams, in blocks of the memory; `state` has the streams without one.
 
-    Args:
-        memory: Where they are.
-        contract: Number of the contract.
-        state: The streams that have none.
-
-    Attributes:
-        row_of: Row of each stream that is in one, by its digest.
-        blocks: Numbers of its blocks.
-        others: What else is known of a stream in a row: all writers but the one heard last, times, and so on.
+    `row_of` is by a stream's digest; `others` is what else is known of a stream in a row: all writers but the one heard
+    last, times, and so on.
     """
 
     def __init__(self, memory: RowMemory, contract: int, state: ContractState) -> None:
@@ -200,7 +164,8 @@ class ContractRows:
         into["zero_threshold"], into["magnitude"] = histogram.zero_threshold, magnitude(histogram)
         into["positive_offset"], into["positive_size"] = positive.offset, positive.counts.size
         into["negative_offset"], into["negative_size"] = negative.offset, negative.counts.size
-        into["least"], into["least_negative"] = _least(positive, histogram.scale), _least(negative, histogram.scale)
+        scale = histogram.scale
+        into["least"], into["least_negative"] = least_of(positive, scale), least_of(negative, scale)
         into["series"], into["pair"], into["contract"] = series, pair, self._contract
         into["loaded"], into["dirty"] = LOADED, 1
         if before or stream.times or stream.forgotten >= 0:
@@ -229,10 +194,8 @@ class ContractRows:
         return row
 
     def end_begin(self, row: int) -> None:
-        """Fit the room of a new stream's row, or forget the stream if its first point was not plain."""
-        if self._memory.rows["loaded"][row] == LOADED:
-            self._memory.fit(row)
-        elif self._memory.rows["loaded"][row] == NEW:
+        """Forget a new stream if its first point was not plain."""
+        if self._memory.rows["loaded"][row] == NEW:
             self.free(row)
             self._free.append(self._freed.pop())  # no layout names it yet
 
@@ -308,7 +271,7 @@ class ContractRows:
         """Return what is in some rows."""
         names = [self._memory.names[row] for row in rows.tolist()]
         counts = counts_of(self._memory.rows, self._memory.counts, rows)
-        return RowContent(self._memory.rows[rows], rows % BLOCK, names, counts)
+        return RowContent(self._memory.rows[rows], names, counts)
 
     def saved(self) -> Callable[[], None]:
         """Mark everything as saved; returns the function that takes this back."""
@@ -321,27 +284,18 @@ class ContractRows:
 
         return unsaved
 
-    def restore(self, block: int, content: RowContent) -> bool:
-        """Streams that were saved, in the rows that they had; False where a block is no more to be had, or no room.
-
-        Args:
-            block: Its number.
-            content: Of its rows, with the numbers that series and pairs have now.
-        """
-        memory, records = self._memory, content.records
-        if not memory.claim(block):
+    def restore(self, name: bytes, record: Any, counts: Numbers) -> bool:
+        """A stream that was saved, with the numbers that series and pairs have now; False where there is no room."""
+        row = self._begin(name)
+        if row < 0:
             return False
-        self.blocks.add(block)
-        rows = block * BLOCK + content.places
-        self._free += sorted(set(range(block * BLOCK, (block + 1) * BLOCK)) - set(rows.tolist()), reverse=True)
-        records["contract"], records["loaded"], records["dirty"], records["room"] = self._contract, LOADED, 0, 0
-        memory.rows[rows] = records
-        sizes, end = records["positive_size"] + records["negative_size"], 0
-        for row, name, size in zip(rows.tolist(), content.names, sizes.tolist(), strict=True):
-            begin, end = end, end + size
-            memory.names[row] = name
-            self.row_of[name] = row
-            memory.put(row, content.counts[begin:end])
+        into = self._memory.rows[row]
+        self._memory.rows[row] = record
+        into["contract"], into["loaded"], into["dirty"], into["room"] = self._contract, LOADED, 1, 0
+        if not self._memory.put(row, counts):
+            self.free(row)
+            return False
+        self.row_of[name] = row
         return True
 
     def _begin(self, name: bytes) -> int:
@@ -366,7 +320,7 @@ class ContractRows:
         return PointStream(stream.heard, [*others.writers, *stream.writers], list(others.times), others.forgotten)
 
 
-def _stream_of(record: Any, counts: Numbers) -> PointStream:
+def stream_of(record: Any, counts: Numbers) -> PointStream:
     """The stream that a row is of, from its record and the counts of its buckets."""
     of, size = {name: record[name].item() for name in ROW.names or ()}, int(record["positive_size"])
     histogram = ExponentialHistogram(
@@ -386,9 +340,3 @@ def _stream_of(record: Any, counts: Numbers) -> PointStream:
 def _room_for(words: int) -> int:
     """Words that a row is given where it needs so many."""
     return -(-(words + _SPARE_WORDS) // _WORDS) * _WORDS
-
-
-def _least(side: Buckets, scale: int) -> float:
-    """The sum of |x| if every observation lay at the lower edge of the bucket below its own, as `sum_fits` has it."""
-    edges = np.exp2((np.arange(side.counts.size, dtype=np.float64) + (side.offset - 1)) * 2.0**-scale)
-    return float(edges @ side.counts)

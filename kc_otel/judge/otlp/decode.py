@@ -2,7 +2,8 @@
 
 OTLP/JSON is protobuf's JSON mapping with two exceptions of its own: trace and span ids are hex where protobuf says
 base64, and enum values are integers only. Ids are therefore rewritten before protobuf's parser sees them. Fields that
-nobody knows yet are ignored in both encodings, as the specification asks.
+nobody knows yet are ignored in both encodings, as the specification asks. Bytes that are no such message raise a
+BadRequestError, those that hold too many things a TooLargeError.
 """
 
 from __future__ import annotations
@@ -53,12 +54,7 @@ _Fields = dict[int, tuple[Any, int]]
 
 
 def from_protobuf(body: bytes, signal: Signal, limits: Limits) -> Any:
-    """The request message in `body`.
-
-    Raises:
-        BadRequestError: If `body` is not such a message.
-        TooLargeError: If it holds too many things.
-    """
+    """The request message in `body`."""
     if holds_more_than(limits.max_items, body, signal.request.DESCRIPTOR):
         raise limits.too_many()
     request = signal.request()
@@ -70,23 +66,13 @@ def from_protobuf(body: bytes, signal: Signal, limits: Limits) -> Any:
 
 
 def quickly(sink: object, body: bytes, signal: Signal, limits: Limits) -> Any:
-    """The request message in `body`, in the form that the sink reads by itself where it can, else as protobuf.
-
-    Raises:
-        BadRequestError: If `body` is not such a message.
-        TooLargeError: If it holds too many things.
-    """
+    """The request message in `body`, in the form that the sink reads by itself where it can, else as protobuf."""
     columns = sink.columns(body, limits) if signal is METRICS and isinstance(sink, ColumnSink) else None
     return from_protobuf(body, signal, limits) if columns is None else columns
 
 
 def from_json(body: bytes, signal: Signal, limits: Limits) -> Any:
-    """The request message in `body`, OTLP/JSON.
-
-    Raises:
-        BadRequestError: If `body` is not JSON, or not such a message.
-        TooLargeError: If it holds too many things.
-    """
+    """The request message in `body`, OTLP/JSON."""
     if body.count(b"{") > _OBJECTS_PER_POINT * limits.max_items:
         raise limits.too_many()  # before they are made: an empty object takes two bytes here and a hundred there
     request = signal.request()
@@ -143,13 +129,7 @@ def _ids_to_base64(tree: Any) -> None:
 
 
 def holds_more_than(items: int, body: bytes, descriptor: Any) -> bool:  # noqa: C901 - a loop over the wire's types
-    """Return whether a serialized message certainly exceeds a number of items, or their possible size.
-
-    Args:
-        items: Data points, spans or log records, with what they are grouped by.
-        body: The message.
-        descriptor: Of its type.
-    """
+    """Return whether a serialized message certainly holds more than some items and groups, or exceeds their size."""
     if len(body) <= 2 * items:
         return False
     left, outer = _MAX_PARTS_PER_ITEM * items, [(0, len(body), descriptor)]

@@ -64,11 +64,9 @@ class TooLargeError(ReceiveError):
 
 
 class ThrottledError(ReceiveError):
-    """The receiver cannot take more at the moment; a `Sink` may raise it.
+    """The receiver cannot take more at the moment; a sink may raise it.
 
-    Attributes:
-        retry_after: Seconds after which the sender may try again. Senders give up when it is more than what is left
-            of their own deadline (10 s by default), so keep it short.
+    Senders give up when `retry_after` is more than is left of their own deadline (10 s by default), so keep it short.
     """
 
     http_status = 503

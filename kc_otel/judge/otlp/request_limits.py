@@ -50,18 +50,7 @@ class Limits:
 
 
 def inflate(body: bytes, encoding: str, limits: Limits) -> bytes:
-    """A request's body without its content encoding.
-
-    Args:
-        body: As received.
-        encoding: Value of `Content-Encoding`: empty, `identity`, `gzip` or `deflate`.
-        limits: Bound on the result.
-
-    Raises:
-        UnsupportedMediaError: For any other encoding.
-        BadRequestError: If the body is not of that encoding.
-        TooLargeError: If the result would be over the limit.
-    """
+    """A request's body without its content encoding: none, `identity`, `gzip` or `deflate`."""
     encoding = encoding.strip().lower()
     if encoding in {"", "identity"}:
         if len(body) > limits.max_bytes:

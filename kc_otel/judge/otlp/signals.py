@@ -30,9 +30,6 @@ class Signal:
 
     Attributes:
         name: Method of `TelemetrySink`, and last part of the HTTP path.
-        service: Full name of the gRPC service.
-        request: Class of the request message.
-        response: Class of the response message.
         rejected: Field of the response's partial success that counts what was not taken.
         groups: Fields from the request down to what it is a list of: by resource, by scope, one by one.
     """
@@ -102,12 +99,7 @@ SIGNALS: Final = (METRICS, TRACES, LOGS)
 
 
 async def deliver(sink: TelemetrySink, signal: Signal, request: Any, transport: str) -> ExportResult:
-    """Hand a decoded request to the sink.
-
-    Raises:
-        ThrottledError: If the sink did.
-        InternalError: If the sink failed in a way of its own; the cause is logged here.
-    """
+    """Hand a decoded request to the sink; a fault of the sink's own is logged here, and an InternalError."""
     if signal is LOGS:  # taken and dropped, so that a Collector's pipeline does not retry them
         return ExportResult()
     try:

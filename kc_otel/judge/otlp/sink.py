@@ -12,13 +12,7 @@ from kc_otel.judge.otlp.request_limits import Limits
 
 @dataclass(frozen=True, slots=True)
 class ExportResult:
-    """Outcome of a request that could be read.
-
-    Attributes:
-        rejected: Data points, spans or log records that were not taken; the sender must not send them again.
-        message: Reason, for the reader of the sender's log; empty when there is none.
-        seconds: Processing time.
-    """
+    """Outcome of a request that was read: items not to be sent again, why, and the seconds that it took."""
 
     rejected: int = 0
     message: str = ""

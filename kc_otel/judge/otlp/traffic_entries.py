@@ -111,12 +111,9 @@ def judged_metrics(request: Any) -> Any:
 
 
 def marked_frame(message: bytes, at: float, what: str = RECEIVED) -> bytes:
-    """A message behind its length, with a mark at its end that says when it arrived.
+    """A message behind its length, with a mark at its end: RECEIVED or EVALUATED at a Unix time.
 
-    Args:
-        message: A serialized ExportMetricsServiceRequest; empty for an evaluation.
-        at: When it arrived, or was judged, Unix seconds.
-        what: RECEIVED or EVALUATED.
+    The message is a serialized ExportMetricsServiceRequest, empty for an evaluation.
     """
     # Concatenated messages are one message: a protobuf parser appends to what it has.
     return b"".join((struct.pack(">I", len(message) + _MARK_BYTES), message, _HEADS[what], struct.pack("<d", at)))

@@ -1,19 +1,26 @@
-"""Walk along the wire format of an ExportMetricsServiceRequest that leaves columns of its exponential points.
+"""A metrics request as columns: its exponential points in arrays, and the rest of it as protobuf.
 
-The walk is in C, `wire_columns.c`. It gives up on whatever is not exactly what senders write, which is then read by
-protobuf. It decodes numbers only: names and attributes stay bytes, so a caller may use them only where protobuf has
-read the same bytes before.
+One walk along the wire format, in C (`wire_columns.c`), leaves the columns. It gives up on whatever is not exactly what
+senders write, which is then read by protobuf. It decodes numbers only: names and attributes stay bytes, so a caller may
+use them only where protobuf has read the same bytes before. The consumer takes the plain points from the arrays and
+marks them; `ColumnMessage.left` returns the others as a request, for the code that takes points one by one.
 """
 
 from __future__ import annotations
 
 import threading
-from typing import Any, Final
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import groupby
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
+from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
 
-from kc_otel.judge.column_message import WireColumns
+from kc_otel.judge.points import CUMULATIVE, DRIFT_NAMES
 from kc_otel.machine_code import ADDRESS, NUMBER, function
 
 POINT: Final = np.dtype(
@@ -23,14 +30,161 @@ POINT: Final = np.dtype(
     + [(name, np.int64) for name in ("negative", "negative_end", "negative_size", "negative_offset")]
     + [(name, np.float64) for name in ("sum", "min", "max", "zero_threshold")]
 )
-METRIC: Final = np.dtype(
-    [(name, np.int64) for name in ("begin", "end", "resource_begin", "resource_end", "scope_begin", "scope_end")]
-    + [(name, np.int64) for name in ("head_end", "exponential", "temporality", "first", "last")]
-)
 _MAX_ITEMS: Final = 60_000
 """Points or metrics of a message; the arrays for them take 17 MB."""
 _LEAST_POINT: Final = 32
 """Bytes that a point has at least which is one of ours: it names a contract, a slice and two kernels."""
+
+
+class MetricSpan(NamedTuple):
+    """Where a metric of any kind, its resource and its scope are in the body, and the range of its points.
+
+    Its name, unit and description end at `head_end`.
+    """
+
+    begin: int
+    end: int
+    resource_begin: int
+    resource_end: int
+    scope_begin: int
+    scope_end: int
+    head_end: int
+    exponential: int
+    temporality: int
+    first: int
+    last: int
+
+
+METRIC: Final = np.dtype([(name, np.int64) for name in MetricSpan._fields])
+
+
+@dataclass(frozen=True)
+class WireColumns:
+    """Offsets and values found by one walk along a request's bytes.
+
+    Attributes:
+        items: Resources, scopes, metrics and exponential points in it.
+        points: POINT [points], in their order: where each, its attributes and the counts of its buckets are in the
+            body, and what it says. `plain` is 0 where it says something that has no column.
+        metrics: METRIC [metrics].
+    """
+
+    body: bytes
+    items: int
+    points: NDArray[Any]
+    metrics: NDArray[Any]
+
+    @cached_property
+    def spans(self) -> list[MetricSpan]:
+        """The same as `metrics`, for a loop."""
+        return [MetricSpan(*record) for record in self.metrics.tolist()]
+
+    def origin(self, metric: int) -> tuple[bytes, bytes, bytes, int]:
+        """Return the fields shared by all points of a metric: resource, scope, names and unit, temporality."""
+        of, body = self.spans[metric], self.body
+        resource, scope = body[of.resource_begin : of.resource_end], body[of.scope_begin : of.scope_end]
+        return resource, scope, body[of.begin : of.head_end], of.temporality
+
+    def name(self, of: MetricSpan) -> bytes:
+        """Name of a metric; empty where the metric does not begin with it."""
+        head = self.body[of.begin : of.begin + 2]
+        return self.body[of.begin + 2 : of.begin + 2 + head[1]] if head[0] == 0x0A and head[1] < 128 else b""
+
+    def is_drift(self, of: MetricSpan) -> bool:
+        """Whether a metric is one of the drift quantities."""
+        return self.name(of).decode("utf-8", "replace") in DRIFT_NAMES
+
+    def drift_metrics(self) -> Iterator[tuple[MetricSpan, bytes, bool]]:
+        """Yield the exponential drift metrics, with the resource of each and whether it is cumulative."""
+        for of in self.spans:
+            if of.exponential and self.is_drift(of):
+                yield of, self.body[of.resource_begin : of.resource_end], of.temporality == CUMULATIVE
+
+    def counts_of_drift(self) -> Counter[tuple[bytes, bool]]:
+        """Sums of the drift metrics' counts, by resource and by whether they are cumulative."""
+        found, counts = Counter[tuple[bytes, bool]](), self.points["count"]
+        for of, resource, cumulative in self.drift_metrics():
+            found[resource, cumulative] += int(counts[of.first : of.last].sum())
+        return found
+
+    def without(self, taken: NDArray[np.bool_]) -> list[tuple[int, list[int]]]:
+        """Metrics that have points which are not `taken`, and those; and all metrics of other kinds."""
+        if taken.all():
+            return [(metric, []) for metric, of in enumerate(self.spans) if not of.exponential]
+        found = []
+        for metric, of in enumerate(self.spans):
+            numbers = (np.flatnonzero(~taken[of.first : of.last]) + of.first).tolist() if of.exponential else []
+            if numbers or not of.exponential:
+                found.append((metric, numbers))
+        return found
+
+    def request_of(self, parts: Iterable[tuple[int, Sequence[int]]]) -> Any:
+        """A request that has some metrics, in this order; an exponential one with these of its points."""
+
+        def scope_of(part: tuple[int, Sequence[int]]) -> tuple[int, int]:
+            of = self.spans[part[0]]
+            return of.resource_begin, of.scope_begin
+
+        request = []
+        for _, some in groupby(parts, scope_of):
+            whole, resource, scope = [], b"", b""
+            for metric, numbers in some:
+                resource, scope, head, temporality = self.origin(metric)
+                of = self.spans[metric]
+                if of.exponential:
+                    at = self.points[list(numbers)]
+                    begins, ends = at["begin"].tolist(), at["end"].tolist()
+                    points = [_part(1, self.body[begin:end]) for begin, end in zip(begins, ends, strict=True)]
+                    whole.append(_part(2, head + _part(10, b"".join((*points, bytes((0x10, temporality)))))))
+                else:
+                    whole.append(_part(2, self.body[of.begin : of.end]))
+            request.append(_part(1, _part(1, resource) + _part(2, _part(1, scope) + b"".join(whole))))
+        return ExportMetricsServiceRequest.FromString(b"".join(request))
+
+
+@dataclass(slots=True)
+class ColumnMessage:
+    """A request that is to be taken.
+
+    Attributes:
+        rows: Row of each of its points in `StreamColumns`, -1 where there is none.
+        known: Part of `StreamColumns` that the rows belong to.
+        odd: The metrics and points that are not plain, and a request with these; None where there is a `request`.
+        new: How many of its points have no row yet, and get one when it is taken.
+        taken: Of each point whether it was taken from the columns.
+        request: The whole request as protobuf read it, where most of it is not plain.
+    """
+
+    wire: WireColumns
+    rows: NDArray[np.int64]
+    known: int
+    odd: tuple[list[tuple[int, list[int]]], Any] | None = None
+    new: int = 0
+    taken: NDArray[np.int8] = field(init=False)
+    request: Any = None
+
+    def __post_init__(self) -> None:
+        self.taken = np.zeros(self.rows.size, np.int8)
+
+    def left(self) -> tuple[Any, Sequence[int]]:
+        """A request with what was not taken, in its order, and the numbers that its exponential points have here."""
+        if self.request is not None:
+            return self.request, range(self.rows.size)
+        left = self.wire.without(self.taken != 0)
+        numbers = [number for _, numbers in left for number in numbers]
+        if self.odd is not None and self.odd[0] == left:
+            return self.odd[1], numbers
+        return self.wire.request_of(left), numbers
+
+
+def _part(field: int, content: bytes) -> bytes:
+    """A field of protobuf that says its length."""
+    length, said = len(content), bytearray((field << 3 | 2,))
+    while length > 127:
+        said.append(length & 127 | 128)
+        length >>= 7
+    said.append(length)
+    return bytes(said) + content
 
 
 _scan: Final = function("kc_scan", ADDRESS, NUMBER, ADDRESS, NUMBER, ADDRESS, NUMBER, ADDRESS, result=NUMBER)

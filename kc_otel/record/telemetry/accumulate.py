@@ -27,7 +27,7 @@ from kc_otel.record.telemetry.moments import QuantityStream, TokenStreams
 from kc_otel.record.telemetry.prompt_means import Finished, PlaceMeans, PromptMeans, Rollouts
 from kc_otel.record.telemetry.reduce_host import ADVANTAGE, Reduced, reduce_host
 from kc_otel.stats.histogram import ExponentialHistogram
-from kc_otel.stats.reward_intervals import reward_sides
+from kc_otel.stats.rewards import reward_sides
 from kc_otel.stats.surplus import Surplus
 
 Processing = tuple[Mapping[str, object], Mapping[str, object]]

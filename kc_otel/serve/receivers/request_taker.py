@@ -18,12 +18,12 @@ from typing import Any, Final
 import numpy as np
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
 
-from kc_otel.judge.column_message import ColumnMessage
 from kc_otel.judge.otlp.decode import from_json, from_protobuf
 from kc_otel.judge.otlp.request_errors import TooLargeError
 from kc_otel.judge.otlp.request_limits import Limits, inflate
 from kc_otel.judge.otlp.signals import METRICS, Signal, deliver
 from kc_otel.judge.otlp.sink import ColumnSink, ExportResult, TelemetrySink
+from kc_otel.judge.otlp.wire_columns import ColumnMessage
 from kc_otel.serve.access.access_file import Senders
 from kc_otel.serve.receivers.byte_budget import ByteBudget
 
@@ -159,8 +159,6 @@ def _answered(signal: Signal, results: list[ExportResult]) -> tuple[Any, str]:
 def _one_by_one(request: Any, signal: Signal) -> int:
     """Return the number of points of a request that the sink takes one by one."""
     if isinstance(request, ColumnMessage):
-        if request.plain:
-            return 0
         if request.request is not None:
             return int(request.rows.size)
         return int(np.count_nonzero((request.rows < 0) | (request.wire.points["plain"] == 0))) - request.new

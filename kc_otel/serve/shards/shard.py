@@ -32,11 +32,10 @@ from kc_otel.judge.otlp.sink import ExportResult
 from kc_otel.judge.series import SeriesKey
 from kc_otel.judge.shard_state import Counted, ShardBatch, ShardState, mark_sent, unsent_batch
 from kc_otel.serve.durable_sink import DurableSink, recover
+from kc_otel.serve.store.codecs import decode_histogram, decode_stream, encode_histogram, encode_stream
 from kc_otel.serve.store.evaluator_store import EvaluatorStore
-from kc_otel.serve.store.histogram_codec import decode_histogram, encode_histogram
 from kc_otel.serve.store.inbox import Inbox
 from kc_otel.serve.store.state_file import open_state
-from kc_otel.serve.store.stream_codec import decode_stream, encode_stream
 from kc_otel.serve.store.unit_of_work import unit_of_work
 
 _log: Final = logging.getLogger(__name__)

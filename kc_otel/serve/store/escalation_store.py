@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import sqlite3
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final, TypeVar
 
@@ -38,11 +38,7 @@ _ROUTERS = "routers"
 
 
 class KeyValueStore:
-    """Values that must survive a restart and are too small for a table of their own.
-
-    Args:
-        connection: The state file; its owner owns the transactions.
-    """
+    """Values that must survive a restart and are too small for a table of their own."""
 
     def __init__(self, connection: sqlite3.Connection) -> None:
         self._connection = connection
@@ -68,15 +64,7 @@ class KeyValueStore:
 
 
 class EscalationStore:
-    """Keeps all of it in the state file.
-
-    Args:
-        connection: The state file; its owner owns the transactions.
-        events: Policies and events in the same file.
-
-    Attributes:
-        incidents: Those that last and those that are over, in the same file.
-    """
+    """Keeps all of it in the state file, beside policies and events."""
 
     def __init__(self, connection: sqlite3.Connection, events: PolicyStore) -> None:
         self.incidents = IncidentStore(connection)
@@ -84,13 +72,7 @@ class EscalationStore:
         self._values = KeyValueStore(connection)
 
     def begin(self, contracts: Mapping[str, Contract], dry_run: frozenset[str], now: float) -> EscalationState:
-        """Return the state that was last written, without that of contracts no longer served.
-
-        Args:
-            contracts: Contracts that are served from now on, by name.
-            dry_run: Names of those that run dry.
-            now: Unix time, seconds.
-        """
+        """Return the state that was last written, without that of contracts no longer served."""
         loaded = self._load(contracts)
         state = self._changed_modes(self._without_the_gone(loaded, contracts, now), contracts, dry_run, now)
         self.save(loaded, state)
@@ -101,13 +83,7 @@ class EscalationStore:
     def last_messages(
         self, contracts: Mapping[str, Contract], dry_run: frozenset[str], now: float
     ) -> Iterator[tuple[Contract, IncidentMessage]]:
-        """Yield the pending messages of alerts no longer followed, with their contract; call before `begin`.
-
-        Args:
-            contracts: Contracts that are served from now on, by name.
-            dry_run: Names of those that run dry.
-            now: Unix time, seconds.
-        """
+        """Yield the last messages of alerts no longer followed, with their contract; call before `begin`."""
         followed = contracts.keys() - dry_run
         for name, text in (self._values.load(_SERVED, dict[str, str]) or {}).items():
             if name in followed:
@@ -138,21 +114,12 @@ class EscalationStore:
         for name, policy in after.policies.items():
             if policy != before.policies.get(name):
                 self._events.save(policy, max((alert.seen for alert in policy.alerts), default=0.0))
-        self._save_each(_notifications, before.notifications, after.notifications)
-        self._save_each(_groups, before.groups, after.groups)
-        if after.decisions != before.decisions:
-            self._values.save(_DECISIONS, after.decisions)
-        if after.dry_run_decisions != before.dry_run_decisions:
-            self._values.save(_DRY_RUN_DECISIONS, after.dry_run_decisions)
-        if after.people != before.people:
-            self._values.save(_PEOPLE, after.people)
+        known = _values_of(before)
+        for name, value in _values_of(after).items():
+            if value != known.get(name):
+                self._values.save(name, value)
         for name, incidents in after.incidents.items():
             self.incidents.save(before.incidents.get(name, ()), incidents)
-
-    def _save_each(self, key: Callable[[str], str], before: Mapping[str, Any], after: Mapping[str, Any]) -> None:
-        for name, value in after.items():
-            if value != before.get(name):
-                self._values.save(key(name), value)
 
     def _load(self, contracts: Mapping[str, Contract]) -> EscalationState:
         values = self._values
@@ -218,6 +185,17 @@ class EscalationStore:
         return state
 
 
+def _values_of(state: EscalationState) -> dict[str, Any]:
+    """Values of their own, by the name that each is saved under."""
+    return {
+        _DECISIONS: state.decisions,
+        _DRY_RUN_DECISIONS: state.dry_run_decisions,
+        _PEOPLE: state.people,
+        **{_notifications(name): log for name, log in state.notifications.items()},
+        **{_groups(name): groups for name, groups in state.groups.items()},
+    }
+
+
 def _notifications(contract: str) -> str:
     return f"notifications of {contract}"
 
@@ -233,12 +211,7 @@ def ended(incident: Incident, now: float) -> Incident:
 
 
 class IncidentStore:
-    """Incidents by id.
-
-    Args:
-        connection: The state file; its owner owns the transactions.
-        keep: Incidents that are over and kept; the oldest are dropped beyond.
-    """
+    """Incidents by id; of those that are over the last `keep`."""
 
     def __init__(self, connection: sqlite3.Connection, *, keep: int = 1000) -> None:
         self._connection = connection

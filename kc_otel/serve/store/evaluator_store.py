@@ -1,7 +1,7 @@
 """The evaluator's state in SQLite: changes since the last save are written, and all of it is read at the start.
 
-Later requests are in the inbox, and are applied at the start. The store never begins or commits a transaction;
-who owns the connection does. Changes during the commit belong to the next save.
+Later requests are in the inbox, and are applied at the start. The store never begins or commits a transaction; the
+owner of the connection does. Changes during the commit belong to the next save.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import sqlite3
 from collections import defaultdict
 from collections.abc import Callable, Collection, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import asdict
+from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
@@ -23,18 +23,22 @@ from kc_otel.judge.evaluator import Evaluator
 from kc_otel.judge.facts import KernelInfo, WorstBatch
 from kc_otel.judge.fail_evidence import whole_side
 from kc_otel.judge.histograms import ExplicitHistogram
+from kc_otel.judge.plain_json import read_json, to_json
 from kc_otel.judge.points import INVALID, metric_of
 from kc_otel.judge.recorders import LastReport
 from kc_otel.judge.refused_points import RefusedSender
 from kc_otel.judge.series import LONG, SHORT, Heard, SeriesKey
 from kc_otel.judge.verdict import Cell
-from kc_otel.serve.store.histogram_codec import check_observed, decode_histogram, encode_histogram, encode_histograms
-from kc_otel.serve.store.stream_codec import (
+from kc_otel.serve.store.codecs import (
+    check_observed,
     check_stream,
     decode_evidence,
+    decode_histogram,
     decode_rows,
     decode_stream,
     encode_evidence,
+    encode_histogram,
+    encode_histograms,
     encode_rows,
     encode_stream,
 )
@@ -42,7 +46,7 @@ from kc_otel.serve.store.unit_of_work import StateError, UnitOfWork
 from kc_otel.stats import ExponentialHistogram
 from kc_otel.stats.histogram_columns import HistogramColumns
 
-SCHEMA_VERSION: Final = 10
+SCHEMA_VERSION: Final = 11
 
 _TABLES: Final = {
     "evaluator_meta": "key TEXT PRIMARY KEY, value TEXT NOT NULL",
@@ -60,15 +64,25 @@ _TABLES: Final = {
 }
 
 
+@dataclass(frozen=True, slots=True)
+class _Facts:
+    """What is known of a contract beside its numbers; `slices` and `clauses` are digests of what these measure."""
+
+    heard: list[tuple[str, str, Heard]]
+    recorders: dict[str, dict[str, LastReport]]
+    ended: dict[str, float]
+    moved: dict[str, dict[str, float]]
+    measured_on: dict[str, dict[str, dict[str, tuple[int, float]]]]
+    slices: Mapping[str, str]
+    clauses: dict[str, str]
+    refused: list[RefusedSender]
+    newest: list[tuple[str, str, str, float]]
+    kernels: list[KernelInfo]
+    examples: list[WorstBatch]
+
+
 class EvaluatorStore:
-    """Saves and restores evaluators.
-
-    Args:
-        connection: Connection to the state file. Its owner wraps `save` in a transaction.
-
-    Raises:
-        StateError: If it was written by another schema version.
-    """
+    """Saves and restores evaluators; a StateError if another schema version wrote the state."""
 
     def __init__(self, connection: sqlite3.Connection) -> None:
         self._connection = connection
@@ -80,8 +94,8 @@ class EvaluatorStore:
         self._judged_at = -math.inf
         for table, columns in _TABLES.items():
             connection.execute(f"CREATE TABLE IF NOT EXISTS {table} ({columns})")
-        connection.execute("INSERT OR IGNORE INTO evaluator_meta VALUES ('schema_version', ?)", (str(SCHEMA_VERSION),))
-        (version,) = connection.execute("SELECT value FROM evaluator_meta WHERE key = 'schema_version'").fetchone()
+        if (version := self._meta("schema_version")) is None:
+            self._save_meta("schema_version", version := str(SCHEMA_VERSION))
         if version != str(SCHEMA_VERSION):
             msg = (
                 f"the evaluator's state has schema version {version}, this program reads {SCHEMA_VERSION}; use the "
@@ -93,29 +107,32 @@ class EvaluatorStore:
     @property
     def merged(self) -> dict[str, int]:
         """Number of the last batch in the state of each shard, by its name; and `shards`, how many there are."""
-        row = self._connection.execute("SELECT value FROM evaluator_meta WHERE key = 'merged'").fetchone()
-        return dict(json.loads(row[0])) if row else {}
+        return dict(json.loads(self._meta("merged") or "{}"))
 
     def save_merged(self, merged: Mapping[str, int]) -> None:
         """Write it, in the transaction that also has `save`."""
-        self._connection.execute("INSERT OR REPLACE INTO evaluator_meta VALUES ('merged', ?)", (json.dumps(merged),))
+        self._save_meta("merged", json.dumps(merged))
+
+    def _meta(self, key: str) -> str | None:
+        row = self._connection.execute("SELECT value FROM evaluator_meta WHERE key = ?", (key,)).fetchone()
+        return None if row is None else row[0]
+
+    def _save_meta(self, key: str, value: str) -> None:
+        self._connection.execute("INSERT OR REPLACE INTO evaluator_meta VALUES (?, ?)", (key, value))
 
     def save(
         self, evaluator: Evaluator, unit: UnitOfWork, alone: Callable[[str], AbstractContextManager[None]] | None = None
     ) -> None:
         """Write what changed since the last save that lasted.
 
-        Args:
-            evaluator: The evaluator.
-            unit: The transaction.
-            alone: By a contract's name the context in which only that is written, so that its fault is not the others'.
-
-        Raises:
-            sqlite3.DatabaseError: If the database refuses.
+        `alone` gives, by a contract's name, the context in which only that is written, so that its fault is not the
+        others'.
         """
         unit.on_rollback(self._rolled_back)
         evaluator.settle()
-        self._save_judged_at(evaluator.judged_at)
+        if self._judged_at != evaluator.judged_at:
+            self._judged_at = evaluator.judged_at
+            self._save_meta("judged_at", repr(self._judged_at))
         for name, state in evaluator.states.items():
             with alone(name) if alone is not None else nullcontext():
                 unit.on_rollback(self._rolled_back)
@@ -142,25 +159,22 @@ class EvaluatorStore:
         self._judged_at = -math.inf
 
     def restore(self, evaluator: Evaluator) -> None:
-        """Read everything into an evaluator that has not taken anything yet.
+        """Read everything into an evaluator that has taken nothing yet; any error means that the database is damaged.
 
         Contracts, slices and metrics that are no longer there are left out, and deleted; so are redefined slices.
-
-        Raises:
-            ValueError, KeyError, TypeError, sqlite3.DatabaseError: If the database is damaged.
         """
-        row = self._connection.execute("SELECT value FROM evaluator_meta WHERE key = 'judged_at'").fetchone()
-        evaluator.listened(float(row[0]) if row else -math.inf)
+        served = json.dumps([*evaluator.states])
+        for table in ("streams", "rows", "series", "evidence", "most_cells", "facts"):
+            self._connection.execute(
+                f"DELETE FROM evaluator_{table} WHERE contract NOT IN (SELECT value FROM json_each(?))",  # noqa: S608 - names of tables
+                (served,),
+            )
+        evaluator.listened(float(self._meta("judged_at") or -math.inf))
         redefined, changed = self._restore_facts(evaluator)
         self._restore_series(evaluator, redefined)
         self._restore_rows(evaluator)
         self._restore_streams(evaluator)
         self._restore_evidence(evaluator, redefined, changed)
-
-    def _save_judged_at(self, at: float) -> None:
-        if self._judged_at != at:
-            self._connection.execute("INSERT OR REPLACE INTO evaluator_meta VALUES ('judged_at', ?)", (repr(at),))
-            self._judged_at = at
 
     def _save_streams(self, name: str, state: ContractState) -> None:
         kept: list[tuple[str, bytes, bytes]] = []
@@ -251,33 +265,27 @@ class EvaluatorStore:
     def _save_facts(self, name: str, evaluator: Evaluator) -> None:
         state, (kernels, examples) = evaluator.states[name], evaluator.facts[name]
         quantities = state.contract.quantity_digests
-        data = json.dumps(
-            {
-                "heard": [[*pair, heard.last, heard.gaps, heard.since] for pair, heard in state.heard.items()],
-                "ended": state.recorders.ended,
-                "moved": state.recorders.moved,
-                "measured_on": state.recorders.measured_on,
-                "recorders": state.recorders.by_version,
-                "slices": state.contract.slice_digests,
-                "clauses": {id: digest for (id, slice), digest in quantities.items() if slice == ALL},
-                "refused": [asdict(refused) for refused in state.refused.found.values()],
-                "newest": [
-                    [metric, *pair, time] for metric, pairs in state.newest.items() for pair, time in pairs.items()
-                ],
-                "kernels": [asdict(info) for info in kernels.known.values()],
-                "examples": [asdict(example) for example in examples.kept],
-            }
+        data = to_json(
+            _Facts(
+                heard=[(*pair, heard) for pair, heard in state.heard.items()],
+                recorders=state.recorders.by_version,
+                ended=state.recorders.ended,
+                moved=state.recorders.moved,
+                measured_on=state.recorders.measured_on,
+                slices=state.contract.slice_digests,
+                clauses={id: digest for (id, slice), digest in quantities.items() if slice == ALL},
+                refused=[*state.refused.found.values()],
+                newest=[(metric, *pair, at) for metric, pairs in state.newest.items() for pair, at in pairs.items()],
+                kernels=[*kernels.known.values()],
+                examples=examples.kept,
+            )
         )
         if self._facts.get(name) != data:
             self._facts[name] = data
             self._connection.execute("INSERT OR REPLACE INTO evaluator_facts VALUES (?, ?)", (name, data))
 
     def _restore_streams(self, evaluator: Evaluator) -> None:
-        names = set()
         for name, key, data in self._connection.execute("SELECT contract, stream, data FROM evaluator_streams"):
-            names.add(name)
-            if name not in evaluator.states:
-                continue
             self._saved_streams.add((name, key))
             state, stream = evaluator.states[name], check_stream(decode_stream(data))
             row = -1 if state.rows is None else state.rows.row_of.get(key, -1)
@@ -287,61 +295,49 @@ class EvaluatorStore:
                 known.writers[:0], known.times, known.forgotten = stream.writers, stream.times, stream.forgotten
             else:
                 state.streams[key] = stream
-        for name in names - evaluator.states.keys():
-            self._connection.execute("DELETE FROM evaluator_streams WHERE contract = ?", (name,))
-            self._connection.execute("DELETE FROM evaluator_facts WHERE contract = ?", (name,))
 
     def _restore_rows(self, evaluator: Evaluator) -> None:
         keys = {id: key for (_, key), id in self._ids.items()}
         for name, block, data in self._connection.execute("SELECT * FROM evaluator_rows ORDER BY block").fetchall():
-            if name in evaluator.states:
-                content = decode_rows(data)
-                series = [keys.get(id) for id in content.records["series"].tolist()]
-                evaluator.restore_rows(name, block, content, series)
-                self._saved_blocks[name].add(block)
-            else:
-                self._connection.execute("DELETE FROM evaluator_rows WHERE contract = ? AND block = ?", (name, block))
+            content = decode_rows(data)
+            series = [keys.get(id) for id in content.records["series"].tolist()]
+            evaluator.restore_rows(name, content, series)
+            self._saved_blocks[name].add(block)
 
     def _restore_series(self, evaluator: Evaluator, redefined: Collection[tuple[str, str]]) -> None:
         found: dict[int, tuple[str, SeriesKey]] = {}
         orphans = []
         for id, name, *key, newest in self._connection.execute("SELECT * FROM evaluator_series"):
-            series = SeriesKey(*key)
-            state = evaluator.states.get(name)
-            known = state is not None and (
-                metric_of(series.metric) == INVALID or series.slice in (ALL, *UNJUDGED, *PLACES, *state.contract.slices)
-            )
-            if state is None or not known or (name, series.slice) in redefined:
+            series, state = SeriesKey(*key), evaluator.states[name]
+            places = (ALL, *UNJUDGED, *PLACES, *state.contract.slices)
+            known = metric_of(series.metric) == INVALID or series.slice in places
+            if not known or (name, series.slice) in redefined:
                 orphans.append((id,))
                 continue
             found[id] = (name, series)
             self._ids[name, series] = id
             state.restored(series, newest)
-        self._connection.executemany("DELETE FROM evaluator_panes WHERE series = ?", orphans)
         self._connection.executemany("DELETE FROM evaluator_series WHERE id = ?", orphans)
-        rows = self._connection.execute("SELECT series, length, pane, width, data FROM evaluator_panes").fetchall()
+        self._connection.execute("DELETE FROM evaluator_panes WHERE series NOT IN (SELECT id FROM evaluator_series)")
+        rows = self._connection.execute("SELECT rowid, * FROM evaluator_panes").fetchall()
         held: dict[tuple[str, int, int], tuple[list[int], list[ExponentialHistogram]]] = {}
-        for id, number, pane, width, data in rows:
-            if id in found:
-                name, key = found[id]
-                state = evaluator.states[name]
-                grid = state.grids[number]
-                # A window whose length was changed has panes of another width: each goes where its middle lies.
-                index = pane if width == grid.width else grid.index((pane + 0.5) * width)
-                of_series, content = state.series[key], decode_histogram(data)
-                check_observed(content)
-                if isinstance(content, ExplicitHistogram):
-                    of_series.histories[number].put(index, content)
-                elif of_series.histories[number].accepts(content):
-                    of, parts = held.setdefault((name, number, index), ([], []))
-                    of.append(of_series.number)
-                    parts.append(content)
-                if width != grid.width:
-                    state.changed_panes.add((key, number, index))
-                    self._connection.execute(
-                        "DELETE FROM evaluator_panes WHERE series = ? AND length = ? AND pane = ?", (id, number, pane)
-                    )
-
+        for row, id, number, pane, width, data in rows:
+            name, key = found[id]
+            state = evaluator.states[name]
+            grid = state.grids[number]
+            # A window whose length was changed has panes of another width: each goes where its middle lies.
+            index = pane if width == grid.width else grid.index((pane + 0.5) * width)
+            of_series, content = state.series[key], decode_histogram(data)
+            check_observed(content)
+            if isinstance(content, ExplicitHistogram):
+                of_series.histories[number].put(index, content)
+            elif of_series.histories[number].accepts(content):
+                of, parts = held.setdefault((name, number, index), ([], []))
+                of.append(of_series.number)
+                parts.append(content)
+            if width != grid.width:
+                state.changed_panes.add((key, number, index))
+                self._connection.execute("DELETE FROM evaluator_panes WHERE rowid = ?", (row,))
         for (name, number, index), (of, parts) in held.items():
             evaluator.states[name].panes.put(number, index, of, parts)
 
@@ -349,65 +345,38 @@ class EvaluatorStore:
         self, evaluator: Evaluator, redefined: Collection[tuple[str, str]], changed: Collection[tuple[str, str]]
     ) -> None:
         """Restore the evidence against cells; delete evidence against a limit, clause or slice that has changed."""
-        for name, most in self._connection.execute("SELECT * FROM evaluator_most_cells").fetchall():
-            if name in evaluator.states:
-                evaluator.states[name].evidence.most = most
-            else:
-                self._connection.execute("DELETE FROM evaluator_most_cells WHERE contract = ?", (name,))
-        for *fields, data in self._connection.execute("SELECT * FROM evaluator_evidence").fetchall():
+        for name, most in self._connection.execute("SELECT * FROM evaluator_most_cells"):
+            evaluator.states[name].evidence.most = most
+        for row, *fields, data in self._connection.execute("SELECT rowid, * FROM evaluator_evidence").fetchall():
             cell, held = Cell(*fields), decode_evidence(data)
-            state = evaluator.states.get(cell.contract)
             other = (cell.contract, cell.slice) in redefined or (cell.contract, whole_side(cell).clause) in changed
-            if state is None or other or not state.evidence.restore(cell, held):
-                self._connection.execute(
-                    "DELETE FROM evaluator_evidence WHERE contract = ? AND clause = ? AND slice = ? "
-                    "AND kernel_train = ? AND kernel_inference = ?",
-                    fields,
-                )
+            if other or not evaluator.states[cell.contract].evidence.restore(cell, held):
+                self._connection.execute("DELETE FROM evaluator_evidence WHERE rowid = ?", (row,))
 
     def _restore_facts(self, evaluator: Evaluator) -> tuple[set[tuple[str, str]], set[tuple[str, str]]]:
         """Restore what is known beside the numbers.
 
-        Returns:
-            The contracts and slices that have been redefined since, and the contracts and clauses.
+        Returns the contracts and slices that have been redefined since, and the contracts and clauses.
         """
         redefined: set[tuple[str, str]] = set()
         changed: set[tuple[str, str]] = set()
-        for name, data in self._connection.execute("SELECT contract, data FROM evaluator_facts").fetchall():
-            if name not in evaluator.states:
-                continue
+        for name, data in self._connection.execute("SELECT contract, data FROM evaluator_facts"):
             state, (kernels, examples) = evaluator.states[name], evaluator.facts[name]
-            content = json.loads(data)
-            own = state.contract.slice_digests
-            redefined |= {(name, slice) for slice, digest in content["slices"].items() if own.get(slice) != digest}
-            measured = state.contract.quantity_digests
-            changed |= {
-                (name, id) for id, digest in content.get("clauses", {}).items() if measured.get((id, ALL)) != digest
+            facts = read_json(_Facts, data)
+            own, measured = state.contract.slice_digests, state.contract.quantity_digests
+            redefined |= {(name, slice) for slice, digest in facts.slices.items() if own.get(slice) != digest}
+            changed |= {(name, id) for id, digest in facts.clauses.items() if measured.get((id, ALL)) != digest}
+            state.heard = {(train, inference): heard for train, inference, heard in facts.heard}
+            recorders = state.recorders
+            recorders.by_version, recorders.ended, recorders.moved = facts.recorders, facts.ended, facts.moved
+            recorders.measured_on = facts.measured_on
+            state.refused.found = {
+                (refused.outcome, refused.pair, refused.sender): refused for refused in facts.refused
             }
-            state.heard = {(train, inference): Heard(*said) for train, inference, *said in content["heard"]}
-            state.recorders.ended = content["ended"]
-            state.recorders.moved = content["moved"]
-            state.recorders.measured_on = {
-                version: {
-                    sender: {slice: (total, at) for slice, (total, at) in on.items()} for sender, on in senders.items()
-                }
-                for version, senders in content["measured_on"].items()
-            }
-            state.recorders.by_version = {
-                version: {sender: LastReport.of(said) for sender, said in senders.items()}
-                for version, senders in content["recorders"].items()
-            }
-            for fields in content["refused"]:
-                refused = RefusedSender(**{**fields, "pair": tuple(fields["pair"])})
-                state.refused.found[refused.outcome, refused.pair, refused.sender] = refused
-            for metric, train, inference, time in content["newest"]:
-                state.newest.setdefault(metric, {})[train, inference] = time
-            for fields in content["kernels"]:
-                info = KernelInfo(**fields)
-                kernels.known[info.role, info.version] = info
-            for fields in content["examples"]:
-                links = tuple((trace, span) for trace, span in fields.pop("links"))
-                examples.kept.append(WorstBatch(**fields, links=links))
+            for metric, train, inference, at in facts.newest:
+                state.newest.setdefault(metric, {})[train, inference] = at
+            kernels.known.update({(info.role, info.version): info for info in facts.kernels})
+            examples.kept += facts.examples
         return redefined, changed
 
     def _id(self, name: str, key: SeriesKey) -> int:

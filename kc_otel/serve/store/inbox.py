@@ -47,11 +47,7 @@ class _Waiting:
 class Inbox:
     """Keeps requests until a snapshot has them. Use it from the event loop that the state is used on.
 
-    Args:
-        state: The state file; without one in memory.
-
-    Attributes:
-        bytes: Of bodies that no snapshot has: those that wait for the disk, and those in the inbox.
+    `bytes` counts the bodies that no snapshot has: those that wait for the disk, and those in the inbox.
     """
 
     def __init__(self, state: StateConnection) -> None:
@@ -85,18 +81,11 @@ class Inbox:
             yield at, body
 
     async def append(self, body: bytes, at: float, apply: Callable[[], T]) -> T:
-        """Keep a request, and apply it once it is on the disk.
+        """Keep a request that arrived at a Unix time, and apply it once it is on the disk.
 
-        Args:
-            body: A serialized ExportMetricsServiceRequest.
-            at: When it arrived, Unix seconds.
-            apply: Called on the event loop, in the order of the inbox, even if the caller of `append` no longer waits.
-
-        Returns:
-            The result of `apply`; its exceptions are raised.
-
-        Raises:
-            StateError: If it cannot be kept: nothing of it is in the inbox, nor applied.
+        `apply` is called on the event loop, in the order of the inbox, even if the caller no longer waits. Its result
+        is returned, its exceptions are raised. A StateError says that nothing of the request is in the inbox, nor
+        applied.
         """
         if self._waiting_bytes + len(body) > _MAX_WAITING_BYTES:
             raise InboxFullError("the disk cannot keep up with what arrives")

@@ -37,28 +37,16 @@ _TABLES = (
     "CREATE INDEX IF NOT EXISTS events_rare ON events (id) WHERE kind <> 'verdict'",
 )
 # As bytes: text that is damaged cannot be read as text.
-_NEWEST: Final = (
-    "SELECT id, at, CAST(contract AS BLOB), CAST(kind AS BLOB), CAST(data AS BLOB) FROM events"
-    " WHERE (:contract IS NULL OR contract = :contract) ORDER BY id DESC LIMIT :limit"
-)
-_NEWEST_RARE: Final = (
-    "SELECT id, at, CAST(contract AS BLOB), CAST(kind AS BLOB), CAST(data AS BLOB) FROM events INDEXED BY events_rare"
-    " WHERE kind <> 'verdict' AND (:contract IS NULL OR contract = :contract) ORDER BY id DESC LIMIT :limit"
-)
+_EVENTS: Final = "SELECT id, at, CAST(contract AS BLOB), CAST(kind AS BLOB), CAST(data AS BLOB) FROM events"
+_OF_CONTRACT: Final = "(:contract IS NULL OR contract = :contract)"
 
 
 @dataclass(frozen=True, slots=True)
 class Event:
     """Something that happened.
 
-    Attributes:
-        id: Counts up; gaps are possible, and old events are dropped.
-        at: Unix time, seconds.
-        contract: metadata.name.
-        kind: `firing` and `resolved` for alerts, `would-fire` and `would-resolve` for those of a contract that runs
-            dry; other boxes record kinds of their own, such as `resumed`; `damaged` where it cannot be read any more.
-        message: One sentence; empty where nothing was said.
-        data: JSON object with the details.
+    `kind` is `firing` or `resolved` for alerts, `would-fire` or `would-resolve` for those of a contract that runs dry,
+    `damaged` where it cannot be read any more; other boxes record kinds of their own. Ids count up; gaps are possible.
     """
 
     id: int
@@ -70,12 +58,7 @@ class Event:
 
 
 class PolicyStore:
-    """Policy states by contract, and the log of events.
-
-    Args:
-        connection: The evaluator's connection; it owns the transactions.
-        max_events: Events kept; the oldest are dropped beyond.
-    """
+    """Policy states by contract, and the log of the last `max_events` events."""
 
     def __init__(self, connection: sqlite3.Connection, *, max_events: int = 100_000) -> None:
         self._connection = connection
@@ -95,7 +78,7 @@ class PolicyStore:
         )
 
     def save(self, state: PolicyState, now: float) -> None:
-        """Keep the state; `now` is unix time, seconds."""
+        """Keep the state at a Unix time."""
         self._connection.execute(
             "INSERT INTO policy_state (contract, at, state) VALUES (?, ?, ?)"
             " ON CONFLICT (contract) DO UPDATE SET at = excluded.at, state = excluded.state",
@@ -121,8 +104,7 @@ class PolicyStore:
             transitions: In order.
             names: `kernel_names` of their contract; kernels without one are named by their fingerprints.
             incidents: Those of their contract, by `Incident.key`.
-            dry_run: Names of the contracts that run dry: their actions are logged as `would-fire` and
-                `would-resolve`.
+            dry_run: Names of the contracts that run dry: their actions are logged as `would-fire` and `would-resolve`.
             people: Silences in force; those that mute a transition are logged with it.
         """
         ids = []
@@ -154,8 +136,7 @@ class PolicyStore:
     def events(self, contract: str | None = None, after_id: int = 0, limit: int = 100) -> tuple[Event, ...]:
         """Events with ids above `after_id`, oldest first; of one contract, or of all when None."""
         rows = self._connection.execute(
-            "SELECT id, at, CAST(contract AS BLOB), CAST(kind AS BLOB), CAST(data AS BLOB) FROM events"
-            " WHERE id > :after AND (:contract IS NULL OR contract = :contract) ORDER BY id LIMIT :limit",
+            f"{_EVENTS} WHERE id > :after AND {_OF_CONTRACT} ORDER BY id LIMIT :limit",
             {"after": after_id, "contract": contract, "limit": limit},
         )
         return tuple(map(_event, rows))
@@ -165,7 +146,10 @@ class PolicyStore:
 
         Verdicts near a limit change often, and would push actions out of the list.
         """
-        rows = self._connection.execute(_NEWEST if verdicts else _NEWEST_RARE, {"contract": contract, "limit": limit})
+        where = "WHERE" if verdicts else "INDEXED BY events_rare WHERE kind <> 'verdict' AND"
+        rows = self._connection.execute(
+            f"{_EVENTS} {where} {_OF_CONTRACT} ORDER BY id DESC LIMIT :limit", {"contract": contract, "limit": limit}
+        )
         return tuple(map(_event, rows))[::-1]
 
 

@@ -35,14 +35,7 @@ _MAX_EVIDENCE_RECORDS: Final = 1000
 
 @dataclass(frozen=True, slots=True)
 class EvidenceRecord:
-    """A piece of evidence.
-
-    Attributes:
-        id: Counts up.
-        at: Unix time of the step, seconds.
-        what: The step in words.
-        record: Record that `kc-otel gate verify` checks.
-    """
+    """A piece of evidence: the step in words, when it was, and a record that `kc-otel gate verify` checks."""
 
     id: int
     at: float
@@ -51,11 +44,7 @@ class EvidenceRecord:
 
 
 class PromotionStore:
-    """Keeps promotions over restarts.
-
-    Args:
-        connection: The state file; its owner owns the transactions.
-    """
+    """Keeps promotions over restarts."""
 
     def __init__(self, connection: sqlite3.Connection) -> None:
         self._connection = connection

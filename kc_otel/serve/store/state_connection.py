@@ -34,20 +34,14 @@ _LOCK_BESIDE: Final = sys.platform != "linux"
 class StateConnection(sqlite3.Connection):
     """A connection to the state file, which it holds. Use it from one thread, and `turn` from one event loop.
 
-    Args:
-        database: Path of the file, or `:memory:`.
-        patience: How long to wait for another that holds it, seconds.
+    It waits `patience` seconds for another that holds the file, and then raises a BlockingIOError.
 
     Attributes:
         path: The file; None in memory.
+        is_committing: Whether a thread commits a turn, so that nothing else can be written.
         unit: The unit of work of the turn that is under way; None outside of one.
         join: Adds to a turn what waits for any commit, such as requests; they need none of their own then.
         commit_seconds: How long the last commit of a turn took; None before the first, and in memory.
-
-    Raises:
-        BlockingIOError: If another holds it.
-        OSError: If it cannot be opened.
-        sqlite3.Error: If it cannot be opened, or is none.
     """
 
     def __init__(self, database: str, patience: float = 0.0) -> None:
@@ -58,7 +52,7 @@ class StateConnection(sqlite3.Connection):
         self._lock = None if self.path is None else _held(self.path, time.monotonic() + patience)
         self._writer: sqlite3.Connection | None = None
         """None in memory, where no commit waits and this is the only connection."""
-        self._is_committing = self._is_closed = False
+        self.is_committing = self._is_closed = False
         self._turns = asyncio.Lock()
         self._thread = ThreadPoolExecutor(1, "kc-otel-state")  # others' work keeps no commit waiting
         options: dict[str, Any] = {"isolation_level": None, "timeout": 0.0, "check_same_thread": False}
@@ -73,24 +67,19 @@ class StateConnection(sqlite3.Connection):
             raise
 
     @property
-    def is_committing(self) -> bool:
-        """True while a thread commits a turn, so that nothing else can be written."""
-        return self._is_committing
-
-    @property
     def in_transaction(self) -> bool:
         """True if a transaction has begun."""
         return super().in_transaction if self._writer is None else self._writer.in_transaction
 
     def execute(self, sql: str, parameters: Any = (), /) -> sqlite3.Cursor:
         """Execute a statement. While a commit is under way it can only read, and reads what was committed before."""
-        if self._writer is None or self._is_committing:
+        if self._writer is None or self.is_committing:
             return super().execute(sql, parameters)
         return self._writer.execute(sql, parameters)
 
     def executemany(self, sql: str, parameters: Iterable[Any], /) -> sqlite3.Cursor:
         """Execute a statement for each of the parameters, see `execute`."""
-        if self._writer is None or self._is_committing:
+        if self._writer is None or self.is_committing:
             return super().executemany(sql, parameters)
         return self._writer.executemany(sql, parameters)
 
@@ -106,10 +95,7 @@ class StateConnection(sqlite3.Connection):
         """Run all units of work inside in one transaction; there must be no `await`.
 
         It is on the disk when this ends, and what was left with `on_commit` is done. Cancelling the caller does not
-        cancel the commit.
-
-        Raises:
-            StateError: If it cannot be written. Nothing of it is.
+        cancel the commit. A StateError says that nothing of it could be written.
         """
         await self._turns.acquire()
         unit = UnitOfWork()
@@ -129,7 +115,7 @@ class StateConnection(sqlite3.Connection):
         if self._writer is None:
             await self._end(unit)
             return
-        self._is_committing = True  # at once: nobody else sees uncommitted data
+        self.is_committing = True  # at once: nobody else sees uncommitted data
         ending = asyncio.create_task(self._end(unit))
         ending.add_done_callback(lambda done: done.cancelled() or done.exception())  # if nobody waits any more
         await asyncio.shield(ending)
@@ -167,7 +153,7 @@ class StateConnection(sqlite3.Connection):
                 try:
                     await asyncio.get_running_loop().run_in_executor(self._thread, unit.commit, self._writer)
                 finally:
-                    self._is_committing = False
+                    self.is_committing = False
                 self.commit_seconds = time.monotonic() - began
         except BaseException as error:
             unit.end(committed=False)

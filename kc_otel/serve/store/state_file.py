@@ -45,12 +45,9 @@ class DamagedStateError(StateError):
 
 
 class StatePlace:
-    """Check that a path still leads to the file that was opened.
+    """Check that a path still leads to the file that was opened; one in memory nobody can move.
 
     An evaluator whose file has been moved or replaced locks a file that no other process opens: two would act.
-
-    Args:
-        path: The state file, just opened; None for one in memory, which nobody can move.
     """
 
     def __init__(self, path: Path | None) -> None:
@@ -58,11 +55,7 @@ class StatePlace:
         self._file = None if path is None else _identity(path)
 
     def check(self) -> None:
-        """Nothing, while the file is where it was.
-
-        Raises:
-            StateError: If it is not.
-        """
+        """Raise a StateError if the file is no longer where it was."""
         if self._path is None:
             return
         try:
@@ -82,14 +75,8 @@ class StatePlace:
 def open_state(path: Path | None, *, patience: float = _LOCK_WAIT_SECONDS) -> StateConnection:
     """Open or create the state file and take its lock; None gives a database in memory.
 
-    Args:
-        path: The file.
-        patience: How long to wait for another evaluator that holds it, seconds.
-
-    Raises:
-        StateHeldError: If another evaluator holds it.
-        DamagedStateError: If the file is not a database, or not a whole one.
-        StateError: If it cannot be written.
+    It waits `patience` seconds for another evaluator that holds the file, and then raises a StateHeldError. A file that
+    is no whole database raises a DamagedStateError, one that cannot be written a StateError.
     """
     target = ":memory:" if path is None else str(path)
     try:
@@ -113,11 +100,7 @@ def open_state(path: Path | None, *, patience: float = _LOCK_WAIT_SECONDS) -> St
 
 @contextmanager
 def reading_state(connection: sqlite3.Connection) -> Iterator[None]:
-    """Raise `DamagedStateError` if a read inside meets data that no evaluator has written.
-
-    Raises:
-        DamagedStateError: If bytes are not what was written.
-    """
+    """Raise a DamagedStateError if a read inside meets data that no evaluator has written."""
     try:
         yield
     except _DAMAGE_ERRORS as error:
@@ -128,14 +111,9 @@ def reading_state(connection: sqlite3.Connection) -> Iterator[None]:
 
 
 def set_aside(path: Path, at: float) -> Path:
-    """Rename a state file and the files that belong to it, so that the next evaluator starts empty.
+    """Rename a damaged state file and the files that belong to it, so that the next evaluator starts empty.
 
-    Args:
-        path: The state file, damaged.
-        at: Unix time, seconds.
-
-    Returns:
-        Its new name: that of the file, `.damaged-` and the time in UTC.
+    Its new name is that of the file, `.damaged-` and the time in UTC.
     """
     aside = path.with_name(f"{path.name}.damaged-{datetime.fromtimestamp(at, UTC):%Y%m%dT%H%M%S}Z")
     for part in ("-wal", "-shm", ""):

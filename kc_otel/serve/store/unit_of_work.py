@@ -16,11 +16,7 @@ class StateError(Exception):
 
 
 class UnitOfWork:
-    """Actions to take in memory after the transaction has ended; made by `unit_of_work`.
-
-    Attributes:
-        error: Reason why it was not committed; None while there is none.
-    """
+    """Actions to take in memory after the transaction has ended; `error` is why it was not committed."""
 
     def __init__(self) -> None:
         self.error: BaseException | None = None
@@ -84,11 +80,8 @@ class UnitOfWork:
 def unit_of_work(connection: sqlite3.Connection) -> Iterator[UnitOfWork]:
     """Write everything inside and then apply it, or nothing of it; as a part of the turn, if there is one.
 
-    Args:
-        connection: The state. Outside of a turn of it this is a transaction by itself, and waits for the disk.
-
-    Raises:
-        StateError: If it cannot be written, a commit that the disk refuses included.
+    Outside of a turn this is a transaction by itself, and waits for the disk. A StateError says that it cannot be
+    written, a commit that the disk refuses included.
     """
     turn: UnitOfWork | None = getattr(connection, "unit", None)
     if turn is None:

@@ -17,11 +17,11 @@ from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import (
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
 from kc_otel import machine_code
-from kc_otel.judge.column_message import ColumnMessage
 from kc_otel.judge.otlp.decode import to_json
 from kc_otel.judge.otlp.request_limits import Limits
 from kc_otel.judge.otlp.signals import METRICS, TRACES
 from kc_otel.judge.otlp.sink import ColumnSink, ExportResult
+from kc_otel.judge.otlp.wire_columns import ColumnMessage
 from kc_otel.judge.points import walk
 from kc_otel.serve.access.access_file import Senders
 from kc_otel.serve.core import Core

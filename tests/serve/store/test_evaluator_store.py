@@ -15,10 +15,18 @@ from kc_otel import machine_code
 from kc_otel.judge.evaluator import Evaluator
 from kc_otel.judge.histograms import ExplicitHistogram
 from kc_otel.judge.point_streams import LatestValue, PointStream
+from kc_otel.serve.store.codecs import (
+    CodecError,
+    check_stream,
+    decode_histogram,
+    decode_rows,
+    decode_stream,
+    encode_histogram,
+    encode_histograms,
+    encode_stream,
+)
 from kc_otel.serve.store.evaluator_store import SCHEMA_VERSION, EvaluatorStore
-from kc_otel.serve.store.histogram_codec import CodecError, decode_histogram, encode_histogram, encode_histograms
 from kc_otel.serve.store.state_file import DamagedStateError, StateError, reading_state
-from kc_otel.serve.store.stream_codec import check_stream, decode_rows, decode_stream, encode_stream
 from kc_otel.serve.store.unit_of_work import UnitOfWork, unit_of_work
 from kc_otel.stats import Buckets, ExponentialHistogram
 from kc_otel.stats.histogram_columns import HistogramColumns
@@ -30,7 +38,6 @@ RNG = np.random.default_rng(5)
 
 @pytest.fixture
 def connection() -> Iterator[sqlite3.Connection]:
-    """A database in memory."""
     database = sqlite3.connect(":memory:", isolation_level=None)
     yield database
     database.close()
@@ -57,7 +64,6 @@ def script(sender: Any, merged: Any, now: float) -> list[tuple[float, Any]]:
 
 
 def written(store: EvaluatorStore, evaluator: Evaluator, connection: sqlite3.Connection) -> None:
-    """Save an evaluator, and commit."""
     with unit_of_work(connection) as unit:
         store.save(evaluator, unit)
 
@@ -76,7 +82,6 @@ def same(a: Any, b: Any) -> bool:
 
 
 def take(evaluator: Evaluator, request: Any, now: float) -> None:
-    """Take a request, as columns where the evaluator uses them."""
     columns = evaluator.columns_of(request.SerializeToString(), 1000)
     evaluator.ingest_metrics(request if columns is None else columns, now)
 
@@ -88,7 +93,6 @@ needs_machine_code = pytest.mark.skipif(not machine_code.is_available(), reason=
 @pytest.mark.parametrize("columns", [False, pytest.param(True, marks=needs_machine_code)])
 @pytest.mark.parametrize("every", [1, 3, 8])
 def test_restart_at_any_point_equals_no_restart(contract, sender, merged, now, connection, every, columns):
-    """An evaluator that is saved and restored again and again says what one that never stopped says."""
     made = contract()
     steady = restarted = Evaluator([made])
     restarted = Evaluator([made])
@@ -322,7 +326,6 @@ def test_evidence_against_a_clause_that_measures_something_else_now_is_gone(cont
 
 @pytest.mark.slow
 def test_the_file_does_not_grow_with_time(contract, sender, now, connection):
-    """Panes and streams that are no longer needed leave the database too."""
     evaluator, store = Evaluator([contract()]), EvaluatorStore(connection)
     for step in range(200):
         time = now + 60.0 * step
@@ -339,7 +342,6 @@ def test_the_file_does_not_grow_with_time(contract, sender, now, connection):
 
 
 def test_contracts_and_slices_that_are_gone_are_left_out(contract, sender, now, connection):
-    """A store that remembers more than the contracts of today is read for what is still judged."""
     evaluator, store = Evaluator([contract()]), EvaluatorStore(connection)
     for slice in ("all", "code"):
         evaluator.ingest_metrics(sender(slice=slice).request(now, [0.5]), now)
@@ -353,7 +355,6 @@ def test_contracts_and_slices_that_are_gone_are_left_out(contract, sender, now, 
 
 
 def test_windows_of_another_length_keep_their_content(contract, sender, now, connection):
-    """After a change of window lengths, what is still inside the new ones is still there."""
     evaluator, store, source = Evaluator([contract()]), EvaluatorStore(connection), sender()
     for step in range(10):
         evaluator.ingest_metrics(source.request(now + 30 * step, [0.5, 0.25]), now + 30 * step)
@@ -371,7 +372,6 @@ def test_windows_of_another_length_keep_their_content(contract, sender, now, con
 
 @pytest.mark.parametrize("version", [1, 4, 99])
 def test_another_schema_version_is_refused(connection: sqlite3.Connection, version: int) -> None:
-    """State of an older or a newer program is not guessed at."""
     EvaluatorStore(connection)
     connection.execute("UPDATE evaluator_meta SET value = ?", (str(version),))
     with pytest.raises(
@@ -414,7 +414,6 @@ finite = st.floats(allow_nan=False, allow_infinity=False)
 @settings(max_examples=200, deadline=None)
 @given(counts, counts, st.integers(-(2**31), 2**31), st.integers(-10, 20), finite, st.booleans(), st.integers(0, 2**53))
 def test_histograms_survive_encoding(positive, negative, offset, scale, total, observed, zero):
-    """Every number of a histogram comes back as it was."""
     value = ExponentialHistogram(
         scale, int(positive.sum() + negative.sum()) + zero, total, zero, Buckets(offset, positive),
         Buckets(-offset, negative), -1.5, 2.5, 2.0**-30, observed,
@@ -445,16 +444,16 @@ histograms = st.builds(
 @pytest.mark.slow
 @settings(max_examples=200, deadline=None)
 @given(st.lists(histograms, max_size=5))
-def test_many_histograms_are_encoded_as_each_of_them(values: list[ExponentialHistogram]) -> None:
-    """Columns give the same bytes, whatever widths their buckets need and whichever have none."""
+def test_many_histograms_survive_encoding(values: list[ExponentialHistogram]) -> None:
+    """Whatever widths their buckets need and whichever have none."""
     columns = HistogramColumns.of(values)
-    assert encode_histograms(columns) == [encode_histogram(histogram) for histogram in columns.objects()]
+    back = map(decode_histogram, encode_histograms(columns))
+    assert [*map(encode_histogram, back)] == [*map(encode_histogram, columns.objects())]
 
 
 @settings(max_examples=200, deadline=None)
 @given(st.binary(max_size=200))
 def test_random_bytes_are_no_state(data: bytes) -> None:
-    """Bytes are decoded or refused, never anything else."""
     for decode in (decode_histogram, decode_stream, decode_rows):
         try:
             decode(data)

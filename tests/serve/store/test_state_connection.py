@@ -183,8 +183,6 @@ def mixed(had: bytes, following: bytes, chance: random.Random) -> bytes:
 
 
 class Commits:
-    """Lets commits end one by one."""
-
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.begun, self.may_end = threading.Semaphore(0), threading.Semaphore(0)
         commit = UnitOfWork.commit

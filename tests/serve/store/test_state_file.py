@@ -16,9 +16,8 @@ from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportM
 
 from kc_otel.judge.point_streams import LatestValue, PointStream
 from kc_otel.serve.core import Core
-from kc_otel.serve.store.histogram_codec import encode_histogram
+from kc_otel.serve.store.codecs import encode_histogram, encode_stream
 from kc_otel.serve.store.state_file import DamagedStateError, open_state, set_aside
-from kc_otel.serve.store.stream_codec import encode_stream
 from kc_otel.stats import Buckets, ExponentialHistogram
 from tests.serve.conftest import contract, drift, make_core, open_file
 

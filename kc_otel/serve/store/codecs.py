@@ -1,11 +1,14 @@
-"""Streams, rows of streams and evidence as bytes, for the store; histograms as `histogram_codec` has them."""
+"""Histograms, streams, rows of streams and evidence as bytes, for the store: little-endian.
+
+Counts are in integers that just hold them. Decoding raises a `CodecError` for bytes that no encoder here has written.
+"""
 
 from __future__ import annotations
 
 import math
 import struct
 from itertools import pairwise
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,17 +17,28 @@ from kc_otel.judge.columns.fold import ROW, SIDE
 from kc_otel.judge.columns.stream_rows import BLOCK, RowContent
 from kc_otel.judge.fail_evidence import HeldEvidence
 from kc_otel.judge.fault_end import Fault, Recovery
+from kc_otel.judge.histograms import ExplicitHistogram, Histogram
 from kc_otel.judge.mean_test import MeanTest
 from kc_otel.judge.point_streams import LatestValue, PointStream
-from kc_otel.serve.store.histogram_codec import (
-    WIDTHS,
-    CodecError,
-    can_be_observed,
-    check_observed,
-    decode_histogram,
-    encode_histogram,
-)
+from kc_otel.stats import Buckets, ExponentialHistogram
+from kc_otel.stats.histogram_columns import HistogramColumns, SideColumns
 
+_EXPONENTIAL: Final = np.dtype(
+    [("kind", "u1"), ("scale", "i1"), ("observed", "u1")]
+    + [(name, "<f8") for name in ("sum", "minimum", "maximum", "zero_threshold")]
+    + [(name, "<i8") for name in ("count", "zero_count")]
+)
+_RUN: Final = np.dtype([("width", "S1"), ("offset", "<i8"), ("size", "<u4")])
+_EXPLICIT: Final = struct.Struct("<BB3dI")
+_WIDTHS: Final[dict[bytes, np.dtype[Any]]] = {
+    b"1": np.dtype("<u1"),
+    b"2": np.dtype("<u2"),
+    b"4": np.dtype("<u4"),
+    b"8": np.dtype("<i8"),
+}
+_SCALES: Final = range(-16, 21)
+_LEAST_EXPONENT, _MOST_EXPONENT = -1080.0, 512.0
+"""Binary exponents of what `points` lets be observed; coarser buckets reach beyond by less than one of them."""
 _STREAM: Final = struct.Struct("<dqBH")
 _TEST: Final = struct.Struct("<5d")
 _HELD_EVIDENCE: Final = struct.Struct("<dqB??II")
@@ -39,12 +53,113 @@ _REALS: Final = (
     "heard",
 )
 _ROW: Final = np.dtype(
-    [("place", "u1"), ("name", "u1", 16), ("scale", "i1")]
+    [("name", "u1", 16), ("scale", "i1")]
     + [(name, "<u2") for name in _SIZES]
     + [(name, "<i8") for name in _NUMBERS]
     + [(name, "<f8") for name in _REALS]
 )
 """Fields of a row that are saved."""
+
+
+class CodecError(ValueError):
+    """Bytes that no encoder here has written."""
+
+
+def encode_histogram(histogram: Histogram) -> bytes:
+    """A histogram as bytes."""
+    maximum, observed = histogram.maximum, histogram.maximum_observed
+    if isinstance(histogram, ExplicitHistogram):
+        head = _EXPLICIT.pack(1, observed, histogram.sum, histogram.minimum, maximum, len(histogram.edges))
+        return head + np.array(histogram.edges, dtype="<f8").tobytes() + _encode_run(Buckets(0, histogram.counts))
+    numbers = histogram.sum, histogram.minimum, maximum, histogram.zero_threshold, histogram.count, histogram.zero_count
+    head = np.array([(0, histogram.scale, observed, *numbers)], _EXPONENTIAL).tobytes()
+    return head + _encode_run(histogram.positive) + _encode_run(histogram.negative)
+
+
+def encode_histograms(columns: HistogramColumns) -> list[bytes]:
+    """Exponential histograms as bytes, each for `decode_histogram`."""
+    heads = np.zeros(len(columns), _EXPONENTIAL)
+    for name in ("scale", "observed", "sum", "minimum", "maximum", "zero_threshold", "count", "zero_count"):
+        heads[name] = getattr(columns, name)
+    sides = zip(_records(heads), _encode_runs(columns.positive), _encode_runs(columns.negative), strict=True)
+    return [b"".join(parts) for parts in sides]
+
+
+def decode_histogram(data: bytes) -> Histogram:
+    """A histogram from its bytes."""
+    try:
+        if data[0]:
+            _, observed, total, minimum, maximum, size = _EXPLICIT.unpack_from(data)
+            edges = tuple(np.frombuffer(data, "<f8", size, _EXPLICIT.size).tolist())
+            run, _ = _decode_run(data, _EXPLICIT.size + 8 * size)
+            return ExplicitHistogram(edges, run.counts, total, minimum, maximum, bool(observed))
+        [head] = np.frombuffer(data, _EXPONENTIAL, 1).tolist()
+        _, scale, observed, total, minimum, maximum, threshold, count, zero_count = head
+        positive, at = _decode_run(data, _EXPONENTIAL.itemsize)
+        negative, _ = _decode_run(data, at)
+    except (struct.error, IndexError, KeyError, ValueError) as error:
+        raise CodecError(f"not a histogram: {error}") from None
+    return ExponentialHistogram(
+        scale, count, total, zero_count, positive, negative, minimum, maximum, threshold, bool(observed)
+    )
+
+
+def check_observed(histogram: Histogram) -> None:
+    """Raise a CodecError if there are buckets where nothing can have been observed.
+
+    Added up with others, they would be an array of every bucket between.
+    """
+    if not isinstance(histogram, ExponentialHistogram):
+        return
+    for side in (histogram.positive, histogram.negative):
+        if not can_be_observed(*(np.array(number) for number in (histogram.scale, side.offset, side.counts.size))):
+            raise CodecError(f"not a histogram: bucket {side.offset} at scale {histogram.scale}")
+
+
+def can_be_observed(scale: NDArray[np.int64], offset: NDArray[np.int64], size: NDArray[np.int64]) -> NDArray[np.bool_]:
+    """Return whether something can be in so many buckets from an offset on, of each."""
+    base = 2.0**-scale
+    within = (_LEAST_EXPONENT - base <= offset * base) & ((offset + size) * base <= _MOST_EXPONENT + base)
+    found: NDArray[np.bool_] = (_SCALES.start <= scale) & (scale < _SCALES.stop) & ((size == 0) | within)
+    return found
+
+
+def _encode_run(side: Buckets) -> bytes:
+    counts = _packed(side.counts)
+    head = np.array([(_width_of(counts), side.offset, counts.size)], _RUN)
+    return head.tobytes() + counts.tobytes()
+
+
+def _encode_runs(side: SideColumns) -> list[bytes]:
+    """Buckets of many; all counts are as wide as the columns have them."""
+    heads = np.zeros(side.size.size, _RUN)
+    heads["width"], heads["size"], heads["offset"] = _width_of(side.counts), side.size, side.offset * (side.size > 0)
+    whole, width = side.counts.astype(_WIDTHS[_width_of(side.counts)]).tobytes(), side.counts.itemsize
+    begins, ends = (side.begins * width).tolist(), ((side.begins + side.size) * width).tolist()
+    return [head + whole[begin:end] for head, begin, end in zip(_records(heads), begins, ends, strict=True)]
+
+
+def _packed(counts: NDArray[np.integer]) -> NDArray[np.integer]:
+    """Counts in as few bytes each as the largest needs."""
+    largest = int(counts.max(initial=0))
+    return counts.astype(next(width for width in _WIDTHS.values() if largest <= np.iinfo(width).max))
+
+
+def _width_of(counts: NDArray[np.integer]) -> bytes:
+    return str(counts.itemsize).encode()
+
+
+def _records(records: NDArray[Any]) -> list[bytes]:
+    """The bytes of each record."""
+    data, size = records.tobytes(), records.dtype.itemsize
+    return [data[at : at + size] for at in range(0, len(data), size)]
+
+
+def _decode_run(data: bytes, at: int) -> tuple[Buckets, int]:
+    [(width, offset, size)] = np.frombuffer(data, _RUN, 1, at).tolist()
+    start = at + _RUN.itemsize
+    counts = np.frombuffer(data, _WIDTHS[width], size, start).astype(np.int64)
+    return Buckets(offset, counts), start + size * _WIDTHS[width].itemsize
 
 
 def encode_stream(stream: PointStream) -> bytes:
@@ -62,11 +177,7 @@ def encode_stream(stream: PointStream) -> bytes:
 
 
 def decode_stream(data: bytes) -> PointStream:
-    """A stream from its bytes.
-
-    Raises:
-        CodecError: If they are not those of a stream.
-    """
+    """A stream from its bytes."""
     try:
         heard, forgotten, writers, times = _STREAM.unpack_from(data)
         at = _STREAM.size + 8 * times
@@ -85,11 +196,7 @@ def decode_stream(data: bytes) -> PointStream:
 
 
 def check_stream(stream: PointStream) -> PointStream:
-    """A stream, once it is seen that it can be one.
-
-    Raises:
-        CodecError: If it holds what nobody can have observed.
-    """
+    """A stream; a CodecError if it holds what nobody can have observed."""
     for last in stream.writers:
         for histogram in (last.histogram, last.doubted):
             if histogram is not None:
@@ -106,7 +213,6 @@ def encode_rows(blocks: NDArray[np.int64], rows: NDArray[np.int64], content: Row
         content: Of the rows of all blocks together; `series` is the id that the store gives the series.
     """
     kept = np.zeros(rows.size, _ROW)
-    kept["place"] = content.places
     kept["name"] = np.frombuffer(b"".join(content.names), np.uint8).reshape(-1, 16)
     for name in ("scale", *_SIZES, *_NUMBERS, *_REALS):
         kept[name] = content.records[name]
@@ -115,33 +221,27 @@ def encode_rows(blocks: NDArray[np.int64], rows: NDArray[np.int64], content: Row
     ends = np.concatenate([[0], np.cumsum(sizes)])
     found = []
     for first, last in pairwise(begins):
-        counts = content.counts[ends[first] : ends[last]]
-        largest = int(counts.max(initial=0))
-        code = next(code for code, width in WIDTHS.items() if largest <= np.iinfo(width).max)
-        parts = _BLOCK.pack(code, last - first), kept[first:last].tobytes(), counts.astype(WIDTHS[code]).tobytes()
+        counts = _packed(content.counts[ends[first] : ends[last]])
+        parts = _BLOCK.pack(_width_of(counts), last - first), kept[first:last].tobytes(), counts.tobytes()
         found.append(b"".join(parts) if first < last else b"")
     return found
 
 
 def decode_rows(data: bytes) -> RowContent:
-    """A block of rows from its bytes.
-
-    Raises:
-        CodecError: If they are not those of rows, or hold what nobody can have observed.
-    """
+    """A block of rows from its bytes; a CodecError also if they hold what nobody can have observed."""
     try:
         code, size = _BLOCK.unpack_from(data)
         kept = np.frombuffer(data, _ROW, size, _BLOCK.size)
-        counts = np.frombuffer(data, WIDTHS[code], offset=_BLOCK.size + kept.nbytes).astype(np.int64)
+        counts = np.frombuffer(data, _WIDTHS[code], offset=_BLOCK.size + kept.nbytes).astype(np.int64)
     except (struct.error, ValueError, KeyError) as error:
         raise CodecError(f"not rows of streams: {error}") from None
-    records, places = np.zeros(size, ROW), kept["place"].astype(np.int64)
+    records = np.zeros(size, ROW)
     for name in ("scale", *_SIZES, *_NUMBERS, *_REALS):
         records[name] = kept[name]
     sizes = np.column_stack([records[name] for name in _SIZES])
     begins = np.cumsum(sizes) - sizes.reshape(-1)
-    fits = size and sizes.sum() == counts.size and sizes.max() <= SIDE and places[-1] < BLOCK
-    if not fits or (np.diff(places) <= 0).any() or counts.min(initial=0) < 0 or (records["zero_count"] < 0).any():
+    fits = size and sizes.sum() == counts.size and sizes.max() <= SIDE
+    if not fits or counts.min(initial=0) < 0 or (records["zero_count"] < 0).any():
         raise CodecError("not rows of streams: their numbers do not fit together")
     totals = np.add.reduceat(np.append(counts, 0), begins).reshape(-1, 2) * (sizes > 0)
     if (totals.sum(axis=1) + records["zero_count"] != records["count"]).any():
@@ -150,7 +250,7 @@ def decode_rows(data: bytes) -> RowContent:
         offset, number = records[f"{side}_offset"], records[f"{side}_size"]
         if not can_be_observed(records["scale"], offset, number).all():
             raise CodecError("not rows of streams: buckets are where nothing can be observed")
-    return RowContent(records, places, [name.tobytes() for name in kept["name"]], counts)
+    return RowContent(records, [name.tobytes() for name in kept["name"]], counts)
 
 
 def encode_evidence(held: HeldEvidence) -> bytes:
@@ -171,11 +271,7 @@ def encode_evidence(held: HeldEvidence) -> bytes:
 
 
 def decode_evidence(data: bytes) -> HeldEvidence:
-    """Decode the evidence against a cell from its bytes.
-
-    Raises:
-        CodecError: If they are not those of evidence.
-    """
+    """Decode the evidence against a cell from its bytes."""
     try:
         limit, low, cap, above, top = _TEST.unpack_from(data)
         peak, pane, size, failing, ended, rest, more = _HELD_EVIDENCE.unpack_from(data, _TEST.size)

@@ -1,4 +1,4 @@
-"""The drift of the expected reward: its two sides hold for every pair of kernels, and their intervals cover."""
+"""The drift of the expected reward: sides hold for every pair of kernels, intervals and limits cover, budgets too."""
 
 from __future__ import annotations
 
@@ -9,9 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from examples.rl_bias.gradient_bounds import gradient_bias
+from examples.rl_bias.known_bounds import gradient_bias_from_ratio
+from examples.rl_bias.sequence_bounds import sequence_tv
 from kc_otel.record.telemetry.buckets import slots
-from kc_otel.stats import Binned
-from kc_otel.stats.reward_intervals import reward_drift_bounds, reward_drift_interval, reward_sides
+from kc_otel.stats import Binned, estimated_reward_drift, rewards
+from kc_otel.stats.rewards import reward_drift_bounds, reward_drift_interval, reward_sides
 
 
 def policies(rng, spread, size=50):
@@ -35,10 +38,10 @@ def test_the_sides_bound_the_drift_whatever_the_supports(seed, spread, lost):
     p, q = policies(rng, spread)
     q[sorted(lost)] = 0.0
     q /= q.sum()
-    rewards = rng.uniform(-2.0, 3.0, q.size)
+    reward = rng.uniform(-2.0, 3.0, q.size)
     there = q > 0.0
-    above, below = reward_sides(np.log(p[there] / q[there]), rewards[there], (-2.0, 3.0)) @ q[there]
-    drift = float((p - q) @ rewards) / 5.0
+    above, below = reward_sides(np.log(p[there] / q[there]), reward[there], (-2.0, 3.0)) @ q[there]
+    drift = float((p - q) @ reward) / 5.0
     assert above >= drift - 1e-12
     assert below >= -drift - 1e-12
     if not lost:
@@ -68,7 +71,6 @@ def test_intervals_miss_no_more_often_than_they_say(spread, lost, anytime):
 
 @given(st.lists(st.tuples(st.floats(-5, 3), st.floats(0, 1)), min_size=1, max_size=40))
 def test_a_histogram_is_never_bolder_than_its_values(sequences):
-    """What buckets leave open makes the bounds wider, never narrower."""
     sides = reward_sides(*map(np.array, zip(*sequences, strict=True)), (0.0, 1.0))
     exact = reward_drift_bounds(*map(Binned.of_samples, sides), alpha_lower=0.05, alpha_upper=0.05)
     binned = reward_drift_bounds(*map(histogram, sides), alpha_lower=0.05, alpha_upper=0.05)
@@ -126,3 +128,74 @@ def test_from_below_each_sign_has_half_of_the_error_probability():
     assert found.lower == pytest.approx(max(half[0], -half[1]))
     assert 0.0 < found.lower < max(whole[0], -whole[1])
     assert found.upper == pytest.approx(max(whole[1], -whole[0]))
+
+
+def drawn(seed, prompts=200, rollouts=8):
+    """Prompts that are easier or harder, answers good or bad of which the good ones became a tenth likelier.
+
+    Of a prompt with chance p of a good answer the training kernel has p (1 + 0.1 (1 - p)); the truth follows.
+    """
+    rng = np.random.default_rng(seed)
+    easy = rng.random(prompts)
+    prompt = np.repeat(np.arange(prompts), rollouts)
+    good = rng.random(prompt.size) < easy[prompt]
+    up, down = 1.0 + 0.1 * (1.0 - easy), 1.0 - 0.1 * easy
+    ratio = np.where(good, up[prompt], down[prompt])
+    return np.log(ratio), good.astype(float), prompt, 0.1 / 6.0  # E[p (1 - p)] = 1 / 6
+
+
+def test_its_limits_hold_the_truth_as_often_as_they_say():
+    """At 90 %, in 60 runs; and the mean of the estimates is the truth."""
+    held, found = 0, []
+    for seed in range(60):
+        log_ratio, reward, prompt, truth = drawn(seed)
+        estimate = estimated_reward_drift(log_ratio, reward, prompt, confidence=0.9)
+        held += estimate.lower <= truth <= estimate.upper
+        found.append(estimate.drift)
+    assert held >= 47
+    assert np.mean(found) == pytest.approx(truth, rel=0.05)
+
+
+def test_it_is_narrower_than_what_assumes_nothing():
+    """On the same sequences, at the same confidence."""
+    log_ratio, reward, prompt, _ = drawn(1)
+    estimate = estimated_reward_drift(log_ratio, reward, prompt)
+    sides = map(Binned.of_samples, reward_sides(log_ratio, reward, (0.0, 1.0)))
+    low, high = reward_drift_bounds(*sides, alpha_lower=0.005, alpha_upper=0.005)
+    assert estimate.upper - estimate.lower < (high - low) / 1.5
+    assert "large sample" in str(estimate)
+
+
+def test_a_baseline_does_not_depend_on_its_own_sequence():
+    """The mean of the others, in numbers; a prompt with one rollout, and a reward that is missing, are left out."""
+    log_ratio = np.log([1.5, 0.5, 1.0, 1.2, 1.0, 1.1, 0.9])
+    reward = np.array([1.0, 0.0, 0.0, 1.0, 5.0, 1.0, np.nan])
+    found = estimated_reward_drift(log_ratio, reward, ["a", "a", "b", "b", "c", "b", "b"])
+    first = (0.5 * (1.0 - 0.0) + -0.5 * (0.0 - 1.0)) / 2
+    second = (0.0 * (0.0 - 1.0) + 0.2 * (1.0 - 0.5) + 0.1 * (1.0 - 0.5)) / 3
+    assert (found.drift, found.prompts) == (pytest.approx((first + second) / 2), 2)
+
+
+@given(st.floats(0.0, 0.99), st.integers(1, 10_000))
+def test_budgets_invert_the_chain(budget, horizon):
+    tv = rewards.tv_for_reward_budget(2 * budget, (-1.0, 1.0))
+    assert tv == pytest.approx(budget)
+    mean = rewards.mean_token_tv_for_sequence_tv(tv, horizon)
+    assert sequence_tv(horizon, token_tv_mean=mean).value == pytest.approx(tv)
+    kl = rewards.token_kl_for_sequence_tv(tv, horizon)
+    assert sequence_tv(horizon, token_kl_mean=kl.value).value == pytest.approx(tv, rel=1e-6, abs=1e-9)
+    assert rewards.token_kl_for_sequence_tv(0.95, 10).name == "Bretagnolle-Huber"
+
+
+@given(st.integers(1, 5000), st.floats(0.0, 5.0))
+def test_total_variation_is_never_worse_than_the_ratios_worst_case(horizon, lam):
+    """From one log-ratio or ratio range, the bound through total variation is at most (exp(T lam) - 1) for every T."""
+    norms = {"advantage_max": 3.0, "sequence_score_norm": 2.0}
+    for facts in ({"log_ratio": lam}, {"ratio_deviation": lam}):
+        worst = gradient_bias_from_ratio(horizon, **facts, **norms).value
+        assert gradient_bias(horizon, **facts, **norms).value <= worst * (1 + 1e-9)
+
+
+def test_a_budget_as_wide_as_the_range_allows_everything():
+    assert rewards.tv_for_reward_budget(3.0, (0.0, 1.0)) == 1.0
+    assert rewards.token_kl_for_sequence_tv(1.0, 100).value == math.inf
