@@ -17,14 +17,21 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kc_otel.contract.clause import Clause
-from kc_otel.judge.assumptions import measurable
-from kc_otel.judge.cells import Current, Place, SilentPairs, assumption_broken, current, places
+from kc_otel.judge.cells import (
+    Current,
+    Place,
+    SilentPairs,
+    assumption_broken,
+    current,
+    not_sampled,
+    places,
+)
 from kc_otel.judge.contract_state import ContractState
 from kc_otel.judge.fail_evidence import SHARE_DIGITS
-from kc_otel.judge.histograms import union
+from kc_otel.judge.histograms import Histogram, union
 from kc_otel.judge.panes import WindowContent
-from kc_otel.judge.series import LONG, SHORT, Listening
-from kc_otel.judge.statistics import intervals_of_rows
+from kc_otel.judge.series import LONG, SHORT, Listening, SeriesKey
+from kc_otel.judge.statistics import intervals_of_rows, measurable
 from kc_otel.judge.verdict import Cell, Status, Verdict
 from kc_otel.judge.verdicts import Alarm, Evidence, JudgedWindow, Terms, Window, verdict_of
 from kc_otel.judge.window_rows import WindowState
@@ -112,6 +119,7 @@ class CellColumns:
     def __init__(self, state: ContractState) -> None:
         self._state = state
         self._cells: dict[str, _ClauseCells] = {}
+        self._not_sampled: dict[SeriesKey, tuple[Histogram | None, str]] = {}
         self._alpha = (1.0 - state.contract.observability.confidence) / 2.0
 
     def judge(self, now: float, listening: Listening) -> Judged:
@@ -146,7 +154,7 @@ class CellColumns:
         """Every cell, and those that are judged alike, with where the cells of their clause begin."""
         everything: list[Place] = []
         groups: list[tuple[int, _Group]] = []
-        silence = SilentPairs(self._state, now, listening)
+        silence = SilentPairs(self._state, now, listening, not_sampled(self._state, self._not_sampled, now))
         for clause in self._state.contract.clauses:
             of = current(self._state, clause, silence)
             cells = self._cells.get(clause.id)

@@ -27,7 +27,6 @@ from kc_otel.contract.model import Contract
 from kc_otel.contract.slices import ALL, OTHER
 from kc_otel.judge.fail_evidence import FailEvidence
 from kc_otel.judge.histograms import ExplicitHistogram, Histogram, layout, union
-from kc_otel.judge.input_faults import InputFaults
 from kc_otel.judge.panes import PaneColumns
 from kc_otel.judge.point_streams import Horizon, PointStream
 from kc_otel.judge.points import INVALID, Point, invalid_on, metric_of
@@ -154,7 +153,6 @@ class ContractState:
         metrics: Names of the metrics that clauses are computed from, by the clause's id.
         unjudged: Series that clauses are about and that found no room, by the Unix time in seconds of their last point.
         timely: Seconds up to which a point may be old when it comes: the short window has it.
-        input_faults: Observations that are no sample of the inference kernel.
         refused: Points that are not judged.
     """
 
@@ -191,7 +189,6 @@ class ContractState:
         self._window = contract.observability.window
         self.timely = self.grids[SHORT].timely
         self.refused = RefusedPoints(max(self._window, _MIN_MISSING_SECONDS))
-        self.input_faults = InputFaults()
         self._heartbeat = contract.observability.heartbeat
         self._long = max(contract.observability.long_window, self._window)
         self._renewed = self._long - self.grids[LONG].width

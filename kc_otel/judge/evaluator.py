@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import logging
 import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -17,18 +18,15 @@ from kc_otel.contract.model import Contract
 from kc_otel.contract.registry.clause_metrics import DERIVED
 from kc_otel.contract.slices import ALL, PLACES, UNJUDGED, Scalar
 from kc_otel.contract.words import FAILS_CHECKS, listed
-from kc_otel.judge.assumptions import sampling_notes
 from kc_otel.judge.causes import causes_of, drift_by_place
 from kc_otel.judge.cell_columns import CellColumns, Verdicts
-from kc_otel.judge.cells import Place, evidence_of
+from kc_otel.judge.cells import Place, evidence_of, sampling_notes, too_many
 from kc_otel.judge.column_message import ColumnMessage
 from kc_otel.judge.columns.stream_columns import StreamColumns
 from kc_otel.judge.columns.stream_rows import RowContent
 from kc_otel.judge.contract_state import ContractState
 from kc_otel.judge.facts import KernelInfo, KernelVersions, WorstBatch, WorstBatches, examples_in
-from kc_otel.judge.faults import Faults, decide_apart, unjudged
 from kc_otel.judge.histograms import ExplicitHistogram, Histogram
-from kc_otel.judge.input_faults import too_many
 from kc_otel.judge.otlp.sink import ExportResult
 from kc_otel.judge.point_streams import Horizon, PointStream
 from kc_otel.judge.points import (
@@ -49,9 +47,10 @@ from kc_otel.judge.refused_points import OUTCOME_SENTENCES, Missing, missing, se
 from kc_otel.judge.series import Listening, Pair, Series, SeriesKey
 from kc_otel.judge.statistics import metric_name
 from kc_otel.judge.verdict import Causes, Cell, Evaluation, Status, Verdict
-from kc_otel.judge.verdicts import Evidence, Memo, decide
+from kc_otel.judge.verdicts import Evidence, Memo, decide, decide_apart, said_of, unjudged
 from kc_otel.stats import Binned, ExponentialHistogram, Interval
 
+_log: Final = logging.getLogger(__name__)
 _REJECTED: Final = frozenset(
     {
         "malformed",
@@ -83,6 +82,47 @@ _MAX_PAIRS: Final = 256
 
 class _RefusedError(Exception):
     """A point that has no place here: (outcome, message for the sender)."""
+
+
+class Faults:
+    """Current failures, by contract: the others go on. Each is logged when it begins and ends, and counted each time.
+
+    The empty name is for failures of no single contract.
+    """
+
+    def __init__(self) -> None:
+        self.counts: Counter[str] = Counter()
+        self._present: dict[tuple[str, str], tuple[object, str]] = {}
+
+    @property
+    def present(self) -> Mapping[str, str]:
+        """Current failures in words, by the contract's name."""
+        found: dict[str, str] = {}
+        for (contract, _), (_, sentence) in sorted(self._present.items()):
+            found[contract] = f"{found[contract]}; {sentence}" if contract in found else sentence
+        return found
+
+    def fails(self, contract: str, stage: str) -> bool:
+        """Return whether a stage of the tick fails now."""
+        return (contract, stage) in self._present
+
+    def report(self, contract: str, stage: str, errors: Mapping[str, Exception]) -> None:
+        """Say what failed in a stage of the tick, by where; nothing when all went well."""
+        of = f"contract {contract}: {stage}" if contract else stage
+        before = self._present.pop((contract, stage), None)
+        if not errors:
+            if before is not None:
+                _log.warning("%s works again", of)
+            return
+        self.counts[contract] += len(errors)
+        where, error = next(iter(errors.items()))
+        more = f"; and {len(errors) - 1} more" if len(errors) > 1 else ""
+        sentence = f"{stage} fails for {where}: {said_of(error)}{more}"
+        kind = [(place, type(raised)) for place, raised in errors.items()]
+        self._present[contract, stage] = (kind, sentence)
+        if before is None or before[0] != kind:
+            prefix = f"contract {contract}: " if contract else ""
+            _log.error("%s%s; all else goes on, further ones are only counted", prefix, sentence, exc_info=error)
 
 
 class SeriesId(NamedTuple):

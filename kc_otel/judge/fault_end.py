@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kc_otel.judge.histograms import Histogram, layout, union
-from kc_otel.judge.mean_test import MeanTest
+from kc_otel.judge.statistics import MeanTest
 from kc_otel.stats import Binned, capped_mean_interval
 
 Floats = NDArray[np.float64]

@@ -21,8 +21,7 @@ from kc_otel.contract.model import Contract
 from kc_otel.contract.registry.clause_metrics import DERIVED, Unit
 from kc_otel.contract.slices import ALL
 from kc_otel.contract.units import format_duration
-from kc_otel.judge.mean_test import mean_test
-from kc_otel.judge.statistics import clause_interval, samples_needed
+from kc_otel.judge.statistics import clause_interval, mean_test, samples_needed
 from kc_otel.stats import Binned
 
 TRUTHS: Final = (0.5, 0.8, 2.0)

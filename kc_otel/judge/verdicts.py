@@ -24,7 +24,6 @@ from kc_otel.contract.clause import About, Clause
 from kc_otel.contract.model import Contract
 from kc_otel.contract.registry.clause_metrics import QUANTITIES, Unit
 from kc_otel.contract.units import format_duration
-from kc_otel.judge.input_faults import INVALID_INPUT
 from kc_otel.judge.sample_sizes import rounded
 from kc_otel.judge.statistics import clause_interval, samples_needed
 from kc_otel.judge.verdict import Cell, Status, Verdict
@@ -33,12 +32,16 @@ from kc_otel.stats import Binned, Interval, holm
 Window = Literal["short", "long"]
 _NAMED_UNITS: Final = frozenset({Unit.SEQUENCE, Unit.PROMPT, Unit.STEP})
 """Units that sentences name; other observations are samples."""
+INVALID_INPUT: Final = "INVALID INPUT"
+"""First words of the reason of a cell that input is no sample for."""
 _MEMO_INTERVALS: Final = 4
 """Intervals per cell that a memo keeps: two windows, and as many of cells that are gone."""
 _DISTANCES: Final = frozenset(
     key for key, quantity in QUANTITIES.items() if quantity.low == 0.0 and key not in {"ratio", "geometric_ratio"}
 ) - {"weights_lag", "updates_rounded_away"}
 """Metrics that are 0 where the two kernels agree, and above 0 where they differ."""
+_MAX_QUOTED_CHARACTERS: Final = 200
+"""Characters of an exception's message that are said."""
 _SIZE_FACTOR: Final = 4
 """Times as many observations for which an interval is computed to see how it narrows."""
 _SLOW_NARROWING: Final = 0.75
@@ -526,3 +529,47 @@ def _samples_to_decide(contract: Contract, case: JudgedWindow, alpha: float) -> 
     x = (a + math.sqrt(a * a + 4.0 * b * gap)) / (2.0 * gap)
     more = n * (x * x - 1.0)
     return more if 0 < more < 1e12 else None
+
+
+def said_of(error: Exception) -> str:
+    """An exception in a few words."""
+    return f"{type(error).__name__}: {error}"[:_MAX_QUOTED_CHARACTERS]
+
+
+def unjudged(item: Evidence, error: Exception) -> Evidence:
+    """A cell that cannot be judged."""
+    return replace(item, absence=f"not judged: the evaluator failed ({said_of(error)}); its log has the cause")
+
+
+def place_of(cell: Cell) -> str:
+    """A cell in words."""
+    kernels = " -> ".join(filter(None, (cell.kernel_train, cell.kernel_inference)))
+    return f"clause {cell.clause} on slice {cell.slice}" + (f" of {kernels}" if kernels else "")
+
+
+def decide_apart(
+    contract: Contract, evidence: Sequence[Evidence], now: float, memo: Memo
+) -> tuple[tuple[Verdict, ...], dict[str, Exception]]:
+    """`decide`, without the cells for which it fails: these are NO_DATA.
+
+    Returns:
+        A verdict for every cell, and what failed, by where.
+
+    Raises:
+        Exception: If what fails is no single cell's.
+    """
+    try:
+        return decide(contract, evidence, now, memo), {}
+    except Exception:  # noqa: BLE001 - the cause is found below, and the caller reports it
+        memo.clear()
+    errors: dict[str, Exception] = {}
+    sound = []
+    for item in evidence:
+        try:
+            decide(contract, [item], now)
+        except Exception as error:  # noqa: BLE001 - whatever it is, the other cells are judged
+            errors[place_of(item.cell)] = error
+            sound.append(unjudged(item, error))
+        else:
+            sound.append(item)
+    return decide(contract, sound, now), errors

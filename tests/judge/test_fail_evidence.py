@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from kc_otel.contract.bucket_layouts import ZERO_THRESHOLD
 from kc_otel.judge.fail_evidence import FailEvidence
 from kc_otel.judge.histograms import ExplicitHistogram
-from kc_otel.judge.mean_test import MeanTest, mean_test
 from kc_otel.judge.series import SeriesKey
+from kc_otel.judge.statistics import MeanTest, mean_test
 from kc_otel.judge.verdict import Cell
 from kc_otel.stats import Buckets, ExponentialHistogram
 from kc_otel.stats.histogram_rows import rows_of

@@ -9,7 +9,7 @@ import pytest
 
 from kc_otel.judge.fail_evidence import HeldEvidence
 from kc_otel.judge.fault_end import Fault
-from kc_otel.judge.mean_test import MeanTest
+from kc_otel.judge.statistics import MeanTest
 from kc_otel.record.telemetry.buckets import cells
 from kc_otel.record.telemetry.moments import QuantityStream
 from kc_otel.serve.store.stream_codec import decode_evidence, encode_evidence

@@ -7,8 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from kc_otel.judge.escalation.alert_lifecycle import advance
-from kc_otel.judge.escalation.alerts import PolicyState, What
+from kc_otel.judge.escalation.alerts import PolicyState, What, advance
 from kc_otel.judge.evaluator import Evaluator
 from kc_otel.judge.verdict import Status
 from kc_otel.stats.surplus import is_surplus

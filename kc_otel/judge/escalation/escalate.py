@@ -14,11 +14,21 @@ from kc_otel.contract.model import Contract
 from kc_otel.judge.cell_columns import selected
 from kc_otel.judge.decisions.entries import DecisionTable, Pin
 from kc_otel.judge.decisions.table import apply, kept_since
-from kc_otel.judge.escalation.alert_lifecycle import advance
-from kc_otel.judge.escalation.alerts import ROLLED_BACK, PolicyState, Transition, What
-from kc_otel.judge.escalation.message_groups import AT_ONCE, GroupTiming, IncidentMessage, MessageGroup, group_messages
-from kc_otel.judge.escalation.notices import Notice, NoticeReason, NotificationLog, notices
-from kc_otel.judge.escalation.people import People, Silence, current
+from kc_otel.judge.escalation.alerts import ROLLED_BACK, PolicyState, Transition, What, advance
+from kc_otel.judge.escalation.notices import (
+    AT_ONCE,
+    GroupTiming,
+    IncidentMessage,
+    MessageGroup,
+    Notice,
+    NoticeReason,
+    NotificationLog,
+    People,
+    Silence,
+    current,
+    group_messages,
+    notices,
+)
 from kc_otel.judge.incidents.incident import Incident, IncidentState
 from kc_otel.judge.incidents.incident_lifecycle import (
     TrafficSeen,
@@ -28,7 +38,7 @@ from kc_otel.judge.incidents.incident_lifecycle import (
     with_told,
     with_word,
 )
-from kc_otel.judge.promotion.promotion_state import Promotion
+from kc_otel.judge.promotion.stages import Promotion
 from kc_otel.judge.series import Pair
 from kc_otel.judge.verdict import Evaluation, Status, Verdict
 

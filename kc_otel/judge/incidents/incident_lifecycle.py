@@ -37,10 +37,8 @@ from kc_otel.contract.slices import ALL
 from kc_otel.judge.cell_columns import selected
 from kc_otel.judge.decisions.entries import DecisionTable
 from kc_otel.judge.decisions.table import kept_since
-from kc_otel.judge.escalation.alert_lifecycle import INPUT_CLAUSE
-from kc_otel.judge.escalation.alerts import Alert, Transition, What
-from kc_otel.judge.escalation.message_groups import IncidentMessage
-from kc_otel.judge.escalation.people import People
+from kc_otel.judge.escalation.alerts import INPUT_CLAUSE, Alert, Transition, What
+from kc_otel.judge.escalation.notices import IncidentMessage, People
 from kc_otel.judge.incidents.incident import (
     OF_RECORDERS,
     BrokenCell,
@@ -51,7 +49,7 @@ from kc_otel.judge.incidents.incident import (
     PersonsWord,
 )
 from kc_otel.judge.plain_json import finite_or_none
-from kc_otel.judge.promotion.promotion_state import Promotion
+from kc_otel.judge.promotion.stages import Promotion
 from kc_otel.judge.verdict import Causes, Cell, Status, Verdict
 
 _BREAKING_STATUSES: Final = {Status.FAIL: "fail", Status.NO_DATA: "no-data"}

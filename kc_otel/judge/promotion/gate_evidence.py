@@ -21,8 +21,7 @@ from kc_otel.contract.promotion import PromotionTerms
 from kc_otel.contract.words import listed, place
 from kc_otel.judge.escalation.webhook_body import rfc3339
 from kc_otel.judge.plain_json import finite_or_none, read_plain, to_plain
-from kc_otel.judge.promotion.promotion_state import MoveKind, Position, Promotion, PromotionMove
-from kc_otel.judge.promotion.stages import Decision, GateOutcome, Stage
+from kc_otel.judge.promotion.stages import Decision, GateOutcome, MoveKind, Position, Promotion, PromotionMove, Stage
 from kc_otel.judge.verdict import Status, Verdict
 
 SectionProblems = Callable[[Mapping[str, Any]], list[str]]

@@ -14,8 +14,7 @@ from kc_otel.contract.registry.clause_metrics import Unit
 from kc_otel.contract.slices import ALL
 from kc_otel.contract.units import format_duration
 from kc_otel.contract.words import did_you_mean, spoken
-from kc_otel.judge.promotion.promotion_state import Position, path_of
-from kc_otel.judge.promotion.stages import Stage
+from kc_otel.judge.promotion.stages import Position, Stage, path_of
 from kc_otel.judge.sample_sizes import observations_to_pass
 from kc_otel.judge.verdict import Verdict
 

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from kc_otel.contract.clause import Clause
 from kc_otel.contract.model import Assumptions
 from kc_otel.contract.registry.clause_metrics import RECORDED, Unit
-from kc_otel.judge.assumptions import broken_assumption
+from kc_otel.judge.statistics import broken_assumption
 from kc_otel.record.measure.logits import LOGITS, logit_drift
 from kc_otel.record.measure.sampled import REWARD, SEQUENCE, TOKEN, advantage_drift, log_ratio, saturated
 from kc_otel.recordings.recording import Recording

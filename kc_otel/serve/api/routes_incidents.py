@@ -10,8 +10,7 @@ from fastapi import APIRouter, HTTPException, Query, Response
 from pydantic import AfterValidator
 
 from kc_otel.contract.slices import ALL
-from kc_otel.judge.incidents.actions_taken import ActionTaken, actions_taken
-from kc_otel.judge.incidents.incident import BrokenCell, Diagnosis, Incident, IncidentState
+from kc_otel.judge.incidents.incident import ActionTaken, BrokenCell, Diagnosis, Incident, IncidentState, actions_taken
 from kc_otel.judge.verdict import Status
 from kc_otel.serve import people_orders as people
 from kc_otel.serve.api.people_input import (

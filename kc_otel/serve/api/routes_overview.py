@@ -11,7 +11,7 @@ from fastapi import APIRouter
 
 from kc_otel.contract.words import listed, place
 from kc_otel.judge.decisions.table import without_slice
-from kc_otel.judge.escalation.people import People
+from kc_otel.judge.escalation.notices import People
 from kc_otel.judge.incidents.incident import Incident
 from kc_otel.judge.verdict import Cell, Status
 from kc_otel.serve.api.people_input import View

@@ -9,7 +9,7 @@ from typing import Any, Literal
 from fastapi import APIRouter
 
 from kc_otel.judge.escalation.alerts import Alert
-from kc_otel.judge.escalation.people import Acknowledgement, Silence
+from kc_otel.judge.escalation.notices import Acknowledgement, Silence
 from kc_otel.judge.plain_json import to_plain
 from kc_otel.serve import people_orders as people
 from kc_otel.serve.api.changes import Changes

@@ -13,8 +13,7 @@ from fastapi.responses import JSONResponse
 
 from kc_otel.judge.promotion.machine import share_of
 from kc_otel.judge.promotion.plan import Traffic, observed_traffic, plan_steps, shares_of
-from kc_otel.judge.promotion.promotion_state import Hold, OrderError, Promotion, PromotionStatus, path_of
-from kc_otel.judge.promotion.stages import Stage
+from kc_otel.judge.promotion.stages import Hold, OrderError, Promotion, PromotionStatus, Stage, path_of
 from kc_otel.serve.api.people_input import ContractName, Name, Order, Reason, Signature, View, served, served_or_all
 from kc_otel.serve.core import Core
 

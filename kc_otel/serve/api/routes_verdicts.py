@@ -10,8 +10,7 @@ from fastapi import APIRouter, HTTPException, Query, Response
 from kc_otel.contract.model import Contract
 from kc_otel.contract.sentences import assurances, promise
 from kc_otel.contract.slices import ALL
-from kc_otel.judge.escalation.alert_lifecycle import INPUT_CLAUSE
-from kc_otel.judge.escalation.alerts import Alert
+from kc_otel.judge.escalation.alerts import INPUT_CLAUSE, Alert
 from kc_otel.judge.facts import kernel_names, stand_in, unlike_declared
 from kc_otel.judge.verdict import Cell, Status
 from kc_otel.recordings.worst_sequences import WorstSequence, read_worst

@@ -14,8 +14,8 @@ from kc_otel.judge.columns.fold import ROW, SIDE
 from kc_otel.judge.columns.stream_rows import BLOCK, RowContent
 from kc_otel.judge.fail_evidence import HeldEvidence
 from kc_otel.judge.fault_end import Fault, Recovery
-from kc_otel.judge.mean_test import MeanTest
 from kc_otel.judge.point_streams import LatestValue, PointStream
+from kc_otel.judge.statistics import MeanTest
 from kc_otel.serve.store.histogram_codec import (
     WIDTHS,
     CodecError,

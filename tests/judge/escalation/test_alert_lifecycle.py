@@ -4,8 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from kc_otel.judge.escalation.alert_lifecycle import advance, retire, step_keys
-from kc_otel.judge.escalation.alerts import PolicyState, What
+from kc_otel.judge.escalation.alerts import PolicyState, What, advance, retire, step_keys
 from kc_otel.judge.verdict import Status
 
 

@@ -6,8 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kc_otel.judge.escalation.alert_lifecycle import advance
-from kc_otel.judge.escalation.alerts import PolicyState, What
+from kc_otel.judge.escalation.alerts import PolicyState, What, advance
 from kc_otel.judge.plain_json import read_json, to_json
 
 STATUSES = st.sampled_from(["PASS", "FAIL", "FAIL", "INCONCLUSIVE", "NO_DATA", None])

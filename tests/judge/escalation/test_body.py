@@ -6,11 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from kc_otel.judge.escalation.alert_lifecycle import advance
-from kc_otel.judge.escalation.alerts import ROLLED_BACK, PolicyState
-from kc_otel.judge.escalation.message_groups import AT_ONCE, MessageGroup, group_messages
-from kc_otel.judge.escalation.notices import Notice, NoticeReason
-from kc_otel.judge.escalation.people import People
+from kc_otel.judge.escalation.alerts import ROLLED_BACK, PolicyState, advance
+from kc_otel.judge.escalation.notices import AT_ONCE, MessageGroup, Notice, NoticeReason, People, group_messages
 from kc_otel.judge.escalation.webhook_body import ALERT_NAMES, alert_body, encode, rfc3339, summary
 from kc_otel.judge.facts import KernelInfo, kernel_names
 from kc_otel.judge.incidents.incident import BrokenCell, Incident, IncidentState

@@ -10,11 +10,18 @@ from hypothesis import strategies as st
 
 from kc_otel.judge.decisions.entries import DecisionTable
 from kc_otel.judge.decisions.table import apply
-from kc_otel.judge.escalation.alert_lifecycle import advance
-from kc_otel.judge.escalation.alerts import PolicyState, What
-from kc_otel.judge.escalation.message_groups import AT_ONCE, GroupTiming, MessageGroup, group_messages
-from kc_otel.judge.escalation.notices import NotificationLog, notices
-from kc_otel.judge.escalation.people import People, Silence, acknowledge
+from kc_otel.judge.escalation.alerts import PolicyState, What, advance
+from kc_otel.judge.escalation.notices import (
+    AT_ONCE,
+    GroupTiming,
+    MessageGroup,
+    NotificationLog,
+    People,
+    Silence,
+    acknowledge,
+    group_messages,
+    notices,
+)
 from kc_otel.judge.incidents.incident import IncidentState
 from kc_otel.judge.incidents.incident_lifecycle import follow
 from kc_otel.judge.plain_json import read_json, to_json

@@ -8,10 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kc_otel.judge.escalation.alert_lifecycle import advance
-from kc_otel.judge.escalation.alerts import PolicyState
-from kc_otel.judge.escalation.notices import NotificationLog, notices
-from kc_otel.judge.escalation.people import People, Silence, acknowledge, current, silence
+from kc_otel.judge.escalation.alerts import PolicyState, advance
+from kc_otel.judge.escalation.notices import NotificationLog, People, Silence, acknowledge, current, notices, silence
 from kc_otel.judge.escalation.webhook_body import alert_body
 from kc_otel.judge.plain_json import read_json, to_json
 

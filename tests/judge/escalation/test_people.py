@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from kc_otel.judge.escalation.alert_lifecycle import advance
-from kc_otel.judge.escalation.alerts import PolicyState
-from kc_otel.judge.escalation.people import People, Silence, acknowledge, current, silence, unsilence
+from kc_otel.judge.escalation.alerts import PolicyState, advance
+from kc_otel.judge.escalation.notices import People, Silence, acknowledge, current, silence, unsilence
 from kc_otel.judge.verdict import Cell
 
 

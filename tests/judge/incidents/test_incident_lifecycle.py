@@ -11,14 +11,10 @@ import pytest
 from kc_otel.contract.model import Contract
 from kc_otel.judge.decisions.entries import DecisionTable, Pin
 from kc_otel.judge.decisions.table import apply, kept_since, pin, resume
-from kc_otel.judge.escalation.alert_lifecycle import advance
-from kc_otel.judge.escalation.alerts import PolicyState, Transition, What
-from kc_otel.judge.escalation.message_groups import IncidentMessage
-from kc_otel.judge.escalation.notices import NoticeReason
-from kc_otel.judge.escalation.people import People, Silence
+from kc_otel.judge.escalation.alerts import PolicyState, Transition, What, advance
+from kc_otel.judge.escalation.notices import IncidentMessage, NoticeReason, People, Silence
 from kc_otel.judge.escalation.webhook_body import summary
-from kc_otel.judge.incidents.actions_taken import actions_taken
-from kc_otel.judge.incidents.incident import Incident, IncidentAction, IncidentState
+from kc_otel.judge.incidents.incident import Incident, IncidentAction, IncidentState, actions_taken
 from kc_otel.judge.incidents.incident_lifecycle import (
     TrafficSeen,
     follow,
@@ -28,8 +24,7 @@ from kc_otel.judge.incidents.incident_lifecycle import (
     with_word,
 )
 from kc_otel.judge.plain_json import read_json, to_json
-from kc_otel.judge.promotion.promotion_state import Position, Promotion, PromotionStatus
-from kc_otel.judge.promotion.stages import Stage, Tally
+from kc_otel.judge.promotion.stages import Position, Promotion, PromotionStatus, Stage, Tally
 from kc_otel.judge.verdict import Verdict
 from tests.judge.escalation.conftest import contract_with, verdict_of
 

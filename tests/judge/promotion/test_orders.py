@@ -10,12 +10,10 @@ import numpy as np
 import pytest
 
 from kc_otel.contract.load import load_text
-from kc_otel.judge.promotion import orders
+from kc_otel.judge.promotion import machine
 from kc_otel.judge.promotion.gate_evidence import checksum_of
-from kc_otel.judge.promotion.machine import advance, begin
-from kc_otel.judge.promotion.orders import admit
-from kc_otel.judge.promotion.promotion_state import OrderError
-from kc_otel.judge.promotion.stages import Stage
+from kc_otel.judge.promotion.machine import admit, advance, begin
+from kc_otel.judge.promotion.stages import OrderError, Stage
 from kc_otel.judge.verdict import Evaluation
 from kc_otel.offline.gate.evidence import offline_evidence, section_problems
 from kc_otel.offline.gate.recorded_gate import GateTerms, gate_recordings, read_input
@@ -117,7 +115,7 @@ def test_evidence_of_something_else_opens_nothing(contract, promotion, evidence)
     plain = {name: value for name, value in record.items() if name != "offline"}
     with pytest.raises(OrderError, match="is of stage offline-ci; give the evidence that the offline"):
         admit(promotion, contract, sealed(plain), section_problems, NOW)
-    forced, _ = orders.force(promotion, contract, Stage.SHADOW, "ada", "hurry", Evaluation(1.0), 1.0)
+    forced, _ = machine.force(promotion, contract, Stage.SHADOW, "ada", "hurry", Evaluation(1.0), 1.0)
     with pytest.raises(OrderError, match="is not in offline-ci but in shadow"):
         admit(forced, contract, record, section_problems, NOW)
 
@@ -126,7 +124,7 @@ def test_evidence_from_before_a_roll_back_opens_nothing(contract, promotion, evi
     """What it shows did not keep the version from failing; what the gate finds afterwards counts."""
     record = evidence(0.01)  # of 1e9
     for rolled_at in (1e9 - 1.0, 1e9 + 1.0):
-        back, _ = orders.roll_back(promotion, "ada", "broken tables", rolled_at)
+        back, _ = machine.roll_back(promotion, "ada", "broken tables", rolled_at)
         again, _ = begin(contract, promotion.version, "ada", rolled_at + 5.0, previous=back)
         if rolled_at < 1e9:
             assert admit(again, contract, record, section_problems, NOW).offline

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from kc_otel import machine_code
-from kc_otel.judge.escalation.message_groups import GroupTiming
+from kc_otel.judge.escalation.notices import GroupTiming
 from kc_otel.judge.evaluator import Evaluator
 from kc_otel.judge.otlp.traffic_entries import marked_frame
 from kc_otel.offline.replay.replay_files import replay
