@@ -13,7 +13,6 @@ from dataclasses import replace
 from typing import Any, Final
 
 from kc_otel.contract.model import Contract
-from kc_otel.contract.slices import ALL
 from kc_otel.judge.decisions.entries import Canary, DecisionTable, DirectiveKind, Promoted
 from kc_otel.judge.decisions.table import changed
 from kc_otel.judge.evaluator import Evaluator
@@ -147,7 +146,7 @@ class Promotions:
         promoted = [entry for entry in decisions.promoted if entry.contract != name]
         for (_, version), promotion in known.items():
             if (share := share_of(promotion)) is not None:
-                canaries.append(Canary(name, ALL, version, share, promotion.reason, promotion.entered))
+                canaries.append(Canary(name, version, share, promotion.reason, promotion.entered))
             if promotion.full:
                 promoted.append(Promoted(name, version, promotion.entered))
         return changed(decisions, now, canaries=canaries, promoted=promoted), said, rolled

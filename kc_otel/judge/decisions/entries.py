@@ -40,7 +40,6 @@ class Route:
         clause: Clause that broke.
         reason: One sentence.
         since: Unix time, seconds.
-        until: Unix time at which the route ends by itself, seconds; None when a person has to end it.
         slice_id: `Contract.slice_ids` of the slice as it was ordered; empty for all traffic.
         outdated: Why the route does not do what was ordered: the contract has changed since. Empty while it does.
     """
@@ -53,7 +52,6 @@ class Route:
     clause: str
     reason: str
     since: float
-    until: float | None = None
     slice_id: str = ""
     outdated: str = ""
 
@@ -104,28 +102,23 @@ class Pin:
 
 @dataclass(frozen=True, slots=True, order=True)
 class Canary:
-    """A version of the inference kernel serves a share of a slice's requests; the training kernel serves the others.
+    """A version of the inference kernel serves a share of all requests; the training kernel serves the others.
 
-    Slices without a canary of the version are not limited. Where several cover a request the smallest weight counts.
+    It ends when the version's promotion does.
 
     Attributes:
         contract: metadata.name.
-        slice: Name of the slice; `all` for every request.
         version: Short fingerprint of the inference kernel version.
         weight: Share of requests that it serves, 0 to 1; 0 keeps it from live requests, as while it is in shadow.
         reason: One sentence.
         since: Unix time, seconds.
-        until: Unix time after which the version serves nothing of the slice, seconds: a canary that nobody decided on
-            is no promotion. It stays in the table until it is set anew or removed. None for no end.
     """
 
     contract: str
-    slice: str
     version: str
     weight: float
     reason: str
     since: float
-    until: float | None = None
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -153,7 +146,7 @@ class DecisionTable:
         routes: Sorted by contract, slice and avoided version.
         directives: Sorted by contract, kind and slice.
         pins: Sorted by contract and slice; one for each.
-        canaries: Sorted by contract, slice and version; one for each.
+        canaries: Sorted by contract and version; one for each.
         promoted: Versions that were promoted to full, sorted by contract and version.
     """
 

@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -21,7 +19,7 @@ def test_firing_route_avoids_the_version_and_stays_after_the_resolve(contract, m
     table = apply(DecisionTable(), [make_transition()], contract, 100)
     (route,) = table.routes
     assert (route.contract, route.slice, route.avoid, route.train) == ("policy-7b", "code", "inferB", "trainA")
-    assert (route.kernel, route.clause, route.since, route.until) == ("train-kernel", "token-tv", 100, None)
+    assert (route.kernel, route.clause, route.since) == ("train-kernel", "token-tv", 100)
     assert route.reason == "0.008 is above 0.004"
     assert (table.version, table.at) == (1, 100)
     assert apply(table, [make_transition("resolved", at=200)], contract, 200) == table
@@ -82,15 +80,6 @@ def test_directives_last_as_long_as_the_alert_that_asked(contract, make_transiti
     table = apply(table, [make_transition("resolved", do=EVERYTHING, slice="all")], contract, 200)
     assert table.directives == ()
     assert len(table.routes) == 2
-
-
-def test_route_ends_when_its_time_has_passed(contract, make_transition):
-    """`until` ends a route without a person."""
-    table = apply(DecisionTable(), [make_transition()], contract, 100)
-    table = replace(table, routes=(replace(table.routes[0], until=500.0),))
-    assert apply(table, [], contract, 499) is table
-    ended = apply(table, [], contract, 500)
-    assert (ended.routes, ended.version) == ((), table.version + 1)
 
 
 def test_person_resumes_one_slice_or_all(contract, make_transition):
