@@ -126,18 +126,11 @@ class Faults:
 
 
 class SeriesId(NamedTuple):
-    """A series of any quantity, judged or not.
-
-    Attributes:
-        contract: metadata.name.
-        metric: OpenTelemetry metric name; `name[operator]` where it is observed of single operators.
-        slice: Name of the slice.
-        kernel_train: Short fingerprint.
-        kernel_inference: Short fingerprint.
-    """
+    """A series of any quantity, judged or not; kernels are short fingerprints."""
 
     contract: str
     metric: str
+    """OpenTelemetry metric name; `name[operator]` where it is observed of single operators."""
     slice: str
     kernel_train: str
     kernel_inference: str
@@ -146,24 +139,13 @@ class SeriesId(NamedTuple):
 class Evaluator:
     """Streams, windows and verdicts of any number of contracts. Use it from one thread.
 
-    Args:
-        contracts: Contracts to judge; names unique.
-        tolerance: Seconds by which a sender's clock may be ahead before its points are refused.
-        remember: Makes what remembers a contract.
+    `tolerance` is in seconds, by which a sender's clock may be ahead before its points are refused; `remember` makes
+    what remembers a contract. `states`, `facts` and `steps` are by the contract's name: its state, its kernel versions
+    and examples, and the newest step of the trainer by pair of kernels. `counters` has the data points received so far
+    by what became of them, for kc.evaluator.points; each point counts once. `judged_at` is the Unix time of the last
+    evaluation, or of the one before a restart; -inf before any.
 
-    Attributes:
-        states: State by the contract's name; the store reads and writes it.
-        facts: KernelVersions and examples, by the contract's name.
-        steps: Newest step of the trainer that was told, by the contract's name and its pair of kernels.
-        counters: Data points received so far by what became of them, for kc.evaluator.points: `accepted`, `baseline`,
-            `duplicate`, `out_of_order`, `unordered`, `contradictory`, `late`, `future`, `malformed`, `other_buckets`,
-            `unknown_contract`, `unknown_slice`, `over_cap`, `behind`, `two_writers`, `unjudged`, `dropped`, `ignored`.
-            Each point counts once.
-        faults: Failures of judging.
-        judged_at: Unix time in seconds of the last evaluation, or of the one before a restart; -inf before any.
-
-    Raises:
-        ValueError: If two contracts share a name, or a clause needs an assumption that its contract does not state.
+    Raises ValueError if two contracts share a name, or a clause needs an assumption that its contract does not state.
     """
 
     def __init__(
@@ -221,12 +203,8 @@ class Evaluator:
     def columns_of(self, body: bytes, most: int) -> ColumnMessage | None:
         """A serialized ExportMetricsServiceRequest as columns, to be given to `ingest_metrics`.
 
-        Args:
-            body: The request.
-            most: Resources, scopes, metrics and points that it may have.
-
-        Returns:
-            None where columns are not used, and for what protobuf has to read.
+        None where columns are not used, and for what protobuf has to read: `most` resources, scopes, metrics and
+        points.
         """
         return self._columns.message(body, most) if self._columns is not None else None
 
@@ -264,11 +242,7 @@ class Evaluator:
     def restore_rows(self, contract: str, block: int, content: RowContent, keys: Sequence[SeriesKey | None]) -> None:
         """Remember streams that were in rows; without columns, room or a series they take points by themselves.
 
-        Args:
-            contract: Name of the contract.
-            block: Number of the block of rows.
-            content: Of the rows [n].
-            keys: The series of each; None for one that is no more [n].
+        `keys` are the series of the rows of `content` [n], None for one that is no more.
         """
         self.use_columns()
         known = [key for key in keys if key is not None]
@@ -342,9 +316,6 @@ class Evaluator:
         """Verdicts of every cell, by the contract's name.
 
         A cell that cannot be judged because the evaluator itself fails is NO_DATA and says so; see `faults`.
-
-        Args:
-            now: Unix time in seconds.
         """
         if self._listening is not None:  # also when the clock went back
             self._listening = self._listening._replace(since=min(self._listening.since, now))
@@ -393,12 +364,9 @@ class Evaluator:
         return all(now - heard.last > heard.patience(heartbeat) for heard in state.heard.values())
 
     def silent_recorders(self, contract: str, version: str, now: float) -> tuple[int, str]:
-        """Count the recorders of a kernel version that fell silent without a word while others report.
+        """Count the recorders of a kernel version that fell silent without a word while others report, and name them.
 
-        Each counts until it reports again, or for as long as the long window.
-
-        Returns:
-            How many they are, and the sentence that names them; empty for none.
+        Each counts until it reports again, or for as long as the long window. The sentence is empty for none.
         """
         state, seen = self.states[contract], self.states[contract].contract.observability
         lasting = max(seen.window, seen.long_window)
@@ -411,14 +379,8 @@ class Evaluator:
     def unheard(self, contract: str, version: str, slice: str, span: tuple[float, float], now: float) -> bool:
         """Return True if a recorder that reported a kernel version during a breach has not been heard of since.
 
-        So it is while points of the version arrive that are not judged: they may be what was broken.
-
-        Args:
-            contract: metadata.name.
-            version: Short fingerprint of the inference kernel.
-            slice: The slice that was broken.
-            span: Unix times of the breach's onset and of the last FAIL, seconds.
-            now: Unix time in seconds.
+        So it is while points of the version arrive that are not judged: they may be what was broken. `span` has the
+        Unix times of the breach's onset and of the last FAIL.
         """
         state = self.states[contract]
         if any(refused.pair[1] == version for refused in state.refused.present(now)):
@@ -434,19 +396,14 @@ class Evaluator:
         return tuple(self.facts[contract][1].recent(now))
 
     def sampling(self, contract: str) -> list[str]:
-        """Return the known sampling of prompts, and the assumptions where no recorder states it, as sentences.
-
-        Raises:
-            KeyError: If there is no such contract.
-        """
+        """Return the known sampling of prompts, and the assumptions where no recorder states it, as sentences."""
         self.settle()
         return sampling_notes(self.states[contract])
 
     def distribution(self, of: Cell | SeriesId, window: float, now: float) -> Binned:
         """Return the observations of the last `window` seconds; for a derived metric, of its underlying quantity.
 
-        Raises:
-            KeyError: If there is no such contract or clause.
+        Raises KeyError if there is no such contract or clause.
         """
         self.settle()
         state = self.states[of.contract]
@@ -456,11 +413,7 @@ class Evaluator:
         return (content or ExponentialHistogram.empty(0)).binned()
 
     def by_place(self, contract: str, pair: Pair, now: float) -> dict[str, Interval]:
-        """Return the drift of a kernel pair in each of PLACES that was observed.
-
-        Raises:
-            KeyError: If there is no such contract.
-        """
+        """Return the drift of a kernel pair in each of PLACES that was observed."""
         self.settle()
         return drift_by_place(self.states[contract], pair, now)
 

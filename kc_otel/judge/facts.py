@@ -28,14 +28,7 @@ _IDENTITY_ATTRIBUTES: Final = frozenset({"kc.contract", "kc.kernel.role", "kc.ke
 
 @dataclass(frozen=True, slots=True)
 class KernelInfo:
-    """A kernel version and what its fingerprint is made of.
-
-    Attributes:
-        role: `train` or `inference`.
-        version: Short fingerprint.
-        fields: Engine, dtype, quantisation and so on, by name.
-        last_seen: Unix time in seconds.
-    """
+    """A kernel version in a role, `train` or `inference`, and the fields that its fingerprint is made of."""
 
     role: str
     version: str
@@ -45,22 +38,16 @@ class KernelInfo:
 
 @dataclass(frozen=True, slots=True)
 class WorstBatch:
-    """A measured batch with a large log ratio in it.
-
-    Attributes:
-        at: Unix time in seconds of the batch's end.
-        trace_id: Hex.
-        span_id: Hex.
-        worst: Largest |l| of the batch, nats.
-        links: (trace id, span id), hex, of the requests or steps that it compares.
-        attributes: The span's attributes.
-    """
+    """A measured batch with a large log ratio in it."""
 
     at: float
+    """Unix time of the batch's end, seconds."""
     trace_id: str
     span_id: str
     worst: float
+    """Largest |l| of the batch, nats."""
     links: tuple[tuple[str, str], ...]
+    """(trace id, span id), hex, of the requests or steps that it compares."""
     attributes: dict[str, Scalar | list[Scalar]]
 
 
@@ -152,12 +139,7 @@ def _value(value: Any) -> Scalar | list[Scalar] | None:
 
 
 def kernel_name(fields: Mapping[str, str], version: str, others: Iterable[Mapping[str, str]] = ()) -> str:
-    """A kernel as people call it, its fingerprint after it.
-
-    Args:
-        fields: Fields of its fingerprint.
-        version: The fingerprint.
-        others: Fields of other kernels: of those that would be called alike, what is not alike is named too.
+    """A kernel as people call it, its fingerprint after it, and what tells it from `others` that are called alike.
 
     >>> cache = {"engine": "vllm", "dtype": "bfloat16", "kv_cache_dtype": "fp8"}
     >>> kernel_name(cache, "6cc3fbbbec48", [cache | {"kv_cache_dtype": "auto"}])

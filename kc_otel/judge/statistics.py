@@ -91,16 +91,8 @@ def clause_interval(
 ) -> Interval:
     """A clause's statistic on a sample, in the unit of its limit.
 
-    Args:
-        clause: Clause to evaluate.
-        assumptions: The contract's constants, for derived metrics.
-        sample: Observations of the metric `metric_name(clause)`; where it has an `opposite`, with those of that.
-        alpha_lower: Error probability of the lower side.
-        alpha_upper: Error probability of the upper side.
-        anytime: Whether the sample is looked at as it grows, so that the sides have to hold at all sizes at once.
-
-    Raises:
-        ValueError: If the contract does not state an assumption that the metric is made of.
+    The sample is of the metric `metric_name(clause)`; where the clause has an `opposite`, with those of that. `anytime`
+    makes the sides hold at all sizes at once, for a sample that is looked at as it grows.
     """
     statistic = clause.parsed_statistic
     match statistic.kind:
@@ -122,11 +114,7 @@ def clause_interval(
 def intervals_of_rows(
     clause: Clause, assumptions: Assumptions, rows: HistogramRows, *, alpha_lower: float, alpha_upper: float
 ) -> IntervalRows | None:
-    """`clause_interval` of each row, for sizes fixed beforehand; None where each is to be asked by itself.
-
-    Raises:
-        ValueError: If the contract does not state an assumption that the metric is made of.
-    """
+    """`clause_interval` of each row, for sizes fixed beforehand; None where each is to be asked by itself."""
     statistic, levels = clause.parsed_statistic, {"alpha_lower": alpha_lower, "alpha_upper": alpha_upper}
     match statistic.kind:
         case "max":
@@ -214,21 +202,18 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True)
 class MeanTest:
-    """Hypothesis that the mean of something never negative is at most `limit`, in terms of a recorded quantity x.
-
-    Attributes:
-        limit: m; positive and finite.
-        above: For a share: x counts as 1 above this, else as 0. None for a mean.
-        low: For a mean: x counts from here.
-        cap: For a mean: x counts up to here.
-        top: For a mean that is limited from below: x counts from here down. None for the others.
-    """
+    """Hypothesis that the mean of something never negative is at most `limit`, in terms of a recorded quantity x."""
 
     limit: float
+    """m; positive and finite."""
     above: float | None = None
+    """For a share: x counts as 1 above this, else as 0. None for a mean."""
     low: float = 0.0
+    """For a mean: x counts from here."""
     cap: float = math.inf
+    """For a mean: x counts up to here."""
     top: float | None = None
+    """For a mean that is limited from below: x counts from here down. None for the others."""
 
     def in_limits(self, sample: Binned, *, most: bool = False) -> tuple[Floats, Floats]:
         """The least that observations count for, or the most, in limits, and how many there are of each [k], [k]."""
@@ -256,12 +241,7 @@ class MeanTest:
         return np.asarray(counts @ _gain(values))
 
     def gains_of_rows(self, rows: HistogramRows, shared: Floats | None = None) -> Floats:
-        """Return the gain of each bet on each of many samples [R, bets].
-
-        Args:
-            rows: The samples.
-            shared: Result of `gains_of_edges` for their shared edges, if known.
-        """
+        """Return the gain of each bet on each sample [R, bets]; `shared` is `gains_of_edges`, if known."""
         if self.above is not None:
             surely = rows.surely_above(self.above)
             return np.array([rows.total - surely, surely]).T @ _gain_of_share(self.limit)
@@ -287,11 +267,7 @@ def _gain_of_share(limit: float) -> Floats:
 
 
 def mean_test(clause: Clause, assumptions: Assumptions, slice: str = ALL) -> MeanTest | None:
-    """Return a clause's limit on a slice as a limit on the mean of something never negative; None if impossible.
-
-    Raises:
-        ValueError: If the contract does not state an assumption that the metric is made of.
-    """
+    """Return a clause's limit on a slice as a limit on the mean of something never negative; None if impossible."""
     limit, statistic = clause.limit_for(slice), clause.parsed_statistic
     match statistic.kind:
         case "max":

@@ -64,16 +64,9 @@ def apply(table: DecisionTable, transitions: Sequence[Transition], contract: Con
 
 
 def resume(table: DecisionTable, contract: str, slice: str | None, now: float) -> DecisionTable:
-    """Give a slice back to the inference kernel.
+    """Give a slice back to the inference kernel; None for every route of the contract, `all` for those of all traffic.
 
-    Args:
-        table: The table in force.
-        contract: metadata.name.
-        slice: Name of the slice, `all` for the routes of all traffic, or None for every route of the contract.
-        now: Unix time, seconds.
-
-    Raises:
-        LookupError: If there is no such route.
+    Raises LookupError if there is no such route.
     """
     kept = [route for route in table.routes if route.contract != contract or slice not in {None, route.slice}]
     if len(kept) == len(table.routes):
@@ -85,8 +78,7 @@ def resume(table: DecisionTable, contract: str, slice: str | None, now: float) -
 def pin(table: DecisionTable, wanted: Pin) -> DecisionTable:
     """Let a person decide which kernel serves a slice; it takes the place of an earlier pin of that slice.
 
-    Raises:
-        ValueError: If the pin has ended already.
+    Raises ValueError if the pin has ended already.
     """
     if wanted.until is not None and wanted.until <= wanted.at:
         raise ValueError("until: lies in the past; give a later time, or none for a pin that a person ends")
@@ -97,8 +89,7 @@ def pin(table: DecisionTable, wanted: Pin) -> DecisionTable:
 def unpin(table: DecisionTable, contract: str, slice: str | None, now: float) -> DecisionTable:
     """End the pin of a slice, or with None every pin of the contract.
 
-    Raises:
-        LookupError: If there is no such pin.
+    Raises LookupError if there is no such pin.
     """
     kept = [pin for pin in table.pins if pin.contract != contract or slice not in {None, pin.slice}]
     if len(kept) == len(table.pins):

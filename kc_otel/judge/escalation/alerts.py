@@ -67,35 +67,28 @@ class What(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Transition:
-    """One edge of one alert, on which webhooks, routes and promotion act.
-
-    Attributes:
-        contract: metadata.name.
-        step: Key of the step, stable under reordering and under changes of its durations.
-        on: Condition of the step: fail, no-data, inconclusive or invalid-input.
-        cell: Cell of the alert.
-        what: firing or resolved.
-        at: Unix time of the edge, seconds; never before `started_at`.
-        started_at: Unix time at which the alert fired, seconds.
-        severity: info, warning or critical.
-        actions: Actions of the step.
-        verdict: Last verdict of the cell; when the cell has gone, the last one it had.
-        fingerprint: 16 hex digits of contract, step and cell; the same for a firing and its resolve.
-        end: Why missing data that still have no verdict are missed no more, as the end of a sentence; or WENT_AWAY.
-    """
+    """One edge of one alert, on which webhooks, routes and promotion act."""
 
     contract: str
     step: str
+    """Key of the step, stable under reordering and under changes of its durations."""
     on: str
+    """Condition of the step: fail, no-data, inconclusive or invalid-input."""
     cell: Cell
     what: What
     at: float
+    """Unix time of the edge, seconds; never before `started_at`."""
     started_at: float
+    """Unix time at which the alert fired, seconds."""
     severity: str
+    """info, warning or critical."""
     actions: tuple[Action, ...]
     verdict: Verdict
+    """Last verdict of the cell; when the cell has gone, the last one it had."""
     fingerprint: str
+    """16 hex digits of contract, step and cell; the same for a firing and its resolve."""
     end: str = ""
+    """Why missing data that still have no verdict are missed no more, as the end of a sentence; or WENT_AWAY."""
 
     @property
     def incident(self) -> tuple[str, str, str]:
@@ -105,34 +98,25 @@ class Transition:
 
 @dataclass(frozen=True, slots=True)
 class Alert:
-    """A step's state for one cell.
-
-    Attributes:
-        step: Key of the step.
-        on: Condition of the step.
-        severity: Label of the step.
-        actions: Actions of the step; stored so that a step that left the contract can still be resolved.
-        cell: Cell of the alert.
-        phase: pending or firing.
-        since: Unix time of the first matching verdict, seconds.
-        started_at: Unix time of firing, seconds; None while pending.
-        seen: Unix time of the last evaluation, seconds.
-        counting: Whether the last evaluation counted towards `for` (pending) or `clear_for` (firing).
-        held: Seconds counted so far towards `for` (pending) or `clear_for` (firing).
-        verdict: Last verdict of the cell.
-    """
+    """A step's state for one cell."""
 
     step: str
     on: str
     severity: str
     actions: tuple[Action, ...]
+    """Of the step; stored so that a step that left the contract can still be resolved."""
     cell: Cell
     phase: Phase
     since: float
+    """Unix time of the first matching verdict, seconds."""
     started_at: float | None
+    """Unix time of firing, seconds; None while pending."""
     seen: float
+    """Unix time of the last evaluation, seconds."""
     counting: bool
+    """Whether the last evaluation counted towards `for` (pending) or `clear_for` (firing)."""
     held: float
+    """Seconds counted so far towards `for` (pending) or `clear_for` (firing)."""
     verdict: Verdict
 
     @property
@@ -145,15 +129,11 @@ class Alert:
 
 @dataclass(frozen=True, slots=True)
 class PolicyState:
-    """Everything the policy remembers of one contract between evaluations.
-
-    Attributes:
-        contract: metadata.name.
-        alerts: Pending and firing alerts, sorted by step and cell.
-    """
+    """Everything the policy remembers of one contract between evaluations."""
 
     contract: str
     alerts: tuple[Alert, ...] = ()
+    """Pending and firing ones, sorted by step and cell."""
 
     @property
     def firing(self) -> tuple[Alert, ...]:
@@ -204,19 +184,12 @@ def advance(
     now: float,
     kept_away: Callable[[str, str], bool] = lambda _slice, _version: False,
 ) -> tuple[PolicyState, tuple[Transition, ...]]:
-    """Evaluate the ladder once.
+    """Evaluate the ladder once; return the new state, and what fired or resolved, in the order of the ladder.
 
-    Args:
-        contract: The contract in force; it may differ from the one of the evaluation before. State of steps and cells
-            that still exist is kept, and alerts of steps that left the contract resolve at once.
-        state: State after the previous evaluation, or `PolicyState(contract.name)`.
-        verdicts: The verdict of every cell that exists now. A cell that is missing here has gone.
-        invalid_input: Sequences that failed an input check within the contract's window, by kernel pair and reason.
-        now: Unix time, seconds.
-        kept_away: Whether a slice's requests are kept from a version of the inference kernel: its silence is no alert.
-
-    Returns:
-        The new state, and what fired or resolved, in the order of the ladder.
+    The contract may differ from the one of the evaluation before: state of steps and cells that still exist is kept,
+    and alerts of steps that left it resolve at once. A cell without a verdict has gone. `invalid_input` counts the
+    sequences that failed an input check within the contract's window, by kernel pair and reason. The silence of a slice
+    whose requests are `kept_away` from a version of the inference kernel is no alert.
     """
     matching = {_MATCHES[step.on] for step in contract.escalation}
     concerned = selected(verdicts, matching, (alert.cell for alert in state.alerts))

@@ -51,27 +51,21 @@ from kc_otel.judge.verdict import Cell
 
 @dataclass(frozen=True, slots=True)
 class Silence:
-    """A silence: no messages about some alerts for some time.
-
-    Attributes:
-        id: Text that no other silence has.
-        contract: metadata.name.
-        clause: id of a clause; None for every clause.
-        slice: Name of a slice, or `all` for the cells of all traffic; None for every slice.
-        by: Who.
-        why: Their reason.
-        at: Unix time of the decision, seconds.
-        until: Unix time at which it ends by itself, seconds.
-    """
+    """No messages about some alerts for some time."""
 
     id: str
+    """Text that no other silence has."""
     contract: str
     clause: str | None
+    """None for every clause."""
     slice: str | None
+    """`all` for the cells of all traffic; None for every slice."""
     by: str
     why: str
     at: float
+    """Unix time of the decision, seconds."""
     until: float
+    """Unix time at which it ends by itself, seconds."""
 
     def covers(self, cell: Cell) -> bool:
         """Return True if alerts about a cell are muted."""
@@ -90,15 +84,7 @@ class Silence:
 
 @dataclass(frozen=True, slots=True)
 class Acknowledgement:
-    """A person's acknowledgement of an alert.
-
-    Attributes:
-        contract: metadata.name.
-        fingerprint: The alert.
-        by: Author.
-        why: Their finding or their action.
-        at: Unix time, seconds.
-    """
+    """A person's acknowledgement of an alert, with what they found or do."""
 
     contract: str
     fingerprint: str
@@ -109,12 +95,7 @@ class Acknowledgement:
 
 @dataclass(frozen=True, slots=True)
 class People:
-    """Everything of this kind that is in force.
-
-    Attributes:
-        silences: Oldest first.
-        acknowledgements: Oldest first, one for each alert at most.
-    """
+    """Silences and acknowledgements in force, oldest first; of these one for each alert at most."""
 
     silences: tuple[Silence, ...] = ()
     acknowledgements: tuple[Acknowledgement, ...] = ()
@@ -129,22 +110,14 @@ class People:
 
 
 def silence(people: People, wanted: Silence) -> People:
-    """Mute alerts.
-
-    Raises:
-        ValueError: If the end is not in the future.
-    """
+    """Mute alerts; raises ValueError if the end is not in the future."""
     if wanted.until <= wanted.at:
         raise ValueError("until: is not a time in the future; every silence has an end, such as 2h from now")
     return replace(people, silences=(*people.silences, wanted))
 
 
 def unsilence(people: People, id: str) -> tuple[People, Silence]:
-    """End a silence before its time; returns what is left, and the silence.
-
-    Raises:
-        LookupError: If no silence in force has this id.
-    """
+    """End a silence before its time; returns what is left, and the silence. LookupError if it is not in force."""
     ended = next((muting for muting in people.silences if muting.id == id), None)
     if ended is None:
         known = ", ".join(muting.id for muting in people.silences) or "none"
@@ -153,11 +126,7 @@ def unsilence(people: People, id: str) -> tuple[People, Silence]:
 
 
 def acknowledge(people: People, alerts: Sequence[Alert], by: str, why: str, now: float) -> People:
-    """Take on alerts that fire; those that somebody is at work on already stay theirs.
-
-    Raises:
-        LookupError: If there is no alert to take on.
-    """
+    """Take on alerts that fire; LookupError where none is left: what somebody is at work on already stays theirs."""
     if not alerts:
         raise LookupError("no such alert fires")
     known = {ack.fingerprint: ack for ack in people.acknowledgements}
@@ -173,14 +142,7 @@ def acknowledge(people: People, alerts: Sequence[Alert], by: str, why: str, now:
 
 
 def current(people: People, contract: str, firing: Collection[str], now: float) -> tuple[People, tuple[Silence, ...]]:
-    """Return the decisions still in force, and a contract's silences that have ended.
-
-    Args:
-        people: Decisions that were in force, about any contract.
-        contract: metadata.name.
-        firing: Fingerprints of its alerts that fire.
-        now: Unix time, seconds.
-    """
+    """Return the decisions still in force, and a contract's silences that have ended; `firing` are fingerprints."""
     ended = tuple(muting for muting in people.silences if muting.contract == contract and now >= muting.until)
     silences = tuple(muting for muting in people.silences if muting not in ended)
     kept = (ack for ack in people.acknowledgements if ack.contract != contract or ack.fingerprint in firing)
@@ -202,12 +164,7 @@ class NoticeReason(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Notice:
-    """Something to say.
-
-    Attributes:
-        transition: Transition of the alert.
-        reason: Why it is said.
-    """
+    """Something to say about an alert."""
 
     transition: Transition
     reason: NoticeReason
@@ -215,29 +172,20 @@ class Notice:
 
 @dataclass(frozen=True, slots=True)
 class NotifiedAlert:
-    """An alert of which people know.
-
-    Attributes:
-        fingerprint: The alert.
-        times: How often it has been said that it fires.
-        waited: Seconds counted towards the next reminder.
-        seen: Unix time of the last evaluation, seconds.
-    """
+    """An alert of which people know."""
 
     fingerprint: str
     times: int
+    """How often it has been said that it fires."""
     waited: float
+    """Seconds counted towards the next reminder."""
     seen: float
+    """Unix time of the last evaluation, seconds."""
 
 
 @dataclass(frozen=True, slots=True)
 class NotificationLog:
-    """Record of the notices sent about a contract's alerts.
-
-    Attributes:
-        contract: metadata.name.
-        alerts: Those that people know of, sorted.
-    """
+    """The alerts of a contract that people know of, sorted."""
 
     contract: str
     alerts: tuple[NotifiedAlert, ...] = ()
@@ -251,19 +199,7 @@ def notices(
     people: People,
     now: float,
 ) -> tuple[NotificationLog, tuple[Notice, ...]]:
-    """Return the notices due after an evaluation.
-
-    Args:
-        contract: The contract in force.
-        log: Last result of this function.
-        firing: The contract's alerts that fire now.
-        transitions: Alerts that fired and resolved in this evaluation.
-        people: Silences and acknowledgements in force.
-        now: Unix time, seconds.
-
-    Returns:
-        The new log and the notices: fired and resolved alerts in the order of `transitions`, then the rest.
-    """
+    """Return the log and what is to be said: what fired and resolved in the order of `transitions`, then the rest."""
     known = {alert.fingerprint: alert for alert in log.alerts}
     repeats = dict(zip(step_keys(contract), (step.repeat for step in contract.escalation), strict=True))
     fired = {transition.fingerprint: transition for transition in transitions if transition.what is What.FIRING}
@@ -309,15 +245,12 @@ _AT_ONCE_REASONS: Final = (NoticeReason.ROLLED_BACK, NoticeReason.SILENCE_ENDED,
 
 @dataclass(frozen=True, slots=True)
 class GroupTiming:
-    """Delays that let related messages be grouped.
-
-    Attributes:
-        wait: Seconds from the first alert of an incident, or of a step of it, to its message.
-        interval: Seconds between a message and an update.
-    """
+    """Delays that let related messages be grouped."""
 
     wait: float = 30.0
+    """Seconds from the first alert of an incident, or of a step of it, to its message."""
     interval: float = 300.0
+    """Seconds between a message and an update."""
 
 
 AT_ONCE: Final = GroupTiming(0.0, 0.0)
@@ -325,48 +258,39 @@ AT_ONCE: Final = GroupTiming(0.0, 0.0)
 
 @dataclass(frozen=True, slots=True)
 class MessageGroup:
-    """Alerts of an incident that an endpoint has been told of, and those still to be sent.
-
-    Attributes:
-        incident: Its id; an alert's fingerprint where it belongs to none.
-        endpoint: Name of the endpoint.
-        told: Fingerprints of alerts that it was told of, and not of their end.
-        steps: Keys of the steps that it was told of.
-        pending: Pending notices, one for each alert.
-        waited: Seconds that the oldest of it has waited.
-        quiet: Seconds since the last message.
-        seen: Unix time of the last evaluation, seconds.
-        closing: Roll-backs that it was told of, which end with the incident.
-    """
+    """Alerts of an incident that an endpoint has been told of, and those still to be sent."""
 
     incident: str
+    """Its id; an alert's fingerprint where it belongs to none."""
     endpoint: str
     told: tuple[str, ...]
+    """Fingerprints of alerts that it was told of, and not of their end."""
     steps: tuple[str, ...]
+    """Keys of the steps that it was told of."""
     pending: tuple[Notice, ...]
+    """One for each alert."""
     waited: float
+    """Seconds that the oldest of it has waited."""
     quiet: float
+    """Seconds since the last message."""
     seen: float
+    """Unix time of the last evaluation, seconds."""
     closing: tuple[Transition, ...] = ()
+    """Roll-backs that it was told of, which end with the incident."""
 
 
 @dataclass(frozen=True, slots=True)
 class IncidentMessage:
-    """One webhook.
-
-    Attributes:
-        endpoint: Name of the endpoint.
-        reason: Reason for sending it.
-        incident: Its incident; None where an alert belongs to none.
-        alerts: Alerts that fired or ended since the previous message; in a reminder, all of them.
-        lasting: Alerts of the incident that the endpoint knows to fire, after this message.
-    """
+    """One webhook."""
 
     endpoint: str
     reason: NoticeReason
     incident: Incident | None
+    """None where an alert belongs to none."""
     alerts: tuple[Transition, ...]
+    """Those that fired or ended since the previous message; in a reminder, all of them."""
     lasting: int
+    """Alerts of the incident that the endpoint knows to fire, after this message."""
 
 
 def group_messages(
@@ -381,15 +305,8 @@ def group_messages(
 ) -> tuple[tuple[MessageGroup, ...], tuple[IncidentMessage, ...]]:
     """The groups after an evaluation, and the webhooks that are to be sent now.
 
-    Args:
-        groups: Last result of this function.
-        said: Notices about the contract's alerts.
-        incidents: The contract's incidents, those that this evaluation ended among them.
-        people: Silences in force.
-        timing: How long messages wait.
-        window: The contract's window, seconds.
-        now: Unix time, seconds.
-        lasting: Fingerprints of alerts about rolled back versions that have no incident and are not over; None for all.
+    `incidents` has those that this evaluation ended, too. `lasting` are fingerprints of alerts about rolled back
+    versions that have no incident and are not over; None for all.
     """
     by_id = {incident.id: incident for incident in incidents}
     by_key = {incident.key: incident.id for incident in incidents}
@@ -425,13 +342,7 @@ def group_messages(
 def last_messages(
     groups: Iterable[MessageGroup], ended: Iterable[Transition], incidents: Iterable[Incident]
 ) -> tuple[IncidentMessage, ...]:
-    """Return the last webhooks about a contract's alerts, when nobody follows them any more.
-
-    Args:
-        groups: Last result of `group_messages`.
-        ended: The alerts that fired until now, resolved.
-        incidents: The contract's incidents, ended.
-    """
+    """Return the last webhooks about a contract's alerts, when nobody follows them any more: all has ended."""
     by_id = {lasting.id: lasting for lasting in incidents}
     over = {transition.fingerprint: transition for transition in ended}
     messages: list[IncidentMessage] = []

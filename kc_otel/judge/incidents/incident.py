@@ -60,49 +60,38 @@ _STATE_WORDS: Final = {
 
 @dataclass(frozen=True, slots=True)
 class BrokenCell:
-    """A cell of an incident: where it was broken, and how badly when it was last seen.
-
-    Attributes:
-        clause: id of the clause.
-        slice: Name of the slice, or `all`.
-        since: Unix time, seconds.
-        until: Unix time, seconds; None while it lasts.
-        limit: Limit in the metric's unit; None where there is none.
-        estimate: Point estimate; None when unknown.
-        lower: Lower confidence bound; None when unknown.
-        upper: Upper confidence bound; None when unknown.
-        reason: The verdict's sentence.
-        peak: Largest estimate while it was broken; None when unknown.
-        peak_at: Unix time of that, seconds.
-        cause: What of it is the kernels' drift and what is the age of the weights, as a phrase; empty for not known.
-        at: Unix time of the estimate and its bounds, seconds; None when unknown.
-        held: Whether only its alert says that it is broken: the last verdict does not.
-        doubted: Whether the last verdict does not refute it either.
-        refuted: Whether a verdict has refuted it since it ended.
-        loosened_to: The changed limit without which the refuting verdict would not pass; None where the drift fell.
-        quantity: What its clause measured: `Contract.quantity_digests`; empty where no clause did.
-        changed: Whether the contract in force measures nothing of it: it has no such clause, or another of that name.
-    """
+    """A cell of an incident: where it was broken, and how badly when it was last seen; None for what is unknown."""
 
     clause: str
     slice: str
     since: float
     until: float | None
+    """None while it lasts."""
     limit: float | None = None
     estimate: float | None = None
     lower: float | None = None
     upper: float | None = None
     reason: str = ""
+    """The verdict's sentence."""
     peak: float | None = None
+    """Largest estimate while it was broken."""
     peak_at: float | None = None
     cause: str = ""
+    """What of it is the kernels' drift and what is the age of the weights, as a phrase; empty for not known."""
     at: float | None = None
+    """Unix time of the estimate and its bounds, seconds."""
     held: bool = False
+    """Whether only its alert says that it is broken: the last verdict does not."""
     doubted: bool = False
+    """Whether the last verdict does not refute it either."""
     refuted: bool = False
+    """Whether a verdict has refuted it since it ended."""
     loosened_to: float | None = None
+    """The changed limit without which the refuting verdict would not pass; None where the drift fell."""
     quantity: str = ""
+    """What its clause measured: `Contract.quantity_digests`; empty where no clause did."""
     changed: bool = False
+    """Whether the contract in force measures nothing of it: it has no such clause, or another of that name."""
 
     def passes_by_change(self, verdict: Verdict) -> bool:
         """Return True if a verdict passes only because its limit is above that of the breach."""
@@ -116,107 +105,76 @@ class BrokenCell:
 
 @dataclass(frozen=True, slots=True)
 class IncidentAction:
-    """Action of the policy because of an incident.
-
-    Attributes:
-        kind: Kind of the action, as in a contract.
-        target: Kernel of `route`, endpoint of `webhook`; of `roll-back`, which version and from where, in words; empty
-            for the others.
-        at: Unix time at which it was first done, seconds.
-        slices: Where, in the order in which it was done.
-        dry_run: Whether it would only have been done.
-    """
+    """Action of the policy because of an incident."""
 
     kind: str
     target: str
+    """Kernel of `route`, endpoint of `webhook`; of `roll-back`, which version and from where, in words; empty for the
+    others."""
     at: float
+    """When it was first done."""
     slices: tuple[str, ...]
+    """In the order in which it was done."""
     dry_run: bool = False
+    """Whether it would only have been done."""
 
 
 @dataclass(frozen=True, slots=True)
 class PersonsWord:
-    """Action or statement of a person during an incident.
-
-    Attributes:
-        at: Unix time, seconds.
-        kind: acknowledged, closed, silenced, unsilenced, pinned, unpinned, enabled or resumed.
-        text: In words, with who and why.
-    """
+    """Action or statement of a person during an incident, in words, with who and why."""
 
     at: float
     kind: str
+    """acknowledged, closed, silenced, unsilenced, pinned, unpinned, enabled or resumed."""
     text: str
 
 
 @dataclass(frozen=True, slots=True)
 class Diagnosis:
-    """Finding of a person or program about an incident.
-
-    Attributes:
-        at: Unix time at which it was attached, seconds.
-        kind: `locate` names the operator, `remedy` the correction.
-        slice: Slice that was looked at, or `all`.
-        text: In one line.
-        by: Author.
-        evidence: SHA-256 of the evidence, hexadecimal; it is kept apart, under this name.
-    """
+    """Finding of a person or program about an incident, in one line."""
 
     at: float
     kind: Literal["locate", "remedy"]
+    """`locate` names the operator, `remedy` the correction."""
     slice: str
     text: str
     by: str
     evidence: str
+    """SHA-256 of the evidence, hexadecimal; it is kept apart, under this name."""
 
 
 @dataclass(frozen=True, slots=True)
 class Incident:
-    """One breach for one reason on one pair of kernels.
-
-    Attributes:
-        id: Twelve hex digits; the same from the first breach to the end.
-        contract: metadata.name.
-        on: Kind of breach, as escalation steps call it: fail, no-data, inconclusive or invalid-input.
-        kernel_train: Short fingerprint.
-        kernel_inference: Short fingerprint.
-        state: broken, contained, unproven or resolved.
-        cells: Where it is or was broken, worst first; at least one. Each stays until the incident is over.
-        actions: Actions of the policy, oldest first.
-        words: Actions of people, oldest first.
-        contained_at: Unix time since when it is contained, seconds; None while it is not.
-        resolved_at: Unix time at which it was over, seconds; None while it lasts.
-        diagnoses: Findings about it, oldest first.
-        ordered_at: Unix time since when routes or pins ask that users be kept from all of it, seconds; None while they
-            do not. Later orders do not move it.
-        taken_at: Unix time at which a router was first seen to have taken such an order, seconds; None before.
-        obeyed: What is known of the orders while they do not contain it: `untaken`, `behind`, `unconfirmed`, `recent`,
-            `lost`, `disobeyed` or `pinned`.
-        behind: Which routers have not applied them, or why they have no effect, as the end of a sentence; where that is
-            `behind`.
-        disobeyed_at: Unix time at which a measurement of this kernel arrived last in spite of an order that was taken,
-            seconds; None for none.
-        gone: Whether its kernel version is known to serve nobody, or a person has closed what went away of it.
-    """
+    """One breach for one reason on one pair of kernels; times are Unix seconds."""
 
     id: str
+    """Twelve hex digits; the same from the first breach to the end."""
     contract: str
     on: str
+    """Kind of breach, as escalation steps call it: fail, no-data, inconclusive or invalid-input."""
     kernel_train: str
     kernel_inference: str
     state: IncidentState
     cells: tuple[BrokenCell, ...]
+    """Where it is or was broken, worst first; at least one. Each stays until the incident is over."""
     actions: tuple[IncidentAction, ...] = ()
     words: tuple[PersonsWord, ...] = ()
     contained_at: float | None = None
+    """Since when it is contained; None while it is not."""
     resolved_at: float | None = None
     diagnoses: tuple[Diagnosis, ...] = ()
     ordered_at: float | None = None
+    """Since when routes or pins ask that users be kept from all of it; later orders do not move it."""
     taken_at: float | None = None
+    """When a router was first seen to have taken such an order."""
     obeyed: Literal["untaken", "behind", "unconfirmed", "recent", "lost", "disobeyed", "pinned"] = "untaken"
+    """What is known of the orders while they do not contain it."""
     behind: str = ""
+    """Which routers have not applied them, or why they have no effect, as the end of a sentence."""
     disobeyed_at: float | None = None
+    """When a measurement of this kernel arrived last in spite of an order that was taken."""
     gone: bool = False
+    """Whether its kernel version is known to serve nobody, or a person has closed what went away of it."""
 
     def cell(self, clause: str, slice: str) -> BrokenCell | None:
         """Its cell of a clause on a slice; None where that never was part of it."""
@@ -461,20 +419,15 @@ _NONE: Final[Mapping[str, float]] = MappingProxyType({})
 
 @dataclass(frozen=True, slots=True)
 class ActionTaken:
-    """Something that the policy or a person did.
-
-    Attributes:
-        at: Unix time, seconds.
-        kind: Kind of the action; `resumed`, `acknowledged` and the like for what a person did; `would-fire` for what a
-            contract that runs dry would have done.
-        text: In words.
-        in_force: Whether it still holds; None for what is over once it is done.
-    """
+    """Something that the policy or a person did."""
 
     at: float
     kind: str
+    """Kind of the action; `resumed`, `acknowledged` and the like for what a person did; `would-fire` for what a
+    contract that runs dry would have done."""
     text: str
     in_force: bool | None = None
+    """Whether it still holds; None for what is over once it is done."""
 
 
 def actions_taken(
@@ -486,12 +439,9 @@ def actions_taken(
 ) -> tuple[ActionTaken, ...]:
     """Return the actions taken, oldest first, and for each if it is in force.
 
-    Args:
-        incident: The incident.
-        table: The decision table in force.
-        waiting: Since when the oldest undelivered webhook of an endpoint waits, Unix seconds.
-        given_up: When the newest webhook of an endpoint that it refused, or that expired, was written, Unix seconds.
-        disabled: Since when an endpoint is sent nothing, because it answered HTTP 410, Unix seconds.
+    By endpoint, in Unix seconds: since when its oldest undelivered webhook is `waiting`, when the newest was written
+    that it refused or that expired (`given_up`), and since when it is sent nothing, because it answered HTTP 410
+    (`disabled`).
     """
     done = [_in_words(incident, action, table, waiting, given_up, disabled) for action in incident.actions]
     said = [ActionTaken(word.at, word.kind, word.text) for word in incident.words]

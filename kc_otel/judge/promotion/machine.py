@@ -45,19 +45,10 @@ _RESET_TO: Final = Position(Stage.OFFLINE_CI)
 def begin(
     contract: Contract, version: str, by: str, now: float, *, previous: Promotion | None = None, failing: bool = False
 ) -> Moved:
-    """A version starts on its way, for the first time or again.
+    """A version starts on its way, for the first time or again; raises OrderError if it is on its way already.
 
-    Args:
-        contract: The contract in force.
-        version: Short fingerprint of the inference kernel version.
-        by: Person who starts it.
-        now: Unix time, seconds.
-        previous: Outcome of the version's last attempt.
-        failing: Whether it FAILs at the moment: data from before do not count against a new attempt, which a person
-            wants although they know it.
-
-    Raises:
-        OrderError: If it is on its way already.
+    Where it is `failing` at the moment, data from before do not count against a new attempt, which a person wants
+    although they know it.
     """
     if previous is not None and previous.status is PromotionStatus.RUNNING:
         raise OrderError(f"{version} is already in promotion, in {previous.position}")
@@ -74,17 +65,10 @@ def begin(
 
 
 def advance(promotion: Promotion, contract: Contract, evaluation: Evaluation, holds: Iterable[str]) -> Moved:
-    """The promotion after an evaluation.
+    """The promotion after an evaluation: held for the reasons in `holds`, whatever the verdicts say.
 
-    Args:
-        promotion: State of the promotion.
-        contract: The contract in force.
-        evaluation: The contract's verdicts, of any kernel versions.
-        holds: Reasons to wait whatever the verdicts say, such as hold-promotion directives.
-
-    Returns:
-        One step on, when its gate is open, nobody holds it, and whoever has to be asked has agreed. Rolled back, on as
-        many failing windows as the contract bears, held or not. Else the same place, with what is missing.
+    One step on, when its gate is open, nobody holds it, and whoever has to be asked has agreed. Rolled back, on as many
+    failing windows as the contract bears, held or not. Else the same place, with what is missing.
     """
     if promotion.status is not PromotionStatus.RUNNING:
         return promotion, ()
@@ -130,18 +114,9 @@ def stepped(
     said: str = "",
     failing: bool = False,
 ) -> Moved:
-    """The promotion in its next position, and the move.
+    """The promotion in its next position, and the move, by a person or by its gate with what that has `said`.
 
-    Args:
-        promotion: State of the promotion.
-        to: Where it goes.
-        kind: advance or force.
-        decision: Decision of the position's gate.
-        now: Unix time, seconds.
-        by: The person who decided; empty where the gate did.
-        why: Their reason.
-        said: Finding of the gate, in words.
-        failing: Whether it FAILs at the moment and a person forces it on: data from before do not count then.
+    Where a person forces it on although it is `failing`, data from before do not count.
     """
     before, verb = promotion.position, f"{by} forces" if by else "goes"
     subject = f"{verb} {promotion.version} on" if by else f"{promotion.version} {verb} on"
@@ -179,12 +154,7 @@ def overheard(promotion: Promotion, newest: float, contract: Contract, now: floa
     """The promotion of a version that was rolled back, with since when it is known to serve.
 
     Silence afterwards does not show that it serves nobody: this lasts until a person rolls it back again or starts it.
-
-    Args:
-        promotion: State of the promotion.
-        newest: Unix time of the newest observation of the version, seconds; -inf for none.
-        contract: The contract in force. Within its heartbeat what was under way at the roll-back is measured.
-        now: Unix time, seconds.
+    Within a heartbeat what was under way at the roll-back is measured; `newest` is the time of its newest observation.
     """
     serves = newest > promotion.entered + contract.observability.heartbeat
     return replace(promotion, seen_serving=now) if serves and promotion.seen_serving is None else promotion
@@ -244,11 +214,7 @@ _MAX_AHEAD_SECONDS: Final = 300.0
 
 
 def approve(promotion: Promotion, contract: Contract, stage: Stage) -> Promotion:
-    """Let a version into a stage, as soon as its gate is open.
-
-    Raises:
-        OrderError: If the contract asks nobody, or the version is not on its way there.
-    """
+    """Let a version into a stage, as soon as its gate is open; raises OrderError if nobody is asked for that."""
     _running(promotion)
     asked = contract.promotion.approve
     if stage.value not in asked:
@@ -260,22 +226,14 @@ def approve(promotion: Promotion, contract: Contract, stage: Stage) -> Promotion
 
 
 def hold(promotion: Promotion, by: str, why: str, now: float) -> Promotion:
-    """Let a version go no further until somebody resumes it; a FAIL rolls it back all the same.
-
-    Raises:
-        OrderError: If no reason is named, or it is not on its way.
-    """
+    """Let a version go no further until somebody resumes it; a FAIL rolls it back all the same."""
     _explained(why)
     _running(promotion)
     return replace(promotion, hold=Hold(by, why, now), awaiting="")
 
 
 def resume(promotion: Promotion) -> Promotion:
-    """End a hold; where there is none, the wait for a process with hooks that does not come back.
-
-    Raises:
-        OrderError: If there is neither.
-    """
+    """End a hold; where there is none, the wait for a process with hooks that does not come back."""
     if promotion.hold is not None:
         return replace(promotion, hold=None)
     if not promotion.hooked:
@@ -284,25 +242,13 @@ def resume(promotion: Promotion) -> Promotion:
 
 
 def hook(promotion: Promotion) -> Promotion:
-    """Require a process to confirm every step before it is taken.
-
-    Raises:
-        OrderError: If the version is not on its way.
-    """
+    """Require a process to confirm every step before it is taken."""
     _running(promotion)
     return replace(promotion, hooked=True)
 
 
 def confirm(promotion: Promotion, position: str) -> Promotion:
-    """The hook before a step has succeeded.
-
-    Args:
-        promotion: State of the promotion.
-        position: The position that was awaited, as it was named.
-
-    Raises:
-        OrderError: If another one is awaited by now, or none.
-    """
+    """The hook before a step to a position has succeeded; OrderError if another one is awaited by now, or none."""
     if promotion.awaiting != position or not position:
         raise OrderError(f"the step to {position!r} is not awaited; {promotion.awaiting or 'none'} is")
     return replace(promotion, confirmed=position, awaiting="")
@@ -317,11 +263,7 @@ def force(
     latest: Evaluation,
     now: float,
 ) -> Moved:
-    """Take a version on to a stage although its gate is not open.
-
-    Raises:
-        OrderError: If no reason is named, or the version is there already.
-    """
+    """Take a version on to a stage although its gate is not open; OrderError without a reason, or if it is there."""
     _explained(why)
     target = next(
         (
@@ -341,11 +283,7 @@ def force(
 
 
 def roll_back(promotion: Promotion, by: str, why: str, now: float) -> Moved:
-    """Take a version out of all traffic; once more where it was seen to serve after that.
-
-    Raises:
-        OrderError: If no reason is named, or it is not on its way.
-    """
+    """Take a version out of all traffic; once more where it was seen to serve after that."""
     _explained(why)
     if promotion.seen_serving is None:
         _running(promotion)
@@ -373,18 +311,10 @@ def whereabouts(promotion: Promotion) -> str:
 def admit(
     promotion: Promotion, contract: Contract, record: Mapping[str, Any], offline_problems: SectionProblems, now: float
 ) -> Promotion:
-    """Take the evidence of the offline stage in.
+    """Take the evidence of the offline stage in: the record of `kc-otel gate run ... --evidence`.
 
-    Args:
-        promotion: A version in the offline stage.
-        contract: The contract in force.
-        record: Record of `kc-otel gate run ... --evidence`.
-        offline_problems: Checks the section of the offline stage; see `verify_record`.
-        now: Unix time, seconds.
-
-    Raises:
-        OrderError: If the version is not there, or the record is no sound evidence that its gate was open under this
-            contract.
+    Raises OrderError if the version is not there, or the record is no sound evidence that its gate was open under this
+    contract.
     """
     if promotion.position.stage is not Stage.OFFLINE_CI or promotion.status is not PromotionStatus.RUNNING:
         raise OrderError(f"{promotion.version} is not in offline-ci but {whereabouts(promotion)}")

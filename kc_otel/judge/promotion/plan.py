@@ -21,42 +21,32 @@ from kc_otel.judge.verdict import Verdict
 
 @dataclass(frozen=True, slots=True)
 class Traffic:
-    """Expected traffic of a gate.
-
-    Attributes:
-        tokens_per_second: Tokens that the inference kernel generates; None when unknown.
-        sampling: Share of them that is measured.
-        tokens_per_sequence: Tokens of a sequence; None when unknown.
-        shares: Part of the traffic in a slice, by its name; a slice that is not named has no known time.
-    """
+    """Expected traffic of a gate."""
 
     tokens_per_second: float | None
+    """Those that the inference kernel generates; None when unknown."""
     sampling: float
+    """Share of them that is measured."""
     tokens_per_sequence: float | None
     shares: Mapping[str, float]
+    """Part of the traffic in a slice, by its name; a slice that is not named has no known time."""
 
 
 @dataclass(frozen=True, slots=True)
 class Planned:
-    """Minimum requirements of one cell of a gate.
-
-    Attributes:
-        clause: Its id.
-        slice: The slice.
-        observations: Fewest observations per window; None when no number lets the clause pass.
-        unit: Unit of an observation.
-        first: Seconds until there are as many; nan when it cannot be told, inf when never.
-        seconds: Until the gate's last window can pass; None when it cannot be told, inf when never.
-        why: Reason why it can never pass, or why the time is unknown; empty otherwise.
-    """
+    """Minimum requirements of one cell of a gate."""
 
     clause: str
     slice: str
     observations: int | None
+    """Fewest per window; None when no number lets the clause pass."""
     unit: str
     first: float
+    """Seconds until there are as many; nan when it cannot be told, inf when never."""
     seconds: float | None
+    """Until the gate's last window can pass; None when it cannot be told, inf when never."""
     why: str
+    """Reason why it can never pass, or why the time is unknown; empty otherwise."""
 
     @property
     def never(self) -> bool:
@@ -93,19 +83,15 @@ def plan_gate(contract: Contract, traffic: Traffic, windows: int) -> tuple[Plann
 
 @dataclass(frozen=True, slots=True)
 class PlannedStep:
-    """Shortest time that a version stays in a position.
-
-    Attributes:
-        position: The position.
-        seconds: Until its gate can open; None when it cannot be told, inf when never.
-        slowest: `clause on slice` that takes longest; empty when the time is not known.
-        why: Why it can never open, or what the time leaves out because it cannot be told; empty otherwise.
-    """
+    """Shortest time that a version stays in a position."""
 
     position: Position
     seconds: float | None
+    """Until its gate can open; None when it cannot be told, inf when never."""
     slowest: str
+    """`clause on slice` that takes longest; empty when the time is not known."""
     why: str
+    """Why it can never open, or what the time leaves out because it cannot be told; empty otherwise."""
 
 
 def plan_steps(contract: Contract, traffic: Traffic) -> tuple[PlannedStep, ...]:
@@ -141,9 +127,7 @@ def plan_steps(contract: Contract, traffic: Traffic) -> tuple[PlannedStep, ...]:
 def observed_traffic(contract: Contract, verdicts: Sequence[Verdict]) -> Traffic:
     """The traffic that an evaluation has seen, of all kernel versions together.
 
-    Args:
-        contract: The contract; its share of measured batches is taken to be the one that recorders keep.
-        verdicts: The verdicts of one evaluation.
+    The contract's share of measured batches is taken to be the one that recorders keep.
     """
     watched, shares = contract.observability, dict[str, float]()
     lengths = {"short": watched.window, "long": watched.long_window}
@@ -173,11 +157,7 @@ def observed_traffic(contract: Contract, verdicts: Sequence[Verdict]) -> Traffic
 
 
 def shares_of(contract: Contract, texts: Sequence[str]) -> dict[str, float]:
-    """Parts of the traffic by slice, from `SLICE=PART`.
-
-    Raises:
-        ValueError: If a text is not of that form, or the contract has no such slice.
-    """
+    """Parts of the traffic by slice, from `SLICE=PART`; raises ValueError where a text is not of that form."""
     found = {}
     for text in texts:
         name, _, value = text.partition("=")

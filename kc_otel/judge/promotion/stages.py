@@ -49,25 +49,21 @@ class GateOutcome(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class GateSpec:
-    """Requirements for a kernel version to leave a stage.
-
-    Attributes:
-        stage: The stage it is in.
-        windows: Consecutive windows without shared data in which every cell is PASS.
-        window: Length of the short window, seconds; 0 for offline stages, where each evaluation is a window.
-        long_window: Length of the long window, seconds, for evaluations with a verdict that the long window decided.
-        cells: (clause, slice) pairs that have to be PASS; others are looked at only for FAIL.
-        failure_limit: Windows without shared data in which something FAILs, until the version is rolled back.
-        needed: Observations below which a clause cannot pass, by its id, for the explanation of what is missing.
-    """
+    """Requirements for a kernel version to leave a stage."""
 
     stage: Stage
     windows: int
+    """Consecutive ones without shared data in which every cell is PASS."""
     window: float
+    """Length of the short window, seconds; 0 for offline stages, where each evaluation is a window."""
     long_window: float
+    """Of evaluations with a verdict that the long window decided, seconds."""
     cells: tuple[tuple[str, str], ...]
+    """(clause, slice) pairs that have to be PASS; others are looked at only for FAIL."""
     failure_limit: int = 1
+    """Windows without shared data in which something FAILs, until the version is rolled back."""
     needed: Mapping[str, int] = field(default_factory=dict)
+    """Observations below which a clause cannot pass, by its id, for the explanation of what is missing."""
 
     @classmethod
     def of(cls, contract: Contract, stage: Stage, windows: int, failure_limit: int = 1) -> GateSpec:
@@ -86,34 +82,22 @@ class GateSpec:
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """Outcome of a gate, with its reasons.
-
-    Attributes:
-        outcome: advance, wait or rollback.
-        stage: The stage that the kernel version is in from now on.
-        windows: Windows that have passed so far, at most as many as are needed.
-        missing: For wait, the open requirements; for rollback, the failures; one sentence each.
-    """
+    """Outcome of a gate, with its reasons."""
 
     outcome: GateOutcome
     stage: Stage
+    """The one that the kernel version is in from now on."""
     windows: int
+    """Those that have passed so far, at most as many as are needed."""
     missing: tuple[str, ...] = ()
+    """For wait, the open requirements; for rollback, the failures; one sentence each."""
 
 
 def decide(gate: GateSpec, version: str, history: Sequence[Evaluation], holds: Iterable[str], now: float) -> Decision:
-    """Decide if a kernel version leaves its stage.
+    """Decide if a kernel version leaves its stage, by the evaluations since it entered it, oldest first.
 
-    Args:
-        gate: Requirements of the stage.
-        version: Short fingerprint of the inference kernel version.
-        history: Evaluations of the contract since the version entered the stage, oldest first.
-        holds: Reasons to wait whatever the verdicts say, such as hold-promotion directives.
-        now: Unix time, seconds.
-
-    Returns:
-        Rollback once the version had a FAIL in as many windows of the stage as the gate bears, held or not. Else wait
-        while anything is missing. Else advance; a version in the last stage stays there.
+    Rollback once the version had a FAIL in as many windows of the stage as the gate bears, held or not. Else wait while
+    anything is missing. Else advance; a version in the last stage stays there.
     """
     tally, failed = Tally(), dict[tuple[str, str, str], str]()
     for evaluation in history:
@@ -145,14 +129,7 @@ def decided(
 ) -> Decision:
     """Return the decision for a tally that includes every evaluation so far; `decide` calls this with its own tally.
 
-    Args:
-        gate: Requirements of the stage.
-        version: Short fingerprint of the inference kernel version.
-        tally: Windows so far, including the latest evaluation.
-        latest: The latest evaluation.
-        failed: Failures, as sentences by cell; None for those of the latest evaluation.
-        holds: Reasons to wait whatever the verdicts say.
-        now: Unix time, seconds.
+    `failed` has failures as sentences by cell; None for those of the latest evaluation.
     """
     own = None if latest is None else latest.of_kernel(version)
     if failed is None:
@@ -218,29 +195,23 @@ def _said(verdict: Verdict, needed: int = 0) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Tally:
-    """Windows counted so far, and from when on data count.
-
-    Attributes:
-        passed: Consecutive windows of PASS.
-        failed: Windows with a FAIL.
-        pass_from: Unix time; only windows of later data count towards `passed`. None for any data.
-        fail_from: The same for `failed`.
-        seen: Unix time of the latest evaluation; None before the first.
-    """
+    """Windows counted so far, and from when on data count."""
 
     passed: int = 0
+    """Consecutive windows of PASS."""
     failed: int = 0
+    """Windows with a FAIL."""
     pass_from: float | None = None
+    """Unix time; only windows of later data count towards `passed`. None for any data."""
     fail_from: float | None = None
+    """The same for `failed`."""
     seen: float | None = None
+    """Unix time of the latest evaluation; None before the first."""
 
     def after_pass(self, at: float, span: float, most_silence: float) -> Tally:
-        """An evaluation in which everything that is asked for was PASS.
+        """An evaluation at a Unix time in which everything that is asked for was PASS, on a window of `span` seconds.
 
-        Args:
-            at: Its unix time, seconds.
-            span: Length of the window that it rests on, seconds.
-            most_silence: Longest time in which nobody looked that does not end a streak, seconds; 0 for any.
+        A time of more than `most_silence` seconds in which nobody looked ends a streak; 0 for any time.
         """
         before = self._restarted(at, most_silence)
         if before.pass_from is not None and at - span < before.pass_from:
@@ -325,53 +296,44 @@ class Hold:
 
 @dataclass(frozen=True, slots=True)
 class Promotion:
-    """Everything that is remembered of one kernel version under one contract.
-
-    Attributes:
-        contract: metadata.name.
-        contract_hash: Content hash of the contract that the tally was made under.
-        version: Short fingerprint of the inference kernel version.
-        position: Where it is.
-        entered: Unix time since when it is there, seconds.
-        started: Unix time of the attempt's start, seconds.
-        tally: Windows counted there.
-        status: running, rolled-back or replaced.
-        attempt: Counts up whenever a person starts again.
-        offline: Checksum of the offline stage's evidence; empty without.
-        approved: Stages that a person has let it into.
-        hold: A person's hold.
-        hooked: Whether a process (`kc-otel promote --watch --hook-before`) has to confirm every step.
-        confirmed: Position whose step that process has confirmed.
-        awaiting: Position whose step waits for that process; empty while other things are missing.
-        missing: Open requirements of the next step, one sentence each.
-        reason: Why it is where it is, in a sentence.
-        seen_serving: Unix time at which drift of it was first measured after it was rolled back, seconds; else None.
-        elsewhere: Sentence that says which of its evidence was made under another contract; empty for none.
-        short: The same, where that evidence does not show that the limits in force hold: it goes no further.
-        proof_from: Unix time at which its last attempt was rolled back, seconds: evidence from before proves nothing.
-    """
+    """Everything that is remembered of one kernel version under one contract; times are Unix seconds."""
 
     contract: str
     contract_hash: str
+    """Of the contract that the tally was made under."""
     version: str
     position: Position
     entered: float
+    """Since when it is in its position."""
     started: float
+    """When the attempt started."""
     tally: Tally
     status: PromotionStatus = PromotionStatus.RUNNING
     attempt: int = 1
+    """Counts up whenever a person starts again."""
     offline: str = ""
+    """Checksum of the offline stage's evidence; empty without."""
     approved: tuple[str, ...] = ()
+    """Stages that a person has let it into."""
     hold: Hold | None = None
     hooked: bool = False
+    """Whether a process (`kc-otel promote --watch --hook-before`) has to confirm every step."""
     confirmed: str = ""
+    """Position whose step that process has confirmed."""
     awaiting: str = ""
+    """Position whose step waits for that process; empty while other things are missing."""
     missing: tuple[str, ...] = ()
+    """Open requirements of the next step, one sentence each."""
     reason: str = ""
+    """Why it is where it is, in a sentence."""
     seen_serving: float | None = None
+    """When drift of it was first measured after it was rolled back."""
     proof_from: float = 0.0
+    """When its last attempt was rolled back: evidence from before proves nothing."""
     elsewhere: str = ""
+    """Sentence that says which of its evidence was made under another contract; empty for none."""
     short: str = ""
+    """The same, where that evidence does not show that the limits in force hold: it goes no further."""
 
     @property
     def full(self) -> bool:
@@ -381,26 +343,18 @@ class Promotion:
 
 @dataclass(frozen=True, slots=True)
 class PromotionMove:
-    """Move of a version from one position to another, which traffic, hooks, evidence and events follow.
-
-    Attributes:
-        kind: Why.
-        before: Where it was.
-        after: Where it is now.
-        at: Unix time, seconds.
-        decision: Decision of the position's gate.
-        by: The person who decided; empty where the gate did.
-        why: Their reason.
-        failed: Windows of the stage with a FAIL.
-        message: The whole of it in a sentence.
-    """
+    """Move of a version from one position to another, which traffic, hooks, evidence and events follow."""
 
     kind: MoveKind
     before: Position
     after: Position
     at: float
     decision: Decision
+    """Of the position's gate."""
     by: str = ""
+    """The person who decided; empty where the gate did."""
     why: str = ""
     failed: int = 0
+    """Windows of the stage with a FAIL."""
     message: str = ""
+    """The whole of it in a sentence."""
