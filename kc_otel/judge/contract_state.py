@@ -1,4 +1,4 @@
-"""The evaluator's state of one contract: streams, the series they feed, reports heard, kernels, examples.
+"""The evaluator's state of one contract: streams, the series they feed, reports heard, kernels.
 
 A stream is one sender's; a series is (metric, slice, kernel pair), and takes the increments of all its streams. Memory
 is bounded: at most `max_series` series, and STREAMS_PER_SERIES times as many streams. A series over the cap is counted
@@ -32,6 +32,7 @@ from kc_otel.judge.point_streams import Horizon, PointStream
 from kc_otel.judge.points import INVALID, Point, invalid_on, metric_of
 from kc_otel.judge.recorders import Recorders
 from kc_otel.judge.refused_points import RefusedPoints
+from kc_otel.judge.reported_kernels import KernelVersions
 from kc_otel.judge.series import LONG, PAIRS, SHORT, Heard, Pair, Series, SeriesKey, SeriesTable, grids
 from kc_otel.judge.statistics import metric_name, opposite_name
 from kc_otel.judge.window_rows import WindowRows
@@ -116,6 +117,7 @@ class ContractState:
         self.streams: dict[bytes, PointStream] = {}
         self.rows: ContractRows | None = None
         self.heard: dict[Pair, Heard] = {}
+        self.kernels = KernelVersions()
         self.recorders = Recorders(contract.observability.heartbeat, contract.observability.window)
         self.newest: dict[str, dict[Pair, float]] = {}
         self.events: Counter[str] = Counter()

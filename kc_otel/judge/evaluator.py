@@ -25,7 +25,6 @@ from kc_otel.judge.column_message import ColumnMessage
 from kc_otel.judge.columns.stream_columns import StreamColumns
 from kc_otel.judge.columns.stream_rows import RowContent
 from kc_otel.judge.contract_state import ContractState
-from kc_otel.judge.facts import KernelInfo, KernelVersions, WorstBatch, WorstBatches, examples_in
 from kc_otel.judge.histograms import ExplicitHistogram, Histogram
 from kc_otel.judge.otlp.sink import ExportResult
 from kc_otel.judge.point_streams import Horizon, PointStream
@@ -44,6 +43,7 @@ from kc_otel.judge.points import (
 )
 from kc_otel.judge.recorders import LastReport, RecorderReports
 from kc_otel.judge.refused_points import OUTCOME_SENTENCES, Missing, missing, sender_of
+from kc_otel.judge.reported_kernels import KernelInfo
 from kc_otel.judge.series import Listening, Pair, Series, SeriesKey
 from kc_otel.judge.statistics import metric_name
 from kc_otel.judge.verdict import Causes, Cell, Evaluation, Status, Verdict
@@ -164,10 +164,6 @@ class Evaluator:
             for clause in contract.clauses:
                 if clause.metric in DERIVED:
                     factors(clause.metric, contract.assumptions)
-        self.facts = {
-            contract.name: (KernelVersions(), WorstBatches(contract.observability.long_window))
-            for contract in contracts
-        }
         self.steps: dict[str, dict[Pair, int]] = {name: {} for name in self.states}
         self.counters: Counter[str] = Counter()
         self.faults = Faults()
@@ -305,13 +301,6 @@ class Evaluator:
     def _series_taken(self, message: ColumnMessage) -> Mapping[int, SeriesKey]:
         return {} if self._columns is None else self._columns.series_taken(message)
 
-    def ingest_traces(self, request: Any, now: float) -> ExportResult:
-        """Take an ExportTraceServiceRequest; of its spans, the worst `kc.compare` ones are kept as examples."""
-        for name, example in examples_in(request):
-            if name in self.facts and example.at <= now + self._tolerance:
-                self.facts[name][1].offer(example, now)
-        return ExportResult()
-
     def evaluate(self, now: float) -> dict[str, Evaluation]:
         """Verdicts of every cell, by the contract's name.
 
@@ -389,11 +378,7 @@ class Evaluator:
 
     def kernels(self, contract: str) -> tuple[KernelInfo, ...]:
         """Kernel versions that reported themselves, the one seen last first."""
-        return tuple(sorted(self.facts[contract][0].known.values(), key=lambda info: -info.last_seen))
-
-    def examples(self, contract: str, now: float) -> tuple[WorstBatch, ...]:
-        """The worst measured batches of the long window, worst first."""
-        return tuple(self.facts[contract][1].recent(now))
+        return tuple(sorted(self.states[contract].kernels.known.values(), key=lambda info: -info.last_seen))
 
     def sampling(self, contract: str) -> list[str]:
         """Return the known sampling of prompts, and the assumptions where no recorder states it, as sentences."""
@@ -529,7 +514,7 @@ class Evaluator:
         return _noted(state, outcome, point, now), ""
 
     def _take_info(self, point: Point, state: ContractState, now: float, reports: RecorderReports) -> str:
-        if not self.facts[state.contract.name][0].see(point.attributes, now):
+        if not state.kernels.see(point.attributes, now):
             raise _RefusedError("malformed", f"{point.metric} names no kernel role and version")
         done = point.histogram is not None and not point.histogram.count
         version, sender = str(point.attributes["kc.kernel.version"]), sender_of(point.resource)
@@ -550,7 +535,7 @@ class Evaluator:
         reason = str(point.attributes.get("kc.reason", "unknown"))[:80]
         if not dropped or reason == _NO_OTHER_SIDE:
             return "accepted"
-        sender, known = sender_of(point.resource), self.facts[state.contract.name][0].known
+        sender, known = sender_of(point.resource), state.kernels.known
         versions = state.recorders.versions_of(sender)
         train = [version for version in versions if ("train", version) in known][-1:] or [""]
         said = f"its recorder dropped batches ({reason}); the recorder's log says why"

@@ -39,12 +39,12 @@ from kc_otel.judge.escalation.escalate import (
 from kc_otel.judge.escalation.notices import AT_ONCE, GroupTiming, IncidentMessage, Notice, NoticeReason, People
 from kc_otel.judge.escalation.webhook_body import alert_body, encode
 from kc_otel.judge.evaluator import Evaluator
-from kc_otel.judge.facts import KernelInfo, kernel_names
 from kc_otel.judge.incidents.incident import Diagnosis, Incident, actions_taken, lifting_commands
 from kc_otel.judge.incidents.incident_lifecycle import TrafficSeen, by_urgency, with_diagnosis, with_word
 from kc_otel.judge.otlp.sink import ExportResult
 from kc_otel.judge.promotion.gate_evidence import SectionProblems, unchecked_offline
 from kc_otel.judge.refused_points import Missing
+from kc_otel.judge.reported_kernels import KernelInfo, kernel_names
 from kc_otel.judge.verdict import Causes, Cell, Evaluation, Status
 from kc_otel.serve.announcements import Announcement, cell_fields, of_change, of_notice, of_transition
 from kc_otel.serve.history import CellHistory, StatusChange
@@ -220,13 +220,11 @@ class Core:
             _log.warning("not judged: %s; further ones are only counted", plain(result.message))
         return result
 
-    def traces(self, request: Any) -> ExportResult:
-        """Take an ExportTraceServiceRequest."""
-        return self.evaluator.ingest_traces(request, time.time())
-
-    def logs(self, request: Any) -> ExportResult:  # noqa: ARG002 - the receiver's interface
-        """Accept and drop logs, so that a Collector's pipeline does not retry them."""
+    def traces(self, request: Any) -> ExportResult:  # noqa: ARG002 - the receiver's interface
+        """Accept and drop spans and logs, so that a Collector's pipeline does not retry them."""
         return ExportResult()
+
+    logs = traces
 
     @property
     def state_path(self) -> Path | None:

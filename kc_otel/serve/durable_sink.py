@@ -1,6 +1,6 @@
 """Between the receivers and the core: nothing is applied, and no sender is told so, that is not in the inbox on disk.
 
-Spans are not in the inbox: they are examples, of which the worst are kept.
+Spans and logs are accepted and dropped.
 """
 
 from __future__ import annotations

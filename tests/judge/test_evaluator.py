@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import pytest
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
-from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
 from kc_otel.judge.contract_state import STREAMS_PER_SERIES
 from kc_otel.judge.evaluator import Evaluator, SeriesId
@@ -661,26 +660,6 @@ def test_kernels_are_known_by_their_fingerprints(contract: Any, now: float) -> N
     (info,) = evaluator.kernels("policy")
     assert (info.role, info.version, info.last_seen) == ("inference", INFERENCE, now)
     assert info.fields == {"engine": "vllm", "dtype": "fp8"}
-
-
-def test_worst_batches_are_kept_as_examples(contract: Any, now: float) -> None:
-    """Of many kc.compare spans the worst are kept, bounded, worst first, and not for ever."""
-    evaluator = Evaluator([contract()])
-    request = ExportTraceServiceRequest()
-    spans = request.resource_spans.add().scope_spans.add().spans
-    for i in range(100):
-        span = spans.add(
-            name="kc.compare" if i != 99 else "other", span_id=i.to_bytes(8, "big"), trace_id=bytes(16),
-            end_time_unix_nano=round(now * 1e9),
-        )  # fmt: skip
-        span.attributes.add(key="kc.contract").value.string_value = "policy"
-        span.attributes.add(key="kc.compare.worst.abs_log_ratio").value.double_value = float(i * 37 % 100)
-    evaluator.ingest_traces(request, now)
-    evaluator.ingest_traces(request, now)
-    kept = evaluator.examples("policy", now)
-    assert [example.worst for example in kept] == sorted((i * 37 % 100 for i in range(99)), reverse=True)[:20]
-    assert len({example.span_id for example in kept}) == 20
-    assert evaluator.examples("policy", now + 3601) == ()
 
 
 def test_contracts_that_cannot_be_judged_are_refused(contract: Any) -> None:

@@ -20,12 +20,12 @@ import numpy as np
 from kc_otel.contract.slices import ALL, PLACES, UNJUDGED
 from kc_otel.judge.contract_state import ContractState
 from kc_otel.judge.evaluator import Evaluator
-from kc_otel.judge.facts import KernelInfo, WorstBatch
 from kc_otel.judge.fail_evidence import whole_side
 from kc_otel.judge.histograms import ExplicitHistogram
 from kc_otel.judge.points import INVALID, metric_of
 from kc_otel.judge.recorders import LastReport
 from kc_otel.judge.refused_points import RefusedSender
+from kc_otel.judge.reported_kernels import KernelInfo
 from kc_otel.judge.series import LONG, SHORT, Heard, SeriesKey
 from kc_otel.judge.verdict import Cell
 from kc_otel.serve.store.histogram_codec import check_observed, decode_histogram, encode_histogram, encode_histograms
@@ -249,7 +249,7 @@ class EvaluatorStore:
         self._connection.execute("INSERT OR REPLACE INTO evaluator_most_cells VALUES (?, ?)", (name, evidence.most))
 
     def _save_facts(self, name: str, evaluator: Evaluator) -> None:
-        state, (kernels, examples) = evaluator.states[name], evaluator.facts[name]
+        state = evaluator.states[name]
         quantities = state.contract.quantity_digests
         data = json.dumps(
             {
@@ -264,8 +264,7 @@ class EvaluatorStore:
                 "newest": [
                     [metric, *pair, time] for metric, pairs in state.newest.items() for pair, time in pairs.items()
                 ],
-                "kernels": [asdict(info) for info in kernels.known.values()],
-                "examples": [asdict(example) for example in examples.kept],
+                "kernels": [asdict(info) for info in state.kernels.known.values()],
             }
         )
         if self._facts.get(name) != data:
@@ -376,7 +375,7 @@ class EvaluatorStore:
         for name, data in self._connection.execute("SELECT contract, data FROM evaluator_facts").fetchall():
             if name not in evaluator.states:
                 continue
-            state, (kernels, examples) = evaluator.states[name], evaluator.facts[name]
+            state = evaluator.states[name]
             content = json.loads(data)
             own = state.contract.slice_digests
             redefined |= {(name, slice) for slice, digest in content["slices"].items() if own.get(slice) != digest}
@@ -404,10 +403,7 @@ class EvaluatorStore:
                 state.newest.setdefault(metric, {})[train, inference] = time
             for fields in content["kernels"]:
                 info = KernelInfo(**fields)
-                kernels.known[info.role, info.version] = info
-            for fields in content["examples"]:
-                links = tuple((trace, span) for trace, span in fields.pop("links"))
-                examples.kept.append(WorstBatch(**fields, links=links))
+                state.kernels.known[info.role, info.version] = info
         return redefined, changed
 
     def _id(self, name: str, key: SeriesKey) -> int:
