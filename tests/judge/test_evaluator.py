@@ -93,7 +93,6 @@ def test_an_evaluation_has_the_trainers_step(contract: Any, now: float) -> None:
 
 @pytest.mark.parametrize("cumulative", [True, False])
 def test_window_content_equals_the_samples_in_it(contract: Any, sender: Any, now: float, cumulative: bool) -> None:
-    """Both temporalities lead to the histogram of exactly the samples that were sent within the window."""
     evaluator, source = Evaluator([contract()]), sender(cumulative=cumulative)
     sent = [(now + 20.0 * step, RNG.lognormal(-7, 2, 40).clip(0, 1)) for step in range(1, 40)]
     for time, values in sent:
@@ -106,7 +105,6 @@ def test_window_content_equals_the_samples_in_it(contract: Any, sender: Any, now
 
 
 def test_processes_of_one_pair_merge(contract: Any, sender: Any, merged: Any, now: float) -> None:
-    """Several processes report one cell; their restarts do not disturb one another."""
     evaluator = Evaluator([contract()])
     senders = [sender(instance=str(i)) for i in range(3)]
     values = [small(100) for _ in range(6)]
@@ -164,7 +162,6 @@ def test_a_sender_whose_clock_is_wrong_is_told(contract, sender, now, ahead, sai
 
 @pytest.mark.slow
 def test_one_slice_fails_before_all_does(contract: Any, sender: Any, merged: Any, now: float) -> None:
-    """Drift planted in one slice fails there while the average still passes, and later fails `all` too."""
     evaluator, whole, code = Evaluator([contract()]), sender(), sender(slice="code")
     rest, bad = small(60_000), large(2000)
     evaluator.ingest_metrics(
@@ -177,7 +174,6 @@ def test_one_slice_fails_before_all_does(contract: Any, sender: Any, merged: Any
 
 
 def test_a_slice_without_traffic_is_no_data_alone(contract: Any, sender: Any, now: float) -> None:
-    """Only the slice that nothing was observed on is NO_DATA, under the pair that is current."""
     evaluator = Evaluator([contract()])
     evaluator.ingest_metrics(sender().request(now, small(20_000)), now)
     assert statuses(evaluator, now) == {cell(): Status.PASS, cell("code"): Status.NO_DATA}
@@ -213,7 +209,6 @@ def test_a_replaced_version_that_is_still_exported_disappears(contract: Any, sen
 
 
 def test_silence_is_no_data_after_the_heartbeat(contract: Any, sender: Any, now: float) -> None:
-    """A pair that stops reporting is NO_DATA one heartbeat after its next report was due, and keeps its name."""
     evaluator, source = Evaluator([contract(slices={})]), sender()
     for step in range(6):
         evaluator.ingest_metrics(source.request(now + 30 * step, small(5000)), now + 30 * step)
@@ -488,7 +483,6 @@ def test_a_kernel_finds_room_once_others_are_silent(contract: Any, sender: Any, 
 
 
 def test_streams_over_their_cap_are_refused(contract: Any, sender: Any, now: float) -> None:
-    """Identities without end cost bounded memory, and the sender is told."""
     evaluator = Evaluator([contract(observability={"max_series": 1})])
     outcomes = [
         evaluator.ingest_metrics(sender(instance=str(i)).request(now, [0.5]), now)
@@ -500,7 +494,6 @@ def test_streams_over_their_cap_are_refused(contract: Any, sender: Any, now: flo
 
 
 def test_memory_is_given_back(contract: Any, sender: Any, now: float) -> None:
-    """What no window covers any more is forgotten, and makes room under the cap."""
     evaluator = Evaluator([contract(observability={"max_series": 2})])
     evaluator.ingest_metrics(sender().request(now, [0.5]), now)
     evaluator.evaluate(now)
@@ -509,7 +502,6 @@ def test_memory_is_given_back(contract: Any, sender: Any, now: float) -> None:
 
 
 def test_gen_ai_histograms_are_judged_where_a_clause_names_them(contract: Any, sender: Any, now: float) -> None:
-    """A serving engine's own latency histogram counts for `all` and for the slices that its attributes match."""
     made = contract(
         slices={"big": {"where": {"gen_ai.request.model": "big"}}, "tiny": {"where": {"gen_ai.request.model": "tiny"}}},
         statistical=[],
@@ -653,7 +645,6 @@ def test_a_run_has_not_ended_while_a_recorder_of_it_fell_silent_without_a_word(c
 
 
 def test_kernels_are_known_by_their_fingerprints(contract: Any, now: float) -> None:
-    """kc.kernel.info points say what a version is made of, and when it was last seen."""
     evaluator = Evaluator([contract()])
     request = info_request(now, 1)
     assert evaluator.ingest_metrics(request, now).rejected == 0
@@ -671,7 +662,6 @@ def test_contracts_that_cannot_be_judged_are_refused(contract: Any) -> None:
 
 
 def test_a_clock_that_jumps_breaks_nothing(contract: Any, sender: Any, now: float) -> None:
-    """Evaluations at times before and long after the data give verdicts, not errors."""
     evaluator = Evaluator([contract()])
     evaluator.ingest_metrics(sender().request(now, small(50_000)), now)
     for shift in (0, -1000, 5, -1e9, 1e9, 6):

@@ -78,7 +78,6 @@ def test_another_process_decides_alike():
 
 
 def test_without_a_key_chance_decides():
-    """The share holds, and nothing is sticky."""
     router = Router.from_table(table_of(canary(0.3)))
     inside = sum(chosen(router, None) == INFERENCE for _ in range(5000))
     least, most = binom.interval(1 - 1e-6, 5000, 0.3)
@@ -114,7 +113,6 @@ def test_a_pin_lets_no_version_serve_that_is_tried_or_was_rolled_back(contract, 
 
 
 def test_only_its_version_is_limited():
-    """Other versions and contracts serve as before."""
     router = Router.from_table(table_of(canary(0.0)))
     assert chosen(router, "k") == TRAIN
     assert chosen(router, "k", version="inferA") == INFERENCE
@@ -122,14 +120,12 @@ def test_only_its_version_is_limited():
 
 
 def test_without_a_version_the_smallest_weight_is_told():
-    """Inside of both shares it is the smaller one."""
     router = Router.from_table(table_of(canary(0.9), canary(0.5, version="inferC")))
     inside = next(key for key in map(str, range(1000)) if chosen(router, key, version=None) == INFERENCE)
     assert router.decide("policy-7b", [], key=inside).weight == 0.5
 
 
 def test_without_a_version_every_canary_has_to_let_a_request_through():
-    """Versions have shares of their own; who does not say which one would serve needs to be in all of them."""
     router = Router.from_table(table_of(canary(0.5), canary(0.5, version="inferC")))
     for key in map(str, range(200)):
         alone = [chosen(router, key, version=version) for version in ("inferB", "inferC")]
@@ -137,7 +133,6 @@ def test_without_a_version_every_canary_has_to_let_a_request_through():
 
 
 def test_an_old_version_serves_what_the_canary_does_not():
-    """Of two versions the first that may serve does; the training kernel where none may."""
     router = Router.from_table(table_of(canary(0.3)))
     for number in range(200):
         key = f"user-{number}"

@@ -101,7 +101,6 @@ def test_doubt_and_silence_never_advance_and_are_named(terms, round_of, status):
 
 
 def test_another_version_is_no_proof(terms, round_of):
-    """PASS and FAIL of another kernel version do nothing."""
     promotion, _ = begin(terms, "other", "ada", 0.0)
     promotion, moves = run(promotion, terms, round_of, [*passes(0, 4), (1500, "FAIL")])
     assert (moves, promotion.missing[0]) == ([], "token-tv on all: no verdict yet")
@@ -218,7 +217,6 @@ def test_started_again_it_has_to_show_everything_again(terms):
 
 
 def test_a_changed_contract_starts_the_count_again(terms, contract, round_of):
-    """A window that passed under other limits proves nothing under these."""
     promotion, _ = begin(terms, V, "ada", 0.0)
     promotion, _ = run(promotion, terms, round_of, passes(0, 1))
     other = with_terms(contract, windows=2, steps=["2%", "10%"], skip=["offline-ci"])
@@ -229,7 +227,6 @@ def test_a_changed_contract_starts_the_count_again(terms, contract, round_of):
 
 
 def test_replaced_versions_are_no_longer_limited(terms, round_of):
-    """When another one is full, the one before may serve what is left, and nothing steps it any more."""
     promotion, _ = begin(terms, V, "ada", 0.0)
     promotion, _ = run(promotion, terms, round_of, passes(0, 6))
     gone, moves = replaced(promotion, "next", 2000.0)
@@ -238,7 +235,6 @@ def test_replaced_versions_are_no_longer_limited(terms, round_of):
 
 
 def test_the_path_follows_the_contract(contract):
-    """Stages that are skipped are not on it."""
     assert [str(place) for place in path_of(contract.promotion)] == [
         "offline-ci", "shadow", "canary at 1%", "canary at 5%", "canary at 25%", "full",
     ]  # fmt: skip

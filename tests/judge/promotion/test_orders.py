@@ -80,7 +80,6 @@ def test_sound_evidence_opens_the_offline_gate(contract, promotion, evidence):
 
 
 def test_a_gate_that_refused_opens_nothing(contract, promotion, evidence):
-    """The reason of the refusal is said, and what a person could do."""
     with pytest.raises(
         OrderError, match=r"the offline gate says rollback: token-tv on all: FAIL.*a person has to force"
     ):
@@ -102,7 +101,6 @@ def test_a_gate_that_was_asked_about_a_part_opens_nothing(tmp_path):
 
 
 def test_evidence_of_something_else_opens_nothing(contract, promotion, evidence):
-    """Another kernel, another contract, another stage, or a record that was changed."""
     record = evidence(0.01)
     other = dataclasses.replace(promotion, version="0123456789ab")
     with pytest.raises(OrderError, match=f"about kernel {INFERENCE.fingerprint}, not about 0123456789ab"):
@@ -134,7 +132,6 @@ def test_evidence_from_before_a_roll_back_opens_nothing(contract, promotion, evi
 
 
 def test_a_changed_contract_asks_for_the_gate_again(contract, promotion, evidence):
-    """What was admitted under other limits is not carried over."""
     admitted = admit(promotion, contract, evidence(0.01), section_problems, NOW)
     after, moves = advance(admitted, load_text(TEXT.replace("0.05", "0.06")), Evaluation(1.0), ())
     assert (moves, after.offline) == ((), "")
