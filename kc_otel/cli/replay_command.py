@@ -54,7 +54,7 @@ def replay(
       kc-otel replay kc-otel.sqlite-recording --contract policy.yaml --against in-force.yaml
     """
     from kc_otel.contract.load import load  # noqa: PLC0415 - a quick --help
-    from kc_otel.judge.escalation.message_groups import GroupTiming  # noqa: PLC0415
+    from kc_otel.judge.escalation.notices import GroupTiming  # noqa: PLC0415
     from kc_otel.offline.replay.replay_files import as_data, replay_recordings  # noqa: PLC0415
     from kc_otel.offline.replay.traffic_reading import TrafficFileError  # noqa: PLC0415
 

@@ -268,7 +268,7 @@ def list_command(url: Url = DEFAULT_URL, contract: OnlyContract = None, as_json:
     ]  # fmt: skip
     shares = [
         Text.assemble(
-            ("share", "bold"), f"  {row['contract']}/{row['slice']}: {row['version']} may serve {row['weight']:.4g} "
+            ("share", "bold"), f"  {row['contract']}: {row['version']} may serve {row['weight']:.4g} "
             f"of the requests: {row['reason']}",
         )
         for row in decisions["canaries"]

@@ -6,7 +6,7 @@ import hashlib
 import logging
 import random
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from typing import TYPE_CHECKING, Any, Final, Literal
@@ -113,47 +113,35 @@ class SlicePin:
 
 @dataclass(frozen=True, slots=True)
 class SliceRoutes:
-    """The routes of one slice: unix times at which they end, by avoided version."""
+    """The routes of one slice, with the versions that they avoid."""
 
     slice: SliceOf
-    versions: Mapping[str, float]
-    last: float
+    versions: frozenset[str]
     choice: Choice
 
     def holds(self, where: Where, version: str | None) -> bool:
         """Return True if a request is kept away from a version of the inference kernel, or with None from any."""
-        until = self.last if version is None else self.versions.get(version, 0.0)
-        if until != NEVER and not (until > 0.0 and time.time() < until):
-            return False
-        return self.slice.covers(where)
+        return (version is None or version in self.versions) and self.slice.covers(where)
 
 
 @dataclass(frozen=True, slots=True)
-class SliceShare:
-    """A canary of one slice.
+class CanaryShare:
+    """A canary.
 
     A request is in the share when the hash of its key, with contract and version before it, is below the weight. So a
     key stays where it is for as long as the weight does not change, in every process, and only ever moves into the
     share when the weight grows.
     """
 
-    slice: SliceOf
     version: str
-    until: float
     salted: Any
     below: bytes | None
     """Hashes below this are in the share; None where all or none are."""
     inside: Choice
     outside: Choice
 
-    def holds(self, where: Where, version: str | None) -> bool:
-        """Return True if the canary limits a request for a version of the inference kernel, or with None for any."""
-        return (version is None or version == self.version) and self.slice.covers(where)
-
     def decide(self, key: str | bytes) -> Choice:
         """Inside or outside."""
-        if self.until != NEVER and time.time() >= self.until:
-            return self.outside
         if self.below is None:
             return self.inside if self.inside.weight else self.outside
         digest = self.salted.copy()
@@ -168,7 +156,7 @@ class Snapshot:
     table: DecisionTable
     pins: Mapping[str, tuple[SlicePin, ...]] = field(default_factory=dict)
     routes: Mapping[str, tuple[SliceRoutes, ...]] = field(default_factory=dict)
-    canaries: Mapping[str, tuple[SliceShare, ...]] = field(default_factory=dict)
+    canaries: Mapping[str, tuple[CanaryShare, ...]] = field(default_factory=dict)
     directives: Mapping[tuple[str, DirectiveKind], Mapping[str, str]] = field(default_factory=dict)
     promoted: frozenset[tuple[str, str]] = frozenset()
     """(contract, version)"""
@@ -191,7 +179,7 @@ class Snapshot:
         elif choice.kernel == TRAIN_KERNEL:
             return choice
         for share in self.canaries.get(contract, ()):
-            if share.holds(where, version):
+            if version is None or version == share.version:
                 key = random.randbytes(8) if key is None else key  # noqa: S311 - nothing secret
                 choice = share.decide(key)
                 if choice.kernel == TRAIN_KERNEL:
@@ -220,10 +208,9 @@ def compiled(table: DecisionTable, contracts: Mapping[str, Contract]) -> Snapsho
     pins: dict[str, tuple[SlicePin, ...]] = {}
     for pin in sorted(table.pins, key=lambda pin: -pin.at):  # the newest that matches wins
         pins[pin.contract] = (*pins.get(pin.contract, ()), _pin(slice_of(pin.contract, pin.slice), pin))
-    canaries: dict[str, tuple[SliceShare, ...]] = {}
+    canaries: dict[str, tuple[CanaryShare, ...]] = {}
     for canary in sorted(table.canaries, key=lambda canary: -canary.weight):  # the smallest that matches wins
-        share = _share(slice_of(canary.contract, canary.slice), canary)
-        canaries[canary.contract] = (*canaries.get(canary.contract, ()), share)
+        canaries[canary.contract] = (*canaries.get(canary.contract, ()), _share(canary))
     directives: dict[tuple[str, DirectiveKind], dict[str, str]] = {}
     for asked in table.directives:
         directives.setdefault((asked.contract, asked.kind), {}).setdefault(asked.slice, asked.reason)
@@ -231,14 +218,9 @@ def compiled(table: DecisionTable, contracts: Mapping[str, Contract]) -> Snapsho
     return Snapshot(table, pins, routes, canaries, directives, promoted)
 
 
-def _routes(slice: SliceOf, found: Iterable[Route]) -> SliceRoutes:
-    versions: dict[str, float] = {}
-    reason = ""
-    for route in found:
-        until = NEVER if route.until is None else route.until
-        versions[route.avoid] = max(until, versions.get(route.avoid, 0.0))
-        reason = route.reason
-    return SliceRoutes(slice, versions, max(versions.values()), Choice(TRAIN_KERNEL, "route", None, reason, slice.name))
+def _routes(slice: SliceOf, found: Sequence[Route]) -> SliceRoutes:
+    choice = Choice(TRAIN_KERNEL, "route", None, found[-1].reason, slice.name)
+    return SliceRoutes(slice, frozenset(route.avoid for route in found), choice)
 
 
 def _pin(slice: SliceOf, pin: Pin) -> SlicePin:
@@ -247,14 +229,12 @@ def _pin(slice: SliceOf, pin: Pin) -> SlicePin:
     return SlicePin(slice, NEVER if pin.until is None else pin.until, choice)
 
 
-def _share(slice: SliceOf, canary: Canary) -> SliceShare:
+def _share(canary: Canary) -> CanaryShare:
     salted = hashlib.blake2b(f"{canary.contract}\0{canary.version}\0".encode(), digest_size=8)
     below = int(canary.weight * 2.0**64).to_bytes(8, "big") if 0.0 < canary.weight < 1.0 else None
     inside = Choice(INFERENCE_KERNEL, "canary", canary.weight, canary.reason)
-    outside = Choice(TRAIN_KERNEL, "canary", canary.weight, canary.reason, "" if canary.weight else slice.name)
-    return SliceShare(
-        slice, canary.version, NEVER if canary.until is None else canary.until, salted, below, inside, outside
-    )
+    outside = Choice(TRAIN_KERNEL, "canary", canary.weight, canary.reason, "" if canary.weight else ALL)
+    return CanaryShare(canary.version, salted, below, inside, outside)
 
 
 def _checks(spec: SliceSpec) -> Checks:

@@ -40,10 +40,6 @@ def causes_of(state: ContractState, now: float) -> dict[Cell, Causes]:
     """The causes of each clause that limits a mean, where anything stale was observed, by its cell on all traffic.
 
     A clause on the weights' lag has those of the first such clause.
-
-    Args:
-        state: State of the contract.
-        now: Unix time in seconds.
     """
     contract, found = state.contract, dict[Cell, Causes]()
     tokens = QUANTITIES[TOKENS].name
@@ -79,11 +75,8 @@ def split_by_cause(
 ) -> Causes | None:
     """Split a clause's mean into its causes; None where it is no mean, or older weights sampled none of it.
 
-    Args:
-        contract: The contract.
-        clause: A clause of it.
-        sample: Returns what was observed on a slice: `all`, `stale`, or one of `STALE_BY_LAG`.
-        tokens: Returns an observation for each token of a slice; None where tokens were not recorded.
+    `sample` returns what was observed on a slice: `all`, `stale`, or one of `STALE_BY_LAG`; `tokens` an observation for
+    each token of a slice, None where tokens were not recorded.
     """
     if not _additive(clause):
         return None

@@ -17,13 +17,21 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kc_otel.contract.clause import Clause
-from kc_otel.judge.assumptions import measurable
-from kc_otel.judge.cells import Current, Place, SilentPairs, assumption_broken, current, places
+from kc_otel.judge.cells import (
+    Current,
+    Place,
+    SilentPairs,
+    assumption_broken,
+    current,
+    not_sampled,
+    places,
+)
 from kc_otel.judge.contract_state import ContractState
 from kc_otel.judge.fail_evidence import SHARE_DIGITS
+from kc_otel.judge.histograms import Histogram
 from kc_otel.judge.panes import SeriesContent
-from kc_otel.judge.series import LONG, SHORT, Listening
-from kc_otel.judge.statistics import intervals_of_rows
+from kc_otel.judge.series import LONG, SHORT, Listening, SeriesKey
+from kc_otel.judge.statistics import intervals_of_rows, measurable
 from kc_otel.judge.verdict import Cell, Status, Verdict
 from kc_otel.judge.verdicts import Alarm, Evidence, JudgedWindow, Terms, Window, verdict_of
 from kc_otel.stats import Binned, ExponentialHistogram, Interval
@@ -38,39 +46,30 @@ _EMPTY_WINDOW: Final = np.array([math.nan, -math.inf, math.inf, 0.0])[:, None]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ClauseColumns:
-    """Judged cells of one clause at one time; all columns are [cells].
-
-    Attributes:
-        state: State of the contract.
-        at: Unix time of the evaluation, seconds.
-        alpha: Error probability of the upper bounds.
-        level: Error probability of the lower bounds.
-        method: Name of the interval.
-        group: The cells that are judged alike.
-        which: Numbers of those that were judged.
-        passes: Whether they PASS; the others are INCONCLUSIVE.
-        window: Number of the deciding window.
-        bounds: Estimate, lower and upper bound, and observations, in the deciding window [4, cells].
-        notes: Notes for the reader.
-        shares: Evidence against them, as a share of an alarm; nan where they are judged once.
-        held: Content of each window.
-        above: Whether the estimate of any is above its limit.
-    """
+    """Judged cells of one clause at one time; all columns are [cells]."""
 
     state: ContractState
     at: float
     alpha: float
+    """Error probability of the upper bounds."""
     level: float
+    """Error probability of the lower bounds."""
     method: str
     group: _Group
     which: Numbers
+    """Numbers of those that were judged."""
     passes: NDArray[np.bool_]
+    """Whether they PASS; the others are INCONCLUSIVE."""
     window: Numbers
+    """Number of the deciding window."""
     bounds: Floats
+    """Estimate, lower and upper bound, and observations, in the deciding window [4, cells]."""
     notes: NDArray[np.object_]
     shares: Floats
+    """Evidence against them, as a share of an alarm; nan where they are judged once."""
     held: tuple[SeriesContent, SeriesContent]
     above: bool
+    """Whether the estimate of any is above its limit."""
 
     def verdict(self, number: int) -> Verdict:
         """The verdict of one of the cells."""
@@ -84,31 +83,25 @@ class ClauseColumns:
 
 
 class Judged(NamedTuple):
-    """Result for all cells of a contract.
-
-    Attributes:
-        places: Every cell, by clause, slice and pair.
-        columns: Numbers of the cells that were judged, with their results.
-        left: Numbers of those that are to be judged one by one.
-        errors: Failures, by place.
-    """
+    """Result for all cells of a contract."""
 
     places: list[Place]
+    """Every cell, by clause, slice and pair."""
     columns: list[tuple[Numbers, ClauseColumns]]
+    """Numbers of the cells that were judged, with their results."""
     left: list[int]
+    """Numbers of those that are to be judged one by one."""
     errors: dict[str, Exception]
+    """By place."""
 
 
 class CellColumns:
-    """The cells that a contract has.
-
-    Args:
-        state: State of the contract.
-    """
+    """The cells that a contract has."""
 
     def __init__(self, state: ContractState) -> None:
         self._state = state
         self._cells: dict[str, _ClauseCells] = {}
+        self._not_sampled: dict[SeriesKey, tuple[Histogram | None, str]] = {}
         self._alpha = (1.0 - state.contract.observability.confidence) / 2.0
 
     def judge(self, now: float, listening: Listening) -> Judged:
@@ -140,7 +133,7 @@ class CellColumns:
         """Every cell, and those that are judged alike, with where the cells of their clause begin."""
         everything: list[Place] = []
         groups: list[tuple[int, _Group]] = []
-        silence = SilentPairs(self._state, now, listening)
+        silence = SilentPairs(self._state, now, listening, not_sampled(self._state, self._not_sampled, now))
         for clause in self._state.contract.clauses:
             of = current(self._state, clause, silence)
             cells = self._cells.get(clause.id)
@@ -180,10 +173,7 @@ class _ClauseCells:
 class _Group:
     """Cells of a clause that are judged alike, by their numbers among its cells.
 
-    Attributes:
-        detected: Whether something can be held against their limits.
-        rows: Their rows in the panes.
-        terms: The clause's terms for each.
+    `detected` says whether something can be held against their limits; `rows` are theirs in the panes.
     """
 
     def __init__(self, state: ContractState, places: Sequence[Place], numbers: list[int], *, detected: bool) -> None:
@@ -206,15 +196,7 @@ class _Group:
     def judge(
         self, now: float, held: tuple[SeriesContent, SeriesContent], shares: Floats, level: float, alpha: float
     ) -> ClauseColumns:
-        """Judge those that can be judged at once.
-
-        Args:
-            now: Unix time in seconds.
-            held: Content of the windows.
-            shares: Evidence against each cell, by its number in `FailEvidence`.
-            level: Error probability of the lower bounds.
-            alpha: Error probability of the upper bounds.
-        """
+        """Judge those that can be judged at once; `shares` is the evidence by a cell's number in `FailEvidence`."""
         usual = self._plain(now)
         short = self._known[SHORT].look(now, held[SHORT], usual, level, alpha)
         usual &= ~short.odd
@@ -289,25 +271,18 @@ class _Group:
 
 
 class _FoundBounds(NamedTuple):
-    """Bounds of a group's cells in a window.
-
-    Attributes:
-        values: Estimate, lower and upper bound, and observations [4, cells].
-        odd: Whether a cell is to be judged by itself [cells].
-        notes: Remarks for the reader [cells].
-    """
+    """Bounds of a group's cells in a window."""
 
     values: Floats
+    """Estimate, lower and upper bound, and observations [4, cells]."""
     odd: NDArray[np.bool_]
+    """Whether a cell is to be judged by itself [cells]."""
     notes: NDArray[np.object_]
+    """Remarks for the reader [cells]."""
 
 
 class _Bounds:
-    """The bounds of a group's cells in one window; those of cells that have not changed are not computed again.
-
-    Attributes:
-        method: Name of the interval.
-    """
+    """The bounds of a group's cells in one window; those of cells that have not changed are not computed again."""
 
     def __init__(self, clause: Clause, state: ContractState, rows: Numbers, window: int) -> None:
         self._clause, self._assumptions, self._rows = clause, state.contract.assumptions, rows
@@ -320,15 +295,7 @@ class _Bounds:
     def look(
         self, now: float, held: SeriesContent, wanted: NDArray[np.bool_], level: float, alpha: float
     ) -> _FoundBounds:
-        """Bring the bounds of some cells up to date, and return those of all.
-
-        Args:
-            now: Unix time in seconds.
-            held: Content of the window.
-            wanted: Which cells [cells]; those of the others may be of before.
-            level: Error probability of the lower side.
-            alpha: Error probability of the upper side.
-        """
+        """Bring the bounds of the wanted cells up to date, and return those of all; the others' may be of before."""
         if self._seen != (seen := (self._grid.index(now), level, alpha)):
             self._seen, self._version[:] = seen, -1
         version = self._panes.versions(self._rows)
@@ -354,12 +321,7 @@ class _Bounds:
 
 
 class Verdicts(Sequence[Verdict]):
-    """Verdicts of all cells of a contract, made of columns when they are asked for.
-
-    Args:
-        judged: Result for all cells.
-        made: Those that were made one by one, by their numbers.
-    """
+    """Verdicts of all cells of a contract, made of columns when they are asked for, unless `made` has them."""
 
     def __init__(self, judged: Judged, made: Mapping[int, Verdict]) -> None:
         self._places, size = judged.places, len(judged.places)

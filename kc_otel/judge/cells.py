@@ -6,34 +6,45 @@ out takes the place of the one before. Current pairs that went silent stay while
 they broke is held against them and they were not replaced, but fell silent beside others: then they are NO_DATA, and
 so is a slice on which no current pair has observations: for the pairs that came first, or whoever invents kernels would
 have a cell for each of them on every slice.
+
+Input that is no sample of two kernels' scores makes INVALID INPUT of its cells. Two causes are seen here. Over tokens
+that were sampled from Q, E_Q[P/Q] <= 1: where the ratios of a short window, of all recorders together, have a mean that
+is surely larger, the tokens are others', on that slice and of that pair of kernels. And where the sequences that failed
+an input check are newer by a heartbeat than all that was measured, nothing is measured any more. The first is a bet on
+each window anew, for which `surplus` takes 1e6 to 1: nobody looks at a window so often that chance gets there.
 """
 
 from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 from itertools import islice
 from typing import Final, NamedTuple
 
+import numpy as np
+from numpy.typing import NDArray
+
 from kc_otel.contract.clause import Clause
-from kc_otel.contract.registry.clause_metrics import QUANTITIES, SAMPLING
-from kc_otel.contract.slices import ALL, STALE
+from kc_otel.contract.input_reasons import remedy
+from kc_otel.contract.registry.clause_metrics import QUANTITIES, SAMPLING, Origin, Unit
+from kc_otel.contract.slices import ALL, STALE, UNJUDGED
 from kc_otel.contract.units import format_duration
 from kc_otel.contract.words import NO_REPORT, RUN_ENDED
-from kc_otel.judge.assumptions import broken_assumption, measurable
 from kc_otel.judge.contract_state import ContractState
 from kc_otel.judge.fail_evidence import other_side
-from kc_otel.judge.input_faults import of_sequences, speaks_of
+from kc_otel.judge.histograms import Histogram
+from kc_otel.judge.panes import SeriesContent
 from kc_otel.judge.points import INVALID, invalid_on, metric_of, series_name
 from kc_otel.judge.refused_points import OF_CLOCKS
-from kc_otel.judge.series import LONG, PAIRS, SHORT, Heard, Listening, Pair, Series
-from kc_otel.judge.statistics import opposite_name
+from kc_otel.judge.series import LONG, PAIRS, SHORT, Heard, Listening, Pair, Series, SeriesKey
+from kc_otel.judge.statistics import broken_assumption, measurable, opposite_name
 from kc_otel.judge.verdict import Cell
-from kc_otel.judge.verdicts import Alarm, Evidence, Window
+from kc_otel.judge.verdicts import INVALID_INPUT, Alarm, Evidence, Window
 from kc_otel.stats import Binned, ExponentialHistogram
+from kc_otel.stats.surplus import is_surplus
 
 _NO_PAIR: Final[Pair] = ("", "")
 _UNKNOWN_SLICE: Final = ""
@@ -43,85 +54,72 @@ _LIMIT_STALE: Final = (
 _MAX_EMPTY_PAIRS: Final = 8
 """Pairs that have a cell on a slice on which none has observations."""
 _MAX_LISTED_OPERATORS: Final = 5
-"""Names of operators that a sentence lists."""
+_OF_SAMPLES: Final = frozenset({Origin.LOGPROBS, Origin.ADVANTAGES, Origin.REWARDS, Origin.TRUNCATION})
+_MAX_FAILING_SHARE: Final = 0.01
+"""Share of sequences that may fail the input checks: a PASS says nothing about them, and drift in one in a hundred can
+raise a total variation by 0.01, as much as a usual limit leaves."""
 _OUT_OF_RANGE: Final = "reward_out_of_range"
-"""Reason of `kc.input.invalid` for a reward that the contract's range does not hold."""
+"""Reason of `kc.input.invalid` for a reward that the contract's range does not hold; its sequence is measured all the
+same."""
+_NOTHING_SAMPLED: Final = "no_tokens"
+"""Reason of sequences that a mask leaves nothing of, as trainers do on purpose: there is nothing to be told of them."""
+_OF_ROWS: Final = "operator_not_finite"
+"""Reason of rows of operators, not of sequences."""
+_JUDGED_UNITS: Final = frozenset({Unit.PROMPT, Unit.STEP})
+
+Where = tuple[str, Pair]
+"""Slice and pair of kernels."""
+_Measured = dict[tuple[Pair, bool], dict[str, int]]
+"""Observations by metric, of a kernel pair's sequences or of its operators' rows."""
 
 
 class Place(NamedTuple):
-    """A cell, and where its observations are.
-
-    Attributes:
-        cell: The cell.
-        clause: Its clause.
-        series: The series that it is about; None where nothing is remembered of that.
-        absence: Why there is nothing to judge, as a sentence; empty when there is something.
-        observed: Whether any observation is remembered, of the windows or from before them.
-        otherwise: Which recorders of its kernel apply another slice of this name, or measure something else for its
-            clause, as a phrase; empty for none.
-    """
+    """A cell, and where its observations are."""
 
     cell: Cell
     clause: Clause
     series: Series | None
+    """None where nothing is remembered of it."""
     absence: str = ""
+    """Why there is nothing to judge, as a sentence; empty when there is something."""
     observed: bool = True
+    """Whether any observation is remembered, of the windows or from before them."""
     otherwise: str = ""
+    """Which recorders of its kernel apply another slice of this name, or measure something else for its clause."""
 
 
 class Current(NamedTuple):
-    """Inputs that determine a clause's cells; the cells stay the same while these are equal.
-
-    Attributes:
-        pairs: Kernel pairs that are current.
-        first: Those that have a cell where none of them has observations.
-        silence: Why there is nothing to judge; empty if there is.
-        fallen: Pairs that fell silent beside others while their promise was broken, and since when, in words.
-        untimely: A sender's clock error, in words; empty where the clock seems right.
-        invalid: Slices and pairs whose observations are no sample of the kernels, and why; the slice is empty where
-            nobody knows those of the sequences.
-        otherwise: Slices and versions of the inference kernel with recorders that apply another slice, or measure
-            something else for the clause, in words.
-        oldest: Where the long window begins, Unix seconds.
-        version: Version of the state: which series exist, and which have no room.
-    """
+    """Inputs that determine a clause's cells; the cells stay the same while these are equal."""
 
     pairs: frozenset[Pair]
     first: frozenset[Pair]
+    """Those that have a cell where none of them has observations."""
     silence: str
+    """Why there is nothing to judge; empty if there is."""
     fallen: Mapping[Pair, str]
+    """Pairs that fell silent beside others while their promise was broken, and since when, in words."""
     untimely: str
-    invalid: Mapping[tuple[str, Pair], str]
+    """A sender's clock error, in words; empty where the clock seems right."""
+    invalid: Mapping[Where, str]
+    """What is no sample of the kernels, and why; the slice is empty where nobody knows those of the sequences."""
     otherwise: Mapping[tuple[str, str], str]
+    """Slices and inference versions with recorders that apply another slice, or measure something else, in words."""
     oldest: float
+    """Where the long window begins, Unix seconds."""
     version: int
+    """Of the state: which series exist, and which have no room."""
 
 
 class SilentPairs:
-    """Silent kernel pairs at the time of an evaluation, computed once per pair for all clauses.
+    """Silent kernel pairs at the time of an evaluation, and what else is computed once for all clauses."""
 
-    Args:
-        state: State of the contract.
-        now: Unix time in seconds.
-        listening: When silence counts.
-
-    Attributes:
-        oldest: Where the long window begins, Unix seconds.
-        not_sampled: Slices and pairs whose tokens the inference kernel did not sample, and what is said of them.
-        otherwise: See `Current`.
-        unmeasured: Clauses and versions of the inference kernel with recorders that measure something else for them, in
-            words.
-    """
-
-    __slots__ = ("_known", "_listening", "_state", "not_sampled", "now", "oldest", "otherwise", "unmeasured")
-
-    def __init__(self, state: ContractState, now: float, listening: Listening) -> None:
-        self._state, self.now, self._listening = state, now, listening
+    def __init__(
+        self, state: ContractState, now: float, listening: Listening, not_sampled: Mapping[Where, str]
+    ) -> None:
+        self._state, self.now, self._listening, self.not_sampled = state, now, listening, not_sampled
         self._known: dict[Pair, float | None] = {}
         grid = state.grids[LONG]
         self.oldest = grid.window(now)[0] * grid.width
-        ratios = state.series_of(QUANTITIES["ratio"].name)
-        self.not_sampled = state.input_faults.not_sampled(ratios, state.panes, now)
         self.otherwise: dict[tuple[str, str], str] = {}
         self.unmeasured: dict[tuple[str, str], str] = {}
         here = f"the evaluator has version {state.contract.metadata.version}"
@@ -148,7 +146,7 @@ def current(state: ContractState, clause: Clause, silence: SilentPairs) -> Curre
     """Return the inputs that determine a clause's cells."""
     metric = state.metrics[clause.id]
     pairs, absence, fallen = _current(state, clause, metric, silence)
-    of_samples = speaks_of(clause)
+    of_samples = clause.quantity is not None and clause.quantity.source in _OF_SAMPLES
     every = frozenset(pairs)
     if len(every) <= _MAX_EMPTY_PAIRS:
         first = every
@@ -209,23 +207,22 @@ def evidence_of(state: ContractState, place: Place, now: float) -> Evidence:
 
 def assumption_broken(state: ContractState, place: Place, now: float) -> str:
     """Return the assumption of a cell's clause that recorders or the long window break, in words; empty if none."""
-    cell, clause = place.cell, place.clause
-    if place.otherwise or not measurable(clause):
+    if place.otherwise or not measurable(place.clause):
         return place.otherwise
+    pair, slice = place.cell[-2:], place.cell.slice
 
     def observed(quantity: str) -> Binned | None:
-        series = state.pairs(SAMPLING[quantity].name, cell.slice).get((cell.kernel_train, cell.kernel_inference))
+        series = state.pairs(SAMPLING[quantity].name, slice).get(pair)
         return None if series is None else series.histories[LONG].binned(now)
 
     def outside() -> int:
-        held = (
-            series.histories[LONG].window(now)
-            for key, series in state.invalid(cell.slice).items()
-            if key.slice == _OUT_OF_RANGE and key.pair in (place.cell[-2:], _NO_PAIR)
+        return sum(
+            _count(series, now, LONG)
+            for key, series in state.invalid(slice).items()
+            if key.slice == _OUT_OF_RANGE and key.pair in (pair, _NO_PAIR)
         )
-        return sum(content.count for content in held if content is not None)
 
-    return broken_assumption(clause, state.contract.assumptions, observed, outside)
+    return broken_assumption(place.clause, state.contract.assumptions, observed, outside)
 
 
 def _current(
@@ -283,10 +280,10 @@ def _silence(state: ContractState, pairs: Collection[Pair], quiet: float) -> str
     return f"{NO_REPORT} {_span(quiet)} (heartbeat {heartbeat}): {why}"
 
 
-def _refused(state: ContractState, metric: str, now: float) -> dict[tuple[str, Pair], str]:
+def _refused(state: ContractState, metric: str, now: float) -> dict[Where, str]:
     """Slices and kernel pairs of which all that comes fails the input checks, and what is said of each."""
     seen, names = state.contract.observability, {metric, QUANTITIES["tv_token"].name}
-    refused: dict[tuple[str, Pair], str] = {}
+    refused: dict[Where, str] = {}
     for slice in (_UNKNOWN_SLICE, ALL, *state.contract.slices):
         of_all = slice in {_UNKNOWN_SLICE, ALL}
         failed = state.invalid(slice) if of_all else state.series_of(invalid_on(slice))
@@ -300,9 +297,23 @@ def _refused(state: ContractState, metric: str, now: float) -> dict[tuple[str, P
         newest[_NO_PAIR] = max(newest.values())
         for pair, time in newest.items():
             own = [(key, series) for key, series in failed.items() if pair == _NO_PAIR or key.pair in {pair, _NO_PAIR}]
-            if said := of_sequences(own, time, now, seen.heartbeat, seen.window):
+            if said := _all_fail(own, max(time + seen.heartbeat, now - seen.window), now):
                 refused[slice, pair] = said
     return refused
+
+
+def _all_fail(failed: Iterable[tuple[SeriesKey, Series]], since: float, now: float) -> str:
+    """Return the reason for which every sequence since a time fails the input checks; empty where none does."""
+    found: Counter[str] = Counter()
+    for key, series in failed:
+        if key.slice != _OUT_OF_RANGE and series.newest > since:
+            found[key.slice] += _count(series, now)
+    if not found.total():
+        return ""
+    reason, count = found.most_common(1)[0]
+    others = found.total() - count
+    more = f" and {others:,} for other reasons" if others else ""
+    return f"{INVALID_INPUT}, {reason}: {count:,} sequences were not measured{more}. {remedy(reason)}"
 
 
 def _fell(state: ContractState, clause: Clause, pair: Pair, alive: Collection[Pair]) -> bool:
@@ -317,11 +328,10 @@ def _why_nothing(state: ContractState, now: float) -> str:
     """The likely cause of a metric that never came, as the end of a sentence."""
     found: Counter[str] = Counter()
     for key, series in state.invalid(ALL).items():
-        if (content := series.histories[LONG].window(now)) is not None and content.count:
-            found[key.slice] += content.count
-    if found:
+        found[key.slice] += _count(series, now, LONG)
+    if found.total():
         reason, count = found.most_common(1)[0]
-        more = f" and {found.total() - count:,} for other reasons" if len(found) > 1 else ""
+        more = f" and {found.total() - count:,} for other reasons" if found.total() > count else ""
         return (
             f"{count:,} sequences were not measured ({reason}){more}; `kc-otel reference invalid-input` says what to do"
         )
@@ -414,3 +424,118 @@ def _nothing(_window: Window) -> Binned:
 
 def _span(seconds: float) -> str:
     return format_duration(float(round(seconds)) if seconds >= 1 else round(seconds, 3))
+
+
+def not_sampled(
+    state: ContractState, known: dict[SeriesKey, tuple[Histogram | None, str]], now: float
+) -> dict[Where, str]:
+    """Return why the inference kernel did not sample the tokens of some slices and pairs.
+
+    `known` has windows with what was found of them, so that those that have not changed are not looked at again.
+    """
+    ratios = state.series_of(QUANTITIES["ratio"].name)
+    above = _above_one(state.panes.window(SHORT, now), [series.number for series in ratios.values()])
+    before = dict(known)
+    known.clear()
+    for (key, series), high in zip(ratios.items(), above.tolist(), strict=True):
+        if key.slice not in UNJUDGED and (high or series.has_explicit):
+            window = series.histories[SHORT].window(now)
+            found = before.get(key)
+            known[key] = found if found is not None and found[0] is window else (window, _surplus(series, window, now))
+    return {(key.slice, key.pair): said for key, (_, said) in known.items() if said}
+
+
+def _surplus(series: Series, window: Histogram | None, now: float) -> str:
+    if window is None or not window.count:
+        return ""
+    bins = series.histories[SHORT].binned(now)
+    if not is_surplus(bins.lower, bins.upper, bins.count, window.sum):
+        return ""
+    said = f"the mean of P/Q over {window.count:,} tokens is {window.sum / window.count:.3g}"
+    return f"{INVALID_INPUT}, not_sampled: {said}. {remedy('not_sampled')}"
+
+
+def _above_one(window: SeriesContent, rows: list[int]) -> NDArray[np.bool_]:
+    """Return whether the mean over a window is above 1, for some rows, bool [n]; the others need no further look."""
+    found, at = window.places(np.array(rows, np.int64))
+    found[found] = window.columns.sum[at] > window.columns.count[at]
+    return found
+
+
+def too_many(
+    invalid: Mapping[str, Mapping[SeriesKey, Series]], every: Mapping[SeriesKey, Series], now: float
+) -> dict[Pair, str]:
+    """Return the kernel pairs of which more than one in a hundred sequences failed the input checks, and a sentence.
+
+    `invalid` are the series of `kc.input.invalid` that count each sequence once, by slice; `every` are all series.
+    """
+    failing: dict[str, dict[Pair, Counter[str]]] = {}
+    for slice, of_slice in invalid.items():
+        for key, series in of_slice.items():
+            if key.slice not in {_OUT_OF_RANGE, _NOTHING_SAMPLED} and (count := _count(series, now)):
+                failing.setdefault(slice, {}).setdefault(key.pair, Counter())[key.slice] += count
+    if not failing:
+        return {}
+    measured: dict[str, _Measured] = {slice: {} for slice in failing}
+    for key, series in every.items():
+        if key.slice in failing:
+            on = measured[key.slice].setdefault((key.pair, "[" in key.metric), {})
+            on[key.metric] = _count(series, now)
+    found: dict[Pair, str] = {}
+    for slice, failed in failing.items():
+        found = _failing_on(slice, failed, measured[slice]) | found
+    return found
+
+
+def _failing_on(slice: str, failed: dict[Pair, Counter[str]], measured: _Measured) -> dict[Pair, str]:
+    unnamed = failed.pop(_NO_PAIR, Counter())
+    pairs = failed.keys() | ({pair for pair, _ in measured} if unnamed else set())
+    found: dict[Pair, str] = {}
+    for pair in pairs or {_NO_PAIR}:
+        reasons = failed.get(pair, Counter()) + unnamed
+        for of_rows in (False, True):
+            counted = {reason: count for reason, count in reasons.items() if (reason == _OF_ROWS) is of_rows}
+            known, failing = measured.get((pair, of_rows), {}), sum(counted.values())
+            # Without a count of sequences there are at most as many as observations: of tokens, or rows.
+            passed = known.get(SAMPLING["sequence_tokens"].name) or max(known.values(), default=0)
+            if failing > _MAX_FAILING_SHARE * (failing + passed):
+                reason, what = max(counted, key=counted.__getitem__), "rows of operators" if of_rows else "sequences"
+                share = f"{100.0 * failing / (failing + passed):.3g} % of the {what}"
+                share += "" if slice == ALL else f" on slice {slice}"
+                found[pair] = f"{share} failed the input checks in the window, most of them {reason}: {remedy(reason)}"
+    return found
+
+
+def _count(series: Series, now: float, window: int = SHORT) -> int:
+    content = series.histories[window].window(now)
+    return 0 if content is None else content.count
+
+
+def sampling_notes(state: ContractState) -> list[str]:
+    """A sentence for each pair of kernel versions with prompts, or steps, in the long window."""
+    judged = [clause.quantity for clause in state.contract.clauses if clause.averaged in _JUDGED_UNITS]
+    names = {quantity.name for quantity in judged if quantity is not None}
+    pairs = {pair for name in names for pair in state.pairs(name, ALL) if _held(state, name, pair) is not None}
+    return [_said(state, pair, several=len(pairs) > 1) for pair in sorted(pairs)]
+
+
+def _said(state: ContractState, pair: Pair, *, several: bool) -> str:
+    whose = f" of kernel {pair[1]}" if several else ""
+    rollouts = _held(state, SAMPLING["prompt_rollouts"].name, pair)
+    if rollouts is None:
+        return (
+            f"Assumes that sequences{whose} are independent: no recorder says which of them answer one prompt "
+            "(`groups=` or `prompt_ids=`)."
+        )
+    effect, mean = _held(state, SAMPLING["design_effect"].name, pair), rollouts.sum / rollouts.total
+    said = f"Prompts{whose} count once, with {mean:.3g} rollouts on average"
+    if effect is not None:
+        said += f"; {effect.sum / effect.total:.2g} of these are worth one independent sequence (design effect)"
+    return f"{said}."
+
+
+def _held(state: ContractState, metric: str, pair: Pair) -> Binned | None:
+    """Return the long window's content of a metric; None if empty."""
+    series = state.pairs(metric, ALL).get(pair)
+    held = None if series is None else series.histories[LONG].binned(state.clock)
+    return None if held is None or not held.total else held

@@ -1,4 +1,4 @@
-"""The evaluator's state of one contract: streams, the series they feed, reports heard, kernels, examples.
+"""The evaluator's state of one contract: streams, the series they feed, reports heard, kernels.
 
 A stream is one sender's; a series is (metric, slice, kernel pair), and takes the increments of all its streams. Memory
 is bounded: at most `max_series` series, and STREAMS_PER_SERIES times as many streams. A series over the cap is counted
@@ -27,12 +27,12 @@ from kc_otel.contract.model import Contract
 from kc_otel.contract.slices import ALL, OTHER
 from kc_otel.judge.fail_evidence import FailEvidence
 from kc_otel.judge.histograms import ExplicitHistogram, Histogram, layout, union
-from kc_otel.judge.input_faults import InputFaults
 from kc_otel.judge.panes import PaneColumns
 from kc_otel.judge.point_streams import Horizon, PointStream
 from kc_otel.judge.points import INVALID, Point, invalid_on, metric_of
 from kc_otel.judge.recorders import Recorders
 from kc_otel.judge.refused_points import RefusedPoints
+from kc_otel.judge.reported_kernels import KernelVersions
 from kc_otel.judge.series import LONG, PAIRS, SHORT, Heard, Pair, Series, SeriesKey, SeriesTable, grids
 from kc_otel.judge.statistics import metric_name, opposite_name
 from kc_otel.stats import ExponentialHistogram
@@ -59,35 +59,25 @@ _PARTS: Final = 8
 
 
 class UnsavedPane(NamedTuple):
-    """Content of some series in a pane that the store does not have yet.
-
-    Attributes:
-        grid: SHORT or LONG.
-        pane: Its number.
-        keys: The series.
-        held: A histogram of each; none at all where they hold nothing any more.
-    """
+    """Content of some series in a pane of a grid, SHORT or LONG, that the store does not have yet."""
 
     grid: int
     pane: int
     keys: Sequence[SeriesKey]
     held: HistogramColumns | Sequence[Histogram]
+    """A histogram of each series; none at all where they hold nothing any more."""
 
 
 class _WithoutRoom(NamedTuple):
-    """Pairs that a metric has no room for, since some Unix time.
-
-    Attributes:
-        since: Unix time in seconds.
-        fewest: The pair with room that had the fewest observations then.
-        held: How many.
-        counts: Observations of pairs without room; of many only the larger ones are sure to be among them.
-    """
+    """Pairs that a metric has no room for, since some Unix time."""
 
     since: float
     fewest: Pair
+    """The pair with room that had the fewest observations then."""
     held: int
+    """How many."""
     counts: Counter[Pair]
+    """Observations of pairs without room; of many only the larger ones are sure to be among them."""
 
     def add(self, pair: Pair, count: int) -> int:
         """Count observations of a pair. Returns how many it has at least (Misra and Gries 1982)."""
@@ -101,59 +91,24 @@ class _WithoutRoom(NamedTuple):
 
 
 class _Counted(NamedTuple):
-    """Series that were counted together, all of them in the usual way, and that are so while the version is the same.
-
-    Attributes:
-        keys: Of each [n].
-        version: Of the state.
-        series: Each [n].
-        rows: Their numbers [n].
-        metric: Which of `metrics` each belongs to [n].
-        metrics: Metrics and kernel pairs.
-        firsts: Number of the first of the series that each of `metrics` has.
-    """
+    """Series that were counted together in the usual way, and that are so while the version is the same."""
 
     keys: Sequence[SeriesKey]
     version: int
     series: Sequence[Series]
     rows: NDArray[np.int64]
+    """Their numbers [n]."""
     metric: Sequence[int]
+    """Which of `metrics` each belongs to [n]."""
     metrics: Sequence[tuple[str, Pair]]
     firsts: Sequence[int]
+    """Number of the first of the series that each of `metrics` has."""
 
 
 class ContractState:
     """Everything remembered of one contract. Changed parts are noted for the store.
 
-    Args:
-        contract: The contract.
-        weighed: Whether what is counted is held against limits here.
-
-    Attributes:
-        contract: The contract.
-        streams: Streams by the digest of their identity, without those in `rows`.
-        rows: Streams of which a row is all there is; None where there are no rows.
-        series: Series by key.
-        heard: Kernel pairs by when they reported.
-        recorders: Recorders by the kernel version that they report.
-        newest: Per metric, the newest observation of its kernel pairs, Unix time in seconds; in order of arrival.
-        events: Counts of `reset`, `gap`, `layout_changed`, `series_over_cap`, `streams_evicted`, `series_evicted`,
-            `clock_went_back`.
-        changed_streams: Streams that differ from what was saved.
-        changed_panes: (series, grid, pane) of explicit bounds that differ from what was saved; of the others `panes`
-            knows.
-        clock: Latest time seen, Unix seconds.
-        grids: The panes of the short and of the long window.
-        panes: What exponential histograms of all series hold, by the numbers of series.
-        version: Another number whenever there may be other cells than before, or a series of other buckets.
-        arrived: Counts in explicit bounds since the last evaluation, by series, without those that came late.
-        late: The same, of points that were too old for the short window when they came.
-        evidence: Evidence against the limits.
-        metrics: Names of the metrics that clauses are computed from, by the clause's id.
-        unjudged: Series that clauses are about and that found no room, by the Unix time in seconds of their last point.
-        timely: Seconds up to which a point may be old when it comes: the short window has it.
-        input_faults: Observations that are no sample of the inference kernel.
-        refused: Points that are not judged.
+    Unless it is `weighed`, what is counted is not held against limits here.
     """
 
     def __init__(self, contract: Contract, *, weighed: bool = True) -> None:
@@ -161,6 +116,7 @@ class ContractState:
         self.streams: dict[bytes, PointStream] = {}
         self.rows: ContractRows | None = None
         self.heard: dict[Pair, Heard] = {}
+        self.kernels = KernelVersions()
         self.recorders = Recorders(contract.observability.heartbeat, contract.observability.window)
         self.newest: dict[str, dict[Pair, float]] = {}
         self.events: Counter[str] = Counter()
@@ -188,7 +144,6 @@ class ContractState:
         self._window = contract.observability.window
         self.timely = self.grids[SHORT].timely
         self.refused = RefusedPoints(max(self._window, _MIN_MISSING_SECONDS))
-        self.input_faults = InputFaults()
         self._heartbeat = contract.observability.heartbeat
         self._long = max(contract.observability.long_window, self._window)
         self._renewed = self._long - self.grids[LONG].width
@@ -262,16 +217,10 @@ class ContractState:
         return step.increment.count if step.increment is not None else 0
 
     def count(self, key: SeriesKey, increment: Histogram, time: float, now: float) -> bool:
-        """Count what a series' streams have observed.
+        """Count what a series has observed; return False where a clause is about it and it will not be judged.
 
-        Args:
-            key: The series; where there is no room for it, what is counted goes to the slice `other` of its metric.
-            increment: New observations, at least one.
-            time: Unix time in seconds of its newest observation; all of them are in the panes of that.
-            now: Unix time in seconds at which it arrived.
-
-        Returns:
-            False where a clause is about it and it will not be judged.
+        Where there is no room for the series, what is counted goes to the slice `other` of its metric. `increment` has
+        one new observation at least, `time` is that of the newest, and all of them are in the panes of that.
         """
         judged = True
         time = min(time, now)
@@ -475,11 +424,7 @@ class ContractState:
         return series
 
     def evict(self, now: float) -> bool:
-        """Forget streams that were silent for a long window, and series that no window holds anything of.
-
-        Returns:
-            Whether there were any.
-        """
+        """Forget streams silent for a long window, and series that no window has anything of; return if any were."""
         self.clock = max(self.clock, now)
         if 0 <= now - self._evicted_at < self.grids[SHORT].width:
             return False

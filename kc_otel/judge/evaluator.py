@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import logging
 import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -17,17 +18,13 @@ from kc_otel.contract.model import Contract
 from kc_otel.contract.registry.clause_metrics import DERIVED
 from kc_otel.contract.slices import ALL, PLACES, UNJUDGED, Scalar
 from kc_otel.contract.words import FAILS_CHECKS, listed
-from kc_otel.judge.assumptions import sampling_notes
 from kc_otel.judge.causes import causes_of, drift_by_place
 from kc_otel.judge.cell_columns import CellColumns, Verdicts
-from kc_otel.judge.cells import Place, evidence_of
+from kc_otel.judge.cells import Place, evidence_of, sampling_notes, too_many
 from kc_otel.judge.columns.stream_columns import StreamColumns
 from kc_otel.judge.columns.stream_rows import RowContent
 from kc_otel.judge.contract_state import ContractState
-from kc_otel.judge.facts import KernelInfo, KernelVersions, WorstBatch, WorstBatches, examples_in
-from kc_otel.judge.faults import Faults, decide_apart, unjudged
 from kc_otel.judge.histograms import ExplicitHistogram, Histogram
-from kc_otel.judge.input_faults import too_many
 from kc_otel.judge.otlp.sink import ExportResult
 from kc_otel.judge.otlp.wire_columns import ColumnMessage
 from kc_otel.judge.point_streams import Horizon, PointStream
@@ -46,12 +43,14 @@ from kc_otel.judge.points import (
 )
 from kc_otel.judge.recorders import LastReport, RecorderReports
 from kc_otel.judge.refused_points import OUTCOME_SENTENCES, Missing, missing, sender_of
+from kc_otel.judge.reported_kernels import KernelInfo
 from kc_otel.judge.series import Listening, Pair, Series, SeriesKey
 from kc_otel.judge.statistics import metric_name
 from kc_otel.judge.verdict import Causes, Cell, Evaluation, Status, Verdict
-from kc_otel.judge.verdicts import Evidence, Memo, decide
+from kc_otel.judge.verdicts import Evidence, Memo, decide, decide_apart, said_of, unjudged
 from kc_otel.stats import Binned, ExponentialHistogram, Interval
 
+_log: Final = logging.getLogger(__name__)
 _REJECTED: Final = frozenset(
     {
         "malformed",
@@ -85,19 +84,53 @@ class _RefusedError(Exception):
     """A point that has no place here: (outcome, message for the sender)."""
 
 
-class SeriesId(NamedTuple):
-    """A series of any quantity, judged or not.
+class Faults:
+    """Current failures, by contract: the others go on. Each is logged when it begins and ends, and counted each time.
 
-    Attributes:
-        contract: metadata.name.
-        metric: OpenTelemetry metric name; `name[operator]` where it is observed of single operators.
-        slice: Name of the slice.
-        kernel_train: Short fingerprint.
-        kernel_inference: Short fingerprint.
+    The empty name is for failures of no single contract.
     """
+
+    def __init__(self) -> None:
+        self.counts: Counter[str] = Counter()
+        self._present: dict[tuple[str, str], tuple[object, str]] = {}
+
+    @property
+    def present(self) -> Mapping[str, str]:
+        """Current failures in words, by the contract's name."""
+        found: dict[str, str] = {}
+        for (contract, _), (_, sentence) in sorted(self._present.items()):
+            found[contract] = f"{found[contract]}; {sentence}" if contract in found else sentence
+        return found
+
+    def fails(self, contract: str, stage: str) -> bool:
+        """Return whether a stage of the tick fails now."""
+        return (contract, stage) in self._present
+
+    def report(self, contract: str, stage: str, errors: Mapping[str, Exception]) -> None:
+        """Say what failed in a stage of the tick, by where; nothing when all went well."""
+        of = f"contract {contract}: {stage}" if contract else stage
+        before = self._present.pop((contract, stage), None)
+        if not errors:
+            if before is not None:
+                _log.warning("%s works again", of)
+            return
+        self.counts[contract] += len(errors)
+        where, error = next(iter(errors.items()))
+        more = f"; and {len(errors) - 1} more" if len(errors) > 1 else ""
+        sentence = f"{stage} fails for {where}: {said_of(error)}{more}"
+        kind = [(place, type(raised)) for place, raised in errors.items()]
+        self._present[contract, stage] = (kind, sentence)
+        if before is None or before[0] != kind:
+            prefix = f"contract {contract}: " if contract else ""
+            _log.error("%s%s; all else goes on, further ones are only counted", prefix, sentence, exc_info=error)
+
+
+class SeriesId(NamedTuple):
+    """A series of any quantity, judged or not; kernels are short fingerprints."""
 
     contract: str
     metric: str
+    """OpenTelemetry metric name; `name[operator]` where it is observed of single operators."""
     slice: str
     kernel_train: str
     kernel_inference: str
@@ -106,24 +139,13 @@ class SeriesId(NamedTuple):
 class Evaluator:
     """Streams, windows and verdicts of any number of contracts. Use it from one thread.
 
-    Args:
-        contracts: Contracts to judge; names unique.
-        tolerance: Seconds by which a sender's clock may be ahead before its points are refused.
-        remember: Makes what remembers a contract.
+    `tolerance` is in seconds, by which a sender's clock may be ahead before its points are refused; `remember` makes
+    what remembers a contract. `states`, `facts` and `steps` are by the contract's name: its state, its kernel versions
+    and examples, and the newest step of the trainer by pair of kernels. `counters` has the data points received so far
+    by what became of them, for kc.evaluator.points; each point counts once. `judged_at` is the Unix time of the last
+    evaluation, or of the one before a restart; -inf before any.
 
-    Attributes:
-        states: State by the contract's name; the store reads and writes it.
-        facts: KernelVersions and examples, by the contract's name.
-        steps: Newest step of the trainer that was told, by the contract's name and its pair of kernels.
-        counters: Data points received so far by what became of them, for kc.evaluator.points: `accepted`, `baseline`,
-            `duplicate`, `out_of_order`, `unordered`, `contradictory`, `late`, `future`, `malformed`, `other_buckets`,
-            `unknown_contract`, `unknown_slice`, `over_cap`, `behind`, `two_writers`, `unjudged`, `dropped`, `ignored`.
-            Each point counts once.
-        faults: Failures of judging.
-        judged_at: Unix time in seconds of the last evaluation, or of the one before a restart; -inf before any.
-
-    Raises:
-        ValueError: If two contracts share a name, or a clause needs an assumption that its contract does not state.
+    Raises ValueError if two contracts share a name, or a clause needs an assumption that its contract does not state.
     """
 
     def __init__(
@@ -142,10 +164,6 @@ class Evaluator:
             for clause in contract.clauses:
                 if clause.metric in DERIVED:
                     factors(clause.metric, contract.assumptions)
-        self.facts = {
-            contract.name: (KernelVersions(), WorstBatches(contract.observability.long_window))
-            for contract in contracts
-        }
         self.steps: dict[str, dict[Pair, int]] = {name: {} for name in self.states}
         self.counters: Counter[str] = Counter()
         self.faults = Faults()
@@ -181,12 +199,8 @@ class Evaluator:
     def columns_of(self, body: bytes, most: int) -> ColumnMessage | None:
         """A serialized ExportMetricsServiceRequest as columns, to be given to `ingest_metrics`.
 
-        Args:
-            body: The request.
-            most: Resources, scopes, metrics and points that it may have.
-
-        Returns:
-            None where columns are not used, and for what protobuf has to read.
+        None where columns are not used, and for what protobuf has to read: `most` resources, scopes, metrics and
+        points.
         """
         return self._columns.message(body, most) if self._columns is not None else None
 
@@ -280,20 +294,10 @@ class Evaluator:
     def _series_taken(self, message: ColumnMessage) -> Mapping[int, SeriesKey]:
         return {} if self._columns is None else self._columns.series_taken(message)
 
-    def ingest_traces(self, request: Any, now: float) -> ExportResult:
-        """Take an ExportTraceServiceRequest; of its spans, the worst `kc.compare` ones are kept as examples."""
-        for name, example in examples_in(request):
-            if name in self.facts and example.at <= now + self._tolerance:
-                self.facts[name][1].offer(example, now)
-        return ExportResult()
-
     def evaluate(self, now: float) -> dict[str, Evaluation]:
         """Verdicts of every cell, by the contract's name.
 
         A cell that cannot be judged because the evaluator itself fails is NO_DATA and says so; see `faults`.
-
-        Args:
-            now: Unix time in seconds.
         """
         if self._listening is not None:  # also when the clock went back
             self._listening = self._listening._replace(since=min(self._listening.since, now))
@@ -342,12 +346,9 @@ class Evaluator:
         return all(now - heard.last > heard.patience(heartbeat) for heard in state.heard.values())
 
     def silent_recorders(self, contract: str, version: str, now: float) -> tuple[int, str]:
-        """Count the recorders of a kernel version that fell silent without a word while others report.
+        """Count the recorders of a kernel version that fell silent without a word while others report, and name them.
 
-        Each counts until it reports again, or for as long as the long window.
-
-        Returns:
-            How many they are, and the sentence that names them; empty for none.
+        Each counts until it reports again, or for as long as the long window. The sentence is empty for none.
         """
         state, seen = self.states[contract], self.states[contract].contract.observability
         lasting = max(seen.window, seen.long_window)
@@ -360,14 +361,8 @@ class Evaluator:
     def unheard(self, contract: str, version: str, slice: str, span: tuple[float, float], now: float) -> bool:
         """Return True if a recorder that reported a kernel version during a breach has not been heard of since.
 
-        So it is while points of the version arrive that are not judged: they may be what was broken.
-
-        Args:
-            contract: metadata.name.
-            version: Short fingerprint of the inference kernel.
-            slice: The slice that was broken.
-            span: Unix times of the breach's onset and of the last FAIL, seconds.
-            now: Unix time in seconds.
+        So it is while points of the version arrive that are not judged: they may be what was broken. `span` has the
+        Unix times of the breach's onset and of the last FAIL.
         """
         state = self.states[contract]
         if any(refused.pair[1] == version for refused in state.refused.present(now)):
@@ -376,26 +371,17 @@ class Evaluator:
 
     def kernels(self, contract: str) -> tuple[KernelInfo, ...]:
         """Kernel versions that reported themselves, the one seen last first."""
-        return tuple(sorted(self.facts[contract][0].known.values(), key=lambda info: -info.last_seen))
-
-    def examples(self, contract: str, now: float) -> tuple[WorstBatch, ...]:
-        """The worst measured batches of the long window, worst first."""
-        return tuple(self.facts[contract][1].recent(now))
+        return tuple(sorted(self.states[contract].kernels.known.values(), key=lambda info: -info.last_seen))
 
     def sampling(self, contract: str) -> list[str]:
-        """Return the known sampling of prompts, and the assumptions where no recorder states it, as sentences.
-
-        Raises:
-            KeyError: If there is no such contract.
-        """
+        """Return the known sampling of prompts, and the assumptions where no recorder states it, as sentences."""
         self.settle()
         return sampling_notes(self.states[contract])
 
     def distribution(self, of: Cell | SeriesId, window: float, now: float) -> Binned:
         """Return the observations of the last `window` seconds; for a derived metric, of its underlying quantity.
 
-        Raises:
-            KeyError: If there is no such contract or clause.
+        Raises KeyError if there is no such contract or clause.
         """
         self.settle()
         state = self.states[of.contract]
@@ -405,11 +391,7 @@ class Evaluator:
         return (content or ExponentialHistogram.empty(0)).binned()
 
     def by_place(self, contract: str, pair: Pair, now: float) -> dict[str, Interval]:
-        """Return the drift of a kernel pair in each of PLACES that was observed.
-
-        Raises:
-            KeyError: If there is no such contract.
-        """
+        """Return the drift of a kernel pair in each of PLACES that was observed."""
         self.settle()
         return drift_by_place(self.states[contract], pair, now)
 
@@ -525,7 +507,7 @@ class Evaluator:
         return _noted(state, outcome, point, now), ""
 
     def _take_info(self, point: Point, state: ContractState, now: float, reports: RecorderReports) -> str:
-        if not self.facts[state.contract.name][0].see(point.attributes, now):
+        if not state.kernels.see(point.attributes, now):
             raise _RefusedError("malformed", f"{point.metric} names no kernel role and version")
         done = point.histogram is not None and not point.histogram.count
         version, sender = str(point.attributes["kc.kernel.version"]), sender_of(point.resource)
@@ -546,7 +528,7 @@ class Evaluator:
         reason = str(point.attributes.get("kc.reason", "unknown"))[:80]
         if not dropped or reason == _NO_OTHER_SIDE:
             return "accepted"
-        sender, known = sender_of(point.resource), self.facts[state.contract.name][0].known
+        sender, known = sender_of(point.resource), state.kernels.known
         versions = state.recorders.versions_of(sender)
         train = [version for version in versions if ("train", version) in known][-1:] or [""]
         said = f"its recorder dropped batches ({reason}); the recorder's log says why"

@@ -30,9 +30,8 @@ from kc_otel.contract.model import Contract
 from kc_otel.contract.slices import ALL, UNJUDGED
 from kc_otel.judge.fault_end import Fault, together
 from kc_otel.judge.histograms import Histogram
-from kc_otel.judge.mean_test import MeanTest, mean_test
 from kc_otel.judge.series import SeriesKey
-from kc_otel.judge.statistics import metric_name, opposite_name
+from kc_otel.judge.statistics import MeanTest, mean_test, metric_name, opposite_name
 from kc_otel.judge.verdict import Cell
 from kc_otel.stats import Binned, EDetector, ExponentialHistogram
 from kc_otel.stats.e_detector import BETS, alarm_level
@@ -68,19 +67,10 @@ def whole_side(cell: Cell) -> Cell:
 class HeldEvidence:
     """Evidence held against one cell.
 
-    Args:
-        test: The tested limit.
-        log_sums: Logarithm of M for each bet [bets]; None where there is no evidence.
-        pane: Number of the pane in which bets began last.
-        failing: Whether M reached the level, and nothing has cleared the cell since.
-        peak: Unix time in seconds at which M was at the level last; -inf before that.
-        after: Observations since then; None for none, before an alarm, and once it is older than the long window.
-        fault: What began with the first alarm, until it has ended; None without.
-        ended: Whether a fault has ended, and neither has passed since nor begun anew.
-
-    Attributes:
-        row: The logarithms of M [bets], of their mean, and the pane; `FailEvidence` has them of all cells in an array.
-        number: Of the row there.
+    `row` holds the logarithms of M [bets], of their mean, and the pane; `FailEvidence` has them of all cells in an
+    array, and `number` is that of the row there. `peak` is when M was at the level last, -inf before that. `after` are
+    the observations since then; None once it is older than the long window. `fault` began with the first alarm and has
+    not ended; `ended` says that one has, and neither has the cell passed since nor a fault begun anew.
     """
 
     __slots__ = ("after", "ended", "failing", "fault", "number", "peak", "row", "test")
@@ -127,42 +117,31 @@ class HeldEvidence:
 
 @dataclass(slots=True, eq=False)
 class _Waiting:
-    """Observations of a failing cell that wait until each of its recorders has exported.
-
-    Attributes:
-        since: Unix time in seconds at which the first arrived.
-        gains: Of each bet [bets].
-        parts: The observations.
-    """
+    """Observations of a failing cell that wait until each of its recorders has exported."""
 
     since: float
     gains: Floats
+    """Of each bet [bets]."""
     parts: list[Histogram]
 
 
 @dataclass(frozen=True, eq=False)
 class _Arrivals:
-    """The cells that some series are about.
-
-    Attributes:
-        series: The series; None for one that is gone.
-        version: Of the cells that there were.
-        cells: The cells, by series.
-        held: Evidence against each.
-        numbers: Of their rows [cells].
-        parts: Number of the series that each is about [cells].
-        kinds: Number of the test of each, ascending [cells].
-        plain: Whether each series is there once, in its order.
-    """
+    """The cells that some series are about."""
 
     series: Sequence[SeriesKey | None]
+    """None for one that is gone."""
     version: int
     cells: list[Cell]
     held: list[HeldEvidence]
     numbers: Numbers
+    """Of their rows [cells]."""
     parts: Numbers
+    """Number of the series that each is about [cells]."""
     kinds: Numbers
+    """Number of the test of each, ascending [cells]."""
     plain: bool
+    """Whether each series is there once, in its order."""
 
     @cached_property
     def alike(self) -> list[tuple[int, int, int]]:
@@ -177,18 +156,10 @@ class _Arrivals:
 
 
 class FailEvidence:
-    """Evidence held against the cells of one contract.
+    """Evidence held against the cells of one contract, with panes of `width` seconds.
 
-    Args:
-        contract: The contract.
-        width: Seconds of a pane.
-
-    Attributes:
-        cells: Evidence, by cell.
-        most: The largest number of cells that were held at once.
-        changed: Cells that differ from what was saved.
-        alarmed: Cells that were at the level at some time, and what is held against them.
-        version: Changes whenever the set of cells changes.
+    `most` is the largest number of cells that were held at once; `changed` are the cells that differ from what was
+    saved, `alarmed` those that were at the level at some time; `version` changes whenever the set of cells does.
     """
 
     def __init__(self, contract: Contract, width: float) -> None:
@@ -286,14 +257,10 @@ class FailEvidence:
     ) -> None:
         """Hold what arrived since the last time against the cells that it is about.
 
-        Args:
-            arrived: Observations by series; of each series any number of histograms, at least one.
-            now: Unix time in seconds.
-            series: More series, each of which is there once; None for one that is gone.
-            columns: Observations of each of these.
-            shared: Versions of the inference kernel that several recorders report.
-            late: Whether it is older than what a window has: where a cell fails already it shows neither that the
-                fault lasts nor that it has ended.
+        `arrived` has any number of histograms of each series, `columns` one of each of `series`, None for one that is
+        gone. `shared` are versions of the inference kernel that several recorders report. Where what arrived is `late`,
+        older than what a window has, and a cell fails already, it shows neither that the fault lasts nor that it has
+        ended.
         """
         found = self._arrivals(series)
         cells, held, numbers = found.cells, found.held, found.numbers

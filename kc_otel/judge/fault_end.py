@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kc_otel.judge.histograms import Histogram, layout, union
-from kc_otel.judge.mean_test import MeanTest
+from kc_otel.judge.statistics import MeanTest
 from kc_otel.stats import Binned, capped_mean_interval
 
 Floats = NDArray[np.float64]
@@ -41,17 +41,14 @@ _GIVEN_UP: Final = math.log(1.0 / 20.0)
 
 
 class Recovery(NamedTuple):
-    """A recovery that is being watched.
-
-    Attributes:
-        log_wealth: Of each bet [bets].
-        level: L.
-        cap: c.
-    """
+    """A recovery that is being watched."""
 
     log_wealth: Floats
+    """Of each bet [bets]."""
     level: float
+    """L."""
     cap: float
+    """c."""
 
     @property
     def won(self) -> float:
@@ -61,31 +58,25 @@ class Recovery(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class Fault:
-    """A fault that has not ended.
-
-    Attributes:
-        sample: Observations during it.
-        run: The running run of observations.
-        recent: Observations since the recovery under watch began.
-        begun: How many recoveries were begun.
-        recovery: The one that is being watched; None while there is no sign of any.
-        improved: Mean before and after it improved last, in limits; None where it never did.
-    """
+    """A fault that has not ended."""
 
     sample: Histogram | None = None
+    """Observations during it."""
     run: Histogram | None = None
+    """The running run of observations."""
     recent: Histogram | None = None
+    """Observations since the recovery under watch began."""
     begun: int = 0
+    """How many recoveries were begun."""
     recovery: Recovery | None = None
+    """The one that is being watched; None while there is no sign of any."""
     improved: tuple[float, float] | None = None
+    """Mean before and after it improved last, in limits."""
 
     def take(self, parts: Iterable[Histogram], test: MeanTest, alpha: float) -> bool:
         """Add the next observations; return True if the fault has ended.
 
-        Args:
-            parts: The observations.
-            test: The tested limit.
-            alpha: The chance that a fault which lasts is ever said to have ended.
+        `alpha` is the chance that a fault which lasts is ever said to have ended.
         """
         new = together(parts)
         if new is None or not new.count:

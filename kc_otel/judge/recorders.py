@@ -35,25 +35,21 @@ _MAX_NAMED: Final = 3
 
 
 class LastReport(NamedTuple):
-    """The last report of a recorder.
-
-    Attributes:
-        at: Unix time in seconds.
-        back: Unix time at which it reported again after it had been silent, seconds; 0 for never.
-        version: metadata.version of the contract that it applies; 0 where it does not say.
-        otherwise: Slices of the evaluator's contract that this one lacks, or defines in another way.
-        measured: Unix time at which it last reported new observations; 0 for never.
-        resumed: Unix time at which it did so again after a window without, seconds; 0 for never.
-        unmeasured: Clauses of the evaluator's contract for which this one measures something else, or nothing.
-    """
+    """The last report of a recorder."""
 
     at: float
     back: float = 0.0
+    """When it reported again after it had been silent; 0 for never."""
     version: int = 0
+    """metadata.version of the contract that it applies; 0 where it does not say."""
     otherwise: tuple[str, ...] = ()
+    """Slices of the evaluator's contract that this one lacks, or defines in another way."""
     measured: float = 0.0
+    """When it last reported new observations; 0 for never."""
     resumed: float = 0.0
+    """When it did so again after a window without; 0 for never."""
     unmeasured: tuple[str, ...] = ()
+    """Clauses of the evaluator's contract for which this one measures something else, or nothing."""
 
     @classmethod
     def of(cls, said: Sequence[Any]) -> LastReport:
@@ -63,20 +59,12 @@ class LastReport(NamedTuple):
 
 
 class Recorders:
-    """Recorders that reported a kernel version and did not say that they are done with it.
+    """Recorders that reported a kernel version and did not say that they are done with it; times are Unix seconds.
 
-    Args:
-        heartbeat: Seconds within which every recorder exports.
-        window: Seconds of the short window.
-
-    Attributes:
-        by_version: Last reports, by kernel version and sender.
-        ended: Unix time at which a recorder last said that it is done with a kernel version, seconds.
-        moved: Recorders that measure another version since then and have not shut down: Unix times in seconds, by
-            the version that they left and sender.
-        watched: Slices on which something is broken; what recorders measure on them is told apart from all else.
-        measured_on: Observations on these so far, and Unix time in seconds of the newest that were seen to come, 0 for
-            none, by version, sender and slice.
+    Each exports within a `heartbeat`. `by_version` has the last reports by version and sender, `ended` when a recorder
+    last said that it is done with a version, `moved` recorders that measure another version since then and have not
+    shut down, by the version that they left. `measured_on` has the observations on `watched` slices, where something is
+    broken, and when the newest were seen to come (0 for none), by version, sender and slice.
     """
 
     def __init__(self, heartbeat: float, window: float) -> None:
@@ -127,15 +115,7 @@ class Recorders:
                 return
 
     def observe(self, version: str, sender: str, total: int, new: int, now: float) -> None:
-        """Note the observations that a recorder says of with a report of a kernel version.
-
-        Args:
-            version: The kernel version.
-            sender: The recorder.
-            total: Observations since its start, where it says so.
-            new: Observations since its last report, where it says so.
-            now: Unix time of the report in seconds.
-        """
+        """Note the observations that a recorder reports: in `total` since its start, `new` since its last report."""
         report, counts = self.by_version.get(version, {}).get(sender), self._counts.setdefault(version, {})
         if report is None:
             counts.pop(sender, None)
@@ -181,13 +161,7 @@ class Recorders:
         return ended is not None and not self.by_version.get(version) and ended >= last
 
     def move(self, sender: str, done: Mapping[str, bool], now: float) -> None:
-        """Note all that a recorder says of kernel versions in one message: where it is done with each, it shuts down.
-
-        Args:
-            sender: The recorder.
-            done: Whether it is done with a version.
-            now: Unix time of the message in seconds.
-        """
+        """Note all that a recorder says of versions in one message: where it is done with each, it shuts down."""
         shuts_down = all(done.values())
         for version in self.moved if shuts_down else [version for version, left in done.items() if not left]:
             self.moved.get(version, {}).pop(sender, None)
@@ -208,23 +182,15 @@ class Recorders:
     def silent(self, version: str, silence: Callable[[float], float]) -> dict[str, float]:
         """Seconds of silence of each recorder of a version that fell silent without a word.
 
-        Args:
-            version: The kernel version.
-            silence: Returns the seconds of silence of who was heard last at a Unix time.
+        `silence` returns the seconds of silence of who was heard last at a Unix time.
         """
         found = {sender: silence(report.at) for sender, report in self.by_version.get(version, {}).items()}
         return {sender: quiet for sender, quiet in found.items() if quiet > self._patience}
 
     def silent_members(self, version: str, silence: Callable[[float], float], lasting: float) -> tuple[int, str]:
-        """Count the recorders of a version that fell silent without a word while others report.
+        """Count the recorders of a version that fell silent without a word while others report, and name them.
 
-        Args:
-            version: The kernel version.
-            silence: As in `silent`.
-            lasting: Seconds of silence after which a recorder is counted no more.
-
-        Returns:
-            How many they are, and the sentence that names them; empty for none.
+        After `lasting` seconds of silence a recorder is counted no more. The sentence is empty for none.
         """
         silent, all_of_it = self.silent(version, silence), len(self.by_version.get(version, ()))
         lately = sorted((quiet, sender) for sender, quiet in silent.items() if quiet <= lasting)
@@ -248,14 +214,8 @@ class Recorders:
 
         One that reports and has observed nothing more shows nothing either: it was drained, and may serve again. So may
         one that observes other slices than the one that it was seen to break. One that was silent or drained and
-        returns is heard once all of a window is from after its return.
-
-        Args:
-            version: The kernel version.
-            slice: The slice that was broken.
-            span: Unix times of the breach's onset and of the last FAIL, seconds.
-            now: Unix time in seconds.
-            silence: As in `silent`.
+        returns is heard once all of a window is from after its return. `span` has the times of the breach's onset and
+        of the last FAIL.
         """
         silent, seen = self.silent(version, silence), self.measured_on.get(version, {})
         return any(
@@ -269,14 +229,7 @@ class Recorders:
         )
 
     def lost(self, version: str, since: float, until: float, silence: Callable[[float], float]) -> bool:
-        """Return True if a recorder that reported a version from `since` on is silent, or was at `until` and is since.
-
-        Args:
-            version: The kernel version.
-            since: Unix time in seconds.
-            until: Unix time in seconds.
-            silence: As in `silent`.
-        """
+        """Return True if a recorder that reported a version from `since` on is silent, or was at `until` and since."""
         return any(
             since - self._patience < report.at and (report.at <= until or silence(report.at) > self._patience)
             for report in self.by_version.get(version, {}).values()
@@ -310,9 +263,8 @@ class Recorders:
 class RecorderReports:
     """The recorders that report themselves in a message, and how many observations they say of in it.
 
-    Args:
-        columns: The message as columns; None where it is a request.
-        series_of: Returns the series of each point that was taken from the columns, by its number.
+    `columns` is None where the message is a request; `series_of` returns the series of each point taken from the
+    columns, by its number.
     """
 
     def __init__(

@@ -21,8 +21,7 @@ from kc_otel.contract.model import Contract
 from kc_otel.contract.registry.clause_metrics import DERIVED, Unit
 from kc_otel.contract.slices import ALL
 from kc_otel.contract.units import format_duration
-from kc_otel.judge.mean_test import mean_test
-from kc_otel.judge.statistics import clause_interval, samples_needed
+from kc_otel.judge.statistics import clause_interval, mean_test, samples_needed
 from kc_otel.stats import Binned
 
 TRUTHS: Final = (0.5, 0.8, 2.0)
@@ -39,23 +38,18 @@ _ONE_AT_BEST: Final = frozenset({"ratio", "geometric_ratio", "support_deficit"})
 
 @dataclass(frozen=True, slots=True)
 class Needed:
-    """Requirements for a clause to PASS.
-
-    Attributes:
-        clause: Its id.
-        slice: The slice.
-        observations: Fewest observations with which it can, if the kernels are identical; None when no number does.
-        unit: Unit of an observation: token, sequence, batch, or request.
-        minimum: Observations that the contract requires before any verdict.
-        minimum_name: Name of that number in the contract; empty when it asks for nothing.
-    """
+    """Requirements for a clause to PASS on a slice."""
 
     clause: str
     slice: str
     observations: int | None
+    """Fewest with which it can, if the kernels are identical; None when no number does."""
     unit: str
+    """Unit of an observation: token, sequence, batch, or request."""
     minimum: int
+    """Observations that the contract requires before any verdict."""
     minimum_name: str
+    """Name of that number in the contract; empty when it asks for nothing."""
 
 
 def observations_to_pass(contract: Contract, clause: Clause, slice: str) -> Needed:
@@ -113,19 +107,13 @@ def rounded(number: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class TypicalSizes:
-    """Typical observations for one cell of a gate.
-
-    Attributes:
-        clause: Its id.
-        slice: The slice.
-        unit: Unit of an observation.
-        sizes: Observations for each of `TRUTHS`; None where no such number is known.
-    """
+    """Typical observations for one cell of a gate."""
 
     clause: str
     slice: str
     unit: str
     sizes: tuple[int | None, ...]
+    """For each of `TRUTHS`; None where no such number is known."""
 
 
 def typical_sizes(contract: Contract) -> tuple[TypicalSizes, ...]:
@@ -144,11 +132,7 @@ def typical_sizes(contract: Contract) -> tuple[TypicalSizes, ...]:
 def typical_size(contract: Contract, clause: Clause, slice: str, truth: float) -> int | None:
     """Observations after which a clause is typically decided; None where its statistic says nothing of that.
 
-    Args:
-        contract: The contract: its confidence, its minima, and the number of its cells.
-        clause: One of its clauses.
-        slice: The slice whose limit counts.
-        truth: True value of the statistic, in limits: below 1 the clause is to PASS, above 1 to FAIL.
+    `truth` is the true value of the statistic, in limits: below 1 the clause is to PASS, above 1 to FAIL.
     """
     sample = _typical(contract, clause, slice, truth)
     if sample is None:
@@ -227,12 +211,9 @@ def _binned(values: np.ndarray, counts: np.ndarray) -> Binned:
 def undecided_by_traffic(contract: Contract, traffic: Mapping[str, float]) -> tuple[LintFinding, ...]:
     """Warnings about clauses that a slice's traffic cannot decide, even where the kernels are identical.
 
-    Args:
-        contract: The contract.
-        traffic: Sequences an hour, each of a prompt of its own, by slice.
+    `traffic` has sequences an hour by slice, each of a prompt of its own.
 
-    Raises:
-        ValueError: If the contract has no such slice, or a rate is not above 0.
+    Raises ValueError if the contract has no such slice, or a rate is not above 0.
     """
     for slice, rate in traffic.items():
         if slice not in {ALL, *contract.slices}:

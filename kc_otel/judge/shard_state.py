@@ -19,10 +19,10 @@ from typing import Any, Final
 from kc_otel.contract.model import Contract
 from kc_otel.judge.contract_state import ContractState
 from kc_otel.judge.evaluator import Evaluator
-from kc_otel.judge.facts import KernelInfo
 from kc_otel.judge.histograms import Histogram, layout, union
 from kc_otel.judge.recorders import LastReport
 from kc_otel.judge.refused_points import RefusedSender
+from kc_otel.judge.reported_kernels import KernelInfo
 from kc_otel.judge.series import LONG, SHORT, Heard, Pair, SeriesKey
 from kc_otel.stats.histogram_columns import HistogramColumns
 
@@ -171,7 +171,7 @@ def _marked_sent(state: ContractState) -> Callable[[], None]:
 
 
 def _seen(evaluator: Evaluator, contract: str, since: float) -> list[KernelInfo]:
-    return [kernel for kernel in evaluator.facts[contract][0].known.values() if kernel.last_seen > since]
+    return [kernel for kernel in evaluator.states[contract].kernels.known.values() if kernel.last_seen > since]
 
 
 def _times(heard: Heard) -> list[float]:
@@ -225,7 +225,7 @@ def merge(evaluator: Evaluator, batches: Iterable[ShardBatch], now: float) -> No
             if (state := evaluator.states.get(name)) is not None:
                 for train, inference, times in notes.get("heard", ()):
                     heard.setdefault((name, (train, inference)), []).extend(times)
-                _note(evaluator, state, notes)
+                _note(state, notes)
     for (name, pair), times in heard.items():
         state = evaluator.states[name]
         for time in sorted(times):
@@ -241,7 +241,7 @@ def _count(evaluator: Evaluator, state: ContractState, counted: Counted) -> None
         evaluator.counters["unjudged"] += 1
 
 
-def _note(evaluator: Evaluator, state: ContractState, notes: Mapping[str, Any]) -> None:
+def _note(state: ContractState, notes: Mapping[str, Any]) -> None:
     state.events.update(notes.get("events", {}))
     for *key, at in notes.get("unjudged", ()):
         state.leave_unjudged(SeriesKey(*key), at)
@@ -249,7 +249,7 @@ def _note(evaluator: Evaluator, state: ContractState, notes: Mapping[str, Any]) 
         state.refused.merge(RefusedSender(**{**fields, "pair": tuple(fields["pair"])}))
     for version, sender, said, done, moved in notes.get("recorders", ()):
         state.recorders.merge(version, sender, LastReport.of(said), done=done, moved=moved)
-    versions = evaluator.facts[state.contract.name][0]
+    versions = state.kernels
     for fields in notes.get("kernels", ()):
         info = KernelInfo(**fields)
         known = versions.known.get((info.role, info.version))

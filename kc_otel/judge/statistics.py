@@ -1,15 +1,28 @@
-"""A clause's statistic with its interval, from what a window holds."""
+"""A clause's statistic with its interval, and its limit as one on the mean of something that is never negative.
+
+Bets are made against the latter (`MeanTest`). A mean counts from the smallest value that its quantity can take, a
+fraction or quantile is the share of what lies above its threshold, and a limit from below on what has a largest value
+counts from there. Three kinds of clause have no such form: a mean without a smallest value, a maximum, and a share of
+none.
+"""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import lru_cache
 from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
 
 from kc_otel.contract.bucket_layouts import ZERO_THRESHOLD
 from kc_otel.contract.clause import Clause
 from kc_otel.contract.limits import factors
 from kc_otel.contract.model import Assumptions, Observability
 from kc_otel.contract.registry.clause_metrics import DERIVED, Unit
+from kc_otel.contract.slices import ALL
 from kc_otel.judge.points import series_name
 from kc_otel.stats import (
     Binned,
@@ -23,6 +36,8 @@ from kc_otel.stats import (
     support_deficit,
     two_valued_mean_interval,
 )
+from kc_otel.stats.e_detector import BETS
+from kc_otel.stats.fractions import surely_above
 from kc_otel.stats.interval_rows import (
     HistogramRows,
     IntervalRows,
@@ -35,6 +50,12 @@ from kc_otel.stats.interval_rows import (
 
 _CAP_IN_LIMITS: Final = 100.0
 """Cap of a `gen_ai.*` metric's mean, in limits, where the clause has none: such metrics have no range of their own."""
+_MEASURED: Final = {
+    "horizon": ("sequence_tokens", "a sequence had {seen:,.0f} tokens or more"),
+    "advantage_max": ("advantage_abs", "an advantage of {seen:.3g} or more occurred"),
+    "score_norm_max": ("score_norm", "a token's score had a norm of {seen:.3g} or more"),
+}
+"""Assumption -> key in `SAMPLING` of what is measured of it, and what breaks it."""
 
 
 def metric_name(clause: Clause) -> str:
@@ -70,16 +91,8 @@ def clause_interval(
 ) -> Interval:
     """A clause's statistic on a sample, in the unit of its limit.
 
-    Args:
-        clause: Clause to evaluate.
-        assumptions: The contract's constants, for derived metrics.
-        sample: Observations of the metric `metric_name(clause)`; where it has an `opposite`, with those of that.
-        alpha_lower: Error probability of the lower side.
-        alpha_upper: Error probability of the upper side.
-        anytime: Whether the sample is looked at as it grows, so that the sides have to hold at all sizes at once.
-
-    Raises:
-        ValueError: If the contract does not state an assumption that the metric is made of.
+    The sample is of the metric `metric_name(clause)`; where the clause has an `opposite`, with those of that. `anytime`
+    makes the sides hold at all sizes at once, for a sample that is looked at as it grows.
     """
     statistic = clause.parsed_statistic
     match statistic.kind:
@@ -101,11 +114,7 @@ def clause_interval(
 def intervals_of_rows(
     clause: Clause, assumptions: Assumptions, rows: HistogramRows, *, alpha_lower: float, alpha_upper: float
 ) -> IntervalRows | None:
-    """`clause_interval` of each row, for sizes fixed beforehand; None where each is to be asked by itself.
-
-    Raises:
-        ValueError: If the contract does not state an assumption that the metric is made of.
-    """
+    """`clause_interval` of each row, for sizes fixed beforehand; None where each is to be asked by itself."""
     statistic, levels = clause.parsed_statistic, {"alpha_lower": alpha_lower, "alpha_upper": alpha_upper}
     match statistic.kind:
         case "max":
@@ -186,3 +195,131 @@ def _mean_of_rows(clause: Clause, rows: HistogramRows, alpha_lower: float, alpha
     if clause.quantity is not None and clause.quantity.two_valued:
         return two_valued_mean_intervals(rows, low=low, high=high, **levels)
     return mean_intervals(rows, low=low, high=high, cap=cap, cut=clause.cap is not None, **levels)
+
+
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True)
+class MeanTest:
+    """Hypothesis that the mean of something never negative is at most `limit`, in terms of a recorded quantity x."""
+
+    limit: float
+    """m; positive and finite."""
+    above: float | None = None
+    """For a share: x counts as 1 above this, else as 0. None for a mean."""
+    low: float = 0.0
+    """For a mean: x counts from here."""
+    cap: float = math.inf
+    """For a mean: x counts up to here."""
+    top: float | None = None
+    """For a mean that is limited from below: x counts from here down. None for the others."""
+
+    def in_limits(self, sample: Binned, *, most: bool = False) -> tuple[Floats, Floats]:
+        """The least that observations count for, or the most, in limits, and how many there are of each [k], [k]."""
+        if self.above is not None:
+            over = sample.count[sample.upper > self.above].sum() if most else surely_above(sample, self.above)
+            return np.array([0.0, 1.0 / self.limit]), np.array([sample.total - over, over], dtype=np.float64)
+        edges = sample.upper if most == (self.top is None) else sample.lower
+        return self._of_edges(edges), sample.count.astype(np.float64)
+
+    def _of_edges(self, edges: Floats) -> Floats:
+        if self.top is not None:
+            return (self.top - np.minimum(edges, self.top)) / self.limit
+        return (np.minimum(np.maximum(edges, self.low), self.cap) - self.low) / self.limit
+
+    @property
+    def top_in_limits(self) -> float:
+        """The most that any observation can count for, in units of the limit; inf where there is no such."""
+        if self.above is not None:
+            return 1.0 / self.limit
+        return math.inf if self.top is not None else (self.cap - self.low) / self.limit
+
+    def gains(self, sample: Binned) -> Floats:
+        """Return the gain of each bet on observations [bets]."""
+        values, counts = self.in_limits(sample)
+        return np.asarray(counts @ _gain(values))
+
+    def gains_of_rows(self, rows: HistogramRows, shared: Floats | None = None) -> Floats:
+        """Return the gain of each bet on each sample [R, bets]; `shared` is `gains_of_edges`, if known."""
+        if self.above is not None:
+            surely = rows.surely_above(self.above)
+            return np.array([rows.total - surely, surely]).T @ _gain_of_share(self.limit)
+        return rows.added_up(self._gain_at, rows.count, upper=self.top is not None, shared=shared)
+
+    def gains_of_edges(self, shared: Floats) -> Floats:
+        """Return each bet's gain on one observation per bin of a mean [B, bets], given lower and upper edges [2, B]."""
+        return self._gain_at(shared[int(self.top is not None)])
+
+    def _gain_at(self, edges: Floats) -> Floats:
+        return _gain(self._of_edges(edges))
+
+
+def _gain(values: Floats) -> Floats:
+    """Return the gain of each bet on each value, in limits [values, bets]."""
+    return np.log1p(BETS * (values[:, None] - 1.0))
+
+
+@lru_cache(maxsize=1024)
+def _gain_of_share(limit: float) -> Floats:
+    """Return the gain of each bet on values up to a threshold and above it [2, bets]; read-only."""
+    return _gain(np.array([0.0, 1.0 / limit]))
+
+
+def mean_test(clause: Clause, assumptions: Assumptions, slice: str = ALL) -> MeanTest | None:
+    """Return a clause's limit on a slice as a limit on the mean of something never negative; None if impossible."""
+    limit, statistic = clause.limit_for(slice), clause.parsed_statistic
+    match statistic.kind:
+        case "max":
+            return None
+        case "quantile":
+            return MeanTest(1.0 - statistic.argument, above=limit or ZERO_THRESHOLD)
+        case "fraction":
+            # Values that recorders count as 0 are not above it, as for the interval.
+            return _share(limit, statistic.argument or ZERO_THRESHOLD)
+    scale, offset = factors(clause.metric, assumptions) if clause.metric in DERIVED else (1.0, 0.0)
+    if clause.opposite is not None:  # each of the two quantities has a mean of at least -limit
+        scale = -scale
+    at = (limit - offset) / scale
+    low, high, cap = mean_range(clause)
+    if clause.quantity is not None and clause.quantity.two_valued:
+        return _share((at - low) / (high - low), (low + high) / 2.0)
+    if scale < 0.0:
+        top = min(high, clause.cap or math.inf)
+        return MeanTest(top - at, top=top) if 0.0 < top - at < math.inf else None
+    return MeanTest(at - low, low=low, cap=min(high, cap)) if 0.0 < at - low < math.inf else None
+
+
+def _share(limit: float, above: float) -> MeanTest | None:
+    return MeanTest(limit, above=above) if 0.0 < limit < 1.0 else None
+
+
+def measurable(clause: Clause) -> tuple[str, ...]:
+    """Assumptions that a clause rests on and that can be compared with what arrives."""
+    needs = DERIVED[clause.metric].needs if clause.metric in DERIVED else ()
+    return tuple(name for name in needs if name in _MEASURED or name == "reward_range")
+
+
+def broken_assumption(
+    clause: Clause, assumptions: Assumptions, observed: Callable[[str], Binned | None], outside: Callable[[], int]
+) -> str:
+    """Return the first assumption of a clause that the data breaks, as a phrase for the verdict; empty if none.
+
+    A derived metric is a mean times factors that the contract states; a clause does not PASS on a broken one.
+    `observed` returns the observations of a quantity of `SAMPLING` by its key, `outside` counts rewards out of range.
+    """
+    for name in measurable(clause):
+        if name == "reward_range":
+            if count := outside():
+                low, high = assumptions.reward_range or (0.0, 0.0)
+                what = "a reward is" if count == 1 else f"{count:,} rewards are"
+                return f"assumptions.reward_range is [{low:g}, {high:g}], but {what} outside of it"
+            continue
+        quantity, breach = _MEASURED[name]
+        assumed, sample = getattr(assumptions, name), observed(quantity)
+        if assumed is None or sample is None or not sample.total:
+            continue
+        seen = float(sample.lower[-1])  # no observation of the last bucket is below its lower edge
+        if seen > assumed:
+            return f"assumptions.{name} is {assumed:g}, but {breach.format(seen=seen)}"
+    return ""

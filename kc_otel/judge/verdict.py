@@ -31,15 +31,7 @@ _CODES: Final = {status: code for code, status in enumerate(Status)}
 
 
 class Cell(NamedTuple):
-    """Subject of a verdict: a clause on a slice for one pair of kernel versions.
-
-    Attributes:
-        contract: metadata.name.
-        clause: id of the clause.
-        slice: Name of the slice, or `all`.
-        kernel_train: Short fingerprint; empty when none has reported yet.
-        kernel_inference: Short fingerprint; empty when none has reported yet.
-    """
+    """Subject of a verdict: a clause on a slice for a pair of kernel versions, which are empty before one reports."""
 
     contract: str
     clause: str
@@ -50,29 +42,7 @@ class Cell(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """A clause's statistic on a slice, over a window, against its limit.
-
-    Attributes:
-        cell: Cell that was judged.
-        status: PASS, FAIL, INCONCLUSIVE, NO_DATA or INVALID_INPUT.
-        at: Unix time of the evaluation, seconds.
-        limit: Limit in the metric's unit.
-        estimate: Point estimate of the statistic; nan without data.
-        lower: Lower confidence bound; nan without data.
-        upper: Upper confidence bound; nan without data.
-        samples: Observations in the deciding window.
-        window: Name of the deciding window, `short` or `long`; empty without data.
-        method: Interval that decided, such as `mixture betting`.
-        reason: One sentence a person can act on.
-        contract_version: metadata.version.
-        contract_hash: Content hash of the contract.
-        about: `population` if it covers future traffic, too; `traffic` if it covers only the measured traffic.
-        evidence: Evidence against the limit, in 0..1: chance alone reaches 1 once per `false_alarms`
-            at most, in any cell of the contract; nan where no such thing can be held, and where samples are judged
-            once.
-        observed: Whether any observation of the cell is remembered: silence is news only where there was something.
-        ended: Whether what a FAIL said of the cell has ended, although it has not passed since.
-    """
+    """A clause's statistic on a slice, over a window, against its limit; estimate and bounds are nan without data."""
 
     cell: Cell
     status: Status
@@ -83,14 +53,21 @@ class Verdict:
     upper: float
     samples: int
     window: str
+    """The one that decided, `short` or `long`; empty without data."""
     method: str
+    """Interval that decided, such as `mixture betting`."""
     reason: str
     contract_version: int
     contract_hash: str
     about: About
+    """`population` if it covers future traffic, too; `traffic` if it covers only the measured traffic."""
     evidence: float = math.nan
+    """Against the limit, in 0..1: chance alone reaches 1 once per `false_alarms` at most, in any cell of the contract;
+    nan where no such thing can be held, and where samples are judged once."""
     observed: bool = True
+    """Whether any observation of the cell is remembered: silence is news only where there was something."""
     ended: bool = False
+    """Whether what a FAIL said of the cell has ended, although it has not passed since."""
 
     @property
     def margin(self) -> float:
@@ -118,18 +95,12 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class OfLag:
-    """A clause's mean over what weights of some lags sampled.
-
-    Attributes:
-        lag: Versions that they were behind: `0`, `1`, `2-3`, `4-7` or `8+`.
-        share: Share of the observations; of a clause by prompt, of the tokens.
-        estimate: The mean.
-        lower: Lower bound.
-        upper: Upper bound.
-    """
+    """A clause's mean over what weights of some lags sampled."""
 
     lag: str
+    """Versions that they were behind: `0`, `1`, `2-3`, `4-7` or `8+`."""
     share: float
+    """Of the observations; of a clause by prompt, of the tokens."""
     estimate: float
     lower: float
     upper: float
@@ -137,26 +108,21 @@ class OfLag:
 
 @dataclass(frozen=True, slots=True)
 class Causes:
-    """Split of a clause's mean over everything sampled into its causes.
-
-    Attributes:
-        clause: id of the clause whose mean it is; that of a clause on the weights' lag is of another.
-        limit: That clause's, on all traffic.
-        share: Share of the observations that older weights sampled; of a clause by prompt, of the tokens.
-        total: The mean over all of them.
-        kernel: The kernels' part: the mean over what the training kernel's weights sampled.
-        staleness: Increase due to the age of the other weights.
-        by_lag: The mean at each lag that was observed, the smallest first; a sequence's older tokens have the lag of
-            the oldest.
-    """
+    """Split of a clause's mean over everything sampled into its causes."""
 
     clause: str
+    """The one whose mean it is; that of a clause on the weights' lag is of another."""
     limit: float
+    """Of that clause on all traffic."""
     share: float
+    """Of the observations that older weights sampled; of a clause by prompt, of the tokens."""
     total: Part
     kernel: Part
+    """The mean over what the training kernel's weights sampled."""
     staleness: Part
+    """Increase due to the age of the other weights."""
     by_lag: tuple[OfLag, ...] = ()
+    """The smallest lag first; a sequence's older tokens have the lag of the oldest."""
 
     @property
     def text(self) -> str:
@@ -179,20 +145,14 @@ class Causes:
 
 @dataclass(frozen=True, slots=True)
 class Evaluation:
-    """Verdicts of one contract at one time.
-
-    Attributes:
-        at: Unix time, seconds.
-        verdicts: Of every cell, of any kernel versions.
-        steps: The trainer's newest step by pair of kernels, (training, inference), of those that tell it.
-        causes: Split of a mean between the kernels and the weights' age, for cells on all traffic where older weights
-        sampled some of it.
-    """
+    """Verdicts of one contract at one time, on every cell, of any kernel versions."""
 
     at: float
     verdicts: Sequence[Verdict] = ()
     steps: Mapping[tuple[str, str], int] = field(default_factory=dict)
+    """The trainer's newest step by pair of kernels, (training, inference), of those that tell it."""
     causes: Mapping[Cell, Causes] = field(default_factory=dict)
+    """For cells on all traffic where older weights sampled some of it."""
 
     def step_of(self, cell: Cell) -> int | None:
         """The trainer's step that a cell was judged at; None where nobody tells it."""

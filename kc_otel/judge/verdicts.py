@@ -24,7 +24,6 @@ from kc_otel.contract.clause import About, Clause
 from kc_otel.contract.model import Contract
 from kc_otel.contract.registry.clause_metrics import QUANTITIES, Unit
 from kc_otel.contract.units import format_duration
-from kc_otel.judge.input_faults import INVALID_INPUT
 from kc_otel.judge.sample_sizes import rounded
 from kc_otel.judge.statistics import clause_interval, samples_needed
 from kc_otel.judge.verdict import Cell, Status, Verdict
@@ -33,12 +32,16 @@ from kc_otel.stats import Binned, Interval, holm
 Window = Literal["short", "long"]
 _NAMED_UNITS: Final = frozenset({Unit.SEQUENCE, Unit.PROMPT, Unit.STEP})
 """Units that sentences name; other observations are samples."""
+INVALID_INPUT: Final = "INVALID INPUT"
+"""First words of the reason of a cell that input is no sample for."""
 _MEMO_INTERVALS: Final = 4
 """Intervals per cell that a memo keeps: two windows, and as many of cells that are gone."""
 _DISTANCES: Final = frozenset(
     key for key, quantity in QUANTITIES.items() if quantity.low == 0.0 and key not in {"ratio", "geometric_ratio"}
 ) - {"weights_lag", "updates_rounded_away"}
 """Metrics that are 0 where the two kernels agree, and above 0 where they differ."""
+_MAX_QUOTED_CHARACTERS: Final = 200
+"""Characters of an exception's message that are said."""
 _SIZE_FACTOR: Final = 4
 """Times as many observations for which an interval is computed to see how it narrows."""
 _SLOW_NARROWING: Final = 0.75
@@ -53,46 +56,38 @@ _FAR_POWER: Final = 10
 
 @dataclass(frozen=True, slots=True)
 class Alarm:
-    """Evidence against a cell's limit, where its observations are followed over time.
-
-    Attributes:
-        share: In 0..1, of what an alarm takes; nan where nothing can be held.
-        failing: Whether it was 1, and nothing has cleared the cell since.
-        since: Content of a window after it was last 1; None where a window cannot reach back to that.
-        ended: Whether what it was 1 for has ended: "still as it was" is refuted, and what came since keeps the limit.
-        improved: Mean of a fault that has not ended before and after it improved last, in limits.
-    """
+    """Evidence against a cell's limit, where its observations are followed over time."""
 
     share: float
+    """In 0..1, of what an alarm takes; nan where nothing can be held."""
     failing: bool
+    """Whether it was 1, and nothing has cleared the cell since."""
     since: Callable[[Window], Binned] | None = None
+    """Content of a window after it was last 1; None where a window cannot reach back to that."""
     ended: bool = False
+    """Whether "still as it was" is refuted of what it was 1 for, and what came since keeps the limit."""
     improved: tuple[float, float] | None = None
+    """Mean of a fault that has not ended before and after it improved last, in limits."""
 
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """Everything known about a cell at the time it is judged.
-
-    Attributes:
-        cell: The cell.
-        clause: Its clause.
-        sample: The observations in a window, the same object until they change; asked for only where they are needed.
-        absence: Why there is nothing to judge, as a sentence; empty when there is something.
-        alarm: Evidence against the limit; None where samples are judged once.
-        observed: Whether any observation is remembered, of the windows or from before them.
-        anytime: Whether the sample is looked at as it grows, so that its bounds have to hold at all sizes at once.
-        broken: Which assumption of the clause the data breaks, in words: it does not PASS then.
-    """
+    """Everything known about a cell at the time it is judged."""
 
     cell: Cell
     clause: Clause
     sample: Callable[[Window], Binned]
+    """The observations in a window, the same object until they change; asked for only where they are needed."""
     absence: str = ""
+    """Why there is nothing to judge, as a sentence; empty when there is something."""
     alarm: Alarm | None = None
+    """None where samples are judged once."""
     observed: bool = True
+    """Whether any observation is remembered, of the windows or from before them."""
     anytime: bool = False
+    """Whether the sample is looked at as it grows, so that its bounds have to hold at all sizes at once."""
     broken: str = ""
+    """Which assumption of the clause the data breaks, in words: it does not PASS then."""
 
     @property
     def detected(self) -> bool:
@@ -106,24 +101,19 @@ class Evidence:
 
 
 class Terms(NamedTuple):
-    """Terms of a clause on a slice.
-
-    Attributes:
-        limit: In the unit of its metric.
-        needed: Observations without which it cannot pass.
-        allows_none: Whether one observation breaks the promise, and while none does it holds: no sample bounds a share
-            by 0.
-        fails_at_once: Whether too few observations to pass may be enough to fail: what was observed above a maximum is
-            a fact, while a few below it say nothing of the next.
-        what: Name of the observations, in the plural.
-        about: Subject of the verdict's sentence.
-    """
+    """Terms of a clause on a slice."""
 
     limit: float
+    """In the unit of its metric."""
     needed: int
+    """Observations without which it cannot pass."""
     allows_none: bool
+    """Whether one observation breaks the promise, and while none does it holds: no sample bounds a share by 0."""
     fails_at_once: bool
+    """Whether too few observations to pass may be enough to fail: what was observed above a maximum is a fact, while a
+    few below it say nothing of the next."""
     what: str
+    """Name of the observations, in the plural."""
     about: About
 
     @classmethod
@@ -208,11 +198,8 @@ def decide(
 ) -> tuple[Verdict, ...]:
     """A verdict for every cell of a contract, in the order given.
 
-    Args:
-        contract: The contract.
-        evidence: All its cells: Holm's procedure has to know how many of them are judged once.
-        now: Unix time in seconds.
-        memo: Saves time where samples have not changed since the last call; it changes no verdict.
+    `evidence` has all its cells: Holm's procedure has to know how many of them are judged once. `memo` saves time where
+    samples have not changed since the last call; it changes no verdict.
     """
     memo = memo or Memo()
     memo.forget(len(evidence))
@@ -526,3 +513,40 @@ def _samples_to_decide(contract: Contract, case: JudgedWindow, alpha: float) -> 
     x = (a + math.sqrt(a * a + 4.0 * b * gap)) / (2.0 * gap)
     more = n * (x * x - 1.0)
     return more if 0 < more < 1e12 else None
+
+
+def said_of(error: Exception) -> str:
+    """An exception in a few words."""
+    return f"{type(error).__name__}: {error}"[:_MAX_QUOTED_CHARACTERS]
+
+
+def unjudged(item: Evidence, error: Exception) -> Evidence:
+    """A cell that cannot be judged."""
+    return replace(item, absence=f"not judged: the evaluator failed ({said_of(error)}); its log has the cause")
+
+
+def place_of(cell: Cell) -> str:
+    """A cell in words."""
+    kernels = " -> ".join(filter(None, (cell.kernel_train, cell.kernel_inference)))
+    return f"clause {cell.clause} on slice {cell.slice}" + (f" of {kernels}" if kernels else "")
+
+
+def decide_apart(
+    contract: Contract, evidence: Sequence[Evidence], now: float, memo: Memo
+) -> tuple[tuple[Verdict, ...], dict[str, Exception]]:
+    """`decide`, without the cells for which it fails: these are NO_DATA. Returns what failed, too, by where."""
+    try:
+        return decide(contract, evidence, now, memo), {}
+    except Exception:  # noqa: BLE001 - the cause is found below, and the caller reports it
+        memo.clear()
+    errors: dict[str, Exception] = {}
+    sound = []
+    for item in evidence:
+        try:
+            decide(contract, [item], now)
+        except Exception as error:  # noqa: BLE001 - whatever it is, the other cells are judged
+            errors[place_of(item.cell)] = error
+            sound.append(unjudged(item, error))
+        else:
+            sound.append(item)
+    return decide(contract, sound, now), errors

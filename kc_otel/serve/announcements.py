@@ -15,8 +15,8 @@ from kc_otel.contract.model import Contract
 from kc_otel.judge.escalation.alerts import Transition, What
 from kc_otel.judge.escalation.notices import Notice, NoticeReason
 from kc_otel.judge.escalation.webhook_body import summary
-from kc_otel.judge.facts import pair_name
 from kc_otel.judge.incidents.incident import Incident
+from kc_otel.judge.reported_kernels import pair_name
 from kc_otel.judge.verdict import Cell, Status, Verdict
 from kc_otel.serve.history import StatusChange
 

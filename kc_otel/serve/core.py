@@ -28,8 +28,7 @@ from kc_otel.contract.slices import ALL
 from kc_otel.contract.words import place
 from kc_otel.judge.decisions.entries import DecisionTable
 from kc_otel.judge.decisions.table import resume, without_slice
-from kc_otel.judge.escalation.alert_lifecycle import edge
-from kc_otel.judge.escalation.alerts import PolicyState, What
+from kc_otel.judge.escalation.alerts import PolicyState, What, edge
 from kc_otel.judge.escalation.escalate import (
     Escalation,
     EscalationState,
@@ -37,18 +36,15 @@ from kc_otel.judge.escalation.escalate import (
     escalate,
     with_roll_backs_told,
 )
-from kc_otel.judge.escalation.message_groups import AT_ONCE, GroupTiming, IncidentMessage
-from kc_otel.judge.escalation.notices import Notice, NoticeReason
-from kc_otel.judge.escalation.people import People
+from kc_otel.judge.escalation.notices import AT_ONCE, GroupTiming, IncidentMessage, Notice, NoticeReason, People
 from kc_otel.judge.escalation.webhook_body import alert_body, encode
 from kc_otel.judge.evaluator import Evaluator
-from kc_otel.judge.facts import KernelInfo, kernel_names
-from kc_otel.judge.incidents.actions_taken import actions_taken, lifting_commands
-from kc_otel.judge.incidents.incident import Diagnosis, Incident
+from kc_otel.judge.incidents.incident import Diagnosis, Incident, actions_taken, lifting_commands
 from kc_otel.judge.incidents.incident_lifecycle import TrafficSeen, by_urgency, with_diagnosis, with_word
 from kc_otel.judge.otlp.sink import ExportResult
 from kc_otel.judge.promotion.gate_evidence import SectionProblems, unchecked_offline
 from kc_otel.judge.refused_points import Missing
+from kc_otel.judge.reported_kernels import KernelInfo, kernel_names
 from kc_otel.judge.verdict import Causes, Cell, Evaluation, Status
 from kc_otel.serve.announcements import Announcement, cell_fields, of_change, of_notice, of_transition
 from kc_otel.serve.durable_sink import TrafficRecording
@@ -224,9 +220,9 @@ class Core:
             _log.warning("not judged: %s; further ones are only counted", plain(result.message))
         return result
 
-    def traces(self, request: Any) -> ExportResult:
-        """Take an ExportTraceServiceRequest."""
-        return self.evaluator.ingest_traces(request, time.time())
+    def traces(self, request: Any) -> ExportResult:  # noqa: ARG002 - the receiver's interface
+        """Accept and drop spans and logs, so that a Collector's pipeline does not retry them."""
+        return ExportResult()
 
     @property
     def state_path(self) -> Path | None:

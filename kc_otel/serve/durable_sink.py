@@ -1,7 +1,7 @@
 """Between the receivers and the core: nothing is applied, and no sender is told so, that is not in the inbox on disk.
 
-Spans are not in the inbox: they are examples, of which the worst are kept. `serve --record` also records arrivals and
-evaluations as files for `kc-otel replay` and any OTLP reader; the recording is best effort.
+Spans and logs are accepted and dropped. `serve --record` also records arrivals and evaluations as files for
+`kc-otel replay` and any OTLP reader; the recording is best effort.
 """
 
 from __future__ import annotations

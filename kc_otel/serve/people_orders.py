@@ -16,10 +16,9 @@ from kc_otel.contract.slices import ALL
 from kc_otel.contract.words import listed, moment, place
 from kc_otel.judge.decisions import table as tables
 from kc_otel.judge.decisions.entries import Pin
-from kc_otel.judge.escalation import people as desk
-from kc_otel.judge.escalation.alert_lifecycle import INPUT_CLAUSE
-from kc_otel.judge.escalation.alerts import Alert
-from kc_otel.judge.escalation.people import Silence
+from kc_otel.judge.escalation import notices
+from kc_otel.judge.escalation.alerts import INPUT_CLAUSE, Alert
+from kc_otel.judge.escalation.notices import Silence
 from kc_otel.judge.incidents.incident import Diagnosis, Incident, IncidentState
 from kc_otel.serve.core import Core
 
@@ -51,7 +50,7 @@ def acknowledge(
         if all(alert.fingerprint in known for alert in meant):
             core.amend(contract, words, now)
             return (), closed
-    after = desk.acknowledge(core.people, meant, by, why, now)
+    after = notices.acknowledge(core.people, meant, by, why, now)
     new = {ack.fingerprint for ack in after.acknowledgements} - known
     taken = tuple(alert for alert in meant if alert.fingerprint in new)
     places = dict.fromkeys(f"{alert.cell.clause} on {place(alert.cell.slice)}" for alert in taken)
@@ -67,7 +66,7 @@ def silence(
     """Silence the alerts of a clause on a slice until a Unix time; return the silence."""
     _known(core, contract, clause, slice)
     made = Silence(secrets.token_hex(4), contract, clause, slice, by, why, now, until)
-    after = desk.silence(core.people, made)
+    after = notices.silence(core.people, made)
     done = f"silenced {made.where} until {moment(until)}"
     said = _word(by, done, why, id=made.id, clause=clause, slice=slice, until=until)
     core.amend(contract, {"silenced": said}, now, people=after)
@@ -76,7 +75,7 @@ def silence(
 
 def unsilence(core: Core, id: str, by: str, why: str, now: float) -> Silence:
     """End a silence before its time; alerts that still fire are reported with the next evaluation. Returns it."""
-    after, ended = desk.unsilence(core.people, id)
+    after, ended = notices.unsilence(core.people, id)
     done = f"ended the silence of {ended.where} by {ended.by}"
     said = _word(by, done, why, id=id, clause=ended.clause, slice=ended.slice)
     core.amend(ended.contract, {"unsilenced": said}, now, people=after)

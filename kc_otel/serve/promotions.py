@@ -13,18 +13,16 @@ from dataclasses import replace
 from typing import Any, Final
 
 from kc_otel.contract.model import Contract
-from kc_otel.contract.slices import ALL
 from kc_otel.judge.decisions.entries import Canary, DecisionTable, DirectiveKind, Promoted
 from kc_otel.judge.decisions.table import changed
 from kc_otel.judge.evaluator import Evaluator
-from kc_otel.judge.facts import KernelInfo, unlike_declared
 from kc_otel.judge.incidents.incident import Incident, IncidentState
-from kc_otel.judge.promotion import machine, orders
+from kc_otel.judge.promotion import machine
 from kc_otel.judge.promotion.gate_evidence import SectionProblems, of_other_contracts, step_evidence
 from kc_otel.judge.promotion.machine import Moved, share_of
-from kc_otel.judge.promotion.promotion_state import MoveKind, OrderError, Promotion, PromotionMove, PromotionStatus
-from kc_otel.judge.promotion.stages import Stage
+from kc_otel.judge.promotion.stages import MoveKind, OrderError, Promotion, PromotionMove, PromotionStatus, Stage
 from kc_otel.judge.refused_points import Missing
+from kc_otel.judge.reported_kernels import KernelInfo, unlike_declared
 from kc_otel.judge.verdict import Evaluation
 from kc_otel.serve.announcements import Announcement
 from kc_otel.serve.store.policy_store import PolicyStore
@@ -148,7 +146,7 @@ class Promotions:
         promoted = [entry for entry in decisions.promoted if entry.contract != name]
         for (_, version), promotion in known.items():
             if (share := share_of(promotion)) is not None:
-                canaries.append(Canary(name, ALL, version, share, promotion.reason, promotion.entered))
+                canaries.append(Canary(name, version, share, promotion.reason, promotion.entered))
             if promotion.full:
                 promoted.append(Promoted(name, version, promotion.entered))
         return changed(decisions, now, canaries=canaries, promoted=promoted), said, rolled
@@ -219,7 +217,7 @@ class Promotions:
         before, begun = self._subject(contract, version, by, now, start=start)
         if (size := len(json.dumps(record))) > _MAX_EVIDENCE_CHARACTERS:
             raise OrderError(f"the evidence has {size:,} characters; at most {_MAX_EVIDENCE_CHARACTERS:,} are kept")
-        after = orders.admit(before, found, record, self._offline_problems, now)
+        after = machine.admit(before, found, record, self._offline_problems, now)
         message = f"{by} hands over the evidence that the offline gate was open for {version}"
         return self._tell(before, after, "evidence", message, now, begun, by=by, record=record)
 
@@ -252,25 +250,25 @@ class Promotions:
         match order:
             case "approve":
                 assert stage is not None
-                after, said = orders.approve(before, found, stage), f"lets {version} into {stage}"
+                after, said = machine.approve(before, found, stage), f"lets {version} into {stage}"
             case "hold":
-                after, said = orders.hold(before, by, why, now), f"holds {version} in {before.position}"
+                after, said = machine.hold(before, by, why, now), f"holds {version} in {before.position}"
             case "resume":
-                after, said = orders.resume(before), f"lets {version} go on"
+                after, said = machine.resume(before), f"lets {version} go on"
             case "hook":
-                after, said = orders.hook(before), f"confirms each step of {version} from now on"
+                after, said = machine.hook(before), f"confirms each step of {version} from now on"
             case "confirm":
-                after, said = orders.confirm(before, position), f"confirms the step of {version} to {position}"
+                after, said = machine.confirm(before, position), f"confirms the step of {version} to {position}"
             case "force":
                 assert stage is not None
-                moved = orders.force(before, found, stage, by, why, self.latest(contract), now)
+                moved = machine.force(before, found, stage, by, why, self.latest(contract), now)
                 return self._put(found, *begun, moved)
             case "rollback":
                 if contract in self._dry_run:
                     raise OrderError(
                         f"{contract} runs dry, so nothing would keep requests from {version}; pin its slices"
                     )
-                return self._put(found, orders.roll_back(before, by, why, now))  # it was not on its way: no start
+                return self._put(found, machine.roll_back(before, by, why, now))  # it was not on its way: no start
             case _:
                 raise OrderError(f"{order!r} is no order")
         return self._tell(before, after, order, f"{by} {said}{reason}", now, begun, by=by, why=why)

@@ -20,7 +20,7 @@ from kc_otel.judge.decisions.entries import INFERENCE_KERNEL, TRAIN_KERNEL
 from kc_otel.judge.decisions.table import kept_since
 from kc_otel.judge.incidents.incident import IncidentState
 from kc_otel.judge.promotion.machine import share_of
-from kc_otel.judge.promotion.promotion_state import PromotionStatus
+from kc_otel.judge.promotion.stages import PromotionStatus
 from kc_otel.judge.verdict import Verdict
 from kc_otel.serve.core import Core
 from kc_otel.serve.otlp_out import SelfMetrics, Series

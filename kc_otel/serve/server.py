@@ -31,7 +31,7 @@ from urllib.parse import urlsplit
 
 from kc_otel._extras import MissingExtraError
 from kc_otel.contract.model import Contract
-from kc_otel.judge.escalation.message_groups import GroupTiming
+from kc_otel.judge.escalation.notices import GroupTiming
 from kc_otel.judge.escalation.webhook_body import links_note
 from kc_otel.judge.otlp.request_errors import BindError
 from kc_otel.judge.otlp.request_limits import Limits

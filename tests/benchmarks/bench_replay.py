@@ -17,7 +17,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from kc_otel.judge.escalation.message_groups import GroupTiming
+from kc_otel.judge.escalation.notices import GroupTiming
 from kc_otel.judge.otlp.traffic_entries import marked_frame
 from kc_otel.offline.replay.replay_files import replay
 from kc_otel.offline.replay.traffic_reading import read_recordings

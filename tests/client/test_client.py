@@ -157,14 +157,6 @@ def test_slice_that_the_local_contract_does_not_know_is_logged(contract, make_tr
     assert router.choose("policy-7b", ["newer"], "inferB") == "train-kernel"
 
 
-def test_route_with_an_end_ends_in_the_client_too(routed):
-    """`until` holds without the evaluator."""
-    for until, kernel in ((time.time() - 1, "inference-kernel"), (time.time() + 60, "train-kernel")):
-        table = replace(routed, routes=(replace(routed.routes[0], until=until),))
-        assert Router.from_table(table).choose("policy-7b", ["code"], "inferB") == kernel
-        assert Router.from_table(table).choose("policy-7b", ["code"]) == kernel
-
-
 def test_stale_table_keeps_its_routes_and_serves_nothing_unproven(routed, caplog):
     """An outage lifts no route; what no route covers goes to what was promoted to full; it is said once each time."""
     now = [0.0]

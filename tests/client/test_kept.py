@@ -17,7 +17,7 @@ def test_what_was_saved_is_loaded_and_nothing_else_is_left(tmp_path):
     kept = TableFile(tmp_path / "table.json")
     assert kept.load() is None
     kept.save(DecisionTable(3))
-    table = changed(DecisionTable(7), 1.0, canaries=[Canary("c", "all", "v", 0.5, "why", 1.0)])
+    table = changed(DecisionTable(7), 1.0, canaries=[Canary("c", "v", 0.5, "why", 1.0)])
     kept.save(table)
     assert kept.load() == table
     assert [file.name for file in tmp_path.iterdir()] == ["table.json"]
@@ -38,7 +38,7 @@ def test_the_last_promotion_is_kept_without_being_asked_to(tmp_path, monkeypatch
     table = DecisionTable(
         3,
         pins=(Pin("c", "code", "train-kernel", "ada", "why", 1.0),),
-        canaries=(Canary("c", "all", "new", 1.0, "canary", 1.0),),
+        canaries=(Canary("c", "new", 1.0, "canary", 1.0),),
         promoted=(Promoted("c", "old", 1.0),),
     )
     url = "http://127.0.0.1:9"
@@ -71,8 +71,8 @@ def test_a_disk_that_cannot_be_written_is_logged_once(tmp_path, caplog):
 
 def test_an_evaluator_that_lost_its_state_lets_nothing_serve_that_was_rolled_back(tmp_path, caplog):
     """Neither with its empty table nor with the next, nor in a process that starts then, until it names the version."""
-    back = DecisionTable(9, 1.0, canaries=(Canary("c", "all", "new", 0.0, "rolled back", 1.0),))
-    fresh = DecisionTable(1, 2.0, canaries=(Canary("c", "all", "other", 0.5, "canary", 2.0),))
+    back = DecisionTable(9, 1.0, canaries=(Canary("c", "new", 0.0, "rolled back", 1.0),))
+    fresh = DecisionTable(1, 2.0, canaries=(Canary("c", "other", 0.5, "canary", 2.0),))
     path = tmp_path / "table.json"
     with caplog.at_level(logging.WARNING), Router("http://127.0.0.1:9", keep=path) as router:
         for table in (back, *(replace(fresh, version=version, at=2.0 + version) for version in (1, 2, 2, 8, 9, 10, 7))):
@@ -83,5 +83,5 @@ def test_an_evaluator_that_lost_its_state_lets_nothing_serve_that_was_rolled_bac
         router._arrived(DecisionTable(3, 4.0))
         router._arrived(DecisionTable(11, 4.0))
         assert router.choose("c", [], "new") == "train-kernel"
-        router._arrived(DecisionTable(12, 5.0, canaries=(Canary("c", "all", "new", 1.0, "full", 5.0),)))
+        router._arrived(DecisionTable(12, 5.0, canaries=(Canary("c", "new", 1.0, "full", 5.0),)))
         assert router.choose("c", [], "new") == "inference-kernel"

@@ -65,7 +65,7 @@ def test_directives_are_flags_too(client, make_transition):
 
 def test_a_canary_is_a_split_by_the_targeting_key(contract):
     """Both variants are told with their weight; the same user always gets the same one, as the router itself says."""
-    canary = Canary("policy-7b", "all", "inferB", 0.3, "canary, step 2 of 3", 1.0)
+    canary = Canary("policy-7b", "inferB", 0.3, "canary, step 2 of 3", 1.0)
     table = changed(DecisionTable(), 1.0, canaries=[canary])
     router = Router.from_table(table, contracts=[contract])
     api.set_provider(KernelProvider(router))

@@ -70,8 +70,6 @@ def otlp_json(body: bytes) -> None:
             continue
         if signal is METRICS:
             evaluator.ingest_metrics(request, NOW)
-        elif signal is TRACES:
-            evaluator.ingest_traces(request, NOW)
     evaluator.evaluate(NOW)
 
 

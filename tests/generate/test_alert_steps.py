@@ -6,7 +6,7 @@ from kc_otel.contract.clause import Clause
 from kc_otel.contract.model import Contract
 from kc_otel.contract.sentences import promise
 from kc_otel.generate.alert_steps import alert_steps, static_labels, unique_names
-from kc_otel.judge.escalation.alert_lifecycle import INPUT_CLAUSE
+from kc_otel.judge.escalation.alerts import INPUT_CLAUSE
 
 
 def test_every_clause_has_every_step_that_is_meant_for_it(policy: Contract) -> None:

@@ -13,8 +13,7 @@ from kc_otel.contract.clause import Clause
 from kc_otel.contract.limits import factors
 from kc_otel.contract.model import Contract
 from kc_otel.contract.registry.clause_metrics import DERIVED, Unit
-from kc_otel.judge.mean_test import mean_test
-from kc_otel.judge.statistics import clause_interval, mean_range
+from kc_otel.judge.statistics import clause_interval, mean_range, mean_test
 from kc_otel.record.telemetry.buckets import slots
 from kc_otel.stats import ExponentialHistogram
 from tests.tools.real_messages import contract, drift

@@ -63,7 +63,7 @@ def test_verdicts_at_once_are_those_of_each_cell(seed: int, contract: Any, sende
                 evaluator.ingest_metrics(source.request(now, values), now)
         verdicts = evaluator.evaluate(now)[made.name].verdicts
         state = evaluator.states[made.name]
-        silence = SilentPairs(state, now, Listening(START))
+        silence = SilentPairs(state, now, Listening(START), {})
         by_clause = [places(state, clause, current(state, clause, silence)) for clause in made.clauses]
         cells = [evidence_of(state, place, now) for of_clause in by_clause for place in of_clause]
         seen.append(([*verdicts], decide(made, cells, now)))

@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import pytest
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
-from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
 from kc_otel.judge.contract_state import STREAMS_PER_SERIES
 from kc_otel.judge.evaluator import Evaluator, SeriesId
@@ -94,7 +93,6 @@ def test_an_evaluation_has_the_trainers_step(contract: Any, now: float) -> None:
 
 @pytest.mark.parametrize("cumulative", [True, False])
 def test_window_content_equals_the_samples_in_it(contract: Any, sender: Any, now: float, cumulative: bool) -> None:
-    """Both temporalities lead to the histogram of exactly the samples that were sent within the window."""
     evaluator, source = Evaluator([contract()]), sender(cumulative=cumulative)
     sent = [(now + 20.0 * step, RNG.lognormal(-7, 2, 40).clip(0, 1)) for step in range(1, 40)]
     for time, values in sent:
@@ -107,7 +105,6 @@ def test_window_content_equals_the_samples_in_it(contract: Any, sender: Any, now
 
 
 def test_processes_of_one_pair_merge(contract: Any, sender: Any, merged: Any, now: float) -> None:
-    """Several processes report one cell; their restarts do not disturb one another."""
     evaluator = Evaluator([contract()])
     senders = [sender(instance=str(i)) for i in range(3)]
     values = [small(100) for _ in range(6)]
@@ -165,7 +162,6 @@ def test_a_sender_whose_clock_is_wrong_is_told(contract, sender, now, ahead, sai
 
 @pytest.mark.slow
 def test_one_slice_fails_before_all_does(contract: Any, sender: Any, merged: Any, now: float) -> None:
-    """Drift planted in one slice fails there while the average still passes, and later fails `all` too."""
     evaluator, whole, code = Evaluator([contract()]), sender(), sender(slice="code")
     rest, bad = small(60_000), large(2000)
     evaluator.ingest_metrics(
@@ -178,7 +174,6 @@ def test_one_slice_fails_before_all_does(contract: Any, sender: Any, merged: Any
 
 
 def test_a_slice_without_traffic_is_no_data_alone(contract: Any, sender: Any, now: float) -> None:
-    """Only the slice that nothing was observed on is NO_DATA, under the pair that is current."""
     evaluator = Evaluator([contract()])
     evaluator.ingest_metrics(sender().request(now, small(20_000)), now)
     assert statuses(evaluator, now) == {cell(): Status.PASS, cell("code"): Status.NO_DATA}
@@ -214,7 +209,6 @@ def test_a_replaced_version_that_is_still_exported_disappears(contract: Any, sen
 
 
 def test_silence_is_no_data_after_the_heartbeat(contract: Any, sender: Any, now: float) -> None:
-    """A pair that stops reporting is NO_DATA one heartbeat after its next report was due, and keeps its name."""
     evaluator, source = Evaluator([contract(slices={})]), sender()
     for step in range(6):
         evaluator.ingest_metrics(source.request(now + 30 * step, small(5000)), now + 30 * step)
@@ -489,7 +483,6 @@ def test_a_kernel_finds_room_once_others_are_silent(contract: Any, sender: Any, 
 
 
 def test_streams_over_their_cap_are_refused(contract: Any, sender: Any, now: float) -> None:
-    """Identities without end cost bounded memory, and the sender is told."""
     evaluator = Evaluator([contract(observability={"max_series": 1})])
     outcomes = [
         evaluator.ingest_metrics(sender(instance=str(i)).request(now, [0.5]), now)
@@ -501,7 +494,6 @@ def test_streams_over_their_cap_are_refused(contract: Any, sender: Any, now: flo
 
 
 def test_memory_is_given_back(contract: Any, sender: Any, now: float) -> None:
-    """What no window covers any more is forgotten, and makes room under the cap."""
     evaluator = Evaluator([contract(observability={"max_series": 2})])
     evaluator.ingest_metrics(sender().request(now, [0.5]), now)
     evaluator.evaluate(now)
@@ -510,7 +502,6 @@ def test_memory_is_given_back(contract: Any, sender: Any, now: float) -> None:
 
 
 def test_gen_ai_histograms_are_judged_where_a_clause_names_them(contract: Any, sender: Any, now: float) -> None:
-    """A serving engine's own latency histogram counts for `all` and for the slices that its attributes match."""
     made = contract(
         slices={"big": {"where": {"gen_ai.request.model": "big"}}, "tiny": {"where": {"gen_ai.request.model": "tiny"}}},
         statistical=[],
@@ -654,33 +645,12 @@ def test_a_run_has_not_ended_while_a_recorder_of_it_fell_silent_without_a_word(c
 
 
 def test_kernels_are_known_by_their_fingerprints(contract: Any, now: float) -> None:
-    """kc.kernel.info points say what a version is made of, and when it was last seen."""
     evaluator = Evaluator([contract()])
     request = info_request(now, 1)
     assert evaluator.ingest_metrics(request, now).rejected == 0
     (info,) = evaluator.kernels("policy")
     assert (info.role, info.version, info.last_seen) == ("inference", INFERENCE, now)
     assert info.fields == {"engine": "vllm", "dtype": "fp8"}
-
-
-def test_worst_batches_are_kept_as_examples(contract: Any, now: float) -> None:
-    """Of many kc.compare spans the worst are kept, bounded, worst first, and not for ever."""
-    evaluator = Evaluator([contract()])
-    request = ExportTraceServiceRequest()
-    spans = request.resource_spans.add().scope_spans.add().spans
-    for i in range(100):
-        span = spans.add(
-            name="kc.compare" if i != 99 else "other", span_id=i.to_bytes(8, "big"), trace_id=bytes(16),
-            end_time_unix_nano=round(now * 1e9),
-        )  # fmt: skip
-        span.attributes.add(key="kc.contract").value.string_value = "policy"
-        span.attributes.add(key="kc.compare.worst.abs_log_ratio").value.double_value = float(i * 37 % 100)
-    evaluator.ingest_traces(request, now)
-    evaluator.ingest_traces(request, now)
-    kept = evaluator.examples("policy", now)
-    assert [example.worst for example in kept] == sorted((i * 37 % 100 for i in range(99)), reverse=True)[:20]
-    assert len({example.span_id for example in kept}) == 20
-    assert evaluator.examples("policy", now + 3601) == ()
 
 
 def test_contracts_that_cannot_be_judged_are_refused(contract: Any) -> None:
@@ -692,7 +662,6 @@ def test_contracts_that_cannot_be_judged_are_refused(contract: Any) -> None:
 
 
 def test_a_clock_that_jumps_breaks_nothing(contract: Any, sender: Any, now: float) -> None:
-    """Evaluations at times before and long after the data give verdicts, not errors."""
     evaluator = Evaluator([contract()])
     evaluator.ingest_metrics(sender().request(now, small(50_000)), now)
     for shift in (0, -1000, 5, -1e9, 1e9, 6):

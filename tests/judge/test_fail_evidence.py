@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from kc_otel.contract.bucket_layouts import ZERO_THRESHOLD
 from kc_otel.judge.fail_evidence import FailEvidence
 from kc_otel.judge.histograms import ExplicitHistogram
-from kc_otel.judge.mean_test import MeanTest, mean_test
 from kc_otel.judge.series import SeriesKey
+from kc_otel.judge.statistics import MeanTest, mean_test
 from kc_otel.judge.verdict import Cell
 from kc_otel.stats import Buckets, ExponentialHistogram
 from kc_otel.stats.histogram_columns import HistogramColumns
@@ -160,7 +160,6 @@ def test_what_came_after_the_peak_is_kept_and_an_alarm_ends_when_its_evidence_is
 
 
 def test_what_came_after_an_older_peak_is_not_after_a_newer_one() -> None:
-    """Each time that the level is reached, counting apart begins anew."""
     evidence, key, cell = evidence_of("mean")
     for values, counted_apart in (([0.9] * 20, None), ([0.05] * 3, 3), ([0.9] * 20, None), ([0.05] * 2, 2)):
         evidence.take({key: [histogram(np.array(values))]}, NOW)

@@ -9,7 +9,7 @@ import pytest
 
 from kc_otel.judge.fail_evidence import HeldEvidence
 from kc_otel.judge.fault_end import Fault
-from kc_otel.judge.mean_test import MeanTest
+from kc_otel.judge.statistics import MeanTest
 from kc_otel.record.telemetry.buckets import cells
 from kc_otel.record.telemetry.moments import QuantityStream
 from kc_otel.serve.store.codecs import decode_evidence, encode_evidence
@@ -95,7 +95,6 @@ def test_a_fault_in_the_tail_is_not_ended_while_the_tail_is_there() -> None:
 
 
 def test_nothing_that_arrives_changes_nothing() -> None:
-    """No observations, no sign."""
     fault = Fault(histogram(np.full(3, 0.1)))
     assert not fault.take([], TEST, ALPHA)
     assert not fault.take([ExponentialHistogram.empty(4)], TEST, ALPHA)
@@ -103,7 +102,6 @@ def test_nothing_that_arrives_changes_nothing() -> None:
 
 
 def test_a_fault_is_stored_with_what_is_known_of_its_recovery() -> None:
-    """Bytes and back, while it lasts, is watched, and has improved."""
     rng = np.random.default_rng(15)
     fault = Fault(pane(rng, 0.5, 5.0))
     for ratio, panes in ((5.0, 3), (2.0, 60), (0.5, 2)):

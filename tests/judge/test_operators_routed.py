@@ -71,7 +71,6 @@ def test_each_clause_judges_its_own_operator(judged, of, now):
 
 
 def test_points_that_name_no_operator_are_refused(judged, of, now):
-    """Missing, empty, too long or not text: malformed, and the sender is told why."""
     for operator, said in (
         (None, "it has no attribute kc.operator"),
         ("", "'' cannot name an operator"),
@@ -87,14 +86,12 @@ def test_points_that_name_no_operator_are_refused(judged, of, now):
 
 
 def test_the_attribute_means_nothing_on_other_metrics(contract, of, now):
-    """A point of tokens with it goes where points of tokens go."""
     evaluator = Evaluator([contract()])
     evaluator.ingest_metrics(of("attention", metric="kc.drift.tv_token").request(now + 1, [0.001] * 200), now + 1)
     assert [series.metric for series in evaluator.series()] == ["kc.drift.tv_token"]
 
 
 def test_a_clause_without_its_operator_says_which_ones_arrive(judged, of, now):
-    """The usual mistake is another spelling in the program than in the contract."""
     (verdict, *_) = verdicts_of(judged, now)
     assert "nothing received for kc.drift.operator_ulp[attention] yet" in verdict.reason
     for name in ("atention", *(f"layers.{i}.mlp" for i in range(1, 7))):
@@ -108,7 +105,6 @@ def test_a_clause_without_its_operator_says_which_ones_arrive(judged, of, now):
 
 
 def test_state_of_operators_survives_a_restart(contract, judged, of, now):
-    """The store keeps series of operators apart, as it found them."""
     for operator, value in (("attention", 1.0), ("layers.0.mlp", 64.0)):
         judged.ingest_metrics(of(operator).request(now + 1, [value] * 500), now + 1)
     before = statuses(judged, now + 2)
@@ -126,7 +122,6 @@ def test_state_of_operators_survives_a_restart(contract, judged, of, now):
 
 
 def test_the_name_of_a_clauses_series_has_its_operator(contract):
-    """And that of any other clause is its metric's."""
     made = contract(numerical=CLAUSES)
     assert [metric_name(clause) for clause in made.clauses] == [
         "kc.drift.operator_ulp[attention]",

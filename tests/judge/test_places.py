@@ -65,7 +65,6 @@ def test_the_place_of_a_fault_is_named_without_a_slice(fault):
 
 
 def test_nothing_observed_is_no_chart():
-    """A contract of recorders that do not say where tokens are has no picture of it."""
     assert draw_places("Drift", {}, 0.99) is None
 
 

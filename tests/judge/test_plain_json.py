@@ -14,26 +14,18 @@ from hypothesis import strategies as st
 from kc_otel.contract.policy import Action
 from kc_otel.judge.decisions.entries import Canary, DecisionTable, Directive, Pin, Route
 from kc_otel.judge.escalation.alerts import Alert, PolicyState
-from kc_otel.judge.escalation.notices import NotificationLog, NotifiedAlert
-from kc_otel.judge.escalation.people import Acknowledgement, People, Silence
-from kc_otel.judge.facts import KernelInfo, WorstBatch
+from kc_otel.judge.escalation.notices import Acknowledgement, NotificationLog, NotifiedAlert, People, Silence
 from kc_otel.judge.plain_json import read_json, read_plain, to_json, to_plain
-from kc_otel.judge.promotion.promotion_state import Hold, Position, Promotion
-from kc_otel.judge.promotion.stages import Tally
+from kc_otel.judge.promotion.stages import Hold, Position, Promotion, Tally
+from kc_otel.judge.reported_kernels import KernelInfo
 from kc_otel.judge.verdict import Cell, Verdict
 
 STORED = (
     Acknowledgement, Alert, Canary, Cell, DecisionTable, Directive, Hold, KernelInfo, NotificationLog, NotifiedAlert,
-    People, Pin, PolicyState, Position, Promotion, Route, Silence, Tally, Verdict, WorstBatch,
+    People, Pin, PolicyState, Position, Promotion, Route, Silence, Tally, Verdict,
 )  # fmt: skip
 
-SCALARS = st.text() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False)
-"""What attributes of a span are kept as."""
-
 st.register_type_strategy(float, st.floats())
-st.register_type_strategy(
-    WorstBatch, st.builds(WorstBatch, attributes=st.dictionaries(st.text(), SCALARS | st.lists(SCALARS)))
-)
 st.register_type_strategy(
     Action,
     st.sampled_from(["notify", "halt", {"webhook": "pager"}, {"route": "train-kernel"}]).map(Action.model_validate),

@@ -10,7 +10,7 @@ import pytest
 
 from kc_otel.contract.load import load_text
 from kc_otel.judge.evaluator import Evaluator
-from kc_otel.judge.mean_test import mean_test
+from kc_otel.judge.statistics import mean_test
 from kc_otel.judge.verdict import Status, Verdict
 from kc_otel.stats import reward_sides
 from tests.judge.conftest import NOW, Sender, make_contract, merge

@@ -38,6 +38,5 @@ def test_a_fail_that_nothing_ends_is_told() -> None:
 
 @pytest.mark.parametrize(("traffic", "message"), [({"x": 1.0}, "no slice 'x'"), ({"all": 0.0}, "decide nothing")])
 def test_traffic_that_is_none_is_refused(traffic: dict[str, float], message: str) -> None:
-    """Another slice, and no sequences."""
     with pytest.raises(ValueError, match=message):
         found(**traffic)

@@ -79,7 +79,6 @@ def test_the_short_window_decides_and_the_long_one_where_it_cannot(
 
 
 def test_absence_is_no_data(contract: Any) -> None:
-    """A cell with nothing to judge is NO_DATA, and says why."""
     made = contract()
     (verdict,) = decide(made, [evidence(made, NONE, NONE, absence="no report for 2m")], NOW)
     assert (verdict.status, verdict.reason, verdict.samples, verdict.window) == (
@@ -88,7 +87,6 @@ def test_absence_is_no_data(contract: Any) -> None:
 
 
 def test_limits_of_slices_are_used(contract: Any) -> None:
-    """A slice is judged against its own limit where the clause names one."""
     made = contract(
         statistical=[{"id": "tv", "metric": "tv_token", "unit": "token", "limit": 0.004, "slices": {"code": 0.1}}]
     )
@@ -97,7 +95,6 @@ def test_limits_of_slices_are_used(contract: Any) -> None:
 
 
 def test_reasons_carry_the_numbers(contract: Any) -> None:
-    """Each reason names the bound, the limit, the samples and the window."""
     made = contract()
     assert judge(made, FAIL, FAIL).reason == "lower bound 0.04999 > limit 0.004 with 50,000 samples in 5m"
     assert judge(made, PASS, PASS).reason == "upper bound 0.0006239 <= limit 0.004 with 50,000 samples in 5m"
@@ -116,7 +113,6 @@ def test_reasons_carry_the_numbers(contract: Any) -> None:
 
 
 def test_a_cap_is_said_in_the_unit_of_the_metric(contract: Any) -> None:
-    """Nats of the cap become a share of the clip range, as the bound and the limit are."""
     clause = {"id": "share", "metric": "clip_budget_share", "cap": 0.5, "limit": 0.52}
     made = contract(statistical=[clause], assumptions={"clip": 0.2}, observability={"min_sequences": 100})
     many = np.full(400, 0.3)
@@ -185,7 +181,6 @@ def test_a_maximum_is_broken_by_one_observation_and_kept_by_no_fewer_than_the_mi
 
 
 def test_what_comes_once_a_batch_needs_no_minimum(contract: Any) -> None:
-    """The lag of the weights is observed once a batch, and one observation decides it either way."""
     made = contract(runtime=[{"id": "lag", "metric": "weights_lag", "statistic": "max", "limit": 1}])
     cells = [evidence(made, np.array([value]), np.array([value]), clause=1) for value in (1.0, 2.0)]
     assert [decide(made, [cell], NOW)[0].status for cell in cells] == [Status.PASS, Status.FAIL]
@@ -219,7 +214,6 @@ def test_the_long_window_is_one_of_as_many_tests_as_there_are_cells(contract: An
 
 
 def test_memo_changes_no_verdict(contract: Any) -> None:
-    """With and without a memo, twice in a row, the verdicts are the same."""
     made, memo = contract(), Memo()
     cells = [evidence(made, OPEN, FAIL), evidence(made, FAIL, PASS, slice="code")]
     plain = repr(decide(made, cells, NOW))  # as text: what is not known is nan, which equals nothing
@@ -243,7 +237,6 @@ ASSUMPTIONS = {
     ],
 )
 def test_derived_metrics_follow_their_formulas(contract: Any, metric: str, values: Any, expected: float) -> None:
-    """A derived metric is its formula of the base quantity's mean, with the interval's sides the right way round."""
     cap = {"cap": 10} if metric == "support_deficit" else {}
     made = contract(assumptions=ASSUMPTIONS, statistical=[{"id": "d", "metric": metric, "limit": 1, **cap}])
     base = Binned.of_samples(np.array(values * 5000))
@@ -343,7 +336,6 @@ def test_equal_log_probabilities_differ_nowhere_in_what_the_recorder_sends(contr
 
 
 def test_what_has_two_values_is_counted_too(contract: Any) -> None:
-    """And a threshold above 0 is named."""
     greedy = contract(
         statistical=[], numerical=[{"id": "top1", "metric": "top1_disagreement", "unit": "token", "limit": 0}]
     )

@@ -28,7 +28,6 @@ def evidence(contract: Any, clause: int, sample: Binned) -> Evidence:
 
 
 def test_each_unit_has_its_own_minimum(contract: Any) -> None:
-    """min_samples is for tokens and gen_ai histograms, min_sequences for whatever is observed per sequence."""
     made = contract(
         statistical=[BY_TOKEN, BY_SEQ, OF_SEQ],
         runtime=[
@@ -42,7 +41,6 @@ def test_each_unit_has_its_own_minimum(contract: Any) -> None:
 
 
 def test_reasons_count_sequences(contract: Any) -> None:
-    """What is judged by sequence says how many sequences there were and how many are needed."""
     made = contract(statistical=[BY_SEQ, OF_SEQ], observability={"min_sequences": 40})
     far, near = Binned.of_samples(np.full(60, 0.9)), Binned.of_samples(np.full(20, 0.9))
     for clause, what in enumerate(("sequences", "prompts")):
@@ -65,7 +63,6 @@ def test_a_verdict_says_what_it_is_about(contract: Any) -> None:
 
 
 def test_the_two_units_are_judged_on_streams_of_their_own(contract: Any, sender: Any, now: float) -> None:
-    """Each clause reads the stream of its own unit, although both name one metric."""
     evaluator = Evaluator([contract(slices={}, statistical=[BY_TOKEN, BY_SEQ], observability={"min_sequences": 10})])
     evaluator.ingest_metrics(sender().request(now, [0.001] * 20_000), now)
     evaluator.ingest_metrics(sender("kc.drift.tv_token_by_sequence").request(now, [0.5] * 100), now)

@@ -14,7 +14,7 @@ from kc_otel.contract.prometheus_names import prometheus_name
 from kc_otel.contract.registry.own_metrics import METRICS
 from kc_otel.judge.decisions.entries import Canary
 from kc_otel.judge.decisions.table import changed
-from kc_otel.judge.facts import KernelInfo
+from kc_otel.judge.reported_kernels import KernelInfo
 from kc_otel.judge.verdict import Status
 from kc_otel.serve.api.app import make_api
 from kc_otel.serve.api.routes_decisions import Changes
@@ -153,7 +153,7 @@ def test_the_metric_of_routes_names_the_version_that_is_avoided(client: TestClie
     known = core.evaluator.kernels("policy")
     other = KernelInfo("inference", "v2", {}, 0.0)
     core.evaluator.kernels = lambda _: (*known, other)  # type: ignore[method-assign]
-    decisions = changed(core.decisions, 1.0, canaries=[Canary("policy", "all", "v3", 0.0, "rolled back", 0.0)])
+    decisions = changed(core.decisions, 1.0, canaries=[Canary("policy", "v3", 0.0, "rolled back", 0.0)])
     core.escalation = replace(core.escalation, decisions=decisions)
     lines = [line for line in client.get("/metrics").text.splitlines() if line.startswith("kc_route{")]
     routed = {line.split('kc_kernel_inference="')[1].split('"')[0]: line for line in lines if 'kc_slice="code"' in line}

@@ -15,13 +15,11 @@ from starlette.testclient import TestClient
 from kc_otel.cli import promote_command
 from kc_otel.contract.load import load_text
 from kc_otel.contract.model import Contract
-from kc_otel.judge.facts import KernelInfo
-from kc_otel.judge.incidents.actions_taken import actions_taken
-from kc_otel.judge.incidents.incident import IncidentState
+from kc_otel.judge.incidents.incident import IncidentState, actions_taken
 from kc_otel.judge.promotion.gate_evidence import of_other_contracts
-from kc_otel.judge.promotion.promotion_state import OrderError
-from kc_otel.judge.promotion.stages import Stage
+from kc_otel.judge.promotion.stages import OrderError, Stage
 from kc_otel.judge.refused_points import Missing
+from kc_otel.judge.reported_kernels import KernelInfo
 from kc_otel.judge.verdict import Cell, Evaluation, Status, Verdict
 from kc_otel.offline.gate.evidence import verify_evidence
 from kc_otel.serve import promotions

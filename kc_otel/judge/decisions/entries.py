@@ -29,69 +29,47 @@ class DirectiveKind(StrEnum):
 
 @dataclass(frozen=True, slots=True, order=True)
 class Route:
-    """An order that keeps a slice away from a version of the inference kernel.
-
-    Attributes:
-        contract: metadata.name.
-        slice: Name of the slice; `all` for every request.
-        avoid: Short fingerprint of the inference kernel version that is not used.
-        train: Short fingerprint of the training kernel version that was healthy beside it.
-        kernel: Kernel used instead.
-        clause: Clause that broke.
-        reason: One sentence.
-        since: Unix time, seconds.
-        until: Unix time at which the route ends by itself, seconds; None when a person has to end it.
-        slice_id: `Contract.slice_ids` of the slice as it was ordered; empty for all traffic.
-        outdated: Why the route does not do what was ordered: the contract has changed since. Empty while it does.
-    """
+    """An order that keeps a slice, or `all` requests, away from a version of the inference kernel."""
 
     contract: str
     slice: str
     avoid: str
+    """Short fingerprint of the inference kernel version that is not used."""
     train: str
+    """Short fingerprint of the training kernel version that was healthy beside it."""
     kernel: str
+    """Used instead."""
     clause: str
+    """The one that broke."""
     reason: str
+    """One sentence."""
     since: float
-    until: float | None = None
+    """Unix time, seconds."""
     slice_id: str = ""
+    """`Contract.slice_ids` of the slice as it was ordered; empty for all traffic."""
     outdated: str = ""
+    """Why the route does not do what was ordered: the contract has changed since. Empty while it does."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class Directive:
-    """A request by a firing alert to recorders, promotion, training loops or machines that can locate.
-
-    Attributes:
-        contract: metadata.name.
-        kind: sample-more, locate, hold-promotion, quarantine-rollouts, resync-weights or halt.
-        slice: Slice that broke; it narrows quarantine-rollouts, the other kinds hold for the whole contract.
-        reason: One sentence; never empty.
-        since: Unix time, seconds.
-        fingerprint: The alert that asked; the directive ends when it resolves.
-    """
+    """A request by a firing alert to recorders, promotion, training loops or machines that can locate."""
 
     contract: str
     kind: DirectiveKind
     slice: str
+    """Slice that broke; it narrows quarantine-rollouts, the other kinds hold for the whole contract."""
     reason: str
+    """One sentence; never empty."""
     since: float
+    """Unix time, seconds."""
     fingerprint: str
+    """The alert that asked; the directive ends when it resolves."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class Pin:
-    """A person decided which kernel serves a slice.
-
-    Attributes:
-        contract: metadata.name.
-        slice: Name of the slice; `all` for every request.
-        kernel: `train-kernel` or `inference-kernel`.
-        by: Who.
-        why: Their reason.
-        at: Unix time, seconds.
-        until: Unix time at which the pin ends by itself, seconds; None when a person has to end it.
-    """
+    """A person decided which kernel, `train-kernel` or `inference-kernel`, serves a slice, or `all` requests."""
 
     contract: str
     slice: str
@@ -99,71 +77,54 @@ class Pin:
     by: str
     why: str
     at: float
+    """Unix time, seconds."""
     until: float | None = None
+    """Unix time at which the pin ends by itself, seconds; None when a person has to end it."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class Canary:
-    """A version of the inference kernel serves a share of a slice's requests; the training kernel serves the others.
+    """A version of the inference kernel serves a share of all requests; the training kernel serves the others.
 
-    Slices without a canary of the version are not limited. Where several cover a request the smallest weight counts.
-
-    Attributes:
-        contract: metadata.name.
-        slice: Name of the slice; `all` for every request.
-        version: Short fingerprint of the inference kernel version.
-        weight: Share of requests that it serves, 0 to 1; 0 keeps it from live requests, as while it is in shadow.
-        reason: One sentence.
-        since: Unix time, seconds.
-        until: Unix time after which the version serves nothing of the slice, seconds: a canary that nobody decided on
-            is no promotion. It stays in the table until it is set anew or removed. None for no end.
+    It ends when the version's promotion does.
     """
 
     contract: str
-    slice: str
     version: str
     weight: float
+    """Share of requests that it serves, 0 to 1; 0 keeps it from live requests, as while it is in shadow."""
     reason: str
+    """One sentence."""
     since: float
-    until: float | None = None
+    """Unix time, seconds."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class Promoted:
-    """A version of the inference kernel that passed every stage: it serves even while the evaluator does not answer.
-
-    Attributes:
-        contract: metadata.name.
-        version: Short fingerprint of the inference kernel version.
-        since: Unix time, seconds.
-    """
+    """A version of the inference kernel that passed every stage: it serves even while the evaluator does not answer."""
 
     contract: str
     version: str
     since: float
+    """Unix time, seconds."""
 
 
 @dataclass(frozen=True, slots=True)
 class DecisionTable:
-    """Decision table, as the evaluator publishes it.
-
-    Attributes:
-        version: Counts up with every change of content.
-        at: Unix time of the last change, seconds.
-        routes: Sorted by contract, slice and avoided version.
-        directives: Sorted by contract, kind and slice.
-        pins: Sorted by contract and slice; one for each.
-        canaries: Sorted by contract, slice and version; one for each.
-        promoted: Versions that were promoted to full, sorted by contract and version.
-    """
+    """Decision table, as the evaluator publishes it; its entries are sorted."""
 
     version: int = 0
+    """Counts up with every change of content."""
     at: float = 0.0
+    """Unix time of the last change, seconds."""
     routes: tuple[Route, ...] = ()
     directives: tuple[Directive, ...] = ()
     pins: tuple[Pin, ...] = ()
+    """One for each contract and slice."""
     canaries: tuple[Canary, ...] = ()
+    """One for each contract and version."""
     promoted: tuple[Promoted, ...] = ()
+    """Versions that were promoted to full."""
 
     @property
     def tag(self) -> str:
@@ -179,9 +140,6 @@ class DecisionTable:
         """Read the table that an evaluator sent; fields and kinds of directives that a later version added are ignored.
 
         It is read by hand, because a serving process that routes has no need of pydantic.
-
-        Raises:
-            ValueError: If it is not such an object.
         """
         if not isinstance(plain, Mapping):
             raise ValueError(f"a decision table is an object, not {type(plain).__name__}")  # noqa: TRY004 - as of bad JSON

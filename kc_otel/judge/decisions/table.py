@@ -2,7 +2,7 @@
 
 A route says: for this contract and slice, avoid this version of the inference kernel and use the training kernel,
 because of this clause, since then. It stays after the alert has resolved, because an alert resolves when the traffic
-has moved away, not when the kernel is mended; a person resumes it, or `until` passes. A version that is rolled out
+has moved away, not when the kernel is mended; a person resumes it. A version that is rolled out
 later is not avoided. A directive lasts as long as the alert that asked for it.
 
 A person's pin says which kernel serves a slice, whatever routes say and whether or not the evaluator is there. A
@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
-from typing import Any, TypeVar
+from typing import Any
 
 from kc_otel.contract.model import Contract
 from kc_otel.contract.slices import ALL
@@ -34,18 +34,16 @@ from kc_otel.judge.decisions.entries import (
 )
 from kc_otel.judge.escalation.alerts import Transition, What
 
-Timed = TypeVar("Timed", Route, Pin)
-
 
 def apply(table: DecisionTable, transitions: Sequence[Transition], contract: Contract, now: float) -> DecisionTable:
-    """The table after what fired and resolved in one evaluation, and after routes whose time has passed.
+    """The table after what fired and resolved in one evaluation, and after pins whose time has passed.
 
     Only `route: train-kernel` adds a route: the inference kernel is where traffic goes without one. Nothing is routed
     where there is no version to avoid (no data yet), where the pair's two versions are the same, or where the version
     to avoid is the training kernel that another route of the contract sends traffic to: the last healthy kernel is
     never routed away.
     """
-    routes = list(_in_force(table.routes, now))
+    routes = list(table.routes)
     directives = list(table.directives)
     for transition in transitions:
         directives = [directive for directive in directives if directive.fingerprint != transition.fingerprint]
@@ -61,20 +59,14 @@ def apply(table: DecisionTable, transitions: Sequence[Transition], contract: Con
         ]  # fmt: skip
         if any(action.kind == "route" and action.target == TRAIN_KERNEL for action in transition.actions):
             routes = _routed(routes, transition, contract)
-    return changed(table, now, routes=routes, directives=directives, pins=_in_force(table.pins, now))
+    pins = [pin for pin in table.pins if pin.until is None or now < pin.until]
+    return changed(table, now, routes=routes, directives=directives, pins=pins)
 
 
 def resume(table: DecisionTable, contract: str, slice: str | None, now: float) -> DecisionTable:
-    """Give a slice back to the inference kernel.
+    """Give a slice back to the inference kernel; None for every route of the contract, `all` for those of all traffic.
 
-    Args:
-        table: The table in force.
-        contract: metadata.name.
-        slice: Name of the slice, `all` for the routes of all traffic, or None for every route of the contract.
-        now: Unix time, seconds.
-
-    Raises:
-        LookupError: If there is no such route.
+    Raises LookupError if there is no such route.
     """
     kept = [route for route in table.routes if route.contract != contract or slice not in {None, route.slice}]
     if len(kept) == len(table.routes):
@@ -86,8 +78,7 @@ def resume(table: DecisionTable, contract: str, slice: str | None, now: float) -
 def pin(table: DecisionTable, wanted: Pin) -> DecisionTable:
     """Let a person decide which kernel serves a slice; it takes the place of an earlier pin of that slice.
 
-    Raises:
-        ValueError: If the pin has ended already.
+    Raises ValueError if the pin has ended already.
     """
     if wanted.until is not None and wanted.until <= wanted.at:
         raise ValueError("until: lies in the past; give a later time, or none for a pin that a person ends")
@@ -98,8 +89,7 @@ def pin(table: DecisionTable, wanted: Pin) -> DecisionTable:
 def unpin(table: DecisionTable, contract: str, slice: str | None, now: float) -> DecisionTable:
     """End the pin of a slice, or with None every pin of the contract.
 
-    Raises:
-        LookupError: If there is no such pin.
+    Raises LookupError if there is no such pin.
     """
     kept = [pin for pin in table.pins if pin.contract != contract or slice not in {None, pin.slice}]
     if len(kept) == len(table.pins):
@@ -152,7 +142,7 @@ def kept_since(table: DecisionTable, contract: str) -> Callable[[str, str], floa
     nothing is decided, which is not to say that anybody obeys what is.
     """
     without_share = {
-        (canary.slice, canary.version): canary.since
+        (ALL, canary.version): canary.since
         for canary in table.canaries
         if (canary.contract, canary.weight) == (contract, 0)
     }
@@ -192,10 +182,6 @@ def _routed(routes: list[Route], transition: Transition, contract: Contract) -> 
 
 def _reason(transition: Transition) -> str:
     return transition.verdict.reason or f"{transition.cell.clause} is {transition.verdict.status}"
-
-
-def _in_force(found: Iterable[Timed], now: float) -> tuple[Timed, ...]:
-    return tuple(entry for entry in found if entry.until is None or now < entry.until)
 
 
 def _again(routes: Iterable[Route], ended: Sequence[Pin], now: float) -> list[Route]:

@@ -1,18 +1,49 @@
-"""The policy's memory and its output: alerts, the state made of them, and transitions."""
+"""Alerts: the escalation policy Pi as a pure function of verdicts and a clock that is passed in.
+
+Every step of a contract's ladder watches every cell on its own:
+
+              matching verdict             `for` served
+    (quiet) ------------------> pending ------------------> firing
+       ^      clearing verdict     |                           |
+       '---------------------------'<------ `clear_for` served-'
+
+| step's `on`   | matches                       | clears                        | holds                 |
+| ------------- | ----------------------------- | ----------------------------- | --------------------- |
+| fail          | FAIL                          | PASS, fault ended, cell gone  | any other             |
+| no-data       | NO_DATA                       | any other verdict, cell gone  |                       |
+| inconclusive  | INCONCLUSIVE                  | any other, cell gone          | NO_DATA               |
+| invalid-input | sequences failed input checks | all measured pass, pair gone  | nothing is measured   |
+| the same      | INVALID_INPUT, without those  | PASS, FAIL, cell gone         | any other             |
+
+A cell that has gone clears what fires while another pair of kernels is measured in its place; where none is, it holds.
+A fault has ended when it is refuted that it is as it was, and what came since keeps the limit: the verdict is then
+INCONCLUSIVE until there is a PASS, and clears. A verdict that holds stops the count without undoing it: doubt and
+silence are no proof that a breach is over, and no proof that it goes on. A matching verdict sets the count towards
+clearing back to zero, a clearing one drops what is pending. An alert therefore needs `for` of matching verdicts with no
+clearing one between them, and a resolve needs `clear_for` of clearing verdicts with no matching one between them.
+
+Durations are counted, not subtracted: each evaluation adds the time since the one before, never less than zero (the
+clock may jump back) and never more than the contract's window (a verdict speaks for its window only, so a gap or a
+jump of the clock counts for no more than that). Firing and resolving are edges: each firing is followed by one resolve.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Final
 
-from kc_otel.contract.policy import Action
-from kc_otel.judge.verdict import Cell, Verdict
-
-__all__ = ["ROLLED_BACK", "WENT_AWAY", "Alert", "Phase", "PolicyState", "Transition", "What"]
-
+from kc_otel.contract.input_reasons import remedy
+from kc_otel.contract.model import Contract
+from kc_otel.contract.policy import Action, EscalationStep
+from kc_otel.contract.slices import ALL
+from kc_otel.contract.words import RUN_ENDED
+from kc_otel.judge.cell_columns import selected
+from kc_otel.judge.series import Pair
+from kc_otel.judge.verdict import Cell, Status, Verdict
 
 ROLLED_BACK: Final = "rolled-back"
 """Step of what is said of a version that was rolled back: no contract writes it, for every roll-back is told."""
@@ -36,35 +67,28 @@ class What(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Transition:
-    """One edge of one alert, on which webhooks, routes and promotion act.
-
-    Attributes:
-        contract: metadata.name.
-        step: Key of the step, stable under reordering and under changes of its durations.
-        on: Condition of the step: fail, no-data, inconclusive or invalid-input.
-        cell: Cell of the alert.
-        what: firing or resolved.
-        at: Unix time of the edge, seconds; never before `started_at`.
-        started_at: Unix time at which the alert fired, seconds.
-        severity: info, warning or critical.
-        actions: Actions of the step.
-        verdict: Last verdict of the cell; when the cell has gone, the last one it had.
-        fingerprint: 16 hex digits of contract, step and cell; the same for a firing and its resolve.
-        end: Why missing data that still have no verdict are missed no more, as the end of a sentence; or WENT_AWAY.
-    """
+    """One edge of one alert, on which webhooks, routes and promotion act."""
 
     contract: str
     step: str
+    """Key of the step, stable under reordering and under changes of its durations."""
     on: str
+    """Condition of the step: fail, no-data, inconclusive or invalid-input."""
     cell: Cell
     what: What
     at: float
+    """Unix time of the edge, seconds; never before `started_at`."""
     started_at: float
+    """Unix time at which the alert fired, seconds."""
     severity: str
+    """info, warning or critical."""
     actions: tuple[Action, ...]
     verdict: Verdict
+    """Last verdict of the cell; when the cell has gone, the last one it had."""
     fingerprint: str
+    """16 hex digits of contract, step and cell; the same for a firing and its resolve."""
     end: str = ""
+    """Why missing data that still have no verdict are missed no more, as the end of a sentence; or WENT_AWAY."""
 
     @property
     def incident(self) -> tuple[str, str, str]:
@@ -74,34 +98,25 @@ class Transition:
 
 @dataclass(frozen=True, slots=True)
 class Alert:
-    """A step's state for one cell.
-
-    Attributes:
-        step: Key of the step.
-        on: Condition of the step.
-        severity: Label of the step.
-        actions: Actions of the step; stored so that a step that left the contract can still be resolved.
-        cell: Cell of the alert.
-        phase: pending or firing.
-        since: Unix time of the first matching verdict, seconds.
-        started_at: Unix time of firing, seconds; None while pending.
-        seen: Unix time of the last evaluation, seconds.
-        counting: Whether the last evaluation counted towards `for` (pending) or `clear_for` (firing).
-        held: Seconds counted so far towards `for` (pending) or `clear_for` (firing).
-        verdict: Last verdict of the cell.
-    """
+    """A step's state for one cell."""
 
     step: str
     on: str
     severity: str
     actions: tuple[Action, ...]
+    """Of the step; stored so that a step that left the contract can still be resolved."""
     cell: Cell
     phase: Phase
     since: float
+    """Unix time of the first matching verdict, seconds."""
     started_at: float | None
+    """Unix time of firing, seconds; None while pending."""
     seen: float
+    """Unix time of the last evaluation, seconds."""
     counting: bool
+    """Whether the last evaluation counted towards `for` (pending) or `clear_for` (firing)."""
     held: float
+    """Seconds counted so far towards `for` (pending) or `clear_for` (firing)."""
     verdict: Verdict
 
     @property
@@ -114,17 +129,210 @@ class Alert:
 
 @dataclass(frozen=True, slots=True)
 class PolicyState:
-    """Everything the policy remembers of one contract between evaluations.
-
-    Attributes:
-        contract: metadata.name.
-        alerts: Pending and firing alerts, sorted by step and cell.
-    """
+    """Everything the policy remembers of one contract between evaluations."""
 
     contract: str
     alerts: tuple[Alert, ...] = ()
+    """Pending and firing ones, sorted by step and cell."""
 
     @property
     def firing(self) -> tuple[Alert, ...]:
         """The alerts that fire."""
         return tuple(alert for alert in self.alerts if alert.phase is Phase.FIRING)
+
+
+INPUT_CLAUSE: Final = "input"
+"""Clause of the pseudo cell that `on: invalid-input` steps watch; its slice is `all`."""
+
+_CHANGED: Final = "are no longer asked for: the contract has changed"
+_TOLERANCE_SECONDS: Final = 1e-6
+"""Seconds by which a count may fall short: sums of differences of unix times are not exact."""
+
+_MATCHES: Final = {
+    "fail": Status.FAIL,
+    "no-data": Status.NO_DATA,
+    "inconclusive": Status.INCONCLUSIVE,
+    "invalid-input": Status.INVALID_INPUT,
+}
+_HOLDS: Final[Mapping[str, frozenset[Status]]] = {
+    "fail": frozenset({Status.INCONCLUSIVE, Status.NO_DATA, Status.INVALID_INPUT}),
+    "inconclusive": frozenset({Status.NO_DATA}),
+    "invalid-input": frozenset({Status.INCONCLUSIVE, Status.NO_DATA}),
+}
+
+
+def step_keys(contract: Contract) -> tuple[str, ...]:
+    """A key for each step of the ladder, made of what it waits for and does, not of its place or its durations.
+
+    So a contract whose `for` was tuned or whose steps were reordered keeps its alerts, and a step that does something
+    else is a new step. Steps that are alike in all of this are numbered.
+    """
+    seen: dict[str, int] = {}
+    keys = []
+    for step in contract.escalation:
+        key = "/".join((step.on, step.severity, ",".join(map(str, step.do)), ",".join(sorted(step.clauses)) or "*"))
+        seen[key] = seen.get(key, 0) + 1
+        keys.append(key if seen[key] == 1 else f"{key}#{seen[key]}")
+    return tuple(keys)
+
+
+def advance(
+    contract: Contract,
+    state: PolicyState,
+    verdicts: Sequence[Verdict],
+    invalid_input: Mapping[Pair, Mapping[str, int]],
+    now: float,
+    kept_away: Callable[[str, str], bool] = lambda _slice, _version: False,
+) -> tuple[PolicyState, tuple[Transition, ...]]:
+    """Evaluate the ladder once; return the new state, and what fired or resolved, in the order of the ladder.
+
+    The contract may differ from the one of the evaluation before: state of steps and cells that still exist is kept,
+    and alerts of steps that left it resolve at once. A cell without a verdict has gone. `invalid_input` counts the
+    sequences that failed an input check within the contract's window, by kernel pair and reason. The silence of a slice
+    whose requests are `kept_away` from a version of the inference kernel is no alert.
+    """
+    matching = {_MATCHES[step.on] for step in contract.escalation}
+    concerned = selected(verdicts, matching, (alert.cell for alert in state.alerts))
+    by_cell = {verdict.cell: verdict for verdict in concerned}
+    known = {(alert.step, alert.cell): alert for alert in state.alerts}
+    keys = step_keys(contract)
+    transitions = [
+        edge(alert, What.RESOLVED, now, end=_CHANGED)
+        for alert in state.alerts
+        if alert.step not in keys and alert.phase is Phase.FIRING
+    ]
+    kept: list[Alert] = []
+    for key, step in zip(keys, contract.escalation, strict=True):
+        watched = _watched(contract, step, by_cell, invalid_input, kept_away, now)
+        cells = {cell for cell, verdict in watched.items() if verdict.status is _MATCHES[step.on]}
+        cells |= {cell for at_step, cell in known if at_step == key}
+        for cell in sorted(cells):
+            before, verdict = known.get((key, cell)), watched.get(cell)
+            alert = _first(key, step, verdict, now) if before is None and verdict is not None else before
+            assert alert is not None  # a cell is here because it matched or because it was known
+            waits = cell.clause == INPUT_CLAUSE or step.on == "fail"
+            if waits and verdict is None and not _measures(verdicts, cell):
+                # That none fails where none comes is no news, and nobody has replaced a kernel where none is measured.
+                kept.append(replace(alert, seen=now, counting=False))
+                continue
+            after, what = _next(alert, step, verdict, contract.observability.window, now)
+            if what is not None:
+                gone = step.on == "no-data" and what is What.RESOLVED and verdict is None
+                end = _why_gone(contract, alert, verdicts, kept_away) if gone else ""
+                transitions.append(edge(after or alert, what, now, verdict, end=end))
+            if after is not None:
+                kept.append(after)
+    kept.sort(key=lambda alert: (alert.step, alert.cell))
+    return PolicyState(contract.name, tuple(kept)), tuple(transitions)
+
+
+def retire(state: PolicyState, now: float) -> tuple[PolicyState, tuple[Transition, ...]]:
+    """Resolve every alert of a contract that is no longer evaluated."""
+    return PolicyState(state.contract), tuple(edge(alert, What.RESOLVED, now) for alert in state.firing)
+
+
+def _watched(
+    contract: Contract,
+    step: EscalationStep,
+    by_cell: Mapping[Cell, Verdict],
+    invalid_input: Mapping[Pair, Mapping[str, int]],
+    kept_away: Callable[[str, str], bool],
+    now: float,
+) -> Mapping[Cell, Verdict]:
+    if step.on == "invalid-input":
+        found = {pair: reasons for pair, reasons in invalid_input.items() if any(reasons.values())}
+        failed = (_input_verdict(contract, pair, reasons, now) for pair, reasons in found.items())
+        others = {cell: verdict for cell, verdict in by_cell.items() if cell[-2:] not in found}
+        return others | {verdict.cell: verdict for verdict in failed}
+    watched = by_cell.items()
+    if step.clauses:
+        watched = {cell: verdict for cell, verdict in watched if cell.clause in step.clauses}.items()
+    if step.on == "no-data":
+        watched = {
+            cell: verdict for cell, verdict in watched if not kept_away(cell.slice, cell.kernel_inference)
+        }.items()
+    return dict(watched)
+
+
+def _input_verdict(contract: Contract, pair: Pair, found: Mapping[str, int], now: float) -> Verdict:
+    total = sum(found.values())
+    reasons = ", ".join(f"{count} {reason}" for reason, count in sorted(found.items()) if count)
+    failed = (
+        "1 sequence failed an input check and was"
+        if total == 1
+        else f"{total} sequences failed an input check and were"
+    )
+    return Verdict(
+        cell=Cell(contract.name, INPUT_CLAUSE, ALL, *pair), status=Status.INVALID_INPUT, at=now, limit=0.0,
+        estimate=float(total), lower=float(total), upper=float(total), samples=total, window="short", method="count",
+        reason=f"{failed} not measured ({reasons}). "
+        + remedy(max(found, key=lambda reason: found[reason])),
+        contract_version=contract.metadata.version, contract_hash=contract.hash, about="traffic",
+    )  # fmt: skip
+
+
+def _measures(verdicts: Sequence[Verdict], of: Cell) -> bool:
+    """Return whether a cell's pair is measured, or replaced by one that is; for no pair, whether any is."""
+    pair, others, silent = of[-2:], False, {Status.NO_DATA, Status.INVALID_INPUT}
+    for verdict in selected(verdicts, set(Status) - silent):
+        if not any(pair) or verdict.cell[-2:] == pair:
+            return True
+        others = True
+    return others and not any(verdict.cell[-2:] == pair for verdict in selected(verdicts, silent))
+
+
+def _why_gone(
+    contract: Contract, alert: Alert, verdicts: Sequence[Verdict], kept_away: Callable[[str, str], bool]
+) -> str:
+    """Say why data that an alert misses are missed no more although they have no verdict, as the end of a sentence."""
+    cell = alert.cell
+    clause = next((clause for clause in contract.clauses if clause.id == cell.clause), None)
+    if clause is None or cell.slice not in contract.slices_for(clause):
+        return _CHANGED
+    if kept_away(cell.slice, cell.kernel_inference):
+        return "are no longer expected: requests are kept from this kernel, as ordered"
+    if alert.verdict.reason.startswith(RUN_ENDED):
+        return "are no longer expected: its run ended cleanly"
+    others = selected(verdicts, set(Status) - {Status.NO_DATA})
+    if not any(cell[-2:]):
+        here = {verdict.status for verdict in others if verdict.cell[1:3] == cell[1:3]}
+        if here - {Status.INVALID_INPUT}:
+            return "have arrived for the first time"
+        return "arrive, but are invalid" if here else "have not arrived yet, but a kernel reports and is watched"
+    in_place = ": other kernels report in its place" * any(verdict.cell[-2:] != cell[-2:] for verdict in others)
+    return f"have not arrived again, and this kernel is no longer watched{in_place}"
+
+
+def _first(key: str, step: EscalationStep, verdict: Verdict, now: float) -> Alert:
+    return Alert(
+        step=key, on=step.on, severity=step.severity, actions=step.do, cell=verdict.cell, phase=Phase.PENDING,
+        since=now, started_at=None, seen=now, counting=False, held=0.0, verdict=verdict,
+    )  # fmt: skip
+
+
+def _next(
+    alert: Alert, step: EscalationStep, verdict: Verdict | None, window: float, now: float
+) -> tuple[Alert | None, What | None]:
+    passed = min(max(0.0, now - alert.seen), window) if alert.counting else 0.0
+    alert = replace(alert, seen=now, verdict=verdict or alert.verdict)
+    if verdict is not None and verdict.status in _HOLDS.get(step.on, ()) and not (step.on == "fail" and verdict.ended):
+        return replace(alert, counting=False), None
+    matches, held = verdict is not None and verdict.status is _MATCHES[step.on], alert.held + passed
+    pending = alert.phase is Phase.PENDING
+    if matches is not pending:  # it stops waiting, or goes on firing
+        return (None if pending else replace(alert, held=0.0, counting=False)), None
+    if held + _TOLERANCE_SECONDS < (step.after if pending else step.clear_for):
+        return replace(alert, held=held, counting=True), None
+    if pending:
+        return replace(alert, phase=Phase.FIRING, started_at=alert.seen, held=0.0, counting=False), What.FIRING
+    return None, What.RESOLVED
+
+
+def edge(alert: Alert, what: What, now: float, verdict: Verdict | None = None, *, end: str = "") -> Transition:
+    """Return an alert's transition at unix time `now`, with the verdict given or else its last, and why it ended."""
+    started_at = now if alert.started_at is None else alert.started_at
+    return Transition(
+        contract=alert.cell.contract, step=alert.step, on=alert.on, cell=alert.cell, what=what,
+        at=max(now, started_at), started_at=started_at, severity=alert.severity, actions=alert.actions,
+        verdict=verdict or alert.verdict, fingerprint=alert.fingerprint, end=end,
+    )  # fmt: skip

@@ -14,11 +14,21 @@ from kc_otel.contract.model import Contract
 from kc_otel.judge.cell_columns import selected
 from kc_otel.judge.decisions.entries import DecisionTable, Pin
 from kc_otel.judge.decisions.table import apply, kept_since
-from kc_otel.judge.escalation.alert_lifecycle import advance
-from kc_otel.judge.escalation.alerts import ROLLED_BACK, PolicyState, Transition, What
-from kc_otel.judge.escalation.message_groups import AT_ONCE, GroupTiming, IncidentMessage, MessageGroup, group_messages
-from kc_otel.judge.escalation.notices import Notice, NoticeReason, NotificationLog, notices
-from kc_otel.judge.escalation.people import People, Silence, current
+from kc_otel.judge.escalation.alerts import ROLLED_BACK, PolicyState, Transition, What, advance
+from kc_otel.judge.escalation.notices import (
+    AT_ONCE,
+    GroupTiming,
+    IncidentMessage,
+    MessageGroup,
+    Notice,
+    NoticeReason,
+    NotificationLog,
+    People,
+    Silence,
+    current,
+    group_messages,
+    notices,
+)
 from kc_otel.judge.incidents.incident import Incident, IncidentState
 from kc_otel.judge.incidents.incident_lifecycle import (
     TrafficSeen,
@@ -28,7 +38,7 @@ from kc_otel.judge.incidents.incident_lifecycle import (
     with_told,
     with_word,
 )
-from kc_otel.judge.promotion.promotion_state import Promotion
+from kc_otel.judge.promotion.stages import Promotion
 from kc_otel.judge.series import Pair
 from kc_otel.judge.verdict import Evaluation, Status, Verdict
 
@@ -37,48 +47,34 @@ __all__ = ["Escalation", "EscalationState", "ended_silence", "escalate", "with_r
 
 @dataclass(frozen=True, slots=True)
 class EscalationState:
-    """State that persists between two evaluations.
-
-    Attributes:
-        policies: Alerts, by the contract's name.
-        notifications: Notifications sent about them, by the contract's name.
-        decisions: The published table.
-        dry_run_decisions: Decisions that dry-run contracts would have published.
-        people: Silences and acknowledgements.
-        incidents: Incidents that are not over, by the contract's name.
-        groups: What endpoints were told of it and are still to be told, by the contract's name.
-    """
+    """State that persists between two evaluations, of all contracts; by the contract's name."""
 
     policies: Mapping[str, PolicyState] = field(default_factory=dict)
     notifications: Mapping[str, NotificationLog] = field(default_factory=dict)
     decisions: DecisionTable = field(default_factory=DecisionTable)
     dry_run_decisions: DecisionTable = field(default_factory=DecisionTable)
+    """What dry-run contracts would have published."""
     people: People = field(default_factory=People)
     incidents: Mapping[str, tuple[Incident, ...]] = field(default_factory=dict)
+    """Those that are not over."""
     groups: Mapping[str, tuple[MessageGroup, ...]] = field(default_factory=dict)
+    """What endpoints were told and are still to be told."""
 
 
 @dataclass(frozen=True, slots=True)
 class Escalation:
-    """Result of escalating one contract's evaluation.
-
-    Attributes:
-        state: New state, of all contracts.
-        transitions: Alerts that fired and resolved, also of a dry-run contract.
-        notices: Notices about alerts.
-        ended_silences: Silences that have come to their end.
-        ended_pins: Pins that have come to their end.
-        resolved: Incidents that are over.
-        messages: Webhooks to send.
-    """
+    """Result of escalating one contract's evaluation, with the new state of all contracts."""
 
     state: EscalationState
     transitions: tuple[Transition, ...]
+    """Also of a dry-run contract."""
     notices: tuple[Notice, ...]
     ended_silences: tuple[Silence, ...]
     ended_pins: tuple[Pin, ...]
     resolved: tuple[Incident, ...]
+    """Incidents that are over."""
     messages: tuple[IncidentMessage, ...]
+    """Webhooks to send."""
 
 
 def escalate(
@@ -94,15 +90,8 @@ def escalate(
 ) -> Escalation:
     """One evaluation of a contract's policy. Where it fails, what held before still holds, of this contract alone.
 
-    Args:
-        contract: The contract in force.
-        before: What held until now, of all contracts.
-        evaluation: The contract's verdicts.
-        invalid: Sequences that failed an input check within the contract's window, by kernel pair and reason.
-        now: Unix time, seconds.
-        dry_run: Whether nobody acts on it and nobody is told.
-        timing: How long webhooks wait for what belongs to them.
-        traffic: Known facts about the contract's traffic; None for none.
+    `invalid` counts the sequences that failed an input check within the contract's window, by kernel pair and reason.
+    In a dry run nobody acts and nobody is told.
     """
     traffic = traffic or TrafficSeen()
     name = contract.name

@@ -1,4 +1,12 @@
-"""Recipients and timing of notices: a pure function of the firing alerts and of people's decisions.
+"""Notices: what people decided about alerts, who is told of them and when, and the messages that go out together.
+
+A silence mutes: webhooks and log records of the alerts that it covers are held back until it ends. It does not affect
+routes, quarantines, holds and halts, which act on kernels and not on notifications. Alerts that still fire when a
+silence ends are reported then. An acknowledgement says that somebody is at work on an alert: the alert goes on firing,
+its reminders stop, and it ends with the alert. Source: Prometheus documentation, "Alertmanager", silences; PagerDuty,
+"Incidents", acknowledge.
+
+Notices of one alert:
 
     fires ---------------> told ("firing") ---- `repeat` passes, nobody acknowledges ----> told ("reminder") ---+
       |                     ^    |                                        ^                                     |
@@ -13,20 +21,132 @@ first message needs the second. Time towards a reminder is counted as the policy
 never less than zero and never more than the contract's window, so that a clock that jumps sends no storm of reminders.
 Reminders of a step about one pair of kernels are sent together, when the first is due: an incident that grew is one
 reminder.
+
+Messages: one per incident and endpoint, not one per alert.
+
+    first alert --- `wait` passes ---> message (firing) --- more alerts, some end --- `interval` passes ---> (update)
+                                                        |-- alerts of a step that was not told, `wait` ----> (update)
+                                                        |-- the last one ends, unproven, `wait` -----------> (unproven)
+                                                        '-- the last one ends -----------------------------> (resolved)
+
+The end of an alert whose breach went away without proof is held back until it is known how the breach ended. An alert
+that begins and ends within the wait is not reported. A roll-back, a reminder and the end of a silence are sent at once;
+an alert that is silenced while it waits continues to wait. Time is counted as the policy counts it: since the
+evaluation before, never less than zero and never more than the contract's window. Source: Prometheus documentation,
+"Alerting, Configuration", `group_wait` and `group_interval`, whose defaults are these.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from typing import Final
 
 from kc_otel.contract.model import Contract
-from kc_otel.judge.escalation.alert_lifecycle import edge, step_keys
-from kc_otel.judge.escalation.alerts import Alert, Transition, What
-from kc_otel.judge.escalation.people import People
+from kc_otel.judge.escalation.alerts import WENT_AWAY, Alert, Transition, What, edge, step_keys
+from kc_otel.judge.incidents.incident import Incident, IncidentState
+from kc_otel.judge.verdict import Cell
 
-__all__ = ["Notice", "NoticeReason", "NotificationLog", "NotifiedAlert", "notices"]
+
+@dataclass(frozen=True, slots=True)
+class Silence:
+    """No messages about some alerts for some time."""
+
+    id: str
+    """Text that no other silence has."""
+    contract: str
+    clause: str | None
+    """None for every clause."""
+    slice: str | None
+    """`all` for the cells of all traffic; None for every slice."""
+    by: str
+    why: str
+    at: float
+    """Unix time of the decision, seconds."""
+    until: float
+    """Unix time at which it ends by itself, seconds."""
+
+    def covers(self, cell: Cell) -> bool:
+        """Return True if alerts about a cell are muted."""
+        asked = (self.contract, self.clause or cell.clause, self.slice or cell.slice)
+        return asked == (cell.contract, cell.clause, cell.slice)
+
+    @property
+    def where(self) -> str:
+        """Scope of the silence, in words.
+
+        >>> Silence("1", "policy", "token-tv", None, "ada", "planned", 0.0, 1.0).where
+        'token-tv on every slice'
+        """
+        return f"{self.clause or 'every clause'} on {f'slice {self.slice}' if self.slice else 'every slice'}"
+
+
+@dataclass(frozen=True, slots=True)
+class Acknowledgement:
+    """A person's acknowledgement of an alert, with what they found or do."""
+
+    contract: str
+    fingerprint: str
+    by: str
+    why: str
+    at: float
+
+
+@dataclass(frozen=True, slots=True)
+class People:
+    """Silences and acknowledgements in force, oldest first; of these one for each alert at most."""
+
+    silences: tuple[Silence, ...] = ()
+    acknowledgements: tuple[Acknowledgement, ...] = ()
+
+    def silencing(self, cell: Cell, now: float) -> tuple[Silence, ...]:
+        """The silences that mute a cell at a unix time."""
+        return tuple(muting for muting in self.silences if now < muting.until and muting.covers(cell))
+
+    def acknowledged(self, fingerprint: str) -> Acknowledgement | None:
+        """Return the acknowledgement of an alert; None if there is none."""
+        return next((ack for ack in self.acknowledgements if ack.fingerprint == fingerprint), None)
+
+
+def silence(people: People, wanted: Silence) -> People:
+    """Mute alerts; raises ValueError if the end is not in the future."""
+    if wanted.until <= wanted.at:
+        raise ValueError("until: is not a time in the future; every silence has an end, such as 2h from now")
+    return replace(people, silences=(*people.silences, wanted))
+
+
+def unsilence(people: People, id: str) -> tuple[People, Silence]:
+    """End a silence before its time; returns what is left, and the silence. LookupError if it is not in force."""
+    ended = next((muting for muting in people.silences if muting.id == id), None)
+    if ended is None:
+        known = ", ".join(muting.id for muting in people.silences) or "none"
+        raise LookupError(f"no silence {id!r} is in force; in force: {known}")
+    return replace(people, silences=tuple(muting for muting in people.silences if muting is not ended)), ended
+
+
+def acknowledge(people: People, alerts: Sequence[Alert], by: str, why: str, now: float) -> People:
+    """Take on alerts that fire; LookupError where none is left: what somebody is at work on already stays theirs."""
+    if not alerts:
+        raise LookupError("no such alert fires")
+    known = {ack.fingerprint: ack for ack in people.acknowledgements}
+    new = tuple(
+        Acknowledgement(alert.cell.contract, alert.fingerprint, by, why, now)
+        for alert in alerts
+        if alert.fingerprint not in known
+    )
+    if not new:
+        who = ", ".join(sorted({known[alert.fingerprint].by for alert in alerts}))
+        raise LookupError(f"acknowledged already, by {who}")
+    return replace(people, acknowledgements=(*people.acknowledgements, *new))
+
+
+def current(people: People, contract: str, firing: Collection[str], now: float) -> tuple[People, tuple[Silence, ...]]:
+    """Return the decisions still in force, and a contract's silences that have ended; `firing` are fingerprints."""
+    ended = tuple(muting for muting in people.silences if muting.contract == contract and now >= muting.until)
+    silences = tuple(muting for muting in people.silences if muting not in ended)
+    kept = (ack for ack in people.acknowledgements if ack.contract != contract or ack.fingerprint in firing)
+    return People(silences, tuple(kept)), ended
 
 
 class NoticeReason(StrEnum):
@@ -44,12 +164,7 @@ class NoticeReason(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Notice:
-    """Something to say.
-
-    Attributes:
-        transition: Transition of the alert.
-        reason: Why it is said.
-    """
+    """Something to say about an alert."""
 
     transition: Transition
     reason: NoticeReason
@@ -57,29 +172,20 @@ class Notice:
 
 @dataclass(frozen=True, slots=True)
 class NotifiedAlert:
-    """An alert of which people know.
-
-    Attributes:
-        fingerprint: The alert.
-        times: How often it has been said that it fires.
-        waited: Seconds counted towards the next reminder.
-        seen: Unix time of the last evaluation, seconds.
-    """
+    """An alert of which people know."""
 
     fingerprint: str
     times: int
+    """How often it has been said that it fires."""
     waited: float
+    """Seconds counted towards the next reminder."""
     seen: float
+    """Unix time of the last evaluation, seconds."""
 
 
 @dataclass(frozen=True, slots=True)
 class NotificationLog:
-    """Record of the notices sent about a contract's alerts.
-
-    Attributes:
-        contract: metadata.name.
-        alerts: Those that people know of, sorted.
-    """
+    """The alerts of a contract that people know of, sorted."""
 
     contract: str
     alerts: tuple[NotifiedAlert, ...] = ()
@@ -93,19 +199,7 @@ def notices(
     people: People,
     now: float,
 ) -> tuple[NotificationLog, tuple[Notice, ...]]:
-    """Return the notices due after an evaluation.
-
-    Args:
-        contract: The contract in force.
-        log: Last result of this function.
-        firing: The contract's alerts that fire now.
-        transitions: Alerts that fired and resolved in this evaluation.
-        people: Silences and acknowledgements in force.
-        now: Unix time, seconds.
-
-    Returns:
-        The new log and the notices: fired and resolved alerts in the order of `transitions`, then the rest.
-    """
+    """Return the log and what is to be said: what fired and resolved in the order of `transitions`, then the rest."""
     known = {alert.fingerprint: alert for alert in log.alerts}
     repeats = dict(zip(step_keys(contract), (step.repeat for step in contract.escalation), strict=True))
     fired = {transition.fingerprint: transition for transition in transitions if transition.what is What.FIRING}
@@ -144,3 +238,203 @@ def notices(
     ]
     notified.sort(key=lambda alert: alert.fingerprint)
     return NotificationLog(contract.name, tuple(notified)), (*first, *late)
+
+
+_AT_ONCE_REASONS: Final = (NoticeReason.ROLLED_BACK, NoticeReason.SILENCE_ENDED, NoticeReason.REMINDER)
+
+
+@dataclass(frozen=True, slots=True)
+class GroupTiming:
+    """Delays that let related messages be grouped."""
+
+    wait: float = 30.0
+    """Seconds from the first alert of an incident, or of a step of it, to its message."""
+    interval: float = 300.0
+    """Seconds between a message and an update."""
+
+
+AT_ONCE: Final = GroupTiming(0.0, 0.0)
+
+
+@dataclass(frozen=True, slots=True)
+class MessageGroup:
+    """Alerts of an incident that an endpoint has been told of, and those still to be sent."""
+
+    incident: str
+    """Its id; an alert's fingerprint where it belongs to none."""
+    endpoint: str
+    told: tuple[str, ...]
+    """Fingerprints of alerts that it was told of, and not of their end."""
+    steps: tuple[str, ...]
+    """Keys of the steps that it was told of."""
+    pending: tuple[Notice, ...]
+    """One for each alert."""
+    waited: float
+    """Seconds that the oldest of it has waited."""
+    quiet: float
+    """Seconds since the last message."""
+    seen: float
+    """Unix time of the last evaluation, seconds."""
+    closing: tuple[Transition, ...] = ()
+    """Roll-backs that it was told of, which end with the incident."""
+
+
+@dataclass(frozen=True, slots=True)
+class IncidentMessage:
+    """One webhook."""
+
+    endpoint: str
+    reason: NoticeReason
+    incident: Incident | None
+    """None where an alert belongs to none."""
+    alerts: tuple[Transition, ...]
+    """Those that fired or ended since the previous message; in a reminder, all of them."""
+    lasting: int
+    """Alerts of the incident that the endpoint knows to fire, after this message."""
+
+
+def group_messages(
+    groups: Sequence[MessageGroup],
+    said: Iterable[Notice],
+    incidents: Sequence[Incident],
+    people: People,
+    timing: GroupTiming,
+    window: float,
+    now: float,
+    lasting: Collection[str] | None = None,
+) -> tuple[tuple[MessageGroup, ...], tuple[IncidentMessage, ...]]:
+    """The groups after an evaluation, and the webhooks that are to be sent now.
+
+    `incidents` has those that this evaluation ended, too. `lasting` are fingerprints of alerts about rolled back
+    versions that have no incident and are not over; None for all.
+    """
+    by_id = {incident.id: incident for incident in incidents}
+    by_key = {incident.key: incident.id for incident in incidents}
+    known = {(old.incident, old.endpoint): _later(old, window, now) for old in groups}
+    told_in = {(fingerprint, old.endpoint): old.incident for old in groups for fingerprint in _heard(old)}
+    for notice in said:
+        edge = notice.transition
+        for endpoint in dict.fromkeys(str(action.target) for action in edge.actions if action.kind == "webhook"):
+            # An end is said where the beginning was.
+            id = told_in.get((edge.fingerprint, endpoint)) or by_key.get(edge.incident, edge.fingerprint)
+            group = known.get((id, endpoint)) or MessageGroup(id, endpoint, (), (), (), 0.0, 0.0, now)
+            known[id, endpoint] = _added(group, notice)
+    after: list[MessageGroup] = []
+    messages: list[IncidentMessage] = []
+    for group in known.values():
+        over = by_id.get(group.incident)
+        alone = over is None and any(edge.fingerprint == group.incident for edge in group.closing)
+        if alone:
+            ended = lasting is not None and group.incident not in lasting
+        else:
+            ended = over is None or over.state is IncidentState.RESOLVED
+        if ended:
+            group = _closed(group, now)  # noqa: PLW2901 - the same one
+        rest, message = _sent(group, by_id.get(group.incident), people, timing, window, now)
+        messages += [message] if message is not None else []
+        if rest.pending or rest.told:
+            after.append(rest)
+    return tuple(sorted(after, key=lambda entry: (entry.incident, entry.endpoint))), tuple(
+        sorted(messages, key=lambda entry: entry.endpoint)
+    )
+
+
+def last_messages(
+    groups: Iterable[MessageGroup], ended: Iterable[Transition], incidents: Iterable[Incident]
+) -> tuple[IncidentMessage, ...]:
+    """Return the last webhooks about a contract's alerts, when nobody follows them any more: all has ended."""
+    by_id = {lasting.id: lasting for lasting in incidents}
+    over = {transition.fingerprint: transition for transition in ended}
+    messages: list[IncidentMessage] = []
+    for group in groups:
+        waiting = {notice.transition.fingerprint: notice.transition for notice in group.pending}
+        alerts = tuple(edge for told in group.told if (edge := over.get(told) or waiting.get(told)) is not None)
+        if alerts:
+            incident = by_id.get(group.incident)
+            messages.append(IncidentMessage(group.endpoint, NoticeReason.UNFOLLOWED, incident, alerts, 0))
+    return tuple(messages)
+
+
+def _heard(group: MessageGroup) -> tuple[str, ...]:
+    return (*group.told, *(notice.transition.fingerprint for notice in group.pending))
+
+
+def _later(group: MessageGroup, window: float, now: float) -> MessageGroup:
+    passed = min(max(0.0, now - group.seen), window)
+    waits = any(notice.transition.end != WENT_AWAY for notice in group.pending)
+    waited = group.waited + passed if waits else 0.0
+    return replace(group, waited=waited, quiet=group.quiet + passed, seen=now)
+
+
+def _added(group: MessageGroup, notice: Notice) -> MessageGroup:
+    fingerprint = notice.transition.fingerprint
+    others = tuple(pending for pending in group.pending if pending.transition.fingerprint != fingerprint)
+    before = next((pending for pending in group.pending if pending.transition.fingerprint == fingerprint), None)
+    if notice.reason is NoticeReason.RESOLVED and fingerprint not in group.told:
+        return replace(group, pending=others)  # it began and ended while it waited
+    if before is not None and (before.reason, notice.reason) == (NoticeReason.RESOLVED, NoticeReason.FIRING):
+        if before.transition.end != WENT_AWAY:
+            return replace(group, pending=others)  # it ended and began again: nothing has changed for who was told
+    elif before is not None and (before.reason, notice.reason) == (NoticeReason.FIRING, NoticeReason.RESOLVED):
+        notice = _without_proof(notice)  # it was told that it went away, and not that it was back
+    if notice.reason is NoticeReason.REMINDER and fingerprint not in group.told:
+        return group  # its first word still waits
+    closing = (*group.closing, notice.transition) if notice.reason is NoticeReason.ROLLED_BACK else group.closing
+    return replace(group, pending=(*others, notice), closing=closing)
+
+
+def _without_proof(notice: Notice) -> Notice:
+    """The end of an alert, which its endpoint was told is no proof that the breach is over."""
+    return replace(notice, transition=replace(notice.transition, end=WENT_AWAY))
+
+
+def _closed(group: MessageGroup, now: float) -> MessageGroup:
+    """A group whose incident is over: with it ends what was said of roll-backs."""
+    ended = (replace(transition, what=What.RESOLVED, at=now) for transition in group.closing)
+    for transition in ended:
+        group = _added(group, Notice(transition, NoticeReason.RESOLVED))
+    return replace(group, closing=())
+
+
+def _sent(
+    group: MessageGroup, incident: Incident | None, people: People, timing: GroupTiming, window: float, now: float
+) -> tuple[MessageGroup, IncidentMessage | None]:
+    """Return the group after its message, and the message if one is due."""
+    firing = [notice for notice in group.pending if notice.transition.what is What.FIRING]
+    muted = [notice for notice in firing if people.silencing(notice.transition.cell, now)]
+    ended = [notice for notice in group.pending if notice.transition.what is What.RESOLVED]
+    # Users are seen to be kept from what is contained: its alert may end, and the incident stays.
+    held: list[Notice] = []
+    if incident is not None and incident.state is not IncidentState.CONTAINED:
+        held = [notice for notice in ended if incident.unproven(*notice.transition.cell[1:3])]
+    ended = [notice for notice in ended if notice not in held]
+    ready = [notice for notice in firing if notice not in muted]
+    away: list[Notice] = []
+    # For a window after that, what its recorders measure next may refute it.
+    if incident is not None and incident.went_away and not ready and now - incident.last_until >= window:
+        pending = (notice for notice in held if notice.transition.end != WENT_AWAY)
+        away = [notice for notice in pending if not people.silencing(notice.transition.cell, now)]
+    lasting = set(group.told) - {notice.transition.fingerprint for notice in ended}
+    over = bool(ended) and not lasting and not ready
+    urgent = next((reason for reason in _AT_ONCE_REASONS if any(notice.reason is reason for notice in ready)), None)
+    new_step = any(notice.transition.step not in group.steps for notice in ready)
+    due = (
+        over
+        or urgent is not None
+        or (bool(new_step or away) and group.waited >= timing.wait)
+        or (bool(ready or ended) and bool(group.told) and group.quiet >= timing.interval)
+    )
+    if not due:
+        return group, None
+    told = lasting | {notice.transition.fingerprint for notice in ready}
+    first = NoticeReason.UPDATE if group.told else NoticeReason.FIRING
+    reason = NoticeReason.RESOLVED if over else urgent or (NoticeReason.UNPROVEN if away else first)
+    held = [_without_proof(notice) if notice in away else notice for notice in held]
+    unproven = [replace(_without_proof(notice).transition, what=What.FIRING) for notice in away]
+    changes = (*(notice.transition for notice in (*ready, *ended)), *unproven)
+    message = IncidentMessage(group.endpoint, reason, incident, changes, len(told))
+    steps = {notice.transition.step for notice in ready} | set(group.steps)
+    rest = replace(
+        group, told=tuple(sorted(told)), steps=tuple(sorted(steps)), pending=(*muted, *held), waited=0.0, quiet=0.0
+    )
+    return rest, message

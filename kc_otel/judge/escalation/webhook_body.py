@@ -23,9 +23,9 @@ from kc_otel.contract.slices import ALL
 from kc_otel.contract.units import format_duration
 from kc_otel.contract.words import NO_REPORT, RUN_ENDED, listed, moment, number, place
 from kc_otel.judge.escalation.alerts import ROLLED_BACK, WENT_AWAY, Transition, What
-from kc_otel.judge.facts import KernelInfo, kernel_names, pair_name
 from kc_otel.judge.incidents.incident import CLAUSE_GONE, Incident, IncidentState
 from kc_otel.judge.plain_json import finite_or_none
+from kc_otel.judge.reported_kernels import KernelInfo, kernel_names, pair_name
 from kc_otel.judge.verdict import Status, Verdict
 
 __all__ = [
@@ -70,23 +70,13 @@ def alert_body(
     lifting: Sequence[str] = (),
     kernels: Iterable[KernelInfo] = (),
 ) -> dict[str, Any]:
-    """One webhook about one contract.
+    """One webhook about one contract, a JSON object; equal arguments give equal bytes through `encode`.
 
-    Args:
-        contract: The contract in force.
-        transitions: What fired or resolved, all of this contract, at least one.
-        receiver: Name of the endpoint.
-        external_url: Base URL of the evaluator as people reach it; links are left empty without it.
-        reason: Why it is sent: `firing`, `update`, `unproven`, `resolved`, `reminder`, `silence-ended` or `unfollowed`;
-            empty for the first alert and the last.
-        incident: Subject of the message: receivers that follow incidents get one for all its messages.
-        lasting: Alerts of the incident that the receiver knows to fire, after this message.
-        done: Actions taken on the incident, in words, oldest first: every format has it before all numbers.
-        lifting: Commands that end the routes and pins left of the incident: the last message names them.
-        kernels: What kernel versions have said of themselves, for their names.
-
-    Returns:
-        A JSON object; equal arguments give equal bytes through `encode`.
+    There is one transition at least. `external_url` is the evaluator's base URL as people reach it; links are empty
+    without it. `reason` is a NoticeReason, or empty for the first alert and the last. `lasting` counts the alerts of
+    the incident that the receiver knows to fire after this message, `done` are the actions taken on it in words, oldest
+    first, which every format has before all numbers, and `lifting` the commands that end the routes and pins left of
+    it: the last message names them.
     """
     base = external_url.rstrip("/")
     note = links_note(base)

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
+from types import MappingProxyType
 from typing import Final, Literal
 
 from kc_otel.contract.slices import ALL
 from kc_otel.contract.words import RUN_ENDED, interval, listed, moment, number, place
+from kc_otel.judge.decisions.entries import DecisionTable, Route
 from kc_otel.judge.verdict import Verdict
 
 _STATUS: Final = {"fail": "FAIL", "no-data": "NO_DATA", "inconclusive": "INCONCLUSIVE", "invalid-input": "FAIL"}
@@ -57,49 +60,38 @@ _STATE_WORDS: Final = {
 
 @dataclass(frozen=True, slots=True)
 class BrokenCell:
-    """A cell of an incident: where it was broken, and how badly when it was last seen.
-
-    Attributes:
-        clause: id of the clause.
-        slice: Name of the slice, or `all`.
-        since: Unix time, seconds.
-        until: Unix time, seconds; None while it lasts.
-        limit: Limit in the metric's unit; None where there is none.
-        estimate: Point estimate; None when unknown.
-        lower: Lower confidence bound; None when unknown.
-        upper: Upper confidence bound; None when unknown.
-        reason: The verdict's sentence.
-        peak: Largest estimate while it was broken; None when unknown.
-        peak_at: Unix time of that, seconds.
-        cause: What of it is the kernels' drift and what is the age of the weights, as a phrase; empty for not known.
-        at: Unix time of the estimate and its bounds, seconds; None when unknown.
-        held: Whether only its alert says that it is broken: the last verdict does not.
-        doubted: Whether the last verdict does not refute it either.
-        refuted: Whether a verdict has refuted it since it ended.
-        loosened_to: The changed limit without which the refuting verdict would not pass; None where the drift fell.
-        quantity: What its clause measured: `Contract.quantity_digests`; empty where no clause did.
-        changed: Whether the contract in force measures nothing of it: it has no such clause, or another of that name.
-    """
+    """A cell of an incident: where it was broken, and how badly when it was last seen; None for what is unknown."""
 
     clause: str
     slice: str
     since: float
     until: float | None
+    """None while it lasts."""
     limit: float | None = None
     estimate: float | None = None
     lower: float | None = None
     upper: float | None = None
     reason: str = ""
+    """The verdict's sentence."""
     peak: float | None = None
+    """Largest estimate while it was broken."""
     peak_at: float | None = None
     cause: str = ""
+    """What of it is the kernels' drift and what is the age of the weights, as a phrase; empty for not known."""
     at: float | None = None
+    """Unix time of the estimate and its bounds, seconds."""
     held: bool = False
+    """Whether only its alert says that it is broken: the last verdict does not."""
     doubted: bool = False
+    """Whether the last verdict does not refute it either."""
     refuted: bool = False
+    """Whether a verdict has refuted it since it ended."""
     loosened_to: float | None = None
+    """The changed limit without which the refuting verdict would not pass; None where the drift fell."""
     quantity: str = ""
+    """What its clause measured: `Contract.quantity_digests`; empty where no clause did."""
     changed: bool = False
+    """Whether the contract in force measures nothing of it: it has no such clause, or another of that name."""
 
     def passes_by_change(self, verdict: Verdict) -> bool:
         """Return True if a verdict passes only because its limit is above that of the breach."""
@@ -113,107 +105,76 @@ class BrokenCell:
 
 @dataclass(frozen=True, slots=True)
 class IncidentAction:
-    """Action of the policy because of an incident.
-
-    Attributes:
-        kind: Kind of the action, as in a contract.
-        target: Kernel of `route`, endpoint of `webhook`; of `roll-back`, which version and from where, in words; empty
-            for the others.
-        at: Unix time at which it was first done, seconds.
-        slices: Where, in the order in which it was done.
-        dry_run: Whether it would only have been done.
-    """
+    """Action of the policy because of an incident."""
 
     kind: str
     target: str
+    """Kernel of `route`, endpoint of `webhook`; of `roll-back`, which version and from where, in words; empty for the
+    others."""
     at: float
+    """When it was first done."""
     slices: tuple[str, ...]
+    """In the order in which it was done."""
     dry_run: bool = False
+    """Whether it would only have been done."""
 
 
 @dataclass(frozen=True, slots=True)
 class PersonsWord:
-    """Action or statement of a person during an incident.
-
-    Attributes:
-        at: Unix time, seconds.
-        kind: acknowledged, closed, silenced, unsilenced, pinned, unpinned, enabled or resumed.
-        text: In words, with who and why.
-    """
+    """Action or statement of a person during an incident, in words, with who and why."""
 
     at: float
     kind: str
+    """acknowledged, closed, silenced, unsilenced, pinned, unpinned, enabled or resumed."""
     text: str
 
 
 @dataclass(frozen=True, slots=True)
 class Diagnosis:
-    """Finding of a person or program about an incident.
-
-    Attributes:
-        at: Unix time at which it was attached, seconds.
-        kind: `locate` names the operator, `remedy` the correction.
-        slice: Slice that was looked at, or `all`.
-        text: In one line.
-        by: Author.
-        evidence: SHA-256 of the evidence, hexadecimal; it is kept apart, under this name.
-    """
+    """Finding of a person or program about an incident, in one line."""
 
     at: float
     kind: Literal["locate", "remedy"]
+    """`locate` names the operator, `remedy` the correction."""
     slice: str
     text: str
     by: str
     evidence: str
+    """SHA-256 of the evidence, hexadecimal; it is kept apart, under this name."""
 
 
 @dataclass(frozen=True, slots=True)
 class Incident:
-    """One breach for one reason on one pair of kernels.
-
-    Attributes:
-        id: Twelve hex digits; the same from the first breach to the end.
-        contract: metadata.name.
-        on: Kind of breach, as escalation steps call it: fail, no-data, inconclusive or invalid-input.
-        kernel_train: Short fingerprint.
-        kernel_inference: Short fingerprint.
-        state: broken, contained, unproven or resolved.
-        cells: Where it is or was broken, worst first; at least one. Each stays until the incident is over.
-        actions: Actions of the policy, oldest first.
-        words: Actions of people, oldest first.
-        contained_at: Unix time since when it is contained, seconds; None while it is not.
-        resolved_at: Unix time at which it was over, seconds; None while it lasts.
-        diagnoses: Findings about it, oldest first.
-        ordered_at: Unix time since when routes or pins ask that users be kept from all of it, seconds; None while they
-            do not. Later orders do not move it.
-        taken_at: Unix time at which a router was first seen to have taken such an order, seconds; None before.
-        obeyed: What is known of the orders while they do not contain it: `untaken`, `behind`, `unconfirmed`, `recent`,
-            `lost`, `disobeyed` or `pinned`.
-        behind: Which routers have not applied them, or why they have no effect, as the end of a sentence; where that is
-            `behind`.
-        disobeyed_at: Unix time at which a measurement of this kernel arrived last in spite of an order that was taken,
-            seconds; None for none.
-        gone: Whether its kernel version is known to serve nobody, or a person has closed what went away of it.
-    """
+    """One breach for one reason on one pair of kernels; times are Unix seconds."""
 
     id: str
+    """Twelve hex digits; the same from the first breach to the end."""
     contract: str
     on: str
+    """Kind of breach, as escalation steps call it: fail, no-data, inconclusive or invalid-input."""
     kernel_train: str
     kernel_inference: str
     state: IncidentState
     cells: tuple[BrokenCell, ...]
+    """Where it is or was broken, worst first; at least one. Each stays until the incident is over."""
     actions: tuple[IncidentAction, ...] = ()
     words: tuple[PersonsWord, ...] = ()
     contained_at: float | None = None
+    """Since when it is contained; None while it is not."""
     resolved_at: float | None = None
     diagnoses: tuple[Diagnosis, ...] = ()
     ordered_at: float | None = None
+    """Since when routes or pins ask that users be kept from all of it; later orders do not move it."""
     taken_at: float | None = None
+    """When a router was first seen to have taken such an order."""
     obeyed: Literal["untaken", "behind", "unconfirmed", "recent", "lost", "disobeyed", "pinned"] = "untaken"
+    """What is known of the orders while they do not contain it."""
     behind: str = ""
+    """Which routers have not applied them, or why they have no effect, as the end of a sentence."""
     disobeyed_at: float | None = None
+    """When a measurement of this kernel arrived last in spite of an order that was taken."""
     gone: bool = False
+    """Whether its kernel version is known to serve nobody, or a person has closed what went away of it."""
 
     def cell(self, clause: str, slice: str) -> BrokenCell | None:
         """Its cell of a clause on a slice; None where that never was part of it."""
@@ -446,3 +407,112 @@ def _at_least(times: float) -> str:
     """Round down to two digits, so that "at least" stays true."""
     step = 10.0 ** (math.floor(math.log10(times)) - 1)
     return number(math.floor(times / step * (1 + 1e-12)) * step)
+
+
+_PROMOTION: Final = {
+    "roll-back": "",
+    "serves": "a version still serves after its rollback: its drift has been measured since",
+}
+
+_NONE: Final[Mapping[str, float]] = MappingProxyType({})
+
+
+@dataclass(frozen=True, slots=True)
+class ActionTaken:
+    """Something that the policy or a person did."""
+
+    at: float
+    kind: str
+    """Kind of the action; `resumed`, `acknowledged` and the like for what a person did; `would-fire` for what a
+    contract that runs dry would have done."""
+    text: str
+    in_force: bool | None = None
+    """Whether it still holds; None for what is over once it is done."""
+
+
+def actions_taken(
+    incident: Incident,
+    table: DecisionTable,
+    waiting: Mapping[str, float],
+    given_up: Mapping[str, float] = _NONE,
+    disabled: Mapping[str, float] = _NONE,
+) -> tuple[ActionTaken, ...]:
+    """Return the actions taken, oldest first, and for each if it is in force.
+
+    By endpoint, in Unix seconds: since when its oldest undelivered webhook is `waiting`, when the newest was written
+    that it refused or that expired (`given_up`), and since when it is sent nothing, because it answered HTTP 410
+    (`disabled`).
+    """
+    done = [_in_words(incident, action, table, waiting, given_up, disabled) for action in incident.actions]
+    said = [ActionTaken(word.at, word.kind, word.text) for word in incident.words]
+    return tuple(sorted([*done, *said], key=lambda action: (action.at, action.kind, action.text)))
+
+
+def lifting_commands(incident: Incident, table: DecisionTable) -> tuple[str, ...]:
+    """Return the commands that end the routes and pins left on an incident's slices."""
+    slices = {cell.slice for cell in incident.cells}
+    routed = [route.slice for route in _routed(incident, slices, table)]
+    pinned = [pin.slice for pin in table.pins if pin.contract == incident.contract and pin.slice in {ALL, *slices}]
+
+    def only(names: list[str]) -> str:
+        return f" --slice {names[0]}" if len(set(names)) == 1 else ""
+
+    lift = f"kc-otel route resume {incident.contract}{only(routed)} --why '...'"
+    free = f"kc-otel route unpin {incident.contract}{only(pinned)} --why '...'"
+    return (*[lift] * bool(routed), *[free] * bool(pinned))
+
+
+def _in_words(
+    incident: Incident,
+    action: IncidentAction,
+    table: DecisionTable,
+    waiting: Mapping[str, float],
+    given_up: Mapping[str, float],
+    disabled: Mapping[str, float],
+) -> ActionTaken:
+    if action.dry_run:
+        return ActionTaken(action.at, "would-fire", f"dry run: it would {action.kind} {action.target}".rstrip())
+    if action.kind == "notify":
+        return ActionTaken(action.at, action.kind, "announced in the log")
+    if action.kind == "webhook":
+        # Messages of an endpoint leave in order: those after the oldest waiting one have not left either.
+        late = action.target in waiting and waiting[action.target] <= action.at
+        text = f"the webhook to {action.target} is still waiting" if late else f"notified {action.target} by webhook"
+        if not late and given_up.get(action.target, -math.inf) >= action.at:
+            text = f"a webhook to {action.target} was given up: it was rejected or has expired"
+        if late and action.target in disabled:
+            since = moment(disabled[action.target])[11:16]
+            text += f": the endpoint answered HTTP 410 at {since} UTC and is sent nothing more"
+        return ActionTaken(action.at, action.kind, text)
+    if action.kind in _PROMOTION:
+        return ActionTaken(action.at, action.kind, _PROMOTION[action.kind] or action.target)
+    where = listed([place(name) for name in action.slices])
+    if action.kind == "route":
+        routes = _routed(incident, action.slices, table)
+        held = any(not route.outdated for route in routes)
+        text = f"routing {where} to the training kernel was ordered"
+        if routes and not held:
+            text += f", but {routes[0].outdated}"
+        elif held and incident.state is IncidentState.BROKEN and incident.ordered_at is not None:
+            text += f", but {incident.obeyed_text}"
+        return ActionTaken(action.at, action.kind, text, in_force=held)
+    text = {
+        "sample-more": "recorders asked to sample more",
+        "locate": "machines asked to locate the operator",
+        "hold-promotion": "promotions held",
+        "quarantine-rollouts": f"trainers asked to quarantine rollouts of {where}",
+        "resync-weights": "trainers asked to send the weights again",
+        "halt": "trainers asked to halt",
+    }.get(action.kind, action.kind)
+    asked = any(
+        (directive.contract, directive.kind) == (incident.contract, action.kind) for directive in table.directives
+    )
+    return ActionTaken(action.at, action.kind, text, in_force=asked)
+
+
+def _routed(incident: Incident, slices: Collection[str], table: DecisionTable) -> list[Route]:
+    return [
+        route
+        for route in table.routes
+        if (route.contract, route.avoid) == (incident.contract, incident.kernel_inference) and route.slice in slices
+    ]

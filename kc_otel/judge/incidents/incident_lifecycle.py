@@ -37,10 +37,8 @@ from kc_otel.contract.slices import ALL
 from kc_otel.judge.cell_columns import selected
 from kc_otel.judge.decisions.entries import DecisionTable
 from kc_otel.judge.decisions.table import kept_since
-from kc_otel.judge.escalation.alert_lifecycle import INPUT_CLAUSE
-from kc_otel.judge.escalation.alerts import Alert, Transition, What
-from kc_otel.judge.escalation.message_groups import IncidentMessage
-from kc_otel.judge.escalation.people import People
+from kc_otel.judge.escalation.alerts import INPUT_CLAUSE, Alert, Transition, What
+from kc_otel.judge.escalation.notices import IncidentMessage, People
 from kc_otel.judge.incidents.incident import (
     OF_RECORDERS,
     BrokenCell,
@@ -51,7 +49,7 @@ from kc_otel.judge.incidents.incident import (
     PersonsWord,
 )
 from kc_otel.judge.plain_json import finite_or_none
-from kc_otel.judge.promotion.promotion_state import Promotion
+from kc_otel.judge.promotion.stages import Promotion
 from kc_otel.judge.verdict import Causes, Cell, Status, Verdict
 
 _BREAKING_STATUSES: Final = {Status.FAIL: "fail", Status.NO_DATA: "no-data"}
@@ -89,52 +87,40 @@ _Done = dict[tuple[str, str], tuple[float, list[str]]]
 
 @dataclass(frozen=True, slots=True)
 class TrafficSeen:
-    """Known facts about a contract's traffic beside its verdicts; without them nothing counts as contained.
-
-    Attributes:
-        measured: Unix time of the newest observation of a slice and a version of the inference kernel; -inf for none.
-        arrived: Unix time at which observations of them arrived last; a sender's clock may be wrong.
-        routers: Unix time when a program that routes by the contract last had the decision table in force.
-        kept: Unix time when a router that had sent requests to a version of the inference kernel last said that the
-            table keeps requests of a slice from it; -inf for never.
-        behind: Says which routers have not applied an order for a slice, given at a Unix time, where there may be an
-            older or a newer one for all traffic, or why it has no effect; empty where each that is known has.
-        silent: Whether nobody reports any more: no silence is excused then.
-        heartbeat: Seconds within which what was under way when an order was taken is measured, and within which
-            every recorder exports.
-        taken: Unix time at which a router first took an order of an incident, by version of the inference kernel: an
-            evaluator that has just begun has heard of no router.
-        disobeyed: Unix time at which measurements of a version arrived last in spite of an order that was taken: the
-            windows forget them.
-        ended: Whether the last recorder of a kernel pair that reported said that it shuts down.
-        unheard: Whether a recorder that reported a version of the inference kernel during a breach of a slice, from its
-            onset to the last FAIL, Unix seconds, has not been heard of since, or points of it arrive that are not
-            judged.
-        lost: Whether a recorder that reported a version of the inference kernel from a Unix time on is silent now, or
-            has reported nothing after another: it may have died beside a kernel that serves.
-    """
+    """Known facts about a contract's traffic beside its verdicts; without them nothing counts as contained."""
 
     measured: Callable[[str, str], float] = lambda _slice, _version: -math.inf
+    """When the newest observation of a slice and a version of the inference kernel was made; -inf for none."""
     arrived: Callable[[str, str], float] = lambda _slice, _version: -math.inf
+    """When observations of them arrived last; a sender's clock may be wrong."""
     routers: float = -math.inf
+    """When a program that routes by the contract last had the decision table in force."""
     kept: Callable[[str, str], float] = lambda _slice, _version: -math.inf
+    """When a router that had sent requests to a version of the inference kernel last said that the table keeps requests
+    of a slice from it; -inf for never."""
     behind: Callable[[str, float, float | None], str] = lambda _slice, _since, _all_since: ""
+    """Says which routers have not applied an order for a slice, given at a Unix time, where there may be an older or a
+    newer one for all traffic, or why it has no effect; empty where each that is known has."""
     silent: bool = False
+    """Whether nobody reports any more: no silence is excused then."""
     heartbeat: float = 60.0
+    """Seconds within which what was under way when an order was taken is measured, and every recorder exports."""
     taken: Mapping[str, float] = field(default_factory=dict)
+    """When a router first took an order of an incident, by version of the inference kernel: an evaluator that has just
+    begun has heard of no router."""
     disobeyed: Mapping[str, float] = field(default_factory=dict)
+    """When measurements of a version arrived last in spite of an order that was taken: the windows forget them."""
     ended: Callable[[str, str], bool] = lambda _train, _inference: False
+    """Whether the last recorder of a kernel pair that reported said that it shuts down."""
     unheard: Callable[[str, str, tuple[float, float]], bool] = lambda _version, _slice, _span: False
+    """Whether a recorder that reported a version during a breach of a slice, from its onset to the last FAIL, has not
+    been heard of since, or points of it arrive that are not judged."""
     lost: Callable[[str, float, float], bool] = lambda _version, _since, _until: False
+    """Whether a recorder that reported a version from a Unix time on is silent now, or has reported nothing after
+    another: it may have died beside a kernel that serves."""
 
     def excuses(self, slice: str, version: str, ordered: Callable[[str, str], float | None]) -> bool:
-        """Return whether an order explains silence: it was taken, also where it is one for all, and all report still.
-
-        Args:
-            slice: Name of the slice.
-            version: Of the inference kernel.
-            ordered: Says since when a slice's requests are to be kept from a version: `kept_since`.
-        """
+        """Return whether an order explains silence: it was taken, also one for all traffic, and all report still."""
         if self.silent or ordered(slice, version) is None:
             return False
         taken_at = self.taken.get(version)
@@ -183,16 +169,7 @@ def follow(
 ) -> tuple[Incident, ...]:
     """The incidents after an evaluation: those that last, and those that it has ended.
 
-    Args:
-        contract: metadata.name.
-        before: Those that lasted until now.
-        verdicts: Of every cell of the contract.
-        firing: Alerts of the contract that fire now.
-        table: The decision table in force.
-        now: Unix time, seconds.
-        traffic: Known facts about the traffic.
-        causes: Split of the means into the kernels' drift and the age of the weights.
-        quantities: What each clause of the contract measures on a slice: `Contract.quantity_digests`.
+    `quantities` says what each clause of the contract measures on a slice: `Contract.quantity_digests`.
     """
     ordered = kept_since(table, contract)
 

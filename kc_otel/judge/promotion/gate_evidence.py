@@ -21,8 +21,7 @@ from kc_otel.contract.promotion import PromotionTerms
 from kc_otel.contract.words import listed, place
 from kc_otel.judge.escalation.webhook_body import rfc3339
 from kc_otel.judge.plain_json import finite_or_none, read_plain, to_plain
-from kc_otel.judge.promotion.promotion_state import MoveKind, Position, Promotion, PromotionMove
-from kc_otel.judge.promotion.stages import Decision, GateOutcome, Stage
+from kc_otel.judge.promotion.stages import Decision, GateOutcome, MoveKind, Position, Promotion, PromotionMove, Stage
 from kc_otel.judge.verdict import Status, Verdict
 
 SectionProblems = Callable[[Mapping[str, Any]], list[str]]
@@ -52,18 +51,10 @@ class EvidenceError(ValueError):
 def step_evidence(
     contract: Contract, promotion: Promotion, move: PromotionMove, verdicts: Sequence[Verdict], now: float
 ) -> dict[str, Any]:
-    """The record of a step that the evaluator or a person took.
+    """The record of a step that the evaluator or a person took, a JSON object that `verify_record` accepts.
 
-    Args:
-        contract: The contract in force.
-        promotion: The promotion, before the step.
-        move: The step.
-        verdicts: The evaluation that the gate's decision rests on, of any kernel versions; a person may force a version
-            on that has no verdict yet.
-        now: Unix time, seconds.
-
-    Returns:
-        A JSON object that `verify_evidence` accepts.
+    `promotion` is as before the step; `verdicts` are the evaluation that the gate's decision rests on, of any kernel
+    versions: a person may force a version on that has no verdict yet.
     """
     own = [verdict for verdict in verdicts if verdict.cell.kernel_inference == promotion.version]
     if move.decision.outcome is GateOutcome.ADVANCE:
@@ -75,20 +66,13 @@ def step_evidence(
 
 
 def verify_record(record: Mapping[str, Any], offline_problems: SectionProblems) -> None:
-    """Accept a record, or say what is wrong with it.
+    """Accept a record, as JSON was read, or raise EvidenceError with what is wrong with it.
 
     Checked: the checksum; that every field is there and no other; that each verdict follows from its own bound and
     limit, a FAIL that was followed over time excepted; that the decision does not contradict the verdicts. Of the
     offline stage, too: that the contract's text has the contract's hash and sets the limits; that the kernels' fields
     make the fingerprints; that the decision is the one that its terms and the verdicts lead to. Of a step: that it
     follows from the decision, or names a person and their reason.
-
-    Args:
-        record: The record, as JSON was read.
-        offline_problems: Checks the section of the offline stage, where there is one.
-
-    Raises:
-        EvidenceError: If anything does not hold.
     """
     if not isinstance(record, Mapping) or record.get("format") != _FORMAT:
         raise EvidenceError(f"this is not a record of the format {_FORMAT}")
@@ -157,13 +141,7 @@ def sealed(
 
 
 def _step_section(terms: PromotionTerms, promotion: Promotion, move: PromotionMove) -> dict[str, Any]:
-    """The section of a step, a JSON object.
-
-    Args:
-        terms: Terms of the contract.
-        promotion: The promotion, before the step.
-        move: The step.
-    """
+    """The section of a step, a JSON object; the promotion is as before the step."""
     return {
         "kind": move.kind.value,
         "attempt": promotion.attempt,
@@ -177,11 +155,7 @@ def _step_section(terms: PromotionTerms, promotion: Promotion, move: PromotionMo
 
 
 def _step_problems(record: Mapping[str, Any]) -> list[str]:
-    """Check a record with such a section, and list what does not follow.
-
-    Raises:
-        LookupError, TypeError, ValueError, AttributeError: If the section has another shape.
-    """
+    """Check a record with such a section, and list what does not follow; raises if it has another shape."""
     step = record["step"]
     if set(step) != _STEP_FIELDS:
         raise ValueError(f"step has the fields {', '.join(sorted(step))}")
@@ -222,15 +196,10 @@ def _advanced(record: Mapping[str, Any], step: Mapping[str, Any], after: Positio
 
 
 def of_other_contracts(contract: Contract, records: Iterable[Mapping[str, Any]]) -> tuple[str, str]:
-    """Tell which records of passed gates were made under another contract, and what they lack under this one.
+    """Tell which of a version's passed gates were made under another contract, and what they lack under this one.
 
-    Args:
-        contract: The contract in force.
-        records: Records of one version's steps.
-
-    Returns:
-        A sentence that names the gates and their contracts, and one with the cells for which a record does not show
-        that this contract's limit holds for what its clause measures; each is empty where there is nothing to say.
+    Returns a sentence that names the gates and their contracts, and one with the cells for which a record does not show
+    that this contract's limit holds for what its clause measures; each is empty where there is nothing to say.
     """
     passed = [record for record in records if record["decision"]["outcome"] == GateOutcome.ADVANCE]
     others = [record for record in passed if record["contract"]["hash"] != contract.hash]

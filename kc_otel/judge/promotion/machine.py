@@ -9,23 +9,33 @@ it is, so that nothing has to be undone after a crash: `share_of`.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Final
+from datetime import datetime
+from typing import Any, Final
 
 from kc_otel.contract.model import Contract
 from kc_otel.contract.promotion import PromotionTerms
-from kc_otel.judge.promotion.promotion_state import (
+from kc_otel.contract.words import listed, moment, place
+from kc_otel.judge.promotion.gate_evidence import EvidenceError, SectionProblems, verify_record
+from kc_otel.judge.promotion.stages import (
+    Decision,
+    GateOutcome,
+    GateSpec,
+    Hold,
     MoveKind,
     OrderError,
     Position,
     Promotion,
     PromotionMove,
     PromotionStatus,
+    Stage,
+    Tally,
+    counted,
+    decided,
     path_of,
 )
-from kc_otel.judge.promotion.stages import Decision, GateOutcome, GateSpec, Stage, Tally, counted, decided
-from kc_otel.judge.verdict import Evaluation
+from kc_otel.judge.verdict import Evaluation, Status
 
 Moved = tuple[Promotion, tuple[PromotionMove, ...]]
 
@@ -35,19 +45,10 @@ _RESET_TO: Final = Position(Stage.OFFLINE_CI)
 def begin(
     contract: Contract, version: str, by: str, now: float, *, previous: Promotion | None = None, failing: bool = False
 ) -> Moved:
-    """A version starts on its way, for the first time or again.
+    """A version starts on its way, for the first time or again; raises OrderError if it is on its way already.
 
-    Args:
-        contract: The contract in force.
-        version: Short fingerprint of the inference kernel version.
-        by: Person who starts it.
-        now: Unix time, seconds.
-        previous: Outcome of the version's last attempt.
-        failing: Whether it FAILs at the moment: data from before do not count against a new attempt, which a person
-            wants although they know it.
-
-    Raises:
-        OrderError: If it is on its way already.
+    Where it is `failing` at the moment, data from before do not count against a new attempt, which a person wants
+    although they know it.
     """
     if previous is not None and previous.status is PromotionStatus.RUNNING:
         raise OrderError(f"{version} is already in promotion, in {previous.position}")
@@ -64,17 +65,10 @@ def begin(
 
 
 def advance(promotion: Promotion, contract: Contract, evaluation: Evaluation, holds: Iterable[str]) -> Moved:
-    """The promotion after an evaluation.
+    """The promotion after an evaluation: held for the reasons in `holds`, whatever the verdicts say.
 
-    Args:
-        promotion: State of the promotion.
-        contract: The contract in force.
-        evaluation: The contract's verdicts, of any kernel versions.
-        holds: Reasons to wait whatever the verdicts say, such as hold-promotion directives.
-
-    Returns:
-        One step on, when its gate is open, nobody holds it, and whoever has to be asked has agreed. Rolled back, on as
-        many failing windows as the contract bears, held or not. Else the same place, with what is missing.
+    One step on, when its gate is open, nobody holds it, and whoever has to be asked has agreed. Rolled back, on as many
+    failing windows as the contract bears, held or not. Else the same place, with what is missing.
     """
     if promotion.status is not PromotionStatus.RUNNING:
         return promotion, ()
@@ -120,18 +114,9 @@ def stepped(
     said: str = "",
     failing: bool = False,
 ) -> Moved:
-    """The promotion in its next position, and the move.
+    """The promotion in its next position, and the move, by a person or by its gate with what that has `said`.
 
-    Args:
-        promotion: State of the promotion.
-        to: Where it goes.
-        kind: advance or force.
-        decision: Decision of the position's gate.
-        now: Unix time, seconds.
-        by: The person who decided; empty where the gate did.
-        why: Their reason.
-        said: Finding of the gate, in words.
-        failing: Whether it FAILs at the moment and a person forces it on: data from before do not count then.
+    Where a person forces it on although it is `failing`, data from before do not count.
     """
     before, verb = promotion.position, f"{by} forces" if by else "goes"
     subject = f"{verb} {promotion.version} on" if by else f"{promotion.version} {verb} on"
@@ -169,12 +154,7 @@ def overheard(promotion: Promotion, newest: float, contract: Contract, now: floa
     """The promotion of a version that was rolled back, with since when it is known to serve.
 
     Silence afterwards does not show that it serves nobody: this lasts until a person rolls it back again or starts it.
-
-    Args:
-        promotion: State of the promotion.
-        newest: Unix time of the newest observation of the version, seconds; -inf for none.
-        contract: The contract in force. Within its heartbeat what was under way at the roll-back is measured.
-        now: Unix time, seconds.
+    Within a heartbeat what was under way at the roll-back is measured; `newest` is the time of its newest observation.
     """
     serves = newest > promotion.entered + contract.observability.heartbeat
     return replace(promotion, seen_serving=now) if serves and promotion.seen_serving is None else promotion
@@ -227,3 +207,154 @@ def _agreement(promotion: Promotion, to: Position, terms: PromotionTerms) -> tup
     if promotion.hooked and promotion.confirmed != str(to):
         return f"the gate is open; the hook before {to} has not ended yet: `kc-otel promote --watch` runs it", str(to)
     return "", ""
+
+
+_MAX_AHEAD_SECONDS: Final = 300.0
+"""By which the clock of the machine that ran the gate may be ahead."""
+
+
+def approve(promotion: Promotion, contract: Contract, stage: Stage) -> Promotion:
+    """Let a version into a stage, as soon as its gate is open; raises OrderError if nobody is asked for that."""
+    _running(promotion)
+    asked = contract.promotion.approve
+    if stage.value not in asked:
+        who = f"it requires approval for {', '.join(asked)}" if asked else "it requires approval for no stage"
+        raise OrderError(f"the contract requires no approval for {stage}; {who}")
+    if list(Stage).index(stage) <= promotion.position.rank[0]:
+        raise OrderError(f"{promotion.version} is in {promotion.position} already")
+    return replace(promotion, approved=tuple(sorted({*promotion.approved, stage.value})))
+
+
+def hold(promotion: Promotion, by: str, why: str, now: float) -> Promotion:
+    """Let a version go no further until somebody resumes it; a FAIL rolls it back all the same."""
+    _explained(why)
+    _running(promotion)
+    return replace(promotion, hold=Hold(by, why, now), awaiting="")
+
+
+def resume(promotion: Promotion) -> Promotion:
+    """End a hold; where there is none, the wait for a process with hooks that does not come back."""
+    if promotion.hold is not None:
+        return replace(promotion, hold=None)
+    if not promotion.hooked:
+        raise OrderError(f"nobody holds {promotion.version}")
+    return replace(promotion, hooked=False, awaiting="")
+
+
+def hook(promotion: Promotion) -> Promotion:
+    """Require a process to confirm every step before it is taken."""
+    _running(promotion)
+    return replace(promotion, hooked=True)
+
+
+def confirm(promotion: Promotion, position: str) -> Promotion:
+    """The hook before a step to a position has succeeded; OrderError if another one is awaited by now, or none."""
+    if promotion.awaiting != position or not position:
+        raise OrderError(f"the step to {position!r} is not awaited; {promotion.awaiting or 'none'} is")
+    return replace(promotion, confirmed=position, awaiting="")
+
+
+def force(
+    promotion: Promotion,
+    contract: Contract,
+    stage: Stage,
+    by: str,
+    why: str,
+    latest: Evaluation,
+    now: float,
+) -> Moved:
+    """Take a version on to a stage although its gate is not open; OrderError without a reason, or if it is there."""
+    _explained(why)
+    target = next(
+        (
+            position
+            for position in path_of(contract.promotion)
+            if position.stage is stage and position.rank > promotion.position.rank
+        ),
+        None,
+    )
+    if target is None or promotion.status is PromotionStatus.REPLACED:
+        raise OrderError(f"{promotion.version} cannot be forced into {stage}: it is {whereabouts(promotion)}")
+    decision = Decision(GateOutcome.WAIT, promotion.position.stage, promotion.tally.passed, promotion.missing)
+    forced = replace(promotion, offline="")
+    return stepped(
+        forced, target, MoveKind.FORCE, decision, now, by=by, why=why, failing=latest.fails(promotion.version)
+    )  # fmt: skip
+
+
+def roll_back(promotion: Promotion, by: str, why: str, now: float) -> Moved:
+    """Take a version out of all traffic; once more where it was seen to serve after that."""
+    _explained(why)
+    if promotion.seen_serving is None:
+        _running(promotion)
+    decision = Decision(GateOutcome.WAIT, promotion.position.stage, promotion.tally.passed, promotion.missing)
+    return rolled_back(promotion, decision, now, by=by, why=why)
+
+
+def _explained(why: str) -> None:
+    if not why.strip():
+        raise OrderError("say why; the reason is recorded")
+
+
+def _running(promotion: Promotion) -> None:
+    if promotion.status is not PromotionStatus.RUNNING:
+        raise OrderError(f"{promotion.version} is {whereabouts(promotion)}; start it again first")
+
+
+def whereabouts(promotion: Promotion) -> str:
+    """Return the position of a version, in words."""
+    if promotion.status is PromotionStatus.RUNNING:
+        return f"in {promotion.position}"
+    return promotion.status.value.replace("-", " ")
+
+
+def admit(
+    promotion: Promotion, contract: Contract, record: Mapping[str, Any], offline_problems: SectionProblems, now: float
+) -> Promotion:
+    """Take the evidence of the offline stage in: the record of `kc-otel gate run ... --evidence`.
+
+    Raises OrderError if the version is not there, or the record is no sound evidence that its gate was open under this
+    contract.
+    """
+    if promotion.position.stage is not Stage.OFFLINE_CI or promotion.status is not PromotionStatus.RUNNING:
+        raise OrderError(f"{promotion.version} is not in offline-ci but {whereabouts(promotion)}")
+    try:
+        verify_record(record, offline_problems)
+    except EvidenceError as error:
+        raise OrderError(f"the evidence is invalid: {error}") from None
+    if record["stage"] != Stage.OFFLINE_CI or "offline" not in record:
+        raise OrderError(
+            f"the evidence is of stage {record['stage']}; give the evidence that the offline stage's gate wrote"
+        )
+    if record["kernel"] != promotion.version:
+        raise OrderError(f"the evidence is about kernel {record['kernel']}, not about {promotion.version}")
+    if record["contract"]["hash"] != contract.hash:
+        raise OrderError(
+            f"the evidence is of another contract ({record['contract']['name']} {record['contract']['hash'][:12]}) "
+            f"than the one in force ({contract.name} {contract.hash[:12]}); run the gate again"
+        )
+    written = datetime.fromisoformat(record["time"]).timestamp()
+    if written > now + _MAX_AHEAD_SECONDS:
+        raise OrderError(
+            f"the evidence is of {record['time']}, in the future: correct that clock and run the gate again"
+        )
+    if written < promotion.proof_from:
+        raise OrderError(
+            f"the evidence is of {record['time']}, and {promotion.version} was rolled back at "
+            f"{moment(promotion.proof_from)}; run the gate again"
+        )
+    decision = record["decision"]
+    if decision["outcome"] != GateOutcome.ADVANCE:
+        raise OrderError(
+            f"the offline gate says {decision['outcome']}: {'; '.join(decision['missing'])}; to go on all the same, "
+            f"a person has to force it and say why"
+        )
+    open_rows = [row for row in record["verdicts"] if row["status"] != Status.PASS]
+    if open_rows:
+        places = listed([f"{row['clause']} on {place(row['slice'])}" for row in open_rows])
+        raise OrderError(
+            f"the offline gate judged only a part (--require, --slice), and {places} did not pass; run it without "
+            "these options, or a person has to force it and say why"
+        )
+    # Requirements open at the last evaluation may be met by now.
+    return replace(promotion, offline=record["checksum"], missing=())

@@ -17,42 +17,32 @@ from kc_otel.judge.sample_sizes import observations_to_pass
 
 @dataclass(frozen=True, slots=True)
 class Traffic:
-    """Expected traffic of a gate.
-
-    Attributes:
-        tokens_per_second: Tokens that the inference kernel generates; None when unknown.
-        sampling: Share of them that is measured.
-        tokens_per_sequence: Tokens of a sequence; None when unknown.
-        shares: Part of the traffic in a slice, by its name; a slice that is not named has no known time.
-    """
+    """Expected traffic of a gate."""
 
     tokens_per_second: float | None
+    """Those that the inference kernel generates; None when unknown."""
     sampling: float
+    """Share of them that is measured."""
     tokens_per_sequence: float | None
     shares: Mapping[str, float]
+    """Part of the traffic in a slice, by its name; a slice that is not named has no known time."""
 
 
 @dataclass(frozen=True, slots=True)
 class Planned:
-    """Minimum requirements of one cell of a gate.
-
-    Attributes:
-        clause: Its id.
-        slice: The slice.
-        observations: Fewest observations per window; None when no number lets the clause pass.
-        unit: Unit of an observation.
-        first: Seconds until there are as many; nan when it cannot be told, inf when never.
-        seconds: Until the gate's last window can pass; None when it cannot be told, inf when never.
-        why: Reason why it can never pass, or why the time is unknown; empty otherwise.
-    """
+    """Minimum requirements of one cell of a gate."""
 
     clause: str
     slice: str
     observations: int | None
+    """Fewest per window; None when no number lets the clause pass."""
     unit: str
     first: float
+    """Seconds until there are as many; nan when it cannot be told, inf when never."""
     seconds: float | None
+    """Until the gate's last window can pass; None when it cannot be told, inf when never."""
     why: str
+    """Reason why it can never pass, or why the time is unknown; empty otherwise."""
 
     @property
     def never(self) -> bool:
@@ -88,11 +78,7 @@ def plan_gate(contract: Contract, traffic: Traffic, windows: int) -> tuple[Plann
 
 
 def shares_of(contract: Contract, texts: Sequence[str]) -> dict[str, float]:
-    """Parts of the traffic by slice, from `SLICE=PART`.
-
-    Raises:
-        ValueError: If a text is not of that form, or the contract has no such slice.
-    """
+    """Parts of the traffic by slice, from `SLICE=PART`; raises ValueError where a text is not of that form."""
     found = {}
     for text in texts:
         name, _, value = text.partition("=")

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
 from kc_otel.contract.model import Contract
+from kc_otel.contract.promotion import PromotionTerms, shown_share
 from kc_otel.contract.units import format_duration
 from kc_otel.judge.statistics import samples_needed
 from kc_otel.judge.verdict import Evaluation, Status, Verdict
@@ -48,25 +49,21 @@ class GateOutcome(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class GateSpec:
-    """Requirements for a kernel version to leave a stage.
-
-    Attributes:
-        stage: The stage it is in.
-        windows: Consecutive windows without shared data in which every cell is PASS.
-        window: Length of the short window, seconds; 0 for offline stages, where each evaluation is a window.
-        long_window: Length of the long window, seconds, for evaluations with a verdict that the long window decided.
-        cells: (clause, slice) pairs that have to be PASS; others are looked at only for FAIL.
-        failure_limit: Windows without shared data in which something FAILs, until the version is rolled back.
-        needed: Observations below which a clause cannot pass, by its id, for the explanation of what is missing.
-    """
+    """Requirements for a kernel version to leave a stage."""
 
     stage: Stage
     windows: int
+    """Consecutive ones without shared data in which every cell is PASS."""
     window: float
+    """Length of the short window, seconds; 0 for offline stages, where each evaluation is a window."""
     long_window: float
+    """Of evaluations with a verdict that the long window decided, seconds."""
     cells: tuple[tuple[str, str], ...]
+    """(clause, slice) pairs that have to be PASS; others are looked at only for FAIL."""
     failure_limit: int = 1
+    """Windows without shared data in which something FAILs, until the version is rolled back."""
     needed: Mapping[str, int] = field(default_factory=dict)
+    """Observations below which a clause cannot pass, by its id, for the explanation of what is missing."""
 
     @classmethod
     def of(cls, contract: Contract, stage: Stage, windows: int, failure_limit: int = 1) -> GateSpec:
@@ -85,34 +82,22 @@ class GateSpec:
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """Outcome of a gate, with its reasons.
-
-    Attributes:
-        outcome: advance, wait or rollback.
-        stage: The stage that the kernel version is in from now on.
-        windows: Windows that have passed so far, at most as many as are needed.
-        missing: For wait, the open requirements; for rollback, the failures; one sentence each.
-    """
+    """Outcome of a gate, with its reasons."""
 
     outcome: GateOutcome
     stage: Stage
+    """The one that the kernel version is in from now on."""
     windows: int
+    """Those that have passed so far, at most as many as are needed."""
     missing: tuple[str, ...] = ()
+    """For wait, the open requirements; for rollback, the failures; one sentence each."""
 
 
 def decide(gate: GateSpec, version: str, history: Sequence[Evaluation], holds: Iterable[str], now: float) -> Decision:
-    """Decide if a kernel version leaves its stage.
+    """Decide if a kernel version leaves its stage, by the evaluations since it entered it, oldest first.
 
-    Args:
-        gate: Requirements of the stage.
-        version: Short fingerprint of the inference kernel version.
-        history: Evaluations of the contract since the version entered the stage, oldest first.
-        holds: Reasons to wait whatever the verdicts say, such as hold-promotion directives.
-        now: Unix time, seconds.
-
-    Returns:
-        Rollback once the version had a FAIL in as many windows of the stage as the gate bears, held or not. Else wait
-        while anything is missing. Else advance; a version in the last stage stays there.
+    Rollback once the version had a FAIL in as many windows of the stage as the gate bears, held or not. Else wait while
+    anything is missing. Else advance; a version in the last stage stays there.
     """
     tally, failed = Tally(), dict[tuple[str, str, str], str]()
     for evaluation in history:
@@ -144,14 +129,7 @@ def decided(
 ) -> Decision:
     """Return the decision for a tally that includes every evaluation so far; `decide` calls this with its own tally.
 
-    Args:
-        gate: Requirements of the stage.
-        version: Short fingerprint of the inference kernel version.
-        tally: Windows so far, including the latest evaluation.
-        latest: The latest evaluation.
-        failed: Failures, as sentences by cell; None for those of the latest evaluation.
-        holds: Reasons to wait whatever the verdicts say.
-        now: Unix time, seconds.
+    `failed` has failures as sentences by cell; None for those of the latest evaluation.
     """
     own = None if latest is None else latest.of_kernel(version)
     if failed is None:
@@ -217,29 +195,23 @@ def _said(verdict: Verdict, needed: int = 0) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Tally:
-    """Windows counted so far, and from when on data count.
-
-    Attributes:
-        passed: Consecutive windows of PASS.
-        failed: Windows with a FAIL.
-        pass_from: Unix time; only windows of later data count towards `passed`. None for any data.
-        fail_from: The same for `failed`.
-        seen: Unix time of the latest evaluation; None before the first.
-    """
+    """Windows counted so far, and from when on data count."""
 
     passed: int = 0
+    """Consecutive windows of PASS."""
     failed: int = 0
+    """Windows with a FAIL."""
     pass_from: float | None = None
+    """Unix time; only windows of later data count towards `passed`. None for any data."""
     fail_from: float | None = None
+    """The same for `failed`."""
     seen: float | None = None
+    """Unix time of the latest evaluation; None before the first."""
 
     def after_pass(self, at: float, span: float, most_silence: float) -> Tally:
-        """An evaluation in which everything that is asked for was PASS.
+        """An evaluation at a Unix time in which everything that is asked for was PASS, on a window of `span` seconds.
 
-        Args:
-            at: Its unix time, seconds.
-            span: Length of the window that it rests on, seconds.
-            most_silence: Longest time in which nobody looked that does not end a streak, seconds; 0 for any.
+        A time of more than `most_silence` seconds in which nobody looked ends a streak; 0 for any time.
         """
         before = self._restarted(at, most_silence)
         if before.pass_from is not None and at - span < before.pass_from:
@@ -263,3 +235,126 @@ class Tally:
         if at < self.seen:
             return replace(self, passed=0, pass_from=at)
         return replace(self, passed=0) if 0 < most_silence < at - self.seen else self
+
+
+class OrderError(ValueError):
+    """An order that cannot be carried out; the message says why, and what is possible."""
+
+
+class PromotionStatus(StrEnum):
+    """Status of a version's promotion."""
+
+    RUNNING = "running"
+    ROLLED_BACK = "rolled-back"
+    REPLACED = "replaced"
+
+
+class MoveKind(StrEnum):
+    """Reason for a move."""
+
+    START = "start"
+    ADVANCE = "advance"
+    FORCE = "force"
+    ROLLBACK = "rollback"
+    REPLACE = "replace"
+
+
+@dataclass(frozen=True, slots=True)
+class Position:
+    """A stage, and in the canary the share of the requests.
+
+    >>> str(Position(Stage.CANARY, 0.05)), str(Position(Stage.SHADOW))
+    ('canary at 5%', 'shadow')
+    """
+
+    stage: Stage
+    share: float = 0.0
+
+    @property
+    def rank(self) -> tuple[int, float]:
+        """Places in the order in which a version passes them."""
+        return list(Stage).index(self.stage), self.share
+
+    def __str__(self) -> str:
+        return f"{self.stage} at {shown_share(self.share)}" if self.stage is Stage.CANARY else self.stage.value
+
+
+def path_of(terms: PromotionTerms) -> tuple[Position, ...]:
+    """Every position that a version passes under a contract's terms, in order."""
+    before = [Position(stage) for stage in (Stage.OFFLINE_CI, Stage.SHADOW) if stage.value not in terms.skip]
+    return (*before, *(Position(Stage.CANARY, share) for share in terms.steps), Position(Stage.FULL, 1.0))
+
+
+@dataclass(frozen=True, slots=True)
+class Hold:
+    """Decision of a person: author, reason, and time (unix time, seconds)."""
+
+    by: str
+    why: str
+    at: float
+
+
+@dataclass(frozen=True, slots=True)
+class Promotion:
+    """Everything that is remembered of one kernel version under one contract; times are Unix seconds."""
+
+    contract: str
+    contract_hash: str
+    """Of the contract that the tally was made under."""
+    version: str
+    position: Position
+    entered: float
+    """Since when it is in its position."""
+    started: float
+    """When the attempt started."""
+    tally: Tally
+    status: PromotionStatus = PromotionStatus.RUNNING
+    attempt: int = 1
+    """Counts up whenever a person starts again."""
+    offline: str = ""
+    """Checksum of the offline stage's evidence; empty without."""
+    approved: tuple[str, ...] = ()
+    """Stages that a person has let it into."""
+    hold: Hold | None = None
+    hooked: bool = False
+    """Whether a process (`kc-otel promote --watch --hook-before`) has to confirm every step."""
+    confirmed: str = ""
+    """Position whose step that process has confirmed."""
+    awaiting: str = ""
+    """Position whose step waits for that process; empty while other things are missing."""
+    missing: tuple[str, ...] = ()
+    """Open requirements of the next step, one sentence each."""
+    reason: str = ""
+    """Why it is where it is, in a sentence."""
+    seen_serving: float | None = None
+    """When drift of it was first measured after it was rolled back."""
+    proof_from: float = 0.0
+    """When its last attempt was rolled back: evidence from before proves nothing."""
+    elsewhere: str = ""
+    """Sentence that says which of its evidence was made under another contract; empty for none."""
+    short: str = ""
+    """The same, where that evidence does not show that the limits in force hold: it goes no further."""
+
+    @property
+    def full(self) -> bool:
+        """True if the version has passed every stage and serves everything."""
+        return self.status is PromotionStatus.RUNNING and self.position.stage is Stage.FULL
+
+
+@dataclass(frozen=True, slots=True)
+class PromotionMove:
+    """Move of a version from one position to another, which traffic, hooks, evidence and events follow."""
+
+    kind: MoveKind
+    before: Position
+    after: Position
+    at: float
+    decision: Decision
+    """Of the position's gate."""
+    by: str = ""
+    """The person who decided; empty where the gate did."""
+    why: str = ""
+    failed: int = 0
+    """Windows of the stage with a FAIL."""
+    message: str = ""
+    """The whole of it in a sentence."""

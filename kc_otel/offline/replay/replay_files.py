@@ -16,11 +16,8 @@ from kc_otel.contract.model import Contract
 from kc_otel.judge.cell_columns import cells_of, selected
 from kc_otel.judge.decisions.entries import DecisionTable
 from kc_otel.judge.decisions.table import apply, kept_since
-from kc_otel.judge.escalation.alert_lifecycle import advance
-from kc_otel.judge.escalation.alerts import PolicyState
-from kc_otel.judge.escalation.message_groups import GroupTiming, MessageGroup, group_messages
-from kc_otel.judge.escalation.notices import NotificationLog, notices
-from kc_otel.judge.escalation.people import People
+from kc_otel.judge.escalation.alerts import PolicyState, advance
+from kc_otel.judge.escalation.notices import GroupTiming, MessageGroup, NotificationLog, People, group_messages, notices
 from kc_otel.judge.evaluator import Evaluator, without_collector
 from kc_otel.judge.incidents.incident import Incident, IncidentState
 from kc_otel.judge.incidents.incident_lifecycle import TrafficSeen, follow

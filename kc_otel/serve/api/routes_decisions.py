@@ -11,7 +11,7 @@ from urllib.parse import quote
 from fastapi import APIRouter, Query, Response
 
 from kc_otel.judge.escalation.alerts import Alert
-from kc_otel.judge.escalation.people import Acknowledgement, Silence
+from kc_otel.judge.escalation.notices import Acknowledgement, Silence
 from kc_otel.judge.plain_json import to_plain
 from kc_otel.serve import people_orders as people
 from kc_otel.serve.api.routes_verdicts import CellKey

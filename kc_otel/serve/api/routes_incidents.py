@@ -13,9 +13,8 @@ from pydantic import AfterValidator
 from kc_otel.contract.slices import ALL
 from kc_otel.contract.words import listed, place
 from kc_otel.judge.decisions.table import without_slice
-from kc_otel.judge.escalation.people import People
-from kc_otel.judge.incidents.actions_taken import ActionTaken, actions_taken
-from kc_otel.judge.incidents.incident import BrokenCell, Diagnosis, Incident, IncidentState
+from kc_otel.judge.escalation.notices import People
+from kc_otel.judge.incidents.incident import ActionTaken, BrokenCell, Diagnosis, Incident, IncidentState, actions_taken
 from kc_otel.judge.verdict import Cell, Status
 from kc_otel.serve import people_orders as people
 from kc_otel.serve.api.routes_verdicts import kept_away

@@ -11,8 +11,7 @@ from fastapi import APIRouter, HTTPException, Response
 from fastapi.responses import JSONResponse
 
 from kc_otel.judge.promotion.machine import share_of
-from kc_otel.judge.promotion.promotion_state import Hold, OrderError, Promotion, PromotionStatus, path_of
-from kc_otel.judge.promotion.stages import Stage
+from kc_otel.judge.promotion.stages import Hold, OrderError, Promotion, PromotionStatus, Stage, path_of
 from kc_otel.serve.api.shapes import ContractName, Name, Order, Reason, Signature, View, served_or_all
 from kc_otel.serve.core import Core
 

@@ -151,9 +151,9 @@ class Shard:
         """Take an ExportMetricsServiceRequest, or its columns, that is in the inbox."""
         return self.evaluator.ingest_metrics(request, time.time() if at is None else at)
 
-    def traces(self, request: Any) -> ExportResult:
-        """Take an ExportTraceServiceRequest; the judge has its own."""
-        return self.evaluator.ingest_traces(request, time.time())
+    def traces(self, request: Any) -> ExportResult:  # noqa: ARG002 - the sink's interface
+        """Accept and drop spans and logs."""
+        return ExportResult()
 
     async def take(self, exports: Sequence[tuple[bytes, float]]) -> list[ExportResult | Refused]:
         """Take exports in their order; an export answered with an ExportResult is on disk.
@@ -224,7 +224,7 @@ class Shard:
                 return
             evaluator.settle()  # also what came while this waited: it is taken out of the inbox
             batch = unsent_batch(evaluator, number, self._points, self._kernels_sent)
-            seen = (kernel.last_seen for name in evaluator.facts for kernel in evaluator.kernels(name))
+            seen = (kernel.last_seen for name in evaluator.states for kernel in evaluator.kernels(name))
             kernels_sent = max(seen, default=0.0)
             with unit_of_work(self._connection) as unit:
                 self._store.save(evaluator, unit)

@@ -15,11 +15,9 @@ from typing import Any, Final, TypeVar
 from kc_otel.contract.model import Contract
 from kc_otel.judge.decisions.entries import DecisionTable
 from kc_otel.judge.decisions.table import apply, forget, with_contract
-from kc_otel.judge.escalation.alert_lifecycle import retire
+from kc_otel.judge.escalation.alerts import retire
 from kc_otel.judge.escalation.escalate import EscalationState
-from kc_otel.judge.escalation.message_groups import IncidentMessage, MessageGroup, last_messages
-from kc_otel.judge.escalation.notices import NotificationLog
-from kc_otel.judge.escalation.people import People
+from kc_otel.judge.escalation.notices import IncidentMessage, MessageGroup, NotificationLog, People, last_messages
 from kc_otel.judge.incidents.incident import Incident, IncidentState
 from kc_otel.judge.incidents.incident_lifecycle import by_urgency
 from kc_otel.judge.plain_json import read_json, to_json

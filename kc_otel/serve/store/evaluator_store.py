@@ -20,13 +20,13 @@ import numpy as np
 from kc_otel.contract.slices import ALL, PLACES, UNJUDGED
 from kc_otel.judge.contract_state import ContractState
 from kc_otel.judge.evaluator import Evaluator
-from kc_otel.judge.facts import KernelInfo, WorstBatch
 from kc_otel.judge.fail_evidence import whole_side
 from kc_otel.judge.histograms import ExplicitHistogram
 from kc_otel.judge.plain_json import read_json, to_json
 from kc_otel.judge.points import INVALID, metric_of
 from kc_otel.judge.recorders import LastReport
 from kc_otel.judge.refused_points import RefusedSender
+from kc_otel.judge.reported_kernels import KernelInfo
 from kc_otel.judge.series import LONG, SHORT, Heard, SeriesKey
 from kc_otel.judge.verdict import Cell
 from kc_otel.serve.store.codecs import (
@@ -78,7 +78,6 @@ class _Facts:
     refused: list[RefusedSender]
     newest: list[tuple[str, str, str, float]]
     kernels: list[KernelInfo]
-    examples: list[WorstBatch]
 
 
 class EvaluatorStore:
@@ -263,7 +262,7 @@ class EvaluatorStore:
         self._connection.execute("INSERT OR REPLACE INTO evaluator_most_cells VALUES (?, ?)", (name, evidence.most))
 
     def _save_facts(self, name: str, evaluator: Evaluator) -> None:
-        state, (kernels, examples) = evaluator.states[name], evaluator.facts[name]
+        state = evaluator.states[name]
         quantities = state.contract.quantity_digests
         data = to_json(
             _Facts(
@@ -276,8 +275,7 @@ class EvaluatorStore:
                 clauses={id: digest for (id, slice), digest in quantities.items() if slice == ALL},
                 refused=[*state.refused.found.values()],
                 newest=[(metric, *pair, at) for metric, pairs in state.newest.items() for pair, at in pairs.items()],
-                kernels=[*kernels.known.values()],
-                examples=examples.kept,
+                kernels=[*state.kernels.known.values()],
             )
         )
         if self._facts.get(name) != data:
@@ -361,7 +359,7 @@ class EvaluatorStore:
         redefined: set[tuple[str, str]] = set()
         changed: set[tuple[str, str]] = set()
         for name, data in self._connection.execute("SELECT contract, data FROM evaluator_facts"):
-            state, (kernels, examples) = evaluator.states[name], evaluator.facts[name]
+            state = evaluator.states[name]
             facts = read_json(_Facts, data)
             own, measured = state.contract.slice_digests, state.contract.quantity_digests
             redefined |= {(name, slice) for slice, digest in facts.slices.items() if own.get(slice) != digest}
@@ -375,8 +373,7 @@ class EvaluatorStore:
             }
             for metric, train, inference, at in facts.newest:
                 state.newest.setdefault(metric, {})[train, inference] = at
-            kernels.known.update({(info.role, info.version): info for info in facts.kernels})
-            examples.kept += facts.examples
+            state.kernels.known.update({(info.role, info.version): info for info in facts.kernels})
         return redefined, changed
 
     def _id(self, name: str, key: SeriesKey) -> int:

@@ -14,7 +14,7 @@ from types import MappingProxyType
 from typing import Any, Final
 
 from kc_otel.judge.escalation.alerts import PolicyState, Transition, What
-from kc_otel.judge.escalation.people import People
+from kc_otel.judge.escalation.notices import People
 from kc_otel.judge.escalation.webhook_body import summary
 from kc_otel.judge.incidents.incident import Incident
 from kc_otel.judge.plain_json import read_json, to_json

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from kc_otel.judge.plain_json import read_json, to_json
-from kc_otel.judge.promotion.promotion_state import Promotion
+from kc_otel.judge.promotion.stages import Promotion
 
 _TABLES: Final = (
     """CREATE TABLE IF NOT EXISTS promotions (

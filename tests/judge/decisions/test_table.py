@@ -1,13 +1,14 @@
-from __future__ import annotations
+"""The decision table: routes, directives, and a person's pins, which decide whatever the evaluator says."""
 
-from dataclasses import replace
+from __future__ import annotations
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kc_otel.judge.decisions.entries import DecisionTable, DirectiveKind
-from kc_otel.judge.decisions.table import apply, forget, resume
+from kc_otel.client.router import Router
+from kc_otel.judge.decisions.entries import DecisionTable, DirectiveKind, Pin
+from kc_otel.judge.decisions.table import apply, forget, pin, resume, unpin
 from kc_otel.judge.plain_json import read_json, to_json, to_plain
 
 EVERYTHING = (
@@ -17,18 +18,16 @@ EVERYTHING = (
 
 
 def test_firing_route_avoids_the_version_and_stays_after_the_resolve(contract, make_transition):
-    """A route names the version, the slice, the clause and the reason, and outlives its alert."""
     table = apply(DecisionTable(), [make_transition()], contract, 100)
     (route,) = table.routes
     assert (route.contract, route.slice, route.avoid, route.train) == ("policy-7b", "code", "inferB", "trainA")
-    assert (route.kernel, route.clause, route.since, route.until) == ("train-kernel", "token-tv", 100, None)
+    assert (route.kernel, route.clause, route.since) == ("train-kernel", "token-tv", 100)
     assert route.reason == "0.008 is above 0.004"
     assert (table.version, table.at) == (1, 100)
     assert apply(table, [make_transition("resolved", at=200)], contract, 200) == table
 
 
 def test_firing_again_keeps_the_first_time(contract, make_transition):
-    """A version that is avoided already is not avoided twice, and nothing changes."""
     table = apply(DecisionTable(), [make_transition()], contract, 100)
     assert apply(table, [make_transition("resolved"), make_transition(at=300)], contract, 300) == table
 
@@ -47,7 +46,6 @@ EDGES = st.lists(st.tuples(st.sampled_from(["firing", "resolved"]), st.sampled_f
 
 @given(edges=EDGES)
 def test_last_healthy_kernel_is_never_routed_away(contract, make_transition, edges):
-    """Whatever fires, no route is added that avoids a version which traffic is already sent to, or its own."""
     table = DecisionTable()
     for what, slice, train, inference in edges:
         before = table
@@ -59,7 +57,6 @@ def test_last_healthy_kernel_is_never_routed_away(contract, make_transition, edg
 
 @given(edges=EDGES)
 def test_version_counts_changes_of_content_and_json_keeps_everything(contract, make_transition, edges):
-    """The version goes up by one exactly when the content differs; a table survives JSON."""
     table = DecisionTable()
     for now, (what, slice, train, inference) in enumerate(edges):
         transition = make_transition(what, slice=slice, train=train, inference=inference, do=EVERYTHING)
@@ -72,7 +69,6 @@ def test_version_counts_changes_of_content_and_json_keeps_everything(contract, m
 
 
 def test_directives_last_as_long_as_the_alert_that_asked(contract, make_transition):
-    """Each firing alert asks for itself; a directive ends with its own alert only."""
     both = [make_transition(do=EVERYTHING), make_transition(do=EVERYTHING, slice="all")]
     table = apply(DecisionTable(), both, contract, 100)
     assert {directive.kind for directive in table.directives} == set(DirectiveKind)
@@ -84,17 +80,7 @@ def test_directives_last_as_long_as_the_alert_that_asked(contract, make_transiti
     assert len(table.routes) == 2
 
 
-def test_route_ends_when_its_time_has_passed(contract, make_transition):
-    """`until` ends a route without a person."""
-    table = apply(DecisionTable(), [make_transition()], contract, 100)
-    table = replace(table, routes=(replace(table.routes[0], until=500.0),))
-    assert apply(table, [], contract, 499) is table
-    ended = apply(table, [], contract, 500)
-    assert (ended.routes, ended.version) == ((), table.version + 1)
-
-
 def test_person_resumes_one_slice_or_all(contract, make_transition):
-    """Only the named slice is given back."""
     table = apply(DecisionTable(), [make_transition(), make_transition(slice="all")], contract, 100)
     table = resume(table, "policy-7b", "code", 300)
     assert [route.slice for route in table.routes] == ["all"]
@@ -103,7 +89,6 @@ def test_person_resumes_one_slice_or_all(contract, make_transition):
 
 
 def test_contract_that_is_no_longer_served_leaves_nothing(contract, make_transition):
-    """Routes and directives go with their contract."""
     table = apply(DecisionTable(), [make_transition(do=EVERYTHING)], contract, 100)
     assert forget(table, "other", 200) is table
     empty = forget(table, "policy-7b", 200)
@@ -111,9 +96,91 @@ def test_contract_that_is_no_longer_served_leaves_nothing(contract, make_transit
 
 
 def test_fields_of_a_later_version_are_ignored(contract, make_transition):
-    """An old client reads a newer evaluator's table."""
     plain = to_plain(apply(DecisionTable(), [make_transition(do=EVERYTHING)], contract, 100))
     expected = DecisionTable.from_plain(plain)
     plain["routes"] = [{**plain["routes"][0], "weight": 0.5}]
     plain["directives"] = [*plain["directives"], {**plain["directives"][0], "kind": "dance"}]
     assert DecisionTable.from_plain(plain) == expected
+
+
+KERNELS = ("train-kernel", "inference-kernel")
+
+
+def pinned(slice="code", kernel="inference-kernel", at=1.0, until=None, contract="policy-7b"):
+    """A pin by somebody for a reason."""
+    return Pin(contract, slice, kernel, "ada", "known false alarm", at, until)
+
+
+@given(
+    st.lists(st.sampled_from(["all", "code", "long-context"]), unique=True),
+    st.sampled_from(["all", "code"]),
+    st.sampled_from(KERNELS),
+    st.booleans(),
+)
+def test_a_pin_wins_over_every_route_and_over_staleness(contract, make_transition, routed, slice, kernel, stale):
+    """For requests of its slice; by attributes and by names alike."""
+    table = apply(DecisionTable(), [make_transition(slice=routed_slice) for routed_slice in routed], contract, 100.0)
+    clock = [0.0]
+    router = Router.from_table(
+        pin(table, pinned(slice, kernel)), contracts=[contract], stale_after=10.0, clock=lambda: clock[0]
+    )
+    clock[0] = 100.0 if stale else 1.0
+    assert router.choose("policy-7b", {"task": "code", "prompt_tokens": 9000}) == kernel
+    assert router.choose("policy-7b", ["code", "long-context"]) == kernel
+    if slice == "code":
+        expected = "train-kernel" if stale else "inference-kernel"
+        expected = "train-kernel" if {"all"} & set(routed) else expected
+        assert router.choose("policy-7b", {"task": "prose"}) == expected
+
+
+def test_the_newest_of_two_pins_that_match_wins():
+    table = pin(pin(DecisionTable(), pinned("all", "train-kernel", 1.0)), pinned("code", "inference-kernel", 2.0))
+    router = Router.from_table(table)
+    assert router.choose("policy-7b", ["code"]) == "inference-kernel"
+    assert router.choose("policy-7b", []) == "train-kernel"
+    table = pin(table, pinned("all", "train-kernel", 3.0))
+    assert Router.from_table(table).choose("policy-7b", ["code"]) == "train-kernel"
+
+
+def test_a_pin_ends_when_its_time_has_passed(contract, make_transition, monkeypatch):
+    """In the router at once, in the table with the next evaluation."""
+    now = [100.0]
+    monkeypatch.setattr("kc_otel.client.router.time.time", lambda: now[0])
+    table = pin(apply(DecisionTable(), [make_transition()], contract, 100.0), pinned(at=100.0, until=200.0))
+    router = Router.from_table(table, contracts=[contract])
+    assert router.choose("policy-7b", {"task": "code"}) == "inference-kernel"
+    now[0] = 200.0
+    assert router.choose("policy-7b", {"task": "code"}) == "train-kernel"
+    assert apply(table, [], contract, 199.0).pins == table.pins
+    assert apply(table, [], contract, 200.0).pins == ()
+
+
+def test_a_pin_to_the_training_kernel_ends_by_the_evaluators_clock_alone(monkeypatch):
+    """A serving process whose clock is ahead lets nobody meet the kernel before the pin has ended."""
+    monkeypatch.setattr("kc_otel.client.snapshot.time.time", lambda: 1e9)
+    router = Router.from_table(pin(DecisionTable(), pinned("code", "train-kernel", at=100.0, until=200.0)))
+    assert router.choose("policy-7b", ["code"]) == "train-kernel"
+
+
+def test_a_route_is_in_force_since_the_pin_above_it_has_ended(contract, make_transition):
+    """Whether it ends by itself or by a person: what was served under the pin disobeyed no order."""
+    table = pin(apply(DecisionTable(), [make_transition()], contract, 100.0), pinned(at=110.0, until=200.0))
+    assert [route.since for route in table.routes] == [100.0]
+    assert [route.since for route in apply(table, [], contract, 201.0).routes] == [201.0]
+    assert [route.since for route in unpin(table, "policy-7b", "code", 150.0).routes] == [150.0]
+    away = pin(table, pinned("code", "train-kernel", 120.0))
+    assert [route.since for route in unpin(away, "policy-7b", "code", 150.0).routes] == [120.0]
+
+
+def test_pinning_again_replaces_and_unpinning_ends():
+    table = pin(pin(DecisionTable(), pinned(kernel="train-kernel")), pinned(contract="other"))
+    again = pin(table, pinned(kernel="inference-kernel", at=2.0))
+    assert [(entry.contract, entry.kernel) for entry in again.pins] == [
+        ("other", "inference-kernel"),
+        ("policy-7b", "inference-kernel"),
+    ]
+    assert again.version == table.version + 1
+    assert [entry.contract for entry in unpin(again, "policy-7b", None, 3.0).pins] == ["other"]
+    assert [entry.contract for entry in forget(again, "policy-7b", 3.0).pins] == ["other"]
+    with pytest.raises(LookupError, match="no pin is in force for slice 'long-context'"):
+        unpin(again, "policy-7b", "long-context", 3.0)

@@ -6,14 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from kc_otel.judge.escalation.alert_lifecycle import advance
-from kc_otel.judge.escalation.alerts import ROLLED_BACK, PolicyState
-from kc_otel.judge.escalation.message_groups import AT_ONCE, MessageGroup, group_messages
-from kc_otel.judge.escalation.notices import Notice, NoticeReason
-from kc_otel.judge.escalation.people import People
+from kc_otel.judge.escalation.alerts import ROLLED_BACK, PolicyState, advance
+from kc_otel.judge.escalation.notices import AT_ONCE, MessageGroup, Notice, NoticeReason, People, group_messages
 from kc_otel.judge.escalation.webhook_body import ALERT_NAMES, alert_body, encode, rfc3339, summary
-from kc_otel.judge.facts import KernelInfo, kernel_names
 from kc_otel.judge.incidents.incident import BrokenCell, Incident, IncidentState
+from kc_otel.judge.reported_kernels import KernelInfo, kernel_names
 from kc_otel.judge.verdict import Status
 
 AT = 1_700_000_000.0
@@ -33,7 +30,6 @@ def edges(contract, make_verdict):
 
 
 def test_body_is_alertmanager_version_4(contract, edges):
-    """Every field of Alertmanager's version 4 is there, with its type."""
     body = alert_body(contract, edges[0][1:], receiver="pager", external_url="https://kc.example/")
     assert {name: type(value) for name, value in body.items()} == {
         "version": str, "groupKey": str, "truncatedAlerts": int, "status": str, "receiver": str, "groupLabels": dict,
@@ -94,7 +90,6 @@ def test_a_body_says_what_its_fails_rest_on(contract, edges, make_verdict):
 
 
 def test_contract_fields_follow_the_alerts(contract, edges):
-    """`kernelContract` says what broke, by how much, on which kernels, alert by alert."""
     body = alert_body(contract, edges[0], receiver="pager")
     extra = body["kernelContract"]
     assert (extra["name"], extra["version"], extra["hash"]) == ("policy-7b", 3, contract.hash)
@@ -107,7 +102,6 @@ def test_contract_fields_follow_the_alerts(contract, edges):
 
 
 def test_resolved_alert_has_its_end(contract, edges):
-    """A resolve carries both times, the same fingerprint, and how long it lasted."""
     firing, resolved = edges
     body = alert_body(contract, resolved, receiver="pager")
     by_slice = {alert["labels"]["slice"]: alert for alert in body["alerts"]}
@@ -118,12 +112,10 @@ def test_resolved_alert_has_its_end(contract, edges):
 
 
 def test_group_fires_while_any_alert_does(contract, edges):
-    """Alertmanager's group status: firing unless everything is resolved."""
     assert alert_body(contract, [*edges[1], edges[0][0]], receiver="pager")["status"] == "firing"
 
 
 def test_only_common_labels_are_common(contract, edges):
-    """Labels in which alerts differ are not common."""
     body = alert_body(contract, edges[0], receiver="pager")
     assert "slice" not in body["commonLabels"]
     assert body["commonLabels"]["clause"] == "token-tv"
@@ -142,7 +134,6 @@ def test_encoding_is_strict_json_and_deterministic(make_contract, make_verdict):
 
 
 def test_unbounded_interval_is_said_in_words(contract, make_verdict):
-    """A statistic without an upper bound is described by its lower one."""
     verdict = make_verdict("FAIL", upper=float("inf"))
     _, edges = advance(contract, PolicyState(contract.name), [verdict], {}, AT)
     description = alert_body(contract, edges, receiver="pager")["alerts"][0]["annotations"]["description"]
@@ -220,7 +211,6 @@ def test_the_first_line_names_both_kernels_by_the_fields_in_which_they_differ(co
 
 
 def test_two_steps_that_fire_on_one_cell_do_not_look_alike(contract, edges):
-    """The first line of each says what its step does."""
     twice = [edges[0][0], replace(edges[0][0], severity="info")]
     alerts = alert_body(contract, twice, receiver="pager")["alerts"]
     assert len({alert["annotations"]["summary"] for alert in alerts}) == 2

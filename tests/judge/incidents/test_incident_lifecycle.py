@@ -11,14 +11,10 @@ import pytest
 from kc_otel.contract.model import Contract
 from kc_otel.judge.decisions.entries import DecisionTable, Pin
 from kc_otel.judge.decisions.table import apply, kept_since, pin, resume
-from kc_otel.judge.escalation.alert_lifecycle import advance
-from kc_otel.judge.escalation.alerts import PolicyState, Transition, What
-from kc_otel.judge.escalation.message_groups import IncidentMessage
-from kc_otel.judge.escalation.notices import NoticeReason
-from kc_otel.judge.escalation.people import People, Silence
+from kc_otel.judge.escalation.alerts import PolicyState, Transition, What, advance
+from kc_otel.judge.escalation.notices import IncidentMessage, NoticeReason, People, Silence
 from kc_otel.judge.escalation.webhook_body import summary
-from kc_otel.judge.incidents.actions_taken import actions_taken
-from kc_otel.judge.incidents.incident import Incident, IncidentAction, IncidentState
+from kc_otel.judge.incidents.incident import Incident, IncidentAction, IncidentState, actions_taken
 from kc_otel.judge.incidents.incident_lifecycle import (
     TrafficSeen,
     follow,
@@ -28,8 +24,7 @@ from kc_otel.judge.incidents.incident_lifecycle import (
     with_word,
 )
 from kc_otel.judge.plain_json import read_json, to_json
-from kc_otel.judge.promotion.promotion_state import Position, Promotion, PromotionStatus
-from kc_otel.judge.promotion.stages import Stage, Tally
+from kc_otel.judge.promotion.stages import Position, Promotion, PromotionStatus, Stage, Tally
 from kc_otel.judge.verdict import Verdict
 from tests.judge.escalation.conftest import contract_with, verdict_of
 
@@ -104,7 +99,6 @@ def test_other_kernels_and_silence_are_incidents_of_their_own() -> None:
 
 
 def test_a_thousand_cells_that_go_silent_at_once_are_one_incident() -> None:
-    """One kernel is the cause."""
     (incident,) = Evaluator(QUIET).tick(10.0, *(verdict_of("NO_DATA", slice=f"s{index}") for index in range(1000)))
     assert len(incident.cells) == 1000
     assert incident.growth == ((10.0, 1000),)
@@ -227,7 +221,6 @@ def test_what_came_since_and_refutes_nothing_is_not_told_as_a_recovery() -> None
 
 
 def test_a_slice_that_nobody_has_ever_reported_to_is_not_told_as_recovered() -> None:
-    """Its alert fires, and there is no data still."""
     evaluator = Evaluator([{"on": "no-data", "for": "3m", "do": ["notify"]}])
     for now in (0.0, 180.0, 190.0):
         found = evaluator.tick(now, verdict_of("NO_DATA", observed=False), verdict_of("PASS", slice="prose"))
@@ -235,7 +228,6 @@ def test_a_slice_that_nobody_has_ever_reported_to_is_not_told_as_recovered() -> 
 
 
 def test_sequences_that_fail_no_more_are_told_as_past_while_the_alert_holds() -> None:
-    """And data that have come back are not missing."""
     ladder = [{"on": on, "clear_for": "5m", "do": ["notify"]} for on in ("invalid-input", "no-data")]
     evaluator = Evaluator(ladder)
     evaluator.tick(0.0, verdict_of("NO_DATA"), invalid={"nan": 2})
@@ -549,7 +541,6 @@ def test_the_wait_for_first_data_says_whether_they_came() -> None:
 
 
 def test_silence_is_never_contained() -> None:
-    """A route keeps users from a kernel; that nobody sees what they meet is another matter."""
     evaluator = Evaluator([*ROUTING, {"on": "no-data", "do": ["notify"]}])
     evaluator.tick(0.0, fail("code"))
     evaluator.traffic = replace(evaluator.traffic, silent=True)
@@ -558,7 +549,6 @@ def test_silence_is_never_contained() -> None:
 
 
 def test_a_route_below_a_pin_is_not_called_untaken() -> None:
-    """No router can take it: the pin sends requests to the kernel."""
     evaluator = Evaluator(ROUTING)
     evaluator.tick(0.0, fail("code"))
     evaluator.table = pin(evaluator.table, Pin(evaluator.contract.name, "all", "inference-kernel", "ada", "now", 5.0))
@@ -587,7 +577,6 @@ def test_pins_decide_who_meets_a_broken_kernel_before_routes_do() -> None:
 
 
 def test_one_slice_that_users_reach_keeps_an_incident_broken() -> None:
-    """A route for another slice contains nothing of it."""
     evaluator = Evaluator(ROUTING)
     evaluator.tick(0.0, fail("code"))
     evaluator.table = replace(evaluator.table, routes=tuple(replace(old, slice="x") for old in evaluator.table.routes))
@@ -620,7 +609,6 @@ def test_what_was_done_says_whether_it_holds() -> None:
 
 
 def test_an_action_is_done_once_however_many_slices_it_is_about() -> None:
-    """Its time is the first, its slices are all."""
     evaluator = Evaluator(ROUTING)
     evaluator.tick(10.0, fail("code"))
     (incident,) = evaluator.tick(20.0, fail("code"), fail("prose"))
@@ -640,7 +628,6 @@ def test_a_dry_run_says_what_it_would_do() -> None:
 
 
 def test_nobody_is_told_of_what_is_silenced() -> None:
-    """The route of a silenced alert is an action, its announcement is not."""
     evaluator = Evaluator([{"on": "fail", "do": [{"route": "train-kernel"}, "notify", "halt"]}])
     evaluator.people = People((Silence("1", evaluator.contract.name, None, None, "ada", "planned", 0.0, 99.0),))
     (incident,) = evaluator.tick(10.0, fail("code"))
@@ -648,7 +635,6 @@ def test_nobody_is_told_of_what_is_silenced() -> None:
 
 
 def test_failed_input_checks_and_long_doubt_are_incidents_where_an_alert_fires_on_them() -> None:
-    """With headlines of their own."""
     ladder = [{"on": "invalid-input", "do": ["notify"]}, {"on": "inconclusive", "do": ["notify"]}]
     found = Evaluator(ladder).tick(10.0, verdict_of("INCONCLUSIVE"), invalid={"nan": 2})
     assert [(incident.on, incident.headline) for incident in found] == [

@@ -10,11 +10,10 @@ from hypothesis import strategies as st
 
 from kc_otel.contract.model import Contract
 from kc_otel.judge.plain_json import read_json, to_json
-from kc_otel.judge.promotion import orders
+from kc_otel.judge.promotion import machine
 from kc_otel.judge.promotion.gate_evidence import step_evidence
 from kc_otel.judge.promotion.machine import advance, begin, replaced, share_of
-from kc_otel.judge.promotion.promotion_state import MoveKind, OrderError, Position, Promotion, PromotionStatus, path_of
-from kc_otel.judge.promotion.stages import Stage
+from kc_otel.judge.promotion.stages import MoveKind, OrderError, Position, Promotion, PromotionStatus, Stage, path_of
 from kc_otel.judge.verdict import Evaluation
 from kc_otel.offline.gate.evidence import verify_evidence
 
@@ -102,7 +101,6 @@ def test_doubt_and_silence_never_advance_and_are_named(terms, round_of, status):
 
 
 def test_another_version_is_no_proof(terms, round_of):
-    """PASS and FAIL of another kernel version do nothing."""
     promotion, _ = begin(terms, "other", "ada", 0.0)
     promotion, moves = run(promotion, terms, round_of, [*passes(0, 4), (1500, "FAIL")])
     assert (moves, promotion.missing[0]) == ([], "token-tv on all: no verdict yet")
@@ -126,40 +124,40 @@ def test_a_person_is_asked_where_the_contract_says(contract, round_of):
         f"the gate is open; a person has to let it into canary: `kc-otel promote policy-7b {V} --approve canary`",
     )
     with pytest.raises(OrderError, match="requires no approval for full; it requires approval for canary"):
-        orders.approve(promotion, terms, Stage.FULL)
-    promotion = orders.approve(promotion, terms, Stage.CANARY)
+        machine.approve(promotion, terms, Stage.FULL)
+    promotion = machine.approve(promotion, terms, Stage.CANARY)
     promotion, moves = run(promotion, terms, round_of, passes(900, 1))
     assert [str(move.after) for move in moves] == ["canary at 1%"]
     with pytest.raises(OrderError, match="is in canary at 1% already"):
-        orders.approve(promotion, terms, Stage.CANARY)
+        machine.approve(promotion, terms, Stage.CANARY)
 
 
 def test_a_hold_waits_and_a_resume_goes_on(terms, round_of):
     """By a person with a reason, or by the escalation policy; windows are counted meanwhile."""
     promotion, _ = begin(terms, V, "ada", 0.0)
-    held = orders.hold(promotion, "bob", "the launch is on Friday", 10.0)
+    held = machine.hold(promotion, "bob", "the launch is on Friday", 10.0)
     held, moves = run(held, terms, round_of, passes(0, 4))
     assert (moves, held.missing) == ([], ("held: by bob: the launch is on Friday",))
-    resumed, moves = run(orders.resume(held), terms, round_of, passes(1200, 1))
+    resumed, moves = run(machine.resume(held), terms, round_of, passes(1200, 1))
     assert (resumed.position.stage, len(moves)) == (Stage.CANARY, 1)
     waiting, moves = run(promotion, terms, round_of, passes(0, 4), holds=["prose is silent"])
     assert (moves, waiting.missing) == ([], ("held: prose is silent",))
     with pytest.raises(OrderError, match="nobody holds"):
-        orders.resume(promotion)
+        machine.resume(promotion)
 
 
 def test_a_hook_confirms_each_step(terms, round_of):
     """The gate is open, the place is awaited; a confirmation is good for that one step."""
-    promotion = orders.hook(begin(terms, V, "ada", 0.0)[0])
+    promotion = machine.hook(begin(terms, V, "ada", 0.0)[0])
     promotion, moves = run(promotion, terms, round_of, passes(0, 3))
     assert (moves, promotion.awaiting) == ([], "canary at 1%")
     with pytest.raises(OrderError, match="'full' is not awaited; canary at 1% is"):
-        orders.confirm(promotion, "full")
-    promotion = orders.confirm(promotion, "canary at 1%")
+        machine.confirm(promotion, "full")
+    promotion = machine.confirm(promotion, "canary at 1%")
     promotion, moves = run(promotion, terms, round_of, passes(900, 3))
     assert [str(move.after) for move in moves] == ["canary at 1%"]
     assert (promotion.awaiting, promotion.confirmed) == ("canary at 10%", "")
-    held = orders.hold(promotion, "hook", "it ended with 3", 0.0)
+    held = machine.hold(promotion, "hook", "it ended with 3", 0.0)
     assert held.awaiting == "", "a hook that failed does not run again before somebody resumes"
     assert run(held, terms, round_of, passes(1800, 1))[0].awaiting == ""
 
@@ -168,20 +166,20 @@ def test_force_needs_a_reason_and_a_place_ahead(terms):
     """It goes past the gate, the record says who and why, and the way goes on from there."""
     promotion, _ = begin(terms, V, "ada", 0.0)
     with pytest.raises(OrderError, match="say why"):
-        orders.force(promotion, terms, Stage.CANARY, "ada", " ", Evaluation(5.0), 5.0)
-    forced, moves = orders.force(promotion, terms, Stage.CANARY, "ada", "the launch", Evaluation(5.0), 5.0)
+        machine.force(promotion, terms, Stage.CANARY, "ada", " ", Evaluation(5.0), 5.0)
+    forced, moves = machine.force(promotion, terms, Stage.CANARY, "ada", "the launch", Evaluation(5.0), 5.0)
     assert (str(forced.position), moves[0].kind, moves[0].by, moves[0].why) == (
         "canary at 1%",
         "force",
         "ada",
         "the launch",
     )
-    further, _ = orders.force(forced, terms, Stage.CANARY, "ada", "more", Evaluation(6.0), 6.0)
+    further, _ = machine.force(forced, terms, Stage.CANARY, "ada", "more", Evaluation(6.0), 6.0)
     assert str(further.position) == "canary at 10%"
     with pytest.raises(OrderError, match="cannot be forced into shadow: it is in canary at 10%"):
-        orders.force(further, terms, Stage.SHADOW, "ada", "back", Evaluation(7.0), 7.0)
+        machine.force(further, terms, Stage.SHADOW, "ada", "back", Evaluation(7.0), 7.0)
     with pytest.raises(OrderError, match="cannot be forced into canary"):
-        orders.force(further, terms, Stage.CANARY, "ada", "more", Evaluation(7.0), 7.0)
+        machine.force(further, terms, Stage.CANARY, "ada", "more", Evaluation(7.0), 7.0)
 
 
 def test_what_a_person_knew_when_they_forced_does_not_take_it_back_at_once(terms, round_of):
@@ -189,7 +187,7 @@ def test_what_a_person_knew_when_they_forced_does_not_take_it_back_at_once(terms
     promotion, _ = begin(terms, V, "ada", 0.0)
     failing = round_of(terms, 100.0, "FAIL")
     promotion, _ = advance(promotion, terms, failing, ())
-    forced, _ = orders.force(promotion, terms, Stage.CANARY, "ada", "we know", failing, 101.0)
+    forced, _ = machine.force(promotion, terms, Stage.CANARY, "ada", "we know", failing, 101.0)
     forced, moves = run(forced, terms, round_of, [(n, "FAIL") for n in range(102, 401)])
     assert (moves, forced.status) == ([], PromotionStatus.RUNNING)
     forced, moves = run(forced, terms, round_of, [(401, "FAIL")])
@@ -199,7 +197,7 @@ def test_what_a_person_knew_when_they_forced_does_not_take_it_back_at_once(terms
 def test_a_new_failure_after_force_takes_it_back_at_once(terms, round_of):
     """Where nothing was known to fail, nothing is forgiven."""
     promotion, _ = begin(terms, V, "ada", 0.0)
-    forced, _ = orders.force(promotion, terms, Stage.CANARY, "ada", "hurry", round_of(terms, 5.0), 5.0)
+    forced, _ = machine.force(promotion, terms, Stage.CANARY, "ada", "hurry", round_of(terms, 5.0), 5.0)
     _, moves = run(forced, terms, round_of, [(6, "FAIL")])
     assert [move.kind for move in moves] == [MoveKind.ROLLBACK]
 
@@ -209,9 +207,9 @@ def test_started_again_it_has_to_show_everything_again(terms):
     promotion, _ = begin(terms, V, "ada", 0.0)
     with pytest.raises(OrderError, match="already in promotion, in shadow"):
         begin(terms, V, "ada", 1.0, previous=promotion)
-    back, _ = orders.roll_back(promotion, "ada", "wrong weights", 10.0)
+    back, _ = machine.roll_back(promotion, "ada", "wrong weights", 10.0)
     with pytest.raises(OrderError, match="is rolled back; start it again first"):
-        orders.hold(back, "ada", "x", 11.0)
+        machine.hold(back, "ada", "x", 11.0)
     again, moves = begin(terms, V, "ada", 20.0, previous=back)
     assert (again.attempt, again.position.stage, moves[0].message) == (
         2, Stage.SHADOW, f"ada starts the promotion of {V} in shadow, attempt 2",
@@ -219,7 +217,6 @@ def test_started_again_it_has_to_show_everything_again(terms):
 
 
 def test_a_changed_contract_starts_the_count_again(terms, contract, round_of):
-    """A window that passed under other limits proves nothing under these."""
     promotion, _ = begin(terms, V, "ada", 0.0)
     promotion, _ = run(promotion, terms, round_of, passes(0, 1))
     other = with_terms(contract, windows=2, steps=["2%", "10%"], skip=["offline-ci"])
@@ -230,7 +227,6 @@ def test_a_changed_contract_starts_the_count_again(terms, contract, round_of):
 
 
 def test_replaced_versions_are_no_longer_limited(terms, round_of):
-    """When another one is full, the one before may serve what is left, and nothing steps it any more."""
     promotion, _ = begin(terms, V, "ada", 0.0)
     promotion, _ = run(promotion, terms, round_of, passes(0, 6))
     gone, moves = replaced(promotion, "next", 2000.0)
@@ -239,7 +235,6 @@ def test_replaced_versions_are_no_longer_limited(terms, round_of):
 
 
 def test_the_path_follows_the_contract(contract):
-    """Stages that are skipped are not on it."""
     assert [str(place) for place in path_of(contract.promotion)] == [
         "offline-ci", "shadow", "canary at 1%", "canary at 5%", "canary at 25%", "full",
     ]  # fmt: skip
@@ -268,9 +263,9 @@ def test_nothing_moves_on_without_proof_whatever_the_clock_does(contract, round_
     for turn, (step, status, order) in enumerate(script):
         now += step
         if order == "hold" and promotion.status is PromotionStatus.RUNNING:
-            promotion = orders.hold(promotion, "bob", "wait", now)
+            promotion = machine.hold(promotion, "bob", "wait", now)
         elif order == "resume" and promotion.hold:
-            promotion = orders.resume(promotion)
+            promotion = machine.resume(promotion)
         if turn in crashes:
             promotion = read_json(Promotion, to_json(promotion))
         before, evaluation = promotion, round_of(terms, now, status)

@@ -10,12 +10,10 @@ import numpy as np
 import pytest
 
 from kc_otel.contract.load import load_text
-from kc_otel.judge.promotion import orders
+from kc_otel.judge.promotion import machine
 from kc_otel.judge.promotion.gate_evidence import checksum_of
-from kc_otel.judge.promotion.machine import advance, begin
-from kc_otel.judge.promotion.orders import admit
-from kc_otel.judge.promotion.promotion_state import OrderError
-from kc_otel.judge.promotion.stages import Stage
+from kc_otel.judge.promotion.machine import admit, advance, begin
+from kc_otel.judge.promotion.stages import OrderError, Stage
 from kc_otel.judge.verdict import Evaluation
 from kc_otel.offline.gate.evidence import offline_evidence, section_problems
 from kc_otel.offline.gate.recorded_gate import GateTerms, gate_recordings, read_input
@@ -82,7 +80,6 @@ def test_sound_evidence_opens_the_offline_gate(contract, promotion, evidence):
 
 
 def test_a_gate_that_refused_opens_nothing(contract, promotion, evidence):
-    """The reason of the refusal is said, and what a person could do."""
     with pytest.raises(
         OrderError, match=r"the offline gate says rollback: token-tv on all: FAIL.*a person has to force"
     ):
@@ -104,7 +101,6 @@ def test_a_gate_that_was_asked_about_a_part_opens_nothing(tmp_path):
 
 
 def test_evidence_of_something_else_opens_nothing(contract, promotion, evidence):
-    """Another kernel, another contract, another stage, or a record that was changed."""
     record = evidence(0.01)
     other = dataclasses.replace(promotion, version="0123456789ab")
     with pytest.raises(OrderError, match=f"about kernel {INFERENCE.fingerprint}, not about 0123456789ab"):
@@ -117,7 +113,7 @@ def test_evidence_of_something_else_opens_nothing(contract, promotion, evidence)
     plain = {name: value for name, value in record.items() if name != "offline"}
     with pytest.raises(OrderError, match="is of stage offline-ci; give the evidence that the offline"):
         admit(promotion, contract, sealed(plain), section_problems, NOW)
-    forced, _ = orders.force(promotion, contract, Stage.SHADOW, "ada", "hurry", Evaluation(1.0), 1.0)
+    forced, _ = machine.force(promotion, contract, Stage.SHADOW, "ada", "hurry", Evaluation(1.0), 1.0)
     with pytest.raises(OrderError, match="is not in offline-ci but in shadow"):
         admit(forced, contract, record, section_problems, NOW)
 
@@ -126,7 +122,7 @@ def test_evidence_from_before_a_roll_back_opens_nothing(contract, promotion, evi
     """What it shows did not keep the version from failing; what the gate finds afterwards counts."""
     record = evidence(0.01)  # of 1e9
     for rolled_at in (1e9 - 1.0, 1e9 + 1.0):
-        back, _ = orders.roll_back(promotion, "ada", "broken tables", rolled_at)
+        back, _ = machine.roll_back(promotion, "ada", "broken tables", rolled_at)
         again, _ = begin(contract, promotion.version, "ada", rolled_at + 5.0, previous=back)
         if rolled_at < 1e9:
             assert admit(again, contract, record, section_problems, NOW).offline
@@ -136,7 +132,6 @@ def test_evidence_from_before_a_roll_back_opens_nothing(contract, promotion, evi
 
 
 def test_a_changed_contract_asks_for_the_gate_again(contract, promotion, evidence):
-    """What was admitted under other limits is not carried over."""
     admitted = admit(promotion, contract, evidence(0.01), section_problems, NOW)
     after, moves = advance(admitted, load_text(TEXT.replace("0.05", "0.06")), Evaluation(1.0), ())
     assert (moves, after.offline) == ((), "")

@@ -28,7 +28,6 @@ def rounds(make_verdict):
 
 
 def test_gate_opens_after_enough_windows_that_share_no_data(rounds):
-    """Three rounds a window apart open a gate of three; three rounds within a window do not."""
     history = rounds((0, "PASS"), (300, "PASS"), (600, "PASS"))
     assert decide(GATE, "inferB", history, (), 600) == decide(GATE, "inferB", history, (), 900)
     decision = decide(GATE, "inferB", history, (), 600)
@@ -55,7 +54,6 @@ def test_a_failure_that_no_interval_shows_is_told_by_its_reason(rounds):
 
 
 def test_inconclusive_waits_and_says_how_many_samples_are_missing(rounds):
-    """A person reads what the gate waits for."""
     decision = decide(GATE, "inferB", rounds((0, "INCONCLUSIVE", {"samples": 800})), (), 0)
     assert decision.outcome is GateOutcome.WAIT
     assert decision.missing == (
@@ -68,7 +66,6 @@ def test_inconclusive_waits_and_says_how_many_samples_are_missing(rounds):
 
 
 def test_old_verdicts_do_not_advance(rounds):
-    """Three good windows of an hour ago are no data now."""
     decision = decide(GATE, "inferB", rounds((0, "PASS"), (300, "PASS"), (600, "PASS")), (), 3600)
     assert decision.outcome is GateOutcome.WAIT
     assert decision.missing == ("no evaluation of inferB in the last 5m",)
@@ -102,7 +99,6 @@ def test_what_is_missing_is_counted_in_the_clause_s_own_unit(make_verdict, contr
 
 
 def test_last_stage_stays(rounds, contract):
-    """There is nothing behind full, and a failure there still rolls back."""
     gate = GateSpec.of(contract, Stage.FULL, 1)
     assert gate.window == 300
     assert decide(gate, "inferB", rounds((0, "PASS")), (), 0).missing == ("full is the last stage",)

@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
-from kc_otel.judge.escalation.message_groups import GroupTiming
+from kc_otel.judge.escalation.notices import GroupTiming
 from kc_otel.judge.evaluator import Evaluator
 from kc_otel.judge.otlp.traffic_entries import EVALUATED, RECEIVED, entry_of, judged_metrics, marked_frame
 from kc_otel.offline.replay.replay_files import replay

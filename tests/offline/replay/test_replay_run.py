@@ -10,7 +10,7 @@ import pytest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
 from kc_otel import machine_code
-from kc_otel.judge.escalation.message_groups import GroupTiming
+from kc_otel.judge.escalation.notices import GroupTiming
 from kc_otel.judge.evaluator import Evaluator
 from kc_otel.judge.otlp.traffic_entries import EVALUATED, TrafficEntry, marked_frame
 from kc_otel.offline.replay.replay_files import replay, replay_recordings

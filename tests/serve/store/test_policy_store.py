@@ -2,8 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from kc_otel.judge.escalation.alert_lifecycle import advance
-from kc_otel.judge.escalation.alerts import PolicyState
+from kc_otel.judge.escalation.alerts import PolicyState, advance
 from kc_otel.serve.store.policy_store import PolicyStore
 
 

@@ -10,8 +10,7 @@ import httpx
 import pytest
 
 from kc_otel.client.webhooks import receiver as make_receiver
-from kc_otel.judge.escalation.alert_lifecycle import advance
-from kc_otel.judge.escalation.alerts import PolicyState
+from kc_otel.judge.escalation.alerts import PolicyState, advance
 from kc_otel.judge.escalation.webhook_body import alert_body, encode
 from kc_otel.serve.webhooks.deliver import Dispatcher
 from kc_otel.serve.webhooks.endpoints import WebhookEndpoint

@@ -1,4 +1,4 @@
-"""Cells of which what arrives is no sample of two kernels' scores are INVALID INPUT, and not judged."""
+"""Cells whose input is no sample of two kernels, whose assumptions do not hold, and what is said of sampling."""
 
 from __future__ import annotations
 
@@ -7,13 +7,122 @@ from typing import Any
 import numpy as np
 import pytest
 
-from kc_otel.judge.escalation.alert_lifecycle import advance
-from kc_otel.judge.escalation.alerts import PolicyState, What
+from kc_otel.judge.escalation.alerts import PolicyState, What, advance
 from kc_otel.judge.evaluator import Evaluator
-from kc_otel.judge.verdict import Status
+from kc_otel.judge.verdict import Status, Verdict
+from kc_otel.offline.gate.recorded_verdicts import by_contract, judge
+from kc_otel.recordings.recording import Recording
 from kc_otel.stats.surplus import is_surplus
 from tests.judge.conftest import NOW, Sender, counted, make_contract, merge
 from tests.tools.verdicts import verdicts_of
+
+GRADIENT = {"id": "gradient", "metric": "gradient_bias_bound", "limit": 500}
+REWARD = {"id": "reward", "metric": "reward_drift_bound", "limit": 0.5}
+ASSUMED = {"reward_range": [0, 1], "horizon": 64, "advantage_max": 2, "score_norm_max": 10}
+
+
+def contract() -> Any:
+    return make_contract(statistical=[GRADIENT, REWARD], assumptions=ASSUMED, slices={})
+
+
+def with_observed(**observed: list[float]) -> dict[str, Verdict]:
+    """The verdicts on two hundred prompts with hardly any drift, beside what else was observed."""
+    evaluator = Evaluator([contract()])
+    requests = [Sender("kc.drift.tv_seq_by_prompt").request(NOW, [0.001] * 2000)]
+    requests += [Sender(f"kc.sampling.{name}").request(NOW, values) for name, values in observed.items()]
+    evaluator.ingest_metrics(merge(*requests), NOW)
+    return {verdict.cell.clause: verdict for verdict in verdicts_of(evaluator, NOW)}
+
+
+def test_what_keeps_every_assumption_passes() -> None:
+    for observed in ({}, {"tokens": [64.0], "advantage": [2.0], "score_norm": [10.0]}):
+        assert {verdict.status for verdict in with_observed(**observed).values()} == {Status.PASS}
+
+
+@pytest.mark.parametrize(
+    ("observed", "said"),
+    [
+        ({"tokens": [20.0, 200.0]}, "assumptions.horizon is 64, but a sequence had 197 tokens or more"),
+        ({"advantage": [0.5, 10.3]}, "assumptions.advantage_max is 2, but an advantage of 9.93 or more occurred"),
+        ({"score_norm": [12.5]}, "assumptions.score_norm_max is 10, but a token's score had a norm of 12.5 or more"),
+    ],
+)
+def test_a_pass_that_rests_on_a_broken_assumption_is_refused(observed: dict[str, list[float]], said: str) -> None:
+    """It says which one and what came; a clause that does not rest on it passes."""
+    found = with_observed(**observed)
+    assert found["gradient"].status is Status.INCONCLUSIVE
+    assert found["gradient"].reason.startswith(
+        f"no PASS, because an assumption does not hold: {said}; otherwise upper bound"
+    )
+    assert found["reward"].status is Status.PASS
+
+
+def recording(tokens: int = 20, advantage: float = 1.0, reward: float = 1.0) -> Recording:
+    """Two thousand sequences of two kernels that are one."""
+    lengths = np.full(2000, 20)
+    lengths[0] = tokens
+    train = np.full(lengths.sum(), -1.0)
+    advantages = np.full(train.size, advantage)
+    return Recording(train, train, lengths, ({"reward": reward},) * 2000, advantages=advantages)
+
+
+@pytest.mark.parametrize(
+    ("made", "clauses", "said"),
+    [
+        (recording(tokens=200), {"gradient"}, "assumptions.horizon is 64, but a sequence had 200 tokens or more"),
+        (recording(advantage=-10.3), {"gradient"}, "assumptions.advantage_max is 2, but an advantage of 10.3 or more"),
+        (recording(reward=3.0), {"reward"}, "assumptions.reward_range is [0, 1], but 2,000 rewards are outside of it"),
+        (recording(), set(), ""),
+    ],
+)
+def test_a_gate_refuses_it_too(made: Recording, clauses: set[str], said: str) -> None:
+    found = judge(contract(), by_contract(made, contract()), NOW)
+    refused = {verdict.cell.clause: verdict.reason for verdict in found.verdicts if verdict.status is not Status.PASS}
+    assert refused.keys() == clauses
+    assert all(said in reason for reason in refused.values())
+
+
+def test_a_recording_names_its_prompts() -> None:
+    """By the first of the usual columns; its means are then over prompts, and over sequences where one has no name."""
+    names = [{"uid": "a", "prompt_id": 1}, {"uid": "b"}, {"uid": "a"}]
+    train = np.log([0.5, 0.4, 0.2])
+    made = Recording(train, np.log([0.5, 0.5, 0.5]), np.ones(3, dtype=np.int64), tuple(names))
+    assert made.prompts is not None
+    assert made.prompts.tolist() == [0, 1, 0]
+    found = judge(
+        make_contract(statistical=[{"id": "tv", "metric": "tv_token", "limit": 0.5}], slices={}),
+        by_contract(made, contract()),
+        NOW,
+    )
+    assert [(verdict.samples, verdict.estimate) for verdict in found.verdicts] == [(2, pytest.approx((0.3 + 0.2) / 2))]
+    assert Recording(train, train, np.ones(3, dtype=np.int64), ({"uid": "a"}, {}, {})).prompts is None
+
+
+def test_it_says_what_is_assumed_and_what_is_measured() -> None:
+    """Nothing before anything came, independence without prompts, rollouts and the design effect with them."""
+    evaluator = Evaluator([make_contract(statistical=[{"id": "tv", "metric": "tv_token", "limit": 0.1}], slices={})])
+    assert evaluator.sampling("policy") == []
+    drift = Sender("kc.drift.tv_token_by_prompt")
+    evaluator.ingest_metrics(drift.request(NOW, [0.01] * 10), NOW)
+    (said,) = evaluator.sampling("policy")
+    assert said.startswith("Assumes that sequences are independent: no recorder says which of them answer one prompt")
+    rollouts, effect = Sender("kc.sampling.rollouts"), Sender("kc.sampling.design_effect")
+    evaluator.ingest_metrics(merge(rollouts.request(NOW, [16, 8]), effect.request(NOW, [4.0])), NOW)
+    (said,) = evaluator.sampling("policy")
+    assert said == (
+        "Prompts count once, with 12 rollouts on average; 4 of these are worth one independent sequence (design "
+        "effect)."
+    )
+    evaluator.ingest_metrics(Sender("kc.drift.tv_token_by_prompt", inference="c" * 12).request(NOW, [0.01]), NOW)
+    assert [said.split(" of kernel ")[1][:12] for said in evaluator.sampling("policy")] == ["b" * 12, "c" * 12]
+
+
+def test_a_contract_on_sequences_assumes_what_it_says() -> None:
+    clause = {"id": "tv", "metric": "tv_token", "unit": "sequence", "limit": 0.1}
+    evaluator = Evaluator([make_contract(statistical=[clause], slices={})])
+    evaluator.ingest_metrics(Sender("kc.drift.tv_token_by_sequence").request(NOW, [0.01] * 10), NOW)
+    assert evaluator.sampling("policy") == []
+
 
 LADDER = [{"on": "fail", "do": ["notify"]}, {"on": "invalid-input", "do": ["halt"]}]
 
@@ -82,7 +191,6 @@ def test_what_was_invalid_is_not_held_against_the_kernel_afterwards() -> None:
 
 @pytest.mark.parametrize("spread", [0.02, 0.3, 1.0, 2.0])
 def test_samples_of_any_drift_are_judged(spread: float) -> None:
-    """Ratios with a mean of 1, or of less, are never called a surplus."""
     rng = np.random.default_rng(1)
     for size in (200, 5000, 40_000) * 4:
         w = rng.lognormal(-(spread**2) / 2, spread, size)
@@ -91,7 +199,6 @@ def test_samples_of_any_drift_are_judged(spread: float) -> None:
 
 
 def test_a_surplus_is_seen_in_bins() -> None:
-    """Also where the ratios lie near 1, and where few of them are very large."""
     rng = np.random.default_rng(1)
     for w in (ratios(0.05, 20_000, rng), np.where(rng.random(5000) < 0.05, 1e6, 0.99)):
         edges = np.exp2(np.floor(np.log2(w) * 16) / 16)
@@ -126,7 +233,6 @@ def test_a_contract_of_which_nothing_was_ever_measured_says_which_check_fails() 
 
 
 def test_what_fails_one_check_on_several_kernels_is_added_up() -> None:
-    """The reason counts all that came, whichever pair it is of."""
     evaluator = Evaluator([make_contract(slices={})])
     for name, sequences in (("b", 40), ("c", 2)):
         message = counted("not_same_tokens", sequences, NOW - 10, NOW, ("a" * 12, name * 12))
@@ -195,7 +301,6 @@ def test_tokens_that_were_not_sampled_on_one_slice_say_nothing_of_another() -> N
 
 
 def test_sequences_whose_slices_nobody_knows_are_of_every_cell() -> None:
-    """A sender that names no slice says it of all of them."""
     evaluator, kernels, rng = Evaluator([make_contract()]), Kernels(), np.random.default_rng(0)
     kernels.send(evaluator, NOW, {}, rng)
     message = counted("placeholder", 7, NOW, NOW + 200.0, ("a" * 12, "b" * 12))

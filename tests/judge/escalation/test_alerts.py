@@ -1,11 +1,16 @@
+"""The escalation policy: when alerts fire and resolve."""
+
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from kc_otel.judge.escalation.alert_lifecycle import advance, retire, step_keys
-from kc_otel.judge.escalation.alerts import PolicyState, What
+from kc_otel.judge.escalation.alerts import PolicyState, What, advance, retire, step_keys
+from kc_otel.judge.plain_json import read_json, to_json
 from kc_otel.judge.verdict import Status
 
 
@@ -34,7 +39,6 @@ def test_firing_alert_clears_when_its_fault_has_ended(make_contract, make_verdic
 
 
 def test_transition_carries_what_receivers_need(make_contract, make_verdict):
-    """A resolve has the start, the fingerprint and the passing verdict of its alert."""
     contract = make_contract(ONE)
     state = PolicyState(contract.name)
     state, _ = advance(contract, state, [make_verdict("FAIL")], {}, 0)
@@ -80,7 +84,6 @@ def test_the_end_of_missing_data_says_which_end_it_is(make_contract, make_verdic
 
 @pytest.mark.parametrize("seen", ["PASS", "FAIL", "INCONCLUSIVE"])
 def test_no_data_clears_on_any_data(make_contract, make_verdict, seen):
-    """An alert about silence ends with the silence, whatever the data say."""
     contract = make_contract([{"on": "no-data", "for": "30s", "do": ["notify"]}])
     silent = [make_verdict("NO_DATA")]
     _, edges = run(contract, [(0, silent), (30, silent), (40, [make_verdict(seen)])])
@@ -88,7 +91,6 @@ def test_no_data_clears_on_any_data(make_contract, make_verdict, seen):
 
 
 def test_inconclusive_step_waits_through_silence(make_contract, make_verdict):
-    """Silence is no conclusion."""
     contract = make_contract([{"on": "inconclusive", "do": ["notify"]}])
     ticks = [(0, [make_verdict("INCONCLUSIVE")]), (10, [make_verdict("NO_DATA")]), (20, [make_verdict("FAIL")])]
     _, edges = run(contract, ticks)
@@ -109,7 +111,6 @@ def test_invalid_input_is_an_alert_of_its_own(make_contract, make_verdict):
 
 
 def test_step_for_some_clauses_ignores_the_others(make_contract, make_verdict):
-    """`clauses` narrows a step."""
     contract = make_contract([{"on": "fail", "do": ["notify"], "clauses": ["reward"]}])
     _, edges = run(contract, [(0, [make_verdict("FAIL"), make_verdict("FAIL", clause="reward", slice="all")])])
     assert edges == [(0, "warning", "firing", "all")]
@@ -129,13 +130,11 @@ def test_changed_contract_keeps_what_still_exists(make_contract, make_verdict):
 
 
 def test_step_keys_tell_alike_steps_apart(make_contract):
-    """Two steps that differ only in their durations are two steps."""
     contract = make_contract([ONE[0], {**ONE[0], "for": "1h"}])
     assert len(set(step_keys(contract))) == 2
 
 
 def test_retired_contract_resolves_everything(make_contract, make_verdict):
-    """Receivers learn that alerts of a contract that is no longer served are over."""
     contract = make_contract()
     state, _ = run(contract, [(0, [make_verdict("FAIL")])])
     state, (resolved,) = retire(state, 5)
@@ -158,7 +157,6 @@ def test_invalid_input_does_not_end_by_silence(make_contract, make_verdict):
 
 
 def test_invalid_input_of_two_kernel_versions_is_two_alerts(make_contract, make_verdict):
-    """One that is measured and valid says nothing of the other."""
     contract = make_contract([{"on": "invalid-input", "do": ["notify"]}])
     found = {PAIR: {"nan": 2}, (PAIR[0], "another"): {"shift": 1}}
     state, edges = advance(contract, PolicyState(contract.name), [], found, 0)
@@ -166,3 +164,107 @@ def test_invalid_input_of_two_kernel_versions_is_two_alerts(make_contract, make_
     verdicts = [make_verdict("PASS"), make_verdict("NO_DATA", inference="another")]
     _, (resolved,) = advance(contract, state, verdicts, {}, 9)
     assert resolved.cell[-2:] == PAIR
+
+
+STATUSES = st.sampled_from(["PASS", "FAIL", "FAIL", "INCONCLUSIVE", "NO_DATA", None])
+JUMPY = st.tuples(st.integers(-500, 500), st.fixed_dictionaries({"all": STATUSES, "code": STATUSES}))
+DURATIONS = st.sampled_from([0, 1, 30, 100, 400])
+LADDERS = st.lists(st.tuples(DURATIONS, DURATIONS), min_size=1, max_size=2)
+WINDOW = 300
+
+
+@pytest.fixture(scope="session")
+def world(make_contract, make_verdict):
+    return SimpleNamespace(contract_with=make_contract, verdict_of=make_verdict)
+
+
+def contract_of(world, ladder):
+    severities = ("warning", "critical")
+    return world.contract_with(
+        [
+            {"on": "fail", "for": f"{wait}s", "clear_for": f"{clear}s", "severity": severity, "do": ["notify"]}
+            for severity, (wait, clear) in zip(severities, ladder, strict=False)
+        ]
+    )
+
+
+def replay(world, contract, ticks, *, state=None, now=1_000_000.0, restart=False):
+    """All transitions, with the index of their tick; with `restart`, through JSON after every tick."""
+    state = state or PolicyState(contract.name)
+    edges = []
+    for index, (step, statuses) in enumerate(ticks):
+        now += step
+        verdicts = [world.verdict_of(status, slice=name) for name, status in statuses.items() if status]
+        state, transitions = advance(contract, state, verdicts, {}, now)
+        if restart:
+            state = read_json(PolicyState, to_json(state))
+        edges += [(index, transition) for transition in transitions]
+    return state, edges
+
+
+def said(statuses, slice):
+    """A cell that is gone while its kernels are measured nowhere else says as little as one without data."""
+    others = {status for name, status in statuses.items() if name != slice}
+    return "NO_DATA" if statuses[slice] is None and others <= {"NO_DATA", None} else statuses[slice]
+
+
+def expected(ticks, wait, clear, slice):
+    """Edges of one `on: fail` step on one slice, worked out from the whole history again at every tick."""
+    edges, firing, start = [], False, 0
+    for index in range(len(ticks)):
+        served, broken = 0, False
+        statuses = [said(statuses, slice) for _, statuses in ticks[: index + 1]]
+        towards = {"FAIL"} if not firing else {"PASS", None}
+        if statuses[index] not in towards:
+            continue
+        for at in range(index, start - 1, -1):
+            if statuses[at] not in towards | {"INCONCLUSIVE", "NO_DATA"}:
+                broken = True
+            if broken:
+                break
+            if at > start and statuses[at] in towards and statuses[at - 1] in towards:
+                served += min(max(0, ticks[at][0]), WINDOW)
+        if served >= (clear if firing else wait):
+            firing = not firing
+            edges.append((index, What.FIRING if firing else What.RESOLVED))
+            start = index + 1
+    return edges
+
+
+@settings(max_examples=300)
+@given(ticks=st.lists(JUMPY, max_size=40), ladder=LADDERS)
+def test_fires_and_resolves_exactly_when_the_history_says_so(world, ticks, ladder):
+    contract = contract_of(world, ladder)
+    _, edges = replay(world, contract, ticks)
+    for severity, (wait, clear) in zip(("warning", "critical"), ladder, strict=False):
+        for slice in ("all", "code"):
+            got = [(i, t.what) for i, t in edges if (t.severity, t.cell.slice) == (severity, slice)]
+            assert got == expected(ticks, wait, clear, slice)
+
+
+@given(ticks=st.lists(JUMPY, max_size=30), ladder=LADDERS)
+def test_every_firing_is_resolved_exactly_once(world, ticks, ladder):
+    calm = [(200, {"all": "PASS", "code": "PASS"})] * 4
+    state, edges = replay(world, contract_of(world, ladder), [*ticks, *calm])
+    assert state.alerts == ()
+    seen = {}
+    for _, transition in edges:
+        before = seen.get(transition.fingerprint)
+        if transition.what is What.RESOLVED:
+            assert before is not None
+            assert before.what is What.FIRING
+            assert transition.started_at == before.started_at <= transition.at
+        else:
+            assert before is None or before.what is What.RESOLVED
+        seen[transition.fingerprint] = transition
+    assert all(transition.what is What.RESOLVED for transition in seen.values())
+
+
+@given(ticks=st.lists(JUMPY, max_size=30), ladder=LADDERS)
+def test_restarting_after_every_tick_changes_nothing(world, ticks, ladder):
+    """A state that went through JSON has the same future, and replaying gives the same past."""
+    contract = contract_of(world, ladder)
+    state, edges = replay(world, contract, ticks)
+    again, repeated = replay(world, contract, ticks, restart=True)
+    assert repr(repeated) == repr(edges)
+    assert to_json(again) == to_json(state)

@@ -1,26 +1,19 @@
-"""Facts stored beside the numbers: kernels that reported themselves, their names, and the worst batches as examples."""
+"""Kernels that reported themselves, and their names."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 from kc_otel.contract.declared_kernels import declared_apart, declared_otherwise
 from kc_otel.contract.model import KernelSpecs
-from kc_otel.contract.plain_text import plain
 from kc_otel.contract.slices import Scalar
 
-COMPARE: Final = "kc.compare"
-_WORST_LOG_RATIO: Final = "kc.compare.worst.abs_log_ratio"
 _PREFIX: Final = "kc.kernel."
 _MAX_KERNELS: Final = 256
-_MAX_EXAMPLES: Final = 20
 _MAX_FIELDS: Final = 32
 _MAX_CHARACTERS: Final = 200
-_MAX_ATTRIBUTES: Final = 128
-"""Of a span; OpenTelemetry's SDKs send as many."""
 _NAMING_FIELDS: Final = ("engine", "engine.version", "dtype", "quantization")
 ONE_KERNEL: Final = "two kernels are declared, but both sides report the same one"
 _IDENTITY_ATTRIBUTES: Final = frozenset({"kc.contract", "kc.kernel.role", "kc.kernel.version"})
@@ -28,40 +21,12 @@ _IDENTITY_ATTRIBUTES: Final = frozenset({"kc.contract", "kc.kernel.role", "kc.ke
 
 @dataclass(frozen=True, slots=True)
 class KernelInfo:
-    """A kernel version and what its fingerprint is made of.
-
-    Attributes:
-        role: `train` or `inference`.
-        version: Short fingerprint.
-        fields: Engine, dtype, quantisation and so on, by name.
-        last_seen: Unix time in seconds.
-    """
+    """A kernel version in a role, `train` or `inference`, and the fields that its fingerprint is made of."""
 
     role: str
     version: str
     fields: dict[str, str]
     last_seen: float
-
-
-@dataclass(frozen=True, slots=True)
-class WorstBatch:
-    """A measured batch with a large log ratio in it.
-
-    Attributes:
-        at: Unix time in seconds of the batch's end.
-        trace_id: Hex.
-        span_id: Hex.
-        worst: Largest |l| of the batch, nats.
-        links: (trace id, span id), hex, of the requests or steps that it compares.
-        attributes: The span's attributes.
-    """
-
-    at: float
-    trace_id: str
-    span_id: str
-    worst: float
-    links: tuple[tuple[str, str], ...]
-    attributes: dict[str, Scalar | list[Scalar]]
 
 
 class KernelVersions:
@@ -88,76 +53,8 @@ class KernelVersions:
             del self.known[min(self.known, key=lambda name: self.known[name].last_seen)]
 
 
-class WorstBatches:
-    """The worst batches of one contract within the long window, at most _MAX_EXAMPLES, worst first."""
-
-    def __init__(self, seconds: float) -> None:
-        self._seconds = seconds
-        self.kept: list[WorstBatch] = []
-
-    def offer(self, example: WorstBatch, now: float) -> None:
-        """Keep an example if it is among the worst."""
-        fresh = [kept for kept in self.recent(now) if kept.span_id != example.span_id]
-        fresh.append(example)
-        fresh.sort(key=lambda kept: -kept.worst)
-        self.kept = fresh[:_MAX_EXAMPLES]
-
-    def recent(self, now: float) -> list[WorstBatch]:
-        """The kept ones that are not too old."""
-        return [example for example in self.kept if example.at > now - self._seconds]
-
-
-def examples_in(request: Any) -> list[tuple[str, WorstBatch]]:
-    """(contract, example) of every kc.compare span in an ExportTraceServiceRequest that names both."""
-    found = []
-    for resource_spans in request.resource_spans:
-        for scope_spans in resource_spans.scope_spans:
-            for span in scope_spans.spans:
-                if span.name != COMPARE:
-                    continue
-                attributes = _attributes(span)
-                contract, worst = attributes.get("kc.contract"), attributes.get(_WORST_LOG_RATIO)
-                if not isinstance(contract, str):
-                    continue
-                if isinstance(worst, int | float) and worst == worst:  # noqa: PLR0124 - nan
-                    example = WorstBatch(
-                        at=span.end_time_unix_nano / 1e9,
-                        trace_id=span.trace_id.hex(),
-                        span_id=span.span_id.hex(),
-                        worst=float(worst),
-                        links=tuple((link.trace_id.hex(), link.span_id.hex()) for link in span.links[:8]),
-                        attributes=attributes,
-                    )
-                    found.append((contract, example))
-    return found
-
-
-def _attributes(span: Any) -> dict[str, Scalar | list[Scalar]]:
-    """Return a span's own attributes that are short enough."""
-    short = (pair for pair in span.attributes[:_MAX_ATTRIBUTES] if len(pair.key) <= _MAX_CHARACTERS)
-    return {pair.key: value for pair in short if (value := _value(pair.value)) is not None}
-
-
-def _value(value: Any) -> Scalar | list[Scalar] | None:
-    field = value.WhichOneof("value")
-    if field == "string_value":
-        return plain(str(value.string_value)[:_MAX_CHARACTERS])
-    if field in {"int_value", "double_value", "bool_value"}:
-        scalar: Scalar = getattr(value, field)
-        return str(scalar) if isinstance(scalar, float) and not math.isfinite(scalar) else scalar  # JSON has no number
-    if field == "array_value":
-        items = [_value(item) for item in value.array_value.values[:_MAX_FIELDS]]
-        return [item for item in items if item is not None and not isinstance(item, list)]
-    return None
-
-
 def kernel_name(fields: Mapping[str, str], version: str, others: Iterable[Mapping[str, str]] = ()) -> str:
-    """A kernel as people call it, its fingerprint after it.
-
-    Args:
-        fields: Fields of its fingerprint.
-        version: The fingerprint.
-        others: Fields of other kernels: of those that would be called alike, what is not alike is named too.
+    """A kernel as people call it, its fingerprint after it, and what tells it from `others` that are called alike.
 
     >>> cache = {"engine": "vllm", "dtype": "bfloat16", "kv_cache_dtype": "fp8"}
     >>> kernel_name(cache, "6cc3fbbbec48", [cache | {"kv_cache_dtype": "auto"}])
