@@ -185,6 +185,14 @@ class Evaluator:
         """Count silence from a time on, Unix seconds; without it, from the first request or evaluation."""
         self._listen(since)
 
+    def listen_anew(self, now: float) -> None:
+        """Count silence from now on, Unix seconds, beside what it was at the last evaluation."""
+        self._listening = Listening(now, self.judged_at)
+
+    def listening_since(self, now: float) -> float:
+        """Unix time in seconds since which it has listened without a gap."""
+        return self._listen(now).since
+
     def listened(self, until: float) -> None:
         """Set the Unix time until which the evaluator that left this state listened: pairs silent then still are."""
         self.judged_at = self._judged_before = until

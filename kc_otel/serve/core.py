@@ -45,6 +45,7 @@ from kc_otel.judge.otlp.sink import ExportResult
 from kc_otel.judge.promotion.gate_evidence import SectionProblems, unchecked_offline
 from kc_otel.judge.refused_points import Missing
 from kc_otel.judge.reported_kernels import KernelInfo, kernel_names
+from kc_otel.judge.set_back import not_later
 from kc_otel.judge.verdict import Causes, Cell, Evaluation, Status
 from kc_otel.serve.announcements import Announcement, cell_fields, of_change, of_notice, of_transition
 from kc_otel.serve.durable_sink import TrafficRecording
@@ -69,6 +70,8 @@ Announce = Callable[[Announcement], None]
 _REPEATED_REASONS: Final = frozenset({NoticeReason.REMINDER, NoticeReason.SILENCE_ENDED})
 _POLICY: Final = "escalation"
 """Stage of a tick that carries a contract's policy out."""
+_BETWEEN_TICKS: Final = 60.0
+"""Seconds after an evaluation within which the next one follows, and what is noted meanwhile happens."""
 _RENEWAL_SECONDS: Final = 60.0
 _MAX_LOGGED_REFUSALS: Final = 20
 """Reasons for which points are refused that the log names."""
@@ -125,6 +128,7 @@ class Core:
         self.resize: Callable[[int], Awaitable[None]] | None = None
         """Has another number of them; None where streams are here."""
         self.evaluated_at: float | None = None
+        self._clocks = time.time(), time.perf_counter()
         self.tick_seconds = 0.0
         self.causes: Mapping[Cell, Causes] = {}
         self._refusals: set[str] = set()
@@ -155,8 +159,8 @@ class Core:
 
     @property
     def age(self) -> float:
-        """Seconds since the last evaluation; since the start before any."""
-        return max(0.0, time.time() - (self.evaluated_at or self.started_at))
+        """Seconds since the last evaluation, also of a process before this one; since 1970 if there was none."""
+        return max(0.0, time.time() - max(self.evaluator.judged_at, 0.0))
 
     @property
     def decisions(self) -> DecisionTable:
@@ -257,7 +261,15 @@ class Core:
             StateError: If the state cannot be written. Nothing has changed then, and the next tick makes up for it.
         """
         async with self._connection.turn():
-            self.tick(time.time() if now is None else now)
+            self.tick(self.clock() if now is None else now)
+
+    def clock(self) -> float:
+        """Unix time in seconds. Where it was set forward, nobody was silent meanwhile: silence counts from now on."""
+        before, steadily = self._clocks
+        self._clocks = now, steady = time.time(), time.perf_counter()
+        if now - before > steady - steadily + _BETWEEN_TICKS:
+            self.evaluator.listen_anew(now)
+        return now
 
     def tick(self, now: float) -> None:
         """Evaluate every cell, and carry out what follows, as a part of a turn; outside of one it waits for the disk.
@@ -273,6 +285,8 @@ class Core:
 
     def _evaluate(self, now: float) -> None:
         """Run a tick's transaction."""
+        if now < self.evaluator.judged_at:
+            self._set_back(now, self.evaluator.judged_at + _BETWEEN_TICKS)
         evaluations = self.evaluator.evaluate(now)
         renews = abs(now - self._renewed_at) >= _RENEWAL_SECONDS
         announcements: list[Announcement] = []
@@ -299,6 +313,15 @@ class Core:
         self.causes = {cell: of for evaluation in evaluations.values() for cell, of in evaluation.causes.items()}
         if self.recording is not None:
             self.recording.evaluated(now)
+
+    def _set_back(self, now: float, ahead: float) -> None:
+        """The clock was set back: nothing that is remembered happened later than now."""
+        state = not_later(self.escalation, now, ahead)
+        with unit_of_work(self._connection) as unit:
+            self._store.save(self.escalation, state)
+            self.promotions.set_back(now, ahead, unit)
+            unit.on_commit(lambda: setattr(self, "escalation", state))
+            unit.on_commit(lambda: self.listeners.set_back(now, ahead))
 
     def fails(self, contract: str) -> bool:
         """Return whether a contract's policy is not carried out because of an error."""
@@ -372,6 +395,7 @@ class Core:
             behind=cache(behind),
             silent=self.evaluator.silent(name, now),
             heartbeat=self.contracts[name].observability.heartbeat,
+            listening=self.evaluator.listening_since(now),
             taken={
                 incident.kernel_inference: incident.taken_at
                 for incident in before.incidents.get(name, ())

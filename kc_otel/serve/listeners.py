@@ -15,6 +15,7 @@ from kc_otel.contract.plain_text import plain
 from kc_otel.contract.slices import ALL
 from kc_otel.contract.words import moment
 from kc_otel.judge.decisions.entries import DirectiveKind
+from kc_otel.judge.set_back import not_later
 
 _ROUTE: Final = "route"
 _KINDS: Final = frozenset({_ROUTE, *DirectiveKind}) - {DirectiveKind.HOLD_PROMOTION}
@@ -125,7 +126,7 @@ class Listeners:
             self._forget()
         report = (before or RouterReport(now, now))._replace(at=now)
         if table_at is not None:
-            report = report._replace(taken=table_at, slices=slices)
+            report = report._replace(taken=min(table_at, now), slices=slices)  # the clock may have been ahead
         self.unsaved = self.unsaved or before is None or before._replace(at=now) != report
         known[instance] = report
 
@@ -144,6 +145,11 @@ class Listeners:
         known[_MORE_ROUTERS] = gone._replace(
             taken=min(gone.taken, more.taken), slices=tuple(id for id in gone.slices if id in more.slices)
         )
+
+    def set_back(self, now: float, ahead: float) -> None:
+        """The clock was set back: nobody reported later than now."""
+        self.routers, self._heard, self._kept = not_later((self.routers, self._heard, self._kept), now, ahead)
+        self._started_at, self.unsaved = min(self._started_at, now), True
 
     def closed(self, instance: str) -> None:
         """Forget a router that says that it ends."""

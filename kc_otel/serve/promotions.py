@@ -23,6 +23,7 @@ from kc_otel.judge.promotion.machine import Moved, share_of
 from kc_otel.judge.promotion.stages import MoveKind, OrderError, Promotion, PromotionMove, PromotionStatus, Stage
 from kc_otel.judge.refused_points import Missing
 from kc_otel.judge.reported_kernels import KernelInfo, unlike_declared
+from kc_otel.judge.set_back import not_later
 from kc_otel.judge.verdict import Evaluation
 from kc_otel.serve.announcements import Announcement
 from kc_otel.serve.store.policy_store import PolicyStore
@@ -150,6 +151,14 @@ class Promotions:
             if promotion.full:
                 promoted.append(Promoted(name, version, promotion.entered))
         return changed(decisions, now, canaries=canaries, promoted=promoted), said, rolled
+
+    def set_back(self, now: float, ahead: float, unit: UnitOfWork) -> None:
+        """The clock was set back: no step was later than now."""
+        known = not_later(self._known, now, ahead)
+        for key, promotion in known.items():
+            if promotion != self._known[key]:
+                self._store.save(promotion)
+        unit.on_commit(lambda: setattr(self, "_known", known))
 
     def _under(self, contract: Contract, promotion: Promotion) -> Promotion:
         """The promotion, which says what of its evidence was made under another contract, once that has changed."""

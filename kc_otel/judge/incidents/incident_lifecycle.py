@@ -105,6 +105,8 @@ class TrafficSeen:
     """Whether nobody reports any more: no silence is excused then."""
     heartbeat: float = 60.0
     """Seconds within which what was under way when an order was taken is measured, and every recorder exports."""
+    listening: float = -math.inf
+    """Since when the evaluator has listened without a gap, Unix seconds."""
     taken: Mapping[str, float] = field(default_factory=dict)
     """When a router first took an order of an incident, by version of the inference kernel: an evaluator that has just
     begun has heard of no router."""
@@ -449,7 +451,8 @@ def _settled(incident: Incident, table: DecisionTable, now: float, traffic: Traf
         disobeyed_at=arrived if obeyed == "disobeyed" else incident.disobeyed_at,
     )
     if obeyed == "recent" and taken_at is not None:
-        quiet_from = max(newest, taken_at, arrived, incident.disobeyed_at or -math.inf) + traffic.heartbeat
+        heard_from = traffic.listening if incident.contained_at is None else -math.inf
+        quiet_from = max(newest, taken_at, arrived, incident.disobeyed_at or -math.inf, heard_from) + traffic.heartbeat
         if now > quiet_from and not traffic.lost(version, incident.since, quiet_from):
             at = now if incident.contained_at is None else incident.contained_at
             return replace(incident, state=IncidentState.CONTAINED, contained_at=at)

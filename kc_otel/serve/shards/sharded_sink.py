@@ -201,7 +201,7 @@ class ShardedSink(ColumnSink):
         if asked := [shard.asked for shard in self._shards if shard.asked is not None]:
             await asyncio.wait(asked, timeout=max(patience, 0.0))
         told = [batch for shard in self._shards if (batch := self._told(shard, now)) is not None]
-        core, now = self._core, time.time()
+        core, now = self._core, self._core.clock()
         merge(core.evaluator, told, now)
         core.shards = tuple(
             ShardSeen(
