@@ -365,5 +365,6 @@ def _silent(served: Sequence[Mapping[str, Any]], verdicts: Sequence[Mapping[str,
                 asked = ", ".join(f"{name}: {value}" for name, value in where.items())
                 yield _warning(
                     f"{contract['name']}: slice {slice} never matched ({asked})",
-                    "pass these attributes with every comparison, spelled as in the contract",
+                    "pass these attributes with every comparison, spelled as in the contract; `kc-otel check` says "
+                    "whether max_series leaves room for it",
                 )

@@ -28,6 +28,8 @@ _MISSPELT: Final = _SENT_ATTRIBUTES - {TURN}  # `turns`, how many a conversation
 _NUMERIC_KEYS: Final = frozenset({"prompt_tokens", "completion_tokens", "temperature", "advantage", POSITION, TURN})
 """Attributes that our own instrumentation sends, as numbers."""
 _SMALLEST_ALPHA: Final = 1e-9
+_SLICES_OF_ALL: Final = 2
+"""Beside the declared slices, recorders count in `all` and in `stale`."""
 _SPANS: Final = ("window", "long_window", "heartbeat")
 _SECTIONS: Final = ("numerical", "statistical", "runtime")
 _SECTION_OF: Final = {
@@ -119,15 +121,13 @@ def _observability(contract: Contract) -> Iterator[LintFinding]:
         ),
     ]
     yield from (LintFinding(("observability", name), said) for name, wrong, said in faults if wrong)
-    judged = {
-        (clause.quantity.key if clause.quantity else clause.metric, clause.operator) for clause in contract.clauses
-    }
-    needed = len(judged) * (len(contract.slices) + 1)
-    if seen.max_series < needed:
+    slices, each = len(contract.slices) + _SLICES_OF_ALL, contract.streams_per_slice
+    if contract.slices and seen.max_series < slices * each:
         yield LintFinding(
             ("observability", "max_series"),
-            f"one kernel pair needs {needed} streams ({len(judged)} quantities on {len(contract.slices) + 1} slices), "
-            f"more than {seen.max_series}: some slices would be counted as 'other'; write {2 * needed} or more",
+            f"one kernel pair needs {slices * each} streams ({each} for each of {slices} slices), more than "
+            f"{seen.max_series}: recorders count the last slices together, as 'other', and they have no verdicts; "
+            f"write {2 * slices * each} or more",
             "warning",
         )
 

@@ -19,7 +19,7 @@ from kc_otel.contract.clause import Clause
 from kc_otel.contract.fields import Duration, Name, Number, Strict
 from kc_otel.contract.policy import EscalationStep
 from kc_otel.contract.promotion import PromotionTerms
-from kc_otel.contract.registry.clause_metrics import AVERAGED, DERIVED, QUANTITIES, Origin, Unit
+from kc_otel.contract.registry.clause_metrics import AVERAGED, DERIVED, OPERATORS, QUANTITIES, SAMPLING, Origin, Unit
 from kc_otel.contract.slices import ALL, OF_TOKENS, UNJUDGED, Scalar, SliceCondition, match, parse_condition
 from kc_otel.contract.units import parse_limit
 
@@ -223,6 +223,13 @@ class Contract(Strict):
         judged = [quantity for clause in self.clauses for quantity in (clause.quantity, clause.opposite)]
         asked = {quantity.key for quantity in judged if quantity is not None}
         return tuple(quantity.key for quantity in AVERAGED.values() if quantity.key in asked)
+
+    @property
+    def streams_per_slice(self) -> int:
+        """Streams that one kernel pair needs for each slice, by which `max_series` says how many slices have room."""
+        each_operator = len(OPERATORS)
+        others = len(QUANTITIES) - each_operator + len(SAMPLING) + len(self.averaged)
+        return others + each_operator * len(self.operators)
 
     @property
     def recorded(self) -> frozenset[str]:

@@ -597,7 +597,7 @@ class Recorder(PerProcess):
             resource=resource,
             interval=self._interval,
             timeout=environment.export_timeout(),
-            scope=scope_of(self.contract),
+            scope=scope_of(self.contract, measurer.slices_as_other),
         )
 
     def _met(self, pair: KernelPair) -> KernelPair:

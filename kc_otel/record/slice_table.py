@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kc_otel.contract.model import Contract
-from kc_otel.contract.registry.clause_metrics import OPERATORS, QUANTITIES, SAMPLING
+from kc_otel.contract.registry.clause_metrics import OPERATORS
 from kc_otel.contract.slices import (
     ALL,
     DECODE,
@@ -89,9 +89,7 @@ class SliceTable:
     def of(cls, contract: Contract) -> SliceTable:
         """Build the table with room for max_series / quantities slices: each quantity needs a stream per slice."""
         declared = tuple(contract.slices)
-        each_operator = len(OPERATORS)
-        every = len(QUANTITIES) - each_operator + len(SAMPLING) + len(contract.averaged)
-        quantities = every + each_operator * len(contract.operators)
+        each_operator, quantities = len(OPERATORS), contract.streams_per_slice
         room = max(contract.observability.max_series // quantities, 1)
         older = OLDER if 1 + len(OLDER) + len(declared) <= room else (STALE,)
         always = 1 + len(older)
@@ -102,6 +100,11 @@ class SliceTable:
             return cls(contract, (ALL, *declared, *older), (), min(more, MOST_OPERATORS), fits)
         kept = declared[: max(room - always - 1, 0)]
         return cls(contract, (ALL, *kept, OTHER, *older), declared[len(kept) :])
+
+    @classmethod
+    def whole(cls, contract: Contract) -> SliceTable:
+        """Build the table without a cap, for a recording."""
+        return cls(contract, (ALL, *contract.slices, *OLDER), (), MOST_OPERATORS, True)
 
     @property
     def judged(self) -> tuple[str, ...]:

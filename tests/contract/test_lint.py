@@ -146,7 +146,7 @@ def test_rules_about_derived_metrics_and_none(written, said, lines, problem):
         ([_clause(metric="js", statistic="p99.9")], "a p99.9 cannot PASS at confidence 0.99 with fewer than 5296 "),
         ([_clause(metric="logit_half_range")], "numerical[0].metric: a p99.9 cannot PASS"),
         ([_clause(metric="js", limit=0)], "0 can never PASS"),
-        (["observability: {max_series: 1}", "slices: {a: {where: {t: 1}}}"], "one kernel pair needs 2 streams (1"),
+        (["observability: {max_series: 1}", "slices: {a: {where: {t: 1}}}"], "for each of 3 slices), more than 1: "),
     ],
 )
 def test_what_is_probably_not_meant_is_a_warning(written, said, lines, problem):

@@ -183,7 +183,7 @@ def gate_recordings(
 
 def check_terms(contract: Contract, terms: GateTerms) -> None:
     """Refuse terms that name a clause or slice that the contract does not have."""
-    clauses, slices = [clause.id for clause in contract.clauses], SliceTable.of(contract).judged
+    clauses, slices = [clause.id for clause in contract.clauses], SliceTable.whole(contract).judged
     for option, what, given, known in (
         ("--require", "clause", terms.require, clauses),
         ("--slice", "slice", terms.slices, slices),

@@ -213,12 +213,12 @@ class RecordingVerdicts:
 
 
 def by_contract(recording: Recording, contract: Contract) -> dict[str, Recording | None]:
-    """`all` and the contract's slices by name, None where empty; those over its cap on series are together in `other`.
+    """`all` and the contract's slices by name, None where empty; a cap on series concerns streams, not recordings.
 
     Where older weights than the training kernel's sampled some of it, it has slices of `OLDER`, too, and what is there
     is in no other slice but those that select by lag: its drift is not the kernels' alone.
     """
-    table, recording = SliceTable.of(contract), recording.by_age()
+    table, recording = SliceTable.whole(contract), recording.by_age()
     measured, masked = (
         table.of_batch(rows, range(len(rows)), len(rows)) for rows in (recording.attributes, recording.masked)
     )

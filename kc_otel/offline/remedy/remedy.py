@@ -114,7 +114,7 @@ def remedy(recording: Recording, contract: Contract, trainers: Sequence[Trainer]
     its error probability over corrections, promises and sides. Caps of clauses are not applied. A promise is met on no
     fewer prompts, or sequences without known prompts, than `observability.min_sequences`.
     """
-    table = SliceTable.of(contract)
+    table = SliceTable.whole(contract)
     inside = table.of_batch(recording.attributes, range(recording.lengths.size), recording.lengths.size)
     slices = {name: inside[:, column] for column, name in enumerate(table.names) if inside[:, column].any()}
     known, prompts = recording.advantages is not None, recording.prompts

@@ -16,7 +16,7 @@ import math
 import os
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from typing import Final, Protocol
 from weakref import WeakSet
@@ -40,9 +40,12 @@ VERSION: Final = importlib.metadata.version("kc-otel")
 SCOPE: Final = InstrumentationScope("kc_otel", VERSION)
 
 
-def scope_of(contract: Contract) -> InstrumentationScope:
-    """The scope of what a recorder exports: the version, slices and quantities of the contract that it applies."""
-    slices = [f"{name}={digest}" for name, digest in contract.slice_digests.items()]
+def scope_of(contract: Contract, over: Collection[str] = ()) -> InstrumentationScope:
+    """The scope of what a recorder exports: the version, slices and quantities of the contract that it applies.
+
+    Slices `over` its cap on series are not among them: it counts them together as `other`.
+    """
+    slices = [f"{name}={digest}" for name, digest in contract.slice_digests.items() if name not in over]
     said: dict[str, AnyValue] = {
         "kc.contract.version": contract.metadata.version,
         "kc.contract.slices": slices,

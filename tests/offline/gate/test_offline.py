@@ -335,3 +335,13 @@ def test_sequences_that_occur_again_are_no_new_evidence(tmp_path):
     save_recording(recording(sequences=600), tmp_path / "own.npz")
     sound = gate_recordings(CONTRACT, [read_input(tmp_path / "own.npz")], KERNELS, GateTerms(), 0.0)
     assert not [note for note in notes(sound) if "repeat" in note]
+
+
+def test_a_cap_on_series_leaves_no_slice_of_a_recording_out():
+    """A gate that judged the last slices together as `other` would advance what breaks one of them."""
+    made = recording(code=1.0, tasks=("prose", "code"))
+    few = load_text(TEXT.replace("slices: {", "slices: {prose: {where: {task: prose}}, ").replace(
+        "observability: {", "observability: {max_series: 1, "
+    ))  # fmt: skip
+    assert set(by_contract(made, few)) == {"all", "prose", "code"}
+    assert gated(made, contract=few).decision.outcome is GateOutcome.ROLLBACK

@@ -117,6 +117,18 @@ def test_the_scope_names_the_version_and_the_slices_of_the_contract_that_is_appl
     assert (code[:5], long[:5], len(code)) == ("code=", "long=", 13)
 
 
+def test_a_recorder_does_not_claim_slices_that_its_cap_leaves_no_room_for():
+    """It counts them together as `other`: what nobody measures of them is not judged by other recorders."""
+    exporter = Remember()
+    slices = {f"s{number}": {"where": {"task": f"t{number}"}} for number in range(4)}
+    contract = contract_of(slices=slices)
+    room = {"max_series": 5 * contract.streams_per_slice}  # all, stale and other
+    with kc_otel.Recorder(contract_of(slices=slices, observability=room), metric_exporter=exporter):
+        pass
+    claimed = exporter.got[-1].resource_metrics[0].scope_metrics[0].scope.attributes["kc.contract.slices"]
+    assert [said.partition("=")[0] for said in claimed] == ["s0", "s1"]
+
+
 def test_it_exports_every_interval_though_nothing_changed(loops):
     exporter = Remember()
     loops(exporter, interval=0.02)
