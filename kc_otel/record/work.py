@@ -37,10 +37,17 @@ Tree = Any
 """An array of NumPy or torch, a list of them, one per sequence, or None."""
 DeviceEvent = Any
 """A `torch.cuda.Event`, or None."""
-
 _RELAXED_CAPTURE: Final = 2  # CU_STREAM_CAPTURE_MODE_RELAXED
 _thread = threading.local()
 _NUMBER: Final = (int, float, np.generic)
+Processing = Mapping[str, Scalar]
+"""Temperature, top-p and the like, by name."""
+TokenWeights = Any
+"""A weight version, or the optimizer step of each token: integers [sequences, tokens], or a list of them."""
+Weights = int | str | None
+"""A weight version: an optimizer step, or a name where there is no step."""
+Role = Literal["sampled", "scored"]
+"""Side of a pair: sampled by the inference kernel, or scored by the training kernel."""
 
 
 def size_of(data: Tree) -> int:
@@ -230,16 +237,6 @@ def _on_side_stream(torch: Any, ready: Any) -> AbstractContextManager[Any]:
     stack.enter_context(torch.no_grad())
     stack.enter_context(torch.cuda.stream(stream))
     return stack
-
-
-Processing = Mapping[str, Scalar]
-"""Temperature, top-p and the like, by name."""
-TokenWeights = Any
-"""A weight version, or the optimizer step of each token: integers [sequences, tokens], or a list of them."""
-Weights = int | str | None
-"""A weight version: an optimizer step, or a name where there is no step."""
-Role = Literal["sampled", "scored"]
-"""Side of a pair: sampled by the inference kernel, or scored by the training kernel."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -26,6 +26,8 @@ from kc_otel.record.telemetry.accumulate import Accumulator, WorstToken
 from kc_otel.record.telemetry.moments import MOST_OPERATORS, OperatorAccumulator
 from kc_otel.stats.histogram import Buckets, ExponentialHistogram
 
+_CUMULATIVE: Final = sdk.AggregationTemporality.CUMULATIVE
+
 
 @dataclass(frozen=True, slots=True)
 class TokenExemplar:
@@ -171,9 +173,6 @@ def _exemplars(quantity: str, example: TokenExemplar) -> tuple[Exemplar, ...]:
     else:
         return ()
     return (Exemplar(dict(example.weights), value, example.at, example.span.span_id, example.span.trace_id),)
-
-
-_CUMULATIVE: Final = sdk.AggregationTemporality.CUMULATIVE
 
 
 def histogram_point(

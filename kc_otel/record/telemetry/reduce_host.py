@@ -86,7 +86,9 @@ def joined(
     none: Part = (np.zeros(0, dtype=np.intp), np.zeros((3, 0, width)), NO_SIDES, NO_PLACES)
     columns = zip(zip(none, *parts, strict=True), (0, 1, 0, 1), strict=True)
     rows, stats, sides, places = (np.concatenate(column, axis=axis) for column, axis in columns)
-    return Reduced(codes, rows, lengths[rows], *stats, cells, slots, sides, why, bets, places if placed else None)
+    totals, low, high = stats
+    some = places if placed else None
+    return Reduced(codes, rows, lengths[rows], totals, low, high, cells, slots, sides, why, bets, some)
 
 
 def of_one_age(rows: NDArray[np.intp], membership: NDArray[np.bool_]) -> list[NDArray[np.intp]]:
