@@ -22,10 +22,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kc_otel.contract.clause import Clause, Statistic
+from kc_otel.contract.input_reasons import InvalidReason
 from kc_otel.contract.model import Contract
 from kc_otel.contract.slices import ALL
 from kc_otel.record.measure.arrays import as_bool, host_rows, is_tensor
-from kc_otel.record.measure.checks import InvalidReason, check
+from kc_otel.record.measure.checks import check
 from kc_otel.record.measure.sampled import SEQUENCE, TOKEN, log_ratio, renormalised
 from kc_otel.record.slice_table import Attributes, each_row, own_attributes
 

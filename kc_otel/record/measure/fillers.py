@@ -25,7 +25,8 @@ from kc_otel.record.measure.altered import (
     shifted,
 )
 from kc_otel.record.measure.arrays import Block
-from kc_otel.record.measure.faults import (
+from kc_otel.record.measure.rounding import rounded_rows
+from kc_otel.record.measure.row_faults import (
     FLOOR_NATS,
     NUCLEUS,
     RUN,
@@ -44,7 +45,6 @@ from kc_otel.record.measure.faults import (
     surely_more,
     trailing,
 )
-from kc_otel.record.measure.rounding import rounded_rows
 
 _SURE_NATS: Final = 0.02
 """Nats up to which a side is sure of a token, exactly 0 or not."""

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 
 from kc_otel.contract.input_reasons import InvalidReason
 from kc_otel.record.measure.arrays import Block
-from kc_otel.record.measure.faults import Fault, Found
+from kc_otel.record.measure.row_faults import Found, RowFault
 from kc_otel.record.measure.same_tokens import looks_unlike
 from kc_otel.record.measure.sampled import saturated
 
@@ -126,7 +126,7 @@ def processing_faults(block: Block, drift: NDArray[np.float64], valid: NDArray[n
 
     def add(reason: InvalidReason, rows: NDArray[np.intp]) -> None:
         valid[rows] = False
-        found.append(Fault(reason, rows))
+        found.append(RowFault(reason, rows))
 
     if (look := looks_processed(drift, block.lengths) & valid).any():
         part, rows = block if look.all() else block.only(look), np.flatnonzero(look)

@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kc_otel.record.measure.arrays import Block, Floats
-from kc_otel.record.measure.faults import CHANCE, RUN, UNSURE, Found, Mask, fault_at
+from kc_otel.record.measure.row_faults import CHANCE, RUN, UNSURE, Found, Mask, fault_at
 
 _SIGNIFICAND: Final = {"bfloat16": 8, "float16": 11}
 """Bits of significand, the leading one included; the coarser format first."""

@@ -11,9 +11,10 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
+from kc_otel.contract.input_reasons import InvalidReason
 from kc_otel.contract.slices import PLACES
 from kc_otel.record.measure.arrays import Block, HostRows, SampledBatch
-from kc_otel.record.measure.checks import InvalidReason, check_block, difference
+from kc_otel.record.measure.checks import check_block, difference
 from kc_otel.record.measure.places import BETWEEN
 from kc_otel.record.measure.sampled import TOKEN, saturated
 from kc_otel.record.telemetry.buckets import LogRatioCells

@@ -8,8 +8,8 @@ import torch
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from kc_otel.contract.input_reasons import REASONS, remedy
-from kc_otel.record.measure.checks import InvalidReason, check, check_declared, failed
+from kc_otel.contract.input_reasons import REASONS, InvalidReason, remedy
+from kc_otel.record.measure.checks import check, check_declared, failed
 
 SHAPE = (6, 40)
 

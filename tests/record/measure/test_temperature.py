@@ -7,7 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from kc_otel.record.measure.checks import InvalidReason, check
+from kc_otel.contract.input_reasons import InvalidReason
+from kc_otel.record.measure.checks import check
 from tests.tools.planted_faults import sampled, texts
 
 pytestmark = pytest.mark.slow
