@@ -171,10 +171,6 @@ class Accumulator:
             raise ValueError(
                 f"advantages: shape {tuple(np.shape(advantages))} is neither [sequences] nor {tuple(train.shape)}"
             )
-        if rewards is not None and tuple(np.shape(rewards)) != (sequences,):
-            raise ValueError(
-                f"rewards: shape {tuple(np.shape(rewards))} is not [sequences], ({sequences},); give one for each"
-            )
         train, inference = renormalised(train, train_kept), renormalised(inference, inference_kept)
         member = self._membership(membership, sequences)
         codes = check_declared(sequences, mask, token_ids, inference_token_ids, processing)

@@ -18,12 +18,11 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import Final, Protocol
+from typing import TYPE_CHECKING, Final
 from weakref import WeakSet
 
 from opentelemetry import context
 from opentelemetry.sdk.metrics.export import (
-    Metric,
     MetricExporter,
     MetricExportResult,
     MetricsData,
@@ -35,6 +34,9 @@ from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 from opentelemetry.util.types import AnyValue
 
 from kc_otel.contract.model import Contract
+
+if TYPE_CHECKING:
+    from kc_otel.record.measurer import Measurer
 
 VERSION: Final = importlib.metadata.version("kc-otel")
 SCOPE: Final = InstrumentationScope("kc_otel", VERSION)
@@ -57,16 +59,6 @@ _loops: Final[WeakSet[ExportLoop]] = WeakSet()
 _held: Final[list[threading.Lock]] = []
 
 
-class MetricSource(Protocol):
-    """Source of the loop's metrics. Both methods are called by one thread at a time."""
-
-    def collect(self, now: int) -> Sequence[Metric]:
-        """Every stream as of `now`, unix nanoseconds, changed or not: a point per interval is the heartbeat."""
-
-    def exported(self, error: object | None) -> None:
-        """Report the result of the last export; None when every exporter accepted it."""
-
-
 class ExportLoop:
     """Exports a source every `interval` seconds (inf for on request only), and once more when it is shut down.
 
@@ -76,7 +68,7 @@ class ExportLoop:
 
     def __init__(
         self,
-        source: MetricSource,
+        source: Measurer,
         *,
         exporters: Callable[[], Sequence[MetricExporter]],
         resource: Resource,
