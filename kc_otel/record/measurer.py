@@ -171,7 +171,7 @@ class Measurer:
                 self._counters.prompts(stream.accumulator.take_outcomes())
 
     def collect(self, now: int) -> list[Metric]:
-        """Every stream as of `now`, unix nanoseconds, changed or not: a point per interval is the heartbeat."""
+        """Every stream, and what the recorder says of itself."""
         with self._lock:
             streams = list(self._streams.values())
             self._sent = [(stream, stream.batches) for stream in streams if stream.retired]

@@ -18,11 +18,12 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, Final
+from typing import Final, Protocol
 from weakref import WeakSet
 
 from opentelemetry import context
 from opentelemetry.sdk.metrics.export import (
+    Metric,
     MetricExporter,
     MetricExportResult,
     MetricsData,
@@ -34,9 +35,6 @@ from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 from opentelemetry.util.types import AnyValue
 
 from kc_otel.contract.model import Contract
-
-if TYPE_CHECKING:
-    from kc_otel.record.measurer import Measurer
 
 VERSION: Final = importlib.metadata.version("kc-otel")
 SCOPE: Final = InstrumentationScope("kc_otel", VERSION)
@@ -59,6 +57,16 @@ _loops: Final[WeakSet[ExportLoop]] = WeakSet()
 _held: Final[list[threading.Lock]] = []
 
 
+class MetricSource(Protocol):
+    """Source of the loop's metrics. Both methods are called by one thread at a time."""
+
+    def collect(self, now: int) -> Sequence[Metric]:
+        """Every stream as of `now`, unix nanoseconds, changed or not: a point per interval is the heartbeat."""
+
+    def exported(self, error: object | None) -> None:
+        """Report the result of the last export; None when every exporter accepted it."""
+
+
 class ExportLoop:
     """Exports a source every `interval` seconds (inf for on request only), and once more when it is shut down.
 
@@ -68,7 +76,7 @@ class ExportLoop:
 
     def __init__(
         self,
-        source: Measurer,
+        source: MetricSource,
         *,
         exporters: Callable[[], Sequence[MetricExporter]],
         resource: Resource,
