@@ -15,20 +15,25 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from math import inf, nan
+from math import inf
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from kc_otel.contract.clause import Clause, Statistic
+from kc_otel.contract.input_reasons import InvalidReason
 from kc_otel.contract.model import Contract
 from kc_otel.contract.slices import ALL
 from kc_otel.record.measure.arrays import as_bool, host_rows, is_tensor
-from kc_otel.record.measure.checks import InvalidReason, check
+from kc_otel.record.measure.checks import check
 from kc_otel.record.measure.sampled import SEQUENCE, TOKEN, log_ratio, renormalised
 from kc_otel.record.slice_table import Attributes, each_row, own_attributes
 
+if TYPE_CHECKING:
+    from kc_otel.record.recorder import Recorder
+
+_log: Final = logging.getLogger("kc_otel")
 _Floats = NDArray[np.float64]
 _Mask = NDArray[np.bool_]
 
@@ -40,7 +45,6 @@ class Share:
     sequences: int  # with tokens that count
     tokens: int  # that count
     tv_sum: float  # of (1-w)+ over those tokens that can be measured
-    statistics: Mapping[str, float]  # by clause, of what can be measured; NaN for nothing
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -77,8 +81,8 @@ def quarantine(
     >>> sequences = np.log([[0.5, 0.4], [0.5, 0.4]])
     >>> shifted = sequences + [[0.0, 0.01], [-0.4, -0.4]]
     >>> found = quarantine(shifted, sequences, contract, clauses=["token-tv"])
-    >>> found.reasons, found.before.statistics, found.after.statistics
-    (('', 'token-tv'), {'token-tv': 0.1648...}, {'token-tv': 0.0})
+    >>> found.reasons, found.before.tokens, found.after.tokens
+    (('', 'token-tv'), 4, 2)
     """
     judged = _named(contract, clauses)
     p, q = (
@@ -110,7 +114,7 @@ def quarantine(
                 worst[row], reasons[row] = times, clause.id
     keep = np.array([not reason for reason in reasons], dtype=np.bool_)
     stay = given & keep[:, None]
-    before, after = _share(judged, drift, given, counts), _share(judged, drift, stay, counts & keep[:, None])
+    before, after = _share(drift, given, counts), _share(drift, stay, counts & keep[:, None])
     if not is_tensor(train):
         return Quarantine(keep, stay, tuple(reasons), before, after)
     import torch  # noqa: PLC0415 - a caller with a tensor has loaded it
@@ -175,27 +179,9 @@ def _statistic(wanted: Statistic, values: _Floats, counts: _Mask) -> Any:
     return np.take_along_axis(np.sort(np.where(counts, values, inf), 1), ranks[:, None], 1)[:, 0]
 
 
-def _share(judged: Sequence[Clause], drift: _Floats, given: _Mask, counts: _Mask) -> Share:
-    statistics = {}
-    for clause in judged:
-        values, of = _values(clause, drift, counts)
-        together = values[of][None]
-        known = (
-            _statistic(clause.parsed_statistic, together, np.ones_like(together, np.bool_)) if together.size else (nan,)
-        )
-        statistics[clause.id] = float(known[0])
-    return Share(
-        sequences=int(given.any(1).sum()),
-        tokens=int(given.sum()),
-        tv_sum=float(np.where(counts, TOKEN["tv_token"](drift), 0.0).sum()),
-        statistics=statistics,
-    )
-
-
-if TYPE_CHECKING:
-    from kc_otel.record.recorder import Recorder
-
-_log: Final = logging.getLogger("kc_otel")
+def _share(drift: _Floats, given: _Mask, counts: _Mask) -> Share:
+    tv_sum = float(np.where(counts, TOKEN["tv_token"](drift), 0.0).sum())
+    return Share(int(given.any(1).sum()), int(given.sum()), tv_sum)
 
 
 class Directives(Protocol):

@@ -36,6 +36,7 @@ from kc_otel.record.sampling import Sampler
 from kc_otel.record.slice_table import SliceTable, each_row
 from kc_otel.record.telemetry.accumulate import Accumulator, Batch
 from kc_otel.record.telemetry.counters import Counters
+from kc_otel.record.telemetry.moments import OperatorAccumulator
 from kc_otel.record.telemetry.pair_streams import (
     PairStreams,
     TokenExemplar,
@@ -102,21 +103,18 @@ class Measurer:
         self._looks_left = _STORAGE_LOOKS
         # Of several ranks the first alone makes the observations of a step: those of the others depend on them.
         first, assumed = os.environ.get("RANK", "0") == "0", contract.assumptions
-        self._new_streams = partial(
-            PairStreams,
-            contract.name,
-            slices=self._table.names,
+        self._accumulator = partial(
+            Accumulator,
+            self._table.names,
+            recorded=contract.recorded,
             averaged=[key for key in contract.averaged if first or RECORDED[key].per is not Unit.STEP],
             # The evaluator holds the sequences that fail an input check against the number of those that are measured.
             sampling=["sequence_tokens", *(["advantage_abs"] if assumed.advantage_max is not None else [])],
-            of_all=["sequence_tokens"] if assumed.horizon is None else [],
-            patience=pairing.max_age,
-            layouts=bucket_layouts(contract),
-            recorded=contract.recorded,
             reward_range=assumed.reward_range,
-            operators=contract.operators,
-            more_operators=self._table.more_operators,
+            patience=pairing.max_age,
         )
+        self._of_all = ["sequence_tokens"] if assumed.horizon is None else []
+        self._layouts = bucket_layouts(contract)
         self._streams: dict[KernelPair, PairStreams] = {}
         self._left, self._left_sent = set[KernelPair](), frozenset[KernelPair]()  # not said yet that they are left
         self._sent: list[tuple[PairStreams, int]] = []
@@ -458,7 +456,10 @@ class Measurer:
     def _streams_of(self, pair: KernelPair) -> PairStreams:
         streams = self._streams.get(pair)
         if streams is None:
-            streams = self._new_streams(pair=pair, start=time.time_ns())
+            contract, table = self._contract, self._table
+            operators = OperatorAccumulator(table.names, named=contract.operators, more=table.more_operators)
+            given = contract.name, pair, time.time_ns(), self._accumulator(), operators
+            streams = PairStreams(*given, layouts=self._layouts, of_all=self._of_all)
             # A pair of which one side was sampled before a roll-out and the other scored after it still counts, and
             # its stream ends with the next export.
             streams.retired = pair != self._current

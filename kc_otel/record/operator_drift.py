@@ -21,6 +21,15 @@ _BLOCK: Final = 1 << 17
 """Elements worked on at a time on a CPU: four float64 copies of them stay in cache."""
 _DEVICE_BLOCK: Final = 1 << 22
 """The same on a GPU: four float64 copies are 128 MiB."""
+_MAX_FLOAT32: Final = float(np.finfo(np.float32).max)
+_COMPARISONS_PER_BLOCK: Final = 1 << 22
+"""Comparisons of two experts' ids at a time."""
+_MIN_CHOICES: Final = 256
+"""Choices from which a share of them is told from chance."""
+_CHANCE_DISAGREEMENT: Final = 0.5
+"""Disagreement of unrelated routes from which it is told from that of kernels, which is about 0.1."""
+_ALMOST_CHANCE: Final = 0.8
+"""Share of that from which it is chance: neighbouring tokens have more experts in common than any two."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -169,17 +178,6 @@ def _reduced(a: Any, b: Any, library: Any) -> Any:
     )
     stack = library.stack([largest(difference), relative, cosine, largest(abs(a))])
     return stack, fine
-
-
-_MAX_FLOAT32: Final = float(np.finfo(np.float32).max)
-_COMPARISONS_PER_BLOCK: Final = 1 << 22
-"""Comparisons of two experts' ids at a time."""
-_MIN_CHOICES: Final = 256
-"""Choices from which a share of them is told from chance."""
-_CHANCE_DISAGREEMENT: Final = 0.5
-"""Disagreement of unrelated routes from which it is told from that of kernels, which is about 0.1."""
-_ALMOST_CHANCE: Final = 0.8
-"""Share of that from which it is chance: neighbouring tokens have more experts in common than any two."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

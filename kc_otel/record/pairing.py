@@ -182,7 +182,7 @@ def sides_of(work: KernelSide, rows: Rows) -> Iterator[tuple[Hashable, Side]]:
             for name, data in arrays.items()
             if name != "mask"
         }
-        if "mask" in arrays and np.ptp(at := np.flatnonzero(inside)) + 1 != at.size:
+        if "mask" in arrays and np.ptp(at := np.flatnonzero(arrays["mask"][row])) + 1 != at.size:
             own["positions"] = at - at[0]
         prompt = row_of(work.prompts, index)
         side = Side(

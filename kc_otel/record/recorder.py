@@ -101,6 +101,9 @@ class Recorder(PerProcess):
         OSError: If the contract cannot be read.
     """
 
+    _engine: Engine | None
+    _lock: threading.Lock
+
     def __init__(
         self,
         contract: Contract | str | os.PathLike[str],
@@ -132,7 +135,7 @@ class Recorder(PerProcess):
         self._metric_exporter = metric_exporter
         self._tracer_provider = tracer_provider
         self._queue_bytes = queue_bytes
-        self._pairing = {"max_tokens": pairing_tokens, "max_age": pairing_seconds}
+        self._pairing = pairing_tokens, pairing_seconds
         self._interval = export_interval_of(export_interval, self.contract.observability.heartbeat)
         self._resource = resource
         self._serves = serves
@@ -568,14 +571,14 @@ class Recorder(PerProcess):
         return self._engine
 
     def _start(self) -> Engine:
-        counters = Counters(self.contract.name)
+        counters, (tokens, seconds) = Counters(self.contract.name), self._pairing
         measurer = Measurer(
             self.contract,
             self._pair,
             counters=counters,
             sampler=self._sampler,
             tracer=trace.get_tracer("kc_otel", VERSION, self._tracer_provider),
-            pairing=PairingBuffer(**self._pairing),
+            pairing=PairingBuffer(max_tokens=tokens, max_age=seconds),
             start=time.time_ns(),
             serves=self._serves,
         )
@@ -610,7 +613,7 @@ class Recorder(PerProcess):
         return pair
 
     def _begin(self) -> None:
-        self._engine: Engine | None = None
+        self._engine = None
         self._lock = threading.Lock()
 
 

@@ -36,6 +36,7 @@ Attributes = Mapping[str, Scalar | Sequence[Scalar]] | Sequence[Mapping[str, Sca
 """One mapping for each sequence, or one for all, in which a list has a value for each sequence."""
 OwnAttributes = Mapping[str, Scalar] | Sequence[Mapping[str, Scalar]] | None
 """One mapping for each sequence, or one for all alike."""
+_MAX_REMEMBERED = 4096
 
 
 def own_attributes(given: Attributes) -> OwnAttributes:
@@ -65,9 +66,6 @@ def _values(value: Any) -> list[Any] | None:
     if isinstance(value, np.ndarray) and value.ndim == 1:
         return list(value.tolist())
     return list(value) if isinstance(value, list | tuple) else None
-
-
-_MAX_REMEMBERED = 4096
 
 
 @dataclass(frozen=True, slots=True, eq=False)

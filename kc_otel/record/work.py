@@ -37,10 +37,17 @@ Tree = Any
 """An array of NumPy or torch, a list of them, one per sequence, or None."""
 DeviceEvent = Any
 """A `torch.cuda.Event`, or None."""
-
 _RELAXED_CAPTURE: Final = 2  # CU_STREAM_CAPTURE_MODE_RELAXED
 _thread = threading.local()
 _NUMBER: Final = (int, float, np.generic)
+Processing = Mapping[str, Scalar]
+"""Temperature, top-p and the like, by name."""
+TokenWeights = Any
+"""A weight version, or the optimizer step of each token: integers [sequences, tokens], or a list of them."""
+Weights = int | str | None
+"""A weight version: an optimizer step, or a name where there is no step."""
+Role = Literal["sampled", "scored"]
+"""Side of a pair: sampled by the inference kernel, or scored by the training kernel."""
 
 
 def size_of(data: Tree) -> int:
@@ -72,7 +79,8 @@ def device_ready(*data: Tree) -> DeviceEvent:
 
     RuntimeError if the stream is being captured into a CUDA graph, where nothing else may be enqueued.
     """
-    device = next((item.device for tree in data for item in _leaves(tree) if is_tensor(item) and item.is_cuda), None)
+    items = (item for tree in data for item in (tree if isinstance(tree, list) else (tree,)))
+    device = next((item.device for item in items if is_tensor(item) and item.is_cuda), None)
     if device is None:
         return None
     torch = sys.modules["torch"]
@@ -93,7 +101,13 @@ def measuring(ready: DeviceEvent) -> AbstractContextManager[Any]:
         return nullcontext()
     if ready is None:
         return torch.no_grad()  # type: ignore[no-any-return]
-    return _on_side_stream(torch, ready)
+    _allow_captures()
+    stream = torch.cuda.Stream(device=ready.device)
+    stream.wait_event(ready)
+    stack = ExitStack()
+    stack.enter_context(torch.no_grad())
+    stack.enter_context(torch.cuda.stream(stream))
+    return stack
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -205,10 +219,6 @@ def _stacked(rows: Sequence[Any], width: int) -> Any:
     return out
 
 
-def _leaves(tree: Tree) -> Sequence[Any]:
-    return tree if isinstance(tree, list) else (tree,)
-
-
 def _allow_captures() -> None:
     """Let this thread allocate and wait while another one captures a CUDA graph, which would otherwise be invalid.
 
@@ -220,26 +230,6 @@ def _allow_captures() -> None:
     _thread.relaxed = True
     with suppress(OSError, AttributeError):  # no driver of NVIDIA's, or one from before such modes
         ctypes.CDLL("libcuda.so.1").cuThreadExchangeStreamCaptureMode(ctypes.byref(ctypes.c_int(_RELAXED_CAPTURE)))
-
-
-def _on_side_stream(torch: Any, ready: Any) -> AbstractContextManager[Any]:
-    _allow_captures()
-    stack = ExitStack()
-    stream = torch.cuda.Stream(device=ready.device)
-    stream.wait_event(ready)
-    stack.enter_context(torch.no_grad())
-    stack.enter_context(torch.cuda.stream(stream))
-    return stack
-
-
-Processing = Mapping[str, Scalar]
-"""Temperature, top-p and the like, by name."""
-TokenWeights = Any
-"""A weight version, or the optimizer step of each token: integers [sequences, tokens], or a list of them."""
-Weights = int | str | None
-"""A weight version: an optimizer step, or a name where there is no step."""
-Role = Literal["sampled", "scored"]
-"""Side of a pair: sampled by the inference kernel, or scored by the training kernel."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

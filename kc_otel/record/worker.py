@@ -173,7 +173,7 @@ class BoundedWorker(PerProcess, Generic[T]):
         with self._changed:
             first, self._open = self._open, False
             self._changed.notify_all()
-            done = self._changed.wait_for(lambda: self._idle, max(timeout, 0.0))
+            done = self._changed.wait_for(lambda: not self._reserved and self._done == self._put, max(timeout, 0.0))
             left = self._put - self._done
             while self._waiting:
                 self._finish([self._waiting.popleft()])
@@ -201,10 +201,6 @@ class BoundedWorker(PerProcess, Generic[T]):
         self._thread = None
         self._open = True
         self._bytes = self._reserved = self._put = self._done = 0
-
-    @property
-    def _idle(self) -> bool:
-        return not self._reserved and self._done == self._put
 
     def _reserve(self, size: int) -> tuple[str, str] | None:
         """Take room for an item; or why there is none."""

@@ -8,11 +8,11 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from kc_otel.contract.input_reasons import remedy
+from kc_otel.contract.input_reasons import InvalidReason, remedy
 from kc_otel.contract.slices import LENGTH
 from kc_otel.record.measure.altered import offset_by_row
 from kc_otel.record.measure.arrays import Block, as_bool
-from kc_otel.record.measure.checks import InvalidReason, check_block, difference
+from kc_otel.record.measure.checks import check_block, difference
 from kc_otel.record.measure.remarks import swapped
 from kc_otel.record.measure.sampled import renormalised, saturated
 from kc_otel.record.measure.token_checks import LOOK, TOO_SURE, more_than_all, penalised

@@ -15,16 +15,16 @@ from numpy.typing import NDArray
 
 from kc_otel.contract.input_reasons import InvalidReason
 from kc_otel.record.measure.arrays import Block
-from kc_otel.record.measure.faults import (
+from kc_otel.record.measure.row_faults import (
     CHANCE,
     FLOOR_NATS,
     NUCLEUS,
     RUN,
     UNSURE,
-    Fault,
     Floats,
     Found,
     Mask,
+    RowFault,
     equal_numbers,
     every_row,
     fault_at,
@@ -178,7 +178,7 @@ def offset_by_row(block: Block) -> Found:
     spread = f"{sizes[0]:.3g} to {sizes[-1]:.3g}"
     said = f"the sides differ by one number at all tokens of a sequence, by {spread}: a mean or "
     said += "a sum over the sequence (GSPO's ratio, a baseline) was added to each token's number"
-    return [Fault(InvalidReason.NOT_LOGPROBS, rows, said)]
+    return [RowFault(InvalidReason.NOT_LOGPROBS, rows, said)]
 
 
 def never_sure(block: Block, edges: tuple[Floats, ...]) -> Found:

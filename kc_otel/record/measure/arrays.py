@@ -15,6 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 Floats = NDArray[np.floating[Any]]
+BLOCK: Final = 32_768
+"""Tokens per block: enough to spread the cost of a NumPy call, few enough that a block's arrays stay in cache."""
 
 
 def is_tensor(data: Any) -> bool:
@@ -117,10 +119,6 @@ def host_rows(data: Any) -> HostRows:
             f"dtype: {array.dtype} does not hold real numbers; pass floating-point log-probabilities or logits"
         )
     return HostRows(array, bfloat16=False)
-
-
-BLOCK: Final = 32_768
-"""Tokens per block: enough to spread the cost of a NumPy call, few enough that a block's arrays stay in cache."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -18,26 +18,12 @@ from numpy.typing import NDArray
 from kc_otel.contract.input_reasons import InvalidReason
 from kc_otel.record.measure.altered import left_out, looks_altered, never_sure, no_logprobs, shifted
 from kc_otel.record.measure.arrays import Block, SampledBatch, as_host, is_tensor
-from kc_otel.record.measure.faults import Fault, Found, without
 from kc_otel.record.measure.fillers import agree_in_runs, constants
 from kc_otel.record.measure.processing import doubtful, processing_faults
 from kc_otel.record.measure.rounding import looks_rounded
+from kc_otel.record.measure.row_faults import Found, RowFault, without
 from kc_otel.record.measure.same_tokens import likeliest, not_told, other_places, other_tokens
 from kc_otel.record.measure.sampled import saturated
-
-__all__ = [
-    "LOWEST_LOGPROB",
-    "CheckedRows",
-    "InvalidReason",
-    "check",
-    "check_block",
-    "check_declared",
-    "difference",
-    "failed",
-    "held_together",
-    "same_shape",
-]
-
 
 _TOLERANCE: Final = 1e-3
 """Tolerance for a log-probability above 0: a log-softmax in half precision, or a sum in another order."""
@@ -224,7 +210,7 @@ def _single_numbers(block: Block, edges: tuple[NDArray[Any], ...]) -> Found:
             f"{tokens.size:,} tokens on the {name} side, the first of them token {first - int(block.starts[row])} of "
         )
         said += f"sequence {int(block.rows[row])}, which is {side[first]:.4g}"
-        found.append(Fault(reason, np.flatnonzero(rows), said))
+        found.append(RowFault(reason, np.flatnonzero(rows), said))
     return found
 
 
@@ -233,7 +219,7 @@ def _single_densities(block: Block) -> Found:
     most = np.maximum(*(np.maximum.reduceat(side, block.starts) for side in (block.train, block.inference)))
     never = np.minimum.reduceat(block.inference, block.starts) == -np.inf
     return [
-        Fault(InvalidReason.NAN_LOGPROB, np.flatnonzero(np.isnan(most))),
-        Fault(InvalidReason.POSITIVE_LOGPROB, np.flatnonzero(most == np.inf)),
-        Fault(InvalidReason.IMPOSSIBLE_TOKEN, np.flatnonzero(never)),
+        RowFault(InvalidReason.NAN_LOGPROB, np.flatnonzero(np.isnan(most))),
+        RowFault(InvalidReason.POSITIVE_LOGPROB, np.flatnonzero(most == np.inf)),
+        RowFault(InvalidReason.IMPOSSIBLE_TOKEN, np.flatnonzero(never)),
     ]

@@ -25,7 +25,8 @@ from kc_otel.record.measure.altered import (
     shifted,
 )
 from kc_otel.record.measure.arrays import Block
-from kc_otel.record.measure.faults import (
+from kc_otel.record.measure.rounding import rounded_rows
+from kc_otel.record.measure.row_faults import (
     FLOOR_NATS,
     NUCLEUS,
     RUN,
@@ -44,7 +45,6 @@ from kc_otel.record.measure.faults import (
     surely_more,
     trailing,
 )
-from kc_otel.record.measure.rounding import rounded_rows
 
 _SURE_NATS: Final = 0.02
 """Nats up to which a side is sure of a token, exactly 0 or not."""
@@ -124,7 +124,7 @@ def constants(block: Block, drift: NDArray[np.float64], *, altered: bool) -> tup
     for look in looks:
         for fault in look(block, known):
             found.append(fault)
-            known = known | fault.tokens
+            known = known if fault.tokens is None else known | fault.tokens
     return found, known
 
 
@@ -260,7 +260,7 @@ def _nucleus(block: Block, known: Mask) -> Found:
         if edge > -_TOP_P_NATS and np.mean(zero[inside]) > _NUCLEUS_SHARE:
             kept = f"{math.exp(edge):.3g} to 0.999"
             said = f"tokens to which the other side gives {kept} are exactly 0 on the {name} side"
-            most = 2 * np.count_nonzero(np.logical_or.reduceat(zero, block.starts)) > block.rows.size
+            most = bool(2 * np.count_nonzero(np.logical_or.reduceat(zero, block.starts)) > block.rows.size)
             found.append(fault_at(block, zero, said, InvalidReason.TRUNCATED_SAMPLING, of_all=most))
     return found
 

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 
 from kc_otel.contract.input_reasons import InvalidReason
 from kc_otel.record.measure.arrays import Block
-from kc_otel.record.measure.faults import Fault, Found
+from kc_otel.record.measure.row_faults import Found, RowFault
 from kc_otel.record.measure.same_tokens import looks_unlike
 from kc_otel.record.measure.sampled import saturated
 
@@ -126,7 +126,7 @@ def processing_faults(block: Block, drift: NDArray[np.float64], valid: NDArray[n
 
     def add(reason: InvalidReason, rows: NDArray[np.intp]) -> None:
         valid[rows] = False
-        found.append(Fault(reason, rows))
+        found.append(RowFault(reason, rows))
 
     if (look := looks_processed(drift, block.lengths) & valid).any():
         part, rows = block if look.all() else block.only(look), np.flatnonzero(look)
@@ -158,27 +158,23 @@ def together_temperature_like(block: Block) -> bool:
     return line or _all_surer(train[first], different)
 
 
-def _agreement(train: NDArray[np.float64], inference: NDArray[np.float64]) -> tuple[float, float]:
-    """Return how far l rises with log P, and with log Q: from -1, always falling, over 0, by chance, to 1.
+def _quadrants(left: NDArray[np.float64], right: NDArray[np.float64]) -> float:
+    """How far one rises with the other, from -1, always falling, over 0, by chance, to 1.
 
     The quadrant correlation (Blomqvist 1950): the mean product of the signs of what both are above their medians. Every
     token has one vote, so no few unlikely tokens make it, as they make a least-squares line.
     """
-    drift = train - inference
-    return _quadrants(drift, train), _quadrants(drift, inference)
-
-
-def _quadrants(left: NDArray[np.float64], right: NDArray[np.float64]) -> float:
     return float(np.mean(np.sign(left - np.median(left)) * np.sign(right - np.median(right))))
 
 
 def _agree(train: NDArray[np.floating], inference: NDArray[np.floating], least: float) -> float:
-    """Return the smaller `_agreement`, or 0 where the two contradict each other, are below `least` or may be chance.
+    """How far l rises with log P and log Q, the smaller; 0 where these contradict each other or may be chance.
 
     Noise of one side goes with that side and not with the other; a multiple goes with both.
     """
+    p, q = train.astype(np.float64), inference.astype(np.float64)
     with np.errstate(invalid="ignore"):
-        found = _agreement(train.astype(np.float64), inference.astype(np.float64))
+        found = _quadrants(p - q, p), _quadrants(p - q, q)
     size = min(map(abs, found))
     certain = size > max(least, _AGREE_BY_CHANCE / math.sqrt(train.size)) and found[0] * found[1] > 0.0
     return math.copysign(size, found[0]) if certain else 0.0
@@ -227,14 +223,11 @@ def _all_surer(train: NDArray[np.floating], inference: NDArray[np.floating]) -> 
     if rises <= max(_UNLIKELY_AGREE, _AGREE_BY_CHANCE / math.sqrt(np.count_nonzero(unlikely))):
         return False
     least = (_WELL_AGREED[1] if rises > _WELL_AGREED[0] else _EVENNESS) * abs(middle)
+    groups = (sure, *(between & (side > _SURE_BETWEEN[0]) for side in (p, q)))
     return all(
-        _evenly(odds[which] * np.sign(middle), least)
-        for which in (sure, *(between & (side > _SURE_BETWEEN[0]) for side in (p, q)))
+        np.count_nonzero(which) >= _SURE_TOKENS // 4 and np.quantile(odds[which] * np.sign(middle), 0.1) > least
+        for which in groups
     )
-
-
-def _evenly(odds: NDArray[np.float64], least: float) -> bool:
-    return odds.size >= _SURE_TOKENS // 4 and bool(np.quantile(odds, 0.1) > least)
 
 
 def _log_odds(logprobs: NDArray[np.float64]) -> NDArray[np.float64]:

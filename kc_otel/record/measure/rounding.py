@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kc_otel.record.measure.arrays import Block, Floats
-from kc_otel.record.measure.faults import CHANCE, RUN, UNSURE, Found, Mask, fault_at
+from kc_otel.record.measure.row_faults import CHANCE, RUN, UNSURE, Found, Mask, fault_at
 
 _SIGNIFICAND: Final = {"bfloat16": 8, "float16": 11}
 """Bits of significand, the leading one included; the coarser format first."""
@@ -34,6 +34,17 @@ _FEWEST_NUMBERS: Final = 32
 most 2^-8 each even where they are differences of logits of 32, 2^-256 in all."""
 _MIN_ASKED_NATS: Final = 0.5
 """Smallest |log-probability| that is asked, nats."""
+_PLACES: Final = 6
+"""Tokens of each row that are looked at before all are."""
+_COARSEST: Final = 0.006
+"""Error of these roundings, at most, in shares of a number or of 1."""
+_FEWEST_ROWS: Final = 4
+"""Other rows, at least, with a side that has more digits."""
+_FOLLOWS: Final = (256, 0.1)
+"""Tokens from which a whole column follows the other one's rounding, and distance from that, of nine in ten of them, in
+shares of the rounding: a kernel knows nothing of which way the other one's numbers are rounded."""
+_ERROR: Final = 1e-6
+"""Error of a decimal number in float32, in shares of it or of 1."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,19 +116,6 @@ def _asked(side: Floats) -> NDArray[np.float64]:
 def _bits(values: NDArray[np.float64]) -> int:
     """Bits of significand that the finest of these positive numbers needs, 1 to 53."""
     return 54 - int(_lowest_bit(values).min()).bit_length()
-
-
-_PLACES: Final = 6
-"""Tokens of each row that are looked at before all are."""
-_COARSEST: Final = 0.006
-"""Error of these roundings, at most, in shares of a number or of 1."""
-_FEWEST_ROWS: Final = 4
-"""Other rows, at least, with a side that has more digits."""
-_FOLLOWS: Final = (256, 0.1)
-"""Tokens from which a whole column follows the other one's rounding, and distance from that, of nine in ten of them, in
-shares of the rounding: a kernel knows nothing of which way the other one's numbers are rounded."""
-_ERROR: Final = 1e-6
-"""Error of a decimal number in float32, in shares of it or of 1."""
 
 
 def _to_bfloat16(values: Floats) -> NDArray[np.float32]:

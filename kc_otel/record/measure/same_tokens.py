@@ -18,12 +18,12 @@ from numpy.typing import NDArray
 
 from kc_otel.contract.input_reasons import InvalidReason
 from kc_otel.record.measure.arrays import Block
-from kc_otel.record.measure.faults import (
+from kc_otel.record.measure.row_faults import (
     RUN,
-    Fault,
     Floats,
     Found,
     Mask,
+    RowFault,
     every_row,
     improbable,
     row_of,
@@ -127,7 +127,7 @@ def other_tokens(block: Block, drift: NDArray[np.float64], at: NDArray[np.intp] 
     said = f"{since} the sides do not score the same tokens{shift}"
     if known.size:
         said += f"; correlation of log P and log Q {np.median(known):.2f}"
-    return [Fault(InvalidReason.NOT_SAME_TOKENS, where, said)]
+    return [RowFault(InvalidReason.NOT_SAME_TOKENS, where, said)]
 
 
 def _unlike_rows(part: Block) -> tuple[Mask, NDArray[np.float64]]:
@@ -269,7 +269,7 @@ def other_places(block: Block) -> Found:
         said = f"{np.count_nonzero(tokens):,} tokens in runs of up to {length.max():,} have a probability below "
         said += f"{math.exp(_LOWEST):.1g}: mask padding, the prompt and tool output"
         rows = np.unique(row_of(block, np.flatnonzero(tokens)))
-        return [Fault(InvalidReason.NOT_SAMPLED, rows, said)]
+        return [RowFault(InvalidReason.NOT_SAMPLED, rows, said)]
     far = np.minimum(np.abs(block.train.astype(np.float64) - block.inference), 3.0)
     wide, ends = far > _FAR_EDGE, block.starts + block.lengths
     many = block.lengths >= RUN
@@ -406,7 +406,7 @@ def likeliest(block: Block, drift: NDArray[np.float64]) -> Found:
                 continue
             mean = float(np.exp((train - inference)[here].clip(-16.0, 3.0)).mean())
             said = f"the {name} side gives the likeliest token's log-probability, not the sampled one's; mean P/Q "
-            return [Fault(InvalidReason.NOT_SAMPLED, np.flatnonzero(rows), f"{said}{mean:.2f}")]
+            return [RowFault(InvalidReason.NOT_SAMPLED, np.flatnonzero(rows), f"{said}{mean:.2f}")]
     return []
 
 

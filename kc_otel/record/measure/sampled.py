@@ -31,6 +31,10 @@ LOWEST: Final = -64.0
 """Smallest log ratio that is told apart from smaller ones, nats."""
 HIGHEST: Final = 16.0
 """Largest log ratio that is told apart from larger ones, nats."""
+REWARD: Final = ("reward_above", "reward_below")
+"""Registry keys of what `kc_otel.stats.reward_sides` makes of a sequence's L and its reward, in its order."""
+_TOLERANCE = 1e-3
+"""As in `measure.checks`: how far above 0 the log of a mass may be."""
 
 
 def log_ratio(train: Any, inference: Any) -> Any:
@@ -88,7 +92,6 @@ TOKEN: Final[Mapping[str, Callable[[Any], Any]]] = MappingProxyType(
 Each rises or falls on either side of l = 0 throughout, which the histograms rely on. Means over tokens sampled from Q
 are TV(P,Q) for (1-w)+, an estimate of KL(Q||P) for w - 1 - l (k3), and chi2(P,Q) for (w-1)^2.
 """
-
 SEQUENCE: Final[Mapping[str, Callable[[Any, Any], Any]]] = MappingProxyType(
     {
         "tv_seq": lambda L, _: _tv(saturated(L)),
@@ -104,10 +107,6 @@ the kernels' distributions over whole sequences.
 """
 
 
-REWARD: Final = ("reward_above", "reward_below")
-"""Registry keys of what `kc_otel.stats.reward_sides` makes of a sequence's L and its reward, in its order."""
-
-
 def advantage_drift(log_w: Any, advantage: Any) -> Any:
     """(w-1) A: the kernels' mismatch, added to the push of a token with advantage A."""
     return _of(log_w).expm1(log_w) * advantage
@@ -119,10 +118,6 @@ def _of(log_w: Any) -> Any:
 
         return torch
     return np
-
-
-_TOLERANCE = 1e-3
-"""As in `measure.checks`: how far above 0 the log of a mass may be."""
 
 
 def renormalised(logprobs: Any, kept: Any) -> Any:

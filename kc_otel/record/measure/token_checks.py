@@ -39,6 +39,22 @@ _SHARE_GAP: Final = 0.45
 with a temperature."""
 _EFFECTIVE_TOKENS: Final = 48.0
 """Tokens that sum |l| is made of, in effect, of each of the two kinds."""
+TOO_SURE: Final = (
+    "there are far fewer tokens with less than half of the mass than these probabilities would give: they are the "
+    "sampled tokens' of a colder or greedy sampler, or multiplied by less than 1 on both sides (base 10, the length)"
+)
+"""Message for a finding of `stats.sureness`."""
+_MAX_MASS: Final = 1.15
+"""Mass of the different tokens of a prompt from which it is too much; rounding to bfloat16 adds 0.01, and weights that
+change between the rollouts of a prompt what they drift."""
+_SAME_NATS: Final = 0.05
+"""Nats up to which a token that came twice has one log-probability, so that both came after the same tokens."""
+_MAX_OTHER_SHARE: Final = 0.2
+"""Share of prompts with a token that came twice, of which one may have had several log-probabilities."""
+_LOG_WEALTH: Final = math.log(1e6)
+"""Log of the wealth of a bet, half of it at each prompt, that all rollouts of a prompt begin alike."""
+_PROMPTS: Final = 3
+"""Prompts that show it, at least, and at least every fourth of those that could: one may be named wrongly."""
 
 
 def penalised(
@@ -70,24 +86,6 @@ def penalised(
         f"the {name} side gives less to tokens that came before in their sequence: {again:.0%} of sum |l| has that "
         f"sign among them, {new:.0%} among the others"
     )
-
-
-TOO_SURE: Final = (
-    "there are far fewer tokens with less than half of the mass than these probabilities would give: they are the "
-    "sampled tokens' of a colder or greedy sampler, or multiplied by less than 1 on both sides (base 10, the length)"
-)
-"""Message for a finding of `stats.sureness`."""
-_MAX_MASS: Final = 1.15
-"""Mass of the different tokens of a prompt from which it is too much; rounding to bfloat16 adds 0.01, and weights that
-change between the rollouts of a prompt what they drift."""
-_SAME_NATS: Final = 0.05
-"""Nats up to which a token that came twice has one log-probability, so that both came after the same tokens."""
-_MAX_OTHER_SHARE: Final = 0.2
-"""Share of prompts with a token that came twice, of which one may have had several log-probabilities."""
-_LOG_WEALTH: Final = math.log(1e6)
-"""Log of the wealth of a bet, half of it at each prompt, that all rollouts of a prompt begin alike."""
-_PROMPTS: Final = 3
-"""Prompts that show it, at least, and at least every fourth of those that could: one may be named wrongly."""
 
 
 def more_than_all(logprobs: NDArray[np.floating], token_ids: NDArray[np.integer], prompts: Sequence[Hashable]) -> str:

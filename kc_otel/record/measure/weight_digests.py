@@ -35,6 +35,22 @@ _STEP: Final = -7046029254386353131
 """The golden ratio in 64 bits, as a signed integer: Steele, Lea and Flood 2014, SplitMix64."""
 _FIRST_MULTIPLIER: Final = -4658895280553007687
 _SECOND_MULTIPLIER: Final = -7723592293110705685
+_PACKED_MODULES: Final[Mapping[str, Sequence[str]]] = {
+    "qkv_proj": ("q_proj", "k_proj", "v_proj"),
+    "gate_up_proj": ("gate_proj", "up_proj"),
+}
+"""Fused modules of vLLM and SGLang, for models that do not list them in `packed_modules_mapping`."""
+_EXPERT: Final = re.compile(r"^(.*\.experts)\.(\d+)\.(\w+)\.weight$")
+_EXPERT_TENSORS: Final[Mapping[str, tuple[str, int | None]]] = {
+    **dict.fromkeys(("gate_proj", "w1"), ("w13_weight", 0)),
+    **dict.fromkeys(("up_proj", "w3"), ("w13_weight", 1)),
+    **dict.fromkeys(("down_proj", "w2"), ("w2_weight", None)),
+}
+"""A trainer's matrix of an expert -> the engine's tensor of all experts, and which half of it."""
+_ROWS: Final = 256
+"""Rows of the unit matrix that a packed layer is asked with at a time."""
+Shapes = Mapping[str, Sequence[int]]
+Part = tuple[str, torch.Tensor]
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,25 +145,6 @@ def _shifted(numbers: torch.Tensor, by: int) -> torch.Tensor:
 
 with extra("torch", "digests of a module's weights"):
     import torch
-
-
-_PACKED_MODULES: Final[Mapping[str, Sequence[str]]] = {
-    "qkv_proj": ("q_proj", "k_proj", "v_proj"),
-    "gate_up_proj": ("gate_proj", "up_proj"),
-}
-"""Fused modules of vLLM and SGLang, for models that do not list them in `packed_modules_mapping`."""
-_EXPERT: Final = re.compile(r"^(.*\.experts)\.(\d+)\.(\w+)\.weight$")
-_EXPERT_TENSORS: Final[Mapping[str, tuple[str, int | None]]] = {
-    **dict.fromkeys(("gate_proj", "w1"), ("w13_weight", 0)),
-    **dict.fromkeys(("up_proj", "w3"), ("w13_weight", 1)),
-    **dict.fromkeys(("down_proj", "w2"), ("w2_weight", None)),
-}
-"""A trainer's matrix of an expert -> the engine's tensor of all experts, and which half of it."""
-_ROWS: Final = 256
-"""Rows of the unit matrix that a packed layer is asked with at a time."""
-
-Shapes = Mapping[str, Sequence[int]]
-Part = tuple[str, torch.Tensor]
 
 
 def tail_of(name: str) -> str:

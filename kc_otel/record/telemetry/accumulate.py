@@ -15,9 +15,10 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
+from kc_otel.contract.input_reasons import InvalidReason
 from kc_otel.contract.registry.clause_metrics import QUANTITIES, RECORDED, TV_PLACE, Unit
 from kc_otel.record.measure.arrays import SampledBatch, as_bool, as_host, host_rows, is_tensor, on_gpu
-from kc_otel.record.measure.checks import InvalidReason, check_declared, difference, failed, held_together, same_shape
+from kc_otel.record.measure.checks import check_declared, difference, failed, held_together, same_shape
 from kc_otel.record.measure.logits import LOGITS, logit_drift
 from kc_otel.record.measure.places import Places, TokenSlice
 from kc_otel.record.measure.sampled import REWARD, SEQUENCE, TOKEN, outside_mass, renormalised, saturated
@@ -169,10 +170,6 @@ class Accumulator:
         if advantages is not None and tuple(np.shape(advantages)) not in {(sequences,), tuple(train.shape)}:
             raise ValueError(
                 f"advantages: shape {tuple(np.shape(advantages))} is neither [sequences] nor {tuple(train.shape)}"
-            )
-        if rewards is not None and tuple(np.shape(rewards)) != (sequences,):
-            raise ValueError(
-                f"rewards: shape {tuple(np.shape(rewards))} is not [sequences], ({sequences},); give one for each"
             )
         train, inference = renormalised(train, train_kept), renormalised(inference, inference_kept)
         member = self._membership(membership, sequences)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Final
 
 from opentelemetry.sdk.metrics import Exemplar
@@ -23,8 +24,10 @@ from kc_otel.contract.registry.own_metrics import METRICS
 from kc_otel.contract.slices import ALL, Scalar
 from kc_otel.record.kernel import KernelPair
 from kc_otel.record.telemetry.accumulate import Accumulator, WorstToken
-from kc_otel.record.telemetry.moments import MOST_OPERATORS, OperatorAccumulator
+from kc_otel.record.telemetry.moments import OperatorAccumulator
 from kc_otel.stats.histogram import Buckets, ExponentialHistogram
+
+_CUMULATIVE: Final = sdk.AggregationTemporality.CUMULATIVE
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,46 +41,31 @@ class TokenExemplar:
 
 
 class PairStreams:
-    """Accumulates one kernel pair from `start` on, unix nanoseconds. Not thread-safe.
+    """What has accumulated of one kernel pair from `start` on, unix nanoseconds. Not thread-safe.
 
-    What is exported are the quantities `recorded`, all of the registry where there is none, the means `averaged` over
-    sequences, prompts or steps, and what is known of `sampling`, of the quantities `of_all` on all traffic alone; in
-    the buckets of `layouts`. For `operators` there is always room, for others up to `more_operators` of them.
+    It is exported in the buckets of `layouts`, and quantities in `of_all` of all traffic alone.
     """
 
     def __init__(
         self,
         contract: str,
         pair: KernelPair,
-        slices: Sequence[str],
         start: int,
+        accumulator: Accumulator,
+        operators: OperatorAccumulator,
         *,
-        layouts: Mapping[str, BucketLayout] | None = None,
-        recorded: Collection[str] | None = None,
-        averaged: Sequence[str] = (),
-        sampling: Sequence[str] = (),
+        layouts: Mapping[str, BucketLayout] = MappingProxyType({}),
         of_all: Collection[str] = (),
-        reward_range: tuple[float, float] | None = None,
-        operators: Sequence[str] = (),
-        more_operators: int = MOST_OPERATORS,
-        patience: float = 900.0,
     ) -> None:
         self.pair: Final = pair
-        self.accumulator: Final = Accumulator(
-            slices,
-            recorded=recorded,
-            averaged=averaged,
-            sampling=sampling,
-            reward_range=reward_range,
-            patience=patience,
-        )
-        self.operators: Final = OperatorAccumulator(slices, named=operators, more=more_operators)
+        self.accumulator: Final = accumulator
+        self.operators: Final = operators
         self.retired = False
         self.batches = 0
         self.step: int | None = None
         """Trainer's step of the newest batch."""
         self._contract = contract
-        self._layouts = layouts or {}
+        self._layouts = layouts
         self._of_all = of_all
         self._start = start
         self._worst: dict[str, TokenExemplar] = {}
@@ -171,9 +159,6 @@ def _exemplars(quantity: str, example: TokenExemplar) -> tuple[Exemplar, ...]:
     else:
         return ()
     return (Exemplar(dict(example.weights), value, example.at, example.span.span_id, example.span.trace_id),)
-
-
-_CUMULATIVE: Final = sdk.AggregationTemporality.CUMULATIVE
 
 
 def histogram_point(

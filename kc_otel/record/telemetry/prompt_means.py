@@ -183,9 +183,9 @@ class PromptMeans:
                 self._remember(key)
         while len(self._open) > _MAX_OPEN_PROMPTS:
             ready.append((*self._open.popitem(last=False), False))
-        found = self._done(ready)
-        assert found.prompts is not None
-        return found._replace(steps=self._in_steps(found.prompts, of))
+        done = self._done(ready)
+        assert done.prompts is not None
+        return done._replace(steps=self._in_steps(done.prompts, of))
 
     def expire(self, now: float) -> Finished:
         """Count incomplete prompts that waited long enough."""

@@ -14,11 +14,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kc_otel._extras import extra
+from kc_otel.contract.input_reasons import InvalidReason
 from kc_otel.record.measure.arrays import BLOCK, SampledBatch, as_host
-from kc_otel.record.measure.checks import LOWEST_LOGPROB, InvalidReason, check_block, difference
-from kc_otel.record.measure.faults import RUN
+from kc_otel.record.measure.checks import LOWEST_LOGPROB, check_block, difference
 from kc_otel.record.measure.fillers import EDGE_ROWS, SENTINEL
 from kc_otel.record.measure.processing import doubtful, looks_processed_together
+from kc_otel.record.measure.row_faults import RUN
 from kc_otel.record.measure.sampled import TOKEN, advantage_drift, saturated
 from kc_otel.record.telemetry.buckets import LogRatioCells, Partition
 from kc_otel.record.telemetry.reduce_host import (

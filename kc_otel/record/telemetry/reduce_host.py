@@ -11,9 +11,10 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
+from kc_otel.contract.input_reasons import InvalidReason
 from kc_otel.contract.slices import PLACES
 from kc_otel.record.measure.arrays import Block, HostRows, SampledBatch
-from kc_otel.record.measure.checks import InvalidReason, check_block, difference
+from kc_otel.record.measure.checks import check_block, difference
 from kc_otel.record.measure.places import BETWEEN
 from kc_otel.record.measure.sampled import TOKEN, saturated
 from kc_otel.record.telemetry.buckets import LogRatioCells
@@ -86,7 +87,9 @@ def joined(
     none: Part = (np.zeros(0, dtype=np.intp), np.zeros((3, 0, width)), NO_SIDES, NO_PLACES)
     columns = zip(zip(none, *parts, strict=True), (0, 1, 0, 1), strict=True)
     rows, stats, sides, places = (np.concatenate(column, axis=axis) for column, axis in columns)
-    return Reduced(codes, rows, lengths[rows], *stats, cells, slots, sides, why, bets, places if placed else None)
+    totals, low, high = stats
+    some = places if placed else None
+    return Reduced(codes, rows, lengths[rows], totals, low, high, cells, slots, sides, why, bets, some)
 
 
 def of_one_age(rows: NDArray[np.intp], membership: NDArray[np.bool_]) -> list[NDArray[np.intp]]:

@@ -8,8 +8,9 @@ import torch
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from kc_otel.contract.input_reasons import REASONS, remedy
-from kc_otel.record.measure.checks import InvalidReason, check, check_declared, failed
+from kc_otel.contract.input_reasons import REASONS, InvalidReason, remedy
+from kc_otel.record.measure.checks import check, check_declared, failed
+from tests.tools.planted_faults import log_softmax, sampled
 
 SHAPE = (6, 40)
 
@@ -122,15 +123,11 @@ def distributions(temperature: float = 1.0, keep: float = 1.0, seed: int = 0, sh
     """Log P and log Q of tokens from softmaxes over 50 entries, Q sharpened by a temperature and truncated to top-p."""
     rng = np.random.default_rng(seed)
     logits = rng.standard_normal((*shape, 50))
-    train = logits - np.logaddexp.reduce(logits, axis=-1, keepdims=True)
-    inference = logits / temperature
-    inference -= np.logaddexp.reduce(inference, axis=-1, keepdims=True)
+    inference = log_softmax(logits / temperature)
     largest = np.sort(np.exp(inference), axis=-1)[..., ::-1]
     last = np.argmax(np.cumsum(largest, axis=-1) >= keep - 1e-12, axis=-1)[..., None]
     inference[np.exp(inference) < np.take_along_axis(largest, last, -1) - 1e-12] = -np.inf
-    inference -= np.logaddexp.reduce(inference, axis=-1, keepdims=True)
-    token = np.argmax(inference + rng.gumbel(size=inference.shape), axis=-1)[..., None]
-    return (np.take_along_axis(side, token, -1)[..., 0] for side in (train, inference))
+    return sampled(rng, logits, inference)
 
 
 @pytest.mark.parametrize(
@@ -183,9 +180,7 @@ def uneven(change, seed: int = 0, shape: tuple[int, int] = (100, 16)):
     rng = np.random.default_rng(seed)
     sharp = np.where(rng.random(shape) < 0.6, rng.uniform(5, 9, shape), rng.uniform(0.5, 2, shape))
     logits = rng.standard_normal((*shape, 60)) * sharp[..., None]
-    sides = [side - np.logaddexp.reduce(side, axis=-1, keepdims=True) for side in (logits, change(logits, rng))]
-    token = np.argmax(sides[1] + rng.gumbel(size=logits.shape), axis=-1)[..., None]
-    return [np.take_along_axis(side, token, -1)[..., 0].astype(np.float32) for side in sides]
+    return list(sampled(rng, logits, change(logits, rng)))
 
 
 @pytest.mark.parametrize("turned", [False, True])
@@ -272,9 +267,7 @@ def test_no_drift_of_a_kernel_is_taken_for_a_setting(
     rng = np.random.default_rng(seed)
     logits = rng.standard_normal((max(4, 400 // tokens), tokens, 20)) * 3
     noise = rng.standard_t(tails, logits.shape) * size * (1 + sharp * (logits < 0))
-    train, inference = (side - np.logaddexp.reduce(side, axis=-1, keepdims=True) for side in (logits, logits + noise))
-    token = np.argmax(inference + rng.gumbel(size=inference.shape), axis=-1)[..., None]
-    codes = check(*(np.take_along_axis(side, token, -1)[..., 0] for side in (train, inference)))
+    codes = check(*sampled(rng, logits, logits + noise))
     assert not np.isin(
         codes, [InvalidReason.TEMPERATURE_MISMATCH, InvalidReason.TRUNCATED_SAMPLING, InvalidReason.PLACEHOLDER]
     ).any()
@@ -365,11 +358,6 @@ def test_text_that_is_nearly_certain_shows_no_pattern_by_chance(open_share, toge
     shape = (500, 64)
     logits = rng.standard_normal((*shape, 32))
     logits[..., 0] += np.where(rng.random(shape) < open_share, 0.0, 12.0)
-    train, inference = (
-        side - np.log(np.exp(side).sum(-1, keepdims=True))
-        for side in (logits + 0.6 * rng.standard_normal(logits.shape), logits)
-    )
-    tokens = (np.exp(inference).cumsum(-1) < rng.random((*shape, 1))).sum(-1, keepdims=True).clip(max=31)
-    p, q = (np.take_along_axis(side, tokens, -1)[..., 0] for side in (train, inference))
+    p, q = sampled(rng, logits + 0.6 * rng.standard_normal(logits.shape), logits)
     found = [check(p[at : at + together], q[at : at + together]) for at in range(0, 500, together)]
     assert not np.concatenate(found).any()

@@ -16,6 +16,7 @@ pytest.importorskip("triton")
 
 from kc_otel.record.measure import logit_device
 from kc_otel.record.measure.logits import SATURATION, logit_drift
+from tests.record.measure import test_logits
 
 ROOT = Path(__file__).parents[3]
 pytestmark = [
@@ -36,11 +37,7 @@ def _few_lanes(monkeypatch):
 
 
 def pair(drift, rows=5, vocab=90, seed=0):
-    """Logits of two kernels, float32."""
-    rng = np.random.default_rng(seed)
-    inference = 3 * rng.standard_normal((rows, vocab))
-    train = inference + drift * rng.standard_normal((rows, vocab)) + 3 * rng.standard_normal((rows, 1))
-    return torch.from_numpy(train.astype(np.float32)), torch.from_numpy(inference.astype(np.float32))
+    return tuple(map(torch.from_numpy, test_logits.pair(drift, rows, vocab, seed)))
 
 
 def exact(train, inference):

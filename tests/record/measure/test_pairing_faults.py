@@ -3,8 +3,9 @@
 import numpy as np
 import pytest
 
+from kc_otel.contract.input_reasons import InvalidReason
 from kc_otel.record.measure.arrays import Block
-from kc_otel.record.measure.checks import InvalidReason, check, check_block, difference, failed, held_together
+from kc_otel.record.measure.checks import check, check_block, difference, failed, held_together
 from kc_otel.record.telemetry.accumulate import Accumulator
 from kc_otel.stats.surplus import surely_surplus, surplus, surplus_of_sums
 from tests.tools.planted_faults import FAULTS, FAULTS_OF_BATCHES, HONEST, healthy, honest, log_softmax, sampled, texts

@@ -7,7 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from kc_otel.record.measure.checks import InvalidReason, check
+from kc_otel.contract.input_reasons import InvalidReason
+from kc_otel.record.measure.checks import check
 from tests.tools.planted_faults import sampled, texts
 
 pytestmark = pytest.mark.slow
@@ -86,9 +87,7 @@ def test_a_temperature_is_named_where_kernels_differ_as_in_four_bits(temperature
         rng = np.random.default_rng(seed)
         logits = rng.standard_normal((*shape, 200)) * rng.uniform(*sharp, (*shape, 1))
         noisy = (logits + 0.05 * rng.standard_normal(logits.shape)) / temperature
-        train, inference = (side - np.logaddexp.reduce(side, axis=-1, keepdims=True) for side in (logits, noisy))
-        token = np.argmax(inference + rng.gumbel(size=logits.shape), axis=-1)[..., None]
-        sides = [np.take_along_axis(side, token, -1)[..., 0].astype(np.float32) for side in (train, inference)]
+        sides = sampled(rng, logits, noisy)
         assert has_temperature(*(reversed(sides) if turned else sides)).mean() >= least, seed
 
 

@@ -216,20 +216,6 @@ class Unreadable:
         raise RuntimeError("the device is lost")
 
 
-@pytest.mark.slow
-def test_compare_returns_long_before_it_is_measured(recorders, logprobs):
-    train, inference = (side.astype(np.float32) for side in logprobs(64, 16_384))
-    recorder = recorders()
-    handed, measured = [], []
-    for _ in range(3):
-        began = time.perf_counter()
-        recorder.compare(train, inference)
-        handed.append(time.perf_counter() - began)
-        recorder.force_flush(30)
-        measured.append(time.perf_counter() - began)
-    assert min(handed) < min(measured) / 4
-
-
 def test_a_share_is_measured_and_the_rest_is_counted(recorders, contract, memory, logprobs):
     """With sampling, or by the contract, a share of batches is measured; the others are counted, the share exported."""
     recorder = recorders(sampling=0.25)

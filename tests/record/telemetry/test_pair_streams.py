@@ -15,6 +15,7 @@ from kc_otel.contract.registry.clause_metrics import OPERATORS, QUANTITIES
 from kc_otel.contract.registry.own_metrics import METRICS
 from kc_otel.record.kernel import Kernel, KernelPair
 from kc_otel.record.telemetry import pair_streams as points
+from kc_otel.record.telemetry.accumulate import Accumulator
 from kc_otel.record.telemetry.moments import OperatorAccumulator
 from kc_otel.record.telemetry.pair_streams import PairStreams, drift_metrics
 from kc_otel.stats.histogram import Buckets, ExponentialHistogram
@@ -110,7 +111,7 @@ def test_there_is_room_for_named_operators_and_a_few_more():
 def test_points_name_their_operator_and_no_other_points_do():
     """One metric per quantity with a point per operator; metrics of tokens have the attributes that they had."""
     pair = KernelPair(Kernel("torch"), Kernel("vllm"))
-    streams = PairStreams("policy", pair, SLICES, 1, operators=["attention"])
+    streams = PairStreams("policy", pair, 1, Accumulator(SLICES), OperatorAccumulator(SLICES, named=["attention"]))
     streams.accumulator.add_sampled(np.full((1, 4), -1.0), np.full((1, 4), -1.1))
     for name in ("attention", "mlp"):
         streams.operators.add(name, {"operator_ulp": np.ones(2)}, np.array([[True, False, True]] * 2))

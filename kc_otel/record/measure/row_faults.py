@@ -14,7 +14,7 @@ from kc_otel.record.measure.arrays import Block
 
 Mask = NDArray[np.bool_]
 Floats = NDArray[np.floating]
-Found = list["Fault"]
+Found = list["RowFault"]
 
 RUN: Final = 8
 """Tokens in a row from which a constant is looked at."""
@@ -36,7 +36,7 @@ NUCLEUS: Final = 1e-3
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Fault:
+class RowFault:
     """One fault of a block."""
 
     reason: InvalidReason
@@ -124,7 +124,7 @@ def without(block: Block, tokens: Mask) -> tuple[Block, NDArray[np.intp]]:
 
 def fault_at(
     block: Block, tokens: Mask, said: str, reason: InvalidReason = InvalidReason.PLACEHOLDER, *, of_all: bool = False
-) -> Fault:
+) -> RowFault:
     """A fault at these tokens, of the rows that have them, which says where the first one has it.
 
     It is `of_all` rows where a program chooses tokens by their numbers: it leaves the others a biased choice.
@@ -134,12 +134,12 @@ def fault_at(
     rows = np.unique(of)
     here = places[of == rows[0]] - block.starts[rows[0]]
     where = f"tokens {here[0]} to {here[-1]}" if here.size > 1 else f"token {here[0]}"
-    return Fault(reason, np.arange(block.rows.size) if of_all else rows, f"{said} ({where} of the first)", tokens)
+    return RowFault(reason, np.arange(block.rows.size) if of_all else rows, f"{said} ({where} of the first)", tokens)
 
 
 def every_row(block: Block, reason: InvalidReason, said: str) -> Found:
     """A fault that all rows have, as the only one."""
-    return [Fault(reason, np.arange(block.rows.size), said)]
+    return [RowFault(reason, np.arange(block.rows.size), said)]
 
 
 def surely_more(count: np.intp | int, of: np.intp | int, share: float) -> bool:
