@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import fields, is_dataclass, replace
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 Value = TypeVar("Value")
 
@@ -20,12 +20,12 @@ def not_later(value: Value, now: float, ahead: float) -> Value:
     if isinstance(found, float):
         found = now if now < found <= ahead else found
     elif isinstance(found, Mapping):
-        found = {key: not_later(of, now, ahead) for key, of in found.items()}
+        found = {key: not_later(part, now, ahead) for key, part in found.items()}
     elif isinstance(found, tuple):
-        of = [not_later(part, now, ahead) for part in found]
-        found = type(found)(*of) if hasattr(found, "_fields") else tuple(of)
+        parts = [not_later(part, now, ahead) for part in found]
+        found = type(found)(*parts) if hasattr(found, "_fields") else tuple(parts)
     elif is_dataclass(found) and not isinstance(found, type):
-        of = {field.name: getattr(found, field.name) for field in fields(found) if field.init}
-        changed = {name: after for name, part in of.items() if (after := not_later(part, now, ahead)) != part}
+        known = {field.name: getattr(found, field.name) for field in fields(found) if field.init}
+        changed = {name: after for name, part in known.items() if (after := not_later(part, now, ahead)) != part}
         found = replace(found, **changed) if changed else found
-    return found
+    return cast("Value", found)
