@@ -92,8 +92,8 @@ class StreamColumns:
             if rows is None:
                 ours = all(wire.name(metric).startswith((b"kc.", b"gen_ai.")) for metric in wire.spans)
                 return self._read(wire, most) if ours else None
-            odd = wire.without(wire.points["plain"] != 0)
-            return ColumnMessage(wire, rows, self._generation, (odd, wire.request_of(odd)))
+            plain = wire.points["plain"] != 0
+            return ColumnMessage(wire, rows, self._generation, (plain, wire.request_without(plain)))
         except DecodeError:
             return None
 
@@ -108,7 +108,7 @@ class StreamColumns:
         if 4 * np.count_nonzero(left) > left.size or _has_other_layouts(wire):
             message.request = ExportMetricsServiceRequest.FromString(wire.body)
             return message if sum(METRICS.items(message.request)) <= most else None
-        message.odd = (odd := wire.without(~left)), wire.request_of(odd)
+        message.odd = ~left, wire.request_without(~left)
         if not (rows < 0).any():
             self._layouts.learn(wire, rows)
         return message
