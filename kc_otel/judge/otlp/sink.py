@@ -18,7 +18,7 @@ DURATION_BOUNDS: Final = (0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.25, 0.5, 0.75,
 
 @dataclass(frozen=True, slots=True)
 class ExportResult:
-    """Outcome of a request that was read: items not to be sent again, why, and the seconds that it took."""
+    """Outcome of a request that was read: items that the sender must not send again, why, and the seconds it took."""
 
     rejected: int = 0
     message: str = ""
