@@ -42,7 +42,7 @@ TRAIN_STEP: Final = "kc.train.step"
 _DELTA, CUMULATIVE = 1, 2
 _NO_RECORDED_VALUE = 1
 _SCALAR_FIELDS: Final = frozenset({"string_value", "int_value", "double_value", "bool_value"})
-_MAX_COUNT = 2**44
+MAX_COUNT: Final = 2**44
 """Counts beyond this are no counts: half a year of a million tokens a second. With it, the sum over the most streams of
 a contract stays below 2^63."""
 _ACCEPTED_SCALES: Final = range(-2, 21)
@@ -288,7 +288,7 @@ def _reader(name: str, field: str, metric: Any) -> tuple[PointKind, Callable[[An
 
 def _counter(point: Any) -> Histogram:
     value = point.as_double if point.WhichOneof("value") == "as_double" else point.as_int
-    if not 0 <= value < _MAX_COUNT:
+    if not 0 <= value < MAX_COUNT:
         raise _MalformedError(f"a counter cannot be {value!r}")
     return ExplicitHistogram.of_count(round(value))
 
@@ -362,7 +362,7 @@ def _explicit(point: Any) -> Histogram:
 def _counts(given: Any) -> NDArray[np.int64]:
     """Bucket counts, each of which is one; added up modulo 2^64, others could seem to be."""
     counts = np.fromiter(given, np.uint64, len(given))
-    if counts.size and counts.max() >= _MAX_COUNT:
+    if counts.size and counts.max() >= MAX_COUNT:
         raise _MalformedError(f"a bucket cannot hold {counts.max()} observations")
     return counts.astype(np.int64)
 
@@ -370,14 +370,14 @@ def _counts(given: Any) -> NDArray[np.int64]:
 def _check(point: Any, counted: int) -> None:
     if counted != point.count:
         raise _MalformedError(f"its buckets hold {counted} observations, its count is {point.count}")
-    if counted >= _MAX_COUNT:
+    if counted >= MAX_COUNT:
         raise _MalformedError(f"{counted} observations are more than one stream can have")
     if not (point.HasField("sum") and math.isfinite(point.sum)):
         raise _MalformedError("its sum is missing or not finite")
 
 
 def _check_sum(histogram: Histogram) -> None:
-    if not (abs(histogram.sum) < _MAX_COUNT * _LARGEST_EDGE and sum_fits(histogram)):
+    if not (abs(histogram.sum) < MAX_COUNT * _LARGEST_EDGE and sum_fits(histogram)):
         raise _MalformedError(f"its sum {histogram.sum:g} does not fit its buckets")
 
 

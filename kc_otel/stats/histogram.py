@@ -56,9 +56,9 @@ class Buckets:
         starts[0] = 0
         return Buckets(first, np.add.reduceat(self.counts, starts))
 
-    def minus(self, other: Buckets) -> Buckets:
-        """Bucket-wise difference at the same scale, without empty buckets at the ends."""
-        return Buckets.union([self, Buckets(other.offset, -other.counts)]).trimmed()
+    def plus(self, other: Buckets, sign: int = 1) -> Buckets:
+        """Bucket-wise sum, or difference with sign=-1, at the same scale."""
+        return Buckets.union([self, Buckets(other.offset, sign * other.counts)])
 
     @classmethod
     def union(cls, parts: Sequence[Buckets]) -> Buckets:
@@ -168,7 +168,7 @@ class ExponentialHistogram:
         if not earlier.count:
             return self
         a, b = _aligned([self, earlier])
-        positive, negative = a.positive.minus(b.positive), a.negative.minus(b.negative)
+        positive, negative = a.positive.plus(b.positive, -1).trimmed(), a.negative.plus(b.negative, -1).trimmed()
         zero_count, count = a.zero_count - b.zero_count, a.count - b.count
         if count < 0 or zero_count < 0 or (positive.counts < 0).any() or (negative.counts < 0).any():
             return None

@@ -192,7 +192,7 @@ def test_empty_histograms_are_neutral(histogram_of):
     assert full.since(full).count == 0
     assert empty.binned().total == 0
     assert ExponentialHistogram.union([]).count == 0
-    assert Buckets.empty().minus(full.positive).counts.sum() == -1
+    assert Buckets.empty().plus(full.positive, -1).counts.sum() == -1
 
 
 @settings(max_examples=50)

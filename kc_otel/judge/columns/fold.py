@@ -81,8 +81,8 @@ class _Known(Structure):
 class Known:
     """Arrays that points are folded into; they are handed over once, not with every message.
 
-    They are ROW [r], words of the rows' buckets, uint32 [w], SLOT [s], int64 [2, s, SPAN], slots of each series, int64
-    [series, 2], and LIMITS [contracts].
+    In their order: rows, ROW [r]; the words of their buckets, uint32 [w]; slots, SLOT [s]; their buckets, int64
+    [2, s, SPAN]; the slots of each series, int64 [series, 2]; limits, LIMITS [contracts].
     """
 
     def __init__(
@@ -126,7 +126,7 @@ class Known:
 
 
 def used_parts(slots: Array, buckets: Array, which: NDArray[np.int64], side: int) -> SideColumns:
-    """Return the used buckets, int64 [s, SPAN], of one sign (0 positive, 1 negative) of some SLOTs, int64 [n]."""
+    """Return the used buckets of some slots, of one sign (0 positive, 1 negative), from all slots' buckets of it."""
     size = which.size
     counts, found = np.empty(size * SPAN, np.int64), np.empty(2 * size + 1, np.int64)
     into = address(found), address(found[size:]), address(counts), address(found[2 * size :])
@@ -135,7 +135,7 @@ def used_parts(slots: Array, buckets: Array, which: NDArray[np.int64], side: int
 
 
 def counts_of(rows: Array, counts: Array, which: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return the counts of some ROWs' buckets, positive and then negative ones, one row after the other."""
+    """Return the counts of some rows' buckets: positive and then negative ones, one row after the other."""
     known = _Known(rows.ctypes.data, counts.ctypes.data)
     found = np.empty(int(rows["positive_size"][which].sum() + rows["negative_size"][which].sum()), np.int64)
     _counts_of(addressof(known), which.ctypes.data, which.size, found.ctypes.data)

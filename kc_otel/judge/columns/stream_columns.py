@@ -31,7 +31,7 @@ from kc_otel.judge.histograms import ExplicitHistogram
 from kc_otel.judge.otlp.signals import METRICS
 from kc_otel.judge.otlp.wire_columns import ColumnMessage, WireColumns, read_columns
 from kc_otel.judge.point_streams import Horizon
-from kc_otel.judge.points import Point, PointKind, digest_of, origin_of, walk
+from kc_otel.judge.points import MAX_COUNT, Point, PointKind, digest_of, origin_of, walk
 from kc_otel.judge.refused_points import sender_of
 from kc_otel.judge.series import LONG, SHORT, Heard, SeriesKey
 from kc_otel.stats.histogram_columns import HistogramColumns
@@ -40,8 +40,6 @@ _MAX_SPELLINGS: Final = 65_536
 """Spellings of attributes that are known; processes that record the same share them."""
 _MAX_PAIRS: Final = 4096
 """Pairs of kernels, of all contracts, that are known by a number."""
-_MOST_COUNT: Final = 2**44
-"""Observations that a point may say of."""
 _NOT_YET: Final = -1
 """Generation of a message whose new streams have no rows yet."""
 _POINTS_PER_CHUNK: Final = 1024
@@ -92,8 +90,8 @@ class StreamColumns:
             if rows is None:
                 ours = all(wire.name(metric).startswith((b"kc.", b"gen_ai.")) for metric in wire.spans)
                 return self._read(wire, most) if ours else None
-            odd = wire.without(wire.points["plain"] != 0)
-            return ColumnMessage(wire, rows, self._generation, (odd, wire.request_of(odd)))
+            plain = wire.points["plain"] != 0
+            return ColumnMessage(wire, rows, self._generation, (plain, wire.request_without(plain)))
         except DecodeError:
             return None
 
@@ -105,10 +103,12 @@ class StreamColumns:
         left[[first.point for first in new]] = False
         left |= wire.points["plain"] == 0
         message.new = int(np.count_nonzero((rows < 0) & ~left))
-        if 4 * np.count_nonzero(left) > left.size or _has_other_layouts(wire):
+        # Explicit bounds of one of our quantities: a series' layout may then depend on the first point.
+        others = any(not of.exponential and wire.is_drift(of) for of in wire.spans)
+        if others or 4 * np.count_nonzero(left) > left.size:
             message.request = ExportMetricsServiceRequest.FromString(wire.body)
             return message if sum(METRICS.items(message.request)) <= most else None
-        message.odd = (odd := wire.without(~left)), wire.request_of(odd)
+        message.odd = ~left, wire.request_without(~left)
         if not (rows < 0).any():
             self._layouts.learn(wire, rows)
         return message
@@ -189,7 +189,7 @@ class StreamColumns:
         points, begun = message.wire.points, []
         for contract in {first.spelling.contract for first in new}:
             of = [first for first in new if first.spelling.contract == contract]
-            counts = points["count"][[first.point for first in of]].clip(0, _MOST_COUNT)
+            counts = points["count"][[first.point for first in of]].clip(0, MAX_COUNT)
             if not self._states[contract].has_room_for(len(of), int(counts.sum()), now):
                 continue
             for point, spelling, name in of:
@@ -349,11 +349,6 @@ class _FirstPoint(NamedTuple):
     point: int
     spelling: _Spelling
     name: bytes
-
-
-def _has_other_layouts(wire: WireColumns) -> bool:
-    """Return True if one of our quantities has explicit bounds: a series' layout may then depend on the first point."""
-    return any(not of.exponential and wire.is_drift(of) for of in wire.spans)
 
 
 class _Counted(NamedTuple):

@@ -60,7 +60,7 @@ for _field, _value in {"loaded": NEW, "time": -1, "min": np.inf, "max": -np.inf}
 
 
 class RowMemory:
-    """ROW [n] of all contracts, words of the rows' buckets, uint32 [w], and digests of the streams, or empty."""
+    """Rows of all contracts, ROW [n], words of their buckets, uint32 [w], and the stream of each; empty for none."""
 
     def __init__(self) -> None:
         self.rows = np.zeros(MAX_ROWS, ROW)

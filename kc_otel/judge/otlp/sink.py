@@ -12,7 +12,7 @@ from kc_otel.judge.otlp.request_limits import Limits
 
 @dataclass(frozen=True, slots=True)
 class ExportResult:
-    """Outcome of a request that was read: items not to be sent again, why, and the seconds that it took."""
+    """Outcome of a request that was read: items that the sender must not send again, why, and the seconds it took."""
 
     rejected: int = 0
     message: str = ""

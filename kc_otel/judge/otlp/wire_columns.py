@@ -77,7 +77,7 @@ class WireColumns:
     @cached_property
     def spans(self) -> list[MetricSpan]:
         """The same as `metrics`, for a loop."""
-        return [MetricSpan(*record) for record in self.metrics.tolist()]
+        return [*map(MetricSpan._make, self.metrics.tolist())]
 
     def origin(self, metric: int) -> tuple[bytes, bytes, bytes, int]:
         """Return the fields shared by all points of a metric: resource, scope, names and unit, temporality."""
@@ -102,9 +102,9 @@ class WireColumns:
 
     def counts_of_drift(self) -> Counter[tuple[bytes, bool]]:
         """Sums of the drift metrics' counts, by resource and by whether they are cumulative."""
-        found, counts = Counter[tuple[bytes, bool]](), self.points["count"]
+        found, counts = Counter[tuple[bytes, bool]](), [0, *np.cumsum(self.points["count"]).tolist()]
         for of, resource, cumulative in self.drift_metrics():
-            found[resource, cumulative] += int(counts[of.first : of.last].sum())
+            found[resource, cumulative] += counts[of.last] - counts[of.first]
         return found
 
     def without(self, taken: NDArray[np.bool_]) -> list[tuple[int, list[int]]]:
@@ -117,6 +117,11 @@ class WireColumns:
             if numbers or not of.exponential:
                 found.append((metric, numbers))
         return found
+
+    def request_without(self, taken: NDArray[np.bool_]) -> tuple[Any, list[int]]:
+        """A request with the metrics and points `without` those taken, and the numbers that its points have here."""
+        parts = self.without(taken)
+        return self.request_of(parts), [number for _, numbers in parts for number in numbers]
 
     def request_of(self, parts: Iterable[tuple[int, Sequence[int]]]) -> Any:
         """A request that has some metrics, in this order; an exponential one with these of its points."""
@@ -149,7 +154,7 @@ class ColumnMessage:
     Attributes:
         rows: Row of each of its points in `StreamColumns`, -1 where there is none.
         known: Part of `StreamColumns` that the rows belong to.
-        odd: The metrics and points that are not plain, and a request with these; None where there is a `request`.
+        odd: Which points are plain, and `request_without` these; None where there is a `request`.
         new: How many of its points have no row yet, and get one when it is taken.
         taken: Of each point whether it was taken from the columns.
         request: The whole request as protobuf read it, where most of it is not plain.
@@ -158,7 +163,7 @@ class ColumnMessage:
     wire: WireColumns
     rows: NDArray[np.int64]
     known: int
-    odd: tuple[list[tuple[int, list[int]]], Any] | None = None
+    odd: tuple[NDArray[np.bool_], tuple[Any, list[int]]] | None = None
     new: int = 0
     taken: NDArray[np.int8] = field(init=False)
     request: Any = None
@@ -170,11 +175,10 @@ class ColumnMessage:
         """A request with what was not taken, in its order, and the numbers that its exponential points have here."""
         if self.request is not None:
             return self.request, range(self.rows.size)
-        left = self.wire.without(self.taken != 0)
-        numbers = [number for _, numbers in left for number in numbers]
-        if self.odd is not None and self.odd[0] == left:
-            return self.odd[1], numbers
-        return self.wire.request_of(left), numbers
+        taken = self.taken != 0
+        if self.odd is not None and np.array_equal(taken, self.odd[0]):
+            return self.odd[1]
+        return self.wire.request_without(taken)
 
 
 def _part(field: int, content: bytes) -> bytes:
