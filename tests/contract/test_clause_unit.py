@@ -31,7 +31,6 @@ def _clause(**fields: object) -> str:
     ],
 )
 def test_units_that_mean_nothing_are_refused_at_their_line(written, said, section, fields, message):
-    """With why, and what to write instead."""
     (problem, *more) = said(written(f"{section}: {_clause(**fields)}"))
     assert problem.startswith(f"c.yaml:5: {message}")
     assert not more
@@ -39,7 +38,6 @@ def test_units_that_mean_nothing_are_refused_at_their_line(written, said, sectio
 
 @pytest.mark.parametrize("metric", ["tv_seq", "reward_drift_bound"])
 def test_a_sequence_metric_is_not_observed_per_token(written, said, metric):
-    """`unit: token` on it is refused, whether it is a quantity or made of one."""
     text = written(
         "assumptions: {reward_range: [0, 1]}", f"statistical: {_clause(metric=metric, unit='token')}", clause=False
     )
@@ -49,7 +47,6 @@ def test_a_sequence_metric_is_not_observed_per_token(written, said, metric):
 
 
 def test_the_unit_decides_which_quantity_is_judged(contract):
-    """Means of tokens and of sequences have a quantity by each wider unit; without a unit it is the prompt."""
     metrics = ["tv_token", "k1", "support_deficit", "clip_budget_share", "tv_seq", "reward_drift_bound"]
     lines = [f"- {{id: {m.replace('_', '-')}, metric: {m}, unit: sequence, limit: 0.1}}" for m in metrics]
     made = contract("assumptions: {reward_range: [0, 1], clip: 0.2}", "statistical:", *lines, clause=False)
@@ -78,14 +75,12 @@ def _without_unit(lines):
 
 @pytest.mark.parametrize("fields", [{"statistic": "p99"}, {"statistic": "fraction > 0.5"}, {"statistic": "max"}])
 def test_what_has_no_form_by_sequence_counts_tokens(fields):
-    """With nothing said, and with `unit: token`."""
     for unit in (None, "token"):
         clause = Clause(id="x", metric="tv_token", limit=0.1, unit=unit, **fields)
         assert (clause.averaged, clause.quantity.key) == (None, "tv_token")
 
 
 def test_a_share_of_sequences_is_of_those_whose_mean_is_above():
-    """Where the clause says so: it covers future traffic, too, and is recorded like the mean."""
     clause = Clause(id="x", metric="tv_token", statistic="fraction > 0.02", unit="sequence", limit=0.01)
     assert (clause.averaged, clause.quantity.key, clause.about) == (
         Unit.SEQUENCE,
@@ -112,7 +107,6 @@ def test_a_share_that_none_may_is_counted_token_by_token():
 
 
 def test_writing_out_the_default_unit_changes_nothing(contract):
-    """`unit: prompt` on the mean of a token metric and on that of a sequence metric: same hash, no difference."""
 
     def made(token, sequence):
         clauses = f"[{{id: a, metric: tv_token{token}, limit: 0.1}}, {{id: b, metric: tv_seq{sequence}, limit: 0.1}}]"
@@ -136,7 +130,6 @@ def test_another_unit_is_another_promise(contract):
 
 
 def test_quantiles_are_held_against_the_minimum_of_their_own_unit(written, said):
-    """Tokens against min_samples, sequences against min_sequences; at the number that is named the warning is gone."""
     clause = "[{id: x, metric: log_ratio_seq, limit: 1}]"
 
     def warned(minima):
@@ -148,7 +141,6 @@ def test_quantiles_are_held_against_the_minimum_of_their_own_unit(written, said)
 
 
 def test_min_sequences_is_a_whole_number(written, said):
-    """As min_samples is."""
     (problem,) = said(written("observability: {min_sequences: 0}"))
     assert problem == "c.yaml:5: observability.min_sequences: 0 is out of range; write a number of at least 1"
 
@@ -196,7 +188,6 @@ _ROUTE = "escalation: [{on: fail, do: [{route: train-kernel}]}]"
     ],
 )
 def test_who_acts_on_tokens_is_warned_unless_the_contract_says_so(written, said, more, what):
-    """With what acts, the place, why, and both remedies; either of them ends the warning."""
     (problem,) = said(written(*_acting("metric: tv_token, statistic: p90", *more), clause=False))
     assert problem.startswith(
         f"c.yaml:6: warning: statistical[0].metric: {what} act on verdicts that cover only the tokens"
@@ -218,12 +209,10 @@ def test_who_acts_on_tokens_is_warned_unless_the_contract_says_so(written, said,
     ],
 )
 def test_nobody_is_warned_where_nothing_acts_on_tokens(written, said, clause, more):
-    """Telling people, silence, a maximum, which is a fact, and sequences need no second thought."""
     assert said(written(*_acting(clause, more), clause=False)) == []
 
 
 def test_a_step_about_other_clauses_does_not_act(written, said):
-    """Only the clauses that it names are acted on."""
     clauses = (
         "statistical: [{id: x, metric: tv_token, statistic: p90, limit: 0.1}, {id: y, metric: tv_seq, limit: 0.1}]"
     )

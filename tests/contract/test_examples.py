@@ -17,19 +17,16 @@ _WANTED = {
 
 
 def test_there_is_one_for_each_need():
-    """Named as their files are, and loadable as a folder."""
     assert {contract.name for contract in load_all([_FOLDER])} >= _WANTED
     assert all(load(path).name == path.stem for path in _CONTRACTS)
 
 
 @pytest.mark.parametrize("path", _CONTRACTS, ids=lambda path: path.stem)
 def test_it_is_sound_without_a_warning(path):
-    """An example is not where one learns to ignore warnings."""
     assert lint(load(path)) == []
 
 
 @pytest.mark.parametrize("path", _CONTRACTS, ids=lambda path: path.stem)
 def test_figures_have_a_source(path):
-    """Each file names where its limits were published."""
     text = path.read_text(encoding="utf-8")
     assert re.search(r"arXiv:\d{4}\.\d{5}|\b20\d\d \(\"|README\.md|docs/", text)

@@ -39,7 +39,6 @@ def said(step):
     ],
 )
 def test_a_policy_that_cannot_do_what_it_says_is_refused(step, problem):
-    """At its line, with what to write instead."""
     result = check_text(written(step), "p.yaml")
     assert result.contract is None
     assert [str(entry) for entry in result.problems if str(entry).startswith(problem)]
@@ -52,7 +51,6 @@ def test_a_policy_that_cannot_do_what_it_says_is_refused(step, problem):
     ],
 )
 def test_a_policy_that_is_probably_not_meant_is_a_warning(step, problem):
-    """It does what it says, which may be nothing."""
     assert [warning for warning in said(step) if warning.startswith(f"p.yaml:8: warning: {problem}")]
 
 
@@ -66,12 +64,10 @@ def test_a_policy_that_is_probably_not_meant_is_a_warning(step, problem):
     ],
 )
 def test_a_sound_step_is_accepted(step):
-    """Without a word."""
     assert said(step) == []
 
 
 def test_routes_that_go_in_circles_are_refused(tmp_path):
-    """At the route that closes the circle, naming the contracts that lead back."""
     route = "{on: fail, do: [notify, {route: train-kernel}]}"
     texts = {
         "a.yaml": written(route, "a", "torch", "vllm"),
@@ -108,7 +104,6 @@ def test_contracts_that_agree_on_the_healthy_kernel_are_no_circle(tmp_path):
                              ("0s", "1h", "tightens")],
 )  # fmt: skip
 def test_diff_says_when_reminders_come_less_often(old, new, kind):
-    """Rarer, or never, is looser."""
     before, other = (load_text(written(f"{{on: fail, repeat: {interval}, do: [notify]}}")) for interval in (old, new))
     found = {change.field: change.kind for change in diff(before, other)}
     assert found == {"metadata.version": "changes", "escalation[0].repeat": kind}

@@ -18,7 +18,6 @@ def _clause(**fields: object) -> str:
 
 @pytest.mark.parametrize("metric", OPERATORS)
 def test_an_operator_metric_names_its_operator(written, said, metric):
-    """Without one it is refused where the metric is; with one it is sound, whatever the default statistic."""
     (problem,) = said(written(_clause(metric=metric), clause=False))
     assert problem.startswith(f"c.yaml:5: numerical[0].metric: {metric} is measured on single operators; add the name")
     assert "operator: attention" in problem
@@ -31,7 +30,6 @@ def test_an_operator_metric_names_its_operator(written, said, metric):
 
 
 def test_other_metrics_name_none(written, said):
-    """The message lists the metrics that do."""
     (problem,) = said(written(_clause(metric="tv_exact", unit="token", limit=0.1, operator="attention"), clause=False))
     assert problem.startswith("c.yaml:5: numerical[0].operator: tv_exact is not measured on single operators")
     assert all(key in problem for key in OPERATORS)
@@ -39,7 +37,6 @@ def test_other_metrics_name_none(written, said):
 
 @pytest.mark.parametrize("name", ["attention", "model.layers.0.mlp", "aten::linear", "Qwen3/o_proj-1", "7"])
 def test_names_of_modules_and_torch_operators_are_accepted(contract, name):
-    """As they are, also by the JSON Schema."""
     made = contract(_clause(metric="operator_ulp", statistic="max", operator=f"'{name}'"), clause=False)
     assert made.operators == (name,)
     clause = {"id": "x", "metric": "operator_ulp", "limit": 1, "operator": name}
@@ -49,7 +46,6 @@ def test_names_of_modules_and_torch_operators_are_accepted(contract, name):
 
 @pytest.mark.parametrize("name", ["", "layers.*.mlp", "a b", ".a", "a.", "x" * 101, "a\n", "é"])
 def test_what_cannot_be_an_attribute_is_refused(name):
-    """A pattern is no name, and nothing is too long for an attribute of metrics."""
     with pytest.raises(ValueError, match="cannot name an operator"):
         operator_name(name)
     schema = json_schema()["$defs"]["Clause"]["properties"]["operator"]["anyOf"][0]
@@ -58,14 +54,12 @@ def test_what_cannot_be_an_attribute_is_refused(name):
 
 
 def test_rows_are_no_tokens_and_no_sequences(written, said):
-    """A unit is refused: what a row is, the operator decides."""
     for unit in ("token", "sequence"):
         (problem,) = said(written(_clause(metric="operator_ulp", operator="attention", unit=unit), clause=False))
         assert "numerical[0].unit: operator_ulp is observed once per row of an operator's output" in problem
 
 
 def test_the_section_is_numerical(written, said):
-    """Elsewhere it is refused with where to."""
     text = written(
         "statistical: [{id: x, metric: operator_ulp, statistic: max, operator: attention, limit: 1}]", clause=False
     )
@@ -75,7 +69,6 @@ def test_the_section_is_numerical(written, said):
 
 
 def test_the_same_promise_on_two_operators_is_two_promises(contract):
-    """And a stream for each."""
     two = "{id: a, metric: operator_ulp, statistic: max, operator: attention, limit: 4}"
     made = contract(f"numerical: [{two}, {two.replace('id: a', 'id: b').replace('attention', 'mlp')}]", clause=False)
     assert (lint(made), made.operators) == ([], ("attention", "mlp"))
@@ -96,7 +89,6 @@ def test_another_operator_is_another_promise(contract):
 
 
 def test_the_registry_knows_them():
-    """Rows of outputs, never averaged by sequence, told apart by one attribute of metrics."""
     assert set(OPERATORS) == {"route_disagreement"} | {
         f"operator_{name}" for name in ("max_abs", "relative", "ulp", "cosine", "batch_dependence")
     }

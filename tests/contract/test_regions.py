@@ -25,7 +25,6 @@ def _parsed(where):
 
 @given(_RAW)
 def test_satisfiable_agrees_with_trying_values(raw):
-    """Conditions are satisfiable exactly when some value satisfies them."""
     conditions = parse_condition(raw)
     tried = any(all(condition.holds(value) for condition in conditions) for value in _GRID)
     assert satisfiable(conditions) == tried
@@ -33,7 +32,6 @@ def test_satisfiable_agrees_with_trying_values(raw):
 
 @given(_WHERE, _WHERE)
 def test_covers_agrees_with_trying_values(wide, narrow):
-    """One slice covers another exactly when no sequence is in the other only."""
     wide, narrow = _parsed(wide), _parsed(narrow)
     assume(all(satisfiable(conditions) for conditions in narrow.values()))
     escapes = any(
@@ -46,7 +44,6 @@ def test_covers_agrees_with_trying_values(wide, narrow):
 
 
 def test_a_slice_covers_itself_and_not_a_wider_one():
-    """The plain cases."""
     long, longer = _parsed({"n": ">= 8"}), _parsed({"n": "> 8, < 20"})
     assert covers(long, long)
     assert covers(long, longer)

@@ -22,7 +22,6 @@ def _data(text):
 
 
 def test_the_schema_is_a_schema():
-    """Of the dialect that it names, with an id and a title."""
     schema = json_schema()
     jsonschema.Draft202012Validator.check_schema(schema)
     assert schema["$schema"].endswith("2020-12/schema")
@@ -31,7 +30,6 @@ def test_the_schema_is_a_schema():
 
 
 def test_every_key_is_described():
-    """Editors show the description of each key."""
     schema = json_schema()
     places = {"": schema, **schema["$defs"]}
     silent = [
@@ -44,7 +42,6 @@ def test_every_key_is_described():
 
 
 def test_editors_find_the_schema_beside_the_example_contracts():
-    """It is what `kc-otel reference schema` prints, and the first line of each contract names it."""
     folder = _CONTRACTS[0].parent
     assert json.loads((folder / "kernel-contract.schema.json").read_text()) == json_schema(), "run `make generate`"
     first = {path.read_text(encoding="utf-8").splitlines()[0] for path in _CONTRACTS}
@@ -53,7 +50,6 @@ def test_editors_find_the_schema_beside_the_example_contracts():
 
 @pytest.mark.parametrize("path", _CONTRACTS, ids=lambda path: path.stem)
 def test_the_example_contracts_are_accepted(path):
-    """As the loader reads them, and as an editor with YAML 1.2 does."""
     _VALIDATOR.validate(_data(path.read_text(encoding="utf-8")))
 
 
@@ -75,7 +71,6 @@ def test_the_example_contracts_are_accepted(path):
     ],
 )
 def test_planted_errors_are_refused_by_both(written, old, new):
-    """What the schema refuses the loader refuses; test_messages has more of what both do."""
     text = written()
     assert old in text
     planted = text.replace(old, new)
@@ -98,6 +93,5 @@ def test_planted_errors_are_refused_by_both(written, old, new):
     ],
 )
 def test_what_the_loader_accepts_is_accepted(written, contract, line):
-    """Every form that a value may have."""
     contract(line)
     _VALIDATOR.validate(_data(written(line)))

@@ -21,20 +21,17 @@ from kc_otel.contract.units import format_duration, parse_duration, parse_limit
     ],
 )
 def test_durations_are_seconds(text, seconds):
-    """To the last bit, so that two spellings are one limit."""
     assert parse_duration(text) == seconds
 
 
 @pytest.mark.parametrize("text", ["", "5", 5, "m", "5 m", "-5m", "5y", None, "9" * 400 + "d"])
 def test_what_is_not_a_duration_is_refused(text):
-    """With what to write instead."""
     with pytest.raises(ValueError, match="write"):
         parse_duration(text)
 
 
 @pytest.mark.parametrize("text", ["500 ms", " 500ms", "5 m 30 s"])
 def test_a_space_in_a_duration_is_said(text):
-    """With what the author meant, as a duration and as a limit."""
     closed = "".join(text.split())
     with pytest.raises(ValueError, match=f"write it without spaces: {closed}"):
         parse_duration(text)
@@ -45,7 +42,6 @@ def test_a_space_in_a_duration_is_said(text):
 
 @given(st.integers(0, 400 * 86400 * 10**9))
 def test_durations_survive_being_written(nanoseconds):
-    """format_duration and parse_duration are inverse down to a nanosecond."""
     seconds = nanoseconds / 1e9
     assert parse_duration(format_duration(seconds)) == pytest.approx(seconds, abs=1e-9)
 
@@ -62,7 +58,6 @@ def test_durations_survive_being_written(nanoseconds):
     ],
 )
 def test_limits_are_in_the_unit_of_the_metric(raw, unit, value):
-    """A number, a share or a duration."""
     assert parse_limit(raw, unit) == value
 
 
@@ -70,7 +65,6 @@ def test_limits_are_in_the_unit_of_the_metric(raw, unit, value):
     ("raw", "unit"), [("2%", "s"), ("2%", "{nat}"), ("5m", "1"), ("x", "1"), (True, "1"), ([], "1")]
 )
 def test_limits_of_another_dimension_are_refused(raw, unit):
-    """With the unit that is expected."""
     with pytest.raises(ValueError, match=r"number"):
         parse_limit(raw, unit)
 
@@ -88,14 +82,12 @@ def test_limits_of_another_dimension_are_refused(raw, unit):
     ],
 )
 def test_conditions_hold_for_what_they_say(raw, inside, outside):
-    """A missing attribute satisfies nothing, and only numbers are compared."""
     conditions = parse_condition(raw)
     assert all(all(condition.holds(value) for condition in conditions) for value in inside)
     assert not any(all(condition.holds(value) for condition in conditions) for value in outside)
 
 
 def test_a_contract_puts_sequences_into_slices(contract):
-    """`all` first, then every slice whose conditions hold; slices may overlap."""
     sound = contract("slices:", "  long: {where: {n: '>= 8'}}", "  code: {where: {task: code}}")
     assert sound.slices_of({"n": 9, "task": "code"}) == ("all", "long", "code")
     assert sound.slices_of({"n": 9}) == ("all", "long")

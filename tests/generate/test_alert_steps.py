@@ -10,7 +10,6 @@ from kc_otel.judge.escalation.alert_lifecycle import INPUT_CLAUSE
 
 
 def test_every_clause_has_every_step_that_is_meant_for_it(policy: Contract) -> None:
-    """Steps that name clauses are for those alone, and invalid input belongs to no clause."""
     found = {(alert.clause_id, alert.number) for alert in alert_steps(policy)}
     clauses = [clause.id for clause in policy.clauses]
     assert found == {
@@ -21,14 +20,12 @@ def test_every_clause_has_every_step_that_is_meant_for_it(policy: Contract) -> N
 
 
 def test_keys_and_labels_tell_alert_steps_apart(policy: Contract) -> None:
-    """No two alert steps of a contract share a key or a set of labels."""
     every = alert_steps(policy)
     assert len({alert.key for alert in every}) == len(every)
     assert len({tuple(static_labels(alert).items()) for alert in every}) == len(every)
 
 
 def test_the_promise_names_limits_units_and_reason(policy: Contract) -> None:
-    """A person who never saw the contract reads what is limited, where it differs, and why."""
     promises = {alert.clause_id: alert.promise for alert in alert_steps(policy)}
     assert promises["token-tv"].startswith(
         "Mean of tv_token must not be above 0.004 (0.008 on long-context). (1-w)+ of"
@@ -39,7 +36,6 @@ def test_the_promise_names_limits_units_and_reason(policy: Contract) -> None:
 
 
 def test_contracts_are_sorted_and_may_not_share_a_name(policy: Contract) -> None:
-    """Files and series of two contracts of one name would overwrite each other."""
     other = policy.model_copy(update={"metadata": policy.metadata.model_copy(update={"name": "a-first"})})
     assert [contract.name for contract in unique_names([policy, other])] == ["a-first", "policy-7b"]
     with pytest.raises(ValueError, match="two contracts are named 'policy-7b'"):
@@ -62,7 +58,6 @@ def test_contracts_are_sorted_and_may_not_share_a_name(policy: Contract) -> None
     ],
 )
 def test_a_promise_says_what_counts_once_and_what_a_verdict_covers(unit: str, said: str) -> None:
-    """By its unit; a window's tokens have no reading by step."""
     written = promise(Clause(id="tv", metric="tv_token", unit=unit, limit=0.05))
     assert said in written
     assert ("by sequence" in written, " step" in written) == (unit == "sequence", unit != "token")

@@ -75,7 +75,6 @@ def read_schema(folder: Path, kind: str) -> dict:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_each_is_a_valid_classic_dashboard(boards: dict, name: str, schemas: Path) -> None:
-    """It satisfies Grafana's JSON Schema, which notices an error planted in it."""
     validator = jsonschema.Draft7Validator(read_schema(schemas, "dashboard"))
     assert [error.message for error in validator.iter_errors(boards[name])] == []
     broken = copy.deepcopy(boards[name])
@@ -106,7 +105,6 @@ def test_each_panel_satisfies_the_schema_of_its_kind(boards: dict, name: str, sc
 
 @pytest.mark.parametrize("name", NAMES)
 def test_every_panel_is_explained_measured_and_addressable(boards: dict, name: str) -> None:
-    """Ids are set and unique; each panel has a description, a data source of a variable, and a unit for its numbers."""
     ids = [panel["id"] for panel in panels(boards[name])]
     assert all(ids)
     assert len(set(ids)) == len(ids)
@@ -124,7 +122,6 @@ def test_every_panel_is_explained_measured_and_addressable(boards: dict, name: s
 
 @pytest.mark.parametrize("name", NAMES)
 def test_panels_do_not_overlap(boards: dict, name: str) -> None:
-    """No two panels of a level share a place on the grid of 24 columns."""
     board = boards[name]
     for level in (board["panels"], *(row["panels"] for row in board["panels"] if row.get("panels"))):
         taken: set[tuple[int, int]] = set()
@@ -137,7 +134,6 @@ def test_panels_do_not_overlap(boards: dict, name: str) -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_every_name_in_a_query_is_in_the_registry(boards: dict, name: str) -> None:
-    """Metrics, labels and the labels of legends and marks: nothing is queried that nobody sends."""
     board = boards[name]
     legends = [target.get("legendFormat", "") for panel in panels(board) for target in panel.get("targets", [])]
     marks = [annotation["textFormat"] for annotation in board["annotations"].get("list", [])]
@@ -149,7 +145,6 @@ def test_every_name_in_a_query_is_in_the_registry(boards: dict, name: str) -> No
 
 
 def test_span_attributes_of_trace_queries_are_in_the_registry(boards: dict) -> None:
-    """TraceQL names attributes of spans by their OpenTelemetry names."""
     (query,) = (t["query"] for panel in panels(boards["slice"]) for t in panel.get("targets", []) if "query" in t)
     named = set(re.findall(r"span\.(kc\.[a-z_.]+)", query))
     assert named
@@ -157,14 +152,12 @@ def test_span_attributes_of_trace_queries_are_in_the_registry(boards: dict) -> N
 
 
 def test_every_metric_beside_the_drift_quantities_is_shown(boards: dict) -> None:
-    """What the registry lists can be seen somewhere, but for the recording rules."""
     texts = [text for board in boards.values() for text in expressions(board)]
     shown = {name for text in texts for name in re.findall(r"\bkc_[a-z0-9_]+", text)}
     assert shown >= {name for name in METRIC_NAMES if not name.startswith("kc_rule")}
 
 
 def test_variables_that_a_query_uses_are_there(boards: dict) -> None:
-    """Every `$name` is a variable of its own dashboard, or Grafana's."""
     for name, board in boards.items():
         known = {variable["name"] for variable in board["templating"]["list"]}
         titles = [panel["title"] for panel in panels(board)]
@@ -176,7 +169,6 @@ def test_variables_that_a_query_uses_are_there(boards: dict) -> None:
 
 
 def test_links_lead_to_dashboards_and_variables_that_exist(boards: dict) -> None:
-    """Every path names a dashboard's uid, and `var-` one of its variables."""
     by_uid = {board["uid"]: board for board in boards.values()}
     assert len(by_uid) == len(NAMES)
     for board in boards.values():
@@ -191,7 +183,6 @@ def test_links_lead_to_dashboards_and_variables_that_exist(boards: dict) -> None
 
 
 def test_links_between_dashboards_stand_above_the_panels(boards: dict) -> None:
-    """They keep variables and time, and are not put away in a menu."""
     for board in boards.values():
         for link in board["links"]:
             assert link["includeVars"]
@@ -200,7 +191,6 @@ def test_links_between_dashboards_stand_above_the_panels(boards: dict) -> None:
 
 
 def test_dashboards_say_nothing_of_a_contract(boards: dict, repository: Path, policy: Contract) -> None:
-    """No name of a contract, clause or slice that one of them could have meant is in the text of a query or a link."""
     contracts = (policy, *load_all([repository / "contracts"]))
     names = {contract.name for contract in contracts}
     names |= {clause.id for contract in contracts for clause in contract.clauses} - {"clip-share"}

@@ -35,7 +35,6 @@ def _until(holds: Callable[[], bool], seconds: float, what: Callable[[], object]
 def test_its_end_is_one_message_within_a_minute(
     program, servers: ModuleType, alertmanager_command: list[str], policy: Contract, policy_path: Path, tmp_path: Path
 ) -> None:
-    """As generated, with a scrape every 15 s: killed, it is told once; started again, it is resolved; no more."""
     write(prometheus_files([policy]), tmp_path)
     bodies: list[dict] = []
     api, alerts, prometheus = (servers.free_address() for _ in range(3))

@@ -40,7 +40,6 @@ def run(*words: object) -> tuple[int, str]:
     ],
 )
 def test_it_writes_and_prints_what_it_wrote(what: str, expected: set, policy_path: Path, tmp_path: Path) -> None:
-    """A second run finds everything as it should be."""
     code, said = run(what, policy_path, "--out", tmp_path)
     assert code == 0
     assert {str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*.*")} == expected
@@ -49,7 +48,6 @@ def test_it_writes_and_prints_what_it_wrote(what: str, expected: set, policy_pat
 
 
 def test_check_writes_nothing_and_fails_when_a_file_is_stale(policy_path: Path, tmp_path: Path) -> None:
-    """Exit code 1 names what is stale; 0 when all is well."""
     command = ("prometheus", policy_path, "--out", tmp_path)
     code, said = run(*command, "--check")
     assert (code, said.count("stale ")) == (1, 4)
@@ -61,7 +59,6 @@ def test_check_writes_nothing_and_fails_when_a_file_is_stale(policy_path: Path, 
 
 
 def test_what_cannot_be_done_is_said_in_one_line(policy_path: Path, tmp_path: Path) -> None:
-    """A broken contract, two of one name, an output that is a file: exit code 2 and no traceback."""
     broken = tmp_path / "broken.yaml"
     broken.write_text("kind: Nothing\n")
     assert run("grafana", broken, "--out", tmp_path)[0] == 2

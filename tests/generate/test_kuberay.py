@@ -13,7 +13,6 @@ from tests.tools.commands import commands
 
 
 def test_the_handbooks_manifest_is_one() -> None:
-    """Pods and claims by their schemas, names that fit together, the evaluator's ports, options that it knows."""
     [manifest] = [snippet for snippet in snippets(HANDBOOK / "run" / "scaling.md") if snippet.title == "kuberay.yaml"]
     job, *plain = yaml.safe_load_all(manifest.text)
     for document in plain:

@@ -33,7 +33,6 @@ def of_kind(documents, kind, name=NAME):
 
 @pytest.mark.slow
 def test_everything_is_valid_by_the_schemas_of_kubernetes(documents):
-    """Strictly: a field that Kubernetes does not know is a mistake."""
     plain = [document for document in documents if document["kind"] not in {"ServiceMonitor", "Kustomization"}]
     assert {document["kind"] for document in plain} == {"Service", "StatefulSet", "NetworkPolicy"}
     for document in plain:
@@ -50,7 +49,6 @@ def test_the_kustomization_names_files_that_exist_and_a_contract_that_loads():
 
 
 def test_names_ports_and_labels_fit_together(documents):
-    """Service, policies and monitor select the pods; ports are those of the container."""
     workload = of_kind(documents, "StatefulSet")["spec"]
     labels = workload["template"]["metadata"]["labels"]
     (container,) = workload["template"]["spec"]["containers"]
@@ -70,7 +68,6 @@ def test_names_ports_and_labels_fit_together(documents):
 
 
 def test_the_evaluator_is_started_with_options_that_it_has(documents):
-    """Whatever `kc-otel serve` is told there, it takes; it asks for tokens and runs as nobody."""
     (container,) = of_kind(documents, "StatefulSet")["spec"]["template"]["spec"]["containers"]
     known = commands("serve")("--help", width=200)[1]
     command, contracts, *options = container["args"]
@@ -96,7 +93,6 @@ def test_the_evaluator_is_known_by_every_name_of_its_service(documents):
 
 
 def test_the_handbooks_secret_is_the_one_that_is_mounted(documents):
-    """What the page of the evaluator tells to make is what the pod asks for."""
     (snippet,) = [block.text for block in snippets(HANDBOOK / "run" / "operations.md", language="sh") if block.run_by]
     pod = of_kind(documents, "StatefulSet")["spec"]["template"]["spec"]
     (secret,) = [volume["secret"]["secretName"] for volume in pod["volumes"] if "secret" in volume]
@@ -108,7 +104,6 @@ def test_the_handbooks_secret_is_the_one_that_is_mounted(documents):
 
 @pytest.mark.slow
 def test_rules_are_those_for_prometheus_as_resources(tmp_path):
-    """Groups and comments are the same; names are those that Kubernetes takes."""
     assert commands("generate")("generate", "kubernetes", *CONTRACTS, "--out", tmp_path)[0] == 0
     written = {path.relative_to(tmp_path): path.read_text() for path in tmp_path.rglob("*.yaml")}
     plain = [file for file in prometheus_files(list(map(load, CONTRACTS))) if "rules" in file.path.parts]

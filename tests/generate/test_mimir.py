@@ -36,7 +36,6 @@ def test_what_a_rule_reads_is_recorded_before_it_in_its_group(policy: Contract) 
 
 @pytest.mark.slow
 def test_the_default_limits_let_every_example_in(repository: Path, policy: Contract) -> None:
-    """At most 20 rules in a group; all contracts of this repository together are one tenant's 70 groups or less."""
     groups = [group for contract in (policy, *load_all([repository / "contracts"])) for group in groups_of(contract)]
     assert max(len(group["rules"]) for group in groups) <= RULES_IN_A_GROUP
     assert len(groups) <= GROUPS_OF_A_TENANT
@@ -52,7 +51,6 @@ def test_names_need_no_suffix_that_mimir_leaves_off() -> None:
 
 @pytest.mark.slow
 def test_the_handbooks_commands_name_files_that_are_generated(repository: Path) -> None:
-    """What mimirtool is told to load is what the command before it wrote."""
     (snippet,) = (block for block in snippets(HANDBOOK / "run" / "scaling.md") if "mimirtool" in block.text)
     written = {f"dashboards/{standalone_path(contract)}" for contract in load_all([repository / "contracts"])}
     named = {word for words in commands(snippet.text) for word in words if word.startswith("dashboards/")}

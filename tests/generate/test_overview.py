@@ -41,14 +41,12 @@ def table(board: dict, id: int) -> dict:
 
 
 def test_the_answer_is_on_the_first_screen(board: dict) -> None:
-    """Counts, then what does not hold, in the first 14 rows of the grid, which a laptop shows without scrolling."""
     first = [panel["title"] for panel in board["panels"] if panel["gridPos"]["y"] + panel["gridPos"]["h"] <= 14]
     assert first[:5] == ["Evaluated", "Broken", "No data", "Undecided", "Holding"]
     assert first[-1] == "What does not hold: since when, for whom, and what was done about it"
 
 
 def test_the_first_table_answers_its_four_questions_from_the_left(board: dict) -> None:
-    """What, for whom, what was promised, since when and what was done; the worst state and margin first."""
     worst = table(board, WORST)
     (organize,) = (step["options"] for step in worst["transformations"] if step["id"] == "organize")
     names = sorted(organize["indexByName"], key=organize["indexByName"].__getitem__)
@@ -65,7 +63,6 @@ def test_the_first_table_answers_its_four_questions_from_the_left(board: dict) -
 
 
 def test_verdicts_have_names_and_colours_in_both_tables(board: dict) -> None:
-    """0 PASS, 1 INCONCLUSIVE, 2 NO_DATA, 3 FAIL, 4 INVALID_INPUT, with shapes and colours of the evaluator's page."""
     page = (REPOSITORY / "kc_otel" / "charts" / "charts.css").read_text()
     tones = dict(re.findall(r"--(fail|silent|open|pass): (#[0-9a-f]{6});", page.partition("@media")[0]))
     assert list(STATUS_COLOURS.values()) == [tones[name] for name in ("pass", "open", "silent", "fail", "silent")]
@@ -78,7 +75,6 @@ def test_verdicts_have_names_and_colours_in_both_tables(board: dict) -> None:
 
 
 def test_every_combination_of_actions_has_words(board: dict) -> None:
-    """A bit for every kind of action, the gravest highest; a cell for which nothing was done says so."""
     (mapping,) = column(table(board, WORST), "Actions")["mappings"]
     assert set(mapping["options"]) == {str(code) for code in range(2 ** len(ACTION_BITS))}
     kinds = get_args(Action.model_fields["kind"].annotation)
@@ -92,7 +88,6 @@ def test_every_combination_of_actions_has_words(board: dict) -> None:
 
 
 def test_cells_lead_to_their_slice(board: dict) -> None:
-    """A state, clause or slice opens the Slice dashboard with its variables."""
     worst = table(board, WORST)
     for title in ("State", "Clause", "Slice"):
         (link,) = column(worst, title)["links"]

@@ -185,7 +185,6 @@ CASES = {
 @pytest.mark.slow
 @pytest.mark.parametrize("case", CASES)
 def test_dashboard_queries_answer_what_they_say(promtool, tmp_path: Path, case: str) -> None:
-    """Each query on series made by hand, at minute 30, against what a person would answer."""
     expression, series, expected = CASES[case]
     content = {
         "tests": [
@@ -210,7 +209,6 @@ def test_dashboard_queries_answer_what_they_say(promtool, tmp_path: Path, case: 
 
 @pytest.mark.slow
 def test_vmalert_takes_the_rules_on_verdicts(program, repository: Path) -> None:
-    """VictoriaMetrics alerts on the evaluator's verdicts with the same file."""
     command = [program("vmalert"), "-dryRun", f"-rule={repository}/dashboards/prometheus/rules/*.yaml"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 0, done.stderr[-2000:]

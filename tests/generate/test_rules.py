@@ -18,7 +18,6 @@ def _rule(policy: Contract, clause: str, number: int) -> dict:
 
 
 def test_a_rule_carries_the_step_as_the_contract_wrote_it(policy: Contract) -> None:
-    """`for`, `clear_for`, severity and the labels of the evaluator's own webhooks."""
     for alert in alert_steps(policy):
         rule = alert_rule(alert)
         assert rule.get("for", "0s") == format_duration(alert.step.after)
@@ -29,7 +28,6 @@ def test_a_rule_carries_the_step_as_the_contract_wrote_it(policy: Contract) -> N
 
 
 def test_a_clause_without_any_verdict_has_no_data(policy: Contract) -> None:
-    """A no-data step fires on the verdict, and on the absence of any while an evaluator lives."""
     verdict, absent, held = _rule(policy, "reward", 3)["expr"].split("\nor\n")
     assert verdict.endswith("== 2")
     living = "on () (kc_evaluator_last_evaluation_seconds{} > time() - 60)"
@@ -56,7 +54,6 @@ def test_invalid_input_is_counted_over_the_contracts_window(policy: Contract) ->
 
 
 def test_links_of_alerts_lead_somewhere_from_a_pager(policy: Contract) -> None:
-    """They are whole URLs, to the handbook where the contract names no runbook; without a base there is none."""
     own = policy.model_copy(update={"metadata": policy.metadata.model_copy(update={"runbook": None})})
     sites = Sites("https://grafana.example/", "https://kc.example")
     rules = [
@@ -79,7 +76,6 @@ def test_links_of_alerts_lead_somewhere_from_a_pager(policy: Contract) -> None:
 
 
 def test_text_of_the_contract_is_no_template(policy: Contract) -> None:
-    """Braces in a description are escaped, so that they come out as they were written."""
     description = _rule(policy, "token-tv", 1)["annotations"]["description"]
     assert "{{ `{{` }} rewards }}" in description
     assert "{{ `$` }}{HOME}" in description
@@ -87,7 +83,6 @@ def test_text_of_the_contract_is_no_template(policy: Contract) -> None:
 
 @pytest.mark.slow
 def test_the_same_contract_gives_the_same_bytes(policy: Contract) -> None:
-    """Twice the same, whatever the order in which the contracts come."""
     other = policy.model_copy(update={"metadata": policy.metadata.model_copy(update={"name": "other"})})
     assert prometheus_files([policy, other]) == prometheus_files([other, policy])
 

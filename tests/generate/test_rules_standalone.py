@@ -28,7 +28,6 @@ def _rules(contract: Contract) -> list[dict]:
 
 
 def test_alerts_are_those_of_the_evaluators_rules(policy: Contract) -> None:
-    """Same alerts, `for`, `keep_firing_for` and labels; verdicts come from elsewhere, and need no living evaluator."""
     (group,) = yaml.safe_load(rule_file(policy).text)["groups"]
     theirs = [rule for rule in group["rules"] if rule["labels"]["clause"] != "ttft"]
     ours = [rule for rule in _rules(policy) if "alert" in rule]
@@ -45,7 +44,6 @@ def test_alerts_are_those_of_the_evaluators_rules(policy: Contract) -> None:
 
 
 def test_every_name_is_in_the_registry(policy: Contract) -> None:
-    """What rules record and read are metrics of the registry."""
     known = {prometheus_name(metric) for metric in (*METRICS.values(), *RECORDED.values())}
     used = set()
     for rule in _rules(policy):
@@ -59,7 +57,6 @@ LAYOUT = BucketLayout(4, 2.0**-30)
 
 
 def test_what_rules_cannot_judge_is_said_in_the_file(policy: Contract) -> None:
-    """A clause on somebody else's histogram has no rule, and a comment names it."""
     assert [clause.id for clause in left_out(policy)] == ["ttft"]
     text = standalone_file(policy).text
     assert "# - ttft: gen_ai.server.time_to_first_token carries no contract, slice or kernels as labels;" in text
@@ -89,7 +86,6 @@ def test_shifted_ranks_are_never_sharper_than_the_binomial(rank: float, n: int, 
 
 
 def test_each_steps_webhooks_get_its_alerts(policy: Contract) -> None:
-    """One route per step and endpoint, for states, and for a lost evaluator; secrets are in files only."""
     content = yaml.safe_load(routes_file([policy]).text)
     route, states, lost = content["route"]["routes"]
     assert not {"clause", "slice"} & {*content["route"]["group_by"]}  # a drift on many slices is one notification
@@ -127,7 +123,6 @@ def test_reminders_come_as_often_as_the_step_says(policy: Contract, repeat: floa
 
 @pytest.mark.slow
 def test_amtool_takes_the_routes_and_follows_them(program, policy: Contract, tmp_path: Path) -> None:
-    """The critical step reaches the pager, other steps and other contracts the page alone."""
     path = tmp_path / "alertmanager.yaml"
     path.write_text(routes_file([policy]).text)
     amtool = program("amtool")
