@@ -38,15 +38,7 @@ from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Mapping, MutableMapping, Sequence
 from typing import Any, Final
 
-from kc_otel.client.signing import (
-    Secret,
-    SecretError,
-    VerificationError,
-    WebhookError,
-    new_secret,
-    parsed_body,
-    verify,
-)
+from kc_otel.client.signing import Secret, SecretError, VerificationError, WebhookError, new_secret, parsed_body, verify
 
 __all__ = [
     "SecretError",
@@ -69,12 +61,7 @@ _GRAFANA_TIMESTAMP: Final = "x-grafana-alerting-timestamp"
 
 
 def verify_grafana(
-    secret: str,
-    headers: Mapping[str, str],
-    body: bytes,
-    *,
-    tolerance: float = 300.0,
-    now: float | None = None,
+    secret: str, headers: Mapping[str, str], body: bytes, *, tolerance: float = 300.0, now: float | None = None
 ) -> Any:
     """The body of a webhook of a Grafana contact point with an HMAC secret.
 

@@ -50,12 +50,7 @@ _EXAMPLE: Final = {
 
 def lint(contract: Contract) -> list[LintFinding]:
     """Everything about a contract that no field can say on its own, in the order of its sections."""
-    return [
-        *_slices(contract),
-        *_clauses(contract),
-        *_observability(contract),
-        *_escalation(contract),
-    ]
+    return [*_slices(contract), *_clauses(contract), *_observability(contract), *_escalation(contract)]
 
 
 def _slices(contract: Contract) -> Iterator[LintFinding]:

@@ -72,10 +72,7 @@ def errors(found: Iterator[Finding]) -> list[str]:
         ({"OTEL_EXPORTER_OTLP_ENDPOINT": "http://"}, "has no host"),
         ({"OTEL_EXPORTER_OTLP_ENDPOINT": "http://a:port"}, "has no host"),
         (
-            {
-                "OTEL_EXPORTER_OTLP_PROTOCOL": "http/protobuf",
-                "OTEL_EXPORTER_OTLP_METRICS_ENDPOINT": "http://a:4318",
-            },
+            {"OTEL_EXPORTER_OTLP_PROTOCOL": "http/protobuf", "OTEL_EXPORTER_OTLP_METRICS_ENDPOINT": "http://a:4318"},
             "has no path, and exporters add none",
         ),
         (

@@ -82,11 +82,7 @@ def test_what_has_no_form_by_sequence_counts_tokens(fields):
 
 def test_a_share_of_sequences_is_of_those_whose_mean_is_above():
     clause = Clause(id="x", metric="tv_token", statistic="fraction > 0.02", unit="sequence", limit=0.01)
-    assert (clause.averaged, clause.quantity.key, clause.about) == (
-        Unit.SEQUENCE,
-        "tv_token_by_sequence",
-        "population",
-    )
+    assert (clause.averaged, clause.quantity.key, clause.about) == (Unit.SEQUENCE, "tv_token_by_sequence", "population")
     assert limitation(clause) == "Share above 0.02 of tv_token by sequence must not be above 0.01"
 
 

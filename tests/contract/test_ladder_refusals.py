@@ -46,9 +46,7 @@ def test_a_policy_that_cannot_do_what_it_says_is_refused(step, problem):
 
 @pytest.mark.parametrize(
     ("step", "problem"),
-    [
-        ("{on: fail, clauses: [ttft], do: [{route: train-kernel}]}", "escalation[0].do[0]: a route needs the kernel"),
-    ],
+    [("{on: fail, clauses: [ttft], do: [{route: train-kernel}]}", "escalation[0].do[0]: a route needs the kernel")],
 )
 def test_a_policy_that_is_probably_not_meant_is_a_warning(step, problem):
     assert [warning for warning in said(step) if warning.startswith(f"p.yaml:8: warning: {problem}")]

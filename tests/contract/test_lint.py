@@ -103,10 +103,7 @@ def test_each_rule_refuses_at_its_line(written, said, lines, problem):
     [
         ([_clause("statistical", metric="reward_drift_bound")], "reward_drift_bound needs assumptions.reward_range; "),
         (
-            [
-                "assumptions: {horizon: 9, score_norm_max: 1}",
-                _clause("statistical", metric="gradient_bias_bound"),
-            ],
+            ["assumptions: {horizon: 9, score_norm_max: 1}", _clause("statistical", metric="gradient_bias_bound")],
             "gradient_bias_bound needs assumptions.advantage_max; write `assumptions: {advantage_max: 5}` with",
         ),
         ([_clause("statistical", metric="clip_budget_share")], "clip_budget_share needs assumptions.clip; write"),

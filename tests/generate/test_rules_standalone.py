@@ -72,11 +72,7 @@ def test_alpha_is_split_over_every_cell_below_and_whole_above(policy: Contract) 
     assert alphas(policy).lower == pytest.approx(0.005 / (5 * 3 * 4))
 
 
-@given(
-    rank=st.floats(0.001, 0.9999),
-    n=st.integers(10, 10**6),
-    alpha=st.floats(1e-6, 0.2),
-)
+@given(rank=st.floats(0.001, 0.9999), n=st.integers(10, 10**6), alpha=st.floats(1e-6, 0.2))
 def test_shifted_ranks_are_never_sharper_than_the_binomial(rank: float, n: int, alpha: float) -> None:
     """Bernstein's shift leaves at most alpha on either side, whatever the rank and the number of observations."""
     above = n * (rank + rank_shift(1 - rank, rank, n, alpha))

@@ -185,12 +185,7 @@ def _measure(recorder: Recorder, contract: Contract, traffic: Traffic, draw: np.
     train[-1] = math.nan  # a sequence that fails an input check
     advantages = draw.normal(size=traffic.sequences + 1)
     recorder.compare(
-        train,
-        inference,
-        attributes=traffic.attributes,
-        advantages=advantages,
-        weights=(TRAINED, None),
-        presampled=True,
+        train, inference, attributes=traffic.attributes, advantages=advantages, weights=(TRAINED, None), presampled=True
     )
     recorder.observe("weights_lag", float(traffic.lag), attributes=traffic.attributes)
     recorder.quarantined(quarantine(train, inference, contract, attributes=traffic.attributes, clauses=["token-tv"]))

@@ -58,10 +58,7 @@ def contract() -> Contract:
             "apiVersion": "kernel-contract/v1",
             "kind": "KernelContract",
             "metadata": {"name": "agreement", "version": 1, "owner": "tests"},
-            "kernels": {
-                "train": {"engine": "torch"},
-                "inference": {"engine": "vllm"},
-            },
+            "kernels": {"train": {"engine": "torch"}, "inference": {"engine": "vllm"}},
             "assumptions": {"clip": 0.2},
             "slices": {name: {"where": {"task": name}} for name in ("broken", "moving")},
             "statistical": clauses,

@@ -232,14 +232,7 @@ def verdict_panel(id: int, title: str, about: str, targets: Iterable[Json], heig
 
 
 def graph_panel(
-    id: int,
-    title: str,
-    about: str,
-    targets: Iterable[Json],
-    unit: str,
-    height: int = 8,
-    span: int = 8,
-    **defaults: Any,
+    id: int, title: str, about: str, targets: Iterable[Json], unit: str, height: int = 8, span: int = 8, **defaults: Any
 ) -> Json:
     """Lines over time. A zero axis is not forced: drift is read against its limit."""
     options = {"legend": LEGEND, "tooltip": {"mode": "multi", "sort": "desc"}}
