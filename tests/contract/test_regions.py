@@ -3,8 +3,7 @@
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from kc_otel.contract.regions import covers, satisfiable
-from kc_otel.contract.slices import match, parse_condition
+from kc_otel.contract.slices import covers, match, parse_condition, satisfiable
 
 _GRID = [*(number / 2 for number in range(-3, 14)), -1e9, 1e9, "a", "b", "c", "other text"]
 _COMPARISON = st.tuples(st.sampled_from([">=", "<=", ">", "<", "!=", "=="]), st.integers(0, 5)).map(
