@@ -13,8 +13,7 @@ import httpx
 import pytest
 
 from kc_otel.client import webhooks
-from kc_otel.client.signing import Secret, sign
-from kc_otel.client.webhooks import new_secret, receiver
+from kc_otel.client.webhooks import Secret, new_secret, receiver, sign
 
 SECRET = new_secret()
 

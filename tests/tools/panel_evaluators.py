@@ -10,7 +10,7 @@ from typing import Any
 
 from starlette.testclient import TestClient
 
-from kc_otel.client.signing import Secret
+from kc_otel.client.webhooks import Secret
 from kc_otel.contract.model import Contract
 from kc_otel.judge.otlp.sink import ExportResult, RequestCounts
 from kc_otel.judge.promotion.stages import Stage
