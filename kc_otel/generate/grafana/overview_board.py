@@ -89,7 +89,7 @@ def _over_time() -> Iterator[Json]:
         "Verdicts over time",
         "Verdict of every clause on every slice, first of those that were broken at any time in the range; where "
         "several pairs of kernel versions report, the worst. A gap is a time in which no evaluator was scraped.",
-        (target(queries.ever_broken(), _NAMES), target(queries.never_broken(), _NAMES)),
+        (target(queries.verdicts_broken(ever=True), _NAMES), target(queries.verdicts_broken(ever=False), _NAMES)),
     )
     yield timeline_panel(
         9,
