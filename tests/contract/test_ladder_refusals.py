@@ -26,30 +26,9 @@ def said(step):
     return [str(problem) for problem in check_text(written(step), "p.yaml").problems]
 
 
-@pytest.mark.parametrize(
-    ("step", "problem"),
-    [
-        ("{on: fail, repeat: 5, do: [notify]}", "p.yaml:8: escalation[0].repeat: 5 is not a duration"),
-        ("{on: fail, do: [page]}", "p.yaml:8: escalation[0].do[0]: 'page' is not an action"),
-        ("{on: fail, do: [{route: fp8-kernel}]}", "p.yaml:8: escalation[0].do[0].route: 'fp8-kernel' is not a kernel"),
-        ("{on: fail, do: [{route: inference-kernel}]}", "p.yaml:8: escalation[0].do[0].route: 'inference-kernel' is"),
-        ("{on: no-data, do: [{route: train-kernel}]}", "p.yaml:8: escalation[0].do[0]: a route needs a failing kernel"),
-        ("{on: fail, clauses: [tw], do: [halt]}", "p.yaml:8: escalation[0].clauses[0]: no clause has the id 'tw'"),
-        ("{on: invalid-input, clauses: [tv], do: [halt]}", "p.yaml:8: escalation[0].clauses: input checks apply"),
-    ],
-)
-def test_a_policy_that_cannot_do_what_it_says_is_refused(step, problem):
-    result = check_text(written(step), "p.yaml")
-    assert result.contract is None
-    assert [str(entry) for entry in result.problems if str(entry).startswith(problem)]
-
-
-@pytest.mark.parametrize(
-    ("step", "problem"),
-    [("{on: fail, clauses: [ttft], do: [{route: train-kernel}]}", "escalation[0].do[0]: a route needs the kernel")],
-)
-def test_a_policy_that_is_probably_not_meant_is_a_warning(step, problem):
-    assert [warning for warning in said(step) if warning.startswith(f"p.yaml:8: warning: {problem}")]
+def test_a_route_of_latencies_without_kernels_is_a_warning():
+    (warning,) = said("{on: fail, clauses: [ttft], do: [{route: train-kernel}]}")
+    assert warning.startswith("p.yaml:8: warning: escalation[0].do[0]: a route needs the kernel")
 
 
 @pytest.mark.parametrize(

@@ -50,12 +50,6 @@ def boards() -> dict[str, dict]:
 
 
 @pytest.fixture(scope="session")
-def streams() -> ModuleType:
-    """The module that plays streams of drift."""
-    return importlib.import_module("tests.tools.streams")
-
-
-@pytest.fixture(scope="session")
 def servers() -> ModuleType:
     """The module that starts servers."""
     return importlib.import_module("tests.tools.servers")
