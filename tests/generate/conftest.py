@@ -1,11 +1,9 @@
 """The contract that these tests generate from, and the dashboards that it gives."""
 
-import importlib
 import json
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 
@@ -47,12 +45,6 @@ def boards() -> dict[str, dict]:
 
     files = [file for file in grafana_files([]) if file.path.suffix == ".json"]
     return {file.path.stem: json.loads(file.text) for file in files}
-
-
-@pytest.fixture(scope="session")
-def servers() -> ModuleType:
-    """The module that starts servers."""
-    return importlib.import_module("tests.tools.servers")
 
 
 @pytest.fixture(scope="session")
