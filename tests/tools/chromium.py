@@ -28,12 +28,7 @@ class PageError(Exception):
 
 
 class Chromium:
-    """A headless browser with one page.
-
-    Args:
-        command: The program, with an environment's settings in front where it needs them.
-        profile: Empty folder for its files.
-    """
+    """A headless browser with one page; `command` is the program, `profile` an empty folder for its files."""
 
     def __init__(self, command: Sequence[str], profile: Path) -> None:
         to_browser, self._out = os.pipe()

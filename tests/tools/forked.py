@@ -20,12 +20,7 @@ _SERVER.set_forkserver_preload(["kc_otel.cli", "kc_otel.cli.serve_command", "kc_
 
 
 class ForkedCommand:
-    """`kc-otel` with these arguments; what of `subprocess.Popen` the tests use.
-
-    Args:
-        arguments: After the program's name.
-        environ: Set in the process's environment.
-    """
+    """`kc-otel` with these arguments; what of `subprocess.Popen` the tests use."""
 
     def __init__(self, arguments: Sequence[str], environ: Mapping[str, str]) -> None:
         reader, writer = _SERVER.Pipe(duplex=False)

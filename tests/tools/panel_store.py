@@ -39,12 +39,10 @@ Key = tuple[tuple[str, str], ...]
 
 @dataclass(frozen=True)
 class Store:
-    """A Prometheus that has everything.
+    """A Prometheus that has everything, through a client of its API.
 
-    Attributes:
-        client: Of its API.
-        world: What is behind it when the recording rules have been evaluated; nothing is picked yet.
-        groups: Its rules and their alerts soon after; five minutes later what was written is too old for any.
+    `world` is what is behind it when the recording rules have been evaluated; nothing is picked yet. `groups` are its
+    rules and their alerts soon after; five minutes later what was written is too old for any.
     """
 
     client: httpx.Client
@@ -78,13 +76,7 @@ def rate_interval(target: Mapping[str, Any], world: World) -> float:
 
 @contextmanager
 def played(program: str, contracts: Sequence[Contract], folder: Path) -> Iterator[Store]:
-    """Record, judge, write, and wait for rules; dashboards show six hours.
-
-    Args:
-        program: Path of Prometheus.
-        contracts: The contracts; recorders report for the first.
-        folder: An empty folder.
-    """
+    """Record for the first contract, judge, write, and wait for rules; dashboards show six hours."""
     # Ahead of the clock: what follows takes seconds, and rates of what is scraped are over less than a minute.
     ahead = _AHEAD
     while True:

@@ -75,24 +75,14 @@ TRAFFIC = {
 
 @dataclass(frozen=True)
 class Batch:
-    """What one recorder was given between two exports.
-
-    Attributes:
-        log_ratio: log P(y) - log Q(y), rounded to float32 as recorders do, [sequences, tokens].
-    """
+    """What one recorder was given between two exports: log P(y) - log Q(y) in float32, [sequences, tokens]."""
 
     log_ratio: np.ndarray
 
 
 @dataclass(frozen=True)
 class Export:
-    """An OTLP request, as it was exported.
-
-    Attributes:
-        at: Time of its points, Unix seconds.
-        recorder: Who exported it: a key of TRAFFIC, or ENGINE.
-        request: ExportMetricsServiceRequest.
-    """
+    """An OTLP request of a recorder, a key of TRAFFIC or ENGINE, at a Unix time."""
 
     at: int
     recorder: str
@@ -101,14 +91,7 @@ class Export:
 
 @dataclass(frozen=True)
 class Recorded:
-    """Everything that recorders were given and exported.
-
-    Attributes:
-        end: Time of the last exports, Unix seconds.
-        batches: By recorder, what came before each of its exports.
-        kernels: By recorder, its kernels for training and inference.
-        exports: By time.
-    """
+    """Everything that recorders were given and exported until `end`, a Unix time; by recorder, but for exports."""
 
     end: int
     batches: dict[str, list[Batch]]

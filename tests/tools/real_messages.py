@@ -61,13 +61,9 @@ _FIRST: Final = _START + _INTERVAL
 
 @dataclass(frozen=True)
 class Case:
-    """What a process has recorded when it exports.
+    """What a process has recorded when it exports: about so many tokens at first, under one of CONTRACTS.
 
-    Attributes:
-        contract: One of CONTRACTS.
-        tokens: Sampled tokens that each process has recorded when it exports first, about.
-        delta: Whether the Collector made deltas of what the recorder exports.
-        rewards, advantages, logits: Whether the program hands them over as well.
+    The Collector may have made deltas of it; rewards, advantages and logits are handed over where they are True.
     """
 
     contract: str
@@ -115,24 +111,17 @@ def drift(sequences: int) -> np.ndarray:
 def messages(case: Case, *, exports: int = 3, sender: int = 0) -> list[bytes]:
     """What one process exports, INTERVAL apart: serialized ExportMetricsServiceRequests.
 
-    Args:
-        case: What it has recorded. Between two exports it records a tenth of that, a sequence at least.
-        exports: How many messages. A delta message needs the export before it, which is not among them.
-        sender: Number of the process: others record other tokens.
+    Between two exports it records a tenth of the case, a sequence at least. A delta message needs the export before it,
+    which is not among them. Every sender records other tokens.
     """
     return list(_recorded(case, exports, sender))
 
 
 class Sender:
-    """A process that goes on exporting, every INTERVAL: one recorder's messages at other times, by another process.
+    """A process that goes on exporting from a Unix time: one recorder's messages at other times, by another process.
 
     A thousand processes cost a copy of a message each. Counts cannot go on for ever: after the last message the process
     starts anew, as a restarted job does.
-
-    Args:
-        bodies: What `messages` returned.
-        number: Of the process.
-        began: When it exports first, Unix seconds.
     """
 
     def __init__(self, bodies: Sequence[bytes], number: int, began: float) -> None:

@@ -28,13 +28,7 @@ HEADERS = {
 
 @dataclass(frozen=True, slots=True)
 class Series:
-    """One series.
-
-    Attributes:
-        labels: Its labels, with its name.
-        histograms: (Milliseconds, point) of exponential histograms as they are in OTLP.
-        samples: (Milliseconds, number); NaN where the series ends.
-    """
+    """One series: (milliseconds, point of OTLP) or (milliseconds, number), NaN where it ends."""
 
     labels: Mapping[str, str]
     histograms: Sequence[tuple[int, Any]] = ()
