@@ -54,7 +54,7 @@ def evaluator_panel(id: int) -> Json:
         "it (handbook, On call)."
     )
     colours = thresholds("green", (30.0, "orange"), (FRESH_SECONDS, "red"))
-    return state_panel(id, "Evaluated", about, AGE, legend="ago", unit="s", colours=colours, decimals=0)
+    return state_panel(id, "Evaluated", about, AGE, legend="ago", unit="s", thresholds=colours, decimals=0)
 
 
 def points_panel(id: int, **defaults: Any) -> Json:
@@ -62,7 +62,7 @@ def points_panel(id: int, **defaults: Any) -> Json:
     accepted = queries.now(queries.rate("kc.evaluator.points", (), _outcome(_USED_OUTCOMES)))
     about = "Data points per second that the evaluator counts. At zero nothing is measured: do not trust green panels."
     colours = thresholds("red", (1e-9, "green"))
-    return state_panel(id, "Points used", about, accepted, unit="cps", colours=colours, **defaults)
+    return state_panel(id, "Points used", about, accepted, unit="cps", thresholds=colours, **defaults)
 
 
 def invalid_panel(id: int, **more: Any) -> Json:
@@ -81,7 +81,7 @@ def _counts() -> Iterator[Json]:
     yield stat_panel(3, "Webhooks waiting", about, waiting, "orange", span=2)
     tick = queries.now(queries.health("kc.evaluator.tick.duration", how="max"))
     about, colours = METRICS["kc.evaluator.tick.duration"].meaning, thresholds("green", (1.0, "yellow"), (5.0, "red"))
-    yield state_panel(4, "Evaluation takes", about, tick, unit="s", colours=colours)
+    yield state_panel(4, "Evaluation takes", about, tick, unit="s", thresholds=colours)
     yield invalid_panel(5)
     for id, title, name in (
         (6, "Batches dropped", "kc.recorder.dropped"),

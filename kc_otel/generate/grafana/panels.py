@@ -102,8 +102,8 @@ def stat_panel(
     id: int, title: str, about: str, query: str, colour: str, base: str = "green", span: int = 3, **defaults: Any
 ) -> Json:
     """A count: `base` is the colour of zero, `colour` that of anything above it."""
-    defaults = {"decimals": 0, **defaults}
-    return state_panel(id, title, about, query, span=span, colours=thresholds(base, (1e-9, colour)), **defaults)
+    defaults = {"decimals": 0, "thresholds": thresholds(base, (1e-9, colour)), **defaults}
+    return state_panel(id, title, about, query, span=span, **defaults)
 
 
 def state_panel(
@@ -114,8 +114,6 @@ def state_panel(
     *,
     legend: str = "",
     span: int = 3,
-    unit: str = "none",
-    colours: Json | None = None,
     coloured: bool = True,
     text: str = "value",
     **defaults: Any,
@@ -132,8 +130,8 @@ def state_panel(
         "orientation": "auto",
         "reduceOptions": {"calcs": ["lastNotNull"]},
     }
-    defaults = {"unit": unit, "thresholds": colours or thresholds("text"), "noValue": "unknown", **defaults}
-    defaults |= {"color": {"mode": "thresholds"}}
+    defaults = {"unit": "none", "thresholds": thresholds("text"), "noValue": "unknown", **defaults}
+    defaults["color"] = {"mode": "thresholds"}
     return panel("stat", id, title, about, [target(query, legend)], 4, span, options, instant=True, **defaults)
 
 

@@ -76,7 +76,7 @@ def _now() -> Iterator[Json]:
         "Distance from the bound that decides to the limit, as a share of the limit; negative is beyond it.",
         f"min({queries.margin_share(_CLAUSE)})",
         unit="percentunit",
-        colours=thresholds("red", (0.0, "yellow"), (0.2, "green")),
+        thresholds=thresholds("red", (0.0, "yellow"), (0.2, "green")),
         decimals=1,
     )
     about = "Observations that the verdict rests on: tokens, sequences, batches or rows, as the clause counts."
@@ -89,7 +89,7 @@ def _now() -> Iterator[Json]:
         "Kernel that serves it",
         about,
         queries.routes(),
-        colours=thresholds("blue"),
+        thresholds=thresholds("blue"),
         legend=of,
         text="value_and_name",
         mappings=names,
