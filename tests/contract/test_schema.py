@@ -1,13 +1,15 @@
-"""The JSON Schema: it accepts what the loader accepts and refuses what one place is enough to refuse."""
+"""The JSON Schema accepts what the loader accepts, above all the contracts that teams start from."""
 
 import json
+import re
 from pathlib import Path
 
 import jsonschema
 import pytest
 
 from kc_otel.contract.errors import ContractError
-from kc_otel.contract.load import load_text
+from kc_otel.contract.lint import lint
+from kc_otel.contract.load import load, load_all, load_text
 from kc_otel.contract.schema import json_schema
 from kc_otel.contract.yaml_document import parse
 
@@ -95,3 +97,26 @@ def test_planted_errors_are_refused_by_both(written, old, new):
 def test_what_the_loader_accepts_is_accepted(written, contract, line):
     contract(line)
     _VALIDATOR.validate(_data(written(line)))
+
+
+_FOLDER = Path(__file__).parents[2] / "contracts"
+_WANTED = {
+    "rl-rollouts-bf16-fp8", "serving-int8", "serving-awq", "attention-kernel-upgrade", "moe", "batch-invariance",
+    "fp8-kv-cache",
+}  # fmt: skip
+
+
+def test_there_is_one_for_each_need():
+    assert {contract.name for contract in load_all([_FOLDER])} >= _WANTED
+    assert all(load(path).name == path.stem for path in _CONTRACTS)
+
+
+@pytest.mark.parametrize("path", _CONTRACTS, ids=lambda path: path.stem)
+def test_it_is_sound_without_a_warning(path):
+    assert lint(load(path)) == []
+
+
+@pytest.mark.parametrize("path", _CONTRACTS, ids=lambda path: path.stem)
+def test_figures_have_a_source(path):
+    text = path.read_text(encoding="utf-8")
+    assert re.search(r"arXiv:\d{4}\.\d{5}|\b20\d\d \(\"|README\.md|docs/", text)

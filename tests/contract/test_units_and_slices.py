@@ -1,10 +1,10 @@
-"""Numbers with units, and which sequence belongs to which slice."""
+"""Numbers with units, which sequence belongs to which slice, and which slice covers another."""
 
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from kc_otel.contract.slices import parse_condition
+from kc_otel.contract.slices import covers, match, parse_condition, satisfiable
 from kc_otel.contract.units import format_duration, parse_duration, parse_limit
 
 
@@ -92,3 +92,51 @@ def test_a_contract_puts_sequences_into_slices(contract):
     assert sound.slices_of({"n": 9, "task": "code"}) == ("all", "long", "code")
     assert sound.slices_of({"n": 9}) == ("all", "long")
     assert sound.slices_of({}) == ("all",)
+
+
+_GRID = [*(number / 2 for number in range(-3, 14)), -1e9, 1e9, "a", "b", "c", "other text"]
+_COMPARISON = st.tuples(st.sampled_from([">=", "<=", ">", "<", "!=", "=="]), st.integers(0, 5)).map(
+    lambda pair: f"{pair[0]} {pair[1]}"
+)
+_RAW = st.one_of(
+    st.lists(_COMPARISON, min_size=1, max_size=3).map(", ".join),
+    st.sampled_from(["a", "!= a", "!= b"]),
+    st.integers(0, 5),
+    st.lists(st.one_of(st.integers(0, 5), st.sampled_from(["a", "b"])), min_size=1, max_size=3),
+)
+_WHERE = st.dictionaries(st.sampled_from(["x", "y"]), _RAW, max_size=2)
+
+
+def _parsed(where):
+    return {name: parse_condition(raw) for name, raw in where.items()}
+
+
+@given(_RAW)
+def test_satisfiable_agrees_with_trying_values(raw):
+    conditions = parse_condition(raw)
+    tried = any(all(condition.holds(value) for condition in conditions) for value in _GRID)
+    assert satisfiable(conditions) == tried
+
+
+@given(_WHERE, _WHERE)
+def test_covers_agrees_with_trying_values(wide, narrow):
+    wide, narrow = _parsed(wide), _parsed(narrow)
+    assume(all(satisfiable(conditions) for conditions in narrow.values()))
+    escapes = any(
+        match(narrow, {"x": x, "y": y}) and not match(wide, {"x": x, "y": y})
+        for x in (*_GRID, None)
+        for y in (*_GRID, None)
+        if x is not None or y is not None
+    )
+    assert covers(wide, narrow) != escapes
+
+
+def test_open_and_closed_ends_are_told_apart():
+    """An end that is excluded, by > or by !=, is not covered by one that is included the other way round."""
+    assert not covers(_parsed({"n": "> 3"}), _parsed({"n": ">= 3"}))
+    assert not covers(_parsed({"n": "< 3"}), _parsed({"n": "<= 3"}))
+    assert covers(_parsed({"n": ">= 3"}), _parsed({"n": "> 3"}))
+    assert covers(_parsed({"n": "> 3"}), _parsed({"n": ">= 3, != 3"}))
+    assert covers(_parsed({"n": "< 3"}), _parsed({"n": "<= 3, != 3"}))
+    assert covers(_parsed({"n": "!= 3"}), _parsed({"n": "> 3"}))
+    assert not covers(_parsed({"n": "!= 3"}), _parsed({"n": ">= 3"}))
