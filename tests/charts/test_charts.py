@@ -29,7 +29,6 @@ SEEN = {
 
 
 def paths(svg, kind):
-    """The points of every path of a class."""
     found = [node.get("d", "") for node in ET.fromstring(svg).iter() if node.get("class") == kind]
     return [[(float(x), float(y)) for x, y in re.findall(r"(-?[\d.]+) (-?[\d.]+)", d)] for d in found]
 

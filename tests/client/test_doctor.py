@@ -47,7 +47,6 @@ def contract() -> Contract:
 
 
 def errors(found: Iterator[Finding]) -> list[str]:
-    """Sentences of what is an error; each has a remedy."""
     listed = [finding for finding in found if finding.level != "ok"]
     assert all(finding.remedy for finding in listed)
     return [finding.what for finding in listed]

@@ -56,7 +56,6 @@ def evaluator(tmp_path):
 
 
 def eventually(true, seconds=SOON):
-    """Wait until it is true."""
     end = time.monotonic() + seconds
     while not true():
         assert time.monotonic() < end, "it did not happen"

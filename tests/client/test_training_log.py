@@ -214,7 +214,6 @@ def test_an_address_that_is_none_is_refused():
 
 
 def verdict(clause, slice, status, upper, **changes):
-    """A verdict against a limit of 1."""
     about = {"at": 0.0, "limit": 1.0, "estimate": 0.5, "lower": 0.1, "upper": upper, "samples": 10, "window": "short"}
     said = {"method": "", "reason": "", "contract_version": 1, "contract_hash": "", "about": "traffic"}
     return Verdict(Cell("policy", clause, slice), status, **{**about, **said, **changes})
@@ -243,7 +242,6 @@ def test_the_worst_slice_is_the_one_with_the_worst_verdict_then_the_least_room()
 
 
 def of(clause, worst=None, **named):
-    """A clause's scalars."""
     found = {f"kc/{clause}/{name}": value for name, value in named.items()}
     return found if worst is None else {**found, f"kc/{clause}/worst/{worst[0]}": worst[1]}
 

@@ -16,13 +16,11 @@ REPOSITORY = HERE.parents[1]
 
 @pytest.fixture(scope="session")
 def repository() -> Path:
-    """The checkout."""
     return REPOSITORY
 
 
 @pytest.fixture(scope="session")
 def schemas() -> Path:
-    """Folder of others' JSON Schemas."""
     return REPOSITORY / "tests" / "data"
 
 
@@ -34,13 +32,11 @@ def policy_path() -> Path:
 
 @pytest.fixture(scope="session")
 def policy(policy_path: Path) -> Contract:
-    """The contract of `policy_path`."""
     return load(policy_path)
 
 
 @pytest.fixture(scope="session")
 def boards() -> dict[str, dict]:
-    """Every dashboard as Grafana reads it, by its file's name."""
     from kc_otel.generate.grafana import grafana_files
 
     files = [file for file in grafana_files([]) if file.path.suffix == ".json"]

@@ -41,7 +41,6 @@ BASE = 1_800_000_000
 
 @pytest.fixture(scope="module")
 def contract() -> Contract:
-    """A clause per kind of statistic, whose limits lie between the slices' drifts."""
     return streams.contract()
 
 
@@ -59,7 +58,6 @@ def literal(value: ExponentialHistogram) -> str:
 
 
 def series(contract: Contract, stream: Any) -> list[dict[str, str]]:
-    """The stream as promtool's input."""
     labels = ", ".join(
         f'{key.replace(".", "_")}="{text}"' for key, text in streams.attributes(contract, stream.slice).items()
     )
@@ -99,13 +97,11 @@ def holds(contract: Contract, clause: Clause, stream: Any, window: str, at: int)
 
 
 def never(found: Status, verdict: Verdict, at: int) -> dict:
-    """A check that the rules do not say what they must not."""
     cell = f'{{kc_clause="{verdict.cell.clause}", kc_slice="{verdict.cell.slice}"}}'
     return {"expr": f"kc_rule_status{cell} == {found.code}", "eval_time": format_duration(at), "exp_samples": []}
 
 
 def says(verdict: Verdict, at: int) -> dict:
-    """A check that the rules say what the evaluator says."""
     query = f'max(kc_rule_status{{kc_clause="{verdict.cell.clause}", kc_slice="{verdict.cell.slice}"}})'
     samples = [{"labels": "{}", "value": verdict.status.code}]
     return {"expr": query, "eval_time": format_duration(at), "exp_samples": samples}

@@ -19,7 +19,6 @@ GRAFANA = '{{ reReplaceAll "/*$" "" externalURL }}'
 
 @pytest.fixture(scope="module")
 def rules(policy: Contract) -> list[dict]:
-    """The rules of the contract's group, as Grafana reads them."""
     content = yaml.safe_load(alerting_file(policy).text)
     assert content["apiVersion"] == 1
     (group,) = content["groups"]

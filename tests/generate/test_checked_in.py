@@ -14,7 +14,6 @@ from kc_otel.handbook.generated_pages import FOLDER, PAGES
 
 @pytest.fixture(scope="module")
 def generated(repository: Path):
-    """What the contract generates now."""
     contracts = load_all([repository / "examples" / "traffic" / "contract.yaml"])
     sites = Sites("http://127.0.0.1:3000", "http://127.0.0.1:4320")
     return (*grafana_files(contracts, sites=sites), *prometheus_files(contracts, sites))

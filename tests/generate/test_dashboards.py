@@ -35,7 +35,6 @@ DATASOURCES = {("prometheus", "${datasource}"), ("tempo", "${traces}")}
 
 
 def panels(board: dict) -> Iterator[dict]:
-    """Every panel, those in collapsed rows too."""
     for panel in board["panels"]:
         yield panel
         yield from panel.get("panels", [])
@@ -234,13 +233,11 @@ def test_numbers_of_a_clause_are_in_its_unit(boards: dict) -> None:
 
 
 def column(table: dict, title: str) -> dict:
-    """What the table does with a column, by property."""
     (found,) = (override for override in table["fieldConfig"]["overrides"] if override["matcher"]["options"] == title)
     return {entry["id"]: entry["value"] for entry in found["properties"]}
 
 
 def table(board: dict, id: int) -> dict:
-    """The table of an id."""
     return next(panel for panel in panels(board) if panel["id"] == id)
 
 

@@ -24,7 +24,6 @@ ENDED = ["KernelContractEvaluatorDown"]
 
 
 def _until(holds: Callable[[], bool], seconds: float, what: Callable[[], object]) -> float:
-    """Seconds that it took."""
     start = time.monotonic()
     while not holds():
         assert time.monotonic() - start < seconds, what()

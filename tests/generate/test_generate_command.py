@@ -12,7 +12,6 @@ BOARDS = ("overview", "slice", "rl", "promotion", "health")
 
 
 def run(*words: object) -> tuple[int, str]:
-    """Exit code, and what is said."""
     code, out, err = commands("generate")("generate", *words)
     return code, out + err
 

@@ -81,7 +81,6 @@ def interpolated(variable: dict, values: list[str] | None) -> str:
 
 
 def picks(board: dict, case: str, world: World) -> dict[str, str]:
-    """What is picked on a dashboard by each of its variables, as it is put into queries."""
     values = chosen(board, case, world)
     return {
         variable["name"]: interpolated(variable, values.get(variable["name"]))
@@ -135,7 +134,6 @@ Of = Callable[[Verdict, float], float]
 
 
 def margin(verdict: Verdict, _: float) -> float:
-    """Distance from the bound that decides to the limit, as a share of the limit."""
     return (verdict.limit - (verdict.lower if verdict.status is Status.FAIL else verdict.upper)) / abs(verdict.limit)
 
 
@@ -154,7 +152,6 @@ OF_CELLS: tuple[tuple[Of, Callable], ...] = (
 
 
 def answers(store: Store, board: dict, title: str, place: int, world: World) -> dict[Labels, float]:
-    """What a query of a panel finds."""
     (target,) = (target for _, panel, at, target in queries(board) if (panel, at) == (title, place))
     rows = store.ask(target["expr"], world.but(rate=rate_interval(target, world)))
     return {frozenset(row["metric"].items()): float(row["value"][1]) for row in rows}

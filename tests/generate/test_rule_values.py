@@ -18,7 +18,6 @@ pytestmark = pytest.mark.slow
 
 
 def found(store: Store, expression: str) -> dict[Labels, float]:
-    """Result of a query of an alert, which has no variables."""
     rows = store.ask(expression, store.world)
     return {frozenset(row["metric"].items()): float(row["value"][1]) for row in rows}
 
@@ -35,7 +34,6 @@ def said(world: World, alert: AlertStep) -> dict[Labels, float]:
 
 
 def both(text: str, contract: Contract) -> list[tuple[AlertStep, dict]]:
-    """The rules of a file, each with its alert."""
     (group,) = yaml.safe_load(text)["groups"]
     return list(zip(alert_steps(contract), group["rules"], strict=True))
 

@@ -65,7 +65,6 @@ READERS_PROGRAMS = {
 
 @pytest.fixture(scope="module", autouse=True)
 def kc_otel_command() -> Any:
-    """The command line, with every sub-command."""
     cli._register()
     return typer.main.get_command(cli.app)
 
@@ -288,7 +287,6 @@ def test_names_in_backticks_exist(page: Path, kc_otel_command: Any) -> None:
 
 
 def resolves(dotted: str) -> bool:
-    """Whether it is a module or something in one."""
     module, rest = dotted, []
     while True:
         try:

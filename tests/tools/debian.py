@@ -59,8 +59,6 @@ class UnavailableError(Exception):
 
 @dataclass(frozen=True)
 class Source:
-    """Where packages come from: one archive, one suite."""
-
     uri: str
     suite: str
     signed_by: str
@@ -72,12 +70,10 @@ class Source:
 
 
 def find(name: str, cache: Path = CACHE, say: Callable[[str], None] = lambda _: None) -> Path:
-    """Path of a program, fetched if it is not in the cache yet."""
     return Path(command(name, cache, say)[-1])
 
 
 def command(name: str, cache: Path = CACHE, say: Callable[[str], None] = lambda _: None) -> tuple[str, ...]:
-    """How to start a program: its path, and in front of it what it needs to find its libraries."""
     tool, reasons = TOOLS[name], []
     for suite in ("",) if tool.libraries else SUITES:
         for package in tool.packages:
@@ -253,7 +249,6 @@ def _run(command: tuple[str, ...], cwd: Path) -> str:
 
 
 def main() -> int:
-    """Fetch every program, or those named on the command line."""
     missing = 0
     for name in sys.argv[1:] or TOOLS:
         try:

@@ -33,8 +33,6 @@ _OTLP = {"content-type": "application/x-protobuf"}
 
 @dataclass(frozen=True)
 class Moment:
-    """What an evaluator knew at a unix time: its `/metrics`, and (verdict, Unix time since when) of every cell."""
-
     at: int
     page: bytes
     cells: tuple[tuple[Verdict, float], ...]

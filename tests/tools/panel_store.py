@@ -102,7 +102,6 @@ def played(program: str, contracts: Sequence[Contract], folder: Path) -> Iterato
 
 
 def _rest(client: httpx.Client, folder: Path) -> None:
-    """No rules from here on: a processor half busy is missed by the tests beside these."""
     (folder / "config.yml").write_text("{}")
     answer = client.post(f"{str(client.base_url).removesuffix('api/v1/')}-/reload")
     assert answer.status_code == 200, answer.text

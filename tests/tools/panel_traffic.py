@@ -75,8 +75,6 @@ TRAFFIC = {
 
 @dataclass(frozen=True)
 class Batch:
-    """What one recorder was given between two exports: log P(y) - log Q(y) in float32, [sequences, tokens]."""
-
     log_ratio: np.ndarray
 
 
@@ -91,8 +89,6 @@ class Export:
 
 @dataclass(frozen=True)
 class Recorded:
-    """Everything that recorders were given and exported until `end`, a Unix time; by recorder, but for exports."""
-
     end: int
     batches: dict[str, list[Batch]]
     kernels: dict[str, tuple[Kernel, Kernel]]

@@ -41,7 +41,6 @@ class World:
 
     @property
     def contract(self) -> Contract:
-        """The contract that recorders record for."""
         return self.contracts[0]
 
     def but(self, **changes: Any) -> World:

@@ -91,7 +91,6 @@ CASES: Final = tuple(
 
 @cache
 def contract(name: str) -> Contract:
-    """One of CONTRACTS, loaded."""
     loaded = load(_ROOT / "contracts" / _FILES[name])
     if name != "twenty-slices":
         return loaded
@@ -132,7 +131,6 @@ class Sender:
         self._exported = 0
 
     def export(self) -> bytes:
-        """The next message."""
         run, number = divmod(self._exported, len(self._bodies))
         self._exported += 1
         shift = self._began - _FIRST + run * len(self._bodies) * _INTERVAL
@@ -184,8 +182,6 @@ def _recorded(case: Case, exports: int, sender: int) -> tuple[bytes, ...]:
 
 @dataclass(frozen=True)
 class _Model:
-    """s' = tanh(E[token] + s R), logits s' U."""
-
     embedding: np.ndarray
     recurrent: np.ndarray
     head: np.ndarray
@@ -212,7 +208,6 @@ def _kernels() -> tuple[_Model, _Model]:
 
 
 def _int8(weights: np.ndarray) -> np.ndarray:
-    """Symmetric rounding by output channel."""
     step = np.abs(weights).max(0) / 127
     return (np.rint(weights / step) * step).astype(np.float32)
 

@@ -28,15 +28,12 @@ HEADERS = {
 
 @dataclass(frozen=True, slots=True)
 class Series:
-    """One series: (milliseconds, point of OTLP) or (milliseconds, number), NaN where it ends."""
-
     labels: Mapping[str, str]
     histograms: Sequence[tuple[int, Any]] = ()
     samples: Sequence[tuple[int, float]] = ()
 
 
 def body(series: Iterable[Series]) -> bytes:
-    """The body of a request to `/api/v1/write`."""
     return snappy(b"".join(_message(1, part) for entry in series for part in _series(entry)))
 
 
@@ -55,7 +52,6 @@ def points(request: ExportMetricsServiceRequest) -> Iterator[tuple[Any, Any]]:
 
 
 def _merged(found: Iterable[tuple[int, Any, Any]]) -> list[Series]:
-    """One series per stream."""
     streams: dict[tuple[tuple[str, str], ...], list[tuple[int, Any]]] = {}
     for at, metric, point in found:
         labels = {_name(item.key): item.value.string_value for item in point.attributes}
