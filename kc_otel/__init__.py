@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
     from kc_otel.client.router import Router
-    from kc_otel.client.signing import VerificationError
-    from kc_otel.client.signing import verify as verify_webhook
     from kc_otel.client.training_log import TrainingLog
+    from kc_otel.client.webhooks import VerificationError
+    from kc_otel.client.webhooks import verify as verify_webhook
     from kc_otel.contract.errors import ContractError
     from kc_otel.contract.load import load as load_contract
     from kc_otel.contract.model import Contract
@@ -47,10 +47,10 @@ _HOMES: Final = {
     "Recorder": "kc_otel.record.recorder:Recorder",
     "Router": "kc_otel.client.router:Router",
     "TrainingLog": "kc_otel.client.training_log:TrainingLog",
-    "VerificationError": "kc_otel.client.signing:VerificationError",
+    "VerificationError": "kc_otel.client.webhooks:VerificationError",
     "compare": "kc_otel.offline.compare:compare",
     "load_contract": "kc_otel.contract.load:load",
-    "verify_webhook": "kc_otel.client.signing:verify",
+    "verify_webhook": "kc_otel.client.webhooks:verify",
 }
 
 

@@ -44,7 +44,7 @@ print(router.choose(contract.name, {{"task": "code"}}))
 """
 VERIFY = """
 import time
-from kc_otel.client.signing import Secret, sign
+from kc_otel.client.webhooks import Secret, sign
 from kc_otel import verify_webhook
 from kc_otel.client.webhooks import new_secret
 secret = new_secret()

@@ -77,16 +77,8 @@ def draw_history(
 ) -> Chart | None:
     """The chart of a cell's past; None where there is no point, or over steps none whose step is known.
 
-    Args:
-        title: Title of the chart.
-        points: Oldest first.
-        kernel: Inference kernel version of the points, to say when it was judged first.
-        others: Points of the same clause and slice with other kernel versions, by version.
-        markers: Those outside of the points' time are left out.
-        unit: Of the estimate; empty where it has none.
-        step: Seconds between two points at the most; where more time passes, the line is broken.
-        zone: Of the times that are written.
-        over: What goes from left to right: time, or the trainer's steps. Events between two steps lie between them.
+    Points are oldest first; `others` are those with other kernel versions than `kernel`, by version. Markers outside of
+    the points' time are left out. Where more than some times `step`, seconds, pass, the line is broken.
     """
     if over == "step":
         points = list(filter(stepped, points))

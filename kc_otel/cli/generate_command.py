@@ -82,8 +82,8 @@ def kubernetes(
     Examples:
       kc-otel generate kubernetes contracts --out manifests
     """
-    from kc_otel.generate.kubernetes import kubernetes_files  # noqa: PLC0415 - a quick --help
     from kc_otel.generate.links import Sites  # noqa: PLC0415
+    from kc_otel.generate.prometheus import kubernetes_files  # noqa: PLC0415 - a quick --help
 
     _generate(contracts, out, lambda loaded: kubernetes_files(loaded, Sites(grafana_url, evaluator_url)), check=check)
 

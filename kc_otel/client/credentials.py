@@ -11,8 +11,6 @@ import ssl
 from pathlib import Path
 from typing import Final
 
-__all__ = ["TokenError", "authorization", "client_context"]
-
 _TOKEN: Final = "KC_OTEL_TOKEN"  # noqa: S105 - a name
 _TOKEN_FILE: Final = "KC_OTEL_TOKEN_FILE"  # noqa: S105 - a name
 _CERTIFICATE: Final = "KC_OTEL_CLIENT_CERTIFICATE"
@@ -27,11 +25,7 @@ class TokenError(ValueError):
 def authorization(token_file: str | os.PathLike[str] | None = None) -> dict[str, str]:
     """Return the header that authenticates the caller; none without a token.
 
-    Args:
-        token_file: File that holds the token; None for what KC_OTEL_TOKEN_FILE names, else KC_OTEL_TOKEN itself.
-
-    Raises:
-        TokenError: If the file cannot be read, or what is given is not a token.
+    Without a file it is the one that KC_OTEL_TOKEN_FILE names, else KC_OTEL_TOKEN itself. Raises TokenError.
     """
     path = token_file or os.environ.get(_TOKEN_FILE)
     if path:
@@ -60,10 +54,7 @@ def authorization(token_file: str | os.PathLike[str] | None = None) -> dict[str,
 def client_context() -> ssl.SSLContext:
     """Return a TLS context that presents the client certificate of KC_OTEL_CLIENT_CERTIFICATE, if set.
 
-    Its key is in the same file, or in the one that KC_OTEL_CLIENT_KEY names.
-
-    Raises:
-        TokenError: If they cannot be used.
+    Its key is in the same file, or in the one that KC_OTEL_CLIENT_KEY names. Raises TokenError.
     """
     context = ssl.create_default_context()
     if certificate := os.environ.get(_CERTIFICATE):

@@ -23,8 +23,6 @@ from kc_otel.contract.measuring_paths import MeasuringPath, coverage
 from kc_otel.contract.model import Contract
 from kc_otel.contract.units import format_duration
 
-__all__ = ["Finding", "connects", "of_evaluator", "of_path", "of_sender"]
-
 _PORT_OF_PROTOCOL: Final = {"grpc": 4317, "http/protobuf": 4318}
 _API_PORT: Final = 4320
 _MAX_SKEW_SECONDS: Final = 5.0
@@ -61,13 +59,7 @@ _REQUESTS: Final[Mapping[str, str]] = {
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """Something that a person should know.
-
-    Attributes:
-        level: `error` if no verdicts can arrive, `warning` if they may be wrong or missing, else `ok`.
-        what: The finding, in one sentence.
-        remedy: What to do about it; empty for `ok`.
-    """
+    """Something that a person should know: an `error` if no verdicts can arrive, a `warning` if they may be wrong."""
 
     level: str
     what: str
@@ -92,14 +84,7 @@ def of_sender(
     path: MeasuringPath | None = None,
     answers: Callable[[str, int], str] = connects,
 ) -> Iterator[Finding]:
-    """Check the recorder of a process with this environment.
-
-    Args:
-        environment: Its variables.
-        contracts: Contracts that it records for, if they are known.
-        path: How it measures, if that is known.
-        answers: Says why nothing answers at a host and port; empty when something does.
-    """
+    """Check the recorder of a process with this environment; contracts and path where they are known."""
     if environment.get("OTEL_SDK_DISABLED", "").strip().lower() == "true":
         yield _error("OTEL_SDK_DISABLED=true turns every recorder off", "unset OTEL_SDK_DISABLED")
     exporters = [name.strip() for name in environment.get("OTEL_METRICS_EXPORTER", "otlp").split(",") if name.strip()]
@@ -141,15 +126,10 @@ def of_evaluator(
     now: float,
     contracts: Sequence[Contract] = (),
 ) -> Iterator[Finding]:
-    """Check an evaluator's own report and the data that has arrived.
+    """Check an evaluator's own report and the data that has arrived, as its API has them.
 
-    Args:
-        health: Its `/api/v1/health`.
-        served: `contracts` of its `/api/v1/contracts`.
-        verdicts: `verdicts` of its `/api/v1/verdicts`.
-        clock: Unix time in seconds on its machine.
-        now: Unix time in seconds on this machine, at the same moment.
-        contracts: Contracts that it should judge, if they are known.
+    `clock` and `now` are the Unix time on its machine and on this one at the same moment, seconds; `contracts` are
+    those that it should judge, where they are known.
     """
     if health["evaluated_at"] is None or clock - health["evaluated_at"] > _LATE_SECONDS:
         yield _error("the evaluator has given no verdict in the last 30 s", "see its log and /readyz for the reason")

@@ -13,8 +13,6 @@ from opentelemetry.sdk.metrics import export as sdk
 
 from kc_otel._extras import extra
 
-__all__ = ["LATENCIES", "EngineLatency"]
-
 LATENCIES: Final[Mapping[str, str]] = {
     "vllm:time_to_first_token_seconds": "gen_ai.server.time_to_first_token",
     "vllm:request_time_per_output_token_seconds": "gen_ai.server.time_per_output_token",
@@ -28,16 +26,7 @@ _Labels = tuple[tuple[str, str], ...]
 
 
 class EngineLatency:
-    """Latency from an engine's metrics page, read for each export; a page that cannot be read is logged once.
-
-    Args:
-        url: Of the page, such as http://127.0.0.1:8000/metrics.
-        read: Gives the page's text; over HTTP by default.
-
-    Raises:
-        ValueError: If the URL is not valid.
-        MissingExtraError: If the parser of such pages is not installed.
-    """
+    """Latency from an engine's metrics page, read for each export; a page that cannot be read is logged once."""
 
     def __init__(self, url: str, read: Callable[[str], str] | None = None) -> None:
         parts = urlsplit(url)

@@ -20,8 +20,6 @@ from kc_otel.client.credentials import authorization, client_context
 from kc_otel.contract.json_text import read_json_text
 from kc_otel.judge.decisions.entries import DecisionTable
 
-__all__ = ["Poller", "lateness"]
-
 _log = logging.getLogger(__name__)
 
 _MAX_RESPONSE_BYTES: Final = 16 << 20
@@ -41,11 +39,7 @@ _LONGEST_PAUSE_SECONDS: Final = 30.0
 
 
 def lateness(headers: Message) -> str:
-    """Return a sentence if an evaluator answers but, by its header `Age`, does not evaluate; else an empty string.
-
-    Raises:
-        ValueError: If the header is not a number.
-    """
+    """Return a sentence if an evaluator answers but, by its header `Age`, does not evaluate; else an empty string."""
     age = float(headers.get("age") or 0.0)
     return f"nothing has been evaluated for {age:.0f} s" if age > _LATE_SECONDS else ""
 
@@ -63,22 +57,10 @@ class Poller(threading.Thread):
     200 carries a table, 204 and 304 say that nothing has changed. Any other outcome is logged once per outage, and the
     request is retried after a growing, random pause.
 
-    Args:
-        url: Base URL of the evaluator's API.
-        on_table: Called with each new table, and whether the evaluator has evaluated lately.
-        on_contact: Called after every answer of an evaluator that is not late, new table or not, with the names of the
-            contracts that this process follows and that the evaluator does not judge.
-        report: What this process follows and does, as names and values of the query, so that people can see whether any
-            process follows a directive.
-        has_news: Whether `report` has something that the evaluator should know before it answers the request that it
-            holds back.
-        wait: How long the evaluator may hold an answer back, seconds.
-        refresh: Least time between two requests, seconds, for an evaluator that does not hold answers back.
-        token_file: File that holds the token, read with every request; None for the environment's, see
-            `kc_otel.client.credentials`.
-
-    Raises:
-        ValueError: If the URL is not valid.
+    `on_table` gets each new table, and whether the evaluator has evaluated lately; `on_contact`, after every answer of
+    an evaluator that is not late, the contracts that this process follows and that are not judged. `report` gives names
+    and values of the query; `has_news` whether they should be told before the answer that is held back. `wait` is how
+    long an answer may be held back, `refresh` the least time between two requests, both in seconds.
     """
 
     def __init__(

@@ -32,7 +32,7 @@ from kc_otel.judge.decisions.entries import INFERENCE_KERNEL, TRAIN_KERNEL, Cana
 if TYPE_CHECKING:
     from kc_otel.contract.model import Contract  # pydantic and YAML, which a service that routes does without
 
-__all__ = ["Choice", "Kernel", "Router", "TableFile"]
+__all__ = ["Choice", "Kernel", "Router"]
 
 _log: Final = logging.getLogger(__name__)
 _ROUTE: Final = "route"
@@ -406,9 +406,7 @@ def _unnamed(limits: Iterable[Canary], table: DecisionTable) -> tuple[Canary, ..
 class TableFile:
     """A file with one table. Processes may share it: each write replaces it in one step.
 
-    Args:
-        path: The file; its folder has to exist.
-        own: True for the default file: its folder is created, and an unreadable file is logged and replaced.
+    `own` is the default file: its folder is created, and an unreadable file is logged and replaced.
     """
 
     def __init__(self, path: Path, *, own: bool = False) -> None:
@@ -416,12 +414,7 @@ class TableFile:
         self._failed = False
 
     def load(self) -> DecisionTable | None:
-        """The table, or None where there is no file yet.
-
-        Raises:
-            ValueError: If it holds something else.
-            OSError: If it cannot be read.
-        """
+        """The table, or None where there is no file yet; ValueError if it holds something else, or OSError."""
         try:
             return self._read()
         except (OSError, ValueError) as error:

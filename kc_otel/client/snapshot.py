@@ -25,8 +25,6 @@ from kc_otel.judge.decisions.entries import (
 if TYPE_CHECKING:
     from kc_otel.contract.model import Contract, SliceSpec
 
-__all__ = ["NEVER", "PROVEN", "UNPROVEN", "Choice", "Kernel", "Snapshot", "Where", "compiled"]
-
 _log: Final = logging.getLogger(__name__)
 
 Kernel = Literal["train-kernel", "inference-kernel"]
@@ -41,12 +39,8 @@ NEVER: Final = float("inf")
 class Choice:
     """Kernel that serves a request, with the cause of the choice.
 
-    Attributes:
-        kernel: `train-kernel` or `inference-kernel`.
-        cause: `pin`, `route`, `canary`, `stale`, or `default` where nothing had to be decided.
-        weight: Share that the inference kernel has of such requests, where a canary decided.
-        reason: One sentence; empty for `default`.
-        slice: Slice from which all requests are kept away, if that decided; else empty.
+    `weight` is the share that the inference kernel has of such requests, where a canary decided; `reason` is a
+    sentence, empty where nothing had to be decided; `slice` the one from which all requests are kept away, if any.
     """
 
     kernel: Kernel

@@ -20,9 +20,8 @@ from kc_otel.contract.limits import scale_of
 from kc_otel.contract.model import Contract
 from kc_otel.contract.policy import EscalationStep
 from kc_otel.contract.promotion import PromotionTerms, shown_share
-from kc_otel.contract.regions import covers
 from kc_otel.contract.registry.clause_metrics import DERIVED, QUANTITIES
-from kc_otel.contract.slices import ALL
+from kc_otel.contract.slices import ALL, covers
 from kc_otel.contract.units import format_duration
 
 ChangeKind = Literal["tightens", "loosens", "adds", "drops", "changes"]

@@ -44,11 +44,7 @@ class LintFinding:
 
 
 class ContractError(ValueError):
-    """A contract cannot be used.
-
-    Attributes:
-        problems: Everything that was found, by file and line; at least one is an error.
-    """
+    """A contract cannot be used: `problems` has all that was found, by file and line, an error among them."""
 
     def __init__(self, problems: Iterable[ContractProblem]) -> None:
         self.problems = tuple(sorted(problems))

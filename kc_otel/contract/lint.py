@@ -17,9 +17,8 @@ from kc_otel.contract.limits import Range, range_of
 from kc_otel.contract.measuring_paths import AUTOMATIC
 from kc_otel.contract.model import Contract, KernelSpec
 from kc_otel.contract.policy import EscalationStep
-from kc_otel.contract.regions import satisfiable
 from kc_otel.contract.registry.clause_metrics import DERIVED, QUANTITIES, Origin, Unit
-from kc_otel.contract.slices import ALL, POSITION, TURN, SliceCondition
+from kc_otel.contract.slices import ALL, POSITION, TURN, SliceCondition, satisfiable
 from kc_otel.contract.units import format_duration
 from kc_otel.contract.words import did_you_mean, listed
 
@@ -52,12 +51,7 @@ _EXAMPLE: Final = {
 
 def lint(contract: Contract) -> list[LintFinding]:
     """Everything about a contract that no field can say on its own, in the order of its sections."""
-    return [
-        *_slices(contract),
-        *_clauses(contract),
-        *_observability(contract),
-        *_escalation(contract),
-    ]
+    return [*_slices(contract), *_clauses(contract), *_observability(contract), *_escalation(contract)]
 
 
 def _slices(contract: Contract) -> Iterator[LintFinding]:

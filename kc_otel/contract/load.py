@@ -42,11 +42,7 @@ class Checked:
 
 
 def load(path: str | os.PathLike[str]) -> Contract:
-    """The contract in a file; `-` reads standard input.
-
-    Raises:
-        ContractError: With every problem of the file, when there is an error among them.
-    """
+    """The contract in a file; `-` reads standard input. Raises ContractError with every problem."""
     return load_source(path)[0]
 
 

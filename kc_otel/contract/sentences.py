@@ -38,13 +38,7 @@ REMEDIES: Final[Mapping[str, str]] = MappingProxyType(
 
 
 def consequence(clause: Clause | None, on: str, where: str, estimate: float = math.nan) -> str:
-    """Return what users suffer while an alert fires, as a sentence.
-
-    Args:
-        clause: The clause, where one is known.
-        on: What is wrong, as escalation steps call it: fail, no-data, inconclusive or invalid-input.
-        where: The traffic, such as `slice code`.
-        estimate: What was measured, in the metric's unit; NaN where it is not known.
+    """Return what users suffer while an alert fires, as a sentence; `estimate` is NaN where it is not known.
 
     >>> consequence(None, "no-data", "slice code")
     'Nothing monitors slice code: a fault there goes unseen.'

@@ -1,4 +1,4 @@
-"""Slices of traffic: which attributes of a sequence put it into which slice.
+"""Slices of traffic: which attributes of a sequence put it into which slice, and which slice covers another.
 
 A condition is a plain value (equality), a list of values (any of them), or text that starts with a comparison
 (`">= 8192"`, `"!= code"`, and `">= 1024, < 8192"` for both at once). A slice's conditions all have to hold.
@@ -11,7 +11,7 @@ import operator
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 ALL: Final = "all"
 """The slice of every sequence that the training kernel's weights sampled, as far as it is known which did."""
@@ -141,3 +141,80 @@ def _same(value: Scalar, wanted: Scalar) -> bool:
     if isinstance(value, bool) or isinstance(wanted, bool) or isinstance(value, str) != isinstance(wanted, str):
         return str(value).lower() == str(wanted).lower()
     return value == wanted
+
+
+Conditions = Sequence[SliceCondition]
+Bound = tuple[float, bool]
+"""A bound on numbers, and whether it is left out itself: of two lower bounds the larger tuple is the tighter one."""
+
+
+class _Interval(NamedTuple):
+    """Numbers between two bounds; the upper one is that of their negatives."""
+
+    low: Bound = (-math.inf, False)
+    negative: Bound = (-math.inf, False)
+
+    @property
+    def empty(self) -> bool:
+        (low, low_open), (negative, high_open) = self
+        return low > -negative or (low == -negative and (low_open or high_open))
+
+    def excludes(self, value: float) -> bool:
+        return (value, False) < self.low or (-value, False) < self.negative
+
+
+def satisfiable(conditions: Conditions) -> bool:
+    """Return True if some value of an attribute satisfies all of these conditions."""
+    named = _values(conditions)
+    if named is not None:
+        return bool(named)
+    return not _interval(conditions).empty
+
+
+def covers(wide: Mapping[str, Conditions], narrow: Mapping[str, Conditions]) -> bool:
+    """Return True if every sequence that `narrow` matches is matched by `wide` too."""
+    return all(
+        attribute in narrow and all(_implied(narrow[attribute], condition) for condition in conditions)
+        for attribute, conditions in wide.items()
+    )
+
+
+def _values(conditions: Conditions) -> list[Scalar] | None:
+    """The values that satisfy conditions of which at least one lists values; None where none does."""
+    lists = [condition.values for condition in conditions if condition.comparison == "in"]
+    if not lists:
+        return None
+    return [value for value in lists[0] if all(condition.holds(value) for condition in conditions)]
+
+
+def _interval(conditions: Conditions) -> _Interval:
+    low = negative = -math.inf, False
+    for condition in conditions:
+        value, is_open = condition.values[0], condition.comparison in {">", "<"}
+        if condition.comparison in {"in", "!="} or isinstance(value, str | bool):
+            continue
+        if condition.comparison in {">=", ">"}:
+            low = max(low, (value, is_open))
+        else:
+            negative = max(negative, (-value, is_open))
+    excluded = {condition.values[0] for condition in conditions if condition.comparison == "!="}
+    return _Interval((low[0], low[1] or low[0] in excluded), (negative[0], negative[1] or -negative[0] in excluded))
+
+
+def _implied(known: Conditions, condition: SliceCondition) -> bool:
+    """Return True if every value that satisfies `known` satisfies `condition`."""
+    named = _values(known)
+    if named is not None:
+        return all(condition.holds(value) for value in named)
+    interval, bound = _interval(known), condition.values[0]
+    if condition.comparison == "in":
+        is_point = interval.low[0] == -interval.negative[0] and not interval.empty
+        return is_point and condition.holds(interval.low[0])
+    if condition.comparison == "!=":
+        if any(other.comparison == "!=" and other.values[0] == bound for other in known):
+            return True
+        # Only numbers satisfy >= and the like.
+        return interval != _Interval() and (isinstance(bound, str | bool) or interval.excludes(bound))
+    if condition.comparison in {">=", ">"}:
+        return not isinstance(bound, str | bool) and interval.low >= (bound, condition.comparison == ">")
+    return not isinstance(bound, str | bool) and interval.negative >= (-bound, condition.comparison == "<")

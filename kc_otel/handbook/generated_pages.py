@@ -30,8 +30,8 @@ PYTHON_PACKAGES: Final = {
     "kc_otel.stats": "Mathematics",
 }
 """Public packages, with headings; the other packages are reached by commands."""
-PYTHON_MODULES: Final = ("kc_otel.integrations", "kc_otel.client")
-"""Those of them whose modules are imported by name; the others export at their top."""
+_CLIENT_MODULES: Final = ("alive", "openfeature", "router", "training_log", "webhooks")
+"""What a service or a container imports or runs; the other modules of `kc_otel.client` serve these and the commands."""
 
 _FIELDS: Final = """\
 Every key of a contract, generated from the model that reads it; [the language](index.md) explains how the parts work
@@ -404,12 +404,14 @@ def _docstring(found: griffe.Object | griffe.Alias) -> Iterator[str]:
 
 
 def _modules(package: str) -> Iterator[str]:
-    """The package itself where it exports names, and its public modules where those are imported by name."""
+    """The package itself where it exports names, and the public modules of those whose modules are imported by name."""
     imported = import_module(package)
     if getattr(imported, "__all__", None):
         yield package
-    if package in PYTHON_MODULES:
+    if package == "kc_otel.integrations":
         yield from (f"{package}.{info.name}" for info in pkgutil.iter_modules(imported.__path__) if info.name[0] != "_")
+    elif package == "kc_otel.client":
+        yield from (f"{package}.{name}" for name in _CLIENT_MODULES)
 
 
 if __name__ == "__main__":

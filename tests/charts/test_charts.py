@@ -29,7 +29,6 @@ SEEN = {
 
 
 def paths(svg, kind):
-    """The points of every path of a class."""
     found = [node.get("d", "") for node in ET.fromstring(svg).iter() if node.get("class") == kind]
     return [[(float(x), float(y)) for x, y in re.findall(r"(-?[\d.]+) (-?[\d.]+)", d)] for d in found]
 
@@ -39,7 +38,6 @@ def texts(svg):
 
 
 def test_a_gap_in_the_past_is_a_gap_in_the_drawing():
-    """Lines do not bridge silence, of the kernel or of the evaluator; what fails is drawn once more as such."""
     chart = draw_history("x", PAST)
     assert [len(line) for line in paths(chart.svg, "c-line")] == [1, 2]
     assert [len(line) for line in paths(chart.svg, "c-over")] == [2]
@@ -77,7 +75,6 @@ def test_a_bound_that_is_not_there_reaches_to_the_end_of_the_plot():
 
 
 def test_the_limit_is_where_the_axis_says():
-    """Estimates above it lie above it, and it steps where it was changed."""
     points = [
         [at, 0.5, 0.4, 0.6, limit, 5, code, None]
         for at, limit, code in ((0.0, 1.0, 0), (50.0, 0.25, 3), (100.0, 0.25, 3))
@@ -90,7 +87,6 @@ def test_the_limit_is_where_the_axis_says():
 
 
 def test_the_limit_is_written_where_the_estimate_is_not():
-    """Below its line while the estimate runs just above it."""
     for estimate, side in ((0.022, 1), (0.018, -1)):
         chart = draw_history("x", [[at, estimate, estimate, estimate, 0.02, 5, 3, 1.0] for at in (0.0, 10.0)])
         line = paths(chart.svg, "c-limit")[0][0][1]
@@ -109,7 +105,6 @@ def test_a_breach_by_orders_of_magnitude_keeps_its_limit_in_sight():
 
 
 def test_what_happened_is_marked_once_where_signs_would_cover_each_other():
-    """Alerts of this cell, and people; of other cells and outside of the period nothing."""
     events = [
         {"at": at, "kind": kind, "contract": "policy", "message": f"policy: {kind} {at:g}", "data": data}
         for at, kind, data in (
@@ -130,7 +125,6 @@ def test_what_happened_is_marked_once_where_signs_would_cover_each_other():
 
 
 def test_every_value_is_also_text():
-    """Rows of moments and of bins, with a place between the ends; the strip of verdicts has shapes."""
     chart = draw_history("x", PAST, unit="nats")
     assert [row[1][1] for row in chart.rows] == ["✓ PASS", "○ NO_DATA", "✕ FAIL", "✕ FAIL"]
     assert chart.rows[2][1] == ("1970-01-01 00:00:40 UTC", "✕ FAIL", "0.1", "0.08 to unbounded", "0.02", "99")
@@ -143,7 +137,6 @@ def test_every_value_is_also_text():
 
 
 def test_other_kernel_versions_are_drawn_dotted():
-    """With their names in the key; one without data is not drawn."""
     chart = draw_history("x", PAST, others={"old": PAST[:1], "silent": [[5.0, None, None, None, 0.02, 0, 2, None]]})
     assert len(paths(chart.svg, "c-other")) == 1
     assert [text for _, text in chart.key][-1] == "kernel old"
@@ -154,7 +147,6 @@ def test_other_kernel_versions_are_drawn_dotted():
 
 
 def test_a_sparkline_has_the_curves_and_no_texts():
-    """In a quarter of the height, with other kernel versions before."""
     glance = draw_sparkline("x", PAST[2:], others=[PAST[:2]])
     assert texts(glance.svg) == []
     assert [len(paths(glance.svg, kind)) for kind in ("c-line", "c-over", "c-other", "c-limit")] == [1, 1, 1, 1]
@@ -163,7 +155,6 @@ def test_a_sparkline_has_the_curves_and_no_texts():
 
 
 def test_what_happened_stands_in_a_sparkline_and_is_read_out():
-    """A sign and a line within its height; outside of its time nothing."""
     inside, outside = Marker(PAST[3][0], "▲", "firing: routed"), Marker(PAST[-1][0] + 99, "▽", "resolved: late")
     glance = draw_sparkline("x", PAST, markers=[inside, outside])
     assert texts(glance.svg) == ["▲"]
@@ -174,18 +165,15 @@ def test_what_happened_stands_in_a_sparkline_and_is_read_out():
 
 
 def test_nothing_is_drawn_of_nothing():
-    """No point, or only zeros."""
     assert draw_history("x", []) is None
     assert draw_distribution("x", SEEN | {"edges": [], "above": [], "below": [], "zero": 10}, "code") is None
 
 
 def test_one_moment_is_a_dot():
-    """A cell that was judged once has a drawing all the same."""
     assert len(paths(draw_history("x", PAST[-1:]).svg, "c-dot c-over")) == 1
 
 
 def test_evidence_is_a_line_towards_an_alarm():
-    """It is drawn where something could be held, in per cent of an alarm, rounded down, with the alarm's own line."""
     chart = draw_evidence("x", PAST)
     assert [len(line) for line in paths(chart.svg, "c-line")] == [1, 2]
     (alarm,) = paths(chart.svg, "c-limit")
@@ -208,7 +196,6 @@ point = st.tuples(st.floats(0, 2e9), optional, optional, optional, number, st.in
 @pytest.mark.slow
 @given(st.lists(point, min_size=1), st.lists(st.text(), max_size=2))
 def test_no_past_makes_a_drawing_that_cannot_be_read(points, names):
-    """Whatever the numbers and the names: XML, finite, and nothing beyond the plot."""
     points.sort(key=lambda point: point[0])
     markers = [Marker(points[0][0], "▲", name) for name in names]
     chart = draw_history("".join(names), points, others=dict.fromkeys(names, points), markers=markers)
@@ -222,7 +209,6 @@ def test_no_past_makes_a_drawing_that_cannot_be_read(points, names):
 @example(1e300, 1.0000000000000001e291)
 @given(st.floats(-1e300, 1e300), st.floats(1e-300, 1e300))
 def test_ticks_are_round_few_and_within_their_axis(low, span):
-    """At most six, ascending, no two with the same text."""
     high = low + span
     if high <= low or span < 1e-9 * abs(low):
         return
@@ -235,12 +221,10 @@ def test_ticks_are_round_few_and_within_their_axis(low, span):
 
 @pytest.mark.parametrize(("low", "high"), [(1e-12, 1.0), (0.01, 0.03), (1e-300, 1e300), (5.0, 5.0001)])
 def test_a_logarithmic_axis_has_few_ticks(low, high):
-    """Over six hundred decades as over a part of one."""
     assert len(log_axis(low, high).ticks) <= 7
 
 
 def test_time_ticks_are_full_hours_of_the_zone_and_name_its_days():
-    """Where clocks are half an hour off, and over a night on which they change."""
     start = datetime(2026, 1, 5, 9, 10, tzinfo=UTC).timestamp()
     kolkata = time_axis(start, start + 6 * 3600, ZoneInfo("Asia/Kolkata"))
     assert [text for _, text in kolkata.ticks] == ["15:00", "16:00", "17:00", "18:00", "19:00", "20:00"]
@@ -251,7 +235,6 @@ def test_time_ticks_are_full_hours_of_the_zone_and_name_its_days():
 
 
 def test_six_quantities_are_six_kinds_of_line_and_the_mark_is_none_of_them():
-    """Read in grey, too."""
     series = [(f"quantity {index}", [0.1 * (index + 1), 0.2]) for index in range(6)]
     chart = draw_depth("Drift", ["embedding", "head"], series, marked=1)
     kinds = re.findall(r'<path class="([a-z-]+)"', chart.svg)

@@ -114,7 +114,6 @@ def eventually(condition, seconds=120.0):
 
 
 def test_one_slice_is_routed_away_while_the_rest_stays(contract, routed):
-    """Only requests of the slice, and only for the version that broke, go to the training kernel."""
     router = Router.from_table(routed, contracts=[contract])
     assert router.choose("policy-7b", CODE, "inferB") == "train-kernel"
     assert router.choose("policy-7b", CODE, "inferC") == "inference-kernel"
@@ -125,7 +124,6 @@ def test_one_slice_is_routed_away_while_the_rest_stays(contract, routed):
 
 @pytest.mark.parametrize("names", [("code",), ["all", "code"], {"code"}, "code", iter(["code"])])
 def test_slices_can_be_given_by_name(routed, names):
-    """A caller that knows its slices needs no contract."""
     router = Router.from_table(routed)
     assert router.choose("policy-7b", names, "inferB") == "train-kernel"
     assert router.choose("policy-7b", ["long-context"], "inferB") == "inference-kernel"
@@ -133,7 +131,6 @@ def test_slices_can_be_given_by_name(routed, names):
 
 
 def test_route_of_all_traffic_covers_every_request(contract, make_transition):
-    """`all` need not be named and needs no attribute."""
     router = Router.from_table(
         apply(DecisionTable(), [make_transition(slice="all")], contract, 1), contracts=[contract]
     )
@@ -142,7 +139,6 @@ def test_route_of_all_traffic_covers_every_request(contract, make_transition):
 
 
 def test_attributes_without_the_contract_are_an_error_at_the_first_call():
-    """A forgotten contract is found in development, not at the first breach."""
     with pytest.raises(LookupError, match=r"Router\(contracts="):
         Router.from_table(DecisionTable()).choose("policy-7b", CODE)
 
@@ -202,7 +198,6 @@ def test_a_version_whose_promotion_nobody_has_started_gives_way(contract):
 
 
 def test_directives_are_read_by_contract(contract, make_transition):
-    """Sampling, holds, halts and quarantine come with their reasons, and end with them."""
     asked = make_transition(do=("sample-more", "locate", "hold-promotion", "halt", "quarantine-rollouts"))
     router = Router.from_table(apply(DecisionTable(), [asked], contract, 1))
     assert router.sampling("policy-7b", 0.05) == 1.0
@@ -213,7 +208,6 @@ def test_directives_are_read_by_contract(contract, make_transition):
 
 
 def test_change_arrives_by_long_poll(evaluator, contract, routed):
-    """A new table is in force within moments, through one request that the evaluator held back."""
     with Router(evaluator.url + "/", contracts=[contract], refresh=0.01) as router:
         assert router.wait_for_table(10)
         assert not router.stale
@@ -260,7 +254,6 @@ def test_nothing_unproven_serves_under_a_contract_that_the_evaluator_does_not_ju
 
 
 def test_closing_does_not_wait_for_a_held_request(evaluator):
-    """`close` ends a request that the evaluator holds back."""
     router = Router(evaluator.url, refresh=0.01)
     eventually(lambda: len(evaluator.asked) == 2)
     began = time.monotonic()
@@ -277,7 +270,6 @@ def test_a_process_that_ends_without_closing_its_router_tells_the_evaluator(eval
 
 
 def test_nonsense_from_the_evaluator_changes_nothing(evaluator, routed, caplog):
-    """An answer that is not a table leaves the last one in force."""
     evaluator.publish(routed)
     with caplog.at_level(logging.WARNING), Router(evaluator.url, refresh=0.01) as router:
         eventually(lambda: router.table.version == 1)
@@ -290,7 +282,6 @@ def test_nonsense_from_the_evaluator_changes_nothing(evaluator, routed, caplog):
 
 
 def test_a_wrong_url_is_refused():
-    """It is found at the start."""
     with pytest.raises(ValueError, match="evaluator:4319"):
         Router("evaluator:4319")
 
@@ -309,7 +300,6 @@ VALUES = st.sampled_from(["code", "CODE", "prose", "true", "1", 1, 1.0, True, Fa
 @example(where={"task": "1"}, conditions={"task": ["code", 1]})
 @example(where={"task": "true"}, conditions={"task": ["code", True]})
 def test_attributes_match_exactly_as_the_contract_says(contract, where, conditions):
-    """The router's fast matching agrees with the contract's own."""
     varied = type(contract).model_validate(
         contract.model_dump(mode="json", by_alias=True) | {"slices": {"code": {"where": conditions}}}
     )

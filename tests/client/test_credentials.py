@@ -16,12 +16,10 @@ def nothing_given(monkeypatch):
 
 
 def test_where_nothing_is_given_nothing_is_shown():
-    """An evaluator on loopback asks for none."""
     assert authorization() == {}
 
 
 def test_the_argument_wins_over_the_file_of_the_environment_and_that_over_the_token(tmp_path, monkeypatch):
-    """What is said closest to the call counts."""
     (tmp_path / "a").write_text("first\n")
     (tmp_path / "b").write_text("second\n")
     monkeypatch.setenv("KC_OTEL_TOKEN", "third")
@@ -32,7 +30,6 @@ def test_the_argument_wins_over_the_file_of_the_environment_and_that_over_the_to
 
 
 def test_a_file_is_read_each_time(tmp_path):
-    """A token rotates without a restart."""
     for token in ("first", "second"):
         (tmp_path / "token").write_text(token)
         assert authorization(tmp_path / "token") == {"authorization": f"Bearer {token}"}

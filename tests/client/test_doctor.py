@@ -46,7 +46,6 @@ def contract() -> Contract:
 
 
 def errors(found: Iterator[Finding]) -> list[str]:
-    """Sentences of what is an error; each has a remedy."""
     listed = [finding for finding in found if finding.level != "ok"]
     assert all(finding.remedy for finding in listed)
     return [finding.what for finding in listed]
@@ -71,10 +70,7 @@ def errors(found: Iterator[Finding]) -> list[str]:
         ({"OTEL_EXPORTER_OTLP_ENDPOINT": "http://"}, "has no host"),
         ({"OTEL_EXPORTER_OTLP_ENDPOINT": "http://a:port"}, "has no host"),
         (
-            {
-                "OTEL_EXPORTER_OTLP_PROTOCOL": "http/protobuf",
-                "OTEL_EXPORTER_OTLP_METRICS_ENDPOINT": "http://a:4318",
-            },
+            {"OTEL_EXPORTER_OTLP_PROTOCOL": "http/protobuf", "OTEL_EXPORTER_OTLP_METRICS_ENDPOINT": "http://a:4318"},
             "has no path, and exporters add none",
         ),
         (
@@ -92,7 +88,6 @@ def errors(found: Iterator[Finding]) -> list[str]:
     ],
 )
 def test_what_an_environment_does_to_a_recorder(contract: Contract, environment: dict[str, str], said: str) -> None:
-    """Each variable that keeps observations from arriving is named, with what to write instead."""
     everything = list(of_sender(environment, [contract], answers=lambda *_: ""))
     found = errors(iter(everything))
     assert any(said in text for text in found), found
@@ -101,13 +96,11 @@ def test_what_an_environment_does_to_a_recorder(contract: Contract, environment:
 
 
 def test_grpc_without_tls_needs_no_scheme(contract: Contract) -> None:
-    """`OTEL_EXPORTER_OTLP_INSECURE` says what the scheme would."""
     environment = {"OTEL_EXPORTER_OTLP_ENDPOINT": "a:4317", "OTEL_EXPORTER_OTLP_INSECURE": "true"}
     assert errors(of_sender(environment, [contract], answers=lambda *_: "")) == []
 
 
 def test_an_environment_with_nothing_wrong(contract: Contract) -> None:
-    """A default environment whose endpoint answers has nothing to mend."""
     asked: list[tuple[str, int]] = []
     found = list(of_sender({}, [contract], answers=lambda *place: asked.append(place) or ""))  # type: ignore[func-returns-value]
     assert [finding.level for finding in found] == ["ok"]
@@ -115,7 +108,6 @@ def test_an_environment_with_nothing_wrong(contract: Contract) -> None:
 
 
 def test_a_port_where_nobody_listens_is_found() -> None:
-    """The connection is tried, and what the system says of it is said."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
         assert connects("127.0.0.1", port) == ""
@@ -125,7 +117,6 @@ def test_a_port_where_nobody_listens_is_found() -> None:
 
 
 def test_a_spool_that_cannot_be_written_is_found(tmp_path: Path) -> None:
-    """The spool of vLLM is looked at without being made; where it can be written, its place is said."""
     (tmp_path / "policy.yaml").write_text(POLICY)
     environment = {
         "KC_OTEL_CONTRACT": str(tmp_path / "policy.yaml"),
@@ -139,7 +130,6 @@ def test_a_spool_that_cannot_be_written_is_found(tmp_path: Path) -> None:
 
 
 def test_a_plugin_that_vllm_would_not_load_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where kc-otel is installed beside vLLM it is found by its entry point; elsewhere the remedy names the place."""
     (tmp_path / "policy.yaml").write_text(POLICY)
     environment = {"KC_OTEL_CONTRACT": str(tmp_path / "policy.yaml"), "KC_OTEL_SPOOL": str(tmp_path / "spool.sqlite")}
     for installed, said in ((["kc_otel"], False), ([], True)):
@@ -150,7 +140,6 @@ def test_a_plugin_that_vllm_would_not_load_is_found(tmp_path: Path, monkeypatch:
 
 
 def test_what_a_path_never_measures_is_said(contract: Contract) -> None:
-    """Clauses and attributes that a way of measuring lacks are named before anybody waits for them."""
     found = errors(of_sender({}, [contract], MeasuringPath.TRL, lambda *_: ""))
     assert found == ["policy: trl never measures clause logits"]
     said = [note.what for note in of_sender({}, [contract], MeasuringPath.TRL, lambda *_: "") if note.level == "ok"]
@@ -196,7 +185,6 @@ def running(contract: Contract) -> Iterator[Callable[..., Running]]:
 
 @pytest.mark.slow
 def test_an_evaluator_that_nothing_reaches(running: Callable[..., Running]) -> None:
-    """Before any request it says so, and that it has not judged."""
     found = errors(iter(running().findings()))
     assert found[:2] == [
         "the evaluator has given no verdict in the last 30 s",
@@ -205,14 +193,12 @@ def test_an_evaluator_that_nothing_reaches(running: Callable[..., Running]) -> N
 
 
 def test_an_evaluator_that_others_send_to(running: Callable[..., Running]) -> None:
-    """Requests without a point of ours are told from none."""
     driven = running()
     driven.send(Sender("http.server.request.duration", start=driven.now - 5))
     assert any("none has a point of a served contract" in said for said in errors(iter(driven.findings())))
 
 
 def test_what_reaches_only_half(running: Callable[..., Running]) -> None:
-    """A clause without data, a slice that never matched, refused points, other contracts and clocks are each named."""
     driven = running()
     driven.send(Sender(start=driven.now - 5))
     driven.send(Sender(start=driven.now - 5, contract="other"))
@@ -238,7 +224,6 @@ def test_what_reaches_only_half(running: Callable[..., Running]) -> None:
 
 
 def test_an_evaluator_with_nothing_wrong(running: Callable[..., Running], contract: Contract) -> None:
-    """Where every cell has data there is nothing to mend."""
     driven = running()
     for metric in ("kc.drift.tv_token", "kc.drift.logit_half_range"):
         for slice in ("all", "code"):
@@ -248,7 +233,6 @@ def test_an_evaluator_with_nothing_wrong(running: Callable[..., Running], contra
 
 
 def test_a_gate_needs_no_endpoint_and_no_evaluator(contract: Contract) -> None:
-    """Of recordings only what they never hold is said."""
     found = list(of_path([contract], MeasuringPath.GATE))
     assert found
     assert {finding.level for finding in found} <= {"ok", "warning"}

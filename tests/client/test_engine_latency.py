@@ -59,7 +59,6 @@ class Engine:
 
 
 def test_latencies_of_the_engine_are_judged() -> None:
-    """Each request counts once, however often the page is read; an engine that starts again goes on."""
     engine = Engine()
     engine.serves(0.2)
     assert engine.verdict() == ("PASS", 2000)
@@ -70,7 +69,6 @@ def test_latencies_of_the_engine_are_judged() -> None:
 
 
 def test_names_units_and_the_model_are_those_of_the_conventions() -> None:
-    """Three histograms, in seconds, with the model that they are of."""
     engine = Engine()
     for histogram in engine.histograms:
         histogram.labels("0", "m").observe(0.3)
@@ -84,7 +82,6 @@ def test_names_units_and_the_model_are_those_of_the_conventions() -> None:
 
 
 def test_a_page_that_cannot_be_read_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
-    """A connection refused, no page of metrics, and another program's page; nothing is raised."""
 
     def refused(_: str) -> str:
         raise ConnectionRefusedError(111, "Connection refused")

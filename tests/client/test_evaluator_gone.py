@@ -56,7 +56,6 @@ def evaluator(tmp_path):
 
 
 def eventually(true, seconds=SOON):
-    """Wait until it is true."""
     end = time.monotonic() + seconds
     while not true():
         assert time.monotonic() < end, "it did not happen"
@@ -64,7 +63,6 @@ def eventually(true, seconds=SOON):
 
 
 def test_a_killed_evaluator_and_one_that_lost_its_state(evaluator, tmp_path):
-    """A kill lifts no route; stale serves nothing unproven; what comes back counts, older or as old."""
     first = evaluator(table_of(7, "code"))
     kept = tmp_path / "decisions.json"
     options = {

@@ -13,7 +13,6 @@ from kc_otel.judge.decisions.table import changed
 
 
 def test_what_was_saved_is_loaded_and_nothing_else_is_left(tmp_path):
-    """The newest table, in one file."""
     kept = TableFile(tmp_path / "table.json")
     assert kept.load() is None
     kept.save(DecisionTable(3))
@@ -25,7 +24,6 @@ def test_what_was_saved_is_loaded_and_nothing_else_is_left(tmp_path):
 
 @pytest.mark.parametrize("content", [b"[]", b"{}", b"\xff", b'{"version": "x"}'])
 def test_a_file_that_holds_something_else_is_refused_by_name(tmp_path, content):
-    """At the start of the router, before a request is served on a guess."""
     path = tmp_path / "table.json"
     path.write_bytes(content)
     with pytest.raises(ValueError, match=r"table\.json: not a decision table"):
@@ -61,7 +59,6 @@ def test_the_last_promotion_is_kept_without_being_asked_to(tmp_path, monkeypatch
 
 
 def test_a_disk_that_cannot_be_written_is_logged_once(tmp_path, caplog):
-    """Routing goes on without it."""
     kept = TableFile(tmp_path / "missing" / "table.json")
     with caplog.at_level(logging.WARNING):
         kept.save(DecisionTable(1))

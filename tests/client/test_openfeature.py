@@ -34,7 +34,6 @@ def context(user=None, **attributes):
 
 
 def test_a_routed_slice_goes_to_the_training_kernel_and_the_rest_stays(client, make_transition):
-    """As a string and as a boolean, by the request's own attributes, with why."""
     flags = client(make_transition(slice="code"))
     routed = flags.get_string_details("policy-7b", "inference-kernel", context(task="code", prompt_tokens=9))
     assert (routed.value, routed.reason, routed.variant) == ("train-kernel", Reason.TARGETING_MATCH, "train-kernel")
@@ -46,14 +45,12 @@ def test_a_routed_slice_goes_to_the_training_kernel_and_the_rest_stays(client, m
 
 
 def test_a_version_that_is_not_avoided_serves_on(client, make_transition):
-    """The context may name the kernel version that would serve."""
     flags = client(make_transition(slice="code", inference="inferB"))
     for version, kernel in (("inferB", "train-kernel"), ("inferC", "inference-kernel")):
         assert flags.get_string_value("policy-7b", "none", context(task="code", kernel=version)) == kernel
 
 
 def test_directives_are_flags_too(client, make_transition):
-    """Halt, hold and the share to measure, each with the contract's name before it."""
     flags = client(make_transition(do=("halt", "sample-more", "resync-weights")))
     halted = flags.get_boolean_details("policy-7b.halted", False)
     assert (halted.value, halted.flag_metadata["reason"]) == (True, "0.008 is above 0.004")
@@ -64,7 +61,6 @@ def test_directives_are_flags_too(client, make_transition):
 
 
 def test_a_canary_is_a_split_by_the_targeting_key(contract):
-    """Both variants are told with their weight; the same user always gets the same one, as the router itself says."""
     canary = Canary("policy-7b", "inferB", 0.3, "canary, step 2 of 3", 1.0)
     table = changed(DecisionTable(), 1.0, canaries=[canary])
     router = Router.from_table(table, contracts=[contract])
@@ -95,7 +91,6 @@ def test_what_is_not_known_gives_the_callers_default(client):
 
 
 def test_a_stale_table_says_so(client, make_transition):
-    """The last table stays in force while the evaluator is gone."""
     clock = [0.0]
     flags = client(make_transition(slice="code"), now=lambda: clock[0])
     clock[0] = 1000.0

@@ -57,7 +57,6 @@ def test_a_run_that_breaks_the_contract_says_so_in_its_own_log(policy):
 
 
 def test_a_run_that_keeps_it_passes(policy):
-    """PASS is 0, with the upper bound that says so, below the limit."""
     with Recorder(policy, log=TrainingLog()) as recorder:
         batch(recorder, 0.01, 1)
         assert recorder.force_flush(SOON)
@@ -103,7 +102,6 @@ def test_what_is_exported_elsewhere_is_the_same(policy):
 
 
 def test_a_recorder_without_a_log_has_no_scalars(policy):
-    """Nothing to ask for is an empty answer, also after the end."""
     recorder = Recorder(policy)
     assert recorder.scalars() == {}
     recorder.shutdown()
@@ -111,7 +109,6 @@ def test_a_recorder_without_a_log_has_no_scalars(policy):
 
 
 def test_a_log_that_raises_costs_a_line(policy, caplog):
-    """A log of somebody else's that fails is counted and never raises into the loop."""
 
     class Broken:
         def attach(self, _):
@@ -127,7 +124,6 @@ def test_a_log_that_raises_costs_a_line(policy, caplog):
 
 @pytest.mark.slow
 def test_with_an_evaluator_it_is_what_that_says(policy, tmp_path, monkeypatch):
-    """Several processes' traffic in one verdict, over real OTLP; nothing once the evaluator is gone."""
     path = tmp_path / "policy.yaml"
     path.write_text(CONTRACT)
     evaluator = Evaluator(path, tmp_path / "state.sqlite", {}, "--no-webhooks")
@@ -213,13 +209,11 @@ def test_a_token_does_not_follow_a_redirect(policy, monkeypatch, caplog):
 
 
 def test_an_address_that_is_none_is_refused():
-    """At once, with one to write."""
     with pytest.raises(ValueError, match=r"'localhost:4320' is not the URL of an evaluator; write one such as http"):
         TrainingLog("localhost:4320")
 
 
 def verdict(clause, slice, status, upper, **changes):
-    """A verdict against a limit of 1."""
     about = {"at": 0.0, "limit": 1.0, "estimate": 0.5, "lower": 0.1, "upper": upper, "samples": 10, "window": "short"}
     said = {"method": "", "reason": "", "contract_version": 1, "contract_hash": "", "about": "traffic"}
     return Verdict(Cell("policy", clause, slice), status, **{**about, **said, **changes})
@@ -248,7 +242,6 @@ def test_the_worst_slice_is_the_one_with_the_worst_verdict_then_the_least_room()
 
 
 def of(clause, worst=None, **named):
-    """A clause's scalars."""
     found = {f"kc/{clause}/{name}": value for name, value in named.items()}
     return found if worst is None else {**found, f"kc/{clause}/worst/{worst[0]}": worst[1]}
 

@@ -72,7 +72,6 @@ def test_a_cause_is_blamed_for_what_its_bounds_show(kernel, staleness, total, sa
 
 
 def test_nothing_is_said_of_causes_where_nothing_is_stale():
-    """Weights of one version, and versions that nobody knows."""
     of = contract()
     judge = Judge(of)
     with Recorder(of, metric_exporter=judge, export_interval=1000.0) as recorder:

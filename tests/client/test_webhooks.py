@@ -13,8 +13,7 @@ import httpx
 import pytest
 
 from kc_otel.client import webhooks
-from kc_otel.client.signing import Secret, sign
-from kc_otel.client.webhooks import new_secret, receiver
+from kc_otel.client.webhooks import Secret, new_secret, receiver, sign
 
 SECRET = new_secret()
 
@@ -30,7 +29,6 @@ def post(app, body=b'{"status":"firing"}', *, secret=SECRET, message_id="msg_1",
 
 
 def test_the_receiver_in_the_documentation_works():
-    """The Starlette receiver of the module's docstring takes what is signed and refuses what is not."""
     blocks = re.findall(r"(?:^    .*\n|^\n)+", webhooks.__doc__, re.MULTILINE)
     source = textwrap.dedent(next(block for block in blocks if "Starlette" in block))
     handled = []
@@ -44,7 +42,6 @@ def test_the_receiver_in_the_documentation_works():
 
 @pytest.mark.parametrize("asynchronous", [False, True])
 def test_receiver_hands_over_verified_bodies_once(asynchronous):
-    """A message that is delivered twice is handled once, by a plain or an async handler."""
     handled = []
 
     async def handle_later(body):
@@ -58,7 +55,6 @@ def test_receiver_hands_over_verified_bodies_once(asynchronous):
 
 
 def test_receiver_refuses_what_it_cannot_trust():
-    """Unsigned, oversized and non-POST requests never reach the handler."""
     app = receiver([SECRET, new_secret()], pytest.fail, max_body=100)
     assert post(app, secret=new_secret()).status_code == 401
     assert post(app, b"x" * 101).status_code == 413
@@ -66,7 +62,6 @@ def test_receiver_refuses_what_it_cannot_trust():
 
 
 def test_message_whose_handling_failed_is_handled_again():
-    """An error of the handler reaches the server, and the next delivery counts as the first."""
     failing = [ValueError("disk full")]
 
     def handle(_body):
@@ -109,7 +104,6 @@ def test_two_deliveries_of_one_message_at_the_same_time_are_handled_once(fails):
 
 
 def test_receiver_remembers_a_bounded_number_of_messages():
-    """Memory does not grow with the number of messages."""
     handled = []
     app = receiver(SECRET, handled.append, remember=2)
     for message_id in ("a", "b", "c", "a"):
@@ -118,7 +112,6 @@ def test_receiver_remembers_a_bounded_number_of_messages():
 
 
 def test_receiver_answers_the_server_lifespan():
-    """A server that starts and stops its application gets its answers."""
     incoming = [{"type": "lifespan.startup"}, {"type": "lifespan.shutdown"}]
     sent = []
 
@@ -139,7 +132,6 @@ def test_receiver_answers_the_server_lifespan():
 
 @pytest.mark.parametrize("secret", ["whsec_short", []])
 def test_receiver_with_a_bad_secret_does_not_start(secret):
-    """A wrong secret is found at the start."""
     with pytest.raises(webhooks.SecretError):
         receiver(secret, print)
 
@@ -163,7 +155,6 @@ def plain_post(app, body, **headers):
 
 
 def test_receiver_takes_what_grafana_signs():
-    """With and without a timestamp header; a changed body, an old timestamp and no secret are refused."""
     handled, body = [], b'{"version":"1"}'
     app = receiver(SECRET, handled.append, grafana_secret="s3cret")
     good = hmac.new(b"s3cret", body, hashlib.sha256).hexdigest()

@@ -30,14 +30,11 @@ def written() -> Callable[..., str]:
 
 @pytest.fixture(scope="session")
 def said() -> Callable[[str], list[str]]:
-    """Every problem of a text, as it is printed."""
     return _said
 
 
 @pytest.fixture(scope="session")
 def contract() -> Callable[..., Contract]:
-    """The contract of such lines; it must be sound."""
-
     def load(*lines: str, clause: bool = True) -> Contract:
         result = check_text(_written(*lines, clause=clause), "c.yaml")
         assert result.contract is not None, result.problems

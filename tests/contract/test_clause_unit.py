@@ -1,10 +1,15 @@
-"""What counts as one observation of a clause: which units are refused and why, and what a change of unit means."""
+"""What one observation of a clause is: its unit, or the rows of one operator."""
 
+import jsonschema
 import pytest
 
 from kc_otel.contract.clause import Clause
 from kc_otel.contract.diff import diff
-from kc_otel.contract.registry.clause_metrics import Unit
+from kc_otel.contract.fields import operator_name
+from kc_otel.contract.lint import lint
+from kc_otel.contract.registry.clause_metrics import AVERAGED, OPERATORS, RECORDED, Origin, Unit
+from kc_otel.contract.registry.own_metrics import ATTRIBUTES
+from kc_otel.contract.schema import json_schema
 from kc_otel.contract.sentences import limitation
 
 
@@ -31,7 +36,6 @@ def _clause(**fields: object) -> str:
     ],
 )
 def test_units_that_mean_nothing_are_refused_at_their_line(written, said, section, fields, message):
-    """With why, and what to write instead."""
     (problem, *more) = said(written(f"{section}: {_clause(**fields)}"))
     assert problem.startswith(f"c.yaml:5: {message}")
     assert not more
@@ -39,7 +43,6 @@ def test_units_that_mean_nothing_are_refused_at_their_line(written, said, sectio
 
 @pytest.mark.parametrize("metric", ["tv_seq", "reward_drift_bound"])
 def test_a_sequence_metric_is_not_observed_per_token(written, said, metric):
-    """`unit: token` on it is refused, whether it is a quantity or made of one."""
     text = written(
         "assumptions: {reward_range: [0, 1]}", f"statistical: {_clause(metric=metric, unit='token')}", clause=False
     )
@@ -49,7 +52,6 @@ def test_a_sequence_metric_is_not_observed_per_token(written, said, metric):
 
 
 def test_the_unit_decides_which_quantity_is_judged(contract):
-    """Means of tokens and of sequences have a quantity by each wider unit; without a unit it is the prompt."""
     metrics = ["tv_token", "k1", "support_deficit", "clip_budget_share", "tv_seq", "reward_drift_bound"]
     lines = [f"- {{id: {m.replace('_', '-')}, metric: {m}, unit: sequence, limit: 0.1}}" for m in metrics]
     made = contract("assumptions: {reward_range: [0, 1], clip: 0.2}", "statistical:", *lines, clause=False)
@@ -78,20 +80,14 @@ def _without_unit(lines):
 
 @pytest.mark.parametrize("fields", [{"statistic": "p99"}, {"statistic": "fraction > 0.5"}, {"statistic": "max"}])
 def test_what_has_no_form_by_sequence_counts_tokens(fields):
-    """With nothing said, and with `unit: token`."""
     for unit in (None, "token"):
         clause = Clause(id="x", metric="tv_token", limit=0.1, unit=unit, **fields)
         assert (clause.averaged, clause.quantity.key) == (None, "tv_token")
 
 
 def test_a_share_of_sequences_is_of_those_whose_mean_is_above():
-    """Where the clause says so: it covers future traffic, too, and is recorded like the mean."""
     clause = Clause(id="x", metric="tv_token", statistic="fraction > 0.02", unit="sequence", limit=0.01)
-    assert (clause.averaged, clause.quantity.key, clause.about) == (
-        Unit.SEQUENCE,
-        "tv_token_by_sequence",
-        "population",
-    )
+    assert (clause.averaged, clause.quantity.key, clause.about) == (Unit.SEQUENCE, "tv_token_by_sequence", "population")
     assert limitation(clause) == "Share above 0.02 of tv_token by sequence must not be above 0.01"
 
 
@@ -112,7 +108,6 @@ def test_a_share_that_none_may_is_counted_token_by_token():
 
 
 def test_writing_out_the_default_unit_changes_nothing(contract):
-    """`unit: prompt` on the mean of a token metric and on that of a sequence metric: same hash, no difference."""
 
     def made(token, sequence):
         clauses = f"[{{id: a, metric: tv_token{token}, limit: 0.1}}, {{id: b, metric: tv_seq{sequence}, limit: 0.1}}]"
@@ -136,7 +131,6 @@ def test_another_unit_is_another_promise(contract):
 
 
 def test_quantiles_are_held_against_the_minimum_of_their_own_unit(written, said):
-    """Tokens against min_samples, sequences against min_sequences; at the number that is named the warning is gone."""
     clause = "[{id: x, metric: log_ratio_seq, limit: 1}]"
 
     def warned(minima):
@@ -148,7 +142,6 @@ def test_quantiles_are_held_against_the_minimum_of_their_own_unit(written, said)
 
 
 def test_min_sequences_is_a_whole_number(written, said):
-    """As min_samples is."""
     (problem,) = said(written("observability: {min_sequences: 0}"))
     assert problem == "c.yaml:5: observability.min_sequences: 0 is out of range; write a number of at least 1"
 
@@ -196,7 +189,6 @@ _ROUTE = "escalation: [{on: fail, do: [{route: train-kernel}]}]"
     ],
 )
 def test_who_acts_on_tokens_is_warned_unless_the_contract_says_so(written, said, more, what):
-    """With what acts, the place, why, and both remedies; either of them ends the warning."""
     (problem,) = said(written(*_acting("metric: tv_token, statistic: p90", *more), clause=False))
     assert problem.startswith(
         f"c.yaml:6: warning: statistical[0].metric: {what} act on verdicts that cover only the tokens"
@@ -218,14 +210,102 @@ def test_who_acts_on_tokens_is_warned_unless_the_contract_says_so(written, said,
     ],
 )
 def test_nobody_is_warned_where_nothing_acts_on_tokens(written, said, clause, more):
-    """Telling people, silence, a maximum, which is a fact, and sequences need no second thought."""
     assert said(written(*_acting(clause, more), clause=False)) == []
 
 
 def test_a_step_about_other_clauses_does_not_act(written, said):
-    """Only the clauses that it names are acted on."""
     clauses = (
         "statistical: [{id: x, metric: tv_token, statistic: p90, limit: 0.1}, {id: y, metric: tv_seq, limit: 0.1}]"
     )
     step = "escalation: [{on: fail, clauses: [y], do: [{route: train-kernel}]}]"
     assert said(written(clauses, step, clause=False)) == []
+
+
+def _on_operator(**fields: object) -> str:
+    written = ", ".join(f"{name}: {value}" for name, value in {"id": "x", "limit": 4, **fields}.items())
+    return f"numerical: [{{{written}}}]"
+
+
+@pytest.mark.parametrize("metric", OPERATORS)
+def test_an_operator_metric_names_its_operator(written, said, metric):
+    (problem,) = said(written(_on_operator(metric=metric), clause=False))
+    assert problem.startswith(f"c.yaml:5: numerical[0].metric: {metric} is measured on single operators; add the name")
+    assert "operator: attention" in problem
+    limit = 0.5
+    assert [
+        warning
+        for warning in said(written(_on_operator(metric=metric, operator="attention", limit=limit), clause=False))
+        if "warning" not in warning
+    ] == []
+
+
+def test_other_metrics_name_none(written, said):
+    (problem,) = said(
+        written(_on_operator(metric="tv_exact", unit="token", limit=0.1, operator="attention"), clause=False)
+    )
+    assert problem.startswith("c.yaml:5: numerical[0].operator: tv_exact is not measured on single operators")
+    assert all(key in problem for key in OPERATORS)
+
+
+@pytest.mark.parametrize("name", ["attention", "model.layers.0.mlp", "aten::linear", "Qwen3/o_proj-1", "7"])
+def test_names_of_modules_and_torch_operators_are_accepted(contract, name):
+    made = contract(_on_operator(metric="operator_ulp", statistic="max", operator=f"'{name}'"), clause=False)
+    assert made.operators == (name,)
+    clause = {"id": "x", "metric": "operator_ulp", "limit": 1, "operator": name}
+    schema = json_schema()
+    jsonschema.Draft202012Validator({**schema["$defs"]["Clause"], "$defs": schema["$defs"]}).validate(clause)
+
+
+@pytest.mark.parametrize("name", ["", "layers.*.mlp", "a b", ".a", "a.", "x" * 101, "a\n", "é"])
+def test_what_cannot_be_an_attribute_is_refused(name):
+    with pytest.raises(ValueError, match="cannot name an operator"):
+        operator_name(name)
+    schema = json_schema()["$defs"]["Clause"]["properties"]["operator"]["anyOf"][0]
+    if name != "a\n":  # in ECMA 262, which the schema's patterns are, $ is the end and nothing else
+        assert not jsonschema.Draft202012Validator(schema).is_valid(name)
+
+
+def test_rows_are_no_tokens_and_no_sequences(written, said):
+    for unit in ("token", "sequence"):
+        (problem,) = said(written(_on_operator(metric="operator_ulp", operator="attention", unit=unit), clause=False))
+        assert "numerical[0].unit: operator_ulp is observed once per row of an operator's output" in problem
+
+
+def test_the_section_is_numerical(written, said):
+    text = written(
+        "statistical: [{id: x, metric: operator_ulp, statistic: max, operator: attention, limit: 1}]", clause=False
+    )
+    assert said(text) == [
+        "c.yaml:5: statistical[0].metric: operator_ulp is measured from operator outputs; move the clause to numerical"
+    ]
+
+
+def test_the_same_promise_on_two_operators_is_two_promises(contract):
+    two = "{id: a, metric: operator_ulp, statistic: max, operator: attention, limit: 4}"
+    made = contract(f"numerical: [{two}, {two.replace('id: a', 'id: b').replace('attention', 'mlp')}]", clause=False)
+    assert (lint(made), made.operators) == ([], ("attention", "mlp"))
+    assert contract(f"numerical: [{two}, {two.replace('id: a', 'id: b')}]", clause=False).operators == ("attention",)
+
+
+def test_another_operator_is_another_promise(contract):
+    """The old one is dropped, which a review has to see."""
+    old, new = (
+        contract(f"numerical: [{{id: a, metric: operator_ulp, operator: {name}, statistic: max, limit: 4}}]")
+        for name in ("attention", "mlp")
+    )
+    changes = [change for change in diff(old, new) if change.field.startswith("numerical")]
+    assert [change.kind for change in changes] == ["drops", "adds"]
+    assert changes[0].loosening
+    assert changes[0].sentence == "max of operator_ulp of attention <= 4 is no longer promised"
+    assert old.hash != new.hash
+
+
+def test_the_registry_knows_them():
+    assert set(OPERATORS) == {"route_disagreement"} | {
+        f"operator_{name}" for name in ("max_abs", "relative", "ulp", "cosine", "batch_dependence")
+    }
+    for key, quantity in OPERATORS.items():
+        assert (quantity.per, quantity.source) == (Unit.ROW, Origin.OPERATORS)
+        assert RECORDED[key] is quantity
+        assert key not in {base for base, _ in AVERAGED}
+    assert ATTRIBUTES["kc.operator"].on == ("metric",)

@@ -120,7 +120,6 @@ _OLD = load_text(_TEXT)
     ],
 )
 def test_each_change_is_named_and_judged(old, new, expected):
-    """Kind and place of every difference, and nothing else but that the version stood still; each is in the hash."""
     assert old in _TEXT
     after = load_text(_TEXT.replace(old, new))
     changes = diff(_OLD, after)
@@ -131,7 +130,6 @@ def test_each_change_is_named_and_judged(old, new, expected):
 
 
 def test_a_new_version_number_is_a_change_and_no_complaint():
-    """Content and version changed together are two changes; a version that stands still is said."""
     after = load_text(_TEXT.replace("version: 1", "version: 2").replace("limit: 0.15", "limit: 0.2"))
     assert diff(_OLD, after)[0].sentence == "1 becomes 2"
     stale = load_text(_TEXT.replace("limit: 0.15", "limit: 0.2"))
@@ -139,14 +137,12 @@ def test_a_new_version_number_is_a_change_and_no_complaint():
 
 
 def test_a_field_that_is_no_longer_declared_is_a_loosening():
-    """A kernel in any number format may be promoted then."""
     declared = load_text(_TEXT.replace("engine: vllm", "engine: vllm, dtype: fp8"))
     (change,) = [change for change in diff(declared, _OLD) if change.loosening]
     assert (change.field, change.sentence) == ("kernels.inference.dtype", "a kernel is no longer held to 'fp8'")
 
 
 def test_a_dropped_promise_is_a_loosening():
-    """As is whatever is said to loosen; adding and tightening are not."""
     after = load_text(_TEXT.replace("  - {id: share, metric: clip_budget_share, limit: 0.5}\n", ""))
     assert [change.loosening for change in diff(_OLD, after)] == [False, True]
 
@@ -208,13 +204,11 @@ def contracts(draw):
 
 @given(contracts())
 def test_a_contract_does_not_differ_from_itself(contract):
-    """Whatever it says."""
     assert diff(contract, contract) == []
 
 
 @given(contracts(), contracts())
 def test_going_back_undoes_the_judgement(before, other):
-    """What loosens one way tightens the other way, and what is dropped is added."""
     opposite = {"loosens": "tightens", "tightens": "loosens", "adds": "drops", "drops": "adds", "changes": "changes"}
 
     def judged(changes, turn):
@@ -230,7 +224,6 @@ def test_going_back_undoes_the_judgement(before, other):
 @pytest.mark.slow
 @given(contracts(), contracts())
 def test_the_ladder_is_judged_the_same_way_back(before, other):
-    """As many steps and actions are dropped one way as are added the other way."""
 
     def count(changes, kinds):
         return sum(change.kind in kinds for change in changes if change.field.startswith("escalation"))
@@ -256,5 +249,4 @@ def test_tightening_a_limit_never_loosens(contract, data):
 @pytest.mark.slow
 @given(contracts(), contracts())
 def test_equal_hashes_mean_no_difference(before, other):
-    """Diffing and the content hash agree on what is the same."""
     assert (diff(before, other) == []) == (before.hash == other.hash)

@@ -37,7 +37,6 @@ from kc_otel.contract.yaml_document import MAX_DEPTH, parse
     ],
 )
 def test_scalars_are_read_as_yaml_1_2_reads_them(written_as, value):
-    """Words and dates are text, numbers are numbers, and quotes make text of anything."""
     document, problems = parse(f"key: {written_as}", "c.yaml")
     assert problems == []
     assert document is not None
@@ -53,7 +52,6 @@ def test_the_key_on_stays_text():
 
 
 def test_lines_of_keys_values_and_items():
-    """Every key and item has its line, and a place that is not written has the line of what it would be in."""
     document, _ = parse("a:\n  b: 1\n  c:\n  - x\n  -\n    d: 2\n", "c.yaml")
     assert document is not None
     assert [document.line(loc) for loc in [("a",), ("a", "b"), ("a", "c", 0), ("a", "c", 1, "d")]] == [1, 2, 4, 6]
@@ -97,14 +95,12 @@ def test_lines_of_keys_values_and_items():
     ],
 )
 def test_what_a_contract_may_not_hold_is_refused_at_its_line(text, problem):
-    """Each refusal names the line and says what to write instead."""
     _, problems = parse(text, "c.yaml")
     assert len(problems) == 1
     assert str(problems[0]).startswith(problem)
 
 
 def test_problems_of_one_file_are_collected():
-    """A duplicate key, an anchor and a tag are said in one go, and the first value of the duplicate counts."""
     document, problems = parse("a: 1\na: {b: [2]}\nc: &x 3\nd: !t 4\n", "c.yaml")
     assert [problem.line for problem in sorted(problems)] == [2, 3, 4]
     assert document is not None
@@ -113,7 +109,6 @@ def test_problems_of_one_file_are_collected():
 
 @pytest.mark.parametrize("opening", ["[", "{a: ", "- "])
 def test_deep_nesting_is_refused_quickly(opening):
-    """A hundred thousand levels end in a sentence, not in a RecursionError or a hang."""
     started = time.monotonic()
     document, problems = parse(opening * 100_000, "c.yaml")
     assert time.monotonic() - started < 5
@@ -122,13 +117,11 @@ def test_deep_nesting_is_refused_quickly(opening):
 
 
 def test_depth_up_to_the_limit_is_read():
-    """The limit is where it says."""
     assert parse("a: " + "[" * (MAX_DEPTH - 1) + "]" * (MAX_DEPTH - 1), "c.yaml")[0] is not None
     assert parse("a: " + "[" * MAX_DEPTH + "]" * MAX_DEPTH, "c.yaml")[0] is None
 
 
 @given(st.text(alphabet=st.sampled_from("ab:-?[]{},&*!|>'\"%@`#~<\\ \n\t0.\ud800\ufeff\x85"), max_size=40))
 def test_any_text_gives_a_document_or_a_problem(text):
-    """Nothing but problems comes out of text that is not YAML."""
     document, problems = parse(text, "c.yaml")
     assert document is not None or problems

@@ -62,6 +62,5 @@ def test_a_clause_measures_the_same_until_something_that_defines_it_changes(old,
     ],
 )
 def test_spelling_order_and_comments_do_not_count(old, new):
-    """The same promise has the same hash however it is written."""
     assert old in _TEXT
     assert load_text(_TEXT.replace(old, new)).hash == load_text(_TEXT).hash

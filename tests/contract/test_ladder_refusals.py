@@ -26,34 +26,9 @@ def said(step):
     return [str(problem) for problem in check_text(written(step), "p.yaml").problems]
 
 
-@pytest.mark.parametrize(
-    ("step", "problem"),
-    [
-        ("{on: fail, repeat: 5, do: [notify]}", "p.yaml:8: escalation[0].repeat: 5 is not a duration"),
-        ("{on: fail, do: [page]}", "p.yaml:8: escalation[0].do[0]: 'page' is not an action"),
-        ("{on: fail, do: [{route: fp8-kernel}]}", "p.yaml:8: escalation[0].do[0].route: 'fp8-kernel' is not a kernel"),
-        ("{on: fail, do: [{route: inference-kernel}]}", "p.yaml:8: escalation[0].do[0].route: 'inference-kernel' is"),
-        ("{on: no-data, do: [{route: train-kernel}]}", "p.yaml:8: escalation[0].do[0]: a route needs a failing kernel"),
-        ("{on: fail, clauses: [tw], do: [halt]}", "p.yaml:8: escalation[0].clauses[0]: no clause has the id 'tw'"),
-        ("{on: invalid-input, clauses: [tv], do: [halt]}", "p.yaml:8: escalation[0].clauses: input checks apply"),
-    ],
-)
-def test_a_policy_that_cannot_do_what_it_says_is_refused(step, problem):
-    """At its line, with what to write instead."""
-    result = check_text(written(step), "p.yaml")
-    assert result.contract is None
-    assert [str(entry) for entry in result.problems if str(entry).startswith(problem)]
-
-
-@pytest.mark.parametrize(
-    ("step", "problem"),
-    [
-        ("{on: fail, clauses: [ttft], do: [{route: train-kernel}]}", "escalation[0].do[0]: a route needs the kernel"),
-    ],
-)
-def test_a_policy_that_is_probably_not_meant_is_a_warning(step, problem):
-    """It does what it says, which may be nothing."""
-    assert [warning for warning in said(step) if warning.startswith(f"p.yaml:8: warning: {problem}")]
+def test_a_route_of_latencies_without_kernels_is_a_warning():
+    (warning,) = said("{on: fail, clauses: [ttft], do: [{route: train-kernel}]}")
+    assert warning.startswith("p.yaml:8: warning: escalation[0].do[0]: a route needs the kernel")
 
 
 @pytest.mark.parametrize(
@@ -66,12 +41,10 @@ def test_a_policy_that_is_probably_not_meant_is_a_warning(step, problem):
     ],
 )
 def test_a_sound_step_is_accepted(step):
-    """Without a word."""
     assert said(step) == []
 
 
 def test_routes_that_go_in_circles_are_refused(tmp_path):
-    """At the route that closes the circle, naming the contracts that lead back."""
     route = "{on: fail, do: [notify, {route: train-kernel}]}"
     texts = {
         "a.yaml": written(route, "a", "torch", "vllm"),
@@ -108,7 +81,6 @@ def test_contracts_that_agree_on_the_healthy_kernel_are_no_circle(tmp_path):
                              ("0s", "1h", "tightens")],
 )  # fmt: skip
 def test_diff_says_when_reminders_come_less_often(old, new, kind):
-    """Rarer, or never, is looser."""
     before, other = (load_text(written(f"{{on: fail, repeat: {interval}, do: [notify]}}")) for interval in (old, new))
     found = {change.field: change.kind for change in diff(before, other)}
     assert found == {"metadata.version": "changes", "escalation[0].repeat": kind}

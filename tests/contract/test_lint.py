@@ -93,7 +93,6 @@ def _clause(section: str = "numerical", **fields: object) -> str:
     ],
 )
 def test_each_rule_refuses_at_its_line(written, said, lines, problem):
-    """One error, at the line, and nothing else."""
     problems = said(written(*lines))
     assert len(problems) == 1, problems
     assert problems[0].startswith(f"c.yaml:{problem}")
@@ -104,10 +103,7 @@ def test_each_rule_refuses_at_its_line(written, said, lines, problem):
     [
         ([_clause("statistical", metric="reward_drift_bound")], "reward_drift_bound needs assumptions.reward_range; "),
         (
-            [
-                "assumptions: {horizon: 9, score_norm_max: 1}",
-                _clause("statistical", metric="gradient_bias_bound"),
-            ],
+            ["assumptions: {horizon: 9, score_norm_max: 1}", _clause("statistical", metric="gradient_bias_bound")],
             "gradient_bias_bound needs assumptions.advantage_max; write `assumptions: {advantage_max: 5}` with",
         ),
         ([_clause("statistical", metric="clip_budget_share")], "clip_budget_share needs assumptions.clip; write"),
@@ -126,7 +122,6 @@ def test_each_rule_refuses_at_its_line(written, said, lines, problem):
     ],
 )
 def test_rules_about_derived_metrics_and_none(written, said, lines, problem):
-    """Bounds need their assumptions, and have a largest value because of them."""
     problems = said(written(*lines, clause=False))
     assert len(problems) == 1, problems
     assert problem in problems[0]
@@ -150,7 +145,6 @@ def test_rules_about_derived_metrics_and_none(written, said, lines, problem):
     ],
 )
 def test_what_is_probably_not_meant_is_a_warning(written, said, lines, problem):
-    """It is said, but the contract can be used."""
     problems = said(written(*lines))
     assert len(problems) == 1, problems
     assert ": warning: " in problems[0]
@@ -168,7 +162,6 @@ def test_what_is_probably_not_meant_is_a_warning(written, said, lines, problem):
     ],
 )
 def test_the_clause_that_a_cap_is_told_to_have_ends_the_warning(written, said, clause):
-    """With its limit as it is written, whatever the cap's digits, the metric's base and its unit."""
     head = "assumptions: {reward_range: [0, 1], clip: 0.2}"
     (problem,) = said(written(head, f"statistical:\n- {clause}", clause=False))
     added = problem[problem.index("`{") + 1 : problem.index("}`") + 1]
@@ -176,14 +169,12 @@ def test_the_clause_that_a_cap_is_told_to_have_ends_the_warning(written, said, c
 
 
 def test_a_cap_that_cuts_nothing_or_is_no_cut_needs_no_clause_on_what_is_above(written, said):
-    """One at the largest possible value, and the ratio that support_deficit takes none to exceed."""
     tv = "{id: tv, metric: tv_token, limit: 0.004, cap: 1}"
     deficit = "{id: deficit, metric: support_deficit, limit: 0.01, cap: 20}"
     assert said(written(f"statistical:\n- {tv}\n- {deficit}", clause=False)) == []
 
 
 def test_a_route_between_kernels_that_are_alike_is_refused(written, said):
-    """Routing would change nothing."""
     text = written("escalation: [{on: fail, do: [{route: train-kernel}]}]").replace(
         "{engine: vllm, dtype: fp8}", "{engine: torch, dtype: bfloat16}"
     )
@@ -207,7 +198,6 @@ def test_an_attribute_that_is_nearly_one_of_ours(written, said, line, problem):
 
 
 def test_bounds_have_the_factors_that_the_registry_states():
-    """E|l| / log(1+clip), (r_max - r_min) TV_seq and 2 A_max horizon G TV_seq, each checked against its formula."""
     assumptions = Assumptions(reward_range=(-1.0, 2.0), horizon=100, advantage_max=5.0, score_norm_max=40.0, clip=0.2)
     assert scale_of("clip_budget_share", assumptions) == pytest.approx(5.484814948)
     assert scale_of("reward_drift_bound", assumptions) == 3.0
@@ -217,7 +207,6 @@ def test_bounds_have_the_factors_that_the_registry_states():
 
 
 def test_lint_is_pure_and_finds_nothing_in_a_sound_contract(contract):
-    """The same contract gives the same findings, here none."""
     sound = contract()
     assert lint(sound) == lint(sound) == []
 
@@ -230,7 +219,6 @@ def test_a_share_of_none_is_a_promise_that_can_be_kept(written, said, share):
 
 
 def test_a_limit_that_is_not_finite_is_refused(contract):
-    """Contracts that were not read from a file are judged too."""
     sound = contract().model_dump(by_alias=True)
     sound["numerical"] = [{"id": "x", "metric": "logit_half_range", "statistic": "max", "limit": float("inf")}]
     assert [found.message for found in lint(Contract.model_validate(sound))] == [

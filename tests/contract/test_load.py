@@ -51,7 +51,6 @@ _NESTED = st.recursive(
 
 
 def test_a_contract_is_loaded_from_a_file(tmp_path, written):
-    """A path gives the contract of a sound file."""
     path = tmp_path / "c.yaml"
     path.write_text(written(), encoding="utf-8")
     assert load(path).name == "policy-7b"
@@ -59,14 +58,12 @@ def test_a_contract_is_loaded_from_a_file(tmp_path, written):
 
 
 def test_a_byte_order_mark_is_ignored(tmp_path, written):
-    """Files saved by editors that write a BOM are read."""
     path = tmp_path / "c.yaml"
     path.write_bytes(b"\xef\xbb\xbf" + written().encode())
     assert load(path).name == "policy-7b"
 
 
 def test_errors_carry_every_problem_in_order(written):
-    """ContractError lists all problems by line, and prints one a line."""
     with pytest.raises(ContractError) as caught:
         load_text(written("typo: 1", "slices: {x: {where: {}}}"), "policy.yaml")
     assert [problem.line for problem in caught.value.problems] == [5, 6]
@@ -75,7 +72,6 @@ def test_errors_carry_every_problem_in_order(written):
 
 
 def test_a_warning_does_not_refuse_a_contract(written):
-    """Only errors do."""
     text = written("statistical: [{id: a, metric: tv_token, statistic: p99.9, limit: 0.1}]", clause=False)
     assert load_text(text).name == "policy-7b"
 
@@ -90,14 +86,12 @@ def test_a_warning_does_not_refuse_a_contract(written):
     ],
 )
 def test_what_cannot_be_read_is_a_problem_without_a_line(tmp_path, path, said):
-    """A missing file, a folder, a path that the system refuses, a device that never ends."""
     with pytest.raises(ContractError, match=said):
         load(tmp_path / path)
     assert str(check(tmp_path / path).problems[0]).startswith(f"{tmp_path / path}: {said}")
 
 
 def test_a_file_that_may_not_be_read_is_a_problem(tmp_path, monkeypatch):
-    """Permission denied is said in the system's words."""
 
     def refuse(*_args, **_kwargs):
         raise PermissionError(13, "Permission denied")
@@ -108,7 +102,6 @@ def test_a_file_that_may_not_be_read_is_a_problem(tmp_path, monkeypatch):
 
 
 def test_a_large_file_is_refused_by_its_size(tmp_path):
-    """Ten megabytes, or a sparse terabyte, are refused at once without being read."""
     path = tmp_path / "large.yaml"
     with path.open("wb") as file:
         file.truncate(1 << 40)
@@ -119,7 +112,6 @@ def test_a_large_file_is_refused_by_its_size(tmp_path):
 
 
 def test_a_file_at_the_limit_is_read(tmp_path, written):
-    """The limit is where it says."""
     path = tmp_path / "c.yaml"
     text = written()
     path.write_text(text + "#" * (MAX_BYTES - len(text)), encoding="utf-8")
@@ -131,7 +123,6 @@ def test_a_file_at_the_limit_is_read(tmp_path, written):
 
 @pytest.mark.parametrize("content", [b"a: \xff\xfe", "a: 1".encode("utf-16"), b"a: 1\nb: \xe4"])
 def test_text_that_is_not_utf8_is_refused(tmp_path, content):
-    """With the byte that is not."""
     path = tmp_path / "c.yaml"
     path.write_bytes(content)
     with pytest.raises(ContractError, match=r"not UTF-8 \(byte \d+, line \d\); save the file as UTF-8"):
@@ -139,7 +130,6 @@ def test_text_that_is_not_utf8_is_refused(tmp_path, content):
 
 
 def test_a_folder_is_walked(tmp_path, written):
-    """Files by name, at any depth, .yaml and .yml, nothing hidden, nothing else."""
     for name in ("b.yaml", "a.yml", "sub/c.yaml", ".hidden.yaml", ".git/d.yaml", "notes.txt"):
         path = tmp_path / name
         path.parent.mkdir(exist_ok=True)
@@ -155,14 +145,12 @@ def test_a_folder_without_contracts_is_a_problem(tmp_path):
 
 
 def test_a_file_given_twice_is_read_once(tmp_path, written):
-    """A folder and a file in it are no duplicate."""
     path = tmp_path / "c.yaml"
     path.write_text(written(), encoding="utf-8")
     assert len(load_all([tmp_path, path, os.path.relpath(path)])) == 1
 
 
 def test_problems_of_all_files_come_together(tmp_path, written):
-    """One run says everything, by file and line."""
     for name in ("a.yaml", "b.yaml"):
         (tmp_path / name).write_text(written("x: 1", "y: 2"), encoding="utf-8")
     with pytest.raises(ContractError) as caught:
@@ -193,13 +181,11 @@ def _judged(data):
 @pytest.mark.slow
 @given(_NESTED)
 def test_any_nested_data_gives_a_contract_or_a_contract_error(data):
-    """Whatever is written where a contract should be, no other exception comes out."""
     assert _judged(data)
 
 
 @given(st.sampled_from([*_HEAD, *_SECTIONS]), _NESTED)
 def test_any_section_may_be_anything(section, data):
-    """A sound contract with one section replaced by anything is judged without another exception."""
     sound = {
         "apiVersion": "kernel-contract/v1",
         "kind": "KernelContract",
@@ -213,13 +199,11 @@ def test_any_section_may_be_anything(section, data):
 @pytest.mark.slow
 @given(st.sampled_from(["statistical", "escalation", "slices"]), st.dictionaries(_WORDS, _NESTED, max_size=4))
 def test_any_item_may_be_anything(section, item):
-    """The same for one clause, step or slice."""
     assert _judged({section: {"x": item} if section == "slices" else [item]})
 
 
 @pytest.mark.slow
 def test_a_hostile_file_of_the_largest_size_ends_soon(written):
-    """Thousands of wrong clauses and unknown names are judged in seconds of the processor."""
     clauses = "".join(
         f"  - {{id: c{index}, metric: tv_tokem, limit: 9, slices: {{x{index}: 5}}}}\n" for index in range(4000)
     )

@@ -64,7 +64,6 @@ _BEYOND_A_SCHEMA = ("400d", "> abc", ">= nan", "[1, 0]", "limit: 5%", "limit: fa
     ],
 )
 def test_each_refusal_has_its_line_its_field_and_a_way_out(written, said, lines, problem):
-    """One problem, at the line of the key or value, that says what to write instead; the JSON Schema refuses it too."""
     problems = said(written(*lines))
     valid = _VALIDATOR.is_valid(parse(written(*lines), "c.yaml")[0].data)
     assert valid == any(value in lines[-1] for value in _BEYOND_A_SCHEMA)
@@ -87,7 +86,6 @@ def test_each_refusal_has_its_line_its_field_and_a_way_out(written, said, lines,
     ],
 )
 def test_the_head_is_judged_too(written, said, old, new, problem):
-    """The same for what every contract starts with."""
     text = written().replace(old, new)
     problems = said(text)
     assert not _VALIDATOR.is_valid(parse(text, "c.yaml")[0].data)
@@ -96,7 +94,6 @@ def test_the_head_is_judged_too(written, said, old, new, problem):
 
 
 def test_a_name_that_is_refused_comes_with_one_that_is_not(written, said):
-    """The hint is itself a name."""
     assert said(written().replace("policy-7b", "Policy 7B (new!)"))[0].endswith("did you mean 'policy-7b-new'?")
 
 
@@ -109,5 +106,4 @@ def test_a_name_that_is_refused_comes_with_one_that_is_not(written, said):
     ],
 )
 def test_a_number_out_of_range_is_told_the_bound(written, said, wrong, hint):
-    """And the share that was probably meant."""
     assert said(written(f"observability: {{{wrong}}}"))[0].endswith(hint)

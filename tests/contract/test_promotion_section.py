@@ -26,7 +26,6 @@ _VALIDATOR = jsonschema.Draft202012Validator(json_schema())
 
 
 def test_shares_are_numbers_or_percentages():
-    """One way to write a step reads like the other, in the loader and in the schema."""
     contract = load_text(_TEXT)
     assert contract.promotion.steps == (0.01, 0.1)
     assert load_text(_TEXT.replace("[1%, 0.1]", "[0.01, 10 %]")).hash == contract.hash
@@ -35,7 +34,6 @@ def test_shares_are_numbers_or_percentages():
 
 
 def test_a_contract_without_the_section_promises_the_defaults():
-    """Whoever writes the defaults out promises the same."""
     bare = load_text(_TEXT.partition("promotion:")[0])
     assert (bare.promotion.windows, bare.promotion.steps, bare.promotion.failure_limit) == (3, (0.01, 0.05, 0.25), 1)
     written = "promotion: {windows: 3, steps: [1%, 5%, 25%], failure_limit: 1, approve: [], skip: []}\n"
@@ -58,7 +56,6 @@ def test_a_contract_without_the_section_promises_the_defaults():
     ],
 )
 def test_what_cannot_be_meant_is_refused_at_its_line(old, new, said):
-    """File, line, field, what is wrong, and what to write instead."""
     with pytest.raises(ContractError) as error:
         load_text(_TEXT.replace(old, new), "c.yaml")
     assert said in str(error.value)
@@ -83,7 +80,6 @@ def test_what_cannot_be_meant_is_refused_at_its_line(old, new, said):
     ],
 )
 def test_each_change_is_named_and_judged(old, new, expected):
-    """Fewer windows, gates, people or stages let more through; a step that is gone is a larger jump."""
     assert old in _TEXT
     found = [f"{change.kind} {change.field}" for change in diff(load_text(_TEXT), load_text(_TEXT.replace(old, new)))]
     assert [change for change in found if not change.endswith("metadata.version")] == expected

@@ -1,13 +1,15 @@
-"""The JSON Schema: it accepts what the loader accepts and refuses what one place is enough to refuse."""
+"""The JSON Schema accepts what the loader accepts, above all the contracts that teams start from."""
 
 import json
+import re
 from pathlib import Path
 
 import jsonschema
 import pytest
 
 from kc_otel.contract.errors import ContractError
-from kc_otel.contract.load import load_text
+from kc_otel.contract.lint import lint
+from kc_otel.contract.load import load, load_all, load_text
 from kc_otel.contract.schema import json_schema
 from kc_otel.contract.yaml_document import parse
 
@@ -22,7 +24,6 @@ def _data(text):
 
 
 def test_the_schema_is_a_schema():
-    """Of the dialect that it names, with an id and a title."""
     schema = json_schema()
     jsonschema.Draft202012Validator.check_schema(schema)
     assert schema["$schema"].endswith("2020-12/schema")
@@ -31,7 +32,6 @@ def test_the_schema_is_a_schema():
 
 
 def test_every_key_is_described():
-    """Editors show the description of each key."""
     schema = json_schema()
     places = {"": schema, **schema["$defs"]}
     silent = [
@@ -44,7 +44,6 @@ def test_every_key_is_described():
 
 
 def test_editors_find_the_schema_beside_the_example_contracts():
-    """It is what `kc-otel reference schema` prints, and the first line of each contract names it."""
     folder = _CONTRACTS[0].parent
     assert json.loads((folder / "kernel-contract.schema.json").read_text()) == json_schema(), "run `make generate`"
     first = {path.read_text(encoding="utf-8").splitlines()[0] for path in _CONTRACTS}
@@ -53,7 +52,6 @@ def test_editors_find_the_schema_beside_the_example_contracts():
 
 @pytest.mark.parametrize("path", _CONTRACTS, ids=lambda path: path.stem)
 def test_the_example_contracts_are_accepted(path):
-    """As the loader reads them, and as an editor with YAML 1.2 does."""
     _VALIDATOR.validate(_data(path.read_text(encoding="utf-8")))
 
 
@@ -75,7 +73,6 @@ def test_the_example_contracts_are_accepted(path):
     ],
 )
 def test_planted_errors_are_refused_by_both(written, old, new):
-    """What the schema refuses the loader refuses; test_messages has more of what both do."""
     text = written()
     assert old in text
     planted = text.replace(old, new)
@@ -98,6 +95,28 @@ def test_planted_errors_are_refused_by_both(written, old, new):
     ],
 )
 def test_what_the_loader_accepts_is_accepted(written, contract, line):
-    """Every form that a value may have."""
     contract(line)
     _VALIDATOR.validate(_data(written(line)))
+
+
+_FOLDER = Path(__file__).parents[2] / "contracts"
+_WANTED = {
+    "rl-rollouts-bf16-fp8", "serving-int8", "serving-awq", "attention-kernel-upgrade", "moe", "batch-invariance",
+    "fp8-kv-cache",
+}  # fmt: skip
+
+
+def test_there_is_one_for_each_need():
+    assert {contract.name for contract in load_all([_FOLDER])} >= _WANTED
+    assert all(load(path).name == path.stem for path in _CONTRACTS)
+
+
+@pytest.mark.parametrize("path", _CONTRACTS, ids=lambda path: path.stem)
+def test_it_is_sound_without_a_warning(path):
+    assert lint(load(path)) == []
+
+
+@pytest.mark.parametrize("path", _CONTRACTS, ids=lambda path: path.stem)
+def test_figures_have_a_source(path):
+    text = path.read_text(encoding="utf-8")
+    assert re.search(r"arXiv:\d{4}\.\d{5}|\b20\d\d \(\"|README\.md|docs/", text)

@@ -1,10 +1,10 @@
-"""Numbers with units, and which sequence belongs to which slice."""
+"""Numbers with units, which sequence belongs to which slice, and which slice covers another."""
 
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from kc_otel.contract.slices import parse_condition
+from kc_otel.contract.slices import covers, match, parse_condition, satisfiable
 from kc_otel.contract.units import format_duration, parse_duration, parse_limit
 
 
@@ -21,20 +21,17 @@ from kc_otel.contract.units import format_duration, parse_duration, parse_limit
     ],
 )
 def test_durations_are_seconds(text, seconds):
-    """To the last bit, so that two spellings are one limit."""
     assert parse_duration(text) == seconds
 
 
 @pytest.mark.parametrize("text", ["", "5", 5, "m", "5 m", "-5m", "5y", None, "9" * 400 + "d"])
 def test_what_is_not_a_duration_is_refused(text):
-    """With what to write instead."""
     with pytest.raises(ValueError, match="write"):
         parse_duration(text)
 
 
 @pytest.mark.parametrize("text", ["500 ms", " 500ms", "5 m 30 s"])
 def test_a_space_in_a_duration_is_said(text):
-    """With what the author meant, as a duration and as a limit."""
     closed = "".join(text.split())
     with pytest.raises(ValueError, match=f"write it without spaces: {closed}"):
         parse_duration(text)
@@ -45,7 +42,6 @@ def test_a_space_in_a_duration_is_said(text):
 
 @given(st.integers(0, 400 * 86400 * 10**9))
 def test_durations_survive_being_written(nanoseconds):
-    """format_duration and parse_duration are inverse down to a nanosecond."""
     seconds = nanoseconds / 1e9
     assert parse_duration(format_duration(seconds)) == pytest.approx(seconds, abs=1e-9)
 
@@ -62,7 +58,6 @@ def test_durations_survive_being_written(nanoseconds):
     ],
 )
 def test_limits_are_in_the_unit_of_the_metric(raw, unit, value):
-    """A number, a share or a duration."""
     assert parse_limit(raw, unit) == value
 
 
@@ -70,7 +65,6 @@ def test_limits_are_in_the_unit_of_the_metric(raw, unit, value):
     ("raw", "unit"), [("2%", "s"), ("2%", "{nat}"), ("5m", "1"), ("x", "1"), (True, "1"), ([], "1")]
 )
 def test_limits_of_another_dimension_are_refused(raw, unit):
-    """With the unit that is expected."""
     with pytest.raises(ValueError, match=r"number"):
         parse_limit(raw, unit)
 
@@ -88,15 +82,61 @@ def test_limits_of_another_dimension_are_refused(raw, unit):
     ],
 )
 def test_conditions_hold_for_what_they_say(raw, inside, outside):
-    """A missing attribute satisfies nothing, and only numbers are compared."""
     conditions = parse_condition(raw)
     assert all(all(condition.holds(value) for condition in conditions) for value in inside)
     assert not any(all(condition.holds(value) for condition in conditions) for value in outside)
 
 
 def test_a_contract_puts_sequences_into_slices(contract):
-    """`all` first, then every slice whose conditions hold; slices may overlap."""
     sound = contract("slices:", "  long: {where: {n: '>= 8'}}", "  code: {where: {task: code}}")
     assert sound.slices_of({"n": 9, "task": "code"}) == ("all", "long", "code")
     assert sound.slices_of({"n": 9}) == ("all", "long")
     assert sound.slices_of({}) == ("all",)
+
+
+_GRID = [*(number / 2 for number in range(-3, 14)), -1e9, 1e9, "a", "b", "c", "other text"]
+_COMPARISON = st.tuples(st.sampled_from([">=", "<=", ">", "<", "!=", "=="]), st.integers(0, 5)).map(
+    lambda pair: f"{pair[0]} {pair[1]}"
+)
+_RAW = st.one_of(
+    st.lists(_COMPARISON, min_size=1, max_size=3).map(", ".join),
+    st.sampled_from(["a", "!= a", "!= b"]),
+    st.integers(0, 5),
+    st.lists(st.one_of(st.integers(0, 5), st.sampled_from(["a", "b"])), min_size=1, max_size=3),
+)
+_WHERE = st.dictionaries(st.sampled_from(["x", "y"]), _RAW, max_size=2)
+
+
+def _parsed(where):
+    return {name: parse_condition(raw) for name, raw in where.items()}
+
+
+@given(_RAW)
+def test_satisfiable_agrees_with_trying_values(raw):
+    conditions = parse_condition(raw)
+    tried = any(all(condition.holds(value) for condition in conditions) for value in _GRID)
+    assert satisfiable(conditions) == tried
+
+
+@given(_WHERE, _WHERE)
+def test_covers_agrees_with_trying_values(wide, narrow):
+    wide, narrow = _parsed(wide), _parsed(narrow)
+    assume(all(satisfiable(conditions) for conditions in narrow.values()))
+    escapes = any(
+        match(narrow, {"x": x, "y": y}) and not match(wide, {"x": x, "y": y})
+        for x in (*_GRID, None)
+        for y in (*_GRID, None)
+        if x is not None or y is not None
+    )
+    assert covers(wide, narrow) != escapes
+
+
+def test_open_and_closed_ends_are_told_apart():
+    """An end that is excluded, by > or by !=, is not covered by one that is included the other way round."""
+    assert not covers(_parsed({"n": "> 3"}), _parsed({"n": ">= 3"}))
+    assert not covers(_parsed({"n": "< 3"}), _parsed({"n": "<= 3"}))
+    assert covers(_parsed({"n": ">= 3"}), _parsed({"n": "> 3"}))
+    assert covers(_parsed({"n": "> 3"}), _parsed({"n": ">= 3, != 3"}))
+    assert covers(_parsed({"n": "< 3"}), _parsed({"n": "<= 3, != 3"}))
+    assert covers(_parsed({"n": "!= 3"}), _parsed({"n": "> 3"}))
+    assert not covers(_parsed({"n": "!= 3"}), _parsed({"n": ">= 3"}))

@@ -22,8 +22,7 @@ from examples.demo.model import Config, Model
 from examples.demo.sampler import Sampler
 from examples.demo.serving import sample, score
 from examples.demo.train import held_out_bits, train
-from kc_otel.client.signing import Secret, sign
-from kc_otel.client.webhooks import new_secret
+from kc_otel.client.webhooks import Secret, new_secret, sign
 
 pytestmark = pytest.mark.slow
 

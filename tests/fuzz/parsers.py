@@ -17,7 +17,7 @@ import yaml
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
 from kc_otel.client.router import TableFile
-from kc_otel.client.signing import VerificationError, parsed_body
+from kc_otel.client.webhooks import VerificationError, parsed_body
 from kc_otel.contract.errors import ContractError
 from kc_otel.contract.load import load_text
 from kc_otel.judge.decisions.entries import DecisionTable

@@ -1,11 +1,9 @@
 """The contract that these tests generate from, and the dashboards that it gives."""
 
-import importlib
 import json
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 
@@ -18,13 +16,11 @@ REPOSITORY = HERE.parents[1]
 
 @pytest.fixture(scope="session")
 def repository() -> Path:
-    """The checkout."""
     return REPOSITORY
 
 
 @pytest.fixture(scope="session")
 def schemas() -> Path:
-    """Folder of others' JSON Schemas."""
     return REPOSITORY / "tests" / "data"
 
 
@@ -36,29 +32,15 @@ def policy_path() -> Path:
 
 @pytest.fixture(scope="session")
 def policy(policy_path: Path) -> Contract:
-    """The contract of `policy_path`."""
     return load(policy_path)
 
 
 @pytest.fixture(scope="session")
 def boards() -> dict[str, dict]:
-    """Every dashboard as Grafana reads it, by its file's name."""
     from kc_otel.generate.grafana import grafana_files
 
     files = [file for file in grafana_files([]) if file.path.suffix == ".json"]
     return {file.path.stem: json.loads(file.text) for file in files}
-
-
-@pytest.fixture(scope="session")
-def streams() -> ModuleType:
-    """The module that plays streams of drift."""
-    return importlib.import_module("tests.tools.streams")
-
-
-@pytest.fixture(scope="session")
-def servers() -> ModuleType:
-    """The module that starts servers."""
-    return importlib.import_module("tests.tools.servers")
 
 
 @pytest.fixture(scope="session")

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import itertools
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -32,6 +31,7 @@ from kc_otel.judge.evaluator import Evaluator
 from kc_otel.judge.verdict import Status, Verdict
 from kc_otel.stats import ExponentialHistogram
 from kc_otel.stats.histogram import Buckets
+from tests.generate import streams
 from tests.tools.verdicts import verdicts_of
 
 pytestmark = pytest.mark.slow
@@ -40,8 +40,7 @@ BASE = 1_800_000_000
 
 
 @pytest.fixture(scope="module")
-def contract(streams: ModuleType) -> Contract:
-    """A clause per kind of statistic, whose limits lie between the slices' drifts."""
+def contract() -> Contract:
     return streams.contract()
 
 
@@ -58,8 +57,7 @@ def literal(value: ExponentialHistogram) -> str:
     return f"{{{{{content}{side('', value.positive)}{side('n_', value.negative)}}}}}"
 
 
-def series(streams: ModuleType, contract: Contract, stream: Any) -> list[dict[str, str]]:
-    """The stream as promtool's input."""
+def series(contract: Contract, stream: Any) -> list[dict[str, str]]:
     labels = ", ".join(
         f'{key.replace(".", "_")}="{text}"' for key, text in streams.attributes(contract, stream.slice).items()
     )
@@ -72,14 +70,14 @@ def series(streams: ModuleType, contract: Contract, stream: Any) -> list[dict[st
     return found
 
 
-def holds(tools: ModuleType, contract: Contract, clause: Clause, stream: Any, window: str, at: int) -> dict | None:
+def holds(contract: Contract, clause: Clause, stream: Any, window: str, at: int) -> dict | None:
     """A check of one window's numbers; None where the window holds nothing."""
     seen = contract.observability
     ratios, content = stream.between(at, seen.window if window == "short" else seen.long_window)
     if not ratios.size:
         return None
-    inner = tools.interval_to_hold(clause, contract, content[clause.quantity.key].binned())
-    found, near = tools.truth(clause, contract, ratios)
+    inner = streams.interval_to_hold(clause, contract, content[clause.quantity.key].binned())
+    found, near = streams.truth(clause, contract, ratios)
     cell = f'{{kc_clause="{clause.id}", kc_slice="{stream.slice}", kc_window="{window}"}}'
     lower, upper = inner.lower, inner.upper
     if clause.parsed_statistic.kind != "max":
@@ -99,22 +97,18 @@ def holds(tools: ModuleType, contract: Contract, clause: Clause, stream: Any, wi
 
 
 def never(found: Status, verdict: Verdict, at: int) -> dict:
-    """A check that the rules do not say what they must not."""
     cell = f'{{kc_clause="{verdict.cell.clause}", kc_slice="{verdict.cell.slice}"}}'
     return {"expr": f"kc_rule_status{cell} == {found.code}", "eval_time": format_duration(at), "exp_samples": []}
 
 
 def says(verdict: Verdict, at: int) -> dict:
-    """A check that the rules say what the evaluator says."""
     query = f'max(kc_rule_status{{kc_clause="{verdict.cell.clause}", kc_slice="{verdict.cell.slice}"}})'
     samples = [{"labels": "{}", "value": verdict.status.code}]
     return {"expr": query, "eval_time": format_duration(at), "exp_samples": samples}
 
 
 @pytest.mark.parametrize("seed", [0, 1])
-def test_rules_and_evaluator_agree(
-    promtool, streams: ModuleType, contract: Contract, tmp_path: Path, seed: int
-) -> None:
+def test_rules_and_evaluator_agree(promtool, contract: Contract, tmp_path: Path, seed: int) -> None:
     """Estimates are those of float64, intervals are as proven, verdicts never contradict; steady slices are decided."""
     rng = np.random.default_rng(seed)
     played, step_seconds = streams.play(rng), streams.STEP
@@ -134,7 +128,7 @@ def test_rules_and_evaluator_agree(
                 decided += 1
                 checks[stream.slice].append(never(contrary, verdict, at))
         for clause, stream, window in itertools.product(contract.clauses, played, ("short", "long")):
-            found = holds(streams, contract, clause, stream, window, at)
+            found = holds(contract, clause, stream, window, at)
             checks[stream.slice] += [found] if found else []
     for verdict in verdicts:
         steady = {"all": Status.PASS, "broken": Status.FAIL}.get(verdict.cell.slice)
@@ -153,7 +147,7 @@ def test_rules_and_evaluator_agree(
             {
                 "name": stream.slice,
                 "interval": f"{step_seconds}s",
-                "input_series": series(streams, contract, stream),
+                "input_series": series(contract, stream),
                 "promql_expr_test": checks[stream.slice],
             }
             for stream in played

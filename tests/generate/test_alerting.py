@@ -19,7 +19,6 @@ GRAFANA = '{{ reReplaceAll "/*$" "" externalURL }}'
 
 @pytest.fixture(scope="module")
 def rules(policy: Contract) -> list[dict]:
-    """The rules of the contract's group, as Grafana reads them."""
     content = yaml.safe_load(alerting_file(policy).text)
     assert content["apiVersion"] == 1
     (group,) = content["groups"]
@@ -28,7 +27,6 @@ def rules(policy: Contract) -> list[dict]:
 
 
 def test_rules_carry_the_same_policy_as_prometheus(policy: Contract, rules: list[dict]) -> None:
-    """Same `for`, same `clear_for`, same labels, one rule per alert."""
     assert len(rules) == len(alert_steps(policy))
     for alert, rule in zip(alert_steps(policy), rules, strict=True):
         other = prometheus_rule(alert)
@@ -41,7 +39,6 @@ def test_rules_carry_the_same_policy_as_prometheus(policy: Contract, rules: list
 
 
 def test_identities_fit_grafanas_columns_and_are_unique(rules: list[dict]) -> None:
-    """A uid has at most 40 characters, a title at most 190, and none occurs twice in a folder."""
     for key, longest in (("uid", 40), ("title", 190)):
         values = [rule[key] for rule in rules]
         assert len(set(values)) == len(values)
@@ -82,7 +79,6 @@ def test_a_clause_without_any_verdict_has_no_data_if_an_evaluator_lives(policy: 
 def test_one_verdict_fires_and_doubt_and_silence_clear_nothing(
     policy: Contract, on: str, fires_at: int, goes_on_at: list[int]
 ) -> None:
-    """Of the codes 0 to 3 exactly the step's own sets the alert off; it recovers only at one that proves it over."""
     alert = next(alert for alert in alert_steps(policy) if alert.step.on == on)
     (condition,) = alert_rule(alert, "prometheus")["data"][1]["model"]["conditions"]
     assert condition["evaluator"]["type"] == "within_range"
@@ -95,7 +91,6 @@ def test_one_verdict_fires_and_doubt_and_silence_clear_nothing(
 
 
 def test_the_parts_that_the_http_api_shares_satisfy_its_schema(rules: list[dict], schemas: Path) -> None:
-    """Queries and states are those of Grafana's own model; only the wrappers differ in files."""
     schema = json.loads((schemas / "grafana-jsonschema" / "alerting.jsonschema.json").read_text())
     validator = jsonschema.Draft7Validator({**schema, "$ref": "#/definitions/Rule"})
     common = yaml.safe_load(evaluator_alerting_file().text)["groups"][0]["rules"]
@@ -107,7 +102,6 @@ def test_the_parts_that_the_http_api_shares_satisfy_its_schema(rules: list[dict]
 
 
 def test_the_data_source_can_be_another(policy: Contract) -> None:
-    """Every query goes to the data source that was asked for; expressions stay with Grafana."""
     text = alerting_file(policy, "mimir").text
     assert "datasourceUid: mimir" in text
     assert "datasourceUid: prometheus" not in text
@@ -115,7 +109,6 @@ def test_the_data_source_can_be_another(policy: Contract) -> None:
 
 
 def test_each_rule_leads_to_its_panel_and_slice(boards: dict, policy: Contract, rules: list[dict]) -> None:
-    """The panel is the one of what does not hold, or of invalid input; the links carry contract, clause and slice."""
     titles = {
         (board["uid"], inner["id"]): inner["title"]
         for board in boards.values()

@@ -14,7 +14,6 @@ from kc_otel.handbook.generated_pages import FOLDER, PAGES
 
 @pytest.fixture(scope="module")
 def generated(repository: Path):
-    """What the contract generates now."""
     contracts = load_all([repository / "examples" / "traffic" / "contract.yaml"])
     sites = Sites("http://127.0.0.1:3000", "http://127.0.0.1:4320")
     return (*grafana_files(contracts, sites=sites), *prometheus_files(contracts, sites))
@@ -22,13 +21,11 @@ def generated(repository: Path):
 
 @pytest.mark.slow
 def test_the_checked_in_files_are_current(repository: Path, generated) -> None:
-    """Byte for byte; `make generate` brings them up to date."""
     assert [str(file.path) for file in stale(generated, repository / "dashboards")] == []
 
 
 @pytest.mark.slow
 def test_nothing_is_left_over(repository: Path, generated) -> None:
-    """No file of a contract that is gone stays in the generated folders."""
     folder = repository / "dashboards"
     present = {path.relative_to(folder) for kind in ("grafana", "prometheus") for path in (folder / kind).rglob("*.*")}
     assert {str(path) for path in present} == {str(file.path) for file in generated}
@@ -37,5 +34,4 @@ def test_nothing_is_left_over(repository: Path, generated) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("page", PAGES)
 def test_the_handbooks_reference_is_current(page: str) -> None:
-    """Byte for byte; `make generate` brings it up to date."""
     assert (FOLDER / page).read_text(encoding="utf-8") == PAGES[page]()

@@ -25,7 +25,6 @@ def compose(repository: Path) -> dict:
 
 
 def test_it_satisfies_the_compose_specification(compose: dict, schemas: Path) -> None:
-    """The specification's JSON Schema accepts it, and notices an error planted in it."""
     schema = json.loads((schemas / "compose-spec.json").read_text())
     validator = jsonschema.Draft7Validator(schema)
     assert list(validator.iter_errors(compose)) == []
@@ -34,7 +33,6 @@ def test_it_satisfies_the_compose_specification(compose: dict, schemas: Path) ->
 
 @pytest.mark.slow
 def test_docker_compose_itself_reads_it(program, repository: Path) -> None:
-    """`docker compose config` resolves it without a warning, and finds everything that the services depend on."""
     binary = program("docker-compose")
     command = [binary, "--file", str(repository / "docker-compose.yml"), "config", "--format", "json"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
@@ -74,7 +72,6 @@ def test_every_mounted_file_exists_and_every_volume_is_declared(compose: dict, r
 
 
 def test_the_evaluator_understands_how_it_is_started(compose: dict, repository: Path) -> None:
-    """Every option in the compose file and in the Dockerfile is one of `kc-otel serve`."""
     in_image = json.loads(re.search(r"^CMD (\[.*\])$", (repository / "Dockerfile").read_text(), re.MULTILINE)[1])
     for command in (compose["services"]["evaluator"]["command"], in_image):
         assert command[:2] == ["serve", "/contracts"]
@@ -88,7 +85,6 @@ def test_the_evaluator_understands_how_it_is_started(compose: dict, repository: 
 
 
 def test_what_we_build_runs_without_rights(compose: dict, repository: Path) -> None:
-    """Our own image has a user of its own, no capability, and writes to its volume and /tmp only."""
     for service in (service for service in compose["services"].values() if service["image"].startswith("kc-otel:")):
         assert (service["cap_drop"], service["read_only"], service["tmpfs"]) == (["ALL"], True, ["/tmp"])
         assert "no-new-privileges:true" in service["security_opt"]
@@ -112,7 +108,6 @@ def test_what_is_judged_is_what_rules_and_alerts_are_mounted_for(compose: dict, 
 
 
 def test_every_service_has_limits(compose: dict) -> None:
-    """Of memory and processors: a first look does not take a laptop with it."""
     limits = {name: (float(service["cpus"]), service["mem_limit"]) for name, service in compose["services"].items()}
     assert all(0 < cpus <= 2 and re.fullmatch(r"\d+m|1g", memory) for cpus, memory in limits.values())
     memory = yaml.safe_load(COLLECTOR.read_text())["processors"]["memory_limiter"]
@@ -129,14 +124,12 @@ def test_grafana_has_no_account_with_a_default_password(compose: dict) -> None:
 
 
 def test_the_alerts_data_source_is_provisioned(repository: Path) -> None:
-    """The uid that generated alerts name is that of the provisioned Prometheus."""
     folder = repository / "dashboards" / "provisioning" / "grafana" / "datasources"
     sources = yaml.safe_load((folder / "datasources.yaml").read_text())["datasources"]
     assert {source["uid"]: source["type"] for source in sources}[DATASOURCE_UID] == "prometheus"
 
 
 def test_addresses_in_the_configurations_are_services(compose: dict, repository: Path) -> None:
-    """Host names that the mounted files reach for exist in the compose file."""
     text = "".join(path.read_text() for path in (repository / "dashboards" / "provisioning").rglob("*.yaml"))
     text += compose["services"]["demo"]["environment"]["OTEL_EXPORTER_OTLP_ENDPOINT"]
     hosts = set(re.findall(r"\b([a-z]+):(?:4317|4318|4320|9090|9093|3200)\b", text))
@@ -155,7 +148,6 @@ def test_links_lead_to_where_people_reach_each_page(compose: dict) -> None:
 
 @pytest.mark.slow
 def test_prometheus_and_alertmanager_accept_their_configurations(program, repository: Path, tmp_path: Path) -> None:
-    """Promtool with the generated rules in their place, and amtool; both refuse a planted error."""
     folder = repository / "dashboards"
     text = (folder / "provisioning" / "prometheus" / "prometheus.yaml").read_text()
     own = tmp_path / "prometheus.yaml"
@@ -172,7 +164,6 @@ def test_prometheus_and_alertmanager_accept_their_configurations(program, reposi
 
 
 def test_the_image_runs_as_nobody_in_particular(repository: Path) -> None:
-    """The Dockerfile ends as a user without privileges, with a health check, in two stages on one image."""
     lines = (repository / "Dockerfile").read_text().splitlines()
     stages = [line for line in lines if line.startswith("FROM ")]
     assert len(stages) == 2
@@ -187,7 +178,6 @@ def test_the_image_runs_as_nobody_in_particular(repository: Path) -> None:
 
 
 def test_the_image_is_built_from_what_the_wheel_needs(repository: Path) -> None:
-    """What the Dockerfile copies from the checkout is let through by .dockerignore, and exists."""
     allowed = {line[1:] for line in (repository / ".dockerignore").read_text().splitlines() if line.startswith("!")}
     copied = set()
     for line in (repository / "Dockerfile").read_text().splitlines():

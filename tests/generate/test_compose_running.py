@@ -11,19 +11,19 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from types import ModuleType
 
 import httpx
 import pytest
 import yaml
 
 from examples.traffic.__main__ import DRIFT, SOON
+from tests.tools import servers
 
 pytestmark = pytest.mark.slow
 
 
 def test_one_slice_drifts_and_recovers_and_nothing_else_fires(
-    program, servers: ModuleType, alertmanager_command: list[str], repository: Path, tmp_path: Path
+    program, alertmanager_command: list[str], repository: Path, tmp_path: Path
 ) -> None:
     """Quiet until the drift, then one incident, alerts on its slice alone, one notification group, and quiet again."""
     services = yaml.safe_load((repository / "docker-compose.yml").read_text())["services"]

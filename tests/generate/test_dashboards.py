@@ -5,6 +5,7 @@ import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from typing import get_args
 from urllib.parse import parse_qs, urlsplit
 
 import jsonschema
@@ -12,20 +13,25 @@ import pytest
 
 from kc_otel.contract.load import load_all
 from kc_otel.contract.model import Contract
+from kc_otel.contract.policy import Action
 from kc_otel.contract.prometheus_names import label_name, prometheus_name
 from kc_otel.contract.registry.clause_metrics import RECORDED
 from kc_otel.contract.registry.own_metrics import ATTRIBUTES, METRICS
 from kc_otel.generate.grafana import grafana_files
+from kc_otel.generate.grafana.panels import STATUS_COLOURS
+from kc_otel.generate.grafana.queries import ACTION_BITS
+from kc_otel.judge.verdict import Status
 
 NAMES = ("overview", "slice", "rl", "promotion", "health")
 METRIC_NAMES = {prometheus_name(metric) for metric in METRICS.values()}
 HISTOGRAM_NAMES = {prometheus_name(quantity) for quantity in RECORDED.values()}
 LABELS = {label_name(name) for name in ATTRIBUTES}
+WORST, EVERY = 7, 11
+"""Tables of the overview."""
 DATASOURCES = {("prometheus", "${datasource}"), ("tempo", "${traces}")}
 
 
 def panels(board: dict) -> Iterator[dict]:
-    """Every panel, those in collapsed rows too."""
     for panel in board["panels"]:
         yield panel
         yield from panel.get("panels", [])
@@ -72,7 +78,6 @@ def read_schema(folder: Path, kind: str) -> dict:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_each_is_a_valid_classic_dashboard(boards: dict, name: str, schemas: Path) -> None:
-    """It satisfies Grafana's JSON Schema, which notices an error planted in it."""
     validator = jsonschema.Draft7Validator(read_schema(schemas, "dashboard"))
     assert [error.message for error in validator.iter_errors(boards[name])] == []
     broken = copy.deepcopy(boards[name])
@@ -103,7 +108,6 @@ def test_each_panel_satisfies_the_schema_of_its_kind(boards: dict, name: str, sc
 
 @pytest.mark.parametrize("name", NAMES)
 def test_every_panel_is_explained_measured_and_addressable(boards: dict, name: str) -> None:
-    """Ids are set and unique; each panel has a description, a data source of a variable, and a unit for its numbers."""
     ids = [panel["id"] for panel in panels(boards[name])]
     assert all(ids)
     assert len(set(ids)) == len(ids)
@@ -121,7 +125,6 @@ def test_every_panel_is_explained_measured_and_addressable(boards: dict, name: s
 
 @pytest.mark.parametrize("name", NAMES)
 def test_panels_do_not_overlap(boards: dict, name: str) -> None:
-    """No two panels of a level share a place on the grid of 24 columns."""
     board = boards[name]
     for level in (board["panels"], *(row["panels"] for row in board["panels"] if row.get("panels"))):
         taken: set[tuple[int, int]] = set()
@@ -134,7 +137,6 @@ def test_panels_do_not_overlap(boards: dict, name: str) -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_every_name_in_a_query_is_in_the_registry(boards: dict, name: str) -> None:
-    """Metrics, labels and the labels of legends and marks: nothing is queried that nobody sends."""
     board = boards[name]
     legends = [target.get("legendFormat", "") for panel in panels(board) for target in panel.get("targets", [])]
     marks = [annotation["textFormat"] for annotation in board["annotations"].get("list", [])]
@@ -146,7 +148,6 @@ def test_every_name_in_a_query_is_in_the_registry(boards: dict, name: str) -> No
 
 
 def test_span_attributes_of_trace_queries_are_in_the_registry(boards: dict) -> None:
-    """TraceQL names attributes of spans by their OpenTelemetry names."""
     (query,) = (t["query"] for panel in panels(boards["slice"]) for t in panel.get("targets", []) if "query" in t)
     named = set(re.findall(r"span\.(kc\.[a-z_.]+)", query))
     assert named
@@ -154,14 +155,12 @@ def test_span_attributes_of_trace_queries_are_in_the_registry(boards: dict) -> N
 
 
 def test_every_metric_beside_the_drift_quantities_is_shown(boards: dict) -> None:
-    """What the registry lists can be seen somewhere, but for the recording rules."""
     texts = [text for board in boards.values() for text in expressions(board)]
     shown = {name for text in texts for name in re.findall(r"\bkc_[a-z0-9_]+", text)}
     assert shown >= {name for name in METRIC_NAMES if not name.startswith("kc_rule")}
 
 
 def test_variables_that_a_query_uses_are_there(boards: dict) -> None:
-    """Every `$name` is a variable of its own dashboard, or Grafana's."""
     for name, board in boards.items():
         known = {variable["name"] for variable in board["templating"]["list"]}
         titles = [panel["title"] for panel in panels(board)]
@@ -173,7 +172,6 @@ def test_variables_that_a_query_uses_are_there(boards: dict) -> None:
 
 
 def test_links_lead_to_dashboards_and_variables_that_exist(boards: dict) -> None:
-    """Every path names a dashboard's uid, and `var-` one of its variables."""
     by_uid = {board["uid"]: board for board in boards.values()}
     assert len(by_uid) == len(NAMES)
     for board in boards.values():
@@ -188,7 +186,6 @@ def test_links_lead_to_dashboards_and_variables_that_exist(boards: dict) -> None
 
 
 def test_links_between_dashboards_stand_above_the_panels(boards: dict) -> None:
-    """They keep variables and time, and are not put away in a menu."""
     for board in boards.values():
         for link in board["links"]:
             assert link["includeVars"]
@@ -197,7 +194,6 @@ def test_links_between_dashboards_stand_above_the_panels(boards: dict) -> None:
 
 
 def test_dashboards_say_nothing_of_a_contract(boards: dict, repository: Path, policy: Contract) -> None:
-    """No name of a contract, clause or slice that one of them could have meant is in the text of a query or a link."""
     contracts = (policy, *load_all([repository / "contracts"]))
     names = {contract.name for contract in contracts}
     names |= {clause.id for contract in contracts for clause in contract.clauses} - {"clip-share"}
@@ -231,3 +227,69 @@ def test_numbers_of_a_clause_are_in_its_unit(boards: dict) -> None:
             (mapped,) = config["mappings"]
             assert mapped == {"fieldName": "kc_clause_unit", "handlerKey": "unit"}
             assert target["expr"].startswith("label_replace(")
+
+
+def column(table: dict, title: str) -> dict:
+    (found,) = (override for override in table["fieldConfig"]["overrides"] if override["matcher"]["options"] == title)
+    return {entry["id"]: entry["value"] for entry in found["properties"]}
+
+
+def table(board: dict, id: int) -> dict:
+    return next(panel for panel in panels(board) if panel["id"] == id)
+
+
+def test_the_answer_is_on_the_first_screen(boards: dict) -> None:
+    first = [
+        panel["title"] for panel in boards["overview"]["panels"] if panel["gridPos"]["y"] + panel["gridPos"]["h"] <= 14
+    ]
+    assert first[:5] == ["Evaluated", "Broken", "No data", "Undecided", "Holding"]
+    assert first[-1] == "What does not hold: since when, for whom, and what was done about it"
+
+
+def test_the_first_table_answers_its_four_questions_from_the_left(boards: dict) -> None:
+    worst = table(boards["overview"], WORST)
+    (organize,) = (step["options"] for step in worst["transformations"] if step["id"] == "organize")
+    names = sorted(organize["indexByName"], key=organize["indexByName"].__getitem__)
+    titles = [organize["renameByName"][name] for name in names]
+    assert titles[:8] == ["State", "Contract", "Clause", "Slice", "Promise", "Since", "Actions", "Alert"]
+    assert [(key["displayName"], key["desc"]) for key in worst["options"]["sortBy"]] == [
+        ("State", True),
+        ("Margin", False),
+    ]
+    assert (
+        worst["fieldConfig"]["defaults"]["noValue"]
+        == "Every judged promise holds, if the first tile shows a running evaluator"
+    )
+
+
+def test_verdicts_have_names_and_colours_in_both_tables(boards: dict, repository: Path) -> None:
+    page = (repository / "kc_otel" / "charts" / "charts.css").read_text()
+    tones = dict(re.findall(r"--(fail|silent|open|pass): (#[0-9a-f]{6});", page.partition("@media")[0]))
+    assert list(STATUS_COLOURS.values()) == [tones[name] for name in ("pass", "open", "silent", "fail", "silent")]
+    script = (repository / "kc_otel" / "serve" / "page" / "format.js").read_text()
+    shapes = dict(re.findall(r'^  ([A-Z_]+): \{.* shape: "(.)"', script, re.MULTILINE))
+    for id in (WORST, EVERY):
+        (mapping,) = column(table(boards["overview"], id), "State")["mappings"]
+        texts = {value: result["text"] for value, result in mapping["options"].items()}
+        assert texts == {str(status.code): f"{shapes[status]} {status}" for status in Status}
+
+
+def test_every_combination_of_actions_has_words(boards: dict) -> None:
+    (mapping,) = column(table(boards["overview"], WORST), "Actions")["mappings"]
+    assert set(mapping["options"]) == {str(code) for code in range(2 ** len(ACTION_BITS))}
+    kinds = get_args(Action.model_fields["kind"].annotation)
+    assert all(
+        any(re.fullmatch(pattern, f"{kind}:x") or re.fullmatch(pattern, kind) for _, pattern, _ in ACTION_BITS)
+        for kind in kinds
+    )
+    assert mapping["options"]["0"]["text"] == "nothing yet"
+    assert mapping["options"]["33"]["text"] == "sent to training kernel, people told"
+    assert mapping["options"]["72"]["text"] == "training halted, promotion held"
+
+
+def test_cells_lead_to_their_slice(boards: dict) -> None:
+    worst = table(boards["overview"], WORST)
+    for title in ("State", "Clause", "Slice"):
+        (link,) = column(worst, title)["links"]
+        for variable in ("contract", "clause", "slice"):
+            assert f"var-{variable}=${{__data.fields.{variable.capitalize()}}}" in link["url"]

@@ -7,7 +7,6 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType
 
 import httpx
 import pytest
@@ -17,6 +16,7 @@ from kc_otel.contract.model import Contract
 from kc_otel.generate.files import write
 from kc_otel.generate.prometheus import prometheus_files
 from kc_otel.generate.prometheus.alertmanager_routes import SECRETS
+from tests.tools import servers
 
 pytestmark = pytest.mark.slow
 
@@ -24,7 +24,6 @@ ENDED = ["KernelContractEvaluatorDown"]
 
 
 def _until(holds: Callable[[], bool], seconds: float, what: Callable[[], object]) -> float:
-    """Seconds that it took."""
     start = time.monotonic()
     while not holds():
         assert time.monotonic() - start < seconds, what()
@@ -33,9 +32,8 @@ def _until(holds: Callable[[], bool], seconds: float, what: Callable[[], object]
 
 
 def test_its_end_is_one_message_within_a_minute(
-    program, servers: ModuleType, alertmanager_command: list[str], policy: Contract, policy_path: Path, tmp_path: Path
+    program, alertmanager_command: list[str], policy: Contract, policy_path: Path, tmp_path: Path
 ) -> None:
-    """As generated, with a scrape every 15 s: killed, it is told once; started again, it is resolved; no more."""
     write(prometheus_files([policy]), tmp_path)
     bodies: list[dict] = []
     api, alerts, prometheus = (servers.free_address() for _ in range(3))

@@ -10,7 +10,6 @@ FILES = (GeneratedFile(PurePosixPath("a/b.txt"), "é\n"), GeneratedFile(PurePosi
 
 
 def test_write_makes_folders_and_touches_only_what_differs(tmp_path: Path) -> None:
-    """A second run writes nothing; an edited file is written again, byte for byte."""
     assert write(FILES, tmp_path) == FILES
     assert (tmp_path / "a" / "b.txt").read_bytes() == b"\xc3\xa9\n"
     before = (tmp_path / "c.txt").stat().st_mtime_ns
@@ -22,7 +21,6 @@ def test_write_makes_folders_and_touches_only_what_differs(tmp_path: Path) -> No
 
 
 def test_yaml_keeps_order_repeats_values_and_says_where_it_comes_from() -> None:
-    """No anchors, no sorting, text of several lines as a block, and what is read back is what went in."""
     shared = ["x"]
     content = {"z": shared, "a": shared, "text": "one\ntwo", "on": "no", "number": "1"}
     text = as_yaml(content, "A note.")

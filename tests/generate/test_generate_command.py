@@ -12,7 +12,6 @@ BOARDS = ("overview", "slice", "rl", "promotion", "health")
 
 
 def run(*words: object) -> tuple[int, str]:
-    """Exit code, and what is said."""
     code, out, err = commands("generate")("generate", *words)
     return code, out + err
 
@@ -40,7 +39,6 @@ def run(*words: object) -> tuple[int, str]:
     ],
 )
 def test_it_writes_and_prints_what_it_wrote(what: str, expected: set, policy_path: Path, tmp_path: Path) -> None:
-    """A second run finds everything as it should be."""
     code, said = run(what, policy_path, "--out", tmp_path)
     assert code == 0
     assert {str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*.*")} == expected
@@ -49,7 +47,6 @@ def test_it_writes_and_prints_what_it_wrote(what: str, expected: set, policy_pat
 
 
 def test_check_writes_nothing_and_fails_when_a_file_is_stale(policy_path: Path, tmp_path: Path) -> None:
-    """Exit code 1 names what is stale; 0 when all is well."""
     command = ("prometheus", policy_path, "--out", tmp_path)
     code, said = run(*command, "--check")
     assert (code, said.count("stale ")) == (1, 4)
@@ -61,7 +58,6 @@ def test_check_writes_nothing_and_fails_when_a_file_is_stale(policy_path: Path, 
 
 
 def test_what_cannot_be_done_is_said_in_one_line(policy_path: Path, tmp_path: Path) -> None:
-    """A broken contract, two of one name, an output that is a file: exit code 2 and no traceback."""
     broken = tmp_path / "broken.yaml"
     broken.write_text("kind: Nothing\n")
     assert run("grafana", broken, "--out", tmp_path)[0] == 2

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shlex
+from importlib.metadata import version
 from pathlib import Path
 
 import kubernetes_validate
@@ -33,7 +35,6 @@ def of_kind(documents, kind, name=NAME):
 
 @pytest.mark.slow
 def test_everything_is_valid_by_the_schemas_of_kubernetes(documents):
-    """Strictly: a field that Kubernetes does not know is a mistake."""
     plain = [document for document in documents if document["kind"] not in {"ServiceMonitor", "Kustomization"}]
     assert {document["kind"] for document in plain} == {"Service", "StatefulSet", "NetworkPolicy"}
     for document in plain:
@@ -50,7 +51,6 @@ def test_the_kustomization_names_files_that_exist_and_a_contract_that_loads():
 
 
 def test_names_ports_and_labels_fit_together(documents):
-    """Service, policies and monitor select the pods; ports are those of the container."""
     workload = of_kind(documents, "StatefulSet")["spec"]
     labels = workload["template"]["metadata"]["labels"]
     (container,) = workload["template"]["spec"]["containers"]
@@ -70,7 +70,6 @@ def test_names_ports_and_labels_fit_together(documents):
 
 
 def test_the_evaluator_is_started_with_options_that_it_has(documents):
-    """Whatever `kc-otel serve` is told there, it takes; it asks for tokens and runs as nobody."""
     (container,) = of_kind(documents, "StatefulSet")["spec"]["template"]["spec"]["containers"]
     known = commands("serve")("--help", width=200)[1]
     command, contracts, *options = container["args"]
@@ -96,7 +95,6 @@ def test_the_evaluator_is_known_by_every_name_of_its_service(documents):
 
 
 def test_the_handbooks_secret_is_the_one_that_is_mounted(documents):
-    """What the page of the evaluator tells to make is what the pod asks for."""
     (snippet,) = [block.text for block in snippets(HANDBOOK / "run" / "operations.md", language="sh") if block.run_by]
     pod = of_kind(documents, "StatefulSet")["spec"]["template"]["spec"]
     (secret,) = [volume["secret"]["secretName"] for volume in pod["volumes"] if "secret" in volume]
@@ -108,7 +106,6 @@ def test_the_handbooks_secret_is_the_one_that_is_mounted(documents):
 
 @pytest.mark.slow
 def test_rules_are_those_for_prometheus_as_resources(tmp_path):
-    """Groups and comments are the same; names are those that Kubernetes takes."""
     assert commands("generate")("generate", "kubernetes", *CONTRACTS, "--out", tmp_path)[0] == 0
     written = {path.relative_to(tmp_path): path.read_text() for path in tmp_path.rglob("*.yaml")}
     plain = [file for file in prometheus_files(list(map(load, CONTRACTS))) if "rules" in file.path.parts]
@@ -119,3 +116,38 @@ def test_rules_are_those_for_prometheus_as_resources(tmp_path):
         assert resource["kind"] == "PrometheusRule"
         assert resource["spec"] == yaml.safe_load(file.text)
         assert set(resource["metadata"]["name"]) <= set("abcdefghijklmnopqrstuvwxyz0123456789-")
+
+
+def test_the_handbooks_manifest_is_one() -> None:
+    [manifest] = [snippet for snippet in snippets(HANDBOOK / "run" / "scaling.md") if snippet.title == "kuberay.yaml"]
+    job, *plain = yaml.safe_load_all(manifest.text)
+    for document in plain:
+        kubernetes_validate.validate(document, "1.31", strict=True)
+    assert (job["apiVersion"], job["kind"]) == ("ray.io/v1", "RayJob")
+    cluster = job["spec"]["rayClusterSpec"]
+    groups = [cluster["headGroupSpec"], *cluster["workerGroupSpecs"]]
+    for group in groups:
+        assert all(isinstance(value, str) for value in group["rayStartParams"].values())
+        pod = {"apiVersion": "v1", "kind": "Pod", **group["template"]}
+        pod["metadata"] = {"name": "pod", **pod["metadata"]}
+        kubernetes_validate.validate(pod, "1.31", strict=True)
+    pod = cluster["headGroupSpec"]["template"]["spec"]
+    claims = {entry["metadata"]["name"]: entry for entry in plain if entry["kind"] == "PersistentVolumeClaim"}
+    assert claims.keys() == {
+        volume["persistentVolumeClaim"]["claimName"] for volume in pod["volumes"] if "persistentVolumeClaim" in volume
+    }
+    for group in groups:
+        mounts = {mount["name"] for mount in group["template"]["spec"]["containers"][0]["volumeMounts"]}
+        assert mounts == {volume["name"] for volume in group["template"]["spec"]["volumes"]}
+        assert "shared" in mounts
+    assert claims["kc-otel-shared"]["spec"]["accessModes"] == ["ReadWriteMany"]
+    [service] = [entry for entry in plain if entry["kind"] == "Service"]
+    assert {port["port"] for port in service["spec"]["ports"]} == {
+        port["containerPort"] for port in pod["containers"][0]["ports"]
+    }
+    assert version("ray").split(".")[:2] == cluster["rayVersion"].split(".")[:2]
+    program, command, *arguments = shlex.split(job["spec"]["entrypoint"])
+    assert (program, command) == ("kc-otel", "serve")
+    told = "".join(commands("serve")(*arguments, width=200)[1:])
+    assert "No such option" not in told
+    assert "contracts" in told  # which folder is not on this machine

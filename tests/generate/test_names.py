@@ -21,7 +21,6 @@ from kc_otel.contract.registry.own_metrics import ATTRIBUTES, METRICS, Instrumen
     ],
 )
 def test_metrics_get_the_name_that_prometheus_users_expect(name: str, expected: str) -> None:
-    """Dots become underscores, seconds and counters say so, unit 1 and units in braces add nothing."""
     assert metric(name) == expected
 
 
@@ -32,7 +31,6 @@ def test_a_counter_of_seconds_carries_both_suffixes() -> None:
 
 
 def test_every_name_of_the_registry_is_valid_and_unique_in_prometheus() -> None:
-    """Two metrics, or two attributes, never share a name after the translation."""
     names = [prometheus_name(entry) for entry in (*METRICS.values(), *RECORDED.values())]
     labels = [label(name) for name in ATTRIBUTES]
     assert len(set(names)) == len(names)
@@ -41,7 +39,6 @@ def test_every_name_of_the_registry_is_valid_and_unique_in_prometheus() -> None:
 
 
 def test_a_selector_puts_equalities_before_other_matchers() -> None:
-    """Attributes are translated; matchers that are PromQL already are taken as they are."""
     assert selector("kc.verdict") == "kc_verdict{}"
     written = selector("kc.verdict", {"kc.kernel.train": "ab"}, 'kc_slice=~"$slice"')
     assert written == 'kc_verdict{kc_kernel_train="ab", kc_slice=~"$slice"}'

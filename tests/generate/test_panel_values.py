@@ -81,7 +81,6 @@ def interpolated(variable: dict, values: list[str] | None) -> str:
 
 
 def picks(board: dict, case: str, world: World) -> dict[str, str]:
-    """What is picked on a dashboard by each of its variables, as it is put into queries."""
     values = chosen(board, case, world)
     return {
         variable["name"]: interpolated(variable, values.get(variable["name"]))
@@ -115,7 +114,6 @@ def may_be_empty(contracts: tuple[Contract, ...]) -> set[tuple[str, ...]]:
 
 @pytest.mark.parametrize(("name", "case"), CASES)
 def test_every_query_is_answered(panel_store: Store, boards: dict, name: str, case: str) -> None:
-    """In each copy of a panel, whatever is picked; and at first each finds something, but for what nobody reports."""
     board, silent = boards[name], may_be_empty(panel_store.world.contracts)
     world, wrong = panel_store.world.but(picked=picks(board, case, panel_store.world)), []
     values = chosen(board, case, panel_store.world)
@@ -136,7 +134,6 @@ Of = Callable[[Verdict, float], float]
 
 
 def margin(verdict: Verdict, _: float) -> float:
-    """Distance from the bound that decides to the limit, as a share of the limit."""
     return (verdict.limit - (verdict.lower if verdict.status is Status.FAIL else verdict.upper)) / abs(verdict.limit)
 
 
@@ -155,7 +152,6 @@ OF_CELLS: tuple[tuple[Of, Callable], ...] = (
 
 
 def answers(store: Store, board: dict, title: str, place: int, world: World) -> dict[Labels, float]:
-    """What a query of a panel finds."""
     (target,) = (target for _, panel, at, target in queries(board) if (panel, at) == (title, place))
     rows = store.ask(target["expr"], world.but(rate=rate_interval(target, world)))
     return {frozenset(row["metric"].items()): float(row["value"][1]) for row in rows}
@@ -163,7 +159,6 @@ def answers(store: Store, board: dict, title: str, place: int, world: World) -> 
 
 @pytest.mark.parametrize("case", ["at first", "what is broken", "several", "another contract"])
 def test_cells_are_shown_as_evaluators_have_them(panel_store: Store, boards: dict, case: str) -> None:
-    """Every column of the table of cells, and how many have each status; of the picked ones."""
     board = boards["overview"]
     world = panel_store.world.but(picked=picks(board, case, panel_store.world))
     for place, (of, how) in enumerate(OF_CELLS):
@@ -175,7 +170,6 @@ def test_cells_are_shown_as_evaluators_have_them(panel_store: Store, boards: dic
 
 
 def test_a_cell_is_shown_with_its_band(panel_store: Store, boards: dict) -> None:
-    """The slice dashboard has the picked clause on the picked slice: upper, lower, estimate and limit."""
     board, title = boards["slice"], "10 $clause on $slice: value with its confidence band, against the limit"
     world = panel_store.world.but(picked=picks(board, "what is broken", panel_store.world))
     for place, (column, how) in enumerate([(5, max), (4, min), (3, max), (6, max)]):
@@ -184,7 +178,6 @@ def test_a_cell_is_shown_with_its_band(panel_store: Store, boards: dict) -> None
 
 
 def test_drift_is_shown_as_it_was_measured(panel_store: Store, boards: dict) -> None:
-    """Means of (1-w)+, of k3, and of the share of the clip range, by slice, of what recorders were given."""
     board = boards["rl"]
     clip = panel_store.world.contract.assumptions.clip
     for title, of in (
@@ -222,7 +215,6 @@ def test_without_an_evaluator_nothing_is_zero(panel_store: Store, boards: dict, 
 
 @pytest.mark.parametrize("name", BOARDS)
 def test_marks_are_where_something_is_broken_or_appears(panel_store: Store, boards: dict, name: str) -> None:
-    """Incidents that last, of the picked contracts; kernel versions that are judged or report, for five minutes."""
     marks = {annotation["name"]: annotation["expr"] for annotation in boards[name]["annotations"]["list"]}
     assert marks.keys() == {"Incidents", "Kernel versions judged", "Kernel versions reported"}
     for case, some in (("at first", True), ("another contract", False)):
@@ -247,7 +239,6 @@ def listed(store: Store, variable: dict, world: World) -> set[str]:
 
 @pytest.mark.parametrize(("name", "case"), [case for case in CASES if case[1] != "a minute before"])
 def test_variables_list_what_there_is(panel_store: Store, boards: dict, name: str, case: str) -> None:
-    """Contracts, and of those that are picked the slices, clauses and kernel versions; what is picked is among them."""
     world = panel_store.world.but(picked=picks(boards[name], case, panel_store.world))
     values = chosen(boards[name], case, panel_store.world)
     contracts = [contract for contract in world.contracts if contract.name in values.get("contract", [contract.name])]
@@ -275,7 +266,6 @@ def test_variables_list_what_there_is(panel_store: Store, boards: dict, name: st
 
 
 def test_numbers_are_in_the_unit_of_the_clause_that_is_picked(panel_store: Store, boards: dict) -> None:
-    """Nats, steps, seconds and plain numbers: every panel with a unit of its own asks for that of its clause."""
     board, asked = boards["slice"], set()
     units = {"1": "none", "s": "s", "{nat}": "suffix: nat", "{step}": "suffix: step", "{ulp}": "suffix: ulp"}
     for clause in panel_store.world.contract.clauses:

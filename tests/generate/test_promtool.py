@@ -22,7 +22,6 @@ LIVING = ("kc_evaluator_last_evaluation_seconds", "0+60x40")
 
 
 def cell(metric: str, slice: str = "all", clause: str = "token-tv", more: str = "") -> str:
-    """A series of a cell of the contract `policy-7b`."""
     kernels = f'kc_kernel_train="{TRAIN}", kc_kernel_inference="{INFERENCE}"'
     return f'{metric}{{kc_contract="policy-7b", kc_clause="{clause}", kc_slice="{slice}", {kernels}{more}}}'
 
@@ -36,7 +35,6 @@ def info(
     promise: str = "p",
     instance: str = "a",
 ) -> str:
-    """What an evaluator says of a clause."""
     said = {"metric": metric, "statistic": statistic, "unit": unit, "promise": promise}
     words = "".join(f', kc_clause_{name}="{text}"' for name, text in said.items())
     return f'kc_clause_info{{kc_contract="{contract}", kc_clause="{clause}"{words}, instance="{instance}"}}'
@@ -107,7 +105,6 @@ def test_what_fires_goes_on_while_no_evaluator_lives(promtool, policy: Contract,
 
 
 def route(slice: str, version: str, kernel: str) -> str:
-    """A series of kc.route."""
     where = f'kc_contract="c", kc_slice="{slice}", kc_kernel_inference="{version}"'
     return f'kc_route{{{where}, kc_route_kernel="{kernel}"}}'
 
@@ -185,7 +182,6 @@ CASES = {
 @pytest.mark.slow
 @pytest.mark.parametrize("case", CASES)
 def test_dashboard_queries_answer_what_they_say(promtool, tmp_path: Path, case: str) -> None:
-    """Each query on series made by hand, at minute 30, against what a person would answer."""
     expression, series, expected = CASES[case]
     content = {
         "tests": [
@@ -210,7 +206,6 @@ def test_dashboard_queries_answer_what_they_say(promtool, tmp_path: Path, case: 
 
 @pytest.mark.slow
 def test_vmalert_takes_the_rules_on_verdicts(program, repository: Path) -> None:
-    """VictoriaMetrics alerts on the evaluator's verdicts with the same file."""
     command = [program("vmalert"), "-dryRun", f"-rule={repository}/dashboards/prometheus/rules/*.yaml"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 0, done.stderr[-2000:]

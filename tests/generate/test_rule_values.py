@@ -18,7 +18,6 @@ pytestmark = pytest.mark.slow
 
 
 def found(store: Store, expression: str) -> dict[Labels, float]:
-    """Result of a query of an alert, which has no variables."""
     rows = store.ask(expression, store.world)
     return {frozenset(row["metric"].items()): float(row["value"][1]) for row in rows}
 
@@ -35,7 +34,6 @@ def said(world: World, alert: AlertStep) -> dict[Labels, float]:
 
 
 def both(text: str, contract: Contract) -> list[tuple[AlertStep, dict]]:
-    """The rules of a file, each with its alert."""
     (group,) = yaml.safe_load(text)["groups"]
     return list(zip(alert_steps(contract), group["rules"], strict=True))
 
@@ -43,7 +41,6 @@ def both(text: str, contract: Contract) -> list[tuple[AlertStep, dict]]:
 def test_every_rule_of_prometheus_is_true_of_the_cells_that_it_waits_for(
     panel_store: Store, panel_contracts: tuple[Contract, ...]
 ) -> None:
-    """Before `for`: exactly the cells with the verdict of the step, of its clause; and more than no invalid input."""
     true = 0
     for contract in panel_contracts:
         for alert, rule in both(rule_file(contract).text, contract):
@@ -56,7 +53,6 @@ def test_every_rule_of_prometheus_is_true_of_the_cells_that_it_waits_for(
 
 
 def test_every_rule_of_grafana_asks_for_the_verdicts(panel_store: Store, panel_contracts: tuple[Contract, ...]) -> None:
-    """Query A finds the verdict of every cell of the clause, or the pairs whose sequences failed an input check."""
     for contract in panel_contracts:
         for alert, rule in both(alerting_file(contract).text, contract):
             expected = said(panel_store.world, alert)
@@ -68,7 +64,6 @@ def test_every_rule_of_grafana_asks_for_the_verdicts(panel_store: Store, panel_c
 
 
 def test_breaches_fire_with_their_numbers(panel_store: Store) -> None:
-    """All rules are healthy; the step without `for` fires for the cells that are FAIL, and tells bounds and limit."""
     rules = [rule for group in panel_store.groups for rule in group["rules"]]
     assert {(rule["health"], rule.get("lastError", "")) for rule in rules} == {("ok", "")}
     firing = [alert for rule in rules for alert in rule.get("alerts", []) if alert["state"] == "firing"]

@@ -1,15 +1,18 @@
-"""Alerting rules for Prometheus, as data."""
+"""Alerting rules on the evaluator's verdicts: one per step of the policy and clause."""
 
 import pytest
 import yaml
 
+from kc_otel.contract.clause import Clause
 from kc_otel.contract.model import Contract
+from kc_otel.contract.sentences import promise
 from kc_otel.contract.units import format_duration
-from kc_otel.generate.alert_steps import alert_steps
+from kc_otel.generate.alert_steps import alert_steps, static_labels, unique_names
 from kc_otel.generate.links import Sites
 from kc_otel.generate.prometheus import evaluator_file, prometheus_files
 from kc_otel.generate.prometheus.alerting_rules import alert_rule, expression, rule_file
 from kc_otel.generate.prometheus.standalone_rules import standalone_file
+from kc_otel.judge.escalation.alerts import INPUT_CLAUSE
 
 
 def _rule(policy: Contract, clause: str, number: int) -> dict:
@@ -18,7 +21,6 @@ def _rule(policy: Contract, clause: str, number: int) -> dict:
 
 
 def test_a_rule_carries_the_step_as_the_contract_wrote_it(policy: Contract) -> None:
-    """`for`, `clear_for`, severity and the labels of the evaluator's own webhooks."""
     for alert in alert_steps(policy):
         rule = alert_rule(alert)
         assert rule.get("for", "0s") == format_duration(alert.step.after)
@@ -29,7 +31,6 @@ def test_a_rule_carries_the_step_as_the_contract_wrote_it(policy: Contract) -> N
 
 
 def test_a_clause_without_any_verdict_has_no_data(policy: Contract) -> None:
-    """A no-data step fires on the verdict, and on the absence of any while an evaluator lives."""
     verdict, absent, held = _rule(policy, "reward", 3)["expr"].split("\nor\n")
     assert verdict.endswith("== 2")
     living = "on () (kc_evaluator_last_evaluation_seconds{} > time() - 60)"
@@ -56,7 +57,6 @@ def test_invalid_input_is_counted_over_the_contracts_window(policy: Contract) ->
 
 
 def test_links_of_alerts_lead_somewhere_from_a_pager(policy: Contract) -> None:
-    """They are whole URLs, to the handbook where the contract names no runbook; without a base there is none."""
     own = policy.model_copy(update={"metadata": policy.metadata.model_copy(update={"runbook": None})})
     sites = Sites("https://grafana.example/", "https://kc.example")
     rules = [
@@ -79,7 +79,6 @@ def test_links_of_alerts_lead_somewhere_from_a_pager(policy: Contract) -> None:
 
 
 def test_text_of_the_contract_is_no_template(policy: Contract) -> None:
-    """Braces in a description are escaped, so that they come out as they were written."""
     description = _rule(policy, "token-tv", 1)["annotations"]["description"]
     assert "{{ `{{` }} rewards }}" in description
     assert "{{ `$` }}{HOME}" in description
@@ -87,7 +86,6 @@ def test_text_of_the_contract_is_no_template(policy: Contract) -> None:
 
 @pytest.mark.slow
 def test_the_same_contract_gives_the_same_bytes(policy: Contract) -> None:
-    """Twice the same, whatever the order in which the contracts come."""
     other = policy.model_copy(update={"metadata": policy.metadata.model_copy(update={"name": "other"})})
     assert prometheus_files([policy, other]) == prometheus_files([other, policy])
 
@@ -96,3 +94,57 @@ def test_a_contract_without_a_policy_has_no_groups(policy: Contract) -> None:
     """Prometheus refuses a group without rules in some versions, so there is none."""
     quiet = policy.model_copy(update={"escalation": ()})
     assert yaml.safe_load(rule_file(quiet).text) == {"groups": []}
+
+
+def test_every_clause_has_every_step_that_is_meant_for_it(policy: Contract) -> None:
+    found = {(alert.clause_id, alert.number) for alert in alert_steps(policy)}
+    clauses = [clause.id for clause in policy.clauses]
+    assert found == {
+        *((clause, number) for clause in clauses for number in (1, 2, 3)),
+        ("token-tv", 4),
+        (INPUT_CLAUSE, 5),
+    }
+
+
+def test_keys_and_labels_tell_alert_steps_apart(policy: Contract) -> None:
+    every = alert_steps(policy)
+    assert len({alert.key for alert in every}) == len(every)
+    assert len({tuple(static_labels(alert).items()) for alert in every}) == len(every)
+
+
+def test_the_promise_names_limits_units_and_reason(policy: Contract) -> None:
+    promises = {alert.clause_id: alert.promise for alert in alert_steps(policy)}
+    assert promises["token-tv"].startswith(
+        "Mean of tv_token must not be above 0.004 (0.008 on long-context). (1-w)+ of"
+    )
+    assert promises["token-tv"].endswith("Above it {{ rewards }} and ${HOME} drift.")
+    assert promises["ttft"].startswith("99th percentile of gen_ai.server.time_to_first_token must not be above 0.8 s.")
+    assert promises["weights-lag"].startswith("Largest weights_lag must not be above 1 step.")
+
+
+def test_contracts_are_sorted_and_may_not_share_a_name(policy: Contract) -> None:
+    other = policy.model_copy(update={"metadata": policy.metadata.model_copy(update={"name": "a-first"})})
+    assert [contract.name for contract in unique_names([policy, other])] == ["a-first", "policy-7b"]
+    with pytest.raises(ValueError, match="two contracts are named 'policy-7b'"):
+        unique_names([policy, policy])
+
+
+@pytest.mark.parametrize(
+    ("unit", "said"),
+    [
+        (
+            "token",
+            "A verdict covers only the measured traffic; later tokens may differ by more than its confidence says.",
+        ),
+        ("sequence", "Each sequence counts once, with the mean over its tokens. A verdict covers future traffic, too."),
+        ("sequence", "whatever their average. It assumes that sequences are independent."),
+        ("prompt", "Each prompt counts once, with the mean over its rollouts and their tokens."),
+        ("prompt", "The limit holds at every step: steps that exceed it are a breach, whatever their average."),
+        ("step", "Each training step counts once, with the mean over its prompts."),
+        ("step", "The limit holds on average over steps: single steps may exceed it."),
+    ],
+)
+def test_a_promise_says_what_counts_once_and_what_a_verdict_covers(unit: str, said: str) -> None:
+    written = promise(Clause(id="tv", metric="tv_token", unit=unit, limit=0.05))
+    assert said in written
+    assert ("by sequence" in written, " step" in written) == (unit == "sequence", unit != "token")

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from scipy.stats import binom
 
 from kc_otel.contract.bucket_layouts import BucketLayout
+from kc_otel.contract.load import load_all
 from kc_otel.contract.model import Contract
 from kc_otel.contract.prometheus_names import prometheus_name
 from kc_otel.contract.registry.clause_metrics import RECORDED
@@ -18,17 +19,24 @@ from kc_otel.contract.registry.own_metrics import METRICS
 from kc_otel.generate.prometheus.alerting_rules import rule_file
 from kc_otel.generate.prometheus.alertmanager_routes import SECRETS, routes_file
 from kc_otel.generate.prometheus.closed_forms import Native, alphas, forms, rank_shift
-from kc_otel.generate.prometheus.standalone_rules import expressible, left_out, standalone_file
+from kc_otel.generate.prometheus.standalone_rules import expressible, left_out, standalone_file, standalone_path
 from kc_otel.generate.state_alerts import EVALUATOR_DOWN, LIVING
+from tests.handbook.snippets import HANDBOOK, commands, snippets
+
+RULES_IN_A_GROUP, GROUPS_OF_A_TENANT = 20, 70
+"""What Mimir's ruler takes by default: `ruler.max-rules-per-rule-group` and `ruler.max-rule-groups-per-tenant` in its
+source; Mimir is in no package registry."""
+
+
+def _groups(contract: Contract) -> list[dict]:
+    return yaml.safe_load(standalone_file(contract).text)["groups"]
 
 
 def _rules(contract: Contract) -> list[dict]:
-    groups = yaml.safe_load(standalone_file(contract).text)["groups"]
-    return [rule for group in groups for rule in group["rules"]]
+    return [rule for group in _groups(contract) for rule in group["rules"]]
 
 
 def test_alerts_are_those_of_the_evaluators_rules(policy: Contract) -> None:
-    """Same alerts, `for`, `keep_firing_for` and labels; verdicts come from elsewhere, and need no living evaluator."""
     (group,) = yaml.safe_load(rule_file(policy).text)["groups"]
     theirs = [rule for rule in group["rules"] if rule["labels"]["clause"] != "ttft"]
     ours = [rule for rule in _rules(policy) if "alert" in rule]
@@ -45,7 +53,6 @@ def test_alerts_are_those_of_the_evaluators_rules(policy: Contract) -> None:
 
 
 def test_every_name_is_in_the_registry(policy: Contract) -> None:
-    """What rules record and read are metrics of the registry."""
     known = {prometheus_name(metric) for metric in (*METRICS.values(), *RECORDED.values())}
     used = set()
     for rule in _rules(policy):
@@ -59,7 +66,6 @@ LAYOUT = BucketLayout(4, 2.0**-30)
 
 
 def test_what_rules_cannot_judge_is_said_in_the_file(policy: Contract) -> None:
-    """A clause on somebody else's histogram has no rule, and a comment names it."""
     assert [clause.id for clause in left_out(policy)] == ["ttft"]
     text = standalone_file(policy).text
     assert "# - ttft: gen_ai.server.time_to_first_token carries no contract, slice or kernels as labels;" in text
@@ -75,11 +81,7 @@ def test_alpha_is_split_over_every_cell_below_and_whole_above(policy: Contract) 
     assert alphas(policy).lower == pytest.approx(0.005 / (5 * 3 * 4))
 
 
-@given(
-    rank=st.floats(0.001, 0.9999),
-    n=st.integers(10, 10**6),
-    alpha=st.floats(1e-6, 0.2),
-)
+@given(rank=st.floats(0.001, 0.9999), n=st.integers(10, 10**6), alpha=st.floats(1e-6, 0.2))
 def test_shifted_ranks_are_never_sharper_than_the_binomial(rank: float, n: int, alpha: float) -> None:
     """Bernstein's shift leaves at most alpha on either side, whatever the rank and the number of observations."""
     above = n * (rank + rank_shift(1 - rank, rank, n, alpha))
@@ -89,7 +91,6 @@ def test_shifted_ranks_are_never_sharper_than_the_binomial(rank: float, n: int, 
 
 
 def test_each_steps_webhooks_get_its_alerts(policy: Contract) -> None:
-    """One route per step and endpoint, for states, and for a lost evaluator; secrets are in files only."""
     content = yaml.safe_load(routes_file([policy]).text)
     route, states, lost = content["route"]["routes"]
     assert not {"clause", "slice"} & {*content["route"]["group_by"]}  # a drift on many slices is one notification
@@ -127,7 +128,6 @@ def test_reminders_come_as_often_as_the_step_says(policy: Contract, repeat: floa
 
 @pytest.mark.slow
 def test_amtool_takes_the_routes_and_follows_them(program, policy: Contract, tmp_path: Path) -> None:
-    """The critical step reaches the pager, other steps and other contracts the page alone."""
     path = tmp_path / "alertmanager.yaml"
     path.write_text(routes_file([policy]).text)
     amtool = program("amtool")
@@ -182,3 +182,36 @@ def test_what_a_clauses_own_cap_cuts_leaves_its_upper_bound(policy: Contract, ca
     contract = Contract.model_validate(policy.model_dump(by_alias=True) | {"statistical": [clause]})
     (own,) = contract.statistical
     assert ("+ +Inf" in forms(own, contract, Native("h", LAYOUT), "n").upper) is voided
+
+
+def test_what_a_rule_reads_is_recorded_before_it_in_its_group(policy: Contract) -> None:
+    """A group has one clause's rules, and its alerts after what they read; only alerts overflow into another group."""
+    for group in _groups(policy):
+        kinds = ["record" if "record" in rule else "alert" for rule in group["rules"]]
+        assert kinds == sorted(kinds, reverse=True)
+        clauses = {rule["labels"].get("kc_clause", rule["labels"].get("clause")) for rule in group["rules"]}
+        assert len(clauses) == 1
+
+
+@pytest.mark.slow
+def test_the_default_limits_let_every_example_in(repository: Path, policy: Contract) -> None:
+    groups = [group for contract in (policy, *load_all([repository / "contracts"])) for group in _groups(contract)]
+    assert max(len(group["rules"]) for group in groups) <= RULES_IN_A_GROUP
+    assert len(groups) <= GROUPS_OF_A_TENANT
+    assert len({group["name"] for group in groups}) == len(groups)
+
+
+def test_names_need_no_suffix_that_mimir_leaves_off() -> None:
+    """Prometheus adds units and `_total` to what arrives over OTLP, Mimir does not unless told."""
+    assert {prometheus_name(quantity) for quantity in RECORDED.values()} == {
+        quantity.name.replace(".", "_") for quantity in RECORDED.values()
+    }
+
+
+@pytest.mark.slow
+def test_the_handbooks_commands_name_files_that_are_generated(repository: Path) -> None:
+    (snippet,) = (block for block in snippets(HANDBOOK / "run" / "scaling.md") if "mimirtool" in block.text)
+    written = {f"dashboards/{standalone_path(contract)}" for contract in load_all([repository / "contracts"])}
+    named = {word for words in commands(snippet.text) for word in words if word.startswith("dashboards/")}
+    assert named
+    assert named <= written

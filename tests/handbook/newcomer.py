@@ -28,8 +28,6 @@ _WAIT_SECONDS = 300.0
 
 
 class Newcomer:
-    """Somebody in an empty folder, with a shell."""
-
     def __init__(self, folder: Path, names: Mapping[str, str]) -> None:
         self.said = ""
         self._folder = folder
@@ -82,7 +80,6 @@ class Newcomer:
                 assert re.search(words, self.said), f"{snippet}: {line!r} is not in\n{self.said}"
 
     def leaves(self) -> None:
-        """End what still runs."""
         for process in reversed(self._running):
             if process.poll() is None:
                 os.killpg(process.pid, signal.SIGTERM)

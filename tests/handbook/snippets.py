@@ -26,8 +26,6 @@ _BLOCK = re.compile(
 
 @dataclass(frozen=True)
 class Snippet:
-    """A fenced block."""
-
     page: Path
     line: int
     language: str
@@ -63,7 +61,6 @@ def snippets(*pages: Path, language: str | None = None) -> list[Snippet]:
 
 
 def prose(page: Path) -> str:
-    """A page without its blocks."""
     return _BLOCK.sub("", page.read_text(encoding="utf-8"))
 
 

@@ -24,7 +24,6 @@ ROWS = [
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row[0])
 def test_a_row_names_a_source(row):
-    """Three cells: a subject, what they have with a link, and what is here."""
     _, theirs, ours = row
     assert re.search(r"\]\(https://[^)]+\)", theirs), theirs
     assert ours

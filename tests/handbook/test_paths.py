@@ -12,13 +12,11 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 
 def test_own_loop(tmp_path: Path) -> None:
-    """A loop that reports to an evaluator: the slice that drifts fails, and the other one passes."""
     with newcomer(tmp_path) as reader:
         said = reader.follows("measure/own-loop.md", "test_own_loop")
     assert said.count("FAIL") >= 2  # prose, and all traffic with it
 
 
 def test_compare(tmp_path: Path) -> None:
-    """Two arrays and their verdict, without an evaluator."""
     with newcomer(tmp_path) as reader:
         reader.follows("reference/recorder.md", "test_compare")

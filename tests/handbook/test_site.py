@@ -53,7 +53,6 @@ def test_a_page_that_was_not_built_is_shown_as_it_is_written(tmp_path: Path) -> 
 
 
 def test_nothing_is_loaded_from_elsewhere(site: Path) -> None:
-    """No page asks another host for a script, a style, a font or a picture."""
     for page in site.rglob("*.html"):
         text = page.read_text()
         loaded = re.findall(r'<(?:script|img|iframe|source)[^>]* src="([^"]+)"|<link[^>]* href="([^"]+)"', text)
@@ -63,7 +62,6 @@ def test_nothing_is_loaded_from_elsewhere(site: Path) -> None:
 
 
 def test_what_is_made_while_building_is_whole(site: Path) -> None:
-    """Every metric, attribute, input check, field of a contract and command has its place."""
     metrics = (site / "contract" / "metrics.html").read_text()
     assert not [key for key in known_metrics() if f'id="{key}"' not in metrics]
     telemetry = (site / "reference" / "telemetry.html").read_text()
@@ -82,7 +80,6 @@ def test_what_is_made_while_building_is_whole(site: Path) -> None:
 
 
 def test_the_evaluator_shows_what_was_built(site: Path) -> None:
-    """Pages, styles and search are there, and a page may run no inline script but those that it was built with."""
     with client(site) as browser:
         home = browser.get("/handbook")
         assert str(home.url).endswith("/handbook/")
@@ -101,6 +98,5 @@ def test_the_evaluator_shows_what_was_built(site: Path) -> None:
 
 @pytest.mark.parametrize("path", ["../mkdocs.yml", "%2e%2e/mkdocs.yml", "nothing.html", "/etc/passwd"])
 def test_no_path_leads_out_of_the_handbook(site: Path, path: str) -> None:
-    """Only files of the site are served."""
     with client(site) as browser:
         assert browser.get(f"/handbook/{path}").status_code == 404

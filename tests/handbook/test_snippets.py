@@ -65,7 +65,6 @@ READERS_PROGRAMS = {
 
 @pytest.fixture(scope="module", autouse=True)
 def kc_otel_command() -> Any:
-    """The command line, with every sub-command."""
     cli._register()
     return typer.main.get_command(cli.app)
 
@@ -162,13 +161,11 @@ def test_yaml_is_a_contract_or_a_part_of_one(snippet: Snippet) -> None:
 
 @pytest.mark.parametrize("snippet", **ids(snippets(*PAGES, language="json")))
 def test_json_is_json(snippet: Snippet) -> None:
-    """It parses."""
     json.loads(snippet.text)
 
 
 @pytest.mark.parametrize("snippet", **ids(snippets(*PAGES, *EXAMPLES, language="sh")))
 def test_commands_exist_with_these_options(snippet: Snippet, kc_otel_command: Any) -> None:
-    """Each line is a command that exists: ours is parsed by our command line, others are known by name."""
     for words in commands(snippet.text):
         known(words, kc_otel_command)
 
@@ -194,7 +191,6 @@ def known(words: list[str], command: Any) -> None:
 
 
 def test_every_help_has_examples_that_exist(kc_otel_command: Any) -> None:
-    """Each command, down to the last, shows at least one line, of itself, that its own parser takes."""
 
     def walk(command: Any, path: str) -> None:
         examples = examples_of(command)
@@ -260,7 +256,6 @@ def test_what_is_run_elsewhere_is_run_there(snippet: Snippet) -> None:
 
 @pytest.mark.parametrize("snippet", **ids(snippets(*PAGES, language="promql")))
 def test_queries_name_metrics_that_exist(snippet: Snippet) -> None:
-    """Whatever starts with kc_ in a query is a metric of ours under its Prometheus name, or a label."""
     names = {prometheus_name(metric) for metric in (*METRICS.values(), *RECORDED.values())}
     asked = set(re.findall(r"\bkc_\w+(?=[{\[ )]|$)", snippet.text, re.MULTILINE))
     assert asked, "a query without a metric of ours"
@@ -269,7 +264,6 @@ def test_queries_name_metrics_that_exist(snippet: Snippet) -> None:
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_names_in_backticks_exist(page: Path, kc_otel_command: Any) -> None:
-    """Commands, modules, files and environment variables that the text mentions are there."""
     source = "\n".join(path.read_text() for path in (ROOT / "kc_otel").rglob("*.py"))
     for code in re.findall(r"(?<!`)`([^`\n]+)`(?!`)", prose(page)):
         if re.match(r"kc-otel [a-z]", code):
@@ -293,7 +287,6 @@ def test_names_in_backticks_exist(page: Path, kc_otel_command: Any) -> None:
 
 
 def resolves(dotted: str) -> bool:
-    """Whether it is a module or something in one."""
     module, rest = dotted, []
     while True:
         try:
@@ -312,7 +305,6 @@ def resolves(dotted: str) -> bool:
 
 
 def test_links_of_the_readme_lead_somewhere() -> None:
-    """Files that it links to exist; MkDocs checks the handbook's own."""
     text = (ROOT / "README.md").read_text()
     linked = set(re.findall(r"\]\((?!https?:)([^)#]+)", text)) | set(
         re.findall(r'(?:src|srcset)="(?!https?:)([^"]+)"', text)

@@ -14,7 +14,6 @@ WORDS = {"PASS", "contained", "resolved", "no culprit", "ready", "exported", "ro
 
 
 def test_every_word_of_the_table_has_a_test() -> None:
-    """It exists, under the name that the handbook gives."""
     page = (ROOT / "kc_otel/handbook/pages/reference/states.md").read_text()
     table = page.partition("## What each word requires")[2].partition("\n## ")[0]
     rows = re.findall(r"^\| ([^|]+) \| [^|]+ \| `([^`:]+)::(\w+)` \|$", table, re.MULTILINE)
@@ -24,7 +23,6 @@ def test_every_word_of_the_table_has_a_test() -> None:
 
 
 def test_a_figure_has_one_source() -> None:
-    """How long `compare` takes is said on the page of costs alone; streams are capped where the code caps them."""
     pages = {path.name: path.read_text() for path in (ROOT / "kc_otel/handbook/pages").rglob("*.md")}
     timed = [name for name, text in pages.items() if re.search(r"`[\w.]*compare`[^\n]{0,80}?\d ms", text)]
     assert timed == ["benchmarks.md"]
@@ -47,12 +45,10 @@ _WORDS = {
 
 @pytest.mark.parametrize(("page", "most"), [(page, most) for most, pages in _WORDS.items() for page in pages.split()])
 def test_a_page_stays_short(page: str, most: int) -> None:
-    """A reader with an hour has time for the words of a page; code to copy does not count."""
     text = (ROOT / "kc_otel/handbook/pages" / f"{page}.md").read_text()
     text = re.sub(r"^```.*?^```$|<!--.*?-->|\]\([^)]*\)", "", text, flags=re.DOTALL | re.MULTILINE)
     assert sum(any(map(str.isalnum, word)) for word in text.split()) <= most
 
 
 def test_the_readme_is_short() -> None:
-    """It stays under a hundred lines."""
     assert len((ROOT / "README.md").read_text().splitlines()) < 100

@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 import kc_otel
-from kc_otel.client.signing import Secret
+from kc_otel.client.webhooks import Secret
 from kc_otel.contract.load import load
 from kc_otel.serve.access.access_file import digest_of, new_token
 from tests.integration.conftest import SECRET, logprobs

@@ -16,13 +16,11 @@ __all__ = ["api_of", "client_of", "route_kept"]
 
 
 def api_of(core: Core, counts: Counter[tuple[str, str]] | None = None, changes: Changes | None = None) -> FastAPI:
-    """Return the application that answers for a core."""
     counts = Counter() if counts is None else counts
     return make_api(core, lambda: read(core, counts, Counter()), changes or Changes(), "0")
 
 
 def client_of(core: Core, **options: bool) -> TestClient:
-    """Return a client of that application."""
     return TestClient(api_of(core), **options)
 
 

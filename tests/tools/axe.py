@@ -31,11 +31,7 @@ class AxeUnavailableError(Exception):
 
 
 def violations(browser: Chromium) -> list[dict[str, Any]]:
-    """What axe-core finds wrong with the page that a browser shows: rule, impact, what it is about, and where.
-
-    Raises:
-        AxeUnavailableError: If it cannot be fetched.
-    """
+    """What axe-core finds wrong with the page that a browser shows: rule, impact, what it is about, and where."""
     if not browser.evaluate("typeof axe === 'object'"):
         browser.evaluate(_script())
     found: list[dict[str, Any]] = browser.evaluate(_RUN)

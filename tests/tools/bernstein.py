@@ -22,16 +22,6 @@ def bernstein_interval(sample: Binned, *, low: float, high: float, alpha_lower: 
     observation lies outside [low, high] all the same, that side claims nothing and the note says so.
 
     Source: Maurer and Pontil 2009, Empirical Bernstein Bounds and Sample Variance Penalization, Theorem 4.
-
-    Args:
-        sample: The observations; independent.
-        low: Smallest value that the quantity can take.
-        high: Largest value that the quantity can take.
-        alpha_lower: Error probability of the lower side.
-        alpha_upper: Error probability of the upper side.
-
-    Raises:
-        ValueError: If an alpha is not in (0, 1), [low, high] is not a finite range, or an edge is NaN.
     """
     plain = replace(
         mean_interval(sample, low=low, high=high, alpha_lower=alpha_lower, alpha_upper=alpha_upper),

@@ -28,12 +28,7 @@ class PageError(Exception):
 
 
 class Chromium:
-    """A headless browser with one page.
-
-    Args:
-        command: The program, with an environment's settings in front where it needs them.
-        profile: Empty folder for its files.
-    """
+    """A headless browser with one page; `command` is the program, `profile` an empty folder for its files."""
 
     def __init__(self, command: Sequence[str], profile: Path) -> None:
         to_browser, self._out = os.pipe()
@@ -76,7 +71,6 @@ class Chromium:
                 return answer["result"]
 
     def open(self, url: str, *, width: int = 1280, height: int = 900, dark: bool = False) -> None:
-        """Load a page in a window of this size."""
         self.call("Page.navigate", url="about:blank")
         self.wait("location.href === 'about:blank' && document.readyState === 'complete'")
         self.events.clear()  # what is said from here on is about the new page
@@ -89,7 +83,6 @@ class Chromium:
         self.call("Page.navigate", url=url)
 
     def evaluate(self, expression: str) -> Any:
-        """The value of an expression, awaited."""
         answer = self.call("Runtime.evaluate", expression=expression, awaitPromise=True, returnByValue=True)
         if "exceptionDetails" in answer:
             raise PageError(str(answer["exceptionDetails"].get("exception", {}).get("description")))
@@ -106,7 +99,6 @@ class Chromium:
         raise PageError(f"after {seconds:g} s not yet: {expression}\nThe page says: {text}\n{self.complaints()}")
 
     def press(self, key: str) -> None:
-        """Press and release a key, such as Tab or Enter."""
         code = {"Tab": 9, "Enter": 13, "Escape": 27}[key]
         text = {"text": "\r"} if key == "Enter" else {}
         for kind in ("keyDown", "keyUp"):
@@ -148,7 +140,6 @@ class Chromium:
         ]
 
     def close(self) -> None:
-        """End the browser."""
         self.process.terminate()
         self.process.wait(20)
         os.close(self._out)

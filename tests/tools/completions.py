@@ -35,8 +35,6 @@ def token_ids(text):
 
 @dataclass
 class Completions:
-    """A server that runs."""
-
     address: str
     logprobs: np.ndarray
     fault: object = None

@@ -59,8 +59,6 @@ class UnavailableError(Exception):
 
 @dataclass(frozen=True)
 class Source:
-    """Where packages come from: one archive, one suite."""
-
     uri: str
     suite: str
     signed_by: str
@@ -72,20 +70,10 @@ class Source:
 
 
 def find(name: str, cache: Path = CACHE, say: Callable[[str], None] = lambda _: None) -> Path:
-    """Path of a program, fetched if it is not in the cache yet.
-
-    Raises:
-        UnavailableError: If there is no apt, no archive in reach, or no such program in it.
-    """
     return Path(command(name, cache, say)[-1])
 
 
 def command(name: str, cache: Path = CACHE, say: Callable[[str], None] = lambda _: None) -> tuple[str, ...]:
-    """How to start a program: its path, and in front of it what it needs to find its libraries.
-
-    Raises:
-        UnavailableError: If there is no apt, no archive in reach, or no such program in it.
-    """
     tool, reasons = TOOLS[name], []
     for suite in ("",) if tool.libraries else SUITES:
         for package in tool.packages:
@@ -107,9 +95,6 @@ def alertmanager(cache: Path = CACHE, say: Callable[[str], None] = lambda _: Non
     """How to start Alertmanager: Debian's build reads its default template from a fixed path of the system.
 
     The package's own files are put there in a mount namespace of the process.
-
-    Raises:
-        UnavailableError: If it cannot be had, or namespaces are not permitted.
     """
     binary = find("alertmanager", cache, say)
     share = binary.parents[1] / "share"
@@ -177,11 +162,7 @@ def _with_libraries(package: str, conf: Path) -> tuple[str, ...]:
 
 
 def machine_source(apt: Path = APT) -> Source:
-    """The machine's own archive: the first one that is not for security updates.
-
-    Raises:
-        UnavailableError: If apt has no such source.
-    """
+    """The machine's own archive: the first one that is not for security updates."""
     found = next(iter(_sources(apt)), None)
     if found is None:
         raise UnavailableError(f"no archive with component main is configured below {apt}")
@@ -202,9 +183,7 @@ def _sources(apt: Path) -> Iterator[Source]:
                 yield Source(uri[0], suite[0], fields.get("signed-by", ""))
     for path in (apt / "sources.list", *sorted((apt / "sources.list.d").glob("*.list"))):
         for line in path.read_text().splitlines() if path.exists() else ():
-            match = re.fullmatch(
-                r"deb\s+(?:\[(?P<options>[^]]*)\]\s+)?(?P<uri>\S+)\s+(?P<suite>\S+)\s+(?P<rest>.*)", line
-            )
+            match = _LINE.fullmatch(line)
             if match and "main" in match["rest"].split() and _is_archive(match["uri"], match["suite"]):
                 signed = re.search(r"signed-by=(\S+)", match["options"] or "")
                 yield Source(match["uri"], match["suite"], signed[1] if signed else "")
@@ -270,7 +249,6 @@ def _run(command: tuple[str, ...], cwd: Path) -> str:
 
 
 def main() -> int:
-    """Fetch every program, or those named on the command line."""
     missing = 0
     for name in sys.argv[1:] or TOOLS:
         try:

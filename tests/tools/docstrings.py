@@ -19,9 +19,7 @@ class _WhereShown(doctest.OutputChecker):
 def run_examples(module: str, **names: Any) -> None:
     """Run every `>>>` of a module and compare what it prints; each docstring starts with the module's names.
 
-    Args:
-        module: Dotted name.
-        names: What the examples use beside them: their reader's model, data and trainer, which may print.
+    `names` are what the examples use beside them: their reader's model, data and trainer, which may print.
     """
     checker = _WhereShown() if names else doctest.OutputChecker()
     groups = [found for found in doctest.DocTestFinder().find(importlib.import_module(module)) if found.examples]

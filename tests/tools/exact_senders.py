@@ -35,12 +35,7 @@ _SLICES = ("all", "code", "prose")
 
 @dataclass
 class ExactSender:
-    """One process that exports; every other one sends deltas.
-
-    Attributes:
-        number: Of the sender.
-        began: Unix time in ns.
-    """
+    """One process that exports, since a Unix time in ns; every other one sends deltas."""
 
     number: int
     began: int
@@ -89,14 +84,7 @@ class ExactSender:
 
 
 def rounds(senders: int, count: int, start: float, seed: int = 0) -> Iterator[tuple[float, list[bytes]]]:
-    """Each second, what all senders export; the second half drifts more. A fifth of it is sent twice.
-
-    Args:
-        senders: How many there are.
-        count: Seconds.
-        start: Unix time of the first.
-        seed: Of what is random.
-    """
+    """For so many seconds, what all senders export; the second half drifts more. A fifth of it is sent twice."""
     rng = random.Random(seed)
     fleet = [ExactSender(number, round((start - 1) * 1e9)) for number in range(senders)]
     for second in range(count):

@@ -20,13 +20,6 @@ _SERVER.set_forkserver_preload(["kc_otel.cli", "kc_otel.cli.serve_command", "kc_
 
 
 class ForkedCommand:
-    """`kc-otel` with these arguments; what of `subprocess.Popen` the tests use.
-
-    Args:
-        arguments: After the program's name.
-        environ: Set in the process's environment.
-    """
-
     def __init__(self, arguments: Sequence[str], environ: Mapping[str, str]) -> None:
         reader, writer = _SERVER.Pipe(duplex=False)
         self._process: Any = _SERVER.Process(target=_run, args=(tuple(arguments), dict(environ), writer))
@@ -42,19 +35,15 @@ class ForkedCommand:
         return code
 
     def poll(self) -> int | None:
-        """The exit status, if it has ended."""
         return self.returncode
 
     def send_signal(self, number: int) -> None:
-        """Send a signal."""
         os.kill(self._process.pid, number)
 
     def terminate(self) -> None:
-        """Ask it to end."""
         self._process.terminate()
 
     def wait(self, timeout: float | None = None) -> None:
-        """Until it has ended."""
         self._process.join(timeout)
 
 

@@ -25,6 +25,5 @@ def fill_disk(connection: sqlite3.Connection) -> None:
 
 
 def relieve(connection: sqlite3.Connection) -> None:
-    """There is room again."""
     connection.set_authorizer(None)
     connection.execute("PRAGMA max_page_count = 1000000")

@@ -28,5 +28,4 @@ class Judge(Memory):
         return self.evaluator.evaluate(time.time())[name]
 
     def verdicts(self):
-        """By clause and slice."""
         return {(v.cell.clause, v.cell.slice): v for v in verdicts_of(self.evaluator, time.time())}

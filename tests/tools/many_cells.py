@@ -84,6 +84,5 @@ class Fleet:
 
 
 def take(evaluator: Evaluator, wire: bytes, now: float) -> None:
-    """A request arrives, as it does at a server."""
     columns = evaluator.columns_of(wire, 60_000)
     evaluator.ingest_metrics(ExportMetricsServiceRequest.FromString(wire) if columns is None else columns, now)

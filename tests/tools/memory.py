@@ -8,8 +8,6 @@ __all__ = ["Memory"]
 
 
 class Memory(MetricExporter):
-    """Keeps every export."""
-
     def __init__(self):
         super().__init__()
         self.exports = []

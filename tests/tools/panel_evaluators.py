@@ -11,7 +11,7 @@ from typing import Any
 
 from starlette.testclient import TestClient
 
-from kc_otel.client.signing import Secret
+from kc_otel.client.webhooks import Secret
 from kc_otel.contract.model import Contract
 from kc_otel.judge.otlp.sink import ExportResult
 from kc_otel.judge.promotion.stages import Stage
@@ -34,14 +34,6 @@ _OTLP = {"content-type": "application/x-protobuf"}
 
 @dataclass(frozen=True)
 class Moment:
-    """What an evaluator knew when its page was read.
-
-    Attributes:
-        at: Unix time, seconds.
-        page: Its `/metrics`.
-        cells: (verdict, Unix time since when) of every cell.
-    """
-
     at: int
     page: bytes
     cells: tuple[tuple[Verdict, float], ...]
@@ -59,12 +51,7 @@ class _Told(Core):
 def judge(contracts: Sequence[Contract], recorded: Recorded, begin: int, late: int, pager: str) -> Iterator[Moment]:
     """Judge, route, escalate and promote from `begin` to the last export, Unix seconds; a moment per evaluation.
 
-    Args:
-        contracts: The contracts; what happens is about the first of them.
-        recorded: What recorders exported; the evaluator hears of what they export from `begin` on.
-        begin: When the evaluator starts.
-        late: Seconds until an export arrives.
-        pager: Address of the endpoint `pager`; there is no other.
+    What happens is about the first contract. Exports arrive `late` seconds late; the only endpoint is `pager`.
     """
     requests = Counter()
     with closing(open_state(None)) as connection:

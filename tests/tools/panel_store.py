@@ -13,18 +13,19 @@ from typing import Any
 
 import httpx
 import yaml
+from prometheus_client.parser import text_string_to_metric_families
 
 from kc_otel.contract.model import Contract
 from kc_otel.generate.links import Sites
 from kc_otel.generate.prometheus.alerting_rules import rule_file
 from kc_otel.generate.prometheus.standalone_rules import standalone_file
-from tests.tools.panel_evaluators import judge
-from tests.tools.panel_samples import of_pages, of_recorders
-from tests.tools.panel_traffic import STEP, record
+from tests.tools.panel_evaluators import Moment, judge
+from tests.tools.panel_traffic import STEP, Recorded, metrics, record
 from tests.tools.panel_world import World
-from tests.tools.remote_write import HEADERS, body
+from tests.tools.remote_write import HEADERS, Series, body, of_request
 from tests.tools.servers import free_address, running, sink
 
+JOB = "kc-otel"
 GRAFANA = "https://grafana.example"
 SCRAPED = 10
 """Seconds between two scrapes, as the provisioned data source says."""
@@ -33,15 +34,15 @@ _AHEAD, _STARTING = 12, 4
 _RANGE = 6 * 3600
 _RULES = ("status", "limit", "estimate", "lower", "upper", "samples")
 
+Key = tuple[tuple[str, str], ...]
+
 
 @dataclass(frozen=True)
 class Store:
-    """A Prometheus that has everything.
+    """A Prometheus that has everything, through a client of its API.
 
-    Attributes:
-        client: Of its API.
-        world: What is behind it when the recording rules have been evaluated; nothing is picked yet.
-        groups: Its rules and their alerts soon after; five minutes later what was written is too old for any.
+    `world` is what is behind it when the recording rules have been evaluated; nothing is picked yet. `groups` are its
+    rules and their alerts soon after; five minutes later what was written is too old for any.
     """
 
     client: httpx.Client
@@ -75,13 +76,7 @@ def rate_interval(target: Mapping[str, Any], world: World) -> float:
 
 @contextmanager
 def played(program: str, contracts: Sequence[Contract], folder: Path) -> Iterator[Store]:
-    """Record, judge, write, and wait for rules; dashboards show six hours.
-
-    Args:
-        program: Path of Prometheus.
-        contracts: The contracts; recorders report for the first.
-        folder: An empty folder.
-    """
+    """Record for the first contract, judge, write, and wait for rules; dashboards show six hours."""
     # Ahead of the clock: what follows takes seconds, and rates of what is scraped are over less than a minute.
     ahead = _AHEAD
     while True:
@@ -107,7 +102,6 @@ def played(program: str, contracts: Sequence[Contract], folder: Path) -> Iterato
 
 
 def _rest(client: httpx.Client, folder: Path) -> None:
-    """No rules from here on: a processor half busy is missed by the tests beside these."""
     (folder / "config.yml").write_text("{}")
     answer = client.post(f"{str(client.base_url).removesuffix('api/v1/')}-/reload")
     assert answer.status_code == 200, answer.text
@@ -155,3 +149,48 @@ def _settled(client: httpx.Client, end: float) -> float:
             return min(float(result[0]["value"][1]) for result in found[: len(_RULES)])
         assert time.monotonic() < deadline, wanted
         time.sleep(0.2)
+
+
+def of_recorders(recorded: Recorded) -> list[Series]:
+    """Every histogram, counter and gauge; each recorder is an `instance`, as a receiver of OTLP makes it one."""
+    histograms: dict[Key, list] = {}
+    numbers: dict[Key, list] = {}
+    for export in recorded.exports:
+        instance = {"instance": export.recorder}
+        for sample in of_request(export.request):
+            histograms.setdefault(_key({**sample.labels, **instance}), []).extend(sample.histograms)
+        for name, kind, point in metrics(export.request):
+            if kind != "exponential_histogram":
+                labels = {item.key.replace(".", "_"): item.value.string_value for item in point.attributes}
+                labels["__name__"] = name.replace(".", "_") + ("_total" if kind == "sum" else "")
+                value = point.as_double if point.WhichOneof("value") == "as_double" else float(point.as_int)
+                numbers.setdefault(_key({**labels, **instance}), []).append((1000 * export.at, value))
+    return [
+        *(Series(dict(key), histograms=found) for key, found in histograms.items()),
+        *(Series(dict(key), samples=found) for key, found in numbers.items()),
+    ]
+
+
+def of_pages(instance: str, moments: Sequence[Moment]) -> list[Series]:
+    """Every series of an evaluator's pages, as if scraped: one that is gone from a page ends there."""
+    found: dict[Key, list[tuple[int, float]]] = {}
+    before: set[Key] = set()
+    for moment in moments:
+        page = {_key({**labels, "job": JOB, "instance": instance}): value for labels, value in parsed(moment.page)}
+        for key, value in page.items():
+            found.setdefault(key, []).append((1000 * moment.at, value))
+        for key in before - page.keys():
+            found[key].append((1000 * moment.at, math.nan))
+        before = set(page)
+    return [Series(dict(key), samples=samples) for key, samples in found.items()]
+
+
+def parsed(page: bytes) -> Iterator[tuple[dict[str, str], float]]:
+    """(labels with the name, value) of every sample of a page; an empty label is none."""
+    for family in text_string_to_metric_families(page.decode()):
+        for sample in family.samples:
+            yield {"__name__": sample.name, **{key: text for key, text in sample.labels.items() if text}}, sample.value
+
+
+def _key(labels: Mapping[str, str]) -> Key:
+    return tuple(sorted(labels.items()))

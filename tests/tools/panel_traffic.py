@@ -75,24 +75,12 @@ TRAFFIC = {
 
 @dataclass(frozen=True)
 class Batch:
-    """What one recorder was given between two exports.
-
-    Attributes:
-        log_ratio: log P(y) - log Q(y), rounded to float32 as recorders do, [sequences, tokens].
-    """
-
     log_ratio: np.ndarray
 
 
 @dataclass(frozen=True)
 class Export:
-    """An OTLP request, as it was exported.
-
-    Attributes:
-        at: Time of its points, Unix seconds.
-        recorder: Who exported it: a key of TRAFFIC, or ENGINE.
-        request: ExportMetricsServiceRequest.
-    """
+    """An OTLP request of a recorder, a key of TRAFFIC or ENGINE, at a Unix time."""
 
     at: int
     recorder: str
@@ -101,15 +89,6 @@ class Export:
 
 @dataclass(frozen=True)
 class Recorded:
-    """Everything that recorders were given and exported.
-
-    Attributes:
-        end: Time of the last exports, Unix seconds.
-        batches: By recorder, what came before each of its exports.
-        kernels: By recorder, its kernels for training and inference.
-        exports: By time.
-    """
-
     end: int
     batches: dict[str, list[Batch]]
     kernels: dict[str, tuple[Kernel, Kernel]]
@@ -185,12 +164,7 @@ def _measure(recorder: Recorder, contract: Contract, traffic: Traffic, draw: np.
     train[-1] = math.nan  # a sequence that fails an input check
     advantages = draw.normal(size=traffic.sequences + 1)
     recorder.compare(
-        train,
-        inference,
-        attributes=traffic.attributes,
-        advantages=advantages,
-        weights=(TRAINED, None),
-        presampled=True,
+        train, inference, attributes=traffic.attributes, advantages=advantages, weights=(TRAINED, None), presampled=True
     )
     recorder.observe("weights_lag", float(traffic.lag), attributes=traffic.attributes)
     recorder.quarantined(quarantine(train, inference, contract, attributes=traffic.attributes, clauses=["token-tv"]))

@@ -25,16 +25,10 @@ VARIABLES = {name: f"kc_{name}" for name in ("contract", "slice", "kernel_train"
 
 @dataclass(frozen=True)
 class World:
-    """What is behind the answers to queries.
+    """What is behind the answers to queries `at` a Unix time; what is recorded is about the first contract.
 
-    Attributes:
-        contracts: The contracts that are judged; what is recorded is about the first.
-        recorded: What recorders were given.
-        evaluators: What evaluators knew, by `instance`.
-        at: Time of the query, Unix seconds.
-        picked: What is picked by each variable: a regular expression, as it is put into queries.
-        rate: Seconds of `$__rate_interval`.
-        range: Seconds of `$__range`.
+    `picked` is a regular expression by variable, as it is put into queries; `rate` and `range` are the seconds of
+    `$__rate_interval` and `$__range`.
     """
 
     contracts: tuple[Contract, ...]
@@ -47,7 +41,6 @@ class World:
 
     @property
     def contract(self) -> Contract:
-        """The contract that recorders record for."""
         return self.contracts[0]
 
     def but(self, **changes: Any) -> World:

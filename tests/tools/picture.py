@@ -22,7 +22,6 @@ WIDTH, HEIGHT = 1200, 900
 
 
 def main(light: Path, dark: Path, *options: str) -> None:
-    """Run the demo with these options, and take the pictures in the middle of it."""
     command = [sys.executable, "-m", "examples.demo", *options]
     with (
         tempfile.TemporaryDirectory() as profile,

@@ -79,12 +79,10 @@ def healthy(sequences=150, tokens=96, seed=0):
 
 
 def both(change):
-    """A fault that changes both sides of each sequence."""
     return lambda rows, rng: [change(p, q, rng) for p, q in rows]
 
 
 def only_q(change):
-    """A fault of the inference side alone."""
     return both(lambda p, q, rng: (p, change(q.copy(), rng)))
 
 

@@ -61,13 +61,9 @@ _FIRST: Final = _START + _INTERVAL
 
 @dataclass(frozen=True)
 class Case:
-    """What a process has recorded when it exports.
+    """What a process has recorded when it exports: about so many tokens at first, under one of CONTRACTS.
 
-    Attributes:
-        contract: One of CONTRACTS.
-        tokens: Sampled tokens that each process has recorded when it exports first, about.
-        delta: Whether the Collector made deltas of what the recorder exports.
-        rewards, advantages, logits: Whether the program hands them over as well.
+    The Collector may have made deltas of it; rewards, advantages and logits are handed over where they are True.
     """
 
     contract: str
@@ -95,7 +91,6 @@ CASES: Final = tuple(
 
 @cache
 def contract(name: str) -> Contract:
-    """One of CONTRACTS, loaded."""
     loaded = load(_ROOT / "contracts" / _FILES[name])
     if name != "twenty-slices":
         return loaded
@@ -115,24 +110,17 @@ def drift(sequences: int) -> np.ndarray:
 def messages(case: Case, *, exports: int = 3, sender: int = 0) -> list[bytes]:
     """What one process exports, INTERVAL apart: serialized ExportMetricsServiceRequests.
 
-    Args:
-        case: What it has recorded. Between two exports it records a tenth of that, a sequence at least.
-        exports: How many messages. A delta message needs the export before it, which is not among them.
-        sender: Number of the process: others record other tokens.
+    Between two exports it records a tenth of the case, a sequence at least. A delta message needs the export before it,
+    which is not among them. Every sender records other tokens.
     """
     return list(_recorded(case, exports, sender))
 
 
 class Sender:
-    """A process that goes on exporting, every INTERVAL: one recorder's messages at other times, by another process.
+    """A process that goes on exporting from a Unix time: one recorder's messages at other times, by another process.
 
     A thousand processes cost a copy of a message each. Counts cannot go on for ever: after the last message the process
     starts anew, as a restarted job does.
-
-    Args:
-        bodies: What `messages` returned.
-        number: Of the process.
-        began: When it exports first, Unix seconds.
     """
 
     def __init__(self, bodies: Sequence[bytes], number: int, began: float) -> None:
@@ -143,7 +131,6 @@ class Sender:
         self._exported = 0
 
     def export(self) -> bytes:
-        """The next message."""
         run, number = divmod(self._exported, len(self._bodies))
         self._exported += 1
         shift = self._began - _FIRST + run * len(self._bodies) * _INTERVAL
@@ -195,8 +182,6 @@ def _recorded(case: Case, exports: int, sender: int) -> tuple[bytes, ...]:
 
 @dataclass(frozen=True)
 class _Model:
-    """s' = tanh(E[token] + s R), logits s' U."""
-
     embedding: np.ndarray
     recurrent: np.ndarray
     head: np.ndarray
@@ -223,7 +208,6 @@ def _kernels() -> tuple[_Model, _Model]:
 
 
 def _int8(weights: np.ndarray) -> np.ndarray:
-    """Symmetric rounding by output channel."""
     step = np.abs(weights).max(0) / 127
     return (np.rint(weights / step) * step).astype(np.float32)
 

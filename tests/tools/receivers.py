@@ -23,7 +23,6 @@ def http_app(
     names: HostNames | None = None,
     senders: Senders | None = None,
 ) -> HttpReceiver:
-    """Return OTLP over HTTP as an ASGI application."""
     limits = limits or Limits()
     taker = RequestTaker(sink, limits, senders or Senders(), ByteBudget(limits))
     return HttpReceiver(taker, Counter() if counts is None else counts, names)
@@ -36,7 +35,6 @@ async def start_grpc(
     counts: Counter[tuple[str, str]] | None = None,
     senders: Senders | None = None,
 ) -> GrpcServer:
-    """Listen for OTLP over gRPC on the loopback address."""
     limits = limits or Limits()
     taker = RequestTaker(sink, limits, senders or Senders(), ByteBudget(limits))
     return await serve_grpc(taker, "127.0.0.1", port, Counter() if counts is None else counts)

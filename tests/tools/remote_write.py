@@ -29,21 +29,12 @@ HEADERS = {
 
 @dataclass(frozen=True, slots=True)
 class Series:
-    """One series.
-
-    Attributes:
-        labels: Its labels, with its name.
-        histograms: (Milliseconds, point) of exponential histograms as they are in OTLP.
-        samples: (Milliseconds, number); NaN where the series ends.
-    """
-
     labels: Mapping[str, str]
     histograms: Sequence[tuple[int, Any]] = ()
     samples: Sequence[tuple[int, float]] = ()
 
 
 def body(series: Iterable[Series]) -> bytes:
-    """The body of a request to `/api/v1/write`."""
     return snappy(b"".join(_message(1, part) for entry in series for part in _series(entry)))
 
 
@@ -79,7 +70,6 @@ def points(request: ExportMetricsServiceRequest) -> Iterator[tuple[Any, Any]]:
 
 
 def _merged(found: Iterable[tuple[int, Any, Any]]) -> list[Series]:
-    """One series per stream."""
     streams: dict[tuple[tuple[str, str], ...], list[tuple[int, Any]]] = {}
     for at, metric, point in found:
         labels = {_name(item.key): item.value.string_value for item in point.attributes}

@@ -19,8 +19,6 @@ _START_SECONDS = 300.0
 
 @contextmanager
 def sink(handle: Callable[[bytes, Mapping[str, str]], int]) -> Iterator[str]:
-    """An HTTP server on loopback that answers each POST with what `handle(body, headers)` returns."""
-
     class Handler(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
             body = self.rfile.read(int(self.headers["content-length"]))
@@ -48,7 +46,6 @@ def _served(handler: type[BaseHTTPRequestHandler]) -> Iterator[str]:
 
 
 def free_address() -> str:
-    """A port of loopback that nobody listens on."""
     with socket.socket() as sock:
         sock.bind(("127.0.0.1", 0))
         return f"127.0.0.1:{sock.getsockname()[1]}"
@@ -56,7 +53,6 @@ def free_address() -> str:
 
 @contextmanager
 def running(command: Sequence[object], log: Path, ready: str, answers: int = 200) -> Iterator[subprocess.Popen]:
-    """A process, once its ready page answers so."""
     with log.open("w") as out, subprocess.Popen([*map(str, command)], stdout=out, stderr=out) as process:
         try:
             end = time.monotonic() + _START_SECONDS

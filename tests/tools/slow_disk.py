@@ -13,12 +13,7 @@ __all__ = ["slow_disk"]
 
 
 def slow_disk(folder: Path, **environ: str) -> dict[str, str]:
-    """The environment of a process on such a disk.
-
-    Args:
-        folder: Where what is compiled is put.
-        environ: See `slow_disk.c`.
-    """
+    """The environment of a process on such a disk, which `slow_disk.c` explains; it is compiled into the folder."""
     cc = compiler()
     if cc is None:
         pytest.skip("needs a C compiler")

@@ -9,5 +9,4 @@ __all__ = ["verdicts_of"]
 
 
 def verdicts_of(evaluator: Evaluator, now: float) -> tuple[Verdict, ...]:
-    """What an evaluator says of every cell at a unix time."""
     return tuple(verdict for evaluation in evaluator.evaluate(now).values() for verdict in evaluation.verdicts)

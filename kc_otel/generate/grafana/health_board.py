@@ -10,20 +10,9 @@ from kc_otel.contract.registry.clause_metrics import QUANTITIES
 from kc_otel.contract.registry.own_metrics import METRICS, Instrument
 from kc_otel.contract.slices import OTHER
 from kc_otel.generate.files import GeneratedFile
-from kc_otel.generate.grafana import queries
+from kc_otel.generate.grafana import panels, queries
 from kc_otel.generate.grafana.boards import STEP, board_file, scope, step
-from kc_otel.generate.grafana.panels import (
-    Json,
-    graph_panel,
-    legend,
-    limit_line,
-    row,
-    stat_panel,
-    state_panel,
-    table_panel,
-    target,
-    thresholds,
-)
+from kc_otel.generate.grafana.panels import Json, legend, target, thresholds
 from kc_otel.generate.links import EVALUATED_ID, HEALTH_UID, INVALID_INPUT_ID, MISSING_ID
 from kc_otel.generate.state_alerts import AGE, FRESH_SECONDS
 
@@ -43,7 +32,7 @@ def health_file() -> GeneratedFile:
         HEALTH_UID,
         "Whether what the other dashboards show can be trusted: received, dropped, refused, late, waiting.",
         (scope(slices=False)[0], step()),
-        (*_counts(), *(part for id, title, panels in rows for part in (row(id, title), *panels))),
+        (*_counts(), *(part for id, title, shown in rows for part in (panels.row(id, title), *shown))),
     )
 
 
@@ -54,7 +43,7 @@ def evaluator_panel(id: int) -> Json:
         "it (handbook, On call)."
     )
     colours = thresholds("green", (30.0, "orange"), (FRESH_SECONDS, "red"))
-    return state_panel(id, "Evaluated", about, AGE, legend="ago", unit="s", colours=colours, decimals=0)
+    return panels.state(id, "Evaluated", about, AGE, legend="ago", unit="s", thresholds=colours, decimals=0)
 
 
 def points_panel(id: int, **defaults: Any) -> Json:
@@ -62,13 +51,13 @@ def points_panel(id: int, **defaults: Any) -> Json:
     accepted = queries.now(queries.rate("kc.evaluator.points", (), _outcome(_USED_OUTCOMES)))
     about = "Data points per second that the evaluator counts. At zero nothing is measured: do not trust green panels."
     colours = thresholds("red", (1e-9, "green"))
-    return state_panel(id, "Points used", about, accepted, unit="cps", colours=colours, **defaults)
+    return panels.state(id, "Points used", about, accepted, unit="cps", thresholds=colours, **defaults)
 
 
 def invalid_panel(id: int, **more: Any) -> Json:
     """Sequences that failed an input check."""
     about = f"Sequences in the range whose two sides cannot be compared; they do not count as drift. {_RECORDERS}"
-    return stat_panel(id, "Invalid input", about, queries.increase("kc.input.invalid"), "orange", **more)
+    return panels.count(id, "Invalid input", about, queries.increase("kc.input.invalid"), "orange", **more)
 
 
 def _counts() -> Iterator[Json]:
@@ -76,22 +65,22 @@ def _counts() -> Iterator[Json]:
     yield points_panel(1)
     refused = queries.now(queries.rate("kc.evaluator.points", (), _outcome(_USED_OUTCOMES, no=True)))
     about = f"Ignored, duplicate, late, rejected. {_EVALUATOR}"
-    yield stat_panel(2, "Points not used", about, refused, "orange", unit="cps", decimals=2)
+    yield panels.count(2, "Points not used", about, refused, "orange", unit="cps", decimals=2)
     waiting, about = queries.now(queries.health("kc.outbox.pending")), METRICS["kc.outbox.pending"].meaning
-    yield stat_panel(3, "Webhooks waiting", about, waiting, "orange", span=2)
+    yield panels.count(3, "Webhooks waiting", about, waiting, "orange", span=2)
     tick = queries.now(queries.health("kc.evaluator.tick.duration", how="max"))
     about, colours = METRICS["kc.evaluator.tick.duration"].meaning, thresholds("green", (1.0, "yellow"), (5.0, "red"))
-    yield state_panel(4, "Evaluation takes", about, tick, unit="s", colours=colours)
+    yield panels.state(4, "Evaluation takes", about, tick, unit="s", thresholds=colours)
     yield invalid_panel(5)
     for id, title, name in (
         (6, "Batches dropped", "kc.recorder.dropped"),
         (7, "Exports refused", "kc.recorder.export.failures"),
     ):
         about = f"{METRICS[name].meaning} In the range. {_RECORDERS}"
-        yield stat_panel(id, title, about, queries.increase(name), "orange", span=2)
+        yield panels.count(id, title, about, queries.increase(name), "orange", span=2)
     share = queries.health("kc.recorder.sampling", how="min")
     about = f"{METRICS['kc.recorder.sampling'].meaning} The smallest. {_RECORDERS}"
-    yield state_panel(8, "Measured share", about, share, unit="percentunit")
+    yield panels.state(8, "Measured share", about, share, unit="percentunit")
 
 
 def _evaluator() -> Iterator[Json]:
@@ -102,7 +91,7 @@ def _evaluator() -> Iterator[Json]:
     kept, allowed = "kc.evaluator.series", "kc.evaluator.series.limit"
     about = f"{METRICS[kept].meaning} The dashed line: {METRICS[allowed].meaning.lower()} {_EVALUATOR}"
     series = (target(queries.health(kept), "streams"), target(queries.health(allowed), "limit"))
-    yield limit_line(graph_panel(22, "Streams", about, series, "short"), "/^limit$/")
+    yield panels.with_limit(panels.graph(22, "Streams", about, series, "short"), "/^limit$/")
     yield _graph(23, 8, "Duration of an evaluation", "kc.evaluator.tick.duration", "s", "max")
     yield _graph(35, 8, "Failures to judge", "kc.evaluator.failures", "cps")
     free = "Empty without a state file. "
@@ -119,7 +108,7 @@ def _webhooks() -> Iterator[Json]:
     yield _graph(24, 8, "Webhooks waiting, by endpoint", "kc.outbox.pending", "suffix: message")
     name, of = "kc.outbox.disabled", ("kc.endpoint",)
     disabled = target(f"time() - {queries.health(name, of, 'max')}", legend(*of))
-    yield graph_panel(48, "Endpoints disabled for", f"{METRICS[name].meaning} {_EVALUATOR}", (disabled,), "s")
+    yield panels.graph(48, "Endpoints disabled for", f"{METRICS[name].meaning} {_EVALUATOR}", (disabled,), "s")
     yield _graph(25, 8, "Webhook deliveries", "kc.outbox.attempts", "cps")
 
 
@@ -128,7 +117,7 @@ def _recorders() -> Iterator[Json]:
     yield _graph(26, 8, "Tokens measured", "kc.recorder.tokens", tokens)
     matchers = ", ".join((*queries.picked(of), f'{label("kc.slice")}="{OTHER}"'))
     over = f"rate({prometheus_name(QUANTITIES['tv_token'])}{{{matchers}}}[$__rate_interval])"
-    yield graph_panel(
+    yield panels.graph(
         31,
         "Tokens counted as `other`",
         "Tokens per second on slices over the contract's cap: they are counted together as `other`, and no clause is "
@@ -145,7 +134,7 @@ def _recorders() -> Iterator[Json]:
     yield _graph(33, 12, "Requests captured in engines", "kc.capture.recorded", "reqps")
     yield _graph(34, 12, "Requests not captured, by reason", "kc.capture.dropped", "reqps")
     titles = {"kc.contract": "Contract", "kc.kernel.role": "Role", "kc.kernel.version": "Version"}
-    yield table_panel(
+    yield panels.table(
         30,
         "Kernel versions",
         f"{METRICS['kc.kernel.info'].meaning} Other panels show the short fingerprint only. {_RECORDERS}",
@@ -168,7 +157,7 @@ def _graph(
     else:
         shown = target(queries.health(name, of, how), legend(*of) or title.lower())
     about = f"{metric.meaning} {note}{_RECORDERS if recorders else _EVALUATOR}"
-    return graph_panel(id, title, about, (shown,), unit, span=span)
+    return panels.graph(id, title, about, (shown,), unit, span=span)
 
 
 def _outcome(pattern: str, *, no: bool = False) -> str:

@@ -9,29 +9,10 @@ from typing import Final
 from kc_otel.contract.prometheus_names import label
 from kc_otel.contract.slices import ALL
 from kc_otel.generate.files import GeneratedFile
-from kc_otel.generate.grafana import queries
+from kc_otel.generate.grafana import panels, queries
 from kc_otel.generate.grafana.boards import board_file, scope
 from kc_otel.generate.grafana.health_board import evaluator_panel, invalid_panel, points_panel
-from kc_otel.generate.grafana.panels import (
-    DATASOURCE,
-    MARGIN,
-    SAME_TIME,
-    STATUS_COLOURS,
-    Json,
-    graph_panel,
-    legend,
-    link,
-    mapping,
-    row,
-    stat_panel,
-    status_mapping,
-    table_panel,
-    target,
-    thresholds,
-    timeline_panel,
-    value_field,
-    verdict_panel,
-)
+from kc_otel.generate.grafana.panels import Json, legend, mapping, target, thresholds
 from kc_otel.generate.links import HEALTH_UID, NOT_HOLDING_ID, OVERVIEW_UID, PROMOTION_UID, slice_link
 from kc_otel.judge.verdict import Status
 
@@ -41,8 +22,8 @@ _NAMES: Final = legend(*queries.CELL[:3])
 def overview_file() -> GeneratedFile:
     """The dashboard; it is the same for all contracts."""
     rows = (
-        row(98, "Every cell, with its numbers", every_cell(11)),
-        row(99, "How near each contract is to its limits", _margins()),
+        panels.row(98, "Every cell, with its numbers", every_cell(11)),
+        panels.row(99, "How near each contract is to its limits", _margins()),
     )
     about = "What is broken, since when, for whom, and what was done about it."
     return board_file(OVERVIEW_UID, about, scope(), (*_counts(), not_holding(NOT_HOLDING_ID), *_over_time(), *rows))
@@ -59,50 +40,50 @@ def _counts() -> Iterator[Json]:
     for id, (status, title, description) in enumerate(stats, start=1):
         base = "#808080" if status is Status.PASS else "green"
         span = 2 if status in {Status.INCONCLUSIVE, Status.PASS} else 3
-        yield stat_panel(
+        yield panels.count(
             id,
             title,
             description,
             queries.count(f"{queries.cells('kc.verdict')} == {status.code}"),
-            STATUS_COLOURS[status],
+            panels.STATUS_COLOURS[status],
             base,
             span,
         )
     about = "Steps of the escalation policies that fire."
-    yield stat_panel(5, "Alerts firing", about, queries.count(queries.alerts()), STATUS_COLOURS[Status.FAIL])
-    yield stat_panel(
+    yield panels.count(5, "Alerts firing", about, queries.count(queries.alerts()), panels.STATUS_COLOURS[Status.FAIL])
+    yield panels.count(
         6,
         "Routed away",
         "Slices that the decision table sends to the training kernel instead of the inference kernel.",
         queries.count(queries.to_train(queries.ROUTE[:2])),
         "blue",
-        links=[link("Promotion and routing", f"/d/{PROMOTION_UID}")],
+        links=[panels.link("Promotion and routing", f"/d/{PROMOTION_UID}")],
     )
-    health = [link("Health", f"/d/{HEALTH_UID}")]
+    health = [panels.link("Health", f"/d/{HEALTH_UID}")]
     yield invalid_panel(12, span=2, links=health)
     yield points_panel(13, links=health)
 
 
 def _over_time() -> Iterator[Json]:
-    yield verdict_panel(
+    yield panels.verdicts(
         8,
         "Verdicts over time",
         "Verdict of every clause on every slice, first of those that were broken at any time in the range; where "
         "several pairs of kernel versions report, the worst. A gap is a time in which no evaluator was scraped.",
-        (target(queries.ever_broken(), _NAMES), target(queries.never_broken(), _NAMES)),
+        (target(queries.verdicts_broken(ever=True), _NAMES), target(queries.verdicts_broken(ever=False), _NAMES)),
     )
-    yield timeline_panel(
+    yield panels.timeline(
         9,
         "Alerts over time",
         "When each step of the escalation policy fired, by clause, slice and severity. Empty means quiet.",
         (target(queries.alerts(), legend(*queries.CELL[:3], "kc.severity")),),
-        mapping({"1": ("firing", STATUS_COLOURS[Status.FAIL])}),
-        STATUS_COLOURS[Status.FAIL],
+        mapping({"1": ("firing", panels.STATUS_COLOURS[Status.FAIL])}),
+        panels.STATUS_COLOURS[Status.FAIL],
         height=7,
         span=12,
         noValue="No step fired in this range",
     )
-    yield timeline_panel(
+    yield panels.timeline(
         10,
         "What was done",
         "The actions of the steps that fired, for as long as they did. A route stays after its alert has resolved, "
@@ -119,8 +100,8 @@ def _over_time() -> Iterator[Json]:
 def _margins() -> Json:
     """One graph per contract. Shares of limits need no unit, so that clauses on different metrics fit into one."""
     contract, clause = (f"${{__field.labels.{label(name)}}}" for name in ("kc.contract", "kc.clause"))
-    into = link("Look into this clause", f"{slice_link(contract, clause, ALL)}&{SAME_TIME}")
-    graph = graph_panel(
+    into = panels.link("Look into this clause", f"{slice_link(contract, clause, ALL)}&{panels.SAME_TIME}")
+    graph = panels.graph(
         14,
         "$contract: margin of each clause",
         "Distance from the bound that decides to the limit, as a share of the limit, of the slice and the pair of "
@@ -156,7 +137,7 @@ def not_holding(id: int) -> Json:
         "Alert": queries.severity(),
         "": queries.promises(),
     }
-    return table_panel(
+    return panels.table(
         id,
         "What does not hold: since when, for whom, and what was done about it",
         "Every clause on a slice that is not PASS, the worst first; empty when everything holds. FAIL: the limit is "
@@ -174,7 +155,7 @@ def not_holding(id: int) -> Json:
             "Promise": {"custom.cellOptions": {"type": "auto", "wrapText": True}, "custom.width": 330},
         },
         sort=(("State", True), ("Margin", False)),
-        hide=(value_field(len(columns) - 1),),
+        hide=(panels.value_field(len(columns) - 1),),
         order=(
             "State",
             "Contract",
@@ -205,7 +186,7 @@ def every_cell(id: int) -> Json:
         "Samples": queries.cells("kc.bound.samples"),
         "Evidence": queries.cells("kc.verdict.evidence"),
     }
-    return table_panel(
+    return panels.table(
         id,
         "Every cell: state, since when, margin",
         "The worst come first. Estimate, bounds and limit are in the unit of the clause. At 100 % "
@@ -220,19 +201,19 @@ def every_cell(id: int) -> Json:
 
 
 def _columns() -> dict[str, dict[str, object]]:
-    url = f"{slice_link(*_FIELDS)}&var-datasource={DATASOURCE}&{SAME_TIME}"
+    url = f"{slice_link(*_FIELDS)}&var-datasource={panels.DATASOURCE}&{panels.SAME_TIME}"
     into: dict[str, object] = {"links": [{"title": "Look into this slice", "url": url, "targetBlank": False}]}
     return {
         "State": {
             "custom.cellOptions": {"type": "color-background"},
-            "mappings": [status_mapping()],
+            "mappings": [panels.status_mapping()],
             "custom.width": 130,
             **into,
         },
         "Clause": into,
         "Slice": into,
         "Since": {"unit": "dateTimeFromNow"},
-        "Margin": {**MARGIN, "custom.width": 100},
+        "Margin": {**panels.MARGIN, "custom.width": 100},
     }
 
 

@@ -98,15 +98,15 @@ def reference(kind: str = "prometheus", uid: str = DATASOURCE) -> Json:
     return {"type": kind, "uid": uid}
 
 
-def stat_panel(
+def count(
     id: int, title: str, about: str, query: str, colour: str, base: str = "green", span: int = 3, **defaults: Any
 ) -> Json:
     """A count: `base` is the colour of zero, `colour` that of anything above it."""
-    defaults = {"decimals": 0, **defaults}
-    return state_panel(id, title, about, query, span=span, colours=thresholds(base, (1e-9, colour)), **defaults)
+    defaults = {"decimals": 0, "thresholds": thresholds(base, (1e-9, colour)), **defaults}
+    return state(id, title, about, query, span=span, **defaults)
 
 
-def state_panel(
+def state(
     id: int,
     title: str,
     about: str,
@@ -114,8 +114,6 @@ def state_panel(
     *,
     legend: str = "",
     span: int = 3,
-    unit: str = "none",
-    colours: Json | None = None,
     coloured: bool = True,
     text: str = "value",
     **defaults: Any,
@@ -132,12 +130,12 @@ def state_panel(
         "orientation": "auto",
         "reduceOptions": {"calcs": ["lastNotNull"]},
     }
-    defaults = {"unit": unit, "thresholds": colours or thresholds("text"), "noValue": "unknown", **defaults}
-    defaults |= {"color": {"mode": "thresholds"}}
+    defaults = {"unit": "none", "thresholds": thresholds("text"), "noValue": "unknown", **defaults}
+    defaults["color"] = {"mode": "thresholds"}
     return panel("stat", id, title, about, [target(query, legend)], 4, span, options, instant=True, **defaults)
 
 
-def table_panel(
+def table(
     id: int,
     title: str,
     about: str,
@@ -200,7 +198,7 @@ def value_field(index: int) -> str:
     return f"Value #{_ref(index)}"
 
 
-def timeline_panel(
+def timeline(
     id: int,
     title: str,
     about: str,
@@ -226,20 +224,13 @@ def timeline_panel(
     return panel("state-timeline", id, title, about, targets, height, span, options, custom=custom, **defaults)
 
 
-def verdict_panel(id: int, title: str, about: str, targets: Iterable[Json], height: int = 9, span: int = 24) -> Json:
+def verdicts(id: int, title: str, about: str, targets: Iterable[Json], height: int = 9, span: int = 24) -> Json:
     """A timeline of verdicts, by the codes of `kc.verdict`."""
-    return timeline_panel(id, title, about, targets, status_mapping(), STATUS_COLOURS[Status.PASS], height, span)
+    return timeline(id, title, about, targets, status_mapping(), STATUS_COLOURS[Status.PASS], height, span)
 
 
-def graph_panel(
-    id: int,
-    title: str,
-    about: str,
-    targets: Iterable[Json],
-    unit: str,
-    height: int = 8,
-    span: int = 8,
-    **defaults: Any,
+def graph(
+    id: int, title: str, about: str, targets: Iterable[Json], unit: str, height: int = 8, span: int = 8, **defaults: Any
 ) -> Json:
     """Lines over time. A zero axis is not forced: drift is read against its limit."""
     options = {"legend": LEGEND, "tooltip": {"mode": "multi", "sort": "desc"}}
@@ -248,7 +239,7 @@ def graph_panel(
     return panel("timeseries", id, title, about, targets, height, span, options, custom=custom, **defaults)
 
 
-def limit_line(graph: Json, pattern: str = "/ limit$/") -> Json:
+def with_limit(graph: Json, pattern: str = "/ limit$/") -> Json:
     """A graph whose series of these names are drawn as limits: dashed and red."""
     red = {"color": {"mode": "fixed", "fixedColor": "red"}}
     override(graph, pattern, {**red, "custom.lineStyle": {"fill": "dash", "dash": [8, 6]}}, "byRegexp")

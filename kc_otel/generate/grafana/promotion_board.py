@@ -8,21 +8,9 @@ from typing import Final
 from kc_otel.contract.prometheus_names import label
 from kc_otel.contract.registry.own_metrics import METRICS
 from kc_otel.generate.files import GeneratedFile
-from kc_otel.generate.grafana import queries
+from kc_otel.generate.grafana import panels, queries
 from kc_otel.generate.grafana.boards import board_file, scope
-from kc_otel.generate.grafana.panels import (
-    MARGIN,
-    Json,
-    graph_panel,
-    legend,
-    mapping,
-    status_mapping,
-    table_panel,
-    target,
-    thresholds,
-    timeline_panel,
-    verdict_panel,
-)
+from kc_otel.generate.grafana.panels import Json, legend, mapping, target, thresholds
 from kc_otel.generate.links import PROMOTION_UID, STAGE_ID
 
 _PLACES: Final = {
@@ -42,7 +30,7 @@ def promotion_file() -> GeneratedFile:
 
 
 def _panels() -> Iterator[Json]:
-    yield timeline_panel(
+    yield panels.timeline(
         10,
         "Routes over time",
         "Which kernel the decision table sends each slice to instead of a version. A route stays after its alert "
@@ -54,7 +42,7 @@ def _panels() -> Iterator[Json]:
     )
     yield from _stages()
     evidence, pair = queries.evidence(), legend(*queries.PAIR)
-    yield table_panel(
+    yield panels.table(
         12,
         "Evidence by kernel version",
         "What a promotion gate looks at, over all picked clauses and slices. PASS since: when the last of them became "
@@ -62,16 +50,19 @@ def _panels() -> Iterator[Json]:
         evidence,
         dict(zip(map(label, queries.PAIR), ("Contract", "Training kernel", "Inference kernel"), strict=True)),
         {
-            "Worst verdict": {"custom.cellOptions": {"type": "color-background"}, "mappings": [status_mapping()]},
+            "Worst verdict": {
+                "custom.cellOptions": {"type": "color-background"},
+                "mappings": [panels.status_mapping()],
+            },
             "PASS since": {"unit": "dateTimeFromNow", "noValue": "not now"},
             "Share of the range in PASS": {"unit": "percentunit", "decimals": 1},
-            "Smallest margin": MARGIN,
+            "Smallest margin": panels.MARGIN,
             "Fewest samples": {"unit": "short"},
         },
         sort=(("Worst verdict", True),),
         height=8,
     )
-    yield verdict_panel(
+    yield panels.verdicts(
         13,
         "Worst verdict of each kernel version over time",
         "All picked clauses and slices together, for each contract, training kernel and inference kernel: green "
@@ -79,7 +70,7 @@ def _panels() -> Iterator[Json]:
         (target(evidence["Worst verdict"], pair),),
         height=8,
     )
-    yield graph_panel(
+    yield panels.graph(
         14,
         "Smallest margin of each kernel version",
         "Distance from the bound that decides to the limit, as a share of the limit, of the clause and slice that "
@@ -94,7 +85,7 @@ def _panels() -> Iterator[Json]:
 def _stages() -> Iterator[Json]:
     attributes = ("kc.contract", "kc.kernel.inference")
     version = legend(*attributes)
-    yield timeline_panel(
+    yield panels.timeline(
         STAGE_ID,
         "Stage of each kernel version",
         "Where an inference kernel's version is on its way to full traffic: offline CI, shadow, canary, full, or "
@@ -110,4 +101,4 @@ def _stages() -> Iterator[Json]:
         (18, "Windows of PASS in a row", "kc.promotion.windows", "none", "Towards what the next gate asks for."),
     ):
         shown = target(queries.cells(name, attributes=attributes), version)
-        yield graph_panel(id, title, f"{METRICS[name].meaning} {about}", (shown,), unit)
+        yield panels.graph(id, title, f"{METRICS[name].meaning} {about}", (shown,), unit)

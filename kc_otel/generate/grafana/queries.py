@@ -58,25 +58,17 @@ def cells(metric: str, *more: str, attributes: Iterable[str] = CELL, how: str = 
     return by(attributes, selector(metric, None, *picked(METRICS[metric].attributes), *more), how)
 
 
-def verdicts(*more: str) -> str:
+def verdicts() -> str:
     """Worst verdict of each clause and slice, over all pairs of kernel versions."""
-    return cells("kc.verdict", *more, attributes=_OF_SLICE)
+    return cells("kc.verdict", attributes=_OF_SLICE)
 
 
-def ever_broken(*more: str) -> str:
-    """Worst verdict of each clause and slice that was FAIL, or INVALID_INPUT, within the range that is looked at."""
-    return f"{verdicts(*more)} and {_ever_failed(*more)}"
-
-
-def never_broken(*more: str) -> str:
-    """Worst verdict of each clause and slice that was not FAIL within the range that is looked at."""
-    return f"{verdicts(*more)} unless {_ever_failed(*more)}"
-
-
-def _ever_failed(*more: str) -> str:
-    selected = selector("kc.verdict", None, *picked(METRICS["kc.verdict"].attributes), *more)
+def verdicts_broken(*, ever: bool) -> str:
+    """Those of clauses and slices that were FAIL or INVALID_INPUT at any time in the range; or that never were."""
+    selected = selector("kc.verdict", None, *picked(METRICS["kc.verdict"].attributes))
     worst = by(_OF_SLICE, f"max_over_time({selected}[$__range] @ end())")
-    return f"on ({', '.join(map(label, _OF_SLICE))}) {worst} >= {Status.FAIL.code}"
+    failed = f"on ({', '.join(map(label, _OF_SLICE))}) {worst} >= {Status.FAIL.code}"
+    return f"{verdicts()} {'and' if ever else 'unless'} {failed}"
 
 
 def now(expression: str) -> str:
@@ -105,9 +97,9 @@ def not_holding(expression: str) -> str:
     return f"({expression}) and on ({on}) {cells('kc.verdict')} > {Status.PASS.code}"
 
 
-def alerts(*more: str) -> str:
+def alerts() -> str:
     """1 for each step of the policy that fires."""
-    return f"{cells('kc.alert.firing', *more, attributes=METRICS['kc.alert.firing'].attributes)} >= 1"
+    return f"{cells('kc.alert.firing', attributes=METRICS['kc.alert.firing'].attributes)} >= 1"
 
 
 def severity() -> str:
@@ -120,9 +112,9 @@ def severity() -> str:
     return _spread(by(_OF_SLICE, worst))
 
 
-def actions(*more: str) -> str:
+def actions() -> str:
     """1 for each action of the steps that fire."""
-    return f"{cells('kc.action.active', *more, attributes=METRICS['kc.action.active'].attributes)} >= 1"
+    return f"{cells('kc.action.active', attributes=METRICS['kc.action.active'].attributes)} >= 1"
 
 
 def action_bits() -> str:

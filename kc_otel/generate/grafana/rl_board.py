@@ -10,20 +10,9 @@ from kc_otel.contract.registry.clause_metrics import DERIVED, QUANTITIES
 from kc_otel.contract.registry.own_metrics import METRICS
 from kc_otel.contract.slices import ALL
 from kc_otel.generate.files import GeneratedFile
-from kc_otel.generate.grafana import queries
+from kc_otel.generate.grafana import panels, queries
 from kc_otel.generate.grafana.boards import STEP, board_file, scope, step
-from kc_otel.generate.grafana.panels import (
-    LEGEND,
-    Json,
-    graph_panel,
-    legend,
-    limit_line,
-    override,
-    panel,
-    target,
-    thresholds,
-    verdict_panel,
-)
+from kc_otel.generate.grafana.panels import Json, legend, target, thresholds
 from kc_otel.generate.links import RL_UID
 
 _CELL: Final = legend("kc.contract", "kc.slice")
@@ -55,7 +44,7 @@ def rl_file() -> GeneratedFile:
 def _panels() -> Iterator[Json]:
     names = legend(*queries.CELL[:3])
     verdict = selector("kc.verdict", None, *queries.picked(queries.CELL))
-    yield verdict_panel(
+    yield panels.verdicts(
         13,
         "Verdicts on what is shown below",
         "The clauses of the picked contracts on these metrics, over time: with confidence, from the evaluator.",
@@ -143,7 +132,7 @@ def _panels() -> Iterator[Json]:
 def _by_step(share: str, names: str) -> Json:
     """Lines over the trainer's steps, which are a series of the same panel, in the place of time."""
     step = f"max({selector('kc.train.step', None, *queries.picked(queries.PAIR))})"
-    made = panel(
+    made = panels.panel(
         "xychart",
         16,
         "Drift by training step",
@@ -156,7 +145,7 @@ def _by_step(share: str, names: str) -> Json:
         {
             "mapping": "auto",
             "series": [{"x": {"matcher": {"id": "byName", "options": "step"}}}],
-            "legend": LEGEND,
+            "legend": panels.LEGEND,
             "tooltip": {"mode": "single", "sort": "none"},
         },
         unit="percentunit",
@@ -164,7 +153,7 @@ def _by_step(share: str, names: str) -> Json:
         custom={"show": "points+lines", "fillOpacity": 50},
     )
     made["transformations"] = [{"id": "joinByField", "options": {"byField": "Time", "mode": "outer"}}]
-    override(made, "step", {"unit": "none", "custom.axisLabel": "step"})
+    panels.override(made, "step", {"unit": "none", "custom.axisLabel": "step"})
     return made
 
 
@@ -176,7 +165,7 @@ def _quarantine() -> Iterator[Json]:
         queries.rate(f"kc.quarantine.{name}", attributes) for name in ("tv", "tokens", "sequences")
     )
     source = "From the trainer, by way of the Collector; empty where it does not quarantine rollouts."
-    yield graph_panel(
+    yield panels.graph(
         14,
         "Drift of kept and of quarantined rollouts",
         "Total variation per token of the sequences that were kept and of those that were not: what quarantine spares "
@@ -184,7 +173,7 @@ def _quarantine() -> Iterator[Json]:
         (target(f"{tv} / {tokens}", names, step=STEP),),
         "short",
     )
-    yield graph_panel(
+    yield panels.graph(
         15,
         "Sequences kept and quarantined",
         f"{METRICS['kc.quarantine.sequences'].meaning} Per second. {source}",
@@ -197,7 +186,7 @@ def _graph(id: int, title: str, about: str, series: Iterable[tuple[str, str]], l
     shown = [target(expression, name, step=STEP) for expression, name in series]
     if limit:
         shown.append(target(limit, f"{_CELL} limit"))
-    return limit_line(graph_panel(id, title, f"{about} {_SOURCE}", shown, unit))
+    return panels.with_limit(panels.graph(id, title, f"{about} {_SOURCE}", shown, unit))
 
 
 def _mean_limits(*metrics: str) -> str:

@@ -7,27 +7,9 @@ from typing import Final
 
 from kc_otel.contract.prometheus_names import label, selector
 from kc_otel.generate.files import GeneratedFile
-from kc_otel.generate.grafana import queries
+from kc_otel.generate.grafana import panels, queries
 from kc_otel.generate.grafana.boards import STEP, board_file, choice, scope, source, step
-from kc_otel.generate.grafana.panels import (
-    FILTERABLE,
-    Json,
-    graph_panel,
-    in_unit,
-    legend,
-    limit_line,
-    mapping,
-    override,
-    panel,
-    reference,
-    state_panel,
-    status_mapping,
-    table_options,
-    table_panel,
-    target,
-    thresholds,
-    verdict_panel,
-)
+from kc_otel.generate.grafana.panels import Json, legend, mapping, target, thresholds
 from kc_otel.generate.links import SLICE_UID
 
 _OF_CONTRACT: Final = f'{label("kc.contract")}=~"$contract"'
@@ -54,42 +36,42 @@ def slice_file() -> GeneratedFile:
         source("traces", "Traces", "tempo", "The Tempo that keeps the recorders' spans."),
         step(),
     ]
-    panels = (*_now(), *_bands(), *distribution_panels(), example_panel(), *_around(), _places())
+    contents = (*_now(), *_bands(), *distribution_panels(), example_panel(), *_around(), _places())
     about = "One clause on one slice: verdict, band, distribution, and the tokens behind it."
-    return board_file(SLICE_UID, about, variables, panels)
+    return board_file(SLICE_UID, about, variables, contents)
 
 
 def _now() -> Iterator[Json]:
     worst = "Verdict now, the worst of the picked kernel versions."
-    yield state_panel(1, "State", worst, _cells("kc.verdict"), span=6, mappings=[status_mapping()])
+    yield panels.state(1, "State", worst, _cells("kc.verdict"), span=6, mappings=[panels.status_mapping()])
     about = "When it got this verdict; the latest of the picked kernel versions."
     since = f"max({queries.since(_CLAUSE)})"
-    yield state_panel(2, "Since", about, since, unit="dateTimeFromNow", coloured=False)
+    yield panels.state(2, "Since", about, since, unit="dateTimeFromNow", coloured=False)
     for id, title, name, about in (
         (3, "Estimate", "kc.bound.estimate", "The statistic that the clause limits, in the clause's unit."),
         (4, "Limit", "kc.bound.limit", "The most that the contract allows on this slice, in the clause's unit."),
     ):
-        yield in_unit(state_panel(id, title, about, _cells(name), coloured=False, decimals=4), _UNIT)
-    yield state_panel(
+        yield panels.in_unit(panels.state(id, title, about, _cells(name), coloured=False, decimals=4), _UNIT)
+    yield panels.state(
         5,
         "Margin",
         "Distance from the bound that decides to the limit, as a share of the limit; negative is beyond it.",
         f"min({queries.margin_share(_CLAUSE)})",
         unit="percentunit",
-        colours=thresholds("red", (0.0, "yellow"), (0.2, "green")),
+        thresholds=thresholds("red", (0.0, "yellow"), (0.2, "green")),
         decimals=1,
     )
     about = "Observations that the verdict rests on: tokens, sequences, batches or rows, as the clause counts."
-    yield state_panel(6, "Samples", about, _cells("kc.bound.samples"), unit="short", coloured=False)
+    yield panels.state(6, "Samples", about, _cells("kc.bound.samples"), unit="short", coloured=False)
     about = "Where the decision table sends this slice's requests instead of each version of the inference kernel."
     of = legend("kc.kernel.inference")
     names = [mapping({"0": ("inference", "blue"), "1": ("training", "purple")})]
-    yield state_panel(
+    yield panels.state(
         7,
         "Kernel that serves it",
         about,
         queries.routes(),
-        colours=thresholds("blue"),
+        thresholds=thresholds("blue"),
         legend=of,
         text="value_and_name",
         mappings=names,
@@ -97,7 +79,7 @@ def _now() -> Iterator[Json]:
     said = "kc.clause.promise"
     promise = queries.by((said,), selector("kc.clause.info", None, _OF_CONTRACT, _CLAUSE))
     about = "What the clause allows."
-    yield state_panel(8, "What it promises", about, promise, legend=legend(said), span=24, coloured=False, text="name")
+    yield panels.state(8, "What it promises", about, promise, legend=legend(said), span=24, coloured=False, text="name")
 
 
 def _bands() -> Iterator[Json]:
@@ -106,7 +88,7 @@ def _bands() -> Iterator[Json]:
         target(f"{how}({selector(f'kc.bound.{name}', None, *matchers)})", name)
         for name, how in (("upper", "max"), ("lower", "min"), ("estimate", "max"), ("limit", "max"))
     )
-    band = graph_panel(
+    band = panels.graph(
         10,
         "$clause on $slice: value with its confidence band, against the limit",
         "The rolling value of the clause's statistic over the contract's window, its confidence interval as a band "
@@ -122,9 +104,9 @@ def _bands() -> Iterator[Json]:
     edge = {**colour, "custom.lineWidth": 0}
     fill = {"custom.fillBelowTo": "lower", "custom.fillOpacity": 25}
     for name, values in (("upper", {**edge, **fill}), ("lower", edge), ("estimate", {**colour, "custom.lineWidth": 2})):
-        override(band, name, values)
-    yield in_unit(limit_line(band, "/^limit$/"), _UNIT)
-    versions = graph_panel(
+        panels.override(band, name, values)
+    yield panels.in_unit(panels.with_limit(band, "/^limit$/"), _UNIT)
+    versions = panels.graph(
         11,
         "By kernel version",
         "The same estimate for each pair of kernel versions, training → inference: which version brought the drift.",
@@ -135,8 +117,8 @@ def _bands() -> Iterator[Json]:
         "short",
         height=10,
     )
-    yield in_unit(limit_line(versions, "/^limit$/"), _UNIT)
-    evidence = graph_panel(
+    yield panels.in_unit(panels.with_limit(versions, "/^limit$/"), _UNIT)
+    evidence = panels.graph(
         12,
         "Evidence against the limit",
         "What speaks against the clause since it was last kept, by pair of kernel versions, training → inference. At "
@@ -152,7 +134,7 @@ def _bands() -> Iterator[Json]:
         span=24,
         min=0.0,
     )
-    yield limit_line(evidence, "/^limit$/")
+    yield panels.with_limit(evidence, "/^limit$/")
 
 
 def _around() -> Iterator[Json]:
@@ -161,7 +143,7 @@ def _around() -> Iterator[Json]:
     clauses = queries.cells("kc.verdict", attributes=("kc.clause",))
     yield _verdicts(41, "Every clause on this slice", "Does anything else not hold here?", clauses, "kc.clause")
     samples = queries.cells("kc.bound.samples", _CLAUSE, attributes=queries.CELL[3:])
-    yield graph_panel(
+    yield panels.graph(
         42,
         "Samples behind the verdict",
         "Observations within the window, by pair of kernel versions. Few samples make a wide band.",
@@ -176,7 +158,7 @@ def _places() -> Json:
         title: queries.by(("kc.slice",), selector(f"kc.place.{name}", None, *kernels))
         for title, name in (("Mean of (1-w)+", "estimate"), ("At least", "lower"), ("At most", "upper"))
     }
-    return table_panel(
+    return panels.table(
         45,
         "Drift by position and turn",
         "While an incident of the picked kernels lasts: the mean of (1-w)+ over a prompt's tokens in one part of the "
@@ -190,7 +172,7 @@ def _places() -> Json:
 
 def _verdicts(id: int, title: str, about: str, query: str, name: str) -> Json:
     about = f"{about} Verdicts over time, the worst where several pairs of kernel versions report."
-    return verdict_panel(id, title, about, (target(query, legend(name)),), height=8, span=8)
+    return panels.verdicts(id, title, about, (target(query, legend(name)),), height=8, span=8)
 
 
 def _cells(name: str, how: str = "max") -> str:
@@ -217,7 +199,7 @@ def distribution_panels() -> Iterator[Json]:
         target(chosen, exemplar=True, step=STEP),
     )
     ranks = ((0.5, "median"), (0.99, "99th percentile"), (0.999, "99.9th percentile"))
-    yield graph_panel(
+    yield panels.graph(
         21,
         "$quantity: mean and quantiles",
         f"Of everything recorded within the interval, without confidence bounds. {_SOURCE}",
@@ -230,7 +212,7 @@ def distribution_panels() -> Iterator[Json]:
         span=12,
     )
     signed = queries.histogram("log_ratio", ())
-    yield graph_panel(
+    yield panels.graph(
         22,
         "Signed log ratio: where the tokens lie",
         "Quantiles of l = log P(y) - log Q(y) of the sampled tokens, nats. A fan that is symmetric around zero is "
@@ -272,7 +254,7 @@ def _heatmap_panel(id: int, title: str, about: str, query: Json) -> Json:
         "legend": {"show": True},
         "tooltip": {"mode": "single", "showColorScale": True},
     }
-    return panel("heatmap", id, title, about, (query,), 9, 12, options, custom={})
+    return panels.panel("heatmap", id, title, about, (query,), 9, 12, options, custom={})
 
 
 def example_panel() -> Json:
@@ -285,10 +267,10 @@ def example_panel() -> Json:
         "id. Open a trace for the request or training step that it belongs to. From the spans that the recorders send "
         "to Tempo by way of the Collector."
     )
-    options = table_options([("kc.compare.worst.abs_log_ratio", True)])
-    made = panel("table", 30, "Worst examples", about, (), 9, 24, options, custom=FILTERABLE)
-    traces = made["datasource"] = reference("tempo", _TRACES)
+    options = panels.table_options([("kc.compare.worst.abs_log_ratio", True)])
+    made = panels.panel("table", 30, "Worst examples", about, (), 9, 24, options, custom=panels.FILTERABLE)
+    traces = made["datasource"] = panels.reference("tempo", _TRACES)
     asked = {"refId": "A", "queryType": "traceql", "query": f"{spans} | select({fields})", "datasource": traces}
     made["targets"] = [{**asked, "filters": [], "limit": 100, "tableType": "spans"}]
-    override(made, "/trace(ID|Id)|Trace ID/", {"custom.width": 260}, "byRegexp")
+    panels.override(made, "/trace(ID|Id)|Trace ID/", {"custom.width": 260}, "byRegexp")
     return made

@@ -1,4 +1,4 @@
-"""Prometheus rules made from contracts, and Alertmanager's routes.
+"""Prometheus rules made from contracts, as files and as resources of Kubernetes, and Alertmanager's routes.
 
 Of two sets of rules one is loaded: `rules/` alerts on the evaluator's verdicts; `standalone/rules/` finds the verdicts
 itself, from recorders' histograms, in Prometheus or Mimir.
@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from pathlib import PurePosixPath
 from typing import Any, Final
+
+import yaml
 
 from kc_otel.contract.model import Contract
 from kc_otel.contract.units import format_duration
@@ -24,6 +26,10 @@ _INTERVAL_SECONDS: Final = 5.0
 """Seconds between evaluations: three of other rules would be most of the minute."""
 _EVALUATOR_FILE: Final = "_evaluator.yaml"
 """No contract's name begins so."""
+_KUBERNETES_FOLDERS: Final = {
+    PurePosixPath("prometheus", "rules"): PurePosixPath("kubernetes", "rules"),
+    PurePosixPath("prometheus", "standalone", "rules"): PurePosixPath("kubernetes", "standalone"),
+}
 
 
 def prometheus_files(contracts: Iterable[Contract], sites: Sites = NOWHERE) -> tuple[GeneratedFile, ...]:
@@ -31,6 +37,30 @@ def prometheus_files(contracts: Iterable[Contract], sites: Sites = NOWHERE) -> t
     ordered = unique_names(contracts)
     of_each = (make(contract, sites) for contract in ordered for make in (rule_file, standalone_file))
     return (*of_each, evaluator_file(sites), routes_file(ordered))
+
+
+def kubernetes_files(contracts: Iterable[Contract], sites: Sites = NOWHERE) -> tuple[GeneratedFile, ...]:
+    """Return a PrometheusRule for each rule file of `prometheus_files`; load one of the two folders.
+
+    The resource is the Prometheus Operator's, which Mimir's and VictoriaMetrics' operators read, too.
+    """
+    files = prometheus_files(contracts, sites)
+    return tuple(_rule_resource(file) for file in files if file.path.parent in _KUBERNETES_FOLDERS)
+
+
+def _rule_resource(file: GeneratedFile) -> GeneratedFile:
+    suffix = "-standalone" if "standalone" in file.path.parts else ""
+    # A resource's name has no underscore, and begins with a letter or a digit.
+    name = f"kernel-contract-{file.path.stem}{suffix}".replace("_", "-").replace("--", "-")
+    labels = {"app.kubernetes.io/name": "kernel-contract", "app.kubernetes.io/instance": file.path.stem.strip("_")}
+    comments = [line.removeprefix("# ") for line in file.text.splitlines() if line.startswith("#")]
+    content = {
+        "apiVersion": "monitoring.coreos.com/v1",
+        "kind": "PrometheusRule",
+        "metadata": {"name": name, "labels": labels},
+        "spec": yaml.safe_load(file.text),
+    }
+    return GeneratedFile(_KUBERNETES_FOLDERS[file.path.parent] / file.path.name, as_yaml(content, *comments[1:]))
 
 
 def evaluator_file(sites: Sites = NOWHERE) -> GeneratedFile:

@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Final
 from urllib.parse import urlsplit
 
-from kc_otel.client.signing import Secret, SecretError
+from kc_otel.client.webhooks import Secret, SecretError
 from kc_otel.serve.watched_files import WatchedFiles
 from kc_otel.serve.webhooks.formats import Format
 

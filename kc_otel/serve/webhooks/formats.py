@@ -18,7 +18,7 @@ from enum import StrEnum
 from typing import Any, Final
 from urllib.parse import urlsplit, urlunsplit
 
-from kc_otel.client.signing import Secret, sign
+from kc_otel.client.webhooks import Secret, sign
 
 
 class Format(StrEnum):

@@ -7,7 +7,7 @@ import socket
 
 import pytest
 
-from kc_otel.client.signing import Secret, new_secret
+from kc_otel.client.webhooks import Secret, new_secret
 from kc_otel.serve.webhooks.deliver import AddressError, Dispatcher, pinned
 from kc_otel.serve.webhooks.endpoints import WebhookEndpoint
 from kc_otel.serve.webhooks.outbox import DeliveryState, Outbox

@@ -11,7 +11,7 @@ from itertools import count
 import httpx
 import pytest
 
-from kc_otel.client.signing import Secret, new_secret, verify
+from kc_otel.client.webhooks import Secret, new_secret, verify
 from kc_otel.serve.webhooks.deliver import Dispatcher, retry_after_seconds
 from kc_otel.serve.webhooks.endpoints import WebhookEndpoint
 from kc_otel.serve.webhooks.outbox import DeliveryState, Outbox

@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from kc_otel.client.signing import Secret, new_secret
+from kc_otel.client.webhooks import Secret, new_secret
 from kc_otel.serve.webhooks.endpoints import Rotation, WebhookEndpoint, WebhookEndpointError, endpoints_from_env
 from kc_otel.serve.webhooks.formats import Format
 

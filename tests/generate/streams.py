@@ -58,10 +58,7 @@ def contract() -> Contract:
             "apiVersion": "kernel-contract/v1",
             "kind": "KernelContract",
             "metadata": {"name": "agreement", "version": 1, "owner": "tests"},
-            "kernels": {
-                "train": {"engine": "torch"},
-                "inference": {"engine": "vllm"},
-            },
+            "kernels": {"train": {"engine": "torch"}, "inference": {"engine": "vllm"}},
             "assumptions": {"clip": 0.2},
             "slices": {name: {"where": {"task": name}} for name in ("broken", "moving")},
             "statistical": clauses,
@@ -73,8 +70,6 @@ def contract() -> Contract:
 
 @dataclass
 class Export:
-    """What one process exported of one slice at one time."""
-
     step: int
     run: int
     content: dict[str, ExponentialHistogram]
@@ -92,7 +87,6 @@ class Stream:
     starts: dict[int, int] = field(default_factory=dict)
 
     def play(self) -> None:
-        """Fill `exports`."""
         run, silent, sigma, accumulator = -1, 0, self.rng.choice(SIGMAS[self.slice]), None
         for step in range(STEPS):
             # A restart is noticed by a count that goes down, so there has to be something that can.
