@@ -32,7 +32,7 @@ CHOICE = {
     "finish_reason": "stop",
     "token_ids": [7, 8],
     "prompt_token_ids": [1, 2],
-    "logprobs": {"token_logprobs": [-0.5, -9999.0], "tokens": ["token_id:7", "token_id:8"]},
+    "logprobs": {"token_logprobs": [-0.5, -9999.0], "tokens": ["a", "b"]},
 }
 SCORED = [None, {"2": {"logprob": -1.0}}, {"7": {"logprob": -0.25}}, {"8": {"logprob": -9999.0}}]
 
@@ -134,10 +134,9 @@ def test_a_request_leaves_no_parameter_to_the_server():
 
 
 def test_a_completion_is_read_with_its_ids_and_log_probabilities():
-    """In vLLM's answers -9999 is log 0; ids come from token_ids, or from tokens as older versions write them."""
+    """In vLLM's answers -9999 is log 0."""
     found = answers.sampled(answer(), "Hi")
     assert found == answers.Sampled((1, 2), (7, 8), (-0.5, -math.inf), "stop")
-    assert answers.sampled(answer(token_ids=None), "Hi") == found
     assert answers.sampled(answer(prompt_token_ids=None), (1, 2)) == found
     assert math.isnan(answers.sampled(answer(logprobs={"token_logprobs": [None, -1.0]}), "Hi").logprobs[0])
 
