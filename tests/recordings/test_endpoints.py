@@ -22,7 +22,8 @@ from kc_otel.recordings.endpoints.endpoint_client import (
     RequestFailedError,
     endpoint_scorer,
 )
-from kc_otel.recordings.endpoints.prompts import Prompt, PromptsError, read_prompts
+from kc_otel.recordings.endpoints.prompts import Prompt, read_prompts
+from kc_otel.recordings.recording import RecordingError
 from kc_otel.recordings.scoring import UnavailableError
 from tests.tools.completions import completions, table, token_ids
 
@@ -210,7 +211,7 @@ def test_everything_that_is_wrong_with_prompts_is_said_at_once(tmp_path):
         '{"prompt": "Hi"}\n{\n{"prompt": ""}\n{"prompt": [1]}\n{"prompt_token_ids": [1.5]}\n'
         '{"prompt": "Hi", "temperature": 0.7, "top_p": 1}\n[]\n{"prompt": "a", "messages": [{}]}\n'
     )
-    with pytest.raises(PromptsError) as caught:
+    with pytest.raises(RecordingError) as caught:
         read_prompts(path)
     said = str(caught.value).splitlines()
     assert [line.partition(": line ")[2].partition(":")[0] for line in said] == list("2345678")
@@ -219,9 +220,9 @@ def test_everything_that_is_wrong_with_prompts_is_said_at_once(tmp_path):
     assert "temperature: 0.7: both endpoints are compared at temperature 1" in said[4]
     assert "it has prompt and messages" in said[6]
     path.write_text("\n")
-    with pytest.raises(PromptsError, match="has no prompt"):
+    with pytest.raises(RecordingError, match="has no prompt"):
         read_prompts(path)
-    with pytest.raises(PromptsError, match="cannot be read"):
+    with pytest.raises(RecordingError, match="cannot be read"):
         read_prompts(tmp_path / "none.jsonl")
 
 
