@@ -12,8 +12,8 @@ from __future__ import annotations
 import functools
 import os
 import threading
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Final, Literal, Self
+from collections.abc import Callable, Mapping
+from typing import Any, Final, Literal
 
 from kc_otel._extras import extra
 from kc_otel.record.recorder import Recorder
@@ -23,8 +23,9 @@ from kc_otel.recordings.scoring import sampled_logprobs
 
 with extra("torch", "watching a module"):
     import torch
+    from torch.utils.hooks import RemovableHandle
 
-__all__ = ["AttachedHooks", "next_token_logprobs", "observe", "shadow"]
+__all__ = ["next_token_logprobs", "observe", "shadow"]
 
 _IGNORED_LABEL: Final = -100
 
@@ -32,36 +33,15 @@ AttributesOf = Attributes | Callable[[tuple[Any, ...], Mapping[str, Any]], Attri
 """Attributes of the sequences, or what makes them from a forward's arguments."""
 
 
-class AttachedHooks:
-    """Hooks on modules; `remove` them, or use this as a context manager.
-
-    Args:
-        handles: Handles that torch returned.
-    """
-
-    def __init__(self, handles: Sequence[Any]) -> None:
-        self._handles = handles
-
-    def remove(self) -> None:
-        """Detach every hook; the modules are as they were before. Calling it again does nothing."""
-        for handle in self._handles:
-            handle.remove()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.remove()
-
-
 def observe(
     module: torch.nn.Module, recorder: Recorder, *, side: Literal["train", "inference"], attributes: AttributesOf = None
-) -> AttachedHooks:
+) -> RemovableHandle:
     """Record the log-probabilities that a causal language model gives its own input, teacher-forced.
 
     The other kernel records the same sequences, here or through `Recorder.sampled` and `Recorder.scored` with
     `prompt_ids` the first token and `token_ids` the rest; they are paired by their tokens. Forwards of a single token,
-    as in generation from a cache, have nothing to record.
+    as in generation from a cache, have nothing to record. `remove` the handle, or use it as a context manager: the
+    module is then as it was before.
 
     Args:
         module: Called as `module(input_ids[, attention_mask], ...)`, [sequences, tokens]; returns logits
@@ -104,7 +84,7 @@ def shadow(
     side: Literal["train", "inference"],
     sampling: float | Callable[[], float] | None = None,
     attributes: AttributesOf = None,
-) -> AttachedHooks:
+) -> RemovableHandle:
     """Run a reference kernel on what a model is called with, and compare whole next-token distributions.
 
     The reference runs inside the model's call, without autograd and outside of autocast, so that call takes longer; at
@@ -188,10 +168,10 @@ class _ForwardHook:
 
 def _attached(
     module: torch.nn.Module, recorder: Recorder, record: Callable[[tuple[Any, ...], dict[str, Any], Any], None]
-) -> AttachedHooks:
+) -> RemovableHandle:
     if not isinstance(module, torch.nn.Module):
         raise TypeError(f"module: {type(module).__name__} is not a torch.nn.Module")
-    return AttachedHooks([module.register_forward_hook(_ForwardHook(recorder, record), with_kwargs=True)])
+    return module.register_forward_hook(_ForwardHook(recorder, record), with_kwargs=True)
 
 
 def _nothing(*_: object) -> None:

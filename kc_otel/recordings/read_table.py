@@ -281,9 +281,8 @@ def _attributes(
     for name, array in others.items():
         if name == ATTRIBUTES:
             continue
-        plain = _text(array) if array.dtype.kind == "S" else array
-        if plain.shape in {(rows,), ()} and plain.dtype.kind in "biufU":
-            columns[name] = np.broadcast_to(plain, rows).tolist()
+        if array.shape in {(rows,), ()} and array.dtype.kind in "biufU":
+            columns[name] = np.broadcast_to(array, rows).tolist()
         else:
             kind = "text" if array.dtype.kind == "U" else array.dtype
             unread[name] = f"holds {kind} of shape {array.shape}, not a plain value for each of {rows:,} rows"
@@ -300,14 +299,6 @@ def _attributes(
         except ValueError as error:
             problems.add(f"row {row}: {ATTRIBUTES}: {text!r} is not a JSON object ({error})")
     return tuple(found), unread
-
-
-def _text(array: NDArray[Any]) -> NDArray[Any]:
-    """Bytes as the text that they are; themselves where they are none."""
-    try:
-        return np.char.decode(array, "utf-8")
-    except UnicodeDecodeError:
-        return array
 
 
 def _shown(array: NDArray[Any]) -> str:

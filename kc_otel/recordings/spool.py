@@ -15,6 +15,7 @@ import os
 import sqlite3
 import time
 from collections.abc import Iterable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, Self
@@ -213,25 +214,21 @@ def _connect(path: Path, max_bytes: int | None = None) -> sqlite3.Connection:
         # Prompts and answers of users: for the account that serves, whatever its umask is. SQLite gives the files
         # beside it the same mode.
         os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
-        connection = sqlite3.connect(path, isolation_level=None, timeout=_RETRY_SECONDS, check_same_thread=False)
+        with ExitStack() as unless_it_works:
+            connection = sqlite3.connect(path, isolation_level=None, timeout=_RETRY_SECONDS, check_same_thread=False)
+            unless_it_works.callback(connection.close)
+            _prepare(path, connection, max_bytes)
+            unless_it_works.pop_all()
     except (sqlite3.Error, OSError) as error:
         raise _unusable(path, error) from error
-    try:
-        ours = _prepared(connection, max_bytes)
-    except sqlite3.Error as error:
-        connection.close()
-        raise _unusable(path, error) from error
-    if not ours:
-        connection.close()
-        raise SpoolError(f"{path}: is a database of something else; give the spool a file of its own")
     return connection
 
 
-def _prepared(connection: sqlite3.Connection, max_bytes: int | None) -> bool:
-    """Return True if the database is a spool; an empty one is made into a spool."""
+def _prepare(path: Path, connection: sqlite3.Connection, max_bytes: int | None) -> None:
+    """Make an empty database into a spool; refuse one that is something else."""
     tables = connection.execute("SELECT count(*) FROM sqlite_schema").fetchone()[0]
     if tables and connection.execute("PRAGMA application_id").fetchone()[0] != _APPLICATION_ID:
-        return False
+        raise SpoolError(f"{path}: is a database of something else; give the spool a file of its own")
     connection.execute("PRAGMA journal_mode=WAL")
     connection.execute("PRAGMA synchronous=NORMAL")
     connection.execute(f"PRAGMA wal_autocheckpoint={_WAL_PAGES}")
@@ -244,7 +241,6 @@ def _prepared(connection: sqlite3.Connection, max_bytes: int | None) -> bool:
     if max_bytes is not None:
         page = connection.execute("PRAGMA page_size").fetchone()[0]
         connection.execute(f"PRAGMA max_page_count={max(max_bytes, MIN_BYTES) // page}")
-    return True
 
 
 def _forget(connection: sqlite3.Connection, numbers: Iterable[int]) -> None:

@@ -145,14 +145,6 @@ def test_what_is_recorded_is_what_was_sampled(story):
             assert request.processing == {"temperature": 0.8, "top_p": 0.9}
 
 
-def test_the_worker_is_asked_for_its_attention(story):
-    """The fingerprint holds what only the process of the worker knows."""
-    _, sink = story
-    (kernel,) = {request.kernel for request in sink.requests.values()}
-    assert kernel.attention == "CPU_ATTN"
-    assert kernel.hardware.startswith("cpu ")
-
-
 def test_trace_context_and_baggage_come_along(story):
     _, sink = story
     (request,) = sink.of("traced")

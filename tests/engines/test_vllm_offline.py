@@ -172,22 +172,6 @@ def test_streams_are_what_they_would_have_been(llm, instrument, sink, kind):
         assert sink.of(request_id)[index].token_ids.tolist() == tokens
 
 
-def test_an_aborted_request_is_not_recorded(llm, instrument, sink):
-    from vllm import SamplingParams
-
-    instrumentor = instrument()
-    engine = llm.llm_engine
-    engine.add_request("gone", TEXTS[0], SamplingParams(max_tokens=50))
-    engine.step()
-    engine.abort_request(["gone"])
-    while engine.has_unfinished_requests():
-        engine.step()
-    generate(llm, max_tokens=2)
-    instrumentor.flush()
-    assert len(sink.requests) == len(TEXTS)
-    assert instrumentor.stats().sampled == len(TEXTS) + 1
-
-
 @pytest.mark.usefixtures("llm")
 def test_uninstrumenting_restores_every_function(instrument):
     import vllm.entrypoints.launchers.app as server

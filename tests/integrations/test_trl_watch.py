@@ -250,8 +250,9 @@ def test_what_cannot_be_watched_is_refused_with_a_remedy(contract, recorders):
     with pytest.raises(ValueError, match="task are only handed to reward functions"):
         instrument(trainer, recorders(contract=contract()))
     assert "compute_loss" not in vars(trainer)
-    with pytest.raises(TypeError, match="the recorder has its own"):
-        instrument(Trainer(reward), recorders(), inference=recorders()._pair.inference)
+    for own in ({"inference": recorders()._pair.inference}, {"log": TrainingLog()}):
+        with pytest.raises(TypeError, match="the recorder has its own"):
+            instrument(Trainer(reward), recorders(), **own)
 
 
 def test_from_a_contract_it_makes_and_shuts_down_its_own_recorder(contract, monkeypatch):
@@ -283,9 +284,3 @@ def test_what_the_trainer_logs_has_the_verdicts_while_it_is_watched(contract, mo
     assert logged[0][0] | {"reward": 1.0, "kc/tv/all": 0.0, "kc/tv/limit": 0.5} == logged[0][0]
     assert logged[1] == ({"reward": 2.0}, None)
     assert trainer.log is original
-
-
-def test_a_log_stays_with_its_recorder(watched):
-    """Two places to say it would be one too many."""
-    with pytest.raises(TypeError, match="log: the recorder has its own"):
-        watched(log=TrainingLog())

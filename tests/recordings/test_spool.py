@@ -375,9 +375,3 @@ def test_what_nobody_scores_does_not_stay_for_ever(tmp_path, caplog):
         assert b"old-person" not in bytes_of(again)
     again.close()
     assert "1 requests were older than 1h and are removed unscored" in caplog.text
-
-
-def test_an_age_has_to_be_one(tmp_path):
-    """A spool that would keep nothing is refused."""
-    with pytest.raises(ValueError, match="max_age: 0"):
-        Spool(tmp_path / "spool.sqlite", max_age=0)

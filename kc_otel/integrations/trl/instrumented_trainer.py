@@ -123,22 +123,18 @@ class InstrumentedTrainer:
             undo.callback(wrap(trainer.vllm_generation, "generate", self._after(self._generated)))
         functions = [i for i, reward in enumerate(trainer.reward_funcs) if not hasattr(reward, "parameters")]
         self._rewards = bool(functions) and self.recorder.contract.assumptions.reward_range is not None
-        if self._rewards:
-            for number, reward in enumerate(trainer.reward_funcs):
-                if number in functions:
-                    undo.callback(wrap(trainer.reward_funcs, number, functools.partial(self._around_reward, number)))
-                else:
-                    hook = functools.partial(self._guarded, self._model_said, number)
-                    undo.callback(reward.register_forward_hook(hook).remove)
-        elif self._columns:
-            if not functions:
-                raise ValueError(
-                    f"slices: the columns {', '.join(sorted(self._columns))} are only handed to reward functions, and "
-                    "all of these are models; add a function to reward_funcs that returns None for every completion"
-                )
-            undo.callback(
-                wrap(trainer.reward_funcs, functions[0], functools.partial(self._around_reward, functions[0]))
+        if self._columns and not functions:
+            raise ValueError(
+                f"slices: the columns {', '.join(sorted(self._columns))} are only handed to reward functions, and "
+                "all of these are models; add a function to reward_funcs that returns None for every completion"
             )
+        for number, reward in enumerate(trainer.reward_funcs):
+            if number in functions:  # each has its say, and any one is handed the columns
+                if self._rewards or (self._columns and number == functions[0]):
+                    undo.callback(wrap(trainer.reward_funcs, number, functools.partial(self._around_reward, number)))
+            elif self._rewards:
+                hook = functools.partial(self._guarded, self._model_said, number)
+                undo.callback(reward.register_forward_hook(hook).remove)
 
     def _around_loss(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def compute_loss(model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:

@@ -14,6 +14,7 @@ rank that its name selects, so that one in `dp` tokens of the first mini-batch c
 from __future__ import annotations
 
 import functools
+import inspect
 import logging
 import zlib
 from collections import Counter
@@ -73,71 +74,57 @@ class FirstPassWatch(Watch):
             _replace(module.ActorRolloutRefWorker, "update_actor", self._around_actor)
             _replace(module.ActorRolloutRefWorker, "update_weights", self._around_sync)
 
-    def _around_actor(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        def update_actor(worker: Any, *args: Any, **kwargs: Any) -> Any:
-            self._worker = worker
-            return original(worker, *args, **kwargs)
+    def _around_actor(self, original: Callable[..., Any], worker: Any, *args: Any, **kwargs: Any) -> Any:
+        self._worker = worker
+        return original(worker, *args, **kwargs)
 
-        return update_actor
+    async def _around_sync(self, original: Callable[..., Any], worker: Any, *args: Any, **kwargs: Any) -> Any:
+        sent = await original(worker, *args, **kwargs)
+        step = kwargs.get("global_steps", args[0] if args else None)
+        if step is not None:
+            self._synced, self._stepped = int(step), False
+        return sent
 
-    def _around_sync(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        async def update_weights(worker: Any, *args: Any, **kwargs: Any) -> Any:
-            sent = await original(worker, *args, **kwargs)
-            step = kwargs.get("global_steps", args[0] if args else None)
-            if step is not None:
-                self._synced, self._stepped = int(step), False
-            return sent
+    def _around_update(self, original: Callable[..., Any], worker: Any, data: Any, *args: Any, **kwargs: Any) -> Any:
+        if self._is_actor(worker):
+            self._audited = self._guarded(pop_audited, data) or frozenset()
+            self._update = self._guarded(_bypassed, data)
+        try:
+            return original(worker, data, *args, **kwargs)
+        finally:
+            self._update = None
 
-        return update_weights
+    def _around_mini_batch(
+        self, original: Callable[..., Any], worker: Any, data: Any, *args: Any, **kwargs: Any
+    ) -> Any:
+        if not self._is_actor(worker):
+            return original(worker, data, *args, **kwargs)
+        try:
+            if self._update:
+                self._rollouts = self._guarded(self._counted, worker.engine, data)
+            return original(worker, data, *args, **kwargs)
+        finally:
+            self._stepped, self._update, self._rollouts = True, None, None
 
-    def _around_update(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        def train_mini_batch(worker: Any, data: Any, *args: Any, **kwargs: Any) -> Any:
-            if self._is_actor(worker):
-                self._audited = self._guarded(pop_audited, data) or frozenset()
-                self._update = self._guarded(_bypassed, data)
-            try:
-                return original(worker, data, *args, **kwargs)
-            finally:
-                self._update = None
+    def _around_loss(
+        self, original: Callable[..., Any], config: Any, model_output: Any, data: Any, dp_group: Any = None
+    ) -> Any:
+        self._micro_batch = data if self._rollouts else None
+        try:
+            return original(config, model_output, data, dp_group)
+        finally:
+            self._micro_batch = None
 
-        return train_mini_batch
+    def _around_choice(self, original: Callable[..., Any], name: Any) -> Any:
+        chosen = original(name)
+        if self._micro_batch is None:
+            return chosen
 
-    def _around_mini_batch(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        def train_batch(worker: Any, data: Any, *args: Any, **kwargs: Any) -> Any:
-            if not self._is_actor(worker):
-                return original(worker, data, *args, **kwargs)
-            try:
-                if self._update:
-                    self._rollouts = self._guarded(self._counted, worker.engine, data)
-                return original(worker, data, *args, **kwargs)
-            finally:
-                self._stepped, self._update, self._rollouts = True, None, None
+        def policy_loss(*args: Any, **kwargs: Any) -> Any:
+            self._guarded(self._record, kwargs)
+            return chosen(*args, **kwargs)
 
-        return train_batch
-
-    def _around_loss(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        def ppo_loss(config: Any, model_output: Any, data: Any, dp_group: Any = None) -> Any:
-            self._micro_batch = data if self._rollouts else None
-            try:
-                return original(config, model_output, data, dp_group)
-            finally:
-                self._micro_batch = None
-
-        return ppo_loss
-
-    def _around_choice(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        def get_policy_loss_fn(name: Any) -> Any:
-            chosen = original(name)
-            if self._micro_batch is None:
-                return chosen
-
-            def policy_loss(*args: Any, **kwargs: Any) -> Any:
-                self._guarded(self._record, kwargs)
-                return chosen(*args, **kwargs)
-
-            return policy_loss
-
-        return get_policy_loss_fn
+        return policy_loss
 
     def _is_actor(self, worker: Any) -> bool:
         return self._worker is not None and worker is self._worker.actor
@@ -199,9 +186,18 @@ class FirstPassWatch(Watch):
         return found
 
 
-def _replace(owner: Any, name: str, around: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
+def _replace(owner: Any, name: str, around: Callable[..., Any]) -> None:
+    """Put a plain function in the place of another, which `around` gets beside its arguments."""
     original = getattr(owner, name)
-    setattr(owner, name, functools.wraps(original)(around(original)))
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return around(original, *args, **kwargs)
+
+    async def awaited(*args: Any, **kwargs: Any) -> Any:
+        return await around(original, *args, **kwargs)
+
+    wrapper = awaited if inspect.iscoroutinefunction(around) else call
+    setattr(owner, name, functools.wraps(original)(wrapper))
 
 
 def _bypassed(data: Any) -> int | None:

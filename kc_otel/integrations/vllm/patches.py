@@ -19,7 +19,8 @@ from __future__ import annotations
 import functools
 import inspect
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 from kc_otel._extras import extra
@@ -109,28 +110,34 @@ class Patches:
         return call
 
     def _engine(self, engine_class: Any, register: Callable[[Any], None]) -> None:
-        engines = self._engines
-
         def make(wrapped: Any) -> Any:
             trace_headers = _argument(wrapped, "trace_headers")
 
             def add_request(engine: Any, *args: Any, **kwargs: Any) -> Any:
-                if not self._active:
-                    return wrapped(engine, *args, **kwargs)
-                self._register(engine, register)
-                with engines.request_context(trace_headers(args, kwargs)):
+                with self._request(engine, register, trace_headers(args, kwargs)):
                     return wrapped(engine, *args, **kwargs)
 
             async def awaited(engine: Any, *args: Any, **kwargs: Any) -> Any:
-                if not self._active:
-                    return await wrapped(engine, *args, **kwargs)
-                self._register(engine, register)
-                with engines.request_context(trace_headers(args, kwargs)):
+                with self._request(engine, register, trace_headers(args, kwargs)):
                     return await wrapped(engine, *args, **kwargs)
 
             return awaited if inspect.iscoroutinefunction(wrapped) else add_request
 
         self._wrap(engine_class, "add_request", make)
+
+    @contextmanager
+    def _request(self, engine: Any, register: Callable[[Any], None], trace_headers: Any) -> Iterator[None]:
+        """Meet the engine of a request, and remember where that comes from while its completions are registered."""
+        if not self._active:
+            yield
+            return
+        try:
+            if not self._engines.known(engine):
+                register(engine)
+        except Exception as error:  # noqa: BLE001 - its requests go on without being recorded
+            self._fail(error)
+        with self._engines.request_context(trace_headers):
+            yield
 
     def _server(self, module: Any) -> None:
         def make(wrapped: Any) -> Any:
@@ -147,13 +154,6 @@ class Patches:
             return init_entrypoints_middleware
 
         self._wrap(module, "init_entrypoints_middleware", make)
-
-    def _register(self, engine: Any, register: Callable[[Any], None]) -> None:
-        try:
-            if not self._engines.known(engine):
-                register(engine)
-        except Exception as error:  # noqa: BLE001 - its requests go on without being recorded
-            self._fail(error)
 
     def _fail(self, error: Exception) -> None:
         self._engines.delivery.drop("failed", error)

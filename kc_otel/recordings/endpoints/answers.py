@@ -13,7 +13,6 @@ log-probability, a token's id and its text; the first token of all has null.
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -25,8 +24,6 @@ GENERATE: Final = "/generate"
 """Path of SGLang's own API."""
 _MINUS_INFINITY: Final = -9999.0
 """Value that vLLM and OpenAI write for the logarithm of 0, for which JSON has no number."""
-_TOKEN_ID: Final = re.compile(r"token_id:(\d+)")
-"""A token where vLLM was asked for ids in place of texts."""
 
 
 class AnswerError(ValueError):
@@ -51,7 +48,6 @@ def sampling_body(model: str, prompt: str | Sequence[int], max_tokens: int) -> d
         "max_tokens": max_tokens,
         "logprobs": 0,
         "return_token_ids": True,
-        "return_tokens_as_token_ids": True,
         **_UNPROCESSED,
     }
 
@@ -79,12 +75,10 @@ def sampled(answer: Any, prompt: str | Sequence[int]) -> Sampled:
             "answers without log-probabilities of the sampled tokens (choices[0].logprobs.token_logprobs) though "
             "logprobs was asked for; take a server that returns them, such as vLLM's, and a proxy that passes both on"
         )
-    token_ids, texts = _ids(choice.get("token_ids")), given.get("tokens")
+    token_ids = _ids(choice.get("token_ids"))
     if token_ids is not None and len(token_ids) != len(logprobs):
         raise AnswerError(f"answers with {len(logprobs)} log-probabilities for {len(token_ids)} sampled tokens")
-    if token_ids is None and isinstance(texts, list):  # vLLM's form of tokens in versions without `token_ids`
-        token_ids = tuple(int(named[1]) for text in texts if (named := _TOKEN_ID.fullmatch(str(text))))
-    if logprobs and (token_ids is None or len(token_ids) != len(logprobs)):
+    if logprobs and token_ids is None:
         raise AnswerError(
             "answers without the ids of the sampled tokens (choices[0].token_ids) though return_token_ids was asked "
             "for; vLLM has them from 0.10.2 on"

@@ -10,13 +10,10 @@ from typing import Any
 
 from kc_otel.contract.json_text import read_json_text
 from kc_otel.contract.slices import Scalar
-from kc_otel.recordings.read_table import scalars_of
+from kc_otel.recordings.read_table import lines, scalars_of
+from kc_otel.recordings.recording import RecordingError
 from kc_otel.recordings.request import NEUTRAL, effective
 from kc_otel.recordings.table import ATTRIBUTES, Problems
-
-
-class PromptsError(ValueError):
-    """A file of prompts cannot be used; the message names file, line, field and remedy of everything that is wrong."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,28 +37,21 @@ def read_prompts(path: str | Path) -> tuple[Prompt, ...]:
     plain values are attributes, as are those of an object `attributes`.
 
     Raises:
-        PromptsError: If it cannot be read, a line is no prompt, asks to be sampled otherwise than at temperature 1
-            without truncation, or there is none.
+        RecordingError: If it cannot be read, a line is no prompt, asks to be sampled otherwise than at temperature 1
+            without truncation, or there is none; with everything that is wrong.
     """
     problems = Problems(str(path))
     found = []
-    try:
-        text = Path(path).read_text(encoding="utf-8")
-    except OSError as error:
-        raise PromptsError(f"{path}: cannot be read ({error.strerror or error})") from None
-    except UnicodeDecodeError as error:
-        raise PromptsError(f"{path}: is not UTF-8 ({error})") from None
-    for line, content in enumerate(text.split("\n"), 1):
-        if content.strip():
-            try:
-                found.append(_prompt(line, read_json_text(content)))
-            except ValueError as error:
-                said = f"is not JSON ({error}); every line is one object"
-                problems.add(f"line {line}: {said if isinstance(error, json.JSONDecodeError) else error}")
+    for line, content in lines(Path(path)):
+        try:
+            found.append(_prompt(line, read_json_text(content)))
+        except ValueError as error:
+            said = f"is not JSON ({error}); every line is one object"
+            problems.add(f"line {line}: {said if isinstance(error, json.JSONDecodeError) else error}")
     if not found and not problems.all():
         problems.add("has no prompt; write one JSON object per line, such as {'prompt': 'Hello'} in double quotes")
     if problems.all():
-        raise PromptsError("\n".join(problems.all()))
+        raise RecordingError(*problems.all())
     return tuple(found)
 
 
