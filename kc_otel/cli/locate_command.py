@@ -60,6 +60,10 @@ Engine = Annotated[
     list[str] | None, typer.Option("--engine", metavar="NAME=VALUE", help="Argument of vllm.LLM; repeatable.")
 ]
 
+_log: Final = logging.getLogger("kc_otel.locate")
+_ANSWERED_EXIT_CODES: Final = frozenset({0, 1, 3})
+"""Exit codes of a run that has put its answer on the incident."""
+
 
 def run(
     contract: Annotated[str, typer.Argument(metavar="CONTRACT", help="The contract that fails.")],
@@ -366,11 +370,6 @@ def _print_cases(reports: Sequence[CaseReport], verdicts: Sequence[Verdict], lef
         lines += ["", "Verdicts", *table_lines(("verdict", "clause", "slice", "why"), judged)]
     for line in (*lines, *(f"not judged: {sentence}" for sentence in left_out)):
         typer.echo(plain(line))
-
-
-_log: Final = logging.getLogger("kc_otel.locate")
-_ANSWERED_EXIT_CODES: Final = frozenset({0, 1, 3})
-"""Exit codes of a run that has put its answer on the incident."""
 
 
 class Follower:

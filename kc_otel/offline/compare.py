@@ -55,6 +55,10 @@ _WORST_FIRST: Final = (Status.FAIL, Status.INVALID_INPUT, Status.NO_DATA, Status
 
 Slices = Mapping[str, Any] | Sequence[Mapping[str, Scalar]]
 
+_MAX_VALUES: Final = 20
+"""Values of an attribute that become slices of their own."""
+_RANGE_COUNT: Final = 4
+
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class JudgedComparison:
@@ -284,11 +288,6 @@ def _unit(name: str) -> str:
     if key in QUANTITIES:
         return QUANTITIES[key].unit
     return DERIVED[key].unit if key in DERIVED else "1"
-
-
-_MAX_VALUES: Final = 20
-"""Values of an attribute that become slices of their own."""
-_RANGE_COUNT: Final = 4
 
 
 def by_attributes(recording: Recording, names: Sequence[str]) -> dict[str, Recording | None]:

@@ -32,6 +32,13 @@ Statistic = Literal["token_k1", "token_k3", "seq_sum_k1", "seq_mean_k1", "seq_me
 
 `off_policy` is TRL's: the mean of k1 over a sequence whose advantage is negative; other sequences are never
 rejected."""
+Trainer = Literal["verl", "trl", "slime"]
+_CAPS: Final = (1.05, 1.1, 1.25, 1.5, 2.0, 3.0, 5.0, 10.0)
+"""Largest ratios to try; 2 is the default of verl and slime, 3 of TRL, 5 with 0.5 that of IcePop."""
+_ICEPOP_BAND: Final = (0.5, 5.0)
+_GEOMETRIC: Final = (1.001, 1.003, 1.01, 1.03, 1.1)
+_K3: Final = (0.001, 0.003, 0.01, 0.03, 0.1)
+_OFF_POLICY: Final = (0.01, 0.03, 0.1, 0.5)
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,16 +168,6 @@ def _range(of: Weight | Rejection) -> str:
     if math.isinf(of.low) or (of.low == 0.0 and isinstance(of, Weight)):
         return f"at most {of.high:g}"
     return f"[{of.low:.4g}, {of.high:.4g}]"
-
-
-Trainer = Literal["verl", "trl", "slime"]
-
-_CAPS: Final = (1.05, 1.1, 1.25, 1.5, 2.0, 3.0, 5.0, 10.0)
-"""Largest ratios to try; 2 is the default of verl and slime, 3 of TRL, 5 with 0.5 that of IcePop."""
-_ICEPOP_BAND: Final = (0.5, 5.0)
-_GEOMETRIC: Final = (1.001, 1.003, 1.01, 1.03, 1.1)
-_K3: Final = (0.001, 0.003, 0.01, 0.03, 0.1)
-_OFF_POLICY: Final = (0.01, 0.03, 0.1, 0.5)
 
 
 def catalogue(*, advantages: bool) -> tuple[Correction, ...]:

@@ -46,6 +46,10 @@ _MAX_QUOTED_CHARACTERS: Final = 300
 """Characters of what a parser says."""
 _HEAD_ENTRIES: Final = 100
 """Entries of a file that are looked at to see whether it says when the evaluator judged."""
+DEFAULT_TICK_SECONDS: Final = 10.0
+"""Seconds between evaluations where the recording does not say."""
+_MAX_ITEMS: Final = 60_000
+"""Points of a message that is read so; larger ones are read by protobuf."""
 
 
 class TrafficFileError(Exception):
@@ -135,10 +139,6 @@ def _messages(path: Path, first: bytes, file: IO[bytes], damage: list[str]) -> I
         number, head = number + 1, b""
 
 
-DEFAULT_TICK_SECONDS: Final = 10.0
-"""Seconds between evaluations where the recording does not say."""
-
-
 @dataclass(frozen=True, slots=True)
 class Replayed:
     """Result of a replay under a contract, and if given an `old` one; `damage` names what had to be left out."""
@@ -220,10 +220,6 @@ def _names(paths: Sequence[Path]) -> set[str]:
         for pair in point.attributes
         if pair.key == "kc.contract"
     }
-
-
-_MAX_ITEMS: Final = 60_000
-"""Points of a message that is read so; larger ones are read by protobuf."""
 
 
 def replay(
