@@ -34,7 +34,6 @@ if TYPE_CHECKING:
     from kc_otel.recordings.recording import Recording
     from kc_otel.stats import Interval
 
-
 _WIDE_TERMINAL: Final = 110
 _COLUMN_GAP: Final = 2
 _TABLE_STYLE: Final[dict[str, Any]] = {

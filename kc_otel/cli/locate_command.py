@@ -50,7 +50,6 @@ if TYPE_CHECKING:
     from kc_otel.integrations.operators import CaseReport
     from kc_otel.judge.verdict import Verdict
 
-
 _COLUMN_CHARACTERS: Final = 8
 """Characters of a column of `locate operators`."""
 _DECODED_TOKENS: Final = 16

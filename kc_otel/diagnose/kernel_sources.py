@@ -27,7 +27,6 @@ from kc_otel.offline.python_names import python_name
 with extra("torch", "a kernel of torch"):
     import torch
 
-
 VLLM: Final = "vllm:"
 """In front of a checkpoint's folder: run it with vLLM."""
 

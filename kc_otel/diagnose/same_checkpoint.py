@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 with extra("torch", "locating in a torch module"):
     import torch
 
-
 _SHAPES: Final = (
     "num_hidden_layers",
     "hidden_size",
