@@ -26,6 +26,16 @@ Url = Annotated[
     str, typer.Option("--url", envvar="KC_OTEL_URL", help="API of the evaluator.", show_default=DEFAULT_URL)
 ]
 
+IncidentId = Annotated[
+    str | None,
+    typer.Option(
+        "--incident",
+        metavar="ID",
+        help="Examine the worst cell of this incident and attach the answer to it; `worst`: the contract's"
+        " most urgent incident.",
+    ),
+]
+
 
 def get(url: str, path: str, **parameters: str | int) -> Any:
     """A JSON answer, its texts fit for a terminal; ends the program with a remedy where there is none."""
@@ -92,17 +102,6 @@ def _call(method: str, url: str, path: str, seconds: float = _TIMEOUT_SECONDS, *
             said = f"{url}{path}: {response.status_code}: {said}"
         refuse(said)
     return response.json()
-
-
-IncidentId = Annotated[
-    str | None,
-    typer.Option(
-        "--incident",
-        metavar="ID",
-        help="Examine the worst cell of this incident and attach the answer to it; `worst`: the contract's"
-        " most urgent incident.",
-    ),
-]
 
 
 class FailingCell(NamedTuple):

@@ -30,10 +30,9 @@ from kc_otel.contract.words import did_you_mean, listed
 
 if TYPE_CHECKING:
     from kc_otel.judge.verdict import Verdict
-    from kc_otel.offline.log_comparison import LogComparison, SliceReport
+    from kc_otel.offline.compare import LogComparison, SliceReport
     from kc_otel.recordings.recording import Recording
     from kc_otel.stats import Interval
-
 
 _WIDE_TERMINAL: Final = 110
 _COLUMN_GAP: Final = 2
@@ -76,8 +75,8 @@ def compare(
     """
     # Everything below needs NumPy, rich or more; --help does not.
     from kc_otel.contract.load import load  # noqa: PLC0415
+    from kc_otel.offline.compare import LogComparison, as_data, by_attributes, report  # noqa: PLC0415
     from kc_otel.offline.gate.recorded_verdicts import by_contract, judge  # noqa: PLC0415
-    from kc_otel.offline.log_comparison import LogComparison, as_data, by_attributes, report  # noqa: PLC0415
     from kc_otel.record.measure.rounding import coarse_side  # noqa: PLC0415
     from kc_otel.recordings.recording_files import load_recording  # noqa: PLC0415
 

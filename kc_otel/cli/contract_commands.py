@@ -155,7 +155,6 @@ def plan(
         traffic = Traffic(
             tokens_per_second,
             sampling or loaded.observability.sampling,
-            loaded.assumptions.horizon,
             {ALL: 1.0} | shares_of(loaded, share or []),
         )
     windows = loaded.promotion.windows

@@ -13,7 +13,9 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from importlib.metadata import version
@@ -48,7 +50,6 @@ if TYPE_CHECKING:
     from kc_otel.integrations.operators import CaseReport
     from kc_otel.judge.verdict import Verdict
 
-
 _COLUMN_CHARACTERS: Final = 8
 """Characters of a column of `locate operators`."""
 _DECODED_TOKENS: Final = 16
@@ -57,6 +58,10 @@ _DECODED_TOKENS: Final = 16
 Engine = Annotated[
     list[str] | None, typer.Option("--engine", metavar="NAME=VALUE", help="Argument of vllm.LLM; repeatable.")
 ]
+
+_log: Final = logging.getLogger("kc_otel.locate")
+_ANSWERED_EXIT_CODES: Final = frozenset({0, 1, 3})
+"""Exit codes of a run that has put its answer on the incident."""
 
 
 def run(
@@ -366,11 +371,6 @@ def _print_cases(reports: Sequence[CaseReport], verdicts: Sequence[Verdict], lef
         typer.echo(plain(line))
 
 
-_log: Final = logging.getLogger("kc_otel.locate")
-_ANSWERED_EXIT_CODES: Final = frozenset({0, 1, 3})
-"""Exit codes of a run that has put its answer on the incident."""
-
-
 class Follower:
     """Looks at each incident of a contract once, while `asked` has slices to locate.
 
@@ -417,34 +417,25 @@ class Follower:
 
 def run_within(command: Sequence[str], budget: float, stop: threading.Event) -> str | None:
     """Run `kc-otel` with these arguments for so many seconds. Returns None where it has answered; else why not."""
-    process = subprocess.Popen(  # noqa: S603 - this program
-        [sys.executable, "-m", "kc_otel", *command],
-        env={"OMP_NUM_THREADS": "1", **os.environ},
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    )
-    with process:
-        threading.Thread(target=_end_on, args=(process, stop), daemon=True).start()
-        try:
-            _, said = process.communicate(timeout=budget)
-        except subprocess.TimeoutExpired:
-            _kill(process)
-            return f"not located within its budget of {format_duration(budget)}; give --budget more, or --limit less"
-    if process.returncode in _ANSWERED_EXIT_CODES or stop.is_set():  # whoever follows next looks again
+    with tempfile.TemporaryFile("w+", encoding="utf-8") as errors:
+        process = subprocess.Popen(  # noqa: S603 - this program
+            [sys.executable, "-m", "kc_otel", *command],
+            env={"OMP_NUM_THREADS": "1", **os.environ},
+            stdout=subprocess.DEVNULL,
+            stderr=errors,
+            start_new_session=True,
+        )
+        end = time.monotonic() + budget
+        while process.poll() is None and time.monotonic() < end and not stop.wait(0.2):
+            pass
+        in_time = process.poll() is not None
+        if not in_time:
+            os.killpg(process.pid, signal.SIGKILL)  # an engine's workers, too
+        code = process.wait()
+        errors.seek(0)
+        lines = [line for line in errors.read().splitlines() if line.strip()]
+    if stop.is_set() or (in_time and code in _ANSWERED_EXIT_CODES):  # whoever follows next looks again
         return None
-    lines = [line for line in said.splitlines() if line.strip()]
-    return f"not located: {lines[-1].strip() if lines else f'it ended with {process.returncode}'}"
-
-
-def _end_on(process: subprocess.Popen[str], stop: threading.Event) -> None:
-    while process.poll() is None:
-        if stop.wait(0.5):
-            _kill(process)
-            return
-
-
-def _kill(process: subprocess.Popen[str]) -> None:
-    with suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)  # an engine's workers, too
+    if not in_time:
+        return f"not located within its budget of {format_duration(budget)}; give --budget more, or --limit less"
+    return f"not located: {lines[-1].strip() if lines else f'it ended with {code}'}"

@@ -43,6 +43,9 @@ if TYPE_CHECKING:
     from kc_otel.recordings.scoring import Scorer
     from kc_otel.recordings.spool import SpoolReader
 
+_DTYPES = ("float32", "bfloat16", "float16")
+_POLL_SECONDS = 1.0
+
 
 class Redacted(StrEnum):
     """What rescoring keeps of no sequence as it was."""
@@ -176,15 +179,6 @@ def _summarise_steps(steps: StepScalars, log: Path | None) -> None:
         typer.echo(plain(f"  {log}: {len(steps.unjudged):,} steps have too little data for any verdict"))
     if steps.late:
         typer.echo(f"  {log}: {steps.late:,} batches arrived after their step was written, and are not in it")
-
-
-_DTYPES = ("float32", "bfloat16", "float16")
-_POLL_SECONDS = 1.0
-
-
-class _Redacted(StrEnum):
-    PROMPTS = "prompts"
-    COMPLETIONS = "completions"
 
 
 def rescore(

@@ -10,11 +10,15 @@ import typer
 
 from kc_otel.cli.api_client import DEFAULT_URL, IncidentId, Url, attach, failing_cell
 from kc_otel.cli.terminal import By, Columns, PrintJson, columns_of, table_lines, unusable
+from kc_otel.contract.load import load
+from kc_otel.contract.plain_text import plain
 from kc_otel.contract.words import number, place
 from kc_otel.judge.sample_sizes import rounded
+from kc_otel.offline.remedy import remedy as replays
+from kc_otel.offline.remedy.corrections import TRAINERS, Trainer, line
 from kc_otel.offline.remedy.promises import RemedyBound
-from kc_otel.offline.remedy.remedy import CorrectionReplay, Remedy
-from kc_otel.offline.remedy.trainers import TRAINERS, Trainer, line
+from kc_otel.offline.remedy.remedy import CorrectionReplay, Remedy, as_data
+from kc_otel.recordings.recording_files import load_recording
 
 _COSTS: Final = ("Slice", "Variance", "ESS", "Tokens dropped", "with A > 0", "with A < 0", "Sequences dropped")
 _KINDS: Final = ("Correction", "Variance", "Tokens dropped", "Contract", "Farthest from its limit")
@@ -47,20 +51,13 @@ def remedy(
       kc-otel remedy rollouts.npz --contract policy.yaml
       kc-otel remedy rollouts.npz --contract policy.yaml --trainer verl --incident worst
     """
-    # Everything below needs NumPy or more; --help does not.
-    from kc_otel.contract.load import load  # noqa: PLC0415
-    from kc_otel.contract.plain_text import plain  # noqa: PLC0415
-    from kc_otel.offline.remedy.remedy import as_data  # noqa: PLC0415
-    from kc_otel.offline.remedy.remedy import remedy as replay  # noqa: PLC0415
-    from kc_otel.recordings.recording_files import load_recording  # noqa: PLC0415
-
     with unusable():
         if unknown := [name for name in trainer or () if name not in TRAINERS]:
             raise ValueError(f"--trainer: {unknown[0]!r} is not known; write one of {', '.join(TRAINERS)}")
         wanted = tuple(known for known in TRAINERS if not trainer or known in trainer)
         promise = load(contract)
         cell = None if incident is None else failing_cell(url, promise, incident)
-        found = replay(load_recording(recording, columns=columns_of(columns)), promise, wanted)
+        found = replays.remedy(load_recording(recording, columns=columns_of(columns)), promise, wanted)
     if as_json:
         typer.echo(json.dumps(as_data(found), indent=2, allow_nan=False))
     else:

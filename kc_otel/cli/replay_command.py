@@ -14,9 +14,11 @@ from typing import Annotated, Final
 import typer
 
 from kc_otel.cli.terminal import PrintJson, seconds, unusable
+from kc_otel.contract.load import load
 from kc_otel.contract.plain_text import plain, plain_lines
 from kc_otel.contract.units import format_duration
-from kc_otel.offline.replay.replay_files import Replayed
+from kc_otel.judge.escalation.notices import GroupTiming
+from kc_otel.offline.replay.replay_files import Replayed, TrafficFileError, as_data, replay_recordings
 from kc_otel.offline.replay.timeline import AlertSpan, DecisionSpan, MovedSpan, ReplayTimeline, TimelineDifferences
 
 _MAX_NAMED_DAMAGES: Final = 5
@@ -53,11 +55,6 @@ def replay(
       kc-otel replay kc-otel.sqlite-recording --contract policy.yaml
       kc-otel replay kc-otel.sqlite-recording --contract policy.yaml --against in-force.yaml
     """
-    from kc_otel.contract.load import load  # noqa: PLC0415 - a quick --help
-    from kc_otel.judge.escalation.notices import GroupTiming  # noqa: PLC0415
-    from kc_otel.offline.replay.replay_files import as_data, replay_recordings  # noqa: PLC0415
-    from kc_otel.offline.replay.traffic_reading import TrafficFileError  # noqa: PLC0415
-
     timing = GroupTiming(seconds("--group-wait", group_wait), seconds("--group-interval", group_interval))
     with unusable(TrafficFileError):
         new, old = load(contract), None if against is None else load(against)

@@ -26,6 +26,7 @@ from kc_otel.serve.config import LogFormat, ServeConfig, StreamEngine
 
 _DEFAULTS = ServeConfig()
 _BYTES_PER_MIB = 1024 * 1024
+_STYLE = {"error": "bold red", "warning": "yellow", "ok": "green"}
 
 
 @in_sections(
@@ -221,9 +222,6 @@ def token(
     print("- " + yaml.safe_dump(entry, default_flow_style=True, sort_keys=False, width=sys.maxsize).strip())
     if out is None:
         print(made)
-
-
-_STYLE = {"error": "bold red", "warning": "yellow", "ok": "green"}
 
 
 def doctor(

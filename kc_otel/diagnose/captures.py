@@ -52,6 +52,7 @@ _PROJECTED_FEATURES: Final = 64
 _MAX_POSITIONS: Final = 32
 _MAX_CAPTURE_BYTES: Final = 1 << 31
 _HEADER, _SEAL = "header.json", "seal.json"
+_HEAD: Final = Boundary(None, "head")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -223,9 +224,6 @@ def _unpacked(raw: bytes) -> CapturedSequence:
             messages=tuple(about["messages"]),
             encoded=None if about["encoded"] is None else tuple(about["encoded"]),
         )
-
-
-_HEAD: Final = Boundary(None, "head")
 
 
 def rounding_of(dtype: str | None) -> float:

@@ -27,11 +27,12 @@ from kc_otel.offline.python_names import python_name
 with extra("torch", "a kernel of torch"):
     import torch
 
-
 VLLM: Final = "vllm:"
 """In front of a checkpoint's folder: run it with vLLM."""
 
 _SOURCES: Final = "a torch module, a kc_otel.diagnose.torch_kernel.TorchKernel, or a function that returns one"
+_KV_FORMATS: Final = {"fp8-e4m3": torch.float8_e4m3fn, "fp8-e5m2": torch.float8_e5m2}
+"""Number formats of a KV cache by the names of the command line."""
 
 
 def torch_kernel_from(target: str, spec: KernelSpec) -> TorchKernel:
@@ -94,10 +95,6 @@ def captured_by(
         raise ValueError(f"{precision!r} is no number format of torch, such as bfloat16")
     with kernel_from(target, spec, options) as kernel:
         yield from capture_kernel(kernel, completed_by(kernel, sequences, decode), precision=dtype)
-
-
-_KV_FORMATS: Final = {"fp8-e4m3": torch.float8_e4m3fn, "fp8-e5m2": torch.float8_e5m2}
-"""Number formats of a KV cache by the names of the command line."""
 
 
 def checkpoint_kernel(folder: Path, spec: KernelSpec) -> TorchKernel:

@@ -31,6 +31,10 @@ _UNRELATED_RELATIVE_ERROR: Final = 0.7
 
 Kind = Literal["tokens", "shape", "drift", "batch", "sampler"]
 
+_HEADER: Final = ("boundary", "own error", "drift", "floor", "prompt", "completion", "above")
+_MAX_BOUNDARIES: Final = 12
+_MIN_SHARE_SAID: Final = 0.05
+
 
 class NotComparableError(ValueError):
     """Two kernels that cannot be held against each other; the message says why."""
@@ -210,11 +214,6 @@ def located_json(located: Located) -> dict[str, Any]:
     """The answer for a program, and as evidence; numbers that are not finite are texts."""
     found: dict[str, Any] = to_plain(located)
     return found | {"undecided": located.undecided, "first": to_plain(located.first)}
-
-
-_HEADER: Final = ("boundary", "own error", "drift", "floor", "prompt", "completion", "above")
-_MAX_BOUNDARIES: Final = 12
-_MIN_SHARE_SAID: Final = 0.05
 
 
 def located_lines(located: Located) -> Iterator[str]:

@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 with extra("torch", "locating in a torch module"):
     import torch
 
-
 _SHAPES: Final = (
     "num_hidden_layers",
     "hidden_size",
@@ -41,6 +40,11 @@ _OF_NO_MATTER: Final = frozenset(
     {"_name_or_path", "architectures", "transformers_version", "dtype", "torch_dtype", "use_cache", "model_type"}
 )
 _MAX_LISTED_DIFFERENCES: Final = 6
+_SCALE_NAME = "input_scale"
+_MAX_SEQUENCES = 8
+"""Sequences that are looked at."""
+_MIN_COSINE: Final = 0.5
+"""Cosine below which two matrices have nothing to do with each other; of quantised ones it is above 0.9."""
 
 
 def same_architecture(train: Mapping[str, Any], inference: Mapping[str, Any]) -> None:
@@ -120,11 +124,6 @@ def _flat(settings: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, 
             yield f"{prefix}{name}", value
 
 
-_SCALE_NAME = "input_scale"
-_MAX_SEQUENCES = 8
-"""Sequences that are looked at."""
-
-
 def saturated_scales(
     train: TorchKernel, inference: WatchedKernel, modules: Iterable[str], sequences: Sequence[TokenSequence]
 ) -> dict[str, tuple[str, str]]:
@@ -179,10 +178,6 @@ def _most(module: torch.nn.Module) -> float:
     if isinstance(weight, torch.Tensor) and weight.dtype.is_floating_point and weight.dtype.itemsize == 1:
         return float(torch.finfo(weight.dtype).max)
     return 127.0
-
-
-_MIN_COSINE: Final = 0.5
-"""Cosine below which two matrices have nothing to do with each other; of quantised ones it is above 0.9."""
 
 
 @dataclass(frozen=True, slots=True)

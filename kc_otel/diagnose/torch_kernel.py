@@ -29,6 +29,17 @@ with extra("torch", "locating in a torch module"):
     import torch
 
 _PAD_TOKEN_ID: Final = 0
+_ROTARY: Final = re.compile(r"apply_\w*(?:rotary|rope)\w*")
+_CACHES: Final = ("past_key_values", "past_key_value", "layer_past")
+_OnOutput = Callable[[Boundary, Any], Any]
+"""From a boundary and its output to the output to go on with, or None for the same."""
+Activations = dict[Boundary, list[torch.Tensor]]
+"""By boundary, in the order of execution, the output of each sequence, [tokens, features].
+
+Whole numbers are a router's choices: they are handed on with its weights, and are no numbers to compare.
+"""
+_HEADS_FIRST: Final = frozenset({"rotary", "kv_cache"})
+"""Operators whose outputs are [sequences, heads, tokens, ...] even where there are as many heads as tokens."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -184,13 +195,6 @@ def _before(visit: Visit, boundary: Boundary, _: torch.nn.Module, args: tuple[An
     return None if changed is None else (changed, *args[1:])
 
 
-_ROTARY: Final = re.compile(r"apply_\w*(?:rotary|rope)\w*")
-_CACHES: Final = ("past_key_values", "past_key_value", "layer_past")
-
-_OnOutput = Callable[[Boundary, Any], Any]
-"""From a boundary and its output to the output to go on with, or None for the same."""
-
-
 @contextmanager
 def watched_functions(module: torch.nn.Module, named: Mapping[str, Boundary], visit: _OnOutput) -> Iterator[None]:
     """Have the functions within attention visited, [sequences, heads, tokens, features], where no module is."""
@@ -269,15 +273,6 @@ class _SeenCache:
         output = self._cache.update(*args, **options)
         changed = self._visit(output)
         return output if changed is None else changed
-
-
-Activations = dict[Boundary, list[torch.Tensor]]
-"""By boundary, in the order of execution, the output of each sequence, [tokens, features].
-
-Whole numbers are a router's choices: they are handed on with its weights, and are no numbers to compare.
-"""
-_HEADS_FIRST: Final = frozenset({"rotary", "kv_cache"})
-"""Operators whose outputs are [sequences, heads, tokens, ...] even where there are as many heads as tokens."""
 
 
 class Visit:

@@ -25,7 +25,7 @@ observability: {window: 5m, long_window: 1h, min_samples: 2000, min_sequences: 1
 
 
 def planned(text=CONTRACT, windows=3, **traffic):
-    known = {"tokens_per_second": 1000.0, "sampling": 0.05, "tokens_per_sequence": 100.0, "shares": {"all": 1.0}}
+    known = {"tokens_per_second": 1000.0, "sampling": 0.05, "shares": {"all": 1.0}}
     plan = plan_gate(load_text(text), Traffic(**(known | traffic)), windows)
     return {(cell.clause, cell.slice): cell for cell in plan}
 

@@ -225,7 +225,6 @@ def test_a_hook_that_cannot_run_or_does_not_end_holds_too(run, driven, hook, sai
 
 
 def test_what_happens_while_a_hook_runs_is_seen(run, driven, monkeypatch):
-
     def fail_meanwhile(*_):
         driven.status = "FAIL"
         driven.tick()

@@ -6,7 +6,6 @@ from kc_otel.cli.status_command import _exit_code, _incidents, _missing, _reason
 
 
 def test_many_routes_away_from_one_version_are_one_line() -> None:
-
     def said(many: int) -> list[str]:
         routes = [
             {"contract": "policy", "slice": f"s{index}", "avoid": "b", "kernel": "train-kernel", "reason": "bad"}

@@ -9,7 +9,6 @@ from kc_otel.diagnose.shares import shares_of
 
 
 def test_shares_add_up():
-
     def value(put_in):
         return np.array([1.0, 2.0, 3.0]) * ((0 in put_in) + (1 in put_in) + ({0, 1} <= put_in))
 

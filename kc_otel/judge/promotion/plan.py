@@ -1,7 +1,4 @@
-"""Minimum requirements of a gate, with identical kernels: observations, and time.
-
-Real kernels need more. A contract whose gate can never open is found here before anybody waits for it.
-"""
+"""Minimum requirements of a gate, with identical kernels: observations, and time. Real kernels need more."""
 
 from __future__ import annotations
 
@@ -17,32 +14,27 @@ from kc_otel.judge.sample_sizes import observations_to_pass
 
 @dataclass(frozen=True, slots=True)
 class Traffic:
-    """Expected traffic of a gate."""
+    """Expected traffic of a gate: all tokens, None when unknown, the share that is measured, and slices' shares."""
 
     tokens_per_second: float | None
-    """Those that the inference kernel generates; None when unknown."""
     sampling: float
-    """Share of them that is measured."""
-    tokens_per_sequence: float | None
     shares: Mapping[str, float]
-    """Part of the traffic in a slice, by its name; a slice that is not named has no known time."""
 
 
 @dataclass(frozen=True, slots=True)
 class Planned:
-    """Minimum requirements of one cell of a gate."""
+    """Minimum requirements of one cell of a gate.
+
+    `observations` is None when no number lets the clause pass; `seconds` until the last window can pass is None when it
+    cannot be told, and inf when never. `why` says why it can never pass, or why the time is unknown.
+    """
 
     clause: str
     slice: str
     observations: int | None
-    """Fewest per window; None when no number lets the clause pass."""
     unit: str
-    first: float
-    """Seconds until there are as many; nan when it cannot be told, inf when never."""
     seconds: float | None
-    """Until the gate's last window can pass; None when it cannot be told, inf when never."""
     why: str
-    """Reason why it can never pass, or why the time is unknown; empty otherwise."""
 
     @property
     def never(self) -> bool:
@@ -60,25 +52,24 @@ def plan_gate(contract: Contract, traffic: Traffic, windows: int) -> tuple[Plann
     for clause in contract.clauses:
         for slice in contract.slices_for(clause):
             needed = observations_to_pass(contract, clause, slice)
-            count = None if needed.observations is None else max(needed.observations, needed.minimum)
-            if count is None:
+            if needed.observations is None:
                 why = "not even identical kernels can show that this limit is kept; loosen it"
-                found.append(Planned(clause.id, slice, None, needed.unit, math.inf, math.inf, why))
+                found.append(Planned(clause.id, slice, None, needed.unit, math.inf, why))
                 continue
-            rate, why = _rate(traffic, slice, needed.unit)
-            first = math.nan if rate is None else count / rate
-            seconds = None if rate is None else _seconds(contract, first, windows)
-            if seconds == math.inf:
+            count = max(needed.observations, needed.minimum)
+            rate, why = _rate(contract, traffic, slice, needed.unit)
+            seconds = None if rate is None else _seconds(contract, count / rate, windows)
+            if rate is not None and seconds == math.inf:
                 why = (
-                    f"about {spoken(first)} of traffic do not fit into the long window of "
+                    f"about {spoken(count / rate)} of traffic do not fit into the long window of "
                     f"{format_duration(contract.observability.long_window)}; sample more, or lengthen it"
                 )
-            found.append(Planned(clause.id, slice, count, needed.unit, first, seconds, why))
+            found.append(Planned(clause.id, slice, count, needed.unit, seconds, why))
     return tuple(found)
 
 
 def shares_of(contract: Contract, texts: Sequence[str]) -> dict[str, float]:
-    """Parts of the traffic by slice, from `SLICE=PART`; raises ValueError where a text is not of that form."""
+    """Parts of the traffic by slice, from `SLICE=PART`; a ValueError for another form, or another slice."""
     found = {}
     for text in texts:
         name, _, value = text.partition("=")
@@ -96,8 +87,8 @@ def shares_of(contract: Contract, texts: Sequence[str]) -> dict[str, float]:
     return found
 
 
-def _rate(traffic: Traffic, slice: str, unit: str) -> tuple[float | None, str]:
-    """Observations per second, or why that cannot be told; a prompt is taken to have one rollout."""
+def _rate(contract: Contract, traffic: Traffic, slice: str, unit: str) -> tuple[float | None, str]:
+    """Observations per second, or why that cannot be told; prompts have one rollout, and rollouts the horizon."""
     if unit not in {"token", "sequence", "prompt"}:
         return None, f"the number of {unit}s does not follow from the number of tokens"
     if traffic.tokens_per_second is None:
@@ -107,9 +98,8 @@ def _rate(traffic: Traffic, slice: str, unit: str) -> tuple[float | None, str]:
     tokens = traffic.tokens_per_second * traffic.sampling * traffic.shares[slice]
     if unit == "token":
         return tokens, ""
-    if traffic.tokens_per_sequence is None:
-        return None, "give --tokens-per-sequence"
-    return tokens / traffic.tokens_per_sequence, ""
+    horizon = contract.assumptions.horizon
+    return (None, "state assumptions.horizon") if horizon is None else (tokens / horizon, "")
 
 
 def _seconds(contract: Contract, first: float, windows: int) -> float:

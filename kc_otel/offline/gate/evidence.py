@@ -38,6 +38,8 @@ _RECORDING_FIELDS: Final = ("name", "sha256", "size", "sequences", "tokens", "id
 _NUMBER_FIELDS: Final = ("limit", "estimate", "lower", "upper")
 _RELATIVE_TOLERANCE: Final = 1e-9
 """Relative difference that two machines' summation may make to a bound."""
+_NAME: Final = "evidence.json"
+_CONTRACT: Final = "contract.yaml"
 
 
 def offline_evidence(gate: OfflineGate, text: str) -> dict[str, Any]:
@@ -251,10 +253,6 @@ def _differences(said: Any, found: Any, place: str = "") -> Iterator[tuple[str, 
 def _shown(value: Any) -> str:
     text = json.dumps(value, sort_keys=True)
     return text if len(text) <= 80 else f"{text[:77]}..."
-
-
-_NAME: Final = "evidence.json"
-_CONTRACT: Final = "contract.yaml"
 
 
 def evidence_file(where: Path) -> Path:

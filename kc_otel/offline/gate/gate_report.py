@@ -29,6 +29,11 @@ from kc_otel.record.kernel import Kernel
 from kc_otel.recordings.recording import GROUPS
 
 _WORST_FIRST: Final = (Status.FAIL, Status.INCONCLUSIVE, Status.NO_DATA, Status.PASS)
+_MARK: Final = {Status.FAIL: "❌", Status.INCONCLUSIVE: "❔", Status.NO_DATA: "❔", Status.PASS: "✅"}
+_MAX_ROWS: Final = 200
+"""Rows of a table; a job's summary has a size that CI systems cut it at."""
+_MARKDOWN_CHARACTERS: Final = re.compile(r"([\\|<>`*_\[\]])")
+_NOT_XML: Final = re.compile(r"[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,12 +151,6 @@ def _badness(finding: GateFinding) -> tuple[int, bool, float, str, str, str]:
 
 def _times(factor: float) -> str:
     return f"{factor:.3g} times" if factor >= 0.01 or factor == 0 else f"{factor:.1g} times"
-
-
-_MARK: Final = {Status.FAIL: "❌", Status.INCONCLUSIVE: "❔", Status.NO_DATA: "❔", Status.PASS: "✅"}
-_MAX_ROWS: Final = 200
-"""Rows of a table; a job's summary has a size that CI systems cut it at."""
-_MARKDOWN_CHARACTERS: Final = re.compile(r"([\\|<>`*_\[\]])")
 
 
 def headline(gate: OfflineGate) -> str:
@@ -275,9 +274,6 @@ def _kernel(kernel: Kernel) -> str:
 def safe(text: str) -> str:
     """Return text that Markdown shows as it is."""
     return _MARKDOWN_CHARACTERS.sub(r"\\\1", text.replace("\n", " "))
-
-
-_NOT_XML: Final = re.compile(r"[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 
 
 def junit(gate: OfflineGate) -> str:

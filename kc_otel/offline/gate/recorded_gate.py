@@ -35,6 +35,9 @@ from kc_otel.recordings.recording_files import load_recording
 from kc_otel.recordings.request import NEUTRAL
 
 _SHARED_DATA_ERROR: Final = "{}: has {}; windows that share data count once, so leave one of them out"
+_FIRST_LOOK: Final = 20
+_LOOK_GROWTH: Final = 1.25
+"""Each look costs a pass over all sequences so far: with this factor all together cost five times the last."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,11 +235,6 @@ def not_judged(judged: Sequence[RecordingVerdicts]) -> tuple[UnjudgedClause, ...
     judgeable = {verdict.cell.clause for verdicts in judged for verdict in verdicts.verdicts}
     missing = {lost.clause: lost for verdicts in judged for lost in verdicts.left_out if lost.clause not in judgeable}
     return tuple(missing.values())
-
-
-_FIRST_LOOK: Final = 20
-_LOOK_GROWTH: Final = 1.25
-"""Each look costs a pass over all sequences so far: with this factor all together cost five times the last."""
 
 
 def looks() -> Iterator[int]:

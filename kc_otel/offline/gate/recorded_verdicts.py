@@ -33,6 +33,13 @@ _MIN_VALUES_FOR_BINS: Final = 32_768
 """Distinct values from which a mean's interval is computed from bins of neighbours: it stays valid, and is quick."""
 
 _Values = tuple[NDArray[np.float64], NDArray[np.bool_]]
+_EMPTY_SLICE_TEXT = "no sequence of this recording is in slice {}"
+_OLDER_ONLY_TEXT = ", except what older weights sampled, whose drift includes staleness"
+_TOGETHER_TEXT = "drift and staleness together, because it is unknown which weights sampled"
+_PADDED_BLOCK = 1 << 20
+"""Tokens, padding included, whose places are looked at at a time."""
+_MAX_LISTED_VALUES = 5
+"""Values of an attribute that a sentence lists."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -158,15 +165,6 @@ def _means(values: NDArray[np.float64], of: NDArray[np.int64]) -> tuple[NDArray[
     rows = np.flatnonzero(~np.isnan(values))
     _, first, place = np.unique(of[rows], return_index=True, return_inverse=True)
     return np.bincount(place, values[rows]) / np.maximum(np.bincount(place), 1), rows[first]
-
-
-_EMPTY_SLICE_TEXT = "no sequence of this recording is in slice {}"
-_OLDER_ONLY_TEXT = ", except what older weights sampled, whose drift includes staleness"
-_TOGETHER_TEXT = "drift and staleness together, because it is unknown which weights sampled"
-_PADDED_BLOCK = 1 << 20
-"""Tokens, padding included, whose places are looked at at a time."""
-_MAX_LISTED_VALUES = 5
-"""Values of an attribute that a sentence lists."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -51,6 +51,7 @@ _MIN_VALUES_FOR_BINS: Final = 1024
 _MAX_SIZE_FACTOR: Final = 1 << 16
 """Times as many sequences as a recording has, beyond which nobody records any."""
 _FIXED_REASON: Final = "is of the kernels themselves: weights do not change it"
+Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,9 +189,6 @@ def _mean(
         alpha_lower=alpha,
         alpha_upper=alpha,
     )
-
-
-Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -17,9 +17,8 @@ from kc_otel.contract.slices import ALL
 from kc_otel.judge.plain_json import for_others
 from kc_otel.judge.verdict import Verdict
 from kc_otel.offline.gate.recorded_verdicts import by_contract, judge
-from kc_otel.offline.remedy.corrections import Correction, Ratios
+from kc_otel.offline.remedy.corrections import TRAINERS, Correction, Ratios, Trainer, catalogue, line
 from kc_otel.offline.remedy.promises import Effects, RemedyBound, RemedyTarget, effects, finding, lacking, promises
-from kc_otel.offline.remedy.trainers import TRAINERS, Trainer, catalogue, line
 from kc_otel.record.slice_table import SliceTable
 from kc_otel.recordings.recording import Recording
 

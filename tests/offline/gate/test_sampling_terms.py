@@ -99,7 +99,6 @@ def test_a_list_that_cannot_be_meant_is_refused_at_its_line(written, said):
 
 
 def test_a_longer_list_and_a_shorter_demand_loosen():
-
     def kinds(old, new):
         return {change.kind for change in diff(load_text(old), load_text(new)) if change.field == "promotion.sampling"}
 

@@ -11,9 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kc_otel.offline.remedy.corrections import Correction, Ratios, Rejection, Weight, weights
+from kc_otel.offline.remedy.corrections import TRAINERS, Correction, Ratios, Rejection, Weight, catalogue, line, weights
 from kc_otel.offline.remedy.promises import effects
-from kc_otel.offline.remedy.trainers import TRAINERS, catalogue, line
 from kc_otel.recordings.recording import Recording
 
 V, T = 3, 3

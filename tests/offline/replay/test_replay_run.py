@@ -13,8 +13,7 @@ from kc_otel import machine_code
 from kc_otel.judge.escalation.notices import GroupTiming
 from kc_otel.judge.evaluator import Evaluator
 from kc_otel.judge.otlp.traffic_entries import EVALUATED, TrafficEntry, marked_frame
-from kc_otel.offline.replay.replay_files import replay, replay_recordings
-from kc_otel.offline.replay.traffic_reading import TrafficFileError, read_recordings
+from kc_otel.offline.replay.replay_files import TrafficFileError, read_recordings, replay, replay_recordings
 from kc_otel.serve.core import Core
 from kc_otel.serve.store.state_file import open_state
 from tests.tools.real_messages import INTERVAL, Case, Sender, contract, messages
