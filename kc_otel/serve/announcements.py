@@ -25,14 +25,7 @@ Names = Mapping[tuple[str, str], str]
 
 
 class Announcement(NamedTuple):
-    """Something to say to whoever reads the log.
-
-    Attributes:
-        severity: info, warning or critical.
-        message: One sentence.
-        attributes: Of the log record.
-        event: Name of the log record's event.
-    """
+    """Something to say to whoever reads the log, and its log record: info, warning or critical."""
 
     severity: str
     message: str

@@ -34,9 +34,7 @@ _SEVERITY: Final = {"info": "INFO", "warning": "WARN", "critical": "ERROR"}
 class TelemetryExporter:
     """Exports the latest metrics once per export interval, and log records as they happen.
 
-    Args:
-        metrics: The evaluator's own metrics at the start; they include every metric that it will ever have.
-        environ: Where the endpoint is configured.
+    The metrics at the start include every metric that there will ever be.
     """
 
     def __init__(self, metrics: SelfMetrics, *, environ: Mapping[str, str] = os.environ) -> None:

@@ -27,12 +27,9 @@ from kc_otel.serve.core import Core
 def acknowledge(
     core: Core, contract: str, clause: str | None, slice: str | None, by: str, why: str, now: float
 ) -> tuple[tuple[Alert, ...], tuple[Incident, ...]]:
-    """Acknowledge the alerts that fire for a clause on a slice, which ends their reminders.
+    """Acknowledge the alerts that fire for a clause on a slice, which ends their reminders; return them.
 
-    The incidents there that went away without proof of recovery are closed.
-
-    Returns:
-        The alerts, and the incidents.
+    The incidents there that went away without proof of recovery are closed, and returned beside them.
     """
     _known(core, contract, clause, slice)
     firing = core.policies[contract].firing

@@ -87,16 +87,7 @@ class ServiceError(Exception):
 def run(
     contracts: Sequence[Contract], config: ServeConfig, offline_problems: SectionProblems = unchecked_offline
 ) -> None:
-    """Serve until SIGINT or SIGTERM.
-
-    Args:
-        contracts: Contracts to judge.
-        config: How.
-        offline_problems: Checks the offline stage's section of evidence that a promotion is given.
-
-    Raises:
-        ServiceError: If it cannot start.
-    """
+    """Serve until SIGINT or SIGTERM; `offline_problems` checks the offline section of promotions' evidence."""
     handler = logging.StreamHandler()
     sentences = PlainFormatter("%(asctime)s %(levelname).1s %(message)s", datefmt="%H:%M:%S")
     handler.setFormatter(JsonFormatter() if config.log_format is LogFormat.JSON else sentences)
@@ -371,20 +362,7 @@ _LOOK_SECONDS: Final = 0.5
 
 
 async def active(path: Path | None, stop: asyncio.Event, *, standby: bool) -> StateConnection | None:
-    """The state file, open and held; with `standby`, as soon as nobody else holds it.
-
-    Args:
-        path: The file; None for one in memory.
-        stop: Ends the wait.
-        standby: Whether to wait at all.
-
-    Returns:
-        The connection; None when it was told to stop first.
-
-    Raises:
-        StateHeldError: If another evaluator holds it, without `standby`.
-        StateError: If the file cannot be used.
-    """
+    """The state file, open and held; with `standby`, as soon as nobody else holds it. None when told to stop first."""
     if not standby:
         return open_state(path)
     waited = False

@@ -58,13 +58,7 @@ class Role(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """The holder of a token.
-
-    Attributes:
-        name: Stands in events as who did it.
-        roles: Permissions.
-        digest: SHA-256 of the token, hexadecimal.
-    """
+    """The holder of a token; `name` stands in events as who did it."""
 
     name: str
     roles: frozenset[Role]
@@ -100,14 +94,7 @@ class _Loader(yaml.SafeLoader):
 
 
 class AccessFile:
-    """The tokens of a file.
-
-    Args:
-        path: The file.
-
-    Raises:
-        AccessError: If it cannot be used.
-    """
+    """The tokens of a file."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -193,22 +180,13 @@ def digest_of(token: str) -> str:
 
 
 class Senders:
-    """Knows senders by their tokens.
-
-    Args:
-        access: The tokens; None where nobody is asked.
-    """
+    """Knows senders by their tokens; without a file nobody is asked."""
 
     def __init__(self, access: AccessFile | None = None) -> None:
         self._access = access
 
     def check(self, authorization: str) -> None:
-        """Refuse a request whose `Authorization` header or metadata does not let it in.
-
-        Raises:
-            UnauthenticatedError: If it holds no known token.
-            ForbiddenError: If the token is not for sending.
-        """
+        """Refuse a request whose `Authorization` header or metadata does not let it in (401, 403)."""
         if self._access is None:
             return
         caller = self._access.bearer(authorization)

@@ -240,10 +240,9 @@ def _marks(clause: Clause, slice: str) -> list[dict[str, Any]]:
 def distribution_of(sample: Binned) -> dict[str, Any]:
     """Observations by size; each source bin goes where its geometric middle is.
 
-    Returns:
-        `edges` of the bins of |value|, ascending and positive, [k + 1], and the observations `above` and `below` zero
-        in each, [k]; none where all are zero. `zero`, also what is too small to be told from it, and `total`. `mean`,
-        `minimum` and `maximum`; None when unknown.
+    `edges` of the bins of |value|, ascending and positive, [k + 1], and the observations `above` and `below` zero in
+    each, [k]; none where all are zero. `zero` counts also what is too small to be told from it. Unknown numbers are
+    None.
 
     >>> import numpy as np
     >>> found = distribution_of(Binned.of_samples(np.array([0.0, 1.0, -1.0, 10.0])))

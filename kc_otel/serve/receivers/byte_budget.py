@@ -32,14 +32,8 @@ class BusyError(ThrottledError):
 class ByteBudget:
     """Counts bytes of requests from their arrival to their answer. Use it from one event loop, for all of its ports.
 
-    Args:
-        limits: Their largest request fits several times.
-        most: Bytes; None for 64 MiB, or four of the largest requests if that is more.
-
-    Attributes:
-        in_flight: Bytes that are held now.
-        most: The most that may be held.
-        most_with_long: The most that may be held once a long request is among it.
+    `most` are 64 MiB, or four of the largest requests if that is more; `most_with_long` may be held once a long request
+    is among them.
     """
 
     def __init__(self, limits: Limits, most: int | None = None) -> None:
@@ -70,27 +64,15 @@ class HeldBytes:
         self._budget, self.size = budget, 0
 
     def add(self, size: int) -> None:
-        """Hold bytes that have arrived.
-
-        Raises:
-            BusyError: If there is no room for them.
-        """
+        """Hold bytes that have arrived, or raise a BusyError."""
         self._take(size, self._budget.most)
 
     def reserve(self, size: int) -> None:
-        """Hold bytes of a long request that may arrive.
-
-        Raises:
-            BusyError: If there is no room for them.
-        """
+        """Hold bytes of a long request that may arrive, or raise a BusyError."""
         self._take(size, self._budget.most_with_long)
 
     async def reserve_soon(self, size: int) -> None:
-        """Wait for room for a long request, in the order in which they came, and hold it.
-
-        Raises:
-            BusyError: If there is none in time.
-        """
+        """Wait for room for a long request, in the order in which they came, and hold it, or raise a BusyError."""
         budget = self._budget
         try:
             async with asyncio.timeout(_WAIT_SECONDS), budget.next_long:

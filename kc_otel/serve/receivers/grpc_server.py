@@ -57,11 +57,7 @@ class _TooSlowError(ReceiveError):
 
 
 class GrpcServer:
-    """A listening server.
-
-    Attributes:
-        port: Port that it listens on; the one the system chose when 0 was asked for.
-    """
+    """A listening server; `port` is the one that the system chose when 0 was asked for."""
 
     def __init__(self, server: grpc.aio.Server, port: int) -> None:
         self.port = port
@@ -80,19 +76,7 @@ async def serve_grpc(
     tls: Tls | None = None,
     connections: int = 4096,
 ) -> GrpcServer:
-    """Listen for metrics, traces and logs.
-
-    Args:
-        taker: Takes what arrives; shared with other ports.
-        host: Address or name to listen on.
-        port: Port; 0 for any free one.
-        counts: Counted into, transport `grpc`.
-        tls: What to show and ask for; None speaks without TLS.
-        connections: How many there may be at a time.
-
-    Raises:
-        BindError: If the address cannot be listened on.
-    """
+    """Listen for metrics, traces and logs, counted with transport `grpc`; a BindError where the address is taken."""
     server = grpc.aio.server(
         handlers=[_Handlers(_Receiver(taker, counts))],
         options=[

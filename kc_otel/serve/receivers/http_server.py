@@ -72,13 +72,7 @@ class _DisconnectedError(Exception):
 
 
 class HttpReceiver:
-    """The ASGI application.
-
-    Args:
-        taker: Takes what arrives; shared with other ports.
-        counts: Counted into, transport `http`.
-        names: By which senders may call it; None for any.
-    """
+    """The ASGI application; senders may call it by `names`, None for any. Transport `http` is counted."""
 
     def __init__(self, taker: RequestTaker, counts: Counter[tuple[str, str]], names: HostNames | None) -> None:
         self._taker, self._counts, self._names = taker, counts, names

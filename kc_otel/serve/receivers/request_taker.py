@@ -43,14 +43,7 @@ _MAX_REASONS: Final = 3
 
 
 class RequestTaker:
-    """Takes requests for all ports of an event loop.
-
-    Args:
-        sink: Takes what they hold.
-        limits: Limits of one request.
-        senders: Permitted senders.
-        budget: Bytes that all requests may hold together.
-    """
+    """Takes requests for all ports of an event loop; `budget` bounds the bytes that they hold together."""
 
     def __init__(self, sink: TelemetrySink, limits: Limits, senders: Senders, budget: ByteBudget) -> None:
         self.limits, self.senders, self.budget = limits, senders, budget
@@ -62,20 +55,9 @@ class RequestTaker:
     async def take(
         self, signal: Signal, body: bytes, encoding: str, transport: str, *, json: bool = False
     ) -> tuple[Any, str]:
-        """Take a request.
+        """Take a request, or raise a ReceiveError. Returns the response message, and the outcome that is counted.
 
-        Args:
-            signal: Signal of the request.
-            body: As it was received.
-            encoding: How it is compressed.
-            transport: For the log.
-            json: Whether it is JSON, and not protobuf.
-
-        Returns:
-            The response message, and the outcome that is counted.
-
-        Raises:
-            ReceiveError: If it is refused.
+        `encoding` is how `body` is compressed; `transport` is for the log.
         """
         request = self._quickly_read(signal, body, encoding, json=json)
         if request is None:  # while it waits there are only its bytes
