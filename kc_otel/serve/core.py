@@ -27,7 +27,7 @@ from kc_otel.contract.plain_text import plain
 from kc_otel.contract.slices import ALL
 from kc_otel.contract.words import place
 from kc_otel.judge.decisions.entries import DecisionTable
-from kc_otel.judge.decisions.table import resume, without_slice
+from kc_otel.judge.decisions.table import without_slice
 from kc_otel.judge.escalation.alert_lifecycle import edge
 from kc_otel.judge.escalation.alerts import PolicyState, What
 from kc_otel.judge.escalation.escalate import (
@@ -378,15 +378,6 @@ class Core:
         """Unix time when a router last kept requests of a slice from a version; of one that it did not name, too."""
         names = {version, ""} & self.inference_versions(contract)
         return max((self.listeners.kept(contract, slice, name) for name in names), default=-math.inf)
-
-    def resume(self, contract: str, slice: str | None, by: str, why: str, now: float) -> int:
-        """A person lifts routes; returns how many. A LookupError where there is none."""
-        before = self.decisions
-        after = resume(before, contract, slice, now)
-        where = "every slice" if slice is None else f"slice {slice}"
-        said = {"slice": slice, "by": by, "why": why, "message": f"{by} resumed {where}: {why}"}
-        self.amend(contract, {"resumed": said}, now, decisions=after)
-        return len(before.routes) - len(after.routes)
 
     def amend(
         self,

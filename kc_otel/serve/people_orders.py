@@ -101,6 +101,15 @@ def unpin(core: Core, contract: str, slice: str | None, by: str, why: str, now: 
     return len(before.pins) - len(after.pins)
 
 
+def resume(core: Core, contract: str, slice: str | None, by: str, why: str, now: float) -> int:
+    """Lift the route of a slice, or every route of a contract for None; return their number."""
+    before = core.decisions
+    after = tables.resume(before, contract, slice, now)
+    where = "every slice" if slice is None else f"slice {slice}"
+    core.amend(contract, {"resumed": _word(by, f"resumed {where}", why, slice=slice)}, now, decisions=after)
+    return len(before.routes) - len(after.routes)
+
+
 def diagnose(
     core: Core,
     id: str,

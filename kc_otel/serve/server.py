@@ -36,7 +36,7 @@ from kc_otel.judge.escalation.webhook_body import links_note
 from kc_otel.judge.otlp.request_errors import BindError
 from kc_otel.judge.otlp.request_limits import Limits
 from kc_otel.judge.promotion.gate_evidence import SectionProblems, unchecked_offline
-from kc_otel.serve.access.access_file import AccessError, AccessFile, Senders
+from kc_otel.serve.access.access_file import AccessError, AccessFile
 from kc_otel.serve.access.site_guard import GuardedSite, HostNames, OwnSite, reachable_from_elsewhere
 from kc_otel.serve.access.tls import Tls, TlsError
 from kc_otel.serve.api.app import make_api
@@ -213,7 +213,7 @@ async def _serve(
         stack.push_async_callback(core.aclose)
         stack.callback(speaker.shutdown)
         sink, tick = await stack.enter_async_context(sink_of(core, config, limits))
-        taker = RequestTaker(sink, limits, Senders(access), budget)
+        taker = RequestTaker(sink, limits, budget, access)
         grpc = await serve_grpc(taker, config.host, config.grpc_port, requests, tls, most)
         stack.push_async_callback(grpc.stop, _GRACE_SECONDS)
         await stack.enter_async_context(serving_http(HttpReceiver(taker, requests, names), http_socket, tls))

@@ -16,6 +16,7 @@ from kc_otel.judge.decisions.entries import Canary
 from kc_otel.judge.decisions.table import changed
 from kc_otel.judge.facts import KernelInfo
 from kc_otel.judge.verdict import Status
+from kc_otel.serve import people_orders
 from kc_otel.serve.api.app import make_api
 from kc_otel.serve.api.routes_decisions import Changes
 from kc_otel.serve.core import Core
@@ -98,7 +99,7 @@ def test_a_cell_whose_requests_go_elsewhere_has_no_traffic(
     route_kept(core, core.evaluated_at)
     core.evaluated_at += 1.0
     assert said() == ({("all", True), ("code", True)}, {"policy": 2})
-    core.resume("policy", None, "ada", "kernel patched", 10.0)
+    people_orders.resume(core, "policy", None, "ada", "kernel patched", 10.0)
     assert said() == ({("all", False), ("code", False)}, {"policy": 0})
 
 

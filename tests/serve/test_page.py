@@ -17,6 +17,7 @@ import kc_otel.serve.page as page_box
 from kc_otel.judge.escalation.alerts import PolicyState
 from kc_otel.judge.incidents.incident import IncidentState
 from kc_otel.judge.verdict import Evaluation, Status
+from kc_otel.serve import people_orders
 from kc_otel.serve.core import Core
 from tests.tools.api import client_of, route_kept
 
@@ -98,7 +99,7 @@ def test_an_incident_has_an_address_and_a_list_has_those_that_are_over(
     ]  # fmt: skip
     assert client.get("/api/v1/incidents", params={"contract": "another"}).status_code == 404
     now = time.time()
-    core.resume("policy", None, "ada", "patched", now)
+    people_orders.resume(core, "policy", None, "ada", "patched", now)
     judged = core.evaluator.evaluate(now)["policy"].verdicts
     passing = Evaluation(now, tuple(replace(verdict, status=Status.PASS) for verdict in judged))
     monkeypatch.setattr(core.evaluator, "evaluate", lambda _: {"policy": passing})

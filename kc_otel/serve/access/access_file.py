@@ -179,20 +179,14 @@ def digest_of(token: str) -> str:
     return hashlib.sha256(token.encode(errors="surrogatepass")).hexdigest()
 
 
-class Senders:
-    """Knows senders by their tokens; without a file nobody is asked."""
-
-    def __init__(self, access: AccessFile | None = None) -> None:
-        self._access = access
-
-    def check(self, authorization: str) -> None:
-        """Refuse a request whose `Authorization` header or metadata does not let it in (401, 403)."""
-        if self._access is None:
-            return
-        caller = self._access.bearer(authorization)
-        if caller is None:
-            raise UnauthenticatedError(
-                "authentication required: send authorization: Bearer and a token, by OTEL_EXPORTER_OTLP_HEADERS"
-            )
-        if Role.SEND not in caller.roles:
-            raise ForbiddenError(f"the token of {caller.name} lacks the role send; its entry needs may: [send]")
+def check_sender(access: AccessFile | None, authorization: str) -> None:
+    """Refuse a request whose `Authorization` header or metadata does not let it in; without a file, none is refused."""
+    if access is None:
+        return
+    caller = access.bearer(authorization)
+    if caller is None:
+        raise UnauthenticatedError(
+            "authentication required: send authorization: Bearer and a token, by OTEL_EXPORTER_OTLP_HEADERS"
+        )
+    if Role.SEND not in caller.roles:
+        raise ForbiddenError(f"the token of {caller.name} lacks the role send; its entry needs may: [send]")

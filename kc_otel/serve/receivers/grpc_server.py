@@ -24,6 +24,7 @@ from google.rpc.status_pb2 import Status
 
 from kc_otel.judge.otlp.request_errors import BadRequestError, BindError, InternalError, ReceiveError, ThrottledError
 from kc_otel.judge.otlp.signals import SIGNALS, Signal
+from kc_otel.serve.access.access_file import check_sender
 from kc_otel.serve.access.tls import Tls
 from kc_otel.serve.receivers.byte_budget import HeldBytes
 from kc_otel.serve.receivers.request_taker import RequestTaker
@@ -168,7 +169,7 @@ class _Receiver:
     async def _answered(self, signal: Signal, context: Any) -> Any:
         """The response and its outcome, or the error to be answered."""
         try:
-            self._taker.senders.check(_authorization(context))
+            check_sender(self._taker.access, _authorization(context))
             with self._taker.budget.held() as held:
                 body = await self._message(context, held)
                 answer, outcome = await self._taker.take(signal, body, "", "grpc")

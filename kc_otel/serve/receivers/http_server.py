@@ -26,6 +26,7 @@ from kc_otel.judge.otlp.request_errors import (
     UnsupportedMediaError,
 )
 from kc_otel.judge.otlp.signals import SIGNALS
+from kc_otel.serve.access.access_file import check_sender
 from kc_otel.serve.access.site_guard import HostNames
 from kc_otel.serve.receivers.byte_budget import HeldBytes
 from kc_otel.serve.receivers.request_taker import RequestTaker
@@ -101,8 +102,8 @@ class HttpReceiver:
     ) -> tuple[Any, str]:
         if self._names is not None and (host := headers.get("host", "")) not in self._names:
             raise _MisdirectedError(f"this evaluator is not known as {host[:80]!a}; start it with --allowed-host NAME")
-        self._taker.senders.check(headers.get("authorization", ""))
-        path = scope["path"].removeprefix(scope.get("root_path", ""))
+        check_sender(self._taker.access, headers.get("authorization", ""))
+        path = scope["path"]
         signal = _ROUTES.get(path)
         if signal is None:
             raise _NotFoundError(f"no such path; OTLP/HTTP is served at {', '.join(_ROUTES)}")

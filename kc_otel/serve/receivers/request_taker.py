@@ -24,7 +24,7 @@ from kc_otel.judge.otlp.request_errors import TooLargeError
 from kc_otel.judge.otlp.request_limits import Limits, inflate
 from kc_otel.judge.otlp.signals import METRICS, Signal, deliver
 from kc_otel.judge.otlp.sink import ColumnSink, ExportResult, TelemetrySink
-from kc_otel.serve.access.access_file import Senders
+from kc_otel.serve.access.access_file import AccessFile
 from kc_otel.serve.receivers.byte_budget import ByteBudget
 
 _QUICK_BYTES: Final = 256 * 1024
@@ -45,8 +45,10 @@ _MAX_REASONS: Final = 3
 class RequestTaker:
     """Takes requests for all ports of an event loop; `budget` bounds the bytes that they hold together."""
 
-    def __init__(self, sink: TelemetrySink, limits: Limits, senders: Senders, budget: ByteBudget) -> None:
-        self.limits, self.senders, self.budget = limits, senders, budget
+    def __init__(
+        self, sink: TelemetrySink, limits: Limits, budget: ByteBudget, access: AccessFile | None = None
+    ) -> None:
+        self.limits, self.budget, self.access = limits, budget, access
         self._sink = sink
         self._columns = sink if isinstance(sink, ColumnSink) else None
         self._slow = asyncio.Lock()

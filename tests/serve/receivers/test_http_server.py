@@ -15,7 +15,6 @@ from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportM
 
 from kc_otel.judge.otlp.request_limits import Limits
 from kc_otel.judge.otlp.sink import ExportResult
-from kc_otel.serve.access.access_file import Senders
 from kc_otel.serve.access.site_guard import HostNames
 from kc_otel.serve.receivers import byte_budget, http_server
 from kc_otel.serve.receivers.byte_budget import ByteBudget
@@ -145,7 +144,7 @@ def test_what_is_over_the_budget_is_told_to_come_back(sink: Any, monkeypatch: py
     monkeypatch.setattr(http_server, "_LONG_BYTES", 600 if long else 1000)
     limits = Limits(max_bytes=1000, retry_after=2)
     budget = ByteBudget(limits, 1900)
-    app = HttpReceiver(RequestTaker(sink, limits, Senders(), budget), Counter(), None)
+    app = HttpReceiver(RequestTaker(sink, limits, budget), Counter(), None)
 
     async def scenario() -> tuple[int, list[httpx.Response]]:
         go = asyncio.Event()
@@ -184,7 +183,7 @@ def test_long_bodies_wait_for_room_in_the_order_in_which_they_came(sink: Any, mo
     monkeypatch.setattr(http_server, "_LONG_BYTES", 100)
     limits = Limits(max_bytes=1000)
     budget = ByteBudget(limits, 2000)
-    app = HttpReceiver(RequestTaker(sink, limits, Senders(), budget), Counter(), None)
+    app = HttpReceiver(RequestTaker(sink, limits, budget), Counter(), None)
     read, most = [], 0
 
     async def post(number: int) -> int:
@@ -244,15 +243,6 @@ def test_a_sink_that_fails_is_a_500_without_its_secrets(sink: Any, caplog: pytes
     assert response.status_code == 500
     assert "password" not in response.text
     assert "password" in caplog.text
-
-
-def test_it_can_be_mounted(sink: Any) -> None:
-    """Under a framework's mount the path is what comes after the mount."""
-    from starlette.applications import Starlette
-    from starlette.routing import Mount
-
-    app = Starlette(routes=[Mount("/otlp", app=http_app(sink))])
-    assert call(app, "POST", "/otlp/v1/metrics", content_type=PROTOBUF).status_code == 200
 
 
 @pytest.mark.parametrize("media", [PROTOBUF, JSON])
