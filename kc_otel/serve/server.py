@@ -45,13 +45,11 @@ from kc_otel.serve.config import LogFormat, ServeConfig
 from kc_otel.serve.core import Core
 from kc_otel.serve.durable_sink import WRITING, TrafficRecordingError
 from kc_otel.serve.log_format import JsonFormatter, PlainFormatter
-from kc_otel.serve.otlp_out import SelfMetrics, TelemetryExporter
-from kc_otel.serve.receivers.byte_budget import ByteBudget
 from kc_otel.serve.receivers.grpc_server import serve_grpc
 from kc_otel.serve.receivers.http_server import HttpReceiver
 from kc_otel.serve.receivers.listening import check_ports, connections_per_port, listen, serving_http
-from kc_otel.serve.receivers.request_taker import RequestTaker
-from kc_otel.serve.self_metrics import read
+from kc_otel.serve.receivers.request_taker import ByteBudget, RequestTaker
+from kc_otel.serve.self_metrics import SelfMetrics, TelemetryExporter, read
 from kc_otel.serve.shards.sharded_sink import ShardError
 from kc_otel.serve.store.state_connection import StateConnection
 from kc_otel.serve.store.state_file import DamagedStateError, StateHeldError, StatePlace, open_state, set_aside

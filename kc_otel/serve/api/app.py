@@ -25,7 +25,7 @@ from kc_otel.serve.api.routes_promotion import promotion_routes
 from kc_otel.serve.api.routes_verdicts import verdict_routes
 from kc_otel.serve.api.shapes import PROBLEM, ProblemDetails, problem, refusals
 from kc_otel.serve.core import Core
-from kc_otel.serve.otlp_out import SelfMetrics
+from kc_otel.serve.self_metrics import SelfMetrics
 from kc_otel.serve.store.unit_of_work import StateError
 
 _ERRORS: Final = {

@@ -26,8 +26,7 @@ from kc_otel.judge.otlp.request_errors import BadRequestError, BindError, Intern
 from kc_otel.judge.otlp.signals import SIGNALS, Signal
 from kc_otel.serve.access.access_file import check_sender
 from kc_otel.serve.access.tls import Tls
-from kc_otel.serve.receivers.byte_budget import HeldBytes
-from kc_otel.serve.receivers.request_taker import RequestTaker
+from kc_otel.serve.receivers.request_taker import HeldBytes, RequestTaker
 
 _log: Final = logging.getLogger(__name__)
 _DEFAULT_PORT: Final = 4317

@@ -28,8 +28,7 @@ from kc_otel.judge.otlp.request_errors import (
 from kc_otel.judge.otlp.signals import SIGNALS
 from kc_otel.serve.access.access_file import check_sender
 from kc_otel.serve.access.site_guard import HostNames
-from kc_otel.serve.receivers.byte_budget import HeldBytes
-from kc_otel.serve.receivers.request_taker import RequestTaker
+from kc_otel.serve.receivers.request_taker import HeldBytes, RequestTaker
 
 with extra("serve", "the evaluator"):
     from starlette.types import Receive, Scope, Send

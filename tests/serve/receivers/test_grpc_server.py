@@ -19,9 +19,8 @@ from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportM
 from kc_otel.judge.otlp.request_limits import Limits
 from kc_otel.judge.otlp.sink import ExportResult
 from kc_otel.serve.receivers import grpc_server as grpc_module
-from kc_otel.serve.receivers.byte_budget import ByteBudget
 from kc_otel.serve.receivers.grpc_server import GrpcServer, serve_grpc
-from kc_otel.serve.receivers.request_taker import RequestTaker
+from kc_otel.serve.receivers.request_taker import ByteBudget, RequestTaker
 from tests.serve.receivers.test_exporters import EXPORT, export, grpc_server
 from tests.tools.receivers import start_grpc
 

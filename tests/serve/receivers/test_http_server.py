@@ -16,10 +16,9 @@ from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportM
 from kc_otel.judge.otlp.request_limits import Limits
 from kc_otel.judge.otlp.sink import ExportResult
 from kc_otel.serve.access.site_guard import HostNames
-from kc_otel.serve.receivers import byte_budget, http_server
-from kc_otel.serve.receivers.byte_budget import ByteBudget
+from kc_otel.serve.receivers import http_server, request_taker
 from kc_otel.serve.receivers.http_server import HttpReceiver
-from kc_otel.serve.receivers.request_taker import RequestTaker
+from kc_otel.serve.receivers.request_taker import ByteBudget, RequestTaker
 from tests.tools.receivers import http_app
 
 PROTOBUF, JSON = "application/x-protobuf", "application/json"
@@ -140,7 +139,7 @@ def test_refusals(
 @pytest.mark.parametrize("long", [False, True])
 def test_what_is_over_the_budget_is_told_to_come_back(sink: Any, monkeypatch: pytest.MonkeyPatch, long: bool) -> None:
     """Short bodies are counted as they come, long ones whole; what has no room is 503, and nothing of it is taken."""
-    monkeypatch.setattr(byte_budget, "_WAIT_SECONDS", 0.1)
+    monkeypatch.setattr(request_taker, "_WAIT_SECONDS", 0.1)
     monkeypatch.setattr(http_server, "_LONG_BYTES", 600 if long else 1000)
     limits = Limits(max_bytes=1000, retry_after=2)
     budget = ByteBudget(limits, 1900)

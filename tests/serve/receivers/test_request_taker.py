@@ -26,8 +26,7 @@ from kc_otel.judge.points import walk
 from kc_otel.serve.core import Core
 from kc_otel.serve.durable_sink import DurableSink
 from kc_otel.serve.receivers import request_taker
-from kc_otel.serve.receivers.byte_budget import BusyError, ByteBudget
-from kc_otel.serve.receivers.request_taker import RequestTaker, parts_of
+from kc_otel.serve.receivers.request_taker import BusyError, ByteBudget, RequestTaker, parts_of
 from tests.tools.load import message
 from tests.tools.receivers import http_app
 
