@@ -11,10 +11,12 @@ from typing import Annotated, Any, Literal
 from fastapi import APIRouter, HTTPException, Query, Response
 from fastapi.responses import JSONResponse
 
+from kc_otel.contract.model import Contract
 from kc_otel.judge.promotion.machine import share_of
 from kc_otel.judge.promotion.plan import Traffic, observed_traffic, plan_steps, shares_of
 from kc_otel.judge.promotion.promotion_state import Hold, OrderError, Promotion, PromotionStatus, path_of
 from kc_otel.judge.promotion.stages import Stage
+from kc_otel.serve.announcements import Announcement
 from kc_otel.serve.api.shapes import ContractName, Name, Order, Reason, Signature, View, served, served_or_all
 from kc_otel.serve.core import Core
 
@@ -22,70 +24,14 @@ from kc_otel.serve.core import Core
 def promotion_routes(core: Core) -> APIRouter:
     """`/api/v1/promotions` and what is below it."""
     router = APIRouter(prefix="/api/v1/promotions", tags=["promotion"])
-    _add_plan(router, core)  # before what has a kernel in the same place of the path
-    _add_states(router, core)
-    _add_evidence(router, core)
-    return router
 
-
-def _add_states(router: APIRouter, core: Core) -> None:
     @router.get("")
-    async def promotions(
-        contract: ContractName = None,
-    ) -> PromotionList:
+    async def promotions(contract: ContractName = None) -> PromotionList:
         """Return every kernel version in promotion, rolled back or replaced."""
         served_or_all(core, contract)
         return PromotionList(promotions=[_view(core, entry) for entry in core.promotions.all(contract)])
 
-    @router.get("/{contract}/{kernel}")
-    async def promotion(contract: str, kernel: str) -> PromotionView:
-        """Return the stage of one kernel version."""
-        with _answered():
-            return _view(core, core.promotions.of(contract, kernel))
-
-    @router.post("/{contract}/{kernel}")
-    async def order(contract: Name, kernel: Name, request: OrderRequest) -> PromotionView:
-        """Start, hold, resume, force, approve, confirm or roll back a version."""
-        now, promotions = time.time(), core.promotions
-        with _answered():
-            async with core.turn():
-                if request.order == "start":
-                    said = promotions.start(contract, kernel, request.by, now)
-                elif request.order == "evidence":
-                    if request.evidence is None:
-                        raise OrderError("hand the evidence over, as `kc-otel gate run --evidence` wrote it")
-                    said = promotions.admit(contract, kernel, request.evidence, request.by, now, start=request.start)
-                else:
-                    said = promotions.tell(
-                        contract, kernel, request.order, request.by, request.why, now,
-                        stage=request.stage, position=request.position, start=request.start,
-                    )  # fmt: skip
-            core.announce_all(said)
-            return _view(core, promotions.of(contract, kernel))
-
-
-def _add_evidence(router: APIRouter, core: Core) -> None:
-    @router.get("/{contract}/{kernel}/evidence")
-    async def evidence(contract: str, kernel: str) -> EvidenceList:
-        """Return the evidence stored for a version's steps."""
-        with _answered():
-            found = core.promotions.evidence(contract, kernel)
-        views = [EvidenceView.of(row, checksum=row.record["checksum"]) for row in found]
-        return EvidenceList(evidence=views)
-
-    @router.get("/{contract}/{kernel}/evidence/{number}", response_model=None)
-    async def record(contract: str, kernel: str, number: int) -> Response:
-        """Return a piece of evidence, which `kc-otel gate verify` checks."""
-        with _answered():
-            found = core.promotions.evidence(contract, kernel)
-        for row in found:
-            if row.id == number:
-                return JSONResponse(row.record)
-        raise HTTPException(404, f"there is no evidence {number} of {kernel} under {contract}")
-
-
-def _add_plan(router: APIRouter, core: Core) -> None:
-    @router.get("/{contract}/plan")
+    @router.get("/{contract}/plan")  # before what has a kernel in the same place of the path
     async def plan(
         contract: str,
         tokens_per_second: Annotated[
@@ -108,16 +54,65 @@ def _add_plan(router: APIRouter, core: Core) -> None:
             tokens_per_sequence or seen.tokens_per_sequence,
             shares,
         )
-        steps = [
-            StepView.of(
-                step,
-                position=str(step.position),
-                seconds=step.seconds if step.seconds is not None and math.isfinite(step.seconds) else None,
-                never=step.seconds == math.inf,
-            )
-            for step in plan_steps(found, traffic)
-        ]
-        return PlanView(sampling=traffic.sampling, tokens_per_second=traffic.tokens_per_second, steps=steps)
+        return _plan(found, traffic)
+
+    @router.get("/{contract}/{kernel}")
+    async def promotion(contract: str, kernel: str) -> PromotionView:
+        """Return the stage of one kernel version."""
+        with _answered():
+            return _view(core, core.promotions.of(contract, kernel))
+
+    @router.post("/{contract}/{kernel}")
+    async def order(contract: Name, kernel: Name, request: OrderRequest) -> PromotionView:
+        """Start, hold, resume, force, approve, confirm or roll back a version."""
+        with _answered():
+            async with core.turn():
+                said = _ordered(core, contract, kernel, request, time.time())
+            core.announce_all(said)
+            return _view(core, core.promotions.of(contract, kernel))
+
+    @router.get("/{contract}/{kernel}/evidence")
+    async def evidence(contract: str, kernel: str) -> EvidenceList:
+        """Return the evidence stored for a version's steps."""
+        found = core.promotions.evidence(contract, kernel)
+        return EvidenceList(evidence=[EvidenceView.of(row, checksum=row.record["checksum"]) for row in found])
+
+    @router.get("/{contract}/{kernel}/evidence/{number}", response_model=None)
+    async def record(contract: str, kernel: str, number: int) -> Response:
+        """Return a piece of evidence, which `kc-otel gate verify` checks."""
+        for row in core.promotions.evidence(contract, kernel):
+            if row.id == number:
+                return JSONResponse(row.record)
+        raise HTTPException(404, f"there is no evidence {number} of {kernel} under {contract}")
+
+    return router
+
+
+def _ordered(core: Core, contract: str, kernel: str, request: OrderRequest, now: float) -> list[Announcement]:
+    promotions = core.promotions
+    if request.order == "start":
+        return promotions.start(contract, kernel, request.by, now)
+    if request.order != "evidence":
+        return promotions.tell(
+            contract, kernel, request.order, request.by, request.why, now,
+            stage=request.stage, position=request.position, start=request.start,
+        )  # fmt: skip
+    if request.evidence is None:
+        raise OrderError("hand the evidence over, as `kc-otel gate run --evidence` wrote it")
+    return promotions.admit(contract, kernel, request.evidence, request.by, now, start=request.start)
+
+
+def _plan(contract: Contract, traffic: Traffic) -> PlanView:
+    steps = [
+        StepView.of(
+            step,
+            position=str(step.position),
+            seconds=step.seconds if step.seconds is not None and math.isfinite(step.seconds) else None,
+            never=step.seconds == math.inf,
+        )
+        for step in plan_steps(contract, traffic)
+    ]
+    return PlanView(sampling=traffic.sampling, tokens_per_second=traffic.tokens_per_second, steps=steps)
 
 
 @contextmanager
