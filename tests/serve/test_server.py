@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 from kc_otel.cli import register
 from kc_otel.serve import server
-from kc_otel.serve.access import site_guard as own_site
+from kc_otel.serve.access import site_guard
 from kc_otel.serve.access.site_guard import reachable_from_elsewhere
 from kc_otel.serve.config import ServeConfig
 from kc_otel.serve.receivers.listening import check_ports
@@ -40,7 +40,7 @@ def test_loopback_is_nobody_elses(host):
 def test_a_name_with_another_address_besides_loopback_is_not_loopback(monkeypatch):
     """One address that others reach is enough."""
     found = [(0, 0, 0, "", (address, 0)) for address in ("127.0.0.1", "10.1.2.3")]
-    monkeypatch.setattr(own_site.socket, "getaddrinfo", lambda *_, **__: found)
+    monkeypatch.setattr(site_guard.socket, "getaddrinfo", lambda *_, **__: found)
     assert reachable_from_elsewhere("two-homes")
 
 

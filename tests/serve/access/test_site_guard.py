@@ -16,7 +16,7 @@ from starlette.testclient import TestClient
 from kc_otel.record.kernel import Kernel
 from kc_otel.recordings.request import SampledRequest
 from kc_otel.recordings.worst_sequences import WorstSequences
-from kc_otel.serve.access import site_guard as own_site
+from kc_otel.serve.access import site_guard
 from kc_otel.serve.access.access_file import AccessFile, digest_of
 from kc_otel.serve.access.site_guard import GuardedSite, HostNames, OwnSite
 from tests.serve.conftest import core_of_policy
@@ -314,7 +314,7 @@ def test_a_page_without_an_origin_of_its_own_changes_nothing(origin: str) -> Non
 @pytest.mark.slow
 def test_a_body_that_does_not_come_is_not_waited_for(monkeypatch):
     """To the API its sender has hung up; who has said everything, and waits for an answer, may wait on."""
-    monkeypatch.setattr(own_site, "_MAX_BODY_SECONDS", 0.05)
+    monkeypatch.setattr(site_guard, "_MAX_BODY_SECONDS", 0.05)
     heard = []
 
     async def app(_scope, receive, _send):

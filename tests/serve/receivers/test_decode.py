@@ -17,6 +17,7 @@ from kc_otel.judge.otlp.decode import from_json, from_protobuf, holds_more_than
 from kc_otel.judge.otlp.request_errors import BadRequestError, TooLargeError
 from kc_otel.judge.otlp.request_limits import Limits, inflate
 from kc_otel.judge.otlp.signals import LOGS, METRICS, SIGNALS, TRACES, Signal
+from tests.serve.receivers.conftest import wrapped
 
 LIMITS = Limits()
 FILES = {"metrics.json": METRICS, "trace.json": TRACES, "logs.json": LOGS, "events.json": LOGS}
@@ -94,17 +95,6 @@ def test_requests_of_too_many_things_are_refused(signal: Signal) -> None:
             from_protobuf(request.SerializeToString(), signal, LIMITS)
 
 
-def nested(fields: tuple[int, ...], content: bytes) -> bytes:
-    """Content as a field of a field, and so on, of protobuf."""
-    for number in reversed(fields):
-        length, said = len(content), bytearray((number << 3 | 2,))
-        while length > 127:
-            said.append(length & 127 | 128)
-            length >>= 7
-        content = bytes((*said, length)) + content
-    return content
-
-
 @pytest.mark.parametrize(
     "fields",
     [
@@ -123,7 +113,7 @@ def test_a_bomb_is_refused_before_it_is_parsed(fields: tuple[int, ...]) -> None:
         def ParseFromString(self, _body: bytes) -> None:  # noqa: N802 - protobuf's name
             raise AssertionError("parsed")
 
-    body = nested(fields, b"\x0a\x00" * 2**19)
+    body = wrapped(b"\x0a\x00" * 2**19, *reversed(fields))
     with pytest.raises(TooLargeError, match="send smaller batches"):
         from_protobuf(body, replace(METRICS, request=Never), Limits(max_items=6000))
 

@@ -19,6 +19,7 @@ from kc_otel.serve.access.site_guard import HostNames
 from kc_otel.serve.receivers import http_server, request_taker
 from kc_otel.serve.receivers.http_server import HttpReceiver
 from kc_otel.serve.receivers.request_taker import ByteBudget, RequestTaker
+from tests.serve.receivers.conftest import wrapped
 from tests.tools.receivers import http_app
 
 PROTOBUF, JSON = "application/x-protobuf", "application/json"
@@ -58,18 +59,11 @@ async def _turns_of_others(app: Any, content: bytes, headers: dict[str, str]) ->
 @pytest.mark.slow
 def test_a_bomb_of_small_messages_holds_nobody_up(sink: Any) -> None:
     """Four million empty attributes are fifteen kilobytes of gzip, and seconds to count: others have turns."""
-    body = gzip.compress(_field(1, _field(1, b"\x0a\x02\x0a\x00" * 3_900_000)))
+    body = gzip.compress(wrapped(b"\x0a\x02\x0a\x00" * 3_900_000, 1, 1))
     headers = {"content-type": PROTOBUF, "content-encoding": "gzip"}
     answer, turns = asyncio.run(_turns_of_others(http_app(sink), body, headers))
     assert answer.status_code == 413
     assert turns > 20
-
-
-def _field(number: int, content: bytes) -> bytes:
-    length, left = b"", len(content)
-    while left > 127:
-        length, left = length + bytes([left & 127 | 128]), left >> 7
-    return bytes([number << 3 | 2]) + length + bytes([left]) + content
 
 
 @pytest.mark.slow
