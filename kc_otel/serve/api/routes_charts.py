@@ -27,6 +27,7 @@ from kc_otel.judge.plain_json import finite_or_none
 from kc_otel.judge.verdict import Cell
 from kc_otel.serve.api.shapes import View, find_clause
 from kc_otel.serve.core import Core
+from kc_otel.serve.history import HistoryPoint
 from kc_otel.stats import Binned
 
 _MAX_EVENTS: Final = 1000
@@ -194,12 +195,11 @@ def chart_routes(core: Core) -> APIRouter:
     return router
 
 
-def _past(core: Core, asked: _Asked) -> tuple[list[tuple[Any, ...]], dict[Cell, list[tuple[Any, ...]]]]:
+def _past(core: Core, asked: _Asked) -> tuple[list[HistoryPoint], dict[Cell, list[HistoryPoint]]]:
     """The cell's own past, and that of the same clause and slice with other kernels."""
     cell, end = asked.cell, time.time() if asked.end is None else asked.end
     past = core.history.past(cell.contract, cell.clause, cell.slice, asked.start, end)
-    found = {key: [tuple(moment) for moment in moments] for key, moments in past.items()}
-    return found.pop(cell, []), found
+    return past.pop(cell, []), past
 
 
 def _markers(core: Core, cell: Cell) -> tuple[Marker, ...]:
