@@ -82,15 +82,21 @@ def cell_fields(cell: Cell) -> dict[str, Any]:
     }
 
 
-def _attributes(contract: Contract, verdict: Verdict) -> dict[str, str | float]:
-    cell = verdict.cell
+def cell_attributes(cell: Cell) -> dict[str, str]:
+    """A cell as attributes of a metric or a log record."""
     return {
         "kc.contract": cell.contract,
-        "kc.contract.version": str(contract.metadata.version),
-        "kc.contract.hash": contract.hash,
         "kc.clause": cell.clause,
         "kc.slice": cell.slice,
         "kc.kernel.train": cell.kernel_train,
         "kc.kernel.inference": cell.kernel_inference,
+    }
+
+
+def _attributes(contract: Contract, verdict: Verdict) -> dict[str, str | float]:
+    return {
+        **cell_attributes(verdict.cell),
+        "kc.contract.version": str(contract.metadata.version),
+        "kc.contract.hash": contract.hash,
         "kc.verdict.status": verdict.status.value,
     }

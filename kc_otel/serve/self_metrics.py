@@ -32,7 +32,7 @@ from kc_otel.judge.promotion.machine import share_of
 from kc_otel.judge.promotion.promotion_state import PromotionStatus
 from kc_otel.judge.verdict import Verdict
 from kc_otel.record.telemetry.environment import checking_answers
-from kc_otel.serve.announcements import Announcement
+from kc_otel.serve.announcements import Announcement, cell_attributes
 from kc_otel.serve.core import Core
 
 if TYPE_CHECKING:
@@ -70,13 +70,13 @@ def read(
 
     `requests` counts (transport, outcome), `attempts` (endpoint, outcome); `in_flight` are bytes of requests.
     """
-    verdicts = [verdict for verdict, _, _ in core.history.cells()]
+    verdicts = [(cell_attributes(verdict.cell), verdict, since) for verdict, since, _ in core.history.cells()]
     metrics: dict[str, Series] = {
-        name: [(_cell(verdict), value) for verdict in verdicts if not math.isnan(value := float(of(verdict)))]
-        for name, of in _OF_VERDICT.items()
+        name: [(cell, value) for cell, verdict, _ in verdicts if not math.isnan(value := float(read_from(verdict)))]
+        for name, read_from in _OF_VERDICT.items()
     }
     metrics |= _promises(core.contracts.values())
-    metrics["kc.verdict.since"] = [(_cell(verdict), since) for verdict, since, _ in core.history.cells()]
+    metrics["kc.verdict.since"] = [(cell, since) for cell, _, since in verdicts]
     metrics["kc.alert.firing"] = [
         ({"kc.contract": contract, "kc.clause": clause, "kc.slice": slice, "kc.severity": severity}, 1.0)
         for contract, clause, slice, severity in core.firing()
@@ -200,17 +200,6 @@ def free_space(folder: Path) -> Series:
         return [({}, shutil.disk_usage(folder).free)]
     except OSError:  # a folder that is gone has none
         return []
-
-
-def _cell(verdict: Verdict) -> Mapping[str, str]:
-    cell = verdict.cell
-    return {
-        "kc.contract": cell.contract,
-        "kc.clause": cell.clause,
-        "kc.slice": cell.slice,
-        "kc.kernel.train": cell.kernel_train,
-        "kc.kernel.inference": cell.kernel_inference,
-    }
 
 
 def _promises(contracts: Iterable[Contract]) -> dict[str, Series]:
