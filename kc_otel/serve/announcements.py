@@ -25,14 +25,7 @@ Names = Mapping[tuple[str, str], str]
 
 
 class Announcement(NamedTuple):
-    """Something to say to whoever reads the log.
-
-    Attributes:
-        severity: info, warning or critical.
-        message: One sentence.
-        attributes: Of the log record.
-        event: Name of the log record's event.
-    """
+    """Something to say to whoever reads the log, and its log record: info, warning or critical."""
 
     severity: str
     message: str
@@ -89,15 +82,21 @@ def cell_fields(cell: Cell) -> dict[str, Any]:
     }
 
 
-def _attributes(contract: Contract, verdict: Verdict) -> dict[str, str | float]:
-    cell = verdict.cell
+def cell_attributes(cell: Cell) -> dict[str, str]:
+    """A cell as attributes of a metric or a log record."""
     return {
         "kc.contract": cell.contract,
-        "kc.contract.version": str(contract.metadata.version),
-        "kc.contract.hash": contract.hash,
         "kc.clause": cell.clause,
         "kc.slice": cell.slice,
         "kc.kernel.train": cell.kernel_train,
         "kc.kernel.inference": cell.kernel_inference,
+    }
+
+
+def _attributes(contract: Contract, verdict: Verdict) -> dict[str, str | float]:
+    return {
+        **cell_attributes(verdict.cell),
+        "kc.contract.version": str(contract.metadata.version),
+        "kc.contract.hash": contract.hash,
         "kc.verdict.status": verdict.status.value,
     }

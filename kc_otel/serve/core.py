@@ -27,7 +27,7 @@ from kc_otel.contract.plain_text import plain
 from kc_otel.contract.slices import ALL
 from kc_otel.contract.words import place
 from kc_otel.judge.decisions.entries import DecisionTable
-from kc_otel.judge.decisions.table import resume, without_slice
+from kc_otel.judge.decisions.table import without_slice
 from kc_otel.judge.escalation.alerts import PolicyState, What, edge
 from kc_otel.judge.escalation.escalate import (
     Escalation,
@@ -83,21 +83,11 @@ _NOT_TOLD_ACTIONS: Final = _NOTIFYING | {"would-fire"}
 class Core:
     """Everything that the evaluator process knows and decides. One thread; `now` is unix time in seconds.
 
-    Args:
-        contracts: Contracts to judge, names unique.
-        connection: The state file; the core owns the transactions.
-        external_url: How a person reaches the API, for links in webhooks.
-        now: Time of the start.
-        announce: Told of every change, after it has been written.
-        dry_run: Names of contracts that are escalated without consequences: their actions are only recorded.
-        forgetful: Webhook endpoints that let go of an alert unless it is said again every minute: Alertmanagers.
-        timing: How long webhooks wait for what belongs to them.
-        worst: Files of worst sequences that may be shown.
-        offline_problems: Checks the offline stage's section of evidence that a promotion is given.
-
-    Raises:
-        DamagedStateError: If the state file holds what no evaluator has written.
-        StateError: If it cannot be written.
+    The core owns the transactions of `connection`, the state file. `announce` is told of every change, after it has
+    been written. Contracts of `dry_run` are escalated without consequences: their actions are only recorded.
+    `forgetful` are webhook endpoints that let go of an alert unless it is said again every minute: Alertmanagers.
+    `external_url` is how a person reaches the API, for links; `worst` are files of sequences that may be shown;
+    `offline_problems` checks the offline stage's section of evidence that a promotion is given.
     """
 
     def __init__(
@@ -244,22 +234,11 @@ class Core:
         await self._connection.aclose()
 
     def turn(self) -> AbstractAsyncContextManager[object]:
-        """Hold the exclusive turn of one order: it is in force and on the disk when the context ends.
-
-        Raises:
-            StateError: If it cannot be written. Nothing of it holds then.
-        """
+        """Hold the exclusive turn of one order: it is on the disk when the context ends, or raises a StateError."""
         return self._connection.turn()
 
     async def evaluate(self, now: float | None = None) -> None:
-        """Evaluate every cell, and carry out what follows, once it is on the disk.
-
-        Args:
-            now: Unix time, seconds; None for when those before have had their turn.
-
-        Raises:
-            StateError: If the state cannot be written. Nothing has changed then, and the next tick makes up for it.
-        """
+        """Evaluate every cell in a turn, at a Unix time or, for None, once those before have had their turn."""
         async with self._connection.turn():
             self.tick(self.clock() if now is None else now)
 
@@ -274,8 +253,7 @@ class Core:
     def tick(self, now: float) -> None:
         """Evaluate every cell, and carry out what follows, as a part of a turn; outside of one it waits for the disk.
 
-        Raises:
-            StateError: If the state cannot be written. Nothing has changed then, and the next tick makes up for it.
+        If the state cannot be written (StateError) nothing has changed, and the next tick makes up for it.
         """
         started = time.perf_counter()
         try:
@@ -421,20 +399,6 @@ class Core:
         names = {version, ""} & self.inference_versions(contract)
         return max((self.listeners.kept(contract, slice, name) for name in names), default=-math.inf)
 
-    def resume(self, contract: str, slice: str | None, by: str, why: str, now: float) -> int:
-        """A person lifts routes; returns how many.
-
-        Raises:
-            LookupError: If there is no such route.
-            ValueError: If nobody or no reason is named.
-        """
-        before = self.decisions
-        after = resume(before, contract, slice, now)
-        where = "every slice" if slice is None else f"slice {slice}"
-        said = {"slice": slice, "by": by, "why": why, "message": f"{by} resumed {where}: {why}"}
-        self.amend(contract, {"resumed": said}, now, decisions=after)
-        return len(before.routes) - len(after.routes)
-
     def amend(
         self,
         contract: str,
@@ -444,17 +408,10 @@ class Core:
         decisions: DecisionTable | None = None,
         people: People | None = None,
     ) -> None:
-        """Put in force what a person decided, once it is written together with its events.
+        """Put in force what a person decided, once it is written with its events; None leaves things as they are.
 
-        Args:
-            contract: metadata.name.
-            words: Data of each event by its kind, with `message`, `by` and `why`.
-            now: Unix time, seconds.
-            decisions: The new decision table; None leaves it as it is.
-            people: The new silences and acknowledgements; None leaves them as they are.
-
-        Raises:
-            StateError: If it cannot be written. Nothing has changed then.
+        `words` has the data of each event by its kind, with `message`, `by` and `why`. If it cannot be written
+        (StateError) nothing has changed.
         """
         before = self.escalation
         incidents = before.incidents.get(contract, ())
@@ -478,17 +435,7 @@ class Core:
             unit.on_commit(lambda: self.announce_all(announcements))
 
     def diagnose(self, incident: Incident, found: Diagnosis, evidence: str, now: float) -> None:
-        """Attach a diagnosis to an incident, open or over.
-
-        Args:
-            incident: The incident.
-            found: The finding.
-            evidence: Its evidence, JSON; the SHA-256 is in `found`.
-            now: Unix time, seconds.
-
-        Raises:
-            StateError: If it cannot be written. Nothing has changed then.
-        """
+        """Attach a diagnosis to an incident, open or over; its evidence is JSON, whose SHA-256 is in `found`."""
         after = with_diagnosis(incident, found)
         lasting = self.escalation.incidents.get(incident.contract, ())
         incidents = tuple(after if other.id == incident.id else other for other in lasting)

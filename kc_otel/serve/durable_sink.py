@@ -46,12 +46,7 @@ class NotKeptError(ThrottledError):
 
 
 class DurableSink(ColumnSink):
-    """Takes what arrives for a core, metrics by way of its inbox.
-
-    Args:
-        core: Judges it, or a shard that prepares it for who does.
-        record: Is told what is taken, in that order: the serialized request, and when it arrived, Unix seconds.
-    """
+    """Takes what arrives for a core or a shard, metrics by way of its inbox; `record` is told of it in that order."""
 
     def __init__(self, core: Core | Shard, record: Callable[[bytes, float], None] | None = None) -> None:
         self._core, self._record = core, record
@@ -63,8 +58,7 @@ class DurableSink(ColumnSink):
     async def metrics(self, request: Any, at: float | None = None) -> ExportResult:
         """Take an ExportMetricsServiceRequest, or its columns, that arrived at `at`, Unix seconds; None for now.
 
-        Raises:
-            NotKeptError: If it cannot be kept at the moment.
+        Raises a NotKeptError if it cannot be kept at the moment.
         """
         now = time.time() if at is None else at
         # Whoever made columns of a request has seen that all of it is ours.
@@ -109,14 +103,9 @@ class TrafficRecordingError(Exception):
 
 
 class TrafficRecording:
-    """Writes a recording, as files of which the oldest go.
+    """Writes a recording: files in a folder, of which the oldest go beyond `limit` bytes.
 
-    Args:
-        folder: Where the files are; made if it is not there.
-        limit: Bytes of all files together.
-
-    Raises:
-        TrafficRecordingError: If the folder cannot be written.
+    A thread of its own writes it in order, never blocks the evaluator, and logs each gap.
     """
 
     def __init__(self, folder: Path, limit: int) -> None:

@@ -30,18 +30,9 @@ _OVERWRITTEN: Final = ", ".join(f"{name} = excluded.{name}" for name in _COLUMNS
 
 
 class HistoryPoint(NamedTuple):
-    """An evaluation of a cell.
+    """An evaluation of a cell; None where there is no number.
 
-    Attributes:
-        at: Unix time, seconds.
-        estimate: Point estimate; None without data.
-        lower: Lower confidence bound; None where there is none.
-        upper: Upper confidence bound; None where there is none.
-        limit: Limit then in force.
-        samples: Observations in the deciding window.
-        status: Code of the status.
-        evidence: Evidence against the limit, in 0..1 of an alarm; None for clauses without it.
-        train_step: The trainer's newest step at that time; None where nobody told it.
+    `evidence` is in 0..1 of an alarm; `train_step` the trainer's newest step at that time.
     """
 
     at: float
@@ -94,9 +85,7 @@ class _Line:
 class CellHistory:
     """The newest verdict of every cell, how long it has stood, and what came before.
 
-    Args:
-        connection: The state file.
-        windows: The long window in seconds, by the contract's name: it says how far the past reaches.
+    `windows` has the long window in seconds by the contract's name: it says how far the past reaches.
     """
 
     def __init__(self, connection: sqlite3.Connection, windows: Mapping[str, float]) -> None:

@@ -37,13 +37,10 @@ _ID_DIGITS: Final = 8
 
 
 class RouterReport(NamedTuple):
-    """Last report of a router about a contract.
+    """Last report of a router about a contract; Unix times, seconds.
 
-    Attributes:
-        begun: Unix time of its first report, seconds.
-        at: Unix time of its last report, seconds.
-        taken: When the newest decision table that it has was made, Unix seconds; below 0 for none.
-        slices: `slice_ids` of the slices that this table names and that it defines as the contract does.
+    `taken` is when the newest decision table that it has was made, below 0 for none; `slices` are `slice_ids` of the
+    slices that this table names and that it defines as the contract does.
     """
 
     begun: float
@@ -60,13 +57,9 @@ class RouterReport(NamedTuple):
 class Listeners:
     """The times at which programs last reported to read directives, and the last report of each router.
 
-    Args:
-        now: Unix time of the start, seconds: nobody was silent before it.
-        routers: Routers that an earlier process knew, by contract and id.
-
-    Attributes:
-        routers: Routers that have not said that they end, by contract and id; the one heard last at the end.
-        unsaved: Whether a restart would have to know more than it was told by the last `routers`.
+    `now` is the time of the start: nobody was silent before it. `routers` have not said that they end, by contract and
+    id; the one heard last is at the end. `unsaved` says whether a restart would have to know more than it was last
+    told.
     """
 
     def __init__(self, now: float = 0.0, routers: Mapping[str, Mapping[str, RouterReport]] | None = None) -> None:
@@ -89,16 +82,11 @@ class Listeners:
     ) -> None:
         """Record the directives that a client reports to obey, `CONTRACT/DIRECTIVE` each; unknown names are ignored.
 
-        Args:
-            told: Its report; of routes, `CONTRACT/route/IDS` with the `slice_ids` of its contract, one after another,
-                of the slices that its table names.
-            contracts: Those that are served, by name.
-            now: Unix time, seconds.
-            instance: Id of the client. Those without one are one router that has never taken an order.
-            table_at: When the decision table in force was made, Unix seconds, if it has that; None for another one.
-            kept: `CONTRACT/SLICE/VERSION` of requests that it keeps from a version; other slices than `all` count where
-                it defines them as the contract does.
-            versions: Versions of the inference kernel that a contract has; "" stands for one that is not named.
+        Of routes it is `CONTRACT/route/IDS`, with the `slice_ids`, one after another, of the slices that its table
+        names. Clients without an `instance` are one router that has never taken an order. `table_at` is when the table
+        in force was made, if it has that; None for another one. `kept` are `CONTRACT/SLICE/VERSION` of requests that it
+        keeps from a version; other slices than `all` count where it defines them as the contract does. `versions` are
+        those of the inference kernel that a contract has; "" stands for one that is not named.
         """
         same: dict[str, tuple[str, ...]] = {}
         for subject in told:
@@ -164,12 +152,7 @@ class Listeners:
     def behind(self, contract: Contract, slice: str, since: float, all_since: float | None, now: float) -> str:
         """Return the end of a sentence: which routers have not applied an order; empty where each that counts has.
 
-        Args:
-            contract: The contract in force.
-            slice: The slice that the order names, or `all`.
-            since: Unix time of the order, seconds.
-            all_since: Unix time of an order for all traffic that covers the slice; None for none.
-            now: Unix time, seconds.
+        `all_since` is the Unix time of an order for all traffic that covers the slice; None for none.
         """
         id = None if slice == ALL else contract.slice_ids.get(slice, "")
         counted = {

@@ -26,12 +26,9 @@ from kc_otel.serve.core import Core
 def acknowledge(
     core: Core, contract: str, clause: str | None, slice: str | None, by: str, why: str, now: float
 ) -> tuple[tuple[Alert, ...], tuple[Incident, ...]]:
-    """Acknowledge the alerts that fire for a clause on a slice, which ends their reminders.
+    """Acknowledge the alerts that fire for a clause on a slice, which ends their reminders; return them.
 
-    The incidents there that went away without proof of recovery are closed.
-
-    Returns:
-        The alerts, and the incidents.
+    The incidents there that went away without proof of recovery are closed, and returned beside them.
     """
     _known(core, contract, clause, slice)
     firing = core.policies[contract].firing
@@ -101,6 +98,15 @@ def unpin(core: Core, contract: str, slice: str | None, by: str, why: str, now: 
     said = _word(by, f"ended the pin of {where}", why, slice=slice)
     core.amend(contract, {"unpinned": said}, now, decisions=after)
     return len(before.pins) - len(after.pins)
+
+
+def resume(core: Core, contract: str, slice: str | None, by: str, why: str, now: float) -> int:
+    """Lift the route of a slice, or every route of a contract for None; return their number."""
+    before = core.decisions
+    after = tables.resume(before, contract, slice, now)
+    where = "every slice" if slice is None else f"slice {slice}"
+    core.amend(contract, {"resumed": _word(by, f"resumed {where}", why, slice=slice)}, now, decisions=after)
+    return len(before.routes) - len(after.routes)
 
 
 def diagnose(

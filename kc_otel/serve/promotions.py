@@ -43,13 +43,7 @@ _MOVES_WITH_EVIDENCE: Final = frozenset({MoveKind.ADVANCE, MoveKind.FORCE, MoveK
 class Promotions:
     """Every kernel version that is on its way, was rolled back, or was replaced.
 
-    Args:
-        contracts: The contracts in force, by name.
-        dry_run: Names of those that run dry: nothing of them is promoted, and nothing rolled back.
-        connection: The state file.
-        events: The log of events in it.
-        offline_problems: Checks the offline stage's section of evidence.
-        evaluator: Knows what versions report.
+    Of contracts in `dry_run` nothing is promoted, and nothing rolled back.
     """
 
     def __init__(
@@ -78,11 +72,7 @@ class Promotions:
         return sorted(mine, key=lambda promotion: (promotion.contract, -promotion.started, promotion.version))
 
     def of(self, contract: str, version: str) -> Promotion:
-        """Return a promotion.
-
-        Raises:
-            LookupError: If there is none.
-        """
+        """Return a promotion; a LookupError where there is none."""
         self._contract(contract)
         found = self._known.get((contract, version))
         if found is None:
@@ -106,19 +96,10 @@ class Promotions:
         now: float,
         unit: UnitOfWork,
     ) -> tuple[DecisionTable, list[Announcement], list[Promotion]]:
-        """Step every promotion of a contract with an evaluation.
+        """Step every promotion of a contract with an evaluation. While an incident of a version lasts, it waits.
 
-        Args:
-            decisions: The decision table after the evaluation.
-            name: The contract's.
-            evaluation: The evaluation.
-            incidents: The contract's incidents that last: while one of a version is not over, it waits.
-            now: Unix time of the evaluation, seconds.
-            unit: The transaction.
-
-        Returns:
-            The decision table with every such version's share, what is to be announced, and the versions that are
-            rolled back.
+        Returns the decision table with every such version's share, what is to be announced, and the versions that are
+        rolled back.
         """
         known = {key: promotion for key, promotion in self._known.items() if key[0] == name}
         unit.on_commit(lambda: self._adopt(known, name, evaluation))
@@ -188,9 +169,7 @@ class Promotions:
     def start(self, contract: str, version: str, by: str, now: float) -> list[Announcement]:
         """A person starts a version on its way, for the first time or again.
 
-        Raises:
-            LookupError: If there is no such contract.
-            OrderError: If it, or another version of the contract, is on its way already.
+        An OrderError if it, or another version of the contract, is on its way already.
         """
         return self._put(self._contract(contract), self._begun(contract, version, by, now))
 
@@ -218,9 +197,7 @@ class Promotions:
     ) -> list[Announcement]:
         """Take the evidence of the offline stage in, a record that `kc-otel gate run ... --evidence` wrote; see `tell`.
 
-        Raises:
-            LookupError: If the version is not on its way.
-            OrderError: If the evidence does not open the gate; nothing is started then either.
+        An OrderError if it does not open the gate; nothing is started then either.
         """
         found = self._contract(contract)
         before, begun = self._subject(contract, version, by, now, start=start)
@@ -234,22 +211,11 @@ class Promotions:
         self, contract: str, version: str, order: str, by: str, why: str, now: float, *, stage: Stage | None = None,
         position: str = "", start: bool = False,
     ) -> list[Announcement]:  # fmt: skip
-        """A person, or their program, decides something about a version.
+        """A person, or their program, decides: approve, hold, resume, force, rollback, hook or confirm.
 
-        Args:
-            contract: metadata.name.
-            version: Short fingerprint of the inference kernel version.
-            order: approve, hold, resume, force, rollback, hook or confirm.
-            by: Who.
-            why: Their reason.
-            now: Unix time, seconds.
-            stage: Stage to approve or to force it into.
-            position: Position that the hook before it has been run for.
-            start: Whether a version that is not known is started, in the same transaction.
-
-        Raises:
-            LookupError: If the version is not on its way.
-            OrderError: If that cannot be done; nothing is started then either.
+        `stage` is approved or forced; `position` is what the hook before it has been run for. With `start`, a version
+        that is not known is started in the same transaction; an OrderError where that cannot be done, and nothing is
+        started.
         """
         found = self._contract(contract)
         before, begun = self._subject(contract, version, by, now, start=start)
@@ -386,13 +352,8 @@ def reasons_to_wait(
 ) -> list[str]:
     """Return the reasons why a version stays in its stage whatever its verdicts are.
 
-    Args:
-        contract: The contract.
-        version: Short fingerprint of the inference kernel version.
-        stage: Where it is.
-        decisions: The decision table, with its holds: each reason is told once with the slices that it is about.
-        kernels: Reports of the contract's kernels; one that differs from the declaration, or does not say, waits.
-        missing: Points of the contract that are not judged: while there are some of the version, it waits.
+    Each hold is told once with the slices that it is about. A kernel that differs from the declaration, or does not
+    say, waits; so does a version of which points are not judged.
     """
     held: dict[str, set[str]] = {}
     for directive in decisions.directives:
@@ -410,10 +371,7 @@ def reasons_to_wait(
 def unproven_of(version: str, incidents: Iterable[Incident], silent: str) -> list[str]:
     """Return the reasons why what is measured of a version now does not show that it holds.
 
-    Args:
-        version: Short fingerprint of the inference kernel version.
-        incidents: Incidents of the contract that last.
-        silent: Sentence about its recorders that fell silent without having shut down; empty for none.
+    `silent` is a sentence about its recorders that fell silent without having shut down; empty for none.
     """
     reasons = [
         f"incident {incident.id} of it is not over: {incident.headline}; {incident.state_text[:1].lower()}"

@@ -1,12 +1,20 @@
-"""The evaluator's own metrics, read from the core when somebody asks: for `/metrics` and for OTLP alike."""
+"""The evaluator's own metrics, read from the core when somebody asks: for `/metrics` and for OTLP alike.
+
+Over OTLP go verdicts as gauges and transitions as log records, only when an endpoint is configured by OpenTelemetry's
+own environment variables, so that an evaluator on a laptop does not call a Collector that is not there.
+"""
 
 from __future__ import annotations
 
 import math
+import os
 import shutil
+import threading
+import time
 from collections.abc import Callable, Iterable, Mapping
+from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from kc_otel._extras import extra
 from kc_otel.contract.limits import scale_of
@@ -22,14 +30,23 @@ from kc_otel.judge.incidents.incident import IncidentState
 from kc_otel.judge.promotion.machine import share_of
 from kc_otel.judge.promotion.stages import PromotionStatus
 from kc_otel.judge.verdict import Verdict
+from kc_otel.record.telemetry.environment import checking_answers
+from kc_otel.serve.announcements import Announcement, cell_attributes
 from kc_otel.serve.core import Core
-from kc_otel.serve.otlp_out import SelfMetrics, Series
 
 if TYPE_CHECKING:
     from collections import Counter
 
+    from opentelemetry.metrics import CallbackOptions, Observation
     from prometheus_client import Metric
 
+Series = list[tuple[Mapping[str, str], float]]
+"""(Attributes, value) of each series of a metric."""
+
+SelfMetrics = Mapping[str, Series]
+"""Every metric by its name."""
+_ENDPOINTS: Final = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_METRICS_ENDPOINT")
+_SEVERITY: Final = {"info": "INFO", "warning": "WARN", "critical": "ERROR"}
 _OF_VERDICT: Mapping[str, Callable[[Verdict], float]] = {
     "kc.verdict": lambda verdict: verdict.status.code,
     "kc.verdict.evidence": lambda verdict: verdict.evidence,
@@ -52,13 +69,13 @@ def read(
 
     `requests` counts (transport, outcome), `attempts` (endpoint, outcome); `in_flight` are bytes of requests.
     """
-    verdicts = [verdict for verdict, _, _ in core.history.cells()]
+    verdicts = [(cell_attributes(verdict.cell), verdict, since) for verdict, since, _ in core.history.cells()]
     metrics: dict[str, Series] = {
-        name: [(_cell(verdict), value) for verdict in verdicts if not math.isnan(value := float(of(verdict)))]
-        for name, of in _OF_VERDICT.items()
+        name: [(cell, value) for cell, verdict, _ in verdicts if not math.isnan(value := float(read_from(verdict)))]
+        for name, read_from in _OF_VERDICT.items()
     }
     metrics |= _promises(core.contracts.values())
-    metrics["kc.verdict.since"] = [(_cell(verdict), since) for verdict, since, _ in core.history.cells()]
+    metrics["kc.verdict.since"] = [(cell, since) for cell, _, since in verdicts]
     metrics["kc.alert.firing"] = [
         ({"kc.contract": contract, "kc.clause": clause, "kc.slice": slice, "kc.severity": severity}, 1.0)
         for contract, clause, slice, severity in core.firing()
@@ -184,17 +201,6 @@ def free_space(folder: Path) -> Series:
         return []
 
 
-def _cell(verdict: Verdict) -> Mapping[str, str]:
-    cell = verdict.cell
-    return {
-        "kc.contract": cell.contract,
-        "kc.clause": cell.clause,
-        "kc.slice": cell.slice,
-        "kc.kernel.train": cell.kernel_train,
-        "kc.kernel.inference": cell.kernel_inference,
-    }
-
-
 def _promises(contracts: Iterable[Contract]) -> dict[str, Series]:
     """Return the contracts' terms for boards that fit every contract: clauses in words, factors, heartbeats."""
     metrics: dict[str, Series] = {"kc.clause.info": [], "kc.contract.factor": [], "kc.contract.heartbeat": []}
@@ -262,3 +268,92 @@ def _routes(core: Core) -> Iterable[tuple[Mapping[str, str], float]]:
                 kernel = INFERENCE_KERNEL if kept(slice, version) is None else TRAIN_KERNEL
                 where = {"kc.contract": name, "kc.slice": slice, "kc.kernel.inference": version}
                 yield {**where, "kc.route.kernel": kernel}, 1.0
+
+
+class TelemetryExporter:
+    """Exports the latest metrics once per export interval, and log records as they happen.
+
+    The metrics at the start include every metric that there will ever be.
+    """
+
+    def __init__(self, metrics: SelfMetrics, *, environ: Mapping[str, str] = os.environ) -> None:
+        self._latest = metrics
+        self._stop: list[Callable[[], Any]] = []
+        self._logger: Any = None
+        configured = any(environ.get(name) for name in _ENDPOINTS)
+        if not configured or environ.get("OTEL_SDK_DISABLED", "").lower() == "true":
+            return
+        protocol = "grpc" if environ.get("OTEL_EXPORTER_OTLP_PROTOCOL", "grpc") == "grpc" else "http"
+        self._start_metrics(protocol)
+        self._start_logs(protocol)
+
+    @property
+    def speaks(self) -> bool:
+        """True if an endpoint is configured."""
+        return bool(self._stop)
+
+    def publish(self, metrics: SelfMetrics) -> None:
+        """Set the metrics of the next export; the exporter's thread only sees finished ones."""
+        self._latest = metrics
+
+    def transition(self, change: Announcement) -> None:
+        """A log record of something that changed; nothing without an endpoint."""
+        if self._logger is None:
+            return
+        from opentelemetry._logs import LogRecord, SeverityNumber  # noqa: PLC0415 - only where logs are sent
+
+        level = _SEVERITY.get(change.severity, "INFO")
+        self._logger.emit(
+            LogRecord(
+                timestamp=time.time_ns(),
+                severity_number=SeverityNumber[level],
+                severity_text=level,
+                body=change.message,
+                attributes=dict(change.attributes),
+                event_name=change.event,
+            )
+        )
+
+    def shutdown(self, timeout: float = 3.0) -> None:
+        """Send what is left and stop; an endpoint that is gone holds this up for at most `timeout` seconds."""
+        stops, self._stop, self._logger = self._stop, [], None
+        last_words = threading.Thread(target=lambda: [stop() for stop in stops], daemon=True)
+        last_words.start()
+        last_words.join(timeout)
+
+    def _start_metrics(self, protocol: str) -> None:
+        from opentelemetry.sdk.metrics import MeterProvider  # noqa: PLC0415 - only with an endpoint
+        from opentelemetry.sdk.metrics.export import PeriodicExportingMetricReader  # noqa: PLC0415
+
+        exporter = _exporter(protocol, "metric_exporter", "OTLPMetricExporter")
+        provider = MeterProvider([PeriodicExportingMetricReader(exporter)], shutdown_on_exit=False)
+        meter = provider.get_meter("kc_otel.judge")
+        for metric in (METRICS[name] for name in self._latest):
+            callback = self._reader_of(metric.name)
+            counts = metric.instrument is Instrument.COUNTER
+            create = meter.create_observable_counter if counts else meter.create_observable_gauge
+            create(metric.name, [callback], metric.unit, metric.meaning)
+        self._stop.append(provider.shutdown)
+
+    def _start_logs(self, protocol: str) -> None:
+        from opentelemetry.sdk._logs import LoggerProvider  # noqa: PLC0415 - only with an endpoint
+        from opentelemetry.sdk._logs.export import BatchLogRecordProcessor  # noqa: PLC0415
+
+        exporter = _exporter(protocol, "_log_exporter", "OTLPLogExporter")
+        provider = LoggerProvider(shutdown_on_exit=False)
+        provider.add_log_record_processor(BatchLogRecordProcessor(exporter))
+        self._logger = provider.get_logger("kc_otel.judge")
+        self._stop.append(provider.shutdown)
+
+    def _reader_of(self, name: str) -> Callable[[CallbackOptions], Iterable[Observation]]:
+        def observe(_: CallbackOptions) -> Iterable[Observation]:
+            from opentelemetry.metrics import Observation  # noqa: PLC0415 - only with an endpoint
+
+            return [Observation(value, dict(attributes)) for attributes, value in self._latest[name]]
+
+        return observe
+
+
+def _exporter(protocol: str, module: str, name: str) -> Any:
+    found = getattr(import_module(f"opentelemetry.exporter.otlp.proto.{protocol}.{module}"), name)()
+    return checking_answers(found) if protocol == "http" else found

@@ -36,7 +36,7 @@ from kc_otel.judge.escalation.webhook_body import links_note
 from kc_otel.judge.otlp.request_errors import BindError
 from kc_otel.judge.otlp.request_limits import Limits
 from kc_otel.judge.promotion.gate_evidence import SectionProblems, unchecked_offline
-from kc_otel.serve.access.access_file import AccessError, AccessFile, Senders
+from kc_otel.serve.access.access_file import AccessError, AccessFile
 from kc_otel.serve.access.site_guard import GuardedSite, HostNames, OwnSite, reachable_from_elsewhere
 from kc_otel.serve.access.tls import Tls, TlsError
 from kc_otel.serve.api.app import make_api
@@ -45,13 +45,11 @@ from kc_otel.serve.config import LogFormat, ServeConfig
 from kc_otel.serve.core import Core
 from kc_otel.serve.durable_sink import WRITING, TrafficRecordingError
 from kc_otel.serve.log_format import JsonFormatter, PlainFormatter
-from kc_otel.serve.otlp_out import SelfMetrics, TelemetryExporter
-from kc_otel.serve.receivers.byte_budget import ByteBudget
 from kc_otel.serve.receivers.grpc_server import serve_grpc
 from kc_otel.serve.receivers.http_server import HttpReceiver
 from kc_otel.serve.receivers.listening import check_ports, connections_per_port, listen, serving_http
-from kc_otel.serve.receivers.request_taker import RequestTaker
-from kc_otel.serve.self_metrics import read
+from kc_otel.serve.receivers.request_taker import ByteBudget, RequestTaker
+from kc_otel.serve.self_metrics import SelfMetrics, TelemetryExporter, read
 from kc_otel.serve.shards.sharded_sink import ShardError
 from kc_otel.serve.store.state_connection import StateConnection
 from kc_otel.serve.store.state_file import DamagedStateError, StateHeldError, StatePlace, open_state, set_aside
@@ -87,16 +85,7 @@ class ServiceError(Exception):
 def run(
     contracts: Sequence[Contract], config: ServeConfig, offline_problems: SectionProblems = unchecked_offline
 ) -> None:
-    """Serve until SIGINT or SIGTERM.
-
-    Args:
-        contracts: Contracts to judge.
-        config: How.
-        offline_problems: Checks the offline stage's section of evidence that a promotion is given.
-
-    Raises:
-        ServiceError: If it cannot start.
-    """
+    """Serve until SIGINT or SIGTERM; `offline_problems` checks the offline section of promotions' evidence."""
     handler = logging.StreamHandler()
     sentences = PlainFormatter("%(asctime)s %(levelname).1s %(message)s", datefmt="%H:%M:%S")
     handler.setFormatter(JsonFormatter() if config.log_format is LogFormat.JSON else sentences)
@@ -222,7 +211,7 @@ async def _serve(
         stack.push_async_callback(core.aclose)
         stack.callback(speaker.shutdown)
         sink, tick = await stack.enter_async_context(sink_of(core, config, limits))
-        taker = RequestTaker(sink, limits, Senders(access), budget)
+        taker = RequestTaker(sink, limits, budget, access)
         grpc = await serve_grpc(taker, config.host, config.grpc_port, requests, tls, most)
         stack.push_async_callback(grpc.stop, _GRACE_SECONDS)
         await stack.enter_async_context(serving_http(HttpReceiver(taker, requests, names), http_socket, tls))
@@ -371,20 +360,7 @@ _LOOK_SECONDS: Final = 0.5
 
 
 async def active(path: Path | None, stop: asyncio.Event, *, standby: bool) -> StateConnection | None:
-    """The state file, open and held; with `standby`, as soon as nobody else holds it.
-
-    Args:
-        path: The file; None for one in memory.
-        stop: Ends the wait.
-        standby: Whether to wait at all.
-
-    Returns:
-        The connection; None when it was told to stop first.
-
-    Raises:
-        StateHeldError: If another evaluator holds it, without `standby`.
-        StateError: If the file cannot be used.
-    """
+    """The state file, open and held; with `standby`, as soon as nobody else holds it. None when told to stop first."""
     if not standby:
         return open_state(path)
     waited = False

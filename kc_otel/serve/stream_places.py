@@ -47,12 +47,8 @@ def engine(config: ServeConfig) -> Iterator[None]:
 async def sink_of(core: Core, config: ServeConfig, limits: Limits) -> AsyncIterator[tuple[TelemetrySink, Tick]]:
     """Return the core's sink for exports (the inbox in the state file, or the shards), and what evaluates every cell.
 
-    Requests that are in the inbox and not in the snapshot are applied. Without a state file it is the core.
-
-    Raises:
-        EngineError: If the state file's streams are where the other engine has them: they would count twice.
-        ShardError: If shards do not start.
-        TrafficRecordingError: If the recording cannot be written.
+    Requests that are in the inbox and not in the snapshot are applied. Without a state file it is the core. An
+    EngineError if the state file's streams are where the other engine has them: they would count twice.
     """
     state = config.state
     if state is None:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from google.protobuf import json_format
+from google.protobuf.internal.encoder import _VarintBytes
 from opentelemetry.proto.collector.logs.v1 import logs_service_pb2 as logs
 from opentelemetry.proto.collector.metrics.v1 import metrics_service_pb2 as metrics
 from opentelemetry.proto.collector.trace.v1 import trace_service_pb2 as traces
@@ -125,8 +126,4 @@ def too_large(encoding: str, size: int) -> bytes:
     """A request with nothing wrong but its size: one unknown field, a little over `size` bytes."""
     if encoding == JSON:
         return b'{"newField":"' + b"0" * size + b'"}'
-    length, varint = size, bytearray()
-    while length > 127:
-        varint.append(length & 127 | 128)
-        length >>= 7
-    return bytes([0xFA, 0x7F, *varint, length]) + b"0" * size
+    return bytes([0xFA, 0x7F]) + _VarintBytes(size) + b"0" * size

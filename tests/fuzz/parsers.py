@@ -32,14 +32,14 @@ from kc_otel.offline.replay.replay_files import TrafficFileError, read_recording
 from kc_otel.recordings.endpoints.answers import sampled, scored, tokenized
 from kc_otel.recordings.recording_files import load_recording
 from kc_otel.serve.access.access_file import AccessError, AccessFile
-from kc_otel.serve.api.routes_decisions import AcknowledgeRequest, PinRequest, SilenceRequest, UnpinRequest
+from kc_otel.serve.api.routes_decisions import AlertsRequest, PinRequest, SilenceRequest, SliceRequest
 from kc_otel.serve.api.routes_promotion import OrderRequest
 from tests.judge.conftest import NOW, Sender, make_contract
 
 __all__ = ["PARSERS", "SEEDS"]
 
 _LIMITS = Limits(max_bytes=1 << 16)
-_REQUESTS: tuple[type[BaseModel], ...] = (AcknowledgeRequest, PinRequest, SilenceRequest, UnpinRequest, OrderRequest)
+_REQUESTS: tuple[type[BaseModel], ...] = (AlertsRequest, PinRequest, SilenceRequest, SliceRequest, OrderRequest)
 
 
 def _file(content: bytes, name: str = "file") -> Path:

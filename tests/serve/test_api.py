@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import time
 from collections import Counter
 from dataclasses import replace
 
@@ -16,11 +17,12 @@ from kc_otel.judge.decisions.entries import Canary
 from kc_otel.judge.decisions.table import changed
 from kc_otel.judge.reported_kernels import KernelInfo
 from kc_otel.judge.verdict import Status
+from kc_otel.serve import people_orders
 from kc_otel.serve.api.app import make_api
 from kc_otel.serve.api.routes_decisions import Changes
 from kc_otel.serve.core import Core
 from kc_otel.serve.self_metrics import read
-from tests.tools.api import route_kept
+from tests.tools.api import client_of, route_kept
 
 
 @pytest.fixture
@@ -98,7 +100,7 @@ def test_a_cell_whose_requests_go_elsewhere_has_no_traffic(
     route_kept(core, core.evaluated_at)
     core.evaluated_at += 1.0
     assert said() == ({("all", True), ("code", True)}, {"policy": 2})
-    core.resume("policy", None, "ada", "kernel patched", 10.0)
+    people_orders.resume(core, "policy", None, "ada", "kernel patched", 10.0)
     assert said() == ({("all", False), ("code", False)}, {"policy": 0})
 
 
@@ -178,3 +180,28 @@ def test_every_metric_of_the_page_is_in_the_registry(client: TestClient) -> None
     named = f'kc_contract="policy",kc_incident="{incident["id"]}",kc_incident_on="fail"'
     code = {"broken": 2.0, "contained": 1.0}[incident["state"]]
     assert re.search(rf"kc_incident\{{{named},kc_kernel_.*\}} {code}\n", page)
+
+
+def places_of(core, incident):
+    client = client_of(core)
+    return client.get("/api/v1/charts/places", params={"incident": incident})
+
+
+def test_an_incident_shows_drift_by_position_and_its_metrics_do(make_core, drift, open_file, tmp_path):
+    """With an interval for each bin that responses reach, also after a restart; without an incident there is none."""
+    core = make_core(open_file(tmp_path / "state.db"))
+    assert not read(core, Counter(), Counter())["kc.place.lower"]
+    assert places_of(core, "0" * 12).status_code == 404
+    core.metrics(drift(0.3))
+    core.tick(time.time())
+    (incident,) = core.incidents()
+    chart = places_of(core, incident.id).json()
+    assert [row[1][0] for row in chart["rows"]] == ["tokens 0 to 15", "tokens 16 to 63"]
+    found = read(core, Counter(), Counter())
+    bounds = [{of["kc.slice"]: value for of, value in found[f"kc.place.{name}"]} for name in ("lower", "upper")]
+    assert list(bounds[0]) == ["position:0", "position:16"]
+    assert all(0.0 < bounds[0][place] < bounds[1][place] < 1.0 for place in bounds[0])
+    core._connection.close()
+    again = make_core(open_file(tmp_path / "state.db"), time.time())
+    again.tick(time.time())
+    assert again.by_place(again.incidents()[0]).keys() == {"position:0", "position:16"}

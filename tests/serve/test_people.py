@@ -80,6 +80,9 @@ def test_a_silence_mutes_people_and_nothing_else(client: TestClient, failing: Co
     assert "halt" in {directive.kind for directive in failing.decisions.directives}
     assert {tuple(event.data["silenced"]) for event in events(failing, "firing")} == {(made["id"],)}
     assert client.get("/api/v1/silences").json()["silences"] == [made]
+    held = {entry["kind"]: entry for entry in client.get("/api/v1/overview").json()["in_force"]}["silence"]
+    assert held["text"] == "every clause on every slice is silenced by ada (known false alarm)"
+    assert (held["id"], held["until"]) == (made["id"], made["until"])
     assert {tuple(alert["silenced"]) for alert in client.get("/api/v1/alerts").json()["alerts"]} == {(made["id"],)}
 
     failing.tick(now + 101)

@@ -251,7 +251,7 @@ class Evaluations(RuleBasedStateMachine):
             elif action == "acknowledge":
                 people.acknowledge(self.core, "policy", None, slice, "ada", "looking", self.now)
             else:
-                self.core.resume("policy", slice, "ada", "mended", self.now)
+                people.resume(self.core, "policy", slice, "ada", "mended", self.now)
                 self.routed = {key: train for key, train in self.routed.items() if key[0] != slice}
 
     @invariant()

@@ -20,6 +20,7 @@ from kc_otel.client.router import Router
 from kc_otel.contract.load import load_text
 from kc_otel.judge.incidents.incident import Incident, IncidentState
 from kc_otel.serve import core as core_module
+from kc_otel.serve import people_orders
 from kc_otel.serve.api import routes_decisions
 from kc_otel.serve.core import Core
 from kc_otel.serve.store.state_file import open_state
@@ -215,7 +216,7 @@ def test_a_roll_back_that_a_router_has_not_taken_closes_nothing(evaluator: Evalu
     cut_off.joined.clear()
     with evaluator.turn:
         evaluator.core.promotions.tell("policy", VERSION, "rollback", "ada", "broken", evaluator.now, start=True)
-        evaluator.core.resume("policy", None, "ada", "rolled back", evaluator.now)
+        people_orders.resume(evaluator.core, "policy", None, "ada", "rolled back", evaluator.now)
     evaluator.run(600, None)
     assert not evaluator.incident.gone
     cut_off.joined.set()

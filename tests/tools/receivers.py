@@ -6,12 +6,11 @@ from collections import Counter
 
 from kc_otel.judge.otlp.request_limits import Limits
 from kc_otel.judge.otlp.sink import TelemetrySink
-from kc_otel.serve.access.access_file import Senders
+from kc_otel.serve.access.access_file import AccessFile
 from kc_otel.serve.access.site_guard import HostNames
-from kc_otel.serve.receivers.byte_budget import ByteBudget
 from kc_otel.serve.receivers.grpc_server import GrpcServer, serve_grpc
 from kc_otel.serve.receivers.http_server import HttpReceiver
-from kc_otel.serve.receivers.request_taker import RequestTaker
+from kc_otel.serve.receivers.request_taker import ByteBudget, RequestTaker
 
 __all__ = ["http_app", "start_grpc"]
 
@@ -21,10 +20,10 @@ def http_app(
     limits: Limits | None = None,
     counts: Counter[tuple[str, str]] | None = None,
     names: HostNames | None = None,
-    senders: Senders | None = None,
+    access: AccessFile | None = None,
 ) -> HttpReceiver:
     limits = limits or Limits()
-    taker = RequestTaker(sink, limits, senders or Senders(), ByteBudget(limits))
+    taker = RequestTaker(sink, limits, ByteBudget(limits), access)
     return HttpReceiver(taker, Counter() if counts is None else counts, names)
 
 
@@ -33,8 +32,8 @@ async def start_grpc(
     port: int = 0,
     limits: Limits | None = None,
     counts: Counter[tuple[str, str]] | None = None,
-    senders: Senders | None = None,
+    access: AccessFile | None = None,
 ) -> GrpcServer:
     limits = limits or Limits()
-    taker = RequestTaker(sink, limits, senders or Senders(), ByteBudget(limits))
+    taker = RequestTaker(sink, limits, ByteBudget(limits), access)
     return await serve_grpc(taker, "127.0.0.1", port, Counter() if counts is None else counts)

@@ -58,13 +58,7 @@ class Role(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """The holder of a token.
-
-    Attributes:
-        name: Stands in events as who did it.
-        roles: Permissions.
-        digest: SHA-256 of the token, hexadecimal.
-    """
+    """The holder of a token; `name` stands in events as who did it."""
 
     name: str
     roles: frozenset[Role]
@@ -100,14 +94,7 @@ class _Loader(yaml.SafeLoader):
 
 
 class AccessFile:
-    """The tokens of a file.
-
-    Args:
-        path: The file.
-
-    Raises:
-        AccessError: If it cannot be used.
-    """
+    """The tokens of a file."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -192,29 +179,14 @@ def digest_of(token: str) -> str:
     return hashlib.sha256(token.encode(errors="surrogatepass")).hexdigest()
 
 
-class Senders:
-    """Knows senders by their tokens.
-
-    Args:
-        access: The tokens; None where nobody is asked.
-    """
-
-    def __init__(self, access: AccessFile | None = None) -> None:
-        self._access = access
-
-    def check(self, authorization: str) -> None:
-        """Refuse a request whose `Authorization` header or metadata does not let it in.
-
-        Raises:
-            UnauthenticatedError: If it holds no known token.
-            ForbiddenError: If the token is not for sending.
-        """
-        if self._access is None:
-            return
-        caller = self._access.bearer(authorization)
-        if caller is None:
-            raise UnauthenticatedError(
-                "authentication required: send authorization: Bearer and a token, by OTEL_EXPORTER_OTLP_HEADERS"
-            )
-        if Role.SEND not in caller.roles:
-            raise ForbiddenError(f"the token of {caller.name} lacks the role send; its entry needs may: [send]")
+def check_sender(access: AccessFile | None, authorization: str) -> None:
+    """Refuse a request whose `Authorization` header or metadata does not let it in; without a file, none is refused."""
+    if access is None:
+        return
+    caller = access.bearer(authorization)
+    if caller is None:
+        raise UnauthenticatedError(
+            "authentication required: send authorization: Bearer and a token, by OTEL_EXPORTER_OTLP_HEADERS"
+        )
+    if Role.SEND not in caller.roles:
+        raise ForbiddenError(f"the token of {caller.name} lacks the role send; its entry needs may: [send]")

@@ -38,15 +38,10 @@ class _Newest(ssl.SSLContext):
 
 
 class Tls:
-    """Certificates that the ports present and require.
+    """Certificates that the ports present and require, in PEM files; the key is without a password.
 
-    Args:
-        certificate: PEM file of the certificate, with those between it and its authority.
-        key: PEM file of its private key, without a password.
-        client_authority: PEM file of the authorities whose certificates clients have to show; None to ask for none.
-
-    Raises:
-        TlsError: If they cannot be used.
+    The certificate is followed by those between it and its authority. Clients are asked for a certificate where
+    `client_authority` has the authorities that may have issued it.
     """
 
     def __init__(self, certificate: Path, key: Path, client_authority: Path | None = None) -> None:

@@ -25,7 +25,7 @@ from kc_otel.serve.api.routes_promotion import promotion_routes
 from kc_otel.serve.api.routes_verdicts import verdict_routes
 from kc_otel.serve.api.shapes import PROBLEM, ProblemDetails, problem, refusals
 from kc_otel.serve.core import Core
-from kc_otel.serve.otlp_out import SelfMetrics
+from kc_otel.serve.self_metrics import SelfMetrics
 from kc_otel.serve.store.unit_of_work import StateError
 
 _ERRORS: Final = {
@@ -50,14 +50,7 @@ _MAX_BYTES_BY_PATH: Final = {"/api/v1/promotions/": _MAX_EVIDENCE_BYTES, "/api/v
 
 
 def make_api(core: Core, self_metrics: Callable[[], SelfMetrics], decided: Changes, version: str) -> DocumentedApi:
-    """The application.
-
-    Args:
-        core: The evaluator behind the API.
-        self_metrics: The evaluator's own metrics.
-        decided: Notified when the decision table may have changed.
-        version: Version of kc-otel.
-    """
+    """Return the application; `decided` is notified when the decision table may have changed."""
     api = DocumentedApi(
         title="kc-otel evaluator",
         version=version,
@@ -120,11 +113,7 @@ class DocumentedApi(FastAPI):
 
 
 class BoundedBodies:
-    """Refuses bodies that are larger than anything that is said to the API (413), before they are read.
-
-    Args:
-        app: The application behind the checks.
-    """
+    """Refuses bodies that are larger than anything that is said to the API (413), before they are read."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app

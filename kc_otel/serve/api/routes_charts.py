@@ -27,6 +27,7 @@ from kc_otel.judge.plain_json import finite_or_none
 from kc_otel.judge.verdict import Cell
 from kc_otel.serve.api.shapes import View, find_clause
 from kc_otel.serve.core import Core
+from kc_otel.serve.history import HistoryPoint
 from kc_otel.stats import Binned
 
 _MAX_EVENTS: Final = 1000
@@ -194,12 +195,11 @@ def chart_routes(core: Core) -> APIRouter:
     return router
 
 
-def _past(core: Core, asked: _Asked) -> tuple[list[tuple[Any, ...]], dict[Cell, list[tuple[Any, ...]]]]:
+def _past(core: Core, asked: _Asked) -> tuple[list[HistoryPoint], dict[Cell, list[HistoryPoint]]]:
     """The cell's own past, and that of the same clause and slice with other kernels."""
     cell, end = asked.cell, time.time() if asked.end is None else asked.end
     past = core.history.past(cell.contract, cell.clause, cell.slice, asked.start, end)
-    found = {key: [tuple(moment) for moment in moments] for key, moments in past.items()}
-    return found.pop(cell, []), found
+    return past.pop(cell, []), past
 
 
 def _markers(core: Core, cell: Cell) -> tuple[Marker, ...]:
@@ -240,10 +240,9 @@ def _marks(clause: Clause, slice: str) -> list[dict[str, Any]]:
 def distribution_of(sample: Binned) -> dict[str, Any]:
     """Observations by size; each source bin goes where its geometric middle is.
 
-    Returns:
-        `edges` of the bins of |value|, ascending and positive, [k + 1], and the observations `above` and `below` zero
-        in each, [k]; none where all are zero. `zero`, also what is too small to be told from it, and `total`. `mean`,
-        `minimum` and `maximum`; None when unknown.
+    `edges` of the bins of |value|, ascending and positive, [k + 1], and the observations `above` and `below` zero in
+    each, [k]; none where all are zero. `zero` counts also what is too small to be told from it. Unknown numbers are
+    None.
 
     >>> import numpy as np
     >>> found = distribution_of(Binned.of_samples(np.array([0.0, 1.0, -1.0, 10.0])))

@@ -51,12 +51,12 @@ _MAX_CHARACTERS: Final = 80
 """Contracts that an answer names as not served, and characters of each."""
 
 
-class ResumeRequest(SignedOrder):
-    """A person lifts a route."""
+class SliceRequest(SignedOrder):
+    """A person lifts routes, or ends pins."""
 
     contract: Name
     slice: Name | None = None
-    """Only this slice; every slice when null."""
+    """Only those of this slice; of every slice when null."""
 
 
 class Resumed(View):
@@ -139,10 +139,10 @@ def decision_routes(core: Core, decided: Changes) -> APIRouter:
         )
 
     @router.post("/decisions/resume", tags=["decisions"])
-    async def resume(request: ResumeRequest) -> Resumed:
+    async def resume(request: SliceRequest) -> Resumed:
         """Lift routes: send a slice's traffic back to the kernel versions that they avoid."""
         async with ordered(core):
-            lifted = core.resume(**request.model_dump(), now=time.time())
+            lifted = people.resume(core, **request.model_dump(), now=time.time())
         await decided.notify()
         return Resumed(lifted=lifted, version=core.decisions.version)
 
@@ -183,8 +183,8 @@ class AlertList(View):
     alerts: list[AlertView]
 
 
-class AcknowledgeRequest(SignedOrder):
-    """Request to acknowledge alerts."""
+class AlertsRequest(SignedOrder):
+    """An order about alerts."""
 
     contract: Name
     clause: Name | None = None
@@ -201,14 +201,9 @@ class Acknowledged(View):
     """Incidents that went away without proof of recovery."""
 
 
-class SilenceRequest(SignedOrder):
+class SilenceRequest(AlertsRequest):
     """Request to silence alerts for some time. Routes, holds, quarantines and halts are not silenced."""
 
-    contract: Name
-    clause: Name | None = None
-    """Only this clause."""
-    slice: Name | None = None
-    """Only this slice."""
     until: Until
     """Unix time at which it ends, seconds."""
 
@@ -217,10 +212,6 @@ class SilenceList(View):
     """Silences in force."""
 
     silences: list[Silence]
-
-
-class EndRequest(SignedOrder):
-    """Request to end something before its time."""
 
 
 class PinRequest(SignedOrder):
@@ -232,14 +223,6 @@ class PinRequest(SignedOrder):
     kernel: Literal["train-kernel", "inference-kernel"]
     until: Until | None = None
     """Unix time at which it ends by itself, seconds; null for a pin that a person ends."""
-
-
-class UnpinRequest(SignedOrder):
-    """Request to end pins."""
-
-    contract: Name
-    slice: Name | None = None
-    """Only this slice's; every pin of the contract when null."""
 
 
 class Pinned(View):
@@ -278,7 +261,7 @@ def people_routes(core: Core, decided: Changes) -> APIRouter:
         return AlertList(at=core.evaluated_at, alerts=found)
 
     @router.post("/alerts/acknowledge", tags=["people"])
-    async def acknowledge(request: AcknowledgeRequest) -> Acknowledged:
+    async def acknowledge(request: AlertsRequest) -> Acknowledged:
         """Acknowledge firing alerts, which continue without reminders, and close unproven incidents."""
         async with ordered(core):
             taken, closed = people.acknowledge(core, **request.model_dump(), now=time.time())
@@ -299,7 +282,7 @@ def people_routes(core: Core, decided: Changes) -> APIRouter:
             return people.silence(core, **request.model_dump(), now=time.time())
 
     @router.post("/silences/{silence}/end", tags=["people"])
-    async def unsilence(silence: Name, request: EndRequest) -> Silence:
+    async def unsilence(silence: Name, request: SignedOrder) -> Silence:
         """End a silence before its time; alerts that still fire are reported with the next evaluation."""
         async with ordered(core):
             return people.unsilence(core, silence, **request.model_dump(), now=time.time())
@@ -313,7 +296,7 @@ def people_routes(core: Core, decided: Changes) -> APIRouter:
         return Pinned(pins=1, version=core.decisions.version)
 
     @router.post("/decisions/unpin", tags=["decisions"])
-    async def unpin(request: UnpinRequest) -> Pinned:
+    async def unpin(request: SliceRequest) -> Pinned:
         """End pins; the routes in force apply again."""
         async with ordered(core):
             ended = people.unpin(core, **request.model_dump(), now=time.time())

@@ -23,12 +23,12 @@ from fastapi.responses import RedirectResponse
 from kc_otel.charts.chart import chart_style
 from kc_otel.serve import page
 
-CONTENT_SECURITY_POLICY: Final = (
+_PAGE_CSP: Final = (
     "default-src 'self'; script-src 'self'; style-src 'self'; img-src 'self' data:; "
     "connect-src 'self'; object-src 'none'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 )
 _HEADERS: Final = {
-    "Content-Security-Policy": CONTENT_SECURITY_POLICY,
+    "Content-Security-Policy": _PAGE_CSP,
     "X-Content-Type-Options": "nosniff",
     "Referrer-Policy": "no-referrer",
     "Cache-Control": "no-cache",
@@ -93,13 +93,7 @@ def handbook_routes(site: Path = _SITE_FOLDER) -> APIRouter:
             raise HTTPException(404, f"the handbook has no page {path!r}; /handbook/ has the list")
         body, kind, policy = found[name]
         tag = f'"{hashlib.sha256(body).hexdigest()[:16]}"'
-        headers = {
-            "Content-Security-Policy": policy,
-            "X-Content-Type-Options": "nosniff",
-            "Referrer-Policy": "no-referrer",
-            "ETag": tag,
-            "Cache-Control": "no-cache",
-        }
+        headers = _HEADERS | {"Content-Security-Policy": policy, "ETag": tag}
         if request.headers.get("if-none-match") == tag:
             return Response(status_code=304, headers=headers)
         return Response(body, headers=headers, media_type=kind)

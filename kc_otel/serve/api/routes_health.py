@@ -16,8 +16,7 @@ from kc_otel.contract.words import duration
 from kc_otel.serve.api.shapes import Order, View
 from kc_otel.serve.core import Core
 from kc_otel.serve.durable_sink import WRITING
-from kc_otel.serve.otlp_out import SelfMetrics
-from kc_otel.serve.self_metrics import exposition
+from kc_otel.serve.self_metrics import SelfMetrics, exposition
 from kc_otel.serve.shards.shard import ShardSeen
 from kc_otel.serve.shards.sharded_sink import ShardError
 from kc_otel.serve.webhooks.outbox import EndpointStatus

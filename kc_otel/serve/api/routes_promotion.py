@@ -12,6 +12,7 @@ from fastapi.responses import JSONResponse
 
 from kc_otel.judge.promotion.machine import share_of
 from kc_otel.judge.promotion.stages import Hold, OrderError, Promotion, PromotionStatus, Stage, path_of
+from kc_otel.serve.announcements import Announcement
 from kc_otel.serve.api.shapes import ContractName, Name, Order, Reason, Signature, View, served_or_all
 from kc_otel.serve.core import Core
 
@@ -19,16 +20,9 @@ from kc_otel.serve.core import Core
 def promotion_routes(core: Core) -> APIRouter:
     """`/api/v1/promotions` and what is below it."""
     router = APIRouter(prefix="/api/v1/promotions", tags=["promotion"])
-    _add_states(router, core)
-    _add_evidence(router, core)
-    return router
 
-
-def _add_states(router: APIRouter, core: Core) -> None:
     @router.get("")
-    async def promotions(
-        contract: ContractName = None,
-    ) -> PromotionList:
+    async def promotions(contract: ContractName = None) -> PromotionList:
         """Return every kernel version in promotion, rolled back or replaced."""
         served_or_all(core, contract)
         return PromotionList(promotions=[_view(core, entry) for entry in core.promotions.all(contract)])
@@ -42,42 +36,41 @@ def _add_states(router: APIRouter, core: Core) -> None:
     @router.post("/{contract}/{kernel}")
     async def order(contract: Name, kernel: Name, request: OrderRequest) -> PromotionView:
         """Start, hold, resume, force, approve, confirm or roll back a version."""
-        now, promotions = time.time(), core.promotions
         with _answered():
             async with core.turn():
-                if request.order == "start":
-                    said = promotions.start(contract, kernel, request.by, now)
-                elif request.order == "evidence":
-                    if request.evidence is None:
-                        raise OrderError("hand the evidence over, as `kc-otel gate run --evidence` wrote it")
-                    said = promotions.admit(contract, kernel, request.evidence, request.by, now, start=request.start)
-                else:
-                    said = promotions.tell(
-                        contract, kernel, request.order, request.by, request.why, now,
-                        stage=request.stage, position=request.position, start=request.start,
-                    )  # fmt: skip
+                said = _ordered(core, contract, kernel, request, time.time())
             core.announce_all(said)
-            return _view(core, promotions.of(contract, kernel))
+            return _view(core, core.promotions.of(contract, kernel))
 
-
-def _add_evidence(router: APIRouter, core: Core) -> None:
     @router.get("/{contract}/{kernel}/evidence")
     async def evidence(contract: str, kernel: str) -> EvidenceList:
         """Return the evidence stored for a version's steps."""
-        with _answered():
-            found = core.promotions.evidence(contract, kernel)
-        views = [EvidenceView.of(row, checksum=row.record["checksum"]) for row in found]
-        return EvidenceList(evidence=views)
+        found = core.promotions.evidence(contract, kernel)
+        return EvidenceList(evidence=[EvidenceView.of(row, checksum=row.record["checksum"]) for row in found])
 
     @router.get("/{contract}/{kernel}/evidence/{number}", response_model=None)
     async def record(contract: str, kernel: str, number: int) -> Response:
         """Return a piece of evidence, which `kc-otel gate verify` checks."""
-        with _answered():
-            found = core.promotions.evidence(contract, kernel)
-        for row in found:
+        for row in core.promotions.evidence(contract, kernel):
             if row.id == number:
                 return JSONResponse(row.record)
         raise HTTPException(404, f"there is no evidence {number} of {kernel} under {contract}")
+
+    return router
+
+
+def _ordered(core: Core, contract: str, kernel: str, request: OrderRequest, now: float) -> list[Announcement]:
+    promotions = core.promotions
+    if request.order == "start":
+        return promotions.start(contract, kernel, request.by, now)
+    if request.order != "evidence":
+        return promotions.tell(
+            contract, kernel, request.order, request.by, request.why, now,
+            stage=request.stage, position=request.position, start=request.start,
+        )  # fmt: skip
+    if request.evidence is None:
+        raise OrderError("hand the evidence over, as `kc-otel gate run --evidence` wrote it")
+    return promotions.admit(contract, kernel, request.evidence, request.by, now, start=request.start)
 
 
 @contextmanager

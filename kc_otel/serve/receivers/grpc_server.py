@@ -24,9 +24,9 @@ from google.rpc.status_pb2 import Status
 
 from kc_otel.judge.otlp.request_errors import BadRequestError, BindError, InternalError, ReceiveError, ThrottledError
 from kc_otel.judge.otlp.signals import SIGNALS, Signal
+from kc_otel.serve.access.access_file import check_sender
 from kc_otel.serve.access.tls import Tls
-from kc_otel.serve.receivers.byte_budget import HeldBytes
-from kc_otel.serve.receivers.request_taker import RequestTaker
+from kc_otel.serve.receivers.request_taker import HeldBytes, RequestTaker
 
 _log: Final = logging.getLogger(__name__)
 _DEFAULT_PORT: Final = 4317
@@ -57,11 +57,7 @@ class _TooSlowError(ReceiveError):
 
 
 class GrpcServer:
-    """A listening server.
-
-    Attributes:
-        port: Port that it listens on; the one the system chose when 0 was asked for.
-    """
+    """A listening server; `port` is the one that the system chose when 0 was asked for."""
 
     def __init__(self, server: grpc.aio.Server, port: int) -> None:
         self.port = port
@@ -80,19 +76,7 @@ async def serve_grpc(
     tls: Tls | None = None,
     connections: int = 4096,
 ) -> GrpcServer:
-    """Listen for metrics, traces and logs.
-
-    Args:
-        taker: Takes what arrives; shared with other ports.
-        host: Address or name to listen on.
-        port: Port; 0 for any free one.
-        counts: Counted into, transport `grpc`.
-        tls: What to show and ask for; None speaks without TLS.
-        connections: How many there may be at a time.
-
-    Raises:
-        BindError: If the address cannot be listened on.
-    """
+    """Listen for metrics, traces and logs, counted with transport `grpc`; a BindError where the address is taken."""
     server = grpc.aio.server(
         handlers=[_Handlers(_Receiver(taker, counts))],
         options=[
@@ -184,7 +168,7 @@ class _Receiver:
     async def _answered(self, signal: Signal, context: Any) -> Any:
         """The response and its outcome, or the error to be answered."""
         try:
-            self._taker.senders.check(_authorization(context))
+            check_sender(self._taker.access, _authorization(context))
             with self._taker.budget.held() as held:
                 body = await self._message(context, held)
                 answer, outcome = await self._taker.take(signal, body, "", "grpc")

@@ -26,9 +26,9 @@ from kc_otel.judge.otlp.request_errors import (
     UnsupportedMediaError,
 )
 from kc_otel.judge.otlp.signals import SIGNALS
+from kc_otel.serve.access.access_file import check_sender
 from kc_otel.serve.access.site_guard import HostNames
-from kc_otel.serve.receivers.byte_budget import HeldBytes
-from kc_otel.serve.receivers.request_taker import RequestTaker
+from kc_otel.serve.receivers.request_taker import HeldBytes, RequestTaker
 
 with extra("serve", "the evaluator"):
     from starlette.types import Receive, Scope, Send
@@ -72,13 +72,7 @@ class _DisconnectedError(Exception):
 
 
 class HttpReceiver:
-    """The ASGI application.
-
-    Args:
-        taker: Takes what arrives; shared with other ports.
-        counts: Counted into, transport `http`.
-        names: By which senders may call it; None for any.
-    """
+    """The ASGI application; senders may call it by `names`, None for any. Transport `http` is counted."""
 
     def __init__(self, taker: RequestTaker, counts: Counter[tuple[str, str]], names: HostNames | None) -> None:
         self._taker, self._counts, self._names = taker, counts, names
@@ -107,8 +101,8 @@ class HttpReceiver:
     ) -> tuple[Any, str]:
         if self._names is not None and (host := headers.get("host", "")) not in self._names:
             raise _MisdirectedError(f"this evaluator is not known as {host[:80]!a}; start it with --allowed-host NAME")
-        self._taker.senders.check(headers.get("authorization", ""))
-        path = scope["path"].removeprefix(scope.get("root_path", ""))
+        check_sender(self._taker.access, headers.get("authorization", ""))
+        path = scope["path"]
         signal = _ROUTES.get(path)
         if signal is None:
             raise _NotFoundError(f"no such path; OTLP/HTTP is served at {', '.join(_ROUTES)}")

@@ -57,8 +57,7 @@ class Listener(socket.socket):
     def accept(self) -> tuple[socket.socket, Any]:
         """The next connection; for its place another one is closed, where all are taken.
 
-        Raises:
-            BlockingIOError: If nobody waits, or the event loop has to see first that a connection was closed.
+        A BlockingIOError if nobody waits, or the event loop has to see first that a connection was closed.
         """
         if self._closing:
             self._closing = False
@@ -102,14 +101,7 @@ class Listener(socket.socket):
 
 
 def check_ports(ports: Mapping[str, int]) -> None:
-    """Refuse ports that are none, or the same twice: gRPC takes any number, and who comes second would not listen.
-
-    Args:
-        ports: By the option that says it; 0 for any that is free.
-
-    Raises:
-        BindError: If one of them cannot be listened on whoever else there is.
-    """
+    """Refuse ports, by their option, that are none or the same twice: gRPC takes any, and one would not listen."""
     seen: dict[int, str] = {}
     for option, port in ports.items():
         if not 0 <= port <= _LAST_PORT:
@@ -120,11 +112,7 @@ def check_ports(ports: Mapping[str, int]) -> None:
 
 
 def listen(host: str, port: int, what: str, most: int) -> Listener:
-    """A socket that is bound, for at most so many connections.
-
-    Raises:
-        BindError: If the address cannot be listened on.
-    """
+    """A socket that is bound, for at most so many connections; a BindError where the address is taken."""
     # With its protocol: of sockets that do not say it, asyncio does not know that short answers need not be gathered.
     sock = Listener(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     sock.most = most

@@ -5,6 +5,11 @@ one at a time: a long body is inflated and decoded on a thread, and points that 
 to the sink in chunks, after each of which the loop is left to others for as long as the chunk took. The sink keeps
 chunks one after the other; the sender is answered once all of them are kept. Where one is refused, all of it is sent
 again, and what was counted is known by then.
+
+The bytes of requests in memory at a time are bounded, over all ports together. Short requests are counted as they come.
+A long one is counted whole before it is read, and a part of the budget is left to short ones: a sender that announces
+much and sends nothing delays only other long requests, and only until its own request times out. A request without room
+is rejected with a retry delay: the exporter keeps its data and retries, so nothing is lost.
 """
 
 from __future__ import annotations
@@ -12,20 +17,20 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 import numpy as np
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
 
 from kc_otel.judge.otlp.decode import from_json, from_protobuf
-from kc_otel.judge.otlp.request_errors import TooLargeError
+from kc_otel.judge.otlp.request_errors import ThrottledError, TooLargeError
 from kc_otel.judge.otlp.request_limits import Limits, inflate
 from kc_otel.judge.otlp.signals import METRICS, Signal, deliver
 from kc_otel.judge.otlp.sink import ColumnSink, ExportResult, TelemetrySink
 from kc_otel.judge.otlp.wire_columns import ColumnMessage
-from kc_otel.serve.access.access_file import Senders
-from kc_otel.serve.receivers.byte_budget import ByteBudget
+from kc_otel.serve.access.access_file import AccessFile
 
 _QUICK_BYTES: Final = 256 * 1024
 """Longest protobuf that is read on the event loop; the messages that it can be made of take a tenth of a second."""
@@ -40,20 +45,96 @@ _SLOW_WAIT_SECONDS: Final = 5.0
 _LONGEST_PAUSE_SECONDS: Final = 0.05
 _MAX_REASONS: Final = 3
 """Different reasons for rejected points that one answer says."""
+_MAX_IN_FLIGHT_BYTES: Final = 64 * 1024 * 1024
+_LARGEST_REQUESTS: Final = 4
+"""Requests of the largest allowed size that the budget holds at least; one of them is left to short ones."""
+_WAIT_SECONDS: Final = 5.0
+"""Time a request waits for room before it is read; exporters time out after ten seconds."""
+
+
+class BusyError(ThrottledError):
+    """The process holds as much as it may; gRPC's RESOURCE_EXHAUSTED is retried because RetryInfo is beside it."""
+
+    code: ClassVar[int] = 8
+
+
+class ByteBudget:
+    """Counts bytes of requests from their arrival to their answer. Use it from one event loop, for all of its ports.
+
+    `most` are 64 MiB, or four of the largest requests if that is more; `most_with_long` may be held once a long request
+    is among them.
+    """
+
+    def __init__(self, limits: Limits, most: int | None = None) -> None:
+        self.in_flight = 0
+        self.most = max(_MAX_IN_FLIGHT_BYTES, _LARGEST_REQUESTS * limits.max_bytes) if most is None else most
+        self.most_with_long = self.most - limits.max_bytes
+        self.freed, self.next_long = asyncio.Event(), asyncio.Lock()
+        self._retry_after = limits.retry_after
+
+    @contextmanager
+    def held(self) -> Iterator[HeldBytes]:
+        """Count a request's bytes; all are given back at the end of the context."""
+        held = HeldBytes(self)
+        try:
+            yield held
+        finally:
+            held.give_back(held.size)
+
+    def busy(self, message: str) -> BusyError:
+        """The refusal, with the time after which to come back."""
+        return BusyError(message, self._retry_after)
+
+
+class HeldBytes:
+    """Bytes held by one request."""
+
+    def __init__(self, budget: ByteBudget) -> None:
+        self._budget, self.size = budget, 0
+
+    def add(self, size: int) -> None:
+        """Hold bytes that have arrived, or raise a BusyError."""
+        self._take(size, self._budget.most)
+
+    def reserve(self, size: int) -> None:
+        """Hold bytes of a long request that may arrive, or raise a BusyError."""
+        self._take(size, self._budget.most_with_long)
+
+    async def reserve_soon(self, size: int) -> None:
+        """Wait for room for a long request, in the order in which they came, and hold it, or raise a BusyError."""
+        budget = self._budget
+        try:
+            async with asyncio.timeout(_WAIT_SECONDS), budget.next_long:
+                while budget.in_flight + size > budget.most_with_long:
+                    budget.freed.clear()
+                    await budget.freed.wait()
+                self._hold(size)
+        except TimeoutError:
+            raise budget.busy("there was no room for a request of this length; send again") from None
+
+    def give_back(self, size: int) -> None:
+        """Hold less."""
+        self.size -= size
+        self._budget.in_flight -= size
+        self._budget.freed.set()
+
+    def _take(self, size: int, most: int) -> None:
+        if self._budget.in_flight + size > most:
+            raise self._budget.busy("the evaluator's limit on bytes in flight is reached; send again")
+        self._hold(size)
+
+    def _hold(self, size: int) -> None:
+        self.size += size
+        self._budget.in_flight += size
 
 
 class RequestTaker:
-    """Takes requests for all ports of an event loop.
+    """Takes requests for all ports of an event loop; `budget` bounds the bytes that they hold together."""
 
-    Args:
-        sink: Takes what they hold.
-        limits: Limits of one request.
-        senders: Permitted senders.
-        budget: Bytes that all requests may hold together.
-    """
-
-    def __init__(self, sink: TelemetrySink, limits: Limits, senders: Senders, budget: ByteBudget) -> None:
-        self.limits, self.senders, self.budget = limits, senders, budget
+    def __init__(
+        self, sink: TelemetrySink, limits: Limits, budget: ByteBudget, access: AccessFile | None = None
+    ) -> None:
+        self.limits, self.budget, self.access = limits, budget, access
         self._sink = sink
         self._columns = sink if isinstance(sink, ColumnSink) else None
         self._slow = asyncio.Lock()
@@ -62,20 +143,9 @@ class RequestTaker:
     async def take(
         self, signal: Signal, body: bytes, encoding: str, transport: str, *, json: bool = False
     ) -> tuple[Any, str]:
-        """Take a request.
+        """Take a request, or raise a ReceiveError. Returns the response message, and the outcome that is counted.
 
-        Args:
-            signal: Signal of the request.
-            body: As it was received.
-            encoding: How it is compressed.
-            transport: For the log.
-            json: Whether it is JSON, and not protobuf.
-
-        Returns:
-            The response message, and the outcome that is counted.
-
-        Raises:
-            ReceiveError: If it is refused.
+        `encoding` is how `body` is compressed; `transport` is for the log.
         """
         request = self._quickly_read(signal, body, encoding, json=json)
         if request is None:  # while it waits there are only its bytes

@@ -28,13 +28,8 @@ _LOCAL_STORE: Final = 80 * 1024 * 1024
 def ray_cluster(address: str) -> Iterator[None]:
     """Be connected to a Ray cluster, whose usage statistics this process never sends.
 
-    Args:
-        address: `auto` for the one that RAY_ADDRESS or this machine knows, `local` for one that begins and ends with
-            this process, or `host:port` of its head.
-
-    Raises:
-        MissingExtraError: If Ray is not installed.
-        ShardError: If there is no such cluster.
+    `address` is `auto` for the one that RAY_ADDRESS or this machine knows, `local` for one that begins and ends with
+    this process, or `host:port` of its head.
     """
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
     with extra("ray", "kc-otel serve --engine ray"):
@@ -64,13 +59,7 @@ def ray_cluster(address: str) -> Iterator[None]:
 
 
 def ray_start(contracts: Sequence[Contract], config: ServeConfig, limits: Limits) -> Callable[[int], RayShard]:
-    """Return a function that starts the shard of a given number.
-
-    Args:
-        contracts: Contracts that are judged.
-        config: Where shards keep what they have to, and how many cores each is given.
-        limits: Limits of an export.
-    """
+    """Return a function that starts the shard of a given number."""
     folder = config.shard_folder
     assert folder is not None
 
@@ -82,12 +71,7 @@ def ray_start(contracts: Sequence[Contract], config: ServeConfig, limits: Limits
 
 
 class RayShard:
-    """A shard as an actor, which Ray starts again when its process or its node ends.
-
-    Args:
-        cpus: Cores of a node that Ray keeps for it.
-        arguments: Those of `Shard`.
-    """
+    """A shard as an actor, which Ray starts again when its process or its node ends; the rest is that of `Shard`."""
 
     def __init__(self, cpus: float, *arguments: Any) -> None:
         self._cpus, self._arguments = cpus, arguments

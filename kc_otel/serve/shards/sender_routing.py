@@ -30,11 +30,7 @@ class SenderRouting:
         self._keys: dict[bytes, int] = {}
 
     def split(self, body: bytes, shards: int) -> dict[int, bytes]:
-        """Parts of a serialized ExportMetricsServiceRequest by the shard that owns them; together they are all of it.
-
-        Raises:
-            BadRequestError: If it is none.
-        """
+        """Parts of a serialized ExportMetricsServiceRequest by the shard that owns them; together they are all."""
         if shards == 1:
             return {0: body}
         parts: dict[int, list[bytes]] = {}
@@ -73,11 +69,7 @@ def owner(key: int, shards: int) -> int:
 
 
 def _fields(body: bytes, at: int, until: int) -> Iterator[tuple[int, int, int, int]]:
-    """Tag, beginning, beginning of the content, and end of the fields of a message; numbers are passed over.
-
-    Raises:
-        BadRequestError: If the bytes are no fields.
-    """
+    """Tag, beginning, beginning of the content, and end of the fields of a message; numbers are passed over."""
     while at < until:
         begin = at
         tag, at = _varint(body, at, until)

@@ -52,12 +52,7 @@ Stream = tuple[str, bytes, bytes]
 
 
 class Refused(NamedTuple):
-    """Reason why an export was refused, in a form that can be serialised.
-
-    Attributes:
-        kind: Name of the class of `kc_otel.judge.otlp.request_errors` that says so to the sender.
-        message: For the sender.
-    """
+    """Reason why an export was refused, in a form that can be serialised; `kind` is a class of `request_errors`."""
 
     kind: str
     message: str
@@ -67,16 +62,9 @@ class Refused(NamedTuple):
 class ShardHealth:
     """A shard's own report; a shard owns the streams of its share of senders.
 
-    Attributes:
-        name: Of its folder; another folder begins with numbers of its own.
-        node: Host that it runs on; empty before it answered.
-        pid: Its process.
-        started: Unix time in seconds at which it began; later than the evaluator's where it was started again.
-        recovered: Exports that it took from its log then.
-        streams: Streams that it has.
-        points: Points that it took since then.
-        lag: Bytes that wait for the disk, or are in its log and in no batch.
-        cpu_seconds: CPU time that its process used.
+    `name` is of its folder: another folder begins with numbers of its own. `started` is later than the evaluator's
+    where it was started again; `recovered` exports were taken from its log then. `points` count since then. `lag` are
+    bytes that wait for the disk, or are in its log and in no batch.
     """
 
     name: str = ""
@@ -94,11 +82,8 @@ class ShardHealth:
 class ShardSeen(ShardHealth):
     """The judge's view of a shard: its last report, as the API shows it.
 
-    Attributes:
-        number: From 0; senders are divided over the numbers by their resource attributes.
-        answered: Unix time in seconds of that report; 0 before the first one.
-        waiting: Bytes of exports that wait for it in the evaluator.
-        trouble: Reason why it does not answer; empty if it does.
+    Senders are divided over the numbers by their resource attributes. `answered` is the Unix time of that report, 0
+    before the first; `waiting` are bytes that wait for it in the evaluator; `trouble` is why it does not answer.
     """
 
     number: int = 0
@@ -116,16 +101,7 @@ class ShardReport:
 
 
 class Shard:
-    """Takes exports for some senders. Use it from one event loop.
-
-    Args:
-        contracts: Contracts that are judged.
-        folder: Where its state file is, `state`. It has to outlive the machine.
-        limits: Limits of an export.
-
-    Raises:
-        StateError: If another process holds the folder, or it cannot be written.
-    """
+    """Takes exports for some senders. Use it from one event loop. `folder` has to outlive the machine."""
 
     def __init__(self, contracts: Sequence[Contract], folder: Path, limits: Limits) -> None:
         self.evaluator = Evaluator(contracts, remember=ShardState)
@@ -156,22 +132,14 @@ class Shard:
         return ExportResult()
 
     async def take(self, exports: Sequence[tuple[bytes, float]]) -> list[ExportResult | Refused]:
-        """Take exports in their order; an export answered with an ExportResult is on disk.
-
-        Args:
-            exports: Serialized ExportMetricsServiceRequests, and when each arrived, Unix seconds.
-        """
+        """Take serialized exports, each with its arrival in Unix seconds; one that gets an ExportResult is on disk."""
         return list(await asyncio.gather(*(self._take(body, at) for body, at in exports)))
 
     async def report(self, settled: int, now: float) -> ShardReport:
         """Return the batch that the judge has not been sent, or the previous one if the judge has not stored it.
 
-        Args:
-            settled: Number of the last batch that the judge has in its state.
-            now: The judge's Unix time in seconds.
-
-        Raises:
-            StateError: If it cannot be written. The next call tells all of it.
+        `settled` is the number of the last batch that the judge has in its state. If it cannot be written (StateError),
+        the next call tells all of it.
         """
         if self._batch.number <= settled:
             for state in self.evaluator.states.values():
@@ -185,15 +153,9 @@ class Shard:
         return [(name, key, encode_stream(stream)) for name, key, stream in self.evaluator.streams()]
 
     async def adopt(self, streams: Iterable[Stream], settled: int) -> None:
-        """Remember streams, unless something later is known of them here; it is on disk when this returns.
+        """Remember streams of other shards, unless something later is known of them here; on disk when this returns.
 
-        Args:
-            streams: Streams from other shards.
-            settled: Number of the last batch that the judge has in its state: the last one.
-
-        Raises:
-            StateError: If it cannot be written.
-            ValueError: If the judge has not written the last batch.
+        A ValueError if the judge has not written the last batch of this shard.
         """
         if self._batch.number > settled:
             raise ValueError("the judge has to write what this shard told it before streams are moved here")

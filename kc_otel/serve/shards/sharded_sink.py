@@ -54,12 +54,7 @@ class _Shard:
 
 
 class ShardedSink(ColumnSink):
-    """Takes what arrives for the core, metrics by way of shards. Use it from one event loop.
-
-    Args:
-        core: Judges it.
-        start: Starts the shard of a number.
-    """
+    """Takes what arrives for the core, metrics by way of shards. Use it from one event loop."""
 
     def __init__(self, core: Core, start: Callable[[int], RayShard]) -> None:
         self._core, self._start = core, start
@@ -77,9 +72,8 @@ class ShardedSink(ColumnSink):
     async def metrics(self, request: Any) -> ExportResult:
         """Take an ExportMetricsServiceRequest, or its parts by shards.
 
-        Raises:
-            ReceiveError: If a shard does not take its part: all of it is to be sent again, and what another shard took
-                of it is known there.
+        If a shard does not take its part all of it is to be sent again, and what another shard took of it is known
+        there.
         """
         if not isinstance(request, dict):
             request = self._routing.split(judged_metrics(request).SerializeToString(), max(len(self._shards), 1))
@@ -106,11 +100,7 @@ class ShardedSink(ColumnSink):
         return self._core.traces(request)
 
     async def tick(self) -> None:
-        """Ask the shards, and evaluate every cell with what they tell.
-
-        Raises:
-            StateError: If the state cannot be written.
-        """
+        """Ask the shards, and evaluate every cell with what they tell."""
         async with self._one:
             await self._evaluated(_SHARD_WAIT_SECONDS)
 
@@ -118,11 +108,8 @@ class ShardedSink(ColumnSink):
         """Change the number of shards. Senders retry meanwhile; no stream loses data.
 
         All streams are copied to shards that come, or from those that go; of a stream that a shard has already, it
-        keeps what is later. Shards forget unsent counts after a long window.
-
-        Raises:
-            ShardError: If a shard does not answer; the number is what it was.
-            StateError: If the state cannot be written.
+        keeps what is later. Shards forget unsent counts after a long window. If a shard does not answer (ShardError)
+        the number is what it was.
         """
         async with self._one:
             self._open = False
@@ -284,13 +271,7 @@ class _Waiting(NamedTuple):
 class ShardLine:
     """Exports on their way to one shard. Use it from one event loop.
 
-    Args:
-        number: Of the shard.
-        handle: The shard.
-
-    Attributes:
-        waiting: Bytes that wait or are on their way.
-        closed: Why nothing is to be sent to it; empty while it is.
+    `waiting` are bytes that wait or are on their way; `closed` is why nothing is to be sent to it, empty while it is.
     """
 
     def __init__(self, number: int, handle: RayShard, answer: float = _ANSWER_SECONDS) -> None:
@@ -303,11 +284,7 @@ class ShardLine:
         self._trouble = ""
 
     async def take(self, body: bytes, at: float) -> ExportResult:
-        """Give an export that arrived at `at`, Unix seconds, to the shard; it is on its disk when this returns.
-
-        Raises:
-            ReceiveError: If it is not taken.
-        """
+        """Give an export that arrived at `at`, Unix seconds, to the shard; it is on its disk when this returns."""
         if self.closed:
             raise NotKeptError(f"shard {self.number} {self.closed}")
         if self._trouble and self._flying:

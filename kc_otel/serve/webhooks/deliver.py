@@ -47,16 +47,9 @@ class Dispatcher:
     """Sends due messages until it is cancelled.
 
     Everything runs on the event loop of the caller, which owns the outbox's connection: a transaction on it must not be
-    held open across an `await`.
-
-    Args:
-        outbox: Where messages wait.
-        endpoints: Endpoints by name. Messages to others stay in the outbox, and are logged once.
-        client_factory: Makes the client of one endpoint.
-        clock: Unix time, seconds.
-        turn: Makes the context in which the outbox is written.
-        timeout: Longest time for one request from connecting to the answer's headers, seconds.
-        poll: Longest pause between looks at the outbox, seconds; `wake` ends it.
+    held open across an `await`; it is written in a `turn`. Messages to endpoints that are not configured stay in the
+    outbox, and are logged once. `timeout` is the longest time for one request from connecting to the answer's headers,
+    `poll` the longest pause between looks at the outbox, seconds.
     """
 
     def __init__(
@@ -219,13 +212,9 @@ class AddressError(Exception):
 
 
 async def pinned(url: str) -> tuple[str, dict[str, str], dict[str, Any]]:
-    """A URL with its host replaced by a public address that it has.
+    """A URL whose host is a public address that it has, and the headers and httpx extensions to ask it with.
 
-    Returns:
-        The URL, the headers and the httpx extensions that the request has to be made with.
-
-    Raises:
-        AddressError: If the host has no address, or only private, loopback or otherwise special ones.
+    An AddressError if the host has no address, or only private, loopback or otherwise special ones.
     """
     parts = urlsplit(url)
     host = str(parts.hostname)

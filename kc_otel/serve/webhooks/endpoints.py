@@ -42,17 +42,7 @@ class WebhookEndpointError(ValueError):
 class WebhookEndpoint:
     """A receiver of webhooks.
 
-    Attributes:
-        name: Name in the contract's `webhook:`.
-        url: Where to POST, http or https.
-        secrets: Each one signs; only for the format kernel-contract.
-        format: Body format of the receiver.
-        key: Routing key of pagerduty.
-        authorization: Value of the `Authorization` header; empty for none.
-        allow_private: Whether the address may be loopback, link-local or of a private network.
-
-    Raises:
-        WebhookEndpointError: If the URL or the header is not valid.
+    Each of `secrets` signs, for the format kernel-contract only; `key` is the routing key of pagerduty.
     """
 
     name: str
@@ -78,18 +68,7 @@ class WebhookEndpoint:
 
 
 def endpoints_from_env(names: Iterable[str], environ: Mapping[str, str]) -> dict[str, WebhookEndpoint]:
-    """The named endpoints, as the environment describes them.
-
-    Args:
-        names: Names in contracts' `webhook:` actions.
-        environ: Usually `os.environ`.
-
-    Returns:
-        Endpoints by name.
-
-    Raises:
-        WebhookEndpointError: If anything is missing or wrong, everything that is, in one message.
-    """
+    """The named endpoints, as the environment describes them; one error says everything that is missing or wrong."""
     endpoints: dict[str, WebhookEndpoint] = {}
     taken: dict[str, str] = {}
     problems: list[str] = []
@@ -176,12 +155,7 @@ def _flag(variable: str, environ: Mapping[str, str]) -> bool:
 
 
 class Rotation:
-    """Looks at the endpoints' credential files.
-
-    Args:
-        names: Names of the endpoints.
-        environ: Where they are configured.
-    """
+    """Looks at the endpoints' credential files."""
 
     def __init__(self, names: Iterable[str], environ: Mapping[str, str]) -> None:
         self._names = sorted(set(names))

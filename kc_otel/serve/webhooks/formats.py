@@ -32,13 +32,7 @@ class Format(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Outgoing:
-    """One HTTP POST.
-
-    Attributes:
-        url: Where to.
-        headers: All but those of HTTP itself.
-        body: The bytes.
-    """
+    """One HTTP POST; the headers are all but those of HTTP itself."""
 
     url: str = field(repr=False)
     headers: Mapping[str, str] = field(repr=False)
@@ -57,14 +51,7 @@ def render(
 ) -> Outgoing:
     """The request of one message: the same at every attempt, but for the time.
 
-    Args:
-        format: Body format of the receiver.
-        url: The endpoint's URL.
-        stored: The body in the outbox.
-        message_id: `webhook-id`, the same at every attempt.
-        now: Unix time of this attempt, seconds.
-        secrets: Signing secrets of `kernel-contract`.
-        key: Routing key of `pagerduty`.
+    `secrets` are those of `kernel-contract`, `key` is that of `pagerduty`.
     """
     if format is Format.KERNEL_CONTRACT:
         return Outgoing(url, sign(secrets, message_id, stored, now=now), stored)

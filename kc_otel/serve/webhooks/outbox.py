@@ -64,19 +64,7 @@ class DeliveryState(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class WebhookMessage:
-    """A webhook on its way.
-
-    Attributes:
-        seq: Order of enqueueing.
-        id: `webhook-id`, the same at every attempt.
-        endpoint: Name of the endpoint.
-        contract: metadata.name; with the endpoint, the lane in which order is kept.
-        body: The bytes that are sent.
-        created: Unix time of enqueueing, seconds.
-        state: waiting, delivered or parked.
-        attempts: Failed attempts.
-        error: Error of the last failed attempt.
-    """
+    """A webhook on its way; `id` is the same at every attempt, and contract and endpoint are its lane."""
 
     seq: int
     id: str
@@ -91,17 +79,10 @@ class WebhookMessage:
 
 @dataclass(frozen=True, slots=True)
 class EndpointStatus:
-    """Delivery status of an endpoint.
+    """Delivery status of an endpoint. Unix times, seconds; None where there is nothing of the kind.
 
-    Attributes:
-        endpoint: Its name.
-        waiting: Messages that wait.
-        parked: Messages that were given up.
-        oldest: Unix time at which the oldest waiting message was enqueued, seconds; None when none waits.
-        disabled: Reason why sending has stopped; empty while it has not.
-        error: Error of the last failed attempt of a waiting message; empty if none failed.
-        disabled_at: Unix time at which it answered 410, seconds; None while it is not disabled.
-        given_up: Unix time at which the newest message that was given up was enqueued, seconds; None when none was.
+    `oldest` is when the oldest waiting message was enqueued, `given_up` the newest one that was parked, and
+    `disabled_at` when it answered 410. `error` is that of the last failed attempt of a waiting message.
     """
 
     endpoint: str
@@ -118,15 +99,8 @@ class Outbox:
     """Messages that wait for their endpoints.
 
     Enqueue and renew inside the transaction of what caused the message. The rest are transactions of their own, or
-    parts of a turn.
-
-    Args:
-        connection: The evaluator's connection (`isolation_level=None`).
-        base: Longest first pause between attempts, seconds.
-        cap: Longest pause of all, and the longest `Retry-After` that is believed, seconds.
-        expire_after: Age at which a message that cannot be delivered is parked, seconds.
-        keep: Delivered and parked messages kept for people to look at; the oldest are dropped beyond.
-        rng: Source of the jitter.
+    parts of a turn. `cap` is the longest pause of all, and the longest `Retry-After` that is believed, seconds; of
+    delivered and parked messages, `keep` of each are kept for people to look at.
     """
 
     def __init__(
@@ -199,18 +173,7 @@ class Outbox:
         status: int | None = None,
         retry_after: float | None = None,
     ) -> DeliveryState:
-        """Note that an attempt failed.
-
-        Args:
-            message_id: Which message.
-            now: Unix time, seconds.
-            error: Description for people; it must hold no secret.
-            status: HTTP status of the answer; None when there was none.
-            retry_after: The answer's `Retry-After`, seconds.
-
-        Returns:
-            State of the message: it waits, or is parked.
-        """
+        """Note that an attempt failed; return whether the message waits or is parked. `error` must hold no secret."""
         asked = min(max(0.0, retry_after or 0.0), self._cap)
         with unit_of_work(self._connection):
             if status in _REFUSED_STATUSES:

@@ -13,7 +13,7 @@ import yaml
 from google.rpc.status_pb2 import Status
 
 from kc_otel.judge.otlp.sink import ExportResult
-from kc_otel.serve.access.access_file import AccessFile, Senders, digest_of
+from kc_otel.serve.access.access_file import AccessFile, digest_of
 from tests.tools.receivers import http_app, start_grpc
 
 EXPORT = "/opentelemetry.proto.collector.metrics.v1.MetricsService/Export"
@@ -39,14 +39,14 @@ def senders(tmp_path):
         for name, may in (("sender", ["send"]), ("reader", ["read", "act"]))
     ]
     (tmp_path / "access.yaml").write_text(yaml.safe_dump({"tokens": entries}))
-    return Senders(AccessFile(tmp_path / "access.yaml"))
+    return AccessFile(tmp_path / "access.yaml")
 
 
 def over_grpc(sink, senders, counts, header, body):
     """The code and message of the answer."""
 
     async def send():
-        server = await start_grpc(sink, port=0, counts=counts, senders=senders)
+        server = await start_grpc(sink, port=0, counts=counts, access=senders)
         metadata = () if header is None else (("authorization", header),)
         async with grpc.aio.insecure_channel(f"127.0.0.1:{server.port}") as channel:
             try:
@@ -64,7 +64,7 @@ def over_http(sink, senders, counts, header, body):
     """The code and message of the answer, whose status is the one that belongs to it."""
 
     async def send():
-        transport = httpx.ASGITransport(http_app(sink, counts=counts, senders=senders))
+        transport = httpx.ASGITransport(http_app(sink, counts=counts, access=senders))
         headers = {"content-type": "application/x-protobuf"} | ({} if header is None else {"authorization": header})
         async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as client:
             return await client.post("/v1/metrics", content=body, headers=headers)

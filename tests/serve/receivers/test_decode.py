@@ -1,9 +1,11 @@
-"""Decoding of both encodings: what is valid is read whole, what is not is refused with a reason."""
+"""Decoding of both encodings and its limits: what is valid is read whole, what is not is refused with a reason."""
 
 from __future__ import annotations
 
+import gzip
 import json
 import tracemalloc
+import zlib
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -13,8 +15,9 @@ import pytest
 
 from kc_otel.judge.otlp.decode import from_json, from_protobuf, holds_more_than
 from kc_otel.judge.otlp.request_errors import BadRequestError, TooLargeError
-from kc_otel.judge.otlp.request_limits import Limits
+from kc_otel.judge.otlp.request_limits import Limits, inflate
 from kc_otel.judge.otlp.signals import LOGS, METRICS, SIGNALS, TRACES, Signal
+from tests.serve.receivers.conftest import wrapped
 
 LIMITS = Limits()
 FILES = {"metrics.json": METRICS, "trace.json": TRACES, "logs.json": LOGS, "events.json": LOGS}
@@ -92,17 +95,6 @@ def test_requests_of_too_many_things_are_refused(signal: Signal) -> None:
             from_protobuf(request.SerializeToString(), signal, LIMITS)
 
 
-def nested(fields: tuple[int, ...], content: bytes) -> bytes:
-    """Content as a field of a field, and so on, of protobuf."""
-    for number in reversed(fields):
-        length, said = len(content), bytearray((number << 3 | 2,))
-        while length > 127:
-            said.append(length & 127 | 128)
-            length >>= 7
-        content = bytes((*said, length)) + content
-    return content
-
-
 @pytest.mark.parametrize(
     "fields",
     [
@@ -121,7 +113,7 @@ def test_a_bomb_is_refused_before_it_is_parsed(fields: tuple[int, ...]) -> None:
         def ParseFromString(self, _body: bytes) -> None:  # noqa: N802 - protobuf's name
             raise AssertionError("parsed")
 
-    body = nested(fields, b"\x0a\x00" * 2**19)
+    body = wrapped(b"\x0a\x00" * 2**19, *reversed(fields))
     with pytest.raises(TooLargeError, match="send smaller batches"):
         from_protobuf(body, replace(METRICS, request=Never), Limits(max_items=6000))
 
@@ -153,3 +145,46 @@ def test_json_of_too_many_objects_is_refused_before_it_is_parsed() -> None:
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert peak < 1_000_000
+
+
+SMALL = Limits(max_bytes=100_000)
+
+
+@pytest.mark.parametrize(
+    ("encoding", "compress"),
+    [("", bytes), ("identity", bytes), ("gzip", gzip.compress), (" GZip ", gzip.compress), ("deflate", zlib.compress)],
+)
+def test_bodies_up_to_the_limit_are_inflated(encoding: str, compress: object) -> None:
+    """Exactly the limit is accepted, one byte more is not."""
+    assert callable(compress)
+    assert inflate(compress(b"x" * 100_000), encoding, SMALL) == b"x" * 100_000
+    with pytest.raises(TooLargeError, match="100000 bytes; send smaller batches"):
+        inflate(compress(b"x" * 100_001), encoding, SMALL)
+
+
+@pytest.mark.slow
+def test_bombs_are_refused_while_inflating() -> None:
+    """A body that would inflate to a gigabyte costs about the limit, not a gigabyte."""
+    layer = zlib.compressobj(9, zlib.DEFLATED, 16 + zlib.MAX_WBITS)
+    bomb = b"".join(layer.compress(bytes(1 << 20)) for _ in range(256)) + layer.flush()
+    tracemalloc.start()
+    with pytest.raises(TooLargeError):
+        inflate(bomb, "gzip", SMALL)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 2_000_000
+
+
+def test_members_of_a_gzip_body_share_the_limit() -> None:
+    """Several gzip members are one body, and one limit."""
+    part = gzip.compress(b"x" * 30_000, mtime=0)
+    assert inflate(part * 3, "gzip", SMALL) == b"x" * 90_000
+    with pytest.raises(TooLargeError):
+        inflate(part * 4, "gzip", SMALL)
+
+
+@pytest.mark.parametrize("field", ["max_bytes", "max_items", "retry_after", "read_timeout"])
+def test_limits_are_positive(field: str) -> None:
+    """A limit of nothing is a mistake."""
+    with pytest.raises(ValueError, match=f"{field}: 0 must be more than 0"):
+        Limits(**{field: 0})

@@ -18,11 +18,9 @@ from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportM
 
 from kc_otel.judge.otlp.request_limits import Limits
 from kc_otel.judge.otlp.sink import ExportResult
-from kc_otel.serve.access.access_file import Senders
 from kc_otel.serve.receivers import grpc_server as grpc_module
-from kc_otel.serve.receivers.byte_budget import ByteBudget
 from kc_otel.serve.receivers.grpc_server import GrpcServer, serve_grpc
-from kc_otel.serve.receivers.request_taker import RequestTaker
+from kc_otel.serve.receivers.request_taker import ByteBudget, RequestTaker
 from tests.serve.receivers.test_exporters import EXPORT, export, grpc_server
 from tests.tools.receivers import start_grpc
 
@@ -149,7 +147,7 @@ def test_what_is_over_the_budget_is_told_to_come_back() -> None:
             return ExportResult()
 
     async def scenario() -> Any:
-        taker = RequestTaker(Stuck(), limits, Senders(), budget)  # type: ignore[arg-type]
+        taker = RequestTaker(Stuck(), limits, budget)  # type: ignore[arg-type]
         server = await serve_grpc(taker, "127.0.0.1", 0, Counter())
         async with grpc.aio.insecure_channel(f"127.0.0.1:{server.port}") as channel:
             first = asyncio.ensure_future(channel.unary_unary(EXPORT)(large(900), timeout=30))

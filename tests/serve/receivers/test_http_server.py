@@ -15,12 +15,11 @@ from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportM
 
 from kc_otel.judge.otlp.request_limits import Limits
 from kc_otel.judge.otlp.sink import ExportResult
-from kc_otel.serve.access.access_file import Senders
 from kc_otel.serve.access.site_guard import HostNames
-from kc_otel.serve.receivers import byte_budget, http_server
-from kc_otel.serve.receivers.byte_budget import ByteBudget
+from kc_otel.serve.receivers import http_server, request_taker
 from kc_otel.serve.receivers.http_server import HttpReceiver
-from kc_otel.serve.receivers.request_taker import RequestTaker
+from kc_otel.serve.receivers.request_taker import ByteBudget, RequestTaker
+from tests.serve.receivers.conftest import wrapped
 from tests.tools.receivers import http_app
 
 PROTOBUF, JSON = "application/x-protobuf", "application/json"
@@ -60,18 +59,11 @@ async def _turns_of_others(app: Any, content: bytes, headers: dict[str, str]) ->
 @pytest.mark.slow
 def test_a_bomb_of_small_messages_holds_nobody_up(sink: Any) -> None:
     """Four million empty attributes are fifteen kilobytes of gzip, and seconds to count: others have turns."""
-    body = gzip.compress(_field(1, _field(1, b"\x0a\x02\x0a\x00" * 3_900_000)))
+    body = gzip.compress(wrapped(b"\x0a\x02\x0a\x00" * 3_900_000, 1, 1))
     headers = {"content-type": PROTOBUF, "content-encoding": "gzip"}
     answer, turns = asyncio.run(_turns_of_others(http_app(sink), body, headers))
     assert answer.status_code == 413
     assert turns > 20
-
-
-def _field(number: int, content: bytes) -> bytes:
-    length, left = b"", len(content)
-    while left > 127:
-        length, left = length + bytes([left & 127 | 128]), left >> 7
-    return bytes([number << 3 | 2]) + length + bytes([left]) + content
 
 
 @pytest.mark.slow
@@ -141,11 +133,11 @@ def test_refusals(
 @pytest.mark.parametrize("long", [False, True])
 def test_what_is_over_the_budget_is_told_to_come_back(sink: Any, monkeypatch: pytest.MonkeyPatch, long: bool) -> None:
     """Short bodies are counted as they come, long ones whole; what has no room is 503, and nothing of it is taken."""
-    monkeypatch.setattr(byte_budget, "_WAIT_SECONDS", 0.1)
+    monkeypatch.setattr(request_taker, "_WAIT_SECONDS", 0.1)
     monkeypatch.setattr(http_server, "_LONG_BYTES", 600 if long else 1000)
     limits = Limits(max_bytes=1000, retry_after=2)
     budget = ByteBudget(limits, 1900)
-    app = HttpReceiver(RequestTaker(sink, limits, Senders(), budget), Counter(), None)
+    app = HttpReceiver(RequestTaker(sink, limits, budget), Counter(), None)
 
     async def scenario() -> tuple[int, list[httpx.Response]]:
         go = asyncio.Event()
@@ -184,7 +176,7 @@ def test_long_bodies_wait_for_room_in_the_order_in_which_they_came(sink: Any, mo
     monkeypatch.setattr(http_server, "_LONG_BYTES", 100)
     limits = Limits(max_bytes=1000)
     budget = ByteBudget(limits, 2000)
-    app = HttpReceiver(RequestTaker(sink, limits, Senders(), budget), Counter(), None)
+    app = HttpReceiver(RequestTaker(sink, limits, budget), Counter(), None)
     read, most = [], 0
 
     async def post(number: int) -> int:
@@ -244,15 +236,6 @@ def test_a_sink_that_fails_is_a_500_without_its_secrets(sink: Any, caplog: pytes
     assert response.status_code == 500
     assert "password" not in response.text
     assert "password" in caplog.text
-
-
-def test_it_can_be_mounted(sink: Any) -> None:
-    """Under a framework's mount the path is what comes after the mount."""
-    from starlette.applications import Starlette
-    from starlette.routing import Mount
-
-    app = Starlette(routes=[Mount("/otlp", app=http_app(sink))])
-    assert call(app, "POST", "/otlp/v1/metrics", content_type=PROTOBUF).status_code == 200
 
 
 @pytest.mark.parametrize("media", [PROTOBUF, JSON])

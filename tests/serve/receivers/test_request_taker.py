@@ -23,12 +23,10 @@ from kc_otel.judge.otlp.signals import METRICS, TRACES
 from kc_otel.judge.otlp.sink import ColumnSink, ExportResult
 from kc_otel.judge.otlp.wire_columns import ColumnMessage
 from kc_otel.judge.points import walk
-from kc_otel.serve.access.access_file import Senders
 from kc_otel.serve.core import Core
 from kc_otel.serve.durable_sink import DurableSink
 from kc_otel.serve.receivers import request_taker
-from kc_otel.serve.receivers.byte_budget import BusyError, ByteBudget
-from kc_otel.serve.receivers.request_taker import RequestTaker, parts_of
+from kc_otel.serve.receivers.request_taker import BusyError, ByteBudget, RequestTaker, parts_of
 from tests.tools.load import message
 from tests.tools.receivers import http_app
 
@@ -176,7 +174,7 @@ def test_who_records_what_another_does_waits_for_nobody(make_core: Callable[...,
         return request.SerializeToString()
 
     async def scenario() -> None:
-        taker = RequestTaker(Taken(core), Limits(), Senders(), ByteBudget(Limits()))
+        taker = RequestTaker(Taken(core), Limits(), ByteBudget(Limits()))
         await asyncio.gather(*(taker.take(METRICS, sent(instance), "", "http") for instance in "abc"))
 
     began = time.time_ns() - 10**9
@@ -198,7 +196,7 @@ def test_what_takes_long_is_told_to_come_back_where_others_take_longer(monkeypat
             return ExportResult()
 
     async def scenario() -> list[Any]:
-        taker = RequestTaker(Stuck(), Limits(), Senders(), ByteBudget(Limits()))
+        taker = RequestTaker(Stuck(), Limits(), ByteBudget(Limits()))
         asked = [asyncio.create_task(taker.take(METRICS, body, "", "http")) for _ in range(3)]
         await asyncio.sleep(0.2)
         released.set()
@@ -217,7 +215,7 @@ def test_the_sink_reads_columns_of_whatever_arrives(json: bool) -> None:
     sink = Columns()
 
     async def scenario() -> None:
-        taker = RequestTaker(sink, Limits(), Senders(), ByteBudget(Limits()))
+        taker = RequestTaker(sink, Limits(), ByteBudget(Limits()))
         await taker.take(METRICS, body, "", "http", json=json)
 
     asyncio.run(scenario())
@@ -277,7 +275,7 @@ def test_what_a_sink_reads_itself_is_handed_over_once_however_long() -> None:
     sink, body = Columns(), b"\xfa\x01\x80\x80\x3c" + bytes(15 * 2**16) + b"\xfa\x01\x80\x80\x3c" + bytes(15 * 2**16)
 
     async def scenario() -> Any:
-        taker = RequestTaker(sink, Limits(), Senders(), ByteBudget(Limits()))
+        taker = RequestTaker(sink, Limits(), ByteBudget(Limits()))
         return await taker.take(METRICS, body, "", "http")
 
     assert asyncio.run(scenario())[1] == "accepted"

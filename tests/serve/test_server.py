@@ -1,0 +1,177 @@
+"""The start of the evaluator: who is let in, which ports there are, and who holds the state file."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from kc_otel.cli import register
+from kc_otel.serve import server
+from kc_otel.serve.access import site_guard
+from kc_otel.serve.access.site_guard import reachable_from_elsewhere
+from kc_otel.serve.config import ServeConfig
+from kc_otel.serve.receivers.listening import check_ports
+from kc_otel.serve.server import ServiceError, active
+from kc_otel.serve.store.state_file import StateError, StateHeldError, StatePlace, open_state
+from tests.serve.conftest import POLICY
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "[::]", "", "10.1.2.3", "fd00::1", "no-such-name.invalid"])
+def test_listening_where_others_reach_it_is_refused(host, monkeypatch):
+    """Every address but loopback's, and names that cannot be told; the error names what to say instead."""
+    monkeypatch.setattr(server, "_serve", None)  # it must not come to that
+    with pytest.raises(ServiceError, match="--allow-unauthenticated"):
+        server.run([], ServeConfig(host=host))
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "127.9.9.9", "::1", "[::1]", "localhost"])
+def test_loopback_is_nobody_elses(host):
+    """Any of it, by address or by name."""
+    assert not reachable_from_elsewhere(host)
+
+
+def test_a_name_with_another_address_besides_loopback_is_not_loopback(monkeypatch):
+    """One address that others reach is enough."""
+    found = [(0, 0, 0, "", (address, 0)) for address in ("127.0.0.1", "10.1.2.3")]
+    monkeypatch.setattr(site_guard.socket, "getaddrinfo", lambda *_, **__: found)
+    assert reachable_from_elsewhere("two-homes")
+
+
+def test_whoever_says_so_listens_anywhere(monkeypatch):
+    """The option is what lets it go on."""
+    went_on = []
+
+    async def serve(*_args):
+        went_on.append(True)
+
+    monkeypatch.setattr(server, "_serve", serve)
+    server.run([], ServeConfig(host="0.0.0.0", allow_unauthenticated=True))
+    assert went_on == [True]
+
+
+def test_the_command_refuses_in_one_line(tmp_path):
+    """`kc-otel serve --host 0.0.0.0` ends with 2 and a sentence, before any port is open."""
+    (tmp_path / "policy.yaml").write_text(POLICY)
+    app = typer.Typer()
+    register(app, "serve")
+    found = CliRunner().invoke(
+        app, [str(tmp_path / "policy.yaml"), "--host", "0.0.0.0", "--state", ":memory:", "--no-webhooks"]
+    )
+    assert found.exit_code == 2
+    assert "--allow-unauthenticated" in found.output
+    assert "Traceback" not in found.output
+
+
+def test_prompts_are_shown_to_other_machines_with_tokens_only(monkeypatch):
+    """Certificates and a kind network say which machines come, not which people may read."""
+    monkeypatch.setattr(server, "_serve", None)
+    open_to_all = ServeConfig(host="0.0.0.0", allow_unauthenticated=True, worst=(Path("worst.sqlite"),))
+    for config in (open_to_all, replace(open_to_all, tls_client_authority=Path("ca.pem"))):
+        with pytest.raises(ServiceError, match=r"--worst shows people.s prompts and answers.*--access FILE"):
+            server.run([], config)
+
+
+@pytest.mark.parametrize(
+    ("ports", "said"),
+    [
+        ({"http_port": 4317}, "--grpc-port and --http-port are both 4317"),
+        ({"http_port": 5000, "api_port": 5000}, "--http-port and --api-port are both 5000"),
+        ({"grpc_port": 99_999}, "--grpc-port 99999 is no port"),
+        ({"grpc_port": -5}, "--grpc-port -5 is no port"),
+    ],
+)
+def test_ports_that_cannot_be_listened_on_are_refused_at_the_start(monkeypatch, ports, said):
+    """The second of two equal ones would never answer, and gRPC takes 99999 for another; any number may be 0."""
+    monkeypatch.setattr(server, "_serve", None)
+    with pytest.raises(ServiceError, match=said):
+        server.run([], replace(ServeConfig(), **ports))
+    check_ports({"--grpc-port": 0, "--http-port": 0, "--api-port": 65_535})
+
+
+def test_a_second_evaluator_is_refused_unless_it_stands_by(tmp_path: Path) -> None:
+    """The error says how to wait instead."""
+    path = tmp_path / "state.sqlite"
+    holder = open_state(path)
+    with pytest.raises(StateHeldError, match="start with --standby to take over"):
+        open_state(path, patience=0.0)
+    holder.close()
+    open_state(path).close()
+
+
+@pytest.mark.slow
+def test_a_standby_takes_over_when_the_file_is_free(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not before; and it sees what the last holder wrote."""
+    monkeypatch.setattr(server, "_LOOK_SECONDS", 0.01)
+    path = tmp_path / "state.sqlite"
+    holder = open_state(path)
+    holder.execute("CREATE TABLE written (a)")
+
+    async def wait() -> None:
+        waiting = asyncio.create_task(active(path, asyncio.Event(), standby=True))
+        await asyncio.sleep(0.2)
+        assert not waiting.done()
+        holder.close()
+        connection = await asyncio.wait_for(waiting, 5)
+        assert connection is not None
+        assert connection.execute("SELECT count(*) FROM written").fetchone() == (0,)
+        connection.close()
+
+    asyncio.run(wait())
+
+
+def test_a_standby_that_is_told_to_stop_stops(tmp_path: Path) -> None:
+    """Without ever having held the file."""
+    path = tmp_path / "state.sqlite"
+    holder = open_state(path)
+
+    async def wait() -> None:
+        stop = asyncio.Event()
+        waiting = asyncio.create_task(active(path, stop, standby=True))
+        await asyncio.sleep(0.05)
+        stop.set()
+        assert await asyncio.wait_for(waiting, 5) is None
+
+    asyncio.run(wait())
+    holder.close()
+
+
+@pytest.mark.parametrize("how", ["moved", "replaced"])
+def test_a_state_file_that_is_moved_away_is_noticed(tmp_path: Path, how: str) -> None:
+    """Its lock guards nothing any more: another evaluator could open a new file at the same path."""
+    path = tmp_path / "state.sqlite"
+    connection = open_state(path)
+    place = StatePlace(path)
+    place.check()
+    path.rename(tmp_path / "backup.sqlite")
+    if how == "replaced":
+        open_state(path).close()
+    with pytest.raises(StateError, match="another evaluator may be acting"):
+        place.check()
+    connection.close()
+    StatePlace(None).check()
+
+
+def test_a_new_file_may_be_begun_where_another_was_that_is_still_held(tmp_path: Path) -> None:
+    """What lies beside it is of the one that was moved away, and is not taken for its own."""
+    path = tmp_path / "state.sqlite"
+    holds = "import sys; from pathlib import Path; from kc_otel.serve.store.state_file import open_state\n"
+    holds += "held = open_state(Path(sys.argv[1])); held.execute('CREATE TABLE a (b)'); print(flush=True); input()"
+    with subprocess.Popen(
+        [sys.executable, "-c", holds, str(path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as holder:
+        assert holder.stdout is not None
+        assert holder.stdout.readline()
+        path.rename(tmp_path / "moved.sqlite")
+        connection = open_state(path)
+        connection.execute("CREATE TABLE c (d)")
+        assert connection.execute("SELECT name FROM sqlite_master").fetchall() == [("c",)]
+        connection.close()
+        holder.communicate("end\n")
+        assert holder.returncode == 0
