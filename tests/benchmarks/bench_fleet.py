@@ -7,8 +7,10 @@ takes after everybody has exported twice: CPU, user and system, as a share of on
 how long a process waits for its acknowledgement.
 
 Beside it, one after the other in the same run: the same over OTLP/gRPC, a channel each; protobuf, which only parses the
-same bytes; and VictoriaMetrics, which keeps the same histograms and judges nothing (Debian's Prometheus has no OTLP
-receiver). What a process of a trainer spends is in `bench_record.py`.
+same bytes; uvicorn and grpc.aio, which read them and answer; VictoriaMetrics, which keeps the same histograms and
+judges nothing; and Prometheus with the rules that `kc-otel generate prometheus` makes of the contract, which takes the
+same histograms over remote write (Debian's has no OTLP receiver). What a process of a trainer spends is in
+`bench_record.py`.
 """
 
 from __future__ import annotations
@@ -18,13 +20,17 @@ import asyncio
 import os
 import re
 import resource
+import socket
 import statistics
+import subprocess
+import sys
 import tempfile
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 from urllib.parse import urlsplit
@@ -34,9 +40,10 @@ import httpx
 import yaml
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
 
+from kc_otel.generate.prometheus import standalone_file
 from kc_otel.judge.otlp.signals import METRICS
 from tests.integration.conftest import Evaluator
-from tests.tools import debian
+from tests.tools import debian, remote_write
 from tests.tools.real_messages import CONTRACTS, INTERVAL, Case, Sender, contract, messages
 from tests.tools.servers import free_address, running
 
@@ -65,8 +72,9 @@ class Fleet:
     """Processes that export to an address of OTLP/HTTP, spread evenly over the interval."""
 
     url: str
-    """Of OTLP/HTTP, or an address of OTLP/gRPC."""
-    bodies: Sequence[bytes]
+    """Of OTLP/HTTP or remote write, or an address of OTLP/gRPC."""
+    sender: Callable[[int, float], Sender | Writer]
+    """Makes the process of a number that exports first at a Unix time."""
     processes: int
     answers: Counter[str] = field(default_factory=Counter)
     waits: list[float] = field(default_factory=list)
@@ -80,7 +88,7 @@ class Fleet:
 
     async def _process(self, number: int, now: float, end: float) -> None:
         offset = number * INTERVAL / self.processes
-        sender, due = Sender(self.bodies, number, now + offset), time.monotonic() + offset
+        sender, due = self.sender(number, now + offset), time.monotonic() + offset
         await asyncio.sleep(offset)
         async with over_http(self.url) if "/" in self.url else over_grpc(self.url) as export:
             while due < end:
@@ -101,12 +109,14 @@ class Fleet:
 async def over_http(url: str) -> AsyncIterator[Export]:
     """A connection on which one request follows the other; answers are statuses."""
     address = urlsplit(url)
+    wanted = remote_write.HEADERS if address.path.endswith("/write") else {}
+    headers = "".join(f"{name}: {value}\r\n" for name, value in wanted.items() if name != "Content-Type")
     reader, writer = await asyncio.open_connection(address.hostname, address.port)
 
     async def export(body: bytes) -> str:
         writer.write(
             f"POST {address.path} HTTP/1.1\r\nhost: {address.netloc}\r\ncontent-type: application/x-protobuf\r\n"
-            f"content-length: {len(body)}\r\n\r\n".encode()
+            f"{headers}content-length: {len(body)}\r\n\r\n".encode()
             + body
         )
         head = (await reader.readuntil(b"\r\n\r\n")).decode().lower()
@@ -176,6 +186,32 @@ def line(name: str, cores: float, memory: int, fleet: Fleet) -> str:
 
 
 @contextmanager
+def bare(transport: str, folder: Path) -> Iterator[tuple[str, int]]:
+    """A server of the same libraries that throws away what comes: its address, and its process."""
+    address = free_address()
+    command = [
+        sys.executable,
+        str(Path(__file__).with_name("_bare_server.py")),
+        transport.lower(),
+        address.rpartition(":")[2],
+    ]
+    with (folder / "bare.log").open("w") as log, subprocess.Popen(command, stdout=log, stderr=log) as process:
+        try:
+            while not listens(address):
+                assert process.poll() is None, (folder / "bare.log").read_text()
+                time.sleep(0.1)
+            yield f"http://{address}/v1/metrics" if transport == "HTTP" else address, process.pid
+        finally:
+            process.terminate()
+
+
+def listens(address: str) -> bool:
+    host, _, port = address.rpartition(":")
+    with socket.socket() as sock:
+        return sock.connect_ex((host, int(port))) == 0
+
+
+@contextmanager
 def alternative(folder: Path) -> Iterator[tuple[str, int]]:
     """VictoriaMetrics: where it takes OTLP, and its process."""
     address = free_address()
@@ -187,6 +223,38 @@ def alternative(folder: Path) -> Iterator[tuple[str, int]]:
     ]
     with running(command, folder / "store.log", f"http://{address}/health") as process:
         yield f"http://{address}/opentelemetry/v1/metrics", process.pid
+
+
+@contextmanager
+def prometheus(case: Case, folder: Path) -> Iterator[tuple[str, int]]:
+    """Prometheus with our rules on raw histograms: where it takes remote write, and its process."""
+    address = free_address()
+    (folder / "rules.yaml").write_text(standalone_file(contract(case.contract)).text)
+    (folder / "prometheus.yml").write_text(yaml.safe_dump({"rule_files": [str(folder / "rules.yaml")]}))
+    command = [
+        debian.find("prometheus", say=print),
+        f"--config.file={folder / 'prometheus.yml'}",
+        f"--storage.tsdb.path={folder / 'prometheus'}",
+        f"--web.listen-address={address}",
+        "--web.enable-remote-write-receiver",
+        "--enable-feature=native-histograms",
+    ]
+    with running(command, folder / "prometheus.log", f"http://{address}/-/ready") as process:
+        yield f"http://{address}/api/v1/write", process.pid
+
+
+class Writer:
+    """A process whose histograms go to Prometheus: what `Sender` sends, over remote write."""
+
+    def __init__(self, messages: Sequence[Sequence[tuple[bytes, bytes]]], number: int) -> None:
+        self._messages, self._exported = messages, 0
+        self._instance = remote_write.label("instance", f"sender-{number}")
+
+    def export(self) -> bytes:
+        """The next message, of now."""
+        message = self._messages[self._exported % len(self._messages)]
+        self._exported += 1
+        return remote_write.at_present(message, self._instance)
 
 
 def parsing(bodies: Sequence[bytes]) -> float:
@@ -218,19 +286,29 @@ def main() -> None:
             yaml.safe_dump(contract(case.contract).model_dump(mode="json", by_alias=True, exclude_unset=True))
         )
         options = ("--no-webhooks", "--tick", "1")
+        sender = partial(Sender, bodies)
         for transport in ("HTTP", "gRPC"):
             evaluator = Evaluator(folder / "policy.yaml", folder / transport, {}, *options)
             try:
                 url = f"{evaluator.http}/v1/metrics" if transport == "HTTP" else evaluator.grpc
-                fleet, api = Fleet(url, bodies, given.processes), f"{evaluator.api}/api/v1/cells"
+                fleet, api = Fleet(url, sender, given.processes), f"{evaluator.api}/api/v1/cells"
                 cores, memory = asyncio.run(measured(fleet, given.seconds, evaluator.process.pid, api))
                 print(line(f"kc-otel serve, OTLP/{transport}", cores, memory, fleet), flush=True)
             finally:
                 evaluator.stop()
+            with bare(transport, folder) as (url, pid):
+                fleet = Fleet(url, sender, given.processes)
+                cores, memory = asyncio.run(measured(fleet, given.seconds, pid, None))
+                print(line(f"the library alone, OTLP/{transport}", cores, memory, fleet), flush=True)
         with alternative(folder) as (url, pid):
-            fleet = Fleet(url, bodies, given.processes)
+            fleet = Fleet(url, sender, given.processes)
             cores, memory = asyncio.run(measured(fleet, given.seconds, pid, None))
             print(line("VictoriaMetrics", cores, memory, fleet), flush=True)
+        translated = [remote_write.undated(ExportMetricsServiceRequest.FromString(body)) for body in bodies]
+        with prometheus(case, folder) as (url, pid):
+            fleet = Fleet(url, lambda number, _: Writer(translated, number), given.processes)
+            cores, memory = asyncio.run(measured(fleet, given.seconds, pid, None))
+            print(line("Prometheus and our rules", cores, memory, fleet), flush=True)
 
 
 if __name__ == "__main__":

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 import re
 import struct
+import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -51,6 +52,23 @@ def of_request(request: ExportMetricsServiceRequest) -> list[Series]:
     return _merged((point.time_unix_nano // 10**6, metric, point) for metric, point in points(request))
 
 
+def undated(request: ExportMetricsServiceRequest) -> list[tuple[bytes, bytes]]:
+    """(Labels, histogram) of each drift histogram of a request, encoded, for `at_present`."""
+    return [
+        (_labels(series.labels), _histogram(point, 0))
+        for series in of_request(request)
+        for _, point in series.histograms
+    ]
+
+
+def at_present(series: Iterable[tuple[bytes, bytes]], added: bytes) -> bytes:
+    """The body of a request with those histograms at this time, each with an encoded label more."""
+    time_ = _integer(15, time.time_ns() // 10**6)
+    return snappy(
+        b"".join(_message(1, labels + added + _message(4, histogram + time_)) for labels, histogram in series)
+    )
+
+
 def points(request: ExportMetricsServiceRequest) -> Iterator[tuple[Any, Any]]:
     """(metric, point) of each exponential histogram in an OTLP request."""
     for resource in request.resource_metrics:
@@ -78,16 +96,22 @@ def snappy(content: bytes) -> bytes:
 
 def _series(series: Series) -> tuple[bytes, ...]:
     """The series, and then its exemplars: Prometheus takes exemplars of series only that it knows already."""
-    labels = b"".join(
-        _message(1, _message(1, name.encode()) + _message(2, value.encode()))
-        for name, value in sorted(series.labels.items())
-    )
+    labels = _labels(series.labels)
     exemplars = b"".join(
         _message(3, _exemplar(exemplar, at)) for at, point in series.histograms for exemplar in point.exemplars
     )
     samples = b"".join(_message(2, _double(1, value) + _integer(2, at)) for at, value in series.samples)
     histograms = b"".join(_message(4, _histogram(point, at)) for at, point in series.histograms)
     return (labels + samples + histograms, *((labels + exemplars,) if exemplars else ()))
+
+
+def _labels(labels: Mapping[str, str]) -> bytes:
+    return b"".join(label(name, value) for name, value in sorted(labels.items()))
+
+
+def label(name: str, value: str) -> bytes:
+    """One label of a series, encoded."""
+    return _message(1, _message(1, name.encode()) + _message(2, value.encode()))
 
 
 def _histogram(point: Any, at: int) -> bytes:
