@@ -19,8 +19,8 @@ from kc_otel.contract.registry.clause_metrics import DERIVED
 from kc_otel.contract.slices import ALL, PLACES, UNJUDGED, Scalar
 from kc_otel.contract.words import FAILS_CHECKS, listed
 from kc_otel.judge.causes import causes_of, drift_by_place
-from kc_otel.judge.cell_columns import CellColumns, Verdicts
-from kc_otel.judge.cells import Place, evidence_of, sampling_notes, too_many
+from kc_otel.judge.cell_columns import CellColumns
+from kc_otel.judge.cells import sampling_notes, too_many
 from kc_otel.judge.column_message import ColumnMessage
 from kc_otel.judge.columns.stream_columns import StreamColumns
 from kc_otel.judge.columns.stream_rows import RowContent
@@ -46,8 +46,8 @@ from kc_otel.judge.refused_points import OUTCOME_SENTENCES, Missing, missing, se
 from kc_otel.judge.reported_kernels import KernelInfo
 from kc_otel.judge.series import Listening, Pair, Series, SeriesKey
 from kc_otel.judge.statistics import metric_name
-from kc_otel.judge.verdict import Causes, Cell, Evaluation, Status, Verdict
-from kc_otel.judge.verdicts import Evidence, Memo, decide, decide_apart, said_of, unjudged
+from kc_otel.judge.verdict import Causes, Cell, Evaluation, Verdict
+from kc_otel.judge.verdicts import said_of
 from kc_otel.stats import Binned, ExponentialHistogram, Interval
 
 _log: Final = logging.getLogger(__name__)
@@ -75,7 +75,6 @@ _NO_OTHER_SIDE: Final = "pair-expired"
 """Reason for which a recorder drops sequences that trainers leave out: nobody meant to compare them."""
 _MAX_REASONS: Final = 3
 _MAX_LISTED_SLICES: Final = 5
-_NO_PAIR: Final[Pair] = ("", "")
 _MAX_PAIRS: Final = 256
 """Pairs of kernels of a contract whose steps are remembered: the ones that told theirs last."""
 
@@ -168,9 +167,7 @@ class Evaluator:
         self.counters: Counter[str] = Counter()
         self.faults = Faults()
         self._tolerance = tolerance
-        self._memos = {name: Memo() for name in self.states}
         self._cells_of = {name: CellColumns(state) for name, state in self.states.items()}
-        self._places: dict[str, list[Place]] = {}
         self.judged_at = -math.inf
         self._listening: Listening | None = None
         self._judged_before = -math.inf
@@ -430,7 +427,7 @@ class Evaluator:
         return total
 
     def _judged(self, state: ContractState, now: float) -> Sequence[Verdict]:
-        contract = state.contract
+        contract, cells = state.contract, self._cells_of[state.contract.name]
         try:
             self.forget_silent(state, now)
             state.weigh(now)
@@ -438,23 +435,11 @@ class Evaluator:
             state.refused.keep_only(
                 FAILS_CHECKS, too_many({ALL: state.invalid(ALL), **invalid}, state.series, now), now
             )
-            judged = self._cells_of[contract.name].judge(now, self._listen(now))
-            self._places[contract.name] = judged.places
-            items = [evidence_of(state, judged.places[number], now) for number in judged.left]
-            made, errors = decide_apart(contract, items, now, self._memos[contract.name])
-            errors = judged.errors | errors
-            verdicts: Sequence[Verdict] = Verdicts(judged, dict(zip(judged.left, made, strict=True)))
+            verdicts: Sequence[Verdict]
+            verdicts, errors = cells.verdicts(now, self._listen(now))
         except Exception as error:  # noqa: BLE001 - one contract's fault is not the others'
-            # The cells that there were: one that is gone would resolve its alerts.
-            before = [Evidence(place.cell, place.clause, _nothing) for place in self._places.get(contract.name, ())]
-            verdicts = made = decide(contract, [unjudged(item, error) for item in before or _every_cell(state)], now)
-            errors = {"every clause": error}
+            verdicts, errors = cells.unjudged(now, error), {"every clause": error}
         self.faults.report(contract.name, "judging", errors)
-        for verdict in made:
-            if verdict.status is Status.INVALID_INPUT or (
-                verdict.status is Status.PASS and state.evidence.failing(verdict.cell)
-            ):
-                state.evidence.clear(verdict.cell)
         return verdicts
 
     def _causes(self, state: ContractState, now: float) -> dict[Cell, Causes]:
@@ -630,21 +615,6 @@ def _other_slices(contract: Contract, applied: AppliedContract) -> str:
         f"{contract.metadata.version} {'is' if len(names) == 1 else 'are'} defined differently or missing in version "
         f"{applied.version}, which the recorder applies; restart it with the contract that is served"
     )
-
-
-def _nothing(_: str) -> Binned:
-    return ExponentialHistogram.empty(0).binned()
-
-
-def _every_cell(state: ContractState) -> list[Evidence]:
-    """A cell for each clause, slice and kernel pair that is remembered."""
-    contract = state.contract
-    return [
-        Evidence(Cell(contract.name, clause.id, slice, *pair), clause, _nothing)
-        for clause in contract.clauses
-        for slice in contract.slices_for(clause)
-        for pair in sorted(state.newest.get(metric_name(clause), {_NO_PAIR: 0.0}))
-    ]
 
 
 def _within(state: ContractState, series: Series, now: float, window: float) -> Histogram | None:
