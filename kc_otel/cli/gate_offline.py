@@ -18,7 +18,7 @@ from kc_otel.contract.load import load_source
 from kc_otel.contract.model import Contract
 from kc_otel.contract.sentences import scopes
 from kc_otel.contract.words import listed
-from kc_otel.judge.reported_kernels import ONE_KERNEL
+from kc_otel.judge.recorders import ONE_KERNEL
 from kc_otel.judge.sample_sizes import observations_to_pass
 from kc_otel.offline.gate.evidence import offline_evidence, write_evidence, write_text
 from kc_otel.offline.gate.findings import GateFinding, findings, for_whom, how_far, missing, notes

@@ -30,9 +30,8 @@ from kc_otel.judge.histograms import ExplicitHistogram, Histogram, layout, union
 from kc_otel.judge.panes import PaneColumns
 from kc_otel.judge.point_streams import Horizon, PointStream
 from kc_otel.judge.points import INVALID, Point, invalid_on, metric_of
-from kc_otel.judge.recorders import Recorders
+from kc_otel.judge.recorders import KernelVersions, Recorders
 from kc_otel.judge.refused_points import RefusedPoints
-from kc_otel.judge.reported_kernels import KernelVersions
 from kc_otel.judge.series import LONG, PAIRS, SHORT, Heard, Pair, Series, SeriesKey, SeriesTable, grids
 from kc_otel.judge.statistics import metric_name, opposite_name
 from kc_otel.judge.window_rows import WindowRows

@@ -41,9 +41,8 @@ from kc_otel.judge.points import (
     metric_of,
     walk,
 )
-from kc_otel.judge.recorders import LastReport, RecorderReports
+from kc_otel.judge.recorders import KernelInfo, LastReport, RecorderReports
 from kc_otel.judge.refused_points import OUTCOME_SENTENCES, Missing, missing, sender_of
-from kc_otel.judge.reported_kernels import KernelInfo
 from kc_otel.judge.series import Listening, Pair, Series, SeriesKey
 from kc_otel.judge.statistics import metric_name
 from kc_otel.judge.verdict import Causes, Cell, Evaluation, Verdict

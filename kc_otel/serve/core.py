@@ -43,8 +43,8 @@ from kc_otel.judge.incidents.incident import Diagnosis, Incident, actions_taken,
 from kc_otel.judge.incidents.incident_lifecycle import TrafficSeen, by_urgency, with_diagnosis, with_word
 from kc_otel.judge.otlp.sink import ExportResult
 from kc_otel.judge.promotion.gate_evidence import SectionProblems, unchecked_offline
+from kc_otel.judge.recorders import KernelInfo, kernel_names
 from kc_otel.judge.refused_points import Missing
-from kc_otel.judge.reported_kernels import KernelInfo, kernel_names
 from kc_otel.judge.verdict import Causes, Cell, Evaluation, Status
 from kc_otel.serve.announcements import Announcement, cell_fields, of_change, of_notice, of_transition
 from kc_otel.serve.history import CellHistory, StatusChange

@@ -21,8 +21,8 @@ from kc_otel.judge.promotion import machine
 from kc_otel.judge.promotion.gate_evidence import SectionProblems, of_other_contracts, step_evidence
 from kc_otel.judge.promotion.machine import Moved, share_of
 from kc_otel.judge.promotion.stages import MoveKind, OrderError, Promotion, PromotionMove, PromotionStatus, Stage
+from kc_otel.judge.recorders import KernelInfo, unlike_declared
 from kc_otel.judge.refused_points import Missing
-from kc_otel.judge.reported_kernels import KernelInfo, unlike_declared
 from kc_otel.judge.verdict import Evaluation
 from kc_otel.serve.announcements import Announcement
 from kc_otel.serve.store.policy_store import PolicyStore

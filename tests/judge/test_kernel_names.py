@@ -6,7 +6,7 @@ import pytest
 
 from kc_otel.contract.declared_kernels import declared_otherwise
 from kc_otel.contract.model import KernelSpec, KernelSpecs
-from kc_otel.judge.reported_kernels import ONE_KERNEL, KernelInfo, kernel_names, stand_in, unlike_declared
+from kc_otel.judge.recorders import ONE_KERNEL, KernelInfo, kernel_names, stand_in, unlike_declared
 
 VLLM = {"engine": "vllm", "engine.version": "0.32", "dtype": "bfloat16"}
 

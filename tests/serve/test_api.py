@@ -14,7 +14,7 @@ from kc_otel.contract.registry.own_metrics import METRICS
 from kc_otel.judge.decisions.entries import Canary
 from kc_otel.judge.decisions.table import changed
 from kc_otel.judge.otlp.sink import RequestCounts
-from kc_otel.judge.reported_kernels import KernelInfo
+from kc_otel.judge.recorders import KernelInfo
 from kc_otel.judge.verdict import Status
 from kc_otel.serve.api.app import make_api
 from kc_otel.serve.api.changes import Changes
