@@ -72,11 +72,8 @@ class ClauseColumns:
     method: str
     group: _Group
     which: Numbers
-    """Numbers of those that were judged."""
     passes: NDArray[np.bool_]
-    """Whether they PASS; the others are INCONCLUSIVE."""
     window: Numbers
-    """Number of the deciding window."""
     bounds: Floats
     """Estimate, lower and upper bound, and observations, in the deciding window [4, cells]."""
     notes: NDArray[np.object_]
@@ -84,7 +81,6 @@ class ClauseColumns:
     """Evidence against them, as a share of an alarm; nan where they are judged once."""
     held: tuple[WindowContent, WindowContent]
     above: bool
-    """Whether the estimate of any is above its limit."""
 
     def verdict(self, number: int) -> Verdict:
         """The verdict of one of the cells."""
@@ -107,7 +103,6 @@ class Judged(NamedTuple):
     left: list[int]
     """Numbers of those that are to be judged one by one."""
     errors: dict[str, Exception]
-    """By place."""
 
 
 class CellColumns:

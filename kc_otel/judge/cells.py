@@ -105,7 +105,6 @@ class Current(NamedTuple):
     otherwise: Mapping[tuple[str, str], str]
     """Slices and inference versions with recorders that apply another slice, or measure something else, in words."""
     oldest: float
-    """Where the long window begins, Unix seconds."""
     version: int
     """Of the state: which series exist, and which have no room."""
 

@@ -75,7 +75,6 @@ class _WithoutRoom(NamedTuple):
     fewest: Pair
     """The pair with room that had the fewest observations then."""
     held: int
-    """How many."""
     counts: Counter[Pair]
     """Observations of pairs without room; of many only the larger ones are sure to be among them."""
 
@@ -97,7 +96,6 @@ class _Counted(NamedTuple):
     version: int
     series: Sequence[Series]
     rows: NDArray[np.int64]
-    """Their numbers [n]."""
     metric: Sequence[int]
     """Which of `metrics` each belongs to [n]."""
     metrics: Sequence[tuple[str, Pair]]

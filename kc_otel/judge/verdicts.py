@@ -104,9 +104,7 @@ class Terms(NamedTuple):
     """Terms of a clause on a slice."""
 
     limit: float
-    """In the unit of its metric."""
     needed: int
-    """Observations without which it cannot pass."""
     allows_none: bool
     """Whether one observation breaks the promise, and while none does it holds: no sample bounds a share by 0."""
     fails_at_once: bool

@@ -38,13 +38,9 @@ class Route:
     train: str
     """Short fingerprint of the training kernel version that was healthy beside it."""
     kernel: str
-    """Used instead."""
     clause: str
-    """The one that broke."""
     reason: str
-    """One sentence."""
     since: float
-    """Unix time, seconds."""
     slice_id: str = ""
     """`Contract.slice_ids` of the slice as it was ordered; empty for all traffic."""
     outdated: str = ""
@@ -60,9 +56,7 @@ class Directive:
     slice: str
     """Slice that broke; it narrows quarantine-rollouts, the other kinds hold for the whole contract."""
     reason: str
-    """One sentence; never empty."""
     since: float
-    """Unix time, seconds."""
     fingerprint: str
     """The alert that asked; the directive ends when it resolves."""
 
@@ -77,7 +71,6 @@ class Pin:
     by: str
     why: str
     at: float
-    """Unix time, seconds."""
     until: float | None = None
     """Unix time at which the pin ends by itself, seconds; None when a person has to end it."""
 
@@ -94,9 +87,7 @@ class Canary:
     weight: float
     """Share of requests that it serves, 0 to 1; 0 keeps it from live requests, as while it is in shadow."""
     reason: str
-    """One sentence."""
     since: float
-    """Unix time, seconds."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -106,7 +97,6 @@ class Promoted:
     contract: str
     version: str
     since: float
-    """Unix time, seconds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,9 +104,7 @@ class DecisionTable:
     """Decision table, as the evaluator publishes it; its entries are sorted."""
 
     version: int = 0
-    """Counts up with every change of content."""
     at: float = 0.0
-    """Unix time of the last change, seconds."""
     routes: tuple[Route, ...] = ()
     directives: tuple[Directive, ...] = ()
     pins: tuple[Pin, ...] = ()
@@ -124,7 +112,6 @@ class DecisionTable:
     canaries: tuple[Canary, ...] = ()
     """One for each contract and version."""
     promoted: tuple[Promoted, ...] = ()
-    """Versions that were promoted to full."""
 
     @property
     def tag(self) -> str:

@@ -56,7 +56,6 @@ class EscalationState:
     """What dry-run contracts would have published."""
     people: People = field(default_factory=People)
     incidents: Mapping[str, tuple[Incident, ...]] = field(default_factory=dict)
-    """Those that are not over."""
     groups: Mapping[str, tuple[MessageGroup, ...]] = field(default_factory=dict)
     """What endpoints were told and are still to be told."""
 
@@ -72,9 +71,7 @@ class Escalation:
     ended_silences: tuple[Silence, ...]
     ended_pins: tuple[Pin, ...]
     resolved: tuple[Incident, ...]
-    """Incidents that are over."""
     messages: tuple[IncidentMessage, ...]
-    """Webhooks to send."""
 
 
 def escalate(

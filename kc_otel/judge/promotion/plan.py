@@ -26,7 +26,6 @@ class Traffic:
     tokens_per_second: float | None
     """Those that the inference kernel generates; None when unknown."""
     sampling: float
-    """Share of them that is measured."""
     tokens_per_sequence: float | None
     shares: Mapping[str, float]
     """Part of the traffic in a slice, by its name; a slice that is not named has no known time."""
@@ -46,7 +45,6 @@ class Planned:
     seconds: float | None
     """Until the gate's last window can pass; None when it cannot be told, inf when never."""
     why: str
-    """Reason why it can never pass, or why the time is unknown; empty otherwise."""
 
     @property
     def never(self) -> bool:
