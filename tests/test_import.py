@@ -75,7 +75,7 @@ def test_a_service_that_routes_imports_neither_pydantic_nor_yaml(name):
     """Asking which kernel serves, also of a table that arrived, and checking a webhook need the standard library."""
     code = f"""
 import sys, kc_otel
-from kc_otel.judge.decisions.entries import DecisionTable
+from kc_otel.judge.decisions import DecisionTable
 kc_otel.{name}
 plain = {{"version": 1, "at": 2.0, "routes": [], "directives": [], "resumptions": []}}
 table = DecisionTable.from_plain(plain)

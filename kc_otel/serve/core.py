@@ -26,8 +26,7 @@ from kc_otel.contract.model import Contract
 from kc_otel.contract.plain_text import plain
 from kc_otel.contract.slices import ALL
 from kc_otel.contract.words import place
-from kc_otel.judge.decisions.entries import DecisionTable
-from kc_otel.judge.decisions.table import resume, without_slice
+from kc_otel.judge.decisions import DecisionTable, resume, without_slice
 from kc_otel.judge.escalation.alerts import PolicyState, What, edge
 from kc_otel.judge.escalation.escalate import (
     Escalation,

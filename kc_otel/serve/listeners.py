@@ -14,7 +14,7 @@ from kc_otel.contract.model import Contract
 from kc_otel.contract.plain_text import plain
 from kc_otel.contract.slices import ALL
 from kc_otel.contract.words import moment
-from kc_otel.judge.decisions.entries import DirectiveKind
+from kc_otel.judge.decisions import DirectiveKind
 
 _ROUTE: Final = "route"
 _KINDS: Final = frozenset({_ROUTE, *DirectiveKind}) - {DirectiveKind.HOLD_PROMOTION}

@@ -13,8 +13,7 @@ from dataclasses import replace
 from typing import Any, Final
 
 from kc_otel.contract.model import Contract
-from kc_otel.judge.decisions.entries import Canary, DecisionTable, DirectiveKind, Promoted
-from kc_otel.judge.decisions.table import changed
+from kc_otel.judge.decisions import Canary, DecisionTable, DirectiveKind, Promoted, changed
 from kc_otel.judge.evaluator import Evaluator
 from kc_otel.judge.incidents.incident import Incident, IncidentState
 from kc_otel.judge.promotion import machine

@@ -18,8 +18,7 @@ from kc_otel.contract.registry.own_metrics import METRICS
 from kc_otel.contract.registry.sent_metrics import Instrument
 from kc_otel.contract.sentences import limitation
 from kc_otel.contract.slices import ALL
-from kc_otel.judge.decisions.entries import INFERENCE_KERNEL, TRAIN_KERNEL
-from kc_otel.judge.decisions.table import kept_since
+from kc_otel.judge.decisions import INFERENCE_KERNEL, TRAIN_KERNEL, kept_since
 from kc_otel.judge.incidents.incident import IncidentState
 from kc_otel.judge.otlp.sink import DURATION_BOUNDS, Durations, RequestCounts
 from kc_otel.judge.promotion.machine import share_of

@@ -12,8 +12,7 @@ from dataclasses import dataclass, field, replace
 
 from kc_otel.contract.model import Contract
 from kc_otel.judge.cell_columns import selected
-from kc_otel.judge.decisions.entries import DecisionTable, Pin
-from kc_otel.judge.decisions.table import apply, kept_since
+from kc_otel.judge.decisions import DecisionTable, Pin, apply, kept_since
 from kc_otel.judge.escalation.alerts import ROLLED_BACK, PolicyState, Transition, What, advance
 from kc_otel.judge.escalation.notices import (
     AT_ONCE,

@@ -11,7 +11,7 @@ from typing import Final, Literal
 
 from kc_otel.contract.slices import ALL
 from kc_otel.contract.words import RUN_ENDED, interval, listed, moment, number, place
-from kc_otel.judge.decisions.entries import DecisionTable, Route
+from kc_otel.judge.decisions import DecisionTable, Route
 from kc_otel.judge.verdict import Verdict
 
 _STATUS: Final = {"fail": "FAIL", "no-data": "NO_DATA", "inconclusive": "INCONCLUSIVE", "invalid-input": "FAIL"}

@@ -35,8 +35,7 @@ from typing import Any, Final, Literal
 
 from kc_otel.contract.slices import ALL
 from kc_otel.judge.cell_columns import selected
-from kc_otel.judge.decisions.entries import DecisionTable
-from kc_otel.judge.decisions.table import kept_since
+from kc_otel.judge.decisions import DecisionTable, kept_since
 from kc_otel.judge.escalation.alerts import INPUT_CLAUSE, Alert, Transition, What
 from kc_otel.judge.escalation.notices import IncidentMessage, People
 from kc_otel.judge.incidents.incident import (

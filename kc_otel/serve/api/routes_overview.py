@@ -10,7 +10,7 @@ from typing import Final
 from fastapi import APIRouter
 
 from kc_otel.contract.words import listed, place
-from kc_otel.judge.decisions.table import without_slice
+from kc_otel.judge.decisions import without_slice
 from kc_otel.judge.escalation.notices import People
 from kc_otel.judge.incidents.incident import Incident
 from kc_otel.judge.verdict import Cell, Status

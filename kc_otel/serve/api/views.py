@@ -9,7 +9,7 @@ from typing import Annotated
 from pydantic import BeforeValidator
 
 from kc_otel.contract.clause import About
-from kc_otel.judge.decisions.table import kept_since
+from kc_otel.judge.decisions import kept_since
 from kc_otel.judge.incidents.incident_lifecycle import TrafficSeen
 from kc_otel.judge.plain_json import finite_or_none
 from kc_otel.judge.verdict import Causes, Cell, Status, Verdict

@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 
 from kc_otel.contract.model import Contract
-from kc_otel.judge.decisions.entries import DecisionTable, Pin
-from kc_otel.judge.decisions.table import apply, kept_since, pin, resume
+from kc_otel.judge.decisions import DecisionTable, Pin, apply, kept_since, pin, resume
 from kc_otel.judge.escalation.alerts import PolicyState, Transition, What, advance
 from kc_otel.judge.escalation.notices import IncidentMessage, NoticeReason, People, Silence
 from kc_otel.judge.escalation.webhook_body import summary

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from kc_otel.client.router import Router
-from kc_otel.judge.decisions.entries import DecisionTable, Directive, DirectiveKind
+from kc_otel.judge.decisions import DecisionTable, Directive, DirectiveKind
 
 CLAUSES = [{"id": "tv", "metric": "tv_token", "unit": "token", "statistic": "mean", "limit": 0.1}]
 

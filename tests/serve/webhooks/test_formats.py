@@ -8,7 +8,7 @@ from datetime import datetime
 
 import pytest
 
-from kc_otel.judge.decisions.entries import DecisionTable
+from kc_otel.judge.decisions import DecisionTable
 from kc_otel.judge.escalation.alerts import PolicyState, advance
 from kc_otel.judge.escalation.webhook_body import alert_body, encode
 from kc_otel.judge.incidents.incident import IncidentState
