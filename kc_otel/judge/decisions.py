@@ -2,8 +2,8 @@
 
 A route says: for this contract and slice, avoid this version of the inference kernel and use the training kernel,
 because of this clause, since then. It stays after the alert has resolved, because an alert resolves when the traffic
-has moved away, not when the kernel is mended; a person resumes it. A version that is rolled out
-later is not avoided. A directive lasts as long as the alert that asked for it.
+has moved away, not when the kernel is mended; a person resumes it. A version that is rolled out later is not avoided. A
+directive lasts as long as the alert that asked for it.
 
 A person's pin says which kernel serves a slice, whatever routes say and whether or not the evaluator is there. A
 canary gives a version of the inference kernel a share of the requests that neither a pin to the training kernel nor a
@@ -212,8 +212,6 @@ def _value(kind: str, value: Any, where: str) -> Any:
             return float(value)
         case "DirectiveKind" if isinstance(value, str):
             return DirectiveKind(value)
-        case "tuple[str, ...]" if isinstance(value, list | tuple) and all(isinstance(item, str) for item in value):
-            return tuple(value)
     raise ValueError(f"{where}: {value!r:.40} is not of type {kind}")
 
 
@@ -250,11 +248,7 @@ def resume(table: DecisionTable, contract: str, slice: str | None, now: float) -
 
     Raises LookupError if there is no such route.
     """
-    kept = [route for route in table.routes if route.contract != contract or slice not in {None, route.slice}]
-    if len(kept) == len(table.routes):
-        where = f"slice {slice!r} of {contract!r}" if slice else f"any slice of {contract!r}"
-        raise LookupError(f"no route is in force for {where}")
-    return changed(table, now, routes=kept)
+    return _lifted(table, "route", contract, slice, now)
 
 
 def pin(table: DecisionTable, wanted: Pin) -> DecisionTable:
@@ -269,21 +263,23 @@ def pin(table: DecisionTable, wanted: Pin) -> DecisionTable:
 
 
 def unpin(table: DecisionTable, contract: str, slice: str | None, now: float) -> DecisionTable:
-    """End the pin of a slice, or with None every pin of the contract.
+    """End the pin of a slice, or with None every pin of the contract; LookupError if there is no such pin."""
+    return _lifted(table, "pin", contract, slice, now)
 
-    Raises LookupError if there is no such pin.
-    """
-    kept = [pin for pin in table.pins if pin.contract != contract or slice not in {None, pin.slice}]
-    if len(kept) == len(table.pins):
+
+def _lifted(table: DecisionTable, kind: str, contract: str, slice: str | None, now: float) -> DecisionTable:
+    entries: tuple[Route | Pin, ...] = getattr(table, f"{kind}s")
+    kept = [entry for entry in entries if entry.contract != contract or slice not in {None, entry.slice}]
+    if len(kept) == len(entries):
         where = f"slice {slice!r} of {contract!r}" if slice else f"any slice of {contract!r}"
-        raise LookupError(f"no pin is in force for {where}")
-    return changed(table, now, pins=kept)
+        raise LookupError(f"no {kind} is in force for {where}")
+    return changed(table, now, **{f"{kind}s": kept})
 
 
 def forget(table: DecisionTable, contract: str, now: float) -> DecisionTable:
     """Return the table without a contract that is no longer served."""
-    fields = ("routes", "directives", "pins", "canaries", "promoted")
-    left = {name: [entry for entry in getattr(table, name) if entry.contract != contract] for name in fields}
+    names = ("routes", "directives", "pins", "canaries", "promoted")
+    left = {name: [entry for entry in getattr(table, name) if entry.contract != contract] for name in names}
     return changed(table, now, **left)
 
 
@@ -387,6 +383,6 @@ def changed(table: DecisionTable, now: float, **entries: Iterable[Any]) -> Decis
     if "pins" in found:
         ended = [pin for pin in table.pins if pin.kernel == INFERENCE_KERNEL and pin not in found["pins"]]
         found["routes"] = tuple(_again(found.get("routes", table.routes), ended, now))
-    fields: dict[str, Any] = {name: tuple(sorted(own)) for name, own in found.items()}
-    after = replace(table, **fields)
+    content: dict[str, Any] = {name: tuple(sorted(own)) for name, own in found.items()}
+    after = replace(table, **content)
     return table if after == table else replace(after, version=table.version + 1, at=now)
