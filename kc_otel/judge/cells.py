@@ -464,28 +464,24 @@ def _above_one(window: WindowContent, rows: list[int]) -> NDArray[np.bool_]:
     return over[rows] > 0.0
 
 
-def too_many(
-    invalid: Mapping[str, Mapping[SeriesKey, Series]], every: Mapping[SeriesKey, Series], now: float
-) -> dict[Pair, str]:
-    """Return the kernel pairs of which more than one in a hundred sequences failed the input checks, and a sentence.
-
-    `invalid` are the series of `kc.input.invalid` that count each sequence once, by slice; `every` are all series.
-    """
+def too_many(state: ContractState, now: float) -> dict[Pair, str]:
+    """Return the kernel pairs of which more than one in a hundred sequences failed the input checks, and a sentence."""
     failing: dict[str, dict[Pair, Counter[str]]] = {}
-    for slice, of_slice in invalid.items():
-        for key, series in of_slice.items():
+    for slice in (ALL, *state.contract.slices):
+        failed = state.invalid(ALL) if slice == ALL else state.series_of(invalid_on(slice))
+        for key, series in failed.items():
             if key.slice not in {_OUT_OF_RANGE, _NOTHING_SAMPLED} and (count := _count(series, now)):
                 failing.setdefault(slice, {}).setdefault(key.pair, Counter())[key.slice] += count
     if not failing:
         return {}
     measured: dict[str, _Measured] = {slice: {} for slice in failing}
-    for key, series in every.items():
+    for key, series in state.series.items():
         if key.slice in failing:
             on = measured[key.slice].setdefault((key.pair, "[" in key.metric), {})
             on[key.metric] = _count(series, now)
     found: dict[Pair, str] = {}
-    for slice, failed in failing.items():
-        found = _failing_on(slice, failed, measured[slice]) | found
+    for slice, by_pair in failing.items():
+        found = _failing_on(slice, by_pair, measured[slice]) | found
     return found
 
 

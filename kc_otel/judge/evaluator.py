@@ -37,7 +37,6 @@ from kc_otel.judge.points import (
     ImpossiblePoint,
     Point,
     PointKind,
-    invalid_on,
     metric_of,
     walk,
 )
@@ -138,10 +137,10 @@ class Evaluator:
     """Streams, windows and verdicts of any number of contracts. Use it from one thread.
 
     `tolerance` is in seconds, by which a sender's clock may be ahead before its points are refused; `remember` makes
-    what remembers a contract. `states`, `facts` and `steps` are by the contract's name: its state, its kernel versions
-    and examples, and the newest step of the trainer by pair of kernels. `counters` has the data points received so far
-    by what became of them, for kc.evaluator.points; each point counts once. `judged_at` is the Unix time of the last
-    evaluation, or of the one before a restart; -inf before any.
+    what remembers a contract. `states` and `steps` are by the contract's name: its state, and the newest step of the
+    trainer by pair of kernels. `counters` has the data points received so far by what became of them, for
+    kc.evaluator.points; each point counts once. `judged_at` is the Unix time of the last evaluation, or of the one
+    before a restart; -inf before any.
 
     Raises ValueError if two contracts share a name, or a clause needs an assumption that its contract does not state.
     """
@@ -195,8 +194,8 @@ class Evaluator:
     def columns_of(self, body: bytes, most: int) -> ColumnMessage | None:
         """A serialized ExportMetricsServiceRequest as columns, to be given to `ingest_metrics`.
 
-        None where columns are not used, and for what protobuf has to read: `most` resources, scopes, metrics and
-        points.
+        It may have `most` resources, scopes, metrics and points. None where columns are not used, and for what protobuf
+        has to read.
         """
         return self._columns.message(body, most) if self._columns is not None else None
 
@@ -430,10 +429,7 @@ class Evaluator:
         try:
             self.forget_silent(state, now)
             state.weigh(now)
-            invalid = {slice: state.series_of(invalid_on(slice)) for slice in contract.slices}
-            state.refused.keep_only(
-                FAILS_CHECKS, too_many({ALL: state.invalid(ALL), **invalid}, state.series, now), now
-            )
+            state.refused.keep_only(FAILS_CHECKS, too_many(state, now), now)
             verdicts: Sequence[Verdict]
             verdicts, errors = cells.verdicts(now, self._listen(now))
         except Exception as error:  # noqa: BLE001 - one contract's fault is not the others'
