@@ -136,11 +136,10 @@ class SeriesId(NamedTuple):
 class Evaluator:
     """Streams, windows and verdicts of any number of contracts. Use it from one thread.
 
-    `tolerance` is in seconds, by which a sender's clock may be ahead before its points are refused; `remember` makes
-    what remembers a contract. `states` and `steps` are by the contract's name: its state, and the newest step of the
-    trainer by pair of kernels. `counters` has the data points received so far by what became of them, for
-    kc.evaluator.points; each point counts once. `judged_at` is the Unix time of the last evaluation, or of the one
-    before a restart; -inf before any.
+    `remember` makes what remembers a contract. `states` and `steps` are by the contract's name: its state, and the
+    newest step of the trainer by pair of kernels. `counters` has the data points received so far by what became of
+    them, for kc.evaluator.points; each point counts once. `judged_at` is the Unix time of the last evaluation, or
+    of the one before a restart; -inf before any.
 
     Raises ValueError if two contracts share a name, or a clause needs an assumption that its contract does not state.
     """
@@ -149,7 +148,6 @@ class Evaluator:
         self,
         contracts: Sequence[Contract],
         *,
-        tolerance: float = 30.0,
         remember: Callable[[Contract], ContractState] = ContractState,
     ) -> None:
         self.states = {contract.name: remember(contract) for contract in contracts}
@@ -164,7 +162,6 @@ class Evaluator:
         self.steps: dict[str, dict[Pair, int]] = {name: {} for name in self.states}
         self.counters: Counter[str] = Counter()
         self.faults = Faults()
-        self._tolerance = tolerance
         self._cells_of = {name: CellColumns(state) for name, state in self.states.items()}
         self.judged_at = -math.inf
         self._listening: Listening | None = None
@@ -257,7 +254,7 @@ class Evaluator:
         """Note when something arrived, Unix seconds; where the clock went back, so does what is remembered."""
         self._listen(now)
         for state in self.states.values():
-            state.horizon(now, self._tolerance)
+            state.horizon(now)
 
     def ingest_metrics(self, request: Any, now: float) -> ExportResult:
         """Take an ExportMetricsServiceRequest, or one as columns, that arrived at `now`, Unix seconds."""
@@ -270,9 +267,9 @@ class Evaluator:
             if message:
                 messages[message] = None
 
-        if self._columns is not None and any(state.was_ahead(now, self._tolerance) for state in self.states.values()):
+        if self._columns is not None and any(state.was_ahead(now) for state in self.states.values()):
             self._columns.settle()  # the clock went back, and with it what was counted
-        horizons = {name: state.horizon(now, self._tolerance) for name, state in self.states.items()}
+        horizons = {name: state.horizon(now) for name, state in self.states.items()}
         columns = request if isinstance(request, ColumnMessage) else None
         reports = RecorderReports(columns, self._series_taken)
         if columns is not None and self._columns is not None:
