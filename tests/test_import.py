@@ -70,7 +70,7 @@ def test_the_public_surface_is_small():
 def test_a_service_that_routes_imports_neither_pydantic_nor_yaml(name):
     code = f"""
 import sys, kc_otel
-from kc_otel.judge.decisions.entries import DecisionTable
+from kc_otel.judge.decisions import DecisionTable
 kc_otel.{name}
 plain = {{"version": 1, "at": 2.0, "routes": [], "directives": [], "resumptions": []}}
 table = DecisionTable.from_plain(plain)

@@ -37,7 +37,7 @@ print(*sorted(Memory.names))
 ROUTE = """
 import kc_otel
 from kc_otel import Router
-from kc_otel.judge.decisions.entries import DecisionTable
+from kc_otel.judge.decisions import DecisionTable
 contract = kc_otel.load_contract({contract!r})
 router = Router.from_table(DecisionTable(), contracts=[contract])
 print(router.choose(contract.name, {{"task": "code"}}))

@@ -30,7 +30,7 @@ from kc_otel.contract.model import Contract
 from kc_otel.contract.sentences import scopes
 from kc_otel.contract.words import listed
 from kc_otel.judge.promotion.gate_evidence import EvidenceError
-from kc_otel.judge.reported_kernels import ONE_KERNEL
+from kc_otel.judge.recorders import ONE_KERNEL
 from kc_otel.judge.sample_sizes import observations_to_pass
 from kc_otel.offline.gate import gate_report
 from kc_otel.offline.gate.endpoint_recording import EndpointPair, IncompleteError, record_endpoints

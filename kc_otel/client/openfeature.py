@@ -34,7 +34,7 @@ from typing import Any, Final, TypeVar
 from kc_otel._extras import extra
 from kc_otel.client.router import Choice, Router
 from kc_otel.contract.slices import Scalar
-from kc_otel.judge.decisions.entries import INFERENCE_KERNEL
+from kc_otel.judge.decisions import INFERENCE_KERNEL
 
 with extra("openfeature", "the OpenFeature provider"):
     from openfeature.evaluation_context import EvaluationContext

@@ -27,7 +27,7 @@ from kc_otel.client.poll import Poller
 from kc_otel.client.snapshot import NEVER, PROVEN, UNPROVEN, Choice, Kernel, Snapshot, compiled
 from kc_otel.contract.json_text import read_json_text
 from kc_otel.contract.slices import Scalar
-from kc_otel.judge.decisions.entries import INFERENCE_KERNEL, TRAIN_KERNEL, Canary, DecisionTable, DirectiveKind
+from kc_otel.judge.decisions import INFERENCE_KERNEL, TRAIN_KERNEL, Canary, DecisionTable, DirectiveKind
 
 if TYPE_CHECKING:
     from kc_otel.contract.model import Contract  # pydantic and YAML, which a service that routes does without

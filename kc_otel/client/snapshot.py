@@ -12,7 +12,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 from kc_otel.contract.slices import ALL, Scalar, SliceCondition
-from kc_otel.judge.decisions.entries import (
+from kc_otel.judge.decisions import (
     INFERENCE_KERNEL,
     TRAIN_KERNEL,
     Canary,

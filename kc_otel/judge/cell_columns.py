@@ -18,12 +18,15 @@ from numpy.typing import NDArray
 
 from kc_otel.contract.clause import Clause
 from kc_otel.judge.cells import (
+    NO_PAIR,
     Current,
     Place,
     SilentPairs,
     assumption_broken,
     current,
+    evidence_of,
     not_sampled,
+    nothing,
     places,
 )
 from kc_otel.judge.contract_state import ContractState
@@ -31,15 +34,28 @@ from kc_otel.judge.fail_evidence import SHARE_DIGITS
 from kc_otel.judge.histograms import Histogram
 from kc_otel.judge.panes import SeriesContent
 from kc_otel.judge.series import LONG, SHORT, Listening, SeriesKey
-from kc_otel.judge.statistics import intervals_of_rows, measurable
+from kc_otel.judge.statistics import intervals_of_rows, measurable, metric_name
 from kc_otel.judge.verdict import Cell, Status, Verdict
-from kc_otel.judge.verdicts import Alarm, Evidence, JudgedWindow, Terms, Window, verdict_of
+from kc_otel.judge.verdicts import (
+    Alarm,
+    Evidence,
+    JudgedWindow,
+    Memo,
+    Terms,
+    Window,
+    decide,
+    decide_apart,
+    unjudged,
+    verdict_of,
+)
 from kc_otel.stats import Binned, ExponentialHistogram, Interval
 from kc_otel.stats.interval_rows import rows_of
 
 Floats = NDArray[np.float64]
 Numbers = NDArray[np.int64]
 _WINDOWS: Final[tuple[Window, Window]] = ("short", "long")
+_ROWS_AT_ONCE: Final = 512
+"""Rows whose bounds are computed together: their matrices stay in a core's cache."""
 _EMPTY_WINDOW: Final = np.array([math.nan, -math.inf, math.inf, 0.0])[:, None]
 """Estimate, lower and upper bound, and observations of a window that holds none."""
 
@@ -48,7 +64,6 @@ _EMPTY_WINDOW: Final = np.array([math.nan, -math.inf, math.inf, 0.0])[:, None]
 class ClauseColumns:
     """Judged cells of one clause at one time; all columns are [cells]."""
 
-    state: ContractState
     at: float
     alpha: float
     """Error probability of the upper bounds."""
@@ -57,11 +72,8 @@ class ClauseColumns:
     method: str
     group: _Group
     which: Numbers
-    """Numbers of those that were judged."""
     passes: NDArray[np.bool_]
-    """Whether they PASS; the others are INCONCLUSIVE."""
     window: Numbers
-    """Number of the deciding window."""
     bounds: Floats
     """Estimate, lower and upper bound, and observations, in the deciding window [4, cells]."""
     notes: NDArray[np.object_]
@@ -69,7 +81,6 @@ class ClauseColumns:
     """Evidence against them, as a share of an alarm; nan where they are judged once."""
     held: tuple[SeriesContent, SeriesContent]
     above: bool
-    """Whether the estimate of any is above its limit."""
 
     def verdict(self, number: int) -> Verdict:
         """The verdict of one of the cells."""
@@ -79,7 +90,7 @@ class ClauseColumns:
         status = Status.PASS if self.passes[number] else Status.INCONCLUSIVE
         evidence = self.group.evidence(place, self.held, share)
         case = JudgedWindow(evidence, window, self.group.terms[place], self.level, interval, status)
-        return verdict_of(self.state.contract, case, self.alpha, self.at)
+        return verdict_of(self.group.state.contract, case, self.alpha, self.at)
 
 
 class Judged(NamedTuple):
@@ -92,21 +103,49 @@ class Judged(NamedTuple):
     left: list[int]
     """Numbers of those that are to be judged one by one."""
     errors: dict[str, Exception]
-    """By place."""
 
 
 class CellColumns:
-    """The cells that a contract has."""
+    """The cells that a contract has, and their verdicts."""
 
     def __init__(self, state: ContractState) -> None:
-        self._state = state
+        self.state = state
         self._cells: dict[str, _ClauseCells] = {}
+        self._places: list[Place] = []
+        self._memo = Memo()
         self._not_sampled: dict[SeriesKey, tuple[Histogram | None, str]] = {}
         self._alpha = (1.0 - state.contract.observability.confidence) / 2.0
 
+    def verdicts(self, now: float, listening: Listening) -> tuple[Verdicts, dict[str, Exception]]:
+        """The verdict of every cell at a Unix time in seconds, and what failed, by where.
+
+        A PASS ends what is held against a cell, and so does input that is no sample of its kernels.
+        """
+        judged = self.judge(now, listening)
+        self._places = judged.places
+        items = [evidence_of(self.state, judged.places[number], now) for number in judged.left]
+        made, errors = decide_apart(self.state.contract, items, now, self._memo)
+        evidence = self.state.evidence
+        for verdict in made:
+            passes = verdict.status is Status.PASS and evidence.failing(verdict.cell)
+            if passes or verdict.status is Status.INVALID_INPUT:
+                evidence.clear(verdict.cell)
+        return Verdicts(judged, dict(zip(judged.left, made, strict=True))), judged.errors | errors
+
+    def unjudged(self, now: float, error: Exception) -> tuple[Verdict, ...]:
+        """NO_DATA of the cells that there were, of all that are remembered before any: to lose one resolves alerts."""
+        contract = self.state.contract
+        cells = [(place.cell, place.clause) for place in self._places] or [
+            (Cell(contract.name, clause.id, slice, *pair), clause)
+            for clause in contract.clauses
+            for slice in contract.slices_for(clause)
+            for pair in sorted(self.state.newest.get(metric_name(clause), {NO_PAIR: 0.0}))
+        ]
+        return decide(contract, [unjudged(Evidence(*cell, nothing), error) for cell in cells], now)
+
     def judge(self, now: float, listening: Listening) -> Judged:
         """Judge what can be judged at once, at a Unix time in seconds."""
-        state = self._state
+        state = self.state
         held = state.panes.window(SHORT, now), state.panes.window(LONG, now)
         everything, groups = self._groups(now, listening)
         found: list[tuple[Numbers, ClauseColumns]] = []
@@ -133,12 +172,12 @@ class CellColumns:
         """Every cell, and those that are judged alike, with where the cells of their clause begin."""
         everything: list[Place] = []
         groups: list[tuple[int, _Group]] = []
-        silence = SilentPairs(self._state, now, listening, not_sampled(self._state, self._not_sampled, now))
-        for clause in self._state.contract.clauses:
-            of = current(self._state, clause, silence)
+        silence = SilentPairs(self.state, now, listening, not_sampled(self.state, self._not_sampled, now))
+        for clause in self.state.contract.clauses:
+            of = current(self.state, clause, silence)
             cells = self._cells.get(clause.id)
             if cells is None or not cells.stay(of):
-                cells = self._cells[clause.id] = _ClauseCells(self._state, clause, of)
+                cells = self._cells[clause.id] = _ClauseCells(self.state, clause, of)
             groups += [(len(everything), group) for group in cells.groups]
             everything += cells.places
         return everything, groups
@@ -178,7 +217,7 @@ class _Group:
 
     def __init__(self, state: ContractState, places: Sequence[Place], numbers: list[int], *, detected: bool) -> None:
         self.detected, self.size = detected, len(numbers)
-        self._state, self.numbers = state, np.array(numbers)
+        self.state, self.numbers = state, np.array(numbers)
         self.places = [places[number] for number in numbers]
         self.clause = self.places[0].clause
         slices = {place.cell.slice for place in self.places}
@@ -198,22 +237,22 @@ class _Group:
     ) -> ClauseColumns:
         """Judge those that can be judged at once; `shares` is the evidence by a cell's number in `FailEvidence`."""
         usual = self._plain(now)
-        short = self._known[SHORT].look(now, held[SHORT], usual, level, alpha)
+        short, long = self._known
+        short.look(now, held[SHORT], usual, level, alpha)
         usual &= ~short.odd
         passes, fails = self._said(short.values)
         open_ = usual & ~passes & ~(fails & self.detected)
-        long = self._known[LONG].look(now, held[LONG], open_, level, alpha)
+        long.look(now, held[LONG], open_, level, alpha)
         usual &= ~open_ | (~long.odd & (long.values[3] > 0.0))
         values = np.where(open_, long.values, short.values)
         above = usual & ((short.values[0] > self._limits) | (values[0] > self._limits))
         passes = np.where(open_, self._said(long.values)[0], passes)
         which = np.flatnonzero(usual)
         return ClauseColumns(
-            state=self._state,
             at=now,
             alpha=alpha,
             level=level,
-            method=self._known[SHORT].method or self._known[LONG].method,
+            method=short.method or long.method,
             group=self,
             which=which,
             passes=passes[which],
@@ -241,8 +280,8 @@ class _Group:
             return np.zeros(self.size, np.bool_)
         plain = self._exponential.copy()
         if self._assumes:
-            plain &= [not assumption_broken(self._state, place, now) for place in self.places]
-        seen, alarmed = self._state.contract.observability, self._state.evidence.alarmed
+            plain &= [not assumption_broken(self.state, place, now) for place in self.places]
+        seen, alarmed = self.state.contract.observability, self.state.evidence.alarmed
         if alarmed:
             recent = now - max(seen.window, seen.long_window)
             for number, place in enumerate(self.places):
@@ -259,7 +298,7 @@ class _Group:
         return kept & enough & ~(lower > self._limits), (lower > self._limits) & enough
 
     def _shares(self, shares: Floats) -> Floats:
-        evidence = self._state.evidence
+        evidence = self.state.evidence
         if not self.detected:
             return np.full(self.size, math.nan)
         if self._held_at != evidence.version:
@@ -270,32 +309,21 @@ class _Group:
         return found
 
 
-class _FoundBounds(NamedTuple):
-    """Bounds of a group's cells in a window."""
-
-    values: Floats
-    """Estimate, lower and upper bound, and observations [4, cells]."""
-    odd: NDArray[np.bool_]
-    """Whether a cell is to be judged by itself [cells]."""
-    notes: NDArray[np.object_]
-    """Remarks for the reader [cells]."""
-
-
 class _Bounds:
-    """The bounds of a group's cells in one window; those of cells that have not changed are not computed again."""
+    """The bounds of a group's cells in one window; those of cells that have not changed are not computed again.
+
+    `values` are estimate, lower and upper bound, and observations [4, cells]; `odd` cells are to be judged one by one.
+    """
 
     def __init__(self, clause: Clause, state: ContractState, rows: Numbers, window: int) -> None:
         self._clause, self._assumptions, self._rows = clause, state.contract.assumptions, rows
         self._panes, self._grid = state.panes, state.grids[window]
         self._version, self._seen = np.full(rows.size, -1), (0, math.nan, math.nan)
-        notes = np.full(rows.size, "", np.object_)
-        self._found = _FoundBounds(np.tile(_EMPTY_WINDOW, (1, rows.size)), np.zeros(rows.size, np.bool_), notes)
-        self.method = ""
+        self.values = np.tile(_EMPTY_WINDOW, (1, rows.size))
+        self.odd, self.notes, self.method = np.zeros(rows.size, np.bool_), np.full(rows.size, "", np.object_), ""
 
-    def look(
-        self, now: float, held: SeriesContent, wanted: NDArray[np.bool_], level: float, alpha: float
-    ) -> _FoundBounds:
-        """Bring the bounds of the wanted cells up to date, and return those of all; the others' may be of before."""
+    def look(self, now: float, held: SeriesContent, wanted: NDArray[np.bool_], level: float, alpha: float) -> None:
+        """Bring the bounds of the wanted cells up to date; the others' may be of before."""
         if self._seen != (seen := (self._grid.index(now), level, alpha)):
             self._seen, self._version[:] = seen, -1
         version = self._panes.versions(self._rows)
@@ -304,20 +332,18 @@ class _Bounds:
             self._version[new] = -1  # where what follows fails
             self._compute(held, new, level, alpha)
             self._version[new] = version[new]
-        return self._found
 
     def _compute(self, held: SeriesContent, cells: Numbers, level: float, alpha: float) -> None:
-        values, odd, notes = self._found
-        values[:, cells], odd[cells], notes[cells] = _EMPTY_WINDOW, False, ""
+        self.values[:, cells], self.odd[cells], self.notes[cells] = _EMPTY_WINDOW, False, ""
         there, at = held.places(self._rows[cells])
         cells = cells[there]
-        odd[cells] = True
+        self.odd[cells] = True
         for rows in rows_of(held.columns.taken(at)):
             found = intervals_of_rows(self._clause, self._assumptions, rows, alpha_lower=level, alpha_upper=alpha)
             if found is not None:
                 of = cells[rows.places]
-                values[:, of] = (found.estimate, found.lower, found.upper, found.samples)
-                odd[of], notes[of], self.method = found.odd, found.note, found.method
+                self.values[:, of] = (found.estimate, found.lower, found.upper, found.samples)
+                self.odd[of], self.notes[of], self.method = found.odd, found.note, found.method
 
 
 class Verdicts(Sequence[Verdict]):

@@ -46,7 +46,7 @@ from kc_otel.judge.verdicts import INVALID_INPUT, Alarm, Evidence, Window
 from kc_otel.stats import Binned, ExponentialHistogram
 from kc_otel.stats.surplus import is_surplus
 
-_NO_PAIR: Final[Pair] = ("", "")
+NO_PAIR: Final[Pair] = ("", "")
 _UNKNOWN_SLICE: Final = ""
 _LIMIT_STALE: Final = (
     'their samples show staleness too, which a slice with `where: {lag: ">= 1"}` limits together with drift'
@@ -105,7 +105,6 @@ class Current(NamedTuple):
     otherwise: Mapping[tuple[str, str], str]
     """Slices and inference versions with recorders that apply another slice, or measure something else, in words."""
     oldest: float
-    """Where the long window begins, Unix seconds."""
     version: int
     """Of the state: which series exist, and which have no room."""
 
@@ -153,8 +152,8 @@ def current(state: ContractState, clause: Clause, silence: SilentPairs) -> Curre
     else:
         first = frozenset(islice((pair for pair in state.newest.get(metric, pairs) if pair in pairs), _MAX_EMPTY_PAIRS))
     refused = _refused(state, metric, silence.now) if of_samples else {}
-    if _NO_PAIR not in every:
-        every = every.union(pair for _, pair in refused if pair != _NO_PAIR)
+    if NO_PAIR not in every:
+        every = every.union(pair for _, pair in refused if pair != NO_PAIR)
     invalid = {**silence.not_sampled, **refused} if of_samples else {}
     untimely = _untimely(state, silence.now)
     unmeasured = {
@@ -187,7 +186,7 @@ def places(state: ContractState, clause: Clause, of: Current) -> Iterator[Place]
             absence += next((f"; {said}" for (name, _), said in of.otherwise.items() if name == slice), "")
             if any(series.newest >= of.oldest for series in state.pairs(metric, STALE).values()):
                 absence += f", but of older weights; {_LIMIT_STALE}"
-        for pair in sorted((present or of.first) - crowded - ({_NO_PAIR} if crowded else set())):
+        for pair in sorted((present or of.first) - crowded - ({NO_PAIR} if crowded else set())):
             invalid = of.invalid.get((slice, pair)) or of.invalid.get((_UNKNOWN_SLICE, pair), "")
             said = invalid or absence or of.fallen.get(pair, "")
             cell, otherwise = Cell(contract.name, clause.id, slice, *pair), of.otherwise.get((slice, pair[1]), "")
@@ -200,7 +199,7 @@ def evidence_of(state: ContractState, place: Place, now: float) -> Evidence:
     opposite = _opposite(state, clause, cell.slice, (cell.kernel_train, cell.kernel_inference))
     alarm = _alarm(state, cell, series, now, opposite)
     if absence or series is None:
-        return Evidence(cell, clause, _nothing, absence, alarm, observed=observed)
+        return Evidence(cell, clause, nothing, absence, alarm, observed=observed)
     sample, broken = partial(_sample, series, now, opposite), assumption_broken(state, place, now)
     return Evidence(cell, clause, sample, alarm=alarm, broken=broken)
 
@@ -219,7 +218,7 @@ def assumption_broken(state: ContractState, place: Place, now: float) -> str:
         return sum(
             _count(series, now, LONG)
             for key, series in state.invalid(slice).items()
-            if key.slice == _OUT_OF_RANGE and key.pair in (pair, _NO_PAIR)
+            if key.slice == _OUT_OF_RANGE and key.pair in (pair, NO_PAIR)
         )
 
     return broken_assumption(place.clause, state.contract.assumptions, observed, outside)
@@ -239,11 +238,11 @@ def _current(
             # Recorders send means where their own copy of the contract asks for them, and where what they are given
             # has sequences: rows of logits one by one have none.
             said = f"{base.per}s arrive, but nothing for {metric}; give the recorder this version of the contract, or "
-            return {_NO_PAIR}, said + f"write `unit: {base.per}` if it is given single {base.per}s", {}
+            return {NO_PAIR}, said + f"write `unit: {base.per}` if it is given single {base.per}s", {}
         if others := _other_operators(state, clause):
             said = f"nothing received for {metric}, only for {others}; do the names in both places agree?"
-            return {_NO_PAIR}, said, {}
-        return {_NO_PAIR}, f"nothing received for {metric} yet; {_why_nothing(state, silence.now)}", {}
+            return {NO_PAIR}, said, {}
+        return {NO_PAIR}, f"nothing received for {metric} yet; {_why_nothing(state, silence.now)}", {}
     latest = max(newest.values()) - state.contract.observability.window
     current = {pair for pair, time in newest.items() if time > latest}
     silent = {pair: quiet for pair in current if (quiet := silence.of(pair)) is not None}
@@ -294,9 +293,9 @@ def _refused(state: ContractState, metric: str, now: float) -> dict[Where, str]:
             here = {pair: series.newest for pair, series in state.pairs(name, slice).items()}
             for pair, time in (state.newest.get(name, {}) if of_all else here).items():
                 newest[pair] = max(newest.get(pair, -math.inf), time)
-        newest[_NO_PAIR] = max(newest.values())
+        newest[NO_PAIR] = max(newest.values())
         for pair, time in newest.items():
-            own = [(key, series) for key, series in failed.items() if pair == _NO_PAIR or key.pair in {pair, _NO_PAIR}]
+            own = [(key, series) for key, series in failed.items() if pair == NO_PAIR or key.pair in {pair, NO_PAIR}]
             if said := _all_fail(own, max(time + seen.heartbeat, now - seen.window), now):
                 refused[slice, pair] = said
     return refused
@@ -415,10 +414,11 @@ def _sample_since(
     if opposite is None:
         return held.binned_after()
     other = state.evidence.cells.get(other_side(cell))
-    return replace(held.binned_after(), opposite=_nothing(window) if other is None else other.binned_after())
+    return replace(held.binned_after(), opposite=nothing(window) if other is None else other.binned_after())
 
 
-def _nothing(_window: Window) -> Binned:
+def nothing(_window: Window) -> Binned:
+    """No observations."""
     return ExponentialHistogram.empty(0).binned()
 
 
@@ -462,36 +462,32 @@ def _above_one(window: SeriesContent, rows: list[int]) -> NDArray[np.bool_]:
     return found
 
 
-def too_many(
-    invalid: Mapping[str, Mapping[SeriesKey, Series]], every: Mapping[SeriesKey, Series], now: float
-) -> dict[Pair, str]:
-    """Return the kernel pairs of which more than one in a hundred sequences failed the input checks, and a sentence.
-
-    `invalid` are the series of `kc.input.invalid` that count each sequence once, by slice; `every` are all series.
-    """
+def too_many(state: ContractState, now: float) -> dict[Pair, str]:
+    """Return the kernel pairs of which more than one in a hundred sequences failed the input checks, and a sentence."""
     failing: dict[str, dict[Pair, Counter[str]]] = {}
-    for slice, of_slice in invalid.items():
-        for key, series in of_slice.items():
+    for slice in (ALL, *state.contract.slices):
+        failed = state.invalid(ALL) if slice == ALL else state.series_of(invalid_on(slice))
+        for key, series in failed.items():
             if key.slice not in {_OUT_OF_RANGE, _NOTHING_SAMPLED} and (count := _count(series, now)):
                 failing.setdefault(slice, {}).setdefault(key.pair, Counter())[key.slice] += count
     if not failing:
         return {}
     measured: dict[str, _Measured] = {slice: {} for slice in failing}
-    for key, series in every.items():
+    for key, series in state.series.items():
         if key.slice in failing:
             on = measured[key.slice].setdefault((key.pair, "[" in key.metric), {})
             on[key.metric] = _count(series, now)
     found: dict[Pair, str] = {}
-    for slice, failed in failing.items():
-        found = _failing_on(slice, failed, measured[slice]) | found
+    for slice, by_pair in failing.items():
+        found = _failing_on(slice, by_pair, measured[slice]) | found
     return found
 
 
 def _failing_on(slice: str, failed: dict[Pair, Counter[str]], measured: _Measured) -> dict[Pair, str]:
-    unnamed = failed.pop(_NO_PAIR, Counter())
+    unnamed = failed.pop(NO_PAIR, Counter())
     pairs = failed.keys() | ({pair for pair, _ in measured} if unnamed else set())
     found: dict[Pair, str] = {}
-    for pair in pairs or {_NO_PAIR}:
+    for pair in pairs or {NO_PAIR}:
         reasons = failed.get(pair, Counter()) + unnamed
         for of_rows in (False, True):
             counted = {reason: count for reason, count in reasons.items() if (reason == _OF_ROWS) is of_rows}

@@ -30,9 +30,8 @@ from kc_otel.judge.histograms import ExplicitHistogram, Histogram, layout, union
 from kc_otel.judge.panes import PaneColumns
 from kc_otel.judge.point_streams import Horizon, PointStream
 from kc_otel.judge.points import INVALID, Point, invalid_on, metric_of
-from kc_otel.judge.recorders import Recorders
+from kc_otel.judge.recorders import KernelVersions, Recorders
 from kc_otel.judge.refused_points import RefusedPoints
-from kc_otel.judge.reported_kernels import KernelVersions
 from kc_otel.judge.series import LONG, PAIRS, SHORT, Heard, Pair, Series, SeriesKey, SeriesTable, grids
 from kc_otel.judge.statistics import metric_name, opposite_name
 from kc_otel.stats import ExponentialHistogram
@@ -41,6 +40,8 @@ from kc_otel.stats.histogram_columns import HistogramColumns
 if TYPE_CHECKING:
     from kc_otel.judge.columns.stream_rows import ContractRows
 
+_CLOCK_TOLERANCE: Final = 30.0
+"""Seconds by which a sender's clock may be ahead before its points are refused."""
 STREAMS_PER_SERIES: Final = 16
 """Processes that may report the same series before streams are refused."""
 _MOST_TAKEN: Final = 2**56
@@ -75,7 +76,6 @@ class _WithoutRoom(NamedTuple):
     fewest: Pair
     """The pair with room that had the fewest observations then."""
     held: int
-    """How many."""
     counts: Counter[Pair]
     """Observations of pairs without room; of many only the larger ones are sure to be among them."""
 
@@ -97,7 +97,6 @@ class _Counted(NamedTuple):
     version: int
     series: Sequence[Series]
     rows: NDArray[np.int64]
-    """Their numbers [n]."""
     metric: Sequence[int]
     """Which of `metrics` each belongs to [n]."""
     metrics: Sequence[tuple[str, Pair]]
@@ -113,15 +112,15 @@ class ContractState:
 
     def __init__(self, contract: Contract, *, weighed: bool = True) -> None:
         self.contract = contract
-        self.streams: dict[bytes, PointStream] = {}
-        self.rows: ContractRows | None = None
+        self.streams: dict[bytes, PointStream] = {}  # by the digest of their identity, without those in `rows`
+        self.rows: ContractRows | None = None  # streams of which a row is all there is
         self.heard: dict[Pair, Heard] = {}
         self.kernels = KernelVersions()
         self.recorders = Recorders(contract.observability.heartbeat, contract.observability.window)
-        self.newest: dict[str, dict[Pair, float]] = {}
+        self.newest: dict[str, dict[Pair, float]] = {}  # newest observation by metric and pair, in order of arrival
         self.events: Counter[str] = Counter()
         self.changed_streams: set[bytes] = set()
-        self.changed_panes: set[tuple[SeriesKey, int, int]] = set()
+        self.changed_panes: set[tuple[SeriesKey, int, int]] = set()  # of explicit bounds; `panes` knows the others
         self.clock = 0.0
         self._full: dict[str, float] = {}  # metrics that have PAIRS, and until when that is sure
         self._without: dict[str, _WithoutRoom] = {}  # pairs without room, by metric
@@ -130,11 +129,11 @@ class ContractState:
         self._taken = 0, 0  # the running pane of the long window, and what was observed in it
         self.grids = grids(contract)
         self.panes = PaneColumns(self.grids, weighed=weighed)
-        self.version = 0
-        self.arrived: dict[SeriesKey, list[Histogram]] = {}
-        self.late: dict[SeriesKey, list[Histogram]] = {}
+        self.version = 0  # changes whenever there may be other cells than before, or a series of other buckets
+        self.arrived: dict[SeriesKey, list[Histogram]] = {}  # in explicit bounds, since the last evaluation
+        self.late: dict[SeriesKey, list[Histogram]] = {}  # the same, too old for the short window when they came
         self.evidence = FailEvidence(contract, self.grids[SHORT].width)
-        self.unjudged: dict[SeriesKey, float] = {}
+        self.unjudged: dict[SeriesKey, float] = {}  # what clauses are about and had no room, by their last point
         self.metrics = {clause.id: metric_name(clause) for clause in contract.clauses}
         self._judged = {*self.metrics.values()}
         self._judged |= {name for clause in contract.clauses if (name := opposite_name(clause)) is not None}
@@ -142,7 +141,7 @@ class ContractState:
         self.series = self._table.by_key
         self._most_streams = STREAMS_PER_SERIES * contract.observability.max_series
         self._window = contract.observability.window
-        self.timely = self.grids[SHORT].timely
+        self.timely = self.grids[SHORT].timely  # seconds up to which a point may be old for the short window
         self.refused = RefusedPoints(max(self._window, _MIN_MISSING_SECONDS))
         self._heartbeat = contract.observability.heartbeat
         self._long = max(contract.observability.long_window, self._window)
@@ -154,24 +153,26 @@ class ContractState:
         """Number of streams that are remembered."""
         return len(self.streams) + (0 if self.rows is None else len(self.rows))
 
-    def horizon(self, now: float, tolerance: float) -> Horizon:
+    def horizon(self, now: float) -> Horizon:
         """Return the time limits for points that arrive now."""
-        if now < self.clock - tolerance:
+        if now < self.clock - _CLOCK_TOLERANCE:
             self._turn_back(now)
         self.clock = max(self.clock, now)
         grid = self.grids[LONG]
         return Horizon(
-            future=_ns(now + tolerance),
+            future=_ns(now + _CLOCK_TOLERANCE),
             start=_ns(now - self._long),
             oldest=_ns(grid.oldest(now) * grid.width),
             gap=_ns(self._window),
         )
 
-    def was_ahead(self, now: float, tolerance: float) -> bool:
-        """Return True if the clock has gone back by more than `tolerance`, or into an earlier pane."""
+    def was_ahead(self, now: float) -> bool:
+        """Return True if the clock has gone back by more than is tolerated, or into an earlier pane."""
         if now >= self.clock:
             return False
-        return now < self.clock - tolerance or any(grid.index(now) < grid.index(self.clock) for grid in self.grids)
+        return now < self.clock - _CLOCK_TOLERANCE or any(
+            grid.index(now) < grid.index(self.clock) for grid in self.grids
+        )
 
     def take(self, point: Point, slices: Iterable[str], pair: Pair, horizon: Horizon, now: float) -> str:
         """Take a point of a histogram or counter. Returns what became of it."""

@@ -19,8 +19,8 @@ from kc_otel.contract.registry.clause_metrics import DERIVED
 from kc_otel.contract.slices import ALL, PLACES, UNJUDGED, Scalar
 from kc_otel.contract.words import FAILS_CHECKS, listed
 from kc_otel.judge.causes import causes_of, drift_by_place
-from kc_otel.judge.cell_columns import CellColumns, Verdicts
-from kc_otel.judge.cells import Place, evidence_of, sampling_notes, too_many
+from kc_otel.judge.cell_columns import CellColumns
+from kc_otel.judge.cells import sampling_notes, too_many
 from kc_otel.judge.columns.stream_columns import StreamColumns
 from kc_otel.judge.columns.stream_rows import RowContent
 from kc_otel.judge.contract_state import ContractState
@@ -37,17 +37,15 @@ from kc_otel.judge.points import (
     ImpossiblePoint,
     Point,
     PointKind,
-    invalid_on,
     metric_of,
     walk,
 )
-from kc_otel.judge.recorders import LastReport, RecorderReports
+from kc_otel.judge.recorders import KernelInfo, LastReport, RecorderReports
 from kc_otel.judge.refused_points import OUTCOME_SENTENCES, Missing, missing, sender_of
-from kc_otel.judge.reported_kernels import KernelInfo
 from kc_otel.judge.series import Listening, Pair, Series, SeriesKey
 from kc_otel.judge.statistics import metric_name
-from kc_otel.judge.verdict import Causes, Cell, Evaluation, Status, Verdict
-from kc_otel.judge.verdicts import Evidence, Memo, decide, decide_apart, said_of, unjudged
+from kc_otel.judge.verdict import Causes, Cell, Evaluation, Verdict
+from kc_otel.judge.verdicts import said_of
 from kc_otel.stats import Binned, ExponentialHistogram, Interval
 
 _log: Final = logging.getLogger(__name__)
@@ -75,7 +73,6 @@ _NO_OTHER_SIDE: Final = "pair-expired"
 """Reason for which a recorder drops sequences that trainers leave out: nobody meant to compare them."""
 _MAX_REASONS: Final = 3
 _MAX_LISTED_SLICES: Final = 5
-_NO_PAIR: Final[Pair] = ("", "")
 _MAX_PAIRS: Final = 256
 """Pairs of kernels of a contract whose steps are remembered: the ones that told theirs last."""
 
@@ -139,11 +136,10 @@ class SeriesId(NamedTuple):
 class Evaluator:
     """Streams, windows and verdicts of any number of contracts. Use it from one thread.
 
-    `tolerance` is in seconds, by which a sender's clock may be ahead before its points are refused; `remember` makes
-    what remembers a contract. `states`, `facts` and `steps` are by the contract's name: its state, its kernel versions
-    and examples, and the newest step of the trainer by pair of kernels. `counters` has the data points received so far
-    by what became of them, for kc.evaluator.points; each point counts once. `judged_at` is the Unix time of the last
-    evaluation, or of the one before a restart; -inf before any.
+    `remember` makes what remembers a contract. `states` and `steps` are by the contract's name: its state, and the
+    newest step of the trainer by pair of kernels. `counters` has the data points received so far by what became of
+    them, for kc.evaluator.points; each point counts once. `judged_at` is the Unix time of the last evaluation, or
+    of the one before a restart; -inf before any.
 
     Raises ValueError if two contracts share a name, or a clause needs an assumption that its contract does not state.
     """
@@ -152,7 +148,6 @@ class Evaluator:
         self,
         contracts: Sequence[Contract],
         *,
-        tolerance: float = 30.0,
         remember: Callable[[Contract], ContractState] = ContractState,
     ) -> None:
         self.states = {contract.name: remember(contract) for contract in contracts}
@@ -167,10 +162,7 @@ class Evaluator:
         self.steps: dict[str, dict[Pair, int]] = {name: {} for name in self.states}
         self.counters: Counter[str] = Counter()
         self.faults = Faults()
-        self._tolerance = tolerance
-        self._memos = {name: Memo() for name in self.states}
         self._cells_of = {name: CellColumns(state) for name, state in self.states.items()}
-        self._places: dict[str, list[Place]] = {}
         self.judged_at = -math.inf
         self._listening: Listening | None = None
         self._judged_before = -math.inf
@@ -207,8 +199,8 @@ class Evaluator:
     def columns_of(self, body: bytes, most: int) -> ColumnMessage | None:
         """A serialized ExportMetricsServiceRequest as columns, to be given to `ingest_metrics`.
 
-        None where columns are not used, and for what protobuf has to read: `most` resources, scopes, metrics and
-        points.
+        It may have `most` resources, scopes, metrics and points. None where columns are not used, and for what protobuf
+        has to read.
         """
         return self._columns.message(body, most) if self._columns is not None else None
 
@@ -263,7 +255,7 @@ class Evaluator:
         """Note when something arrived, Unix seconds; where the clock went back, so does what is remembered."""
         self._listen(now)
         for state in self.states.values():
-            state.horizon(now, self._tolerance)
+            state.horizon(now)
 
     def ingest_metrics(self, request: Any, now: float) -> ExportResult:
         """Take an ExportMetricsServiceRequest, or one as columns, that arrived at `now`, Unix seconds."""
@@ -276,9 +268,9 @@ class Evaluator:
             if message:
                 messages[message] = None
 
-        if self._columns is not None and any(state.was_ahead(now, self._tolerance) for state in self.states.values()):
+        if self._columns is not None and any(state.was_ahead(now) for state in self.states.values()):
             self._columns.settle()  # the clock went back, and with it what was counted
-        horizons = {name: state.horizon(now, self._tolerance) for name, state in self.states.items()}
+        horizons = {name: state.horizon(now) for name, state in self.states.items()}
         columns = request if isinstance(request, ColumnMessage) else None
         reports = RecorderReports(columns, self._series_taken)
         if columns is not None and self._columns is not None:
@@ -431,31 +423,16 @@ class Evaluator:
         return total
 
     def _judged(self, state: ContractState, now: float) -> Sequence[Verdict]:
-        contract = state.contract
+        contract, cells = state.contract, self._cells_of[state.contract.name]
         try:
             self.forget_silent(state, now)
             state.weigh(now)
-            invalid = {slice: state.series_of(invalid_on(slice)) for slice in contract.slices}
-            state.refused.keep_only(
-                FAILS_CHECKS, too_many({ALL: state.invalid(ALL), **invalid}, state.series, now), now
-            )
-            judged = self._cells_of[contract.name].judge(now, self._listen(now))
-            self._places[contract.name] = judged.places
-            items = [evidence_of(state, judged.places[number], now) for number in judged.left]
-            made, errors = decide_apart(contract, items, now, self._memos[contract.name])
-            errors = judged.errors | errors
-            verdicts: Sequence[Verdict] = Verdicts(judged, dict(zip(judged.left, made, strict=True)))
+            state.refused.keep_only(FAILS_CHECKS, too_many(state, now), now)
+            verdicts: Sequence[Verdict]
+            verdicts, errors = cells.verdicts(now, self._listen(now))
         except Exception as error:  # noqa: BLE001 - one contract's fault is not the others'
-            # The cells that there were: one that is gone would resolve its alerts.
-            before = [Evidence(place.cell, place.clause, _nothing) for place in self._places.get(contract.name, ())]
-            verdicts = made = decide(contract, [unjudged(item, error) for item in before or _every_cell(state)], now)
-            errors = {"every clause": error}
+            verdicts, errors = cells.unjudged(now, error), {"every clause": error}
         self.faults.report(contract.name, "judging", errors)
-        for verdict in made:
-            if verdict.status is Status.INVALID_INPUT or (
-                verdict.status is Status.PASS and state.evidence.failing(verdict.cell)
-            ):
-                state.evidence.clear(verdict.cell)
         return verdicts
 
     def _causes(self, state: ContractState, now: float) -> dict[Cell, Causes]:
@@ -631,21 +608,6 @@ def _other_slices(contract: Contract, applied: AppliedContract) -> str:
         f"{contract.metadata.version} {'is' if len(names) == 1 else 'are'} defined differently or missing in version "
         f"{applied.version}, which the recorder applies; restart it with the contract that is served"
     )
-
-
-def _nothing(_: str) -> Binned:
-    return ExponentialHistogram.empty(0).binned()
-
-
-def _every_cell(state: ContractState) -> list[Evidence]:
-    """A cell for each clause, slice and kernel pair that is remembered."""
-    contract = state.contract
-    return [
-        Evidence(Cell(contract.name, clause.id, slice, *pair), clause, _nothing)
-        for clause in contract.clauses
-        for slice in contract.slices_for(clause)
-        for pair in sorted(state.newest.get(metric_name(clause), {_NO_PAIR: 0.0}))
-    ]
 
 
 def _within(state: ContractState, series: Series, now: float, window: float) -> Histogram | None:

@@ -121,7 +121,6 @@ class _Waiting:
 
     since: float
     gains: Floats
-    """Of each bet [bets]."""
     parts: list[Histogram]
 
 
@@ -130,12 +129,10 @@ class _Arrivals:
     """The cells that some series are about."""
 
     series: Sequence[SeriesKey | None]
-    """None for one that is gone."""
     version: int
     cells: list[Cell]
     held: list[HeldEvidence]
     numbers: Numbers
-    """Of their rows [cells]."""
     parts: Numbers
     """Number of the series that each is about [cells]."""
     kinds: Numbers

@@ -44,11 +44,8 @@ class Recovery(NamedTuple):
     """A recovery that is being watched."""
 
     log_wealth: Floats
-    """Of each bet [bets]."""
     level: float
-    """L."""
     cap: float
-    """c."""
 
     @property
     def won(self) -> float:
@@ -63,11 +60,9 @@ class Fault:
     sample: Histogram | None = None
     """Observations during it."""
     run: Histogram | None = None
-    """The running run of observations."""
     recent: Histogram | None = None
     """Observations since the recovery under watch began."""
     begun: int = 0
-    """How many recoveries were begun."""
     recovery: Recovery | None = None
     """The one that is being watched; None while there is no sign of any."""
     improved: tuple[float, float] | None = None

@@ -45,7 +45,6 @@ class Needed:
     observations: int | None
     """Fewest with which it can, if the kernels are identical; None when no number does."""
     unit: str
-    """Unit of an observation: token, sequence, batch, or request."""
     minimum: int
     """Observations that the contract requires before any verdict."""
     minimum_name: str

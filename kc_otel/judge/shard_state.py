@@ -20,9 +20,8 @@ from kc_otel.contract.model import Contract
 from kc_otel.judge.contract_state import ContractState
 from kc_otel.judge.evaluator import Evaluator
 from kc_otel.judge.histograms import Histogram, layout, union
-from kc_otel.judge.recorders import LastReport
+from kc_otel.judge.recorders import KernelInfo, LastReport
 from kc_otel.judge.refused_points import RefusedSender
-from kc_otel.judge.reported_kernels import KernelInfo
 from kc_otel.judge.series import LONG, SHORT, Heard, Pair, SeriesKey
 from kc_otel.stats.histogram_columns import HistogramColumns
 

@@ -55,7 +55,6 @@ class Verdict:
     window: str
     """The one that decided, `short` or `long`; empty without data."""
     method: str
-    """Interval that decided, such as `mixture betting`."""
     reason: str
     contract_version: int
     contract_hash: str
@@ -113,12 +112,10 @@ class Causes:
     clause: str
     """The one whose mean it is; that of a clause on the weights' lag is of another."""
     limit: float
-    """Of that clause on all traffic."""
     share: float
     """Of the observations that older weights sampled; of a clause by prompt, of the tokens."""
     total: Part
     kernel: Part
-    """The mean over what the training kernel's weights sampled."""
     staleness: Part
     """Increase due to the age of the other weights."""
     by_lag: tuple[OfLag, ...] = ()

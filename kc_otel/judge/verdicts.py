@@ -104,9 +104,7 @@ class Terms(NamedTuple):
     """Terms of a clause on a slice."""
 
     limit: float
-    """In the unit of its metric."""
     needed: int
-    """Observations without which it cannot pass."""
     allows_none: bool
     """Whether one observation breaks the promise, and while none does it holds: no sample bounds a share by 0."""
     fails_at_once: bool
@@ -387,6 +385,19 @@ def _undecided(contract: Contract, case: JudgedWindow, alpha: float, what: str, 
     return f"{said} with {count} in {span}: {'; '.join(filter(None, parts))}"
 
 
+def _interval_of(contract: Contract, case: JudgedWindow, alpha: float, times: int = 1) -> Interval:
+    """The interval that so many times as many observations like those of a window would give."""
+    sample, item = case.evidence.sample(case.window), case.evidence
+    return clause_interval(
+        item.clause,
+        contract.assumptions,
+        sample if times == 1 else sample.times(times),
+        alpha_lower=case.level,
+        alpha_upper=alpha,
+        anytime=item.anytime,
+    )
+
+
 def _with_a_cap(contract: Contract, case: JudgedWindow, alpha: float) -> str:
     """Suggest a cap and the observations that it takes; empty if none is possible or it saves little."""
     clause, quantity, now = case.evidence.clause, case.evidence.clause.quantity, case.interval
@@ -403,14 +414,7 @@ def _with_a_cap(contract: Contract, case: JudgedWindow, alpha: float) -> str:
     ):
         return ""
     evidence = replace(case.evidence, clause=clause.model_copy(update={"cap": cap}))
-    interval = clause_interval(
-        evidence.clause,
-        contract.assumptions,
-        evidence.sample(case.window),
-        alpha_lower=case.level,
-        alpha_upper=alpha,
-        anytime=evidence.anytime,
-    )
+    interval = _interval_of(contract, case._replace(evidence=evidence), alpha)
     if not interval.upper - interval.estimate <= _WORTH_A_CAP * (now.upper - now.estimate):
         return ""
     said = f"with `cap: {cap:.4g}` the upper bound is {interval.upper:.4g}"
@@ -491,14 +495,7 @@ def _samples_to_decide(contract: Contract, case: JudgedWindow, alpha: float) -> 
     gap = abs(now.estimate - case.terms.limit)
 
     def half_width(times: int) -> float:
-        found = clause_interval(
-            case.evidence.clause,
-            contract.assumptions,
-            case.evidence.sample(case.window).times(times),
-            alpha_lower=case.level,
-            alpha_upper=alpha,
-            anytime=case.evidence.anytime,
-        )
+        found = _interval_of(contract, case, alpha, times)
         return found.estimate - found.lower if above else found.upper - found.estimate
 
     half = now.estimate - now.lower if above else now.upper - now.estimate

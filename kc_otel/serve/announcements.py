@@ -16,7 +16,7 @@ from kc_otel.judge.escalation.alerts import Transition, What
 from kc_otel.judge.escalation.notices import Notice, NoticeReason
 from kc_otel.judge.escalation.webhook_body import summary
 from kc_otel.judge.incidents.incident import Incident
-from kc_otel.judge.reported_kernels import pair_name
+from kc_otel.judge.recorders import pair_name
 from kc_otel.judge.verdict import Cell, Status, Verdict
 from kc_otel.serve.history import StatusChange
 

@@ -26,8 +26,7 @@ from kc_otel.contract.model import Contract
 from kc_otel.contract.plain_text import plain
 from kc_otel.contract.slices import ALL
 from kc_otel.contract.words import place
-from kc_otel.judge.decisions.entries import DecisionTable
-from kc_otel.judge.decisions.table import without_slice
+from kc_otel.judge.decisions import DecisionTable, without_slice
 from kc_otel.judge.escalation.alerts import PolicyState, What, edge
 from kc_otel.judge.escalation.escalate import (
     Escalation,
@@ -43,8 +42,8 @@ from kc_otel.judge.incidents.incident import Diagnosis, Incident, actions_taken,
 from kc_otel.judge.incidents.incident_lifecycle import TrafficSeen, by_urgency, with_diagnosis, with_word
 from kc_otel.judge.otlp.sink import ExportResult
 from kc_otel.judge.promotion.gate_evidence import SectionProblems, unchecked_offline
+from kc_otel.judge.recorders import KernelInfo, kernel_names
 from kc_otel.judge.refused_points import Missing
-from kc_otel.judge.reported_kernels import KernelInfo, kernel_names
 from kc_otel.judge.set_back import not_later
 from kc_otel.judge.verdict import Causes, Cell, Evaluation, Status
 from kc_otel.serve.announcements import Announcement, cell_fields, of_change, of_notice, of_transition

@@ -14,8 +14,7 @@ from typing import Any, Literal
 
 from kc_otel.contract.slices import ALL
 from kc_otel.contract.words import listed, moment, place
-from kc_otel.judge.decisions import table as tables
-from kc_otel.judge.decisions.entries import Pin
+from kc_otel.judge import decisions
 from kc_otel.judge.escalation import notices
 from kc_otel.judge.escalation.alerts import INPUT_CLAUSE, Alert
 from kc_otel.judge.escalation.notices import Silence
@@ -79,11 +78,13 @@ def unsilence(core: Core, id: str, by: str, why: str, now: float) -> Silence:
     return ended
 
 
-def pin(core: Core, contract: str, slice: str, kernel: str, until: float | None, by: str, why: str, now: float) -> Pin:
+def pin(
+    core: Core, contract: str, slice: str, kernel: str, until: float | None, by: str, why: str, now: float
+) -> decisions.Pin:
     """A person decides which kernel serves a slice, whatever the policy routes. Returns the pin."""
     _known(core, contract, None, slice)
-    made = Pin(contract, slice, kernel, by, why, now, until)
-    after = tables.pin(core.decisions, made)
+    made = decisions.Pin(contract, slice, kernel, by, why, now, until)
+    after = decisions.pin(core.decisions, made)
     end = f" until {moment(until)}" if until is not None else ""
     said = _word(by, f"pinned {place(slice)} to {kernel}{end}", why, slice=slice, kernel=kernel, until=until)
     core.amend(contract, {"pinned": said}, now, decisions=after)
@@ -93,7 +94,7 @@ def pin(core: Core, contract: str, slice: str, kernel: str, until: float | None,
 def unpin(core: Core, contract: str, slice: str | None, by: str, why: str, now: float) -> int:
     """End the pin of a slice, or every pin of a contract for None; return their number."""
     before = core.decisions
-    after = tables.unpin(before, contract, slice, now)
+    after = decisions.unpin(before, contract, slice, now)
     where = "every slice" if slice is None else place(slice)
     said = _word(by, f"ended the pin of {where}", why, slice=slice)
     core.amend(contract, {"unpinned": said}, now, decisions=after)
@@ -103,7 +104,7 @@ def unpin(core: Core, contract: str, slice: str | None, by: str, why: str, now: 
 def resume(core: Core, contract: str, slice: str | None, by: str, why: str, now: float) -> int:
     """Lift the route of a slice, or every route of a contract for None; return their number."""
     before = core.decisions
-    after = tables.resume(before, contract, slice, now)
+    after = decisions.resume(before, contract, slice, now)
     where = "every slice" if slice is None else f"slice {slice}"
     core.amend(contract, {"resumed": _word(by, f"resumed {where}", why, slice=slice)}, now, decisions=after)
     return len(before.routes) - len(after.routes)

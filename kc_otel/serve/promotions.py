@@ -13,16 +13,15 @@ from dataclasses import replace
 from typing import Any, Final
 
 from kc_otel.contract.model import Contract
-from kc_otel.judge.decisions.entries import Canary, DecisionTable, DirectiveKind, Promoted
-from kc_otel.judge.decisions.table import changed
+from kc_otel.judge.decisions import Canary, DecisionTable, DirectiveKind, Promoted, changed
 from kc_otel.judge.evaluator import Evaluator
 from kc_otel.judge.incidents.incident import Incident, IncidentState
 from kc_otel.judge.promotion import machine
 from kc_otel.judge.promotion.gate_evidence import SectionProblems, of_other_contracts, step_evidence
 from kc_otel.judge.promotion.machine import Moved, share_of
 from kc_otel.judge.promotion.stages import MoveKind, OrderError, Promotion, PromotionMove, PromotionStatus, Stage
+from kc_otel.judge.recorders import KernelInfo, unlike_declared
 from kc_otel.judge.refused_points import Missing
-from kc_otel.judge.reported_kernels import KernelInfo, unlike_declared
 from kc_otel.judge.set_back import not_later
 from kc_otel.judge.verdict import Evaluation
 from kc_otel.serve.announcements import Announcement

@@ -24,8 +24,7 @@ from kc_otel.contract.registry.clause_metrics import DERIVED
 from kc_otel.contract.registry.own_metrics import METRICS, Instrument
 from kc_otel.contract.sentences import limitation
 from kc_otel.contract.slices import ALL
-from kc_otel.judge.decisions.entries import INFERENCE_KERNEL, TRAIN_KERNEL
-from kc_otel.judge.decisions.table import kept_since
+from kc_otel.judge.decisions import INFERENCE_KERNEL, TRAIN_KERNEL, kept_since
 from kc_otel.judge.incidents.incident import IncidentState
 from kc_otel.judge.promotion.machine import share_of
 from kc_otel.judge.promotion.stages import PromotionStatus

@@ -21,8 +21,7 @@ from openfeature.provider.in_memory_provider import InMemoryFlag, InMemoryProvid
 
 from kc_otel.client.router import Router
 from kc_otel.contract.model import Contract
-from kc_otel.judge.decisions.entries import Canary, DecisionTable, Route
-from kc_otel.judge.decisions.table import changed
+from kc_otel.judge.decisions import Canary, DecisionTable, Route, changed
 
 CONTRACT = Contract.model_validate(
     {

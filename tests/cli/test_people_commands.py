@@ -15,7 +15,7 @@ from kc_otel.cli import api_client, status_command
 from kc_otel.cli.terminal import local_time
 from kc_otel.client.doctor import _declared
 from kc_otel.contract.load import load_text
-from kc_otel.judge.reported_kernels import KernelInfo
+from kc_otel.judge.recorders import KernelInfo
 from kc_otel.judge.verdict import Cell, Evaluation, Status, Verdict
 from kc_otel.serve.core import Core
 from kc_otel.serve.store.state_file import open_state

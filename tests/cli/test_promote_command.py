@@ -11,7 +11,7 @@ import pytest
 
 from kc_otel.cli import promote_command
 from kc_otel.contract.load import load_text
-from kc_otel.judge.reported_kernels import KernelInfo
+from kc_otel.judge.recorders import KernelInfo
 from kc_otel.judge.verdict import Cell, Evaluation, Status, Verdict
 from kc_otel.serve.core import Core
 from kc_otel.serve.store.state_file import open_state

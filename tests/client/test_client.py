@@ -15,8 +15,7 @@ from hypothesis import strategies as st
 
 from kc_otel.client import poll
 from kc_otel.client.router import Router
-from kc_otel.judge.decisions.entries import DecisionTable, Promoted, Route
-from kc_otel.judge.decisions.table import apply
+from kc_otel.judge.decisions import DecisionTable, Promoted, Route, apply
 from kc_otel.judge.plain_json import to_json
 
 LONG, CODE, PROSE = {"prompt_tokens": 9000}, {"task": "code", "prompt_tokens": 10}, {"task": "prose"}

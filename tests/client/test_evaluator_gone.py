@@ -10,7 +10,7 @@ import pytest
 
 from kc_otel.client.router import Router
 from kc_otel.contract.load import load
-from kc_otel.judge.decisions.entries import DecisionTable, Route
+from kc_otel.judge.decisions import DecisionTable, Route
 from kc_otel.judge.escalation.escalate import EscalationState
 from kc_otel.serve.store.escalation_store import EscalationStore
 from kc_otel.serve.store.policy_store import PolicyStore

@@ -8,8 +8,7 @@ from dataclasses import replace
 import pytest
 
 from kc_otel.client.router import Router, TableFile
-from kc_otel.judge.decisions.entries import Canary, DecisionTable, Pin, Promoted
-from kc_otel.judge.decisions.table import changed
+from kc_otel.judge.decisions import Canary, DecisionTable, Pin, Promoted, changed
 
 
 def test_what_was_saved_is_loaded_and_nothing_else_is_left(tmp_path):

@@ -8,8 +8,7 @@ from openfeature.flag_evaluation import Reason
 
 from kc_otel.client.openfeature import KernelProvider
 from kc_otel.client.router import Router
-from kc_otel.judge.decisions.entries import Canary, DecisionTable
-from kc_otel.judge.decisions.table import apply, changed
+from kc_otel.judge.decisions import Canary, DecisionTable, apply, changed
 
 
 @pytest.fixture

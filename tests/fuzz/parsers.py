@@ -20,7 +20,7 @@ from kc_otel.client.router import TableFile
 from kc_otel.client.webhooks import VerificationError, parsed_body
 from kc_otel.contract.errors import ContractError
 from kc_otel.contract.load import load_text
-from kc_otel.judge.decisions.entries import DecisionTable
+from kc_otel.judge.decisions import DecisionTable
 from kc_otel.judge.evaluator import Evaluator
 from kc_otel.judge.otlp.decode import from_json, from_protobuf
 from kc_otel.judge.otlp.request_errors import ReceiveError

@@ -12,12 +12,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kc_otel.contract.policy import Action
-from kc_otel.judge.decisions.entries import Canary, DecisionTable, Directive, Pin, Route
+from kc_otel.judge.decisions import Canary, DecisionTable, Directive, Pin, Route
 from kc_otel.judge.escalation.alerts import Alert, PolicyState
 from kc_otel.judge.escalation.notices import Acknowledgement, NotificationLog, NotifiedAlert, People, Silence
 from kc_otel.judge.plain_json import read_json, read_plain, to_json, to_plain
 from kc_otel.judge.promotion.stages import Hold, Position, Promotion, Tally
-from kc_otel.judge.reported_kernels import KernelInfo
+from kc_otel.judge.recorders import KernelInfo
 from kc_otel.judge.verdict import Cell, Verdict
 
 STORED = (

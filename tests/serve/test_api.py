@@ -13,9 +13,8 @@ from starlette.testclient import TestClient
 
 from kc_otel.contract.prometheus_names import prometheus_name
 from kc_otel.contract.registry.own_metrics import METRICS
-from kc_otel.judge.decisions.entries import Canary
-from kc_otel.judge.decisions.table import changed
-from kc_otel.judge.reported_kernels import KernelInfo
+from kc_otel.judge.decisions import Canary, changed
+from kc_otel.judge.recorders import KernelInfo
 from kc_otel.judge.verdict import Status
 from kc_otel.serve import people_orders
 from kc_otel.serve.api.app import make_api

@@ -10,7 +10,7 @@ import pytest
 from starlette.testclient import TestClient
 
 from kc_otel.contract.model import Contract
-from kc_otel.judge.reported_kernels import KernelInfo
+from kc_otel.judge.recorders import KernelInfo
 from kc_otel.serve.core import Core
 from kc_otel.serve.listeners import Listeners
 from tests.tools.api import client_of

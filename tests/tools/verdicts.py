@@ -1,12 +1,43 @@
-"""The verdicts of an evaluation, of every contract in one list."""
+"""Verdicts: those of an evaluation in one list, and made up ones."""
 
 from __future__ import annotations
 
-from kc_otel.judge.evaluator import Evaluator
-from kc_otel.judge.verdict import Verdict
+import math
+from typing import Any
 
-__all__ = ["verdicts_of"]
+from kc_otel.judge.evaluator import Evaluator
+from kc_otel.judge.verdict import Cell, Status, Verdict
+
+__all__ = ["verdict_of", "verdicts_of"]
 
 
 def verdicts_of(evaluator: Evaluator, now: float) -> tuple[Verdict, ...]:
     return tuple(verdict for evaluation in evaluator.evaluate(now).values() for verdict in evaluation.verdicts)
+
+
+def verdict_of(
+    status: Status | str,
+    *,
+    clause: str = "token-tv",
+    slice: str = "code",
+    at: float = 0.0,
+    contract: str = "policy-7b",
+    train: str = "aaaaaaaaaaaa",
+    inference: str = "bbbbbbbbbbbb",
+    **changes: Any,
+) -> Verdict:
+    """A verdict on a mean against a limit of 0.004, with the numbers that go with its status."""
+    status = Status(status)
+    silent = status is Status.NO_DATA
+    estimate, lower, upper = {
+        Status.PASS: (0.002, 0.001, 0.003),
+        Status.INCONCLUSIVE: (0.004, 0.003, 0.005),
+        Status.FAIL: (0.0123, 0.0101, 0.014),
+        Status.NO_DATA: (math.nan, math.nan, math.nan),
+    }[status]
+    numbers = {
+        "limit": 0.004, "estimate": estimate, "lower": lower, "upper": upper, "samples": 0 if silent else 3482,
+        "window": "" if silent else "short", "method": "mixture betting", "reason": f"{status} because of the numbers",
+        "contract_version": 3, "contract_hash": "0" * 64, "about": "population",
+    }  # fmt: skip
+    return Verdict(cell=Cell(contract, clause, slice, train, inference), status=status, at=at, **numbers | changes)

@@ -73,15 +73,12 @@ class Transition:
     step: str
     """Key of the step, stable under reordering and under changes of its durations."""
     on: str
-    """Condition of the step: fail, no-data, inconclusive or invalid-input."""
     cell: Cell
     what: What
     at: float
     """Unix time of the edge, seconds; never before `started_at`."""
     started_at: float
-    """Unix time at which the alert fired, seconds."""
     severity: str
-    """info, warning or critical."""
     actions: tuple[Action, ...]
     verdict: Verdict
     """Last verdict of the cell; when the cell has gone, the last one it had."""
@@ -108,11 +105,9 @@ class Alert:
     cell: Cell
     phase: Phase
     since: float
-    """Unix time of the first matching verdict, seconds."""
     started_at: float | None
     """Unix time of firing, seconds; None while pending."""
     seen: float
-    """Unix time of the last evaluation, seconds."""
     counting: bool
     """Whether the last evaluation counted towards `for` (pending) or `clear_for` (firing)."""
     held: float
@@ -133,7 +128,6 @@ class PolicyState:
 
     contract: str
     alerts: tuple[Alert, ...] = ()
-    """Pending and firing ones, sorted by step and cell."""
 
     @property
     def firing(self) -> tuple[Alert, ...]:

@@ -12,8 +12,7 @@ from dataclasses import dataclass, field, replace
 
 from kc_otel.contract.model import Contract
 from kc_otel.judge.cell_columns import selected
-from kc_otel.judge.decisions.entries import DecisionTable, Pin
-from kc_otel.judge.decisions.table import apply, kept_since
+from kc_otel.judge.decisions import DecisionTable, Pin, apply, kept_since
 from kc_otel.judge.escalation.alerts import ROLLED_BACK, PolicyState, Transition, What, advance
 from kc_otel.judge.escalation.notices import (
     AT_ONCE,
@@ -56,7 +55,6 @@ class EscalationState:
     """What dry-run contracts would have published."""
     people: People = field(default_factory=People)
     incidents: Mapping[str, tuple[Incident, ...]] = field(default_factory=dict)
-    """Those that are not over."""
     groups: Mapping[str, tuple[MessageGroup, ...]] = field(default_factory=dict)
     """What endpoints were told and are still to be told."""
 
@@ -72,9 +70,7 @@ class Escalation:
     ended_silences: tuple[Silence, ...]
     ended_pins: tuple[Pin, ...]
     resolved: tuple[Incident, ...]
-    """Incidents that are over."""
     messages: tuple[IncidentMessage, ...]
-    """Webhooks to send."""
 
 
 def escalate(

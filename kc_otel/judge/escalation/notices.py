@@ -54,7 +54,6 @@ class Silence:
     """No messages about some alerts for some time."""
 
     id: str
-    """Text that no other silence has."""
     contract: str
     clause: str | None
     """None for every clause."""
@@ -63,9 +62,7 @@ class Silence:
     by: str
     why: str
     at: float
-    """Unix time of the decision, seconds."""
     until: float
-    """Unix time at which it ends by itself, seconds."""
 
     def covers(self, cell: Cell) -> bool:
         """Return True if alerts about a cell are muted."""
@@ -176,11 +173,9 @@ class NotifiedAlert:
 
     fingerprint: str
     times: int
-    """How often it has been said that it fires."""
     waited: float
     """Seconds counted towards the next reminder."""
     seen: float
-    """Unix time of the last evaluation, seconds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -266,15 +261,11 @@ class MessageGroup:
     told: tuple[str, ...]
     """Fingerprints of alerts that it was told of, and not of their end."""
     steps: tuple[str, ...]
-    """Keys of the steps that it was told of."""
     pending: tuple[Notice, ...]
-    """One for each alert."""
     waited: float
     """Seconds that the oldest of it has waited."""
     quiet: float
-    """Seconds since the last message."""
     seen: float
-    """Unix time of the last evaluation, seconds."""
     closing: tuple[Transition, ...] = ()
     """Roll-backs that it was told of, which end with the incident."""
 

@@ -25,7 +25,7 @@ from kc_otel.contract.words import NO_REPORT, RUN_ENDED, listed, moment, number,
 from kc_otel.judge.escalation.alerts import ROLLED_BACK, WENT_AWAY, Transition, What
 from kc_otel.judge.incidents.incident import CLAUSE_GONE, Incident, IncidentState
 from kc_otel.judge.plain_json import finite_or_none
-from kc_otel.judge.reported_kernels import KernelInfo, kernel_names, pair_name
+from kc_otel.judge.recorders import KernelInfo, kernel_names, pair_name
 from kc_otel.judge.verdict import Status, Verdict
 
 __all__ = [

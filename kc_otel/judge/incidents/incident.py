@@ -11,7 +11,7 @@ from typing import Final, Literal
 
 from kc_otel.contract.slices import ALL
 from kc_otel.contract.words import RUN_ENDED, interval, listed, moment, number, place
-from kc_otel.judge.decisions.entries import DecisionTable, Route
+from kc_otel.judge.decisions import DecisionTable, Route
 from kc_otel.judge.verdict import Verdict
 
 _STATUS: Final = {"fail": "FAIL", "no-data": "NO_DATA", "inconclusive": "INCONCLUSIVE", "invalid-input": "FAIL"}
@@ -66,20 +66,17 @@ class BrokenCell:
     slice: str
     since: float
     until: float | None
-    """None while it lasts."""
     limit: float | None = None
     estimate: float | None = None
     lower: float | None = None
     upper: float | None = None
     reason: str = ""
-    """The verdict's sentence."""
     peak: float | None = None
     """Largest estimate while it was broken."""
     peak_at: float | None = None
     cause: str = ""
     """What of it is the kernels' drift and what is the age of the weights, as a phrase; empty for not known."""
     at: float | None = None
-    """Unix time of the estimate and its bounds, seconds."""
     held: bool = False
     """Whether only its alert says that it is broken: the last verdict does not."""
     doubted: bool = False
@@ -112,11 +109,8 @@ class IncidentAction:
     """Kernel of `route`, endpoint of `webhook`; of `roll-back`, which version and from where, in words; empty for the
     others."""
     at: float
-    """When it was first done."""
     slices: tuple[str, ...]
-    """In the order in which it was done."""
     dry_run: bool = False
-    """Whether it would only have been done."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,7 +145,6 @@ class Incident:
     """Twelve hex digits; the same from the first breach to the end."""
     contract: str
     on: str
-    """Kind of breach, as escalation steps call it: fail, no-data, inconclusive or invalid-input."""
     kernel_train: str
     kernel_inference: str
     state: IncidentState
@@ -160,7 +153,6 @@ class Incident:
     actions: tuple[IncidentAction, ...] = ()
     words: tuple[PersonsWord, ...] = ()
     contained_at: float | None = None
-    """Since when it is contained; None while it is not."""
     resolved_at: float | None = None
     diagnoses: tuple[Diagnosis, ...] = ()
     ordered_at: float | None = None

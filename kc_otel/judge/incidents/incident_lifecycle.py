@@ -35,8 +35,7 @@ from typing import Any, Final, Literal
 
 from kc_otel.contract.slices import ALL
 from kc_otel.judge.cell_columns import selected
-from kc_otel.judge.decisions.entries import DecisionTable
-from kc_otel.judge.decisions.table import kept_since
+from kc_otel.judge.decisions import DecisionTable, kept_since
 from kc_otel.judge.escalation.alerts import INPUT_CLAUSE, Alert, Transition, What
 from kc_otel.judge.escalation.notices import IncidentMessage, People
 from kc_otel.judge.incidents.incident import (
@@ -182,7 +181,7 @@ def follow(
     known = {incident.key: incident for incident in before}
     after = [_advanced(incident, broken.get(key, {}), now) for key, incident in known.items()]
     after += [_begun(contract, key, cells) for key, cells in broken.items() if key not in known]
-    after = [_with_causes(_with_changes(incident, quantities), causes) for incident in after]
+    after = [_with_facts(incident, quantities, causes) for incident in after]
     after = [_refuted(incident, verdicts, traffic) for incident in after]
     after = [_settled(incident, table, now, traffic) for incident in after]
     unproven = [incident for incident in after if incident.state is IncidentState.UNPROVEN]
@@ -390,26 +389,16 @@ def _cell(before: BrokenCell | None, where: Place, broken: _Broken) -> BrokenCel
     )  # fmt: skip
 
 
-def _with_changes(incident: Incident, quantities: Mapping[Place, str]) -> Incident:
-    """The incident, whose cells say whether the contract in force measures anything of them."""
+def _with_facts(incident: Incident, quantities: Mapping[Place, str], causes: Mapping[Cell, Causes]) -> Incident:
+    """The incident, whose cells say whether the contract measures anything of them, and what is to blame for them."""
 
     def told(cell: BrokenCell) -> BrokenCell:
         changed = bool(cell.quantity) and quantities.get((cell.clause, cell.slice), "") != cell.quantity
-        return cell if changed == cell.changed else replace(cell, changed=changed)
-
-    return replace(incident, cells=tuple(map(told, incident.cells)))
-
-
-def _with_causes(incident: Incident, causes: Mapping[Cell, Causes]) -> Incident:
-    """The incident, whose cells on all traffic say what of them is the kernels' and what the age of the weights."""
-    if incident.on != "fail" or not causes:
-        return incident
-
-    def told(cell: BrokenCell) -> BrokenCell:
-        of = causes.get(
-            Cell(incident.contract, cell.clause, cell.slice, incident.kernel_train, incident.kernel_inference)
-        )
-        return cell if of is None or cell.until is not None else replace(cell, cause=of.text)
+        where = Cell(incident.contract, cell.clause, cell.slice, incident.kernel_train, incident.kernel_inference)
+        of = causes.get(where) if incident.on == "fail" and cell.until is None else None
+        if changed == cell.changed and of is None:
+            return cell
+        return replace(cell, changed=changed, cause=cell.cause if of is None else of.text)
 
     return replace(incident, cells=tuple(map(told, incident.cells)))
 

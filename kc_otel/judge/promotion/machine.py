@@ -40,6 +40,8 @@ from kc_otel.judge.verdict import Evaluation, Status
 Moved = tuple[Promotion, tuple[PromotionMove, ...]]
 
 _RESET_TO: Final = Position(Stage.OFFLINE_CI)
+_MAX_AHEAD_SECONDS: Final = 300.0
+"""By which the clock of the machine that ran the gate may be ahead."""
 
 
 def begin(
@@ -209,10 +211,6 @@ def _agreement(promotion: Promotion, to: Position, terms: PromotionTerms) -> tup
     return "", ""
 
 
-_MAX_AHEAD_SECONDS: Final = 300.0
-"""By which the clock of the machine that ran the gate may be ahead."""
-
-
 def approve(promotion: Promotion, contract: Contract, stage: Stage) -> Promotion:
     """Let a version into a stage, as soon as its gate is open; raises OrderError if nobody is asked for that."""
     _running(promotion)
@@ -274,7 +272,7 @@ def force(
         None,
     )
     if target is None or promotion.status is PromotionStatus.REPLACED:
-        raise OrderError(f"{promotion.version} cannot be forced into {stage}: it is {whereabouts(promotion)}")
+        raise OrderError(f"{promotion.version} cannot be forced into {stage}: it is {_whereabouts(promotion)}")
     decision = Decision(GateOutcome.WAIT, promotion.position.stage, promotion.tally.passed, promotion.missing)
     forced = replace(promotion, offline="")
     return stepped(
@@ -298,10 +296,10 @@ def _explained(why: str) -> None:
 
 def _running(promotion: Promotion) -> None:
     if promotion.status is not PromotionStatus.RUNNING:
-        raise OrderError(f"{promotion.version} is {whereabouts(promotion)}; start it again first")
+        raise OrderError(f"{promotion.version} is {_whereabouts(promotion)}; start it again first")
 
 
-def whereabouts(promotion: Promotion) -> str:
+def _whereabouts(promotion: Promotion) -> str:
     """Return the position of a version, in words."""
     if promotion.status is PromotionStatus.RUNNING:
         return f"in {promotion.position}"
@@ -317,7 +315,7 @@ def admit(
     contract.
     """
     if promotion.position.stage is not Stage.OFFLINE_CI or promotion.status is not PromotionStatus.RUNNING:
-        raise OrderError(f"{promotion.version} is not in offline-ci but {whereabouts(promotion)}")
+        raise OrderError(f"{promotion.version} is not in offline-ci but {_whereabouts(promotion)}")
     try:
         verify_record(record, offline_problems)
     except EvidenceError as error:

@@ -57,7 +57,6 @@ class GateSpec:
     window: float
     """Length of the short window, seconds; 0 for offline stages, where each evaluation is a window."""
     long_window: float
-    """Of evaluations with a verdict that the long window decided, seconds."""
     cells: tuple[tuple[str, str], ...]
     """(clause, slice) pairs that have to be PASS; others are looked at only for FAIL."""
     failure_limit: int = 1
@@ -86,7 +85,6 @@ class Decision:
 
     outcome: GateOutcome
     stage: Stage
-    """The one that the kernel version is in from now on."""
     windows: int
     """Those that have passed so far, at most as many as are needed."""
     missing: tuple[str, ...] = ()
@@ -198,15 +196,12 @@ class Tally:
     """Windows counted so far, and from when on data count."""
 
     passed: int = 0
-    """Consecutive windows of PASS."""
     failed: int = 0
-    """Windows with a FAIL."""
     pass_from: float | None = None
     """Unix time; only windows of later data count towards `passed`. None for any data."""
     fail_from: float | None = None
     """The same for `failed`."""
     seen: float | None = None
-    """Unix time of the latest evaluation; None before the first."""
 
     def after_pass(self, at: float, span: float, most_silence: float) -> Tally:
         """An evaluation at a Unix time in which everything that is asked for was PASS, on a window of `span` seconds.
@@ -300,21 +295,16 @@ class Promotion:
 
     contract: str
     contract_hash: str
-    """Of the contract that the tally was made under."""
     version: str
     position: Position
     entered: float
-    """Since when it is in its position."""
     started: float
-    """When the attempt started."""
     tally: Tally
     status: PromotionStatus = PromotionStatus.RUNNING
     attempt: int = 1
     """Counts up whenever a person starts again."""
     offline: str = ""
-    """Checksum of the offline stage's evidence; empty without."""
     approved: tuple[str, ...] = ()
-    """Stages that a person has let it into."""
     hold: Hold | None = None
     hooked: bool = False
     """Whether a process (`kc-otel promote --watch --hook-before`) has to confirm every step."""
@@ -323,9 +313,7 @@ class Promotion:
     awaiting: str = ""
     """Position whose step waits for that process; empty while other things are missing."""
     missing: tuple[str, ...] = ()
-    """Open requirements of the next step, one sentence each."""
     reason: str = ""
-    """Why it is where it is, in a sentence."""
     seen_serving: float | None = None
     """When drift of it was first measured after it was rolled back."""
     proof_from: float = 0.0
@@ -350,11 +338,8 @@ class PromotionMove:
     after: Position
     at: float
     decision: Decision
-    """Of the position's gate."""
     by: str = ""
     """The person who decided; empty where the gate did."""
     why: str = ""
     failed: int = 0
-    """Windows of the stage with a FAIL."""
     message: str = ""
-    """The whole of it in a sentence."""

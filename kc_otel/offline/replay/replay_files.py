@@ -20,8 +20,7 @@ from typing import IO, Any, Final
 
 from kc_otel.contract.model import Contract
 from kc_otel.judge.cell_columns import cells_of, selected
-from kc_otel.judge.decisions.entries import DecisionTable
-from kc_otel.judge.decisions.table import apply, kept_since
+from kc_otel.judge.decisions import DecisionTable, apply, kept_since
 from kc_otel.judge.escalation.alerts import PolicyState, advance
 from kc_otel.judge.escalation.notices import GroupTiming, MessageGroup, NotificationLog, People, group_messages, notices
 from kc_otel.judge.evaluator import Evaluator, without_collector

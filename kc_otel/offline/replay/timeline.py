@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final, Generic, TypeVar
 
-from kc_otel.judge.decisions.entries import DecisionTable
+from kc_otel.judge.decisions import DecisionTable
 from kc_otel.judge.escalation.alerts import Transition, What
 
 

@@ -13,8 +13,7 @@ from dataclasses import replace
 from typing import Any, Final, TypeVar
 
 from kc_otel.contract.model import Contract
-from kc_otel.judge.decisions.entries import DecisionTable
-from kc_otel.judge.decisions.table import apply, forget, with_contract
+from kc_otel.judge.decisions import DecisionTable, apply, forget, with_contract
 from kc_otel.judge.escalation.alerts import retire
 from kc_otel.judge.escalation.escalate import EscalationState
 from kc_otel.judge.escalation.notices import IncidentMessage, MessageGroup, NotificationLog, People, last_messages

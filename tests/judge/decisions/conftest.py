@@ -7,8 +7,8 @@ import pytest
 from kc_otel.contract.model import Contract
 from kc_otel.contract.policy import Action
 from kc_otel.judge.escalation.alerts import Transition, What
-from kc_otel.judge.verdict import Cell, Status, Verdict
 from tests.tools.contracts import contract_of
+from tests.tools.verdicts import verdict_of
 
 
 def contract_named(name: str = "policy-7b") -> Contract:
@@ -20,13 +20,9 @@ def contract_named(name: str = "policy-7b") -> Contract:
 
 
 def transition_of(what: str = "firing", *, do: tuple[Any, ...] = (), at: float = 100.0, **changes: Any) -> Transition:
-    where = {"slice": "code", "train": "trainA", "inference": "inferB", "contract": "policy-7b"} | changes
-    cell = Cell(where["contract"], "token-tv", where["slice"], where["train"], where["inference"])
-    verdict = Verdict(
-        cell=cell, status=Status.FAIL, at=at, limit=0.004, estimate=0.01, lower=0.008, upper=0.012, samples=5000,
-        window="short", method="m", reason="0.008 is above 0.004", contract_version=1, contract_hash="0" * 64,
-        about="population",
-    )  # fmt: skip
+    where = {"train": "trainA", "inference": "inferB"} | changes
+    verdict = verdict_of("FAIL", at=at, reason="0.008 is above 0.004", **where)
+    cell = verdict.cell
     return Transition(
         contract=cell.contract, step="s", on="fail", cell=cell, what=What(what), at=at, started_at=at,
         severity="critical", actions=tuple(Action.model_validate(item) for item in do or ({"route": "train-kernel"},)),

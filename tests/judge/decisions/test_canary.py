@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 from scipy.stats import binom
 
 from kc_otel.client.router import Router
-from kc_otel.judge.decisions.entries import Canary, DecisionTable, Pin
-from kc_otel.judge.decisions.table import apply, changed, kept_since, pin
+from kc_otel.judge.decisions import Canary, DecisionTable, Pin, apply, changed, kept_since, pin
 
 TRAIN, INFERENCE = "train-kernel", "inference-kernel"
 WEIGHTS = st.floats(0.0, 1.0)

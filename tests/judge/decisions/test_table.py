@@ -7,8 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kc_otel.client.router import Router
-from kc_otel.judge.decisions.entries import DecisionTable, DirectiveKind, Pin
-from kc_otel.judge.decisions.table import apply, forget, pin, resume, unpin
+from kc_otel.judge.decisions import DecisionTable, DirectiveKind, Pin, apply, forget, pin, resume, unpin
 from kc_otel.judge.plain_json import read_json, to_json, to_plain
 
 EVERYTHING = (

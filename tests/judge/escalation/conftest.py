@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import math
 import sqlite3
 import threading
 import time
@@ -11,8 +10,9 @@ from typing import Any
 import pytest
 
 from kc_otel.contract.model import Contract
-from kc_otel.judge.verdict import Cell, Status, Verdict
+from kc_otel.judge.verdict import Verdict
 from tests.tools.contracts import contract_of
+from tests.tools.verdicts import verdict_of
 
 LADDER = [
     {"on": "fail", "severity": "warning", "do": ["notify", "sample-more"]},
@@ -31,30 +31,6 @@ def contract_with(escalation: list[dict[str, Any]] | None = None, **changes: Any
         "escalation": LADDER if escalation is None else escalation,
     }
     return contract_of(**parts | changes)
-
-
-def verdict_of(status: Status | str, *, slice: str = "code", at: float = 0.0, **changes: Any) -> Verdict:
-    status = Status(status)
-    estimate, lower, upper = {
-        Status.PASS: (0.002, 0.001, 0.003),
-        Status.INCONCLUSIVE: (0.004, 0.003, 0.005),
-        Status.FAIL: (0.0123, 0.0101, 0.014),
-        Status.NO_DATA: (math.nan, math.nan, math.nan),
-    }[status]
-    contract = changes.pop("contract", "policy-7b")
-    cell = Cell(
-        contract, changes.pop("clause", "token-tv"), slice, "aaaaaaaaaaaa", changes.pop("inference", "bbbbbbbbbbbb")
-    )
-    return Verdict(
-        **{
-            "cell": cell, "status": status, "at": at, "limit": 0.004, "estimate": estimate, "lower": lower,
-            "upper": upper, "samples": 0 if status is Status.NO_DATA else 3482,
-            "window": "" if status is Status.NO_DATA else "short", "method": "mixture betting",
-            "reason": f"{status} because of the numbers", "contract_version": 3, "contract_hash": "0" * 64,
-            "about": "population",
-        }
-        | changes
-    )  # fmt: skip
 
 
 @pytest.fixture(scope="session")

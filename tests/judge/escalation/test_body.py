@@ -10,7 +10,7 @@ from kc_otel.judge.escalation.alerts import ROLLED_BACK, PolicyState, advance
 from kc_otel.judge.escalation.notices import AT_ONCE, MessageGroup, Notice, NoticeReason, People, group_messages
 from kc_otel.judge.escalation.webhook_body import ALERT_NAMES, alert_body, encode, rfc3339, summary
 from kc_otel.judge.incidents.incident import BrokenCell, Incident, IncidentState
-from kc_otel.judge.reported_kernels import KernelInfo, kernel_names
+from kc_otel.judge.recorders import KernelInfo, kernel_names
 from kc_otel.judge.verdict import Status
 
 AT = 1_700_000_000.0

@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kc_otel.judge.decisions.entries import DecisionTable
-from kc_otel.judge.decisions.table import apply
+from kc_otel.judge.decisions import DecisionTable, apply
 from kc_otel.judge.escalation.alerts import PolicyState, What, advance
 from kc_otel.judge.escalation.notices import (
     AT_ONCE,

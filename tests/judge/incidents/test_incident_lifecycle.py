@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 
 from kc_otel.contract.model import Contract
-from kc_otel.judge.decisions.entries import DecisionTable, Pin
-from kc_otel.judge.decisions.table import apply, kept_since, pin, resume
+from kc_otel.judge.decisions import DecisionTable, Pin, apply, kept_since, pin, resume
 from kc_otel.judge.escalation.alerts import PolicyState, Transition, What, advance
 from kc_otel.judge.escalation.notices import IncidentMessage, NoticeReason, People, Silence
 from kc_otel.judge.escalation.webhook_body import summary
@@ -26,7 +25,8 @@ from kc_otel.judge.incidents.incident_lifecycle import (
 from kc_otel.judge.plain_json import read_json, to_json
 from kc_otel.judge.promotion.stages import Position, Promotion, PromotionStatus, Stage, Tally
 from kc_otel.judge.verdict import Verdict
-from tests.judge.escalation.conftest import contract_with, verdict_of
+from tests.judge.escalation.conftest import contract_with
+from tests.tools.verdicts import verdict_of
 
 QUIET: list[dict[str, Any]] = [{"on": "fail", "for": "1h", "do": ["notify"]}]
 ROUTING: list[dict[str, Any]] = [{"on": "fail", "do": [{"route": "train-kernel"}, {"webhook": "pager"}, "halt"]}]

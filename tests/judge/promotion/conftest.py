@@ -1,13 +1,13 @@
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import pytest
 
 from kc_otel.contract.model import Contract
-from kc_otel.judge.verdict import Cell, Status, Verdict
+from kc_otel.judge.verdict import Verdict
 from tests.tools.contracts import contract_of
+from tests.tools.verdicts import verdict_of
 
 CONTRACT = contract_of(
     "policy-7b",
@@ -18,24 +18,6 @@ CONTRACT = contract_of(
 )
 
 
-def verdict_of(status: str = "PASS", *, slice: str = "code", at: float = 0.0, **changes: Any) -> Verdict:
-    estimate, lower, upper = {
-        "PASS": (0.002, 0.001, 0.003),
-        "INCONCLUSIVE": (0.004, 0.003, 0.005),
-        "FAIL": (0.012, 0.010, 0.014),
-        "NO_DATA": (math.nan, math.nan, math.nan),
-    }[status]
-    cell = Cell("policy-7b", changes.pop("clause", "token-tv"), slice, "trainA", changes.pop("version", "inferB"))
-    return Verdict(
-        **{
-            "cell": cell, "status": Status(status), "at": at, "limit": 0.004, "estimate": estimate, "lower": lower,
-            "upper": upper, "samples": 5000, "window": "short", "method": "mixture betting", "reason": "numbers",
-            "contract_version": 3, "contract_hash": CONTRACT.hash, "about": "population",
-        }
-        | changes
-    )  # fmt: skip
-
-
 @pytest.fixture(scope="session")
 def contract() -> Contract:
     return CONTRACT
@@ -43,4 +25,8 @@ def contract() -> Contract:
 
 @pytest.fixture(scope="session")
 def make_verdict() -> Any:
-    return verdict_of
+    def make(status: str = "PASS", *, version: str = "inferB", **changes: Any) -> Verdict:
+        ours = {"train": "trainA", "inference": version, "samples": 5000, "reason": "numbers"}
+        return verdict_of(status, **ours | {"contract_hash": CONTRACT.hash} | changes)
+
+    return make

@@ -43,7 +43,7 @@ def test_failure_rolls_back_whatever_came_after(rounds):
     decision = decide(GATE, "inferB", history, ("paused by ada",), 900)
     assert (decision.outcome, decision.stage) == (GateOutcome.ROLLBACK, Stage.OFFLINE_CI)
     assert decision.missing == (
-        "token-tv on code: FAIL, between 0.01 and 0.014 against a limit of 0.004, from 5,000 samples",
+        "token-tv on code: FAIL, between 0.0101 and 0.014 against a limit of 0.004, from 5,000 samples",
     )
 
 

@@ -60,8 +60,8 @@ def test_junit_has_a_case_per_clause_and_slice(gate):
     assert set(cases) == {"token-tv on all", "token-tv on s1", "token-tv on s2", "token-tv on s3", "lag"}
     assert len(cases["token-tv on all"]) == 0
     failure = cases["token-tv on s1"].find("failure")
-    assert failure.get("message") == "numbers; at least 2.5 times the limit"
-    assert "between 0.01 and 0.014, limit 0.004, 5,000 observations" in failure.text
+    assert failure.get("message") == "numbers; at least 2.52 times the limit"
+    assert "between 0.0101 and 0.014, limit 0.004, 5,000 observations" in failure.text
     assert cases["token-tv on s2"].find("skipped").get("message") == "INCONCLUSIVE: numbers"
     assert cases["token-tv on s3"].find("skipped").get("message") == "NO_DATA: numbers"
     assert cases["lag"].find("skipped").get("message").startswith("not judged: weights_lag")
@@ -90,11 +90,11 @@ def test_markdown_is_worst_first_and_says_for_whom_and_by_how_much(gate):
     text = markdown(made)
     table = rows(text)
     assert [row[2] for row in table] == ["For", "slice s3", "slice s2", "slice s1", "For", "all traffic"]
-    assert table[1][3:8] == ["0.012", "0.01 to 0.014", "0.004", "at least 2.5 times the limit", "5,000 tokens |"]
+    assert table[1][3:8] == ["0.0123", "0.0101 to 0.014", "0.004", "at least 2.52 times the limit", "5,000 tokens |"]
     assert table[3][3:] == ["-", "-", "0.004", "-", "nothing |"]
     assert text.splitlines()[0] == (
-        f"## ❌ vllm {INFERENCE.fingerprint} breaks policy-7b v3: token-tv on slice s3 is at least 2.5 times the limit "
-        "of 0.004"
+        f"## ❌ vllm {INFERENCE.fingerprint} breaks policy-7b v3: token-tv on slice s3 is at least 2.52 times the "
+        "limit of 0.004"
     )
     assert "**Not judged**" in text
     assert "weights\\_lag cannot be told \\| here" in text
@@ -141,7 +141,7 @@ def test_recordings_are_told_apart_in_the_table(gate):
 @pytest.mark.parametrize(
     ("status", "changes", "said"),
     [
-        ("FAIL", {"limit": 0.0}, "at least 0.01 above the limit"),
+        ("FAIL", {"limit": 0.0}, "at least 0.0101 above the limit"),
         ("PASS", {}, "at most 0.75 times the limit"),
         ("PASS", {"limit": 0.0, "upper": -0.25}, "at most -0.25 above the limit"),
         ("INCONCLUSIVE", {"upper": math.inf}, "no upper bound"),

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kc_otel.client.router import Router
-from kc_otel.judge.decisions.entries import DecisionTable, Directive, DirectiveKind
+from kc_otel.judge.decisions import DecisionTable, Directive, DirectiveKind
 from kc_otel.record.guided_loop import quarantine
 from tests.tools.contracts import contract_of
 

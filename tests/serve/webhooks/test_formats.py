@@ -8,12 +8,12 @@ from datetime import datetime
 
 import pytest
 
-from kc_otel.judge.decisions.entries import DecisionTable
+from kc_otel.judge.decisions import DecisionTable
 from kc_otel.judge.escalation.alerts import PolicyState, advance
 from kc_otel.judge.escalation.webhook_body import alert_body, encode
 from kc_otel.judge.incidents.incident import IncidentState
 from kc_otel.judge.incidents.incident_lifecycle import follow
-from kc_otel.judge.reported_kernels import KernelInfo
+from kc_otel.judge.recorders import KernelInfo
 from kc_otel.serve.webhooks.formats import Format, render
 
 AT = 1_700_000_000.0

@@ -2,8 +2,8 @@
 
 A route says: for this contract and slice, avoid this version of the inference kernel and use the training kernel,
 because of this clause, since then. It stays after the alert has resolved, because an alert resolves when the traffic
-has moved away, not when the kernel is mended; a person resumes it. A version that is rolled out
-later is not avoided. A directive lasts as long as the alert that asked for it.
+has moved away, not when the kernel is mended; a person resumes it. A version that is rolled out later is not avoided. A
+directive lasts as long as the alert that asked for it.
 
 A person's pin says which kernel serves a slice, whatever routes say and whether or not the evaluator is there. A
 canary gives a version of the inference kernel a share of the requests that neither a pin to the training kernel nor a
@@ -12,27 +12,207 @@ version that was promoted to full is the only one that serves while the evaluato
 
 The table is a value. Its version counts up when its content changes and only then. An evaluator that has lost its state
 counts from the start, so a client compares `tag` too, which is made of the content.
+
+Routing processes read the table, so that nothing here needs more than the standard library.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
-from typing import Any
+import hashlib
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import MISSING, asdict, dataclass, fields, replace
+from enum import StrEnum
+from typing import TYPE_CHECKING, Any, Final
 
-from kc_otel.contract.model import Contract
 from kc_otel.contract.slices import ALL
-from kc_otel.judge.decisions.entries import (
-    DIRECTIVE_KINDS,
-    INFERENCE_KERNEL,
-    TRAIN_KERNEL,
-    DecisionTable,
-    Directive,
-    DirectiveKind,
-    Pin,
-    Route,
-)
-from kc_otel.judge.escalation.alerts import Transition, What
+
+if TYPE_CHECKING:
+    from kc_otel.contract.model import Contract
+    from kc_otel.judge.escalation.alerts import Transition
+
+TRAIN_KERNEL: Final = "train-kernel"
+INFERENCE_KERNEL: Final = "inference-kernel"
+
+
+class DirectiveKind(StrEnum):
+    """Kind of a directive."""
+
+    SAMPLING = "sample-more"
+    LOCATE = "locate"
+    HOLD_PROMOTION = "hold-promotion"
+    QUARANTINE_ROLLOUTS = "quarantine-rollouts"
+    RESYNC_WEIGHTS = "resync-weights"
+    HALT = "halt"
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Route:
+    """An order that keeps a slice, or `all` requests, away from a version of the inference kernel."""
+
+    contract: str
+    slice: str
+    avoid: str
+    """Short fingerprint of the inference kernel version that is not used."""
+    train: str
+    """Short fingerprint of the training kernel version that was healthy beside it."""
+    kernel: str
+    clause: str
+    reason: str
+    since: float
+    slice_id: str = ""
+    """`Contract.slice_ids` of the slice as it was ordered; empty for all traffic."""
+    outdated: str = ""
+    """Why the route does not do what was ordered: the contract has changed since. Empty while it does."""
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Directive:
+    """A request by a firing alert to recorders, promotion, training loops or machines that can locate."""
+
+    contract: str
+    kind: DirectiveKind
+    slice: str
+    """Slice that broke; it narrows quarantine-rollouts, the other kinds hold for the whole contract."""
+    reason: str
+    since: float
+    fingerprint: str
+    """The alert that asked; the directive ends when it resolves."""
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Pin:
+    """A person decided which kernel, `train-kernel` or `inference-kernel`, serves a slice, or `all` requests."""
+
+    contract: str
+    slice: str
+    kernel: str
+    by: str
+    why: str
+    at: float
+    until: float | None = None
+    """Unix time at which the pin ends by itself, seconds; None when a person has to end it."""
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Canary:
+    """A version of the inference kernel serves a share of all requests; the training kernel serves the others.
+
+    It ends when the version's promotion does.
+    """
+
+    contract: str
+    version: str
+    weight: float
+    """Share of requests that it serves, 0 to 1; 0 keeps it from live requests, as while it is in shadow."""
+    reason: str
+    since: float
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Promoted:
+    """A version of the inference kernel that passed every stage: it serves even while the evaluator does not answer."""
+
+    contract: str
+    version: str
+    since: float
+
+
+@dataclass(frozen=True, slots=True)
+class DecisionTable:
+    """Decision table, as the evaluator publishes it; its entries are sorted."""
+
+    version: int = 0
+    at: float = 0.0
+    routes: tuple[Route, ...] = ()
+    directives: tuple[Directive, ...] = ()
+    pins: tuple[Pin, ...] = ()
+    """One for each contract and slice."""
+    canaries: tuple[Canary, ...] = ()
+    """One for each contract and version."""
+    promoted: tuple[Promoted, ...] = ()
+
+    @property
+    def tag(self) -> str:
+        """16 hexadecimal digits that tell this table from another one of the same version."""
+        return hashlib.blake2b(self.to_json().encode(), digest_size=8).hexdigest()
+
+    def to_json(self) -> str:
+        """Return the table as compact JSON, which `from_plain` reads."""
+        return json.dumps(asdict(self), separators=(",", ":"), ensure_ascii=False)
+
+    @classmethod
+    def from_plain(cls, plain: Any) -> DecisionTable:
+        """Read the table that an evaluator sent; fields and kinds of directives that a later version added are ignored.
+
+        It is read by hand, because a serving process that routes has no need of pydantic.
+        """
+        if not isinstance(plain, Mapping):
+            raise ValueError(f"a decision table is an object, not {type(plain).__name__}")  # noqa: TRY004 - as of bad JSON
+        if missing := _REQUIRED - plain.keys():
+            raise ValueError(
+                f"a decision table has {', '.join(sorted(_REQUIRED))}; {', '.join(sorted(missing))} is missing"
+            )
+        lists = {
+            name: tuple(_entry(kind, entry, f"{name}[{place}]") for place, entry in enumerate(_list(plain, name)))
+            for name, kind in _ENTRIES.items()
+        }
+        known = [entry for entry in _list(plain, "directives") if _kind_of(entry) in DIRECTIVE_KINDS]
+        directives = tuple(_entry(Directive, entry, f"directives[{place}]") for place, entry in enumerate(known))
+        version, at = _value("int", plain["version"], "version"), _value("float", plain["at"], "at")
+        return cls(version=version, at=at, directives=directives, **lists)
+
+
+_REQUIRED: Final = frozenset({"version", "at", "routes", "directives"})
+"""Fields without which an object is no table."""
+_ENTRIES: Final[Mapping[str, type[Any]]] = {
+    "routes": Route,
+    "pins": Pin,
+    "canaries": Canary,
+    "promoted": Promoted,
+}
+DIRECTIVE_KINDS: Final = frozenset(kind.value for kind in DirectiveKind)
+
+
+def _list(plain: Mapping[str, Any], name: str) -> list[Any]:
+    found = plain.get(name, [])
+    if not isinstance(found, list | tuple):
+        raise ValueError(f"{name}: not a list")  # noqa: TRY004 - readers of JSON catch ValueError
+    return list(found)
+
+
+def _kind_of(entry: Any) -> Any:
+    """Return an entry's kind, also one that only a later version knows; a known kind for what is no directive."""
+    kind = entry.get("kind") if isinstance(entry, Mapping) else None
+    return kind if isinstance(kind, str) else next(iter(DIRECTIVE_KINDS))
+
+
+def _entry(kind: type[Any], plain: Any, where: str) -> Any:
+    if not isinstance(plain, Mapping):
+        raise ValueError(f"{where}: not an object")  # noqa: TRY004
+    values = {}
+    for field in fields(kind):
+        if field.name in plain:
+            values[field.name] = _value(str(field.type), plain[field.name], f"{where}.{field.name}")
+        elif field.default is MISSING:
+            raise ValueError(f"{where}.{field.name} is missing")
+    return kind(**values)
+
+
+def _value(kind: str, value: Any, where: str) -> Any:
+    """A value of a field's type, by the type's name."""
+    if value is None and kind.endswith(" | None"):
+        return None
+    match kind.removesuffix(" | None"):
+        case "str" if isinstance(value, str):
+            return value
+        case "int" if isinstance(value, int) and not isinstance(value, bool):
+            return value
+        case "float" if isinstance(value, int | float) and not isinstance(value, bool):
+            return float(value)
+        case "DirectiveKind" if isinstance(value, str):
+            return DirectiveKind(value)
+    raise ValueError(f"{where}: {value!r:.40} is not of type {kind}")
 
 
 def apply(table: DecisionTable, transitions: Sequence[Transition], contract: Contract, now: float) -> DecisionTable:
@@ -47,7 +227,7 @@ def apply(table: DecisionTable, transitions: Sequence[Transition], contract: Con
     directives = list(table.directives)
     for transition in transitions:
         directives = [directive for directive in directives if directive.fingerprint != transition.fingerprint]
-        if transition.what is What.RESOLVED:
+        if transition.what == "resolved":
             continue
         directives += [
             Directive(
@@ -68,11 +248,7 @@ def resume(table: DecisionTable, contract: str, slice: str | None, now: float) -
 
     Raises LookupError if there is no such route.
     """
-    kept = [route for route in table.routes if route.contract != contract or slice not in {None, route.slice}]
-    if len(kept) == len(table.routes):
-        where = f"slice {slice!r} of {contract!r}" if slice else f"any slice of {contract!r}"
-        raise LookupError(f"no route is in force for {where}")
-    return changed(table, now, routes=kept)
+    return _lifted(table, "route", contract, slice, now)
 
 
 def pin(table: DecisionTable, wanted: Pin) -> DecisionTable:
@@ -87,21 +263,23 @@ def pin(table: DecisionTable, wanted: Pin) -> DecisionTable:
 
 
 def unpin(table: DecisionTable, contract: str, slice: str | None, now: float) -> DecisionTable:
-    """End the pin of a slice, or with None every pin of the contract.
+    """End the pin of a slice, or with None every pin of the contract; LookupError if there is no such pin."""
+    return _lifted(table, "pin", contract, slice, now)
 
-    Raises LookupError if there is no such pin.
-    """
-    kept = [pin for pin in table.pins if pin.contract != contract or slice not in {None, pin.slice}]
-    if len(kept) == len(table.pins):
+
+def _lifted(table: DecisionTable, kind: str, contract: str, slice: str | None, now: float) -> DecisionTable:
+    entries: tuple[Route | Pin, ...] = getattr(table, f"{kind}s")
+    kept = [entry for entry in entries if entry.contract != contract or slice not in {None, entry.slice}]
+    if len(kept) == len(entries):
         where = f"slice {slice!r} of {contract!r}" if slice else f"any slice of {contract!r}"
-        raise LookupError(f"no pin is in force for {where}")
-    return changed(table, now, pins=kept)
+        raise LookupError(f"no {kind} is in force for {where}")
+    return changed(table, now, **{f"{kind}s": kept})
 
 
 def forget(table: DecisionTable, contract: str, now: float) -> DecisionTable:
     """Return the table without a contract that is no longer served."""
-    fields = ("routes", "directives", "pins", "canaries", "promoted")
-    left = {name: [entry for entry in getattr(table, name) if entry.contract != contract] for name in fields}
+    names = ("routes", "directives", "pins", "canaries", "promoted")
+    left = {name: [entry for entry in getattr(table, name) if entry.contract != contract] for name in names}
     return changed(table, now, **left)
 
 
@@ -205,6 +383,6 @@ def changed(table: DecisionTable, now: float, **entries: Iterable[Any]) -> Decis
     if "pins" in found:
         ended = [pin for pin in table.pins if pin.kernel == INFERENCE_KERNEL and pin not in found["pins"]]
         found["routes"] = tuple(_again(found.get("routes", table.routes), ended, now))
-    fields: dict[str, Any] = {name: tuple(sorted(own)) for name, own in found.items()}
-    after = replace(table, **fields)
+    content: dict[str, Any] = {name: tuple(sorted(own)) for name, own in found.items()}
+    after = replace(table, **content)
     return table if after == table else replace(after, version=table.version + 1, at=now)
