@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from contextlib import suppress
+from typing import Final, NamedTuple
 
-from kc_otel.contract.slices import Scalar, SliceCondition
+from kc_otel.contract.slices import LAG, LENGTH, OF_TOKENS, Scalar, SliceCondition
 
 Conditions = Sequence[SliceCondition]
+
+_OF_ANSWERS: Final = OF_TOKENS | {LENGTH, LAG}
+"""Attributes that nobody knows before a request is served."""
 
 
 Bound = tuple[float, bool]
@@ -44,6 +48,34 @@ def covers(wide: Mapping[str, Conditions], narrow: Mapping[str, Conditions]) -> 
         attribute in narrow and all(_implied(narrow[attribute], condition) for condition in conditions)
         for attribute, conditions in wide.items()
     )
+
+
+def disjoint(first: Mapping[str, Conditions], second: Mapping[str, Conditions]) -> bool:
+    """Return True if it is certain that no request belongs to both, by attributes that are known before it is served.
+
+    Text that spells a number or a boolean counts as that too, as in `SliceCondition.holds`.
+    """
+    return not all(
+        _shared([*first[attribute], *second[attribute]]) for attribute in first.keys() & second.keys() - _OF_ANSWERS
+    )
+
+
+def _shared(conditions: Conditions) -> bool:
+    """Return True unless it is certain that no value satisfies all of these conditions."""
+    listed = [value for condition in conditions if condition.comparison == "in" for value in condition.values]
+    if not listed:
+        return satisfiable(conditions)
+    return any(all(condition.holds(found) for condition in conditions) for value in listed for found in _spelled(value))
+
+
+def _spelled(value: Scalar) -> list[Scalar]:
+    """A value, its text, and the number or boolean that its text spells."""
+    text = str(value)
+    found: list[Scalar] = [value, text, *([text.lower() == "true"] if text.lower() in {"true", "false"} else [])]
+    for kind in (int, float):
+        with suppress(ValueError):
+            found.append(kind(text))
+    return found
 
 
 def _named(conditions: Conditions) -> list[Scalar] | None:

@@ -85,7 +85,7 @@ def unsilence(core: Core, id: str, by: str, why: str, now: float) -> Silence:
 def pin(core: Core, contract: str, slice: str, kernel: str, until: float | None, by: str, why: str, now: float) -> Pin:
     """A person decides which kernel serves a slice, whatever the policy routes. Returns the pin."""
     _known(core, contract, None, slice)
-    made = Pin(contract, slice, kernel, by, why, now, until)
+    made = tables.as_defined(Pin(contract, slice, kernel, by, why, now, until), core.contracts[contract])
     after = tables.pin(core.decisions, made)
     end = f" until {moment(until)}" if until is not None else ""
     said = _word(by, f"pinned {place(slice)} to {kernel}{end}", why, slice=slice, kernel=kernel, until=until)

@@ -12,6 +12,8 @@ from dataclasses import MISSING, asdict, dataclass, fields
 from enum import StrEnum
 from typing import Any, Final
 
+from kc_otel.contract.slices import ALL
+
 TRAIN_KERNEL: Final = "train-kernel"
 INFERENCE_KERNEL: Final = "inference-kernel"
 
@@ -80,6 +82,16 @@ class Pin:
     """Unix time, seconds."""
     until: float | None = None
     """Unix time at which the pin ends by itself, seconds; None when a person has to end it."""
+    slice_id: str = ""
+    """`Contract.slice_ids` of the slice as it was pinned; empty for all traffic."""
+    outdated: str = ""
+    """Why the pin does not do what was ordered: the contract has changed since. Empty while it does."""
+    meets: tuple[str, ...] = ()
+    """Other slices that may share requests with its slice."""
+
+    def overrides(self, slice: str) -> bool:
+        """Return True if it may send requests of a slice to the inference kernel, whatever was ordered of them."""
+        return self.kernel == INFERENCE_KERNEL and (ALL in {slice, self.slice} or slice in {self.slice, *self.meets})
 
 
 @dataclass(frozen=True, slots=True, order=True)
