@@ -840,3 +840,16 @@ def test_all_traffic_is_not_contained_while_a_slice_of_it_is_pinned_to_the_kerne
     evaluator.tick(90.0, fail("all"))
     (incident,) = evaluator.tick(151.0, fail("all"))
     assert incident.state is IncidentState.CONTAINED
+
+
+def test_an_order_for_all_traffic_covers_a_slice_whatever_is_pinned_of_others() -> None:
+    """Routers that do not know the slice keep it away by that order, although all traffic is not contained by it."""
+    evaluator = Evaluator(ROUTING)
+    evaluator.tick(0.0, fail("all"))
+    evaluator.table = pin(evaluator.table, Pin("policy-7b", "prose", "inference-kernel", "ada", "fine", 5.0))
+    kept = kept_since(evaluator.table, "policy-7b")
+    assert [kept(slice, "b" * 12) for slice in ("all", "prose", "code", "")] == [None, None, 0.0, 0.0]
+    evaluator.traffic = replace(evaluator.traffic, behind=lambda *given: "" if given[2] == 0.0 else "one is behind")
+    evaluator.tick(10.0, fail("code"), verdict_of("PASS", slice="all"))
+    (incident,) = evaluator.tick(71.0, fail("code"), verdict_of("PASS", slice="all"))
+    assert incident.state is IncidentState.CONTAINED
