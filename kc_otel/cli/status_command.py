@@ -261,7 +261,7 @@ def list_command(url: Url = DEFAULT_URL, contract: OnlyContract = None, as_json:
     pins = [
         Text.assemble(
             ("pin", "bold"), f"  {pin['contract']}/{pin['slice']} uses {pin['kernel']}: {pin['by']}, {pin['why']}",
-            _until(pin["until"]),
+            _until(pin["until"]), f"; but {pin['outdated']}" * bool(pin.get("outdated")),
         )
         for pin in decisions["pins"]
         if contract in {None, pin["contract"]}

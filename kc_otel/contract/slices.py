@@ -10,6 +10,7 @@ import math
 import operator
 import re
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
@@ -163,6 +164,10 @@ class _Interval(NamedTuple):
         return (value, False) < self.low or (-value, False) < self.negative
 
 
+_OF_ANSWERS: Final = OF_TOKENS | {LENGTH, LAG}
+"""Attributes that nobody knows before a request is served."""
+
+
 def satisfiable(conditions: Conditions) -> bool:
     """Return True if some value of an attribute satisfies all of these conditions."""
     named = _values(conditions)
@@ -177,6 +182,34 @@ def covers(wide: Mapping[str, Conditions], narrow: Mapping[str, Conditions]) -> 
         attribute in narrow and all(_implied(narrow[attribute], condition) for condition in conditions)
         for attribute, conditions in wide.items()
     )
+
+
+def disjoint(first: Mapping[str, Conditions], second: Mapping[str, Conditions]) -> bool:
+    """Return True if it is certain that no request belongs to both, by attributes that are known before it is served.
+
+    Text that spells a number or a boolean counts as that too, as in `SliceCondition.holds`.
+    """
+    return not all(
+        _shared([*first[attribute], *second[attribute]]) for attribute in first.keys() & second.keys() - _OF_ANSWERS
+    )
+
+
+def _shared(conditions: Conditions) -> bool:
+    """Return True unless it is certain that no value satisfies all of these conditions."""
+    listed = [value for condition in conditions if condition.comparison == "in" for value in condition.values]
+    if not listed:
+        return satisfiable(conditions)
+    return any(all(condition.holds(found) for condition in conditions) for value in listed for found in _spelled(value))
+
+
+def _spelled(value: Scalar) -> list[Scalar]:
+    """A value, its text, and the number or boolean that its text spells."""
+    text = str(value)
+    found: list[Scalar] = [value, text, *([text.lower() == "true"] if text.lower() in {"true", "false"} else [])]
+    for kind in (int, float):
+        with suppress(ValueError):
+            found.append(kind(text))
+    return found
 
 
 def _values(conditions: Conditions) -> list[Scalar] | None:

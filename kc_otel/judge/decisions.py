@@ -25,7 +25,7 @@ from dataclasses import MISSING, asdict, dataclass, fields, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Final
 
-from kc_otel.contract.slices import ALL
+from kc_otel.contract.slices import ALL, disjoint
 
 if TYPE_CHECKING:
     from kc_otel.contract.model import Contract
@@ -92,6 +92,16 @@ class Pin:
     at: float
     until: float | None = None
     """Unix time at which the pin ends by itself, seconds; None when a person has to end it."""
+    slice_id: str = ""
+    """`Contract.slice_ids` of the slice as it was pinned; empty for all traffic."""
+    outdated: str = ""
+    """Why the pin does not do what was ordered: the contract has changed since. Empty while it does."""
+    meets: tuple[str, ...] = ()
+    """Other slices that may share requests with its slice."""
+
+    def overrides(self, slice: str) -> bool:
+        """Return True if it may send requests of a slice to the inference kernel, whatever was ordered of them."""
+        return self.kernel == INFERENCE_KERNEL and (ALL in {slice, self.slice} or slice in {self.slice, *self.meets})
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -212,6 +222,8 @@ def _value(kind: str, value: Any, where: str) -> Any:
             return float(value)
         case "DirectiveKind" if isinstance(value, str):
             return DirectiveKind(value)
+        case "tuple[str, ...]" if isinstance(value, list | tuple) and all(isinstance(item, str) for item in value):
+            return tuple(value)
     raise ValueError(f"{where}: {value!r:.40} is not of type {kind}")
 
 
@@ -289,13 +301,20 @@ def without_slice(contract: Contract, slice: str) -> str:
 
 
 def with_contract(table: DecisionTable, contract: Contract, now: float) -> DecisionTable:
-    """Return the table whose routes say what a changed contract does to them; only a person ends them."""
+    """Return the table whose routes and pins say what a changed contract does to them; only a person ends them."""
 
-    def outdated(route: Route) -> str:
-        if (gone := without_slice(contract, route.slice)) or not route.slice_id:
+    def outdated(order: Route | Pin) -> str:
+        if (gone := without_slice(contract, order.slice)) or not order.slice_id:
             return gone
-        same = contract.slice_ids[route.slice] == route.slice_id
-        return "" if same else "the slice was redefined since: what broke may be outside of it now"
+        same = contract.slice_ids[order.slice] == order.slice_id
+        moved = "what broke may be outside of it" if order.kernel == TRAIN_KERNEL else "other requests may be in it"
+        return "" if same else f"the slice was redefined since: {moved} now"
+
+    def pin_now(pin: Pin) -> Pin:
+        why = outdated(pin)
+        # Where its slice was another, routers may have either definition.
+        meets = {*_meeting(contract, pin.slice), *(pin.meets if why else ())}
+        return replace(pin, outdated=why, meets=tuple(sorted(meets)))
 
     return changed(
         table,
@@ -304,20 +323,54 @@ def with_contract(table: DecisionTable, contract: Contract, now: float) -> Decis
             replace(route, outdated=outdated(route)) if route.contract == contract.name else route
             for route in table.routes
         ],
+        pins=[pin_now(pin) if pin.contract == contract.name else pin for pin in table.pins],
     )
 
 
+def as_defined(pin: Pin, contract: Contract) -> Pin:
+    """Return a new pin with its slice's definition, and the slices that it meets, by a contract."""
+    return replace(pin, slice_id=contract.slice_ids.get(pin.slice, ""), meets=tuple(_meeting(contract, pin.slice)))
+
+
+def _meeting(contract: Contract, slice: str) -> list[str]:
+    """Names of the other slices that may share requests with a slice, sorted."""
+    if slice not in contract.slices:
+        return []
+    own = contract.slices[slice].conditions
+    others = sorted(contract.slices.keys() - {slice})
+    return [name for name in others if not disjoint(own, contract.slices[name].conditions)]
+
+
 def deciding_pin(table: DecisionTable, contract: str, slice: str) -> Pin | None:
-    """Return the newest pin of a slice or of all traffic; None where there is neither."""
-    covering = (pin for pin in table.pins if pin.contract == contract and pin.slice in {slice, ALL})
-    return max(covering, key=lambda pin: pin.at, default=None)
+    """Return the newest pin of a slice, of all traffic, or to the inference kernel of what may share its requests.
+
+    None where there is none. Routers let the newest pin of any slice that a request belongs to decide.
+    """
+    covering = (
+        pin for pin in table.pins if pin.contract == contract and (pin.slice in {slice, ALL} or pin.overrides(slice))
+    )
+    return max(covering, key=lambda pin: (pin.at, pin.overrides(slice)), default=None)
+
+
+def overriding_pin(table: DecisionTable, contract: str, slice: str, version: str) -> tuple[Pin, float] | None:
+    """Return the pin that wins over the orders that keep a slice from a version, and when the newest was given.
+
+    None where no pin does, or there is no such order.
+    """
+    newest = deciding_pin(table, contract, slice)
+    if newest is None or not newest.overrides(slice):
+        return None
+    routes = [(route.contract, route.slice, route.since) for route in table.routes if route.avoid == version]
+    pins = [(pin.contract, pin.slice, pin.at) for pin in table.pins if pin.kernel == TRAIN_KERNEL]
+    given = [at for of, name, at in (*routes, *pins) if of == contract and name in {slice, ALL}]
+    return (newest, max(given)) if given else None
 
 
 def kept_since(table: DecisionTable, contract: str) -> Callable[[str, str], float | None]:
     """Says of a slice and a version of the inference kernel since when its requests are to be kept from it.
 
-    The newest pin of the slice or of all traffic decides, else a route does, and a canary without a share. None where
-    nothing is decided, which is not to say that anybody obeys what is.
+    `deciding_pin` decides, else a route does, and a canary without a share. None where nothing is decided, which is not
+    to say that anybody obeys what is. For an empty slice, what is ordered of all traffic, apart from pins of slices.
     """
     without_share = {
         (ALL, canary.version): canary.since
@@ -366,10 +419,7 @@ def _again(routes: Iterable[Route], ended: Sequence[Pin], now: float) -> list[Ro
     """Routes, those that an ended pin covered in force since now."""
 
     def covered(route: Route) -> bool:
-        return any(
-            pin.contract == route.contract and (pin.slice == route.slice or ALL in {pin.slice, route.slice})
-            for pin in ended
-        )
+        return any(pin.contract == route.contract and pin.overrides(route.slice) for pin in ended)
 
     return [replace(route, since=now) if covered(route) else route for route in routes]
 
@@ -381,7 +431,8 @@ def changed(table: DecisionTable, now: float, **entries: Iterable[Any]) -> Decis
     """
     found = {name: tuple(own) for name, own in entries.items()}
     if "pins" in found:
-        ended = [pin for pin in table.pins if pin.kernel == INFERENCE_KERNEL and pin not in found["pins"]]
+        kept = {(pin.contract, pin.slice, pin.at) for pin in found["pins"]}
+        ended = [pin for pin in table.pins if (pin.contract, pin.slice, pin.at) not in kept]
         found["routes"] = tuple(_again(found.get("routes", table.routes), ended, now))
     content: dict[str, Any] = {name: tuple(sorted(own)) for name, own in found.items()}
     after = replace(table, **content)

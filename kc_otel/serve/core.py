@@ -357,6 +357,7 @@ class Core:
         newest = self.evaluator.newest(name) if name in ordered or before.incidents.get(name) else {}
         never = (-math.inf, -math.inf)
         changed = {(route.slice, route.since): route.outdated for route in decided.routes if route.contract == name}
+        changed |= {(pin.slice, pin.at): pin.outdated for pin in decided.pins if pin.contract == name}
 
         def behind(slice: str, since: float, all_since: float | None) -> str:
             lacking = without_slice(self.contracts[name], slice) or changed.get((slice, since), "")

@@ -84,7 +84,7 @@ def pin(
     """A person decides which kernel serves a slice, whatever the policy routes. Returns the pin."""
     _known(core, contract, None, slice)
     made = decisions.Pin(contract, slice, kernel, by, why, now, until)
-    after = decisions.pin(core.decisions, made)
+    after = decisions.pin(core.decisions, decisions.as_defined(made, core.contracts[contract]))
     end = f" until {moment(until)}" if until is not None else ""
     said = _word(by, f"pinned {place(slice)} to {kernel}{end}", why, slice=slice, kernel=kernel, until=until)
     core.amend(contract, {"pinned": said}, now, decisions=after)

@@ -13,6 +13,7 @@ from dataclasses import replace
 from typing import Any, Final
 
 from kc_otel.contract.model import Contract
+from kc_otel.contract.words import listed
 from kc_otel.judge.decisions import Canary, DecisionTable, DirectiveKind, Promoted, changed
 from kc_otel.judge.evaluator import Evaluator
 from kc_otel.judge.incidents.incident import Incident, IncidentState
@@ -119,6 +120,7 @@ class Promotions:
             known[key] = after
             if after != before:
                 self._store.save(after)
+            said += self._lapsed(before, contract, now)
             said += self._moved(contract, before, moves, evaluation, now)
             if any(move.after.stage is Stage.FULL for move in moves):
                 said += self._replace_others(known, contract, after, now)
@@ -148,6 +150,19 @@ class Promotions:
         own = (found.record for found in kept if found.at >= promotion.started)
         elsewhere, short = of_other_contracts(contract, own)
         return replace(promotion, elsewhere=elsewhere, short=short)
+
+    def _lapsed(self, before: Promotion, contract: Contract, now: float) -> list[Announcement]:
+        """Write that a changed contract ends the approvals of a version for the stages before it, once."""
+        ahead = [stage for stage in before.approved if list(Stage).index(Stage(stage)) > before.position.rank[0]]
+        if before.contract_hash == contract.hash or not ahead:
+            return []
+        message = (
+            f"the approval of {before.version} for {listed(ahead)} has ended: the contract has changed since; "
+            "a person has to approve it again"
+        )
+        data = {"kernel_inference": before.version, "order": "lapsed", "by": "", "why": "", "message": message}
+        self._events.record_event(before.contract, "promotion", data, now)
+        return [_announced(before, "warning", message)]
 
     def _overheard(self, before: Promotion, after: Promotion, now: float) -> list[Announcement]:
         """Write that a version which was rolled back serves, once."""

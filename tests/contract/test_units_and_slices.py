@@ -4,7 +4,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from kc_otel.contract.slices import covers, match, parse_condition, satisfiable
+from kc_otel.contract.slices import covers, disjoint, match, parse_condition, satisfiable
 from kc_otel.contract.units import format_duration, parse_duration, parse_limit
 
 
@@ -140,3 +140,26 @@ def test_open_and_closed_ends_are_told_apart():
     assert covers(_parsed({"n": "< 3"}), _parsed({"n": "<= 3, != 3"}))
     assert covers(_parsed({"n": "!= 3"}), _parsed({"n": "> 3"}))
     assert not covers(_parsed({"n": "!= 3"}), _parsed({"n": ">= 3"}))
+
+
+@given(_WHERE, _WHERE)
+def test_disjoint_agrees_with_trying_values(first, second):
+    """Slices are disjoint exactly when no request belongs to both; text that spells a number is one."""
+    first, second = _parsed(first), _parsed(second)
+    shared = any(
+        match(first, {"x": x, "y": y}) and match(second, {"x": x, "y": y}) for x in _GRID for y in [*_GRID[:12], "a"]
+    )
+    assert not (disjoint(first, second) and shared)
+    conditions = [*first.get("x", ()), *second.get("x", ())]
+    if first.keys() == second.keys() == {"x"}:
+        assert disjoint(first, second) == (not satisfiable(conditions))
+
+
+def test_what_nobody_knows_before_an_answer_keeps_no_slices_apart():
+    def parts(name, one, other):
+        return disjoint(_parsed({name: one}), _parsed({name: other}))
+
+    assert parts("task", "code", "prose")
+    assert not any(parts(name, "< 16", ">= 1024") for name in ("position", "completion_tokens", "lag"))
+    assert not parts("size", ["1"], ">= 0")
+    assert not parts("size", [1.0], ["1"])

@@ -598,3 +598,28 @@ def test_a_rolled_back_version_that_serves_undecided_is_told_in_its_incident(slo
     (body,) = paged(core)
     assert "was rolled back but still serves" in body["alerts"][0]["annotations"]["summary"]
     assert body["kernelContract"]["incident"] is not None
+
+
+def test_an_approval_ends_with_the_contract_that_it_was_given_under(driven: Driven) -> None:
+    """Which is said once; a stage is entered only with an approval under the contract in force."""
+    told, first = driven.core.promotions, driven._contract
+    told.start("policy", "v2", "ada", 0.0)
+    told.tell("policy", "v2", "approve", "ada", "", 0.5, stage=Stage.FULL)
+    driven.tick(1, v2="PASS")
+    other = load_text(TEXT.replace("limit: 0.02", "limit: 0.05").replace("version: 1", "version: 2"))
+    driven.core.contracts["policy"] = driven._contract = other
+    for now in (10, 71, 132, 193, 254):
+        driven.tick(now, v2="PASS")
+    promotion = told.of("policy", "v2")
+    assert (promotion.position.stage, promotion.approved) == (Stage.CANARY, ())
+    assert promotion.missing[0].startswith("the gate is open; a person has to let it into full")
+    said = [event["message"] for event in driven.events() if event["order"] == "lapsed"]
+    assert said == [
+        "the approval of v2 for full has ended: the contract has changed since; a person has to approve it again"
+    ]
+    told.tell("policy", "v2", "approve", "ada", "", 255.0, stage=Stage.FULL)
+    driven.tick(260, v2="PASS")
+    driven.core.contracts["policy"] = driven._contract = first
+    driven.tick(270, v2="PASS")
+    assert told.of("policy", "v2").position.stage is Stage.FULL
+    assert len([event for event in driven.events() if event["order"] == "lapsed"]) == 1, "it was used"

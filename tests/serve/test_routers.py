@@ -23,6 +23,7 @@ from kc_otel.serve import core as core_module
 from kc_otel.serve import people_orders
 from kc_otel.serve.api import routes_decisions
 from kc_otel.serve.core import Core
+from kc_otel.serve.people_orders import pin, unpin
 from kc_otel.serve.store.state_file import open_state
 from tests.judge.conftest import NOW, Sender, info_request, merge
 from tests.tools.api import client_of
@@ -280,3 +281,53 @@ def test_a_route_of_a_slice_that_the_contract_has_changed_is_said_to_hold_no_mor
     evaluator.restart()
     evaluator.run(20, None)
     assert [route.outdated for route in evaluator.core.decisions.routes] == [""]
+
+
+LONG = TEXT.replace("prose: {where: {task: prose}}", "long: {where: {size: long}}")
+
+
+@pytest.mark.parametrize(
+    ("text", "slice", "shared"), [(LONG, "long", {"task": "code", "size": "long"}), (TEXT, "prose", None)]
+)
+def test_a_pin_of_a_slice_that_shares_requests_keeps_a_breach_from_being_contained(
+    evaluator: Evaluator, text: str, slice: str, shared: dict[str, str] | None
+) -> None:
+    """The router serves what is in both by the newest pin, whether or not any of that is measured."""
+    evaluator.restart(text)
+    service = evaluator.service(text)
+    evaluator.run(30, 0.4)
+    with evaluator.turn:
+        pin(evaluator.core, "policy", slice, "inference-kernel", None, "ada", "it is fine", evaluator.now)
+    evaluator.run(100, None)
+    assert service.serve() == "train-kernel"
+    if shared is None:
+        assert evaluator.incident.state_text == "Contained"
+        return
+    assert service.router.choose("policy", shared, VERSION) == "inference-kernel"
+    said = f"but the pin of {slice} to the inference kernel by ada overrides it in part"
+    assert (evaluator.incident.state, evaluator.incident.state_text.endswith(said)) == (IncidentState.BROKEN, True)
+    with evaluator.turn:
+        unpin(evaluator.core, "policy", slice, "ada", "it is not", evaluator.now)
+    evaluator.run(100, None)
+    assert evaluator.incident.state_text == "Contained"
+
+
+def test_a_pin_of_a_slice_that_was_redefined_contains_nothing(evaluator: Evaluator) -> None:
+    """As a route: in the incident, in the list of what is in force and in the decision table."""
+    unrouted = TEXT.replace("{route: train-kernel}, ", "")
+    evaluator.restart(unrouted)
+    evaluator.service(unrouted)
+    evaluator.run(30, 0.4)
+    with evaluator.turn:
+        pin(evaluator.core, "policy", "code", "train-kernel", None, "ada", "it is broken", evaluator.now)
+    evaluator.run(100, None)
+    assert evaluator.incident.state_text == "Contained"
+    narrower = unrouted.replace("{task: code}", "{task: code, lang: py}")
+    evaluator.restart(narrower)
+    evaluator.services.pop().end()
+    evaluator.service(narrower)
+    evaluator.run(100, None)
+    assert evaluator.incident.state_text.endswith(f"but {REDEFINED}")
+    overview = evaluator.client.get("/api/v1/overview").json()
+    assert [entry["text"].endswith(f"; but {REDEFINED}") for entry in overview["in_force"]] == [True]
+    assert [pin["outdated"] for pin in evaluator.client.get("/api/v1/decisions").json()["pins"]] == [REDEFINED]

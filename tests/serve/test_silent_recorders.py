@@ -13,9 +13,10 @@ from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportM
 
 from kc_otel.contract.load import load_text
 from kc_otel.judge.incidents.incident import IncidentState
+from kc_otel.judge.promotion.stages import Stage
 from kc_otel.judge.verdict import Status
 from kc_otel.serve.core import Core
-from kc_otel.serve.people_orders import acknowledge, pin
+from kc_otel.serve.people_orders import acknowledge, pin, silence
 from kc_otel.serve.store.state_file import open_state
 from kc_otel.serve.webhooks.outbox import DeliveryState
 from tests.judge.conftest import NOW, Sender, info_request, merge
@@ -442,3 +443,47 @@ def test_the_first_of_two_alerts_that_ends_does_not_say_that_the_breach_is_resol
     fleet.run(50, healthy=0.001, broken=0.001)
     _, last = [event for event in fleet.core.events.newest(limit=50) if event.kind == "resolved"]
     assert "without proof of recovery: the pair, or a recorder of it, fell silent" in last.message
+
+
+def test_an_unproven_breach_is_told_once_the_silence_that_it_began_in_has_ended(tmp_path: Path) -> None:
+    """Its alert began and ended during the silence, and its recorder died."""
+    fleet = Fleet(tmp_path / "state.sqlite")
+    fleet.run(60, broken=0.001, healthy=0.001)
+    silence(fleet.core, "policy", None, None, fleet.now + 600.0, "ada", "planned work", fleet.now)
+    fleet.run(60, broken=0.4, healthy=0.001)
+    fleet.run(300, healthy=0.001)
+    fleet.connection.close()
+    fleet.begin()
+    fleet.run(200, healthy=0.001)
+    assert [incident.state for incident in fleet.core.incidents()] == [IncidentState.UNPROVEN]
+    assert not fleet.core.outbox.messages(DeliveryState.WAITING)
+    fleet.run(100, healthy=0.001)
+    (message,) = fleet.core.outbox.messages(DeliveryState.WAITING)
+    body = json.loads(message.body)
+    assert (body["status"], body["notification_reason"]) == ("firing", "unproven")
+    acknowledge(fleet.core, "policy", None, None, "ada", "it was killed", fleet.now)
+    fleet.run(10, healthy=0.001)
+    assert len(fleet.ends()) == 1
+    fleet.connection.close()
+
+
+def test_a_version_that_is_started_again_after_its_rollback_is_not_taken_for_one_that_serves_nobody(
+    tmp_path: Path,
+) -> None:
+    """Its breach is not over once its recorder dies, and its promotion waits."""
+    text = TEXT.replace("observability:", "promotion: {failure_limit: 3}\nobservability:")
+    fleet = Fleet(tmp_path / "state.sqlite", text=text)
+    fleet.run(60, broken=0.001, healthy=0.001)
+    fleet.run(30, broken=0.4, healthy=0.001)
+    rolled_back_by_a_person(fleet)
+    fleet.run(10, broken=0.4, healthy=0.001)
+    assert [incident.gone for incident in fleet.core.incidents()] == [True]
+    promotions, version = fleet.core.promotions, "b" * 12
+    promotions.start("policy", version, "ada", fleet.now)
+    promotions.tell("policy", version, "force", "ada", "it is mended", fleet.now, stage=Stage.CANARY)
+    fleet.run(20, broken=0.4, healthy=0.001)
+    fleet.run(900, healthy=0.001)
+    (incident,) = fleet.core.incidents()
+    assert (incident.state, incident.gone) == (IncidentState.UNPROVEN, False)
+    assert promotions.of("policy", version).position.stage is Stage.CANARY
+    fleet.connection.close()

@@ -27,6 +27,7 @@ from kc_otel.judge.escalation.notices import (
     current,
     group_messages,
     notices,
+    untold_ends,
 )
 from kc_otel.judge.incidents.incident import Incident, IncidentState
 from kc_otel.judge.incidents.incident_lifecycle import (
@@ -116,7 +117,13 @@ def escalate(
     )  # fmt: skip
     after = with_actions(after, transitions, people, dry_run=dry_run)
     groups, messages = group_messages(
-        before.groups.get(name, ()), said, after, people, timing, contract.observability.window, now
+        before.groups.get(name, ()),
+        () if dry_run else (*said, *untold_ends(transitions, said)),
+        after,
+        people,
+        timing,
+        contract.observability.window,
+        now,
     )
     messages = _as_now(messages, {alert.fingerprint: alert.verdict for alert in policy.firing})
     after = with_told(after, messages, now)

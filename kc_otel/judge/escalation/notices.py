@@ -14,7 +14,7 @@ Notices of one alert:
       v                     |    v
     silent -- silence ends -'   told ("resolved")
       |       ("silence-ended")
-      '--resolves: nothing was said, and nothing needs to be taken back
+      '--resolves: nothing was said, and nothing needs to be taken back, unless the breach went away without proof
 
 If people were told that an alert fires, they are told that it resolved, even during a silence: anyone who acted on the
 first message needs the second. Time towards a reminder is counted as the policy counts it: since the evaluation before,
@@ -30,10 +30,11 @@ Messages: one per incident and endpoint, not one per alert.
                                                         '-- the last one ends -----------------------------> (resolved)
 
 The end of an alert whose breach went away without proof is held back until it is known how the breach ended. An alert
-that begins and ends within the wait is not reported. A roll-back, a reminder and the end of a silence are sent at once;
-an alert that is silenced while it waits continues to wait. Time is counted as the policy counts it: since the
-evaluation before, never less than zero and never more than the contract's window. Source: Prometheus documentation,
-"Alerting, Configuration", `group_wait` and `group_interval`, whose defaults are these.
+that begins and ends within the wait, or during a silence, is not reported, unless its breach went away without proof:
+then that is reported after the wait, or once the silence has ended. A roll-back, a reminder and the end of a silence
+are sent at once; an alert that is silenced while it waits continues to wait. Time is counted as the policy counts it:
+since the evaluation before, never less than zero and never more than the contract's window. Source: Prometheus
+documentation, "Alerting, Configuration", `group_wait` and `group_interval`, whose defaults are these.
 """
 
 from __future__ import annotations
@@ -357,14 +358,21 @@ def _later(group: MessageGroup, window: float, now: float) -> MessageGroup:
     return replace(group, waited=waited, quiet=group.quiet + passed, seen=now)
 
 
+def untold_ends(transitions: Iterable[Transition], said: Iterable[Notice]) -> tuple[Notice, ...]:
+    """Ends of alerts of which nothing was said, as during a silence: `group_messages` keeps those without proof."""
+    told = {notice.transition.fingerprint for notice in said}
+    ends = (transition for transition in transitions if transition.what is What.RESOLVED)
+    return tuple(Notice(edge, NoticeReason.RESOLVED) for edge in ends if edge.fingerprint not in told)
+
+
 def _added(group: MessageGroup, notice: Notice) -> MessageGroup:
     fingerprint = notice.transition.fingerprint
     others = tuple(pending for pending in group.pending if pending.transition.fingerprint != fingerprint)
     before = next((pending for pending in group.pending if pending.transition.fingerprint == fingerprint), None)
     if notice.reason is NoticeReason.RESOLVED and fingerprint not in group.told:
-        return replace(group, pending=others)  # it began and ended while it waited
+        return replace(group, pending=(*others, notice))  # it began and ended while it waited: `_is_news`
     if before is not None and (before.reason, notice.reason) == (NoticeReason.RESOLVED, NoticeReason.FIRING):
-        if before.transition.end != WENT_AWAY:
+        if before.transition.end != WENT_AWAY and fingerprint in group.told:
             return replace(group, pending=others)  # it ended and began again: nothing has changed for who was told
     elif before is not None and (before.reason, notice.reason) == (NoticeReason.FIRING, NoticeReason.RESOLVED):
         notice = _without_proof(notice)  # it was told that it went away, and not that it was back
@@ -372,6 +380,13 @@ def _added(group: MessageGroup, notice: Notice) -> MessageGroup:
         return group  # its first word still waits
     closing = (*group.closing, notice.transition) if notice.reason is NoticeReason.ROLLED_BACK else group.closing
     return replace(group, pending=(*others, notice), closing=closing)
+
+
+def _is_news(notice: Notice, group: MessageGroup, incident: Incident | None) -> bool:
+    """Return False for the end of an alert that its endpoint was never told of, unless its breach is unproven."""
+    if notice.reason is not NoticeReason.RESOLVED or notice.transition.fingerprint in group.told:
+        return True
+    return incident is not None and incident.unproven(*notice.transition.cell[1:3])
 
 
 def _without_proof(notice: Notice) -> Notice:
@@ -391,13 +406,14 @@ def _sent(
     group: MessageGroup, incident: Incident | None, people: People, timing: GroupTiming, window: float, now: float
 ) -> tuple[MessageGroup, IncidentMessage | None]:
     """Return the group after its message, and the message if one is due."""
+    group = replace(group, pending=tuple(notice for notice in group.pending if _is_news(notice, group, incident)))
     firing = [notice for notice in group.pending if notice.transition.what is What.FIRING]
     muted = [notice for notice in firing if people.silencing(notice.transition.cell, now)]
     ended = [notice for notice in group.pending if notice.transition.what is What.RESOLVED]
     # Users are seen to be kept from what is contained: its alert may end, and the incident stays.
-    held: list[Notice] = []
+    held = [notice for notice in ended if notice.transition.fingerprint not in group.told]
     if incident is not None and incident.state is not IncidentState.CONTAINED:
-        held = [notice for notice in ended if incident.unproven(*notice.transition.cell[1:3])]
+        held = [notice for notice in ended if notice in held or incident.unproven(*notice.transition.cell[1:3])]
     ended = [notice for notice in ended if notice not in held]
     ready = [notice for notice in firing if notice not in muted]
     away: list[Notice] = []
@@ -417,14 +433,14 @@ def _sent(
     )
     if not due:
         return group, None
-    told = lasting | {notice.transition.fingerprint for notice in ready}
+    told = lasting | {notice.transition.fingerprint for notice in (*ready, *away)}
     first = NoticeReason.UPDATE if group.told else NoticeReason.FIRING
     reason = NoticeReason.RESOLVED if over else urgent or (NoticeReason.UNPROVEN if away else first)
     held = [_without_proof(notice) if notice in away else notice for notice in held]
     unproven = [replace(_without_proof(notice).transition, what=What.FIRING) for notice in away]
     changes = (*(notice.transition for notice in (*ready, *ended)), *unproven)
     message = IncidentMessage(group.endpoint, reason, incident, changes, len(told))
-    steps = {notice.transition.step for notice in ready} | set(group.steps)
+    steps = {notice.transition.step for notice in (*ready, *away)} | set(group.steps)
     rest = replace(
         group, told=tuple(sorted(told)), steps=tuple(sorted(steps)), pending=(*muted, *held), waited=0.0, quiet=0.0
     )

@@ -197,7 +197,7 @@ def _over(transition: Transition, where: str, of: str, incident: Incident | None
         case "fail":
             passes = last.status is Status.PASS or last.ended
             if row is not None and row.loosened_to is not None:
-                changed = f"its limit was changed from {number(row.limit)} to {number(row.loosened_to)}"
+                changed = f"its limit was changed from {number(row.strictest)} to {number(row.loosened_to)}"
                 how = f"closed{of}: {changed}; the drift may be as it was"
             elif (row is None and passes) or (row is not None and row.refuted):
                 how = f"resolved{of}"

@@ -22,7 +22,6 @@ _OBEYED: Final = {
     "recent": "this kernel has not been silent for a heartbeat since a router applied it",
     "lost": "a recorder of this kernel has not been heard of since",
     "disobeyed": "this kernel was measured after a router applied it",
-    "pinned": "a pin to the inference kernel overrides it",
 }
 _RECEDED_FACTOR: Final = 1.25
 """Factor over the current value above which a breach is reported at its earlier size."""
@@ -89,10 +88,17 @@ class BrokenCell:
     """What its clause measured: `Contract.quantity_digests`; empty where no clause did."""
     changed: bool = False
     """Whether the contract in force measures nothing of it: it has no such clause, or another of that name."""
+    stricter: float | None = None
+    """Smallest limit that it broke, where `limit` was raised to another that it broke too; None where it was not."""
+
+    @property
+    def strictest(self) -> float | None:
+        """Smallest limit that it broke; None where that is unknown."""
+        return self.limit if self.stricter is None else self.stricter
 
     def passes_by_change(self, verdict: Verdict) -> bool:
-        """Return True if a verdict passes only because its limit is above that of the breach."""
-        return self.limit is not None and min(verdict.limit, verdict.upper) > self.limit
+        """Return True if a verdict passes only because its limit is above the smallest one that was broken."""
+        return self.strictest is not None and min(verdict.limit, verdict.upper) > self.strictest
 
     @property
     def badness(self) -> float:
@@ -269,6 +275,7 @@ class Incident:
                 cell.doubted,
                 cell.refuted,
                 cell.changed,
+                cell.stricter or 0.0,
                 cell.peak,
             )
             for cell in self.cells
@@ -373,6 +380,8 @@ class Incident:
 
 def _extent(worst: BrokenCell, on: str) -> str:
     changed = "" if worst.loosened_to is None else f"; the limit was then changed to {number(worst.loosened_to)}"
+    if worst.stricter is not None:
+        changed = f"; a limit of {number(worst.stricter)} was broken before it was changed{changed}"
     changed += f"; {CLAUSE_GONE}" * (worst.changed and not worst.refuted)
     return _as_it_was(worst, on) + changed
 
@@ -444,7 +453,11 @@ def lifting_commands(incident: Incident, table: DecisionTable) -> tuple[str, ...
     """Return the commands that end the routes and pins left on an incident's slices."""
     slices = {cell.slice for cell in incident.cells}
     routed = [route.slice for route in _routed(incident, slices, table)]
-    pinned = [pin.slice for pin in table.pins if pin.contract == incident.contract and pin.slice in {ALL, *slices}]
+    pinned = [
+        pin.slice
+        for pin in table.pins
+        if pin.contract == incident.contract and (pin.slice in {ALL, *slices} or any(map(pin.overrides, slices)))
+    ]
 
     def only(names: list[str]) -> str:
         return f" --slice {names[0]}" if len(set(names)) == 1 else ""

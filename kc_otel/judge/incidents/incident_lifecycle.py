@@ -34,8 +34,9 @@ from types import MappingProxyType
 from typing import Any, Final, Literal
 
 from kc_otel.contract.slices import ALL
+from kc_otel.contract.words import place
 from kc_otel.judge.cell_columns import selected
-from kc_otel.judge.decisions import DecisionTable, kept_since
+from kc_otel.judge.decisions import DecisionTable, kept_since, overriding_pin
 from kc_otel.judge.escalation.alerts import INPUT_CLAUSE, Alert, Transition, What
 from kc_otel.judge.escalation.notices import IncidentMessage, People
 from kc_otel.judge.incidents.incident import (
@@ -125,7 +126,7 @@ class TrafficSeen:
         if self.silent or ordered(slice, version) is None:
             return False
         taken_at = self.taken.get(version)
-        all_since = ordered(ALL, version)
+        all_since = ordered("", version)
         orders = {name: since for name in (slice, ALL) if (since := ordered(name, version)) is not None}
         disobeyed_at = self.disobeyed.get(version, -math.inf)
         return all(
@@ -381,11 +382,16 @@ def _cell(before: BrokenCell | None, where: Place, broken: _Broken) -> BrokenCel
     limit, estimate, lower, upper = map(finite_or_none, (verdict.limit, verdict.estimate, verdict.lower, verdict.upper))
     peak, peak_at = (None, None) if before is None or other else (before.peak, before.peak_at)
     several = other and before is not None and not before.refuted
+    stricter = None
+    if before is not None and not other and (not before.refuted or before.loosened_to is not None):
+        known = before.strictest
+        stricter = known if known is not None and known < verdict.limit else None
     if estimate is not None and (peak is None or estimate > peak):
         peak, peak_at = estimate, verdict.at
     return BrokenCell(
         *where, since, None, limit, estimate, lower, upper, verdict.reason, peak, peak_at, at=verdict.at,
         held=broken.held, doubted=broken.doubted, quantity=_SEVERAL if several else broken.quantity,
+        stricter=stricter,
     )  # fmt: skip
 
 
@@ -410,7 +416,7 @@ def _settled(incident: Incident, table: DecisionTable, now: float, traffic: Traf
         key=lambda cell: (cell.until is not None, -cell.badness, cell.slice == ALL, cell.slice, cell.clause),
     )
     incident = replace(incident, cells=tuple(cells))
-    incident = replace(incident, gone=_gone(incident, now, traffic))
+    incident = replace(incident, gone=_gone(incident, table, now, traffic))
     slices, version = {cell.slice for cell in incident.broken}, incident.kernel_inference
     if incident.on == "no-data" and slices:  # no order mends that nobody sees
         return replace(incident, state=IncidentState.BROKEN, **_NO_ORDER)
@@ -420,16 +426,19 @@ def _settled(incident: Incident, table: DecisionTable, now: float, traffic: Traf
         orders = {**_routes(table, incident)} if incident.on in _ROUTED else {}
         if not orders:
             return _over(incident, now)
-        if any(kept(slice, version) is None for slice in orders):
+        if lifted := [slice for slice in orders if kept(slice, version) is None]:
             ordered_at = max(_routes(table, incident).values()) if incident.ordered_at is None else incident.ordered_at
             return replace(
-                incident, state=IncidentState.BROKEN, contained_at=None, ordered_at=ordered_at, obeyed="pinned"
-            )
+                incident, state=IncidentState.BROKEN, contained_at=None, ordered_at=ordered_at, obeyed="pinned",
+                behind=_overridden(table, incident, lifted)[0],
+            )  # fmt: skip
     given = {slice: since for slice, since in orders.items() if since is not None}
     if len(given) < len(orders):
-        return replace(incident, state=IncidentState.BROKEN, **_NO_ORDER)
+        incident = replace(incident, state=IncidentState.BROKEN, **_NO_ORDER)
+        why, before = _overridden(table, incident, orders.keys() - given)
+        return replace(incident, ordered_at=before, obeyed="pinned", behind=why) if why else incident
     newest, taken_at = max(given.values()), incident.taken_at
-    said = (traffic.behind(slice, since, kept(ALL, version)) for slice, since in sorted(given.items()))
+    said = (traffic.behind(slice, since, kept("", version)) for slice, since in sorted(given.items()))
     behind = next(filter(None, said), "")
     obeyed, taken_at = _obeyed(given, version, taken_at, now, traffic, behind)
     arrived = max(traffic.arrived(slice, version) for slice in given)
@@ -464,6 +473,23 @@ def _obeyed(
     return "unconfirmed" if traffic.routers >= max(given.values()) else "untaken", taken_at
 
 
+def _overridden(table: DecisionTable, incident: Incident, slices: Iterable[str]) -> tuple[str, float | None]:
+    """Return the end of a sentence: which pin wins over what was ordered of slices; and when that was ordered.
+
+    Empty and None where nothing was ordered of one of them.
+    """
+    found = {
+        slice: overriding_pin(table, incident.contract, slice, incident.kernel_inference) for slice in sorted(slices)
+    }
+    over = [(slice, *known) for slice, known in found.items() if known is not None]
+    if not over or len(over) < len(found):
+        return "", None
+    slice, pin, _ = over[0]
+    part = "" if pin.slice in {ALL, slice} else " in part"
+    said = f"the pin of {place(pin.slice)} to the inference kernel by {pin.by} overrides it{part}"
+    return said, max(since for _, _, since in over)
+
+
 def _over(incident: Incident, now: float) -> Incident:
     """The incident once nothing of it is broken, held or routed."""
     if incident.on not in OF_RECORDERS or incident.refuted or incident.gone:
@@ -471,18 +497,27 @@ def _over(incident: Incident, now: float) -> Incident:
     return replace(incident, state=IncidentState.UNPROVEN, **_NO_ORDER)
 
 
-def _gone(incident: Incident, now: float, traffic: TrafficSeen) -> bool:
+def _gone(incident: Incident, table: DecisionTable, now: float, traffic: TrafficSeen) -> bool:
     """Return whether a kernel version is known to serve nobody, or a person has closed what went away.
 
     A roll-back is an order: it counts once a router that had sent requests to the version keeps all of them from it,
-    and each router that is known has taken it.
+    and each router that is known has taken it, and until the version is started again or is measured later.
     """
     ended = max(cell.until or now for cell in incident.cells)
     last = {action.kind: action.at for action in sorted(incident.actions, key=lambda action: action.at)}
     rolled_back = last.get("roll-back", -math.inf)
-    obeyed = rolled_back > last.get("serves", -math.inf) and traffic.kept(ALL, incident.kernel_inference) >= rolled_back
+    version = incident.kernel_inference
+    obeyed = (
+        rolled_back > last.get("serves", -math.inf)
+        and any(
+            (share.contract, share.version, share.weight, share.since) == (incident.contract, version, 0.0, rolled_back)
+            for share in table.canaries
+        )
+        and traffic.kept(ALL, version) >= rolled_back
+        and not traffic.was_measured(ALL, version, rolled_back, None)
+    )
     return (
-        traffic.ended(incident.kernel_train, incident.kernel_inference)
+        traffic.ended(incident.kernel_train, version)
         or (obeyed and not traffic.behind(ALL, rolled_back, None))
         or any(word.kind == "closed" and word.at > ended for word in incident.words)
     )

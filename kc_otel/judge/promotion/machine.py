@@ -76,8 +76,8 @@ def advance(promotion: Promotion, contract: Contract, evaluation: Evaluation, ho
         return promotion, ()
     now = evaluation.at
     if promotion.contract_hash != contract.hash:
-        # Results under other limits prove nothing under these.
-        promotion = replace(promotion, contract_hash=contract.hash, offline="", tally=Tally(pass_from=now))
+        # Results and approvals under other limits prove nothing under these.
+        promotion = replace(promotion, contract_hash=contract.hash, offline="", approved=(), tally=Tally(pass_from=now))
     by_person = f"by {promotion.hold.by}: {promotion.hold.why}" if promotion.hold else ""
     asked = [*holds, *filter(None, (promotion.short, by_person))]
     if promotion.position.stage is Stage.OFFLINE_CI:

@@ -12,7 +12,6 @@ from pydantic import AfterValidator
 
 from kc_otel.contract.slices import ALL
 from kc_otel.contract.words import listed, place
-from kc_otel.judge.decisions import without_slice
 from kc_otel.judge.escalation.notices import People
 from kc_otel.judge.incidents.incident import ActionTaken, BrokenCell, Diagnosis, Incident, IncidentState, actions_taken
 from kc_otel.judge.verdict import Cell, Status
@@ -286,7 +285,7 @@ def _by_people(core: Core) -> Iterator[InForceView]:
         yield InForceView(
             contract=pin.contract, kind="pin", slice=pin.slice, since=pin.at, until=pin.until,
             text=f"{place(pin.slice)} is pinned to the {_KERNELS.get(pin.kernel, pin.kernel)} by {pin.by} ({pin.why})"
-            + (f"; but {without}" if (without := without_slice(core.contracts[pin.contract], pin.slice)) else ""),
+            + f"; but {pin.outdated}" * bool(pin.outdated),
         )  # fmt: skip
     for silence in core.people.silences:
         yield InForceView(

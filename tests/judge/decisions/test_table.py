@@ -2,13 +2,27 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from kc_otel.client.router import Router
-from kc_otel.judge.decisions import DecisionTable, DirectiveKind, Pin, apply, forget, pin, resume, unpin
+from kc_otel.judge.decisions import (
+    DecisionTable,
+    DirectiveKind,
+    Pin,
+    apply,
+    as_defined,
+    forget,
+    pin,
+    resume,
+    unpin,
+    with_contract,
+)
 from kc_otel.judge.plain_json import read_json, to_json, to_plain
+from tests.tools.contracts import contract_of
 
 EVERYTHING = (
     "notify", "sample-more", "locate", "hold-promotion", "quarantine-rollouts", "resync-weights", "halt",
@@ -183,3 +197,24 @@ def test_pinning_again_replaces_and_unpinning_ends():
     assert [entry.contract for entry in forget(again, "policy-7b", 3.0).pins] == ["other"]
     with pytest.raises(LookupError, match="no pin is in force for slice 'long-context'"):
         unpin(again, "policy-7b", "long-context", 3.0)
+
+
+def test_a_pin_says_what_a_changed_contract_does_to_it(contract, make_transition):
+    """As a route does; it ends with neither, and it meets the slices that may share requests with its own."""
+    wanted = as_defined(pinned("code"), contract)
+    assert (wanted.slice_id, wanted.meets) == (contract.slice_ids["code"], ("long-context",))
+    train = as_defined(pinned("long-context", "train-kernel"), contract)
+    table = apply(DecisionTable(), [replace(make_transition(), started_at=0.5)], contract, 0.5)
+    table = pin(pin(table, wanted), train)
+    assert with_contract(table, contract, 2.0) is table
+    other = {"code": {"where": {"task": "sql"}}, "long-context": {"where": {"task": "code"}}}
+    after = with_contract(table, contract_of("policy-7b", slices=other), 2.0)
+    said = "the slice was redefined since: "
+    assert [(pin.outdated, pin.meets) for pin in after.pins] == [
+        (f"{said}other requests may be in it now", ("long-context",)),
+        (f"{said}what broke may be outside of it now", ("code",)),
+    ]
+    assert [route.since for route in after.routes] == [0.5], "no pin has ended"
+    gone = with_contract(table, contract_of("policy-7b", slices={}), 2.0)
+    assert {pin.outdated for pin in gone.pins} == {"it has no effect: the contract no longer has this slice"}
+    assert with_contract(gone, contract, 3.0).pins == table.pins

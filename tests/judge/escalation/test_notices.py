@@ -24,6 +24,7 @@ from kc_otel.judge.escalation.notices import (
     notices,
     silence,
     unsilence,
+    untold_ends,
 )
 from kc_otel.judge.escalation.webhook_body import alert_body
 from kc_otel.judge.incidents.incident import IncidentState
@@ -235,6 +236,7 @@ class Fleet:
         found = follow(self.contract.name, self.lasting, verdicts, self.state.firing, self.table, self.now)
         self.lasting = tuple(incident for incident in found if incident.state is not IncidentState.RESOLVED)
         groups = read_json(tuple[MessageGroup, ...], to_json(self.groups))
+        said = (*said, *untold_ends(edges, said))
         self.groups, sent = group_messages(groups, said, found, self.people, self.timing, 300.0, self.now)
         return sent
 
@@ -421,3 +423,26 @@ def test_nothing_is_lost_and_nothing_is_said_twice(make_contract, make_verdict, 
     for _ in range(2):
         hear(300, **last)
     assert known == {alert.fingerprint for alert in escalation.state.firing}
+
+
+@pytest.mark.parametrize("silenced", [True, False])
+@pytest.mark.parametrize(("back", "told"), [(False, ["unproven", "resolved"]), (True, [])])
+def test_a_breach_that_went_away_before_it_was_told_is_told_as_unproven(fleet, silenced, back, told):
+    """Its kernel fell silent within the wait or a silence; one that was refuted by then is not told at all."""
+    escalation = fleet(timing=GroupTiming(60.0, 300.0))
+    make = escalation.make_verdict
+    if silenced:
+        silence = Silence("1", escalation.contract.name, None, None, "ada", "planned", 0.0, escalation.now + 1000)
+        escalation.people = People((silence,))
+    assert escalation.tick(0, a="FAIL") == []
+    escalation.make_verdict = lambda status, **where: make(status, inference="c" * 12, **where)
+    assert escalation.tick(10, a="PASS") == []
+    if back:
+        escalation.make_verdict = make
+    sent = [message.reason for _ in range(5) for message in escalation.messages(150, a="PASS")]
+    assert sent == ([] if silenced else told[:1])
+    escalation.people = People()
+    sent += [message.reason for _ in range(10) for message in escalation.messages(150, a="PASS")]
+    escalation.make_verdict = make
+    sent += [message.reason for message in escalation.messages(60, a="PASS")]
+    assert (sent, escalation.groups) == (told, ())

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 from kc_otel.contract.model import Contract
-from kc_otel.judge.decisions import DecisionTable, Pin, apply, kept_since, pin, resume
+from kc_otel.judge.decisions import Canary, DecisionTable, Pin, apply, changed, kept_since, pin, resume, unpin
 from kc_otel.judge.escalation.alerts import PolicyState, Transition, What, advance
 from kc_otel.judge.escalation.notices import IncidentMessage, NoticeReason, People, Silence
 from kc_otel.judge.escalation.webhook_body import summary
-from kc_otel.judge.incidents.incident import Incident, IncidentAction, IncidentState, actions_taken
+from kc_otel.judge.incidents.incident import Incident, IncidentAction, IncidentState, actions_taken, lifting_commands
 from kc_otel.judge.incidents.incident_lifecycle import (
     TrafficSeen,
     follow,
@@ -474,6 +474,9 @@ def test_what_only_went_away_stays_until_it_is_known_how_it_ended() -> None:
     def after(*verdicts: Verdict, **changes: Any) -> tuple[Incident, ...]:
         evaluator = Evaluator([{"on": "fail", "do": ["notify"]}])
         evaluator.lasting = (replace(unproven, **changes.pop("incident", {})),)
+        since = changes.pop("rolled_back", 100.0)
+        share = Canary("policy-7b", unproven.kernel_inference, 0.0, "", since)
+        evaluator.table = changed(evaluator.table, since, canaries=[share])
         evaluator.traffic = replace(evaluator.traffic, **changes)
         return evaluator.tick(1e6 + 60.0, *verdicts)
 
@@ -491,6 +494,10 @@ def test_what_only_went_away_stays_until_it_is_known_how_it_ended() -> None:
     assert untaken.state is IncidentState.UNPROVEN, "nobody is known to carry the roll-back out"
     (serves,) = after(other, incident={"actions": (back, replace(back, kind="serves", target="", at=200.0))})
     assert serves.state is IncidentState.UNPROVEN
+    (again,) = after(other, incident={"actions": (back,)}, rolled_back=150.0)
+    assert again.state is IncidentState.UNPROVEN, "it was started again"
+    (measured,) = after(other, incident={"actions": (back,)}, measured=lambda *_: 161.0)
+    assert measured.state is IncidentState.UNPROVEN
     for kind in ("acknowledged", "resumed"):
         (still,) = after(other, incident={"words": said(kind, 1e6)[0].words})
         assert still.state is IncidentState.UNPROVEN, "that was said of something else"
@@ -556,7 +563,7 @@ def test_a_route_below_a_pin_is_not_called_untaken() -> None:
     assert incident.state is IncidentState.BROKEN
     assert incident.state_text == (
         "No longer measured as broken: the breach is over, and the route ordered at 00:00 UTC remains, "
-        "but a pin to the inference kernel overrides it"
+        "but the pin of all traffic to the inference kernel by ada overrides it"
     )
 
 
@@ -679,6 +686,7 @@ def test_invalid_input_that_only_went_away_ends_as_a_breach_does() -> None:
         evaluator.lasting = with_word(evaluator.lasting, "closed", {"message": "ada: replaced"}, 1e6) * closed or (
             with_roll_backs(evaluator.lasting, [back]) if rolled else evaluator.lasting
         )
+        evaluator.table = changed(evaluator.table, 100.0, canaries=[Canary("policy-7b", pair[1], 0.0, "", 100.0)])
         (incident,) = evaluator.tick(1e6 + 60.0, *verdicts)
         return incident
 
@@ -775,3 +783,73 @@ def test_data_of_another_clause_of_the_same_name_are_not_told_as_those_that_were
         assert "is no longer asked for" in summary(ended, {}, over)
         (same,) = follow(contract.name, [begun], [now], (), DecisionTable(), 60.0, quantities={place: "before"})
         assert same.state_text == "Resolved"
+
+
+@pytest.mark.parametrize(("upper", "said"), [(0.3, "Closed by a changed limit"), (0.001, "Resolved")])
+def test_a_breach_of_two_limits_is_resolved_below_the_stricter_one(upper: float, said: str) -> None:
+    """The limit was raised in the breach, and the new one was broken too; the incident and its end say so."""
+    evaluator = Evaluator([{"on": "fail", "do": ["notify"]}])
+    evaluator.tick(0.0, fail("code", estimate=0.9, lower=0.8))
+    (incident,) = evaluator.tick(30.0, fail("code", limit=0.5, estimate=0.9, lower=0.8))
+    assert incident.extents[0][1].endswith("; a limit of 0.004 was broken before it was changed")
+    passes = replace(verdict_of("PASS", slice="code"), limit=0.5, upper=upper)
+    (incident,) = evaluator.tick(60.0, passes)
+    assert (incident.state, incident.state_text) == (IncidentState.RESOLVED, said)
+    end = replace(edges_of(fail("code"))[0], what=What.RESOLVED, verdict=passes)
+    assert ("its limit was changed from 0.004 to 0.5" in summary(end, {}, incident)) == (upper == 0.3)
+
+
+def test_a_limit_that_was_kept_before_a_second_breach_does_not_count_for_it() -> None:
+    """A verdict refuted the breach of it while another cell was broken."""
+    evaluator = Evaluator([{"on": "fail", "do": ["notify"]}])
+    evaluator.tick(0.0, fail("code"), fail("prose"))
+    evaluator.tick(30.0, replace(verdict_of("PASS", slice="code"), upper=0.001), fail("prose"))
+    evaluator.tick(60.0, fail("code", limit=0.5, estimate=0.9, lower=0.8), fail("prose"))
+    passes = replace(verdict_of("PASS", slice="code"), limit=0.5, upper=0.3)
+    (incident,) = evaluator.tick(90.0, passes, verdict_of("PASS", slice="prose"))
+    assert incident.state_text == "Resolved"
+
+
+def test_a_pin_of_another_slice_that_shares_requests_overrides_a_route() -> None:
+    """The state names it, and the commands end it; a route below it is in force since the pin has ended."""
+    for slice, meets, part in (("long", ("code",), " in part"), ("long", (), None), ("code", (), "")):
+        evaluator = Evaluator(ROUTING)
+        evaluator.tick(0.0, fail("code"))
+        given = Pin(evaluator.contract.name, slice, "inference-kernel", "ada", "fine", 5.0, meets=meets)
+        evaluator.table = pin(evaluator.table, given)
+        (incident,) = evaluator.tick(71.0, fail("code"))
+        assert (incident.state is IncidentState.CONTAINED) == (part is None)
+        if part is None:
+            continue
+        said = f"but the pin of {slice} to the inference kernel by ada overrides it{part}"
+        assert incident.state_text == f"Broken; routing to the training kernel was ordered at 00:00 UTC, {said}"
+        assert incident.obeyed == "pinned"
+        assert any(f"unpin policy-7b --slice {slice}" in said for said in lifting_commands(incident, evaluator.table))
+        evaluator.table = unpin(evaluator.table, evaluator.contract.name, None, 100.0)
+        assert [route.since for route in evaluator.table.routes] == [100.0]
+
+
+def test_all_traffic_is_not_contained_while_a_slice_of_it_is_pinned_to_the_kernel() -> None:
+    """Whatever the slice: an older pin gives way to a newer one of all traffic."""
+    evaluator = Evaluator(ROUTING)
+    evaluator.tick(0.0, fail("all"))
+    evaluator.table = pin(evaluator.table, Pin("policy-7b", "code", "inference-kernel", "ada", "fine", 5.0))
+    (incident,) = evaluator.tick(71.0, fail("all"))
+    assert (incident.state, incident.obeyed) == (IncidentState.BROKEN, "pinned")
+    evaluator.table = pin(evaluator.table, Pin("policy-7b", "all", "train-kernel", "ada", "it is not", 80.0))
+    evaluator.tick(90.0, fail("all"))
+    (incident,) = evaluator.tick(151.0, fail("all"))
+    assert incident.state is IncidentState.CONTAINED
+
+
+def test_an_order_for_all_traffic_covers_a_slice_whatever_is_pinned_of_others() -> None:
+    """Routers that do not know the slice keep it away by that order, although all traffic is not contained by it."""
+    evaluator = Evaluator(ROUTING)
+    evaluator.tick(0.0, fail("all"))
+    evaluator.table = pin(evaluator.table, Pin("policy-7b", "prose", "inference-kernel", "ada", "fine", 5.0))
+    kept = kept_since(evaluator.table, "policy-7b")
+    assert [kept(slice, "b" * 12) for slice in ("all", "prose", "code", "")] == [None, None, 0.0, 0.0]
+    evaluator.traffic = replace(evaluator.traffic, behind=lambda *given: "" if given[2] == 0.0 else "one is behind")
+    evaluator.tick(10.0, fail("code"), verdict_of("PASS", slice="all"))
+    (incident,) = evaluator.tick(71.0, fail("code"), verdict_of("PASS", slice="all"))
+    assert incident.state is IncidentState.CONTAINED
