@@ -278,7 +278,7 @@ def test_a_column_that_cannot_be_read_is_named_where_it_is_missed(tmp_path):
     assert absent.status == "NO_DATA"
     assert "`task` holds text of shape (50,), not a plain value for each of 200 rows" in absent.reason
     assert left.endswith("reward holds float64 of shape (2, 200), not a plain value for each of 200 rows")
-    absent, (left,) = said(task=tasks.astype("S"), reward=np.full(200, "0.5"))
+    absent, (left,) = said(task=tasks, reward=np.full(200, "0.5"))
     assert absent.status == "PASS"
     assert left.endswith("reward of sequence 0 is '0.5', not a number")
     absent, left = said(task="code", reward=1.0)
