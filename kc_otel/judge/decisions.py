@@ -101,7 +101,8 @@ class Pin:
 
     def overrides(self, slice: str) -> bool:
         """Return True if it may send requests of a slice to the inference kernel, whatever was ordered of them."""
-        return self.kernel == INFERENCE_KERNEL and (ALL in {slice, self.slice} or slice in {self.slice, *self.meets})
+        covered = slice == self.slice or ALL in {slice, self.slice} or slice in self.meets
+        return covered and self.kernel == INFERENCE_KERNEL
 
 
 @dataclass(frozen=True, slots=True, order=True)
