@@ -27,7 +27,7 @@ TORCH_CPU_INDEX ?= https://download.pytorch.org/whl/cpu
 SGLANG ?= 0.5.23
 TRITON ?= 3.9.0
 OLDEST_VLLM ?= 0.30.0
-OLDEST_EXTRAS := serve openfeature parquet
+OLDEST_EXTRAS := serve openfeature parquet grafana
 comma := ,
 space := $(strip) $(strip)
 # Compiled when the package is installed.

@@ -88,6 +88,19 @@ def test_the_command_without_its_extra_says_what_to_install(without, monkeypatch
     assert said == "kc-otel: the command line needs typer: pip install 'kc-otel[cli]'\n"
 
 
+def test_dashboards_without_the_sdk_say_what_to_install_and_rules_need_none(without, monkeypatch, capsys, tmp_path):
+    for name in [name for name in sys.modules if name.startswith("kc_otel.generate")]:
+        monkeypatch.delitem(sys.modules, name)
+    without("grafana_foundation_sdk")
+    said = command(monkeypatch, capsys, "generate", "grafana", str(CONTRACT), "--out", str(tmp_path))
+    assert said == "kc-otel: a dashboard needs grafana_foundation_sdk: pip install 'kc-otel[grafana]'\n"
+    assert not list(tmp_path.iterdir())
+    monkeypatch.setattr(sys, "argv", ["kc-otel", "generate", "prometheus", str(CONTRACT), "--out", str(tmp_path)])
+    with pytest.raises(SystemExit) as done:
+        script.main()
+    assert not done.value.code
+
+
 def test_a_defect_of_our_own_is_no_missing_extra():
     with pytest.raises(ModuleNotFoundError) as found, extra("cli", "a test"):
         importlib.import_module("kc_otel.no_such_room")
@@ -98,11 +111,11 @@ def test_every_extra_that_is_asked_for_exists():
     text = "\n".join(path.read_text() for path in (REPOSITORY / "kc_otel").rglob("*.py"))
     named = set(re.findall(r'\bextra\("(\w+)"', text)) | set(re.findall(r"kc-otel\[(\w+)\]", text))
     assert named <= set(PROJECT["optional-dependencies"])
-    assert {"cli", "serve", "stats", "torch", "vllm", "openfeature", "parquet"} <= named
+    assert {"cli", "serve", "stats", "torch", "vllm", "grafana", "openfeature", "parquet"} <= named
 
 
 LIBRARIES = {
-    "fastapi", "httpx",
+    "fastapi", "grafana_foundation_sdk", "httpx",
     "openfeature", "opentelemetry.instrumentation", "prometheus_client", "pyarrow", "ray", "rich", "scipy", "sglang",
     "starlette", "torch", "transformers", "triton", "trl", "typer", "uvicorn", "verl", "vllm", "wrapt",
 }  # fmt: skip
@@ -164,7 +177,7 @@ def test_every_module_without_any_extra_works_or_says_what_to_install(tmp_path):
         ("kc_otel.serve.server", "serve"), ("kc_otel.offline.run_log.run_rules", "stats"),
         ("kc_otel.offline.gate.endpoint_recording", "cli"), ("kc_otel.record.telemetry.reduce_device", "torch"),
         ("kc_otel.cli.serve_command", "cli"), ("kc_otel.recordings.endpoints.endpoint_client", "cli"),
-        ("kc_otel.client.openfeature", "openfeature"),
+        ("kc_otel.client.openfeature", "openfeature"), ("kc_otel.generate.grafana.sdk", "grafana"),
         ("kc_otel.integrations.torch", "torch"), ("kc_otel.integrations.vllm.instrumentor", "vllm"),
         ("kc_otel.serve.receivers", "serve"), ("kc_otel.serve.api", "serve"),
     ):  # fmt: skip

@@ -95,7 +95,7 @@ def _generate(
     from kc_otel.contract.load import load_all  # noqa: PLC0415
     from kc_otel.generate.files import stale, write  # noqa: PLC0415
 
-    with unusable(ModuleNotFoundError):
+    with unusable():
         files = make(load_all(paths))
         changed = stale(files, out) if check else write(files, out)
     for file in files:

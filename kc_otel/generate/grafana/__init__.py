@@ -1,4 +1,4 @@
-"""Grafana dashboards, which fit every contract, and alerts made from contracts."""
+"""Grafana dashboards, which fit every contract, and alerts made from contracts. Needs the extra `grafana`."""
 
 from __future__ import annotations
 

@@ -11,7 +11,8 @@ from kc_otel.contract.prometheus_names import label, metric, selector
 from kc_otel.contract.registry.own_metrics import METRICS
 from kc_otel.contract.slices import ALL
 from kc_otel.generate.files import GeneratedFile
-from kc_otel.generate.grafana.panels import Json, legend, link, reference
+from kc_otel.generate.grafana import sdk
+from kc_otel.generate.grafana.panels import legend, link, reference
 from kc_otel.generate.grafana.queries import by, minimum_step, picked
 from kc_otel.generate.links import HEALTH_UID, OVERVIEW_UID, PROMOTION_UID, RL_UID, SLICE_UID
 
@@ -27,49 +28,41 @@ _TITLES: Final = {
     HEALTH_UID: "Health",
 }
 _LINE_CHARACTERS: Final = 120
-_COLUMNS: Final = 24
 _FIELDS: Final = ("engine", "engine.version", "dtype", "quantization", "kv_cache_dtype", "attention", "hardware")
 
 
-def board_file(uid: str, about: str, variables: Iterable[Json], contents: Iterable[Json]) -> GeneratedFile:
-    """A dashboard that links to all others and marks incidents and where kernel versions change."""
-    shown = list(contents)
-    _place(inner for outer in shown for inner in (outer, *outer.get("panels", ())))
-    datasource = source(
-        "datasource",
-        "Data source",
-        "prometheus",
-        "The Prometheus that scrapes the evaluator and takes the recorders' metrics from the Collector.",
+def board_file(uid: str, about: str, variables: Iterable[Any], contents: Iterable[Any]) -> GeneratedFile:
+    """A dashboard that links to all others and marks incidents and where kernel versions change.
+
+    The SDK puts links and marks into the controls menu; without a placement they stand above the panels.
+    """
+    board = (
+        sdk.dashboard.Dashboard(f"Kernel contracts: {_TITLES[uid].lower() if uid != RL_UID else _TITLES[uid]}")
+        .uid(uid)
+        .description(f"{about} {_NOTICE}")
+        .tags(["kernel-contract"])
+        .timezone("browser")
+        .tooltip(sdk.models.DashboardCursorSync.CROSSHAIR)
+        .time("now-6h", "now")
+        .refresh("30s")
+        .readonly()
     )
-    board = {
-        "schemaVersion": 42,
-        "uid": uid,
-        "title": f"Kernel contracts: {_TITLES[uid].lower() if uid != RL_UID else _TITLES[uid]}",
-        "description": f"{about} {_NOTICE}",
-        "tags": ["kernel-contract"],
-        "timezone": "browser",
-        "editable": False,
-        "graphTooltip": 1,  # a crosshair on all panels
-        "time": {"from": "now-6h", "to": "now"},
-        "refresh": "30s",
-        "links": [link(title, f"/d/{other}", keep=True) for other, title in _TITLES.items() if other != uid],
-        "templating": {"list": [datasource, *variables]},
-        "annotations": {"list": [_incidents(), *_kernel_changes()]},
-        "panels": shown,
-    }
+    where = "The Prometheus that scrapes the evaluator and takes the recorders' metrics from the Collector."
+    for variable in (source("datasource", "Data source", "prometheus", where), *variables):
+        board.with_variable(variable)
+    for other, title in _TITLES.items():
+        if other != uid:
+            shown = link(title, f"/d/{other}").type(sdk.models.DashboardLinkType.LINK).icon("dashboard")
+            board.link(shown.include_vars(True).keep_time(True).as_dropdown(False))
+    for mark in (_incidents(), *_kernel_changes()):
+        board.annotation(mark)
+    for content in contents:
+        (board.with_row if isinstance(content, sdk.dashboard.Row) else board.with_panel)(content)
+    plain = json.loads(json.dumps(board.build(), cls=sdk.JSONEncoder))
+    for shown in (*plain["links"], *plain["annotations"]["list"]):
+        del shown["placement"]
     name = uid.removeprefix("kc-")
-    return GeneratedFile(PurePosixPath("grafana", "dashboards", f"{name}.json"), f"{_json(board)}\n")
-
-
-def _place(panels: Iterable[Json]) -> None:
-    """Place panels from left to right, line by line, on the grid of 24 columns."""
-    x = y = height = 0
-    for shown in panels:
-        place = shown["gridPos"]
-        if x + place["w"] > _COLUMNS:
-            x, y, height = 0, y + height, 0
-        place |= {"x": x, "y": y}
-        x, height = x + place["w"], max(height, place["h"])
+    return GeneratedFile(PurePosixPath("grafana", "dashboards", f"{name}.json"), f"{_json(plain)}\n")
 
 
 def _json(value: Any, indent: int = 0) -> str:
@@ -93,39 +86,34 @@ def _json(value: Any, indent: int = 0) -> str:
     return f"{opened}\n{inner}{body}\n{' ' * indent}{closed}"
 
 
-def source(name: str, title: str, kind: str, about: str) -> Json:
+def source(name: str, title: str, kind: str, about: str) -> Any:
     """A variable that picks a data source."""
-    return {
-        "type": "datasource", "name": name, "label": title, "description": about, "query": kind, "multi": False,
-        "includeAll": False,
-    }  # fmt: skip
+    return sdk.dashboard.DatasourceVariable(name).label(title).type(kind).description(about)
 
 
-def choice(name: str, title: str, about: str, query: str, *, single: bool = False, first: str = "") -> Json:
+def choice(name: str, title: str, about: str, query: str, *, single: bool = False, first: str = "") -> Any:
     """A variable whose values a query finds; a single one starts with `first`, one of many values with all."""
-    variable = {
-        "type": "query",
-        "name": name,
-        "label": title,
-        "description": about,
-        "datasource": reference(),
-        "query": {"query": query, "refId": f"{name}-values"},
-        "definition": query,
-        "allowCustomValue": True,
-        "refresh": 2,  # when the time range changes
-        "sort": 1,  # by the alphabet
-        "multi": not single,
-        "includeAll": not single,
-    }
+    variable = (
+        sdk.dashboard.QueryVariable(name)
+        .label(title)
+        .description(about)
+        .datasource(reference())
+        .query({"query": query, "refId": f"{name}-values"})
+        .definition(query)
+        .refresh(sdk.models.VariableRefresh.ON_TIME_RANGE_CHANGED)
+        .sort(sdk.models.VariableSort.ALPHABETICAL_ASC)
+        .multi(not single)
+        .include_all(not single)
+    )
     if not single:
         # Some clauses are about no pair of kernel versions, so "all" has to match the missing label too.
-        variable |= {"allValue": ".*", "current": {"selected": True, "text": ["All"], "value": ["$__all"]}}
+        variable.all_value(".*").current(sdk.models.VariableOption(True, ["All"], ["$__all"]))
     elif first:
-        variable["current"] = {"selected": True, "text": first, "value": first}
+        variable.current(sdk.models.VariableOption(True, first, first))
     return variable
 
 
-def scope(*, slices: bool = True, single: Sequence[str] = ()) -> list[Json]:
+def scope(*, slices: bool = True, single: Sequence[str] = ()) -> list[Any]:
     """The variables that pick contracts, slices and kernel versions; `single` names those that hold one value."""
     of_contract = f'{label("kc.contract")}=~"$contract"'
     verdict = metric("kc.verdict")
@@ -143,14 +131,14 @@ def scope(*, slices: bool = True, single: Sequence[str] = ()) -> list[Json]:
     ]
 
 
-def step() -> Json:
+def step() -> Any:
     """The hidden variable of the smallest step of rates of what recorders send, seconds."""
     about = "Seconds; a rate is over four of them, which hold three exports of the picked contracts' recorders."
     found = choice("step", "Smallest step", about, f"query_result({minimum_step()})", single=True, first="30")
-    return found | {"regex": "/ ([0-9]+) /", "hide": 2}
+    return found.regex("/ ([0-9]+) /").hide(sdk.models.VariableHide.HIDE_VARIABLE)
 
 
-def _kernel_changes() -> list[Json]:
+def _kernel_changes() -> list[Any]:
     """Marks on every graph: a pair of kernel versions that is judged for the first time, and a kernel that reports.
 
     One comes from the evaluator, the other from the recorders, so that one is there when the other is not.
@@ -176,7 +164,7 @@ def _kernel_changes() -> list[Json]:
     ]
 
 
-def _incidents() -> Json:
+def _incidents() -> Any:
     of = METRICS["kc.incident"].attributes
     contract, id, on, train, inference = map(legend, of)
     lasting = by(of, selector("kc.incident", None, *picked(("kc.contract",))))
@@ -184,16 +172,17 @@ def _incidents() -> Json:
     return _mark("Incidents", lasting, text, "red")
 
 
-def _mark(name: str, expression: str, text: str, colour: str) -> Json:
+def _mark(name: str, expression: str, text: str, colour: str) -> Any:
     """Marks wherever an expression finds something; Grafana joins those that follow each other into one range."""
-    return {
-        "name": name,
-        "enable": True,
-        "iconColor": colour,
-        "datasource": reference(),
-        "target": {"expr": expression, "instant": False, "range": True, "refId": "Anno"},
-        "expr": expression,
-        "step": "60s",
-        "titleFormat": name,
-        "textFormat": text,
-    }
+    return (
+        sdk.dashboard.AnnotationQuery()
+        .name(name)
+        .datasource(reference())
+        .enable(True)
+        .icon_color(colour)
+        .expr(expression)
+        .step("60s")
+        .title_format(name)
+        .text_format(text)
+        .target(sdk.prometheus.Dataquery().ref_id("Anno").expr(expression).range())
+    )

@@ -12,7 +12,7 @@ from kc_otel.contract.slices import OTHER
 from kc_otel.generate.files import GeneratedFile
 from kc_otel.generate.grafana import panels, queries
 from kc_otel.generate.grafana.boards import STEP, board_file, scope, step
-from kc_otel.generate.grafana.panels import Json, legend, target, thresholds
+from kc_otel.generate.grafana.panels import legend, target, thresholds
 from kc_otel.generate.links import EVALUATED_ID, HEALTH_UID, INVALID_INPUT_ID, MISSING_ID
 from kc_otel.generate.state_alerts import AGE, FRESH_SECONDS
 
@@ -36,41 +36,41 @@ def health_file() -> GeneratedFile:
     )
 
 
-def evaluator_panel(id: int) -> Json:
+def evaluator_panel(id: int) -> Any:
     """The first thing to look at: how old what the evaluator says is, and whether there is one."""
     about = (
         "Time since the last evaluation. Without a running evaluator, everything on these boards is unknown: restart "
         "it (handbook, On call)."
     )
     colours = thresholds("green", (30.0, "orange"), (FRESH_SECONDS, "red"))
-    return panels.state(id, "Evaluated", about, AGE, legend="ago", unit="s", thresholds=colours, decimals=0)
+    return panels.state(id, "Evaluated", about, AGE, legend="ago", unit="s", colours=colours).decimals(0)
 
 
-def points_panel(id: int, **defaults: Any) -> Json:
+def points_panel(id: int) -> Any:
     """Data points that count; none means that nothing is measured."""
     accepted = queries.now(queries.rate("kc.evaluator.points", (), _outcome(_USED_OUTCOMES)))
     about = "Data points per second that the evaluator counts. At zero nothing is measured: do not trust green panels."
     colours = thresholds("red", (1e-9, "green"))
-    return panels.state(id, "Points used", about, accepted, unit="cps", thresholds=colours, **defaults)
+    return panels.state(id, "Points used", about, accepted, unit="cps", colours=colours)
 
 
-def invalid_panel(id: int, **more: Any) -> Json:
+def invalid_panel(id: int) -> Any:
     """Sequences that failed an input check."""
     about = f"Sequences in the range whose two sides cannot be compared; they do not count as drift. {_RECORDERS}"
-    return panels.count(id, "Invalid input", about, queries.increase("kc.input.invalid"), "orange", **more)
+    return panels.count(id, "Invalid input", about, queries.increase("kc.input.invalid"), "orange")
 
 
-def _counts() -> Iterator[Json]:
+def _counts() -> Iterator[Any]:
     yield evaluator_panel(EVALUATED_ID)
     yield points_panel(1)
     refused = queries.now(queries.rate("kc.evaluator.points", (), _outcome(_USED_OUTCOMES, no=True)))
     about = f"Ignored, duplicate, late, rejected. {_EVALUATOR}"
-    yield panels.count(2, "Points not used", about, refused, "orange", unit="cps", decimals=2)
+    yield panels.count(2, "Points not used", about, refused, "orange").unit("cps").decimals(2)
     waiting, about = queries.now(queries.health("kc.outbox.pending")), METRICS["kc.outbox.pending"].meaning
     yield panels.count(3, "Webhooks waiting", about, waiting, "orange", span=2)
     tick = queries.now(queries.health("kc.evaluator.tick.duration", how="max"))
     about, colours = METRICS["kc.evaluator.tick.duration"].meaning, thresholds("green", (1.0, "yellow"), (5.0, "red"))
-    yield panels.state(4, "Evaluation takes", about, tick, unit="s", thresholds=colours)
+    yield panels.state(4, "Evaluation takes", about, tick, unit="s", colours=colours)
     yield invalid_panel(5)
     for id, title, name in (
         (6, "Batches dropped", "kc.recorder.dropped"),
@@ -83,7 +83,7 @@ def _counts() -> Iterator[Json]:
     yield panels.state(8, "Measured share", about, share, unit="percentunit")
 
 
-def _evaluator() -> Iterator[Json]:
+def _evaluator() -> Iterator[Any]:
     yield _graph(20, 6, "Points received", "kc.evaluator.points", "cps")
     yield _graph(MISSING_ID, 6, "Senders not judged", "kc.evaluator.missing", "short", "max")
     yield _graph(47, 6, "Silent recorders", "kc.evaluator.silent", "short", "max")
@@ -104,7 +104,7 @@ def _evaluator() -> Iterator[Json]:
     yield _graph(39, 12, "Shards: streams", "kc.evaluator.shard.streams", "short", "max", note=shards)
 
 
-def _webhooks() -> Iterator[Json]:
+def _webhooks() -> Iterator[Any]:
     yield _graph(24, 8, "Webhooks waiting, by endpoint", "kc.outbox.pending", "suffix: message")
     name, of = "kc.outbox.disabled", ("kc.endpoint",)
     disabled = target(f"time() - {queries.health(name, of, 'max')}", legend(*of))
@@ -112,7 +112,7 @@ def _webhooks() -> Iterator[Json]:
     yield _graph(25, 8, "Webhook deliveries", "kc.outbox.attempts", "cps")
 
 
-def _recorders() -> Iterator[Json]:
+def _recorders() -> Iterator[Any]:
     of, tokens = ("kc.contract",), "suffix: tokens/s"
     yield _graph(26, 8, "Tokens measured", "kc.recorder.tokens", tokens)
     matchers = ", ".join((*queries.picked(of), f'{label("kc.slice")}="{OTHER}"'))
@@ -148,7 +148,7 @@ def _recorders() -> Iterator[Json]:
 
 def _graph(
     id: int, span: int, title: str, name: str, unit: str, how: str = "sum", *, of: Sequence[str] = (), note: str = ""
-) -> Json:
+) -> Any:
     """A metric by its attributes: a counter as a rate, any other as it is."""
     metric = METRICS[name]
     of, recorders = of or metric.attributes, not name.startswith(("kc.evaluator.", "kc.outbox."))

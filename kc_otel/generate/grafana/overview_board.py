@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
-from typing import Final
+from typing import Any, Final
 
 from kc_otel.contract.prometheus_names import label
 from kc_otel.contract.slices import ALL
@@ -12,7 +12,7 @@ from kc_otel.generate.files import GeneratedFile
 from kc_otel.generate.grafana import panels, queries
 from kc_otel.generate.grafana.boards import board_file, scope
 from kc_otel.generate.grafana.health_board import evaluator_panel, invalid_panel, points_panel
-from kc_otel.generate.grafana.panels import Json, legend, mapping, target, thresholds
+from kc_otel.generate.grafana.panels import legend, mapping, target, thresholds
 from kc_otel.generate.links import HEALTH_UID, NOT_HOLDING_ID, OVERVIEW_UID, PROMOTION_UID, slice_link
 from kc_otel.judge.verdict import Status
 
@@ -29,7 +29,7 @@ def overview_file() -> GeneratedFile:
     return board_file(OVERVIEW_UID, about, scope(), (*_counts(), not_holding(NOT_HOLDING_ID), *_over_time(), *rows))
 
 
-def _counts() -> Iterator[Json]:
+def _counts() -> Iterator[Any]:
     yield evaluator_panel(15)
     stats = (
         (Status.FAIL, "Broken", "Cells (clause, slice, pair of kernel versions) whose lower bound is above the limit."),
@@ -57,14 +57,13 @@ def _counts() -> Iterator[Json]:
         "Slices that the decision table sends to the training kernel instead of the inference kernel.",
         queries.count(queries.to_train(queries.ROUTE[:2])),
         "blue",
-        links=[panels.link("Promotion and routing", f"/d/{PROMOTION_UID}")],
-    )
+    ).data_links([panels.link("Promotion and routing", f"/d/{PROMOTION_UID}")])
     health = [panels.link("Health", f"/d/{HEALTH_UID}")]
-    yield invalid_panel(12, span=2, links=health)
-    yield points_panel(13, links=health)
+    yield invalid_panel(12).span(2).data_links(health)
+    yield points_panel(13).data_links(health)
 
 
-def _over_time() -> Iterator[Json]:
+def _over_time() -> Iterator[Any]:
     yield panels.verdicts(
         8,
         "Verdicts over time",
@@ -81,8 +80,7 @@ def _over_time() -> Iterator[Json]:
         panels.STATUS_COLOURS[Status.FAIL],
         height=7,
         span=12,
-        noValue="No step fired in this range",
-    )
+    ).no_value("No step fired in this range")
     yield panels.timeline(
         10,
         "What was done",
@@ -93,11 +91,10 @@ def _over_time() -> Iterator[Json]:
         "blue",
         height=7,
         span=12,
-        noValue="Nothing had to be done in this range",
-    )
+    ).no_value("Nothing had to be done in this range")
 
 
-def _margins() -> Json:
+def _margins() -> Any:
     """One graph per contract. Shares of limits need no unit, so that clauses on different metrics fit into one."""
     contract, clause = (f"${{__field.labels.{label(name)}}}" for name in ("kc.contract", "kc.clause"))
     into = panels.link("Look into this clause", f"{slice_link(contract, clause, ALL)}&{panels.SAME_TIME}")
@@ -109,10 +106,8 @@ def _margins() -> Json:
         "for the clause's bounds, limit and distribution.",
         (target(queries.by(queries.CELL[:2], queries.margin_share(), "min"), legend("kc.clause")),),
         "percentunit",
-        thresholds=thresholds("red", (0.0, "green")),
-        links=[into],
     )
-    return graph | {"repeat": "contract", "repeatDirection": "h", "maxPerRow": 3}
+    return graph.thresholds(thresholds("red", (0.0, "green"))).repeat("contract").max_per_row(3).data_links([into])
 
 
 _TITLES: Final = dict(
@@ -127,7 +122,7 @@ _SEVERITIES: Final = mapping(
 )
 
 
-def not_holding(id: int) -> Json:
+def not_holding(id: int) -> Any:
     """Table of the cells that are not PASS: clause, slice, onset, distance from the limit, and actions taken."""
     columns = {
         "State": queries.cells("kc.verdict"),
@@ -169,11 +164,10 @@ def not_holding(id: int) -> Json:
             "Training kernel",
             "Inference kernel",
         ),
-        noValue="Every judged promise holds, if the first tile shows a running evaluator",
-    )
+    ).no_value("Every judged promise holds, if the first tile shows a running evaluator")
 
 
-def every_cell(id: int) -> Json:
+def every_cell(id: int) -> Any:
     """Every cell with its numbers."""
     columns = {
         "State": queries.cells("kc.verdict"),
@@ -217,7 +211,7 @@ def _columns() -> dict[str, dict[str, object]]:
     }
 
 
-def _action_mapping() -> Json:
+def _action_mapping() -> Any:
     """Every combination of actions in words, the gravest first."""
     words = [text for _, _, text in queries.ACTION_BITS]
     combinations = itertools.product((0, 1), repeat=len(words))

@@ -1,6 +1,6 @@
-"""Panels as JSON of Grafana's classic dashboards: one function per kind, with the choices that all of its panels share.
+"""Panels as the dashboards use them: one function per kind, with the choices that all of its panels share.
 
-Further keywords of a panel are defaults of its fields, such as `decimals` or `mappings`.
+Panels, queries and thresholds are builders of Grafana's SDK: a board sets on them what is peculiar to one panel.
 """
 
 from __future__ import annotations
@@ -9,9 +9,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
 from kc_otel.contract.prometheus_names import label
+from kc_otel.generate.grafana import sdk
 from kc_otel.judge.verdict import Status
-
-Json = dict[str, Any]
 
 DATASOURCE: Final = "${datasource}"
 SAME_TIME: Final = "${__url_time_range}"
@@ -32,49 +31,52 @@ STATUS_SHAPES: Final = {
     Status.INVALID_INPUT: "⊘",
 }
 """Those of the evaluator's page: a state is never told by its colour alone."""
-LEGEND: Final = {"displayMode": "list", "placement": "bottom", "showLegend": True, "calcs": []}
 
 
-def target(expression: str, legend: str = "", *, exemplar: bool = False, step: str = "") -> Json:
+def target(expression: str, legend: str = "", *, exemplar: bool = False, step: str = "") -> Any:
     """One query of a panel; `step` is the smallest where data comes seldom, `exemplar` shows observations."""
-    optional = {"legendFormat": legend, "exemplar": exemplar, "interval": step}
-    return {"expr": expression, **{name: value for name, value in optional.items() if value}}
+    query = sdk.prometheus.Dataquery().expr(expression)
+    if legend:
+        query.legend_format(legend)
+    if exemplar:
+        query.exemplar(True)
+    if step:
+        query.interval(step)
+    return query
 
 
-def mapping(options: Mapping[str, tuple[str, str]]) -> Json:
+def mapping(options: Mapping[str, tuple[str, str]]) -> Any:
     """A value mapping from value to text and colour."""
-    results = {
-        value: {"text": text, "color": colour, "index": index}
-        for index, (value, (text, colour)) in enumerate(options.items())
-    }
-    return {"type": "value", "options": results}
+    return sdk.models.ValueMap(
+        {
+            value: sdk.models.ValueMappingResult(text=text, color=colour, index=index)
+            for index, (value, (text, colour)) in enumerate(options.items())
+        }
+    )
 
 
-def status_mapping() -> Json:
+def status_mapping() -> Any:
     """Codes of the metric `kc.verdict` to shapes, names and colours."""
     return mapping(
         {str(status.code): (f"{STATUS_SHAPES[status]} {status}", STATUS_COLOURS[status]) for status in Status}
     )
 
 
-def thresholds(base: str, *steps: tuple[float, str]) -> Json:
+def thresholds(base: str, *steps: tuple[float, str]) -> Any:
     """Colours from `base` upwards: each step is the value at which its colour begins."""
-    return {
-        "mode": "absolute",
-        "steps": [{"value": value, "color": colour} for value, colour in ((None, base), *steps)],
-    }
+    colours = [sdk.models.Threshold(value, colour) for value, colour in ((None, base), *steps)]
+    return sdk.dashboard.ThresholdsConfig().mode(sdk.models.ThresholdsMode.ABSOLUTE).steps(colours)
 
 
-def override(panel: Json, name: str, values: Mapping[str, object], matcher: str = "byName") -> None:
-    """Set properties of the fields of one name, or of those that match a regular expression."""
-    properties = [{"id": id, "value": value} for id, value in values.items()]
-    panel["fieldConfig"]["overrides"].append({"matcher": {"id": matcher, "options": name}, "properties": properties})
+def properties(values: Mapping[str, object]) -> list[Any]:
+    """The properties of a field override."""
+    return [sdk.models.DynamicConfigValue(name, value) for name, value in values.items()]
 
 
 MARGIN: Final[Mapping[str, object]] = {
     "unit": "percentunit",
     "decimals": 1,
-    "thresholds": thresholds("red", (0.0, "yellow"), (0.2, "green")),
+    "thresholds": thresholds("red", (0.0, "yellow"), (0.2, "green")).build(),
     "custom.cellOptions": {"type": "color-text"},
 }
 """Column of a table with margins as shares of limits: red beyond the limit, yellow near it."""
@@ -85,25 +87,19 @@ def legend(*attributes: str) -> str:
     return " · ".join(f"{{{{{label(name)}}}}}" for name in attributes)
 
 
-def link(title: str, url: str, *, keep: bool = False) -> Json:
-    """A link of a board or of a panel's values, which may keep variables and time."""
-    return {
-        "title": title, "type": "link", "icon": "dashboard" * keep, "url": url, "includeVars": keep, "keepTime": keep,
-        "asDropdown": False, "targetBlank": False, "tags": [], "tooltip": "",
-    }  # fmt: skip
+def link(title: str, url: str) -> Any:
+    """A link of a board or of a panel's values."""
+    return sdk.dashboard.DashboardLink(title).url(url)
 
 
-def reference(kind: str = "prometheus", uid: str = DATASOURCE) -> Json:
+def reference(kind: str = "prometheus", uid: str = DATASOURCE) -> Any:
     """A data source that a variable picks."""
-    return {"type": kind, "uid": uid}
+    return sdk.common_models.DataSourceRef(kind, uid)
 
 
-def count(
-    id: int, title: str, about: str, query: str, colour: str, base: str = "green", span: int = 3, **defaults: Any
-) -> Json:
+def count(id: int, title: str, about: str, query: str, colour: str, base: str = "green", span: int = 3) -> Any:
     """A count: `base` is the colour of zero, `colour` that of anything above it."""
-    defaults = {"decimals": 0, "thresholds": thresholds(base, (1e-9, colour)), **defaults}
-    return state(id, title, about, query, span=span, **defaults)
+    return state(id, title, about, query, span=span, colours=thresholds(base, (1e-9, colour))).decimals(0)
 
 
 def state(
@@ -114,25 +110,24 @@ def state(
     *,
     legend: str = "",
     span: int = 3,
+    unit: str = "none",
+    colours: Any = None,
     coloured: bool = True,
     text: str = "value",
-    **defaults: Any,
-) -> Json:
+) -> Any:
     """One value, large, on the colour of its threshold or mapping; where several series match, the largest."""
-    options = {
-        "graphMode": "none",
-        "colorMode": "background" if coloured else "none",
-        "justifyMode": "auto",
-        "textMode": text,
-        "wideLayout": True,
-        "showPercentChange": False,
-        "percentChangeColorMode": "standard",
-        "orientation": "auto",
-        "reduceOptions": {"calcs": ["lastNotNull"]},
-    }
-    defaults = {"unit": "none", "thresholds": thresholds("text"), "noValue": "unknown", **defaults}
-    defaults["color"] = {"mode": "thresholds"}
-    return panel("stat", id, title, about, [target(query, legend)], 4, span, options, instant=True, **defaults)
+    models = sdk.common_models
+    return (
+        panel(sdk.stat.Panel(), id, title, about, [target(query, legend)], 4, span, instant=True)
+        .unit(unit)
+        .thresholds(colours or thresholds("text"))
+        .color_scheme(_colours("thresholds"))
+        .color_mode(models.BigValueColorMode.BACKGROUND if coloured else models.BigValueColorMode.NONE)
+        .graph_mode(models.BigValueGraphMode.NONE)
+        .text_mode(models.BigValueTextMode(text))
+        .reduce_options(sdk.common.ReduceDataOptions().calcs(["lastNotNull"]))
+        .no_value("unknown")
+    )
 
 
 def table(
@@ -147,8 +142,7 @@ def table(
     hide: Sequence[str] = (),
     order: Sequence[str] = (),
     height: int = 10,
-    **defaults: Any,
-) -> Json:
+) -> Any:
     """A table with a row per set of labels.
 
     Value columns, by title, are PromQL joined on the labels; `labels` are the titles of their columns, and `overrides`
@@ -166,31 +160,18 @@ def table(
         "indexByName": {name: index for index, name in enumerate(places)},
         "renameByName": titles,
     }
-    made = panel(
-        "table", id, title, about, map(target, columns.values()), height, 24, table_options(sort), instant=True,
-        custom=FILTERABLE, **defaults,
-    )  # fmt: skip
-    for asked in made["targets"]:
-        asked["format"] = "table"
-    made["transformations"] = [{"id": "merge", "options": {}}, {"id": "organize", "options": shown}]
-    for name, properties in overrides.items():
-        override(made, name, properties)
-    return made
+    asked = [target(expression).format("table") for expression in columns.values()]
+    made = panel(sdk.table.Panel(), id, title, about, asked, height, 24, instant=True).filterable(True)
+    for kind, options in (("merge", {}), ("organize", shown)):
+        made.with_transformation(sdk.models.DataTransformerConfig(kind, options=options))
+    for name, column in overrides.items():
+        made.override_by_name(name, properties(column))
+    return made.sort_by([sorting(title, down=down) for title, down in sort])
 
 
-FILTERABLE: Final = {"align": "auto", "inspect": False, "filterable": True}
-"""Fields of a table whose columns can be filtered."""
-
-
-def table_options(sort: Sequence[tuple[str, bool]]) -> Json:
-    """Options of a table, sorted by titles, and by whether the largest come first."""
-    return {
-        "frameIndex": 0,
-        "showHeader": True,
-        "showTypeIcons": False,
-        "cellHeight": "sm",
-        "sortBy": [{"displayName": title, "desc": down} for title, down in sort],
-    }
+def sorting(title: str, *, down: bool) -> Any:
+    """Sort a table by a column, the largest first where `down`."""
+    return sdk.common.TableSortByFieldState().display_name(title).desc(down)
 
 
 def value_field(index: int) -> str:
@@ -199,101 +180,117 @@ def value_field(index: int) -> str:
 
 
 def timeline(
-    id: int,
-    title: str,
-    about: str,
-    targets: Iterable[Json],
-    mappings: Json,
-    base: str,
-    height: int = 9,
-    span: int = 24,
-    **defaults: Any,
-) -> Json:
+    id: int, title: str, about: str, targets: Iterable[Any], mappings: Any, base: str, height: int = 9, span: int = 24
+) -> Any:
     """A band per series that changes colour with its state, and says it in words wherever there is room."""
-    options = {
-        "mergeValues": True,
-        "alignValue": "left",
-        "showValue": "auto",
-        "rowHeight": 0.85,
-        "perPage": 20,
-        "legend": LEGEND,
-        "tooltip": {"mode": "single", "sort": "asc"},
-    }
-    defaults |= {"mappings": [mappings], "thresholds": thresholds(base), "color": {"mode": "thresholds"}}
-    custom = {"lineWidth": 0, "fillOpacity": 80}
-    return panel("state-timeline", id, title, about, targets, height, span, options, custom=custom, **defaults)
+    return (
+        panel(sdk.statetimeline.Panel(), id, title, about, targets, height, span)
+        .mappings([mappings])
+        .thresholds(thresholds(base))
+        .color_scheme(_colours("thresholds"))
+        .merge_values(True)
+        .show_value(sdk.common_models.VisibilityMode.AUTO)
+        .row_height(0.85)
+        .per_page(20)
+        .fill_opacity(80)
+        .line_width(0)
+        .legend(_legend())
+    )
 
 
-def verdicts(id: int, title: str, about: str, targets: Iterable[Json], height: int = 9, span: int = 24) -> Json:
+def verdicts(id: int, title: str, about: str, targets: Iterable[Any], height: int = 9, span: int = 24) -> Any:
     """A timeline of verdicts, by the codes of `kc.verdict`."""
     return timeline(id, title, about, targets, status_mapping(), STATUS_COLOURS[Status.PASS], height, span)
 
 
-def graph(
-    id: int, title: str, about: str, targets: Iterable[Json], unit: str, height: int = 8, span: int = 8, **defaults: Any
-) -> Json:
+def graph(id: int, title: str, about: str, targets: Iterable[Any], unit: str, height: int = 8, span: int = 8) -> Any:
     """Lines over time. A zero axis is not forced: drift is read against its limit."""
-    options = {"legend": LEGEND, "tooltip": {"mode": "multi", "sort": "desc"}}
-    defaults = {"unit": unit, "thresholds": thresholds("green"), "color": {"mode": "palette-classic"}, **defaults}
-    custom = {"lineWidth": 1, "fillOpacity": 0, "showPoints": "never", "spanNulls": False}
-    return panel("timeseries", id, title, about, targets, height, span, options, custom=custom, **defaults)
+    return (
+        panel(sdk.timeseries.Panel(), id, title, about, targets, height, span)
+        .unit(unit)
+        .line_width(1)
+        .fill_opacity(0)
+        .show_points(sdk.common_models.VisibilityMode.NEVER)
+        .span_nulls(False)
+        .color_scheme(_colours("palette-classic"))
+        .thresholds(thresholds("green"))
+        .tooltip(_tooltip("multi", "desc"))
+        .legend(_legend())
+    )
 
 
-def with_limit(graph: Json, pattern: str = "/ limit$/") -> Json:
+def graph_over(id: int, title: str, about: str, x: str, over: str, y: Any, unit: str) -> Any:
+    """Lines over what the expression `over`, a single series, is at the same time; `x` is its title."""
+    axis = sdk.xychart.XychartXYSeriesConfigX().matcher(sdk.xychart.MatcherConfig().id("byName").options(x))
+    joined = {"byField": "Time", "mode": "outer"}
+    return (
+        panel(sdk.xychart.Panel(), id, title, about, (target(over, x), y), 8, 24)
+        .with_transformation(sdk.models.DataTransformerConfig("joinByField", options=joined))
+        .unit(unit)
+        .mapping(sdk.xychart_models.SeriesMapping.AUTO)
+        .series([sdk.xychart.XYSeriesConfig().x(axis)])
+        .show(sdk.xychart_models.XYShowMode.POINTS_AND_LINES)
+        .thresholds(thresholds("green"))
+        .override_by_name(x, properties({"unit": "none", "custom.axisLabel": x}))
+        .tooltip(_tooltip("single", "none"))
+        .legend(_legend())
+    )
+
+
+def _colours(mode: str) -> Any:
+    return sdk.dashboard.FieldColor().mode(sdk.models.FieldColorModeId(mode))
+
+
+def _tooltip(mode: str, order: str) -> Any:
+    options = sdk.common.VizTooltipOptions().mode(sdk.common_models.TooltipDisplayMode(mode))
+    return options.sort(sdk.common_models.SortOrder(order))
+
+
+def _legend() -> Any:
+    legend = sdk.common.VizLegendOptions().display_mode(sdk.common_models.LegendDisplayMode.LIST)
+    return legend.placement(sdk.common_models.LegendPlacement.BOTTOM).show_legend(True)
+
+
+def with_limit(graph: Any, pattern: str = "/ limit$/") -> Any:
     """A graph whose series of these names are drawn as limits: dashed and red."""
     red = {"color": {"mode": "fixed", "fixedColor": "red"}}
-    override(graph, pattern, {**red, "custom.lineStyle": {"fill": "dash", "dash": [8, 6]}}, "byRegexp")
-    return graph
+    return graph.override_by_regexp(pattern, properties({**red, "custom.lineStyle": {"fill": "dash", "dash": [8, 6]}}))
 
 
-def in_unit(shown: Json, units: str) -> Json:
+def in_unit(shown: Any, units: str) -> Any:
     """A panel whose numbers are in the unit that a query finds, under the label `kc_clause_unit`."""
-    asked = {**target(units), "instant": True, "range": False, "format": "table", "refId": "Unit"}
-    shown["targets"].append(asked)
+    asked = target(units).ref_id("Unit").instant().format("table")
     mapped = {"fieldName": label("kc.clause.unit"), "handlerKey": "unit"}
     found = {"configRefId": "Unit", "mappings": [mapped]}
-    shown["transformations"].append({"id": "configFromData", "options": found})
-    return shown
+    configured = sdk.models.DataTransformerConfig("configFromData", options=found)
+    return shown.with_target(asked).with_transformation(configured)
 
 
 def panel(
-    kind: str,
+    builder: Any,
     id: int,
     title: str,
     about: str,
-    targets: Iterable[Json],
+    targets: Iterable[Any],
     height: int,
     span: int,
-    options: Json,
     *,
     instant: bool = False,
-    **defaults: Any,
-) -> Json:
-    """A panel of any kind; its board places it."""
-    asked = [
-        {**target, "instant": instant, "range": not instant, "refId": _ref(index)}
-        for index, target in enumerate(targets)
-    ]
-    return {
-        "type": kind,
-        "id": id,
-        "title": title,
-        "description": about,
-        "datasource": reference(),
-        "gridPos": {"h": height, "w": span},
-        "targets": asked,
-        "transformations": [],
-        "options": options,
-        "fieldConfig": {"defaults": defaults, "overrides": []},
-    }
+) -> Any:
+    """Set what panels of every kind have on their builder; the board places them."""
+    builder.id(id).title(title).description(about).datasource(reference()).height(height).span(span)
+    for index, query in enumerate(targets):
+        query.ref_id(_ref(index))
+        builder.with_target(query.instant() if instant else query.range())
+    return builder
 
 
-def row(id: int, title: str, *panels: Json) -> Json:
+def row(id: int, title: str, *panels: Any) -> Any:
     """A heading; panels of its own are folded away."""
-    shape = {"h": 1, "w": 24}
-    return {
-        "type": "row", "id": id, "title": title, "collapsed": bool(panels), "panels": [*panels], "gridPos": shape,
-    }  # fmt: skip
+    made = sdk.dashboard.Row(title).id(id)
+    for shown in panels:
+        made.with_panel(shown)
+    return made
 
 
 def _ref(index: int) -> str:

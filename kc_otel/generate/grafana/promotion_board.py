@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Final
+from typing import Any, Final
 
 from kc_otel.contract.prometheus_names import label
 from kc_otel.contract.registry.own_metrics import METRICS
 from kc_otel.generate.files import GeneratedFile
 from kc_otel.generate.grafana import panels, queries
 from kc_otel.generate.grafana.boards import board_file, scope
-from kc_otel.generate.grafana.panels import Json, legend, mapping, target, thresholds
+from kc_otel.generate.grafana.panels import legend, mapping, target, thresholds
 from kc_otel.generate.links import PROMOTION_UID, STAGE_ID
 
 _PLACES: Final = {
@@ -29,7 +29,7 @@ def promotion_file() -> GeneratedFile:
     return board_file(PROMOTION_UID, about, scope(), _panels())
 
 
-def _panels() -> Iterator[Json]:
+def _panels() -> Iterator[Any]:
     yield panels.timeline(
         10,
         "Routes over time",
@@ -78,11 +78,10 @@ def _panels() -> Iterator[Json]:
         (target(evidence["Smallest margin"], pair),),
         "percentunit",
         span=24,
-        thresholds=thresholds("red", (0.0, "green")),
-    )
+    ).thresholds(thresholds("red", (0.0, "green")))
 
 
-def _stages() -> Iterator[Json]:
+def _stages() -> Iterator[Any]:
     attributes = ("kc.contract", "kc.kernel.inference")
     version = legend(*attributes)
     yield panels.timeline(

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import Final
+from typing import Any, Final
 
 from kc_otel.contract.prometheus_names import selector
 from kc_otel.contract.registry.clause_metrics import DERIVED, QUANTITIES
 from kc_otel.contract.registry.own_metrics import METRICS
 from kc_otel.contract.slices import ALL
 from kc_otel.generate.files import GeneratedFile
-from kc_otel.generate.grafana import panels, queries
+from kc_otel.generate.grafana import panels, queries, sdk
 from kc_otel.generate.grafana.boards import STEP, board_file, scope, step
-from kc_otel.generate.grafana.panels import Json, legend, target, thresholds
+from kc_otel.generate.grafana.panels import legend, target
 from kc_otel.generate.links import RL_UID
 
 _CELL: Final = legend("kc.contract", "kc.slice")
@@ -33,7 +33,7 @@ def rl_file() -> GeneratedFile:
     """The dashboard; it is the same for all contracts."""
     variables = scope()
     # Slices overlap with the whole of the traffic, which is where RL training looks first.
-    variables[1]["current"] = {"selected": True, "text": [ALL], "value": [ALL]}
+    variables[1].current(sdk.models.VariableOption(True, [ALL], [ALL]))
     about = (
         "What the difference between trainer and rollout engine does to training: how much of the clip range, the "
         "sample and the gradient it costs."
@@ -41,7 +41,7 @@ def rl_file() -> GeneratedFile:
     return board_file(RL_UID, about, (*variables, step()), _panels())
 
 
-def _panels() -> Iterator[Json]:
+def _panels() -> Iterator[Any]:
     names = legend(*queries.CELL[:3])
     verdict = selector("kc.verdict", None, *queries.picked(queries.CELL))
     yield panels.verdicts(
@@ -52,7 +52,17 @@ def _panels() -> Iterator[Json]:
     )
     bound, limit = (selector(f"kc.bound.{part}", None, *queries.picked(queries.CELL)) for part in ("estimate", "limit"))
     share = queries.by(queries.CELL[:3], queries.of_metrics(f"{bound} / ({limit} > 0)", *_METRICS))
-    yield _by_step(share, names)
+    yield panels.graph_over(
+        16,
+        "Drift by training step",
+        "What the clauses of the picked contracts on these metrics are estimated at, as a share of their limit, over "
+        "the trainer's steps in the place of time; of several runs together, over the furthest step. Empty where no "
+        "trainer tells its steps (weights= of the recorder).",
+        "step",
+        f"max({selector('kc.train.step', None, *queries.picked(queries.PAIR))})",
+        target(share, names),
+        "percentunit",
+    )
     ratio = queries.histogram("ratio")
     yield _graph(
         1,
@@ -129,35 +139,7 @@ def _panels() -> Iterator[Json]:
     yield from _quarantine()
 
 
-def _by_step(share: str, names: str) -> Json:
-    """Lines over the trainer's steps, which are a series of the same panel, in the place of time."""
-    step = f"max({selector('kc.train.step', None, *queries.picked(queries.PAIR))})"
-    made = panels.panel(
-        "xychart",
-        16,
-        "Drift by training step",
-        "What the clauses of the picked contracts on these metrics are estimated at, as a share of their limit, over "
-        "the trainer's steps in the place of time; of several runs together, over the furthest step. Empty where no "
-        "trainer tells its steps (weights= of the recorder).",
-        (target(step, "step"), target(share, names)),
-        8,
-        24,
-        {
-            "mapping": "auto",
-            "series": [{"x": {"matcher": {"id": "byName", "options": "step"}}}],
-            "legend": panels.LEGEND,
-            "tooltip": {"mode": "single", "sort": "none"},
-        },
-        unit="percentunit",
-        thresholds=thresholds("green"),
-        custom={"show": "points+lines", "fillOpacity": 50},
-    )
-    made["transformations"] = [{"id": "joinByField", "options": {"byField": "Time", "mode": "outer"}}]
-    panels.override(made, "step", {"unit": "none", "custom.axisLabel": "step"})
-    return made
-
-
-def _quarantine() -> Iterator[Json]:
+def _quarantine() -> Iterator[Any]:
     """Yield the panels of rollouts kept out of training; without slices, as the trainer counts them."""
     attributes = ("kc.contract", "kc.outcome")
     names = legend(*attributes)
@@ -182,7 +164,7 @@ def _quarantine() -> Iterator[Json]:
     )
 
 
-def _graph(id: int, title: str, about: str, series: Iterable[tuple[str, str]], limit: str, unit: str = "short") -> Json:
+def _graph(id: int, title: str, about: str, series: Iterable[tuple[str, str]], limit: str, unit: str = "short") -> Any:
     shown = [target(expression, name, step=STEP) for expression, name in series]
     if limit:
         shown.append(target(limit, f"{_CELL} limit"))

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Final
+from typing import Any, Final
 
 from kc_otel.contract.prometheus_names import label, selector
 from kc_otel.generate.files import GeneratedFile
-from kc_otel.generate.grafana import panels, queries
+from kc_otel.generate.grafana import panels, queries, sdk
 from kc_otel.generate.grafana.boards import STEP, board_file, choice, scope, source, step
-from kc_otel.generate.grafana.panels import Json, legend, mapping, target, thresholds
+from kc_otel.generate.grafana.panels import legend, mapping, target, thresholds
 from kc_otel.generate.links import SLICE_UID
 
 _OF_CONTRACT: Final = f'{label("kc.contract")}=~"$contract"'
@@ -41,9 +41,9 @@ def slice_file() -> GeneratedFile:
     return board_file(SLICE_UID, about, variables, contents)
 
 
-def _now() -> Iterator[Json]:
+def _now() -> Iterator[Any]:
     worst = "Verdict now, the worst of the picked kernel versions."
-    yield panels.state(1, "State", worst, _cells("kc.verdict"), span=6, mappings=[panels.status_mapping()])
+    yield panels.state(1, "State", worst, _cells("kc.verdict"), span=6).mappings([panels.status_mapping()])
     about = "When it got this verdict; the latest of the picked kernel versions."
     since = f"max({queries.since(_CLAUSE)})"
     yield panels.state(2, "Since", about, since, unit="dateTimeFromNow", coloured=False)
@@ -51,38 +51,35 @@ def _now() -> Iterator[Json]:
         (3, "Estimate", "kc.bound.estimate", "The statistic that the clause limits, in the clause's unit."),
         (4, "Limit", "kc.bound.limit", "The most that the contract allows on this slice, in the clause's unit."),
     ):
-        yield panels.in_unit(panels.state(id, title, about, _cells(name), coloured=False, decimals=4), _UNIT)
+        yield panels.in_unit(panels.state(id, title, about, _cells(name), coloured=False).decimals(4), _UNIT)
     yield panels.state(
         5,
         "Margin",
         "Distance from the bound that decides to the limit, as a share of the limit; negative is beyond it.",
         f"min({queries.margin_share(_CLAUSE)})",
         unit="percentunit",
-        thresholds=thresholds("red", (0.0, "yellow"), (0.2, "green")),
-        decimals=1,
-    )
+        colours=thresholds("red", (0.0, "yellow"), (0.2, "green")),
+    ).decimals(1)
     about = "Observations that the verdict rests on: tokens, sequences, batches or rows, as the clause counts."
     yield panels.state(6, "Samples", about, _cells("kc.bound.samples"), unit="short", coloured=False)
     about = "Where the decision table sends this slice's requests instead of each version of the inference kernel."
     of = legend("kc.kernel.inference")
-    names = [mapping({"0": ("inference", "blue"), "1": ("training", "purple")})]
     yield panels.state(
         7,
         "Kernel that serves it",
         about,
         queries.routes(),
-        thresholds=thresholds("blue"),
+        colours=thresholds("blue"),
         legend=of,
         text="value_and_name",
-        mappings=names,
-    )
+    ).mappings([mapping({"0": ("inference", "blue"), "1": ("training", "purple")})])
     said = "kc.clause.promise"
     promise = queries.by((said,), selector("kc.clause.info", None, _OF_CONTRACT, _CLAUSE))
     about = "What the clause allows."
     yield panels.state(8, "What it promises", about, promise, legend=legend(said), span=24, coloured=False, text="name")
 
 
-def _bands() -> Iterator[Json]:
+def _bands() -> Iterator[Any]:
     matchers = (*queries.picked(queries.CELL), _CLAUSE)
     series = tuple(
         target(f"{how}({selector(f'kc.bound.{name}', None, *matchers)})", name)
@@ -104,7 +101,7 @@ def _bands() -> Iterator[Json]:
     edge = {**colour, "custom.lineWidth": 0}
     fill = {"custom.fillBelowTo": "lower", "custom.fillOpacity": 25}
     for name, values in (("upper", {**edge, **fill}), ("lower", edge), ("estimate", {**colour, "custom.lineWidth": 2})):
-        panels.override(band, name, values)
+        band.override_by_name(name, panels.properties(values))
     yield panels.in_unit(panels.with_limit(band, "/^limit$/"), _UNIT)
     versions = panels.graph(
         11,
@@ -132,12 +129,11 @@ def _bands() -> Iterator[Json]:
         "percentunit",
         height=7,
         span=24,
-        min=0.0,
     )
-    yield panels.with_limit(evidence, "/^limit$/")
+    yield panels.with_limit(evidence, "/^limit$/").min(0.0)
 
 
-def _around() -> Iterator[Json]:
+def _around() -> Iterator[Any]:
     others = queries.by(("kc.slice",), selector("kc.verdict", None, _OF_CONTRACT, _CLAUSE))
     yield _verdicts(40, "This clause on every slice", "Is it this slice alone?", others, "kc.slice")
     clauses = queries.cells("kc.verdict", attributes=("kc.clause",))
@@ -152,7 +148,7 @@ def _around() -> Iterator[Json]:
     )
 
 
-def _places() -> Json:
+def _places() -> Any:
     kernels = queries.picked(("kc.contract", *queries.CELL[3:]))
     columns = {
         title: queries.by(("kc.slice",), selector(f"kc.place.{name}", None, *kernels))
@@ -170,7 +166,7 @@ def _places() -> Json:
     )
 
 
-def _verdicts(id: int, title: str, about: str, query: str, name: str) -> Json:
+def _verdicts(id: int, title: str, about: str, query: str, name: str) -> Any:
     about = f"{about} Verdicts over time, the worst where several pairs of kernel versions report."
     return panels.verdicts(id, title, about, (target(query, legend(name)),), height=8, span=8)
 
@@ -187,7 +183,7 @@ _SOURCE: Final = (
 )
 
 
-def distribution_panels() -> Iterator[Json]:
+def distribution_panels() -> Iterator[Any]:
     """Heatmaps and quantiles of the picked quantity and of the log ratio, from the recorders' histograms."""
     chosen = queries.chosen_histogram()
     yield _heatmap_panel(
@@ -222,8 +218,7 @@ def distribution_panels() -> Iterator[Json]:
         "suffix: nat",
         height=9,
         span=12,
-        noValue="Recorders send it where a clause is on log_ratio or k1",
-    )
+    ).no_value("Recorders send it where a clause is on log_ratio or k1")
     yield _heatmap_panel(
         23,
         "Absolute log ratio, with the worst tokens",
@@ -233,31 +228,32 @@ def distribution_panels() -> Iterator[Json]:
     )
 
 
-def _heatmap_panel(id: int, title: str, about: str, query: Json) -> Json:
+def _heatmap_panel(id: int, title: str, about: str, query: Any) -> Any:
     """A native histogram over time: each column is an interval, each row a bucket, the colour how many fell in."""
-    options = {
-        "calculate": False,
-        "cellGap": 0,
-        "color": {
-            "mode": "scheme",
-            "scheme": "Turbo",
-            "scale": "exponential",
-            "exponent": 0.5,
-            "fill": "dark-orange",
-            "steps": 64,
-            "reverse": False,
-        },
-        "yAxis": {"unit": "short", "axisPlacement": "left"},
-        "showValue": "never",
-        "exemplars": {"color": "rgba(255,0,255,0.9)"},
-        "filterValues": {"le": 1e-9},
-        "legend": {"show": True},
-        "tooltip": {"mode": "single", "showColorScale": True},
-    }
-    return panels.panel("heatmap", id, title, about, (query,), 9, 12, options, custom={})
+    colours = (
+        sdk.heatmap.HeatmapColorOptions()
+        .mode(sdk.heatmap_models.HeatmapColorMode.SCHEME)
+        .scheme("Turbo")
+        .scale(sdk.heatmap_models.HeatmapColorScale.EXPONENTIAL)
+        .exponent(0.5)
+        .fill("dark-orange")
+        .steps(64)
+    )
+    tooltip = sdk.heatmap.HeatmapTooltip().mode(sdk.common_models.TooltipDisplayMode.SINGLE).show_color_scale(True)
+    return (
+        panels.panel(sdk.heatmap.Panel(), id, title, about, (query,), 9, 12)
+        .calculate(False)
+        .color(colours)
+        .y_axis(sdk.heatmap.YAxisConfig().unit("short").axis_placement(sdk.common_models.AxisPlacement.LEFT))
+        .cell_gap(0)
+        .show_value(sdk.common_models.VisibilityMode.NEVER)
+        .exemplars_color("rgba(255,0,255,0.9)")
+        .tooltip(tooltip)
+        .show_legend()
+    )
 
 
-def example_panel() -> Json:
+def example_panel() -> Any:
     """The spans of the worst batches, which lead to requests and training steps; ids in the table open the trace."""
     shown = ("abs_log_ratio", "sequence", "position", "token_id")
     fields = ", ".join((*(f"span.kc.compare.worst.{name}" for name in shown), "span.kc.compare.tokens"))
@@ -267,10 +263,23 @@ def example_panel() -> Json:
         "id. Open a trace for the request or training step that it belongs to. From the spans that the recorders send "
         "to Tempo by way of the Collector."
     )
-    options = panels.table_options([("kc.compare.worst.abs_log_ratio", True)])
-    made = panels.panel("table", 30, "Worst examples", about, (), 9, 24, options, custom=panels.FILTERABLE)
-    traces = made["datasource"] = panels.reference("tempo", _TRACES)
-    asked = {"refId": "A", "queryType": "traceql", "query": f"{spans} | select({fields})", "datasource": traces}
-    made["targets"] = [{**asked, "filters": [], "limit": 100, "tableType": "spans"}]
-    panels.override(made, "/trace(ID|Id)|Trace ID/", {"custom.width": 260}, "byRegexp")
-    return made
+    traces = panels.reference("tempo", _TRACES)
+    query = (
+        sdk.tempo.Dataquery()
+        .ref_id("A")
+        .query_type("traceql")
+        .query(f"{spans} | select({fields})")
+        .filters([])
+        .limit(100)
+        .table_type(sdk.tempo_models.SearchTableType.SPANS)
+        .datasource(traces)
+    )
+    ids = sdk.models.MatcherConfig("byRegexp", "/trace(ID|Id)|Trace ID/")
+    return (
+        panels.panel(sdk.table.Panel(), 30, "Worst examples", about, (), 9, 24)
+        .datasource(traces)
+        .with_target(query)
+        .filterable(True)
+        .sort_by([panels.sorting("kc.compare.worst.abs_log_ratio", down=True)])
+        .with_override(ids, panels.properties({"custom.width": 260}))
+    )
