@@ -49,7 +49,7 @@ from kc_otel.offline.gate.gate_report import GateFinding, findings, for_whom, he
 from kc_otel.offline.gate.recorded_gate import GateTerms, OfflineGate, check_terms, decides, gate_recordings, read_input
 from kc_otel.record.kernel import Kernel
 from kc_otel.recordings.endpoints.endpoint_client import CompletionEndpoint
-from kc_otel.recordings.importers.formats import files_of
+from kc_otel.recordings.importers.trainer_formats import files_of
 from kc_otel.recordings.recording import Recording
 
 _EXIT: Final = {"advance": 0, "rollback": 1, "wait": 3}

@@ -222,8 +222,8 @@ def operators(
     """
     # Everything below needs NumPy, and the file most likely torch; --help does not.
     from kc_otel.integrations.operators import compare_callables  # noqa: PLC0415
-    from kc_otel.offline.operators import as_json as json_of  # noqa: PLC0415
-    from kc_otel.offline.operators import comparisons_in, judge  # noqa: PLC0415
+    from kc_otel.offline.operator_verdicts import as_json as json_of  # noqa: PLC0415
+    from kc_otel.offline.operator_verdicts import comparisons_in, judge  # noqa: PLC0415
 
     with unusable():
         promise = load(contract) if contract is not None else None
@@ -346,7 +346,7 @@ def _clause(contract: Contract, wanted: str | None) -> Clause | None:
 
 
 def _print_cases(reports: Sequence[CaseReport], verdicts: Sequence[Verdict], left_out: Sequence[str]) -> None:
-    from kc_otel.offline.operators import COLUMNS, cells_of  # noqa: PLC0415
+    from kc_otel.offline.operator_verdicts import COLUMNS, cells_of  # noqa: PLC0415
 
     def row(cells: Iterable[str]) -> str:
         return "".join(cell.rjust(_COLUMN_CHARACTERS) for cell in cells)

@@ -88,12 +88,12 @@ def import_files(
     from kc_otel.offline.step_scalars import StepScalars  # noqa: PLC0415
     from kc_otel.record.recorder import Recorder  # noqa: PLC0415
     from kc_otel.record.telemetry.environment import instance_of  # noqa: PLC0415
-    from kc_otel.recordings.importers.formats import FORMATS, files_of  # noqa: PLC0415
     from kc_otel.recordings.importers.importer import (  # noqa: PLC0415
         Importer,
         Ledger,
         unseen,
     )
+    from kc_otel.recordings.importers.trainer_formats import FORMATS, files_of  # noqa: PLC0415
 
     log_to_terminal()
     if format != "auto" and format not in FORMATS:

@@ -12,9 +12,9 @@ import pytest
 import torch
 
 from kc_otel.recordings.importers import safe_pickle
-from kc_otel.recordings.importers.formats import format_of, read_file
 from kc_otel.recordings.importers.imported import Refusals
 from kc_otel.recordings.importers.importer import Importer
+from kc_otel.recordings.importers.trainer_formats import format_of, read_file
 from kc_otel.recordings.recording import RecordingError
 from tests.recordings.test_importers_formats import read
 

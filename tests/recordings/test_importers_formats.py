@@ -12,8 +12,8 @@ import types
 import numpy as np
 import pytest
 
-from kc_otel.recordings.importers.formats import files_of, format_of, prime_rl_is_complete, read_file
 from kc_otel.recordings.importers.imported import Refusals
+from kc_otel.recordings.importers.trainer_formats import files_of, format_of, prime_rl_is_complete, read_file
 from kc_otel.recordings.recording import RecordingError
 from kc_otel.recordings.recording_files import load_recording
 

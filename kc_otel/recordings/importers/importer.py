@@ -20,8 +20,8 @@ import numpy as np
 
 from kc_otel.contract.slices import Scalar
 from kc_otel.record.recorder import Recorder
-from kc_otel.recordings.importers.formats import FormatName, files_of, prime_rl_is_complete, read_file
 from kc_otel.recordings.importers.imported import Imported, Refusals
+from kc_otel.recordings.importers.trainer_formats import FormatName, files_of, prime_rl_is_complete, read_file
 from kc_otel.recordings.recording import DENSITY, RecordingError, reward_of
 
 _CHUNK_TOKENS: Final = 262_144
