@@ -27,7 +27,7 @@ from kc_otel.judge.escalation.notices import (
     current,
     group_messages,
     notices,
-    untold_ends,
+    muted_ends,
 )
 from kc_otel.judge.incidents.incident import Incident, IncidentState
 from kc_otel.judge.incidents.incident_lifecycle import (
@@ -118,7 +118,7 @@ def escalate(
     after = with_actions(after, transitions, people, dry_run=dry_run)
     groups, messages = group_messages(
         before.groups.get(name, ()),
-        () if dry_run else (*said, *untold_ends(transitions, said)),
+        () if dry_run else (*said, *muted_ends(transitions, said)),
         after,
         people,
         timing,

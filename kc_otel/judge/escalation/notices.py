@@ -358,7 +358,7 @@ def _later(group: MessageGroup, window: float, now: float) -> MessageGroup:
     return replace(group, waited=waited, quiet=group.quiet + passed, seen=now)
 
 
-def untold_ends(transitions: Iterable[Transition], said: Iterable[Notice]) -> tuple[Notice, ...]:
+def muted_ends(transitions: Iterable[Transition], said: Iterable[Notice]) -> tuple[Notice, ...]:
     """Ends of alerts of which nothing was said, as during a silence: `group_messages` keeps those without proof."""
     told = {notice.transition.fingerprint for notice in said}
     ends = (transition for transition in transitions if transition.what is What.RESOLVED)

@@ -24,7 +24,7 @@ from kc_otel.judge.escalation.notices import (
     notices,
     silence,
     unsilence,
-    untold_ends,
+    muted_ends,
 )
 from kc_otel.judge.escalation.webhook_body import alert_body
 from kc_otel.judge.incidents.incident import IncidentState
@@ -236,7 +236,7 @@ class Fleet:
         found = follow(self.contract.name, self.lasting, verdicts, self.state.firing, self.table, self.now)
         self.lasting = tuple(incident for incident in found if incident.state is not IncidentState.RESOLVED)
         groups = read_json(tuple[MessageGroup, ...], to_json(self.groups))
-        said = (*said, *untold_ends(edges, said))
+        said = (*said, *muted_ends(edges, said))
         self.groups, sent = group_messages(groups, said, found, self.people, self.timing, 300.0, self.now)
         return sent
 
