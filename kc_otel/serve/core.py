@@ -129,6 +129,7 @@ class Core:
         with unit_of_work(connection), reading_state(connection):
             self._evaluator_store = EvaluatorStore(connection)
             self._evaluator_store.restore(self.evaluator)
+            self._evaluated_before = max(self.evaluator.judged_at, 0.0)
             self.merged = self._evaluator_store.merged
             self.settled = dict(self.merged)
             self.inbox = Inbox(connection)
@@ -149,7 +150,7 @@ class Core:
     @property
     def age(self) -> float:
         """Seconds since the last evaluation, also of a process before this one; since 1970 if there was none."""
-        return max(0.0, time.time() - max(self.evaluator.judged_at, 0.0))
+        return max(0.0, time.time() - (self.evaluated_at or self._evaluated_before))
 
     @property
     def decisions(self) -> DecisionTable:

@@ -26,8 +26,8 @@ from kc_otel.judge.escalation.notices import (
     Silence,
     current,
     group_messages,
-    notices,
     muted_ends,
+    notices,
 )
 from kc_otel.judge.incidents.incident import Incident, IncidentState
 from kc_otel.judge.incidents.incident_lifecycle import (

@@ -21,10 +21,10 @@ from kc_otel.judge.escalation.notices import (
     acknowledge,
     current,
     group_messages,
+    muted_ends,
     notices,
     silence,
     unsilence,
-    muted_ends,
 )
 from kc_otel.judge.escalation.webhook_body import alert_body
 from kc_otel.judge.incidents.incident import IncidentState
