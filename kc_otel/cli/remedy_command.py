@@ -45,7 +45,8 @@ def remedy(
 
     Tries every truncation, mask and rejection rule that a trainer has, over a grid of thresholds. Prints the remaining
     bias, the variance, the effective sample size and the share dropped, by slice and sign of the advantage.
-    Exits with 0 if a trainer has a correction that keeps the contract, 1 if none has, 2 if an argument cannot be used.
+    Exits with 0 if a trainer has a correction that keeps the contract; 1 if none is known to keep it, or if a limit is
+    exceeded that no correction changes; 2 if an argument cannot be used.
 
     Examples:
       kc-otel remedy rollouts.npz --contract policy.yaml
@@ -66,7 +67,7 @@ def remedy(
     if cell is not None:
         text = remedy_sentence(found)
         typer.echo(attach(url, cell.incident, "remedy", cell.slice, text, as_data(found), by), err=True)
-    if not any(found.chosen.values()):
+    if found.exceeded or not any(found.chosen.values()):
         raise typer.Exit(1)
 
 
@@ -78,8 +79,7 @@ def remedy_lines(of: Remedy) -> Iterator[str]:
         f"{len(of.replayed)} corrections replayed on {all_traffic.sequences:,} sequences, {all_traffic.tokens:,} "
         f"tokens. All intervals hold together with {100 * of.confidence:g} % confidence; each {of.unit} counts once."
     )
-    if of.exceeded:
-        yield from ("", _unchanged(of))
+    yield from (said for warning in _warnings(of) for said in ("", warning))
     for trainer, chosen in of.chosen.items():
         yield from ("", trainer, _answer(of, trainer))
         if chosen is not None:
@@ -103,8 +103,7 @@ def remedy_sentence(of: Remedy) -> str:
     said += [
         f"paste: {line(trainer, replay.correction)}" for trainer, replay in of.chosen.items() if replay is not None
     ]
-    first = _unchanged(of) if of.exceeded else ""
-    return " ".join(f"{first} {'; '.join(said)}".split())
+    return " ".join([*_warnings(of), "; ".join(said)])
 
 
 def _answer(of: Remedy, trainer: Trainer) -> str:
@@ -112,7 +111,8 @@ def _answer(of: Remedy, trainer: Trainer) -> str:
         return "The contract has no clause that a correction can affect; add one on tv_token, tv_seq or reward drift."
     chosen = of.chosen[trainer]
     if chosen is not None:
-        limits = f"all {len(of.promises)} limits" if len(of.promises) > 1 else "the limit"
+        limits = f"{'the' if of.beyond else 'all'} {len(of.promises)} limits" if len(of.promises) > 1 else "the limit"
+        limits += " that a correction can change," * bool(of.beyond)
         return f"{chosen.correction.name} keeps {limits} with the lowest variance."
     near = of.closest(trainer)
     assert near.worst is not None
@@ -120,10 +120,15 @@ def _answer(of: Remedy, trainer: Trainer) -> str:
     return f"No correction keeps the contract. The closest is {name}: {_left(near.worst)}; {_why(of, trainer)}."
 
 
-def _unchanged(of: Remedy) -> str:
-    cells = [(f"{verdict.cell.clause} on {place(verdict.cell.slice)}", verdict) for verdict in of.exceeded]
-    clauses = "; ".join(f"{cell} {number(found.estimate)}, limit {number(found.limit)}" for cell, found in cells)
-    return f"Beyond their limits, and no correction changes that: {clauses}. Remove the cause, or change the kernel."
+def _warnings(of: Remedy) -> Iterator[str]:
+    """Yield a sentence for the limits that are exceeded with every correction, and one for slices without data."""
+    if of.exceeded:
+        cells = [(f"{verdict.cell.clause} on {place(verdict.cell.slice)}", verdict) for verdict in of.exceeded]
+        clauses = "; ".join(f"{cell} {number(found.estimate)}, limit {number(found.limit)}" for cell, found in cells)
+        yield f"Beyond their limits, and no correction changes that: {clauses}. Remove the cause, or change the kernel."
+    if of.empty:
+        slices = ", ".join(map(place, of.empty))
+        yield f"No whole sequence of this recording is in {slices}: no correction is decided there."
 
 
 def _why(of: Remedy, trainer: Trainer) -> str:
@@ -136,8 +141,8 @@ def _why(of: Remedy, trainer: Trainer) -> str:
 
 def _left(of: RemedyBound) -> str:
     """Return the drift that is left under a clause: `tv on tables 0.012 [0.01, 0.015], limit 0.02`."""
-    said = number(of.interval.estimate)
-    if of.interval.lower < of.interval.upper:
+    said = number(of.interval.estimate) if of.interval.samples else "without data"
+    if of.interval.samples and of.interval.lower < of.interval.upper:
         said += f" [{number(of.interval.lower)}, {number(of.interval.upper)}]"
     return f"{of.promise.clause} on {place(of.promise.slice)} {said}, limit {number(of.promise.limit)}"
 

@@ -257,6 +257,8 @@ def list_command(url: Url = DEFAULT_URL, contract: OnlyContract = None, as_json:
     Examples:
       kc-otel route list
     """
+    if contract is not None:
+        get(url, "/api/v1/alerts", contract=contract)  # a name that is not served is an error there
     decisions = get(url, "/api/v1/decisions")
     pins = [
         Text.assemble(

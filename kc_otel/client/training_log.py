@@ -32,8 +32,6 @@ _log: Final = logging.getLogger("kc_otel")
 _MAX_RESPONSE_BYTES: Final = 64 << 20
 _TIMEOUT_SECONDS: Final = 10.0
 _NUMBERS: Final = {"estimate", "lower", "upper", "evidence"}
-_BEST_FIRST: Final = (Status.NO_DATA, Status.PASS, Status.INCONCLUSIVE, Status.FAIL)
-"""Statuses by severity; the one that says least about the kernels comes first."""
 
 
 class TrainingLog:
@@ -192,32 +190,36 @@ class _Asking(SilentExporter):
 def scalars(verdicts: Sequence[Verdict], causes: Mapping[Cell, Causes] = MappingProxyType({})) -> dict[str, float]:
     """Return a contract's verdicts for a trainer's log: finite numbers by name.
 
-    For each clause with data, on its worst slice (the worst verdict, then the smallest margin in relation to the
-    limit; `all` only where its verdict is worse than that of every slice):
+    For each clause, `kc/CLAUSE/verdict`: the worst of all its cells, also of those without numbers: 0 PASS,
+    1 INCONCLUSIVE, 2 NO_DATA, 3 FAIL, 4 INVALID_INPUT.
+
+    For each clause with data, on its worst slice with data (the worst verdict, then the smallest margin in relation to
+    the limit; `all` only where its verdict is worse than that of every slice):
 
     - `kc/CLAUSE/worst/SLICE`: the estimate there. Only the slice that is the worst now has such a number, so that the
       lines of a chart of `kc/CLAUSE/worst/*` show which one was the worst at each time.
     - `kc/CLAUSE/bound`: the confidence bound that decides there: the lower one on FAIL, else the upper.
     - `kc/CLAUSE/limit`: the limit for that bound.
     - `kc/CLAUSE/evidence`: evidence against the limit, 0 to 1, for clauses that have it.
-    - `kc/CLAUSE/verdict`: 0 PASS, 1 INCONCLUSIVE, 3 FAIL.
     - `kc/CLAUSE/all`: the estimate over all traffic.
     - `kc/CLAUSE/kernel`, `kc/CLAUSE/staleness`, `kc/CLAUSE/total`, where older weights sampled some of it: the kernels'
       drift, what the age of the weights adds, and both; each with `/lower` and `/upper`, and likewise
       `kc/CLAUSE/lag/0` to `kc/CLAUSE/lag/8+` for each lag. `kc/CLAUSE/stale` is the share of what older weights
       sampled.
 
-    And for all of them `kc/failing`, the number of cells that FAIL.
+    And for all of them `kc/failing`, the number of cells that FAIL; absent while no clause has data.
 
     Args:
         verdicts: Of every cell of one contract, as of one evaluation.
         causes: Split of its means by cause.
     """
     judged: dict[str, list[Verdict]] = {}
+    found: dict[str, float] = {}
     for verdict in verdicts:
+        name = f"kc/{verdict.cell.clause}/verdict"
+        found[name] = max(found.get(name, 0.0), float(verdict.status.code))
         if verdict.status not in {Status.NO_DATA, Status.INVALID_INPUT}:
             judged.setdefault(verdict.cell.clause, []).append(verdict)
-    found: dict[str, float] = {}
     for clause, cells in judged.items():
         worst = max(cells, key=_badness)
         overall = [cell for cell in cells if cell.cell.slice == ALL]
@@ -226,7 +228,6 @@ def scalars(verdicts: Sequence[Verdict], causes: Mapping[Cell, Causes] = Mapping
             "bound": worst.lower if worst.status is Status.FAIL else worst.upper,
             "limit": worst.limit,
             "evidence": worst.evidence,
-            "verdict": float(worst.status.code),
             "all": max(overall, key=_badness).estimate if overall else math.nan,
         }
         found |= {f"kc/{clause}/{name}": value for name, value in of_clause.items() if math.isfinite(value)}
@@ -244,7 +245,7 @@ def scalars(verdicts: Sequence[Verdict], causes: Mapping[Cell, Causes] = Mapping
 def _badness(verdict: Verdict) -> tuple[int, bool, float]:
     """Return a sort key: greater is worse, a slice before all traffic."""
     margin = verdict.margin / (abs(verdict.limit) or 1.0)
-    return _BEST_FIRST.index(verdict.status), verdict.cell.slice != ALL, -margin if math.isfinite(margin) else math.inf
+    return verdict.status.code, verdict.cell.slice != ALL, -margin if math.isfinite(margin) else math.inf
 
 
 def _with_nan(plain: Any) -> Any:

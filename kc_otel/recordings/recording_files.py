@@ -67,7 +67,7 @@ def load_own(path: Path, columns: Mapping[str, str] | None) -> Recording:
 def _trainers(path: Path, columns: Mapping[str, str] | None) -> Recording:
     """Read what a trainer wrote, or a recording of one's own where no trainer did."""
     # The importers read recordings of one's own with what is above.
-    from kc_otel.recordings.importers import formats  # noqa: PLC0415
+    from kc_otel.recordings.importers import trainer_formats as formats  # noqa: PLC0415
     from kc_otel.recordings.importers.imported import Refusals, table_of  # noqa: PLC0415
 
     refusals = Refusals()

@@ -97,7 +97,8 @@ def test_a_remedy_of_rollouts_stands_on_the_incident_too(core, command, tmp_path
     assert found.text.startswith(
         "Beyond their limits, and no correction changes that: tail on all traffic 0.621, limit 0.05."
     )
-    assert " change the kernel. trl: No correction keeps the contract. The closest is " in found.text
+    assert " change the kernel. No whole sequence of this recording is in prose: no correction is " in found.text
+    assert " trl: No correction keeps the contract. The closest is " in found.text
 
 
 class Policy:

@@ -10,6 +10,8 @@ from kc_otel.recordings.recording_files import save_recording
 from tests.cli.test_compare_command import CONTRACT, make
 from tests.offline.remedy.test_remedy import SOME
 
+LONG = ', long: {where: {prompt_tokens: ">= 99999"}}}'
+
 
 @pytest.fixture
 def run(monkeypatch, tmp_path, command):
@@ -17,8 +19,12 @@ def run(monkeypatch, tmp_path, command):
     monkeypatch.setattr(module, "catalogue", lambda **_: SOME)
     monkeypatch.chdir(tmp_path)
     save_recording(make(sequences=900), "log.npz")
-    tmp_path.joinpath("kept.yaml").write_text(CONTRACT.replace("limit: 0.9}", "limit: 0.95}"))
+    kept = CONTRACT.replace(LONG, "}").replace("limit: 0.9}", "limit: 0.95}")
+    tmp_path.joinpath("kept.yaml").write_text(kept)
     tmp_path.joinpath("broken.yaml").write_text(CONTRACT.replace("limit: 0.9}", "limit: 0.01}"))
+    tmp_path.joinpath("empty.yaml").write_text(kept.replace("}}}", "}}" + LONG))
+    kl = "statistical:\n  - {id: kl, metric: k3, unit: token, limit: 0.00001}\n"
+    tmp_path.joinpath("exceeded.yaml").write_text(kept.replace("statistical:\n", kl))
     return command("remedy")
 
 
@@ -53,6 +59,21 @@ def test_where_nothing_keeps_the_contract_it_says_so_and_ends_with_1(run):
     said = " ".join(out.split())
     assert said.count("No correction keeps the contract. The closest is ") == 3
     assert "reward on tables" in said
+
+
+def test_a_slice_without_sequences_is_named_and_ends_with_1(run):
+    code, out, _ = run("log.npz", "--contract", "empty.yaml", width=300)
+    assert code == 1
+    assert "No whole sequence of this recording is in long: no correction is decided there." in out
+    assert " keeps " not in out.partition("The best of each kind")[0].replace("No correction keeps", "")
+
+
+def test_a_limit_that_is_exceeded_with_every_correction_ends_with_1(run):
+    """The correction that keeps the others is printed all the same, without a claim about all limits."""
+    code, out, _ = run("log.npz", "--contract", "exceeded.yaml", "--trainer", "verl", width=300)
+    assert code == 1
+    assert "Beyond their limits, and no correction changes that: kl on " in out
+    assert " keeps the 6 limits that a correction can change, with the lowest variance." in out
 
 
 @pytest.mark.slow

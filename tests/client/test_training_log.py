@@ -59,6 +59,7 @@ def test_a_run_that_breaks_the_contract_says_so_in_its_own_log(policy):
 def test_a_run_that_keeps_it_passes(policy):
     with Recorder(policy, log=TrainingLog()) as recorder:
         batch(recorder, 0.01, 1)
+        batch(recorder, 0.01, 2, "prose")
         assert recorder.force_flush(SOON)
         found = recorder.scalars()
     assert found["kc/token-tv/verdict"] == found["kc/failing"] == 0.0
@@ -237,6 +238,7 @@ def test_the_worst_slice_is_the_one_with_the_worst_verdict_then_the_least_room()
         **of("a", worst=("prose", 2.0), bound=1.2, limit=1.0, verdict=3.0, all=0.15),
         **of("b", worst=("code", 0.5), bound=0.9, limit=1.0, verdict=0.0, all=0.6),
         **of("c", limit=1.0, verdict=1.0),
+        **of("d", verdict=2.0),
         "kc/failing": 1.0,
     }
 
@@ -246,6 +248,28 @@ def of(clause, worst=None, **named):
     return found if worst is None else {**found, f"kc/{clause}/worst/{worst[0]}": worst[1]}
 
 
-def test_without_a_verdict_there_is_nothing_to_log():
-    """Cells that nobody reports to are no zeros."""
-    assert scalars([verdict("a", "all", Status.NO_DATA, math.nan)]) == {}
+@pytest.mark.parametrize(("status", "code"), [(Status.NO_DATA, 2.0), (Status.INVALID_INPUT, 4.0)])
+def test_a_cell_without_numbers_counts_in_the_verdict_of_its_clause(status, code):
+    """Beside a slice that passes it is no 0, and where no other cell has data it is all that is logged."""
+    unknown = verdict("a", "prose", status, math.nan, estimate=math.nan, lower=math.nan)
+    found = scalars([unknown, verdict("a", "code", Status.PASS, 0.9)])
+    assert found == {**of("a", worst=("code", 0.5), bound=0.9, limit=1.0, verdict=code), "kc/failing": 0.0}
+    failing = scalars([unknown, verdict("a", "code", Status.FAIL, 3.0)])
+    assert (failing["kc/a/verdict"], failing["kc/failing"]) == (max(code, 3.0), 1.0)
+    assert scalars([unknown]) == {"kc/a/verdict": code}
+
+
+def test_a_slice_that_nothing_is_measured_on_is_no_pass(policy):
+    with Recorder(policy, log=TrainingLog()) as recorder:
+        batch(recorder, 0.01, 1)
+        assert recorder.force_flush(SOON)
+        found = recorder.scalars()
+    assert (found["kc/token-tv/verdict"], found["kc/failing"]) == (2.0, 0.0)
+
+
+def test_a_run_whose_input_is_invalid_says_so(policy):
+    with Recorder(policy, log=TrainingLog()) as recorder:
+        unusable = np.full((200, 64), np.nan)
+        recorder.compare(unusable, unusable, attributes={"task": "code"}, presampled=True)
+        assert recorder.force_flush(SOON)
+        assert recorder.scalars() == {"kc/token-tv/verdict": 4.0}

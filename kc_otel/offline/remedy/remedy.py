@@ -7,13 +7,13 @@ import time
 from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from kc_otel.contract.model import Contract
-from kc_otel.contract.slices import ALL
+from kc_otel.contract.slices import ALL, OLDER
 from kc_otel.judge.plain_json import for_others
 from kc_otel.judge.verdict import Verdict
 from kc_otel.offline.gate.recorded_verdicts import by_contract, judge
@@ -21,6 +21,9 @@ from kc_otel.offline.remedy.corrections import TRAINERS, Correction, Ratios, Tra
 from kc_otel.offline.remedy.promises import Effects, RemedyBound, RemedyTarget, effects, finding, lacking, promises
 from kc_otel.record.slice_table import SliceTable
 from kc_otel.recordings.recording import Recording
+from kc_otel.stats import Interval
+
+_NO_DATA: Final = Interval(math.nan, -math.inf, math.inf, 0, "no data")
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,11 +71,12 @@ class CorrectionReplay:
     def rank(self) -> tuple[bool, float, float, float, float]:
         """Sort key, best first: keeps every promise, then the least variance, else the smallest excess over a limit.
 
-        The excess is the largest estimate in limits, and where none is beyond its limit the largest upper bound.
-        Variance counts to four digits, then the share of tokens that are dropped.
+        The excess is the largest estimate in limits, and where none is beyond its limit the largest upper bound;
+        promises without data do not count. Variance counts to four digits, then the share of tokens that are dropped.
         """
         costs = self.costs[ALL]
-        excess = (0.0, 0.0) if self.meets else max(map(_excess, self.findings))
+        known = [found for found in self.findings if found.interval.samples]
+        excess = (0.0, 0.0) if all(found.state == "met" for found in known) else max(map(_excess, known))
         return not self.meets, *excess, float(f"{costs.variance:.4g}"), costs.dropped
 
 
@@ -100,6 +104,13 @@ class Remedy:
         """The promises that each correction was checked against."""
         return tuple(found.promise for found in self.replayed[0].findings)
 
+    @property
+    def empty(self) -> tuple[str, ...]:
+        """The slices with a promise of which the recording has no whole sequence: every correction is open there."""
+        return tuple(
+            dict.fromkeys(promise.slice for promise in self.promises if promise.slice not in self.replayed[0].costs)
+        )
+
     def closest(self, trainer: Trainer) -> CorrectionReplay:
         """Return a trainer's best correction: one that keeps the contract, else the closest to it."""
         mine = (replay for replay in self.replayed if line(trainer, replay.correction) is not None)
@@ -111,19 +122,22 @@ def remedy(recording: Recording, contract: Contract, trainers: Sequence[Trainer]
 
     All intervals hold together with the contract's confidence: the choice among corrections is paid for by splitting
     its error probability over corrections, promises and sides. Caps of clauses are not applied. A promise is met on no
-    fewer prompts, or sequences without known prompts, than `observability.min_sequences`.
+    fewer prompts, or sequences without known prompts, than `observability.min_sequences`; on a slice without any, it is
+    open.
     """
     table = SliceTable.whole(contract)
     inside = table.of_batch(recording.attributes, range(recording.lengths.size), recording.lengths.size)
     slices = {name: inside[:, column] for column, name in enumerate(table.names) if inside[:, column].any()}
     known, prompts = recording.advantages is not None, recording.prompts
-    asked, beyond = promises(contract, list(slices), advantages=known)
+    names = [name for name in table.names if name in slices or name not in OLDER]
+    asked, beyond = promises(contract, names, advantages=known)
     tried = tuple(
         correction
         for correction in catalogue(advantages=known)
         if any(line(trainer, correction) is not None for trainer in trainers)
     )
-    alpha = (1.0 - contract.observability.confidence) / max(1, 2 * len(tried) * len(asked))
+    checked = sum(promise.slice in slices for promise in asked)
+    alpha = (1.0 - contract.observability.confidence) / max(1, 2 * len(tried) * checked)
     ratios = Ratios(recording)
     counted = [np.ones(recording.train.size, dtype=np.bool_)]
     counted += [] if recording.advantages is None else [recording.advantages > 0, recording.advantages < 0]
@@ -139,7 +153,10 @@ def remedy(recording: Recording, contract: Contract, trainers: Sequence[Trainer]
     for correction, found in zip(tried, effects(ratios, tried), strict=True):
         units = {name: by_unit(found, inside) for name, inside in slices.items()}
         findings = tuple(
-            finding(promise, correction, units[promise.slice], alpha=alpha, fewest=fewest) for promise in asked
+            finding(promise, correction, units[promise.slice], alpha=alpha, fewest=fewest)
+            if promise.slice in units
+            else RemedyBound(promise, _NO_DATA, "open")
+            for promise in asked
         )
         costs = {name: _costs(found.only(of), [side[of] for side in totals]) for name, of in slices.items()}
         replayed.append(CorrectionReplay(correction, costs, findings))
@@ -158,6 +175,8 @@ def remedy(recording: Recording, contract: Contract, trainers: Sequence[Trainer]
     chosen = {name: replay if asked and replay.meets else None for name, replay in best.items()}
 
     def more(near: CorrectionReplay, worst: RemedyBound) -> int | None:
+        if worst.promise.slice not in slices:
+            return None
         (found,) = effects(ratios, (near.correction,))
         part = by_unit(found, slices[worst.promise.slice])
         return lacking(worst.promise, near.correction, part, alpha=alpha, fewest=fewest)
@@ -218,6 +237,7 @@ def as_data(of: Remedy) -> dict[str, Any]:
             "source": of.source,
             "contract": of.contract,
             "confidence": of.confidence,
+            "empty": of.empty,
             "beyond": of.beyond,
             "exceeded": [
                 {

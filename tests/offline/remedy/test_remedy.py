@@ -24,9 +24,10 @@ kind: KernelContract
 metadata: {name: tiny, version: 1, owner: rl}
 kernels: {train: {engine: torch}, inference: {engine: vllm}}
 assumptions: {reward_range: [0, 2], horizon: 8, advantage_max: 1, score_norm_max: 3, clip: 0.2}
-slices: {tables: {where: {task: tables}}, prose: {where: {task: prose}}, none: {where: {task: nobody}}}
+slices: {tables: {where: {task: tables}}, prose: {where: {task: prose}}}
 statistical:
 """
+TABLES_ONLY = CONTRACT.replace(", prose: {where: {task: prose}}", "")
 REWARD = "  - {id: reward, metric: reward_drift_bound, limit: 0.1}\n"
 SOME = (
     Correction(),
@@ -49,8 +50,8 @@ def few(monkeypatch):
     monkeypatch.setattr(module, "catalogue", lambda **_: SOME)
 
 
-def contract(*clauses):
-    return load_text(CONTRACT + "".join(clauses), "tiny.yaml")
+def contract(*clauses, text=CONTRACT):
+    return load_text(text + "".join(clauses), "tiny.yaml")
 
 
 def found(of, correction, clause, slice):
@@ -156,6 +157,21 @@ def test_few_sequences_meet_nothing(rollouts):
     assert of.chosen == {"verl": None, "trl": None, "slime": None}
 
 
+def test_a_slice_without_a_sequence_is_open_under_every_correction(rollouts):
+    """The closest correction is still the one that keeps the limits where there are sequences."""
+    tables = rollouts.only(np.array([row["task"] == "tables" for row in rollouts.attributes]), np.zeros(0, bool))
+    of = remedy(tables, contract("  - {id: tv, metric: tv_token, limit: 0.02}\n"))
+    assert of.chosen == dict.fromkeys(of.chosen)
+    assert of.closest("verl").correction == SOME[1]
+    assert found(of, SOME[1], "tv", "tables").state == "met"
+    (said,) = (row for row in as_data(of)["corrections"][1]["findings"] if row["promise"]["slice"] == "prose")
+    assert (said["interval"]["samples"], said["interval"]["upper"], said["state"]) == (0, None, "open")
+    assert (as_data(of)["empty"], as_data(of)["more"]["verl"]) == (["prose"], None)
+    said = remedy_sentence(of)
+    assert said.startswith("No whole sequence of this recording is in prose: no correction is decided there. verl: No ")
+    assert "tv on prose without data, limit 0.02; this recording does not decide it" in said
+
+
 def test_answers_to_one_prompt_count_as_one(rollouts):
     kept = np.zeros(rollouts.lengths.size, bool)
     kept[:400] = True
@@ -174,7 +190,7 @@ def test_what_is_not_decided_says_how_many_more_sequences_decide_it(rollouts, mo
     few = rollouts.only(tables & (tables.cumsum() <= 400), np.zeros(0, bool))
 
     def of(recording, limit):
-        return remedy(recording, contract(f"  - {{id: tv, metric: tv_token, limit: {limit!r}}}\n"))
+        return remedy(recording, contract(f"  - {{id: tv, metric: tv_token, limit: {limit!r}}}\n", text=TABLES_ONLY))
 
     near = of(few, 0.9).closest("verl").worst.interval
     between = float(near.estimate + near.upper) / 2
@@ -216,7 +232,7 @@ def test_kernels_that_share_nothing_are_numbers_all_the_same(log_w):
         Recording(
             np.full(2 * size, train), np.full(2 * size, inference), np.full(size, 2), ({"task": "tables"},) * size
         ),
-        contract(REWARD),
+        contract(REWARD, text=TABLES_ONLY),
     )
     data = as_data(of)
     json.dumps(data, allow_nan=False)
