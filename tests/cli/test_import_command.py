@@ -10,6 +10,7 @@ from functools import partial
 
 import numpy as np
 import pytest
+from opentelemetry.sdk.metrics.export import MetricExportResult
 
 from kc_otel.contract.input_reasons import REASONS
 from kc_otel.record.telemetry import environment
@@ -108,6 +109,19 @@ def test_what_nothing_exports_is_not_called_exported(run, tmp_path, monkeypatch,
     assert (code, (tmp_path / "done.jsonl").exists()) == (1, False)
     assert "0 files exported, 1 failed" in out
     assert f"rank_0.jsonl: {said}" in err
+
+
+def test_a_file_whose_export_is_accepted_late_is_finished(run, tmp_path, monkeypatch):
+    class Late(Memory):
+        def export(self, metrics_data, **_):
+            super().export(metrics_data)
+            return MetricExportResult.FAILURE if len(self.exports) == 1 else MetricExportResult.SUCCESS
+
+    monkeypatch.setattr(environment, "metric_exporters", lambda _: (Late(),))
+    code, out, err = run("token_exports", "--contract", "contract.yaml", "--done", "done.jsonl", "--patience", "0")
+    assert "measured, not exported: no endpoint took the export" in err
+    assert (code, "1 files exported, 0 failed" in out) == (0, True)
+    assert len((tmp_path / "done.jsonl").read_text().splitlines()) == 1
 
 
 def test_a_file_that_cannot_be_imported_makes_exit_code_1(run, tmp_path):
