@@ -77,7 +77,7 @@ def import_files(
 
     Reads the files that verl, slime, SkyRL, ROLL, prime-rl and NeMo-RL write, and recordings. OpenTelemetry's own
     variables, such as OTEL_EXPORTER_OTLP_ENDPOINT, set the destination. A file counts as finished once its drift is
-    exported. Exits with 1 when a file could not be imported.
+    exported with all its points. Exits with 1 when a file could not be imported or exported.
 
     Examples:
       kc-otel import rollouts --contract policy.yaml
@@ -115,11 +115,11 @@ def import_files(
                 patience=patience,
                 stopped=stop.is_set,
                 steps=steps,
+                ledger=ledger,
             )
             for path in unseen(paths, ledger, stop, follow=follow, poll=poll):
                 _one(importer, path)
-                if path not in importer.totals.failed:
-                    ledger.add(path)
+            importer.finish()
             _summarise_import(importer, recorder.stats())
             if steps is not None:
                 steps.close()
@@ -230,9 +230,9 @@ def rescore(
 ) -> None:
     """Score recorded requests with the training kernel, and export the drift over OTLP.
 
-    Requests leave the spool once their drift has been exported. OpenTelemetry's own variables, such as
-    OTEL_EXPORTER_OTLP_ENDPOINT, set the destination. The command can be stopped with Ctrl-C at any time and started
-    again.
+    Requests leave the spool once their drift has been exported with all its points; otherwise the command exits with 1.
+    OpenTelemetry's own variables, such as OTEL_EXPORTER_OTLP_ENDPOINT, set the destination. The command can be stopped
+    with Ctrl-C at any time and started again.
 
     Examples:
       kc-otel rescore spool.sqlite --contract policy.yaml --model checkpoint
@@ -278,6 +278,8 @@ def rescore(
             started = time.monotonic()
             rescorer.run(stop, follow=follow)
             _summarise_rescoring(rescorer.totals, len(reader), time.monotonic() - started)
+    if rescorer.totals.unexported:
+        raise typer.Exit(1)
 
 
 def _opened(spool: Path, stop: threading.Event) -> SpoolReader:
@@ -357,6 +359,8 @@ def _summarise_rescoring(totals: RescoreTotals, left: int, seconds: float) -> No
     )
     for reason, count in totals.refused.most_common():
         typer.echo(f"  not comparable: {count:,} {reason}")
+    if totals.unexported:
+        typer.echo(plain(f"  {totals.unexported}; the spool keeps the requests"), err=True)
 
 
 def scrape(

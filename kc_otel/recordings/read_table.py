@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import gzip
+import hashlib
 import json
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import nullcontext, suppress
+from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
 from typing import Any, Final
@@ -23,12 +25,20 @@ _ROWS_AT_ONCE: Final = 256
 """Rows that are Python's numbers at a time."""
 
 
-def read_jsonl(path: Path, columns: Mapping[str, str] | None) -> RaggedTable:
+@dataclass(slots=True)
+class LinesRead:
+    """How far a file of lines has been read: the number of lines, and the digest of their text."""
+
+    count: int = 0
+    digest: str = ""
+
+
+def read_jsonl(path: Path, columns: Mapping[str, str] | None, read: LinesRead | None = None) -> RaggedTable:
     """Read the objects of a .jsonl file, line by line; everything that is wrong is one RecordingError."""
     problems = Problems(str(path))
 
     def rows() -> Iterator[tuple[str, Mapping[str, Any]]]:
-        for number, text in lines(path):
+        for number, text in lines(path, read):
             try:
                 row = read_json_text(text)
             except ValueError as error:
@@ -81,9 +91,9 @@ def first_record(path: Path) -> dict[str, Any] | None:
     return None
 
 
-def records(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+def records(path: Path, read: LinesRead | None = None) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yield each line's object, with its place for messages, one at a time: a file's size does not matter."""
-    for number, line in lines(path):
+    for number, line in lines(path, read):
         place = f"{path}:{number}"
         try:
             record = read_json_text(line)
@@ -99,18 +109,38 @@ def scalars_of(values: Mapping[str, Any]) -> dict[str, Scalar]:
     return {name: value for name, value in values.items() if isinstance(value, str | int | float | bool)}
 
 
-def lines(path: Path) -> Iterator[tuple[int, str]]:
-    """Yield the lines of a file, packed or not, that hold anything, with their numbers."""
+def lines(path: Path, read: LinesRead | None = None) -> Iterator[tuple[int, str]]:
+    """Yield the lines of a file, packed or not, that hold anything, with their numbers.
+
+    Lines that `read` counts are skipped, and `read` advances with each further one. A RecordingError if the file does
+    not begin with the lines that it counts.
+    """
     packed = path.suffix == ".gz"
+    known = LinesRead() if read is None else replace(read)
+    line, digest = 0, hashlib.sha256()
     try:
         with gzip.open(path, "rt", encoding="utf-8") if packed else path.open(encoding="utf-8") as file:
             for line, text in enumerate(file, 1):
+                if read is not None:
+                    digest.update(text.rstrip("\n").encode() + b"\n")
+                    if line == known.count and digest.hexdigest() != known.digest:
+                        raise _other_lines(path, known)
+                    if line <= known.count:
+                        continue
+                    read.count, read.digest = line, digest.hexdigest()
                 if text.strip():
                     yield line, text
+        if line < known.count:
+            raise _other_lines(path, known)
     except OSError as error:
         raise RecordingError(f"{path}: cannot be read ({error.strerror or error})") from None
     except (EOFError, UnicodeDecodeError) as error:
         raise RecordingError(f"{path}: cannot be read ({error}); is it cut off, or not UTF-8?") from None
+
+
+def _other_lines(path: Path, known: LinesRead) -> RecordingError:
+    said = f"{path}: no longer begins with the {known.count:,} lines that were measured"
+    return RecordingError(f"{said}; only append to it, or write a file of another name")
 
 
 def _resolved(source: str, row: Mapping[str, Any], columns: Mapping[str, str] | None) -> dict[str, str]:

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kc_otel.recordings.assemble import assembled
-from kc_otel.recordings.read_table import arrow, read_jsonl, read_npz, read_parquet
+from kc_otel.recordings.read_table import LinesRead, arrow, read_jsonl, read_npz, read_parquet
 from kc_otel.recordings.recording import Recording, RecordingError
 from kc_otel.recordings.table import ALIASES, ATTRIBUTES, LOGITS, RaggedTable
 
@@ -59,9 +59,13 @@ def load_recording(path: str | Path, *, columns: Mapping[str, str] | None = None
     return _trainers(where, columns)
 
 
-def load_own(path: Path, columns: Mapping[str, str] | None) -> Recording:
-    """Read a recording in .npz, .jsonl, .jsonl.gz or .parquet; errors as `load_recording`."""
-    return assembled(_READERS[format_of(path)](path, columns))
+def load_own(path: Path, columns: Mapping[str, str] | None, read: LinesRead | None = None) -> Recording:
+    """Read a recording in .npz, .jsonl, .jsonl.gz or .parquet; errors as `load_recording`.
+
+    Lines that `read` counts are skipped, and it advances with each further one.
+    """
+    format = format_of(path)
+    return assembled(read_jsonl(path, columns, read) if format == "jsonl" else _READERS[format](path, columns))
 
 
 def _trainers(path: Path, columns: Mapping[str, str] | None) -> Recording:

@@ -30,6 +30,8 @@ from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapProp
 from kc_otel.record.measure.arrays import host_rows
 from kc_otel.record.pairing import content_key
 from kc_otel.record.recorder import Recorder
+from kc_otel.record.telemetry.counters import RecorderStats
+from kc_otel.recordings.confirmation import NO_ENDPOINT, why_unexported
 from kc_otel.recordings.request import SUPPORTED, SampledRequest, effective, versions_per_token
 from kc_otel.recordings.scoring import Scorer, UnavailableError, UnscorableError
 from kc_otel.recordings.spool import SpoolReader
@@ -39,6 +41,7 @@ _ABOVE_ZERO_TOLERANCE: Final = 1e-3
 """Tolerance for a log-probability above 0, as in `measure.checks`."""
 _TAKEN_AT_ONCE: Final = 256
 """Requests taken from the spool at a time; they are confirmed together."""
+_FLUSH_SECONDS: Final = 10.0
 _TRACES: Final = TraceContextTextMapPropagator()
 
 
@@ -56,7 +59,8 @@ class RescoreError(Exception):
 class RescoreTotals:
     """Requests that were scored, their sampled tokens, the tokens that were read for it, and requests that left.
 
-    `refused` are those that could not be compared or scored, by reason.
+    `refused` are those that could not be compared or scored, by reason; `unexported` says why the last requests were
+    not exported and are still in the spool, if they are.
     """
 
     requests: int = 0
@@ -64,6 +68,7 @@ class RescoreTotals:
     prefilled: int = 0
     confirmed: int = 0
     refused: Counter[str] = field(default_factory=Counter)
+    unexported: str = ""
 
 
 class Rescorer:
@@ -110,14 +115,15 @@ class Rescorer:
         self._poll = poll
 
     def run(self, stop: threading.Event, *, follow: bool = False) -> RescoreTotals:
-        """Score until the spool is empty, or with `follow` until `stop` is set.
+        """Score until the spool is empty, or with `follow` until `stop` is set, or an export cannot be accepted.
 
         A RescoreError is raised if the score function fails on everything, or returns no log-probabilities.
         """
-        while not stop.is_set():
+        while not stop.is_set() and not self.totals.unexported:
             taken = self._reader.take(_TAKEN_AT_ONCE)
             if taken:
-                self._confirm(self._rescore(taken, stop), stop)
+                before = self._recorder.stats()
+                self._confirm(self._rescore(taken, stop), before, stop)
             elif not follow:
                 break
             else:
@@ -218,16 +224,17 @@ class Rescorer:
         self.totals.tokens += sum(int(request.token_ids.size) for request in requests)
         self.totals.prefilled += sum(length(request) for request in requests)
 
-    def _confirm(self, numbers: Sequence[int], stop: threading.Event) -> None:
-        """Export, and then let go of the requests; while nobody takes the export, they stay where they are."""
-        while True:
-            failures = self._recorder.stats().export_failures
-            if self._recorder.force_flush() and self._recorder.stats().export_failures == failures:
-                self._reader.done(numbers)
-                self.totals.confirmed += len(numbers)
+    def _confirm(self, numbers: Sequence[int], before: RecorderStats, stop: threading.Event) -> None:
+        """Export, and then let go of the requests; while nobody takes the export, they stay where they are.
+
+        `before` are the recorder's counts from before they were recorded.
+        """
+        while why := why_unexported(self._recorder, before, _FLUSH_SECONDS):
+            if why != NO_ENDPOINT or stop.wait(self._poll):
+                self.totals.unexported = why
                 return
-            if stop.wait(self._poll):
-                return
+        self._reader.done(numbers)
+        self.totals.confirmed += len(numbers)
 
     def _refuse(self, reason: str, why: str) -> None:
         self.totals.refused[reason] += 1

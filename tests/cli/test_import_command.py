@@ -10,10 +10,13 @@ from functools import partial
 
 import numpy as np
 import pytest
+from opentelemetry.sdk.metrics.export import MetricExportResult
 
 from kc_otel.contract.input_reasons import REASONS
+from kc_otel.record.telemetry import environment
 from kc_otel.recordings.importers.importer import Ledger, unseen
 from tests.client.test_training_log import CONTRACT as STEP_CONTRACT
+from tests.tools.memory import Memory
 
 CONTRACT = """apiVersion: kernel-contract/v1
 kind: KernelContract
@@ -48,7 +51,7 @@ def run(tmp_path, monkeypatch, command):
     for name in list(os.environ):
         if name.startswith("OTEL_"):
             monkeypatch.delenv(name)
-    monkeypatch.setenv("OTEL_METRICS_EXPORTER", "none")
+    monkeypatch.setattr(environment, "metric_exporters", lambda _: (Memory(),))
     (tmp_path / "contract.yaml").write_text(CONTRACT)
     step = tmp_path / "token_exports" / "step_3"
     step.mkdir(parents=True)
@@ -79,12 +82,46 @@ def test_what_is_not_measured_is_told_with_its_remedy(run, tmp_path):
     assert "of 3 sequences 1 measured: 40 tokens" in out
 
 
-def test_finished_files_are_remembered_and_changed_ones_are_done_again(run, tmp_path):
+def test_finished_files_are_remembered_and_only_what_is_appended_is_measured(run, tmp_path):
     arguments = ("token_exports", "--contract", "contract.yaml", "--done", "done.jsonl")
-    assert "1 files exported" in run(*arguments)[1]
+    path = tmp_path / "token_exports" / "step_3" / "rank_0.jsonl"
+    assert "1 files exported, 0 failed; of 2 sequences" in run(*arguments)[1]
     assert "0 files exported" in run(*arguments)[1]
-    (tmp_path / "token_exports" / "step_3" / "rank_0.jsonl").write_text(json.dumps(line()) + "\n")
-    assert "of 1 sequences 1 measured" in run(*arguments)[1]
+    path.write_text(path.read_text() + json.dumps(line(seed=7)) + "\n")
+    assert "1 files exported, 0 failed; of 1 sequences 1 measured" in run(*arguments)[1]
+    assert "0 files exported" in run(*arguments)[1]
+    path.write_text(json.dumps(line(seed=8)) + "\n")
+    code, out, err = run(*arguments)
+    assert (code, "of 0 sequences" in out) == (1, True)
+    assert "rank_0.jsonl: no longer begins with the 3 lines that were measured; only append to it" in err
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "said"),
+    [
+        ("OTEL_METRICS_EXPORTER", "none", "measured, not exported: OTEL_METRICS_EXPORTER=none sends nothing"),
+        ("OTEL_SDK_DISABLED", "true", "not measured: OTEL_SDK_DISABLED=true turns the recorder off"),
+    ],
+)
+def test_what_nothing_exports_is_not_called_exported(run, tmp_path, monkeypatch, name, value, said):
+    monkeypatch.setenv(name, value)
+    code, out, err = run("token_exports", "--contract", "contract.yaml", "--done", "done.jsonl")
+    assert (code, (tmp_path / "done.jsonl").exists()) == (1, False)
+    assert "0 files exported, 1 failed" in out
+    assert f"rank_0.jsonl: {said}" in err
+
+
+def test_a_file_whose_export_is_accepted_late_is_finished(run, tmp_path, monkeypatch):
+    class Late(Memory):
+        def export(self, metrics_data, **_):
+            super().export(metrics_data)
+            return MetricExportResult.FAILURE if len(self.exports) == 1 else MetricExportResult.SUCCESS
+
+    monkeypatch.setattr(environment, "metric_exporters", lambda _: (Late(),))
+    code, out, err = run("token_exports", "--contract", "contract.yaml", "--done", "done.jsonl", "--patience", "0")
+    assert "measured, not exported: no endpoint took the export" in err
+    assert (code, "1 files exported, 0 failed" in out) == (0, True)
+    assert len((tmp_path / "done.jsonl").read_text().splitlines()) == 1
 
 
 def test_a_file_that_cannot_be_imported_makes_exit_code_1(run, tmp_path):

@@ -13,6 +13,7 @@ import pytest
 from kc_otel.cli import measure_commands
 from kc_otel.record.kernel import Kernel
 from kc_otel.record.recorder import Recorder
+from kc_otel.record.telemetry import environment
 from kc_otel.recordings.request import SampledRequest
 from kc_otel.recordings.spool import Spool, SpoolReader
 from kc_otel.recordings.worst_sequences import read_worst
@@ -39,7 +40,7 @@ nothing = None
 def run(tmp_path, monkeypatch, command):
     """Runs the command in a folder with a contract, a module and a spool of three requests, one of them greedy."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("OTEL_METRICS_EXPORTER", "none")
+    monkeypatch.setattr(environment, "metric_exporters", lambda _: (Memory(),))
     monkeypatch.setattr(sys, "path", list(sys.path))
     (tmp_path / "contract.yaml").write_text(CONTRACT)
     (tmp_path / "my_kernel.py").write_text(MODULE)
@@ -72,6 +73,13 @@ def test_requests_are_scored_by_a_function_and_leave_the_spool(run):
     assert "2 requests scored: 12 sampled tokens compared, 20 read at" in out
     assert "0 left in the spool" in out
     assert "not comparable: 1 greedy" in out
+
+
+def test_requests_that_nothing_exports_stay_in_the_spool(run, monkeypatch):
+    monkeypatch.setenv("OTEL_METRICS_EXPORTER", "none")
+    code, out, err = run("--scorer", "my_kernel:half_a_nat_less")
+    assert (code, "3 left in the spool" in out) == (1, True)
+    assert "measured, not exported: OTEL_METRICS_EXPORTER=none sends nothing" in err
 
 
 def test_a_rescorer_that_starts_again_is_the_same_recorder_and_never_ends_the_kernel(run, tmp_path, monkeypatch):

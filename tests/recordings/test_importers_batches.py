@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 
+from kc_otel.record.telemetry.counters import RecorderStats
 from kc_otel.recordings.importers import safe_pickle
 from kc_otel.recordings.importers.imported import Refusals
 from kc_otel.recordings.importers.importer import Importer
@@ -230,14 +231,17 @@ def test_the_importer_takes_each_of_them(slime_dump, skyrl_dump, roll_batch):
     seen, prompts = [], []
 
     class Recording:
+        exports = 0
+
         def stats(self):
-            return types.SimpleNamespace(dropped={}, export_failures=0)
+            return RecorderStats(exports=self.exports)
 
         def compare(self, train, *_, weights, groups, **__):
             seen.append((weights, len(train)))
             prompts.append(groups)
 
         def force_flush(self, _):
+            self.exports += 1
             return True
 
     importer = Importer(Recording())

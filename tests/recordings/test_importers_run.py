@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from opentelemetry.sdk.metrics.export import MetricExportResult
 
-from kc_otel.recordings.importers import importer
-from kc_otel.recordings.importers.importer import Importer
+from kc_otel.recordings.importers import importer as importer_module
+from kc_otel.recordings.importers.importer import Importer, Ledger
 
 SIDES = ("train_logprobs", "inference_logprobs")
 
@@ -43,7 +43,7 @@ def test_a_file_becomes_the_stream_that_live_instrumentation_makes(recorders, me
 
 
 def test_chunks_are_bounded_and_change_nothing(recorders, memory, write, monkeypatch):
-    monkeypatch.setattr(importer, "_CHUNK_TOKENS", 45)
+    monkeypatch.setattr(importer_module, "_CHUNK_TOKENS", 45)
     path = write("log.jsonl", [sequence(seed=n) for n in range(7)])
     made = recorders()
     assert Importer(made).file(path)
@@ -111,11 +111,64 @@ def test_a_file_is_not_done_while_nobody_takes_the_export(recorders, memory, wri
     importer = Importer(recorders(), patience=0.5)
     path = write("log.jsonl", [sequence()])
     assert not importer.file(path)
-    assert "no endpoint took the export" in importer.totals.failed[path]
+    assert "measured, not exported: no endpoint took the export" in importer.totals.failed[path]
     memory.result = MetricExportResult.SUCCESS
     other = write("other.jsonl", [sequence()])
     assert importer.file(other)
-    assert importer.totals.files == 1
+    # Streams are cumulative: the export that was taken has both files.
+    assert (importer.totals.files, importer.totals.failed, memory.count("all")) == (2, {}, 40)
+
+
+def test_a_file_of_which_points_are_rejected_is_done_with_an_export_that_has_them(recorders, memory, write, tmp_path):
+    recorder = recorders()
+    ledger = Ledger(tmp_path / "done.txt")
+    importer = Importer(recorder, ledger=ledger)
+    memory.answering = lambda: recorder._engine.counters.export_rejected("the endpoint rejected 9 data points")
+    path = write("log.jsonl", [sequence()])
+    assert not importer.file(path)
+    assert importer.totals.failed == {path: f"{path}: measured, not exported: the endpoint rejected 9 data points"}
+    assert (importer.totals.files, path in ledger) == (0, False)
+    memory.answering = lambda: None
+    importer.finish()
+    assert (importer.totals.files, importer.totals.failed, path in ledger) == (1, {}, True)
+
+
+@pytest.mark.parametrize("name", ["log.jsonl", "token_exports/step_3/rank_0.jsonl"])
+def test_lines_that_are_appended_are_measured_and_no_others_again(recorders, memory, tmp_path, name, monkeypatch):
+    """A line that is torn at the first look is measured at the second, and its file is no failure any more."""
+    monkeypatch.setattr(importer_module, "_CHUNK_TOKENS", 20)
+    columns = SIDES if name == "log.jsonl" else ("trainer_logprobs", "inference_logprobs")
+    rows = [dict(zip(columns, sequence(seed=n).values(), strict=True)) | {"loss_mask": [1] * 20} for n in range(5)]
+    text = "".join(json.dumps(row) + "\n" for row in rows)
+    path, done = tmp_path / name, tmp_path / "done.txt"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    importer = Importer(recorders(), ledger=Ledger(done))
+    ends = [place + 1 for place, character in enumerate(text) if character == "\n"]
+    for size, whole in ((ends[1], True), (ends[4] - 9, False), (ends[4], True)):
+        path.write_text(text[:size])
+        assert importer.file(path) is whole
+        assert (path in importer.totals.failed) is not whole
+    assert (memory.count("all"), importer.totals.sequences, importer.totals.files) == (100, 5, 1)
+    again = Importer(recorders(), ledger=Ledger(done))
+    path.write_text(text + "\n")
+    assert again.file(path)
+    path.write_text(text.replace("0.", "1.", 1) + text)
+    assert not again.file(path)
+    assert "no longer begins with the 5 lines that were measured" in again.totals.failed[path]
+    assert again.totals.sequences == 0
+
+
+def test_a_file_that_cannot_be_continued_is_refused_when_it_has_changed(recorders, tmp_path):
+    path, done = tmp_path / "log.npz", tmp_path / "done.txt"
+    side = np.array(sequence()["inference_logprobs"])
+    for sequences, whole in ((2, True), (2, True), (3, False)):
+        np.savez(
+            path, train_logprobs=np.stack([side + 1e-3] * sequences), inference_logprobs=np.stack([side] * sequences)
+        )
+        importer = Importer(recorders(), ledger=Ledger(done))
+        assert importer.file(path) is whole
+    assert "log.npz: changed after it was measured; only lines can be appended" in importer.totals.failed[path]
+    assert importer.totals.sequences == 0
 
 
 def test_what_the_queue_cannot_hold_is_not_called_done(recorders, write):

@@ -222,6 +222,22 @@ def test_requests_stay_in_the_spool_until_their_drift_is_exported(rescorer, memo
     assert rescorer().run(threading.Event()).confirmed == 2
 
 
+def test_requests_stay_in_the_spool_if_an_export_since_they_were_scored_lost_points(rescorer, recorders, memory):
+    """A kernel's streams end with an export that is taken in part; a later one does not have them."""
+    recorder = recorders()
+    answers = ["the endpoint rejected 9 data points", "", ""]
+    memory.answering = lambda: answers and (why := answers.pop(0)) and recorder._engine.counters.export_rejected(why)
+
+    def score_slowly(prompt_ids, token_ids, processing=None):
+        recorder.force_flush()
+        return score(prompt_ids, token_ids, processing)
+
+    totals = rescorer(request("a"), request("b"), recorder=recorder, score=score_slowly).run(threading.Event())
+    assert (totals.requests, totals.confirmed) == (2, 0)
+    assert totals.unexported == "measured, not exported: the endpoint rejected 9 data points"
+    assert rescorer(recorder=recorder).run(threading.Event()).confirmed == 2
+
+
 def test_a_request_that_cannot_be_scored_costs_itself_only(rescorer):
     def picky(prompt_ids, token_ids, processing):
         if any(ids.size == 7 for ids in token_ids):

@@ -42,6 +42,7 @@ class RecorderStats:
     exports: int = 0  # that every endpoint accepted
     exports_in_part: int = 0  # accepted, but for points that an endpoint rejected
     export_failures: int = 0  # that an endpoint did not accept
+    rejected: str = ""  # what an endpoint said of the last export that it accepted in part
     queued_batches: int = 0  # that wait to be measured
     queued_bytes: int = 0
     unpaired: int = 0  # sequences that wait for their other side
@@ -60,7 +61,7 @@ class Counters:
         self._invalid = ReasonCounts(f"contract {contract}: input invalid (%s)")
         self._noted = ReasonCounts(f"contract {contract}: input doubtful (%s)")
         self._failures = ReasonCounts(f"contract {contract}: %s failed")
-        self._rejected = ""
+        self._rejected = self._last_rejected = ""
         self._failed: Counter[tuple[str, str, str, str]] = Counter()
         self._rollouts: dict[str, tuple[int, int, float]] = {}
         self._prompts: Counter[str] = Counter()
@@ -129,6 +130,7 @@ class Counters:
         with self._lock:
             rejected, self._rejected = self._rejected, ""
             self._plain["exports_in_part" if rejected else "exports"] += 1
+            self._last_rejected = rejected or self._last_rejected
         if rejected:
             self._failures.add("export", rejected)
         else:
@@ -149,7 +151,7 @@ class Counters:
     def values(self) -> RecorderStats:
         """Return the current counts, without the backlog."""
         with self._lock:
-            plain: dict[str, Any] = dict(self._plain)
+            plain: dict[str, Any] = {**self._plain, "rejected": self._last_rejected}
         return RecorderStats(dropped=self._dropped.values(), invalid=self._invalid.values(), **plain)
 
     def metrics(self, start: int, now: int) -> list[Metric]:

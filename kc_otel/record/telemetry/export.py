@@ -154,7 +154,8 @@ class ExportLoop:
                 )
                 ticket, stopping = self._asked, self._stopping
             error = self._export()
-            self._source.exported(error)
+            if error is not None or self._exporters:  # what no exporter takes is not exported
+                self._source.exported(error)
             with self._changed:
                 self._answered, self._accepted = ticket, error is None
                 self._changed.notify_all()

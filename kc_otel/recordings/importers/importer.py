@@ -2,17 +2,21 @@
 
     file -> sequences -> chunks of one weight version -> Recorder.compare -> export -> done
 
+Nothing is measured twice: of a file of lines that has grown, only the new lines are measured, and a file that has
+changed in another way is refused.
+
 Nothing is sampled: a trainer's files are measured in full. A file that cannot be read is named with its remedy, and the
 others go on. With `follow`, files that appear later are imported too.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import threading
 import time
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import astuple, dataclass, field, replace
 from pathlib import Path
 from typing import Final, Protocol
 
@@ -20,8 +24,16 @@ import numpy as np
 
 from kc_otel.contract.slices import Scalar
 from kc_otel.record.recorder import Recorder
+from kc_otel.recordings.confirmation import NO_ENDPOINT, why_unexported
 from kc_otel.recordings.importers.imported import Imported, Refusals
-from kc_otel.recordings.importers.trainer_formats import FormatName, files_of, prime_rl_is_complete, read_file
+from kc_otel.recordings.importers.trainer_formats import (
+    LINE_ENDINGS,
+    FormatName,
+    files_of,
+    prime_rl_is_complete,
+    read_file,
+)
+from kc_otel.recordings.read_table import LinesRead, lines
 from kc_otel.recordings.recording import DENSITY, RecordingError, reward_of
 
 _CHUNK_TOKENS: Final = 262_144
@@ -32,19 +44,24 @@ _MAX_UNFLUSHED_TOKENS: Final = 2_000_000
 
 @dataclass(slots=True)
 class ImportTotals:
-    """Files whose drift was exported, sequences that were handed to the recorder, and their tokens.
+    """Files `done`, whose drift was exported, sequences that were handed to the recorder, and their tokens.
 
     `identical` are sequences whose two sides are the same numbers, bit by bit; `age_unknown` those of a trainer's step
     of which nothing says which weights sampled them; `failed` files that could not be imported, with the reason.
     """
 
-    files: int = 0
+    done: set[Path] = field(default_factory=set)
     sequences: int = 0
     tokens: int = 0
     identical: int = 0
     age_unknown: int = 0
     refusals: Refusals = field(default_factory=Refusals)
     failed: dict[Path, str] = field(default_factory=dict)
+
+    @property
+    def files(self) -> int:
+        """Number of files that are done, and have not failed since."""
+        return len(self.done - self.failed.keys())
 
 
 class StepRecorders(Protocol):
@@ -61,7 +78,7 @@ class StepRecorders(Protocol):
 
 
 class Importer:
-    """Imports files one after the other.
+    """Imports files one after the other, and adds those that are done to `ledger`.
 
     `columns` are names by role, for generic files. `attributes` of every sequence win over its own. `patience` are
     seconds to wait for an endpoint that does not take the export, unless `stopped`. To `steps` go sequences whose step
@@ -78,6 +95,7 @@ class Importer:
         patience: float = 60.0,
         stopped: Callable[[], bool] = lambda: False,
         steps: StepRecorders | None = None,
+        ledger: Ledger | None = None,
     ) -> None:
         self.totals: Final = ImportTotals()
         self._recorder = recorder
@@ -87,50 +105,103 @@ class Importer:
         self._patience = patience
         self._stopped = stopped
         self._steps = steps
+        self._ledger = Ledger(None) if ledger is None else ledger
+        self._measured: dict[Path, _Measured] = {}
+        self._unexported: dict[Path, _Measured] = {}
+        self._awaiting: set[Path] = set()
 
     def file(self, path: Path) -> bool:
-        """Import one file; whether all of it was measured and exported. Failures are in `totals.failed`."""
+        """Import what is new in a file; whether all of it was measured and exported. Failures are in `totals.failed`.
+
+        A file that nobody took the export of is done with a later export, which contains it.
+        """
+        self.totals.failed.pop(path, None)
+        self._awaiting.discard(path)
         before = sum(self._recorder.stats().dropped.values())
-        sequences = tokens = unflushed = 0
         try:
-            rows = read_file(path, self.totals.refusals, self._format, columns=self._columns)
-            for chunk in self._chunks(rows):
-                size = sum(sequence.train.size for sequence in chunk)
-                self._compare(chunk)
-                sequences, tokens, unflushed = sequences + len(chunk), tokens + size, unflushed + size
-                if unflushed >= _MAX_UNFLUSHED_TOKENS:
-                    self._recorder.force_flush(self._patience)
-                    if self._steps is not None:
-                        self._steps.flush()
-                    unflushed = 0
+            self._measure(path)
         except (RecordingError, OSError, UnicodeDecodeError) as error:
             self.totals.failed[path] = str(error)
         if self._steps is not None:
             self._steps.end_of_file()
-        if not self._exported():
-            self.totals.failed[path] = f"{path}: no endpoint took the export; import the file again when one does"
-        elif (lost := sum(self._recorder.stats().dropped.values()) - before) > 0:
+        why = self._why_unexported(self._patience)
+        if (lost := sum(self._recorder.stats().dropped.values()) - before) > 0:
+            self._unexported.pop(path, None)
             self.totals.failed[path] = f"{path}: {lost} batches were dropped; see the log and import the file again"
-        self.totals.sequences += sequences
-        self.totals.tokens += tokens
-        if path in self.totals.failed:
-            return False
-        self.totals.files += 1
-        return True
+        elif why and path not in self.totals.failed:
+            self._awaiting.add(path)
+            self.totals.failed[path] = f"{path}: {why}"
+        if not why:
+            self._confirm()
+        return path not in self.totals.failed
 
-    def _chunks(self, sequences: Iterator[Imported]) -> Iterator[list[Imported]]:
-        """Sequences that can be one batch, until they have `_CHUNK_TOKENS` tokens."""
+    def finish(self) -> None:
+        """Export once more, for files that an endpoint has not taken yet."""
+        if self._unexported and not self._why_unexported(0.0):
+            self._confirm()
+
+    def _measure(self, path: Path) -> None:
+        known = self._measured.get(path) or self._ledger.measured(path)
+        about, by_lines = path.stat(), path.name.lower().endswith(LINE_ENDINGS)
+        read = LinesRead(known.lines, known.digest) if known is not None and by_lines else LinesRead()
+        whole = "" if by_lines else _digest(path)
+        if known is not None and not by_lines and known.digest != whole:
+            raise RecordingError(
+                f"{path}: changed after it was measured; only lines can be appended to a file (.jsonl): write what "
+                f"comes later to a file of another name"
+            )
+        new = known is None or (by_lines and next(lines(path, replace(read)), None) is not None)
+        rows = read_file(path, self.totals.refusals, self._format, columns=self._columns, read=read) if new else ()
+        unflushed = 0
+        for chunk, rest in self._chunks(rows, read):
+            size = sum(sequence.train.size for sequence in chunk)
+            self._compare(chunk)
+            self.totals.sequences += len(chunk)
+            self.totals.tokens += size
+            unflushed += size
+            if rest is not None:
+                self._measured[path] = _Measured(0, 0, rest.count, rest.digest)
+                if by_lines:
+                    self._unexported[path] = self._measured[path]
+            if unflushed >= _MAX_UNFLUSHED_TOKENS:
+                self._recorder.force_flush(self._patience)
+                if self._steps is not None:
+                    self._steps.flush()
+                unflushed = 0
+        self._measured[path] = _Measured(about.st_size, about.st_mtime_ns, read.count, whole or read.digest)
+        self._unexported[path] = self._measured[path]
+
+    def _confirm(self) -> None:
+        """Note that everything measured is exported."""
+        for path, measured in self._unexported.items():
+            self._ledger.add(path, measured)
+            if measured.changed:
+                self.totals.done.add(path)
+        for path in self._awaiting:
+            del self.totals.failed[path]
+        self._unexported.clear()
+        self._awaiting.clear()
+
+    def _chunks(
+        self, sequences: Iterable[Imported], read: LinesRead
+    ) -> Iterator[tuple[list[Imported], LinesRead | None]]:
+        """Sequences that can be one batch, until they have `_CHUNK_TOKENS` tokens.
+
+        With the last batch before others of the file come the lines that are measured with it.
+        """
         waiting: dict[Hashable, list[Imported]] = {}
-        tokens, last = 0, None
+        tokens, last, before = 0, None, replace(read)
         for sequence in sequences:
             prompt = sequence.prompt
             # Rollouts of a prompt stand next to each other, and stay in one batch.
             if tokens >= _CHUNK_TOKENS and (prompt is None or prompt != last):
-                yield from waiting.values()
+                *others, final = waiting.values()
+                yield from ((batch, None) for batch in others)
+                yield final, before
                 waiting, tokens = {}, 0
             waiting.setdefault((_alike(sequence), self._step(sequence)), []).append(sequence)
-            tokens, last = tokens + sequence.train.size, prompt
-        yield from waiting.values()
+            tokens, last, before = tokens + sequence.train.size, prompt, replace(read)
+        yield from ((batch, None) for batch in waiting.values())
 
     def _compare(self, chunk: Sequence[Imported]) -> None:
         first = chunk[0]
@@ -175,16 +246,14 @@ class Importer:
             return int(said)
         return said if isinstance(said, int) and not isinstance(said, bool) else None
 
-    def _exported(self) -> bool:
-        """Return True if everything recorded was measured and accepted by every endpoint, in time."""
-        end = time.monotonic() + self._patience
+    def _why_unexported(self, patience: float) -> str:
+        """Return "" if everything recorded was measured and accepted by every endpoint, in time; or why not."""
+        end = time.monotonic() + patience
         while True:
-            failures = self._recorder.stats().export_failures
-            flushed = self._recorder.force_flush(max(end - time.monotonic(), 1.0))
-            if flushed and self._recorder.stats().export_failures == failures:
-                return True
-            if self._stopped() or time.monotonic() >= end:
-                return False
+            # Streams are cumulative, and of one pair of kernels: an export that is accepted contains all before it.
+            why = why_unexported(self._recorder, self._recorder.stats(), max(end - time.monotonic(), 1.0))
+            if why != NO_ENDPOINT or self._stopped() or time.monotonic() >= end:
+                return why
             time.sleep(0.2)
 
 
@@ -202,45 +271,60 @@ def _alike(sequence: Imported) -> Hashable:
     )
 
 
-_FileState = tuple[str, int, int]
+@dataclass(frozen=True, slots=True)
+class _Measured:
+    """How far a file is measured: its size and time of change, both 0 where more of it was not; lines, digest.
+
+    The digest is that of the lines, or of all bytes of a file that has none.
+    """
+
+    size: int
+    changed: int
+    lines: int
+    digest: str
 
 
 class Ledger:
-    """Files that are done, by path, size and time of change, so that one that was written again is done again.
+    """How far files are done, so that nothing in them is measured again.
 
-    They are remembered in a file, one JSON list a line; None is for this run alone.
+    It is remembered in a file, one JSON list a line; None is for this run alone.
     """
 
     def __init__(self, path: Path | None) -> None:
         self._path = path
-        self._known: set[_FileState] = set()
+        self._known: dict[str, _Measured] = {}
         lines = path.read_text(encoding="utf-8").splitlines() if path is not None and path.exists() else ()
         for number, line in enumerate(lines, 1):
             try:
-                name, size, changed = json.loads(line)
+                name, size, changed, count, digest = json.loads(line)
             except (ValueError, TypeError):
                 said = "is no record of a finished file; give --done a file of its own"
                 raise ValueError(f"{path}:{number}: {said}") from None
-            self._known.add((name, size, changed))
+            self._known[name] = _Measured(size, changed, count, digest)
 
     def __contains__(self, path: Path) -> bool:
-        return _state(path) in self._known
+        known = self.measured(path)
+        return known is not None and _state(path)[1:] == (known.size, known.changed)
 
-    def add(self, path: Path) -> None:
-        """Add a finished file."""
-        state = _state(path)
-        self._known.add(state)
+    def measured(self, path: Path) -> _Measured | None:
+        """Return how far a file is done."""
+        return self._known.get(str(path.resolve()))
+
+    def add(self, path: Path, measured: _Measured) -> None:
+        """Note how far a file is done."""
+        name = str(path.resolve())
+        self._known[name] = measured
         if self._path is not None:
             with self._path.open("a", encoding="utf-8") as file:
-                file.write(json.dumps(state) + "\n")
+                file.write(json.dumps([name, *astuple(measured)]) + "\n")
 
 
 def unseen(
     paths: Sequence[Path], ledger: Ledger, stop: threading.Event, *, follow: bool, poll: float
 ) -> Iterator[Path]:
     """Files that are not done, each once; with `follow`, those that appear, when they have stopped growing."""
-    tried: set[_FileState] = set()
-    grown: dict[Path, _FileState] = {}
+    tried: set[tuple[str, int, int]] = set()
+    grown: dict[Path, tuple[str, int, int]] = {}
     while not stop.is_set():
         for path in files_of(paths):
             if stop.is_set():
@@ -255,6 +339,11 @@ def unseen(
             return
 
 
-def _state(path: Path) -> _FileState:
+def _state(path: Path) -> tuple[str, int, int]:
     about = path.stat()
     return str(path.resolve()), about.st_size, about.st_mtime_ns
+
+
+def _digest(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

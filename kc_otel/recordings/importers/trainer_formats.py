@@ -16,15 +16,15 @@ from kc_otel.contract.slices import Scalar
 from kc_otel.recordings.importers import batch_formats
 from kc_otel.recordings.importers.imported import Imported, Records, Refusals, plain
 from kc_otel.recordings.importers.safe_pickle import names_in
-from kc_otel.recordings.read_table import first_record, records
+from kc_otel.recordings.read_table import LinesRead, first_record, records
 from kc_otel.recordings.recording import RecordingError
 from kc_otel.recordings.recording_files import load_own
 
 FormatName = Literal["verl", "slime", "skyrl", "roll", "prime-rl", "nemo-rl", "generic"]
 FORMATS: Final[tuple[FormatName, ...]] = get_args(FormatName)
-_LINE_ENDINGS: Final = (".jsonl", ".jsonl.gz")
+LINE_ENDINGS: Final = (".jsonl", ".jsonl.gz")
 _BATCH_ENDINGS: Final = (".pkl", ".pickle", ".pt", ".pth", ".dp")
-_ENDINGS: Final = (*_LINE_ENDINGS, ".npz", ".parquet", *_BATCH_ENDINGS)
+_ENDINGS: Final = (*LINE_ENDINGS, ".npz", ".parquet", *_BATCH_ENDINGS)
 _NEMO_NAME: Final = re.compile(r"train_data_step(\d+)\.jsonl(\.gz)?$")
 _PRIME_SCHEMA: Final = 1
 
@@ -54,7 +54,7 @@ def format_of(path: Path) -> FormatName:
     if name.endswith(_BATCH_ENDINGS):
         marked = (format for format, known in _TABLE.items() if known.marks and names_in(path, *known.marks))
         return next(marked, "verl")
-    if not name.endswith(_LINE_ENDINGS):
+    if not name.endswith(LINE_ENDINGS):
         return "generic"
     keys = (first_record(path) or {}).keys()
     if {"input", "output", "step"} <= keys and keys.isdisjoint({"old_log_probs", "rollout_log_probs"}):
@@ -69,11 +69,17 @@ def format_of(path: Path) -> FormatName:
 
 
 def read_file(
-    path: Path, refusals: Refusals, format: FormatName | None = None, *, columns: Mapping[str, str] | None = None
+    path: Path,
+    refusals: Refusals,
+    format: FormatName | None = None,
+    *,
+    columns: Mapping[str, str] | None = None,
+    read: LinesRead | None = None,
 ) -> Iterator[Imported]:
     """Read the sequences of a file; records that cannot become one are counted in `refusals`.
 
-    `format` is None to find out whose it is; `columns` are names by role, of generic files.
+    `format` is None to find out whose it is; `columns` are names by role, of generic files. Lines that `read` counts
+    are skipped, and it advances with each further one.
 
     Raises:
         RecordingError: If it cannot be used.
@@ -81,9 +87,10 @@ def read_file(
     """
     format = format or format_of(path)
     if format == "generic":
-        yield from _generic(path, columns)
+        yield from _generic(path, columns, read)
         return
-    for place, make in _TABLE[format].records(path):
+    known = _TABLE[format]
+    for place, make in known.records(path, read) if known.keys else known.records(path):
         try:
             found = make()
         except RecordingError:
@@ -94,18 +101,18 @@ def read_file(
             refusals.add("shape_mismatch", f"{place}: {error}")
         else:
             if found is None:
-                refusals.add("no_tokens", f"{place}: {_TABLE[format].masks} leave no token")
+                refusals.add("no_tokens", f"{place}: {known.masks} leave no token")
             else:
                 yield found
 
 
-def _generic(path: Path, columns: Mapping[str, str] | None) -> Iterator[Imported]:
+def _generic(path: Path, columns: Mapping[str, str] | None, read: LinesRead | None) -> Iterator[Imported]:
     """The sequences of a recording; a file with one bad sequence is refused as a whole.
 
     Columns `train_weights` and `inference_weights` with one value per sequence are weight versions; `weight_versions`
     has the inference kernel's for each token.
     """
-    log = load_own(path, columns)
+    log = load_own(path, columns, read)
     ends = np.cumsum(log.lengths)
     per_token = ("token_ids", "advantages", "train_kept", "versions")
     given = {name: values for name in per_token if (values := getattr(log, name)) is not None}
@@ -125,8 +132,10 @@ def _version(value: object) -> int | str | None:
     return value if isinstance(value, int | str) and not isinstance(value, bool) else None
 
 
-def _lines(sequence: Callable[[Path, dict[str, Any], str], Imported | None], path: Path) -> Records:
-    for place, record in records(path):
+def _lines(
+    sequence: Callable[[Path, dict[str, Any], str], Imported | None], path: Path, read: LinesRead | None = None
+) -> Records:
+    for place, record in records(path, read):
         yield place, partial(sequence, path, record, place)
 
 
@@ -240,7 +249,7 @@ class _Format:
     JSON lines are told by the `keys` of the first, or by the file's `name`, pickles by bytes in their begin, `marks`.
     """
 
-    records: Callable[[Path], Records]
+    records: Callable[..., Records]
     masks: str
     keys: frozenset[str] = frozenset()
     name: re.Pattern[str] | None = None

@@ -215,6 +215,12 @@ def test_all_of_several_exporters_must_accept(loops):
     assert bad.got
 
 
+def test_what_no_exporter_takes_is_not_counted_as_exported(loops):
+    source = Counting()
+    assert loops(source=source, exporters=tuple).force_flush(60)
+    assert source.counters.values().exports == 0
+
+
 @pytest.mark.parametrize("protocol", ["grpc", "http/protobuf"])
 def test_a_dead_endpoint_blocks_nobody(loops, monkeypatch, protocol, caplog):
     """With nobody listening, failures are counted, the log says where nothing got through, and shutdown is in time."""

@@ -1,0 +1,34 @@
+"""Whether what was recorded is exported: files are done, and requests leave a spool, only then."""
+
+from __future__ import annotations
+
+import os
+from typing import Final
+
+from kc_otel.record.recorder import Recorder
+from kc_otel.record.telemetry.counters import RecorderStats
+from kc_otel.record.telemetry.environment import sdk_disabled
+
+NO_ENDPOINT: Final = "measured, not exported: no endpoint took the export"
+"""The one reason that may pass by itself."""
+
+
+def why_unexported(recorder: Recorder, before: RecorderStats, timeout: float) -> str:
+    """Export what was recorded; return "" if every exporter accepted all of it, otherwise the reason.
+
+    `before` are the recorder's counts from before: an export in part since then has lost some of it.
+    """
+    last = recorder.stats()
+    flushed = recorder.force_flush(timeout)
+    now = recorder.stats()
+    if now.exports_in_part > before.exports_in_part:
+        return f"measured, not exported: {now.rejected}"
+    if not flushed or now.export_failures > last.export_failures:
+        return NO_ENDPOINT
+    if now.exports > last.exports:
+        return ""
+    if sdk_disabled():
+        return "not measured: OTEL_SDK_DISABLED=true turns the recorder off; unset it"
+    if name := os.environ.get("OTEL_METRICS_EXPORTER", "").strip():
+        return f"measured, not exported: OTEL_METRICS_EXPORTER={name} sends nothing; set it to otlp"
+    return "not measured: the recorder is off; the log says why"
