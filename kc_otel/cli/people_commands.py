@@ -203,7 +203,8 @@ def _alert_line(alert: dict[str, Any]) -> str:
     if alert["silenced"]:
         notes.append(f"silenced ({', '.join(alert['silenced'])})")
     if alert["notified"] > 1:
-        notes.append(f"notified {alert['notified']} times")
+        notes.append(f"announced {alert['notified']} times")
+    notes += alert["undelivered"]
     since = alert["started_at"] if alert["phase"] == "firing" else alert["since"]
     kernel = f" of kernel {alert['kernel_inference']}" if alert["kernel_inference"] else ""
     kernel += f" against {alert['kernel_train']}" if alert["kernel_train"] else ""

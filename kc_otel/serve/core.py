@@ -517,7 +517,7 @@ class Core:
     ) -> None:
         for message in messages:
             incident = message.incident
-            done = () if incident is None else actions_taken(incident, decisions, {})
+            done = () if incident is None else actions_taken(incident, decisions)
             body = alert_body(
                 contract,
                 message.alerts,

@@ -15,6 +15,7 @@ from kc_otel.cli import api_client, status_command
 from kc_otel.cli.terminal import local_time
 from kc_otel.client.doctor import _declared
 from kc_otel.contract.load import load_text
+from kc_otel.judge.escalation.webhook_body import encode
 from kc_otel.judge.recorders import KernelInfo
 from kc_otel.judge.verdict import Cell, Evaluation, Status, Verdict
 from kc_otel.serve.core import Core
@@ -81,6 +82,17 @@ def test_the_status_of_one_contract_is_that_ones_only(running):
         assert "policy" not in shown
         assert "other   inference kernel" in shown
         assert kc("status", "--contract", "policy")[0] == 1
+
+
+@pytest.mark.slow
+def test_a_list_of_alerts_counts_no_message_that_waits_as_delivered(kc):
+    (incident,), (first,) = kc.core.escalation.incidents["policy"], kc.core.outbox.due(time.time())
+    kc.core.outbox.accepted(first.id)
+    for _ in range(9):
+        kc.core.outbox.enqueue("pager", "policy", encode({"incident": {"id": incident.id}}), time.time())
+    shown = kc("alerts", "list")[1]
+    assert "9 messages to pager wait" in shown
+    assert "notified" not in shown
 
 
 @pytest.mark.slow

@@ -15,6 +15,7 @@ from starlette.testclient import TestClient
 
 import kc_otel.serve.page as page_box
 from kc_otel.judge.escalation.alerts import PolicyState
+from kc_otel.judge.escalation.webhook_body import encode
 from kc_otel.judge.incidents.incident import IncidentState
 from kc_otel.judge.verdict import Evaluation, Status
 from kc_otel.serve import people_orders
@@ -132,6 +133,21 @@ def test_a_webhook_is_told_as_it_ended(client: TestClient, core: Core, refused: 
     core.tick(time.time())
     (incident,) = client.get("/api/v1/overview").json()["incidents"]
     assert [action["text"] for action in incident["actions"] if action["kind"] == "webhook"] == [said]
+
+
+def test_later_messages_of_an_incident_are_told_beside_the_first(client: TestClient, core: Core) -> None:
+    """The first was accepted; those that wait have a line of their own, and so in the list of alerts."""
+    (message,) = core.outbox.due(now := time.time())
+    core.outbox.accepted(message.id)
+    (incident,) = core.escalation.incidents["policy"]
+    for number, about in enumerate((incident.id, incident.id, "0" * 12)):
+        core.outbox.enqueue("pager", "policy", encode({"incident": {"id": about}}), now + number + 1.0)
+    core.outbox.failed(core.outbox.due(now + 2.0)[0].id, now + 2.0, "HTTP 500", status=500)
+    (seen,) = client.get("/api/v1/overview").json()["incidents"]
+    said = [(action["at"] > now, action["text"]) for action in seen["actions"] if action["kind"] == "webhook"]
+    assert said == [(False, "notified pager by webhook"), (True, "2 messages to pager wait")]
+    alerts = client.get("/api/v1/alerts").json()["alerts"]
+    assert {tuple(alert["undelivered"]) for alert in alerts} == {("2 messages to pager wait",)}
 
 
 def test_before_any_data_nothing_is_broken(make_core: Callable[..., Core]) -> None:

@@ -472,7 +472,7 @@ def test_a_roll_back_is_told_at_once_and_first_in_each_message(slow: Driven) -> 
     blocks = slack_message(body)["attachments"][0]["blocks"]
     assert blocks[2]["text"]["text"] == "*Done*: v2 is rolled back from shadow"
     (incident,) = slow.core.incidents("policy")
-    done = actions_taken(incident, slow.core.decisions, {})
+    done = actions_taken(incident, slow.core.decisions)
     assert [action.kind for action in done] == ["roll-back", "webhook"]
     slow.tick(62, v2="FAIL")
     assert paged(slow.core) == [], "once"

@@ -415,7 +415,37 @@ _PROMOTION: Final = {
     "serves": "a version still serves after its rollback: its drift has been measured since",
 }
 
-_NONE: Final[Mapping[str, float]] = MappingProxyType({})
+
+@dataclass(frozen=True, slots=True)
+class Undelivered:
+    """Messages about an incident that one endpoint has not accepted; times are Unix seconds, None where there is none.
+
+    `waiting` of them wait, the oldest since `oldest`. It refused `given_up`, or they expired; these were written from
+    `first_given_up` to `last_given_up`.
+    """
+
+    endpoint: str
+    waiting: int
+    oldest: float | None
+    given_up: int
+    first_given_up: float | None
+    last_given_up: float | None
+
+    @property
+    def waiting_text(self) -> str:
+        """How many wait, in words; empty for none."""
+        many = "1 message to {} waits" if self.waiting == 1 else f"{self.waiting:,} messages to {{}} wait"
+        return many.format(self.endpoint) if self.waiting else ""
+
+    @property
+    def given_up_text(self) -> str:
+        """How many were given up, in words; empty for none."""
+        many = "1 message to {} was" if self.given_up == 1 else f"{self.given_up:,} messages to {{}} were"
+        return f"{many.format(self.endpoint)} given up: rejected or expired" if self.given_up else ""
+
+
+_NONE: Final[Mapping[str, Undelivered]] = MappingProxyType({})
+_NO_TIMES: Final[Mapping[str, float]] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
@@ -434,19 +464,33 @@ class ActionTaken:
 def actions_taken(
     incident: Incident,
     table: DecisionTable,
-    waiting: Mapping[str, float],
-    given_up: Mapping[str, float] = _NONE,
-    disabled: Mapping[str, float] = _NONE,
+    undelivered: Mapping[str, Undelivered] = _NONE,
+    disabled: Mapping[str, float] = _NO_TIMES,
 ) -> tuple[ActionTaken, ...]:
     """Return the actions taken, oldest first, and for each if it is in force.
 
-    By endpoint, in Unix seconds: since when its oldest undelivered webhook is `waiting`, when the newest was written
-    that it refused or that expired (`given_up`), and since when it is sent nothing, because it answered HTTP 410
-    (`disabled`).
+    By endpoint: the messages about the incident that are `undelivered`, and since when it is sent nothing because it
+    answered HTTP 410 (`disabled`, Unix seconds). Of an endpoint's messages there is one action for the first, one for
+    those that wait, at the time of the oldest, and one for those that were given up, at the time of the newest.
     """
-    done = [_in_words(incident, action, table, waiting, given_up, disabled) for action in incident.actions]
+    done = [_in_words(incident, action, table, undelivered, disabled) for action in incident.actions]
     said = [ActionTaken(word.at, word.kind, word.text) for word in incident.words]
+    told = {action.target: action.at for action in incident.actions if action.kind == "webhook" and not action.dry_run}
+    for endpoint, first in told.items():
+        if (of := undelivered.get(endpoint)) is None:
+            continue
+        if of.oldest is not None and of.oldest > first:
+            text = of.waiting_text + _disabled(endpoint, disabled)
+            said.append(ActionTaken(of.oldest, "webhook", text))
+        if of.last_given_up is not None and of.last_given_up > first:
+            said.append(ActionTaken(of.last_given_up, "webhook", of.given_up_text))
     return tuple(sorted([*done, *said], key=lambda action: (action.at, action.kind, action.text)))
+
+
+def _disabled(endpoint: str, disabled: Mapping[str, float]) -> str:
+    if endpoint not in disabled:
+        return ""
+    return f": the endpoint answered HTTP 410 at {moment(disabled[endpoint])[11:16]} UTC and is sent nothing more"
 
 
 def lifting_commands(incident: Incident, table: DecisionTable) -> tuple[str, ...]:
@@ -471,8 +515,7 @@ def _in_words(
     incident: Incident,
     action: IncidentAction,
     table: DecisionTable,
-    waiting: Mapping[str, float],
-    given_up: Mapping[str, float],
+    undelivered: Mapping[str, Undelivered],
     disabled: Mapping[str, float],
 ) -> ActionTaken:
     if action.dry_run:
@@ -480,14 +523,13 @@ def _in_words(
     if action.kind == "notify":
         return ActionTaken(action.at, action.kind, "announced in the log")
     if action.kind == "webhook":
-        # Messages of an endpoint leave in order: those after the oldest waiting one have not left either.
-        late = action.target in waiting and waiting[action.target] <= action.at
-        text = f"the webhook to {action.target} is still waiting" if late else f"notified {action.target} by webhook"
-        if not late and given_up.get(action.target, -math.inf) >= action.at:
+        of, text = undelivered.get(action.target), f"notified {action.target} by webhook"
+        if of is not None and of.oldest is not None and of.oldest <= action.at:
+            text = f"the webhook to {action.target} is still waiting"
+            text += f", and {of.waiting - 1:,} more" if of.waiting > 1 else ""
+            text += _disabled(action.target, disabled)
+        elif of is not None and of.first_given_up is not None and of.first_given_up <= action.at:
             text = f"a webhook to {action.target} was given up: it was rejected or has expired"
-        if late and action.target in disabled:
-            since = moment(disabled[action.target])[11:16]
-            text += f": the endpoint answered HTTP 410 at {since} UTC and is sent nothing more"
         return ActionTaken(action.at, action.kind, text)
     if action.kind in _PROMOTION:
         return ActionTaken(action.at, action.kind, _PROMOTION[action.kind] or action.target)

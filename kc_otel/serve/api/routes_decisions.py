@@ -170,7 +170,9 @@ class AlertView(CellKey):
     silenced: list[str]
     """Ids of the silences that mute it."""
     notified: int
-    """Number of notices sent that it fires, reminders included."""
+    """Times that it was announced that it fires, reminders included; endpoints may not have accepted all of it."""
+    undelivered: list[str]
+    """Messages about its incident that wait or were given up, a sentence for each endpoint."""
     dry_run: bool
     """True if the contract runs dry: none of the step's actions is carried out."""
 
@@ -252,10 +254,11 @@ def people_routes(core: Core, decided: Changes) -> APIRouter:
         served_or_all(core, contract)
         now = time.time()
         found = [
-            _alert(core, alert, times, now)
+            _alert(core, alert, times, undelivered, now)
             for name, state in core.policies.items()
             if contract in {None, name}
             for times in [{sent.fingerprint: sent.times for sent in core.escalation.notifications[name].alerts}]
+            for undelivered in [_undelivered(core, name)]
             for alert in state.alerts
         ]
         return AlertList(at=core.evaluated_at, alerts=found)
@@ -311,7 +314,26 @@ def people_routes(core: Core, decided: Changes) -> APIRouter:
     return router
 
 
-def _alert(core: Core, alert: Alert, times: Mapping[str, int], now: float) -> AlertView:
+def _undelivered(core: Core, contract: str) -> dict[tuple[str, str, str], list[str]]:
+    """Return what endpoints have not accepted about each incident of a contract, in words."""
+    return {
+        incident.key: [
+            text
+            for of in core.outbox.undelivered(contract, incident.id)
+            for text in (of.waiting_text, of.given_up_text)
+            if text
+        ]
+        for incident in core.escalation.incidents.get(contract, ())
+    }
+
+
+def _alert(
+    core: Core,
+    alert: Alert,
+    times: Mapping[str, int],
+    undelivered: Mapping[tuple[str, str, str], list[str]],
+    now: float,
+) -> AlertView:
     cell, taken = alert.cell, core.people.acknowledged(alert.fingerprint)
     return AlertView.of(
         alert,
@@ -322,5 +344,6 @@ def _alert(core: Core, alert: Alert, times: Mapping[str, int], now: float) -> Al
         acknowledged=taken,
         silenced=[silence.id for silence in core.people.silencing(cell, now)],
         notified=times.get(alert.fingerprint, 0),
+        undelivered=undelivered.get((alert.on, cell.kernel_train, cell.kernel_inference), []),
         dry_run=cell.contract in core.dry_run,
     )

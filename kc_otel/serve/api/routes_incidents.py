@@ -13,7 +13,15 @@ from pydantic import AfterValidator
 from kc_otel.contract.slices import ALL
 from kc_otel.contract.words import listed, place
 from kc_otel.judge.escalation.notices import People
-from kc_otel.judge.incidents.incident import ActionTaken, BrokenCell, Diagnosis, Incident, IncidentState, actions_taken
+from kc_otel.judge.incidents.incident import (
+    ActionTaken,
+    BrokenCell,
+    Diagnosis,
+    Incident,
+    IncidentState,
+    Undelivered,
+    actions_taken,
+)
 from kc_otel.judge.verdict import Cell, Status
 from kc_otel.serve import people_orders as people
 from kc_otel.serve.api.routes_verdicts import kept_away
@@ -142,12 +150,16 @@ def incident_routes(core: Core) -> APIRouter:
 
 def incident_views(core: Core, found: Sequence[Incident], *, whole: bool = False) -> list[IncidentView]:
     """Incidents in the API's shape; `whole` with every cell."""
-    outbox = core.outbox.status() if found else ()
-    of_hooks = [
-        {queue.endpoint: at for queue in outbox if (at := getattr(queue, name)) is not None}
-        for name in ("oldest", "given_up", "disabled_at")
+    queues = core.outbox.status() if found else ()
+    disabled = {queue.endpoint: queue.disabled_at for queue in queues if queue.disabled_at is not None}
+    return [
+        _view(incident, actions_taken(incident, core.decisions, _undelivered(core, incident), disabled), whole=whole)
+        for incident in found
     ]
-    return [_view(incident, actions_taken(incident, core.decisions, *of_hooks), whole=whole) for incident in found]
+
+
+def _undelivered(core: Core, incident: Incident) -> dict[str, Undelivered]:
+    return {of.endpoint: of for of in core.outbox.undelivered(incident.contract, incident.id)}
 
 
 def _view(incident: Incident, actions: Iterable[ActionTaken], *, whole: bool) -> IncidentView:

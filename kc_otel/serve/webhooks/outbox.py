@@ -28,6 +28,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
+from kc_otel.judge.incidents.incident import Undelivered
 from kc_otel.serve.store.unit_of_work import unit_of_work
 
 _TABLES = (
@@ -248,6 +249,18 @@ class Outbox:
             " FROM outbox o GROUP BY o.endpoint ORDER BY o.endpoint"
         )
         return tuple(EndpointStatus(*row, *self._disabled.get(row[0], ("", None))) for row in rows)
+
+    def undelivered(self, contract: str, incident: str) -> tuple[Undelivered, ...]:
+        """Return what endpoints have not accepted of a contract's messages about an incident, by endpoint."""
+        rows = self._connection.execute(
+            "SELECT endpoint, sum(state = 'waiting'), min(CASE WHEN state = 'waiting' THEN created END),"
+            " sum(state = 'parked'), min(CASE WHEN state = 'parked' THEN created END),"
+            " max(CASE WHEN state = 'parked' THEN created END)"
+            " FROM outbox WHERE state IN ('waiting', 'parked') AND contract = ? AND instr(body, CAST(? AS BLOB)) > 0"
+            " GROUP BY endpoint ORDER BY endpoint",
+            (contract, f'"{incident}"'),
+        )
+        return tuple(Undelivered(*row) for row in rows)
 
     def _trim(self, state: DeliveryState) -> None:
         self._connection.execute(

@@ -9,11 +9,19 @@ from typing import Any
 import pytest
 
 from kc_otel.contract.model import Contract
+from kc_otel.contract.words import ONLY_OTHERS
 from kc_otel.judge.decisions import Canary, DecisionTable, Pin, apply, changed, kept_since, pin, resume, unpin
 from kc_otel.judge.escalation.alerts import PolicyState, Transition, What, advance
 from kc_otel.judge.escalation.notices import IncidentMessage, NoticeReason, People, Silence
 from kc_otel.judge.escalation.webhook_body import summary
-from kc_otel.judge.incidents.incident import Incident, IncidentAction, IncidentState, actions_taken, lifting_commands
+from kc_otel.judge.incidents.incident import (
+    Incident,
+    IncidentAction,
+    IncidentState,
+    Undelivered,
+    actions_taken,
+    lifting_commands,
+)
 from kc_otel.judge.incidents.incident_lifecycle import (
     TrafficSeen,
     follow,
@@ -118,6 +126,13 @@ def test_a_slice_that_a_new_version_has_not_met_yet_is_not_broken() -> None:
     (incident,) = evaluator.tick(1.0, verdict_of("PASS", slice="prose"), replace(new, observed=True))
     (same,) = evaluator.tick(2.0, verdict_of("PASS", slice="prose"), new)  # forgotten by then, and silent still
     assert (same.id, same.state) == (incident.id, IncidentState.BROKEN)
+
+
+def test_what_only_other_kernels_measure_is_no_incident() -> None:
+    """Not even where the version measured it an hour ago: it reports, and its cell says what is missing."""
+    missed = verdict_of("NO_DATA", reason=f"{ONLY_OTHERS} of kc.drift.tv_token on slice code")
+    assert missed.observed
+    assert Evaluator(QUIET).tick(10.0, missed, verdict_of("PASS", inference="another")) == ()
 
 
 def test_a_slice_that_is_routed_away_and_falls_silent_is_contained_and_no_second_incident() -> None:
@@ -288,7 +303,7 @@ def test_an_order_that_nobody_has_taken_contains_nothing() -> None:
     assert (incident.state, incident.ordered_at, incident.contained_at) == (IncidentState.BROKEN, 0.0, None)
     order = "Broken; routing to the training kernel was ordered at 00:00 UTC, but"
     assert incident.state_text == f"{order} no router has applied it"
-    route = next(action for action in actions_taken(incident, evaluator.table, {}) if action.kind == "route")
+    route = next(action for action in actions_taken(incident, evaluator.table) if action.kind == "route")
     assert route.text == "routing code to the training kernel was ordered, but no router has applied it"
     assert ordered(evaluator, 900.0, routers=-1.0).state_text.endswith("but no router has applied it")
 
@@ -305,7 +320,7 @@ def test_a_router_contains_by_this_contracts_slices_and_what_it_had_sent_to_the_
     seen: dict[str, Any] = {"routers": 200.0, "kept": lambda *_: 200.0}
     incident = ordered(evaluator, 300.0, **seen, behind=lambda *order: other * (order == ("code", 0.0, None)))
     assert incident.state_text == f"{order} {other}"
-    (route, *_) = (action for action in actions_taken(incident, evaluator.table, {}) if action.kind == "route")
+    (route, *_) = (action for action in actions_taken(incident, evaluator.table) if action.kind == "route")
     assert route.text == f"routing code to the training kernel was ordered, but {other}"
     assert not TrafficSeen(**seen, behind=lambda *_: other).excuses("code", "b", lambda *_: 0.0)
     assert ordered(evaluator, 310.0, **seen).state is IncidentState.CONTAINED
@@ -322,7 +337,7 @@ def test_an_order_contains_a_heartbeat_after_a_router_took_it() -> None:
     assert ordered(evaluator, 560.0, kept=lambda *_: 560.0, measured=lambda *_: 510.0).state is IncidentState.BROKEN
     incident = ordered(evaluator, 561.0, measured=lambda *_: 559.0)
     assert (incident.state, incident.contained_at, incident.ordered_at) == (IncidentState.CONTAINED, 561.0, 0.0)
-    (route, *_) = (action for action in actions_taken(incident, evaluator.table, {}) if action.kind == "route")
+    (route, *_) = (action for action in actions_taken(incident, evaluator.table) if action.kind == "route")
     assert route.text == "routing code to the training kernel was ordered"
     incident = ordered(evaluator, 700.0, kept=lambda *_: 700.0, measured=lambda *_: 561.0)
     assert incident.state_text.endswith("but this kernel was measured after a router applied it")
@@ -596,23 +611,45 @@ def test_what_was_done_says_whether_it_holds() -> None:
     evaluator = Evaluator(ROUTING)
     evaluator.tick(10.0, fail("code"))
     (incident,) = evaluator.tick(71.0, fail("code"))
-    held = actions_taken(incident, evaluator.table, {})
+    held = actions_taken(incident, evaluator.table)
     assert [(action.kind, action.in_force, action.text) for action in held] == [
         ("halt", True, "trainers asked to halt"),
         ("route", True, "routing code to the training kernel was ordered"),
     ]
     message = IncidentMessage("pager", NoticeReason.FIRING, incident, edges_of(fail("code")), 1)
     (incident,) = with_told([incident], [message], 12.0)
-    assert "notified pager by webhook" in {action.text for action in actions_taken(incident, evaluator.table, {})}
-    late = actions_taken(incident, DecisionTable(), {"pager": 9.0})
+    assert "notified pager by webhook" in {action.text for action in actions_taken(incident, evaluator.table)}
+    late = actions_taken(incident, DecisionTable(), {"pager": Undelivered("pager", 1, 9.0, 0, None, None)})
     assert {(action.kind, action.in_force) for action in late} >= {("route", False), ("halt", False)}
     assert "the webhook to pager is still waiting" in {action.text for action in late}
-    for at, told in ((11.0, True), (12.0, False)):
-        texts = {action.text for action in actions_taken(incident, evaluator.table, {}, {"pager": at})}
-        assert ("notified pager by webhook" in texts, any("was given up" in text for text in texts)) == (told, not told)
+    refused = actions_taken(incident, evaluator.table, {"pager": Undelivered("pager", 0, None, 1, 12.0, 12.0)})
+    texts = [action.text for action in refused if action.kind == "webhook"]
+    assert texts == ["a webhook to pager was given up: it was rejected or has expired"]
     for slice, heard in (("code", True), (None, True), ("all", True), ("prose", False)):
         (after,) = with_word([incident], "resumed", {"slice": slice, "message": "ada resumed"}, 20.0)
         assert [word.text for word in after.words] == ["ada resumed"] * heard
+
+
+def test_later_messages_that_wait_or_were_given_up_are_told_at_their_own_times() -> None:
+    """The first one was accepted, and stays so; those that wait say that their endpoint is sent nothing any more."""
+    (incident,) = Evaluator(QUIET).tick(10.0, fail("code"))
+    incident = replace(incident, actions=(IncidentAction("webhook", "pager", 12.0, ("code",)),))
+    of = {"pager": Undelivered("pager", 9, 40.0, 1, 30.0, 30.0)}
+    told = [(action.at, action.text) for action in actions_taken(incident, DecisionTable(), of)]
+    assert told == [
+        (12.0, "notified pager by webhook"),
+        (30.0, "1 message to pager was given up: rejected or expired"),
+        (40.0, "9 messages to pager wait"),
+    ]
+    *_, last = actions_taken(incident, DecisionTable(), of, {"pager": 60.0})
+    assert last.text == (
+        "9 messages to pager wait: the endpoint answered HTTP 410 at 00:01 UTC and is sent nothing more"
+    )
+    first = {"pager": Undelivered("pager", 3, 12.0, 2, 13.0, 14.0)}
+    assert [(action.at, action.text) for action in actions_taken(incident, DecisionTable(), first)] == [
+        (12.0, "the webhook to pager is still waiting, and 2 more"),
+        (14.0, "2 messages to pager were given up: rejected or expired"),
+    ]
 
 
 def test_an_action_is_done_once_however_many_slices_it_is_about() -> None:
@@ -629,7 +666,7 @@ def test_a_dry_run_says_what_it_would_do() -> None:
     evaluator = Evaluator(ROUTING, dry_run=True)
     (incident,) = evaluator.tick(10.0, fail("code"), fail("prose"))
     assert incident.state is IncidentState.BROKEN
-    assert [action.text for action in actions_taken(incident, evaluator.table, {})] == [
+    assert [action.text for action in actions_taken(incident, evaluator.table)] == [
         "dry run: it would halt", "dry run: it would route train-kernel", "dry run: it would webhook pager",
     ]  # fmt: skip
 
