@@ -78,12 +78,12 @@ def compared(train, inference, given, through):
 @pytest.mark.parametrize("long_first", [False, True])
 def test_a_fault_that_some_chunks_do_not_reach_is_named(monkeypatch, through, long_first):
     monkeypatch.setattr(torch_measure, "_MAX_OUTPUT_BYTES", 1)
-    lengths = sorted([10] * 6 + [32] * 5, reverse=long_first)
+    lengths = sorted([10] * 6 + [32] * 6, reverse=long_first)
     found = compared(*kernels(), sequences(*lengths), through)
     assert found.culprit.boundary == LONG_ONLY
     rows = [row.boundary for row in found.boundaries]
     assert rows.index(Boundary(1, "q_proj")) < rows.index(LONG_ONLY) < rows.index(Boundary(1, "block"))
-    assert found.boundaries[rows.index(LONG_ONLY)].drift.samples == 5
+    assert found.boundaries[rows.index(LONG_ONLY)].drift.samples == 6
     assert found.unreached == ()
 
 
