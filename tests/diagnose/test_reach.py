@@ -124,7 +124,7 @@ class Unseen(TorchKernel):
 
 def test_the_fault_of_an_operator_that_is_not_seen_counts_to_the_next():
     found = compared(*kernels(faulty="q_proj", kind=Unseen), sequences(*[10] * 8), "kernels")
-    assert found.culprit.boundary == Boundary(1, "block")
+    assert (found.culprit.kind, found.culprit.boundary) == ("drift", Boundary(1, "block"))
     assert "the inference kernel has none of these, so they count to the next that both have: q_proj in layer 1" in (
         found.notes
     )
