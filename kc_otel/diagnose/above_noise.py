@@ -1,9 +1,9 @@
 """Boundaries that differ by more than noise: exact tests over sequences, corrected for the number of boundaries.
 
 A sequence is the independent unit; tokens of one are not. At each boundary a sequence either differs by more than
-`NOISE_FACTOR` times the noise floor or does not, and a boundary is above noise where surely more than a tenth of all
-sequences do (Clopper-Pearson), after Holm over the boundaries. Noise is the largest that any sequence showed, so that a
-kernel which is only as noisy as itself is never named; rounding is each sequence's own.
+`NOISE_FACTOR` times the noise floor or does not, and a boundary is above noise where surely more than a tenth of the
+sequences that reach it do (Clopper-Pearson), after Holm over the boundaries. Noise is the largest that any sequence
+showed, so that a kernel which is only as noisy as itself is never named; rounding is each sequence's own.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ class BoundaryDrift:
 
     `local` is the error of the inference kernel's operator given the training kernel's inputs, `drift` of the kernels
     as they ran, everything upstream included. The noise of each kernel against itself in other batches, and the
-    training operator's `precision` in the other's format, are the largest of any sequence. `above` is the share of
-    sequences beyond `NOISE_FACTOR` times the floor, with its interval at the corrected level.
+    training operator's `precision` in the other's format, are the largest of any sequence. `above` is the share beyond
+    `NOISE_FACTOR` times the floor of the sequences that reach the boundary, with its interval at the corrected level.
     """
 
     boundary: Boundary
@@ -102,7 +102,7 @@ def sequences_to_name(share: float, boundaries: int, alpha: float) -> int | None
 def boundary_drift(
     measured: Mapping[Boundary, Measured], alpha: float, *, rounding: float = 0.0
 ) -> tuple[BoundaryDrift, ...]:
-    """Test each boundary, in the order of execution, on equally many sequences everywhere.
+    """Test each boundary, in the order of execution, on the sequences that reach it.
 
     `alpha` is the chance that any is named although none is above noise; no floor is below `rounding`, the relative
     error of writing a value in the inference kernel's number format.
@@ -117,7 +117,7 @@ def boundary_drift(
         others = max([LEAST_FLOOR, rounding, *(level for level in noise[:2] if math.isfinite(level))])
         own = np.where(np.isfinite(errors.precision), np.fmax(others, errors.precision), others)
         judged = errors.drift if np.isnan(errors.local).all() else errors.local
-        rows.append((boundary, errors, noise, floor, np.where(np.isnan(judged), 0.0, judged) > NOISE_FACTOR * own))
+        rows.append((boundary, errors, noise, floor, (judged > NOISE_FACTOR * own)[~np.isnan(judged)]))
     tests = holm([_p_value(beyond) for *_, beyond in rows], alpha)
     return tuple(
         BoundaryDrift(
@@ -147,8 +147,9 @@ def batch_dependence(
         if errors.allowed is not None and not np.isnan(errors.inference_noise).all()
     }
     beyond = {
-        key: np.nan_to_num(measured[key].inference_noise, nan=0.0) > NOISE_FACTOR * floor
+        key: noise[~np.isnan(noise)] > NOISE_FACTOR * floor
         for key, floor in floors.items()
+        for noise in (measured[key].inference_noise,)
     }
     tests = holm([_p_value(above) for above in beyond.values()], alpha)
     return {

@@ -120,6 +120,25 @@ def fused(outputs: Mapping[Boundary, Output], join: Callable[[list[Output]], Out
     }
 
 
+def in_order(runs: Iterable[Iterable[Boundary]]) -> list[Boundary]:
+    """Boundaries of several runs, each in the order of execution, in one such order.
+
+    >>> embedding, norm, head = (Boundary(None, operator) for operator in ("embedding", "final_norm", "head"))
+    >>> [str(key) for key in in_order([[embedding, head], [embedding, norm, head]])]
+    ['embedding', 'final_norm', 'head']
+    """
+    found: list[Boundary] = []
+    for run in map(list, runs):
+        known, place = set(found), 0
+        for key in run if not known.issuperset(run) else ():
+            if key in known:
+                place = found.index(key) + 1
+            else:
+                found.insert(place, key)
+                place += 1
+    return found
+
+
 def layer_of(name: str) -> int | None:
     """Number of the layer that a module is of, by its dotted name; None for what is in no layer."""
     matched = _LAYER_PATH.search(name)

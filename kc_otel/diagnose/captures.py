@@ -33,7 +33,7 @@ from kc_otel.diagnose.above_noise import (
     boundary_drift,
     enough_sequences,
 )
-from kc_otel.diagnose.boundaries import SAMPLER, Boundary, by_operator
+from kc_otel.diagnose.boundaries import SAMPLER, Boundary, by_operator, in_order
 from kc_otel.diagnose.located import (
     Divergence,
     Located,
@@ -47,7 +47,7 @@ from kc_otel.diagnose.located import (
     settings_of,
 )
 
-FORMAT: Final = "kc-otel capture 2"
+FORMAT: Final = "kc-otel capture 3"
 _PROJECTED_FEATURES: Final = 64
 _MAX_POSITIONS: Final = 32
 _MAX_CAPTURE_BYTES: Final = 1 << 31
@@ -61,7 +61,8 @@ class CapturedSequence:
 
     `outputs` are projections, float32 [positions, projections], and `features` their number before. `noise` and
     `precision` are relative errors of the kernel against itself in another batch, and in the other's number format.
-    `encoded` are the token ids that the kernel itself makes of the conversation; None where it cannot.
+    `encoded` are the token ids that the kernel itself makes of the conversation; None where it cannot. `unreached` are
+    boundaries of the kernel that the sequence did not reach.
     """
 
     token_ids: tuple[int, ...]
@@ -73,6 +74,7 @@ class CapturedSequence:
     precision: Mapping[Boundary, float]
     messages: tuple[Mapping[str, str], ...] = ()
     encoded: tuple[int, ...] | None = None
+    unreached: tuple[Boundary, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -190,6 +192,7 @@ def _packed(sequence: CapturedSequence) -> bytes:
         "prompt_tokens": sequence.prompt_tokens,
         "messages": [dict(message) for message in sequence.messages],
         "encoded": sequence.encoded,
+        "unreached": [[key.layer, key.operator] for key in sequence.unreached],
         "boundaries": [
             [
                 key.layer,
@@ -223,6 +226,7 @@ def _unpacked(raw: bytes) -> CapturedSequence:
             precision={key: rest[2] for key, rest in rows if rest[2] is not None},
             messages=tuple(about["messages"]),
             encoded=None if about["encoded"] is None else tuple(about["encoded"]),
+            unreached=tuple(Boundary(layer, operator) for layer, operator in about["unreached"]),
         )
 
 
@@ -248,11 +252,14 @@ def compare_captures(
             "(--sequences FIRST.capture), and compare tokenizer and chat template if you did"
         )
     alpha = 1.0 - contract.observability.confidence
-    ours = list(pairs[0][0].outputs)
-    keys = [key for key in ours if all(key in a.outputs and key in b.outputs for a, b in pairs)]
-    a, b = pairs[0]
-    same_layers(a.outputs, b.outputs)
-    features = [(key, a.features[key], b.features[key]) for key in keys if key != SAMPLER]
+    same_layers(pairs[0][0].outputs, pairs[0][1].outputs)
+    of_both = {
+        key: [(a, b) if key in a.outputs and key in b.outputs else None for a, b in pairs]
+        for key in in_order(a.outputs for a, _ in pairs)
+    }
+    first = {key: pair for key, of in of_both.items() if (pair := next(filter(None, of), None))}
+    keys = list(first)
+    features = [(key, a.features[key], b.features[key]) for key, (a, b) in first.items() if key != SAMPLER]
     cut = cut_vocabulary(shape for shape in features if shape[1] != shape[2])
     keys = [key for key in keys if key not in {finding.boundary for finding in cut} and not (cut and key == SAMPLER)]
     enough_sequences(len(pairs), len(keys), alpha)
@@ -263,15 +270,17 @@ def compare_captures(
         noise, precision = (np.asarray([of.get(key, np.nan) for of in found]) for found in ours_alone)
         measured[key] = Measured(
             local=nan,
-            drift=np.asarray([relative_error(a.outputs[key], b.outputs[key]) for a, b in pairs]),
+            drift=np.asarray(
+                [relative_error(of[0].outputs[key], of[1].outputs[key]) if of else np.nan for of in of_both[key]]
+            ),
             train_noise=noise,
             inference_noise=np.asarray([b.noise.get(key, np.nan) for _, b in pairs]),
             precision=precision,
             allowed=np.fmax(noise, precision),
-            prefill=np.asarray([_part(key, a, b, decode=False) for a, b in pairs]),
-            decode=np.asarray([_part(key, a, b, decode=True) for a, b in pairs]),
+            prefill=np.asarray([_part(key, *of, decode=False) if of else np.nan for of in of_both[key]]),
+            decode=np.asarray([_part(key, *of, decode=True) if of else np.nan for of in of_both[key]]),
         )
-    if SAMPLER in measured and _HEAD in measured:
+    if all(key in measured and not np.isnan(measured[key].drift).any() for key in (SAMPLER, _HEAD)):
         inherited = _inherited(pairs, measured[_HEAD].drift)
         measured[SAMPLER] = replace(measured[SAMPLER], train_noise=np.fmax(measured[SAMPLER].train_noise, inherited))
     embedding = Boundary(None, "embedding")
@@ -298,6 +307,9 @@ def compare_captures(
         notes=tuple(_notes(train, inference, pairs)),
         confidence=contract.observability.confidence,
         settings=tuple(settings_of(contract)),
+        unreached=tuple(
+            key for key in pairs[0][0].unreached if all(key in side.unreached for pair in pairs for side in pair)
+        ),
     )
 
 
@@ -335,8 +347,8 @@ def _part(key: Boundary, a: CapturedSequence, b: CapturedSequence, *, decode: bo
 
 def _notes(train: Capture, inference: Capture, pairs: Sequence[tuple[CapturedSequence, CapturedSequence]]) -> list[str]:
     notes = [f"training kernel: {train.kernel}; inference kernel: {inference.kernel}"]
-    a, b = pairs[0]
-    for side, have, lack in (("inference", a, b), ("training", b, a)):
-        if unseen := by_operator(key for key in have.outputs if key not in lack.outputs):
+    ours, theirs = (in_order(side.outputs for side in sides) for sides in zip(*pairs, strict=True))
+    for side, have, lack in (("inference", ours, theirs), ("training", theirs, ours)):
+        if unseen := by_operator(key for key in have if key not in lack):
             notes.append(f"the {side} kernel has none of these, so they were not compared: {'; '.join(unseen)}")
     return [*notes, "no shares: captures can be compared, and nothing in them can be swapped", ABOVE_NOISE]

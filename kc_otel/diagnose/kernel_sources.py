@@ -20,7 +20,7 @@ from kc_otel.diagnose.captures import CapturedSequence, kept_positions, projecte
 from kc_otel.diagnose.located import NotComparableError
 from kc_otel.diagnose.token_sequences import TokenSequence, chat_encoder
 from kc_otel.diagnose.torch_kernel import Activations, TorchKernel
-from kc_otel.diagnose.torch_measure import OTHER_PADDING, kernel_in
+from kc_otel.diagnose.torch_measure import OTHER_PADDING, kernel_in, not_run, unreached
 from kc_otel.diagnose.vllm_kernel import VllmKernel, WatchedKernel
 from kc_otel.offline.python_names import python_name
 
@@ -178,7 +178,8 @@ def capture_kernel(
         kernel = replace(kernel, is_fused=True)
         rounded = kernel_in(kernel, precision) if precision else None
     for index, sequence in enumerate(sequences):
-        taken, logits = kernel.run([sequence], [[0]])
+        with not_run(kernel) as left:
+            taken, logits = kernel.run([sequence], [[0]])
         own = _outputs(taken)
         others = _outputs(kernel.run([sequences[index - 1], sequence], [[0, 1]], padding=OTHER_PADDING)[0], 1)
         rough = _outputs(rounded.run([sequence], [[0]])[0]) if rounded else {}
@@ -197,6 +198,7 @@ def capture_kernel(
             precision=_errors(own, rough),
             messages=sequence.messages,
             encoded=None if encoded is None else tuple(encoded),
+            unreached=tuple(unreached(kernel, left, own, [[sequence]])),
         )
 
 

@@ -62,7 +62,8 @@ class Located:
     `culprit` is the finding with the largest share of the drift, without shares the one with the largest error.
     `shares` divide the drift of `metric` among what is above noise, and the largest part of it among layers. `observed`
     is the drift of the inference kernel as it ran, mean over sequences; nan where it was not measured. `confidence` is
-    of every interval and of all names together. `settings` are what to look at before any operator.
+    of every interval and of all names together. `settings` are what to look at before any operator, and `unreached` the
+    operators of both kernels that no sequence reached.
     """
 
     contract: str
@@ -78,13 +79,14 @@ class Located:
     notes: tuple[str, ...]
     confidence: float
     settings: tuple[str, ...] = ()
+    unreached: tuple[Boundary, ...] = ()
 
     @property
     def undecided(self) -> str:
         """Reason why the result is undecided although nothing is named; empty if it is decided.
 
-        Nothing is above noise only where it would have been seen: with sequences enough to name anything, and at no
-        boundary more of them beyond the floor than may be where nothing is wrong.
+        Nothing is above noise only where it would have been seen: with sequences enough that reach every boundary of
+        both kernels to name it, and at none more of them beyond the floor than may be where nothing is wrong.
         """
         if self.findings:
             return ""
@@ -93,16 +95,32 @@ class Located:
         if suspects:
             worst = max(suspects, key=lambda suspect: suspect.error / suspect.floor)
             needed = sequences_to_name(worst.above.estimate, many, alpha) or 0
+            reached = int(worst.above.samples)
             return (
                 f"{worst.boundary} differs by {number(worst.error / worst.floor)} times its floor, and "
-                f"{number(100 * worst.above.estimate)} % of {self.sequences} sequences are beyond twice the floor, "
+                f"{number(100 * worst.above.estimate)} % of {reached} sequences are beyond twice the floor, "
                 f"which proves nothing at {len(self.boundaries)} boundaries; "
-                f"give {max(needed, self.sequences + 1)} sequences or more"
+                f"give {max(needed, reached + 1)} sequences or more{' that reach it' * (reached < self.sequences)}"
             )
         if self.sequences < (least := least_sequences(many, alpha)):
             said = f"{self.sequences} sequences cannot name anything at {len(self.boundaries)} boundaries"
             return f"{said}; give {least} or more"
-        return ""
+        return self.not_covered
+
+    @property
+    def not_covered(self) -> str:
+        """Operators of both kernels that too few sequences reached to name them; empty if there are none."""
+        least = least_sequences(2 * len((*self.boundaries, *self.unreached)), 1.0 - self.confidence)
+        rare = [row.boundary for row in self.boundaries if row.above.samples < min(least, self.sequences)]
+        said = [
+            f"{reached}: {'; '.join(names[:_MAX_BOUNDARIES])}{' and more' * (len(names) > _MAX_BOUNDARIES)}"
+            for reached, names in (
+                ("no sequence reached these operators of both kernels", list(by_operator(self.unreached))),
+                (f"fewer than {least} sequences reached these, too few to name one", list(by_operator(rare))),
+            )
+            if names
+        ]
+        return f"{'; '.join(said)}; give {least} or more that do, such as longer ones" if said else ""
 
     @property
     def first(self) -> Divergence | None:
@@ -225,7 +243,7 @@ def located_lines(located: Located) -> Iterator[str]:
         yield from (f"  {_share(component):>15}  {component.name}" for component in shares.components)
     yield ""
     yield from _table(located)
-    for note in located.notes:
+    for note in (*([located.not_covered] if located.findings and located.not_covered else ()), *located.notes):
         yield f"note: {note}"
 
 

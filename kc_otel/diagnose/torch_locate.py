@@ -111,7 +111,7 @@ def locate(
     wanted = _dtype(precision or contract.kernels.inference.dtype, inference)
     rounded = kernel_in(train, wanted) if wanted != train.dtype else None
     batch_tokens = tokens_at_a_time(train)
-    measured, missing = measure_pair(
+    measured, missing, unreached = measure_pair(
         train, inference, sequences, precision=rounded, batch_tokens=batch_tokens, progress=progress
     )
     embedding = measured.get(Boundary(None, "embedding"))
@@ -166,6 +166,7 @@ def locate(
         notes=tuple(notes),
         confidence=contract.observability.confidence,
         settings=(*settings, *settings_of(contract)),
+        unreached=unreached,
     )
     return replace(located, notes=(*located.notes, *_share_notes(located)))
 

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import contextlib
 import copy
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
+from functools import partial
 from typing import Any, Final
 
 import numpy as np
@@ -17,7 +18,7 @@ from numpy.typing import NDArray
 
 from kc_otel._extras import extra
 from kc_otel.diagnose.above_noise import Measured
-from kc_otel.diagnose.boundaries import SAMPLER, Boundary
+from kc_otel.diagnose.boundaries import SAMPLER, Boundary, fused, in_order
 from kc_otel.diagnose.captures import relative_error
 from kc_otel.diagnose.token_sequences import TokenSequence
 from kc_otel.diagnose.torch_kernel import Activations, TorchKernel
@@ -25,6 +26,7 @@ from kc_otel.diagnose.vllm_kernel import WatchedKernel
 
 with extra("torch", "locating in a torch module"):
     import torch
+    from torch.overrides import TorchFunctionMode
 
 _ALONE_ROWS: Final = 8
 """Sequences that are run alone, each kernel against itself; the rest of a batch stays together."""
@@ -65,23 +67,101 @@ def measure_pair(
     precision: TorchKernel | None,
     batch_tokens: int,
     progress: Callable[[str], None] = lambda _: None,
-) -> tuple[dict[Boundary, Measured], list[Absent]]:
+) -> tuple[dict[Boundary, Measured], list[Absent], tuple[Boundary, ...]]:
     """Run both kernels, each also against itself in other batches, and compare at every boundary.
 
-    Returns relative errors by boundary, in the order of execution, and the boundaries that cannot be compared.
-    `precision` is the training kernel in the inference kernel's number format, None where they are the same.
+    Returns relative errors by boundary, in the order of execution, nan of sequences in whose chunk it was not reached;
+    the boundaries that cannot be compared; and those of both kernels that no sequence reached. `precision` is the
+    training kernel in the inference kernel's number format, None where they are the same.
     """
     parts, done = [], 0
-    for chunk in chunks_of(sequences, batch_tokens):
-        parts.append(_measure_chunk(train, inference, precision, chunk))
-        done += len(chunk)
-        progress(f"compared at every operator: {done} of {len(sequences)} sequences")
-    measured = {}
-    for key in [key for key in parts[0][0] if all(key in part for part, _ in parts)]:
-        columns = ([getattr(part[key], field.name) for part, _ in parts] for field in fields(Measured))
-        joined: list[Any] = [None if column[0] is None else np.concatenate(column) for column in columns]
-        measured[key] = Measured(*joined)
-    return measured, list(dict.fromkeys(gap for _, gaps in parts for gap in gaps))
+    chunks = chunks_of(sequences, batch_tokens)
+    with not_run(train) as ours, not_run(inference) as theirs:
+        for chunk in chunks:
+            parts.append(_measure_chunk(train, inference, precision, chunk))
+            done += len(chunk)
+            progress(f"compared at every operator: {done} of {len(sequences)} sequences")
+    sizes = [len(chunk) for chunk in chunks]
+    measured = {
+        key: _joined([part.get(key) for part, _ in parts], sizes) for key in in_order(part for part, _ in parts)
+    }
+    missing = list(dict.fromkeys(gap for _, gaps in parts for gap in gaps))
+    seen = {*measured, *(gap.boundary for gap in missing)}
+    by_neither = set(unreached(inference, theirs, seen, chunks))
+    return measured, missing, tuple(key for key in unreached(train, ours, seen, chunks) if key in by_neither)
+
+
+def _joined(parts: Sequence[Measured | None], sizes: Sequence[int]) -> Measured:
+    """Measurements of one boundary in several chunks of so many sequences; nan where a chunk has none."""
+    joined: list[Any] = []
+    for field in fields(Measured):
+        columns = [None if part is None else getattr(part, field.name) for part in parts]
+        filled = [
+            np.full(size, np.nan) if column is None else column for column, size in zip(columns, sizes, strict=True)
+        ]
+        joined.append(None if all(column is None for column in columns) else np.concatenate(filled))
+    return Measured(*joined)
+
+
+@contextlib.contextmanager
+def not_run(kernel: WatchedKernel) -> Iterator[dict[Boundary, None]]:
+    """Have the boundaries that a kernel names, in order, lose those whose modules run meanwhile."""
+    left = dict.fromkeys(kernel.named.values())
+
+    def ran(boundary: Boundary, *_: Any) -> None:
+        left.pop(boundary, None)
+
+    handles = [
+        kernel.module.get_submodule(name).register_forward_pre_hook(partial(ran, boundary))
+        for name, boundary in kernel.named.items()
+    ]
+    try:
+        yield left
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def unreached(
+    kernel: WatchedKernel,
+    left: dict[Boundary, None],
+    seen: Iterable[Boundary],
+    chunks: Iterable[Sequence[TokenSequence]],
+) -> list[Boundary]:
+    """Return the boundaries of those `left` by `not_run` that no sequence reached, with fused products as one.
+
+    A torch module is also reached if a function is given its parameters, as attention of torch is its projection's.
+    """
+    for key in seen:
+        left.pop(replace(key, part=0), None)
+    for chunk in chunks if isinstance(kernel, TorchKernel) else ():
+        if left:
+            with _ParametersUsed(kernel.module, kernel.named, left):
+                kernel.run(chunk, [range(len(chunk))], taken=False)
+    return list(fused(left, lambda _: None) if isinstance(kernel, TorchKernel) and kernel.is_fused else left)
+
+
+class _ParametersUsed(TorchFunctionMode):  # type: ignore[misc]
+    """Takes the boundaries away whose modules have a parameter of which a function makes a tensor."""
+
+    def __init__(self, module: torch.nn.Module, named: Mapping[str, Boundary], left: dict[Boundary, None]) -> None:
+        super().__init__()
+        self._left = left
+        self._owners = {
+            id(parameter): boundary
+            for name, boundary in named.items()
+            if boundary in left
+            for parameter in module.get_submodule(name).parameters()
+        }
+
+    def __torch_function__(self, function: Any, _: Any, args: Any = (), kwargs: Any = None) -> Any:
+        made = function(*args, **(kwargs or {}))
+        if isinstance(made, torch.Tensor) or type(made) in {tuple, list}:  # neither a shape nor a number format
+            for value in (*args, *(kwargs or {}).values()):
+                for member in value if isinstance(value, tuple | list) else (value,):
+                    if id(member) in self._owners:
+                        self._left.pop(self._owners[id(member)], None)
+        return made
 
 
 def tokens_at_a_time(kernel: TorchKernel) -> int:
@@ -140,15 +220,17 @@ def _measure_chunk(
         for ours, theirs in zip(own[key], ran[key], strict=True)
         if ours.shape != theirs.shape
     }
+    shared = frozenset(ran)
     del ran  # one run's outputs at a time, beside what others are held against
-    forced, _ = inference.run(chunk, together, replaced=own)
+    given = {key: values for key, values in own.items() if key in shared}
+    forced, _ = inference.run(chunk, together, replaced=given)
     local = _errors(inputs_as_seen(train, inference, chunk, own, forced), forced)
     noise, theirs_noise = (
         _largest(
-            _errors(reference, kernel.run(chunk, batches, replaced=own, padding=padding)[0])
+            _errors(reference, kernel.run(chunk, batches, replaced=inputs, padding=padding)[0])
             for batches, padding in ((alone, 0), (turned, OTHER_PADDING))
         )
-        for kernel, reference in ((train, own), (inference, forced))
+        for kernel, reference, inputs in ((train, own, own), (inference, forced, given))
     )
     comparable = [key for key in own if key in forced and key in drift]
     del forced

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -46,6 +47,14 @@ def test_the_undecided_has_an_exit_code_of_its_own(locate, monkeypatch):
     monkeypatch.setattr(locate_command, "_of_kernels", lambda *_, **__: located(boundary_drift(family, 0.005)))
     code, out, _ = locate()
     assert (code, "undecided: layer 0, kv_cache differs by" in out) == (3, True)
+
+
+def test_an_operator_that_no_sequence_reached_is_no_all_clear(locate, monkeypatch):
+    clean = located(boundary_drift({Boundary(0, "o_proj"): measured(np.zeros(12))}, 0.005))
+    answer = replace(clean, unreached=(Boundary(0, "k_proj"),))
+    monkeypatch.setattr(locate_command, "_of_kernels", lambda *_, **__: answer)
+    code, out, _ = locate()
+    assert (code, "no sequence reached these operators of both kernels: k_proj in layer 0" in out) == (3, True)
 
 
 @pytest.mark.parametrize(

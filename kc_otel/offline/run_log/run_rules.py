@@ -28,8 +28,10 @@ with extra("stats", "what a log of averages can tell"):
 
 _BLOCK_COUNT: Final = 10
 _EVALUATION: Final = frozenset({"eval", "val", "validation", "test"})
-_SIZE_RULES: Final = frozenset({"drift-rises", "drift-before-collapse"})
-"""Rules of how large drift is."""
+_SIZE_RULES: Final = frozenset({"drift-rises", "drift-before-collapse", "drift-and-entropy"})
+"""Rules of how large drift is: drift that is NaN or infinite is larger than any number."""
+_NOT_FINITE: Final = 1e300
+"""Stands for drift that is NaN or infinite; quantiles between infinite numbers do not exist."""
 _MAX_SHIFT_PARTS: Final = 60
 """Parts at most that a run is looked at in for a level that changes at once."""
 _MIN_PARTS_PER_LEVEL: Final = 3
@@ -103,18 +105,20 @@ def _judged(log: RunLog, roles: Mapping[str, str], rule: str) -> tuple[bool | No
     needed, judge, otherwise, fewest = RULES[rule]
     if missing := [role for role in needed if role not in roles]:
         return None, "not in the log: " + ", ".join(_wanted(log, role) for role in missing)
+    if rule == "drift-and-entropy" and (rises := _judged(log, roles, "drift-rises"))[0] is not True:
+        return rises
     parts = [(log[roles[role]][0], _values(log, role, roles[role])) for role in needed]
-    if rule in _SIZE_RULES:  # a drift that is no number is no smaller than any
-        (at, drift), *others = parts
-        parts = [(at, np.where(np.isfinite(drift), drift, math.inf)), *others]
     steps = parts[0][0]
     for other, _ in parts[1:]:
         steps = np.intersect1d(steps, other)
     aligned = [values[np.isin(at, steps)] for at, values in parts]
-    finite = np.isfinite(aligned[1:] if rule in _SIZE_RULES else aligned).all(axis=0) & ~np.isnan(aligned[0])
+    finite = np.isfinite(aligned).all(axis=0)
     kept = np.ones(steps.size, dtype=np.bool_) if rule == "not-finite" else finite
     if kept.sum() < fewest:
         return None, f"only {kept.sum()} steps have all numbers; it takes {fewest}"
+    if rule in _SIZE_RULES:
+        aligned[0] = np.where(np.isfinite(aligned[0]), aligned[0], _NOT_FINITE)
+        kept = np.isfinite(aligned).all(axis=0)
     values = [column[kept] for column in aligned]
     if rule == "level-absurd":
         if (unit := _unit(roles["drift"])) is None:
@@ -184,7 +188,11 @@ def _gradual(values: Floats, sign: int) -> bool:
 
 def _change(values: Floats) -> str:
     medians = _medians(values)
-    return f"from {np.median(medians[:3]):.3g} to {np.median(medians[-3:]):.3g}"
+    first, last = (
+        f"{level:.3g}" if level < _NOT_FINITE / 2 else "NaN or infinite values"
+        for level in (np.median(medians[:3]), np.median(medians[-3:]))
+    )
+    return f"from {first} to {last}"
 
 
 def _onset(steps: Steps, values: Floats) -> int:
@@ -219,9 +227,7 @@ def _before_collapse(steps: Steps, drift: Floats, reward: Floats) -> str | None:
     )
 
 
-def _entropy(_: Steps, drift: Floats, entropy: Floats) -> str | None:
-    if not _trend(drift, 1):
-        return None
+def _entropy(_: Steps, drift: Floats, entropy: Floats) -> str:
     tau = stats.kendalltau(np.arange(_BLOCK_COUNT), _medians(entropy), alternative="greater")
     if tau.pvalue < _FALSE_ALARM_PROBABILITY:
         return (

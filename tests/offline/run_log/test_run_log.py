@@ -356,7 +356,19 @@ def test_drift_that_is_no_number_when_the_reward_falls_is_found():
     found = {finding.rule: finding for finding in diagnose_run(log, {"drift": "d", "reward": "r"})}
     assert found["not-finite"].found
     assert found["drift-before-collapse"].found, found["drift-before-collapse"].said
-    assert re.search("to inf, .* initial value from step 20[0-4]$", found["drift-rises"].said)
+    assert re.search("to NaN or infinite values, .* initial value from step 20[0-4]$", found["drift-rises"].said)
+
+
+@pytest.mark.parametrize(("numbers", "answer"), [(0, None), (29, None), (100, True), (300, False)])
+def test_drift_without_numbers_is_not_judged(numbers, answer, recwarn):
+    """Of fewer finite numbers than a trend takes nothing is said, and the rules of its size give one answer."""
+    drift = np.where(np.arange(300) >= numbers, np.nan, sound(0)["drift"])
+    log = {"d": (STEPS, drift), "e": (STEPS, sound(0)["entropy"]), "r": (STEPS, sound(0)["reward"])}
+    found = {finding.rule: finding for finding in diagnose_run(log, {"drift": "d", "entropy": "e", "reward": "r"})}
+    assert [found[rule].found for rule in ("drift-rises", "drift-and-entropy")] == [answer, answer]
+    assert found["drift-before-collapse"].found is (None if answer is None else False)
+    assert found["not-finite"].found is (numbers < 300)
+    assert not [warned.message for warned in recwarn]
 
 
 # Rows as each trainer's logger writes them of a step, with its drift.
