@@ -80,15 +80,6 @@ class AlertStep:
         """PromQL: the series of `kc.verdict` that the alert looks at."""
         return selector("kc.verdict", {"kc.contract": self.contract.name, "kc.clause": self.clause_id})
 
-    def without_only_others(self, value: str) -> str:
-        """PromQL: the verdicts in `value` without NO_DATA of a pair that reports, where only others are measured."""
-        none = Status.NO_DATA.code
-        whole = selector("kc.verdict", {"kc.contract": self.contract.name})
-        return (
-            f"{value}\nunless (\n  {value} == {none}\n  and on ({', '.join(CELL_LABELS[1:])}) ({whole} != {none})\n"
-            f"  and on ({CELL_LABELS[0]}) ({self.verdicts} != {none})\n)"
-        )
-
     def said(self, where: str) -> str:
         """Cause of the alert, in words that stay true while it only waits for its `clear_for`."""
         return {

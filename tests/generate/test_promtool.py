@@ -104,46 +104,6 @@ def test_what_fires_goes_on_while_no_evaluator_lives(promtool, policy: Contract,
     assert code == 0, said
 
 
-@pytest.mark.slow
-def test_what_only_other_kernels_measure_pages_nobody(promtool, policy: Contract, tmp_path: Path) -> None:
-    """A pair that reports has not met slice code yet; one that is silent is missed on both, and so is slice long."""
-    write(prometheus_files([policy]), tmp_path)
-    codes = {INFERENCE: (0, 0, 2), "canary": (0, 2, 2), "silent": (2, 2, 2)}
-    cells = {
-        cell("kc_verdict", slice).replace(INFERENCE, version): f"{code}x40"
-        for version, of in codes.items()
-        for slice, code in zip(("all", "code", "long"), of, strict=True)
-    }
-    missed = [("silent", "all"), ("silent", "code"), *((version, "long") for version in codes)]
-    content = {
-        "rule_files": [str(tmp_path / "prometheus" / "rules" / "policy-7b.yaml")],
-        "evaluation_interval": "15s",
-        "tests": [
-            {
-                "interval": "15s",
-                "input_series": [
-                    {"series": series, "values": values} for series, values in (*cells.items(), (LIVING[0], "0+15x40"))
-                ],
-                "promql_expr_test": [
-                    {
-                        "expr": "group by (kernel_inference, slice)"
-                        ' (ALERTS{alertname="KernelContractNoData", alertstate="firing", clause="token-tv"})',
-                        "eval_time": "9m45s",
-                        "exp_samples": [
-                            {"labels": f'{{kernel_inference="{version}", slice="{slice}"}}', "value": 1}
-                            for version, slice in missed
-                        ],
-                    }
-                ],
-            }
-        ],
-    }
-    file = tmp_path / "test.yaml"
-    file.write_text(yaml.safe_dump(content))
-    code, said = promtool("test", "rules", file)
-    assert code == 0, said
-
-
 def route(slice: str, version: str, kernel: str) -> str:
     where = f'kc_contract="c", kc_slice="{slice}", kc_kernel_inference="{version}"'
     return f'kc_route{{{where}, kc_route_kernel="{kernel}"}}'

@@ -138,7 +138,7 @@ def _value(alert: AlertStep) -> str:
     if alert.status is not Status.NO_DATA:
         return alert.value
     none_at_all = f"{Status.NO_DATA.code} * absent({alert.verdicts}) and on () ({LIVING})"
-    return f"({alert.without_only_others(alert.value)}) or {none_at_all}"
+    return f"{alert.value} or {none_at_all}"
 
 
 def _query(expression: str, datasource_uid: str) -> dict[str, Any]:

@@ -88,8 +88,6 @@ def expression(alert: AlertStep, source: VerdictSource = EVALUATOR) -> str:
     verdicts = selector(source.verdict, {"kc.contract": alert.contract.name, "kc.clause": alert.clause_id})
     value = f"max by ({', '.join(CELL_LABELS)}) ({verdicts})"
     matches = f"{value} == {status.code}"
-    if status is Status.NO_DATA and source.living:
-        matches = f"(\n{alert.without_only_others(value)}\n) == {status.code}"
     own = ", ".join(f'{name}="{value}"' for name, value in {"alertname": alert.name, **static_labels(alert)}.items())
     firing = f'ALERTS{{alertstate="firing", {own}}}'
     cases, held = [matches], HELD_BY[status]
