@@ -22,7 +22,6 @@ from kc_otel.contract.load import load
 from kc_otel.contract.measuring_paths import MeasuringPath, coverage
 from kc_otel.contract.model import Contract
 from kc_otel.contract.units import format_duration
-from kc_otel.contract.words import ONLY_OTHERS, listed
 
 _PORT_OF_PROTOCOL: Final = {"grpc": 4317, "http/protobuf": 4318}
 _API_PORT: Final = 4320
@@ -335,22 +334,10 @@ def _silent(served: Sequence[Mapping[str, Any]], verdicts: Sequence[Mapping[str,
     """Yield the clauses and slices without data, and why: whole clauses first, then slices never matched."""
     for contract in served:
         own = [verdict for verdict in verdicts if verdict["contract"] == contract["name"]]
-        partly = [verdict for verdict in own if verdict["reason"].startswith(ONLY_OTHERS)]
         absent = [verdict for verdict in own if verdict["slice"] == "all" and verdict["status"] == "NO_DATA"]
-        absent = [verdict for verdict in absent if verdict not in partly]
         for reason in dict.fromkeys(verdict["reason"] for verdict in absent):
             clauses = ", ".join(dict.fromkeys(verdict["clause"] for verdict in absent if verdict["reason"] == reason))
             yield _error(f"{contract['name']}: no data for {clauses}", reason)
-        for pair in dict.fromkeys((verdict["kernel_inference"], verdict["kernel_train"]) for verdict in partly):
-            lacking: dict[str, list[str]] = {}
-            for verdict in partly:
-                if (verdict["kernel_inference"], verdict["kernel_train"]) == pair:
-                    lacking.setdefault(verdict["clause"], []).append(verdict["slice"])
-            said = "; ".join(f"{clause} on {listed(slices)}" for clause, slices in lacking.items())
-            yield _warning(
-                f"{contract['name']}: kernel {' against '.join(pair)} has no data where others have: {said}",
-                "give its recorder what the others' receive; `kc-otel status` names the metrics",
-            )
         if not any(verdict["observed"] and verdict["slice"] == "all" for verdict in own):
             continue
         for slice, where in contract["slices"].items():

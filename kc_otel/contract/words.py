@@ -16,8 +16,6 @@ NO_REPORT: Final = "no report for"
 """First words of a NO_DATA cell's reason where nobody knows why its recorder is silent; how long it is follows."""
 RUN_ENDED: Final = "the run ended"
 """First words of a NO_DATA cell's reason where its recorder shut down cleanly."""
-ONLY_OTHERS: Final = "only other kernel pairs have recent observations"
-"""First words of a NO_DATA cell's reason where its pair reports, but nothing of what others measure here."""
 _ROUNDING_ERROR: Final = 1e-9
 """Relative error that floating-point arithmetic may have added; rounding ignores it."""
 _MAX_SEARCHED_NAMES: Final = 100

@@ -1,12 +1,11 @@
 """The cells of a contract at one time, and the evidence on each.
 
 A contract's cells are its clauses x (`all` and its slices) x the kernel pairs that are current. A pair is current while
-its newest observation of a clause's metric is less than a short window older than the newest of any pair, so that a
-version that was rolled out takes the place of the one before. A pair that is current for one clause and reports has
-cells of all clauses: what it never measured is NO_DATA. Current pairs that went silent stay while all of them are
-silent, or while what they broke is held against them and they were not replaced, but fell silent beside others: then
-they are NO_DATA, and so is a slice on which a current pair has no observations: for the pairs that came first, or
-whoever invents kernels would have a cell for each of them on every slice.
+its newest observation is less than a short window older than the newest of any pair, so that a version that was rolled
+out takes the place of the one before. Current pairs that went silent stay while all of them are silent, or while what
+they broke is held against them and they were not replaced, but fell silent beside others: then they are NO_DATA, and
+so is a slice on which no current pair has observations: for the pairs that came first, or whoever invents kernels would
+have a cell for each of them on every slice.
 
 Input that is no sample of two kernels' scores makes INVALID INPUT of its cells. Two causes are seen here. Over tokens
 that were sampled from Q, E_Q[P/Q] <= 1: where the ratios of a short window, of all recorders together, have a mean that
@@ -33,7 +32,7 @@ from kc_otel.contract.input_reasons import remedy
 from kc_otel.contract.registry.clause_metrics import QUANTITIES, SAMPLING, Origin, Unit
 from kc_otel.contract.slices import ALL, STALE, UNJUDGED
 from kc_otel.contract.units import format_duration
-from kc_otel.contract.words import NO_REPORT, ONLY_OTHERS, RUN_ENDED
+from kc_otel.contract.words import NO_REPORT, RUN_ENDED
 from kc_otel.judge.contract_state import ContractState
 from kc_otel.judge.fail_evidence import other_side
 from kc_otel.judge.histograms import Histogram
@@ -53,7 +52,7 @@ _LIMIT_STALE: Final = (
     'their samples show staleness too, which a slice with `where: {lag: ">= 1"}` limits together with drift'
 )
 _MAX_EMPTY_PAIRS: Final = 8
-"""Pairs that have a cell on a slice on which they have no observations."""
+"""Pairs that have a cell on a slice on which none has observations."""
 _MAX_LISTED_OPERATORS: Final = 5
 _OF_SAMPLES: Final = frozenset({Origin.LOGPROBS, Origin.ADVANTAGES, Origin.REWARDS, Origin.TRUNCATION})
 _MAX_FAILING_SHARE: Final = 0.01
@@ -93,8 +92,8 @@ class Current(NamedTuple):
     """Inputs that determine a clause's cells; the cells stay the same while these are equal."""
 
     pairs: frozenset[Pair]
-    first: tuple[Pair, ...]
-    """The same, those that came first at the beginning."""
+    first: frozenset[Pair]
+    """Those that have a cell where none of them has observations."""
     silence: str
     """Why there is nothing to judge; empty if there is."""
     fallen: Mapping[Pair, str]
@@ -118,14 +117,6 @@ class SilentPairs:
     ) -> None:
         self._state, self.now, self._listening, self.not_sampled = state, now, listening, not_sampled
         self._known: dict[Pair, float | None] = {}
-        window, newest = (
-            state.contract.observability.window,
-            (state.newest.get(name) for name in state.metrics.values()),
-        )
-        latest = [(times, max(times.values()) - window) for times in newest if times]
-        found = dict.fromkeys(pair for times, since in latest for pair, time in times.items() if time > since)
-        self.reporting = [pair for pair in found if all(pair) and self.of(pair) is None]
-        """Pairs that report, and are current for some clause."""
         grid = state.grids[LONG]
         self.oldest = grid.window(now)[0] * grid.width
         self.otherwise: dict[tuple[str, str], str] = {}
@@ -155,11 +146,11 @@ def current(state: ContractState, clause: Clause, silence: SilentPairs) -> Curre
     metric = state.metrics[clause.id]
     pairs, absence, fallen = _current(state, clause, metric, silence)
     of_samples = clause.quantity is not None and clause.quantity.source in _OF_SAMPLES
-    if not absence and all(map(all, pairs)):
-        pairs |= set(silence.reporting)
     every = frozenset(pairs)
-    ordered = dict.fromkeys((*state.newest.get(metric, pairs), *silence.reporting))
-    first = tuple(pair for pair in ordered if pair in every)
+    if len(every) <= _MAX_EMPTY_PAIRS:
+        first = every
+    else:
+        first = frozenset(islice((pair for pair in state.newest.get(metric, pairs) if pair in pairs), _MAX_EMPTY_PAIRS))
     refused = _refused(state, metric, silence.now) if of_samples else {}
     if NO_PAIR not in every:
         every = every.union(pair for _, pair in refused if pair != NO_PAIR)
@@ -195,19 +186,10 @@ def places(state: ContractState, clause: Clause, of: Current) -> Iterator[Place]
             absence += next((f"; {said}" for (name, _), said in of.otherwise.items() if name == slice), "")
             if any(series.newest >= of.oldest for series in state.pairs(metric, STALE).values()):
                 absence += f", but of older weights; {_LIMIT_STALE}"
-        unseen = (pair for pair in of.first if pair not in present)
-        if present:
-            unseen = (pair for pair in unseen if not of.silence and pair not in of.fallen)
-        empty = set(islice(unseen, _MAX_EMPTY_PAIRS))
-        for pair in sorted((present | empty) - crowded - ({NO_PAIR} if crowded else set())):
+        for pair in sorted((present or of.first) - crowded - ({NO_PAIR} if crowded else set())):
             invalid = of.invalid.get((slice, pair)) or of.invalid.get((_UNKNOWN_SLICE, pair), "")
-            otherwise = of.otherwise.get((slice, pair[1]), "")
             said = invalid or absence or of.fallen.get(pair, "")
-            if measured and not of.silence and pair not in measured:
-                said = invalid or f"{ONLY_OTHERS} of {metric}"
-            elif pair in empty and not said:
-                said = "; ".join(filter(None, (f"{ONLY_OTHERS} of {metric} on slice {slice}", otherwise)))
-            cell = Cell(contract.name, clause.id, slice, *pair)
+            cell, otherwise = Cell(contract.name, clause.id, slice, *pair), of.otherwise.get((slice, pair[1]), "")
             yield Place(cell, clause, here.get(pair), said, pair in here, otherwise)
 
 

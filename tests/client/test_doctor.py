@@ -223,19 +223,6 @@ def test_what_reaches_only_half(running: Callable[..., Running]) -> None:
     assert not any("never matched" in said for said in errors(iter(running().findings())))
 
 
-def test_what_a_version_lacks_that_another_measures(running: Callable[..., Running]) -> None:
-    """One line for the version, though something else of it is judged, and every clause and slice has data."""
-    driven = running()
-    for metric in ("kc.drift.tv_token", "kc.drift.logit_half_range"):
-        for slice in ("all", "code"):
-            driven.send(Sender(metric, slice=slice, start=driven.now - 5))
-    driven.send(Sender(inference="c" * 12, start=driven.now - 5))
-    driven.core.tick(driven.now)
-    (said,) = errors(iter(driven.findings()))
-    lacking = "logits on all and code; token-tv on code"
-    assert said == f"policy: kernel {'c' * 12} against {'a' * 12} has no data where others have: {lacking}"
-
-
 def test_an_evaluator_with_nothing_wrong(running: Callable[..., Running], contract: Contract) -> None:
     driven = running()
     for metric in ("kc.drift.tv_token", "kc.drift.logit_half_range"):

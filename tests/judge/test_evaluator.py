@@ -197,33 +197,6 @@ def test_a_new_kernel_version_takes_the_place_of_the_old_one(contract: Any, send
     assert found == {cell(inference=NEWER): Status.PASS}
 
 
-def test_what_a_reporting_version_never_measured_is_no_data(contract: Any, sender: Any, now: float) -> None:
-    """On each clause and slice that another measures: a slice it had no sequence of, a metric its recorder lacks."""
-    lag = {"id": "lag", "metric": "weights_lag", "limit": 1}
-    evaluator = Evaluator([contract(runtime=[lag], observability={"min_samples": 100})])
-    full = [sender(), sender(slice="code"), sender("kc.weights.lag"), sender("kc.weights.lag", slice="code")]
-    for step in range(1, 4):
-        at = now + 10.0 * step
-        for source in full:
-            evaluator.ingest_metrics(source.request(at, np.zeros(500)), at)
-    assert len(statuses(evaluator, at)) == 4
-    assert Status.NO_DATA not in statuses(evaluator, at).values()
-    part = sender(inference=NEWER)
-    evaluator.ingest_metrics(part.request(at, np.zeros(500)), at)
-    found = {verdict.cell[1:3]: verdict for verdict in verdicts_of(evaluator, at) if verdict.cell[4] == NEWER}
-    never = "only other kernel pairs have recent observations of"
-    missed = {where for where, verdict in found.items() if verdict.status is Status.NO_DATA and not verdict.observed}
-    assert found.keys() - missed == {("token-tv", "all")}
-    assert missed == {("token-tv", "code"), ("lag", "all"), ("lag", "code")}
-    assert found["token-tv", "code"].reason == f"{never} kc.drift.tv_token on slice code"
-    assert found["lag", "code"].reason == f"{never} kc.weights.lag"
-    for step in range(4, 50):  # the full one is replaced: nobody measures the rest any more
-        at = now + 10.0 * step
-        evaluator.ingest_metrics(part.request(at, np.zeros(50)), at)
-    assert not any(verdict.reason.startswith(never) for verdict in verdicts_of(evaluator, at))
-    assert statuses(evaluator, at)[cell("code", NEWER)] is Status.NO_DATA
-
-
 def test_a_replaced_version_that_is_still_exported_disappears(contract: Any, sender: Any, now: float) -> None:
     """A cumulative sender repeats a retired pair's last value for ever; without new observations it is not current."""
     evaluator, old, new = Evaluator([contract(slices={})]), sender(), sender(inference=NEWER)

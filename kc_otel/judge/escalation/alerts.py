@@ -16,7 +16,6 @@ Every step of a contract's ladder watches every cell on its own:
 | the same      | INVALID_INPUT, without those  | PASS, FAIL, cell gone         | any other             |
 
 A cell that has gone clears what fires while another pair of kernels is measured in its place; where none is, it holds.
-NO_DATA of a pair that reports, where only others are measured, raises no alert: a canary may have to wait for it.
 A fault has ended when it is refuted that it is as it was, and what came since keeps the limit: the verdict is then
 INCONCLUSIVE until there is a PASS, and clears. A verdict that holds stops the count without undoing it: doubt and
 silence are no proof that a breach is over, and no proof that it goes on. A matching verdict sets the count towards
@@ -41,7 +40,7 @@ from kc_otel.contract.input_reasons import remedy
 from kc_otel.contract.model import Contract
 from kc_otel.contract.policy import Action, EscalationStep
 from kc_otel.contract.slices import ALL
-from kc_otel.contract.words import ONLY_OTHERS, RUN_ENDED
+from kc_otel.contract.words import RUN_ENDED
 from kc_otel.judge.cell_columns import selected
 from kc_otel.judge.series import Pair
 from kc_otel.judge.verdict import Cell, Status, Verdict
@@ -244,9 +243,7 @@ def _watched(
         watched = {cell: verdict for cell, verdict in watched if cell.clause in step.clauses}.items()
     if step.on == "no-data":
         watched = {
-            cell: verdict
-            for cell, verdict in watched
-            if not verdict.reason.startswith(ONLY_OTHERS) and not kept_away(cell.slice, cell.kernel_inference)
+            cell: verdict for cell, verdict in watched if not kept_away(cell.slice, cell.kernel_inference)
         }.items()
     return dict(watched)
 

@@ -34,7 +34,7 @@ from types import MappingProxyType
 from typing import Any, Final, Literal
 
 from kc_otel.contract.slices import ALL
-from kc_otel.contract.words import ONLY_OTHERS, place
+from kc_otel.contract.words import place
 from kc_otel.judge.cell_columns import selected
 from kc_otel.judge.decisions import DecisionTable, kept_since, overriding_pin
 from kc_otel.judge.escalation.alerts import INPUT_CLAUSE, Alert, Transition, What
@@ -333,7 +333,6 @@ def _broken(
         key = (on, cell.kernel_train, cell.kernel_inference)
         # A cell that nobody has ever reported to is not broken: there is nothing yet.
         heard = cell.kernel_inference and (verdict.observed or (key, (cell.clause, cell.slice)) in known_before)
-        heard = heard and not verdict.reason.startswith(ONLY_OTHERS)
         if verdict.status is Status.FAIL or (heard and not excused(cell.slice, cell.kernel_inference)):
             quantity = quantities.get((cell.clause, cell.slice), "")
             found.setdefault(key, {})[cell.clause, cell.slice] = _Broken(verdict, now, quantity)

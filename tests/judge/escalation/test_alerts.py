@@ -9,7 +9,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kc_otel.contract.words import ONLY_OTHERS
 from kc_otel.judge.escalation.alerts import PolicyState, What, advance, retire, step_keys
 from kc_otel.judge.plain_json import read_json, to_json
 from kc_otel.judge.verdict import Status
@@ -155,17 +154,6 @@ def test_invalid_input_does_not_end_by_silence(make_contract, make_verdict):
     for verdict in (make_verdict("INCONCLUSIVE"), others):  # the pair itself, or others after it has gone
         _, (resolved,) = advance(contract, state, [verdict], {}, 200)
         assert resolved.what is What.RESOLVED
-
-
-def test_what_only_other_kernels_measure_is_no_alert(make_contract, make_verdict):
-    """A canary may not have seen a slice yet; once nobody measures it, it is missed."""
-    contract = make_contract([{"on": "no-data", "do": ["notify"]}])
-    missed = make_verdict("NO_DATA", inference="another")
-    waits = replace(missed, reason=f"{ONLY_OTHERS} of kc.drift.tv_token on slice code")
-    state, edges = advance(contract, PolicyState(contract.name), [make_verdict("PASS"), waits], {}, 0)
-    assert (state.alerts, edges) == ((), ())
-    _, (edge,) = advance(contract, state, [make_verdict("PASS"), missed], {}, 10)
-    assert edge.what is What.FIRING
 
 
 def test_invalid_input_of_two_kernel_versions_is_two_alerts(make_contract, make_verdict):

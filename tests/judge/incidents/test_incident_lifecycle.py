@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from kc_otel.contract.model import Contract
-from kc_otel.contract.words import ONLY_OTHERS
 from kc_otel.judge.decisions import Canary, DecisionTable, Pin, apply, changed, kept_since, pin, resume, unpin
 from kc_otel.judge.escalation.alerts import PolicyState, Transition, What, advance
 from kc_otel.judge.escalation.notices import IncidentMessage, NoticeReason, People, Silence
@@ -126,13 +125,6 @@ def test_a_slice_that_a_new_version_has_not_met_yet_is_not_broken() -> None:
     (incident,) = evaluator.tick(1.0, verdict_of("PASS", slice="prose"), replace(new, observed=True))
     (same,) = evaluator.tick(2.0, verdict_of("PASS", slice="prose"), new)  # forgotten by then, and silent still
     assert (same.id, same.state) == (incident.id, IncidentState.BROKEN)
-
-
-def test_what_only_other_kernels_measure_is_no_incident() -> None:
-    """Not even where the version measured it an hour ago: it reports, and its cell says what is missing."""
-    missed = verdict_of("NO_DATA", reason=f"{ONLY_OTHERS} of kc.drift.tv_token on slice code")
-    assert missed.observed
-    assert Evaluator(QUIET).tick(10.0, missed, verdict_of("PASS", inference="another")) == ()
 
 
 def test_a_slice_that_is_routed_away_and_falls_silent_is_contained_and_no_second_incident() -> None:
