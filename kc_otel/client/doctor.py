@@ -22,6 +22,7 @@ from kc_otel.contract.load import load
 from kc_otel.contract.measuring_paths import MeasuringPath, coverage
 from kc_otel.contract.model import Contract
 from kc_otel.contract.units import format_duration
+from kc_otel.contract.words import listed
 
 _PORT_OF_PROTOCOL: Final = {"grpc": 4317, "http/protobuf": 4318}
 _API_PORT: Final = 4320
@@ -330,6 +331,25 @@ def _arrived(health: Mapping[str, Any]) -> Iterator[Finding]:
             yield _warning(f"{points[outcome]:,} points were rejected or not judged: {outcome}", remedy)
 
 
+def _lacking(contract: str, observed: Sequence[Mapping[str, Any]]) -> Iterator[Finding]:
+    """Yield what a kernel pair was not measured on and another one was: it has no cells there."""
+    measured: dict[tuple[str, str], set[tuple[str, str]]] = {}
+    for verdict in observed:
+        pair = verdict["kernel_inference"], verdict["kernel_train"]
+        measured.setdefault(pair, set()).add((verdict["clause"], verdict["slice"]))
+    everything = {place for places in measured.values() for place in places}
+    for (inference, train), places in measured.items():
+        lacking: dict[str, list[str]] = {}
+        for clause, slice in sorted(everything - places):
+            lacking.setdefault(clause, []).append(slice)
+        if lacking:
+            said = "; ".join(f"{clause} on {listed(slices)}" for clause, slices in lacking.items())
+            yield _warning(
+                f"{contract}: kernel {inference} against {train} was not measured where another one was: {said}",
+                "where it serves these requests, give its recorder what the other's receives",
+            )
+
+
 def _silent(served: Sequence[Mapping[str, Any]], verdicts: Sequence[Mapping[str, Any]]) -> Iterator[Finding]:
     """Yield the clauses and slices without data, and why: whole clauses first, then slices never matched."""
     for contract in served:
@@ -338,6 +358,7 @@ def _silent(served: Sequence[Mapping[str, Any]], verdicts: Sequence[Mapping[str,
         for reason in dict.fromkeys(verdict["reason"] for verdict in absent):
             clauses = ", ".join(dict.fromkeys(verdict["clause"] for verdict in absent if verdict["reason"] == reason))
             yield _error(f"{contract['name']}: no data for {clauses}", reason)
+        yield from _lacking(contract["name"], [verdict for verdict in own if verdict["observed"]])
         if not any(verdict["observed"] and verdict["slice"] == "all" for verdict in own):
             continue
         for slice, where in contract["slices"].items():

@@ -232,6 +232,19 @@ def test_an_evaluator_with_nothing_wrong(running: Callable[..., Running], contra
     assert errors(iter(driven.findings(contract))) == []
 
 
+def test_what_a_version_lacks_that_another_measures(running: Callable[..., Running]) -> None:
+    """One line for the version, though something else of it is judged."""
+    driven = running()
+    for metric in ("kc.drift.tv_token", "kc.drift.logit_half_range"):
+        for slice in ("all", "code"):
+            driven.send(Sender(metric, slice=slice, start=driven.now - 5))
+    driven.send(Sender(inference="c" * 12, start=driven.now - 5))
+    driven.core.tick(driven.now)
+    (said,) = errors(iter(driven.findings()))
+    lacking = "logits on all and code; token-tv on code"
+    assert said == f"policy: kernel {'c' * 12} against {'a' * 12} was not measured where another one was: {lacking}"
+
+
 def test_a_gate_needs_no_endpoint_and_no_evaluator(contract: Contract) -> None:
     found = list(of_path([contract], MeasuringPath.GATE))
     assert found

@@ -512,7 +512,9 @@ def test_what_is_not_of_now_is_not_green(
     evaluator = serve()
     send(recorder(evaluator), np.random.default_rng(0), code=0.005)
     browser.open(evaluator.api)
-    browser.wait("document.querySelector('#overview-title')?.textContent === 'Every promise holds'", 60.0)
+    browser.wait(
+        "document.querySelector('#overview-title')?.textContent === 'Every promise holds on what is measured'", 60.0
+    )
     browser.evaluate("""(() => {
       const real = window.fetch;
       window.fetch = async (...asked) => {

@@ -70,7 +70,7 @@ function headline(broken, stray, contained, silent, totals, all, overview, contr
   if (!overview.heard) return "Waiting for the first data";
   if (overview.missing.length) return `Nothing measured is broken; ${overview.missing.every((one) => one.outcome === "invalid") ? "sequences" : "points"} arrive that are not judged`;
   if (unproven(overview)) return "Nothing measured is broken; a breach went away without proof of recovery";
-  if ((totals.PASS ?? 0) === all) return "Every promise holds";
+  if ((totals.PASS ?? 0) === all) return "Every promise holds on what is measured";
   const none = unheard(contracts, overview).length;
   if (none) return `Nothing measured is broken; ${none === 1 ? "one contract is" : `${none} contracts are`} not`;
   return "Nothing is broken";
