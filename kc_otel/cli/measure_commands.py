@@ -117,14 +117,19 @@ def import_files(
                 steps=steps,
                 ledger=ledger,
             )
+            tried: set[Path] = set()
             for path in unseen(paths, ledger, stop, follow=follow, poll=poll):
+                tried.add(path)
                 _one(importer, path)
+            left = [] if follow else [path for path in files_of(paths) if path not in tried and path not in ledger]
             importer.finish()
             _summarise_import(importer, recorder.stats())
             if steps is not None:
                 steps.close()
                 _summarise_steps(steps, log)
-    if importer.totals.failed:
+    if left:
+        typer.echo(f"stopped: {len(left):,} files were not imported", err=True)
+    if importer.totals.failed or left:
         raise typer.Exit(1)
 
 

@@ -27,17 +27,23 @@ def acknowledge(
 ) -> tuple[tuple[Alert, ...], tuple[Incident, ...]]:
     """Acknowledge the alerts that fire for a clause on a slice, which ends their reminders; return them.
 
-    The incidents there that went away without proof of recovery are closed, and returned beside them.
+    Incidents that went away without proof of recovery there, and nowhere else, are closed, and returned beside them.
     """
     _known(core, contract, clause, slice)
     firing = core.policies[contract].firing
     meant = [alert for alert in firing if clause in {None, alert.cell.clause} and slice in {None, alert.cell.slice}]
-    closed = tuple(
-        incident
-        for incident in core.incidents(contract)
-        if incident.state is IncidentState.UNPROVEN
-        if clause in {None, *incident.clauses} and slice in {None, ALL, *incident.slices}
-    )
+    unproven = [incident for incident in core.incidents(contract) if incident.state is IncidentState.UNPROVEN]
+    there = {
+        incident.id: [
+            clause in {None, cell.clause} and slice in {None, ALL, cell.slice}
+            for cell in incident.cells
+            if not cell.refuted
+        ]
+        for incident in unproven
+    }
+    closed = tuple(incident for incident in unproven if all(there[incident.id]))
+    if not meant and not closed and (partly := [id for id, inside in there.items() if any(inside)]):
+        raise LookupError(f"incident {partly[0]} went away without proof elsewhere, too; close it as a whole")
     known = {ack.fingerprint for ack in core.people.acknowledgements}
     words: dict[str, dict[str, Any]] = {}
     if closed:

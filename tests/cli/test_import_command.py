@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import threading
@@ -12,6 +13,7 @@ import numpy as np
 import pytest
 from opentelemetry.sdk.metrics.export import MetricExportResult
 
+from kc_otel.cli import measure_commands
 from kc_otel.contract.input_reasons import REASONS
 from kc_otel.record.telemetry import environment
 from kc_otel.recordings.importers.importer import Ledger, unseen
@@ -65,6 +67,16 @@ def test_a_folder_is_imported_and_counted(run):
     assert "rank_0.jsonl: 2 sequences, 80 tokens" in out
     assert "1 files exported, 0 failed; of 2 sequences 2 measured: 80 tokens" in out
     assert "it is unknown which weights sampled 2 sequences: their figures contain drift and staleness together" in out
+
+
+def test_an_import_that_is_stopped_says_how_many_files_are_left(run, tmp_path, monkeypatch):
+    for rank in (1, 2):
+        (tmp_path / "token_exports" / "step_3" / f"rank_{rank}.jsonl").write_text(json.dumps(line(seed=rank)) + "\n")
+    stop, one = threading.Event(), measure_commands._one
+    monkeypatch.setattr(measure_commands, "stopped_by_signals", lambda: contextlib.nullcontext(stop))
+    monkeypatch.setattr(measure_commands, "_one", lambda *given: (one(*given), stop.set()))
+    code, _, errors = run("token_exports", "--contract", "contract.yaml")
+    assert (code, errors.splitlines()[-1]) == (1, "stopped: 2 files were not imported")
 
 
 def test_what_is_not_measured_is_told_with_its_remedy(run, tmp_path):

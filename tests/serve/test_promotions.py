@@ -521,6 +521,11 @@ def test_a_version_that_is_rolled_back_and_serves_is_said_at_once(slow: Driven) 
     newest["at"] = 2041.0
     slow.tick(2042.0)
     assert core.promotions.of("policy", "v2").seen_serving == 2042.0
+    core.promotions.tell("policy", "v2", "force", "ada", "it was the router", 2050.0, stage=Stage.CANARY)
+    forced = core.promotions.of("policy", "v2")
+    assert (forced.seen_serving, forced.proof_from) == (None, 2010.0), (
+        "evidence from before the rollback proves nothing"
+    )
 
 
 def test_a_version_that_never_was_promoted_is_rolled_back_as_often_as_it_serves(slow: Driven) -> None:

@@ -167,6 +167,29 @@ def test_whoever_was_told_of_a_breach_is_told_that_it_went_away_without_proof(fl
     assert reasons(fleet) == ["firing", "unproven", "resolved"]
 
 
+def test_a_word_about_one_slice_closes_no_breach_of_another(tmp_path: Path) -> None:
+    slices = "slices: {code: {where: {task: code}}, prose: {where: {task: prose}}}\nstatistical:"
+    fleet = Fleet(tmp_path / "state.sqlite", text=TEXT.replace("statistical:", slices))
+    of = {
+        name: [Sender(slice=slice, instance=name, start=NOW - 1.0) for slice in ("code", "prose")]
+        for name in ("broken", "healthy")
+    }
+
+    def run(seconds: float, **means: float) -> None:
+        fleet.feed(seconds, lambda: [fleet.report(sender, means[name]) for name in means for sender in of[name]])
+
+    run(60, broken=0.001, healthy=0.001)
+    run(30, broken=0.4, healthy=0.001)
+    run(300, healthy=0.001)
+    with pytest.raises(LookupError, match="elsewhere, too"):
+        acknowledge(fleet.core, "policy", None, "code", "ada", "it was killed", fleet.now)
+    assert [incident.state for incident in fleet.core.incidents()] == [IncidentState.UNPROVEN]
+    acknowledge(fleet.core, "policy", None, None, "ada", "it was killed", fleet.now)
+    run(10, healthy=0.001)
+    assert fleet.core.incidents() == ()
+    fleet.connection.close()
+
+
 def other_version(fleet: Fleet, seconds: float) -> None:
     """Another kernel version is measured instead, whose sequences are valid."""
     sender = Sender(inference="c" * 12, instance="other", start=fleet.now)

@@ -127,7 +127,7 @@ def stepped(
         promotion,
         position=to, entered=now, status=PromotionStatus.RUNNING,
         tally=Tally(pass_from=now, fail_from=now if failing else None),
-        confirmed="", awaiting="", missing=(), reason=message,
+        confirmed="", awaiting="", missing=(), reason=message, seen_serving=None,
     )  # fmt: skip
     return after, (PromotionMove(kind, before, to, now, decision, by, why, promotion.tally.failed, message),)
 
@@ -274,7 +274,7 @@ def force(
     if target is None or promotion.status is PromotionStatus.REPLACED:
         raise OrderError(f"{promotion.version} cannot be forced into {stage}: it is {_whereabouts(promotion)}")
     decision = Decision(GateOutcome.WAIT, promotion.position.stage, promotion.tally.passed, promotion.missing)
-    forced = replace(promotion, offline="")
+    forced = replace(promotion, offline="", proof_from=_rolled_back_at(promotion))
     return stepped(
         forced, target, MoveKind.FORCE, decision, now, by=by, why=why, failing=latest.fails(promotion.version)
     )  # fmt: skip
