@@ -172,9 +172,11 @@ def test_a_breach_that_only_went_away_is_shown(core: Core) -> None:
     assert (row["state"], row["state_text"]) == ("unproven", "Went away without proof of recovery")
     (line,) = [line for line in client.get("/metrics").text.splitlines() if line.startswith("kc_incident{")]
     assert line.endswith(" 0.0")
-    wrong = {"contract": "policy", "slice": "code", "by": "ada", "why": " "}
+    wrong = {"contract": "policy", "by": "ada", "why": " "}
     assert client.post("/api/v1/alerts/acknowledge", json=wrong).status_code == 422
-    answer = client.post("/api/v1/alerts/acknowledge", json=wrong | {"why": "the run was killed"}).json()
+    said = wrong | {"why": "the run was killed"}
+    assert client.post("/api/v1/alerts/acknowledge", json=said | {"slice": "code"}).status_code == 404, "not all of it"
+    answer = client.post("/api/v1/alerts/acknowledge", json=said).json()
     assert answer == {"fingerprints": [], "closed": [before.id]}
     (event,) = [event for event in core.events.events("policy", 0, 1000) if event.kind == "closed"]
     assert event.data["message"] == f"ada closed incident {before.id}: the run was killed"
