@@ -48,7 +48,7 @@ _POLL_SECONDS = 1.0
 
 
 class Redacted(StrEnum):
-    """What rescoring keeps of no sequence as it was."""
+    """Part of a sequence that rescoring does not keep as it was."""
 
     PROMPTS = "prompts"
     COMPLETIONS = "completions"
@@ -88,11 +88,7 @@ def import_files(
     from kc_otel.offline.step_scalars import StepScalars  # noqa: PLC0415
     from kc_otel.record.recorder import Recorder  # noqa: PLC0415
     from kc_otel.record.telemetry.environment import instance_of  # noqa: PLC0415
-    from kc_otel.recordings.importers.importer import (  # noqa: PLC0415
-        Importer,
-        Ledger,
-        unseen,
-    )
+    from kc_otel.recordings.importers.importer import Importer, Ledger, unseen  # noqa: PLC0415
     from kc_otel.recordings.importers.trainer_formats import FORMATS, files_of  # noqa: PLC0415
 
     log_to_terminal()
@@ -121,7 +117,8 @@ def import_files(
             for path in unseen(paths, ledger, stop, follow=follow, poll=poll):
                 tried.add(path)
                 _one(importer, path)
-            left = [] if follow else [path for path in files_of(paths) if path not in tried and path not in ledger]
+            wanted = files_of(paths) if stop.is_set() and not follow else []
+            left = [path for path in wanted if path not in tried and path not in ledger]
             importer.finish()
             _summarise_import(importer, recorder.stats())
             if steps is not None:

@@ -31,7 +31,7 @@ PYTHON_PACKAGES: Final = {
 }
 """Public packages, with headings; the other packages are reached by commands."""
 _CLIENT_MODULES: Final = ("alive", "openfeature", "router", "training_log", "webhooks")
-"""What a service or a container imports or runs; the other modules of `kc_otel.client` serve these and the commands."""
+"""Modules that a service imports or a container runs; the others of `kc_otel.client` serve these and the commands."""
 
 _FIELDS: Final = """\
 Every key of a contract, generated from the model that reads it; [the language](index.md) explains how the parts work

@@ -83,9 +83,9 @@ class Place(NamedTuple):
     absence: str = ""
     """Why there is nothing to judge, as a sentence; empty when there is something."""
     observed: bool = True
-    """Whether any observation is remembered, of the windows or from before them."""
+    """True if any observation is remembered, of the windows or from before them."""
     otherwise: str = ""
-    """Which recorders of its kernel apply another slice of this name, or measure something else for its clause."""
+    """Recorders of its kernel that apply another slice of this name, or measure something else for its clause."""
 
 
 class Current(NamedTuple):
@@ -101,7 +101,7 @@ class Current(NamedTuple):
     untimely: str
     """A sender's clock error, in words; empty where the clock seems right."""
     invalid: Mapping[Where, str]
-    """What is no sample of the kernels, and why; the slice is empty where nobody knows those of the sequences."""
+    """Reasons why input is no sample of the kernels; the slice is empty where those of the sequences are unknown."""
     otherwise: Mapping[tuple[str, str], str]
     """Slices and inference versions with recorders that apply another slice, or measure something else, in words."""
     oldest: float

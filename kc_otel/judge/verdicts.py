@@ -83,7 +83,7 @@ class Evidence:
     alarm: Alarm | None = None
     """None where samples are judged once."""
     observed: bool = True
-    """Whether any observation is remembered, of the windows or from before them."""
+    """True if any observation is remembered, of the windows or from before them."""
     anytime: bool = False
     """Whether the sample is looked at as it grows, so that its bounds have to hold at all sizes at once."""
     broken: str = ""

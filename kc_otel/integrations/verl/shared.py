@@ -1,4 +1,4 @@
-"""What the watches of verl share: a batch as the recorder takes it, what verl's configuration says, and a guard."""
+"""Shared parts of verl's watches: a batch as the recorder takes it, verl's configuration, and a guard."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Guarded:
     """A watch whose faults are counted by its recorder, once it has one, and logged once each before."""
 
     watched = "batch"
-    """What one call is about, for the log."""
+    """Subject of one call, for the log."""
 
     def __init__(self) -> None:
         self._recorder: Recorder | None = None

@@ -24,7 +24,7 @@ _TOKEN_BYTES: Final = 32
 _REQUEST_BYTES: Final = 2048
 _WORKER_WAIT_SECONDS: Final = 60.0
 _RESTRICTIONS: Final = ("logit_bias", "allowed_token_ids", "bad_words", "structured_outputs", "thinking_token_budget")
-"""What restricts the tokens in ways that a number does not say; only that it was there is kept."""
+"""Parameters that restrict the tokens in ways that no number says; only that they were set is kept."""
 _SECRET_HEADERS: Final = frozenset({"authorization", "proxy-authorization", "cookie", "x-api-key"})
 _DEFAULT_WEIGHTS_VERSION: Final = "default"
 """vLLM's version of weights for which no version was set."""

@@ -53,11 +53,11 @@ class EscalationState:
     notifications: Mapping[str, NotificationLog] = field(default_factory=dict)
     decisions: DecisionTable = field(default_factory=DecisionTable)
     dry_run_decisions: DecisionTable = field(default_factory=DecisionTable)
-    """What dry-run contracts would have published."""
+    """Decisions that dry-run contracts would have published."""
     people: People = field(default_factory=People)
     incidents: Mapping[str, tuple[Incident, ...]] = field(default_factory=dict)
     groups: Mapping[str, tuple[MessageGroup, ...]] = field(default_factory=dict)
-    """What endpoints were told and are still to be told."""
+    """Messages that endpoints were sent, and those still to be sent."""
 
 
 @dataclass(frozen=True, slots=True)
