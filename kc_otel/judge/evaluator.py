@@ -6,7 +6,7 @@ import gc
 import logging
 import math
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any, Final, NamedTuple
@@ -272,7 +272,7 @@ class Evaluator:
             self._columns.settle()  # the clock went back, and with it what was counted
         horizons = {name: state.horizon(now) for name, state in self.states.items()}
         columns = request if isinstance(request, ColumnMessage) else None
-        reports = RecorderReports(columns, self._series_taken)
+        reports = RecorderReports(columns, self._counts_taken)
         if columns is not None and self._columns is not None:
             taken, behind = self._columns.fold(columns, horizons, now)
             counts["accepted"] += taken - behind
@@ -291,8 +291,8 @@ class Evaluator:
         heard = rejected or any(counts[outcome] for outcome in _REPORTED_OUTCOMES)
         return ExportResult(rejected, "; ".join(list(messages)[:_MAX_REASONS]) + more if heard else "")
 
-    def _series_taken(self, message: ColumnMessage) -> Mapping[int, SeriesKey]:
-        return {} if self._columns is None else self._columns.series_taken(message)
+    def _counts_taken(self, message: ColumnMessage) -> Iterable[tuple[bytes, bool, str, str, int]]:
+        return () if self._columns is None else self._columns.counts_taken(message)
 
     def evaluate(self, now: float) -> dict[str, Evaluation]:
         """Verdicts of every cell, by the contract's name.

@@ -8,8 +8,8 @@ other recorders of the version measure something else.
 from __future__ import annotations
 
 import math
-from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
@@ -21,7 +21,6 @@ from kc_otel.judge.histograms import ExplicitHistogram
 from kc_otel.judge.otlp.wire_columns import ColumnMessage
 from kc_otel.judge.points import INVALID, Point, PointKind
 from kc_otel.judge.refused_points import sender_of, sender_of_bytes
-from kc_otel.judge.series import SeriesKey
 
 _PREFIX: Final = "kc.kernel."
 _MAX_KERNELS: Final = 256
@@ -156,22 +155,40 @@ class LastReport(NamedTuple):
         at, back, version, otherwise, measured, resumed, unmeasured = said
         return cls(at, back, version, tuple(otherwise), measured, resumed, tuple(unmeasured))
 
+    def not_after(self, now: float) -> LastReport:
+        """The report with no time in it later than now."""
+        return self._replace(
+            at=min(self.at, now),
+            back=min(self.back, now),
+            measured=min(self.measured, now),
+            resumed=min(self.resumed, now),
+        )
+
+
+class Moved(NamedTuple):
+    """A recorder that measures another version and has not shut down, as it was when it left this one."""
+
+    at: float
+    report: LastReport
+    measured_on: dict[str, tuple[int, float]]
+
 
 class Recorders:
     """Recorders that reported a kernel version and did not say that they are done with it; times are Unix seconds.
 
     Each exports within a `heartbeat`. `by_version` has the last reports by version and sender, `ended` when a recorder
-    last said that it is done with a version, `moved` recorders that measure another version since then and have not
-    shut down, by the version that they left. `measured_on` has the observations on `watched` slices, where something is
-    broken, and when the newest were seen to come (0 for none), by version, sender and slice.
+    last said that it is done with a version, `moved` those that only went over to another, by the version that they
+    left. `measured_on` has the observations and when the newest came, by version, sender and slice; what it has of
+    `watched` slices, where something is broken, outlasts the process.
     """
 
     def __init__(self, heartbeat: float, window: float) -> None:
         self.by_version: dict[str, dict[str, LastReport]] = {}
         self.ended: dict[str, float] = {}
-        self.moved: dict[str, dict[str, float]] = {}
+        self.moved: dict[str, dict[str, Moved]] = {}
         self.watched: frozenset[str] = frozenset()
         self.measured_on: dict[str, dict[str, dict[str, tuple[int, float]]]] = {}
+        self._leaving: dict[tuple[str, str], Moved] = {}
         self._counts: dict[str, dict[str, int]] = {}
         self._patience = _HEARTBEATS * heartbeat
         self._window = window
@@ -188,11 +205,14 @@ class Recorders:
             self._counts.pop(oldest, None)
             self.measured_on.pop(oldest, None)
         if done:
-            senders.pop(sender, None)
-            self.measured_on.get(version, {}).pop(sender, None)
+            seen = self.measured_on.get(version, {}).pop(sender, {})
+            self._leaving[version, sender] = Moved(report.at, senders.pop(sender, report), seen)
             self.ended[version] = report.at
             return
         before = senders.pop(sender, None)  # the newest is at the end
+        if (left := self.moved.get(version, {}).pop(sender, None)) is not None:
+            before = left.report
+            self.measured_on.setdefault(version, {})[sender] = left.measured_on
         if before is None and sum(map(len, self.by_version.values())) >= _MAX_RECORDERS:
             self._forget()
         if before is not None:
@@ -227,24 +247,23 @@ class Recorders:
             resumed = now if now - report.measured > self._window else report.resumed
             self.by_version[version][sender] = report._replace(measured=now, resumed=resumed)
 
-    def watch(self, slices: Collection[str]) -> None:
-        """Tell apart from now on what recorders measure on these slices, and on no others."""
-        if self.watched == slices:
-            return
-        self.watched = frozenset(slices)
-        self.measured_on = {
+    def measured_on_watched(self) -> dict[str, dict[str, dict[str, tuple[int, float]]]]:
+        """What `measured_on` has of watched slices."""
+        if not self.watched:
+            return {}
+        return {
             version: {
-                sender: {slice: seen for slice, seen in on.items() if slice in slices} for sender, on in senders.items()
+                sender: {slice: seen[slice] for slice in self.watched & seen.keys()} for sender, seen in senders.items()
             }
-            for version, senders in (self.measured_on.items() if slices else ())
+            for version, senders in self.measured_on.items()
         }
 
     def observe_on(self, version: str, sender: str, slice: str, total: int, new: int, now: float) -> None:
-        """`observe` on one watched slice. What was counted before the first look at it is no news."""
+        """`observe` on one slice. What was counted before the first look at it may be news, and is taken for it."""
         if not (total or new) or sender not in self.by_version.get(version, {}):
             return
         seen = self.measured_on.setdefault(version, {}).setdefault(sender, {})
-        known, at = seen.get(slice, (total, 0.0))
+        known, at = seen.get(slice, (0, 0.0))
         seen[slice] = total, (now if new or total > (0 if total < known else known) else at)
 
     def merge(self, version: str, sender: str, report: LastReport, *, done: bool, moved: bool) -> None:
@@ -264,15 +283,16 @@ class Recorders:
         shuts_down = all(done.values())
         for version in self.moved if shuts_down else [version for version, left in done.items() if not left]:
             self.moved.get(version, {}).pop(sender, None)
-        for version in () if shuts_down else [version for version, left in done.items() if left]:
-            if version in self.by_version:
+        for version in [version for version, left in done.items() if left]:
+            left = self._leaving.pop((version, sender), None) or Moved(now, LastReport(now), {})
+            if not shuts_down and version in self.by_version:
                 full = sum(map(len, self.moved.values())) >= _MAX_RECORDERS
                 senders = self.moved.setdefault(version, {})
-                senders.setdefault(_MORE_RECORDERS if full and sender not in senders else sender, now)
+                senders.setdefault(_MORE_RECORDERS if full and sender not in senders else sender, left)
 
     def moved_since(self, version: str, since: float = -math.inf) -> bool:
         """Return True if a recorder of a version measures another one, since a Unix time in seconds or later."""
-        return any(left >= since for left in self.moved.get(version, {}).values())
+        return any(left.at >= since for left in self.moved.get(version, {}).values())
 
     def shared(self) -> set[str]:
         """Kernel versions that several recorders report."""
@@ -312,17 +332,19 @@ class Recorders:
         """Return True if a recorder that reported a version during a breach has not been heard of since.
 
         One that reports and has observed nothing more shows nothing either: it was drained, and may serve again. So may
-        one that observes other slices than the one that it was seen to break. One that was silent or drained and
-        returns is heard once all of a window is from after its return. `span` has the times of the breach's onset and
-        of the last FAIL.
+        one that observes other slices than the one that it was seen to break, or another version since. One that was
+        silent or drained and returns is heard once all of a window is from after its return. `span` has the times of
+        the breach's onset and of the last FAIL.
         """
-        silent, seen = self.silent(version, silence), self.measured_on.get(version, {})
+        silent, moved = self.silent(version, silence), self.moved.get(version, {})
+        seen = {sender: left.measured_on for sender, left in moved.items()} | self.measured_on.get(version, {})
+        reports = {sender: left.report for sender, left in moved.items()} | self.by_version.get(version, {})
         return any(
             span[0] <= seen.get(sender, {}).get(slice, (0, 0.0))[1] <= span[1]
             or min(report.at, report.measured or report.at) <= span[1]
             or sender in silent
             or now - max(report.back, report.resumed) < self._window
-            for sender, report in self.by_version.get(version, {}).items()
+            for sender, report in reports.items()
             if report.at > span[0] - self._patience
             if not 0.0 < report.measured <= span[0] - self._window
         )
@@ -348,31 +370,32 @@ class Recorders:
     def turn_back(self, now: float) -> None:
         """The clock went back: none reported later than now."""
         for moved in self.moved.values():
-            moved.update({sender: min(left, now) for sender, left in moved.items()})
+            for sender, left in moved.items():
+                seen = {slice: (total, min(at, now)) for slice, (total, at) in left.measured_on.items()}
+                moved[sender] = Moved(min(left.at, now), left.report.not_after(now), seen)
         for senders in self.by_version.values():
             for sender, report in senders.items():
-                senders[sender] = report._replace(
-                    at=min(report.at, now),
-                    back=min(report.back, now),
-                    measured=min(report.measured, now),
-                    resumed=min(report.resumed, now),
-                )
+                senders[sender] = report.not_after(now)
+        for seen_on in (seen for senders in self.measured_on.values() for seen in senders.values()):
+            seen_on.update({slice: (total, min(at, now)) for slice, (total, at) in seen_on.items()})
 
 
 class RecorderReports:
     """The recorders that report themselves in a message, and how many observations they say of in it.
 
-    `columns` is None where the message is a request; `series_of` returns the series of each point taken from the
-    columns, by its number.
+    `columns` is None where the message is a request; `counts_on` returns what was taken from the columns: the resource,
+    whether it is cumulative, the version and slice, and the observations.
     """
 
     def __init__(
-        self, columns: ColumnMessage | None, series_of: Callable[[ColumnMessage], Mapping[int, SeriesKey]]
+        self,
+        columns: ColumnMessage | None,
+        counts_on: Callable[[ColumnMessage], Iterable[tuple[bytes, bool, str, str, int]]],
     ) -> None:
         self._columns = columns if columns is not None and columns.request is None else None
-        self._series_of = series_of
+        self._counts_taken = counts_on
         self._counts: Counter[tuple[str, bool]] = Counter()
-        self._counts_on: Counter[tuple[str, bool, str, str]] = Counter()
+        self._counts_on: dict[tuple[str, str], Counter[tuple[str, bool]]] = defaultdict(Counter)
         self._found: list[tuple[Recorders, str, str]] = []
         self._done: dict[tuple[Recorders, str], dict[str, bool]] = {}
 
@@ -389,30 +412,19 @@ class RecorderReports:
         if self._columns is None or isinstance(point.histogram, ExplicitHistogram):
             self._counts[sender, point.cumulative] += count
         version, slice = (str(point.attributes.get(name, "")) for name in ("kc.kernel.inference", "kc.slice"))
-        self._counts_on[sender, point.cumulative, version, slice] += count
+        self._counts_on[sender, version][slice, point.cumulative] += count
 
     def tell(self, now: float) -> None:
         """Tell what the recorders have observed, at the end of a message that arrived at `now`, Unix seconds."""
         if self._found and self._columns is not None:
             for (resource, cumulative), count in self._columns.wire.counts_of_drift().items():
                 self._counts[sender_of_bytes(resource), cumulative] += count
+            for resource, cumulative, version, slice, count in self._counts_taken(self._columns):
+                self._counts_on[sender_of_bytes(resource), version][slice, cumulative] += count
         for recorders, version, sender in self._found:
             recorders.observe(version, sender, self._counts[sender, True], self._counts[sender, False], now)
-        if any(recorders.watched for recorders, _, _ in self._found):
-            self._tell_watched(now)
+            observed = self._counts_on.get((sender, version), Counter())
+            for slice in {slice for slice, _ in observed}:
+                recorders.observe_on(version, sender, slice, observed[slice, True], observed[slice, False], now)
         for (recorders, sender), done in self._done.items():
             recorders.move(sender, done, now)
-
-    def _tell_watched(self, now: float) -> None:
-        if self._columns is not None:
-            wire, series = self._columns.wire, self._series_of(self._columns)
-            for of, resource, cumulative in wire.drift_metrics():
-                sender = sender_of_bytes(resource)
-                for point in range(of.first, of.last):
-                    if (key := series.get(point)) is not None:
-                        count = int(wire.points["count"][point])
-                        self._counts_on[sender, cumulative, key.pair[1], key.slice] += count
-        for recorders, version, sender in self._found:
-            for slice in recorders.watched:
-                total, new = (self._counts_on[sender, cumulative, version, slice] for cumulative in (True, False))
-                recorders.observe_on(version, sender, slice, total, new, now)

@@ -342,8 +342,8 @@ class Core:
         )
         step = replace(step, state=replace(step.state, decisions=decisions))
         step = with_roll_backs_told(contract, step, rolled, evaluation.verdicts, self._timing, now)
-        self.evaluator.states[name].recorders.watch(
-            {cell.slice for incident in step.state.incidents.get(name, ()) for cell in incident.cells}
+        self.evaluator.states[name].recorders.watched = frozenset(
+            cell.slice for incident in step.state.incidents.get(name, ()) for cell in incident.cells
         )
         announcements = self._write(contract, before, step, now)
         if renews:

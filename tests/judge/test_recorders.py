@@ -192,9 +192,8 @@ def test_recorders_that_restart_for_ever_or_are_forged_are_bounded_and_new_ones_
 
 
 def test_what_recorders_measure_on_broken_slices_is_bounded() -> None:
-    """Nothing is kept of those that are forged, forgotten or done, nor of slices on which nothing is broken."""
+    """Nothing is kept of those that are forged, forgotten or done; of slices where nothing is broken, nothing lasts."""
     recorders = Recorders(heartbeat=60.0, window=300.0)
-    recorders.watch({"code", "prose"})
     for number in range(6000):
         recorders.hear("b" * 12, f"r{number}", LastReport(NOW + number), done=False)
         for slice, total in (("code", 5), ("code", 6), ("prose", 0)):
@@ -202,10 +201,11 @@ def test_what_recorders_measure_on_broken_slices_is_bounded() -> None:
     (kept,) = recorders.measured_on.values()
     assert len(kept) <= 4096
     assert kept["r5999"] == {"code": (6, NOW + 5999)}
+    assert recorders.measured_on_watched() == {}
+    recorders.watched = frozenset({"prose"})
+    assert recorders.measured_on_watched()["b" * 12]["r5999"] == {}
     recorders.hear("b" * 12, "r5999", LastReport(NOW + 6000.0), done=True)
     assert "r5999" not in kept
-    recorders.watch(set())
-    assert recorders.measured_on == {}
 
 
 def test_recorders_that_move_are_bounded_and_none_of_them_is_taken_for_ended() -> None:

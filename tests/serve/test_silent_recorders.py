@@ -180,6 +180,38 @@ def test_a_breach_is_not_over_because_its_recorder_measures_another_version(tmp_
     fleet.connection.close()
 
 
+@pytest.mark.parametrize("shuts_down", [False, True])
+def test_a_recorder_that_moved_to_another_version_has_refuted_nothing_of_its_breach(
+    fleet: Fleet, shuts_down: bool
+) -> None:
+    """Others of the version pass, also once it is back and measures nothing, and after a restart of the evaluator."""
+    other = Sender(instance="broken", inference="c" * 12, start=fleet.now)
+
+    def moved() -> list[ExportMetricsServiceRequest]:
+        return [
+            merge(info_request(fleet.now, 0, "broken"), fleet.report(other, 0.001, version="c" * 12)),
+            fleet.report(fleet.senders["healthy"], 0.001),
+        ]
+
+    def states() -> list[IncidentState]:
+        return [incident.state for incident in fleet.core.incidents() if incident.on == "fail"]
+
+    fleet.feed(600, moved)
+    assert (states(), fleet.ends()) == ([IncidentState.UNPROVEN], [])
+    if shuts_down:
+        infos = info_request(fleet.now, 0, "broken"), info_request(fleet.now, 0, "broken", "c" * 12)
+        fleet.core.metrics(merge(*infos), fleet.now)
+        fleet.run(10, healthy=0.001)
+    else:
+        fleet.connection.close()
+        fleet.begin()
+        fleet.run(300, broken=None, healthy=0.001)
+        assert (states(), fleet.ends()) == ([IncidentState.UNPROVEN], [])
+        fleet.run(80, broken=0.001, healthy=0.001)
+    assert states() == []
+    assert "is resolved" in fleet.ends()[0]
+
+
 @pytest.mark.parametrize("ends", [shut_down, closed_by_a_person])
 def test_what_a_drained_recorder_left_ends_in_order_or_by_a_person(fleet: Fleet, ends: Callable[[Fleet], Any]) -> None:
     """It may never serve again."""
@@ -245,6 +277,34 @@ def test_a_recorder_that_measures_other_slices_than_it_broke_proves_nothing(
     assert states() == [IncidentState.UNPROVEN]
     run(100, broken=("code", 0.001), healthy=("code", 0.001))
     assert states() == []
+
+
+def test_a_breach_of_the_last_that_a_recorder_measured_of_a_slice_is_not_refuted_by_others(tmp_path: Path) -> None:
+    """It reports and measures other slices; one that has never broken the slice has nothing to refute."""
+    text = TEXT.replace("statistical:", "slices: {code: {where: {task: code}}}\nstatistical:")
+    fleet = Fleet(tmp_path / "state.sqlite", text=text)
+    made = {(name, of): Sender(instance=name, slice=of) for name in fleet.senders for of in ("all", "code")}
+
+    def report(name: str, mean: float, code: float | None) -> ExportMetricsServiceRequest:
+        few = np.full(0 if code is None else 2000, code or 0.0)
+        sent = made[name, "code"].request(fleet.now, few), made[name, "all"].request(fleet.now, np.full(2000, mean))
+        return merge(*sent, info_request(fleet.now, 1, name))
+
+    def run(seconds: float, broken: float | None, healthy: float, third: float | None) -> list[IncidentState]:
+        fleet.feed(
+            seconds,
+            lambda: [
+                report("broken", 0.001, broken), report("healthy", 0.001, healthy), report("third", 0.001, third)
+            ],
+        )  # fmt: skip
+        return [incident.state for incident in fleet.core.incidents()]
+
+    run(60, 0.001, 0.001, 0.001)
+    run(120, 0.001, 0.001, None)
+    assert run(10, 0.9, 0.001, None) == [IncidentState.BROKEN]
+    assert run(300, None, 0.001, None) == [IncidentState.UNPROVEN]
+    assert run(80, 0.001, 0.001, None) == []
+    fleet.connection.close()
 
 
 def test_a_recorder_that_measured_nothing_of_a_breach_keeps_no_incident(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ first; `settle` brings series up to date.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -301,11 +301,21 @@ class StreamColumns:
         """The series that rows have these numbers of."""
         return [self._slots.key(number) for number in numbers]
 
-    def series_taken(self, message: ColumnMessage) -> dict[int, SeriesKey]:
-        """The series of each point of a message that was taken, by the point's number."""
-        taken = np.flatnonzero(message.taken)
-        numbers = self._memory.rows["series"][message.rows[taken]]
-        return dict(zip(taken.tolist(), self.series_of(numbers.tolist()), strict=True))
+    def counts_taken(self, message: ColumnMessage) -> Iterator[tuple[bytes, bool, str, str, int]]:
+        """Yield the observations of the drift points that were taken.
+
+        Each has the resource, whether it is cumulative, the version of the inference kernel, the slice, and how many.
+        """
+        of_resource: dict[tuple[bytes, bool], list[NDArray[np.intp]]] = {}
+        for of, resource, cumulative in message.wire.drift_metrics():
+            of_resource.setdefault((resource, cumulative), []).append(np.arange(of.first, of.last))
+        for (resource, cumulative), parts in of_resource.items():
+            points = np.concatenate(parts)
+            points = points[message.taken[points] != 0]
+            places = self._slots.places(self._memory.rows["series"][message.rows[points]])
+            counts = np.bincount(places, message.wire.points["count"][points])
+            for place in np.flatnonzero(counts).tolist():
+                yield (resource, cumulative, *self._slots.place_names[place], int(counts[place]))
 
     def restore(self, contract: str, content: RowContent, keys: Sequence[SeriesKey | None]) -> None:
         """Streams that were saved in rows; those without room, or a series, take points by themselves."""
@@ -383,6 +393,9 @@ class SeriesSlots:
         self._keys: list[tuple[int, SeriesKey]] = []
         self._settled, self._counted = np.zeros(0, np.int64), list[_Counted]()
         self.of = np.full((64, 2), NONE)
+        self.place_names: list[tuple[str, str]] = []
+        self._places: dict[tuple[str, str], int] = {}
+        self._place_of = np.zeros(0, np.int64)
 
     def __len__(self) -> int:
         return len(self._keys)
@@ -390,6 +403,15 @@ class SeriesSlots:
     def key(self, number: int) -> SeriesKey:
         """The series of a number."""
         return self._keys[number][1]
+
+    def places(self, numbers: Numbers) -> Numbers:
+        """The numbers in `place_names`, (version of the inference kernel, slice), of series by their numbers [n]."""
+        if self._place_of.size < len(self._keys):
+            new = [(key.kernel_inference, key.slice) for _, key in self._keys[self._place_of.size :]]
+            self.place_names += [place for place in dict.fromkeys(new) if place not in self._places]
+            self._places = {place: number for number, place in enumerate(self.place_names)}
+            self._place_of = np.append(self._place_of, [self._places[place] for place in new])
+        return self._place_of[numbers]
 
     def gone(self, contract: int) -> list[int]:
         """The numbers of a contract's series that are no more."""

@@ -24,7 +24,7 @@ from kc_otel.judge.fail_evidence import whole_side
 from kc_otel.judge.histograms import ExplicitHistogram
 from kc_otel.judge.plain_json import read_json, to_json
 from kc_otel.judge.points import INVALID, metric_of
-from kc_otel.judge.recorders import KernelInfo, LastReport
+from kc_otel.judge.recorders import KernelInfo, LastReport, Moved
 from kc_otel.judge.refused_points import RefusedSender
 from kc_otel.judge.series import LONG, SHORT, Heard, SeriesKey
 from kc_otel.judge.verdict import Cell
@@ -70,7 +70,7 @@ class _Facts:
     heard: list[tuple[str, str, Heard]]
     recorders: dict[str, dict[str, LastReport]]
     ended: dict[str, float]
-    moved: dict[str, dict[str, float]]
+    moved: dict[str, dict[str, Moved]]
     measured_on: dict[str, dict[str, dict[str, tuple[int, float]]]]
     slices: Mapping[str, str]
     clauses: dict[str, str]
@@ -269,7 +269,7 @@ class EvaluatorStore:
                 recorders=state.recorders.by_version,
                 ended=state.recorders.ended,
                 moved=state.recorders.moved,
-                measured_on=state.recorders.measured_on,
+                measured_on=state.recorders.measured_on_watched(),
                 slices=state.contract.slice_digests,
                 clauses={id: digest for (id, slice), digest in quantities.items() if slice == ALL},
                 refused=[*state.refused.found.values()],
