@@ -37,6 +37,7 @@ from kc_otel.judge.points import (
     ImpossiblePoint,
     Point,
     PointKind,
+    invalid_on,
     metric_of,
     walk,
 )
@@ -310,10 +311,24 @@ class Evaluator:
 
     def invalid_input(self, contract: str, now: float, window: float) -> dict[Pair, dict[str, int]]:
         """Sequences that failed an input check within the last `window` seconds, by kernel pair and reason."""
-        state = self.states[contract]
+        return self._failed(contract, self.states[contract].invalid(ALL), now, window)
+
+    def failing(self, contract: str, now: float) -> dict[tuple[Pair, str], dict[str, int]]:
+        """Sequences that failed an input check in the window, by reason, of each kernel pair and judged slice."""
+        state, window = self.states[contract], self.states[contract].contract.observability.window
+        judged = {slice for clause in state.contract.clauses for slice in state.contract.slices_for(clause)} - {ALL}
+        return {
+            (pair, slice): reasons
+            for slice in sorted(judged)
+            for pair, reasons in self._failed(contract, state.series_of(invalid_on(slice)), now, window).items()
+        }
+
+    def _failed(
+        self, contract: str, series_of: Mapping[SeriesKey, Series], now: float, window: float
+    ) -> dict[Pair, dict[str, int]]:
         found: dict[Pair, dict[str, int]] = {}
-        for key, series in sorted(state.invalid(ALL).items()):
-            content = _within(state, series, now, window)
+        for key, series in sorted(series_of.items()):
+            content = _within(self.states[contract], series, now, window)
             if content is not None and content.count:
                 reasons = found.setdefault(key.pair, {})
                 reasons[key.slice] = reasons.get(key.slice, 0) + content.count
@@ -358,16 +373,18 @@ class Evaluator:
         """Return True if a recorder that reported a kernel version from `since` on is silent now, or has been since."""
         return self.states[contract].recorders.lost(version, since, until, self._silence(now))
 
-    def unheard(self, contract: str, version: str, slice: str, span: tuple[float, float], now: float) -> bool:
+    def unheard(
+        self, contract: str, version: str, slice: str, span: tuple[float, float], now: float, *, invalid: bool = False
+    ) -> bool:
         """Return True if a recorder that reported a kernel version during a breach has not been heard of since.
 
         So it is while points of the version arrive that are not judged: they may be what was broken. `span` has the
-        Unix times of the breach's onset and of the last FAIL.
+        Unix times of the breach's onset and of the last FAIL; where input was `invalid`, of the last that was.
         """
         state = self.states[contract]
         if any(refused.pair[1] == version for refused in state.refused.present(now)):
             return True
-        return state.recorders.unheard(version, slice, span, now, self._silence(now))
+        return state.recorders.unheard(version, slice, span, now, self._silence(now), invalid=invalid)
 
     def kernels(self, contract: str) -> tuple[KernelInfo, ...]:
         """Kernel versions that reported themselves, the one seen last first."""

@@ -19,7 +19,7 @@ from kc_otel.contract.slices import Scalar
 from kc_otel.contract.units import format_duration
 from kc_otel.judge.histograms import ExplicitHistogram
 from kc_otel.judge.otlp.wire_columns import ColumnMessage
-from kc_otel.judge.points import INVALID, Point, PointKind
+from kc_otel.judge.points import INVALID, Point, PointKind, invalid_on
 from kc_otel.judge.refused_points import sender_of, sender_of_bytes
 
 _PREFIX: Final = "kc.kernel."
@@ -178,8 +178,8 @@ class Recorders:
 
     Each exports within a `heartbeat`. `by_version` has the last reports by version and sender, `ended` when a recorder
     last said that it is done with a version, `moved` those that only went over to another, by the version that they
-    left. `measured_on` has the observations and when the newest came, by version, sender and slice; what it has of
-    `watched` slices, where something is broken, outlasts the process.
+    left. `measured_on` has the observations and when the newest came, by version, sender and slice, and by `invalid_on`
+    a slice those that failed an input check. Of `watched` slices, where something is broken, it outlasts the process.
     """
 
     def __init__(self, heartbeat: float, window: float) -> None:
@@ -251,10 +251,9 @@ class Recorders:
         """What `measured_on` has of watched slices."""
         if not self.watched:
             return {}
+        names = self.watched | {invalid_on(slice) for slice in self.watched}
         return {
-            version: {
-                sender: {slice: seen[slice] for slice in self.watched & seen.keys()} for sender, seen in senders.items()
-            }
+            version: {sender: {name: seen[name] for name in names & seen.keys()} for sender, seen in senders.items()}
             for version, senders in self.measured_on.items()
         }
 
@@ -327,20 +326,32 @@ class Recorders:
         return len(lately), f"{are} silent without having shut down: {', '.join(named)}"
 
     def unheard(
-        self, version: str, slice: str, span: tuple[float, float], now: float, silence: Callable[[float], float]
+        self,
+        version: str,
+        slice: str,
+        span: tuple[float, float],
+        now: float,
+        silence: Callable[[float], float],
+        *,
+        invalid: bool = False,
     ) -> bool:
         """Return True if a recorder that reported a version during a breach has not been heard of since.
 
         One that reports and has observed nothing more shows nothing either: it was drained, and may serve again. So may
         one that observes other slices than the one that it was seen to break, or another version since. One that was
         silent or drained and returns is heard once all of a window is from after its return. `span` has the times of
-        the breach's onset and of the last FAIL.
+        the breach's onset and of the last FAIL; where what broke was `invalid` input, of the last that was.
         """
         silent, moved = self.silent(version, silence), self.moved.get(version, {})
         seen = {sender: left.measured_on for sender, left in moved.items()} | self.measured_on.get(version, {})
         reports = {sender: left.report for sender, left in moved.items()} | self.by_version.get(version, {})
+        broke = invalid_on(slice) if invalid else slice
+
+        def last(sender: str, name: str) -> float:
+            return seen.get(sender, {}).get(name, (0, 0.0))[1]
+
         return any(
-            span[0] <= seen.get(sender, {}).get(slice, (0, 0.0))[1] <= span[1]
+            (span[0] <= last(sender, broke) and last(sender, slice) <= span[1])
             or min(report.at, report.measured or report.at) <= span[1]
             or sender in silent
             or now - max(report.back, report.resumed) < self._window
@@ -406,12 +417,14 @@ class RecorderReports:
 
     def count(self, point: Point) -> None:
         """Count the observations of a point, unless the columns have it."""
-        if point.kind is not PointKind.HISTOGRAM or point.histogram is None or point.metric == INVALID:
+        if point.histogram is None or not (point.kind is PointKind.HISTOGRAM or point.metric == INVALID):
             return
         sender, count = sender_of(point.resource), point.histogram.count
-        if self._columns is None or isinstance(point.histogram, ExplicitHistogram):
-            self._counts[sender, point.cumulative] += count
         version, slice = (str(point.attributes.get(name, "")) for name in ("kc.kernel.inference", "kc.slice"))
+        if point.metric == INVALID:
+            slice = invalid_on(slice)
+        elif self._columns is None or isinstance(point.histogram, ExplicitHistogram):
+            self._counts[sender, point.cumulative] += count
         self._counts_on[sender, version][slice, point.cumulative] += count
 
     def tell(self, now: float) -> None:

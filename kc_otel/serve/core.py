@@ -386,7 +386,10 @@ class Core:
                 if incident.disobeyed_at is not None
             },
             ended=lambda train, inference: self.evaluator.states[name].has_ended((train, inference)),
-            unheard=lambda version, place, span: self.evaluator.unheard(name, version, place, span, now),
+            failing=self.evaluator.failing(name, now),
+            unheard=lambda version, place, span, invalid: self.evaluator.unheard(
+                name, version, place, span, now, invalid=invalid
+            ),
             lost=lambda version, since, until: self.evaluator.lost(name, version, since, until, now),
         )
 

@@ -189,6 +189,7 @@ class Promotions:
 
     def _begun(self, contract: str, version: str, by: str, now: float) -> Moved:
         found = self._contract(contract)
+        self._refuse_dry_run(contract, version)
         for other in self.all(contract):
             on_its_way = other.status is PromotionStatus.RUNNING and other.position.stage is not Stage.FULL
             if other.version != version and on_its_way:
@@ -196,6 +197,13 @@ class Promotions:
         previous = self._known.get((contract, version))
         failing = self.latest(contract).fails(version)
         return machine.begin(found, version, by, now, previous=previous, failing=failing)
+
+    def _refuse_dry_run(self, contract: str, version: str) -> None:
+        if contract in self._dry_run:
+            raise OrderError(
+                f"{contract} runs dry, so no order about {version} would be carried out; restart the evaluator without "
+                f"`--dry-run-contract {contract}`, or pin slices"
+            )
 
     def _subject(
         self, contract: str, version: str, by: str, now: float, *, start: bool
@@ -232,6 +240,7 @@ class Promotions:
         started.
         """
         found = self._contract(contract)
+        self._refuse_dry_run(contract, version)
         before, begun = self._subject(contract, version, by, now, start=start)
         reason = f": {why}" if why.strip() else ""
         if order in {"approve", "force"} and stage is None:
@@ -253,10 +262,6 @@ class Promotions:
                 moved = machine.force(before, found, stage, by, why, self.latest(contract), now)
                 return self._put(found, *begun, moved)
             case "rollback":
-                if contract in self._dry_run:
-                    raise OrderError(
-                        f"{contract} runs dry, so nothing would keep requests from {version}; pin its slices"
-                    )
                 return self._put(found, machine.roll_back(before, by, why, now))  # it was not on its way: no start
             case _:
                 raise OrderError(f"{order!r} is no order")

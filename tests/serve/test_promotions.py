@@ -263,17 +263,20 @@ def test_old_versions_are_forgotten_one_day(driven: Driven, monkeypatch: pytest.
 
 
 def test_a_contract_that_runs_dry_promotes_nothing(contract: Contract, open_file: Callable[..., Any]) -> None:
-    """Its versions stay where they are, and the table that is published says nothing of them."""
-    dry = Driven(
-        lambda connection: Core([contract], connection or open_file(), external_url="", now=0.0, dry_run=["policy"]),
-        contract,
-    )
-    dry.core.promotions.start("policy", "v2", "ada", 0.0)
+    """What was started before stays where it is, orders are refused, and the published table says nothing."""
+    file = open_file()
+    Core([contract], file, external_url="", now=0.0).promotions.start("policy", "v2", "ada", 0.0)
+    dry = Driven(lambda _: Core([contract], file, external_url="", now=1.0, dry_run=["policy"]), contract)
     dry.tick(61, v2="PASS")
     dry.tick(62, v2="FAIL")
-    with pytest.raises(OrderError, match="policy runs dry, so nothing would keep requests from v2"):
-        dry.core.promotions.tell("policy", "v2", "rollback", "ada", "bad", 63.0)
-    assert (dry.core.promotions.of("policy", "v2").position.stage, dry.shares()) == (Stage.SHADOW, {})
+    refused = pytest.raises(OrderError, match=r"policy runs dry, so no order about v[23] would be carried out; restart")
+    for version, order in (("v2", "rollback"), ("v2", "force"), ("v3", "force")):
+        with refused:
+            dry.core.promotions.tell("policy", version, order, "ada", "", 63.0, stage=Stage.CANARY, start=True)
+    with refused:
+        dry.core.promotions.start("policy", "v3", "ada", 63.0)
+    (promotion,) = dry.core.promotions.all()
+    assert (promotion.position.stage, dry.shares()) == (Stage.SHADOW, {})
 
 
 def test_a_hold_of_the_policy_holds(open_file: Callable[..., Any]) -> None:
@@ -291,7 +294,7 @@ def test_a_version_with_an_unproven_breach_waits(driven: Driven) -> None:
     """Its alert has ended and what is measured now passes, but nothing has refuted the breach; nor while one lasts."""
     driven.tick(1, v2="FAIL")
     driven.core.promotions.start("policy", "v2", "ada", 2.0)
-    driven.core.evaluator.unheard = lambda *_: True  # type: ignore[method-assign]
+    driven.core.evaluator.unheard = lambda *_, **__: True  # type: ignore[method-assign]
     for now in (62, 123, 500):
         driven.tick(now, v2="PASS")
         (incident,) = driven.core.incidents()
@@ -299,7 +302,7 @@ def test_a_version_with_an_unproven_breach_waits(driven: Driven) -> None:
         promotion = driven.core.promotions.of("policy", "v2")
         assert promotion.position.stage is Stage.SHADOW
         assert promotion.missing[0].startswith(said)
-    driven.core.evaluator.unheard = lambda *_: False  # type: ignore[method-assign]
+    driven.core.evaluator.unheard = lambda *_, **__: False  # type: ignore[method-assign]
     driven.tick(561, v2="PASS")
     driven.tick(622, v2="PASS")
     assert driven.core.promotions.of("policy", "v2").position.stage is Stage.CANARY

@@ -19,7 +19,7 @@ from kc_otel.serve.core import Core
 from kc_otel.serve.people_orders import acknowledge, pin, silence
 from kc_otel.serve.store.state_file import open_state
 from kc_otel.serve.webhooks.outbox import DeliveryState
-from tests.judge.conftest import NOW, Sender, info_request, merge
+from tests.judge.conftest import NOW, Sender, counted, info_request, merge
 from tests.tools.api import client_of, route_kept
 
 pytestmark = pytest.mark.slow
@@ -304,6 +304,48 @@ def test_a_breach_of_the_last_that_a_recorder_measured_of_a_slice_is_not_refuted
     assert run(10, 0.9, 0.001, None) == [IncidentState.BROKEN]
     assert run(300, None, 0.001, None) == [IncidentState.UNPROVEN]
     assert run(80, 0.001, 0.001, None) == []
+    fleet.connection.close()
+
+
+@pytest.mark.parametrize("replaced", [False, True])
+def test_invalid_input_of_a_slice_is_refuted_by_what_its_recorder_measures_of_that_slice(
+    tmp_path: Path, replaced: bool
+) -> None:
+    """Neither by its other slices, nor by those to whom the slice went; nobody is told of an end before."""
+    steps = "do: [{webhook: pager}]}\n  - {on: invalid-input, do: [{webhook: pager}]"
+    text = TEXT.replace("statistical:", "slices: {code: {where: {task: code}}}\nstatistical:")
+    fleet = Fleet(tmp_path / "state.sqlite", steps, text)
+    made = {(name, of): Sender(instance=name, slice=of) for name in ("broken", "healthy") for of in ("all", "code")}
+    failed = 0
+
+    def run(seconds: float, *measure_code: str, failing: int = 0) -> list[IncidentState]:
+        def reports() -> Iterator[ExportMetricsServiceRequest]:
+            nonlocal failed
+            failed += failing
+            invalid = [
+                counted("nan_logprob", failed, NOW, fleet.now, ("a" * 12, "b" * 12), of, instance="broken")
+                for of in ("all", "code")
+                if failed
+            ]
+            for name in ("broken", "healthy"):
+                code = np.full(2000 * (name in measure_code), 0.001)
+                sent = made[name, "code"].request(fleet.now, code), made[name, "all"].request(fleet.now, [0.001] * 2000)
+                yield merge(*sent, *invalid * (name == "broken"), info_request(fleet.now, 1, name))
+
+        fleet.feed(seconds, reports)
+        return [incident.state for incident in fleet.core.incidents() if incident.on == "invalid-input"]
+
+    run(60, "broken")
+    assert run(120, failing=10) == [IncidentState.BROKEN]
+    (incident,) = fleet.core.incidents()
+    assert incident.slices == ("code", "all")
+    for _ in range(2):
+        assert run(300, *["healthy"] * replaced) == [IncidentState.UNPROVEN]
+        fleet.connection.close()
+        fleet.begin()
+    assert fleet.ends() == []
+    assert run(80, "broken") == []
+    assert "no sequences fail the input checks any more" in fleet.ends()[0]
     fleet.connection.close()
 
 

@@ -235,7 +235,15 @@ def _watched(
 ) -> Mapping[Cell, Verdict]:
     if step.on == "invalid-input":
         found = {pair: reasons for pair, reasons in invalid_input.items() if any(reasons.values())}
-        failed = (_input_verdict(contract, pair, reasons, now) for pair, reasons in found.items())
+        of_any = Verdict(
+            cell=Cell(contract.name, INPUT_CLAUSE, ALL, "", ""), status=Status.INVALID_INPUT, at=now, limit=0.0,
+            estimate=0.0, lower=0.0, upper=0.0, samples=0, window="short", method="count", reason="",
+            contract_version=contract.metadata.version, contract_hash=contract.hash, about="traffic",
+        )  # fmt: skip
+        failed = [
+            input_verdict(Cell(contract.name, INPUT_CLAUSE, ALL, *pair), reasons, of_any)
+            for pair, reasons in found.items()
+        ]
         others = {cell: verdict for cell, verdict in by_cell.items() if cell[-2:] not in found}
         return others | {verdict.cell: verdict for verdict in failed}
     watched = by_cell.items()
@@ -248,7 +256,8 @@ def _watched(
     return dict(watched)
 
 
-def _input_verdict(contract: Contract, pair: Pair, found: Mapping[str, int], now: float) -> Verdict:
+def input_verdict(cell: Cell, found: Mapping[str, int], judged: Verdict) -> Verdict:
+    """The verdict on a cell of INPUT_CLAUSE, from how many sequences failed an input check, by reason."""
     total = sum(found.values())
     reasons = ", ".join(f"{count} {reason}" for reason, count in sorted(found.items()) if count)
     failed = (
@@ -256,13 +265,9 @@ def _input_verdict(contract: Contract, pair: Pair, found: Mapping[str, int], now
         if total == 1
         else f"{total} sequences failed an input check and were"
     )
-    return Verdict(
-        cell=Cell(contract.name, INPUT_CLAUSE, ALL, *pair), status=Status.INVALID_INPUT, at=now, limit=0.0,
-        estimate=float(total), lower=float(total), upper=float(total), samples=total, window="short", method="count",
-        reason=f"{failed} not measured ({reasons}). "
-        + remedy(max(found, key=lambda reason: found[reason])),
-        contract_version=contract.metadata.version, contract_hash=contract.hash, about="traffic",
-    )  # fmt: skip
+    said = f"{failed} not measured ({reasons}). {remedy(max(found, key=found.__getitem__))}"
+    count = float(total)
+    return replace(judged, cell=cell, estimate=count, lower=count, upper=count, samples=total, reason=said)
 
 
 def _measures(verdicts: Sequence[Verdict], of: Cell) -> bool:

@@ -179,13 +179,17 @@ class Incident:
         return next((cell for cell in self.cells if (cell.clause, cell.slice) == (clause, slice)), None)
 
     def unproven(self, clause: str, slice: str) -> bool:
-        """Return whether what recorders observed of one of its cells goes on, or went away without proof and may."""
+        """Return whether what recorders observed of one of its cells goes on, or went away without proof and may.
+
+        An alert of invalid input is about all slices.
+        """
         if self.on not in OF_RECORDERS or self.gone or self.state is IncidentState.RESOLVED:
             return False
-        cell = self.cell(clause, slice)
-        if cell is None:
-            return False
-        return cell.doubted or not cell.held if cell.until is None else not cell.refuted
+        return any(
+            cell.doubted or not cell.held if cell.until is None else not cell.refuted
+            for cell in self.cells
+            if cell.clause == clause and (cell.slice == slice or self.on == "invalid-input")
+        )
 
     @property
     def went_away(self) -> bool:
@@ -238,7 +242,7 @@ class Incident:
     def _first_data_text(self) -> str:
         if self.state is not IncidentState.RESOLVED:
             return "Waiting for first data"
-        return "First data arrived" if any(cell.refuted for cell in self.cells) else "Closed before any data arrived"
+        return "First data arrived" if any(cell.refuted for cell in self.cells) else "Closed before valid data arrived"
 
     @property
     def _over_text(self) -> str:

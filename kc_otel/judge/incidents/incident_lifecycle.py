@@ -37,7 +37,7 @@ from kc_otel.contract.slices import ALL
 from kc_otel.contract.words import place
 from kc_otel.judge.cell_columns import selected
 from kc_otel.judge.decisions import DecisionTable, kept_since, overriding_pin
-from kc_otel.judge.escalation.alerts import INPUT_CLAUSE, Alert, Transition, What
+from kc_otel.judge.escalation.alerts import INPUT_CLAUSE, Alert, Transition, What, input_verdict
 from kc_otel.judge.escalation.notices import IncidentMessage, People
 from kc_otel.judge.incidents.incident import (
     OF_RECORDERS,
@@ -50,6 +50,7 @@ from kc_otel.judge.incidents.incident import (
 )
 from kc_otel.judge.plain_json import finite_or_none
 from kc_otel.judge.promotion.stages import Promotion
+from kc_otel.judge.series import Pair
 from kc_otel.judge.verdict import Causes, Cell, Status, Verdict
 
 _BREAKING_STATUSES: Final = {Status.FAIL: "fail", Status.NO_DATA: "no-data"}
@@ -62,7 +63,7 @@ _BY_ALERT: Final = {
 _MEASURED_STATUSES: Final = frozenset(Status) - {Status.NO_DATA, Status.INVALID_INPUT}
 _REFUTED_BY: Final = {
     "fail": {Status.PASS, Status.INCONCLUSIVE},
-    "no-data": _MEASURED_STATUSES | {Status.INVALID_INPUT},
+    "no-data": _MEASURED_STATUSES,
     "inconclusive": {Status.PASS, Status.FAIL},
     "invalid-input": _MEASURED_STATUSES,
 }
@@ -114,9 +115,11 @@ class TrafficSeen:
     """When measurements of a version arrived last in spite of an order that was taken: the windows forget them."""
     ended: Callable[[str, str], bool] = lambda _train, _inference: False
     """Whether the last recorder of a kernel pair that reported said that it shuts down."""
-    unheard: Callable[[str, str, tuple[float, float]], bool] = lambda _version, _slice, _span: False
-    """Whether a recorder that reported a version during a breach of a slice, from its onset to the last FAIL, has not
-    been heard of since, or points of it arrive that are not judged."""
+    unheard: Callable[[str, str, tuple[float, float], bool], bool] = lambda _version, _slice, _span, _invalid: False
+    """Whether a recorder that reported a version during a breach of a slice, or invalid input on it, from its onset to
+    the last that was seen of it, has not been heard of since, or points of it arrive that are not judged."""
+    failing: Mapping[tuple[Pair, str], Mapping[str, int]] = field(default_factory=dict)
+    """Sequences that failed an input check in the window, by kernel pair and slice, and by reason."""
     lost: Callable[[str, float, float], bool] = lambda _version, _since, _until: False
     """Whether a recorder that reported a version from a Unix time on is silent now, or has reported nothing after
     another: it may have died beside a kernel that serves."""
@@ -178,7 +181,7 @@ def follow(
     def excused(slice: str, version: str) -> bool:
         return traffic.excuses(slice, version, ordered)
 
-    broken = _broken(before, verdicts, firing, excused, quantities, now)
+    broken = _broken(before, verdicts, firing, excused, quantities, now, traffic.failing)
     known = {incident.key: incident for incident in before}
     after = [_advanced(incident, broken.get(key, {}), now) for key, incident in known.items()]
     after += [_begun(contract, key, cells) for key, cells in broken.items() if key not in known]
@@ -202,12 +205,12 @@ def _refuted(incident: Incident, verdicts: Sequence[Verdict], traffic: TrafficSe
         for cell in incident.cells
         if cell.until is not None and not cell.refuted and not cell.changed
         if incident.on not in OF_RECORDERS
-        or not traffic.unheard(version, cell.slice, (cell.since, cell.at or cell.since))
+        or not traffic.unheard(version, cell.slice, (cell.since, cell.at or cell.since), cell.clause == INPUT_CLAUSE)
     }
     if not over:
         return incident
     showing = _REFUTED_BY[incident.on]
-    # What became of sequences that failed their checks shows in every cell of their kernels; first data, in any's.
+    # What became of sequences that failed their checks shows in every cell of their slice; first data, in any's.
     of_input, of_any = any(cell.clause == INPUT_CLAUSE for cell in over), not any(pair)
     refuting: dict[Place, Verdict | None] = {
         verdict.cell[1:3]: verdict
@@ -216,7 +219,8 @@ def _refuted(incident: Incident, verdicts: Sequence[Verdict], traffic: TrafficSe
         if incident.on != "fail" or verdict.status is Status.PASS or verdict.ended
     }
     if of_input and refuting:
-        refuting[INPUT_CLAUSE, ALL] = None
+        valid = {ALL, *(slice for _, slice in refuting)}
+        refuting |= {(INPUT_CLAUSE, cell.slice): None for cell in over if cell.slice in valid}
 
     def told(cell: BrokenCell) -> BrokenCell:
         where = cell.clause, cell.slice
@@ -324,8 +328,9 @@ def _broken(
     excused: Callable[[str, str], bool],
     quantities: Mapping[Place, str],
     now: float,
+    failing: Mapping[tuple[Pair, str], Mapping[str, int]],
 ) -> dict[Key, dict[Place, _Broken]]:
-    """Return what is broken now, by incident and place."""
+    """Return what is broken now, by incident and place. Invalid input is so on each slice where it comes."""
     known_before = {(incident.key, (cell.clause, cell.slice)) for incident in before for cell in incident.broken}
     found: dict[Key, dict[Place, _Broken]] = {}
     for verdict in selected(verdicts, _BREAKING_STATUSES):
@@ -352,6 +357,11 @@ def _broken(
             if known is None
             else replace(known, since=since)
         )
+        if cell.clause == INPUT_CLAUSE:
+            for (pair, slice), reasons in failing.items():
+                if pair == cell[-2:]:
+                    verdict = input_verdict(cell._replace(slice=slice), reasons, alert.verdict)
+                    mine[INPUT_CLAUSE, slice] = _Broken(verdict, now)
     return found
 
 
@@ -400,6 +410,8 @@ def _with_facts(incident: Incident, quantities: Mapping[Place, str], causes: Map
 
     def told(cell: BrokenCell) -> BrokenCell:
         changed = bool(cell.quantity) and quantities.get((cell.clause, cell.slice), "") != cell.quantity
+        if cell.clause == INPUT_CLAUSE:
+            changed = cell.slice != ALL and all(slice != cell.slice for _, slice in quantities)
         where = Cell(incident.contract, cell.clause, cell.slice, incident.kernel_train, incident.kernel_inference)
         of = causes.get(where) if incident.on == "fail" and cell.until is None else None
         if changed == cell.changed and of is None:

@@ -544,8 +544,8 @@ def test_the_wait_for_first_data_says_whether_they_came() -> None:
     unheard = replace(unheard, cell=unheard.cell._replace(kernel_train="", kernel_inference=""))
     for last, said in (
         ([verdict_of("INCONCLUSIVE")], "First data arrived"),
-        ([verdict_of("PASS", clause="other")], "Closed before any data arrived"),
-        ([], "Closed before any data arrived"),
+        ([verdict_of("PASS", clause="other")], "Closed before valid data arrived"),
+        ([], "Closed before valid data arrived"),
     ):
         evaluator = Evaluator(ladder)
         (waiting,) = evaluator.tick(0.0, unheard)
@@ -695,7 +695,7 @@ def test_invalid_input_of_a_recorder_that_is_lost_is_not_called_resolved() -> No
     for unheard, said in ((True, "Went away without proof of recovery"), (False, "Resolved")):
         evaluator = Evaluator([{"on": "invalid-input", "do": ["notify"]}])
         evaluator.tick(0.0, verdict_of("PASS"), invalid={"nan": 2})
-        evaluator.traffic = TrafficSeen(unheard=lambda _, __, span, unheard=unheard: unheard and span[0] == 0.0)  # type: ignore[misc]
+        evaluator.traffic = TrafficSeen(unheard=lambda _, __, span, ___, unheard=unheard: unheard and span[0] == 0.0)  # type: ignore[misc]
         found = [incident for now in (60.0, 400.0) for incident in evaluator.tick(now, verdict_of("PASS"))]
         assert found[-1].state_text == said
 
