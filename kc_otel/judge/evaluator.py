@@ -41,7 +41,7 @@ from kc_otel.judge.points import (
     metric_of,
     walk,
 )
-from kc_otel.judge.recorders import KernelInfo, LastReport, RecorderReports
+from kc_otel.judge.recorders import DriftCounts, KernelInfo, LastReport, RecorderReports
 from kc_otel.judge.refused_points import OUTCOME_SENTENCES, Missing, missing, sender_of
 from kc_otel.judge.series import Listening, Pair, Series, SeriesKey
 from kc_otel.judge.statistics import metric_name
@@ -273,7 +273,7 @@ class Evaluator:
             self._columns.settle()  # the clock went back, and with it what was counted
         horizons = {name: state.horizon(now) for name, state in self.states.items()}
         columns = request if isinstance(request, ColumnMessage) else None
-        reports = RecorderReports(columns, self._counts_taken)
+        reports = RecorderReports(columns, self._drift_counts)
         if columns is not None and self._columns is not None:
             taken, behind = self._columns.fold(columns, horizons, now)
             counts["accepted"] += taken - behind
@@ -292,8 +292,8 @@ class Evaluator:
         heard = rejected or any(counts[outcome] for outcome in _REPORTED_OUTCOMES)
         return ExportResult(rejected, "; ".join(list(messages)[:_MAX_REASONS]) + more if heard else "")
 
-    def _counts_taken(self, message: ColumnMessage) -> Iterable[tuple[bytes, bool, str, str, int]]:
-        return () if self._columns is None else self._columns.counts_taken(message)
+    def _drift_counts(self, message: ColumnMessage) -> Iterable[DriftCounts]:
+        return () if self._columns is None else self._columns.drift_counts(message)
 
     def evaluate(self, now: float) -> dict[str, Evaluation]:
         """Verdicts of every cell, by the contract's name.

@@ -165,6 +165,16 @@ class LastReport(NamedTuple):
         )
 
 
+class DriftCounts(NamedTuple):
+    """Observations of the drift points of a message that share a serialized Resource and a temporality."""
+
+    resource: bytes
+    cumulative: bool
+    total: int
+    taken: dict[tuple[str, str], int]
+    """Those of points that were taken as columns, by version of the inference kernel and slice."""
+
+
 class Moved(NamedTuple):
     """A recorder that measures another version and has not shut down, as it was when it left this one."""
 
@@ -257,13 +267,15 @@ class Recorders:
             for version, senders in self.measured_on.items()
         }
 
-    def observe_on(self, version: str, sender: str, slice: str, total: int, new: int, now: float) -> None:
-        """`observe` on one slice. What was counted before the first look at it may be news, and is taken for it."""
-        if not (total or new) or sender not in self.by_version.get(version, {}):
+    def observe_on(self, version: str, sender: str, counts: Mapping[tuple[str, bool], int], now: float) -> None:
+        """`observe` by slice, and whether it is since the start; what was counted before the first look may be news."""
+        if sender not in self.by_version.get(version, {}):
             return
         seen = self.measured_on.setdefault(version, {}).setdefault(sender, {})
-        known, at = seen.get(slice, (0, 0.0))
-        seen[slice] = total, (now if new or total > (0 if total < known else known) else at)
+        for (slice, cumulative), count in counts.items():
+            known = seen.get(slice, (0, 0.0))[0] if cumulative else 0
+            if count not in {0, known}:
+                seen[slice] = count * cumulative, now
 
     def merge(self, version: str, sender: str, report: LastReport, *, done: bool, moved: bool) -> None:
         """Note what another process has heard: one that begins tells all that it remembers, also what is over."""
@@ -394,17 +406,16 @@ class Recorders:
 class RecorderReports:
     """The recorders that report themselves in a message, and how many observations they say of in it.
 
-    `columns` is None where the message is a request; `counts_on` returns what was taken from the columns: the resource,
-    whether it is cumulative, the version and slice, and the observations.
+    `columns` is None where the message is a request; `drift_counts` returns the observations in the columns.
     """
 
     def __init__(
         self,
         columns: ColumnMessage | None,
-        counts_on: Callable[[ColumnMessage], Iterable[tuple[bytes, bool, str, str, int]]],
+        drift_counts: Callable[[ColumnMessage], Iterable[DriftCounts]],
     ) -> None:
         self._columns = columns if columns is not None and columns.request is None else None
-        self._counts_taken = counts_on
+        self._drift_counts = drift_counts
         self._counts: Counter[tuple[str, bool]] = Counter()
         self._counts_on: dict[tuple[str, str], Counter[tuple[str, bool]]] = defaultdict(Counter)
         self._found: list[tuple[Recorders, str, str]] = []
@@ -430,14 +441,13 @@ class RecorderReports:
     def tell(self, now: float) -> None:
         """Tell what the recorders have observed, at the end of a message that arrived at `now`, Unix seconds."""
         if self._found and self._columns is not None:
-            for (resource, cumulative), count in self._columns.wire.counts_of_drift().items():
-                self._counts[sender_of_bytes(resource), cumulative] += count
-            for resource, cumulative, version, slice, count in self._counts_taken(self._columns):
-                self._counts_on[sender_of_bytes(resource), version][slice, cumulative] += count
+            for counts in self._drift_counts(self._columns):
+                sender = sender_of_bytes(counts.resource)
+                self._counts[sender, counts.cumulative] += counts.total
+                for (version, slice), count in counts.taken.items():
+                    self._counts_on[sender, version][slice, counts.cumulative] += count
         for recorders, version, sender in self._found:
             recorders.observe(version, sender, self._counts[sender, True], self._counts[sender, False], now)
-            observed = self._counts_on.get((sender, version), Counter())
-            for slice in {slice for slice, _ in observed}:
-                recorders.observe_on(version, sender, slice, observed[slice, True], observed[slice, False], now)
+            recorders.observe_on(version, sender, self._counts_on[sender, version], now)
         for (recorders, sender), done in self._done.items():
             recorders.move(sender, done, now)

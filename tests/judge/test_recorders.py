@@ -197,7 +197,7 @@ def test_what_recorders_measure_on_broken_slices_is_bounded() -> None:
     for number in range(6000):
         recorders.hear("b" * 12, f"r{number}", LastReport(NOW + number), done=False)
         for slice, total in (("code", 5), ("code", 6), ("prose", 0)):
-            recorders.observe_on("b" * 12, f"r{number}", slice, total, 0, NOW + number)
+            recorders.observe_on("b" * 12, f"r{number}", {(slice, True): total}, NOW + number)
     (kept,) = recorders.measured_on.values()
     assert len(kept) <= 4096
     assert kept["r5999"] == {"code": (6, NOW + 5999)}

@@ -32,6 +32,7 @@ from kc_otel.judge.otlp.signals import METRICS
 from kc_otel.judge.otlp.wire_columns import ColumnMessage, WireColumns, read_columns
 from kc_otel.judge.point_streams import Horizon
 from kc_otel.judge.points import MAX_COUNT, Point, PointKind, digest_of, origin_of, walk
+from kc_otel.judge.recorders import DriftCounts
 from kc_otel.judge.refused_points import sender_of
 from kc_otel.judge.series import LONG, SHORT, Heard, SeriesKey
 from kc_otel.stats.histogram_columns import HistogramColumns
@@ -301,21 +302,21 @@ class StreamColumns:
         """The series that rows have these numbers of."""
         return [self._slots.key(number) for number in numbers]
 
-    def counts_taken(self, message: ColumnMessage) -> Iterator[tuple[bytes, bool, str, str, int]]:
-        """Yield the observations of the drift points that were taken.
-
-        Each has the resource, whether it is cumulative, the version of the inference kernel, the slice, and how many.
-        """
-        of_resource: dict[tuple[bytes, bool], list[NDArray[np.intp]]] = {}
+    def drift_counts(self, message: ColumnMessage) -> Iterator[DriftCounts]:
+        """Yield the observations of a message's drift points."""
+        drift: dict[tuple[bytes, bool], NDArray[np.bool_]] = {}
         for of, resource, cumulative in message.wire.drift_metrics():
-            of_resource.setdefault((resource, cumulative), []).append(np.arange(of.first, of.last))
-        for (resource, cumulative), parts in of_resource.items():
-            points = np.concatenate(parts)
-            points = points[message.taken[points] != 0]
-            places = self._slots.places(self._memory.rows["series"][message.rows[points]])
-            counts = np.bincount(places, message.wire.points["count"][points])
-            for place in np.flatnonzero(counts).tolist():
-                yield (resource, cumulative, *self._slots.place_names[place], int(counts[place]))
+            if (resource, cumulative) not in drift:
+                drift[resource, cumulative] = np.zeros(message.taken.size, np.bool_)
+            drift[resource, cumulative][of.first : of.last] = True
+        counts = message.wire.points["count"]
+        for (resource, cumulative), points in drift.items():
+            taken = points & (message.taken != 0)
+            places = self._slots.places(self._memory.rows["series"][message.rows[taken]])
+            by_place = np.bincount(places, counts[taken]).astype(np.int64).tolist()
+            named = zip(self._slots.place_names, by_place, strict=False)
+            found = {place: count for place, count in named if count}
+            yield DriftCounts(resource, cumulative, int(counts[points].sum()), found)
 
     def restore(self, contract: str, content: RowContent, keys: Sequence[SeriesKey | None]) -> None:
         """Streams that were saved in rows; those without room, or a series, take points by themselves."""

@@ -9,7 +9,6 @@ marks them; `ColumnMessage.left` returns the others as a request, for the code t
 from __future__ import annotations
 
 import threading
-from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -99,13 +98,6 @@ class WireColumns:
         for of in self.spans:
             if of.exponential and self.is_drift(of):
                 yield of, self.body[of.resource_begin : of.resource_end], of.temporality == CUMULATIVE
-
-    def counts_of_drift(self) -> Counter[tuple[bytes, bool]]:
-        """Sums of the drift metrics' counts, by resource and by whether they are cumulative."""
-        found, counts = Counter[tuple[bytes, bool]](), [0, *np.cumsum(self.points["count"]).tolist()]
-        for of, resource, cumulative in self.drift_metrics():
-            found[resource, cumulative] += counts[of.last] - counts[of.first]
-        return found
 
     def without(self, taken: NDArray[np.bool_]) -> list[tuple[int, list[int]]]:
         """Metrics that have points which are not `taken`, and those; and all metrics of other kinds."""
