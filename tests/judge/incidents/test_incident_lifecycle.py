@@ -544,6 +544,7 @@ def test_the_wait_for_first_data_says_whether_they_came() -> None:
     unheard = replace(unheard, cell=unheard.cell._replace(kernel_train="", kernel_inference=""))
     for last, said in (
         ([verdict_of("INCONCLUSIVE")], "First data arrived"),
+        ([verdict_of("INVALID_INPUT")], "Closed before valid data arrived"),
         ([verdict_of("PASS", clause="other")], "Closed before valid data arrived"),
         ([], "Closed before valid data arrived"),
     ):
