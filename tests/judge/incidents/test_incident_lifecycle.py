@@ -31,7 +31,7 @@ from kc_otel.judge.incidents.incident_lifecycle import (
 )
 from kc_otel.judge.plain_json import read_json, to_json
 from kc_otel.judge.promotion.stages import Position, Promotion, PromotionStatus, Stage, Tally
-from kc_otel.judge.verdict import Verdict
+from kc_otel.judge.verdict import Status, Verdict
 from tests.judge.escalation.conftest import contract_with
 from tests.tools.verdicts import verdict_of
 
@@ -544,7 +544,7 @@ def test_the_wait_for_first_data_says_whether_they_came() -> None:
     unheard = replace(unheard, cell=unheard.cell._replace(kernel_train="", kernel_inference=""))
     for last, said in (
         ([verdict_of("INCONCLUSIVE")], "First data arrived"),
-        ([verdict_of("INVALID_INPUT")], "Closed before valid data arrived"),
+        ([replace(verdict_of("NO_DATA"), status=Status.INVALID_INPUT)], "Closed before valid data arrived"),
         ([verdict_of("PASS", clause="other")], "Closed before valid data arrived"),
         ([], "Closed before valid data arrived"),
     ):
