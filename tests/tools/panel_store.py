@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import re
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -12,13 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
 from kc_otel.contract.model import Contract
-from kc_otel.generate.links import Sites
-from kc_otel.generate.prometheus.alerting_rules import rule_file
-from kc_otel.generate.prometheus.standalone_rules import standalone_file
 from tests.tools.panel_evaluators import Moment, judge
 from tests.tools.panel_traffic import STEP, Recorded, metrics, record
 from tests.tools.panel_world import World
@@ -26,28 +21,21 @@ from tests.tools.remote_write import HEADERS, Series, body, of_request
 from tests.tools.servers import free_address, running, sink
 
 JOB = "kc-otel"
-GRAFANA = "https://grafana.example"
+END = 1_760_000_000
+"""Unix time of the last export; nothing that is asked depends on the present."""
 SCRAPED = 10
 """Seconds between two scrapes, as the provisioned data source says."""
-_AHEAD, _STARTING = 12, 4
-"""Seconds that playing and starting Prometheus take at most where a machine has time for it, and starting alone."""
 _RANGE = 6 * 3600
-_RULES = ("status", "limit", "estimate", "lower", "upper", "samples")
 
 Key = tuple[tuple[str, str], ...]
 
 
 @dataclass(frozen=True)
 class Store:
-    """A Prometheus that has everything, through a client of its API.
-
-    `world` is what is behind it when the recording rules have been evaluated; nothing is picked yet. `groups` are its
-    rules and their alerts soon after; five minutes later what was written is too old for any.
-    """
+    """A Prometheus that has everything, through a client of its API, and what is behind it; nothing is picked yet."""
 
     client: httpx.Client
     world: World
-    groups: list[dict[str, Any]]
 
     def ask(self, expression: str, world: World) -> list[dict[str, Any]]:
         """Result of an instant query with its variables filled in."""
@@ -76,51 +64,14 @@ def rate_interval(target: Mapping[str, Any], world: World) -> float:
 
 @contextmanager
 def played(program: str, contracts: Sequence[Contract], folder: Path) -> Iterator[Store]:
-    """Record for the first contract, judge, write, and wait for rules; dashboards show six hours."""
-    # Ahead of the clock: what follows takes seconds, and rates of what is scraped are over less than a minute.
-    ahead = _AHEAD
-    while True:
-        end = int(time.time()) + ahead
-        recorded = record(contracts[0], end)
-        with sink(lambda _body, _headers: 200) as pager:
-            # The second evaluator starts when the first has been there for a while, and hears of everything later.
-            starts = {"first:8080": (end - 7 * STEP, 0), "second:8080": (end - 110, STEP)}
-            evaluators = {name: list(judge(contracts, recorded, *when, pager)) for name, when in starts.items()}
-        took = time.time() - (end - ahead)
-        if took <= ahead - _STARTING:
-            break
-        ahead = _STARTING + math.ceil(2 * took)  # a busy machine: play it again, farther ahead
+    """Record for the first contract, judge, and write; dashboards show six hours."""
+    recorded = record(contracts[0], END)
+    with sink(lambda _body, _headers: 200) as pager:
+        # The second evaluator starts when the first has been there for a while, and hears of everything later.
+        starts = {"first:8080": (END - 7 * STEP, 0), "second:8080": (END - 110, STEP)}
+        evaluators = {name: list(judge(contracts, recorded, *when, pager)) for name, when in starts.items()}
     series = [*of_recorders(recorded), *(sample for name in starts for sample in of_pages(name, evaluators[name]))]
-    with _prometheus(program, contracts, folder) as client:
-        written = client.post("/write", content=body(series), headers=HEADERS)
-        assert written.status_code == 204, written.text
-        world = World(tuple(contracts), recorded, evaluators, _settled(client, end), {}, 0.0, _RANGE)
-        time.sleep(2.0)  # every group is evaluated once more
-        groups = client.get("/rules").json()["data"]["groups"]
-        _rest(client, folder)
-        yield Store(client, world, groups)
-
-
-def _rest(client: httpx.Client, folder: Path) -> None:
     (folder / "config.yml").write_text("{}")
-    answer = client.post(f"{str(client.base_url).removesuffix('api/v1/')}-/reload")
-    assert answer.status_code == 200, answer.text
-
-
-@contextmanager
-def _prometheus(program: str, contracts: Sequence[Contract], folder: Path) -> Iterator[httpx.Client]:
-    """A client of a Prometheus with the alerts on the evaluator's verdicts, and the rules that judge without it."""
-    for contract in contracts:
-        text = rule_file(contract, Sites(GRAFANA)).text.replace("interval: 15s", "interval: 1s")
-        (folder / f"{contract.name}.yaml").write_text(text)
-    groups = yaml.safe_load(standalone_file(contracts[0]).text)["groups"]
-    # Both files raise the same alerts, and are not loaded together but for what the second one records. As one group,
-    # all of it is computed for the same moment.
-    rules = [rule for group in groups for rule in group["rules"] if "record" in rule]
-    recording = {"groups": [{"name": "recording", "interval": "1s", "rules": rules}]}
-    (folder / "recording.yaml").write_text(yaml.safe_dump(recording))
-    config = {"rule_files": [str(path) for path in sorted(folder.glob("*.yaml"))]}
-    (folder / "config.yml").write_text(yaml.safe_dump(config))
     own = free_address()
     command = [
         program,
@@ -128,27 +79,15 @@ def _prometheus(program: str, contracts: Sequence[Contract], folder: Path) -> It
         f"--storage.tsdb.path={folder / 'data'}",
         f"--web.listen-address={own}",
         "--web.enable-remote-write-receiver",
-        "--web.enable-lifecycle",
         "--enable-feature=native-histograms,exemplar-storage",
     ]
     with (
         running(command, folder / "log", f"http://{own}/-/ready"),
         httpx.Client(base_url=f"http://{own}/api/v1", timeout=10, trust_env=False) as client,
     ):
-        yield client
-
-
-def _settled(client: httpx.Client, end: float) -> float:
-    """Time of an evaluation of the recording rules that saw all there is up to `end`, once there are alerts, too."""
-    begin, deadline = max(time.time(), end), time.monotonic() + 60
-    wanted = [f"min(timestamp(kc_rule_{name})) > {begin}" for name in _RULES]
-    wanted.append('ALERTS{alertstate="firing"}')
-    while True:
-        found = [client.get("/query", params={"query": query}).json()["data"]["result"] for query in wanted]
-        if all(found):
-            return min(float(result[0]["value"][1]) for result in found[: len(_RULES)])
-        assert time.monotonic() < deadline, wanted
-        time.sleep(0.2)
+        written = client.post("/write", content=body(series), headers=HEADERS)
+        assert written.status_code == 204, written.text
+        yield Store(client, World(tuple(contracts), recorded, evaluators, END, {}, 0.0, _RANGE))
 
 
 def of_recorders(recorded: Recorded) -> list[Series]:
