@@ -7,15 +7,10 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-from opentelemetry.exporter.otlp.proto.common.metrics_encoder import encode_metrics
-from opentelemetry.sdk.metrics.export import MetricsData, ResourceMetrics, ScopeMetrics
-from opentelemetry.sdk.resources import Resource
-from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 
 from kc_otel.contract.clause import Clause
 from kc_otel.contract.limits import factors
@@ -24,9 +19,7 @@ from kc_otel.contract.registry.clause_metrics import DERIVED
 from kc_otel.generate.prometheus.closed_forms import alphas
 from kc_otel.judge.histograms import difference, union
 from kc_otel.judge.statistics import clause_interval
-from kc_otel.judge.verdict import Status
 from kc_otel.record.telemetry.accumulate import Accumulator
-from kc_otel.record.telemetry.pair_streams import histogram, histogram_point
 from kc_otel.stats import ExponentialHistogram, Interval, affine
 from kc_otel.stats.means import capped_mean_interval
 from tests.tools.bernstein import bernstein_interval
@@ -36,7 +29,7 @@ STEPS = 80
 EXPORTED = ("tv_token", "abs_log_ratio", "log_ratio", "ratio")
 PAIR = {"kc.kernel.train": "0123456789ab", "kc.kernel.inference": "ba9876543210"}
 DECIDED = ("tv", "distance", "share", "tail", "far")
-"""Clauses whose limits are far enough from the steady slices' drift for rules and evaluator to decide."""
+"""Clauses whose limits are far enough from the steady slices' drift for rules to decide."""
 SIGMAS = {"all": (0.02,), "broken": (0.6,), "moving": (0.01, 0.05, 0.12, 0.4)}
 """Deviations of the log ratio that a slice's traffic moves between."""
 
@@ -84,7 +77,6 @@ class Stream:
     rng: np.random.Generator
     exports: list[Export] = field(default_factory=list)
     ratios: dict[int, list[np.ndarray]] = field(default_factory=dict)
-    starts: dict[int, int] = field(default_factory=dict)
 
     def play(self) -> None:
         run, silent, sigma, accumulator = -1, 0, self.rng.choice(SIGMAS[self.slice]), None
@@ -92,7 +84,7 @@ class Stream:
             # A restart is noticed by a count that goes down, so there has to be something that can.
             if accumulator is None or (len(self.ratios[run]) > 8 and self.rng.random() < 0.08):
                 run, accumulator = run + 1, Accumulator([self.slice])
-                self.ratios[run], self.starts[run] = [], step
+                self.ratios[run] = []
             if self.rng.random() < 0.05:
                 sigma = self.rng.choice(SIGMAS[self.slice])
             if self.rng.random() < 0.9:
@@ -137,20 +129,6 @@ def attributes(contract: Contract, slice: str) -> dict[str, str]:
     return {"kc.contract": contract.name, "kc.slice": slice, **PAIR}
 
 
-def requests(contract: Contract, streams: Sequence[Stream], step: int, base: int) -> Iterator[Any]:
-    """The exports of one step as OTLP requests; `base` is the time of step 0, Unix seconds."""
-    for stream in streams:
-        for export in stream.exports:
-            if export.step == step:
-                start, now = ((base + STEP * at) * 10**9 for at in (stream.starts[export.run] - 1, step))
-                metrics = [
-                    histogram(key, [histogram_point(value, attributes(contract, stream.slice), start, now)])
-                    for key, value in export.content.items()
-                ]
-                scope = ScopeMetrics(InstrumentationScope("kc_otel"), metrics, "")
-                yield encode_metrics(MetricsData([ResourceMetrics(Resource({}), [scope], "")]))
-
-
 def interval_to_hold(clause: Clause, contract: Contract, sample: Any) -> Interval:
     """The interval that a rule's has to contain, at the rule's own error probabilities."""
     levels = alphas(contract)
@@ -191,20 +169,3 @@ def truth(clause: Clause, contract: Contract, ratios: np.ndarray) -> tuple[float
     scale, offset = factors(clause.metric, contract.assumptions) if clause.metric in DERIVED else (1.0, 0.0)
     found = scale * float(values.mean()) + offset
     return found, 1e-6 * scale**2 * float(abs(values).mean())
-
-
-def forbidden(contract: Contract, stream: Stream, verdict: Any, at: int) -> Status | None:
-    """What rules must not say beside the evaluator's verdict: its contrary, where both look at the same drift.
-
-    Either may be right about its own window while drift changes, for the two end up to a pane and an export apart. So
-    it is asked of streams of steady drift, and of the others wherever the observations of both windows put the
-    statistic on the same side of the limit.
-    """
-    contrary = {Status.PASS: Status.FAIL, Status.FAIL: Status.PASS}.get(verdict.status)
-    (clause,) = (clause for clause in contract.clauses if clause.id == verdict.cell.clause)
-    if contrary is None or (len(SIGMAS[stream.slice]) == 1 and clause.id != "largest"):
-        return contrary
-    spans = (contract.observability.window, contract.observability.long_window)
-    seen = [stream.between(at, span)[0] for span in spans]
-    sides = {truth(clause, contract, ratios)[0] > verdict.limit for ratios in seen if ratios.size}
-    return contrary if sides == {verdict.estimate > verdict.limit} else None
