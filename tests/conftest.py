@@ -85,7 +85,7 @@ def program(debian):
 
     def find(name: str) -> str:
         try:
-            return str(debian.find(name, say=print))
+            return str(debian.find(name))
         except debian.UnavailableError as error:
             pytest.skip(f"not run: {error}")
 
@@ -96,7 +96,7 @@ def program(debian):
 def alertmanager_command(debian) -> list[str]:
     """How to start Alertmanager; skips where it cannot be had, or not be started."""
     try:
-        return debian.alertmanager(say=print)
+        return debian.alertmanager()
     except debian.UnavailableError as error:
         pytest.skip(f"not run: {error}")
 

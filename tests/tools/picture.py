@@ -27,7 +27,7 @@ def main(light: Path, dark: Path, *options: str) -> None:
         tempfile.TemporaryDirectory() as profile,
         subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as demo,
     ):
-        browser = Chromium(debian.command("chromium", say=print), Path(profile))
+        browser = Chromium(debian.command("chromium"), Path(profile))
         try:
             assert demo.stdout is not None
             api, taken = "", False
