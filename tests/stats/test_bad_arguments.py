@@ -63,6 +63,7 @@ def bias(size=5, **change):
         (lambda: affine(HALF, math.inf), "scale: inf"),
         (lambda: affine(HALF, 1.0, math.nan), "offset: nan"),
         (lambda: support_deficit(SOME, cap=1.0, **LEVELS), "cap: 1.0"),
+        (lambda: support_deficit(SOME, highest=0.5, **LEVELS), "highest: 0.5"),
         (lambda: support_deficit(SOME, alpha_lower=2.0, alpha_upper=0.1), "alpha"),
         (lambda: holm([0.5], 0.0), r"alpha: 0\.0"),
         (lambda: holm([0.5, 1.5], 0.05), r"cells\[1\]: 1\.5"),
