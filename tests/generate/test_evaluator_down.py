@@ -15,7 +15,7 @@ import yaml
 from kc_otel.contract.model import Contract
 from kc_otel.generate.files import write
 from kc_otel.generate.prometheus import prometheus_files
-from kc_otel.generate.prometheus.alertmanager_routes import SECRETS
+from kc_otel.generate.prometheus.alerting_rules import SECRETS
 from tests.tools import servers
 
 pytestmark = pytest.mark.slow
