@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -21,8 +21,8 @@ from kc_otel.judge.histograms import difference, union
 from kc_otel.judge.statistics import clause_interval
 from kc_otel.record.telemetry.accumulate import Accumulator
 from kc_otel.stats import ExponentialHistogram, Interval, affine
-from kc_otel.stats.means import capped_mean_interval
-from tests.tools.bernstein import bernstein_interval
+from kc_otel.stats.binned import Binned, Placement
+from kc_otel.stats.means import capped_mean_interval, mean_interval
 
 STEP = 15
 STEPS = 80
@@ -148,6 +148,48 @@ def interval_to_hold(clause: Clause, contract: Contract, sample: Any) -> Interva
     low, high = max(quantity.low, -cap), min(quantity.high, cap)
     inside = sample.lower[0] >= low and sample.upper[-1] <= high
     return affine(bernstein_interval(sample, low=low, high=high, **given) if inside else sure, scale, offset)
+
+
+def bernstein_interval(sample: Binned, *, low: float, high: float, alpha_lower: float, alpha_upper: float) -> Interval:
+    """The interval whose closed form the rules are: Maurer and Pontil 2009, Theorem 4, for a quantity in [low, high].
+
+    Each side is `mean +- (sqrt(2 V ln(2/alpha) / n) + 7 (high - low) ln(2/alpha) / (3 (n - 1)))`, V the sample
+    variance; a side claims nothing where an observation lies outside of the range.
+    """
+    plain = replace(
+        mean_interval(sample, low=low, high=high, alpha_lower=alpha_lower, alpha_upper=alpha_upper),
+        method="empirical Bernstein",
+    )
+    if not plain.samples:
+        return plain
+    known = Placement.of(sample, low, high)
+    lower = max(low, known.least - _deviation(known, high - low, alpha_lower))
+    upper = min(high, known.most + _deviation(known, high - low, alpha_upper))
+    return replace(
+        plain,
+        lower=lower if math.isfinite(plain.lower) else plain.lower,
+        upper=upper if math.isfinite(plain.upper) else plain.upper,
+    )
+
+
+def _deviation(known: Placement, width: float, alpha: float) -> float:
+    if known.n < 2:
+        return math.inf
+    log = math.log(2.0 / alpha)
+    return math.sqrt(2.0 * _variance(known) * log / known.n) + 7.0 * width * log / (3.0 * (known.n - 1))
+
+
+def _variance(known: Placement) -> float:
+    """Largest possible sample variance (denominator n - 1) of the cut sample.
+
+    Of all worst placements it is the one that raises exactly the bins whose middle lies above the centre, or, where
+    the sum does not allow that, the nearest one that it allows.
+    """
+    center = (known.least + known.most) / 2.0
+    room = known.count * (known.upper - known.lower)
+    best = float(known.count @ known.lower + room[known.lower + known.upper > 2.0 * center].sum()) / known.n
+    values, weights = known.worst(min(max(best, known.least), known.most))
+    return float(weights @ (values - center) ** 2) / (known.n - 1)
 
 
 def truth(clause: Clause, contract: Contract, ratios: np.ndarray) -> tuple[float, float]:
