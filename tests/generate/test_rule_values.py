@@ -7,8 +7,7 @@ from kc_otel.contract.model import Contract
 from kc_otel.generate.alert_steps import CELL_LABELS, AlertStep, alert_steps
 from kc_otel.generate.grafana.alerting import alerting_file
 from kc_otel.generate.prometheus.alerting_rules import rule_file
-from tests.tools.panel_store import Store
-from tests.tools.panel_world import Labels, World, by
+from tests.tools.panel_store import Labels, Store, World, by
 
 pytestmark = pytest.mark.slow
 
