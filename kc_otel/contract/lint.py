@@ -156,7 +156,8 @@ def _actions(contract: Contract, step: EscalationStep, here: Loc) -> Iterator[Li
                 yield LintFinding(
                     loc, f"a route needs a failing kernel version, and {step.on} has none; write on: fail"
                 )
-            if step.clauses and all(_names_no_kernel(contract, name) for name in step.clauses):
+            latencies = {clause.id for clause in contract.clauses if clause.metric.startswith("gen_ai.")}
+            if step.clauses and latencies.issuperset(step.clauses):
                 message = (
                     "a route needs the kernel version of a breach, which gen_ai.* metrics have only if the service "
                     "adds the attributes kc.kernel.train and kc.kernel.inference; add them, or remove the route"
@@ -167,10 +168,6 @@ def _actions(contract: Contract, step: EscalationStep, here: Loc) -> Iterator[Li
                     "both kernels are declared alike, so a route changes nothing; declare under kernels how they differ"
                 )
                 yield LintFinding(loc, message)
-
-
-def _names_no_kernel(contract: Contract, id: str) -> bool:
-    return any(clause.id == id and clause.metric.startswith("gen_ai.") for clause in contract.clauses)
 
 
 def _clauses(contract: Contract) -> Iterator[LintFinding]:
