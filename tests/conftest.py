@@ -21,7 +21,7 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "kc-otel"))
 
 FIRST = (
     *("generate/test_compose_running.py", "examples/test_demo_parts.py", "integration/test_life_of_a_version.py"),
-    *("integration/test_page_browser.py", "generate/test_evaluator_down.py", "generate/test_promtool.py"),
+    *("integration/test_page_browser.py", "generate/test_promtool.py"),
     *("integration/test_fleet_incident.py", "integration/test_ray_shards.py"),
     *("integration/test_spine.py", "generate/test_agreement.py"),
     *("client/test_evaluator_gone.py", "integration/test_terminal.py", "integration/test_tokens.py"),
@@ -35,7 +35,6 @@ FIRST = (
 LONG = {
     "generate/test_agreement.py": (),
     "generate/test_compose_running.py": (),
-    "generate/test_evaluator_down.py": (),
     "integration/test_fleet_incident.py": (),
     "integration/test_life_of_a_version.py": ("test_a_crash_in_the_canary_loses_nothing",),
     "integration/test_page_browser.py": (
@@ -47,7 +46,7 @@ LONG = {
 """Files whose tests only `make test-all` runs, but for those that are named: the short form, in `make test`.
 
 What they show of whole systems, `integration/test_spine.py`, `generate/test_promtool.py` and
-`generate/test_rule_values.py` show in `make test` with one evaluator and one store.
+`generate/test_panel_values.py` show in `make test` with one evaluator and one store.
 """
 
 
@@ -85,7 +84,7 @@ def program(debian):
 
     def find(name: str) -> str:
         try:
-            return str(debian.find(name, say=print))
+            return str(debian.find(name))
         except debian.UnavailableError as error:
             pytest.skip(f"not run: {error}")
 
@@ -96,7 +95,7 @@ def program(debian):
 def alertmanager_command(debian) -> list[str]:
     """How to start Alertmanager; skips where it cannot be had, or not be started."""
     try:
-        return debian.alertmanager(say=print)
+        return debian.alertmanager()
     except debian.UnavailableError as error:
         pytest.skip(f"not run: {error}")
 

@@ -119,24 +119,6 @@ LIBRARIES = {
     "openfeature", "opentelemetry.instrumentation", "prometheus_client", "pyarrow", "ray", "rich", "scipy", "sglang",
     "starlette", "torch", "transformers", "triton", "trl", "typer", "uvicorn", "verl", "vllm", "wrapt",
 }  # fmt: skip
-LOADED_BY_ITS_USER = {
-    "torch": {  # whoever has a tensor, a module or a trainer in hand has loaded it
-        "cli/measure_commands.py", "integrations/transformers.py",
-        "integrations/vllm/plugin.py", "record/measure/arrays.py", "record/measure/logits.py",
-        "record/measure/sampled.py", "record/guided_loop.py", "record/operator_drift.py",
-        "record/telemetry/accumulate.py", "recordings/scoring.py",
-    },
-    "transformers": {"cli/measure_commands.py"},  # its model has been loaded
-    "ray": {"serve/shards/ray_shards.py"},  # the cluster is there
-    "prometheus_client": {"integrations/vllm/instrumentor.py"},  # comes with vLLM
-    "vllm": {  # runs inside
-        "diagnose/vllm_capture.py", "integrations/vllm/engines.py",
-        "integrations/vllm/plugin.py",
-    },
-    "sglang": {"integrations/sglang/sglang_capture.py"},
-    "transfer_queue": {"integrations/verl/watch.py"},
-}  # fmt: skip
-"""Where an import inside a function can only run in a process that has the library: file by file."""
 
 
 @pytest.mark.slow
@@ -184,63 +166,6 @@ def test_every_module_without_any_extra_works_or_says_what_to_install(tmp_path):
         assert said[module].endswith(f"'kc-otel[{name}]'")
     core = {name for name in said if name.startswith(("kc_otel.contract", "kc_otel.record.recorder"))}
     assert not core, f"a trainer needs {core}"
-
-
-def translated(node):
-    """Whether what is inside a statement says what to install: `with extra(...)`, or a `try` of an import."""
-    if isinstance(node, ast.With):
-        return any(ast.unparse(item).startswith("extra(") for item in node.items)
-    taken = r"ImportError|ModuleNotFoundError|\bException"
-    return isinstance(node, ast.Try) and any(re.search(taken, ast.unparse(handler.type)) for handler in node.handlers)
-
-
-def imported(node):
-    """Names of the libraries that a statement imports."""
-    names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
-    names = [node.module] if isinstance(node, ast.ImportFrom) else names
-    instrumentation = "opentelemetry.instrumentation"
-    return {instrumentation if name.startswith(instrumentation) else name.partition(".")[0] for name in names}
-
-
-def bare_imports(node, safe=False):
-    """(library, line) of each import that nothing translates where the library is missing."""
-    if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
-        inside = node.orelse
-    else:
-        inside = list(ast.iter_child_nodes(node))
-    safe = safe or translated(node)
-    if not safe:
-        yield from ((library, node.lineno) for library in imported(node))
-    for child in inside:
-        yield from bare_imports(child, safe)
-
-
-def taken_at_once(tree):
-    """Libraries that a module asks for, translated, when it is imported: they are there for its functions."""
-    inside = (child for node in tree.body if translated(node) and isinstance(node, ast.With) for child in node.body)
-    return {library for child in inside for library in imported(child)}
-
-
-def required(path):
-    """What the folders that a file lies in ask for with `require`, when they are imported before it."""
-    for folder in path.relative_to(REPOSITORY / "kc_otel").parents:
-        text = (REPOSITORY / "kc_otel" / folder / "__init__.py").read_text()
-        for call in re.findall(r"^require\((.*)\)$", text, flags=re.MULTILINE):
-            yield from ast.literal_eval(f"({call})")[2:]
-
-
-@pytest.mark.slow
-def test_every_import_of_an_extra_says_what_to_install():
-    bare = []
-    for path in sorted((REPOSITORY / "kc_otel").rglob("*.py")):
-        name = path.relative_to(REPOSITORY / "kc_otel").as_posix()
-        if name.startswith("handbook/"):  # builds the site, from a checkout
-            continue
-        tree = ast.parse(path.read_text())
-        known = {*sys.stdlib_module_names, *CORE, "kc_otel", *required(path), *taken_at_once(tree)}
-        known |= {library for library, files in LOADED_BY_ITS_USER.items() if name in files}
-        bare += [f"{name}:{line}: {library}" for library, line in bare_imports(tree) if library not in known]
-    assert not bare, "not in `with extra(...)`: " + ", ".join(bare)
 
 
 def unconditional(body):

@@ -25,7 +25,7 @@ from kc_otel.cli.terminal import (
     unusable,
 )
 from kc_otel.contract.declared_kernels import OTHERWISE_REMEDY, declared_apart, declared_otherwise
-from kc_otel.contract.load import load_source
+from kc_otel.contract.load import check
 from kc_otel.contract.model import Contract
 from kc_otel.contract.sentences import scopes
 from kc_otel.contract.words import listed
@@ -264,7 +264,8 @@ def _judge(
     recording decides the gate.
     """
     with unusable():
-        promise, text = load_source(contract)
+        checked = check(contract)
+        promise, text = checked.sound(), checked.text
         named, attributes = columns_of(columns), attributes_of(attribute or ())
         terms = GateTerms(tuple(require or ()), tuple(slices or ()), named, sequential, attributes)
         kernels = _kernels(promise, kernel or (), url)

@@ -15,7 +15,7 @@ from kc_otel.contract.clause import Clause
 from kc_otel.contract.errors import LintFinding, Loc
 from kc_otel.contract.limits import Range, range_of
 from kc_otel.contract.measuring_paths import AUTOMATIC
-from kc_otel.contract.model import Contract, KernelSpec
+from kc_otel.contract.model import Contract
 from kc_otel.contract.policy import EscalationStep
 from kc_otel.contract.registry.clause_metrics import DERIVED, QUANTITIES, Origin, Unit
 from kc_otel.contract.slices import ALL, POSITION, TURN, SliceCondition, satisfiable
@@ -55,10 +55,11 @@ def lint(contract: Contract) -> list[LintFinding]:
 
 
 def _slices(contract: Contract) -> Iterator[LintFinding]:
+    routes = any(action.kind == "route" for step in contract.escalation for action in step.do)
     for name, spec in contract.slices.items():
         for attribute, raw in spec.where.items():
             yield from _where(raw, attribute, spec.conditions[attribute], ("slices", name, "where", attribute))
-        if spec.of_tokens and _route(contract) is not None:
+        if spec.of_tokens and routes:
             yield LintFinding(
                 ("slices", name),
                 "selects tokens by an attribute that no request has before it is answered, so a route of this slice "
@@ -126,56 +127,6 @@ def _observability(contract: Contract) -> Iterator[LintFinding]:
         )
 
 
-def circles(contracts: Sequence[Contract]) -> Iterator[tuple[int, LintFinding]]:
-    """Index of the contract, and what is wrong, for every route that closes a circle.
-
-    Where the routes of others lead from a contract's training kernel back to its inference kernel, a request is sent in
-    circles once all of them fire, and no healthy kernel is left for it.
-    """
-    edges: dict[KernelSpec, list[tuple[KernelSpec, str]]] = {}
-    for index, contract in enumerate(contracts):
-        loc = _route(contract)
-        source, target = contract.kernels.inference, contract.kernels.train
-        if loc is None or source == target:  # one without a route, and one that lint refuses by itself
-            continue
-        names = _way(edges, target, source)
-        if names is not None:
-            message = (
-                f"routes from {_shown(source)} to {_shown(target)}, and {' and '.join(names)} from there back: "
-                "requests would loop between the kernels; remove one of the routes"
-            )
-            yield index, LintFinding(loc, message)
-        edges.setdefault(source, []).append((target, contract.name))
-
-
-def _route(contract: Contract) -> Loc | None:
-    for index, step in enumerate(contract.escalation):
-        for position, action in enumerate(step.do):
-            if action.kind == "route":
-                return "escalation", index, "do", position
-    return None
-
-
-def _way(
-    edges: dict[KernelSpec, list[tuple[KernelSpec, str]]], start: KernelSpec, end: KernelSpec
-) -> tuple[str, ...] | None:
-    """Contracts whose routes lead from one kernel to another, the fewest; None where none do."""
-    found: list[tuple[KernelSpec, tuple[str, ...]]] = [(start, ())]
-    seen = {start}
-    for kernel, names in found:
-        if kernel == end:
-            return names
-        for following, name in edges.get(kernel, ()):
-            if following not in seen:
-                seen.add(following)
-                found.append((following, (*names, name)))
-    return None
-
-
-def _shown(kernel: KernelSpec) -> str:
-    return " ".join(part for part in (kernel.engine, kernel.dtype, kernel.quantization) if part)
-
-
 def _escalation(contract: Contract) -> Iterator[LintFinding]:
     known = [clause.id for clause in contract.clauses]
     for index, step in enumerate(contract.escalation):
@@ -205,7 +156,8 @@ def _actions(contract: Contract, step: EscalationStep, here: Loc) -> Iterator[Li
                 yield LintFinding(
                     loc, f"a route needs a failing kernel version, and {step.on} has none; write on: fail"
                 )
-            if step.clauses and all(_names_no_kernel(contract, name) for name in step.clauses):
+            latencies = {clause.id for clause in contract.clauses if clause.metric.startswith("gen_ai.")}
+            if step.clauses and latencies.issuperset(step.clauses):
                 message = (
                     "a route needs the kernel version of a breach, which gen_ai.* metrics have only if the service "
                     "adds the attributes kc.kernel.train and kc.kernel.inference; add them, or remove the route"
@@ -216,10 +168,6 @@ def _actions(contract: Contract, step: EscalationStep, here: Loc) -> Iterator[Li
                     "both kernels are declared alike, so a route changes nothing; declare under kernels how they differ"
                 )
                 yield LintFinding(loc, message)
-
-
-def _names_no_kernel(contract: Contract, id: str) -> bool:
-    return any(clause.id == id and clause.metric.startswith("gen_ai.") for clause in contract.clauses)
 
 
 def _clauses(contract: Contract) -> Iterator[LintFinding]:

@@ -7,6 +7,8 @@ fails. What takes two places of a contract to see is reported once each field is
 from __future__ import annotations
 
 import os
+import stat
+import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -15,53 +17,59 @@ from typing import Final
 from pydantic import ValidationError
 
 from kc_otel.contract.errors import ContractError, ContractProblem, LintFinding, field_path
-from kc_otel.contract.lint import circles, lint
 from kc_otel.contract.model import Contract
-from kc_otel.contract.read import STDIN, UnreadableError, read_text
 from kc_otel.contract.yaml_document import Document, parse
 
+MAX_BYTES: Final = 256 * 1024
+"""Largest file accepted. A long contract has some kilobytes; the YAML parser takes about two seconds for this much."""
+_STDIN: Final = "-"
 _SUFFIXES: Final = frozenset({".yaml", ".yml"})
+_AT_MOST: Final = f"; a contract has at most {MAX_BYTES // 1024} KiB"
+_REASONS: Final[dict[type[OSError], str]] = {
+    FileNotFoundError: "no such file; give the path of a contract or of a folder of contracts",
+    IsADirectoryError: "a folder; give the path of one contract",
+}
 
 
 @dataclass(frozen=True, slots=True)
 class Checked:
-    """Result of checking one file: its contract unless there is an error, and its problems by line."""
+    """Result of checking one file: its text, its contract unless there is an error, and its problems by line."""
 
     source: str
     contract: Contract | None
     problems: tuple[ContractProblem, ...] = ()
+    text: str = field(default="", repr=False)
     document: Document | None = field(default=None, repr=False, compare=False)
 
-    def with_findings(self, findings: Iterable[LintFinding]) -> Checked:
-        """Add findings about the contract, at their lines; an error rejects it."""
-        more = _problems(self.source, self.document, findings)
-        refused = any(problem.level == "error" for problem in more)
-        return replace(
-            self, contract=None if refused else self.contract, problems=tuple(sorted((*self.problems, *more)))
-        )
+    def placed(self, findings: Iterable[LintFinding]) -> list[ContractProblem]:
+        """Findings about the contract as problems at their lines."""
+        line = self.document.line if self.document else lambda _: 0
+        return [
+            ContractProblem(self.source, line(found.loc), field_path(found.loc), found.message, found.level)
+            for found in findings
+        ]
+
+    def with_problems(self, more: Iterable[ContractProblem]) -> Checked:
+        """Add problems; an error rejects the contract."""
+        problems = tuple(sorted((*self.problems, *more)))
+        refused = any(problem.level == "error" for problem in problems)
+        return replace(self, contract=None if refused else self.contract, problems=problems)
+
+    def sound(self) -> Contract:
+        """The contract. Raises ContractError with every problem, if one is an error."""
+        if self.contract is None:
+            raise ContractError(self.problems)
+        return self.contract
 
 
 def load(path: str | os.PathLike[str]) -> Contract:
     """The contract in a file; `-` reads standard input. Raises ContractError with every problem."""
-    return load_source(path)[0]
-
-
-def load_source(path: str | os.PathLike[str]) -> tuple[Contract, str]:
-    """The contract in a file, and its text. Raises ContractError with every problem."""
-    source = os.fspath(path)
-    try:
-        text = read_text(source)
-    except UnreadableError as error:
-        raise ContractError([ContractProblem(source, 0, "", str(error))]) from None
-    return load_text(text, source), text
+    return check(path).sound()
 
 
 def load_text(text: str, source: str = "<text>") -> Contract:
     """The contract in YAML text, whose problems name the source. Raises ContractError with every problem."""
-    result = check_text(text, source)
-    if result.contract is None:
-        raise ContractError(result.problems)
-    return result.contract
+    return check_text(text, source).sound()
 
 
 def load_all(paths: Iterable[str | os.PathLike[str]]) -> list[Contract]:
@@ -73,69 +81,87 @@ def load_all(paths: Iterable[str | os.PathLike[str]]) -> list[Contract]:
     return contracts
 
 
+def read_contract(path: str | os.PathLike[str]) -> Contract:
+    """The contract in a file, for an engine that applies it: only what is wrong with a field is looked for at first."""
+    try:
+        document, problems = parse(_read(os.fspath(path)), "")
+        if document is not None and not problems:
+            return Contract.model_validate(document.data)
+    except (_UnreadableError, ValidationError):
+        pass
+    return load(path)
+
+
 def check(path: str | os.PathLike[str]) -> Checked:
     """Read, validate and lint one file."""
     source = os.fspath(path)
     try:
-        text = read_text(source)
-    except UnreadableError as error:
+        return check_text(_read(source), source)
+    except _UnreadableError as error:
         return Checked(source, None, (ContractProblem(source, 0, "", str(error)),))
-    return check_text(text, source)
 
 
 def check_text(text: str, source: str = "<text>") -> Checked:
     """Validate and lint YAML text."""
     document, problems = parse(text, source)
-    contract = None
-    if document is not None:
-        try:
-            contract = Contract.model_validate(document.data)
-        except ValidationError as error:
-            from kc_otel.contract.messages import explain  # noqa: PLC0415 - sound contracts, as engines have, need none
+    if document is None:
+        return Checked(source, None, tuple(sorted(problems)), text)
+    try:
+        contract = Contract.model_validate(document.data)
+    except ValidationError as error:
+        from kc_otel.contract.messages import explain  # noqa: PLC0415 - sound contracts, as engines have, need none
 
-            problems += explain(error, document, source)
-        else:
-            # What could not be read has a value that stands in for it, about which there is nothing to say.
-            unread = {(problem.line, problem.field) for problem in problems}
-            found = _problems(source, document, lint(contract))
-            problems += [problem for problem in found if (problem.line, problem.field) not in unread]
-    refused = any(problem.level == "error" for problem in problems)
-    return Checked(source, None if refused else contract, tuple(sorted(problems)), document)
+        return Checked(source, None, tuple(sorted([*problems, *explain(error, document, source)])), text, document)
+    from kc_otel.contract.lint import lint  # noqa: PLC0415 - engines do not lint
 
-
-def _problems(source: str, document: Document | None, findings: Iterable[LintFinding]) -> list[ContractProblem]:
-    return [
-        ContractProblem(
-            source,
-            0 if document is None else document.line(found.loc),
-            field_path(found.loc),
-            found.message,
-            found.level,
-        )
-        for found in findings
-    ]
+    result = Checked(source, contract, (), text, document)
+    # What could not be read has a value that stands in for it, about which there is nothing to say.
+    unread = {(problem.line, problem.field) for problem in problems}
+    linted = [found for found in result.placed(lint(contract)) if (found.line, found.field) not in unread]
+    return result.with_problems([*problems, *linted])
 
 
 def check_all(paths: Iterable[str | os.PathLike[str]]) -> list[Checked]:
-    """Check files and folders; the second contract of a name is an error, and a route that closes a circle."""
+    """Check files and folders; the second contract of a name is an error."""
     results: list[Checked] = []
     homes: dict[str, str] = {}
     for source, unreadable in _files(paths):
         result = Checked(source, None, (ContractProblem(source, 0, "", unreadable),)) if unreadable else check(source)
         if result.contract is not None:
             name = result.contract.name
-            if name in homes:
-                message = f"{name!r} is already the name of {homes[name]}, and metrics carry that name; rename one"
-                problem = ContractProblem(source, 0, "metadata.name", message)
-                result = Checked(source, None, (problem, *result.problems))
-            homes.setdefault(name, source)
+            home = homes.setdefault(name, source)
+            if home != source:
+                message = f"{name!r} is already the name of {home}, and metrics carry that name; rename one"
+                result = result.with_problems(result.placed([LintFinding(("metadata", "name"), message)]))
         results.append(result)
-    sound = [place for place, result in enumerate(results) if result.contract is not None]
-    contracts = [result.contract for result in results if result.contract is not None]
-    for index, finding in circles(contracts):
-        place = sound[index]
-        results[place] = results[place].with_findings([finding])
     return results
+
+
+class _UnreadableError(Exception):
+    """A file's content cannot be had; the message says why."""
+
+
+def _read(source: str) -> str:
+    try:
+        if source == _STDIN:
+            content = sys.stdin.buffer.read(MAX_BYTES + 1)
+        else:
+            with Path(source).open("rb") as file:
+                status = os.fstat(file.fileno())
+                if stat.S_ISREG(status.st_mode) and status.st_size > MAX_BYTES:
+                    raise _UnreadableError(f"too large ({status.st_size:,} bytes){_AT_MOST}")
+                content = file.read(MAX_BYTES + 1)
+    except OSError as error:
+        raise _UnreadableError(_REASONS.get(type(error), f"cannot be read: {error.strerror or error}")) from None
+    except ValueError as error:  # a path with a NUL character
+        raise _UnreadableError(f"cannot be opened: {error}") from None
+    if len(content) > MAX_BYTES:
+        raise _UnreadableError(f"too large{_AT_MOST}")
+    try:
+        return content.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = content.count(b"\n", 0, error.start) + 1
+        raise _UnreadableError(f"not UTF-8 (byte {error.start}, line {line}); save the file as UTF-8") from None
 
 
 def _files(paths: Iterable[str | os.PathLike[str]]) -> Iterator[tuple[str, str]]:
@@ -143,11 +169,11 @@ def _files(paths: Iterable[str | os.PathLike[str]]) -> Iterator[tuple[str, str]]
     seen: set[str] = set()
     for path in paths:
         given = os.fspath(path)
-        found = list(_walk(given)) if given != STDIN and os.path.isdir(given) else [given]  # noqa: PTH112
+        found = list(_walk(given)) if given != _STDIN and os.path.isdir(given) else [given]  # noqa: PTH112
         if not found:
             yield given, "the folder has no contract; contracts are files that end in .yaml or .yml"
         for file in found:
-            real = file if file == STDIN else os.path.realpath(file)
+            real = file if file == _STDIN else os.path.realpath(file)
             if real not in seen:
                 seen.add(real)
                 yield file, ""

@@ -64,7 +64,7 @@ def _sentence(kind: str, raw: Loc, document: Document, detail: Mapping[str, Any]
 
 
 def _about_value(kind: str, loc: Loc, value: Any, detail: Mapping[str, Any]) -> str:
-    context = detail.get("ctx", {})
+    context, is_limit = detail.get("ctx", {}), loc[-1:] == ("limit",) or (len(loc) == 4 and loc[2] == "slices")
     if value is None:
         message = f"has no value; write one, or remove the key{_meaning(loc)}"
     elif kind == "string_pattern_mismatch":
@@ -78,17 +78,13 @@ def _about_value(kind: str, loc: Loc, value: Any, detail: Mapping[str, Any]) -> 
     elif kind in {"too_long", "string_too_long"}:
         items = "characters" if kind == "string_too_long" else "items"
         message = f"is too long; write at most {context.get('max_length')} {items}"
-    elif _is_limit(loc) and not isinstance(value, dict | list):
+    elif is_limit and not isinstance(value, dict | list):
         message = f"{_shown(value)} is not a limit; write a number, or text with a unit such as 800ms or 2%"
     elif kind in _WRONG_TYPE:
         message = f"{_shown(value)} {_WRONG_TYPE[kind]}"
     else:
         message = f"{_shown(value)}: {detail['msg'][:1].lower()}{detail['msg'][1:]}"
     return message
-
-
-def _is_limit(loc: Loc) -> bool:
-    return loc[-1:] == ("limit",) or (len(loc) == 4 and loc[2] == "slices")
 
 
 def _placed(loc: Loc, message: str, document: Document) -> tuple[Loc, str]:
@@ -102,7 +98,7 @@ def _placed(loc: Loc, message: str, document: Document) -> tuple[Loc, str]:
 
 
 def _unknown(loc: Loc) -> str:
-    name, allowed = str(loc[-1]), _keys(_schema(loc[:-1]))
+    name, allowed = str(loc[-1]), list(_schema(loc[:-1]).get("properties", {}))
     near = get_close_matches(name, allowed, n=1)
     hint = f"did you mean {near[0]!r}? " if near else ""
     return f"unknown key; {hint}keys here are {', '.join(allowed)}" if allowed else "unknown key; remove it"
@@ -148,10 +144,6 @@ def _shown(value: Any) -> str:
 @cache
 def _contract_schema() -> dict[str, Any]:
     return Contract.model_json_schema(by_alias=True)
-
-
-def _keys(schema: Mapping[str, Any]) -> list[str]:
-    return list(schema.get("properties", {}))
 
 
 def _schema(loc: Loc) -> Mapping[str, Any]:

@@ -23,8 +23,11 @@ def json_schema() -> dict[str, Any]:
     schema = Contract.model_json_schema(by_alias=True)
     definitions = schema["$defs"]
     clause = definitions["Clause"]["properties"]
-    clause["metric"] = {**clause["metric"], "anyOf": _metrics()}
     del clause["metric"]["type"]
+    clause["metric"]["anyOf"] = [
+        *({"const": key, "description": known.meaning} for key, known in {**QUANTITIES, **DERIVED}.items()),
+        {"type": "string", "pattern": r"^gen_ai\.", "description": "An OpenTelemetry GenAI histogram."},
+    ]
     clause["statistic"]["anyOf"][0]["pattern"] = _STATISTIC
     clause["slices"]["additionalProperties"] = False
     schema["properties"]["slices"]["additionalProperties"] = False
@@ -41,15 +44,6 @@ def json_schema() -> dict[str, Any]:
         **definitions.pop("Contract"),
         "$defs": definitions,
     }
-
-
-def _metrics() -> list[dict[str, Any]]:
-    known = [(key, quantity.meaning) for key, quantity in QUANTITIES.items()]
-    known += [(key, derived.meaning) for key, derived in DERIVED.items()]
-    return [
-        *({"const": key, "description": meaning} for key, meaning in known),
-        {"type": "string", "pattern": r"^gen_ai\.", "description": "An OpenTelemetry GenAI histogram."},
-    ]
 
 
 def _action(description: str) -> dict[str, Any]:

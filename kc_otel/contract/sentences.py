@@ -78,9 +78,10 @@ def limitation(clause: Clause, slices: Sequence[str] = ()) -> str:
 
 def promise(clause: Clause, slices: Sequence[str] = ()) -> str:
     """The clause as sentences: its limit, the slices with other limits, the meaning of the metric, and the reason."""
+    known = QUANTITIES.get(clause.metric) or DERIVED.get(clause.metric)
     sentences = [
         f"{limitation(clause, slices)}.",
-        _meaning(clause),
+        known.meaning if known else f"The OpenTelemetry histogram {clause.metric}.",
         counted(clause),
         claim(clause),
         clause.description.strip(),
@@ -156,8 +157,3 @@ def _statistic(clause: Clause) -> str:
         "quantile": f"{parsed.argument * 100:.6g}th percentile of",
         "fraction": f"Share above {parsed.argument:g} of",
     }[parsed.kind]
-
-
-def _meaning(clause: Clause) -> str:
-    known = QUANTITIES.get(clause.metric) or DERIVED.get(clause.metric)
-    return known.meaning if known else f"The OpenTelemetry histogram {clause.metric}."

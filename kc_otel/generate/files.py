@@ -22,7 +22,8 @@ class GeneratedFile:
 
 def stale(files: Iterable[GeneratedFile], out: Path) -> tuple[GeneratedFile, ...]:
     """The files that are missing below `out` or differ from what is there."""
-    return tuple(file for file in files if _read(out / file.path) != file.text.encode())
+    places = ((file, out / file.path) for file in files)
+    return tuple(file for file, path in places if not path.is_file() or path.read_bytes() != file.text.encode())
 
 
 def write(files: Iterable[GeneratedFile], out: Path) -> tuple[GeneratedFile, ...]:
@@ -60,10 +61,3 @@ def _text(dumper: yaml.SafeDumper, value: str) -> yaml.ScalarNode:
 
 
 _Dumper.add_representer(str, _text)
-
-
-def _read(path: Path) -> bytes | None:
-    try:
-        return path.read_bytes()
-    except FileNotFoundError:
-        return None

@@ -33,13 +33,6 @@ PYTHON_PACKAGES: Final = {
 _CLIENT_MODULES: Final = ("alive", "openfeature", "router", "training_log", "webhooks")
 """Modules that a service imports or a container runs; the others of `kc_otel.client` serve these and the commands."""
 
-_FIELDS: Final = """\
-Every key of a contract, generated from the model that reads it; [the language](index.md) explains how the parts work
-together. Any other key is rejected with file and line. `kc-otel reference schema` prints the same for your editor."""
-_QUANTITIES: Final = """\
-Every value of a clause's `metric:`, generated from the registry; `kc-otel reference metrics` prints the list. P is the
-training kernel, Q the inference kernel, w = P(y)/Q(y) the importance ratio of a token y that Q sampled, l = log w; W
-and L are those of a whole sequence. `runtime` clauses can also limit any `gen_ai.*` histogram, in seconds."""
 _ORIGINS: Final = {
     Origin.LOGPROBS: "Both kernels' log-probabilities of the sampled tokens: always available in RL, and after "
     "[rescoring](../measure/vllm.md#score) in serving.",
@@ -51,74 +44,23 @@ _ORIGINS: Final = {
     Origin.OPERATORS: "Outputs of [single operators](../measure/operators.md); the clause names its `operator`.",
     Origin.RUNTIME: "Reported by the programs while they run.",
 }
-_CHECKS: Final = """\
-Input is checked before it is measured as drift. A sequence that fails a check is not measured; it is counted under the
-check's name in `kc.input.invalid` and in `recorder.stats()`. The exception is `reward_out_of_range`: such a sequence
-is measured without its reward. A step of the policy can react: `on: invalid-input`. If no sequence of a cell can be
-measured, the cell is INVALID_INPUT. `kc-otel reference invalid-input` prints this list.
-
-These faults are found in the numbers alone, without any declaration: `placeholder`, `not_logprobs`, `one_value`,
-`not_same_tokens`, `not_sampled`, `temperature_mismatch`, `truncated_sampling` and, with token ids,
-`penalised_sampling`. The first log line says how many tokens of how many sequences are affected, where, on which side,
-and by what shift. If a sampler setting shows in a tenth of a batch, the whole batch is rejected; likewise if the mean
-of P/Q is significantly above 1. The evaluator checks that mean, too, over the window of each slice and pair of kernels.
-
-Eight exact zeros in a row on both sides count as placeholders. A shorter run, of three or more, counts only if nine in
-ten sequences of a batch begin, or end, with it and hardly any zero occurs elsewhere. A single zero at the end of nine
-in ten sequences counts if no other token is exactly 0 although at least thirty are nearly 0. A number that many tokens
-share on one side only is a floor or a filler; so is a side's lowest number, exact or blurred, if the other side goes
-lower still.
-
-The inference side's numbers alone can show that its probabilities are too high, even if both sides share the fault:
-tokens with a probability below one half then occur too rarely (error probability 1e-6), and, if token ids and prompts
-are known, the probabilities of the different first tokens of a prompt's answers add up to more than 1. `not_sampled`
-reports log-probabilities that were divided by the length or taken to base 10, and greedy or colder sampling with the
-raw model's log-probabilities.
-
-No check finds these faults, because the numbers are consistent with them:
-
-- All log-probabilities multiplied by more than 1, as in base 2: every difference grows, and the kernel looks worse
-  than it is.
-- All log-probabilities multiplied by less than 1, if many tokens were likely and token ids or prompts are missing:
-  drift looks smaller by that factor, and a bad kernel may pass. Record token ids and prompts (`token_ids`, `group`).
-- One side replaced by the mean of both, both sides transformed by the same smooth function, or tokens left out because
-  the sides differ there: drift looks smaller, and a bad kernel may pass. Record log-probabilities before anything
-  transforms or filters them.
-- Single log-probabilities replaced on the training side at irregular places (borders of packed chunks), or those of
-  improbable tokens raised to the last entry of a top-k list: drift looks larger, as from a kernel that fails at single
-  tokens. On the inference side, one such token in a hundred shows in the mean of P/Q.
-- top-k on one side only, if drift hides it: the removed mass adds to the drift, and the kernel looks worse.
-- A temperature between 0.9 and 1.1 on one side, beside drift as large as that of an fp8 cache or of int8: TV changes
-  by up to a sixth.
-- The likeliest tokens' log-probabilities on both sides, without token ids and prompts: drift looks smaller, and a bad
-  kernel may pass.
-- A copy of the other side, which looks like a kernel that agrees as closely: a bad kernel may pass. The gate notes a
-  column that is the other one, its rounding, or the other one with noise above 1e-5 that does not depend on the token.
-- Both sides rounded in the same way: the remaining difference is measured, and errors in both directions cancel.
-- Text that was scored but not sampled, such as tool output, under kernels that hardly differ: it looks like sampled
-  text. With more drift it is found, because the mean of P/Q over it is significantly above 1.
-
-If only one side keeps log-probabilities in bfloat16 or float16, they are measured, and the log says so once: their
-rounding is part of the difference. Keep them in float32 on both sides."""
-_TELEMETRY: Final = """\
-Every metric and attribute that kc-otel sends or exposes, generated from the registry that the code is checked
-against."""
 _HISTOGRAMS: Final = """\
 Exponential histograms, cumulative, with the attributes `kc.contract`, `kc.slice`, `kc.kernel.train`,
 `kc.kernel.inference`, and `kc.operator` on those of operators. [Metrics](../contract/metrics.md) defines each."""
-_HTTP: Final = """\
-The evaluator's API port, 4320 by default. `/openapi.json` describes it for programs. Beyond loopback every
-path but `/healthz`, `/readyz`, `/openapi.json` and the handbook requires a [token](../run/access.md)."""
-_PYTHON: Final = """\
-The names in `kc_otel` itself are the public interface. Their arguments and results change only with a new minor
-version, and the changelog says how. The other names on this page may change with the engine or trainer that they
-support. Every other module is private and may change in any release."""
+_MARK: Final = "<!-- What follows is written by `make generate`. -->"
 
 
 def main() -> None:
-    """Write every page."""
-    for path, page in PAGES.items():
-        (FOLDER / path).write_text(page(), encoding="utf-8")
+    """Write the generated part of every page."""
+    for path in PAGES:
+        (FOLDER / path).write_text(page(path), encoding="utf-8")
+
+
+def page(path: str) -> str:
+    """A page with what a person wrote above the mark, and below it what is generated."""
+    written, mark, _ = (FOLDER / path).read_text(encoding="utf-8").partition(f"{_MARK}\n")
+    assert mark, f"{path} has no line {_MARK}"
+    return "\n\n".join((f"{written}{_MARK}", *filter(None, PAGES[path]()))) + "\n"
 
 
 def on_post_build(config: MkDocsConfig) -> None:
@@ -129,15 +71,15 @@ def on_post_build(config: MkDocsConfig) -> None:
     shutil.rmtree(site / "assets/javascripts/lunr", ignore_errors=True)
 
 
-def fields_page() -> str:
+def fields_page() -> Iterable[str]:
     """Every field of a contract: its kind, its default, its comment."""
     schema = Contract.model_json_schema(by_alias=True)
-    return _page("Fields", _FIELDS, *_definitions({"Contract": schema, **schema["$defs"]}))
+    return _definitions({"Contract": schema, **schema["$defs"]})
 
 
-def metrics_page() -> str:
+def metrics_page() -> Iterable[str]:
     """Every metric that a clause can name."""
-    parts = [_QUANTITIES]
+    parts: list[str] = []
     for origin, needs in _ORIGINS.items():
         parts += [f"## From {origin}", needs]
         parts += [_quantity(quantity) for quantity in QUANTITIES.values() if quantity.source is origin]
@@ -149,16 +91,16 @@ def metrics_page() -> str:
         needed = f", needs `{'`, `'.join(derived.needs)}`" if derived.needs else ""
         about = f"From `{derived.base}`{needed}; unit `{derived.unit}`. Source: {derived.source_text}."
         parts += [f"### `{derived.key}`", derived.meaning, about]
-    return _page("Metrics", *parts)
+    return parts
 
 
-def input_checks_page() -> str:
+def input_checks_page() -> Iterable[str]:
     """Every reason for which a sequence is not measured; checked in, so that links to it work anywhere."""
-    reasons = (f"## `{name}`\n\n{entry.meaning}\n\n**What to do.** {entry.remedy}" for name, entry in REASONS.items())
-    return _page("Why a sequence is not measured", _CHECKS, *reasons)
+    for name, entry in REASONS.items():
+        yield f"## `{name}`\n\n{entry.meaning}\n\n**What to do.** {entry.remedy}"
 
 
-def telemetry_page() -> str:
+def telemetry_page() -> Iterable[str]:
     """Every metric and attribute that is sent or exposed."""
     histograms = ((f"`{histogram.name}`", f"`{histogram.unit}`", str(histogram.per)) for histogram in RECORDED.values())
     parts = ["## Drift histograms", _HISTOGRAMS, _table(("metric", "unit", "one observation is a"), histograms)]
@@ -169,21 +111,20 @@ def telemetry_page() -> str:
         parts += [f"### `{metric.name}`", metric.meaning, about]
     attributes_of = ((f"`{label.name}`", ", ".join(label.on), label.meaning) for label in ATTRIBUTES.values())
     parts += ["## Attributes", _table(("attribute", "on", ""), attributes_of)]
-    return _page("Telemetry", _TELEMETRY, *parts)
+    return parts
 
 
-def commands_page() -> str:
+def commands_page() -> Iterable[str]:
     """Every command with its arguments and options."""
     import typer  # noqa: PLC0415 - of an extra
 
     from kc_otel import cli  # noqa: PLC0415
 
     cli._register()  # noqa: SLF001 - what `main` does before it reads the command line
-    commands = _command(typer.main.get_command(cli.app), "kc-otel")
-    return _page("Commands", "What `kc-otel COMMAND --help` prints, in one place.", *commands)
+    return _command(typer.main.get_command(cli.app), "kc-otel")
 
 
-def http_api_page() -> str:
+def http_api_page() -> Iterable[str]:
     """Every path of the evaluator's API."""
     from collections import Counter  # noqa: PLC0415
 
@@ -195,7 +136,7 @@ def http_api_page() -> str:
 
     core = Core([], open_state(None), external_url="", now=0.0)
     document = make_api(core, lambda: read(core, Counter(), Counter()), Changes(), "0").openapi()
-    parts = []
+    parts: list[str] = []
     for path, methods in document["paths"].items():
         for method, about in methods.items():
             parts += [f"## `{method.upper()} {path}`", about.get("description", "").strip()]
@@ -204,14 +145,14 @@ def http_api_page() -> str:
                 for param in about.get("parameters", [])
             ]
             parts.append(_table(("parameter", "in", "kind", ""), rows))
-    return _page("HTTP API", _HTTP, *parts)
+    return parts
 
 
-def python_page() -> str:
+def python_page() -> Iterable[str]:
     """Return the page of the public modules: signatures and docstrings, read without importing engines."""
     import griffe  # noqa: PLC0415 - of the tools that build the handbook
 
-    parts = [_PYTHON]
+    parts: list[str] = []
     for package, title in PYTHON_PACKAGES.items():
         parts.append(f"## {title}")
         for name in _modules(package):
@@ -223,10 +164,10 @@ def python_page() -> str:
             for member in module.exports or [key for key in module.members if key[0] != "_"]:
                 found = module[str(member)]
                 parts += _python(found.final_target if found.is_alias else found, "####")
-    return _page("Python", *parts)
+    return parts
 
 
-PAGES: Final[dict[str, Callable[[], str]]] = {
+PAGES: Final[dict[str, Callable[[], Iterable[str]]]] = {
     "contract/fields.md": fields_page,
     "contract/metrics.md": metrics_page,
     "measure/input-checks.md": input_checks_page,
@@ -235,11 +176,7 @@ PAGES: Final[dict[str, Callable[[], str]]] = {
     "reference/http-api.md": http_api_page,
     "reference/python.md": python_page,
 }
-"""Path below `pages` -> its text."""
-
-
-def _page(title: str, *parts: str) -> str:
-    return "\n\n".join((f"# {title}", *filter(None, parts))) + "\n"
+"""Path below `pages` -> the generated paragraphs."""
 
 
 def _table(headings: Iterable[str], rows: Iterable[Iterable[str]]) -> str:

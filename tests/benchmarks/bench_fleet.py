@@ -216,7 +216,7 @@ def alternative(folder: Path) -> Iterator[tuple[str, int]]:
     """VictoriaMetrics: where it takes OTLP, and its process."""
     address = free_address()
     command = [
-        debian.find("victoria-metrics", say=print),
+        debian.find("victoria-metrics"),
         f"-httpListenAddr={address}",
         f"-storageDataPath={folder / 'store'}",
         "-opentelemetry.usePrometheusNaming",
@@ -232,7 +232,7 @@ def prometheus(case: Case, folder: Path) -> Iterator[tuple[str, int]]:
     (folder / "rules.yaml").write_text(standalone_file(contract(case.contract)).text)
     (folder / "prometheus.yml").write_text(yaml.safe_dump({"rule_files": [str(folder / "rules.yaml")]}))
     command = [
-        debian.find("prometheus", say=print),
+        debian.find("prometheus"),
         f"--config.file={folder / 'prometheus.yml'}",
         f"--storage.tsdb.path={folder / 'prometheus'}",
         f"--web.listen-address={address}",

@@ -3,19 +3,16 @@
 Messages are those of `tests.tools.real_messages`, of three contracts and several sizes. Of each kind: bytes, points,
 the most buckets of a sign, microseconds of CPU in which protobuf (upb) parses one and in which the evaluator takes one
 (decoded, folded, settled into panes before each evaluation), and the share of histograms that took the usual way.
-
-    python tests/benchmarks/bench_messages.py --tokens 10000000    # three kinds more; ten minutes
 """
 
 from __future__ import annotations
 
-import argparse
 import time
 
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
 
 from kc_otel.judge.evaluator import Evaluator
-from tests.tools.real_messages import CASES, CONTRACTS, INTERVAL, Case, Sender, contract, exponential_points, messages
+from tests.tools.real_messages import CASES, INTERVAL, Case, Sender, contract, exponential_points, messages
 
 PROCESSES, ROUNDS, WARM = 32, 6, 2
 
@@ -63,11 +60,7 @@ def measured(case: Case, bodies: list[bytes]) -> tuple[float, float, int, int]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--tokens", type=int, help="one more size")
-    more = parser.parse_args().tokens
-    cases = [*CASES, *(Case(name, more) for name in CONTRACTS if more)]
-    for case in sorted(cases, key=lambda case: CONTRACTS.index(case.contract)):
+    for case in CASES:
         print(line(case), flush=True)
 
 

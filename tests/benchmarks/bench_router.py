@@ -1,9 +1,8 @@
 """What `Router.choose` costs on the path of a request: `python tests/benchmarks/bench_router.py`.
 
 Aim: under 2 us in the median with a route or a canary in force, whether the request is given by attributes or by names
-of slices. Compared with the same decision by OpenFeature's own in-memory provider, which has no slices: a function of
-the context decides there. The time is that of the thread on its core, so that neighbours on a shared machine do not
-count; the median and the best of 21 runs.
+of slices. The time is that of the thread on its core, so that neighbours on a shared machine do not count; the median
+and the best of 21 runs.
 """
 
 from __future__ import annotations
@@ -13,11 +12,6 @@ from functools import partial
 from statistics import median
 from time import thread_time
 from timeit import repeat
-
-from openfeature import api
-from openfeature.evaluation_context import EvaluationContext
-from openfeature.flag_evaluation import FlagResolutionDetails, Reason
-from openfeature.provider.in_memory_provider import InMemoryFlag, InMemoryProvider
 
 from kc_otel.client.router import Router
 from kc_otel.contract.model import Contract
@@ -55,20 +49,6 @@ def shown(what: str, by: str, covered: bool, call: Callable[[], object]) -> None
     print(f"{what:>18} {by:>12} {covered!s:>8} {middle:>7.2f} {best:>7.2f}")
 
 
-def in_memory() -> Callable[[], object]:
-    def away(flag: InMemoryFlag[str], context: EvaluationContext) -> FlagResolutionDetails[str]:
-        broken = context.attributes.get("task") == "t0" and context.attributes.get("prompt_tokens", 0) >= 1024
-        variant = "train" if broken else "inference"
-        return FlagResolutionDetails(flag.variants[variant], variant=variant, reason=Reason.TARGETING_MATCH)
-
-    variants = {"train": "train-kernel", "inference": "inference-kernel"}
-    flag = InMemoryFlag("inference", variants, context_evaluator=away)
-    api.set_provider(InMemoryProvider({"policy-7b": flag}))
-    client = api.get_client()
-    context = EvaluationContext("user-17", {"task": "t0", "prompt_tokens": 4096})
-    return partial(client.get_string_value, "policy-7b", "inference-kernel", context)
-
-
 def main() -> None:
     hit, miss = {"task": "t0", "prompt_tokens": 4096}, {"task": "prose", "prompt_tokens": 10}
     asked = (
@@ -86,7 +66,6 @@ def main() -> None:
     router = Router.from_table(changed(table(0), 1.0, canaries=[canary]), contracts=[CONTRACT], stale_after=60.0)
     for by, _, where in asked:
         shown("a canary", by, True, partial(router.choose, "policy-7b", where, "inferB", key="user-17"))
-    shown("OpenFeature", "attributes", True, in_memory())
 
 
 if __name__ == "__main__":

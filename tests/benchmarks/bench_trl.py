@@ -40,20 +40,16 @@ CONTRACT = {
 
 
 class Steps:
-    """Steps of a trainer, every other one watched: times of both, and of our own code on the training thread."""
+    """Steps of a trainer, every other one watched, and the times of both."""
 
     def __init__(self, recorder):
         self.recorder, self.watch, self.trainer = recorder, None, None
         self.times = {True: [], False: []}
-        self.own = []
 
     def begin(self, watched):
         """The step begins; attaching is not part of it."""
         if watched:
             self.watch = instrument(self.trainer, self.recorder)
-            self.own.append(0.0)
-            guarded = self.watch._guarded
-            self.watch._guarded = lambda *work: self._timed(guarded, work)
         self.began = time.perf_counter(), time.process_time()
 
     def end(self):
@@ -65,13 +61,6 @@ class Steps:
         if self.watch is not None:
             self.watch.remove()
             self.watch = None
-
-    def _timed(self, function, work):
-        began = time.thread_time()
-        try:
-            return function(*work)
-        finally:
-            self.own[-1] += time.thread_time() - began
 
 
 def grpo(folder, steps):
@@ -148,9 +137,6 @@ def main():
         low, middle, high = (ratios[int(len(ratios) * q)] for q in (0.25, 0.5, 0.75))
         without = statistics.median(step[index] for step in plain)
         print(f"{name:4} {without * 1e3:8.1f} ms plain, ratio {middle:.4f} (middle half {low:.4f} .. {high:.4f})")
-    own = statistics.median(steps.own[1:])
-    share = own / statistics.median(step[1] for step in plain)
-    print(f"on the training thread {own * 1e3:.2f} ms a step, {share:.2%} of it; dropped {stats.dropped or 0}")
 
 
 if __name__ == "__main__":

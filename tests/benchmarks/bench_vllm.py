@@ -5,8 +5,7 @@
 The model is tiny, which makes it the worst case: what a token costs vLLM itself is as small as it gets. Requests ask
 for log-probabilities, as RL does, or do not, as most serving does; in the latter case instrumentation has the engine
 compute them, for its share of requests. Seconds are CPU time of the whole process, hand-over and spool included, so
-that other programs on this machine count less. Prints the median of the paired ratios, their middle half, and the
-ratio of the fastest tenths.
+that other programs on this machine count less. Prints the median of the paired ratios and their middle half.
 """
 
 from __future__ import annotations
@@ -123,18 +122,9 @@ def _compare(run, options: argparse.Namespace, folder: Path) -> None:
         for share in SHARES:
             ratios = sorted(mine / other for mine, other in zip(seconds[asked, share], base, strict=True))
             low, median, high = statistics.quantiles(ratios, n=4)
-            undisturbed = _fastest(seconds[asked, share]) / _fastest(base)
-            print(
-                f"  instrumented at {share:.0%}: {median:.3f} of its time (middle half {low:.3f} to {high:.3f}); "
-                f"{undisturbed:.3f} in the fastest tenth of the rounds"
-            )
+            print(f"  instrumented at {share:.0%}: {median:.3f} of its time (middle half {low:.3f} to {high:.3f})")
     paired = sorted(a / b for a, b in zip(seconds[0, None], seconds[None, None], strict=True))
     print(f"  asking vLLM itself for log-probabilities: {statistics.median(paired):.3f} of the time without")
-
-
-def _fastest(seconds: list[float]) -> float:
-    """Mean of the fastest tenth: what it takes when nobody disturbs it."""
-    return statistics.mean(sorted(seconds)[: max(1, len(seconds) // 10)])
 
 
 if __name__ == "__main__":

@@ -8,8 +8,7 @@ its signature verified.
 Beside it, in the same run, a Prometheus scrapes the evaluator's `/metrics` and runs the generated rules, and an
 Alertmanager sends on what fires, both with the intervals that they have unless they are told otherwise (a minute
 between scrapes; 30 s until a group is told; the rules' own 15 s). Clocked is the same export until Alertmanager's
-message. Without Debian's packages of the two only the evaluator is clocked. Three breaches more are clocked with the
-evaluator's own default of --group-wait, which is Alertmanager's.
+message. Without Debian's packages of the two only the evaluator is clocked.
 """
 
 from __future__ import annotations
@@ -29,14 +28,11 @@ import yaml
 
 from kc_otel.contract.load import load
 from kc_otel.generate.prometheus.alerting_rules import rule_file
-from kc_otel.serve.config import ServeConfig
 from tests.integration.conftest import SECRET, Evaluator, Pager
 from tests.integration.test_overload import FLOODED as CONTRACT
 from tests.tools import debian
 from tests.tools.load import message
 from tests.tools.servers import free_address, running, sink
-
-__all__ = ["breaches"]
 
 LASTING = CONTRACT.replace("window: 60s, long_window: 120s", "window: 5m, long_window: 10m").replace(
     "heartbeat: 60s", "heartbeat: 5m"
@@ -46,15 +42,8 @@ WAIT_SECONDS = 240.0
 """Seconds in which Alertmanager has to have said the last of them."""
 
 
-def breaches(count: int, folder: Path, *, beside: bool = False, wait: str = "0s") -> tuple[list[float], list[float]]:
-    """Seconds from each of so many breaches to its webhook, and to Alertmanager's message.
-
-    Args:
-        count: Contracts, each of which breaks once.
-        folder: Takes contracts and state.
-        beside: Whether Prometheus and Alertmanager run; the second list is empty otherwise.
-        wait: The evaluator's --group-wait.
-    """
+def breaches(count: int, folder: Path, *, beside: bool) -> tuple[list[float], list[float]]:
+    """Seconds from each of so many breaches to its webhook, and to Alertmanager's message where it runs beside."""
     names = [f"policy-{number}" for number in range(count)]
     contracts = folder / "contracts"
     contracts.mkdir()
@@ -78,7 +67,7 @@ def breaches(count: int, folder: Path, *, beside: bool = False, wait: str = "0s"
             "KC_OTEL_WEBHOOK_PAGER_SECRET": SECRET,
             "KC_OTEL_WEBHOOK_PAGER_ALLOW_PRIVATE": "1",
         }
-        evaluator = Evaluator(contracts, folder / "state.sqlite", environ, "--tick", "1", "--group-wait", wait)
+        evaluator = Evaluator(contracts, folder / "state.sqlite", environ, "--tick", "1", "--group-wait", "0s")
         stack.callback(evaluator.stop)
         if beside:
             stack.enter_context(
@@ -160,14 +149,7 @@ def main() -> None:
         beside = False
     with tempfile.TemporaryDirectory() as folder:
         own, alertmanager = breaches(count, Path(folder), beside=beside)
-    wait = f"{ServeConfig().group_wait:g}s"
-    with tempfile.TemporaryDirectory() as folder:
-        waiting, _ = breaches(3, Path(folder), wait=wait)
-    for who, found in (
-        ("the evaluator's webhook", own),
-        (f"the evaluator's webhook, --group-wait {wait}", waiting),
-        ("Alertmanager's message", alertmanager),
-    ):
+    for who, found in (("the evaluator's webhook", own), ("Alertmanager's message", alertmanager)):
         if found:
             median, p99 = np.quantile(found, [0.5, 0.99])
             print(f"{len(found)} breaches to {who}: median {median:.2f} s, p99 {p99:.2f} s, slowest {max(found):.2f} s")

@@ -10,9 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kc_otel.contract.errors import ContractError
-from kc_otel.contract.load import check, check_all, load, load_all, load_text
+from kc_otel.contract.load import MAX_BYTES, check, check_all, load, load_all, load_text
 from kc_otel.contract.model import Contract
-from kc_otel.contract.read import MAX_BYTES
 
 _SECTIONS = ["assumptions", "slices", "numerical", "statistical", "runtime", "observability", "escalation"]
 _HEAD = ["apiVersion", "kind", "metadata", "kernels"]

@@ -7,15 +7,10 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
-from opentelemetry.exporter.otlp.proto.common.metrics_encoder import encode_metrics
-from opentelemetry.sdk.metrics.export import MetricsData, ResourceMetrics, ScopeMetrics
-from opentelemetry.sdk.resources import Resource
-from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 
 from kc_otel.contract.clause import Clause
 from kc_otel.contract.limits import factors
@@ -24,19 +19,17 @@ from kc_otel.contract.registry.clause_metrics import DERIVED
 from kc_otel.generate.prometheus.closed_forms import alphas
 from kc_otel.judge.histograms import difference, union
 from kc_otel.judge.statistics import clause_interval
-from kc_otel.judge.verdict import Status
 from kc_otel.record.telemetry.accumulate import Accumulator
-from kc_otel.record.telemetry.pair_streams import histogram, histogram_point
 from kc_otel.stats import ExponentialHistogram, Interval, affine
-from kc_otel.stats.means import capped_mean_interval
-from tests.tools.bernstein import bernstein_interval
+from kc_otel.stats.binned import Binned, Placement
+from kc_otel.stats.means import capped_mean_interval, mean_interval
 
 STEP = 15
 STEPS = 80
 EXPORTED = ("tv_token", "abs_log_ratio", "log_ratio", "ratio")
 PAIR = {"kc.kernel.train": "0123456789ab", "kc.kernel.inference": "ba9876543210"}
 DECIDED = ("tv", "distance", "share", "tail", "far")
-"""Clauses whose limits are far enough from the steady slices' drift for rules and evaluator to decide."""
+"""Clauses whose limits are far enough from the steady slices' drift for rules to decide."""
 SIGMAS = {"all": (0.02,), "broken": (0.6,), "moving": (0.01, 0.05, 0.12, 0.4)}
 """Deviations of the log ratio that a slice's traffic moves between."""
 
@@ -84,7 +77,6 @@ class Stream:
     rng: np.random.Generator
     exports: list[Export] = field(default_factory=list)
     ratios: dict[int, list[np.ndarray]] = field(default_factory=dict)
-    starts: dict[int, int] = field(default_factory=dict)
 
     def play(self) -> None:
         run, silent, sigma, accumulator = -1, 0, self.rng.choice(SIGMAS[self.slice]), None
@@ -92,7 +84,7 @@ class Stream:
             # A restart is noticed by a count that goes down, so there has to be something that can.
             if accumulator is None or (len(self.ratios[run]) > 8 and self.rng.random() < 0.08):
                 run, accumulator = run + 1, Accumulator([self.slice])
-                self.ratios[run], self.starts[run] = [], step
+                self.ratios[run] = []
             if self.rng.random() < 0.05:
                 sigma = self.rng.choice(SIGMAS[self.slice])
             if self.rng.random() < 0.9:
@@ -137,20 +129,6 @@ def attributes(contract: Contract, slice: str) -> dict[str, str]:
     return {"kc.contract": contract.name, "kc.slice": slice, **PAIR}
 
 
-def requests(contract: Contract, streams: Sequence[Stream], step: int, base: int) -> Iterator[Any]:
-    """The exports of one step as OTLP requests; `base` is the time of step 0, Unix seconds."""
-    for stream in streams:
-        for export in stream.exports:
-            if export.step == step:
-                start, now = ((base + STEP * at) * 10**9 for at in (stream.starts[export.run] - 1, step))
-                metrics = [
-                    histogram(key, [histogram_point(value, attributes(contract, stream.slice), start, now)])
-                    for key, value in export.content.items()
-                ]
-                scope = ScopeMetrics(InstrumentationScope("kc_otel"), metrics, "")
-                yield encode_metrics(MetricsData([ResourceMetrics(Resource({}), [scope], "")]))
-
-
 def interval_to_hold(clause: Clause, contract: Contract, sample: Any) -> Interval:
     """The interval that a rule's has to contain, at the rule's own error probabilities."""
     levels = alphas(contract)
@@ -172,6 +150,48 @@ def interval_to_hold(clause: Clause, contract: Contract, sample: Any) -> Interva
     return affine(bernstein_interval(sample, low=low, high=high, **given) if inside else sure, scale, offset)
 
 
+def bernstein_interval(sample: Binned, *, low: float, high: float, alpha_lower: float, alpha_upper: float) -> Interval:
+    """The interval whose closed form the rules are: Maurer and Pontil 2009, Theorem 4, for a quantity in [low, high].
+
+    Each side is `mean +- (sqrt(2 V ln(2/alpha) / n) + 7 (high - low) ln(2/alpha) / (3 (n - 1)))`, V the sample
+    variance; a side claims nothing where an observation lies outside of the range.
+    """
+    plain = replace(
+        mean_interval(sample, low=low, high=high, alpha_lower=alpha_lower, alpha_upper=alpha_upper),
+        method="empirical Bernstein",
+    )
+    if not plain.samples:
+        return plain
+    known = Placement.of(sample, low, high)
+    lower = max(low, known.least - _deviation(known, high - low, alpha_lower))
+    upper = min(high, known.most + _deviation(known, high - low, alpha_upper))
+    return replace(
+        plain,
+        lower=lower if math.isfinite(plain.lower) else plain.lower,
+        upper=upper if math.isfinite(plain.upper) else plain.upper,
+    )
+
+
+def _deviation(known: Placement, width: float, alpha: float) -> float:
+    if known.n < 2:
+        return math.inf
+    log = math.log(2.0 / alpha)
+    return math.sqrt(2.0 * _variance(known) * log / known.n) + 7.0 * width * log / (3.0 * (known.n - 1))
+
+
+def _variance(known: Placement) -> float:
+    """Largest possible sample variance (denominator n - 1) of the cut sample.
+
+    Of all worst placements it is the one that raises exactly the bins whose middle lies above the centre, or, where
+    the sum does not allow that, the nearest one that it allows.
+    """
+    center = (known.least + known.most) / 2.0
+    room = known.count * (known.upper - known.lower)
+    best = float(known.count @ known.lower + room[known.lower + known.upper > 2.0 * center].sum()) / known.n
+    values, weights = known.worst(min(max(best, known.least), known.most))
+    return float(weights @ (values - center) ** 2) / (known.n - 1)
+
+
 def truth(clause: Clause, contract: Contract, ratios: np.ndarray) -> tuple[float, float]:
     """The statistic in float64, and how far a histogram's estimate may be from it."""
     w = np.exp(ratios)
@@ -191,20 +211,3 @@ def truth(clause: Clause, contract: Contract, ratios: np.ndarray) -> tuple[float
     scale, offset = factors(clause.metric, contract.assumptions) if clause.metric in DERIVED else (1.0, 0.0)
     found = scale * float(values.mean()) + offset
     return found, 1e-6 * scale**2 * float(abs(values).mean())
-
-
-def forbidden(contract: Contract, stream: Stream, verdict: Any, at: int) -> Status | None:
-    """What rules must not say beside the evaluator's verdict: its contrary, where both look at the same drift.
-
-    Either may be right about its own window while drift changes, for the two end up to a pane and an export apart. So
-    it is asked of streams of steady drift, and of the others wherever the observations of both windows put the
-    statistic on the same side of the limit.
-    """
-    contrary = {Status.PASS: Status.FAIL, Status.FAIL: Status.PASS}.get(verdict.status)
-    (clause,) = (clause for clause in contract.clauses if clause.id == verdict.cell.clause)
-    if contrary is None or (len(SIGMAS[stream.slice]) == 1 and clause.id != "largest"):
-        return contrary
-    spans = (contract.observability.window, contract.observability.long_window)
-    seen = [stream.between(at, span)[0] for span in spans]
-    sides = {truth(clause, contract, ratios)[0] > verdict.limit for ratios in seen if ratios.size}
-    return contrary if sides == {verdict.estimate > verdict.limit} else None

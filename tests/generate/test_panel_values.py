@@ -14,9 +14,8 @@ import pytest
 from kc_otel.contract.model import Contract
 from kc_otel.generate.links import RL_UID, SLICE_UID
 from kc_otel.judge.verdict import Status, Verdict
-from tests.tools.panel_store import Store, filled, rate_interval
+from tests.tools.panel_store import CELL, Labels, Store, World, by, filled, rate_interval
 from tests.tools.panel_traffic import STEP, TRAFFIC
-from tests.tools.panel_world import CELL, Labels, World, by
 
 pytestmark = pytest.mark.slow
 

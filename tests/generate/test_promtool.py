@@ -12,7 +12,7 @@ from kc_otel.contract.model import Contract
 from kc_otel.generate.files import write
 from kc_otel.generate.grafana import queries
 from kc_otel.generate.prometheus import prometheus_files
-from tests.generate.rule_tests import evaluator_test_file, rule_test_file
+from tests.generate.rule_tests import STEP, rule_tests, state_tests
 
 TRAIN, INFERENCE = "0123456789ab", "ba9876543210"
 
@@ -46,20 +46,28 @@ def as_in_grafana(expression: str, *, range: str = "1h", interval: str = "5m") -
     return re.sub(r"\$(contract|slice|kernel_train|kernel_inference)", ".*", filled)
 
 
+def passes(promtool, path: Path, tests: list[dict], rules: list[Path] = (), interval: str = "15s") -> None:
+    """Run `promtool test rules`."""
+    content = {"rule_files": list(map(str, rules)), "evaluation_interval": interval, "tests": tests}
+    path.write_text(yaml.dump(content, width=10**6))
+    code, said = promtool("test", "rules", path)
+    assert code == 0, said
+
+
 @pytest.mark.slow
-def test_every_rule_file_passes_lint_and_its_own_tests(
-    promtool, repository: Path, policy: Contract, tmp_path: Path
-) -> None:
-    """Each alert is quiet just before its `for`, fires after it, tells the numbers, and clears after `clear_for`."""
-    contracts = [policy, *load_all([repository / "contracts"])]
-    write((*prometheus_files(contracts), *map(rule_test_file, contracts), evaluator_test_file()), tmp_path)
-    rules = sorted(tmp_path.glob("prometheus/**/rules/*"))
-    tests = sorted((tmp_path / "prometheus" / "tests").iterdir())
-    assert len(rules) > len(tests) > 5
-    code, said = promtool("check", "rules", "--lint=all", "--lint-fatal", *rules)
+def test_every_rule_file_passes_lint(promtool, repository: Path, policy: Contract, tmp_path: Path) -> None:
+    write(prometheus_files([policy, *load_all([repository / "contracts"])]), tmp_path)
+    code, said = promtool("check", "rules", "--lint=all", "--lint-fatal", *tmp_path.glob("prometheus/**/rules/*"))
     assert code == 0, said
-    code, said = promtool("test", "rules", *tests)
-    assert code == 0, said
+
+
+@pytest.mark.slow
+def test_each_alert_fires_and_clears_in_time(promtool, policy: Contract, tmp_path: Path) -> None:
+    """It is quiet just before its `for`, fires after it, tells the numbers, and clears after `clear_for`."""
+    write(prometheus_files([policy]), tmp_path)
+    rules = tmp_path / "prometheus" / "rules"
+    passes(promtool, tmp_path / "policy.yaml", list(rule_tests(policy)), [rules / "policy-7b.yaml"], f"{STEP}s")
+    passes(promtool, tmp_path / "states.yaml", list(state_tests()), [rules / "_evaluator.yaml"], "5s")
 
 
 @pytest.mark.slow
@@ -81,27 +89,19 @@ def test_what_fires_goes_on_while_no_evaluator_lives(promtool, policy: Contract,
         expected = [{"labels": f'{{clause="token-tv", slice="{slice}"}}', "value": 1} for slice in slices]
         return {"expr": expr, "eval_time": at, "exp_samples": expected}
 
-    content = {
-        "rule_files": [str(tmp_path / "prometheus" / "rules" / name) for name in ("policy-7b.yaml", "_evaluator.yaml")],
-        "evaluation_interval": "15s",
-        "tests": [
-            {
-                "interval": "15s",
-                "input_series": [{"series": series, "values": values} for series, values in cells.items()],
-                "promql_expr_test": [
-                    firing(at, name, slices)
-                    for at in ("9m45s", "60m")
-                    for name, slices in (("KernelContractBroken", ["all"]), ("KernelContractNoData", ["code"]))
-                ]
-                + [{"expr": 'count(ALERTS{alertname="KernelContractEvaluatorDown", alertstate="firing"})',
-                    "eval_time": "60m", "exp_samples": [{"value": 1}]}],
-            }
-        ],
+    test = {
+        "interval": "15s",
+        "input_series": [{"series": series, "values": values} for series, values in cells.items()],
+        "promql_expr_test": [
+            firing(at, name, slices)
+            for at in ("9m45s", "60m")
+            for name, slices in (("KernelContractBroken", ["all"]), ("KernelContractNoData", ["code"]))
+        ]
+        + [{"expr": 'count(ALERTS{alertname="KernelContractEvaluatorDown", alertstate="firing"})',
+            "eval_time": "60m", "exp_samples": [{"value": 1}]}],
     }  # fmt: skip
-    file = tmp_path / "test.yaml"
-    file.write_text(yaml.safe_dump(content))
-    code, said = promtool("test", "rules", file)
-    assert code == 0, said
+    rules = [tmp_path / "prometheus" / "rules" / name for name in ("policy-7b.yaml", "_evaluator.yaml")]
+    passes(promtool, tmp_path / "test.yaml", [test], rules)
 
 
 def route(slice: str, version: str, kernel: str) -> str:
@@ -183,25 +183,13 @@ CASES = {
 @pytest.mark.parametrize("case", CASES)
 def test_dashboard_queries_answer_what_they_say(promtool, tmp_path: Path, case: str) -> None:
     expression, series, expected = CASES[case]
-    content = {
-        "tests": [
-            {
-                "interval": "1m",
-                "input_series": [{"series": name, "values": values} for name, values in series],
-                "promql_expr_test": [
-                    {
-                        "expr": as_in_grafana(expression),
-                        "eval_time": "30m",
-                        "exp_samples": [{"labels": labels, "value": value} for labels, value in expected],
-                    }
-                ],
-            }
-        ]
+    asked = {
+        "expr": as_in_grafana(expression),
+        "eval_time": "30m",
+        "exp_samples": [{"labels": labels, "value": value} for labels, value in expected],
     }
-    path = tmp_path / "queries.yaml"
-    path.write_text(yaml.safe_dump(content))
-    code, said = promtool("test", "rules", path)
-    assert code == 0, said
+    rows = [{"series": name, "values": values} for name, values in series]
+    passes(promtool, tmp_path / "queries.yaml", [{"interval": "1m", "input_series": rows, "promql_expr_test": [asked]}])
 
 
 @pytest.mark.slow

@@ -291,7 +291,7 @@ def browser(debian: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[A
     """The machine's Chromium, or Debian's, unpacked; skips with the reason where neither can be had."""
     present = shutil.which("chromium-headless-shell") or shutil.which("chromium")
     try:
-        command = (present,) if present else debian.command("chromium", say=print)
+        command = (present,) if present else debian.command("chromium")
     except debian.UnavailableError as error:
         pytest.skip(f"not run: {error}")
     browser = Chromium(command, tmp_path_factory.mktemp("profile"))

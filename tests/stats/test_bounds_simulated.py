@@ -13,7 +13,6 @@ import pytest
 from scipy import stats
 
 from kc_otel.stats import Binned, capped_mean_interval, mean_interval
-from tests.tools.bernstein import bernstein_interval
 
 UNIT = {"low": 0.0, "high": 1.0}
 
@@ -155,33 +154,9 @@ def test_bounds_are_for_the_average_of_changing_means():
     assert all(plausible(count, runs, alpha) for count in missed(got, means.mean()))
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("law", "n", "hoeffding", "bernstein"),
-    [
-        (rare_ones, 2000, 0.14, 0.65),
-        (thousandths, 20_000, 0.13, 0.85),
-        (two_points, 2000, 0.11, 0.55),
-        (drifts, 2000, 0.10, 0.45),
-        (drifts, 200_000, 0.014, 0.55),
-        (coins, 20_000, 1.25, 1.15),
-    ],
-)
-def test_upper_width_against_the_named_alternatives(law, n, hoeffding, bernstein):
-    """For small means the upper side is several times nearer than Hoeffding's and twice as near as Bernstein's."""
-    samples, _ = law(np.random.default_rng(7), (5, n))
-    levels = {"alpha_lower": 0.005, "alpha_upper": 0.005}
-    width = {
-        f: np.mean([i.upper - i.estimate for i in (f(Binned.of_samples(x), **UNIT, **levels) for x in samples)])
-        for f in (mean_interval, bernstein_interval)
-    }
-    assert width[mean_interval] < hoeffding * math.sqrt(math.log(1 / 0.005) / (2 * n))
-    assert width[mean_interval] < bernstein * width[bernstein_interval]
-
-
 def test_a_window_of_two_thousand_tokens_can_pass():
-    """A drift of 5e-4 passes a limit of 0.004 with 2000 tokens at confidence 0.99, which Bernstein's cannot."""
+    """A drift of 5e-4 passes a limit of 0.004 with 2000 tokens at confidence 0.99."""
     x, _ = drifts(np.random.default_rng(1), 2000)
     sample = Binned.of_samples(x * 0.0005 / x.mean())
     levels = {"alpha_lower": 0.005, "alpha_upper": 0.005}
-    assert mean_interval(sample, **UNIT, **levels).upper < 0.004 < bernstein_interval(sample, **UNIT, **levels).upper
+    assert mean_interval(sample, **UNIT, **levels).upper < 0.004

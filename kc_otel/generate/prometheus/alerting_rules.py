@@ -1,7 +1,13 @@
-"""Alerting rules on the verdicts that the evaluator exports: one rule per clause and step of the policy."""
+"""Alerting rules on the verdicts that the evaluator exports, and Alertmanager's routes.
+
+There is one rule per clause and step of the policy. Each step's webhooks get that step's alerts; the others are on
+Alertmanager's own page. Addresses and credentials stay out of it: Alertmanager reads them from files, one pair per
+endpoint.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import Any, Final
@@ -19,15 +25,26 @@ from kc_otel.generate.alert_steps import (
     cell_labels,
     literal,
     pair_template,
+    repeat_interval,
     static_labels,
 )
 from kc_otel.generate.files import GeneratedFile, as_yaml
 from kc_otel.generate.links import NOWHERE, Sites
-from kc_otel.generate.state_alerts import LIVING
+from kc_otel.generate.state_alerts import EVALUATOR_DOWN, LIVING, STATE_ALERTS, StateAlert
 from kc_otel.judge.verdict import Status
 
 INTERVAL_SECONDS: Final = 15.0
 """Seconds between evaluations of a group."""
+_STATE_INTERVAL_SECONDS: Final = 5.0
+"""Seconds between evaluations of the states: three of other rules would be most of the minute."""
+_FOLDER: Final = PurePosixPath("prometheus", "rules")
+SECRETS: Final = "/etc/alertmanager/secrets"
+"""Folder of the files `NAME.url` and `NAME.token`."""
+
+_PAGE_ONLY_RECEIVER: Final = "page-only"
+_INCIDENT_LABELS: Final = ["alertname", "contract", "kernel_train", "kernel_inference"]
+"""Labels that identify one incident, as in the evaluator: the kind of fault, and the pair of kernels."""
+_SAME_CELL_LABELS: Final = ["alertname", "contract", "clause", "slice", "kernel_train", "kernel_inference"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,17 +68,12 @@ _SLICE_TEXT: Final = (
 )
 
 
-def rules_path(contract: Contract) -> PurePosixPath:
-    """Place of a contract's rules below the output folder."""
-    return PurePosixPath("prometheus", "rules", f"{contract.name}.yaml")
-
-
 def rule_file(contract: Contract, sites: Sites = NOWHERE) -> GeneratedFile:
     """The rule file of a contract: one group, so that its rules are evaluated at one time."""
     rules = [alert_rule(alert, sites=sites) for alert in alert_steps(contract)]
     group = {"name": f"kernel-contract-{contract.name}", "interval": format_duration(INTERVAL_SECONDS), "rules": rules}
     content = {"groups": [group] if rules else []}
-    return GeneratedFile(rules_path(contract), as_yaml(content, f"Alerting rules of {contract.name}."))
+    return GeneratedFile(_FOLDER / f"{contract.name}.yaml", as_yaml(content, f"Alerting rules of {contract.name}."))
 
 
 def alert_rule(alert: AlertStep, source: VerdictSource = EVALUATOR, sites: Sites = NOWHERE) -> dict[str, Any]:
@@ -123,3 +135,87 @@ def _lookup(alert: AlertStep, name: str) -> str:
     cell = (f"{label(attribute)}=%q" for attribute in ("kc.slice", "kc.kernel.train", "kc.kernel.inference"))
     query = f"printf `{selector(name, matchers, *cell)}` $labels.{_SLICE} $labels.{_TRAIN} $labels.{_INFERENCE} | query"
     return f'{{{{ with {query} }}}}{{{{ . | first | value | printf "%.4g" }}}}{{{{ else }}}}?{{{{ end }}}}'
+
+
+def evaluator_file(sites: Sites = NOWHERE) -> GeneratedFile:
+    """Return the rule file, which is the same for all contracts."""
+    rules = [_state_rule(alert, sites) for alert in (EVALUATOR_DOWN, *STATE_ALERTS)]
+    group = {"name": "kernel-contracts-evaluator", "interval": format_duration(_STATE_INTERVAL_SECONDS), "rules": rules}
+    text = as_yaml(
+        {"groups": [group]}, "Whether an evaluator lives, and what nobody judges; the same for every contract."
+    )
+    return GeneratedFile(_FOLDER / "_evaluator.yaml", text)  # no contract's name begins so
+
+
+def _state_rule(alert: StateAlert, sites: Sites) -> dict[str, Any]:
+    def of(label: str) -> str:
+        return f"{{{{ $labels.{label} }}}}"
+
+    links = {**sites.dashboard(f"/d/{alert.panel[0]}"), **sites.runbook(alert.name)}
+    return {
+        "alert": alert.name,
+        "expr": alert.expression,
+        **({"for": format_duration(alert.after)} if alert.after else {}),
+        "labels": alert.labels(of),
+        "annotations": {**alert.texts(of), **links},
+    }
+
+
+def routes_file(contracts: Iterable[Contract]) -> GeneratedFile:
+    """The configuration for all contracts together."""
+    routes: list[dict[str, Any]] = []
+    endpoints: set[str] = set()
+    names = "|".join(dict.fromkeys(alert.name for alert in STATE_ALERTS))
+    for contract in contracts:
+        own, callees = f'contract="{contract.name}"', set[str]()
+        for number, step in enumerate(contract.escalation, start=1):
+            targets = {str(action.target) for action in step.do if action.kind == "webhook"}
+            for endpoint in sorted(targets):
+                route = {"receiver": endpoint, "matchers": [own, f'step="{number}"'], "continue": True}
+                routes.append(route | {"repeat_interval": repeat_interval(step.repeat)})
+            endpoints |= targets
+            callees |= targets if step.on == "fail" else set()
+        at_once = {"matchers": [own, f'alertname=~"{names}"'], "group_wait": "0s", "continue": True}
+        routes += [{"receiver": endpoint, **at_once} for endpoint in sorted(callees)]
+    # Whoever acts on a contract's verdicts has to know that there are none; it has waited by itself.
+    down = {
+        "matchers": [f'alertname="{EVALUATOR_DOWN.name}"'],
+        "group_by": ["alertname"],
+        "group_wait": "0s",
+        "group_interval": "1m",
+    }
+    routes += [{"receiver": endpoint, **down, "continue": True} for endpoint in sorted(endpoints)]
+    content = {
+        "route": {
+            "receiver": _PAGE_ONLY_RECEIVER,
+            "group_by": _INCIDENT_LABELS,
+            "group_wait": "30s",
+            "group_interval": "5m",
+            "repeat_interval": repeat_interval(),
+            "routes": routes,
+        },
+        # A critical step says all that the warning before it says.
+        "inhibit_rules": [
+            {
+                "source_matchers": ['severity="critical"'],
+                "target_matchers": ['severity=~"warning|info"'],
+                "equal": _SAME_CELL_LABELS,
+            }
+        ],
+        "receivers": [{"name": _PAGE_ONLY_RECEIVER}, *map(_receiver, sorted(endpoints))],
+    }
+    notes = (
+        f"Routes from the contracts' policies. For each receiver NAME put its address into {SECRETS}/NAME.url and the",
+        f"bearer token that it expects into {SECRETS}/NAME.token; kc_otel.client.webhooks.receiver checks it.",
+    )
+    return GeneratedFile(PurePosixPath("prometheus", "alertmanager", "alertmanager.yaml"), as_yaml(content, *notes))
+
+
+def _receiver(name: str) -> dict[str, Any]:
+    credentials = {"type": "Bearer", "credentials_file": f"{SECRETS}/{name}.token"}
+    webhook = {
+        "url_file": f"{SECRETS}/{name}.url",
+        "send_resolved": True,
+        "http_config": {"authorization": credentials},
+    }
+    return {"name": name, "webhook_configs": [webhook]}

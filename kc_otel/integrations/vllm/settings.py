@@ -24,8 +24,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from kc_otel.contract.load import read_contract
 from kc_otel.contract.model import Contract
-from kc_otel.contract.read import read_contract
 from kc_otel.contract.slices import Scalar
 from kc_otel.contract.units import parse_duration
 from kc_otel.integrations.vllm.delivery import AttributeFunction, RequestSink
