@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Final, Generic, TypeVar
-
-from kc_otel.judge.decisions import DecisionTable
-from kc_otel.judge.escalation.alerts import Transition, What
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,65 +70,12 @@ class ReplayTimeline:
     not_recorded: tuple[str, ...]
 
 
-class SpanCollector:
-    """Puts edges together to spans: of alerts by their fingerprint, of what is in force by what it is."""
-
-    def __init__(self) -> None:
-        self._alerts: dict[str, AlertSpan] = {}
-        self._decisions: dict[tuple[str, str, str], DecisionSpan] = {}
-        self._over: list[AlertSpan] = []
-        self._ended: list[DecisionSpan] = []
-
-    def edges(self, transitions: Iterable[Transition]) -> None:
-        """Take what fired and resolved in an evaluation."""
-        for transition in transitions:
-            if transition.what is What.FIRING:
-                cell = transition.cell
-                self._alerts[transition.fingerprint] = AlertSpan(
-                    transition.step, transition.on, transition.severity, tuple(map(str, transition.actions)),
-                    cell.clause, cell.slice, cell.kernel_train, cell.kernel_inference, transition.verdict.reason,
-                    transition.at,
-                )  # fmt: skip
-            else:
-                self._over.append(replace(self._alerts.pop(transition.fingerprint), end=transition.at))
-
-    def table(self, decisions: DecisionTable, now: float) -> None:
-        """Take the decision table of an evaluation in which it changed."""
-        keys: dict[tuple[str, str, str], None] = {
-            (f"route:{route.kernel}", route.slice, route.avoid): None for route in decisions.routes
-        }
-        keys |= {(directive.kind.value, directive.slice, ""): None for directive in decisions.directives}
-        for key in [key for key in self._decisions if key not in keys]:
-            self._ended.append(replace(self._decisions.pop(key), end=now))
-        for key in keys:
-            self._decisions.setdefault(key, DecisionSpan(*key, now))
-
-    @property
-    def alerts(self) -> tuple[AlertSpan, ...]:
-        """Alerts so far, in the order of their firing."""
-        return tuple(
-            sorted([*self._over, *self._alerts.values()], key=lambda row: (row.start, row.step, row.clause, row.slice))
-        )
-
-    @property
-    def decisions(self) -> tuple[DecisionSpan, ...]:
-        """Routes and directives so far, in the order of their beginning."""
-        return tuple(
-            sorted(
-                [*self._ended, *self._decisions.values()], key=lambda row: (row.start, row.what, row.slice, row.avoid)
-            )
-        )
-
-
 Span = TypeVar("Span", AlertSpan, DecisionSpan)
 
 _ALERT_KEYS: Final[tuple[Callable[[AlertSpan], object], ...]] = (
     lambda span: (_cell(span), span.step),
     lambda span: (_cell(span), span.on, span.severity),
     lambda span: (_cell(span), span.on),
-)
-_DECISION_KEYS: Final[tuple[Callable[[DecisionSpan], object], ...]] = (
-    lambda span: (span.what, span.slice, span.avoid),
 )
 
 
@@ -178,7 +122,8 @@ def differences(old: ReplayTimeline, new: ReplayTimeline, apart: float) -> Timel
     them: first those of equal steps, then of the same severity, then any that wait for the same verdict, nearest first.
     """
     pairs, dropped, added = _paired(old.alerts, new.alerts, _ALERT_KEYS, apart)
-    decisions, ended, begun = _paired(old.decisions, new.decisions, _DECISION_KEYS, apart)
+    same_decision = (lambda span: (span.what, span.slice, span.avoid),)
+    decisions, ended, begun = _paired(old.decisions, new.decisions, same_decision, apart)
     before = Counter((message.endpoint, message.reason) for message in old.messages)
     after = Counter((message.endpoint, message.reason) for message in new.messages)
     return TimelineDifferences(
@@ -203,13 +148,7 @@ def _paired(
             there.setdefault(key(other), []).append(other)
         near = sorted(
             (
-                (
-                    abs(span.start - other.start),
-                    0.0 if span.end == other.end else abs(_end(span) - _end(other)),
-                    number,
-                    span,
-                    other,
-                )
+                (abs(span.start - other.start), _ends_apart(span, other), number, span, other)
                 for number, span in enumerate(left)
                 for other in there.get(key(span), ())
                 if other.start <= _end(span) + apart and _end(other) >= span.start - apart
@@ -224,6 +163,10 @@ def _paired(
         left = [span for span in left if id(span) not in taken]
         right = [span for span in right if id(span) not in taken]
     return sorted(pairs, key=lambda pair: pair.new.start), tuple(left), tuple(right)
+
+
+def _ends_apart(span: AlertSpan | DecisionSpan, other: AlertSpan | DecisionSpan) -> float:
+    return 0.0 if span.end == other.end else abs(_end(span) - _end(other))
 
 
 def _end(span: AlertSpan | DecisionSpan) -> float:
