@@ -40,7 +40,7 @@ with extra("stats", "kc_otel.compare"):
     from kc_otel.record.work import on_host, taken
     from kc_otel.recordings.assemble import assembled
     from kc_otel.recordings.recording import DENSITY, Recording, RecordingError
-    from kc_otel.recordings.table import Ragged, RaggedTable
+    from kc_otel.recordings.table import RaggedTable
     from kc_otel.stats import (
         Interval,
         affine,
@@ -137,16 +137,16 @@ def compare(
     """
     promise = contract if isinstance(contract, Contract) else load(contract)
     given = {"train": train, "inference": inference, "mask": mask, "advantages": advantages}
-    ragged = {name: _ragged(name, data) for name, data in given.items() if data is not None}
-    sequences = ragged["train"].lengths.size
-    for name, part in ragged.items():
-        if part.lengths.size != sequences:
-            raise RecordingError(f"{name}: {part.lengths.size} sequences, but train has {sequences}")
+    columns = {name: _rows(name, data) for name, data in given.items() if data is not None}
+    sequences = len(columns["train"])
+    for name, rows in columns.items():
+        if len(rows) != sequences:
+            raise RecordingError(f"{name}: {len(rows)} sequences, but train has {sequences}")
     attributes = _attributes(slices, sequences)
     if promise.assumptions.density:
         attributes = tuple({**row, DENSITY: True} for row in attributes)
     table = RaggedTable(
-        "compare", ragged, {name: _NAMES.get(name, name) for name in ragged}, attributes, "sequence {}".format
+        "compare", columns, {name: _NAMES.get(name, name) for name in columns}, attributes, "sequence {}".format
     )
     recording = assembled(table)
     judged = judge(promise, by_contract(recording, promise), time.time())
@@ -161,18 +161,18 @@ def compare(
     )
 
 
-def _ragged(name: str, data: Any) -> Ragged:
+def _rows(name: str, data: Any) -> list[NDArray[Any]]:
     if isinstance(data, str | Path):
         raise TypeError(f"{name}: {str(data)!r} is a path; compare takes arrays, and `kc-otel compare` files")
     tree = taken(data)
     if isinstance(tree, list):
-        return Ragged.of_rows([np.atleast_1d(on_host(row)) for row in tree])
+        return [np.atleast_1d(on_host(row)) for row in tree]
     array = on_host(tree)
     if array.ndim not in {1, 2}:
         raise ValueError(f"{name}: shape {tuple(array.shape)} is neither [tokens] nor [sequences, tokens]")
     if name == "advantages" and array.ndim == 1:
-        return Ragged.of_rows(list(array[:, None]))
-    return Ragged.of_rows(list(np.atleast_2d(array)))
+        return list(array[:, None])
+    return list(np.atleast_2d(array))
 
 
 def _attributes(slices: Slices | None, sequences: int) -> tuple[Mapping[str, Scalar], ...]:

@@ -19,7 +19,7 @@ from kc_otel._extras import MissingExtraError, extra
 from kc_otel.contract.json_text import read_json_text
 from kc_otel.contract.slices import Scalar
 from kc_otel.recordings.recording import RecordingError
-from kc_otel.recordings.table import ATTRIBUTES, LOGITS, MASK, Problems, Ragged, RaggedTable, resolve
+from kc_otel.recordings.table import ATTRIBUTES, LOGITS, MASK, Problems, RaggedTable, resolve
 
 _ROWS_AT_ONCE: Final = 256
 """Rows that are Python's numbers at a time."""
@@ -80,8 +80,7 @@ def table_of_rows(
         problems.add("has no sequence; write one object or row for each")
     if problems.all():
         raise RecordingError(*problems.all())
-    ragged = {role: Ragged.of_rows(arrays) for role, arrays in parts.items()}
-    return RaggedTable(problems.source, ragged, names, tuple(attributes), places.__getitem__, unread)
+    return RaggedTable(problems.source, parts, names, attributes, places.__getitem__, unread)
 
 
 def first_record(path: Path) -> dict[str, Any] | None:
@@ -229,20 +228,19 @@ def read_npz(path: Path, columns: Mapping[str, str] | None) -> RaggedTable:
     problems = Problems(source)
     lengths = _lengths(chosen, names, problems)
     shape = chosen[_leading(chosen)].shape[:2]
-    ragged = {
+    rows = {
         role: part
         for role, array in chosen.items()
-        if role != "lengths" and (part := _ragged(role, array, shape, lengths, names, problems)) is not None
+        if role != "lengths" and (part := _rows(role, array, shape, lengths, names, problems)) is not None
     }
     others = {name: array for name, array in arrays.items() if name not in names.values()}
     attributes, unread = _attributes(others, lengths.size, problems)
     if problems.all():
         raise RecordingError(*problems.all())
     if chosen[_leading(chosen)].ndim > 1 + (_leading(chosen) in LOGITS) and "lengths" in chosen:
-        inside = np.arange(shape[1]) < np.asarray(chosen["lengths"])[:, None]
-        ragged[f"{MASK} of lengths"] = Ragged(inside.reshape(-1), lengths)
+        rows[f"{MASK} of lengths"] = list(np.arange(shape[1]) < np.asarray(chosen["lengths"])[:, None])
         names[f"{MASK} of lengths"] = names["lengths"]
-    return RaggedTable(source, ragged, names, attributes, lambda row: f"row {row}", unread)
+    return RaggedTable(source, rows, names, attributes, lambda row: f"row {row}", unread)
 
 
 def _leading(chosen: Mapping[str, NDArray[Any]]) -> str:
@@ -276,15 +274,15 @@ def _lengths(chosen: Mapping[str, NDArray[Any]], names: Mapping[str, str], probl
     return given.astype(np.int64)
 
 
-def _ragged(
+def _rows(
     role: str,
     array: NDArray[Any],
     shape: tuple[int, ...],
     lengths: NDArray[np.int64],
     names: Mapping[str, str],
     problems: Problems,
-) -> Ragged | None:
-    """A role's numbers; `shape` is that of the padded rows, where they are padded."""
+) -> list[NDArray[Any]] | None:
+    """A role's numbers of each row; `shape` is that of the padded rows, where they are padded."""
     tail = 1 if role in LOGITS else 0
     stored = int(lengths.sum())
     if array.dtype.kind not in "biuf":
@@ -293,11 +291,11 @@ def _ragged(
         problems.add(f"{names[role]}: holds {array.dtype}, not numbers")
         return None
     if array.ndim == 2 + tail and array.shape[:2] == shape:
-        return Ragged(array.reshape(-1, *array.shape[2:]), lengths)
+        return list(array)
     if array.ndim == 1 + tail and array.shape[0] == stored:
-        return Ragged(array, lengths)
+        return np.split(array, np.cumsum(lengths)[:-1])
     if role == "advantages" and array.shape == (lengths.size,):
-        return Ragged(array, np.ones(lengths.size, dtype=np.int64))
+        return list(array[:, None])
     problems.add(f"{names[role]}: shape {array.shape} does not go with {lengths.size} rows of {stored} numbers in all")
     return None
 

@@ -72,7 +72,7 @@ def _trainers(path: Path, columns: Mapping[str, str] | None) -> Recording:
     """Read what a trainer wrote, or a recording of one's own where no trainer did."""
     # The importers read recordings of one's own with what is above.
     from kc_otel.recordings.importers import trainer_formats as formats  # noqa: PLC0415
-    from kc_otel.recordings.importers.imported import Refusals, table_of  # noqa: PLC0415
+    from kc_otel.recordings.importers.imported import Refusals  # noqa: PLC0415
 
     refusals = Refusals()
     try:
@@ -90,8 +90,14 @@ def _trainers(path: Path, columns: Mapping[str, str] | None) -> Recording:
         raise RecordingError(*faults)
     if not rows:
         raise RecordingError(f"{path}: holds no sequence with a token that counts")
-    left_out = sum(refusals.counts.values())
-    return replace(assembled(table_of(str(path), rows)), masked=({},) * left_out)
+    columns_of = {"train": [row.train if row.train_kept is None else row.train + row.train_kept for row in rows]}
+    for role in ("inference", "token_ids", "advantages", "train_kept", "versions"):
+        values = [getattr(row, role) for row in rows]
+        if not any(value is None for value in values):  # a column that only some of them have is left out
+            columns_of[role] = values
+    names = {"train": "train log-probabilities", "inference": "inference log-probabilities"}
+    table = RaggedTable(str(path), columns_of, names, [row.attributes for row in rows], "sequence {}".format)
+    return replace(assembled(table), masked=({},) * sum(refusals.counts.values()))
 
 
 def save_recording(recording: Recording, path: str | Path) -> None:

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, Final
 
-import numpy as np
 from numpy.typing import NDArray
 
 from kc_otel.contract.slices import Scalar
@@ -104,31 +103,17 @@ def _listed(names: list[str]) -> str:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Ragged:
-    """Numbers of S rows, one row after the other: `values` [M], or [M, V] for logits, and `lengths` int64 [S]."""
-
-    values: NDArray[Any]
-    lengths: NDArray[np.int64]
-
-    @classmethod
-    def of_rows(cls, rows: list[NDArray[Any]]) -> Ragged:
-        """Join arrays, each a row."""
-        lengths = np.fromiter((row.shape[0] for row in rows), dtype=np.int64, count=len(rows))
-        return cls(np.concatenate(rows) if rows else np.empty(0), lengths)
-
-
-@dataclass(frozen=True, slots=True, eq=False)
 class RaggedTable:
-    """A file's content: numbers by role, and attributes of each row.
+    """A file's content: by role an array of each row, [tokens], or [tokens, V] of logits; and attributes of each row.
 
     For messages it has the column of each role, `place`, which gives the words for a row, such as `line 12`, and the
     columns that are neither a role's nor an attribute, with the reason.
     """
 
     source: str
-    ragged: Mapping[str, Ragged]
+    columns: Mapping[str, Sequence[NDArray[Any]]]
     names: Mapping[str, str]
-    attributes: tuple[Mapping[str, Scalar], ...]
+    attributes: Sequence[Mapping[str, Scalar]]
     place: Callable[[int], str]
     unread: Mapping[str, str] = field(default_factory=dict)
 

@@ -352,7 +352,7 @@ def test_a_gate_looks_where_each_prompt_has_all_its_samples():
             max_tokens=4,
             concurrency=2,
             enough=enough,
-            looks=iter((4, 5, 7, 10, 20)),
+            looks=(4, 5, 7, 10, 20),
         )
     assert [len(names) for names in seen] == [6, 9, 12]
     assert all(names.count(name) == 3 for names in seen for name in names)

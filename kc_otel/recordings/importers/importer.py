@@ -230,7 +230,6 @@ class Importer:
                     advantages=None if first.advantages is None else [sequence.advantages for sequence in chunk],
                     kept=(masses, None) if masses else None,
                     attributes=[{**sequence.attributes, **self._attributes} for sequence in chunk],
-                    processing=None if first.processing is None else (first.processing, first.processing),
                     weights=first.weights if first.versions is None else (first.weights[0], versions),
                     groups=None if None in prompts else prompts,
                     presampled=True,
@@ -259,10 +258,8 @@ class Importer:
 
 def _alike(sequence: Imported) -> Hashable:
     """Return the key shared by sequences of one batch."""
-    processing = None if sequence.processing is None else tuple(sorted(sequence.processing.items()))
     return (
         sequence.weights,
-        processing,
         sequence.token_ids is None,
         sequence.advantages is None,
         sequence.train_kept is None,

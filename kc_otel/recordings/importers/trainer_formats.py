@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from kc_otel.contract.slices import Scalar
 from kc_otel.recordings.importers import batch_formats
-from kc_otel.recordings.importers.imported import Imported, Records, Refusals, plain
+from kc_otel.recordings.importers.imported import Imported, Records, Refusals, imported, plain
 from kc_otel.recordings.importers.safe_pickle import names_in
 from kc_otel.recordings.read_table import LinesRead, first_record, records
 from kc_otel.recordings.recording import RecordingError
@@ -118,18 +118,8 @@ def _generic(path: Path, columns: Mapping[str, str] | None, read: LinesRead | No
     given = {name: values for name in per_token if (values := getattr(log, name)) is not None}
     for begin, end, attributes in zip(ends - log.lengths, ends, log.attributes, strict=True):
         here = slice(int(begin), int(end))
-        train, inference = (_version(attributes.get(f"{side}_weights")) for side in ("train", "inference"))
-        yield Imported(
-            log.train[here],
-            log.inference[here],
-            attributes=attributes,
-            weights=(train, inference),
-            **{name: values[here] for name, values in given.items()},
-        )
-
-
-def _version(value: object) -> int | str | None:
-    return value if isinstance(value, int | str) and not isinstance(value, bool) else None
+        numbers = {name: values[here] for name, values in given.items()}
+        yield Imported(log.train[here], log.inference[here], attributes, **numbers)
 
 
 def _lines(
@@ -169,8 +159,10 @@ def _nemo_rl(path: Path, record: dict[str, Any], _: str) -> Imported | None:
         **({} if step is None else {"step": step}),
         "prompt_tokens": prompt,
     }
-    weights = (step, None)
-    return Imported(train, inference, ids, advantages, attributes, weights, prompt_ids=ids and ids[:prompt]).only(kept)
+    return imported(
+        kept, train, inference, attributes, weights=(step, None), token_ids=ids, advantages=advantages,
+        prompt_ids=ids and ids[:prompt],
+    )  # fmt: skip
 
 
 def _prime_rl(_: Path, record: dict[str, Any], place: str) -> Imported | None:
@@ -196,8 +188,10 @@ def _prime_rl(_: Path, record: dict[str, Any], place: str) -> Imported | None:
     advantages = _floats(record["advantages"]) if record.get("advantages") else None
     if advantages is not None and np.all(np.isnan(advantages), where=kept):
         advantages = None
-    weights = (step if isinstance(step, int) else None, None)
-    return Imported(train, inference, ids, advantages, attributes, weights, prompt_ids=ids and ids[:prompt]).only(kept)
+    return imported(
+        kept, train, inference, attributes, weights=(step if isinstance(step, int) else None, None), token_ids=ids,
+        advantages=advantages, prompt_ids=ids and ids[:prompt],
+    )  # fmt: skip
 
 
 def _prime_sampled(record: dict[str, Any]) -> NDArray[np.bool_]:
