@@ -3,25 +3,23 @@
 from __future__ import annotations
 
 import json
+import shutil
 import time
 from collections.abc import Iterator, Sequence
+from itertools import accumulate
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
-from rich.box import SIMPLE_HEAD
-from rich.console import Console, RenderableType
-from rich.table import Table
-from rich.text import Text
 
 from kc_otel.cli.terminal import (
-    STATUS_STYLE,
     Columns,
     PrintJson,
     SequenceAttributes,
     attributes_of,
     columns_of,
     pairs,
+    table_lines,
     together,
     unusable,
 )
@@ -30,21 +28,11 @@ from kc_otel.contract.words import did_you_mean, listed
 
 if TYPE_CHECKING:
     from kc_otel.judge.verdict import Verdict
-    from kc_otel.offline.compare import LogComparison, SliceReport
+    from kc_otel.offline.compare import LogComparison
     from kc_otel.recordings.recording import Recording
     from kc_otel.stats import Interval
 
-_WIDE_TERMINAL: Final = 110
 _COLUMN_GAP: Final = 2
-_TABLE_STYLE: Final[dict[str, Any]] = {
-    "box": SIMPLE_HEAD,
-    "title_justify": "left",
-    "show_edge": False,
-    "pad_edge": False,
-    "padding": (0, _COLUMN_GAP, 0, 0),
-}
-_Row = tuple[str, list[str]]
-"""A name, and a cell per slice."""
 
 
 def compare(
@@ -73,7 +61,7 @@ def compare(
       kc-otel compare rollouts.npz --by task
       kc-otel compare rollouts.npz --contract policy.yaml
     """
-    # Everything below needs NumPy, rich or more; --help does not.
+    # Everything below needs NumPy; --help does not.
     from kc_otel.contract.load import load  # noqa: PLC0415
     from kc_otel.offline.compare import LogComparison, as_data, by_attributes, report  # noqa: PLC0415
     from kc_otel.offline.gate.recorded_verdicts import by_contract, judge  # noqa: PLC0415
@@ -99,7 +87,8 @@ def compare(
     if as_json:
         typer.echo(json.dumps(as_data(comparison), indent=2, allow_nan=False))
     else:
-        print_tables(comparison, Console())
+        for said in comparison_lines(comparison, shutil.get_terminal_size().columns):
+            typer.echo(plain(said))
 
 
 def _chosen(names: list[str], parts: dict[str, Recording | None]) -> dict[str, Recording | None]:
@@ -109,75 +98,43 @@ def _chosen(names: list[str], parts: dict[str, Recording | None]) -> dict[str, R
     return {name: part for name, part in parts.items() if not names or name in names}
 
 
-def print_tables(comparison: LogComparison, console: Console) -> None:
-    """Tables that fit the console: where slices do not fit beside each other, they follow below each other."""
+def comparison_lines(comparison: LogComparison, width: int) -> Iterator[str]:
+    """Yield a line for each quantity, where slices do not fit beside each other in several tables, and the verdicts."""
     shown = [part for part in comparison.slices if part.tokens]
     masked = f"; {comparison.masked:,} more have no token that counts" if comparison.masked else ""
-    counted = f"{comparison.source}: {comparison.sequences:,} sequences, {comparison.tokens:,} tokens{masked}"
-    console.print(_text(counted, style="bold"))
-    for table in _tables(_rows(shown), [part.name for part in shown], console.width):
-        console.print(Text(), table)
-    if comparison.judged is not None:
-        console.print(Text(), *_verdict_tables(comparison.judged.verdicts, console.width), sep="\n")
-    for note in _notes(comparison):
-        console.print(_text(note, style="dim"))
-
-
-def _text(said: str, style: str = "") -> Text:
-    """Make text from a recording, a file name or a contract safe to show in a terminal."""
-    return Text(plain(said), style=style)
-
-
-def _rows(parts: Sequence[SliceReport]) -> list[_Row]:
-    names = dict.fromkeys(name for part in parts for name in part.own)
-    return [
-        ("sequences", [f"{part.sequences:,}" for part in parts]),
-        ("tokens", [f"{part.tokens:,}" for part in parts]),
-        *((name, [_interval(part.own.get(name)) for part in parts]) for name in names),
+    yield f"{comparison.source}: {comparison.sequences:,} sequences, {comparison.tokens:,} tokens{masked}"
+    names = dict.fromkeys(name for part in shown for name in part.own)
+    first = ("metric", "sequences", "tokens", *names)
+    columns = [
+        (part.name, f"{part.sequences:,}", f"{part.tokens:,}", *(_interval(part.own.get(name)) for name in names))
+        for part in shown
     ]
+    while columns:
+        fits = list(accumulate(max(map(len, column)) + _COLUMN_GAP for column in (first, *columns)))
+        many = max(sum(end - _COLUMN_GAP <= width for end in fits) - 1, 1)
+        yield ""
+        yield from table_lines((), zip(first, *columns[:many], strict=True))
+        del columns[:many]
+    if comparison.judged is not None:
+        yield from ("", "Verdicts", *_verdict_lines(comparison.judged.verdicts))
+    yield ""
+    yield from _notes(comparison)
 
 
-def _tables(rows: Sequence[_Row], slices: Sequence[str], width: int) -> Iterator[Table]:
-    room = max(width - max(len(name) for name, _ in rows) - _COLUMN_GAP, 1)
-    first = 0
-    while first < len(slices):
-        last, used = first, 0
-        while last < len(slices):
-            used += max(len(slices[last]), *(len(cells[last]) for _, cells in rows)) + _COLUMN_GAP
-            if used > room and last > first:
-                break
-            last += 1
-        table = Table(**_TABLE_STYLE)
-        table.add_column("metric", overflow="fold")
-        for name in slices[first:last]:
-            table.add_column(_text(name), justify="right", overflow="fold")
-        for name, cells in rows:
-            table.add_row(_text(name), *map(_text, cells[first:last]))
-        yield table
-        first = last
-
-
-def _verdict_tables(verdicts: Sequence[Verdict], width: int) -> Iterator[RenderableType]:
+def _verdict_lines(verdicts: Sequence[Verdict]) -> Iterator[str]:
     """Yield the table, where slices of a clause that have no data share a row, and the reasons."""
-    heads = ("estimate", *(["interval"] if width >= _WIDE_TERMINAL else []), "limit", "samples")
-    table = Table(title="Verdicts", **_TABLE_STYLE)
-    table.add_column("verdict", min_width=len("INCONCLUSIVE"))
-    for head in ("clause", "slice", *heads):
-        table.add_column(head, justify="right" if head in heads else "left", overflow="fold")
-
-    def cells(verdict: Verdict) -> Iterator[str]:
-        yield _digits(verdict.estimate) if verdict.samples else ""
-        if "interval" in heads:
-            yield f"[{_bound(verdict.lower)}, {_bound(verdict.upper)}]" if verdict.samples else ""
-        yield from (f"{verdict.limit:.4g}", f"{verdict.samples:,}")
-
-    rows = (((str(v.status), v.cell.clause, v.samples and v.cell.slice, *cells(v)), v.cell.slice) for v in verdicts)
-    for (status, clause, _, *numbers), slices in together(rows).items():
-        table.add_row(_text(status, style=STATUS_STYLE[status]), *map(_text, (clause, listed(slices), *numbers)))
-    yield table
+    rows = []
+    for verdict in verdicts:
+        numbers = (_digits(verdict.estimate), f"[{_bound(verdict.lower)}, {_bound(verdict.upper)}]")
+        said = numbers if verdict.samples else ("", "")
+        about = (str(verdict.status), verdict.cell.clause, *said, f"{verdict.limit:.4g}", f"{verdict.samples:,}")
+        rows.append(((about, verdict.samples and verdict.cell.slice), verdict.cell.slice))
+    heads = ("verdict", "clause", "slice", "estimate", "interval", "limit", "samples")
+    cells = [(status, clause, listed(on), *rest) for ((status, clause, *rest), _), on in together(rows).items()]
+    yield from table_lines(heads, cells)
     for verdict in verdicts:
         if verdict.status in {"FAIL", "INCONCLUSIVE"}:
-            yield _text(f"{verdict.cell.clause} on {verdict.cell.slice}: {verdict.reason}")
+            yield f"{verdict.cell.clause} on {verdict.cell.slice}: {verdict.reason}"
 
 
 def _notes(comparison: LogComparison) -> Iterator[str]:
