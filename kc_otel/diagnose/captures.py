@@ -57,9 +57,8 @@ class CapturedSequence:
     """One sequence as a kernel ran it; boundaries are in the order of execution.
 
     `outputs` are projections, float32 [positions, projections], and `features` their number before. `noise` and
-    `precision` are relative errors of the kernel against itself in another batch, and in the other's number format.
-    `encoded` are the token ids that the kernel itself makes of the conversation; None where it cannot. `unreached` are
-    boundaries of the kernel that the sequence did not reach.
+    `precision` are relative errors against itself in another batch, and in the other's number format. `encoded` is what
+    the kernel itself makes of the conversation; `unreached` are boundaries that the sequence did not reach.
     """
 
     token_ids: tuple[int, ...]
@@ -271,10 +270,7 @@ def compare_captures(
 def _inherited(
     pairs: Sequence[tuple[CapturedSequence, CapturedSequence]], of_logits: NDArray[np.float64]
 ) -> NDArray[np.float64]:
-    """The log-probabilities' relative difference due to the logits': each is its logit less a mean.
-
-    The mean differs by no more than the logits do, so that it is twice as much at most.
-    """
+    """The log-probabilities' relative difference due to the logits': each is its logit less a mean, twice at most."""
     sizes = [[float(np.linalg.norm(a.outputs[key].astype(np.float64))) for key in (_HEAD, SAMPLER)] for a, _ in pairs]
     logits, logprobs = np.array(sizes).T
     with np.errstate(divide="ignore", invalid="ignore"):

@@ -42,10 +42,9 @@ class NotComparableError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Divergence:
-    """Something that is not noise: at a boundary of a module of the inference kernel, empty where there is none.
+    """Something that is not noise, at a boundary and a module of the inference kernel.
 
-    `kind` says whether tokens, shapes, numbers, numbers in another batch, or the sampler's processing differ. `tensors`
-    are a static scale that cuts inputs off, and parameters of the module that differ by more than rounding.
+    `tensors` are a static scale that cuts inputs off, and parameters that differ by more than rounding.
     """
 
     kind: Kind
@@ -59,11 +58,10 @@ class Divergence:
 class Located:
     """The answer to which operator it is; boundaries and findings are in the order of execution.
 
-    `culprit` is the finding with the largest share of the drift, without shares the one with the largest error.
-    `shares` divide the drift of `metric` among what is above noise, and the largest part of it among layers. `observed`
-    is the drift of the inference kernel as it ran, mean over sequences; nan where it was not measured. `confidence` is
-    of every interval and of all names together. `settings` are what to look at before any operator, and `unreached` the
-    operators of both kernels that no sequence reached.
+    `culprit` has the largest share of the drift, without shares the largest error. `shares` divide the drift of
+    `metric` among what is above noise, and its largest part among layers. `observed` is the inference kernel's drift as
+    it ran, mean over sequences. `confidence` is of everything together. `settings` are what to look at before any
+    operator.
     """
 
     contract: str
@@ -83,10 +81,10 @@ class Located:
 
     @property
     def undecided(self) -> str:
-        """Reason why the result is undecided although nothing is named; empty if it is decided.
+        """Reason why nothing is named and nothing ruled out; empty if it is decided.
 
-        Nothing is above noise only where it would have been seen: with sequences enough that reach every boundary of
-        both kernels to name it, and at none more of them beyond the floor than may be where nothing is wrong.
+        Nothing is above noise only where it would have been seen: by sequences enough, at every boundary of both
+        kernels, with no more of them beyond the floor than where nothing is wrong.
         """
         if self.findings:
             return ""

@@ -55,10 +55,7 @@ def read_jsonl(path: Path, columns: Mapping[str, str] | None, read: LinesRead | 
 def table_of_rows(
     rows: Iterable[tuple[str, Mapping[str, Any]]], columns: Mapping[str, str] | None, problems: Problems
 ) -> RaggedTable:
-    """Put rows into columns, one after the other: only their numbers are kept in memory.
-
-    Rows are a place, for messages, and values by column, of which the first has every one.
-    """
+    """Put rows, a place for messages and values by column, into arrays; the first row has every column."""
     names: dict[str, str] = {}
     parts: dict[str, list[NDArray[Any]]] = {}
     attributes: list[Mapping[str, Scalar]] = []
@@ -111,8 +108,7 @@ def scalars_of(values: Mapping[str, Any]) -> dict[str, Scalar]:
 def lines(path: Path, read: LinesRead | None = None) -> Iterator[tuple[int, str]]:
     """Yield the lines of a file, packed or not, that hold anything, with their numbers.
 
-    Lines that `read` counts are skipped, and `read` advances with each further one. A RecordingError if the file does
-    not begin with the lines that it counts.
+    Lines that `read` counts are skipped; a RecordingError if the file no longer begins with them. `read` advances.
     """
     packed = path.suffix == ".gz"
     known = LinesRead() if read is None else replace(read)

@@ -60,10 +60,7 @@ def load_recording(path: str | Path, *, columns: Mapping[str, str] | None = None
 
 
 def load_own(path: Path, columns: Mapping[str, str] | None, read: LinesRead | None = None) -> Recording:
-    """Read a recording in .npz, .jsonl, .jsonl.gz or .parquet; errors as `load_recording`.
-
-    Lines that `read` counts are skipped, and it advances with each further one.
-    """
+    """Read a recording in .npz, .jsonl, .jsonl.gz or .parquet, without the lines that `read` counts so far."""
     format = format_of(path)
     return assembled(read_jsonl(path, columns, read) if format == "jsonl" else _READERS[format](path, columns))
 

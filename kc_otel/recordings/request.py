@@ -53,11 +53,11 @@ class KeptTokens:
 class SampledRequest:
     """One sampled completion of one request. An engine's instrumentation makes it, `kc-otel rescore` reads it.
 
-    `logprobs` are log Q of the sampled tokens, nats: from before `processing` (temperature, top_p, ... by name) where
-    `logprobs_mode` is `raw`, from after it where `processed`, and renormalised over the tokens that truncation kept
-    where the engine says which. `weights` is the version that sampled it; where an update came between its tokens, each
-    step with the index of its first token. `traceparent` is the W3C trace context of its span, `at` its end, unix
-    nanoseconds. The id has the index of the completion where there are several.
+    `logprobs` are log Q of the sampled tokens, nats: from before `processing` where `logprobs_mode` is `raw`, from
+    after it where `processed`, and renormalised over what truncation kept where the engine says which. `weights`
+    sampled it; where an update came between its tokens, each step with the index of its first token. `traceparent` is
+    the W3C context of its span, `at` its end, unix nanoseconds. The id has the index of the completion where there are
+    several.
     """
 
     request_id: str

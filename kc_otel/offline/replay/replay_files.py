@@ -1,10 +1,8 @@
 """Recordings of `kc-otel serve --record` and of the Collector's file exporter, under one contract or under two.
 
-A message that is damaged is skipped and named. Where a length is wrong, nothing says where the next message begins, so
-the rest of that file is lost.
-
-A replay judges the recorded measurements and cannot move traffic: a route does not end the drift of its slice. A
-recorder measures and slices by its own copy of the contract, so that what was added later has no data.
+A damaged message is skipped and named; where a length is wrong, the rest of that file is lost. A replay cannot move
+traffic: a route does not end the drift of its slice. Recorders slice by their own copy of the contract, so that what
+was added later has no data.
 """
 
 from __future__ import annotations

@@ -49,10 +49,9 @@ class SentWebhook:
 
 @dataclass(frozen=True, slots=True)
 class ReplayTimeline:
-    """Timeline of a recording under one contract; everything is in the order of its beginning, Unix times in seconds.
+    """Timeline of a recording under one contract, in the order of beginnings, Unix times in seconds.
 
-    `points` are counted by outcome, `cells` those of the last evaluation, and `not_recorded` sentences on parts of the
-    contract for which the recording has no data.
+    `points` are by outcome, `cells` of the last evaluation; `not_recorded` says what the recording has no data for.
     """
 
     name: str

@@ -71,13 +71,9 @@ async def collect(
 ) -> Collected:
     """Sample from one endpoint, and score the same tokens with the other; it ends early after 20 failures.
 
-    `inference` and `train` are endpoints with their models' names. `enough` says whether the first completions are
-    enough, so that no more are asked for; it is asked at the ascending numbers of completions in `looks`, or with the
-    next prompt that is whole. Prompts are then asked in an order that their file does not decide, each with all its
-    samples. `progress` is called after each completion with those that are done, those that failed, and tokens.
-
-    Raises:
-        RefusedError: If an endpoint answers in a way that would be the same for every prompt.
+    Endpoints come with their models' names. `enough` is asked at the numbers of completions in `looks`; prompts are
+    then in an order that their file does not decide. `progress` gets completions done, failed, and tokens. A
+    RefusedError if an endpoint answers in a way that would be the same for every prompt.
     """
     whole = len(prompts) * samples
     work = enumerate(_order(prompts, samples, shuffled=enough is not None))

@@ -78,12 +78,8 @@ def read_file(
 ) -> Iterator[Imported]:
     """Read the sequences of a file; records that cannot become one are counted in `refusals`.
 
-    `format` is None to find out whose it is; `columns` are names by role, of generic files. Lines that `read` counts
-    are skipped, and it advances with each further one.
-
-    Raises:
-        RecordingError: If it cannot be used.
-        OSError: If it cannot be read.
+    `format` is None to find out whose it is; `columns` are for generic files. Lines that `read` counts are skipped, and
+    it advances with each further one.
     """
     format = format or format_of(path)
     if format == "generic":
@@ -107,11 +103,7 @@ def read_file(
 
 
 def _generic(path: Path, columns: Mapping[str, str] | None, read: LinesRead | None) -> Iterator[Imported]:
-    """The sequences of a recording; a file with one bad sequence is refused as a whole.
-
-    Columns `train_weights` and `inference_weights` with one value per sequence are weight versions; `weight_versions`
-    has the inference kernel's for each token.
-    """
+    """The sequences of a recording; a file with one bad sequence is refused as a whole."""
     log = load_own(path, columns, read)
     ends = np.cumsum(log.lengths)
     per_token = ("token_ids", "advantages", "train_kept", "versions")
