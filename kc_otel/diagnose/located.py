@@ -33,7 +33,6 @@ Kind = Literal["tokens", "shape", "drift", "batch", "sampler"]
 
 _HEADER: Final = ("boundary", "own error", "drift", "floor", "prompt", "completion", "above")
 _MAX_BOUNDARIES: Final = 12
-_MIN_SHARE_SAID: Final = 0.05
 
 
 class NotComparableError(ValueError):
@@ -287,28 +286,12 @@ def located_sentence(located: Located) -> str:
     if culprit.tensors:
         said.append(next(part for part in culprit.sentence.split("; ") if part.startswith("tensor ")))
     if located.shares and located.shares[0].whole:
-        said.append(_largest_shares(located) + (" (roughly)" if located.is_rough else ""))
+        largest = located.shares[0].components[0]
+        rough = " (roughly)" if located.is_rough else ""
+        said.append(f"{_share(largest)} of {located.metric} comes from {largest.name}{rough}")
     if culprit is not first:
-        said.append(f"first divergence: {finding_name(first)}{_part_of(first, located)}")
+        said.append(f"first divergence: {finding_name(first)}")
     return f"{'; '.join(said)} ({seen})"
-
-
-def _largest_shares(located: Located) -> str:
-    whole = located.shares[0].components
-    said = [f"{_share(whole[0])} of {located.metric} comes from {whole[0].name}"]
-    if len(located.shares) > 1:
-        operator = whole[0].name.split(" in ")[0]
-        layer = next(part for part in located.shares[1].components if part.name.startswith(operator))
-        said[0] += f", {_percent(layer.share.estimate)} % from {layer.name.rpartition(' in ')[2]} alone"
-    said += [f"{_share(share)} from {share.name}" for share in whole[1:3] if share.share.estimate >= _MIN_SHARE_SAID]
-    return "; ".join(said)
-
-
-def _part_of(finding: Divergence, located: Located) -> str:
-    operator = finding.boundary.operator
-    shares = located.shares[0].components if located.shares else ()
-    found = next((share for share in shares if share.name.split(" in ")[0] == operator), None)
-    return "" if found is None else f", {_percent(found.share.estimate)} % of it"
 
 
 def finding_name(finding: Divergence) -> str:

@@ -16,8 +16,8 @@ from kc_otel.record.measure.checks import check_block, difference
 from kc_otel.record.measure.remarks import swapped
 from kc_otel.record.measure.sampled import renormalised, saturated
 from kc_otel.record.measure.token_checks import LOOK, TOO_SURE, more_than_all, penalised
+from kc_otel.recordings.read_table import FLOATS, LOGITS, MASK, Problems, RaggedTable
 from kc_otel.recordings.recording import DENSITY, Recording, RecordingError, group_of
-from kc_otel.recordings.table import FLOATS, LOGITS, MASK, Problems, RaggedTable
 from kc_otel.stats.surplus import surely_surplus, sureness, surplus
 
 _HALF_PRECISION: Final = 0.25

@@ -9,7 +9,6 @@ import base64
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from types import MappingProxyType
 from typing import Any, Final
 
 import numpy as np
@@ -25,17 +24,15 @@ COLUMNS: Final = "request_id, prompt_ids, token_ids, logprobs, about"
 SUPPORTED: Final = ("temperature", "top_k", "top_p", "min_p")
 """Processing that a score function has to apply to the training kernel's logits, in this order."""
 
-NEUTRAL: Final[Mapping[str, tuple[Scalar, ...]]] = MappingProxyType(
-    {
-        "temperature": (1.0,),
-        "top_p": (1.0,),
-        "top_k": (0, -1),
-        "min_p": (0.0,),
-        "repetition_penalty": (1.0,),
-        "presence_penalty": (0.0,),
-        "frequency_penalty": (0.0,),
-    }
-)
+NEUTRAL: Final[Mapping[str, tuple[Scalar, ...]]] = {
+    "temperature": (1.0,),
+    "top_p": (1.0,),
+    "top_k": (0, -1),
+    "min_p": (0.0,),
+    "repetition_penalty": (1.0,),
+    "presence_penalty": (0.0,),
+    "frequency_penalty": (0.0,),
+}
 """Values of sampling parameters at which tokens are drawn from the softmax of the logits, the usual one first."""
 _IDS: Final = "<i4"
 _LOGPROBS: Final = "<f4"

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final, Generic, TypeVar
+from typing import Generic, TypeVar
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,12 +71,6 @@ class ReplayTimeline:
 
 Span = TypeVar("Span", AlertSpan, DecisionSpan)
 
-_ALERT_KEYS: Final[tuple[Callable[[AlertSpan], object], ...]] = (
-    lambda span: (_cell(span), span.step),
-    lambda span: (_cell(span), span.on, span.severity),
-    lambda span: (_cell(span), span.on),
-)
-
 
 @dataclass(frozen=True, slots=True)
 class MovedSpan(Generic[Span]):
@@ -120,9 +114,8 @@ def differences(old: ReplayTimeline, new: ReplayTimeline, apart: float) -> Timel
     Alerts are paired when they are about the same clause, slice and kernels and at most `apart` seconds lie between
     them: first those of equal steps, then of the same severity, then any that wait for the same verdict, nearest first.
     """
-    pairs, dropped, added = _paired(old.alerts, new.alerts, _ALERT_KEYS, apart)
-    same_decision = (lambda span: (span.what, span.slice, span.avoid),)
-    decisions, ended, begun = _paired(old.decisions, new.decisions, same_decision, apart)
+    pairs, dropped, added = _paired(old.alerts, new.alerts, apart)
+    decisions, ended, begun = _paired(old.decisions, new.decisions, apart)
     before = Counter((message.endpoint, message.reason) for message in old.messages)
     after = Counter((message.endpoint, message.reason) for message in new.messages)
     return TimelineDifferences(
@@ -137,35 +130,42 @@ def differences(old: ReplayTimeline, new: ReplayTimeline, apart: float) -> Timel
 
 
 def _paired(
-    old: Sequence[Span], new: Sequence[Span], keys: Sequence[Callable[[Span], object]], apart: float
+    old: Sequence[Span], new: Sequence[Span], apart: float
 ) -> tuple[list[MovedSpan[Span]], tuple[Span, ...], tuple[Span, ...]]:
-    left, right = list(old), list(new)
+    """Pairs of the same alert or decision, the nearest first, and what is left on either side."""
+    there: dict[object, list[Span]] = {}
+    for other in sorted(new, key=lambda span: span.start, reverse=True):
+        there.setdefault(_about(other), []).append(other)
+    near = sorted(
+        (
+            (_unlike(span, other), number, span, other)
+            for number, span in enumerate(old)
+            for other in there.get(_about(span), ())
+            if other.start <= _end(span) + apart and _end(other) >= span.start - apart
+        ),
+        key=lambda found: found[:2],
+    )
+    taken: set[int] = set()
     pairs: list[MovedSpan[Span]] = []
-    for key in keys:
-        there: dict[object, list[Span]] = {}
-        for other in sorted(right, key=lambda span: span.start, reverse=True):
-            there.setdefault(key(other), []).append(other)
-        near = sorted(
-            (
-                (abs(span.start - other.start), _ends_apart(span, other), number, span, other)
-                for number, span in enumerate(left)
-                for other in there.get(key(span), ())
-                if other.start <= _end(span) + apart and _end(other) >= span.start - apart
-            ),
-            key=lambda found: found[:3],
-        )
-        taken: set[int] = set()
-        for _, _, _, span, other in near:
-            if not {id(span), id(other)} & taken:
-                taken |= {id(span), id(other)}
-                pairs.append(MovedSpan(span, other))
-        left = [span for span in left if id(span) not in taken]
-        right = [span for span in right if id(span) not in taken]
-    return sorted(pairs, key=lambda pair: pair.new.start), tuple(left), tuple(right)
+    for _, _, span, other in near:
+        if not {id(span), id(other)} & taken:
+            taken |= {id(span), id(other)}
+            pairs.append(MovedSpan(span, other))
+    left, right = (tuple(span for span in side if id(span) not in taken) for side in (old, new))
+    return sorted(pairs, key=lambda pair: pair.new.start), left, right
 
 
-def _ends_apart(span: AlertSpan | DecisionSpan, other: AlertSpan | DecisionSpan) -> float:
-    return 0.0 if span.end == other.end else abs(_end(span) - _end(other))
+def _about(span: AlertSpan | DecisionSpan) -> tuple[str, ...]:
+    if isinstance(span, DecisionSpan):
+        return span.what, span.slice, span.avoid
+    return span.clause, span.slice, span.kernel_train, span.kernel_inference, span.on
+
+
+def _unlike(span: Span, other: Span) -> tuple[bool, bool, float, float]:
+    """Sort key of a pair: of another step, of another severity, and how far apart the ends are."""
+    step, severity = (getattr(span, name, "") != getattr(other, name, "") for name in ("step", "severity"))
+    ends = 0.0 if span.end == other.end else abs(_end(span) - _end(other))
+    return step, severity, abs(span.start - other.start), ends
 
 
 def _end(span: AlertSpan | DecisionSpan) -> float:
@@ -178,7 +178,3 @@ def _moved(pair: MovedSpan[Span]) -> bool:
 
 def _acts(span: AlertSpan) -> tuple[str, frozenset[str]]:
     return span.severity, frozenset(span.actions)
-
-
-def _cell(span: AlertSpan) -> tuple[str, str, str, str]:
-    return span.clause, span.slice, span.kernel_train, span.kernel_inference

@@ -10,10 +10,9 @@ from typing import Any
 
 from kc_otel.contract.json_text import read_json_text
 from kc_otel.contract.slices import Scalar
-from kc_otel.recordings.read_table import lines, scalars_of
+from kc_otel.recordings.read_table import ATTRIBUTES, Problems, lines, scalars_of
 from kc_otel.recordings.recording import RecordingError
 from kc_otel.recordings.request import NEUTRAL, effective
-from kc_otel.recordings.table import ATTRIBUTES, Problems
 
 
 @dataclass(frozen=True, slots=True)
