@@ -63,7 +63,7 @@ def assembled(table: RaggedTable) -> Recording:
         inference=given["inference"],
         lengths=lengths,
         attributes=tuple(
-            {LENGTH: length, **table.attributes[row]} for row, length in zip(numbers, lengths.tolist(), strict=True)
+            {LENGTH: length, **table.attributes[row]} for row, length in zip(numbers.tolist(), lengths.tolist(), strict=True)
         ),
         token_ids=given["token_ids"].astype(np.int64) if "token_ids" in given else None,
         advantages=given.get("advantages"),
@@ -73,7 +73,7 @@ def assembled(table: RaggedTable) -> Recording:
         source=table.source,
         train_logits=given.get("train_logits"),
         inference_logits=given.get("inference_logits"),
-        masked=tuple({LENGTH: 0, **table.attributes[row]} for row in np.flatnonzero(~used)),
+        masked=tuple({LENGTH: 0, **table.attributes[row]} for row in np.flatnonzero(~used).tolist()),
         unread=table.unread,
     )
 
