@@ -63,7 +63,8 @@ def assembled(table: RaggedTable) -> Recording:
         inference=given["inference"],
         lengths=lengths,
         attributes=tuple(
-            {LENGTH: length, **table.attributes[row]} for row, length in zip(numbers.tolist(), lengths.tolist(), strict=True)
+            {LENGTH: length, **table.attributes[row]}
+            for row, length in zip(numbers.tolist(), lengths.tolist(), strict=True)
         ),
         token_ids=given["token_ids"].astype(np.int64) if "token_ids" in given else None,
         advantages=given.get("advantages"),
