@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 import shutil
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping
 from itertools import accumulate
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
@@ -20,17 +20,15 @@ from kc_otel.cli.terminal import (
     columns_of,
     pairs,
     table_lines,
-    together,
     unusable,
 )
 from kc_otel.contract.plain_text import plain
-from kc_otel.contract.words import did_you_mean, listed
+from kc_otel.contract.words import did_you_mean, interval, listed, number
 
 if TYPE_CHECKING:
-    from kc_otel.judge.verdict import Verdict
-    from kc_otel.offline.compare import LogComparison
+    from kc_otel.offline.gate.recorded_verdicts import RecordingVerdicts
+    from kc_otel.record.measure.rounding import CoarseSide
     from kc_otel.recordings.recording import Recording
-    from kc_otel.stats import Interval
 
 _COLUMN_GAP: Final = 2
 
@@ -63,7 +61,7 @@ def compare(
     """
     # Everything below needs NumPy; --help does not.
     from kc_otel.contract.load import load  # noqa: PLC0415
-    from kc_otel.offline.compare import LogComparison, as_data, by_attributes, report  # noqa: PLC0415
+    from kc_otel.offline.compare import by_attributes, comparison_data, verdict_line  # noqa: PLC0415
     from kc_otel.offline.gate.recorded_verdicts import by_contract, judge  # noqa: PLC0415
     from kc_otel.record.measure.rounding import coarse_side  # noqa: PLC0415
     from kc_otel.recordings.recording_files import load_recording  # noqa: PLC0415
@@ -77,18 +75,19 @@ def compare(
         judged = judge(promise, parts, time.time()) if promise is not None else None
         parts = _chosen(slice or [], parts)
     width = clip or (promise.assumptions.clip if promise is not None else None) or 0.2
-    slices = [report(name, part, confidence=confidence, clip=width) for name, part in parts.items()]
-    if judged is not None and slice:
-        judged = judged.on(slice)
-    coarse, masked = coarse_side(log.train, log.inference), len(log.masked)
-    comparison = LogComparison(
-        log.source, log.lengths.size, log.train.size, masked, confidence, width, slices, judged, coarse
-    )
+    judged = judged.on(slice) if judged is not None and slice else judged
+    data = comparison_data(log, parts, judged, confidence=confidence, clip=width)
     if as_json:
-        typer.echo(json.dumps(as_data(comparison), indent=2, allow_nan=False))
-    else:
-        for said in comparison_lines(comparison, shutil.get_terminal_size().columns):
-            typer.echo(plain(said))
+        typer.echo(json.dumps(data, indent=2, allow_nan=False))
+        return
+    lines = [*_table_lines(data, shutil.get_terminal_size().columns), ""]
+    if judged is not None:
+        why = {
+            verdict: f"; {verdict.reason}" for verdict in judged.verdicts if verdict.status in {"FAIL", "INCONCLUSIVE"}
+        }
+        lines += ["Verdicts", *(verdict_line(verdict) + why.get(verdict, "") for verdict in judged.verdicts), ""]
+    for line in (*lines, *_notes(data, judged, coarse_side(log.train, log.inference))):
+        typer.echo(plain(line))
 
 
 def _chosen(names: list[str], parts: dict[str, Recording | None]) -> dict[str, Recording | None]:
@@ -98,15 +97,20 @@ def _chosen(names: list[str], parts: dict[str, Recording | None]) -> dict[str, R
     return {name: part for name, part in parts.items() if not names or name in names}
 
 
-def comparison_lines(comparison: LogComparison, width: int) -> Iterator[str]:
-    """Yield a line for each quantity, where slices do not fit beside each other in several tables, and the verdicts."""
-    shown = [part for part in comparison.slices if part.tokens]
-    masked = f"; {comparison.masked:,} more have no token that counts" if comparison.masked else ""
-    yield f"{comparison.source}: {comparison.sequences:,} sequences, {comparison.tokens:,} tokens{masked}"
-    names = dict.fromkeys(name for part in shown for name in part.own)
+def _table_lines(data: Mapping[str, Any], width: int) -> Iterator[str]:
+    """Yield a line for each quantity, where slices do not fit beside each other in several tables."""
+    shown = [part for part in data["slices"] if part["tokens"]]
+    masked = f"; {data['masked_sequences']:,} more have no token that counts" if data["masked_sequences"] else ""
+    yield f"{data['source']}: {data['sequences']:,} sequences, {data['tokens']:,} tokens{masked}"
+    names = dict.fromkeys(name for part in shown for name in part["kc"])
     first = ("metric", "sequences", "tokens", *names)
     columns = [
-        (part.name, f"{part.sequences:,}", f"{part.tokens:,}", *(_interval(part.own.get(name)) for name in names))
+        (
+            part["slice"],
+            f"{part['sequences']:,}",
+            f"{part['tokens']:,}",
+            *(_interval(part["kc"].get(name)) for name in names),
+        )
         for part in shown
     ]
     while columns:
@@ -115,58 +119,30 @@ def comparison_lines(comparison: LogComparison, width: int) -> Iterator[str]:
         yield ""
         yield from table_lines((), zip(first, *columns[:many], strict=True))
         del columns[:many]
-    if comparison.judged is not None:
-        yield from ("", "Verdicts", *_verdict_lines(comparison.judged.verdicts))
-    yield ""
-    yield from _notes(comparison)
 
 
-def _verdict_lines(verdicts: Sequence[Verdict]) -> Iterator[str]:
-    """Yield the table, where slices of a clause that have no data share a row, and the reasons."""
-    rows = []
-    for verdict in verdicts:
-        numbers = (_digits(verdict.estimate), f"[{_bound(verdict.lower)}, {_bound(verdict.upper)}]")
-        said = numbers if verdict.samples else ("", "")
-        about = (str(verdict.status), verdict.cell.clause, *said, f"{verdict.limit:.4g}", f"{verdict.samples:,}")
-        rows.append(((about, verdict.samples and verdict.cell.slice), verdict.cell.slice))
-    heads = ("verdict", "clause", "slice", "estimate", "interval", "limit", "samples")
-    cells = [(status, clause, listed(on), *rest) for ((status, clause, *rest), _), on in together(rows).items()]
-    yield from table_lines(heads, cells)
-    for verdict in verdicts:
-        if verdict.status in {"FAIL", "INCONCLUSIVE"}:
-            yield f"{verdict.cell.clause} on {verdict.cell.slice}: {verdict.reason}"
-
-
-def _notes(comparison: LogComparison) -> Iterator[str]:
-    if empty := [part.name for part in comparison.slices if not part.tokens]:
+def _notes(data: Mapping[str, Any], judged: RecordingVerdicts | None, coarse: CoarseSide | None) -> Iterator[str]:
+    if empty := [part["slice"] for part in data["slices"] if not part["tokens"]]:
         yield f"no sequence of this recording is in slice{'s' * (len(empty) > 1)} {listed(empty)}"
-    if comparison.judged is not None:
-        yield from (f"not judged: {sentence}" for sentence in comparison.judged.left_out)
-        if note := comparison.judged.age_note:
+    if judged is not None:
+        yield from (f"not judged: {sentence}" for sentence in judged.left_out)
+        if note := judged.age_note:
             yield note
-    if comparison.coarse is not None:
-        yield str(comparison.coarse)
+    if coarse is not None:
+        yield str(coarse)
     yield (
-        f"Each interval holds with {100 * comparison.confidence:g}% confidence and treats tokens as independent; that "
-        "of tv_seq treats sequences as independent. A bound of inf means none: it needs more observations, or one "
-        f"exceeded the cap. clip_budget_share is for a clip range of {comparison.clip:g}."
+        f"Each interval holds with {100 * data['confidence']:g}% confidence and treats tokens as independent; that of "
+        "tv_seq treats sequences as independent. A missing bound needs more observations, or one "
+        f"exceeded the cap. clip_budget_share is for a clip range of {data['clip']:g}."
     )
 
 
-def _interval(of: Interval | None) -> str:
+def _interval(of: Mapping[str, Any] | None) -> str:
     if of is None:
         return "-"
-    if of.lower == of.upper == of.estimate:
-        return _digits(of.estimate)
-    return f"{of.estimate:.3g} [{_bound(of.lower)}, {_bound(of.upper)}]"
-
-
-def _digits(number: float) -> str:
-    return f"{number:.4g}"  # as many as tell two kernels apart; JSON has all of them
-
-
-def _bound(number: float) -> str:
-    return f"{number:.3g}"
+    if of["lower"] == of["upper"] == of["estimate"]:
+        return number(of["estimate"])
+    return f"{number(of['estimate'])} {interval(of['lower'], of['upper'])}"
 
 
 def diagnose(
