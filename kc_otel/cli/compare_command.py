@@ -3,48 +3,34 @@
 from __future__ import annotations
 
 import json
+import shutil
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping
+from itertools import accumulate
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
-from rich.box import SIMPLE_HEAD
-from rich.console import Console, RenderableType
-from rich.table import Table
-from rich.text import Text
 
 from kc_otel.cli.terminal import (
-    STATUS_STYLE,
     Columns,
     PrintJson,
     SequenceAttributes,
     attributes_of,
     columns_of,
     pairs,
-    together,
+    table_lines,
     unusable,
 )
 from kc_otel.contract.plain_text import plain
-from kc_otel.contract.words import did_you_mean, listed
+from kc_otel.contract.words import did_you_mean, interval, listed, number
 
 if TYPE_CHECKING:
-    from kc_otel.judge.verdict import Verdict
-    from kc_otel.offline.compare import LogComparison, SliceReport
+    from kc_otel.offline.gate.recorded_verdicts import RecordingVerdicts
+    from kc_otel.record.measure.rounding import CoarseSide
     from kc_otel.recordings.recording import Recording
-    from kc_otel.stats import Interval
 
-_WIDE_TERMINAL: Final = 110
 _COLUMN_GAP: Final = 2
-_TABLE_STYLE: Final[dict[str, Any]] = {
-    "box": SIMPLE_HEAD,
-    "title_justify": "left",
-    "show_edge": False,
-    "pad_edge": False,
-    "padding": (0, _COLUMN_GAP, 0, 0),
-}
-_Row = tuple[str, list[str]]
-"""A name, and a cell per slice."""
 
 
 def compare(
@@ -73,9 +59,9 @@ def compare(
       kc-otel compare rollouts.npz --by task
       kc-otel compare rollouts.npz --contract policy.yaml
     """
-    # Everything below needs NumPy, rich or more; --help does not.
+    # Everything below needs NumPy; --help does not.
     from kc_otel.contract.load import load  # noqa: PLC0415
-    from kc_otel.offline.compare import LogComparison, as_data, by_attributes, report  # noqa: PLC0415
+    from kc_otel.offline.compare import by_attributes, comparison_data, verdict_line  # noqa: PLC0415
     from kc_otel.offline.gate.recorded_verdicts import by_contract, judge  # noqa: PLC0415
     from kc_otel.record.measure.rounding import coarse_side  # noqa: PLC0415
     from kc_otel.recordings.recording_files import load_recording  # noqa: PLC0415
@@ -89,17 +75,19 @@ def compare(
         judged = judge(promise, parts, time.time()) if promise is not None else None
         parts = _chosen(slice or [], parts)
     width = clip or (promise.assumptions.clip if promise is not None else None) or 0.2
-    slices = [report(name, part, confidence=confidence, clip=width) for name, part in parts.items()]
-    if judged is not None and slice:
-        judged = judged.on(slice)
-    coarse, masked = coarse_side(log.train, log.inference), len(log.masked)
-    comparison = LogComparison(
-        log.source, log.lengths.size, log.train.size, masked, confidence, width, slices, judged, coarse
-    )
+    judged = judged.on(slice) if judged is not None and slice else judged
+    data = comparison_data(log, parts, judged, confidence=confidence, clip=width)
     if as_json:
-        typer.echo(json.dumps(as_data(comparison), indent=2, allow_nan=False))
-    else:
-        print_tables(comparison, Console())
+        typer.echo(json.dumps(data, indent=2, allow_nan=False))
+        return
+    lines = [*_table_lines(data, shutil.get_terminal_size().columns), ""]
+    if judged is not None:
+        why = {
+            verdict: f"; {verdict.reason}" for verdict in judged.verdicts if verdict.status in {"FAIL", "INCONCLUSIVE"}
+        }
+        lines += ["Verdicts", *(verdict_line(verdict) + why.get(verdict, "") for verdict in judged.verdicts), ""]
+    for line in (*lines, *_notes(data, judged, coarse_side(log.train, log.inference))):
+        typer.echo(plain(line))
 
 
 def _chosen(names: list[str], parts: dict[str, Recording | None]) -> dict[str, Recording | None]:
@@ -109,107 +97,52 @@ def _chosen(names: list[str], parts: dict[str, Recording | None]) -> dict[str, R
     return {name: part for name, part in parts.items() if not names or name in names}
 
 
-def print_tables(comparison: LogComparison, console: Console) -> None:
-    """Tables that fit the console: where slices do not fit beside each other, they follow below each other."""
-    shown = [part for part in comparison.slices if part.tokens]
-    masked = f"; {comparison.masked:,} more have no token that counts" if comparison.masked else ""
-    counted = f"{comparison.source}: {comparison.sequences:,} sequences, {comparison.tokens:,} tokens{masked}"
-    console.print(_text(counted, style="bold"))
-    for table in _tables(_rows(shown), [part.name for part in shown], console.width):
-        console.print(Text(), table)
-    if comparison.judged is not None:
-        console.print(Text(), *_verdict_tables(comparison.judged.verdicts, console.width), sep="\n")
-    for note in _notes(comparison):
-        console.print(_text(note, style="dim"))
-
-
-def _text(said: str, style: str = "") -> Text:
-    """Make text from a recording, a file name or a contract safe to show in a terminal."""
-    return Text(plain(said), style=style)
-
-
-def _rows(parts: Sequence[SliceReport]) -> list[_Row]:
-    names = dict.fromkeys(name for part in parts for name in part.own)
-    return [
-        ("sequences", [f"{part.sequences:,}" for part in parts]),
-        ("tokens", [f"{part.tokens:,}" for part in parts]),
-        *((name, [_interval(part.own.get(name)) for part in parts]) for name in names),
+def _table_lines(data: Mapping[str, Any], width: int) -> Iterator[str]:
+    """Yield a line for each quantity, where slices do not fit beside each other in several tables."""
+    shown = [part for part in data["slices"] if part["tokens"]]
+    masked = f"; {data['masked_sequences']:,} more have no token that counts" if data["masked_sequences"] else ""
+    yield f"{data['source']}: {data['sequences']:,} sequences, {data['tokens']:,} tokens{masked}"
+    names = dict.fromkeys(name for part in shown for name in part["kc"])
+    first = ("metric", "sequences", "tokens", *names)
+    columns = [
+        (
+            part["slice"],
+            f"{part['sequences']:,}",
+            f"{part['tokens']:,}",
+            *(_interval(part["kc"].get(name)) for name in names),
+        )
+        for part in shown
     ]
+    while columns:
+        fits = list(accumulate(max(map(len, column)) + _COLUMN_GAP for column in (first, *columns)))
+        many = max(sum(end - _COLUMN_GAP <= width for end in fits) - 1, 1)
+        yield ""
+        yield from table_lines((), zip(first, *columns[:many], strict=True))
+        del columns[:many]
 
 
-def _tables(rows: Sequence[_Row], slices: Sequence[str], width: int) -> Iterator[Table]:
-    room = max(width - max(len(name) for name, _ in rows) - _COLUMN_GAP, 1)
-    first = 0
-    while first < len(slices):
-        last, used = first, 0
-        while last < len(slices):
-            used += max(len(slices[last]), *(len(cells[last]) for _, cells in rows)) + _COLUMN_GAP
-            if used > room and last > first:
-                break
-            last += 1
-        table = Table(**_TABLE_STYLE)
-        table.add_column("metric", overflow="fold")
-        for name in slices[first:last]:
-            table.add_column(_text(name), justify="right", overflow="fold")
-        for name, cells in rows:
-            table.add_row(_text(name), *map(_text, cells[first:last]))
-        yield table
-        first = last
-
-
-def _verdict_tables(verdicts: Sequence[Verdict], width: int) -> Iterator[RenderableType]:
-    """Yield the table, where slices of a clause that have no data share a row, and the reasons."""
-    heads = ("estimate", *(["interval"] if width >= _WIDE_TERMINAL else []), "limit", "samples")
-    table = Table(title="Verdicts", **_TABLE_STYLE)
-    table.add_column("verdict", min_width=len("INCONCLUSIVE"))
-    for head in ("clause", "slice", *heads):
-        table.add_column(head, justify="right" if head in heads else "left", overflow="fold")
-
-    def cells(verdict: Verdict) -> Iterator[str]:
-        yield _digits(verdict.estimate) if verdict.samples else ""
-        if "interval" in heads:
-            yield f"[{_bound(verdict.lower)}, {_bound(verdict.upper)}]" if verdict.samples else ""
-        yield from (f"{verdict.limit:.4g}", f"{verdict.samples:,}")
-
-    rows = (((str(v.status), v.cell.clause, v.samples and v.cell.slice, *cells(v)), v.cell.slice) for v in verdicts)
-    for (status, clause, _, *numbers), slices in together(rows).items():
-        table.add_row(_text(status, style=STATUS_STYLE[status]), *map(_text, (clause, listed(slices), *numbers)))
-    yield table
-    for verdict in verdicts:
-        if verdict.status in {"FAIL", "INCONCLUSIVE"}:
-            yield _text(f"{verdict.cell.clause} on {verdict.cell.slice}: {verdict.reason}")
-
-
-def _notes(comparison: LogComparison) -> Iterator[str]:
-    if empty := [part.name for part in comparison.slices if not part.tokens]:
+def _notes(data: Mapping[str, Any], judged: RecordingVerdicts | None, coarse: CoarseSide | None) -> Iterator[str]:
+    if empty := [part["slice"] for part in data["slices"] if not part["tokens"]]:
         yield f"no sequence of this recording is in slice{'s' * (len(empty) > 1)} {listed(empty)}"
-    if comparison.judged is not None:
-        yield from (f"not judged: {sentence}" for sentence in comparison.judged.left_out)
-        if note := comparison.judged.age_note:
+    if judged is not None:
+        yield from (f"not judged: {sentence}" for sentence in judged.left_out)
+        if note := judged.age_note:
             yield note
-    if comparison.coarse is not None:
-        yield str(comparison.coarse)
+    if coarse is not None:
+        yield str(coarse)
     yield (
-        f"Each interval holds with {100 * comparison.confidence:g}% confidence and treats tokens as independent; that "
-        "of tv_seq treats sequences as independent. A bound of inf means none: it needs more observations, or one "
-        f"exceeded the cap. clip_budget_share is for a clip range of {comparison.clip:g}."
+        f"Each interval holds with {100 * data['confidence']:g}% confidence and treats tokens as independent; that of "
+        "tv_seq treats sequences as independent. A missing bound needs more observations, or one "
+        f"exceeded the cap. clip_budget_share is for a clip range of {data['clip']:g}."
     )
 
 
-def _interval(of: Interval | None) -> str:
+def _interval(of: Mapping[str, Any] | None) -> str:
     if of is None:
         return "-"
-    if of.lower == of.upper == of.estimate:
-        return _digits(of.estimate)
-    return f"{of.estimate:.3g} [{_bound(of.lower)}, {_bound(of.upper)}]"
-
-
-def _digits(number: float) -> str:
-    return f"{number:.4g}"  # as many as tell two kernels apart; JSON has all of them
-
-
-def _bound(number: float) -> str:
-    return f"{number:.3g}"
+    if of["lower"] == of["upper"] == of["estimate"]:
+        return number(of["estimate"])
+    return f"{number(of['estimate'])} {interval(of['lower'], of['upper'])}"
 
 
 def diagnose(

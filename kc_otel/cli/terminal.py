@@ -191,8 +191,8 @@ def together(rows: Iterable[tuple[Hashable, str]]) -> dict[Any, list[str]]:
 
 
 def table_lines(header: Sequence[str], rows: Iterable[Sequence[str]]) -> Iterator[str]:
-    """Yield a line for the header and each row, in columns."""
-    whole = [header, *rows]
+    """Yield a line for the header, if there is one, and each row, in columns."""
+    whole = [*([header] if header else []), *rows]
     widths = [max(map(len, column)) for column in zip(*whole, strict=True)]
     for row in whole:
         yield "  ".join(map(str.ljust, row, widths)).rstrip()

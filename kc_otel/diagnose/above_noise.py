@@ -41,10 +41,9 @@ LEAST_FLOOR: Final = 2e-6
 class BoundaryDrift:
     """Measurements at one boundary: relative errors, medians over sequences with intervals; nan where there is none.
 
-    `local` is the error of the inference kernel's operator given the training kernel's inputs, `drift` of the kernels
-    as they ran, everything upstream included. The noise of each kernel against itself in other batches, and the
-    training operator's `precision` in the other's format, are the largest of any sequence. `above` is the share beyond
-    `NOISE_FACTOR` times the floor of the sequences that reach the boundary, with its interval at the corrected level.
+    `local` is the operator's error on the training kernel's inputs, `drift` of the kernels as they ran. Noise is of
+    each kernel against itself in other batches, `precision` of the training operator in the other's format, the largest
+    of any sequence. `above` is the share of the sequences that reach it beyond `NOISE_FACTOR` times the floor.
     """
 
     boundary: Boundary
@@ -104,8 +103,7 @@ def boundary_drift(
 ) -> tuple[BoundaryDrift, ...]:
     """Test each boundary, in the order of execution, on the sequences that reach it.
 
-    `alpha` is the chance that any is named although none is above noise; no floor is below `rounding`, the relative
-    error of writing a value in the inference kernel's number format.
+    `alpha` is the chance that any is named although none is above noise; no floor is below `rounding`.
     """
     if not measured:
         raise ValueError("no boundary was measured; the two kernels share no operator by name")

@@ -148,8 +148,7 @@ def layer_of(name: str) -> int | None:
 def boundaries_of(modules: Iterable[tuple[str, bool]]) -> dict[str, Boundary]:
     """The boundary of each module that is one, by its dotted name, given with whether it is a leaf with parameters.
 
-    What has a name of the table is one, and so is every leaf with parameters. Where two modules would have the same
-    name, as experts do, each keeps its path within the layer.
+    Such leaves and the table's names are. Where two would have the same name, as experts do, each keeps its path.
     """
     found: dict[str, tuple[int | None, str, str]] = {}
     for name, is_leaf in modules:

@@ -36,11 +36,7 @@ _KV_FORMATS: Final = {"fp8-e4m3": torch.float8_e4m3fn, "fp8-e5m2": torch.float8_
 
 
 def torch_kernel_from(target: str, spec: KernelSpec) -> TorchKernel:
-    """The kernel that a text names: `FILE.py:NAME`, or a folder with a Hugging Face checkpoint; a ValueError if none.
-
-    A checkpoint is loaded in the number format that the contract says, or in its own, without anything from a network;
-    where the contract says an fp8 KV cache, keys and values are rounded as they are written.
-    """
+    """The kernel of `FILE.py:NAME`, or of a folder with a Hugging Face checkpoint; a ValueError if it is none."""
     if target.startswith(VLLM):
         raise ValueError(f"{target}: an engine is no training kernel; give a torch module or a checkpoint's folder")
     folder = Path(target)
@@ -87,8 +83,7 @@ def captured_by(
 ) -> Iterator[CapturedSequence]:
     """Yield a named kernel's captures of sequences; names are those of `kernel_from`.
 
-    `precision` is the number format whose rounding is measured in a torch kernel; an engine decodes so many tokens
-    after each prompt that has no completion.
+    Rounding to `precision` is measured in a torch kernel; an engine decodes so many tokens after a bare prompt.
     """
     dtype = None if precision is None else getattr(torch, precision, None)
     if precision is not None and not isinstance(dtype, torch.dtype):
@@ -169,10 +164,7 @@ def _sampling(folder: Path) -> dict[str, Any]:
 def capture_kernel(
     kernel: WatchedKernel, sequences: Sequence[TokenSequence], *, precision: torch.dtype | None = None
 ) -> Iterator[CapturedSequence]:
-    """Yield the outputs of a kernel's operators on each sequence, one at a time, and the distributions it samples from.
-
-    Products of one input count as one operator, as engines compute them.
-    """
+    """Yield what a kernel gives on each sequence, its distributions too; products of one input are one operator."""
     rounded = None
     if isinstance(kernel, TorchKernel):
         kernel = replace(kernel, is_fused=True)

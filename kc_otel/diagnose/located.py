@@ -33,7 +33,6 @@ Kind = Literal["tokens", "shape", "drift", "batch", "sampler"]
 
 _HEADER: Final = ("boundary", "own error", "drift", "floor", "prompt", "completion", "above")
 _MAX_BOUNDARIES: Final = 12
-_MIN_SHARE_SAID: Final = 0.05
 
 
 class NotComparableError(ValueError):
@@ -42,10 +41,9 @@ class NotComparableError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Divergence:
-    """Something that is not noise: at a boundary of a module of the inference kernel, empty where there is none.
+    """Something that is not noise, at a boundary and a module of the inference kernel.
 
-    `kind` says whether tokens, shapes, numbers, numbers in another batch, or the sampler's processing differ. `tensors`
-    are a static scale that cuts inputs off, and parameters of the module that differ by more than rounding.
+    `tensors` are a static scale that cuts inputs off, and parameters that differ by more than rounding.
     """
 
     kind: Kind
@@ -59,11 +57,10 @@ class Divergence:
 class Located:
     """The answer to which operator it is; boundaries and findings are in the order of execution.
 
-    `culprit` is the finding with the largest share of the drift, without shares the one with the largest error.
-    `shares` divide the drift of `metric` among what is above noise, and the largest part of it among layers. `observed`
-    is the drift of the inference kernel as it ran, mean over sequences; nan where it was not measured. `confidence` is
-    of every interval and of all names together. `settings` are what to look at before any operator, and `unreached` the
-    operators of both kernels that no sequence reached.
+    `culprit` has the largest share of the drift, without shares the largest error. `shares` divide the drift of
+    `metric` among what is above noise, and its largest part among layers. `observed` is the inference kernel's drift as
+    it ran, mean over sequences. `confidence` is of everything together. `settings` are what to look at before any
+    operator.
     """
 
     contract: str
@@ -83,10 +80,10 @@ class Located:
 
     @property
     def undecided(self) -> str:
-        """Reason why the result is undecided although nothing is named; empty if it is decided.
+        """Reason why nothing is named and nothing ruled out; empty if it is decided.
 
-        Nothing is above noise only where it would have been seen: with sequences enough that reach every boundary of
-        both kernels to name it, and at none more of them beyond the floor than may be where nothing is wrong.
+        Nothing is above noise only where it would have been seen: by sequences enough, at every boundary of both
+        kernels, with no more of them beyond the floor than where nothing is wrong.
         """
         if self.findings:
             return ""
@@ -289,28 +286,12 @@ def located_sentence(located: Located) -> str:
     if culprit.tensors:
         said.append(next(part for part in culprit.sentence.split("; ") if part.startswith("tensor ")))
     if located.shares and located.shares[0].whole:
-        said.append(_largest_shares(located) + (" (roughly)" if located.is_rough else ""))
+        largest = located.shares[0].components[0]
+        rough = " (roughly)" if located.is_rough else ""
+        said.append(f"{_share(largest)} of {located.metric} comes from {largest.name}{rough}")
     if culprit is not first:
-        said.append(f"first divergence: {finding_name(first)}{_part_of(first, located)}")
+        said.append(f"first divergence: {finding_name(first)}")
     return f"{'; '.join(said)} ({seen})"
-
-
-def _largest_shares(located: Located) -> str:
-    whole = located.shares[0].components
-    said = [f"{_share(whole[0])} of {located.metric} comes from {whole[0].name}"]
-    if len(located.shares) > 1:
-        operator = whole[0].name.split(" in ")[0]
-        layer = next(part for part in located.shares[1].components if part.name.startswith(operator))
-        said[0] += f", {_percent(layer.share.estimate)} % from {layer.name.rpartition(' in ')[2]} alone"
-    said += [f"{_share(share)} from {share.name}" for share in whole[1:3] if share.share.estimate >= _MIN_SHARE_SAID]
-    return "; ".join(said)
-
-
-def _part_of(finding: Divergence, located: Located) -> str:
-    operator = finding.boundary.operator
-    shares = located.shares[0].components if located.shares else ()
-    found = next((share for share in shares if share.name.split(" in ")[0] == operator), None)
-    return "" if found is None else f", {_percent(found.share.estimate)} % of it"
 
 
 def finding_name(finding: Divergence) -> str:

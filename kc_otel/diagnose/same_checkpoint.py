@@ -1,8 +1,7 @@
 """Check that two kernels run one checkpoint; tensors in which they differ, and static scales that cut off inputs.
 
-A kernel that quantises activations with scales that were fixed beforehand cuts off what is larger than calibration has
-seen. The scale is a tensor `input_scale` of the operator, as compressed-tensors writes and vLLM reads it, one for all
-inputs or for each channel.
+A scale that was fixed beforehand cuts off what is larger than calibration has seen. It is a tensor `input_scale` of the
+operator, as compressed-tensors writes and vLLM reads it, one for all inputs or for each channel.
 """
 
 from __future__ import annotations
@@ -182,10 +181,9 @@ def _most(module: torch.nn.Module) -> float:
 
 @dataclass(frozen=True, slots=True)
 class TensorDifference:
-    """A parameter of both kernels, by its name in the inference kernel.
+    """A parameter of both kernels: root mean square of the difference in shares of the training kernel's.
 
-    `relative` is the root mean square of the difference in shares of the training kernel's, inf where that is zero, and
-    `rounding` the largest one that the inference kernel's number format explains.
+    `rounding` is the largest one that the inference kernel's number format explains.
     """
 
     name: str

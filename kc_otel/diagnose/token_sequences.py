@@ -24,10 +24,7 @@ _PROGRAM_DESCRIPTION: Final = "a function of a slice's name that returns objects
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TokenSequence:
-    """One sequence: prompt and completion, at least two tokens, with the attributes for its slices.
-
-    `messages` is the conversation that the prompt was made of, {role, content} each; empty where that is unknown.
-    """
+    """One sequence: prompt and completion, at least two tokens; `messages` is the prompt's conversation, if known."""
 
     token_ids: tuple[int, ...]
     prompt_tokens: int = 0
@@ -53,8 +50,7 @@ def read_sequences(
     """Sequences of a file or a program, those of one slice, the first of the file; of a capture all that was captured.
 
     JSON lines have `token_ids` and, where known, `prompt_ids`, `attributes` and `messages`; whatever else
-    `load_recording` reads is a recording with token ids. A program is `FILE.py:NAME`, a function that is given the
-    slice.
+    `load_recording` reads is a recording with token ids. A program is `FILE.py:NAME`, given the slice.
     """
     if contract is not None and slice != ALL and slice not in contract.slices:
         known = ", ".join((ALL, *contract.slices))

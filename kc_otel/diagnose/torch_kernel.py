@@ -46,16 +46,10 @@ _HEADS_FIRST: Final = frozenset({"rotary", "kv_cache"})
 class TorchKernel:
     """One kernel: a causal language model and what stands before and after it.
 
-    Attributes:
-        module: Called as `module(input_ids)`, [sequences, tokens], padded on the right; returns logits [sequences,
-            tokens, vocabulary] or an object with `.logits`. In `eval` mode.
-        encode: Token ids of a conversation, a list of {role, content}: the tokenizer with its chat template; None
-            where sequences are given as tokens.
-        sampling: Temperature, top_p, top_k and min_p by name, as the kernel samples.
-        autocast: Number format of the autocast region that it runs in; None for none.
-        cache: Makes the KV cache that a forward is given as `past_key_values`; None for the module's own.
-        vocabulary: Token to id, as the kernel's tokenizer has them; None where it is not known.
-        is_fused: Whether products of one input count as one operator, as engines compute them.
+    `module` is in `eval` mode and called as `module(input_ids)`, [sequences, tokens], padded on the right; it returns
+    logits or an object with `.logits`. `encode` is the tokenizer with its chat template, `sampling` how the kernel
+    samples, `autocast` its region's number format. `cache` makes the KV cache that a forward is given as
+    `past_key_values`. `vocabulary` is token to id. Where it `is_fused`, products of one input count as one operator.
     """
 
     module: torch.nn.Module
@@ -137,10 +131,7 @@ class TorchKernel:
         return found, logits
 
     def distributions(self, sequences: Sequence[TokenSequence], logits: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """Log-probabilities [completion, vocabulary] of each sequence's completion, as sampled from these logits.
-
-        A sequence whose prompt is not known is all completion, but for its first token.
-        """
+        """Log-probabilities [completion, vocabulary] as sampled from logits; of all but one token without a prompt."""
         return [
             processed(scores[max(sequence.prompt_tokens - 1, 0) : -1], self.sampling).log_softmax(-1)
             for sequence, scores in zip(sequences, logits, strict=True)
@@ -278,7 +269,7 @@ class _SeenCache:
 class Visit:
     """Actions at each boundary of one forward over the sequences `rows`, padded to `width` tokens.
 
-    Outputs are taken into `found`, and then replaced or added to; a router's choices are always replaced.
+    Outputs are taken into `found`, then replaced or added to; a router's choices are always replaced.
     """
 
     def __init__(

@@ -81,21 +81,10 @@ def locate(
 ) -> Located:
     """Find the operator of the inference kernel that differs from the training kernel's by more than noise.
 
-    Args:
-        contract: Names the kernels' number formats and the confidence.
-        train: The training kernel.
-        inference: The inference kernel.
-        sequences: Sequences to run on both; independent of each other.
-        slice: The slice that they are of, for the text.
-        clause: The clause that fails; decides what shares are shares of: the fraction of tokens above its threshold
-            for `abs_log_ratio`, mean total variation otherwise.
-        shares: Whether the drift is divided among what is above noise.
-        precision: Number format whose rounding is no fault; None for the inference kernel's own.
-        progress: Called with the findings so far, configurations first, and the progress.
-
-    Raises:
-        NotComparableError: If the kernels are not the same checkpoint or have not the same layers and shapes.
-        ValueError: If a sequence has tokens that a kernel does not know, or the number format is unknown.
+    Sequences are independent of each other. The failing `clause` decides what `shares` are of: the fraction of tokens
+    above its threshold for `abs_log_ratio`, mean total variation otherwise. Rounding to `precision`, the inference
+    kernel's own format by default, is no fault. `progress` gets the findings so far, configurations first. A
+    NotComparableError if the kernels are not the same checkpoint, a ValueError for tokens that a kernel does not know.
     """
     alpha = 1.0 - contract.observability.confidence
     if not sequences:
@@ -300,8 +289,8 @@ def _divide(
 ) -> tuple[tuple[Shares, ...], float, Boundary]:
     """Shares of what is above noise, given with its errors, the observed drift, and the boundary that is the culprit.
 
-    Operators are divided first, and then the layers of the one whose share is surely the largest. Where none surely is,
-    as where all weights are quantised, the culprit has the largest error of the operator with the largest share.
+    Operators are divided first, then the layers of the one whose share is surely the largest. Where none surely is, as
+    where all weights are quantised, the culprit has the largest error of the operator with the largest share.
     """
     with_errors, ran = token_drift(train, inference, sequences, per_token, list(above), batch_tokens=batch_tokens)
 

@@ -70,9 +70,8 @@ def measure_pair(
 ) -> tuple[dict[Boundary, Measured], list[Absent], tuple[Boundary, ...]]:
     """Run both kernels, each also against itself in other batches, and compare at every boundary.
 
-    Returns relative errors by boundary, in the order of execution, nan of sequences in whose chunk it was not reached;
-    the boundaries that cannot be compared; and those of both kernels that no sequence reached. `precision` is the
-    training kernel in the inference kernel's number format, None where they are the same.
+    Returns relative errors by boundary, nan of sequences in whose chunk it was not reached; what cannot be compared;
+    and what no sequence reached. `precision` is the training kernel in the inference kernel's number format.
     """
     parts, done = [], 0
     chunks = chunks_of(sequences, batch_tokens)
@@ -128,7 +127,7 @@ def unreached(
     seen: Iterable[Boundary],
     chunks: Iterable[Sequence[TokenSequence]],
 ) -> list[Boundary]:
-    """Return the boundaries of those `left` by `not_run` that no sequence reached, with fused products as one.
+    """Boundaries of those `left` by `not_run` that no sequence reached, with fused products as one.
 
     A torch module is also reached if a function is given its parameters, as attention of torch is its projection's.
     """
@@ -187,9 +186,8 @@ def inputs_as_seen(
 ) -> Activations:
     """Return the outputs of the training kernel's operators on the inputs of the inference kernel's.
 
-    These are the training kernel's `own`, except after operators that can only be observed: attention in an engine
-    reads the engine's cache, so it is compared with the training kernel's attention to the keys and values of that
-    cache. `forced` are the inference kernel's outputs with all that can be replaced replaced.
+    These are its `own`, except after what can only be observed: attention in an engine reads the engine's cache, so it
+    is compared with the training kernel's attention to those keys and values. `forced` has all else replaced.
     """
     seen = {key: tensor for key, tensor in forced.items() if key.operator in inference.only_seen and key in own}
     if not seen:
@@ -291,10 +289,7 @@ def _sampler(
 def relative(
     reference: Sequence[torch.Tensor], other: Sequence[torch.Tensor], spans: Sequence[tuple[int, int]] | None = None
 ) -> NDArray[np.float64]:
-    """`relative_error` per sequence of [tokens, features], over the tokens of its span where these are given.
-
-    nan where there are no tokens, or not every sequence was taken on both sides.
-    """
+    """`relative_error` per sequence of [tokens, features], over its span if given; nan without tokens on both sides."""
     found = np.full(len(reference), np.nan)
     if any(a.shape != b.shape or a.ndim != 2 for a, b in zip(reference, other, strict=True)):
         return found
@@ -321,10 +316,9 @@ def token_drift(
 ) -> tuple[Callable[[frozenset[Boundary]], NDArray[np.float64]], NDArray[np.float64]]:
     """Drift of the next-token distribution with the errors of some operators put into the training kernel.
 
-    An operator's error is what it gives on the training kernel's inputs beyond what the training kernel's own operator
-    gives. Put in alone it is exact; of several each is taken as it was measured, though inputs further down have
-    changed. Returns a function from boundaries to the mean drift of each sequence, and the inference kernel's drift as
-    it runs.
+    An operator's error is what it gives on the training kernel's inputs beyond that kernel's own. Put in alone it is
+    exact; of several each is taken as it was measured, though inputs further down have changed. Returns a function from
+    boundaries to the mean drift of each sequence, and the inference kernel's drift as it runs.
     """
     chunks = []
     whole = []

@@ -316,8 +316,7 @@ def _before_sampling(visit: EngineVisit, sampler: Any, _: tuple[Any, ...], optio
 def read_back(attention: Any, request: int, tokens: int) -> tuple[torch.Tensor, torch.Tensor] | None:
     """Keys and values of a request, float32 [tokens, heads * features] each; None where the layout is another.
 
-    Known is the one of vLLM's attention on CPUs: a block has all keys of a head as [features, tokens], and then all
-    values as [tokens, features].
+    Known is vLLM's on CPUs: a block has all keys of a head as [features, tokens], then values as [tokens, features].
     """
     with extra("vllm", "an engine"):
         from vllm.forward_context import get_forward_context  # noqa: PLC0415 - only where vLLM runs

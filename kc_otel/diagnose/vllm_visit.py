@@ -22,9 +22,8 @@ _IN_PARTS: Final = frozenset({"rotary"})
 class EngineVisit:
     """Actions on some sequences while an engine runs them; an unknown prompt is the first token.
 
-    An output is replaced after it was taken; logits only on their way to the sampler. With `sampled` it is taken what
-    the sampler makes of the logits, and the logits are not. `ended` has place in the batch, sequence and tokens of the
-    requests that come to their end in this forward.
+    Outputs are replaced after they were taken, logits only on their way to the sampler; with `sampled` the sampler's
+    are taken. `ended` has place in the batch, sequence and tokens of the requests that end in this forward.
     """
 
     def __init__(
@@ -56,10 +55,7 @@ class EngineVisit:
         self._row_of = row_of
 
     def forward(self, numbers: Sequence[int], ends: Sequence[int], firsts: Sequence[int]) -> None:
-        """Begin a forward pass of these requests.
-
-        `ends` are the first row of each request and the one after the last, `firsts` the positions of their first rows.
-        """
+        """Begin a forward: first rows of requests and the end in `ends`, positions of those rows in `firsts`."""
         self._segments = [
             (self._row_of.get(number), first, start, stop)
             for number, first, start, stop in zip(numbers, firsts, ends[:-1], ends[1:], strict=True)

@@ -39,8 +39,8 @@ with extra("stats", "kc_otel.compare"):
     from kc_otel.record.measure.rounding import CoarseSide, coarse_side
     from kc_otel.record.work import on_host, taken
     from kc_otel.recordings.assemble import assembled
+    from kc_otel.recordings.read_table import RaggedTable
     from kc_otel.recordings.recording import DENSITY, Recording, RecordingError
-    from kc_otel.recordings.table import Ragged, RaggedTable
     from kc_otel.stats import (
         Interval,
         affine,
@@ -88,16 +88,21 @@ class JudgedComparison:
     def __repr__(self) -> str:
         contract = f"{self.contract.name} v{self.contract.metadata.version}"
         lines = [f"{self.status} under {contract}: {self.sequences:,} sequences, {self.tokens:,} tokens"]
-        for verdict in self.verdicts:
-            bounds = interval(finite_or_none(verdict.lower), finite_or_none(verdict.upper))
-            lines.append(
-                f"  {verdict.status:<12} {verdict.cell.clause} on {place(verdict.cell.slice)}: "
-                f"{number(finite_or_none(verdict.estimate))}, interval {bounds}, limit {number(verdict.limit)}"
-            )
+        lines += [f"  {verdict_line(verdict)}" for verdict in self.verdicts]
         lines += [f"  not judged: {clause}" for clause in self.left_out]
         lines += [f"  note: {self.coarse}"] if self.coarse else []
         abouts = {verdict.cell.clause: verdict.about for verdict in self.verdicts}
         return "\n".join([*lines, *(f"  verdicts {scope}" for scope in scopes(abouts))])
+
+
+def verdict_line(verdict: Verdict) -> str:
+    """A verdict in one line of text, with the reason where it did not PASS."""
+    bounds = interval(finite_or_none(verdict.lower), finite_or_none(verdict.upper))
+    why = "" if verdict.status is Status.PASS else f"; {verdict.reason}"
+    return (
+        f"{verdict.status:<12} {verdict.cell.clause} on {place(verdict.cell.slice)}: "
+        f"{number(finite_or_none(verdict.estimate))}, interval {bounds}, limit {number(verdict.limit)}{why}"
+    )
 
 
 def compare(
@@ -137,16 +142,16 @@ def compare(
     """
     promise = contract if isinstance(contract, Contract) else load(contract)
     given = {"train": train, "inference": inference, "mask": mask, "advantages": advantages}
-    ragged = {name: _ragged(name, data) for name, data in given.items() if data is not None}
-    sequences = ragged["train"].lengths.size
-    for name, part in ragged.items():
-        if part.lengths.size != sequences:
-            raise RecordingError(f"{name}: {part.lengths.size} sequences, but train has {sequences}")
+    columns = {name: _rows(name, data) for name, data in given.items() if data is not None}
+    sequences = len(columns["train"])
+    for name, rows in columns.items():
+        if len(rows) != sequences:
+            raise RecordingError(f"{name}: {len(rows)} sequences, but train has {sequences}")
     attributes = _attributes(slices, sequences)
     if promise.assumptions.density:
         attributes = tuple({**row, DENSITY: True} for row in attributes)
     table = RaggedTable(
-        "compare", ragged, {name: _NAMES.get(name, name) for name in ragged}, attributes, "sequence {}".format
+        "compare", columns, {name: _NAMES.get(name, name) for name in columns}, attributes, "sequence {}".format
     )
     recording = assembled(table)
     judged = judge(promise, by_contract(recording, promise), time.time())
@@ -161,18 +166,18 @@ def compare(
     )
 
 
-def _ragged(name: str, data: Any) -> Ragged:
+def _rows(name: str, data: Any) -> list[NDArray[Any]]:
     if isinstance(data, str | Path):
         raise TypeError(f"{name}: {str(data)!r} is a path; compare takes arrays, and `kc-otel compare` files")
     tree = taken(data)
     if isinstance(tree, list):
-        return Ragged.of_rows([np.atleast_1d(on_host(row)) for row in tree])
+        return [np.atleast_1d(on_host(row)) for row in tree]
     array = on_host(tree)
     if array.ndim not in {1, 2}:
         raise ValueError(f"{name}: shape {tuple(array.shape)} is neither [tokens] nor [sequences, tokens]")
     if name == "advantages" and array.ndim == 1:
-        return Ragged.of_rows(list(array[:, None]))
-    return Ragged.of_rows(list(np.atleast_2d(array)))
+        return list(array[:, None])
+    return list(np.atleast_2d(array))
 
 
 def _attributes(slices: Slices | None, sequences: int) -> tuple[Mapping[str, Scalar], ...]:
@@ -193,35 +198,47 @@ def _attributes(slices: Slices | None, sequences: int) -> tuple[Mapping[str, Sca
     return tuple({name: values[row] for name, values in columns.items()} for row in range(sequences))
 
 
-@dataclass(frozen=True, slots=True)
-class SliceReport:
-    """Every number of one slice: our quantities with their intervals, by name."""
+def comparison_data(
+    recording: Recording,
+    parts: Mapping[str, Recording | None],
+    judged: RecordingVerdicts | None,
+    *,
+    confidence: float,
+    clip: float,
+) -> dict[str, Any]:
+    """The quantities of each slice, and verdicts; a bound that is not claimed, and what is no number, are null.
 
-    name: str
-    sequences: int
-    tokens: int
-    own: Mapping[str, Interval]
+    The confidence is of each interval by itself, half of the rest on either side.
+    """
+    coarse = coarse_side(recording.train, recording.inference)
+    return {
+        "source": recording.source,
+        "sequences": recording.lengths.size,
+        "tokens": recording.train.size,
+        "masked_sequences": len(recording.masked),
+        "confidence": confidence,
+        "clip": clip,
+        "rounded": None if coarse is None else asdict(coarse),
+        "slices": [
+            {
+                "slice": name,
+                "sequences": 0 if part is None else part.lengths.size,
+                "tokens": 0 if part is None else part.train.size,
+                "kc": {
+                    quantity: {**for_others(interval), "unit": _unit(quantity)}
+                    for quantity, interval in _quantities(part, confidence, clip).items()
+                },
+            }
+            for name, part in parts.items()
+        ],
+        "verdicts": None if judged is None else list(map(verdict_for_others, judged.verdicts)),
+        "not_judged": None if judged is None else [str(clause) for clause in judged.left_out],
+    }
 
 
-@dataclass(frozen=True, slots=True)
-class LogComparison:
-    """The quantities of a recording by slice, and a contract's verdicts; no token of `masked` sequences counts."""
-
-    source: str
-    sequences: int
-    tokens: int
-    masked: int
-    confidence: float
-    clip: float
-    slices: Sequence[SliceReport]
-    judged: RecordingVerdicts | None
-    coarse: CoarseSide | None = None
-
-
-def report(name: str, of: Recording | None, *, confidence: float, clip: float) -> SliceReport:
-    """Every number of a slice; the confidence is of each interval by itself, half of the rest on either side."""
+def _quantities(of: Recording | None, confidence: float, clip: float) -> dict[str, Interval]:
     if of is None:
-        return SliceReport(name, 0, 0, {})
+        return {}
     samples, alpha = RecordingObservations(of), (1.0 - confidence) / 2.0
 
     def mean(quantity: str) -> Interval:
@@ -249,38 +266,13 @@ def report(name: str, of: Recording | None, *, confidence: float, clip: float) -
         "clip_budget_share": affine(mean_absolute, 1.0 / math.log1p(clip)),
     }
     own |= {quantity: mean(quantity) for quantity in (*ADVANTAGE, *LOGITS) if samples.of(quantity) is not None}
-    return SliceReport(name, of.lengths.size, of.train.size, own)
+    return own
 
 
 def _effective(chi2: Interval) -> Interval:
     """ESS/n = 1/(1 + chi2), which falls as chi2 rises."""
     low, high = max(chi2.lower, 0.0), chi2.upper
     return replace(chi2, estimate=1.0 / (1.0 + chi2.estimate), lower=1.0 / (1.0 + high), upper=1.0 / (1.0 + low))
-
-
-def as_data(comparison: LogComparison) -> dict[str, Any]:
-    """Every digit of everything; a bound that is not claimed and a number that does not exist are null."""
-    judged = comparison.judged
-    return {
-        "source": comparison.source,
-        "sequences": comparison.sequences,
-        "tokens": comparison.tokens,
-        "masked_sequences": comparison.masked,
-        "confidence": comparison.confidence,
-        "clip": comparison.clip,
-        "rounded": None if comparison.coarse is None else asdict(comparison.coarse),
-        "slices": [
-            {
-                "slice": part.name,
-                "sequences": part.sequences,
-                "tokens": part.tokens,
-                "kc": {name: {**for_others(interval), "unit": _unit(name)} for name, interval in part.own.items()},
-            }
-            for part in comparison.slices
-        ],
-        "verdicts": None if judged is None else list(map(verdict_for_others, judged.verdicts)),
-        "not_judged": None if judged is None else [str(clause) for clause in judged.left_out],
-    }
 
 
 def _unit(name: str) -> str:

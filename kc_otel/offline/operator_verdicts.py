@@ -46,10 +46,7 @@ def comparisons_in(target: str) -> list[OperatorPair]:
 
 
 def judge(contract: Contract, reports: Sequence[CaseReport]) -> tuple[tuple[Verdict, ...], tuple[str, ...]]:
-    """Verdicts as an evaluator would give them if the reports were what both windows hold, and what was left out.
-
-    The intervals take rows as independent, and come from the values themselves.
-    """
+    """Verdicts as if the reports were what both windows hold, and what was left out; rows are taken as independent."""
     evidence, left_out = [], []
     for clause in contract.clauses:
         mine = [report for report in reports if clause.operator is not None and report.operator == clause.operator]

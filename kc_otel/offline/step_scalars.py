@@ -22,8 +22,8 @@ _FLUSH_SECONDS: Final = 60.0
 class StepScalars:
     """A recorder for each step that is being read, and its scalars once it is, as a line of JSON each.
 
-    A step ends with the first file after it that holds nothing of it, or with `close`. Later sequences of the step are
-    left out, and counted as `late` batches. Of `unjudged` steps the contract says nothing: there is too little of them.
+    A step ends with the first file after it that holds nothing of it; later sequences are `late`. Of `unjudged` steps
+    the contract says nothing: there is too little of them.
     """
 
     def __init__(self, contract: Contract, file: TextIO) -> None:

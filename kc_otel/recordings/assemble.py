@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 import numpy as np
@@ -16,8 +16,8 @@ from kc_otel.record.measure.checks import check_block, difference
 from kc_otel.record.measure.remarks import swapped
 from kc_otel.record.measure.sampled import renormalised, saturated
 from kc_otel.record.measure.token_checks import LOOK, TOO_SURE, more_than_all, penalised
+from kc_otel.recordings.read_table import FLOATS, LOGITS, MASK, Problems, RaggedTable
 from kc_otel.recordings.recording import DENSITY, Recording, RecordingError, group_of
-from kc_otel.recordings.table import FLOATS, LOGITS, MASK, Problems, Ragged, RaggedTable
 from kc_otel.stats.surplus import surely_surplus, sureness, surplus
 
 _HALF_PRECISION: Final = 0.25
@@ -31,26 +31,28 @@ _TOLERANCE_NATS: Final = 1e-3
 def assembled(table: RaggedTable) -> Recording:
     """The recording that a table holds; a RecordingError with each kind of fault, its first place and a count."""
     problems = Problems(table.source)
-    ragged = {role: part for role, part in table.ragged.items() if not role.startswith(MASK)}
-    if "train" not in ragged or "inference" not in ragged:
-        ragged |= _from_logits(table, ragged, problems)
-    lengths = ragged["train"].lengths
-    rows = _same_lengths(table, ragged, problems)
-    if not lengths.size or not lengths.sum():
+    lengths = np.array([len(row) for row in table.columns.get("train", table.columns.get(LOGITS[0], ()))], np.int64)
+    rows = _packed(table, lengths, problems)
+    if not lengths.sum():
         problems.add("has no token; a recording has at least one sequence with one token")
     if problems.all():
         raise RecordingError(*problems.all())
-    try:
-        kept, lengths = _mask(table, lengths)
-    except ValueError as error:
-        raise RecordingError(f"{table.source}: {_named_masks(table)}{str(error).removeprefix('mask')}") from None
-    given = {role: rows[role] if kept is None else rows[role][kept] for role in rows}
+    if "train" not in rows or "inference" not in rows:
+        rows |= _from_logits(table, rows)
+    masks = {role: rows.pop(role) for role in list(rows) if role.startswith(MASK)}
+    named_masks = " and ".join(table.names.get(role, role) for role in masks)
+    kept: NDArray[np.bool_] | None = None
+    if masks:
+        try:
+            kept = np.logical_and.reduce([as_bool(values) for values in masks.values()])
+        except ValueError as error:
+            raise RecordingError(f"{table.source}: {named_masks}{str(error).removeprefix('mask')}") from None
+        lengths = np.add.reduceat(kept, np.cumsum(lengths) - lengths, dtype=np.int64)
+    given = {role: values if kept is None else values[kept] for role, values in rows.items()}
     positions = None if kept is None else _positions(kept, lengths)
     used = lengths > 0
     if not used.any():
-        raise RecordingError(
-            f"{table.source}: {_named_masks(table)} leaves no token of any row; 1 means that a token counts"
-        )
+        raise RecordingError(f"{table.source}: {named_masks} leaves no token of any row; 1 means that a token counts")
     numbers = np.flatnonzero(used)
     lengths = lengths[used]
     _check(table, given, lengths, numbers, problems)
@@ -61,7 +63,8 @@ def assembled(table: RaggedTable) -> Recording:
         inference=given["inference"],
         lengths=lengths,
         attributes=tuple(
-            {LENGTH: length, **table.attributes[row]} for row, length in zip(numbers, lengths.tolist(), strict=True)
+            {LENGTH: length, **table.attributes[row]}
+            for row, length in zip(numbers.tolist(), lengths.tolist(), strict=True)
         ),
         token_ids=given["token_ids"].astype(np.int64) if "token_ids" in given else None,
         advantages=given.get("advantages"),
@@ -71,53 +74,31 @@ def assembled(table: RaggedTable) -> Recording:
         source=table.source,
         train_logits=given.get("train_logits"),
         inference_logits=given.get("inference_logits"),
-        masked=tuple({LENGTH: 0, **table.attributes[row]} for row in np.flatnonzero(~used)),
+        masked=tuple({LENGTH: 0, **table.attributes[row]} for row in np.flatnonzero(~used).tolist()),
         unread=table.unread,
     )
 
 
-def _same_lengths(table: RaggedTable, ragged: dict[str, Ragged], problems: Problems) -> dict[str, NDArray[Any]]:
-    """Every role's numbers, one per token; a row's single advantage is repeated over its tokens."""
-    lengths = ragged["train"].lengths
+def _packed(table: RaggedTable, lengths: NDArray[np.int64], problems: Problems) -> dict[str, NDArray[Any]]:
+    """Every role's numbers, one per token of all rows; a row's single advantage is repeated over its tokens."""
     found = {}
-    for role, part in {**ragged, **_masks(table)}.items():
-        values = part.values.astype(np.float64, copy=False) if role in FLOATS else part.values
-        if role == "advantages" and (part.lengths == 1).all():
-            values, differing = np.repeat(values, lengths), np.zeros(0, dtype=np.intp)
-        else:
-            differing = np.flatnonzero(part.lengths != lengths)
-        if differing.size:
-            row, name, other = differing[0], table.names.get(role, role), table.names.get("train", "train_logits")
+    first = table.names.get("train", "train_logits")
+    for role, rows in table.columns.items():
+        values = np.concatenate(rows) if rows else np.empty(0)
+        own = np.array([len(row) for row in rows], np.int64)
+        if role == "advantages" and (own == 1).all():
+            values = np.repeat(values, lengths)
+        elif (differing := np.flatnonzero(own != lengths)).size:
+            row = int(differing[0])
             problems.add(
-                f"{table.place(int(row))}: {name}: has {part.lengths[row]} numbers where {other} has {lengths[row]}; "
-                f"both sides score the same tokens",
+                f"{table.place(row)}: {table.names.get(role, role)}: has {own[row]} numbers where {first} has "
+                f"{lengths[row]}; both sides score the same tokens",
                 times=differing.size,
             )
-        if not role.startswith(MASK):
-            found[role] = values
-    empty = np.flatnonzero(lengths == 0)
-    if empty.size:
-        name = table.names.get("train", "train_logits")
-        problems.add(f"{table.place(int(empty[0]))}: {name}: is empty; leave the row out", times=empty.size)
+        found[role] = values.astype(np.float64, copy=False) if role in FLOATS else values
+    if (empty := np.flatnonzero(lengths == 0)).size:
+        problems.add(f"{table.place(int(empty[0]))}: {first}: is empty; leave the row out", times=empty.size)
     return found
-
-
-def _named_masks(table: RaggedTable) -> str:
-    """Columns of the masks, for messages."""
-    return " and ".join(table.names.get(role, role) for role in _masks(table))
-
-
-def _masks(table: RaggedTable) -> dict[str, Ragged]:
-    return {role: part for role, part in table.ragged.items() if role.startswith(MASK)}
-
-
-def _mask(table: RaggedTable, lengths: NDArray[np.int64]) -> tuple[NDArray[np.bool_] | None, NDArray[np.int64]]:
-    """Return the mask of tokens that count, None for all, and their number in each row."""
-    masks = [as_bool(part.values) for part in _masks(table).values()]
-    if not masks:
-        return None, lengths
-    kept: NDArray[np.bool_] = np.logical_and.reduce(masks)
-    return kept, np.add.reduceat(kept, np.cumsum(lengths) - lengths, dtype=np.int64)
 
 
 def _positions(kept: NDArray[np.bool_], lengths: NDArray[np.int64]) -> NDArray[np.int64] | None:
@@ -129,15 +110,15 @@ def _positions(kept: NDArray[np.bool_], lengths: NDArray[np.int64]) -> NDArray[n
     return positions if holes.any() else None
 
 
-def _from_logits(table: RaggedTable, ragged: dict[str, Ragged], problems: Problems) -> dict[str, Ragged]:
+def _from_logits(table: RaggedTable, rows: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[np.float64]]:
     """The sampled tokens' log-probabilities, where a file has logits and tokens in their place."""
-    tokens = ragged["token_ids"].values.astype(np.intp)
+    tokens = rows["token_ids"].astype(np.intp)
     found = {}
     for side, role in zip(("train", "inference"), LOGITS, strict=True):
-        logits = ragged[role].values
+        logits = rows[role]
         if tokens.shape != logits.shape[:1] or tokens.min(initial=0) < 0 or tokens.max(initial=0) >= logits.shape[1]:
-            problems.add(f"{table.names['token_ids']}: do not index the {logits.shape} numbers of {table.names[role]}")
-            raise RecordingError(*problems.all())
+            said = f"do not index the {logits.shape} numbers of {table.names[role]}"
+            raise RecordingError(f"{table.source}: {table.names['token_ids']}: {said}")
         values = np.empty(tokens.size)
         step = max(1, (1 << 20) // logits.shape[1])
         for first in range(0, tokens.size, step):
@@ -145,8 +126,8 @@ def _from_logits(table: RaggedTable, ragged: dict[str, Ragged], problems: Proble
             part -= part.max(axis=1, keepdims=True)
             chosen = part[np.arange(part.shape[0]), tokens[first : first + step]]
             values[first : first + step] = chosen - np.log(np.exp(part).sum(axis=1))
-        if side not in ragged:
-            found[side] = Ragged(values, ragged[role].lengths)
+        if side not in rows:
+            found[side] = values
     return found
 
 

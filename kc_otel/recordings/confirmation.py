@@ -14,10 +14,7 @@ NO_ENDPOINT: Final = "measured, not exported: no endpoint took the export"
 
 
 def why_unexported(recorder: Recorder, before: RecorderStats, timeout: float) -> str:
-    """Export what was recorded; return "" if every exporter accepted all of it, otherwise the reason.
-
-    `before` are the recorder's counts from before: an export in part since then has lost some of it.
-    """
+    """Export; return "" if every exporter accepted all since `before`, the recorder's earlier counts, or the reason."""
     last = recorder.stats()
     flushed = recorder.force_flush(timeout)
     now = recorder.stats()

@@ -1,13 +1,15 @@
-"""Readers of .npz, .jsonl, .jsonl.gz and .parquet: each makes one table of a file."""
+"""A file's content as columns of rows, by role, and the readers of .npz, .jsonl, .jsonl.gz and .parquet."""
 
 from __future__ import annotations
 
 import gzip
 import hashlib
 import json
-from collections.abc import Iterable, Iterator, Mapping
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import chain
 from pathlib import Path
 from typing import Any, Final
@@ -19,7 +21,134 @@ from kc_otel._extras import MissingExtraError, extra
 from kc_otel.contract.json_text import read_json_text
 from kc_otel.contract.slices import Scalar
 from kc_otel.recordings.recording import RecordingError
-from kc_otel.recordings.table import ATTRIBUTES, LOGITS, MASK, Problems, Ragged, RaggedTable, resolve
+
+ALIASES: Final[Mapping[str, tuple[str, ...]]] = {
+    "train": (
+        "train_logprobs",
+        "trainer_logprobs",  # prime-rl
+        "old_log_probs",  # verl
+        "old_log_prob",
+        "old_per_token_logps",  # TRL
+        "prev_logprobs",  # NeMo-RL
+        "training_logprobs",
+        "train_log_probs",
+    ),
+    "inference": (
+        "inference_logprobs",  # prime-rl
+        "rollout_log_probs",  # verl
+        "rollout_log_prob",
+        "sampling_per_token_logps",  # TRL
+        "generation_logprobs",  # NeMo-RL
+        "rollout_logprobs",
+        "sampling_logprobs",
+        "inference_log_probs",
+    ),
+    "mask": ("mask", "response_mask", "completion_mask", "loss_mask", "token_mask", "tool_mask"),
+    "lengths": ("lengths", "response_lengths", "completion_lengths", "sequence_lengths"),
+    "token_ids": ("token_ids", "responses", "completion_ids", "response_ids"),
+    "advantages": ("advantages", "advantage"),
+    "train_kept": ("train_kept_logprobs",),
+    "inference_kept": ("inference_kept_logprobs",),
+    "versions": ("weight_versions",),
+    "train_logits": ("train_logits",),
+    "inference_logits": ("inference_logits",),
+}
+"""Role -> column names that are understood for it, the canonical one first; `save_recording` writes that one."""
+
+LOGITS: Final = ("train_logits", "inference_logits")
+"""Roles that have a row of numbers per token."""
+FLOATS: Final = ("train", "inference", "advantages", "train_kept", "inference_kept", "versions")
+"""Roles that have a real number per token."""
+MASK: Final = "mask"
+"""The role of which a file may have several, such as TRL's completion_mask and tool_mask: a token counts under all.
+Those after the first have roles of their own, which begin with it."""
+ATTRIBUTES: Final = "attributes"
+"""Column with a sequence's attributes: a mapping, or its JSON."""
+
+
+def resolve(source: str, present: Iterable[str], columns: Mapping[str, str] | None) -> dict[str, str]:
+    """Role -> name of its column, for every role that a file has; `columns` are those that the caller says."""
+    names = list(present)
+    problems = []
+    found: dict[str, str] = {}
+    for role, column in (columns or {}).items():
+        if role not in ALIASES:
+            problems.append(f"{source}: columns: {role!r} is not a role; roles are {', '.join(ALIASES)}")
+        elif column not in names:
+            problems.append(f"{source}: columns: there is no column {column!r} for {role}; there are {_listed(names)}")
+        else:
+            found[role] = column
+    for role, aliases in ALIASES.items():
+        if role in (columns or {}):
+            continue
+        matching = [name for name in aliases if name in names and name not in found.values()]
+        if len(matching) > 1 and matching[0] != aliases[0] and role in {"train", "inference"}:
+            problems.append(
+                f"{source}: {' and '.join(matching)} could both be the {role} kernel's log-probabilities; "
+                f"say which with columns, such as {role}={matching[0]}"
+            )
+        elif matching:
+            found[role] = matching[0]
+            if role == MASK:
+                found.update({f"{MASK} {name}": name for name in matching[1:]})
+    from_logits = all(role in found for role in (*LOGITS, "token_ids"))
+    problems += [
+        f"{source}: no column has the {role} kernel's log-probabilities; there are {_listed(names)}. "
+        f"Name it {ALIASES[role][0]}, or say which it is with columns, such as {role}=NAME"
+        for role in ("train", "inference")
+        if role not in found and role not in (columns or {}) and not from_logits and not problems
+    ]
+    if problems:
+        raise RecordingError(*problems)
+    return found
+
+
+def _listed(names: list[str]) -> str:
+    most = 20
+    return (", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")) or "no columns"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RaggedTable:
+    """A file's content: by role an array of each row, [tokens], or [tokens, V] of logits; and attributes of each row.
+
+    For messages it has the column of each role, `place`, which gives the words for a row, such as `line 12`, and the
+    columns that are neither a role's nor an attribute, with the reason.
+    """
+
+    source: str
+    columns: Mapping[str, Sequence[NDArray[Any]]]
+    names: Mapping[str, str]
+    attributes: Sequence[Mapping[str, Scalar]]
+    place: Callable[[int], str]
+    unread: Mapping[str, str] = field(default_factory=dict)
+
+
+_VARYING_PART: Final = re.compile(r"[-+]?\d[\d.,e+-]*|\b(?:nan|inf)\b")
+"""Parts in which two sentences about one fault may differ."""
+
+
+@dataclass(slots=True)
+class Problems:
+    """Problems of a file: the first occurrence of each fault, and a count."""
+
+    source: str
+    _first: dict[str, str] = field(default_factory=dict)
+    _count: Counter[str] = field(default_factory=Counter)
+
+    def add(self, sentence: str, *, times: int = 1) -> None:
+        """Note a fault, and that it occurs so many times; sentences that differ in numbers alone are one fault."""
+        kind = _VARYING_PART.sub("#", sentence)
+        self._first.setdefault(kind, sentence)
+        self._count[kind] += times
+
+    def all(self) -> tuple[str, ...]:
+        """Return a sentence for each fault."""
+        return tuple(
+            f"{self.source}: {first}" + (f" ({more:,} more like this)" if (more := self._count[kind] - 1) else "")
+            for kind, first in self._first.items()
+        )
+
 
 _ROWS_AT_ONCE: Final = 256
 """Rows that are Python's numbers at a time."""
@@ -55,10 +184,7 @@ def read_jsonl(path: Path, columns: Mapping[str, str] | None, read: LinesRead | 
 def table_of_rows(
     rows: Iterable[tuple[str, Mapping[str, Any]]], columns: Mapping[str, str] | None, problems: Problems
 ) -> RaggedTable:
-    """Put rows into columns, one after the other: only their numbers are kept in memory.
-
-    Rows are a place, for messages, and values by column, of which the first has every one.
-    """
+    """Put rows, a place for messages and values by column, into arrays; the first row has every column."""
     names: dict[str, str] = {}
     parts: dict[str, list[NDArray[Any]]] = {}
     attributes: list[Mapping[str, Scalar]] = []
@@ -80,8 +206,7 @@ def table_of_rows(
         problems.add("has no sequence; write one object or row for each")
     if problems.all():
         raise RecordingError(*problems.all())
-    ragged = {role: Ragged.of_rows(arrays) for role, arrays in parts.items()}
-    return RaggedTable(problems.source, ragged, names, tuple(attributes), places.__getitem__, unread)
+    return RaggedTable(problems.source, parts, names, attributes, places.__getitem__, unread)
 
 
 def first_record(path: Path) -> dict[str, Any] | None:
@@ -112,8 +237,7 @@ def scalars_of(values: Mapping[str, Any]) -> dict[str, Scalar]:
 def lines(path: Path, read: LinesRead | None = None) -> Iterator[tuple[int, str]]:
     """Yield the lines of a file, packed or not, that hold anything, with their numbers.
 
-    Lines that `read` counts are skipped, and `read` advances with each further one. A RecordingError if the file does
-    not begin with the lines that it counts.
+    Lines that `read` counts are skipped; a RecordingError if the file no longer begins with them. `read` advances.
     """
     packed = path.suffix == ".gz"
     known = LinesRead() if read is None else replace(read)
@@ -229,20 +353,19 @@ def read_npz(path: Path, columns: Mapping[str, str] | None) -> RaggedTable:
     problems = Problems(source)
     lengths = _lengths(chosen, names, problems)
     shape = chosen[_leading(chosen)].shape[:2]
-    ragged = {
+    rows = {
         role: part
         for role, array in chosen.items()
-        if role != "lengths" and (part := _ragged(role, array, shape, lengths, names, problems)) is not None
+        if role != "lengths" and (part := _rows(role, array, shape, lengths, names, problems)) is not None
     }
     others = {name: array for name, array in arrays.items() if name not in names.values()}
     attributes, unread = _attributes(others, lengths.size, problems)
     if problems.all():
         raise RecordingError(*problems.all())
     if chosen[_leading(chosen)].ndim > 1 + (_leading(chosen) in LOGITS) and "lengths" in chosen:
-        inside = np.arange(shape[1]) < np.asarray(chosen["lengths"])[:, None]
-        ragged[f"{MASK} of lengths"] = Ragged(inside.reshape(-1), lengths)
+        rows[f"{MASK} of lengths"] = list(np.arange(shape[1]) < np.asarray(chosen["lengths"])[:, None])
         names[f"{MASK} of lengths"] = names["lengths"]
-    return RaggedTable(source, ragged, names, attributes, lambda row: f"row {row}", unread)
+    return RaggedTable(source, rows, names, attributes, lambda row: f"row {row}", unread)
 
 
 def _leading(chosen: Mapping[str, NDArray[Any]]) -> str:
@@ -276,15 +399,15 @@ def _lengths(chosen: Mapping[str, NDArray[Any]], names: Mapping[str, str], probl
     return given.astype(np.int64)
 
 
-def _ragged(
+def _rows(
     role: str,
     array: NDArray[Any],
     shape: tuple[int, ...],
     lengths: NDArray[np.int64],
     names: Mapping[str, str],
     problems: Problems,
-) -> Ragged | None:
-    """A role's numbers; `shape` is that of the padded rows, where they are padded."""
+) -> list[NDArray[Any]] | None:
+    """A role's numbers of each row; `shape` is that of the padded rows, where they are padded."""
     tail = 1 if role in LOGITS else 0
     stored = int(lengths.sum())
     if array.dtype.kind not in "biuf":
@@ -293,11 +416,11 @@ def _ragged(
         problems.add(f"{names[role]}: holds {array.dtype}, not numbers")
         return None
     if array.ndim == 2 + tail and array.shape[:2] == shape:
-        return Ragged(array.reshape(-1, *array.shape[2:]), lengths)
+        return list(array)
     if array.ndim == 1 + tail and array.shape[0] == stored:
-        return Ragged(array, lengths)
+        return np.split(array, np.cumsum(lengths)[:-1])
     if role == "advantages" and array.shape == (lengths.size,):
-        return Ragged(array, np.ones(lengths.size, dtype=np.int64))
+        return list(array[:, None])
     problems.add(f"{names[role]}: shape {array.shape} does not go with {lengths.size} rows of {stored} numbers in all")
     return None
 

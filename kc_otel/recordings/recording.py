@@ -146,8 +146,7 @@ class Recording:
     def by_age(self) -> Recording:
         """The recording with attribute `lag`, where the steps of both kernels' weights are known.
 
-        They are `train_weights`, and `weight_versions` or `inference_weights`. A sequence of which the training
-        kernel's own weights sampled a part and older ones the rest becomes two, the latter at the end.
+        A sequence that the training kernel's own weights sampled in part becomes two, the older one at the end.
         """
         train, inference = (
             np.repeat([_step(attributes.get(name)) for attributes in self.attributes], self.lengths)

@@ -13,9 +13,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kc_otel.recordings.assemble import assembled
-from kc_otel.recordings.read_table import LinesRead, arrow, read_jsonl, read_npz, read_parquet
+from kc_otel.recordings.read_table import (
+    ALIASES,
+    ATTRIBUTES,
+    LOGITS,
+    LinesRead,
+    RaggedTable,
+    arrow,
+    read_jsonl,
+    read_npz,
+    read_parquet,
+)
 from kc_otel.recordings.recording import Recording, RecordingError
-from kc_otel.recordings.table import ALIASES, ATTRIBUTES, LOGITS, RaggedTable
 
 Format = Literal["npz", "jsonl", "parquet"]
 
@@ -30,28 +39,12 @@ _ENDINGS: Final[Mapping[str, Format]] = {".npz": "npz", ".jsonl": "jsonl", ".jso
 
 
 def load_recording(path: str | Path, *, columns: Mapping[str, str] | None = None) -> Recording:
-    """Log-probabilities of both kernels, from whatever holds them.
+    """Log-probabilities of both kernels: from a recording, or what a trainer wrote, or a folder of it.
 
-    - Recordings in .npz, .jsonl, .jsonl.gz and .parquet. Layouts: padded arrays [S, T] with a mask or lengths, or
-      packed arrays [N] with lengths (.npz); one row per sequence with its numbers in lists (.jsonl, .parquet), with or
-      without a mask. A .npz without lengths is one sequence. It may also hold `train_logits` and `inference_logits`
-      [N, V] with `token_ids`; log-probabilities that are missing are then taken from them.
-    - What trainers write (`importers.FORMATS`), and folders of it as one recording. Pickles run nothing.
-
-    Columns are found by the names that verl, TRL, NeMo-RL and prime-rl use (`table.ALIASES`). `advantages` is one
-    number per sequence or one per token. The attributes for slices are in a column `attributes` (a mapping, or its
-    JSON) and in every other column with one plain value per sequence, or in a .npz with one for all of them.
-
-    Where tokens were sampled with top-p or top-k, `train_kept_logprobs` and `inference_kept_logprobs` are the log of
-    each kernel's mass on the tokens that were kept, for a side that is from before it: both are renormalised over them.
-
-    `weight_versions` is the step of the weights that sampled each token, where an update came under way.
-
-    Rows that a mask leaves no token of are dropped, and counted in `Recording.masked`.
-
-    `columns` maps roles to column names where names are others, such as `{"train": "fsdp_lp"}`. A RecordingError has
-    each kind of fault that was found and how often it occurs: a column that is missing or ambiguous, rows whose sides
-    differ in length, NaN, positive log-probabilities, a side of zeros, sides that are shifted by a token, no token.
+    Recordings in .npz are padded arrays [S, T] with a mask or lengths, or packed ones [N] with lengths; a row of .jsonl
+    and .parquet is a sequence. `columns` maps roles to column names where `read_table.ALIASES` has none. Both sides are
+    renormalised over the mass on what truncation kept, where a file has it. A RecordingError has each kind of fault
+    that was found, and how often it occurs.
     """
     where = Path(path)
     if where.is_file() and where.name.lower().endswith((".npz", ".parquet")):
@@ -60,10 +53,7 @@ def load_recording(path: str | Path, *, columns: Mapping[str, str] | None = None
 
 
 def load_own(path: Path, columns: Mapping[str, str] | None, read: LinesRead | None = None) -> Recording:
-    """Read a recording in .npz, .jsonl, .jsonl.gz or .parquet; errors as `load_recording`.
-
-    Lines that `read` counts are skipped, and it advances with each further one.
-    """
+    """Read a recording in .npz, .jsonl, .jsonl.gz or .parquet, without the lines that `read` counts so far."""
     format = format_of(path)
     return assembled(read_jsonl(path, columns, read) if format == "jsonl" else _READERS[format](path, columns))
 
@@ -72,7 +62,7 @@ def _trainers(path: Path, columns: Mapping[str, str] | None) -> Recording:
     """Read what a trainer wrote, or a recording of one's own where no trainer did."""
     # The importers read recordings of one's own with what is above.
     from kc_otel.recordings.importers import trainer_formats as formats  # noqa: PLC0415
-    from kc_otel.recordings.importers.imported import Refusals, table_of  # noqa: PLC0415
+    from kc_otel.recordings.importers.imported import Refusals  # noqa: PLC0415
 
     refusals = Refusals()
     try:
@@ -90,8 +80,14 @@ def _trainers(path: Path, columns: Mapping[str, str] | None) -> Recording:
         raise RecordingError(*faults)
     if not rows:
         raise RecordingError(f"{path}: holds no sequence with a token that counts")
-    left_out = sum(refusals.counts.values())
-    return replace(assembled(table_of(str(path), rows)), masked=({},) * left_out)
+    columns_of = {"train": [row.train if row.train_kept is None else row.train + row.train_kept for row in rows]}
+    for role in ("inference", "token_ids", "advantages", "train_kept", "versions"):
+        values = [getattr(row, role) for row in rows]
+        if not any(value is None for value in values):  # a column that only some of them have is left out
+            columns_of[role] = values
+    names = {"train": "train log-probabilities", "inference": "inference log-probabilities"}
+    table = RaggedTable(str(path), columns_of, names, [row.attributes for row in rows], "sequence {}".format)
+    return replace(assembled(table), masked=({},) * sum(refusals.counts.values()))
 
 
 def save_recording(recording: Recording, path: str | Path) -> None:

@@ -9,7 +9,6 @@ import base64
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from types import MappingProxyType
 from typing import Any, Final
 
 import numpy as np
@@ -25,17 +24,15 @@ COLUMNS: Final = "request_id, prompt_ids, token_ids, logprobs, about"
 SUPPORTED: Final = ("temperature", "top_k", "top_p", "min_p")
 """Processing that a score function has to apply to the training kernel's logits, in this order."""
 
-NEUTRAL: Final[Mapping[str, tuple[Scalar, ...]]] = MappingProxyType(
-    {
-        "temperature": (1.0,),
-        "top_p": (1.0,),
-        "top_k": (0, -1),
-        "min_p": (0.0,),
-        "repetition_penalty": (1.0,),
-        "presence_penalty": (0.0,),
-        "frequency_penalty": (0.0,),
-    }
-)
+NEUTRAL: Final[Mapping[str, tuple[Scalar, ...]]] = {
+    "temperature": (1.0,),
+    "top_p": (1.0,),
+    "top_k": (0, -1),
+    "min_p": (0.0,),
+    "repetition_penalty": (1.0,),
+    "presence_penalty": (0.0,),
+    "frequency_penalty": (0.0,),
+}
 """Values of sampling parameters at which tokens are drawn from the softmax of the logits, the usual one first."""
 _IDS: Final = "<i4"
 _LOGPROBS: Final = "<f4"
@@ -53,11 +50,11 @@ class KeptTokens:
 class SampledRequest:
     """One sampled completion of one request. An engine's instrumentation makes it, `kc-otel rescore` reads it.
 
-    `logprobs` are log Q of the sampled tokens, nats: from before `processing` (temperature, top_p, ... by name) where
-    `logprobs_mode` is `raw`, from after it where `processed`, and renormalised over the tokens that truncation kept
-    where the engine says which. `weights` is the version that sampled it; where an update came between its tokens, each
-    step with the index of its first token. `traceparent` is the W3C trace context of its span, `at` its end, unix
-    nanoseconds. The id has the index of the completion where there are several.
+    `logprobs` are log Q of the sampled tokens, nats: from before `processing` where `logprobs_mode` is `raw`, from
+    after it where `processed`, and renormalised over what truncation kept where the engine says which. `weights`
+    sampled it; where an update came between its tokens, each step with the index of its first token. `traceparent` is
+    the W3C context of its span, `at` its end, unix nanoseconds. The id has the index of the completion where there are
+    several.
     """
 
     request_id: str

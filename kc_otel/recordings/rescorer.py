@@ -4,13 +4,10 @@
                   -> batches by kernel and length -> score -> Recorder.compare -> export -> done
 
 A crash repeats what was not confirmed. A request that makes the score function fail by itself is counted and left
-behind; when everything fails, or the kernel does not answer, the loop stops and the spool keeps it all. Scored together
-are requests of one kernel, one processing, one weight version and about one length, as fast as a budget allows beside
-what must not be disturbed.
+behind; when everything fails, or the kernel does not answer, the loop stops and the spool keeps it all.
 
-TV(P, Q) = E_Q[(1-w)+] holds for tokens drawn from the very Q whose log-probabilities were kept. An engine that reports
-log-probabilities from before temperature and top-p has drawn from another distribution than it reports, and one that
-decodes greedily has drawn nothing: such requests are refused.
+TV(P, Q) = E_Q[(1-w)+] holds for tokens drawn from the very Q whose log-probabilities were kept: requests with those
+from before temperature and top-p, and greedy ones, are refused.
 """
 
 from __future__ import annotations
@@ -59,8 +56,7 @@ class RescoreError(Exception):
 class RescoreTotals:
     """Requests that were scored, their sampled tokens, the tokens that were read for it, and requests that left.
 
-    `refused` are those that could not be compared or scored, by reason; `unexported` says why the last requests were
-    not exported and are still in the spool, if they are.
+    `refused` are by reason; `unexported` says why the last requests are still in the spool, if they are.
     """
 
     requests: int = 0
@@ -72,19 +68,12 @@ class RescoreTotals:
 
 
 class Rescorer:
-    """Scores what a spool holds.
+    """Scores what a spool holds, and measures everything: sampling was done when the requests were kept.
 
-    Args:
-        reader: The spool.
-        recorder: Where drift goes. Sampling was done when the requests were kept; everything is measured.
-        score: The training kernel. The sequences of one call have the same processing.
-        weights: Weight version of the training kernel.
-        adapter: Name of the LoRA adapter that the training kernel has; requests of others are refused.
-        supported: Processing that `score` applies; requests with other processing are refused.
-        batch_tokens: Most tokens of a batch, padding included.
-        budget: How fast it may go; None for as fast as it can.
-        seen: Called with what was scored and its log P; what it raises is logged, and costs nothing else.
-        poll: Seconds between looks at an empty spool or an endpoint that does not answer.
+    `weights` and `adapter` are the training kernel's, `supported` is the processing that `score` applies: other
+    requests are refused. A batch has at most `batch_tokens`, padding included. `seen` gets what was scored and its log
+    P; what it raises is logged. `poll` are seconds between looks at an empty spool, or an endpoint that does not
+    answer.
     """
 
     def __init__(
@@ -115,10 +104,7 @@ class Rescorer:
         self._poll = poll
 
     def run(self, stop: threading.Event, *, follow: bool = False) -> RescoreTotals:
-        """Score until the spool is empty, or with `follow` until `stop` is set, or an export cannot be accepted.
-
-        A RescoreError is raised if the score function fails on everything, or returns no log-probabilities.
-        """
+        """Score until the spool is empty, or with `follow` until `stop` is set, or an export cannot be accepted."""
         while not stop.is_set() and not self.totals.unexported:
             taken = self._reader.take(_TAKEN_AT_ONCE)
             if taken:
@@ -225,10 +211,7 @@ class Rescorer:
         self.totals.prefilled += sum(length(request) for request in requests)
 
     def _confirm(self, numbers: Sequence[int], before: RecorderStats, stop: threading.Event) -> None:
-        """Export, and then let go of the requests; while nobody takes the export, they stay where they are.
-
-        `before` are the recorder's counts from before they were recorded.
-        """
+        """Export what was recorded since the counts `before`, and then let go of the requests; until then they stay."""
         while why := why_unexported(self._recorder, before, _FLUSH_SECONDS):
             if why != NO_ENDPOINT or stop.wait(self._poll):
                 self.totals.unexported = why
@@ -244,11 +227,7 @@ class Rescorer:
 def refusal(
     request: SampledRequest, weights: int | str | None = None, adapter: str = "", supported: Sequence[str] = SUPPORTED
 ) -> tuple[str, str] | None:
-    """Return the counter's reason and a sentence with the remedy if a request cannot be compared; else None.
-
-    Of the training kernel there are its weight version, None where nobody says, the name of its LoRA adapter, empty for
-    none, and the processing that its score function applies.
-    """
+    """Return the counter's reason and a sentence with the remedy if a request cannot be compared; else None."""
     processing = effective(request.processing)
     if not request.token_ids.size:
         return "no_tokens", f"request {request.request_id} has no sampled tokens"
@@ -322,10 +301,9 @@ def length(request: SampledRequest) -> int:
 
 
 def batches(requests: Sequence[SampledRequest], batch_tokens: int) -> Iterator[list[int]]:
-    """Indices of the requests of each batch: alike, the longest first, at most `batch_tokens` when padded.
+    """Indices of the requests of each batch: alike, at most `batch_tokens` when padded; a longer request is one alone.
 
-    The longest come first so that a batch that does not fit the device fails at once and not after hours. A request
-    that is longer than `batch_tokens` is a batch of its own.
+    The longest come first, so that a batch that does not fit the device fails at once and not after hours.
     """
     groups: defaultdict[Hashable, list[int]] = defaultdict(list)
     for index, request in enumerate(requests):

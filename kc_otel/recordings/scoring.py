@@ -47,31 +47,18 @@ class Scorer(Protocol):
     ) -> Sequence[Any]:
         """Return for each sequence the log-probabilities of its tokens, nats, [tokens], NumPy or torch.
 
-        `processing` is of all sequences alike. `kept` are, per sequence, the tokens that the inference kernel's
-        truncation kept, in the place of top_p, top_k and min_p; the result is then [2, tokens]: log-probabilities
-        before truncation, and the log of the mass of the tokens that were kept. It is only given to functions that have
-        an argument of this name. For others processing has to say enough: top_p then cuts where the training kernel
-        would, and a token beyond that has -inf.
+        `kept` are, per sequence, the tokens that the inference kernel's truncation kept, in the place of top_p, top_k
+        and min_p; the result is then [2, tokens]: before truncation, and the log of the mass of those tokens. Functions
+        without this argument cut where the training kernel would: a token beyond that has -inf.
         """
 
 
 def hf_scorer(model: torch.nn.Module, *, autocast: torch.dtype | None = None, max_logits: int = 1 << 28) -> Scorer:
     """A Hugging Face causal language model as a scorer, in the number format that its parameters have.
 
-    The model is in `eval` mode while it scores and afterwards as it was; nothing is recorded for autograd. Sequences
-    are padded on the right and masked, so that positions are those of a sequence alone. Sort by length before calling:
-    a forward is as wide as its longest sequence.
-
-    Args:
-        model: Called as `model(input_ids=, attention_mask=, use_cache=False)`; returns an object with `.logits`.
-        autocast: Number format of the autocast region that it runs in, as in training; None for no autocast.
-        max_logits: Most logits of one forward, sequences times positions times vocabulary; 512 MiB in bfloat16 by
-            default. A single sequence is never cut.
-
-    Raises:
-        ValueError: If `max_logits` is not positive; from the scorer, if a prompt is empty, if numbers of prompts and of
-            sequences differ, or if the processing cannot be applied.
-        TypeError: If the model is not a torch module.
+    It is in `eval` mode while it scores. Sequences are padded on the right and masked; sort by length before calling.
+    `autocast` is the region's number format, as in training. A forward has at most `max_logits`, 512 MiB in bfloat16 by
+    default; a single sequence is never cut.
     """
     with extra("torch", "a scorer"):
         import torch  # noqa: PLC0415 - the core does without torch
@@ -112,10 +99,9 @@ def hf_scorer(model: torch.nn.Module, *, autocast: torch.dtype | None = None, ma
 def sampled_logprobs(
     logits: torch.Tensor, token_ids: torch.Tensor, processing: Mapping[str, Scalar] | None = None
 ) -> torch.Tensor:
-    """Log-probabilities [positions] of tokens [positions] under what logits become after processing, float32, nats.
+    """Log-probabilities [positions] of tokens [positions] under logits [positions, vocabulary], float32, nats.
 
-    Temperature first, then min-p, top-k and top-p, each on what the one before left; a token that they leave out has
-    -inf. Ties with the k-th logit stay. Logits are [positions, vocabulary], of any floating dtype.
+    Temperature first, then min-p, top-k and top-p; a token that they leave out has -inf. Ties with the k-th logit stay.
     """
     import torch  # noqa: PLC0415 - the core does without torch
 
@@ -149,10 +135,7 @@ def processed(logits: torch.Tensor, processing: Mapping[str, Scalar] | None) -> 
 
 
 def kept_mass(logits: torch.Tensor, kept: KeptTokens, processing: Mapping[str, Scalar] | None = None) -> torch.Tensor:
-    """Log of the mass, nats, float64 [positions], that logits give to the tokens that a truncation kept.
-
-    Logits are [positions, vocabulary], of any floating dtype; processing is what comes before the truncation.
-    """
+    """Log of the mass, nats, float64 [positions], that logits give to the tokens that a truncation kept."""
     import torch  # noqa: PLC0415 - the core does without torch
 
     positions, vocabulary = logits.shape

@@ -52,10 +52,7 @@ class SpoolError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class SpoolStats:
-    """Requests of this process: those committed to the file, those in the queue, and those not kept, by reason.
-
-    Reasons: `queue-full`, `too-large`, `spool-full`, `spool-failed`, `unwritable`, `closed`.
-    """
+    """Requests of this process: those committed to the file, those in the queue, and those not kept, by reason."""
 
     written: int = 0
     waiting: int = 0
@@ -65,9 +62,8 @@ class SpoolStats:
 class Spool(PerProcess):
     """Keeps served requests in a bounded file until `kc-otel rescore` has scored them.
 
-    `put` may be called from any thread and never waits for the disk. A forked child that goes on gets a queue and a
-    connection of its own. A request of 1,000 prompt and 500 sampled tokens takes about 9 KB of the `max_bytes` of the
-    file. One that nobody scored for `max_age` seconds is removed, while this process runs.
+    `put` may be called from any thread and never waits for the disk; a forked child gets a queue and a connection of
+    its own. 1,000 prompt and 500 sampled tokens take about 9 KB. What nobody scored for `max_age` seconds is removed.
     """
 
     _connection: sqlite3.Connection | None
@@ -143,10 +139,7 @@ class Spool(PerProcess):
 
 
 class SpoolReader:
-    """The one reader of a spool.
-
-    What `take` returned and `done` did not confirm is there again for the next reader: at least once, never lost.
-    """
+    """The one reader of a spool; what `take` returned and `done` did not confirm is there again for the next."""
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path: Final = Path(path)
@@ -163,10 +156,7 @@ class SpoolReader:
             raise SpoolError(f"{self.path}: another process is rescoring this spool; stop it first") from None
 
     def take(self, limit: int) -> list[tuple[int, SampledRequest]]:
-        """The next requests, oldest first, with the numbers that `done` wants; each is taken once by this reader.
-
-        A row that cannot be read is removed and logged.
-        """
+        """The next requests, oldest first, with their numbers; a row that cannot be read is removed and logged."""
         try:
             rows = self._connection.execute(
                 f"SELECT id, {COLUMNS} FROM requests WHERE id > ? ORDER BY id LIMIT ?",  # noqa: S608 - constants
@@ -244,10 +234,7 @@ def _prepare(path: Path, connection: sqlite3.Connection, max_bytes: int | None) 
 
 
 def _forget(connection: sqlite3.Connection, numbers: Iterable[int]) -> None:
-    """Remove rows, so that neither the file nor its write-ahead log holds anything of them any more.
-
-    While another process reads or writes, the log keeps its pages until the next call.
-    """
+    """Remove rows from the file and its log; while another process reads or writes, the log keeps its pages."""
     connection.execute("BEGIN IMMEDIATE")
     with connection:
         connection.executemany("DELETE FROM requests WHERE id = ?", [(number,) for number in numbers])

@@ -49,11 +49,9 @@ _MAX_TOKENS: Final = 4096
 
 @dataclass(frozen=True, slots=True)
 class WorstSequence:
-    """One sequence.
+    """One sequence: `value` is what the clause is about, of this sequence alone, `at` when it was served, Unix time.
 
-    `value` is what the clause is about, of this sequence alone: its mean over the tokens, or the largest of them. `at`
-    is when it was served, Unix time. `prompt` and `tokens` are texts, or ids as words; empty where they are redacted.
-    `log_ratios` are log P - log Q of each token, nats.
+    `prompt` and `tokens` are texts, or ids as words; empty where they are redacted. `log_ratios` are nats.
     """
 
     value: float
@@ -70,8 +68,7 @@ class WorstSequence:
 class WorstSequences:
     """Keeps the worst of what is scored: `most` of each clause, slice and inference kernel, for `max_age` seconds.
 
-    The file is made for the account of this process alone. `redacted` parts, `prompts` and `completions`, are not
-    stored. `text` gives the text of token ids; without it they are kept as numbers.
+    `redacted` parts, `prompts` and `completions`, are not stored. `text` gives the text of token ids.
     """
 
     def __init__(
@@ -153,10 +150,7 @@ class WorstSequences:
 
 
 def read_worst(path: Path, contract: str, clause: str, slice: str, kernel: str) -> tuple[WorstSequence, ...]:
-    """Read the stored sequences of a cell, the worst first; of one inference kernel, by its fingerprint, or of any.
-
-    OSError means that the file cannot be read, ValueError that it holds something else.
-    """
+    """Read the stored sequences of a cell, the worst first, of one inference kernel by its fingerprint, or of any."""
     try:
         with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True, timeout=2.0)) as connection:
             _check(path, connection)

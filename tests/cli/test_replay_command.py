@@ -3,60 +3,22 @@
 from __future__ import annotations
 
 import json
-import math
 from pathlib import Path
 from typing import Any
 
 import pytest
-from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
 
 from kc_otel.judge.otlp.traffic_entries import marked_frame
+from tests.offline.replay.conftest import arrivals, contract_text
 
 COMMANDS = ("replay",)
-
-START = 1_800_000_000.0
-CONTRACT = """\
-apiVersion: kernel-contract/v1
-kind: KernelContract
-metadata: {{name: {name}, version: {version}, owner: tests}}
-kernels:
-  train: {{engine: torch, dtype: float32}}
-  inference: {{engine: vllm, dtype: bfloat16}}
-statistical:
-  - {{id: token-tv, metric: tv_token, unit: token, limit: {limit}}}
-observability: {{window: 1m, long_window: 5m, min_samples: 500, heartbeat: 30s}}
-escalation:
-  - {{on: fail, for: {after}, severity: critical, do: [{{route: train-kernel}}, {{webhook: pager}}]}}
-"""
 
 
 @pytest.fixture
 def recording(tmp_path: Path) -> Path:
-    """Five minutes of a recorder that drifts from the second minute on."""
-    path, bucket = (
-        tmp_path / "recording",
-        {True: math.ceil(16 * math.log2(0.1)), False: math.ceil(16 * math.log2(1e-3))},
-    )
-    counts = {True: 0, False: 0}
-    with path.open("wb") as file:
-        for index in range(1, 31):
-            counts[index > 12] += 1000
-            request = ExportMetricsServiceRequest()
-            metric = request.resource_metrics.add().scope_metrics.add().metrics.add(name="kc.drift.tv_token")
-            metric.exponential_histogram.aggregation_temporality = 2
-            point = metric.exponential_histogram.data_points.add(
-                start_time_unix_nano=round(START * 1e9), time_unix_nano=round((START + 10 * index) * 1e9), scale=4
-            )
-            names = {"contract": "policy", "slice": "all", "kernel.train": "aaaa", "kernel.inference": "bbbb"}
-            for name, value in names.items():
-                point.attributes.add(key=f"kc.{name}").value.string_value = value
-            first = bucket[False] - 1
-            point.positive.offset = first
-            point.positive.bucket_counts.extend([0] * (bucket[True] - first))
-            point.positive.bucket_counts[0], point.positive.bucket_counts[-1] = counts[False], counts[True]
-            point.count = sum(counts.values())
-            point.sum = counts[False] * 0.00098 + counts[True] * 0.098
-            file.write(marked_frame(request.SerializeToString(), START + 10 * index))
+    """Eight minutes of a recorder that drifts from the sixth minute on."""
+    path = tmp_path / "recording"
+    path.write_bytes(b"".join(marked_frame(sent.SerializeToString(), at) for at, sent in arrivals(minutes=8)))
     return path
 
 
@@ -66,7 +28,7 @@ def contract(tmp_path: Path) -> Any:
 
     def write(file: str, **changes: Any) -> Path:
         path = tmp_path / file
-        path.write_text(CONTRACT.format(**{"name": "policy", "version": 1, "limit": 0.02, "after": "20s"} | changes))
+        path.write_text(contract_text(**{"do": "[{route: train-kernel}, {webhook: pager}]"} | changes))
         return path
 
     return write
@@ -76,12 +38,12 @@ def test_one_contract_says_what_it_does(run: Any, recording: Path, contract: Any
     code, out, err = run(recording, "--contract", contract("policy.yaml"))
     assert code == 0, err
     for said in (
-        "30 requests, points: 30 accepted",
+        "48 requests, points: 96 accepted",
         "policy v1 (",
-        "1 alert, 1 route or directive, 1 webhook",
-        "still at the end  critical fail: token-tv on all (aaaa / bbbb) -> route:train-kernel",
+        "2 alerts, 2 routes and directives, 1 webhook",
+        "still at the end  critical fail: token-tv on all (aaaaaaaaaaaa / bbbbbbbbbbbb) -> route:train-kernel",
         "> limit 0.02 with ",
-        "still at the end  route:train-kernel on all away from bbbb",
+        "still at the end  route:train-kernel on all away from bbbbbbbbbbbb",
         "webhook pager: 1 firing",
     ):
         assert said in out
@@ -94,8 +56,8 @@ def test_the_same_contract_exits_with_0_and_another_with_1(run: Any, recording: 
     assert (code, out.splitlines()[-1]) == (0, "no difference")
     code, out, _ = run(recording, "--contract", new, "--against", old)
     assert code == 1
-    assert "~ critical fail: token-tv on all (aaaa / bbbb): fires 40s later (2027-01-15 08:0" in out
-    assert "~ route:train-kernel on all away from bbbb: begins 40s later" in out
+    assert "~ critical fail: token-tv on all (aaaaaaaaaaaa / bbbbbbbbbbbb): fires 40s later (2027-01-15 08:0" in out
+    assert "~ route:train-kernel on all away from bbbbbbbbbbbb: begins 40s later" in out
     _, gone, _ = run(recording, "--contract", contract("new.yaml", limit=0.5), "--against", old)
     assert "only with the old contract:\n- 2027-01-15" in gone
     assert "webhook pager: 0 firing instead of 1" in gone
@@ -107,7 +69,7 @@ def test_the_same_contract_exits_with_0_and_another_with_1(run: Any, recording: 
 def test_a_program_gets_json(run: Any, recording: Path, contract: Any) -> None:
     old, new = contract("old.yaml"), contract("new.yaml", after="1m", version=2)
     found = json.loads(run(recording, "--contract", new, "--against", old, "--json")[1])
-    (moved,) = found["changed"]["alerts_moved"]
+    moved, _ = found["changed"]["alerts_moved"]
     assert (moved["later"], moved["ends_later"]) == (40.0, 0.0)
     assert moved["new"]["start"] == found["new"]["alerts"][0]["start"] == found["old"]["alerts"][0]["start"] + 40
     assert found["new"]["version"] == 2
@@ -121,7 +83,7 @@ def test_damage_is_named_beside_the_answer(run: Any, recording: Path, contract: 
     content = recording.read_bytes()
     recording.write_bytes(b"\0\0\0\x05spoil" * 7 + content[:-3])
     code, out, err = run(recording, "--contract", contract("policy.yaml"), "--json")
-    assert (code, json.loads(out)["new"]["requests"]) == (0, 29)
+    assert (code, json.loads(out)["new"]["requests"]) == (0, 47)
     said = err.splitlines()
     assert said[0].startswith(f"{recording}: message 1: the body is not an ExportMetricsServiceRequest in protobuf")
     assert len(said) == 6

@@ -193,7 +193,7 @@ def test_a_batch_of_roll_is_read(roll_batch, sides):
     np.testing.assert_array_equal(first.train, sides[0][0])
     np.testing.assert_array_equal(second.inference, sides[1][1, 2:])
     assert (second.token_ids.tolist(), second.weights) == ([5, 6, 7], (9, None))
-    assert second.attributes == {"tag": "code", "reward": 0.5}
+    assert (second.attributes["tag"], second.attributes["reward"]) == ("code", 0.5)
 
 
 def test_what_roll_dumps_by_itself_is_refused_with_what_to_do(roll_batch):

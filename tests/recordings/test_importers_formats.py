@@ -99,8 +99,8 @@ def test_nemo_rl_samples_are_read_without_prompt_and_padding(tmp_path, wrap):
     assert found[0].token_ids.tolist() == [*range(3, 13)]
     assert set(found[0].advantages) == {0.5}
     assert found[0].attributes == {
-        "rewards": 1.0, "input_lengths": 13, "sample_loss_mask": 1.0, "reward": 1.0, "step": 12,
-        "prompt_tokens": 3,
+        "train_weights": 12, "prompt_id": found[0].prompt, "rewards": 1.0, "input_lengths": 13,
+        "sample_loss_mask": 1.0, "reward": 1.0, "step": 12, "prompt_tokens": 3,
     }  # fmt: skip
     assert len({sequence.prompt for sequence in found} - {None}) == 1, "equal prompt tokens are one prompt"
 
@@ -260,9 +260,9 @@ def test_verl_batches_are_read_without_verl(tmp_path, proto):
     np.testing.assert_array_equal(second.inference, inference[1, :6])
     assert second.token_ids.tolist() == [*range(10, 16)]
     assert first.weights == (6, 5), "step 7 scores with the weights that step 6 made"
-    assert first.processing == {"temperature": 0.7}
     assert first.attributes == {
-        "data_source": "gsm8k", "min_global_steps": 5, "prompt_tokens": 2, "reward": 1.0, "step": 7
+        "data_source": "gsm8k", "min_global_steps": 5, "prompt_tokens": 2, "reward": 1.0, "step": 7,
+        "temperature": 0.7, "train_weights": 6, "inference_weights": 5,
     }  # fmt: skip
     assert refusals.counts == {"no_tokens": 1}
     assert "verl" not in sys.modules

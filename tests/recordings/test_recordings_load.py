@@ -4,7 +4,6 @@ import gzip
 import json
 import re
 import sys
-import time
 from dataclasses import replace
 
 import numpy as np
@@ -236,19 +235,6 @@ def test_only_keeps_sequences_whole():
     assert part.starts.tolist() == [0, 3]
     everything = full()
     assert everything.only(np.ones(3, dtype=bool), np.array([], dtype=bool)) is everything
-
-
-@pytest.mark.slow
-def test_a_million_tokens_of_jsonl_load_in_seconds(tmp_path):
-    many = recording(lengths=[1000] * 1000)
-    save_recording(many, tmp_path / "a.jsonl")
-    took = []
-    for _ in range(2):
-        begin = time.perf_counter()
-        loaded = load_recording(tmp_path / "a.jsonl")
-        took.append(time.perf_counter() - begin)
-    same(many, loaded)
-    assert min(took) < 10
 
 
 def test_without_pyarrow_the_extra_is_named(tmp_path, monkeypatch):

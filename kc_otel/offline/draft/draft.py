@@ -34,10 +34,9 @@ _FAR_TV: Final = 0.5
 
 @dataclass(frozen=True, slots=True)
 class Draft:
-    """Inputs of a new contract: fields of both kernels, the largest acceptable drift of the mean reward, and its range.
+    """Inputs of a new contract: both kernels' fields, the largest acceptable drift of the mean reward, and its range.
 
-    `horizon` is the longest sequence in generated tokens. Clauses that the measuring path `data` cannot measure are
-    left out; `rewards` says whether sequences come with rewards.
+    `horizon` is in generated tokens; clauses that the measuring path `data` cannot measure are left out.
     """
 
     name: str
@@ -58,8 +57,7 @@ class Draft:
 class DraftClause:
     """One clause of a new contract; an empty statistic or unit is the metric's default.
 
-    `derivation` says how the limit follows, with numbers, `breaks` the consequence of exceeding it. A clause that
-    `explains` is a sufficient condition that the contract explains and does not ask for.
+    `derivation` says how the limit follows; one that `explains` would be sufficient, and is not asked for.
     """
 
     id: str

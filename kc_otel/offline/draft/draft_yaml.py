@@ -55,9 +55,8 @@ def write(
 ) -> Written:
     """The contract of a draft; without a recording, comments explain what would guarantee the budget token by token.
 
-    With the `baseline` of an accepted pair, limits on tokens are what it keeps with a factor `margin` of room, and a
-    bound of the budget that it breaks is explained and not asked for. Limits are raised until a pair like it typically
-    passes.
+    With the `baseline` of an accepted pair, limits on tokens are `margin` times what it keeps, raised until a pair like
+    it typically passes with `prompts`; a bound of the budget that it breaks is explained and not asked for.
     """
     if not margin >= 1.0:
         raise ValueError(f"margin: {margin!r} is below 1, so the limit would be below the pair's own drift; write 2")

@@ -59,8 +59,7 @@ def record_endpoints(
 ) -> Path:
     """Sample, score, and keep the recording; returns its file. `say` takes a line on what happens, every few seconds.
 
-    Without `where` it is in a temporary folder that is kept. `enough` says whether completions so far, of prompts in an
-    order of their own, are enough; None for all of them.
+    Without `where` it is in a temporary folder that is kept. `enough` is asked of completions so far; None for all.
     """
     asked = read_prompts(prompts)
     if where is not None:

@@ -95,10 +95,7 @@ def _section(gate: OfflineGate, text: str) -> dict[str, Any]:
 
 
 def section_problems(record: Mapping[str, Any]) -> list[str]:
-    """Check a record's contract, kernels and decision against each other, and list what does not follow.
-
-    A section of another shape raises a LookupError, TypeError, ValueError or AttributeError.
-    """
+    """Hold a record's contract, kernels and decision against each other; another shape raises whatever it may."""
     offline = record["offline"]
     try:
         contract = _contract(offline)

@@ -10,10 +10,7 @@ from kc_otel.contract.slices import ALL
 
 
 def shut_gates(contract: Contract) -> Iterator[LintFinding]:
-    """A finding for every limit under which no number of observations can PASS, where promotions depend on it.
-
-    Elsewhere a clause that only ever alarms is somebody's choice.
-    """
+    """A finding for every limit that nothing can PASS where promotions depend on it; elsewhere it is a choice."""
     holds = any(action.kind == "hold-promotion" for step in contract.escalation for action in step.do)
     if "promotion" not in contract.model_fields_set and not holds:
         return

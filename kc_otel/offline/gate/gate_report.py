@@ -1,7 +1,6 @@
 """An offline gate as findings, worst first, as Markdown for a job's summary, and as JUnit XML.
 
-In the XML an undecided clause is skipped, with the missing data as its message; the exit code tells a gate that waits
-from one that opens.
+In the XML an undecided clause is skipped: the exit code tells a gate that waits from one that opens.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The first stage in a team's CI: recordings in, a decision out. Every recording is a window that has to pass.
 
-Clauses that no recording can hold, such as `weights_lag`, are reported as not judged; clauses whose columns are missing
-hold the gate. Where the contract has `promotion.sampling`, every sequence must state each parameter that it lists, with
-a listed value: a missing top_p does not show that none was used. Any other parameter must be neutral.
+Clauses that no recording can hold are reported as not judged; clauses whose columns are missing hold the gate. Of the
+parameters in `promotion.sampling` every sequence must state a listed value: a missing top_p does not show that none was
+used. Any other parameter must be neutral.
 """
 
 from __future__ import annotations
@@ -42,11 +42,9 @@ _LOOK_GROWTH: Final = 1.25
 
 @dataclass(frozen=True, slots=True)
 class GateTerms:
-    """Requirements of a gate for a kernel version.
+    """Requirements of a gate: clauses and slices that have to PASS, all if there are none; any FAIL refuses.
 
-    Only clauses of `require` and slices of `slices` have to PASS where there are any, and a FAIL of any other still
-    refuses the version. `sequential` bounds hold at every number of sequences at once, for somebody who stops when it
-    suits. `attributes` win over a sequence's own.
+    `sequential` bounds hold at every number of sequences at once. `attributes` win over a sequence's own.
     """
 
     require: tuple[str, ...] = ()
@@ -60,9 +58,8 @@ class GateTerms:
 class GatedRecording:
     """A recording's file, with the sequences and tokens in it that count.
 
-    `coarse` and `unchecked` follow from the bytes, so that evidence does not repeat them. `content` is the SHA-256 of
-    the numbers, whatever the file's format and the order of sequences. `repeated` sequences are others again: see
-    `copies`.
+    `content` is the SHA-256 of the numbers, whatever the format and the order of sequences. `repeated` sequences are
+    others again: see `copies`. `coarse` and `unchecked` follow from the bytes, so that evidence does not repeat them.
     """
 
     name: str
@@ -248,8 +245,7 @@ def looks() -> Iterator[int]:
 def decides(contract: Contract, recording: Recording, kernels: tuple[Kernel, Kernel], terms: GateTerms) -> bool:
     """Return True if the sequences so far decide the gate; clauses that no recording can judge do not delay it.
 
-    It costs no confidence to look again and again: the bounds are betting confidence sequences (`anytime` in
-    `kc_otel.stats`), if the order of sequences says nothing of them.
+    Looking again costs no confidence: the bounds are betting confidence sequences, if the order says nothing.
     """
     in_force("the recording", recording, contract.promotion.sampling)
     pair = kernels[0].fingerprint, kernels[1].fingerprint

@@ -54,8 +54,8 @@ class RecordingObservations:
     def of(self, quantity: str) -> Binned | None:
         """The observations of a quantity, by its registry key; None where the recording cannot tell.
 
-        A sequence with a token that cannot be measured, or without one that the quantity is about, makes none. Without
-        prompts each sequence is one; without the attribute `step` the recording is one step.
+        A sequence makes none if a token cannot be measured. Without prompts each sequence is one; without `step` all
+        are.
         """
         if quantity not in self._known:
             values = self._values(quantity)
@@ -182,9 +182,8 @@ class UnjudgedClause:
 class RecordingVerdicts:
     """A contract's verdicts on a recording, and the clauses that it cannot be judged by.
 
-    `unreadable` tokens have logits that are no numbers, and no verdict rests on them; `unknown_rewards` count as the
-    worst that they could be. `causes` split the mean of each clause between the kernels and the weights' age, at a
-    fixed size, where older weights sampled some of it; of a share `age_unknown` nothing says which weights sampled it.
+    No verdict rests on `unreadable` tokens; `unknown_rewards` count as the worst that they could be. `causes` split
+    each clause's mean between kernels and age; of a share `age_unknown` nothing says which weights sampled it.
     """
 
     verdicts: tuple[Verdict, ...] = ()
@@ -213,8 +212,7 @@ class RecordingVerdicts:
 def by_contract(recording: Recording, contract: Contract) -> dict[str, Recording | None]:
     """`all` and the contract's slices by name, None where empty; a cap on series concerns streams, not recordings.
 
-    Where older weights than the training kernel's sampled some of it, it has slices of `OLDER`, too, and what is there
-    is in no other slice but those that select by lag: its drift is not the kernels' alone.
+    What older weights sampled is in the slices of `OLDER` and in those that select by lag alone.
     """
     table, recording = SliceTable.whole(contract), recording.by_age()
     measured, masked = (
@@ -264,9 +262,8 @@ def judge(
 ) -> RecordingVerdicts:
     """Verdicts as an evaluator would give them, if the recording were what both of its windows hold.
 
-    The intervals come from the values themselves, not from histograms. Holm's procedure counts the cells that can be
-    judged from a recording. Where nothing says which weights of a trainer sampled, what exceeds a limit may be their
-    age, and is INCONCLUSIVE: the limit is on the kernels. With `anytime` the bounds hold at all sizes at once.
+    Intervals come from the values, not from histograms; Holm counts the cells that a recording can judge. Where the
+    sampling weights are unknown, what exceeds a limit is INCONCLUSIVE: it may be their age. `anytime`: at all sizes.
     """
     observed = {
         name: RecordingObservations(part, contract.assumptions.reward_range)

@@ -93,10 +93,9 @@ class Correction:
 
 
 class Ratios:
-    """The ratios of a recording's tokens and sequences, and what rejection rules look at, each computed once.
+    """The ratios of a recording's tokens [N] and sequences [S], and what rejection rules look at, each computed once.
 
-    Log ratios, `log_w` of each token [N] and `log_sequence` of each sequence [S], are kept within the range of all
-    other measures; no threshold lies beyond it.
+    Log ratios are kept within the range of all other measures; no threshold lies beyond it.
     """
 
     def __init__(self, recording: Recording) -> None:

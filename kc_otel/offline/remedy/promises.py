@@ -99,7 +99,7 @@ def promises(contract: Contract, slices: Sequence[str], *, advantages: bool) -> 
 def finding(
     promise: RemedyTarget, correction: Correction, found: Effects, *, alpha: float, fewest: int, times: int = 1
 ) -> RemedyBound:
-    """A promise against a correction's effects on the sequences of its slice, or on so many times as many of them.
+    """A promise against a correction's effects on its slice, or on so many `times` as many sequences.
 
     `alpha` is the error probability of each side; below `fewest` units nothing but an exact value is met.
     """
@@ -195,9 +195,8 @@ def _mean(
 class Effects:
     """Effect of a correction on each of S sequences, [S]; the mean of an array is the effect on their distribution.
 
-    `token` and `sequence` are parts of the distances of single steps and of whole sequences: tv_token and tv_seq of
-    what is learned from. `positive` is the mean of (w - c) A over tokens with A > 0, the push that is still missing;
-    NaN without such. `kept` are tokens with a weight above 0.
+    `token` and `sequence` are parts of the distances of steps and of whole sequences. `positive` is the mean of (w - c)
+    A over tokens with A > 0, the push that is still missing; NaN without such. `kept` tokens have a weight above 0.
     """
 
     weight: Floats

@@ -31,8 +31,7 @@ class Costs:
     """Costs of a correction on a slice, as shares of its sequences or tokens.
 
     `variance` is E[c^2] / E[c]^2: as many times as many rollouts give the same standard error, where scores do not
-    depend on weights; inf where nothing is left. `dropped_positive` is of the tokens with A > 0, None where there are
-    none.
+    depend on weights; inf where nothing is left. `dropped_positive` is of the tokens with A > 0.
     """
 
     sequences: int
@@ -71,8 +70,7 @@ class CorrectionReplay:
     def rank(self) -> tuple[bool, float, float, float, float]:
         """Sort key, best first: keeps every promise, then the least variance, else the smallest excess over a limit.
 
-        The excess is the largest estimate in limits, and where none is beyond its limit the largest upper bound;
-        promises without data do not count. Variance counts to four digits, then the share of tokens that are dropped.
+        The excess is the largest estimate in limits, else the largest upper bound; promises without data do not count.
         """
         costs = self.costs[ALL]
         known = [found for found in self.findings if found.interval.samples]
@@ -84,9 +82,8 @@ class CorrectionReplay:
 class Remedy:
     """Effect of each correction on a recording; all intervals hold together with `confidence`.
 
-    No correction can be asked to keep the clauses of `beyond`; `exceeded` are the worst verdicts of those beyond their
-    limit. `lacking` says, for each trainer whose closest correction is not decided, how many more prompts or sequences
-    decide it at most; None where no number does.
+    No correction can be asked to keep the clauses of `beyond`; `exceeded` are the worst verdicts of those. `lacking`
+    is, by undecided trainer, how many more prompts or sequences decide at most; None where no number does.
     """
 
     source: str
@@ -120,10 +117,8 @@ class Remedy:
 def remedy(recording: Recording, contract: Contract, trainers: Sequence[Trainer] = TRAINERS) -> Remedy:
     """Replay every correction of some trainers on a recording, made before any correction, and choose.
 
-    All intervals hold together with the contract's confidence: the choice among corrections is paid for by splitting
-    its error probability over corrections, promises and sides. Caps of clauses are not applied. A promise is met on no
-    fewer prompts, or sequences without known prompts, than `observability.min_sequences`; on a slice without any, it is
-    open.
+    The choice is paid for by splitting the contract's error probability over corrections, promises and sides. Caps are
+    not applied. A promise takes `observability.min_sequences` prompts or sequences; without any it is open.
     """
     table = SliceTable.whole(contract)
     inside = table.of_batch(recording.attributes, range(recording.lengths.size), recording.lengths.size)

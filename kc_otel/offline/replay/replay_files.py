@@ -1,10 +1,8 @@
 """Recordings of `kc-otel serve --record` and of the Collector's file exporter, under one contract or under two.
 
-A message that is damaged is skipped and named. Where a length is wrong, nothing says where the next message begins, so
-the rest of that file is lost.
-
-A replay judges the recorded measurements and cannot move traffic: a route does not end the drift of its slice. A
-recorder measures and slices by its own copy of the contract, so that what was added later has no data.
+A damaged message is skipped and named; where a length is wrong, the rest of that file is lost. A replay cannot move
+traffic: a route does not end the drift of its slice. Recorders slice by their own copy of the contract, so that what
+was added later has no data.
 """
 
 from __future__ import annotations
@@ -12,20 +10,20 @@ from __future__ import annotations
 import heapq
 import math
 import struct
-from collections.abc import Collection, Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass
-from itertools import islice
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from itertools import chain, islice
 from pathlib import Path
 from typing import IO, Any, Final
 
 from kc_otel.contract.model import Contract
 from kc_otel.judge.cell_columns import cells_of, selected
-from kc_otel.judge.decisions import DecisionTable, apply, kept_since
-from kc_otel.judge.escalation.alerts import PolicyState, advance
-from kc_otel.judge.escalation.notices import GroupTiming, MessageGroup, NotificationLog, People, group_messages, notices
+from kc_otel.judge.decisions import DecisionTable
+from kc_otel.judge.escalation.alerts import Transition, What
+from kc_otel.judge.escalation.escalate import EscalationState, escalate
+from kc_otel.judge.escalation.notices import GroupTiming
 from kc_otel.judge.evaluator import Evaluator, without_collector
-from kc_otel.judge.incidents.incident import Incident, IncidentState
-from kc_otel.judge.incidents.incident_lifecycle import TrafficSeen, follow
+from kc_otel.judge.incidents.incident_lifecycle import TrafficSeen
 from kc_otel.judge.otlp.decode import from_protobuf
 from kc_otel.judge.otlp.request_errors import BadRequestError
 from kc_otel.judge.otlp.signals import METRICS
@@ -33,7 +31,14 @@ from kc_otel.judge.otlp.traffic_entries import EVALUATED, MOST_BYTES, OWN_FILES,
 from kc_otel.judge.plain_json import finite_or_none
 from kc_otel.judge.statistics import metric_name
 from kc_otel.judge.verdict import Status
-from kc_otel.offline.replay.timeline import ReplayTimeline, SentWebhook, SpanCollector, TimelineDifferences, differences
+from kc_otel.offline.replay.timeline import (
+    AlertSpan,
+    DecisionSpan,
+    ReplayTimeline,
+    SentWebhook,
+    TimelineDifferences,
+    differences,
+)
 
 _LENGTH: Final = struct.Struct(">I")
 _BUFFER_BYTES: Final = 256 * 1024
@@ -224,10 +229,11 @@ def replay(
     """Replay a recording, evaluated at multiples of `every` seconds; None for the recording's own times."""
     if every is not None and not (math.isfinite(every) and every > 0):
         raise ValueError(f"every: {every!r} is not a number of seconds above 0")
-    run, due = _Run(contract, timing), math.nan
+    upcoming = iter(entries)
+    first, due = next(upcoming, None), math.nan
+    run = _Run(contract, timing, math.nan if first is None else first.at)
     with without_collector():
-        for entry in entries:
-            run.started(entry.at)
+        for entry in () if first is None else chain([first], upcoming):
             if entry.is_evaluation:
                 if every is None:
                     run.judge(entry.at)
@@ -249,28 +255,31 @@ def _next(at: float, every: float) -> float:
     return index * every if index * every > at else (index + 1) * every
 
 
+@dataclass(frozen=True, slots=True)
+class _OrdersObeyed(TrafficSeen):
+    """A recording has no routers: an order explains silence as long as anybody reports."""
+
+    def excuses(self, slice: str, version: str, ordered: Callable[[str, str], float | None]) -> bool:
+        """Return whether the slice is silent because traffic was ordered away from the version."""
+        return not self.silent and ordered(slice, version) is not None
+
+
 class _Run:
     """The evaluator's process without its sockets and files."""
 
-    def __init__(self, contract: Contract, timing: GroupTiming) -> None:
+    def __init__(self, contract: Contract, timing: GroupTiming, start: float) -> None:
         self._contract, self._timing = contract, timing
         self._evaluator = Evaluator([contract])
         self._evaluator.use_columns()
-        self._policy = PolicyState(contract.name)
-        self._notifications = NotificationLog(contract.name)
-        self._incidents: tuple[Incident, ...] = ()
-        self._groups: tuple[MessageGroup, ...] = ()
-        self._decisions = DecisionTable()
-        self._spans = SpanCollector()
+        self._state = EscalationState()
+        self._firing: dict[str, AlertSpan] = {}
+        self._in_force: dict[tuple[str, str, str], DecisionSpan] = {}
+        self._alerts: list[AlertSpan] = []
+        self._decisions: list[DecisionSpan] = []
         self._messages: list[SentWebhook] = []
         self._silent = {(clause.id, slice) for clause in contract.clauses for slice in contract.slices_for(clause)}
-        self._start = self._end = math.nan
+        self._start = self._end = start
         self._evaluations = self._requests = self._cells = 0
-
-    def started(self, at: float) -> None:
-        """Begin the recording."""
-        if math.isnan(self._start):
-            self._start = self._end = at
 
     def take(self, entry: TrafficEntry) -> None:
         """A request arrives."""
@@ -279,47 +288,55 @@ class _Run:
         self._requests += 1
 
     def judge(self, now: float) -> None:
-        """Evaluate every cell."""
-        contract = self._contract
-        verdicts = self._evaluator.evaluate(now)[contract.name].verdicts
+        """Evaluate every cell, and escalate as the evaluator does."""
+        contract, before = self._contract, self._state.decisions
+        evaluation = self._evaluator.evaluate(now)[contract.name]
         invalid = self._evaluator.invalid_input(contract.name, now, contract.observability.window)
-        silent = self._evaluator.silent(contract.name, now)
-        ordered = kept_since(self._decisions, contract.name)
-        self._policy, transitions = advance(
-            contract, self._policy, verdicts, invalid, now,
-            lambda *where: not silent and ordered(*where) is not None,
-        )  # fmt: skip
-        self._notifications, told = notices(
-            contract, self._notifications, self._policy.firing, transitions, People(), now
-        )
-        decisions = apply(self._decisions, transitions, contract, now)
-        self._spans.edges(transitions)
-        if decisions.version != self._decisions.version:
-            self._spans.table(decisions, now)
-            self._decisions = decisions
-        found = follow(
-            contract.name, self._incidents, verdicts, self._policy.firing, decisions, now, TrafficSeen(silent=silent)
-        )
-        self._incidents = tuple(incident for incident in found if incident.state is not IncidentState.RESOLVED)
-        window = contract.observability.window
-        self._groups, sent = group_messages(self._groups, told, found, People(), self._timing, window, now)
+        traffic = _OrdersObeyed(silent=self._evaluator.silent(contract.name, now))
+        step = escalate(contract, self._state, evaluation, invalid, now, timing=self._timing, traffic=traffic)
+        self._state = step.state
+        self._note_alerts(step.transitions)
+        if step.state.decisions.version != before.version:
+            self._note_decisions(step.state.decisions, now)
         self._messages += [
-            SentWebhook(now, message.endpoint, message.reason.value, len(message.alerts)) for message in sent
+            SentWebhook(now, message.endpoint, message.reason.value, len(message.alerts)) for message in step.messages
         ]
-        self._evaluations, self._end, self._cells = self._evaluations + 1, now, len(verdicts)
+        self._evaluations, self._end, self._cells = self._evaluations + 1, now, len(evaluation.verdicts)
         if self._silent:
-            no_data = {verdict.cell for verdict in selected(verdicts, {Status.NO_DATA})}
-            self._silent -= {(cell.clause, cell.slice) for cell in cells_of(verdicts) if cell not in no_data}
+            no_data = {verdict.cell for verdict in selected(evaluation.verdicts, {Status.NO_DATA})}
+            self._silent -= {(cell.clause, cell.slice) for cell in cells_of(evaluation.verdicts) if cell not in no_data}
+
+    def _note_alerts(self, transitions: Iterable[Transition]) -> None:
+        for transition in transitions:
+            if transition.what is What.FIRING:
+                cell = transition.cell
+                self._firing[transition.fingerprint] = AlertSpan(
+                    transition.step, transition.on, transition.severity, tuple(map(str, transition.actions)),
+                    cell.clause, cell.slice, cell.kernel_train, cell.kernel_inference, transition.verdict.reason,
+                    transition.at,
+                )  # fmt: skip
+            else:
+                self._alerts.append(replace(self._firing.pop(transition.fingerprint), end=transition.at))
+
+    def _note_decisions(self, table: DecisionTable, now: float) -> None:
+        keys = [(f"route:{route.kernel}", route.slice, route.avoid) for route in table.routes]
+        keys += [(directive.kind.value, directive.slice, "") for directive in table.directives]
+        for key in self._in_force.keys() - keys:
+            self._decisions.append(replace(self._in_force.pop(key), end=now))
+        for key in keys:
+            self._in_force.setdefault(key, DecisionSpan(*key, now))
 
     def timeline(self) -> ReplayTimeline:
         """Return the timeline of the replay so far."""
         contract = self._contract
+        alerts, decisions = [*self._alerts, *self._firing.values()], [*self._decisions, *self._in_force.values()]
+        alerts.sort(key=lambda span: (span.start, span.step, span.clause, span.slice))
+        decisions.sort(key=lambda span: (span.start, span.what, span.slice, span.avoid))
         return ReplayTimeline(
             name=contract.name, version=contract.metadata.version, hash=contract.hash, start=self._start,
             end=self._end, evaluations=self._evaluations, requests=self._requests, cells=self._cells,
-            points=dict(sorted(self._evaluator.counters.items())), alerts=self._spans.alerts,
-            decisions=self._spans.decisions, messages=tuple(self._messages),
-            not_recorded=tuple(not_recorded(contract, self._silent)),
+            points=dict(sorted(self._evaluator.counters.items())), alerts=tuple(alerts), decisions=tuple(decisions),
+            messages=tuple(self._messages), not_recorded=tuple(not_recorded(contract, self._silent)),
         )  # fmt: skip
 
 

@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Final, Generic, TypeVar
-
-from kc_otel.judge.decisions import DecisionTable
-from kc_otel.judge.escalation.alerts import Transition, What
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Generic, TypeVar
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,10 +49,9 @@ class SentWebhook:
 
 @dataclass(frozen=True, slots=True)
 class ReplayTimeline:
-    """Timeline of a recording under one contract; everything is in the order of its beginning, Unix times in seconds.
+    """Timeline of a recording under one contract, in the order of beginnings, Unix times in seconds.
 
-    `points` are counted by outcome, `cells` those of the last evaluation, and `not_recorded` sentences on parts of the
-    contract for which the recording has no data.
+    `points` are by outcome, `cells` of the last evaluation; `not_recorded` says what the recording has no data for.
     """
 
     name: str
@@ -73,66 +69,7 @@ class ReplayTimeline:
     not_recorded: tuple[str, ...]
 
 
-class SpanCollector:
-    """Puts edges together to spans: of alerts by their fingerprint, of what is in force by what it is."""
-
-    def __init__(self) -> None:
-        self._alerts: dict[str, AlertSpan] = {}
-        self._decisions: dict[tuple[str, str, str], DecisionSpan] = {}
-        self._over: list[AlertSpan] = []
-        self._ended: list[DecisionSpan] = []
-
-    def edges(self, transitions: Iterable[Transition]) -> None:
-        """Take what fired and resolved in an evaluation."""
-        for transition in transitions:
-            if transition.what is What.FIRING:
-                cell = transition.cell
-                self._alerts[transition.fingerprint] = AlertSpan(
-                    transition.step, transition.on, transition.severity, tuple(map(str, transition.actions)),
-                    cell.clause, cell.slice, cell.kernel_train, cell.kernel_inference, transition.verdict.reason,
-                    transition.at,
-                )  # fmt: skip
-            else:
-                self._over.append(replace(self._alerts.pop(transition.fingerprint), end=transition.at))
-
-    def table(self, decisions: DecisionTable, now: float) -> None:
-        """Take the decision table of an evaluation in which it changed."""
-        keys: dict[tuple[str, str, str], None] = {
-            (f"route:{route.kernel}", route.slice, route.avoid): None for route in decisions.routes
-        }
-        keys |= {(directive.kind.value, directive.slice, ""): None for directive in decisions.directives}
-        for key in [key for key in self._decisions if key not in keys]:
-            self._ended.append(replace(self._decisions.pop(key), end=now))
-        for key in keys:
-            self._decisions.setdefault(key, DecisionSpan(*key, now))
-
-    @property
-    def alerts(self) -> tuple[AlertSpan, ...]:
-        """Alerts so far, in the order of their firing."""
-        return tuple(
-            sorted([*self._over, *self._alerts.values()], key=lambda row: (row.start, row.step, row.clause, row.slice))
-        )
-
-    @property
-    def decisions(self) -> tuple[DecisionSpan, ...]:
-        """Routes and directives so far, in the order of their beginning."""
-        return tuple(
-            sorted(
-                [*self._ended, *self._decisions.values()], key=lambda row: (row.start, row.what, row.slice, row.avoid)
-            )
-        )
-
-
 Span = TypeVar("Span", AlertSpan, DecisionSpan)
-
-_ALERT_KEYS: Final[tuple[Callable[[AlertSpan], object], ...]] = (
-    lambda span: (_cell(span), span.step),
-    lambda span: (_cell(span), span.on, span.severity),
-    lambda span: (_cell(span), span.on),
-)
-_DECISION_KEYS: Final[tuple[Callable[[DecisionSpan], object], ...]] = (
-    lambda span: (span.what, span.slice, span.avoid),
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,8 +114,8 @@ def differences(old: ReplayTimeline, new: ReplayTimeline, apart: float) -> Timel
     Alerts are paired when they are about the same clause, slice and kernels and at most `apart` seconds lie between
     them: first those of equal steps, then of the same severity, then any that wait for the same verdict, nearest first.
     """
-    pairs, dropped, added = _paired(old.alerts, new.alerts, _ALERT_KEYS, apart)
-    decisions, ended, begun = _paired(old.decisions, new.decisions, _DECISION_KEYS, apart)
+    pairs, dropped, added = _paired(old.alerts, new.alerts, apart)
+    decisions, ended, begun = _paired(old.decisions, new.decisions, apart)
     before = Counter((message.endpoint, message.reason) for message in old.messages)
     after = Counter((message.endpoint, message.reason) for message in new.messages)
     return TimelineDifferences(
@@ -193,37 +130,42 @@ def differences(old: ReplayTimeline, new: ReplayTimeline, apart: float) -> Timel
 
 
 def _paired(
-    old: Sequence[Span], new: Sequence[Span], keys: Sequence[Callable[[Span], object]], apart: float
+    old: Sequence[Span], new: Sequence[Span], apart: float
 ) -> tuple[list[MovedSpan[Span]], tuple[Span, ...], tuple[Span, ...]]:
-    left, right = list(old), list(new)
+    """Pairs of the same alert or decision, the nearest first, and what is left on either side."""
+    there: dict[object, list[Span]] = {}
+    for other in sorted(new, key=lambda span: span.start, reverse=True):
+        there.setdefault(_about(other), []).append(other)
+    near = sorted(
+        (
+            (_unlike(span, other), number, span, other)
+            for number, span in enumerate(old)
+            for other in there.get(_about(span), ())
+            if other.start <= _end(span) + apart and _end(other) >= span.start - apart
+        ),
+        key=lambda found: found[:2],
+    )
+    taken: set[int] = set()
     pairs: list[MovedSpan[Span]] = []
-    for key in keys:
-        there: dict[object, list[Span]] = {}
-        for other in sorted(right, key=lambda span: span.start, reverse=True):
-            there.setdefault(key(other), []).append(other)
-        near = sorted(
-            (
-                (
-                    abs(span.start - other.start),
-                    0.0 if span.end == other.end else abs(_end(span) - _end(other)),
-                    number,
-                    span,
-                    other,
-                )
-                for number, span in enumerate(left)
-                for other in there.get(key(span), ())
-                if other.start <= _end(span) + apart and _end(other) >= span.start - apart
-            ),
-            key=lambda found: found[:3],
-        )
-        taken: set[int] = set()
-        for _, _, _, span, other in near:
-            if not {id(span), id(other)} & taken:
-                taken |= {id(span), id(other)}
-                pairs.append(MovedSpan(span, other))
-        left = [span for span in left if id(span) not in taken]
-        right = [span for span in right if id(span) not in taken]
-    return sorted(pairs, key=lambda pair: pair.new.start), tuple(left), tuple(right)
+    for _, _, span, other in near:
+        if not {id(span), id(other)} & taken:
+            taken |= {id(span), id(other)}
+            pairs.append(MovedSpan(span, other))
+    left, right = (tuple(span for span in side if id(span) not in taken) for side in (old, new))
+    return sorted(pairs, key=lambda pair: pair.new.start), left, right
+
+
+def _about(span: AlertSpan | DecisionSpan) -> tuple[str, ...]:
+    if isinstance(span, DecisionSpan):
+        return span.what, span.slice, span.avoid
+    return span.clause, span.slice, span.kernel_train, span.kernel_inference, span.on
+
+
+def _unlike(span: Span, other: Span) -> tuple[bool, bool, float, float]:
+    """Sort key of a pair: of another step, of another severity, and how far apart the ends are."""
+    step, severity = (getattr(span, name, "") != getattr(other, name, "") for name in ("step", "severity"))
+    ends = 0.0 if span.end == other.end else abs(_end(span) - _end(other))
+    return step, severity, abs(span.start - other.start), ends
 
 
 def _end(span: AlertSpan | DecisionSpan) -> float:
@@ -236,7 +178,3 @@ def _moved(pair: MovedSpan[Span]) -> bool:
 
 def _acts(span: AlertSpan) -> tuple[str, frozenset[str]]:
     return span.severity, frozenset(span.actions)
-
-
-def _cell(span: AlertSpan) -> tuple[str, str, str, str]:
-    return span.clause, span.slice, span.kernel_train, span.kernel_inference

@@ -51,8 +51,7 @@ class RunLogError(ValueError):
 def read_run_log(path: Path) -> RunLog:
     """Scalars of a run: of a file, or of every known file in a folder, the same step of the last one counting.
 
-    The step is the trainer's, such as `train/step` or `global_step` in a number's own row, and the logger's count of
-    rows only where no row has one.
+    The step is the trainer's, in a number's own row, and the logger's count of rows only where no row has one.
     """
     files = sorted(_logs_in(path)) if path.is_dir() else [path]
     if not files:

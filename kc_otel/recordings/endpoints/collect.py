@@ -3,9 +3,8 @@
 A prompt that is not answered is no sample at random: it was the longest, or the one on which a kernel broke. So every
 failure is kept beside the successes, and a judge has to look at both.
 
-An early stop looks at completions in the order of the requests, never in that of the answers: short answers come first.
-So that a slow answer does not make it ask for all the others meanwhile, it runs ahead of the first that is missing by
-twice the number of requests at a time and no more. A failure ends the looking.
+An early stop looks at the first completions in the order of the requests, once all of them are there: in the order of
+answers, short ones come first. A failure ends the looking.
 """
 
 from __future__ import annotations
@@ -13,6 +12,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Final
 
 import numpy as np
@@ -57,55 +57,6 @@ class Collected:
         return self.asked - (0 if self.recording is None else int(self.recording.lengths.size))
 
 
-class _EnoughError(Exception):
-    """Signal that the completions so far decide, and that no more are requested."""
-
-
-class _Prefix:
-    """The completions that are there without a gap, looked at as they grow, and how many of them were enough.
-
-    It looks where each prompt has all its samples: a prompt is one observation, which later samples would change.
-    """
-
-    def __init__(
-        self, enough: Callable[[Recording], bool] | None, looks: Iterable[int], whole: int, samples: int, ahead: int
-    ) -> None:
-        self.decided: int | None = None
-        self._samples = samples
-        self._enough, self._due, self._whole = enough, iter(looks), whole
-        self._there, self._next = 0, next(iter(self._due), whole)
-        self._ahead = whole if enough is None else ahead
-        self._grown = asyncio.Event()
-
-    async def reach(self, place: int) -> None:
-        """Wait until a completion is no more than `ahead` beyond the first that is missing."""
-        while place >= self._there + self._ahead:
-            await self._grown.wait()
-
-    def end(self) -> None:
-        """Look no more, and wait for nothing: there is a gap that stays."""
-        self._ahead = self._whole
-        self._grow()
-
-    def _grow(self) -> None:
-        self._grown.set()
-        self._grown = asyncio.Event()
-
-    def look(self, done: Mapping[int, _Scored]) -> None:
-        """Look once more if there are as many as that takes; raises _EnoughError if they are enough."""
-        before = self._there
-        while self.decided is None and self._enough is not None and self._there in done:
-            self._there += 1
-            if self._next <= self._there < self._whole and self._there % self._samples == 0:
-                if self._enough(_recording([done[place] for place in range(self._there)])):
-                    self.decided = self._there
-                self._next = next(self._due, self._whole)
-        if self._there > before:
-            self._grow()
-        if self.decided is not None:
-            raise _EnoughError
-
-
 async def collect(
     prompts: Sequence[Prompt],
     inference: tuple[CompletionClient, str],
@@ -120,49 +71,54 @@ async def collect(
 ) -> Collected:
     """Sample from one endpoint, and score the same tokens with the other; it ends early after 20 failures.
 
-    `inference` and `train` are endpoints with their models' names. `enough` says whether the first completions are
-    enough, so that no more are asked for; it is asked at the ascending numbers of completions in `looks`, or with the
-    next prompt that is whole. Prompts are then asked in an order that their file does not decide, each with all its
-    samples. `progress` is called after each completion with those that are done, those that failed, and tokens.
-
-    Raises:
-        RefusedError: If an endpoint answers in a way that would be the same for every prompt.
+    Endpoints come with their models' names. `enough` is asked at the numbers of completions in `looks`; prompts are
+    then in an order that their file does not decide. `progress` gets completions done, failed, and tokens. A
+    RefusedError if an endpoint answers in a way that would be the same for every prompt.
     """
     whole = len(prompts) * samples
-    work = enumerate(_order(prompts, samples, shuffled=enough is not None))  # shared by the workers
+    work = enumerate(_order(prompts, samples, shuffled=enough is not None))
     done: dict[int, _Scored] = {}
     failures: list[Failure] = []
-    prefix = _Prefix(enough, looks, whole, samples, 2 * concurrency)
-    tokens = 0
+    tokens = asked = 0
 
-    async def worker() -> None:
+    async def worker(part: Iterator[tuple[int, Prompt]]) -> None:
         nonlocal tokens
-        for place, prompt in work:
+        for place, prompt in part:
             if len(failures) >= _MAX_FAILURES:
                 return
-            await prefix.reach(place)
             try:
                 done[place] = await _one(prompt, inference, train, max_tokens)
                 tokens += len(done[place].train)
-                prefix.look(done)
             except RequestFailedError as error:
                 failures.append(Failure(prompt.line, str(error)))
-                prefix.end()
             progress(len(done), len(failures), tokens)
 
-    workers = [asyncio.create_task(worker()) for _ in range(min(concurrency, whole))]
-    try:
-        await asyncio.gather(*workers)
-    except _EnoughError:
-        pass
-    finally:
-        for task in workers:
-            task.cancel()
-        await asyncio.gather(*workers, return_exceptions=True)
-    if prefix.decided is not None:
-        return Collected(_recording([done[at] for at in range(prefix.decided)]), (), prefix.decided)
-    rows = [done[place] for place in sorted(done)]
-    return Collected(_recording(rows) if rows else None, tuple(failures), whole)
+    for until in _looked_at(() if enough is None else looks, samples, whole):
+        part = islice(work, until - asked)  # shared by the workers
+        workers = [asyncio.create_task(worker(part)) for _ in range(min(concurrency, until - asked))]
+        try:
+            await asyncio.gather(*workers)
+        finally:
+            for task in workers:
+                task.cancel()
+            await asyncio.gather(*workers, return_exceptions=True)
+        asked = until
+        if enough is not None and asked < whole and not failures and enough(_recording(done)):
+            break
+    return Collected(_recording(done) if done else None, tuple(failures), whole if failures else asked)
+
+
+def _looked_at(looks: Iterable[int], samples: int, whole: int) -> Iterator[int]:
+    """Numbers of completions at which to look, all at last; a prompt with some of its samples would change later."""
+    last = 0
+    for look in looks:
+        number = -(-look // samples) * samples
+        if number >= whole:
+            break
+        if number > last:
+            yield number
+        last = number
+    yield whole
 
 
 def _order(prompts: Sequence[Prompt], samples: int, *, shuffled: bool) -> Iterator[Prompt]:
@@ -193,7 +149,8 @@ async def _one(
     return _Scored(found, logprobs, automatic | dict(prompt.attributes) | asked)
 
 
-def _recording(rows: Sequence[_Scored]) -> Recording:
+def _recording(done: Mapping[int, _Scored]) -> Recording:
+    rows = [done[place] for place in sorted(done)]
     return Recording(
         train=np.array([value for row in rows for value in row.train], dtype=np.float64),
         inference=np.array([value for row in rows for value in row.sampled.logprobs], dtype=np.float64),

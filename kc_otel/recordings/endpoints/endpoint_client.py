@@ -50,10 +50,7 @@ class NotTakenError(RequestFailedError):
 
 @dataclass(frozen=True, slots=True)
 class CompletionEndpoint:
-    """Address of the server that samples (`inference`) or scores (`train`), with or without /v1.
-
-    The key is sent as a bearer token; empty for none. No message holds it.
-    """
+    """Address of the server that samples (`inference`) or scores (`train`); no message has its key."""
 
     side: Literal["inference", "train"]
     url: str
@@ -89,8 +86,7 @@ class CompletionEndpoint:
 class CompletionClient:
     """One endpoint, over a connection pool that both share. Of SGLang its own `/generate` is asked.
 
-    `timeout` is of one of the `attempts` where an endpoint is busy or a connection breaks. `context` are the tokens
-    that a prompt and its completion may have, as the endpoint says with its models; or None.
+    `timeout` is of one of the `attempts`; `context` are the tokens that a prompt and its completion may have, if known.
     """
 
     def __init__(
@@ -231,8 +227,7 @@ class CompletionClient:
 def endpoint_scorer(url: str, key: str = "") -> Callable[..., list[tuple[float, ...]]]:
     """A server of one model as a `Scorer`: at temperature 1, with every token allowed.
 
-    It raises UnscorableError for a request that fills the server's context, NotTakenError for one that the server
-    rejects, and UnavailableError where the server does not answer, or not with log-probabilities.
+    UnscorableError: the server's context is filled; NotTakenError: it rejects the request; UnavailableError: no answer.
     """
     endpoint = CompletionEndpoint("train", url, key)
 

@@ -10,18 +10,14 @@ from typing import Any
 
 from kc_otel.contract.json_text import read_json_text
 from kc_otel.contract.slices import Scalar
-from kc_otel.recordings.read_table import lines, scalars_of
+from kc_otel.recordings.read_table import ATTRIBUTES, Problems, lines, scalars_of
 from kc_otel.recordings.recording import RecordingError
 from kc_otel.recordings.request import NEUTRAL, effective
-from kc_otel.recordings.table import ATTRIBUTES, Problems
 
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """One prompt, from a line of the file, counted from 1: exactly one of `text`, `token_ids` and `messages` is there.
-
-    The inference endpoint makes tokens of the others, of a conversation by its chat template.
-    """
+    """A line of the file, counted from 1: one of `text`, `token_ids` and `messages`; endpoints make tokens."""
 
     line: int
     text: str = ""
@@ -31,14 +27,9 @@ class Prompt:
 
 
 def read_prompts(path: str | Path) -> tuple[Prompt, ...]:
-    """The prompts of a file.
+    """The prompts of a file: `prompt`, `prompt_token_ids` or `messages` in a line, and its other values as attributes.
 
-    A line has `prompt` (text), `prompt_token_ids` (whole numbers) or `messages` (as in chat completions). Its other
-    plain values are attributes, as are those of an object `attributes`.
-
-    Raises:
-        RecordingError: If it cannot be read, a line is no prompt, asks to be sampled otherwise than at temperature 1
-            without truncation, or there is none; with everything that is wrong.
+    A RecordingError has everything that is wrong, sampling otherwise than at temperature 1 without truncation included.
     """
     problems = Problems(str(path))
     found = []

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kc_otel.contract.slices import Scalar
-from kc_otel.recordings.importers.imported import Imported, Records, plain
+from kc_otel.recordings.importers.imported import Imported, Records, imported, plain
 from kc_otel.recordings.importers.safe_pickle import Container, arrays, torch_load, unpickled
 from kc_otel.recordings.recording import RecordingError
 
@@ -60,6 +60,7 @@ def verl(path: Path) -> Records:
             found["reward"] = float(scores[row].sum())
         if step is not None:
             found["step"] = step
+        found.update(plain({name: meta[name] for name in ("temperature",) if name in meta}))
     trained = None if step is None else step - 1
     return _rows(
         path,
@@ -70,7 +71,6 @@ def verl(path: Path) -> Records:
         token_ids=batch.get("responses"),
         advantages=batch.get("advantages"),
         prompt_ids=batch.get("prompts"),
-        processing=plain({"temperature": meta["temperature"]}) if "temperature" in meta else None,
     )
 
 
@@ -243,10 +243,10 @@ def _slime_sample(sample: Mapping[str, Any], step: int | None, reward: Any) -> I
     if isinstance(reward, int | float):
         attributes["reward"] = float(reward)
     own, prompt = (None, None) if ids is None else (ids[-mask.size :], ids[: -mask.size])
-    found = Imported(
-        train, inference, own, batch.get("advantages"), attributes, weights=(step, None), prompt_ids=prompt
-    )
-    return found.only(mask)
+    return imported(
+        mask, train, inference, attributes, weights=(step, None), token_ids=own, advantages=batch.get("advantages"),
+        prompt_ids=prompt,
+    )  # fmt: skip
 
 
 def _tensor(value: Any) -> Any:
@@ -282,7 +282,6 @@ def _rows(
     token_ids: NDArray[Any] | None,
     advantages: NDArray[Any] | None,
     prompt_ids: NDArray[Any] | Sequence[NDArray[Any]] | None,
-    processing: Mapping[str, Scalar] | None = None,
 ) -> Records:
     """The rows of a padded batch, [sequences, tokens]; a token counts where none of the masks is 0."""
     train, inference = (side.astype(np.float64) for side in sides.values())
@@ -292,7 +291,7 @@ def _rows(
         raise RecordingError(f"{path}: {', '.join((*sides, *masks))} have shapes {said}, not one [sequences, tokens]")
     for row, kept in enumerate(np.logical_and.reduce([mask != 0 for mask in masks.values()])):
         ids, gains, prompt = (None if values is None else values[row] for values in (token_ids, advantages, prompt_ids))
-        whole = Imported(
-            train[row], inference[row], ids, gains, attributes[row], weights[row], processing, prompt_ids=prompt
-        )
-        yield f"{path}: row {row}", partial(whole.only, kept)
+        yield f"{path}: row {row}", partial(
+            imported, kept, train[row], inference[row], attributes[row], weights=weights[row], token_ids=ids,
+            advantages=gains, prompt_ids=prompt,
+        )  # fmt: skip

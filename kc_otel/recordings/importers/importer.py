@@ -1,12 +1,9 @@
 """Import files in chunks of bounded size; a file is finished once its drift is exported.
 
-    file -> sequences -> chunks of one weight version -> Recorder.compare -> export -> done
+file -> sequences -> chunks of one weight version -> Recorder.compare -> export -> done
 
-Nothing is measured twice: of a file of lines that has grown, only the new lines are measured, and a file that has
-changed in another way is refused.
-
-Nothing is sampled: a trainer's files are measured in full. A file that cannot be read is named with its remedy, and the
-others go on. With `follow`, files that appear later are imported too.
+Nothing is sampled, and nothing measured twice: of a file of lines that has grown, only the new lines are, and a file
+that has changed in another way is refused. A file that cannot be read is named, and the others go on.
 """
 
 from __future__ import annotations
@@ -44,10 +41,9 @@ _MAX_UNFLUSHED_TOKENS: Final = 2_000_000
 
 @dataclass(slots=True)
 class ImportTotals:
-    """Files `done`, whose drift was exported, sequences that were handed to the recorder, and their tokens.
+    """Files `done`, whose drift was exported, and sequences and tokens that were handed to the recorder.
 
-    `identical` are sequences whose two sides are the same numbers, bit by bit; `age_unknown` those of a trainer's step
-    of which nothing says which weights sampled them; `failed` files that could not be imported, with the reason.
+    The two sides of `identical` sequences are bit by bit the same; of `age_unknown` nothing says which weights sampled.
     """
 
     done: set[Path] = field(default_factory=set)
@@ -80,9 +76,8 @@ class StepRecorders(Protocol):
 class Importer:
     """Imports files one after the other, and adds those that are done to `ledger`.
 
-    `columns` are names by role, for generic files. `attributes` of every sequence win over its own. `patience` are
-    seconds to wait for an endpoint that does not take the export, unless `stopped`. To `steps` go sequences whose step
-    is known, too: from an attribute `step`, or the training kernel's weights.
+    `attributes` win over a sequence's own. `patience` are seconds to wait for an endpoint, unless `stopped`. To `steps`
+    go sequences whose step is known, too: from an attribute `step`, or the training kernel's weights.
     """
 
     def __init__(
@@ -111,10 +106,7 @@ class Importer:
         self._awaiting: set[Path] = set()
 
     def file(self, path: Path) -> bool:
-        """Import what is new in a file; whether all of it was measured and exported. Failures are in `totals.failed`.
-
-        A file that nobody took the export of is done with a later export, which contains it.
-        """
+        """Import what is new in a file; whether all was measured and exported. A later export holds what is open."""
         self.totals.failed.pop(path, None)
         self._awaiting.discard(path)
         before = sum(self._recorder.stats().dropped.values())
@@ -185,10 +177,7 @@ class Importer:
     def _chunks(
         self, sequences: Iterable[Imported], read: LinesRead
     ) -> Iterator[tuple[list[Imported], LinesRead | None]]:
-        """Sequences that can be one batch, until they have `_CHUNK_TOKENS` tokens.
-
-        With the last batch before others of the file come the lines that are measured with it.
-        """
+        """Sequences that can be one batch, of `_CHUNK_TOKENS` tokens; with the last of a part, the lines so far."""
         waiting: dict[Hashable, list[Imported]] = {}
         tokens, last, before = 0, None, replace(read)
         for sequence in sequences:
@@ -230,7 +219,6 @@ class Importer:
                     advantages=None if first.advantages is None else [sequence.advantages for sequence in chunk],
                     kept=(masses, None) if masses else None,
                     attributes=[{**sequence.attributes, **self._attributes} for sequence in chunk],
-                    processing=None if first.processing is None else (first.processing, first.processing),
                     weights=first.weights if first.versions is None else (first.weights[0], versions),
                     groups=None if None in prompts else prompts,
                     presampled=True,
@@ -259,10 +247,8 @@ class Importer:
 
 def _alike(sequence: Imported) -> Hashable:
     """Return the key shared by sequences of one batch."""
-    processing = None if sequence.processing is None else tuple(sorted(sequence.processing.items()))
     return (
         sequence.weights,
-        processing,
         sequence.token_ids is None,
         sequence.advantages is None,
         sequence.train_kept is None,
@@ -273,10 +259,7 @@ def _alike(sequence: Imported) -> Hashable:
 
 @dataclass(frozen=True, slots=True)
 class _Measured:
-    """How far a file is measured: its size and time of change, both 0 where more of it was not; lines, digest.
-
-    The digest is that of the lines, or of all bytes of a file that has none.
-    """
+    """How far a file is measured: size and time of change, 0 where there was more; lines; digest of lines or bytes."""
 
     size: int
     changed: int
@@ -285,10 +268,7 @@ class _Measured:
 
 
 class Ledger:
-    """How far files are done, so that nothing in them is measured again.
-
-    It is remembered in a file, one JSON list a line; None is for this run alone.
-    """
+    """How far files are done, remembered in a file, one JSON list a line; None is for this run alone."""
 
     def __init__(self, path: Path | None) -> None:
         self._path = path

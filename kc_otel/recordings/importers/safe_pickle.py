@@ -40,10 +40,7 @@ _HEAD_BYTES: Final = 1 << 16
 
 
 class Container:
-    """Stands in for a trainer's class, which need not be installed: keeps the state and does nothing.
-
-    SkyRL's `_rebuild_tensor_batch` is called with the class and the state.
-    """
+    """Stands in for a trainer's class, or SkyRL's `_rebuild_tensor_batch`: keeps the state and does nothing."""
 
     def __init__(self, _: object = None, state: Any = None) -> None:
         self.state = state

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from kc_otel.contract.slices import Scalar
 from kc_otel.recordings.importers import batch_formats
-from kc_otel.recordings.importers.imported import Imported, Records, Refusals, plain
+from kc_otel.recordings.importers.imported import Imported, Records, Refusals, imported, plain
 from kc_otel.recordings.importers.safe_pickle import names_in
 from kc_otel.recordings.read_table import LinesRead, first_record, records
 from kc_otel.recordings.recording import RecordingError
@@ -78,12 +78,8 @@ def read_file(
 ) -> Iterator[Imported]:
     """Read the sequences of a file; records that cannot become one are counted in `refusals`.
 
-    `format` is None to find out whose it is; `columns` are names by role, of generic files. Lines that `read` counts
-    are skipped, and it advances with each further one.
-
-    Raises:
-        RecordingError: If it cannot be used.
-        OSError: If it cannot be read.
+    `format` is None to find out whose it is; `columns` are for generic files. Lines that `read` counts are skipped, and
+    it advances with each further one.
     """
     format = format or format_of(path)
     if format == "generic":
@@ -107,29 +103,15 @@ def read_file(
 
 
 def _generic(path: Path, columns: Mapping[str, str] | None, read: LinesRead | None) -> Iterator[Imported]:
-    """The sequences of a recording; a file with one bad sequence is refused as a whole.
-
-    Columns `train_weights` and `inference_weights` with one value per sequence are weight versions; `weight_versions`
-    has the inference kernel's for each token.
-    """
+    """The sequences of a recording; a file with one bad sequence is refused as a whole."""
     log = load_own(path, columns, read)
     ends = np.cumsum(log.lengths)
     per_token = ("token_ids", "advantages", "train_kept", "versions")
     given = {name: values for name in per_token if (values := getattr(log, name)) is not None}
     for begin, end, attributes in zip(ends - log.lengths, ends, log.attributes, strict=True):
         here = slice(int(begin), int(end))
-        train, inference = (_version(attributes.get(f"{side}_weights")) for side in ("train", "inference"))
-        yield Imported(
-            log.train[here],
-            log.inference[here],
-            attributes=attributes,
-            weights=(train, inference),
-            **{name: values[here] for name, values in given.items()},
-        )
-
-
-def _version(value: object) -> int | str | None:
-    return value if isinstance(value, int | str) and not isinstance(value, bool) else None
+        numbers = {name: values[here] for name, values in given.items()}
+        yield Imported(log.train[here], log.inference[here], attributes, **numbers)
 
 
 def _lines(
@@ -169,8 +151,10 @@ def _nemo_rl(path: Path, record: dict[str, Any], _: str) -> Imported | None:
         **({} if step is None else {"step": step}),
         "prompt_tokens": prompt,
     }
-    weights = (step, None)
-    return Imported(train, inference, ids, advantages, attributes, weights, prompt_ids=ids and ids[:prompt]).only(kept)
+    return imported(
+        kept, train, inference, attributes, weights=(step, None), token_ids=ids, advantages=advantages,
+        prompt_ids=ids and ids[:prompt],
+    )  # fmt: skip
 
 
 def _prime_rl(_: Path, record: dict[str, Any], place: str) -> Imported | None:
@@ -196,8 +180,10 @@ def _prime_rl(_: Path, record: dict[str, Any], place: str) -> Imported | None:
     advantages = _floats(record["advantages"]) if record.get("advantages") else None
     if advantages is not None and np.all(np.isnan(advantages), where=kept):
         advantages = None
-    weights = (step if isinstance(step, int) else None, None)
-    return Imported(train, inference, ids, advantages, attributes, weights, prompt_ids=ids and ids[:prompt]).only(kept)
+    return imported(
+        kept, train, inference, attributes, weights=(step if isinstance(step, int) else None, None), token_ids=ids,
+        advantages=advantages, prompt_ids=ids and ids[:prompt],
+    )  # fmt: skip
 
 
 def _prime_sampled(record: dict[str, Any]) -> NDArray[np.bool_]:
