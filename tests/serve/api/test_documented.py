@@ -209,7 +209,6 @@ def test_orders_that_cannot_be_written_are_refused_as_documented(
         def raising(*_args: object, error: Exception = error, **_options: object) -> None:
             raise error
 
-        monkeypatch.setattr(asked.core, "resize", raising)
         monkeypatch.setattr(asked.core.promotions, "tell", raising)
         for name in ("acknowledge", "diagnose", "silence", "unsilence", "pin", "unpin", "resume"):
             monkeypatch.setattr(people_orders, name, raising)
