@@ -19,7 +19,6 @@ ORDER = (
     "recordings",  # above the integrations: an engine's integration writes the spool, and scorers score its requests
     "integrations",
     "judge",
-    "charts",  # above serve, which shows them
     "client",
     "offline",
     "diagnose",

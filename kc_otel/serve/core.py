@@ -15,7 +15,7 @@ import math
 import sqlite3
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, contextmanager
 from dataclasses import replace
 from functools import cache
@@ -114,8 +114,6 @@ class Core:
         """Recording of arrivals and evaluations, for `kc-otel replay`."""
         self.shards: tuple[ShardSeen, ...] = ()
         """State of the shards; empty where streams are in this process."""
-        self.resize: Callable[[int], Awaitable[None]] | None = None
-        """Has another number of them; None where streams are here."""
         self.evaluated_at: float | None = None
         self._clocks = time.time(), time.perf_counter()
         self.tick_seconds = 0.0

@@ -11,7 +11,8 @@ import os
 import shutil
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -25,7 +26,7 @@ from kc_otel.contract.registry.own_metrics import METRICS, Instrument
 from kc_otel.contract.sentences import limitation
 from kc_otel.contract.slices import ALL
 from kc_otel.judge.decisions import INFERENCE_KERNEL, TRAIN_KERNEL, kept_since
-from kc_otel.judge.incidents.incident import IncidentState
+from kc_otel.judge.incidents.incident import Incident, IncidentState
 from kc_otel.judge.promotion.machine import share_of
 from kc_otel.judge.promotion.stages import PromotionStatus
 from kc_otel.judge.verdict import Verdict
@@ -36,7 +37,7 @@ from kc_otel.serve.core import Core
 if TYPE_CHECKING:
     from collections import Counter
 
-    from opentelemetry.metrics import CallbackOptions, Observation
+    from opentelemetry.metrics import CallbackOptions
     from prometheus_client import Metric
 
 Series = list[tuple[Mapping[str, str], float]]
@@ -68,128 +69,103 @@ def read(
 
     `requests` counts (transport, outcome), `attempts` (endpoint, outcome); `in_flight` are bytes of requests.
     """
+    now, state, evaluator = core.evaluated_at, core.state_path, core.evaluator
     verdicts = [(cell_attributes(verdict.cell), verdict, since) for verdict, since, _ in core.history.cells()]
-    metrics: dict[str, Series] = {
-        name: [(cell, value) for cell, verdict, _ in verdicts if not math.isnan(value := float(read_from(verdict)))]
-        for name, read_from in _OF_VERDICT.items()
+    queues = core.outbox.status()
+    shards = [shard for shard in core.shards if shard.answered]
+    failures = evaluator.faults.counts
+    return {
+        **{
+            name: [(cell, value) for cell, verdict, _ in verdicts if not math.isnan(value := float(read_from(verdict)))]
+            for name, read_from in _OF_VERDICT.items()
+        },
+        **_promises(core.contracts.values()),
+        **_places(core),
+        **_promotions(core),
+        "kc.verdict.since": [(cell, since) for cell, _, since in verdicts],
+        "kc.alert.firing": _series("contract clause slice severity", ((*firing, 1.0) for firing in core.firing())),
+        "kc.action.active": _series("contract clause slice action", ((*acting, 1.0) for acting in core.acting())),
+        "kc.incident": _series(
+            "contract incident incident.on kernel.train kernel.inference",
+            (
+                (found.contract, found.id, found.on, found.kernel_train, found.kernel_inference, _state(core, found))
+                for found in core.incidents()
+            ),
+        ),
+        "kc.route": _series("contract slice kernel.inference route.kernel", _routes(core)),
+        "kc.train.step": _series(
+            "contract kernel.train kernel.inference",
+            ((name, *pair, step) for name, steps in evaluator.steps.items() for pair, step in sorted(steps.items())),
+        ),
+        "kc.evaluator.points": _series("outcome", sorted(evaluator.counters.items())),
+        "kc.evaluator.missing": _series(
+            "contract outcome kernel.train kernel.inference",
+            ((name, row.outcome, *row.pair, row.senders) for name in core.contracts for row in core.missing(name)),
+        ),
+        "kc.evaluator.silent": _series(
+            "contract kernel.inference",
+            (
+                (name, kernel.version, core.silent_recorders(name, kernel.version)[0])
+                for name in core.contracts
+                for kernel in evaluator.kernels(name)
+                if kernel.role == "inference"
+            ),
+        ),
+        "kc.evaluator.requests": _series("transport outcome", ((*of, count) for of, count in sorted(requests.items()))),
+        "kc.evaluator.in_flight": [({}, in_flight)],
+        "kc.evaluator.series": [({}, evaluator.series_count)],
+        "kc.evaluator.series.limit": [
+            ({}, sum(contract.observability.max_series for contract in core.contracts.values()))
+        ],
+        "kc.evaluator.tick.duration": [({}, core.tick_seconds)],
+        "kc.evaluator.sync.duration": [] if core.commit_seconds is None else [({}, core.commit_seconds)],
+        "kc.evaluator.last_evaluation": [] if now is None else [({}, now)],
+        "kc.evaluator.inbox.size": [] if state is None else [({}, core.inbox.bytes)],
+        "kc.evaluator.disk.free": [] if state is None else free_space(state.parent),
+        "kc.evaluator.shard.streams": _series("shard", ((str(shard.number), shard.streams) for shard in shards)),
+        "kc.evaluator.shard.lag": _series("shard", ((str(of.number), of.waiting + of.lag) for of in shards)),
+        "kc.evaluator.failures": _series(
+            "contract", ((name, failures[name]) for name in sorted({*core.contracts, *failures}))
+        ),
+        "kc.outbox.pending": _series("endpoint", ((queue.endpoint, queue.waiting) for queue in queues)),
+        "kc.outbox.disabled": _series(
+            "endpoint", ((queue.endpoint, at) for queue in queues if (at := queue.disabled_at) is not None)
+        ),
+        "kc.outbox.attempts": _series("endpoint outcome", ((*of, count) for of, count in sorted(attempts.items()))),
     }
-    metrics |= _promises(core.contracts.values())
-    metrics["kc.verdict.since"] = [(cell, since) for cell, _, since in verdicts]
-    metrics["kc.alert.firing"] = [
-        ({"kc.contract": contract, "kc.clause": clause, "kc.slice": slice, "kc.severity": severity}, 1.0)
-        for contract, clause, slice, severity in core.firing()
-    ]
-    metrics["kc.action.active"] = [
-        ({"kc.contract": contract, "kc.clause": clause, "kc.slice": slice, "kc.action": action}, 1.0)
-        for contract, clause, slice, action in core.acting()
-    ]
-    metrics["kc.incident"] = [
-        (
-            {
-                "kc.contract": incident.contract,
-                "kc.incident": incident.id,
-                "kc.incident.on": incident.on,
-                "kc.kernel.train": incident.kernel_train,
-                "kc.kernel.inference": incident.kernel_inference,
-            },
-            _STATE_CODES[IncidentState.UNPROVEN if core.fell_silent(incident) else incident.state],
-        )
-        for incident in core.incidents()
-    ]
-    metrics |= _places(core)
-    metrics["kc.route"] = list(_routes(core))
-    metrics |= _promotions(core)
-    metrics["kc.train.step"] = [
-        ({"kc.contract": contract, "kc.kernel.train": train, "kc.kernel.inference": inference}, step)
-        for contract, steps in core.evaluator.steps.items()
-        for (train, inference), step in sorted(steps.items())
-    ]
-    metrics["kc.evaluator.points"] = [
-        ({"kc.outcome": outcome}, count) for outcome, count in sorted(core.evaluator.counters.items())
-    ]
-    metrics["kc.evaluator.missing"] = [
-        (
-            {
-                "kc.contract": name,
-                "kc.outcome": row.outcome,
-                "kc.kernel.train": row.pair[0],
-                "kc.kernel.inference": row.pair[1],
-            },
-            row.senders,
-        )
-        for name in core.contracts
-        for row in core.missing(name)
-    ]
-    metrics["kc.evaluator.silent"] = [
-        (
-            {"kc.contract": name, "kc.kernel.inference": kernel.version},
-            core.silent_recorders(name, kernel.version)[0],
-        )
-        for name in core.contracts
-        for kernel in core.evaluator.kernels(name)
-        if kernel.role == "inference"
-    ]
-    metrics["kc.evaluator.requests"] = [
-        ({"kc.transport": transport, "kc.outcome": outcome}, count)
-        for (transport, outcome), count in sorted(requests.items())
-    ]
-    metrics["kc.evaluator.in_flight"] = [({}, in_flight)]
-    metrics["kc.evaluator.series"] = [({}, core.evaluator.series_count)]
-    metrics["kc.evaluator.series.limit"] = [
-        ({}, sum(contract.observability.max_series for contract in core.contracts.values()))
-    ]
-    metrics["kc.evaluator.tick.duration"] = [({}, core.tick_seconds)]
-    committed = core.commit_seconds
-    metrics["kc.evaluator.sync.duration"] = [] if committed is None else [({}, committed)]
-    evaluated = core.evaluated_at
-    metrics["kc.evaluator.last_evaluation"] = [] if evaluated is None else [({}, evaluated)]
-    state = core.state_path
-    metrics["kc.evaluator.inbox.size"] = [] if state is None else [({}, core.inbox.bytes)]
-    metrics["kc.evaluator.disk.free"] = [] if state is None else free_space(state.parent)
-    said = [({"kc.shard": str(shard.number)}, shard) for shard in core.shards if shard.answered]
-    metrics["kc.evaluator.shard.streams"] = [(of, shard.streams) for of, shard in said]
-    metrics["kc.evaluator.shard.lag"] = [(of, shard.waiting + shard.lag) for of, shard in said]
-    failures = core.evaluator.faults.counts
-    metrics["kc.evaluator.failures"] = [
-        ({"kc.contract": name}, failures[name]) for name in sorted({*core.contracts, *failures})
-    ]
-    queues = [({"kc.endpoint": queue.endpoint}, queue) for queue in core.outbox.status()]
-    metrics["kc.outbox.pending"] = [(of, queue.waiting) for of, queue in queues]
-    metrics["kc.outbox.disabled"] = [(of, at) for of, queue in queues if (at := queue.disabled_at) is not None]
-    metrics["kc.outbox.attempts"] = [
-        ({"kc.endpoint": endpoint, "kc.outcome": outcome}, count)
-        for (endpoint, outcome), count in sorted(attempts.items())
-    ]
-    return metrics
+
+
+def _series(names: str, rows: Iterable[Sequence[Any]]) -> Series:
+    """Series of rows: values of `kc.` attributes of these names, then the number."""
+    attributes = [f"kc.{name}" for name in names.split()]
+    return [(dict(zip(attributes, row, strict=False)), row[-1]) for row in rows]
+
+
+def _state(core: Core, incident: Incident) -> float:
+    return _STATE_CODES[IncidentState.UNPROVEN if core.fell_silent(incident) else incident.state]
 
 
 def exposition(metrics: SelfMetrics) -> bytes:
     """The Prometheus text format."""
     with extra("serve", "/metrics"):
-        from prometheus_client import CollectorRegistry, generate_latest  # noqa: PLC0415 - only for /metrics
+        from prometheus_client import CollectorRegistry, core, generate_latest  # noqa: PLC0415 - only for /metrics
         from prometheus_client.registry import Collector  # noqa: PLC0415
 
     class _SelfMetrics(Collector):
         def collect(self) -> Iterable[Metric]:
-            return [_family(name, series) for name, series in metrics.items()]
+            for name, series in metrics.items():
+                metric = METRICS[name]
+                counts = metric.instrument is Instrument.COUNTER
+                kind: Any = core.CounterMetricFamily if counts else core.GaugeMetricFamily
+                labels = [label_name(attribute) for attribute in metric.attributes]
+                family = kind(prometheus_name(metric).removesuffix("_total"), metric.meaning, labels=labels)
+                for attributes, value in series:
+                    family.add_metric([attributes.get(attribute, "") for attribute in metric.attributes], value)
+                yield family
 
     registry = CollectorRegistry(auto_describe=False)
     registry.register(_SelfMetrics())
     return generate_latest(registry)
-
-
-def _family(name: str, series: Series) -> Any:
-    with extra("serve", "/metrics"):
-        from prometheus_client import core as families  # noqa: PLC0415 - only for /metrics
-
-    metric = METRICS[name]
-    counts = metric.instrument is Instrument.COUNTER
-    kind: Any = families.CounterMetricFamily if counts else families.GaugeMetricFamily
-    names = [label_name(attribute) for attribute in metric.attributes]
-    family = kind(prometheus_name(metric).removesuffix("_total"), metric.meaning, labels=names)
-    for attributes, value in series:
-        family.add_metric([attributes.get(attribute, "") for attribute in metric.attributes], value)
-    return family
 
 
 def free_space(folder: Path) -> Series:
@@ -255,7 +231,7 @@ def _places(core: Core) -> dict[str, Series]:
     return metrics
 
 
-def _routes(core: Core) -> Iterable[tuple[Mapping[str, str], float]]:
+def _routes(core: Core) -> Iterable[tuple[str, str, str, str, float]]:
     """Return where routers send each slice's requests instead of each version that has reported or is kept away."""
     for name, contract in core.contracts.items():
         kept = kept_since(core.decisions, name)
@@ -265,8 +241,7 @@ def _routes(core: Core) -> Iterable[tuple[Mapping[str, str], float]]:
         for slice in (ALL, *contract.slices):
             for version in sorted(versions or {""}):
                 kernel = INFERENCE_KERNEL if kept(slice, version) is None else TRAIN_KERNEL
-                where = {"kc.contract": name, "kc.slice": slice, "kc.kernel.inference": version}
-                yield {**where, "kc.route.kernel": kernel}, 1.0
+                yield name, slice, version, kernel, 1.0
 
 
 class TelemetryExporter:
@@ -280,11 +255,8 @@ class TelemetryExporter:
         self._stop: list[Callable[[], Any]] = []
         self._logger: Any = None
         configured = any(environ.get(name) for name in _ENDPOINTS)
-        if not configured or environ.get("OTEL_SDK_DISABLED", "").lower() == "true":
-            return
-        protocol = "grpc" if environ.get("OTEL_EXPORTER_OTLP_PROTOCOL", "grpc") == "grpc" else "http"
-        self._start_metrics(protocol)
-        self._start_logs(protocol)
+        if configured and environ.get("OTEL_SDK_DISABLED", "").lower() != "true":
+            self._start("grpc" if environ.get("OTEL_EXPORTER_OTLP_PROTOCOL", "grpc") == "grpc" else "http")
 
     @property
     def speaks(self) -> bool:
@@ -320,37 +292,28 @@ class TelemetryExporter:
         last_words.start()
         last_words.join(timeout)
 
-    def _start_metrics(self, protocol: str) -> None:
-        from opentelemetry.sdk.metrics import MeterProvider  # noqa: PLC0415 - only with an endpoint
+    def _start(self, protocol: str) -> None:
+        from opentelemetry.metrics import Observation  # noqa: PLC0415 - only with an endpoint
+        from opentelemetry.sdk._logs import LoggerProvider  # noqa: PLC0415
+        from opentelemetry.sdk._logs.export import BatchLogRecordProcessor  # noqa: PLC0415
+        from opentelemetry.sdk.metrics import MeterProvider  # noqa: PLC0415
         from opentelemetry.sdk.metrics.export import PeriodicExportingMetricReader  # noqa: PLC0415
 
         exporter = _exporter(protocol, "metric_exporter", "OTLPMetricExporter")
-        provider = MeterProvider([PeriodicExportingMetricReader(exporter)], shutdown_on_exit=False)
-        meter = provider.get_meter("kc_otel.judge")
-        for metric in (METRICS[name] for name in self._latest):
-            callback = self._reader_of(metric.name)
-            counts = metric.instrument is Instrument.COUNTER
-            create = meter.create_observable_counter if counts else meter.create_observable_gauge
-            create(metric.name, [callback], metric.unit, metric.meaning)
-        self._stop.append(provider.shutdown)
+        metrics = MeterProvider([PeriodicExportingMetricReader(exporter)], shutdown_on_exit=False)
+        meter = metrics.get_meter("kc_otel.judge")
 
-    def _start_logs(self, protocol: str) -> None:
-        from opentelemetry.sdk._logs import LoggerProvider  # noqa: PLC0415 - only with an endpoint
-        from opentelemetry.sdk._logs.export import BatchLogRecordProcessor  # noqa: PLC0415
-
-        exporter = _exporter(protocol, "_log_exporter", "OTLPLogExporter")
-        provider = LoggerProvider(shutdown_on_exit=False)
-        provider.add_log_record_processor(BatchLogRecordProcessor(exporter))
-        self._logger = provider.get_logger("kc_otel.judge")
-        self._stop.append(provider.shutdown)
-
-    def _reader_of(self, name: str) -> Callable[[CallbackOptions], Iterable[Observation]]:
-        def observe(_: CallbackOptions) -> Iterable[Observation]:
-            from opentelemetry.metrics import Observation  # noqa: PLC0415 - only with an endpoint
-
+        def observe(name: str, _: CallbackOptions) -> Iterable[Observation]:
             return [Observation(value, dict(attributes)) for attributes, value in self._latest[name]]
 
-        return observe
+        for metric in (METRICS[name] for name in self._latest):
+            counts = metric.instrument is Instrument.COUNTER
+            create = meter.create_observable_counter if counts else meter.create_observable_gauge
+            create(metric.name, [partial(observe, metric.name)], metric.unit, metric.meaning)
+        logs = LoggerProvider(shutdown_on_exit=False)
+        logs.add_log_record_processor(BatchLogRecordProcessor(_exporter(protocol, "_log_exporter", "OTLPLogExporter")))
+        self._logger = logs.get_logger("kc_otel.judge")
+        self._stop += [metrics.shutdown, logs.shutdown]
 
 
 def _exporter(protocol: str, module: str, name: str) -> Any:

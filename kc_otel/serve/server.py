@@ -212,7 +212,7 @@ async def _serve(
         stack.callback(speaker.shutdown)
         sink, tick = await stack.enter_async_context(sink_of(core, config, limits))
         taker = RequestTaker(sink, limits, budget, access)
-        grpc = await serve_grpc(taker, config.host, config.grpc_port, requests, tls, most)
+        grpc, grpc_port = await serve_grpc(taker, config.host, config.grpc_port, requests, tls, most)
         stack.push_async_callback(grpc.stop, _GRACE_SECONDS)
         await stack.enter_async_context(serving_http(HttpReceiver(taker, requests, names), http_socket, tls))
         site: ASGIApp = make_api(core, self_metrics, decided, version("kc-otel"))
@@ -227,7 +227,7 @@ async def _serve(
         stack.push_async_callback(decided.close)
         _log.info(
             "judging %s; OTLP/gRPC %s:%d, OTLP/HTTP %s://%s:%d, API %s://%s:%d",
-            _judged(contracts, dry_run), config.host, grpc.port, _scheme(tls), config.host, core.otlp_port,
+            _judged(contracts, dry_run), config.host, grpc_port, _scheme(tls), config.host, core.otlp_port,
             _scheme(tls), config.host, api_port,
         )  # fmt: skip
         gc.freeze()  # what start-up made stays for good; the collector need not look at it again

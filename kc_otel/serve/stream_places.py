@@ -69,7 +69,7 @@ async def sink_of(core: Core, config: ServeConfig, limits: Limits) -> AsyncItera
 
         sharded = ShardedSink(core, ray_start(list(core.contracts.values()), config, limits))
         try:
-            await sharded.resize(config.shards)
+            await sharded.start(config.shards)
             yield sharded, sharded.tick
         finally:
             sharded.close()

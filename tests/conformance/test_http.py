@@ -41,41 +41,23 @@ def taken_in_full(http: HttpClient, signal: Signal, body: bytes, encoding: str, 
 
 @of_each_encoding
 @of_each_signal
-@pytest.mark.must("OTLP/HTTP Response, Full Success")
-def test_success(http: HttpClient, signal: Signal, encoding: str) -> None:
-    """Data on a default path is answered with 200, the signal's response message, and no partial success in it."""
-    taken_in_full(http, signal, signal.body(encoding), encoding)
-
-
-@of_each_encoding
-@of_each_signal
-@pytest.mark.must("OTLP/HTTP Response")
-def test_content_type_of_success(http: HttpClient, signal: Signal, encoding: str) -> None:
-    """The answer has the content type of the request."""
-    assert http.post(signal.path, signal.body(encoding), encoding).media == encoding
-
-
-@of_each_encoding
-@of_each_signal
-@pytest.mark.must("Protocol Details")
-def test_gzip(http: HttpClient, signal: Signal, encoding: str) -> None:
-    """A body that is compressed with gzip is taken like any other."""
-    taken_in_full(http, signal, gzip.compress(signal.body(encoding)), encoding, content_encoding="gzip")
+@pytest.mark.must("OTLP/HTTP Response, Full Success; Protocol Details")
+@pytest.mark.parametrize("compressed", [False, True], ids=["plain", "gzip"])
+def test_success(http: HttpClient, signal: Signal, encoding: str, compressed: bool) -> None:
+    """Data on a default path, compressed or not, is answered in its own content type, without a partial success."""
+    body = signal.body(encoding)
+    headers = {"content_encoding": "gzip"} if compressed else {}
+    answer = taken_in_full(http, signal, gzip.compress(body) if compressed else body, encoding, **headers)
+    assert answer.media == encoding
 
 
 @of_each_encoding
 @of_each_signal
 @pytest.mark.should("OTLP/HTTP Response, Full Success")
 def test_empty_request(http: HttpClient, signal: Signal, encoding: str) -> None:
-    """A request without any telemetry is a success."""
+    """A request without any telemetry, compressed or not, is a success."""
     taken_in_full(http, signal, EMPTY[encoding], encoding)
-
-
-@of_each_encoding
-@pytest.mark.should("OTLP/HTTP Response, Full Success")
-def test_empty_request_in_gzip(http: HttpClient, encoding: str) -> None:
-    """A compressed request without any telemetry is a success."""
-    taken_in_full(http, METRICS, gzip.compress(EMPTY[encoding]), encoding, content_encoding="gzip")
+    taken_in_full(http, signal, gzip.compress(EMPTY[encoding]), encoding, content_encoding="gzip")
 
 
 @of_each_encoding
@@ -139,15 +121,10 @@ def answered(request: pytest.FixtureRequest, partly_wrong: dict[str, Any]) -> An
 
 @pytest.mark.must("Partial Success")
 def test_a_part_is_counted(answered: Any, partly_wrong: dict[str, Any]) -> None:
-    """Where a part is taken the answer is a success that counts the data points which were not."""
+    """Where a part is taken the answer is a success that counts the data points which were not, and says why."""
     assert answered.HasField("partial_success")
     assert 0 < answered.partial_success.rejected_data_points < points(partly_wrong)
-
-
-@pytest.mark.should("Partial Success")
-def test_a_part_is_explained(answered: Any) -> None:
-    """It says to a person why they were not taken."""
-    assert answered.partial_success.error_message
+    assert answered.partial_success.error_message, "should"
 
 
 BAD = {PROTOBUF: NOT_PROTOBUF, JSON: b'{"resourceMetrics": ['}
@@ -155,35 +132,16 @@ BAD = {PROTOBUF: NOT_PROTOBUF, JSON: b'{"resourceMetrics": ['}
 
 @of_each_encoding
 @of_each_signal
-@pytest.mark.must("OTLP/HTTP Response, Bad Data")
+@pytest.mark.must("OTLP/HTTP Response, Failures; Bad Data")
 def test_bad_data(http: HttpClient, signal: Signal, encoding: str) -> None:
-    """What cannot be decoded is answered with 400, which no client sends again."""
-    assert http.post(signal.path, BAD[encoding], encoding).status == 400
+    """What cannot be decoded is a 400, which no client sends again, with a google.rpc.Status in its own encoding.
 
-
-@of_each_encoding
-@of_each_signal
-@pytest.mark.must("OTLP/HTTP Response, Failures")
-def test_failures_are_a_status(http: HttpClient, signal: Signal, encoding: str) -> None:
-    """The body of a failure is a google.rpc.Status in the encoding of the request."""
+    It should have a message for a developer, and a google.rpc.BadRequest among its details.
+    """
     answer = http.post(signal.path, BAD[encoding], encoding)
-    assert answer.media == encoding
-    answer.problem()
-
-
-@of_each_encoding
-@pytest.mark.should("OTLP/HTTP Response, Failures")
-def test_failures_have_a_message(http: HttpClient, encoding: str) -> None:
-    """A failure says to a developer what was wrong."""
-    assert http.post(METRICS.path, BAD[encoding], encoding).problem().message
-
-
-@of_each_encoding
-@pytest.mark.should("OTLP/HTTP Response, Bad Data")
-def test_bad_data_is_described(http: HttpClient, encoding: str) -> None:
-    """Among the details of 400 is a google.rpc.BadRequest."""
-    details = http.post(METRICS.path, BAD[encoding], encoding).problem().details
-    assert any(detail.Is(error_details_pb2.BadRequest.DESCRIPTOR) for detail in details)
+    assert (answer.status, answer.media) == (400, encoding)
+    assert answer.problem().message
+    assert any(detail.Is(error_details_pb2.BadRequest.DESCRIPTOR) for detail in answer.problem().details)
 
 
 @of_each_encoding
@@ -213,30 +171,14 @@ def test_deep_json(http: HttpClient) -> None:
 
 
 @of_each_encoding
-@pytest.mark.must("OTLP/HTTP Request")
-def test_limit(http: HttpClient, target: Any, encoding: str) -> None:
-    """A body over the limit is answered with 413."""
-    answer = http.post(METRICS.path, too_large(encoding, target.limit + 1024), encoding)
-    assert answer.status == 413, answer
-
-
-@of_each_encoding
-@pytest.mark.must("OTLP/HTTP Request")
-def test_limit_after_decompression(http: HttpClient, target: Any, encoding: str) -> None:
-    """A small body that inflates to more than the limit is answered with 413."""
-    body = gzip.compress(too_large(encoding, target.limit + 1024), 1)
-    assert len(body) < 1 << 20
-    answer = http.post(METRICS.path, body, encoding, content_encoding="gzip")
-    assert answer.status == 413, answer
-
-
-@of_each_encoding
-@pytest.mark.must("OTLP/HTTP Response, Failures")
-def test_too_large_is_a_status(http: HttpClient, target: Any, encoding: str) -> None:
-    """That a request is too large is said with a google.rpc.Status in its own encoding as well."""
-    body = gzip.compress(too_large(encoding, target.limit + 1024), 1)
-    answer = http.post(METRICS.path, body, encoding, content_encoding="gzip")
-    assert answer.media == encoding
+@pytest.mark.must("OTLP/HTTP Request; OTLP/HTTP Response, Failures")
+@pytest.mark.parametrize("compressed", [False, True], ids=["plain", "gzip"])
+def test_limit(http: HttpClient, target: Any, encoding: str, compressed: bool) -> None:
+    """A body over the limit, as sent or inflated, is answered with 413 and a google.rpc.Status in its own encoding."""
+    body = too_large(encoding, target.limit + 1024)
+    headers = {"content_encoding": "gzip"} if compressed else {}
+    answer = http.post(METRICS.path, gzip.compress(body, 1) if compressed else body, encoding, **headers)
+    assert (answer.status, answer.media) == (413, encoding)
     answer.problem()
 
 
@@ -250,19 +192,13 @@ def test_limit_of_answers(http: HttpClient, field: str) -> None:
 
 
 @pytest.mark.must("OTLP/HTTP Response, Failures")
-@pytest.mark.parametrize("media", ["text/plain", "application/xml", ""])
-def test_other_content_types(http: HttpClient, media: str) -> None:
-    """A content type that OTLP does not have is refused with a 4xx and a google.rpc.Status."""
-    answer = http.post(METRICS.path, METRICS.body(PROTOBUF), media)
-    assert 400 <= answer.status < 500
-    answer.problem()
-
-
-@of_each_encoding
-@pytest.mark.must("OTLP/HTTP Response, Failures")
-def test_other_content_encodings(http: HttpClient, encoding: str) -> None:
-    """A content encoding that the server does not have is refused with a 4xx and a google.rpc.Status."""
-    answer = http.post(METRICS.path, METRICS.body(encoding), encoding, content_encoding="rot13")
+@pytest.mark.parametrize(
+    ("media", "encoding"), [("text/plain", ""), ("application/xml", ""), ("", ""), (PROTOBUF, "rot13"), (JSON, "rot13")]
+)
+def test_other_types_and_encodings(http: HttpClient, media: str, encoding: str) -> None:
+    """A content type or encoding that the server does not have is a 4xx with a google.rpc.Status."""
+    headers = {"content_encoding": encoding} if encoding else {}
+    answer = http.post(METRICS.path, METRICS.body(media if media in ENCODINGS else PROTOBUF), media, **headers)
     assert 400 <= answer.status < 500
     answer.problem()
 

@@ -11,9 +11,7 @@ pytest.importorskip("torch")
 import torch
 from torch.nn import functional as F  # noqa: N812
 
-from kc_otel.charts.depth_chart import depth_chart
 from kc_otel.diagnose import torch_measure
-from kc_otel.diagnose.located import located_json
 from kc_otel.diagnose.torch_locate import locate
 from tests.diagnose.planted_faults import FAULTS, LAYERS, WIDTH, conversations, pair
 from tests.tools.contracts import contract_of
@@ -94,7 +92,6 @@ def test_numbers_that_are_not_finite_are_named_where_they_begin():
     assert [str(finding.boundary) for finding in located.findings] == ["layer 1, o_proj"]
     assert "NaN or infinite" in located.culprit.sentence
     assert located.shares[0].components[0].share.estimate == 1.0
-    assert "Marked: layer 1, o_proj." in depth_chart(located_json(located)).text
 
 
 @pytest.mark.slow

@@ -263,7 +263,7 @@ def test_the_first_table_answers_its_four_questions_from_the_left(boards: dict) 
 
 
 def test_verdicts_have_names_and_colours_in_both_tables(boards: dict, repository: Path) -> None:
-    page = (repository / "kc_otel" / "charts" / "charts.css").read_text()
+    page = (repository / "kc_otel" / "serve" / "page" / "palette.css").read_text()
     tones = dict(re.findall(r"--(fail|silent|open|pass): (#[0-9a-f]{6});", page.partition("@media")[0]))
     assert list(STATUS_COLOURS.values()) == [tones[name] for name in ("pass", "open", "silent", "fail", "silent")]
     script = (repository / "kc_otel" / "serve" / "page" / "format.js").read_text()

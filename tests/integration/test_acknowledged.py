@@ -151,8 +151,7 @@ def sources() -> list[Source]:
 def counted(evaluator: Evaluator, source: Source) -> int:
     """Observations of a source in the windows."""
     of = {"contract": "policy", "clause": "token-tv", "kernel_train": "a", "kernel_inference": source.kernel}
-    chart = evaluator.get("/api/v1/charts/distribution", **of)
-    return int(chart["text"].partition(" ")[0].replace(",", "")) if chart else 0
+    return int(evaluator.get("/api/v1/distribution", **of)["total"])
 
 
 def histories(evaluator: Evaluator, contract: str) -> tuple[float, dict[str, list[tuple[float, int, int]]]]:

@@ -113,7 +113,7 @@ def test_a_breach_is_told_in_words_to_eyes_ears_and_keyboards(browser: Any, brok
     assert f"vllm 2 int8 ({BAD.fingerprint})" in said
     assert browser.evaluate("document.title").startswith("◐ 1 contained")
 
-    browser.wait("document.querySelector('.incident .spark .c-over')")
+    browser.wait("document.querySelector('.incident .spark .chart')")
     told = browser.accessible()
     roles = {role for role, _ in told}
     assert {"banner", "main", "navigation", "contentinfo", "table", "columnheader", "rowheader", "status"} <= roles
@@ -168,15 +168,100 @@ def test_the_past_of_a_cell_by_time_or_by_the_trainers_step(
     browser.wait("document.querySelector('#axes button:nth-child(2)') && !document.querySelector('#axes').hidden")
     by_step = "document.querySelector('#axes button:nth-child(2)')"
     browser.evaluate(f"{by_step}.click()")
-    browser.wait("document.querySelector('#history-chart .chart title')?.textContent.endsWith('over steps')")
+    browser.wait("document.querySelector('#history-chart').ariaLabel.endsWith('over steps')")
     assert (
         browser.evaluate("document.querySelector('#axes button:nth-child(2)').getAttribute('aria-pressed')") == "true"
     )
-    assert "800" in browser.evaluate("document.querySelector('#history-chart').textContent")
     browser.evaluate("document.querySelector('#history-table').parentElement.open = true")
     browser.wait("document.querySelector('#history-table td')")
-    assert "Step" in browser.evaluate("document.querySelector('#history-table').innerText")
+    assert {"Step", "400", "800"} <= set(browser.evaluate("document.querySelector('#history-table').innerText").split())
     assert browser.complaints() == []
+
+
+def test_charts_of_numbers_that_an_evaluator_may_answer(browser: Any, serve: Callable[..., Evaluator]) -> None:
+    """Gaps, far limits, missing bounds, others and events; evidence of another program has no picture."""
+    browser.open(serve().api)
+    browser.wait(READY)
+
+    def drawn(points: list[list[Any]], code: str, over: str = "time") -> Any:
+        others = json.dumps([[*point[:7], None, None] for point in points[:2]])
+        return browser.evaluate(f"""import('/page/past.js').then((page) => {{
+          const series = [{{ kernel_train: 't', kernel_inference: 'new', points: {json.dumps(points)} }},
+            {{ kernel_train: 't', kernel_inference: 'old', points: {others} }}];
+          const cell = {{ contract: 'p', clause: 'tv', slice: 'code', kernel_train: 't', kernel_inference: 'new' }};
+          const past = page.pastOf({{ series, step: 10 }}, cell, '{over}');
+          const chart = page.historyChart(past, {{ title: 'x' }});
+          return {code};
+        }})""")
+
+    past: list[list[Any]] = [
+        [10.0, 0.01, 0.005, 0.015, 0.02, 9, 0, 0.0, 100],
+        [20.0, None, None, None, 0.02, 0, 2, None, None],
+        [90.0, 0.1, 0.08, None, 0.02, 99, 3, 1.0, 160],
+        [100.0, 0.1, 0.08, 0.12, 0.02, 99, 3, 0.557, 200],
+        [109.0, 0.1, 0.08, 0.12, 0.02, 99, 0, 0.1, 200],
+    ]
+    text = drawn(past, "chart.text")
+    assert "Estimate 0.01 to 0.1 over 1 min 39 s" in text
+    assert "FAIL for 19 s of it, first at" in text
+    assert "1 other kernel version on the same slice." in text
+    assert "Never FAIL in that time." in drawn(past[:2], "chart.text")
+    at, upper, _, estimate, failing, limit, other = drawn(past, "chart.data")
+    assert at == [10.0, 20.0, 55.0, 90.0, 100.0, 109.0]
+    assert estimate[:4] == [0.01, None, None, 0.1], "nobody looked in between"
+    assert failing == [None, None, None, 0.1, 0.1, None]
+    assert upper[3] == drawn(past, "chart.scales.y.range")[1], "not bounded above"
+    assert [limit[0], limit[-1], other[0]] == [0.02, 0.02, 0.01]
+    assert drawn(past, "chart.rows[2][1].slice(1)") == ["✕ FAIL", "0.1", "0.08 to unbounded", "0.02", "99", "160"]
+    assert drawn(past, "chart.data[0]", "step") == [100, 130, 160, 200], "of a step's evaluations the one that fails"
+    assert drawn(past, "chart.data[4].at(-1)", "step") == 0.1
+    for estimate in (1e-6, 50.0):
+        far = [[at, estimate, estimate / 2, 2 * estimate, 0.02, 5, 0, 0.0, None] for at in (0.0, 10.0)]
+        scale = drawn(far, "chart.scales.y")
+        assert scale["distr"] == 3
+        assert scale["range"][0] < min(estimate, 0.02) < max(estimate, 0.02) < scale["range"][1]
+    held = "page.evidenceChart(past, 'x').rows.map(([, row]) => row[2])"
+    assert drawn(past, held) == ["0 %", "\N{EN DASH}", "100 %", "55 %", "10 %"]
+    assert drawn(past[1:2], "page.evidenceChart(past, 'x')") is None
+    assert drawn([], "chart") is None
+
+    told = [
+        ("firing", {"clause": "tv", "slice": "code"}), ("acknowledged", {"by": "ada", "slice": "code"}),
+        ("firing", {"clause": "tv", "slice": "prose"}), ("silenced", {"by": "ada", "slice": "prose"}),
+        ("promotion", {}), ("resolved", {"clause": "tv", "slice": "code"}), ("verdict", {}),
+    ]  # fmt: skip
+    events = [{"at": 1, "kind": kind, "contract": "p", "message": "p: m", "data": data} for kind, data in told]
+    marks = drawn(past, f"page.marksOf({json.dumps(events)}, cell)")
+    assert [sign for _, _, sign in marks] == ["▲", "☞", "→", "▽"]
+    assert marks[0][1] == "firing: m"
+
+
+def test_observations_of_both_signs_and_evidence_of_a_depth(browser: Any, serve: Callable[..., Evaluator]) -> None:
+    """Every count is in the table; a floor of zero is said to be none and not drawn on an axis of equal ratios."""
+    browser.open(serve().api)
+    browser.wait(READY)
+    seen = {
+        "metric": "log_ratio", "unit": "nats", "window": 60, "edges": [0.01, 0.1, 1.0], "above": [3, 5],
+        "below": [1, 0], "zero": 1, "total": 10, "mean": 0.1, "minimum": -0.02, "maximum": 0.9,
+        "marks": [{"value": 0.02, "text": "limit of the mean <0.02>"}],
+    }  # fmt: skip
+
+    def made(name: str, *arguments: Any) -> Any:
+        given = ", ".join(map(json.dumps, arguments))
+        return browser.evaluate(f"import('/page/pictures.js').then((page) => page.{name}({given}))")
+
+    chart = made("distributionChart", seen, "code", seen)
+    assert [row for _, row in chart["rows"]] == [["0.01 to 0.1", "3 (30 %)", "1 (10 %)"], ["0.1 to 1", "5 (50 %)", "0"]]
+    assert chart["axes"][0]["label"] == "size of log_ratio, nats"
+    assert "10 % are zero" in chart["text"]
+    assert [one["label"] for one in chart["series"]] == ["code, above 0", "code, below 0", "all traffic, above 0"]
+    assert made("distributionChart", seen | {"edges": [], "above": [], "below": []}, "code", None) is None
+    chart = made("depthChart", located_evidence())
+    assert chart["text"] == "7 boundaries in the order of execution. Marked: layer 1, o_proj."
+    assert [one["label"] for one in chart["series"]][3] == "training kernel against itself: none"
+    assert set(chart["data"][4]) == {None}
+    assert chart["rows"][5][1][:2] == ["layer 1, o_proj", "0.08"]
+    assert made("placesChart", {"places": [], "confidence": 0.99}) is None
 
 
 def test_what_is_asked_and_nobody_looks_at_is_said_beside_it(browser: Any, serve: Callable[..., Evaluator]) -> None:
@@ -289,7 +374,7 @@ def test_axe_finds_nothing_wrong_while_it_is_broken_or_nobody_answers(browser: A
     located(broken)
     for dark in (False, True):
         browser.open(broken.api, dark=dark)
-        browser.wait("document.querySelector('.incident .spark .c-over')")
+        browser.wait("document.querySelector('.incident .spark .chart')")
         incident = browser.evaluate("document.querySelector('.incident h2 a').getAttribute('href')")
         assert wrong(browser) == []
         browser.open(f"{broken.api}/{incident}", dark=dark)
@@ -497,7 +582,7 @@ def test_two_hundred_slices_are_quick_and_can_be_searched(
     assert spent < 1000
     assert browser.evaluate("document.querySelectorAll('.rows > .grid-row').length") == 10
     assert browser.evaluate("document.querySelector('#shown').textContent") == "10 of 201 slices match."
-    assert not [url for url in browser.requests() if "/charts/" in url]
+    assert not [url for url in browser.requests() if "/history?" in url]
     assert browser.complaints() == []
     assert wrong(browser) == []
     browser.open(evaluator.api, dark=True)

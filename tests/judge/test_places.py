@@ -10,7 +10,6 @@ import pytest
 from opentelemetry.exporter.otlp.proto.common.metrics_encoder import encode_metrics
 
 from kc_otel import Recorder
-from kc_otel.charts.place_chart import draw_places
 from kc_otel.contract.load import load_text
 from kc_otel.contract.slices import PLACES
 from kc_otel.judge.evaluator import Evaluator
@@ -59,13 +58,6 @@ def test_the_place_of_a_fault_is_named_without_a_slice(fault):
     verdict_slices = {verdict.cell.slice for verdict in evaluator.evaluate(time.time())["policy"].verdicts}
     assert verdict_slices == {"all"}
     assert "position:64" not in {slice for slice, _ in evaluator.newest("policy")}
-    chart = draw_places("Drift", found, 0.99)
-    assert [row[1][0] for row in chart.rows[:3]] == ["tokens 0 to 15", "tokens 16 to 63", "tokens 64 to 255"]
-    assert chart.svg.count("c-dot") == len(found)
-
-
-def test_nothing_observed_is_no_chart():
-    assert draw_places("Drift", {}, 0.99) is None
 
 
 @pytest.mark.slow

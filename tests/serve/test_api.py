@@ -183,7 +183,7 @@ def test_every_metric_of_the_page_is_in_the_registry(client: TestClient) -> None
 
 def places_of(core, incident):
     client = client_of(core)
-    return client.get("/api/v1/charts/places", params={"incident": incident})
+    return client.get(f"/api/v1/incidents/{incident}/places")
 
 
 def test_an_incident_shows_drift_by_position_and_its_metrics_do(make_core, drift, open_file, tmp_path):
@@ -194,8 +194,8 @@ def test_an_incident_shows_drift_by_position_and_its_metrics_do(make_core, drift
     core.metrics(drift(0.3))
     core.tick(time.time())
     (incident,) = core.incidents()
-    chart = places_of(core, incident.id).json()
-    assert [row[1][0] for row in chart["rows"]] == ["tokens 0 to 15", "tokens 16 to 63"]
+    shown = places_of(core, incident.id).json()["places"]
+    assert [(place["label"], place["text"]) for place in shown] == [("0", "tokens 0 to 15"), ("16", "tokens 16 to 63")]
     found = read(core, Counter(), Counter())
     bounds = [{of["kc.slice"]: value for of, value in found[f"kc.place.{name}"]} for name in ("lower", "upper")]
     assert list(bounds[0]) == ["position:0", "position:16"]

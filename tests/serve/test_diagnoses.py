@@ -15,7 +15,6 @@ from kc_otel.serve.access.access_file import AccessFile, digest_of
 from kc_otel.serve.access.site_guard import GuardedSite
 from kc_otel.serve.webhooks.formats import alertmanager_alerts, pagerduty_event, slack_message
 from tests.tools.api import api_of, client_of
-from tests.tools.located_evidence import located_evidence
 
 FOUND = {
     "kind": "locate",
@@ -49,24 +48,6 @@ def test_what_was_found_is_on_the_incident_with_its_evidence(core):
     assert hashlib.sha256(evidence.content).hexdigest() == found["evidence"]
     (event,) = [candidate for candidate in core.events.newest(limit=100) if candidate.kind == "locate"]
     assert event.message == f"ada on incident {incident.id}: {FOUND['text']}"
-
-
-@pytest.mark.slow
-def test_the_picture_of_what_was_located_is_drawn_from_its_evidence(core):
-    """The culprit is marked; evidence of another shape has no picture, and what is unknown is not found."""
-    client, (incident,) = client_of(core), core.incidents()
-
-    def depth(digest):
-        return client.get("/api/v1/charts/depth", params={"incident": incident.id, "evidence": digest})
-
-    chart = depth(attached(core, evidence=located_evidence()).json()["evidence"]).json()
-    assert chart["text"] == "7 boundaries in the order of execution. Marked: layer 1, o_proj."
-    assert chart["rows"][5][1][1] == "0.08"
-    broken = located_evidence()
-    broken["boundaries"][0]["precision"] = 10**400
-    for other in (FOUND["evidence"], {"boundaries": 3}, {**located_evidence(), "culprit": [1]}, broken):
-        assert depth(attached(core, evidence=other).json()["evidence"]).json() is None
-    assert depth("0" * 64).status_code == 404
 
 
 @pytest.mark.slow

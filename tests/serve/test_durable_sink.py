@@ -211,14 +211,14 @@ def test_a_full_disk_is_said_to_the_sender_who_may_try_again(make_core, open_fil
     core, counts, request = make_core(connection), Counter(), drift(0.3)
 
     async def send() -> tuple[str, str]:
-        server = await start_grpc(DurableSink(core), port=0, counts=counts)
+        server, port = await start_grpc(DurableSink(core), port=0, counts=counts)
         try:
-            async with grpc.aio.insecure_channel(f"127.0.0.1:{server.port}") as channel:
+            async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
                 await MetricsServiceStub(channel).Export(request)
         except grpc.aio.AioRpcError as error:
             return error.code().name, error.details() or ""
         finally:
-            await server.stop()
+            await server.stop(None)
         return "OK", ""
 
     fill_disk(connection)
@@ -280,11 +280,11 @@ def test_much_traffic_is_read_as_columns_and_says_the_same(make_core, open_file,
 
     async def send() -> None:
         sink = DurableSink(core)
-        server = await start_grpc(sink, port=0)
+        server, port = await start_grpc(sink, port=0)
         transport = httpx.ASGITransport(http_app(sink))
         async with (
             httpx.AsyncClient(transport=transport, base_url="http://evaluator") as client,
-            grpc.aio.insecure_channel(f"127.0.0.1:{server.port}") as channel,
+            grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel,
         ):
             export = MetricsServiceStub(channel).Export
             for number, request in enumerate(requests):
@@ -294,7 +294,7 @@ def test_much_traffic_is_read_as_columns_and_says_the_same(make_core, open_file,
                     headers = {"content-type": "application/x-protobuf"}
                     answer = await client.post("/v1/metrics", content=request.SerializeToString(), headers=headers)
                     assert answer.status_code == 200
-        await server.stop()
+        await server.stop(None)
 
     asyncio.run(send())
     for request in requests:

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 import time
-import xml.etree.ElementTree as ET
 from collections.abc import Callable
 from dataclasses import replace
-from datetime import datetime
 from pathlib import Path
-from zoneinfo import ZoneInfo
 
 import pytest
 from starlette.testclient import TestClient
@@ -24,7 +22,7 @@ from tests.tools.api import client_of, route_kept
 
 pytestmark = pytest.mark.slow
 
-START = 1_000_000_000.0
+UPLOT = "19c8d4c6ad88929a79f4ae49d6f7161566dfd0ba3d15cc495e974f787eb78f1f"
 
 
 def test_the_decision_table_keeps_its_own_tag(client: TestClient, core: Core) -> None:
@@ -61,12 +59,14 @@ def test_the_page_may_run_no_script_but_its_own(client: TestClient) -> None:
 
 def test_every_file_of_the_page_is_served_and_nothing_else(client: TestClient) -> None:
     """Scripts and styles by name, of this version; no path leads out of the folder."""
-    files = {path.name for path in Path(page_box.__file__).parent.iterdir() if path.suffix in {".js", ".css", ".svg"}}
+    folder = Path(page_box.__file__).parent
+    files = {path.name for path in folder.iterdir() if path.suffix in {".js", ".css", ".svg"}}
     assert {"main.js", "page.css", "icon.svg"} <= files
     for name in files:
         answer = client.get(f"/page/{name}")
         assert answer.status_code == 200
         assert answer.headers["cache-control"] == "no-cache"
+    assert hashlib.sha256((folder / "uPlot.iife.min.js").read_bytes()).hexdigest() == UPLOT, "not release 1.6.32"
     assert client.get("/page/__init__.py").status_code == 404
     assert client.get("/page/..%2Fapi.py").status_code == 404
 
@@ -246,7 +246,7 @@ def test_the_past_of_a_cell_is_told_with_limit_and_samples(client: TestClient, c
 
 
 def test_the_past_of_a_cell_over_the_trainers_steps(make_core: Callable[..., Core], drift: Callable) -> None:
-    """Each evaluation has the step that the trainer had told by then: in the API, on the chart and in /metrics."""
+    """Each evaluation has the step that the trainer had told by then: in the API and in /metrics."""
     core = make_core()
     for offset, step in ((-2.0, 10), (-1.0, 30)):
         core.metrics(drift(0.3, step))
@@ -259,41 +259,23 @@ def test_the_past_of_a_cell_over_the_trainers_steps(make_core: Callable[..., Cor
     client = client_of(core)
     (series, *_) = client.get("/api/v1/history", params=parameters).json()["series"]
     assert [point[-1] for point in series["points"]] == [10, 30]
-    chart = client.get("/api/v1/charts/history", params=parameters | {"over": "step"}).json()
-    assert [row[-1] for _, row in chart["rows"]] == ["10", "30"]
-    assert ET.fromstring(chart["svg"]).find("{*}title").text == "token-tv on code over steps"
     pair = f'kc_kernel_inference="{cell.kernel_inference}",kc_kernel_train="{cell.kernel_train}"'
     assert f'kc_train_step{{kc_contract="policy",{pair}}} 30.0' in client.get("/metrics").text.replace("} ", "} ")
-    assert client.get("/api/v1/charts/history", params=parameters | {"over": "x"}).status_code == 422
 
 
-def test_charts_of_a_cell_come_drawn_with_their_values(client: TestClient, core: Core) -> None:
-    """Both as SVG with a title, a sentence and rows; times in the zone that was asked for."""
+def test_what_was_observed_of_a_cell_is_told_by_size(client: TestClient, core: Core) -> None:
+    """In the long window, with the limit; of kernels that nobody reports there is nothing."""
     (cell, *_) = [candidate.cell for candidate, _, _ in core.history.cells() if candidate.cell.slice == "code"]
     parameters = {
         "contract": "policy", "clause": "token-tv", "slice": "code",
         "kernel_train": cell.kernel_train, "kernel_inference": cell.kernel_inference,
     }  # fmt: skip
-    past = client.get("/api/v1/charts/history", params=parameters | {"zone": "Asia/Kolkata"}).json()
-    assert ET.fromstring(past["svg"]).find("{*}title").text == "token-tv on code over time"
-    assert past["text"].endswith(f" FAIL at {past['rows'][0][1][0]}.")
-    ((_, (at, verdict, *_)),) = past["rows"]
-    assert at == datetime.fromtimestamp(core.evaluated_at, ZoneInfo("Asia/Kolkata")).strftime("%Y-%m-%d %H:%M:%S IST")
-    assert verdict == "✕ FAIL"
-    unknown = client.get("/api/v1/charts/history", params=parameters | {"zone": "../../etc/passwd"}).json()
-    assert unknown["rows"][0][1][0].endswith(" UTC")
-    held = client.get("/api/v1/charts/evidence", params=parameters).json()
-    assert "100 % of an alarm" in held["text"]
-    assert client.get("/api/v1/charts/evidence", params=parameters | {"kernel_inference": "gone"}).json() is None
-    glance = client.get("/api/v1/charts/sparkline", params=parameters).json()
-    assert ET.fromstring(glance["svg"]).find("{*}title").text == "token-tv on code over time"
-    assert client.get("/api/v1/charts/sparkline", params=parameters | {"kernel_inference": "gone"}).json() is None
-    seen = client.get("/api/v1/charts/distribution", params=parameters).json()
-    ET.fromstring(seen["svg"])
-    assert f"{64 * 64:,} observations of tv_token" in seen["text"]
-    assert [text for _, text in seen["marks"]] == ["limit of the mean 0.02"]
-    assert client.get("/api/v1/charts/history", params=parameters | {"clause": "x"}).status_code == 404
-    assert client.get("/api/v1/charts/distribution", params=parameters | {"kernel_inference": "gone"}).json() is None
+    seen = client.get("/api/v1/distribution", params=parameters).json()
+    assert (seen["metric"], seen["total"], seen["window"]) == ("tv_token", 64 * 64, 300.0)
+    assert seen["marks"] == [{"value": 0.02, "text": "limit of the mean 0.02"}]
+    assert client.get("/api/v1/distribution", params=parameters | {"clause": "x"}).status_code == 404
+    gone = client.get("/api/v1/distribution", params=parameters | {"kernel_inference": "gone"}).json()
+    assert (gone["total"], gone["edges"]) == (0, [])
 
 
 def test_cells_can_be_asked_for_without_their_past(client: TestClient) -> None:

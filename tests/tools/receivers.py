@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections import Counter
 
+import grpc
+
 from kc_otel.judge.otlp.request_limits import Limits
 from kc_otel.judge.otlp.sink import TelemetrySink
 from kc_otel.serve.access.access_file import AccessFile
 from kc_otel.serve.access.site_guard import HostNames
-from kc_otel.serve.receivers.grpc_server import GrpcServer, serve_grpc
+from kc_otel.serve.receivers.grpc_server import serve_grpc
 from kc_otel.serve.receivers.http_server import HttpReceiver
 from kc_otel.serve.receivers.request_taker import ByteBudget, RequestTaker
 
@@ -33,7 +35,7 @@ async def start_grpc(
     limits: Limits | None = None,
     counts: Counter[tuple[str, str]] | None = None,
     access: AccessFile | None = None,
-) -> GrpcServer:
+) -> tuple[grpc.aio.Server, int]:
     limits = limits or Limits()
     taker = RequestTaker(sink, limits, ByteBudget(limits), access)
     return await serve_grpc(taker, "127.0.0.1", port, Counter() if counts is None else counts)

@@ -16,10 +16,10 @@ from fastapi.middleware.gzip import GZipMiddleware
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from kc_otel.serve.api.routes_charts import chart_routes, history_routes
 from kc_otel.serve.api.routes_decisions import Changes, decision_routes, people_routes
 from kc_otel.serve.api.routes_files import handbook_routes, page_routes
-from kc_otel.serve.api.routes_health import health_routes, shard_routes
+from kc_otel.serve.api.routes_health import health_routes
+from kc_otel.serve.api.routes_history import history_routes
 from kc_otel.serve.api.routes_incidents import incident_routes, overview_routes
 from kc_otel.serve.api.routes_promotion import promotion_routes
 from kc_otel.serve.api.routes_verdicts import verdict_routes
@@ -83,11 +83,9 @@ def make_api(core: Core, self_metrics: Callable[[], SelfMetrics], decided: Chang
         history_routes(core),
         overview_routes(core, version),
         incident_routes(core),
-        chart_routes(core),
         decision_routes(core, decided),
         people_routes(core, decided),
         promotion_routes(core),
-        shard_routes(core),
         page_routes(),
         handbook_routes(),
     ):

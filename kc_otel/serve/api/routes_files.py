@@ -20,7 +20,6 @@ from typing import Final
 from fastapi import APIRouter, HTTPException, Request, Response
 from fastapi.responses import RedirectResponse
 
-from kc_otel.charts.chart import chart_style
 from kc_otel.serve import page
 
 _PAGE_CSP: Final = (
@@ -64,9 +63,8 @@ def _answer(name: str) -> Response:
 
 @cache
 def _files() -> dict[str, bytes]:
-    """Every file of this folder that a browser asks for, and the style sheet of charts."""
-    found = {file.name: file.read_bytes() for file in files(page).iterdir() if Path(file.name).suffix in _TYPES}
-    return found | {"charts.css": chart_style().encode()}
+    """Every file of this folder that a browser asks for."""
+    return {file.name: file.read_bytes() for file in files(page).iterdir() if Path(file.name).suffix in _TYPES}
 
 
 _SITE_FOLDER: Final = Path(str(files("kc_otel"))) / "handbook" / "site"

@@ -8,17 +8,15 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from typing import Final
 
-from fastapi import APIRouter, HTTPException, Response
+from fastapi import APIRouter, Response
 from fastapi.responses import PlainTextResponse
-from pydantic import Field
 
 from kc_otel.contract.words import duration
-from kc_otel.serve.api.shapes import Order, View
+from kc_otel.serve.api.shapes import View
 from kc_otel.serve.core import Core
 from kc_otel.serve.durable_sink import WRITING
 from kc_otel.serve.self_metrics import SelfMetrics, exposition
 from kc_otel.serve.shards.shard import ShardSeen
-from kc_otel.serve.shards.sharded_sink import ShardError
 from kc_otel.serve.webhooks.outbox import EndpointStatus
 
 _LATE_SECONDS: Final = 30.0
@@ -49,14 +47,8 @@ class HealthView(View):
     """Shards that hold the streams, if those are not in the evaluator's process."""
 
 
-class ResizeRequest(Order):
-    """Another number of shards."""
-
-    shards: int = Field(ge=1, le=1000)
-
-
 def health_routes(core: Core, self_metrics: Callable[[], SelfMetrics]) -> APIRouter:
-    """`/healthz`, `/readyz`, `/metrics` and `/api/v1/health`."""
+    """`/healthz`, `/readyz`, `/metrics`, `/api/v1/health` and `/api/v1/shards`."""
     router = APIRouter(tags=["health"])
 
     @router.get("/healthz", response_class=PlainTextResponse)
@@ -116,6 +108,11 @@ def health_routes(core: Core, self_metrics: Callable[[], SelfMetrics]) -> APIRou
             shards=core.shards,
         )
 
+    @router.get("/api/v1/shards")
+    async def shards() -> tuple[ShardSeen, ...]:
+        """Return every shard as of the last evaluation; none if streams are in the evaluator's process."""
+        return core.shards
+
     return router
 
 
@@ -124,26 +121,3 @@ def _by_reason(pairs: Iterable[Mapping[str, int]]) -> dict[str, int]:
     for found in pairs:
         total.update(found)
     return dict(sorted(total.items()))
-
-
-def shard_routes(core: Core) -> APIRouter:
-    """`/api/v1/shards`."""
-    router = APIRouter(prefix="/api/v1", tags=["health"])
-
-    @router.get("/shards")
-    async def shards() -> tuple[ShardSeen, ...]:
-        """Return every shard as of the last evaluation; none if streams are in the evaluator's process."""
-        return core.shards
-
-    @router.post("/shards")
-    async def resize(request: ResizeRequest) -> tuple[ShardSeen, ...]:
-        """Change the number of shards. Senders are told to retry while streams move."""
-        if core.resize is None:
-            raise HTTPException(409, "streams are in the evaluator's process; kc-otel serve --engine ray has shards")
-        try:
-            await core.resize(request.shards)
-        except ShardError as error:
-            raise HTTPException(503, str(error)) from None
-        return core.shards
-
-    return router

@@ -4,8 +4,10 @@ import { twoCauses } from "./causes.js";
 import { byId, el, fill } from "./dom.js";
 import { eventLine, grouped } from "./events.js";
 import { figure, showChart } from "./charts.js";
+import { distributionChart } from "./pictures.js";
+import { evidenceChart, historyChart, marksOf, pastOf } from "./past.js";
 import { worstSequences } from "./worst.js";
-import { STATES, address, clock, count, iso, kernel, number, place, span, stateOf, ZONE } from "./format.js";
+import { STATES, address, clock, count, iso, kernel, number, place, span, stateOf } from "./format.js";
 
 const EVENTS = 500;
 const SHOWN_EVENTS = 12;
@@ -68,20 +70,22 @@ export async function refreshCell(state) {
   const kernels = { kernel_train: cell?.verdict.kernel_train ?? mine.train, kernel_inference: cell?.verdict.kernel_inference ?? mine.inference };
   const at = { contract: mine.contract, clause: mine.clause, slice: mine.slice, ...kernels };
   try {
-    const period = query({ ...at, from: state.overview.now - mine.period * contract.long_window, zone: ZONE, over: mine.over });
-    const [history, evidence, distribution, events] = await Promise.all([
-      fetchJson(`/api/v1/charts/history?${period}`),
-      fetchJson(`/api/v1/charts/evidence?${period}`),
-      fetchJson(`/api/v1/charts/distribution?${query(at)}`),
+    const period = { contract: mine.contract, clause: mine.clause, slice: mine.slice, from: state.overview.now - mine.period * contract.long_window };
+    const [history, seen, whole, events] = await Promise.all([
+      fetchJson(`/api/v1/history?${query(period)}`),
+      fetchJson(`/api/v1/distribution?${query(at)}`),
+      mine.slice === "all" ? null : fetchJson(`/api/v1/distribution?${query({ ...at, slice: "all" })}`),
       fetchJson(`/api/v1/events?${query({ contract: mine.contract, newest: EVENTS })}`),
     ]);
     if (open !== mine) return;
     showKernels(contract, kernels);
     showCellEvents(events.events, mine);
+    const past = pastOf(history, kernels, mine.over);
+    const over = mine.over === "step" ? "steps" : "time";
     showAxes(mine, state, history);
-    showChart("history", history, "No evaluation is stored for this period.");
-    showChart("evidence", evidence, "There is no evidence against this limit: the verdict says why.");
-    showChart("distribution", distribution, `Nothing ${cell?.verdict.status === "NO_DATA" ? "" : "but zeros "}was observed in the last ${span(contract.long_window, 2)}.`);
+    showChart("history", historyChart(past, { title: `${mine.clause} on ${place(mine.slice)} over ${over}`, unit: clause.unit === "1" ? "" : clause.unit.replace(/[{}]/g, ""), events: marksOf(events.events, mine) }), "No evaluation is stored for this period.");
+    showChart("evidence", evidenceChart(past, `Evidence against ${mine.clause} on ${place(mine.slice)} over ${over}`), "There is no evidence against this limit: the verdict says why.");
+    showChart("distribution", distributionChart(seen, mine.slice, whole), `Nothing ${cell?.verdict.status === "NO_DATA" ? "" : "but zeros "}was observed in the last ${span(contract.long_window, 2)}.`);
   } catch (error) {
     console.warn(error.message);
     for (const id of ["history-text", "evidence-text", "distribution-text"]) if (byId(id)?.textContent === "Loading") byId(id).textContent = "The evaluator does not answer. Retrying.";
@@ -94,7 +98,7 @@ function showPeriods(contract, mine, state) {
 
 /** Where the trainer tells its steps, the past can be drawn over them. */
 function showAxes(mine, state, history) {
-  byId("axes").hidden = mine.over === "time" && !history?.columns.includes("Step");
+  byId("axes").hidden = mine.over === "time" && !history.series.some((one) => one.points.some((point) => point.at(-1) !== null));
   choices("axes", AXES, mine, "over", state, (axis) => `by ${axis}`);
 }
 

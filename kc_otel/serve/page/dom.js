@@ -12,9 +12,6 @@ export function el(name, attributes = {}, ...children) {
   return node;
 }
 
-/** A drawing from the evaluator as an element. */
-export const svg = (text) => document.importNode(new DOMParser().parseFromString(text, "image/svg+xml").documentElement, true);
-
 export const byId = (id) => document.getElementById(id);
 
 /**

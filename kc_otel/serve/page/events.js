@@ -3,7 +3,7 @@
 import { byId, el, fill, sync } from "./dom.js";
 import { action, clock, iso, listed, place } from "./format.js";
 
-const KINDS = {
+export const KINDS = {
   verdict: ["•", "verdict"],
   firing: ["▲", "alert"],
   resolved: ["▽", "resolved"],
@@ -13,7 +13,7 @@ const KINDS = {
   reminder: ["▲", "reminder"],
   promotion: ["→", "promotion"],
 };
-const PERSON = ["☞", "person"];
+export const PERSON = ["☞", "person"];
 const FEW = 14;
 let everything = false;
 

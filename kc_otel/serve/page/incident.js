@@ -2,6 +2,7 @@
 
 import { figure, showChart } from "./charts.js";
 import { byId, el, fill } from "./dom.js";
+import { depthChart, placesChart } from "./pictures.js";
 import { address, clock, count, iso, kernel, listed, number, place, span } from "./format.js";
 import { actionsTaken, badge, diagnoses, grown, ordered } from "./overview.js";
 
@@ -86,12 +87,16 @@ function depth(one) {
 }
 
 async function drawDepth(id, evidence, place, mine) {
-  const asked = new URLSearchParams({ incident: id, evidence });
-  const response = await fetch(`/api/v1/charts/depth?${asked}`);
-  const chart = response.ok ? await response.json() : null;
-  if (!chart || open !== mine || mine.depth.place !== place) return;
-  place.hidden = false;
-  showChart("depth", chart, "");
+  const response = await fetch(`/api/v1/incidents/${encodeURIComponent(id)}/diagnoses/${evidence}`);
+  const found = response.ok ? await response.json() : null;
+  if (open !== mine || mine.depth.place !== place) return;
+  try {
+    const chart = depthChart(found);
+    place.hidden = false;
+    showChart("depth", chart, "");
+  } catch {
+    place.hidden = true; // another program's evidence has another shape
+  }
 }
 
 /** Drift by position and turn, while the incident lasts. */
@@ -103,8 +108,8 @@ function places(one) {
 }
 
 async function drawPlaces(id, place, mine) {
-  const response = await fetch(`/api/v1/charts/places?${new URLSearchParams({ incident: id })}`);
-  const chart = response.ok ? await response.json() : null;
+  const response = await fetch(`/api/v1/incidents/${encodeURIComponent(id)}/places`);
+  const chart = response.ok ? placesChart(await response.json()) : null;
   if (open !== mine) return;
   place.hidden = !chart;
   if (chart) showChart("places", chart, "");

@@ -1,7 +1,9 @@
 // What is broken, since when, for whom, and what was done about it: in words, the worst first.
 
-import { byId, el, fill, svg, sync } from "./dom.js";
-import { STATES, address, clock, count, iso, kernel, lateness, listed, place, span, ZONE } from "./format.js";
+import { draw } from "./charts.js";
+import { byId, el, fill, sync } from "./dom.js";
+import { historyChart, marksOf, pastOf } from "./past.js";
+import { STATES, address, clock, count, iso, kernel, lateness, listed, place, span } from "./format.js";
 
 const SLICES = 8;
 const DRAWN = 3; // incidents with a picture of their worst cell
@@ -34,23 +36,26 @@ export function showOverview({ overview, contracts, promotions, health }) {
 }
 
 /** The past of the worst cell of the first incidents, in their cards. */
-export async function showSparks({ overview }) {
+export async function showSparks({ overview, events }) {
   const broken = overview.incidents.filter((one) => one.on === "fail" && one.cells.length).slice(0, DRAWN);
   if (performance.now() - asked < REFRESH && broken.every((one) => sparks.has(one.id))) return;
   asked = performance.now();
   for (const id of sparks.keys()) if (!broken.some((one) => one.id === id)) sparks.delete(id);
   await Promise.all(broken.map(async (one) => {
-    const { contract, kernel_train, kernel_inference } = one;
-    const { clause, slice } = one.cells[0];
-    const response = await fetch(`/api/v1/charts/sparkline?${new URLSearchParams({ contract, clause, slice, kernel_train, kernel_inference, zone: ZONE })}`);
-    const chart = response.ok ? await response.json() : null;
-    if (!chart) return;
-    sparks.set(one.id, svg(chart.svg));
+    const [{ contract }, { clause, slice }] = [one, one.cells[0]];
+    const response = await fetch(`/api/v1/history?${new URLSearchParams({ contract, clause, slice })}`);
+    if (!response.ok) return;
+    const title = `${clause} on ${place(slice)} over time`;
+    sparks.set(one.id, historyChart(pastOf(await response.json(), one), { title, events: marksOf(events, { contract, clause, slice }), small: true }));
     const node = [...byId("incidents").children].find((card) => card.dataset.key === one.id)?.querySelector(".spark");
-    if (!node) return;
-    node.hidden = false;
-    fill(node, svg(chart.svg));
+    if (node) showSpark(node, sparks.get(one.id));
   }));
+}
+
+function showSpark(node, chart) {
+  node.hidden = !chart;
+  draw(node, chart);
+  return node;
 }
 
 /** True if a breach went away that no verdict has refuted. */
@@ -130,7 +135,7 @@ function card(one, contracts, place) {
       el("h2", { id: title }, el("a", { href: `#/incident/${one.id}`, "data-focus": "headline" }, one.headline)),
       owner(contracts.find((each) => each.name === one.contract), contracts.length > 1)),
     el("ul", { class: "extents" }, one.extents.map(([clause, text]) => el("li", {}, el("strong", {}, clause), " ", text))),
-    el("a", { class: "spark", href: address({ ...one, ...one.cells[0] }), "data-focus": "spark", hidden: !sparks.has(one.id) }, sparks.get(one.id)?.cloneNode(true)),
+    showSpark(el("a", { class: "spark", href: address({ ...one, ...one.cells[0] }), "data-focus": "spark" }), sparks.get(one.id)),
     el("dl", { class: "facts" },
       fact("Since", el("time", { datetime: iso(one.since) }, clock(one.since)), " · ", el("span", { "data-since": one.since }, "")),
       fact("For whom", where(one), one.growth.length > 1 && el("span", { class: "quiet" }, grown(one))),

@@ -30,7 +30,6 @@ from kc_otel.serve.receivers.request_taker import HeldBytes, RequestTaker
 
 _log: Final = logging.getLogger(__name__)
 _DEFAULT_PORT: Final = 4317
-_METHODS: Final = {f"/{signal.service}/Export": signal for signal in SIGNALS}
 _CODES: Final = {code.value[0]: code for code in grpc.StatusCode}
 _AT_ONCE_SECONDS: Final = 0.025
 """Within which a message that came with its call has been read."""
@@ -56,18 +55,6 @@ class _TooSlowError(ReceiveError):
     outcome = "too_slow"
 
 
-class GrpcServer:
-    """A listening server; `port` is the one that the system chose when 0 was asked for."""
-
-    def __init__(self, server: grpc.aio.Server, port: int) -> None:
-        self.port = port
-        self._server = server
-
-    async def stop(self, grace: float | None = None) -> None:
-        """Refuse new calls at once, and wait up to `grace` seconds for those that are running."""
-        await self._server.stop(grace)
-
-
 async def serve_grpc(
     taker: RequestTaker,
     host: str,
@@ -75,10 +62,20 @@ async def serve_grpc(
     counts: Counter[tuple[str, str]],
     tls: Tls | None = None,
     connections: int = 4096,
-) -> GrpcServer:
-    """Listen for metrics, traces and logs, counted with transport `grpc`; a BindError where the address is taken."""
+) -> tuple[grpc.aio.Server, int]:
+    """Listen for metrics, traces and logs, counted with transport `grpc`; a BindError where the address is taken.
+
+    Returns the server and its port, which the system chooses for 0.
+    """
+    receiver = _Receiver(taker, counts)
     server = grpc.aio.server(
-        handlers=[_Handlers(_Receiver(taker, counts))],
+        handlers=[
+            # On the wire a call of one message is the same; this handler begins before the message is read.
+            grpc.method_handlers_generic_handler(
+                signal.service, {"Export": grpc.stream_unary_rpc_method_handler(partial(receiver.export, signal))}
+            )
+            for signal in SIGNALS
+        ],
         options=[
             *_OPTIONS,
             ("grpc.max_receive_message_length", taker.limits.max_bytes),
@@ -101,7 +98,7 @@ async def serve_grpc(
         )
         raise BindError(msg) from None
     await server.start()
-    return GrpcServer(server, bound)
+    return server, bound
 
 
 def retry_info(error: ThrottledError) -> tuple[tuple[str, bytes], ...]:
@@ -119,21 +116,6 @@ def retry_info(error: ThrottledError) -> tuple[tuple[str, bytes], ...]:
         ("grpc-status-details-bin", said.SerializeToString()),
         ("google.rpc.retryinfo-bin", info.SerializeToString()),
     )
-
-
-class _Handlers(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpc has no types
-    """The methods that there are."""
-
-    def __init__(self, receiver: _Receiver) -> None:
-        self._handlers = {
-            # On the wire a call of one message is the same; this handler begins before the message is read.
-            method: grpc.stream_unary_rpc_method_handler(partial(receiver.export, signal))
-            for method, signal in _METHODS.items()
-        }
-
-    def service(self, handler_call_details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler | None:
-        """The handler of a call; None answers UNIMPLEMENTED."""
-        return self._handlers.get(handler_call_details.method)
 
 
 class _Receiver:

@@ -14,7 +14,7 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from kc_otel.judge.otlp import request_errors
@@ -34,8 +34,9 @@ if TYPE_CHECKING:
 _log: Final = logging.getLogger(__name__)
 _SHARD_WAIT_SECONDS: Final = 1.0
 """Seconds that an evaluation waits for shards; one that is later is in the next."""
-_RESIZE_SECONDS: Final = 60.0
-"""Seconds within which every shard has to answer before the number of shards is changed."""
+_START_SECONDS: Final = 60.0
+"""Seconds within which every shard has to answer at the start."""
+_SEEN: Final = ("number", "answered", "waiting", "trouble")
 _SHARDS: Final = "shards"
 """Beside the names of shards in what is merged: how many there are."""
 
@@ -44,30 +45,18 @@ class ShardError(Exception):
     """Shards cannot be started or moved; the message says why. All is as it was."""
 
 
-@dataclass(slots=True)
-class _Shard:
-    line: ShardLine
-    health: ShardHealth | None = None
-    answered: float = 0.0
-    trouble: str = ""
-    asked: asyncio.Task[ShardReport] | None = None
-
-
 class ShardedSink(ColumnSink):
     """Takes what arrives for the core, metrics by way of shards. Use it from one event loop."""
 
     def __init__(self, core: Core, start: Callable[[int], RayShard]) -> None:
-        self._core, self._start = core, start
+        self._core, self._begin = core, start
         self._routing = SenderRouting()
-        self._shards: list[_Shard] = []
-        self._open = False
-        self._one = asyncio.Lock()
-        core.resize = self.resize
+        self._shards: list[ShardLine] = []
         core.evaluator.listen(time.time())  # while nobody listened, nobody was silent
 
-    def columns(self, body: bytes, limits: Limits) -> dict[int, bytes] | None:  # noqa: ARG002 - shards hold them against it
+    def columns(self, body: bytes, limits: Limits) -> dict[int, bytes]:  # noqa: ARG002 - shards hold them against it
         """Split a serialized ExportMetricsServiceRequest by shard; the shards decode the points."""
-        return self._routing.split(body, len(self._shards)) if self._open else None
+        return self._routing.split(body, len(self._shards))
 
     async def metrics(self, request: Any) -> ExportResult:
         """Take an ExportMetricsServiceRequest, or its parts by shards.
@@ -76,12 +65,12 @@ class ShardedSink(ColumnSink):
         there.
         """
         if not isinstance(request, dict):
-            request = self._routing.split(judged_metrics(request).SerializeToString(), max(len(self._shards), 1))
+            request = self._routing.split(judged_metrics(request).SerializeToString(), len(self._shards))
         at = time.time()
         if len(request) == 1:
             [(shard, body)] = request.items()
-            return await self._take(shard, body, at)
-        parts = (self._take(shard, body, at) for shard, body in request.items())
+            return await self._shards[shard].take(body, at)
+        parts = (self._shards[shard].take(body, at) for shard, body in request.items())
         taken = await asyncio.gather(*parts, return_exceptions=True)
         failed = [result for result in taken if isinstance(result, BaseException)]
         for error in sorted(failed, key=lambda error: not isinstance(error, ThrottledError)):
@@ -90,80 +79,50 @@ class ShardedSink(ColumnSink):
         messages = dict.fromkeys(result.message for result in results if result.message)
         return ExportResult(sum(result.rejected for result in results), "; ".join(messages))
 
-    async def _take(self, shard: int, body: bytes, at: float) -> ExportResult:
-        if not self._open:
-            raise ThrottledError("streams are moved between shards")
-        return await self._shards[shard].line.take(body, at)
-
     def traces(self, request: Any) -> ExportResult:
         """Take an ExportTraceServiceRequest."""
         return self._core.traces(request)
 
     async def tick(self) -> None:
         """Ask the shards, and evaluate every cell with what they tell."""
-        async with self._one:
-            await self._evaluated(_SHARD_WAIT_SECONDS)
+        await self._evaluated(_SHARD_WAIT_SECONDS)
 
-    async def resize(self, count: int) -> None:
-        """Change the number of shards. Senders retry meanwhile; no stream loses data.
+    async def start(self, count: int) -> None:
+        """Start shards; before the first export, streams of another number of them move.
 
         All streams are copied to shards that come, or from those that go; of a stream that a shard has already, it
-        keeps what is later. Shards forget unsent counts after a long window. If a shard does not answer (ShardError)
-        the number is what it was.
+        keeps what is later. Shards forget unsent counts after a long window. A ShardError if a shard does not answer.
         """
-        async with self._one:
-            self._open = False
-            began = time.monotonic()
-            before = len(self._shards) or int(self._core.merged.get(_SHARDS, count))
-            try:
-                self._begin(before)
-                await asyncio.gather(*(shard.line.empty() for shard in self._shards))
-                await self._all_told()
-                self._begin(count)
-                await self._all_told()
-                await self._move(before, count)
-                self._core.merged[_SHARDS] = count
-                await self._evaluated(_RESIZE_SECONDS)
-                self._end(count)
-            except Exception:
-                if self._core.settled.get(_SHARDS) != count:
-                    self._core.merged[_SHARDS] = before
-                    self._end(before)
-                raise
-            finally:
-                self._open = bool(self._shards)
+        began, before = time.monotonic(), int(self._core.merged.get(_SHARDS, count))
+        self._shards = [ShardLine(number, self._begin(number)) for number in range(max(before, count))]
+        await self._all_told()
+        await self._move(before, count)
+        self._core.merged[_SHARDS] = count
+        await self._evaluated(_START_SECONDS)
+        self._end(count)
         if before != count:
             _log.info("%d shards instead of %d, after %.1f s", count, before, time.monotonic() - began)
 
     def close(self) -> None:
         """Stop the shards."""
-        self._open = False
         self._end(0)
-
-    def _begin(self, count: int) -> None:
-        for number in range(len(self._shards), count):
-            self._shards.append(_Shard(ShardLine(number, self._start(number))))
 
     def _end(self, count: int) -> None:
         for shard in self._shards[count:]:
             if shard.asked is not None:
                 shard.asked.cancel()
-            shard.line.handle.stop()
+            shard.handle.stop()
         del self._shards[count:]
 
     async def _all_told(self) -> None:
         """Evaluate until the judge has written everything from the shards."""
-        until = time.monotonic() + _RESIZE_SECONDS
+        until = time.monotonic() + _START_SECONDS
         while await self._evaluated(until - time.monotonic()):
             for shard in self._shards:
-                if shard.line.closed:
-                    raise ShardError(f"shard {shard.line.number} {shard.line.closed}")
+                if shard.closed:
+                    raise ShardError(f"shard {shard.number} {shard.closed}")
             if time.monotonic() > until:
-                late = ", ".join(
-                    f"shard {shard.line.number} {shard.trouble}" for shard in self._shards if shard.trouble
-                )
-                if not late:
-                    raise ShardError("shards have more to tell each time; send less for a minute, and try again")
+                late = ", ".join(f"shard {shard.number} {shard.trouble}" for shard in self._shards if shard.trouble)
                 raise ShardError(
                     f"not every shard answers: {late}; where the cluster has no cores left (`ray status`), add nodes, "
                     "have fewer --shards, or give each less with --shard-cpus"
@@ -172,7 +131,7 @@ class ShardedSink(ColumnSink):
     async def _move(self, before: int, count: int) -> None:
         if before == count:
             return
-        handles = [shard.line.handle for shard in self._shards]
+        handles = [shard.handle for shard in self._shards]
         known = [
             stream for own in await asyncio.gather(*(handle.streams() for handle in handles[:before])) for stream in own
         ]
@@ -184,29 +143,23 @@ class ShardedSink(ColumnSink):
         now = time.time()
         for shard in self._shards:
             if shard.asked is None:
-                shard.asked = asyncio.ensure_future(shard.line.handle.report(self._settled(shard), now))
+                shard.asked = asyncio.ensure_future(shard.handle.report(self._settled(shard), now))
         if asked := [shard.asked for shard in self._shards if shard.asked is not None]:
             await asyncio.wait(asked, timeout=max(patience, 0.0))
         told = [batch for shard in self._shards if (batch := self._told(shard, now)) is not None]
         core, now = self._core, self._core.clock()
         merge(core.evaluator, told, now)
         core.shards = tuple(
-            ShardSeen(
-                **asdict(shard.health or ShardHealth()),
-                number=shard.line.number,
-                answered=shard.answered,
-                waiting=shard.line.waiting,
-                trouble=shard.trouble,
-            )
-            for shard in self._shards
+            ShardSeen(**asdict(of.health or ShardHealth()), **{name: getattr(of, name) for name in _SEEN})
+            for of in self._shards
         )
         await core.evaluate(now)
         return bool(told) or any(shard.trouble for shard in self._shards)
 
-    def _told(self, shard: _Shard, now: float) -> ShardBatch | None:
+    def _told(self, shard: ShardLine, now: float) -> ShardBatch | None:
         """Return a shard's report that the judge has not taken yet; record its trouble if it sent none."""
         assert shard.asked is not None
-        where = f"shard {shard.line.number}"
+        where = f"shard {shard.number}"
         if not shard.asked.done():
             shard.trouble = f"has not answered for {time.time() - (shard.answered or self._core.started_at):.0f} s"
             error = TimeoutError("what it was sent is judged when it answers")
@@ -219,9 +172,9 @@ class ShardedSink(ColumnSink):
             shard.trouble = f"is not there ({type(failed).__name__})"
             self._core.evaluator.faults.report("", where, {"its reports": failed})
             return None
-        shard.line.closed = self._of_others(shard, report)
-        if shard.line.closed:
-            shard.trouble = shard.line.closed
+        shard.closed = self._of_others(shard, report)
+        if shard.closed:
+            shard.trouble = shard.closed
             self._core.evaluator.faults.report("", where, {"its folder": ShardError(shard.trouble)})
             return None
         self._core.evaluator.faults.report("", where, {})
@@ -232,13 +185,13 @@ class ShardedSink(ColumnSink):
         merged[name] = report.batch.number
         return report.batch
 
-    def _of_others(self, shard: _Shard, report: ShardReport) -> str:
+    def _of_others(self, shard: ShardLine, report: ShardReport) -> str:
         """Return the reason why a shard belongs to another state; its sums would count twice, or be lost."""
         name = report.health.name
         known = name == shard.health.name if shard.health else name in self._core.merged
         if known:
             return ""
-        if shard.health or shard.line.number < self._core.settled.get(_SHARDS, 0):
+        if shard.health or shard.number < self._core.settled.get(_SHARDS, 0):
             return (
                 "has not the folder that this state file knows; give --shard-folder what it was, on storage that every "
                 "node reaches, or begin with another --state as well"
@@ -247,7 +200,7 @@ class ShardedSink(ColumnSink):
             return "has a folder of another state file; give --state what it was, or --shard-folder an empty folder"
         return ""
 
-    def _settled(self, shard: _Shard) -> int:
+    def _settled(self, shard: ShardLine) -> int:
         """Number of a shard's last batch that is in the state; -1 while nothing is known of it."""
         return -1 if shard.health is None else self._core.settled.get(shard.health.name, -1)
 
@@ -269,26 +222,31 @@ class _Waiting(NamedTuple):
 
 
 class ShardLine:
-    """Exports on their way to one shard. Use it from one event loop.
+    """One shard as the judge sees it, and exports on their way to it. Use it from one event loop.
 
     `waiting` are bytes that wait or are on their way; `closed` is why nothing is to be sent to it, empty while it is.
+    `asked` is the report that is awaited; `answered` when the last one came; `trouble` why none does.
     """
 
     def __init__(self, number: int, handle: RayShard, answer: float = _ANSWER_SECONDS) -> None:
         self.number, self.handle = number, handle
         self.waiting = 0
         self.closed = ""
+        self.health: ShardHealth | None = None
+        self.asked: asyncio.Task[ShardReport] | None = None
+        self.answered = 0.0
+        self.trouble = ""
         self._answer = answer
         self._queue: deque[_Waiting] = deque()
         self._flying: set[asyncio.Task[None]] = set()
-        self._trouble = ""
+        self._lost = ""
 
     async def take(self, body: bytes, at: float) -> ExportResult:
         """Give an export that arrived at `at`, Unix seconds, to the shard; it is on its disk when this returns."""
         if self.closed:
             raise NotKeptError(f"shard {self.number} {self.closed}")
-        if self._trouble and self._flying:
-            raise NotKeptError(f"shard {self.number} {self._trouble}")  # one group at a time asks whether it is back
+        if self._lost and self._flying:
+            raise NotKeptError(f"shard {self.number} {self._lost}")  # one group at a time asks whether it is back
         if self.waiting and self.waiting + len(body) > _MAX_WAITING_BYTES:
             raise ThrottledError(f"more arrives than shard {self.number} takes")
         done: asyncio.Future[ExportResult] = asyncio.get_running_loop().create_future()
@@ -297,13 +255,8 @@ class ShardLine:
         self._fly()
         return await done
 
-    async def empty(self) -> None:
-        """Wait until nothing is on its way."""
-        while self._flying:
-            await asyncio.wait(self._flying)
-
     def _fly(self) -> None:
-        while self._queue and len(self._flying) < (1 if self._trouble else _IN_FLIGHT):
+        while self._queue and len(self._flying) < (1 if self._lost else _IN_FLIGHT):
             group: list[_Waiting] = []
             size = 0
             while self._queue and len(group) < _GROUP and (not group or size + len(self._queue[0].body) < _GROUP_BYTES):
@@ -323,11 +276,11 @@ class ShardLine:
                 answers = await self.handle.take([(request.body, request.at) for request in group])
         except Exception as error:  # noqa: BLE001 - whatever it is, the senders keep what they have
             late = isinstance(error, TimeoutError)
-            self._trouble = "does not answer" if late else f"is not there ({type(error).__name__}); it is started again"
+            self._lost = "does not answer" if late else f"is not there ({type(error).__name__}); it is started again"
             for request in group:
-                _refuse(request, NotKeptError(f"shard {self.number} {self._trouble}"))
+                _refuse(request, NotKeptError(f"shard {self.number} {self._lost}"))
         else:
-            self._trouble = ""
+            self._lost = ""
             for request, answer in zip(group, answers, strict=True):
                 if isinstance(answer, Refused):
                     _refuse(request, getattr(request_errors, answer.kind)(answer.message))

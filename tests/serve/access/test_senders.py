@@ -46,9 +46,9 @@ def over_grpc(sink, senders, counts, header, body):
     """The code and message of the answer."""
 
     async def send():
-        server = await start_grpc(sink, port=0, counts=counts, access=senders)
+        server, port = await start_grpc(sink, port=0, counts=counts, access=senders)
         metadata = () if header is None else (("authorization", header),)
-        async with grpc.aio.insecure_channel(f"127.0.0.1:{server.port}") as channel:
+        async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
             try:
                 await channel.unary_unary(EXPORT)(body, metadata=metadata, timeout=10)
             except grpc.aio.AioRpcError as error:

@@ -8,7 +8,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kc_otel.serve.api.routes_charts import distribution_of
+from kc_otel.serve.api.routes_history import distribution_of
 from kc_otel.stats import Binned
 
 VALUES = st.lists(st.one_of(st.just(0.0), st.floats(-1e6, 1e6).filter(lambda x: abs(x) > 1e-9)), max_size=40)

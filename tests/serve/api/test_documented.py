@@ -137,8 +137,7 @@ def test_what_there_is_has_the_shape_that_is_documented(busy: Documented) -> Non
     (found,) = busy.ask("/api/v1/incidents/{id}", "get", values=named).json()["diagnoses"]
     path = "/api/v1/incidents/{id}/diagnoses/{evidence}"
     assert busy.ask(path, "get", values={**named, "evidence": found["evidence"]}).json() == {"found": []}
-    at = {"incident": incident["id"], "evidence": found["evidence"]}
-    assert busy.ask("/api/v1/charts/depth", "get", values=at).json() is None
+    assert busy.ask("/api/v1/incidents/{id}/places", "get", values=named).status_code == 200
     # Who asks has no token that may read prompts.
     assert [path for (path, _), status in answers.items() if status == 403] == ["/api/v1/worst"]
     assert {status for (_, method), status in answers.items() if method == "get"} == {200, 403, 404}
@@ -210,7 +209,6 @@ def test_orders_that_cannot_be_written_are_refused_as_documented(
         def raising(*_args: object, error: Exception = error, **_options: object) -> None:
             raise error
 
-        monkeypatch.setattr(asked.core, "resize", raising)
         monkeypatch.setattr(asked.core.promotions, "tell", raising)
         for name in ("acknowledge", "diagnose", "silence", "unsilence", "pin", "unpin", "resume"):
             monkeypatch.setattr(people_orders, name, raising)

@@ -50,8 +50,8 @@ def grpc_server(
     """A listening gRPC server."""
     with loop() as running:
         made = start_grpc(sink, port=0, limits=limits, counts=counts)
-        server = asyncio.run_coroutine_threadsafe(made, running).result(10)
-        yield server.port
+        server, port = asyncio.run_coroutine_threadsafe(made, running).result(10)
+        yield port
         asyncio.run_coroutine_threadsafe(server.stop(0), running).result(10)
 
 
@@ -283,11 +283,11 @@ def test_grpc_stops_and_frees_its_port(sink: Any) -> None:
     """After stop the port can be listened on again."""
 
     async def twice() -> tuple[int, int]:
-        first = await start_grpc(sink, port=0)
-        await first.stop(0)
-        second = await start_grpc(sink, port=first.port)
-        await second.stop(0)
-        return first.port, second.port
+        server, first = await start_grpc(sink, port=0)
+        await server.stop(0)
+        server, second = await start_grpc(sink, port=first)
+        await server.stop(0)
+        return first, second
 
     first, second = asyncio.run(twice())
     assert first == second > 0

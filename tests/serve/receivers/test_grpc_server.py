@@ -19,7 +19,7 @@ from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportM
 from kc_otel.judge.otlp.request_limits import Limits
 from kc_otel.judge.otlp.sink import ExportResult
 from kc_otel.serve.receivers import grpc_server as grpc_module
-from kc_otel.serve.receivers.grpc_server import GrpcServer, serve_grpc
+from kc_otel.serve.receivers.grpc_server import serve_grpc
 from kc_otel.serve.receivers.request_taker import ByteBudget, RequestTaker
 from tests.serve.receivers.test_exporters import EXPORT, export, grpc_server
 from tests.tools.receivers import start_grpc
@@ -34,11 +34,11 @@ def large(size: int) -> bytes:
 
 
 @asynccontextmanager
-async def served(sink: Any, **options: Any) -> AsyncIterator[tuple[GrpcServer, grpc.aio.Channel]]:
-    server = await start_grpc(sink, port=0, **options)
-    async with grpc.aio.insecure_channel(f"127.0.0.1:{server.port}") as channel:
-        yield server, channel
-    await server.stop()
+async def served(sink: Any, **options: Any) -> AsyncIterator[grpc.aio.Channel]:
+    server, port = await start_grpc(sink, port=0, **options)
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+        yield channel
+    await server.stop(None)
 
 
 @pytest.mark.slow
@@ -55,7 +55,7 @@ def test_cancelled_calls_leave_their_channel_as_it_is() -> None:
 
     async def scenario() -> Any:
         slow, counts = Slow(), Counter()
-        async with served(slow, counts=counts) as (_, channel):
+        async with served(slow, counts=counts) as channel:
             for size in (1000, 8 * 2**20):
                 calls = [channel.unary_unary(EXPORT)(large(size)) for _ in range(3)]
                 await asyncio.sleep(0.3)
@@ -81,8 +81,8 @@ def test_what_runs_is_answered_when_the_server_stops() -> None:
             return ExportResult()
 
     async def scenario() -> Any:
-        server = await start_grpc(Slow(), port=0)  # type: ignore[arg-type]
-        async with grpc.aio.insecure_channel(f"127.0.0.1:{server.port}") as channel:
+        server, port = await start_grpc(Slow(), port=0)  # type: ignore[arg-type]
+        async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
             send: Callable[..., Awaitable[bytes]] = channel.unary_unary(EXPORT)
             calls = [asyncio.ensure_future(_code(send(body, timeout=20))) for body in (b"", large(1000))]
             await asyncio.sleep(0.15)
@@ -148,8 +148,8 @@ def test_what_is_over_the_budget_is_told_to_come_back() -> None:
 
     async def scenario() -> Any:
         taker = RequestTaker(Stuck(), limits, budget)  # type: ignore[arg-type]
-        server = await serve_grpc(taker, "127.0.0.1", 0, Counter())
-        async with grpc.aio.insecure_channel(f"127.0.0.1:{server.port}") as channel:
+        server, port = await serve_grpc(taker, "127.0.0.1", 0, Counter())
+        async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
             first = asyncio.ensure_future(channel.unary_unary(EXPORT)(large(900), timeout=30))
             while not budget.in_flight:  # noqa: ASYNC110 - a few turns of the loop
                 await asyncio.sleep(0.01)
@@ -157,7 +157,7 @@ def test_what_is_over_the_budget_is_told_to_come_back() -> None:
                 await channel.unary_unary(EXPORT)(large(900), timeout=30)
             released.set()
             await first
-        await server.stop()
+        await server.stop(None)
         return caught.value
 
     error = asyncio.run(scenario())

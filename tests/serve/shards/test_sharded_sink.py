@@ -200,7 +200,7 @@ def test_verdicts_incidents_and_counts_are_those_of_one_process(
     several = sharded(columns=columns)
 
     async def run() -> None:
-        await several.sink.resize(shards)
+        await several.sink.start(shards)
         await told(several, seconds, clock)
 
     asyncio.run(run())
@@ -224,7 +224,7 @@ def test_a_crash_anywhere_loses_nothing_and_counts_nothing_twice(
     lost: list[LocalShard] = []
 
     async def run() -> None:
-        await several.sink.resize(3)
+        await several.sink.start(3)
         for at, bodies in seconds:
             clock.now = at
             for shard in several.shards.values():
@@ -240,7 +240,7 @@ def test_a_crash_anywhere_loses_nothing_and_counts_nothing_twice(
                 lost.extend(several.shards.values())
                 several.crash()
                 several.begin()
-                await several.sink.resize(3)
+                await several.sink.start(3)
             for shard in several.shards.values():
                 shard.lose_after.discard("take")
             while any(shard.trouble for shard in several.core.shards) or not several.core.shards:
@@ -258,50 +258,26 @@ def test_a_crash_anywhere_loses_nothing_and_counts_nothing_twice(
 
 
 @pytest.mark.slow
-def test_shards_that_come_and_go_while_exports_arrive_change_nothing(
-    sharded: Callable[..., Sharded], clock: Clock
-) -> None:
+def test_shards_that_come_and_go_between_starts_change_nothing(sharded: Callable[..., Sharded], clock: Clock) -> None:
     """1, 2, 4, 2, 3 shards: streams go with their senders, stale copies give way, and what is said is the same."""
     seconds = list(rounds(16, 20, START))
     single, several = alone(seconds, clock), sharded()
 
     async def run() -> None:
-        await several.sink.resize(1)
-        for number, (at, bodies) in enumerate(seconds):
-            clock.now = at
-            sending = [asyncio.create_task(several.send(body)) for body in bodies]
+        await several.sink.start(1)
+        for number, second in enumerate(seconds):
             if number % 5 == 4:
-                await asyncio.sleep(0)  # some are on their way
-                await several.sink.resize((2, 4, 2, 3)[number // 5])
-            await asyncio.gather(*sending)
-            await several.sink.tick()
+                several.crash()
+                several.begin()
+                await several.sink.start((2, 4, 2, 3)[number // 5])
+            await told(several, [second], clock)
 
     asyncio.run(run())
     expected, found = said(single), said(several.core)
     for what in ("windows", "invalid", "kernels"):
         assert found[what] == expected[what], what
     assert [v.status for v, _, _ in several.core.history.cells()] == [v.status for v, _, _ in single.history.cells()]
-    assert several.core.evaluator.counters == single.evaluator.counters
     assert several.core.settled["shards"] == len(several.core.shards) == 3
-
-
-@pytest.mark.slow
-def test_another_number_of_shards_at_the_next_start_is_a_move_too(
-    sharded: Callable[..., Sharded], clock: Clock, seconds: Any
-) -> None:
-    """The judge remembers how many shards had the streams, and asks them all before it serves."""
-    single, several = alone(seconds, clock), sharded()
-
-    async def run() -> None:
-        await several.sink.resize(2)
-        await told(several, seconds[:8], clock)
-        several.crash()
-        several.begin()
-        await several.sink.resize(3)
-        await told(several, seconds[8:], clock)
-
-    asyncio.run(run())
-    assert said(several.core)["windows"] == said(single)["windows"]
 
 
 def test_what_a_shard_cannot_take_waits_with_its_sender(
@@ -313,8 +289,8 @@ def test_what_a_shard_cannot_take_waits_with_its_sender(
     blocked = asyncio.Event()
 
     async def run() -> None:
-        await several.sink.resize(1)
-        line = several.sink._shards[0].line
+        await several.sink.start(1)
+        line = several.sink._shards[0]
         line._answer = 0.05
         real = several.shards[0].take
 
@@ -348,15 +324,15 @@ def test_what_a_shard_cannot_take_waits_with_its_sender(
 def test_a_shard_that_does_not_answer_is_said_and_keeps_no_other_from_being_judged(
     sharded: Callable[..., Sharded], clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """`/readyz` and `status` name it; its batch comes when it is back. The number of shards stays meanwhile."""
+    """`/readyz` and `status` name it; its batch comes when it is back."""
     monkeypatch.setattr("kc_otel.serve.shards.sharded_sink._SHARD_WAIT_SECONDS", 0.05)
-    monkeypatch.setattr("kc_otel.serve.shards.sharded_sink._RESIZE_SECONDS", 0.2)
+    monkeypatch.setattr("kc_otel.serve.shards.sharded_sink._START_SECONDS", 0.2)
     [(_, bodies)] = rounds(6, 1, START)
     several = sharded()
     stopped = asyncio.Event()
 
     async def run() -> None:
-        await several.sink.resize(2)
+        await several.sink.start(2)
         real = several.shards[1].report
 
         async def report(settled: int, now: float) -> Any:
@@ -372,8 +348,7 @@ def test_a_shard_that_does_not_answer_is_said_and_keeps_no_other_from_being_judg
         assert "shard 1" in several.core.evaluator.faults.present[""]
         assert several.core.shards[1].trouble == "has not answered for 10 s"
         with pytest.raises(ShardError, match=r"shard 1 has not answered for 10 s; .*`ray status`.* --shard-cpus"):
-            await several.sink.resize(3)
-        assert len(several.core.shards) == 2
+            await several.sink._all_told()
         stopped.set()
         await several.sink.tick()
         await several.sink.tick()
@@ -392,7 +367,7 @@ def test_an_export_that_a_shard_fails_on_is_refused_alone(
     several = sharded()
 
     async def run() -> list[Any]:
-        await several.sink.resize(1)
+        await several.sink.start(1)
         judge = several.shards[0].shard.evaluator
         real = judge.ingest_metrics
 
@@ -413,7 +388,7 @@ def test_what_is_no_export_is_refused_by_whoever_reads_it(sharded: Callable[...,
     several = sharded()
 
     async def run() -> None:
-        await several.sink.resize(2)
+        await several.sink.start(2)
         for body in (b"\x0a\x7f", b"\x0a\x02\x0a\x7f", b"\x0a\x04\x0a\x02\x0a\x7f", b"\x0a\x04\x12\x02\x12\x7f"):
             with pytest.raises(BadRequestError):
                 await several.sink.metrics(quickly(several.sink, body, METRICS, Limits()))
@@ -428,26 +403,26 @@ def test_a_folder_that_is_not_this_states_is_refused(
     several = sharded()
 
     async def run() -> None:
-        await several.sink.resize(1)
+        await several.sink.start(1)
         await told(several, seconds[:3], clock)
         several.crash()
         used = several.folder / "shard-0"
         used.rename(several.folder / "elsewhere")
         several.begin()
         with pytest.raises(ShardError, match="shard 0 has not the folder that this state file knows"):
-            await several.sink.resize(1)
+            await several.sink.start(1)
         several.crash()
         used.rename(tmp_path / "empty")
         (several.folder / "elsewhere").rename(used)
         several.begin()
-        await several.sink.resize(1)
+        await several.sink.start(1)
         await told(several, seconds[3:4], clock)
         assert several.core.evaluator.counters["accepted"] > 0
         several.crash()
         (several.folder / "state").unlink()
         several.begin()
         with pytest.raises(ShardError, match="shard 0 has a folder of another state file"):
-            await several.sink.resize(1)
+            await several.sink.start(1)
 
     asyncio.run(run())
 
@@ -459,7 +434,7 @@ def test_a_shard_that_begins_again_without_its_folder_takes_nothing(
     several = sharded()
 
     async def run() -> None:
-        await several.sink.resize(1)
+        await several.sink.start(1)
         await told(several, seconds[:3], clock)
         before = several.core.evaluator.counters.copy()
         several.shards[0]._folder = several.folder / "not-shared"
