@@ -25,7 +25,7 @@ from kc_otel.judge.columns.stream_columns import StreamColumns
 from kc_otel.judge.columns.stream_rows import RowContent
 from kc_otel.judge.contract_state import ContractState
 from kc_otel.judge.histograms import ExplicitHistogram, Histogram
-from kc_otel.judge.otlp.sink import ExportResult
+from kc_otel.judge.otlp.requests import ExportResult
 from kc_otel.judge.otlp.wire_columns import ColumnMessage
 from kc_otel.judge.point_streams import Horizon, PointStream
 from kc_otel.judge.points import (

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
-from kc_otel.judge.otlp.request_limits import Limits
-from kc_otel.judge.otlp.sink import TelemetrySink
+from kc_otel.judge.otlp.requests import Limits, TelemetrySink
 from kc_otel.serve.access.access_file import AccessFile
 from kc_otel.serve.access.site_guard import HostNames
 from kc_otel.serve.receivers.grpc_server import GrpcServer, serve_grpc

@@ -17,10 +17,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from kc_otel.judge.otlp import request_errors
-from kc_otel.judge.otlp.request_errors import ReceiveError, ThrottledError
-from kc_otel.judge.otlp.request_limits import Limits
-from kc_otel.judge.otlp.sink import ColumnSink, ExportResult
+from kc_otel.judge.otlp import requests
+from kc_otel.judge.otlp.requests import ColumnSink, ExportResult, Limits, ReceiveError, ThrottledError
 from kc_otel.judge.otlp.traffic_entries import judged_metrics
 from kc_otel.judge.shard_state import ShardBatch, merge
 from kc_otel.serve.core import Core
@@ -330,7 +328,7 @@ class ShardLine:
             self._trouble = ""
             for request, answer in zip(group, answers, strict=True):
                 if isinstance(answer, Refused):
-                    _refuse(request, getattr(request_errors, answer.kind)(answer.message))
+                    _refuse(request, getattr(requests, answer.kind)(answer.message))
                 elif not request.done.done():
                     request.done.set_result(answer)
         finally:
