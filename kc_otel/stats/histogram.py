@@ -15,7 +15,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from kc_otel.stats.binned import Binned, clipped
+from kc_otel.stats.interval import Binned, clipped
 
 MAX_BUCKETS: Final = 4096
 """Widest range of buckets that merging makes; wider ones are made coarser. At scale 4 it spans 2^256."""

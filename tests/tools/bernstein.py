@@ -9,9 +9,8 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
-from kc_otel.stats.binned import Binned, Placement
-from kc_otel.stats.interval import Interval
-from kc_otel.stats.means import mean_interval
+from kc_otel.stats.interval import Binned, Interval
+from kc_otel.stats.means import Placement, mean_interval
 
 
 def bernstein_interval(sample: Binned, *, low: float, high: float, alpha_lower: float, alpha_upper: float) -> Interval:
