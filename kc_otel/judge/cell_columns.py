@@ -31,7 +31,6 @@ from kc_otel.judge.cells import (
 )
 from kc_otel.judge.contract_state import ContractState
 from kc_otel.judge.fail_evidence import SHARE_DIGITS
-from kc_otel.judge.histograms import Histogram
 from kc_otel.judge.panes import SeriesContent
 from kc_otel.judge.series import LONG, SHORT, Listening, SeriesKey
 from kc_otel.judge.statistics import intervals_of_rows, measurable, metric_name
@@ -49,6 +48,7 @@ from kc_otel.judge.verdicts import (
     verdict_of,
 )
 from kc_otel.stats import Binned, ExponentialHistogram, Interval
+from kc_otel.stats.histogram import Histogram
 from kc_otel.stats.interval_rows import rows_of
 
 Floats = NDArray[np.float64]

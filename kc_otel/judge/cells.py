@@ -35,7 +35,6 @@ from kc_otel.contract.units import format_duration
 from kc_otel.contract.words import NO_REPORT, RUN_ENDED
 from kc_otel.judge.contract_state import ContractState
 from kc_otel.judge.fail_evidence import other_side
-from kc_otel.judge.histograms import Histogram
 from kc_otel.judge.panes import SeriesContent
 from kc_otel.judge.points import INVALID, invalid_on, metric_of, series_name
 from kc_otel.judge.refused_points import OF_CLOCKS
@@ -44,6 +43,7 @@ from kc_otel.judge.statistics import broken_assumption, measurable, opposite_nam
 from kc_otel.judge.verdict import Cell
 from kc_otel.judge.verdicts import INVALID_INPUT, Alarm, Evidence, Window
 from kc_otel.stats import Binned, ExponentialHistogram
+from kc_otel.stats.histogram import Histogram
 from kc_otel.stats.surplus import is_surplus
 
 NO_PAIR: Final[Pair] = ("", "")

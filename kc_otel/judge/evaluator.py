@@ -24,7 +24,6 @@ from kc_otel.judge.cells import sampling_notes, too_many
 from kc_otel.judge.columns.stream_columns import StreamColumns
 from kc_otel.judge.columns.stream_rows import RowContent
 from kc_otel.judge.contract_state import ContractState
-from kc_otel.judge.histograms import ExplicitHistogram, Histogram
 from kc_otel.judge.otlp.requests import ExportResult
 from kc_otel.judge.otlp.wire_columns import ColumnMessage
 from kc_otel.judge.point_streams import Horizon, PointStream
@@ -47,6 +46,7 @@ from kc_otel.judge.statistics import metric_name
 from kc_otel.judge.verdict import Causes, Cell, Evaluation, Verdict
 from kc_otel.judge.verdicts import said_of
 from kc_otel.stats import Binned, ExponentialHistogram, Interval
+from kc_otel.stats.histogram import ExplicitHistogram, Histogram
 
 _log: Final = logging.getLogger(__name__)
 _REJECTED: Final = frozenset(

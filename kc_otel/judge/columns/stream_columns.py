@@ -27,13 +27,13 @@ from kc_otel.judge.columns.fold import CLOSED, LIMITS, NONE, SLOT, SPAN, Known, 
 from kc_otel.judge.columns.message_layouts import MessageLayouts
 from kc_otel.judge.columns.stream_rows import ContractRows, RowContent, RowMemory, stream_of
 from kc_otel.judge.contract_state import ContractState
-from kc_otel.judge.histograms import ExplicitHistogram
 from kc_otel.judge.otlp.requests import METRICS
 from kc_otel.judge.otlp.wire_columns import ColumnMessage, WireColumns, read_columns
 from kc_otel.judge.point_streams import Horizon
 from kc_otel.judge.points import MAX_COUNT, Point, PointKind, digest_of, origin_of, walk
 from kc_otel.judge.refused_points import sender_of
 from kc_otel.judge.series import LONG, SHORT, Heard, SeriesKey
+from kc_otel.stats.histogram import ExplicitHistogram
 from kc_otel.stats.histogram_columns import HistogramColumns
 
 _MAX_SPELLINGS: Final = 65_536

@@ -16,9 +16,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kc_otel.judge.columns.fold import LOADED, NEW, NOT_LOADED, ROW, SIDE, counts_of
-from kc_otel.judge.histograms import least_of, magnitude
 from kc_otel.judge.point_streams import LatestValue, PointStream
 from kc_otel.stats import Buckets, ExponentialHistogram
+from kc_otel.stats.histogram import magnitude
 
 if TYPE_CHECKING:
     from kc_otel.judge.contract_state import ContractState
@@ -165,7 +165,7 @@ class ContractRows:
         into["positive_offset"], into["positive_size"] = positive.offset, positive.counts.size
         into["negative_offset"], into["negative_size"] = negative.offset, negative.counts.size
         scale = histogram.scale
-        into["least"], into["least_negative"] = least_of(positive, scale), least_of(negative, scale)
+        into["least"], into["least_negative"] = positive.least(scale), negative.least(scale)
         into["series"], into["pair"], into["contract"] = series, pair, self._contract
         into["loaded"], into["dirty"] = LOADED, 1
         if before or stream.times or stream.forgotten >= 0:
