@@ -451,8 +451,7 @@ class ContractState:
         silent = now - self._long - self._window
         streams = [name for name, stream in self.streams.items() if stream.heard < silent]
         for name in streams:
-            if (row := self.streams.pop(name).row) >= 0 and self.rows is not None:
-                self.rows.free(row)
+            del self.streams[name]
             self.changed_streams.add(name)
         forgotten = len(streams) + (0 if self.rows is None else self.rows.forget_silent(silent))
         self.events["streams_evicted"] += forgotten

@@ -226,7 +226,6 @@ class Evaluator:
             state.rows.release(key)
         known = state.streams.get(key)
         if known is None or known.heard < stream.heard:
-            stream.row = -1 if known is None else known.row
             state.streams[key] = stream
             state.changed_streams.add(key)
         state.look_for_silent()

@@ -96,14 +96,12 @@ class PointStream:
         writers: Newest value of each, the one heard last at the end; cumulative streams only. Some have one start time.
         times: Times of the newest points in ns, ascending; delta streams only.
         forgotten: Latest start time of a writer that was forgotten.
-        row: Row that waits for it, see `columns.stream_rows`; -1 for none.
     """
 
     heard: float = 0.0
     writers: list[LatestValue] = field(default_factory=list)
     times: list[int] = field(default_factory=list)
     forgotten: int = -1
-    row: int = field(default=-1, compare=False)
 
     def accept(self, point: Point, horizon: Horizon) -> Increment:
         """Take the stream's next point."""
