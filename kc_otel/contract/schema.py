@@ -25,7 +25,7 @@ def json_schema() -> dict[str, Any]:
     clause = definitions["Clause"]["properties"]
     del clause["metric"]["type"]
     clause["metric"]["anyOf"] = [
-        *({"const": key, "description": known.meaning} for key, known in {**QUANTITIES, **DERIVED}.items()),
+        *({"const": key, "description": known.meaning} for key, known in (*QUANTITIES.items(), *DERIVED.items())),
         {"type": "string", "pattern": r"^gen_ai\.", "description": "An OpenTelemetry GenAI histogram."},
     ]
     clause["statistic"]["anyOf"][0]["pattern"] = _STATISTIC

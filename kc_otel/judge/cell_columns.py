@@ -31,13 +31,11 @@ from kc_otel.judge.cells import (
 )
 from kc_otel.judge.contract_state import ContractState
 from kc_otel.judge.fail_evidence import SHARE_DIGITS
-from kc_otel.judge.histograms import Histogram
 from kc_otel.judge.panes import SeriesContent
 from kc_otel.judge.series import LONG, SHORT, Listening, SeriesKey
 from kc_otel.judge.statistics import intervals_of_rows, measurable, metric_name
 from kc_otel.judge.verdict import Cell, Status, Verdict
 from kc_otel.judge.verdicts import (
-    Alarm,
     Evidence,
     JudgedWindow,
     Memo,
@@ -49,13 +47,12 @@ from kc_otel.judge.verdicts import (
     verdict_of,
 )
 from kc_otel.stats import Binned, ExponentialHistogram, Interval
+from kc_otel.stats.histogram import Histogram
 from kc_otel.stats.interval_rows import rows_of
 
 Floats = NDArray[np.float64]
 Numbers = NDArray[np.int64]
 _WINDOWS: Final[tuple[Window, Window]] = ("short", "long")
-_ROWS_AT_ONCE: Final = 512
-"""Rows whose bounds are computed together: their matrices stay in a core's cache."""
 _EMPTY_WINDOW: Final = np.array([math.nan, -math.inf, math.inf, 0.0])[:, None]
 """Estimate, lower and upper bound, and observations of a window that holds none."""
 
@@ -272,7 +269,7 @@ class _Group:
             return (known or ExponentialHistogram.empty(0)).binned()
 
         place = self.places[number]
-        return Evidence(place.cell, place.clause, sample, alarm=Alarm(round(share, SHARE_DIGITS), failing=False))
+        return Evidence(place.cell, place.clause, sample, followed=True, share=round(share, SHARE_DIGITS))
 
     def _plain(self, now: float) -> NDArray[np.bool_]:
         """Mask of the cells that are in the columns of the windows and are not judged by an alarm."""

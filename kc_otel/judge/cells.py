@@ -35,15 +35,15 @@ from kc_otel.contract.units import format_duration
 from kc_otel.contract.words import NO_REPORT, RUN_ENDED
 from kc_otel.judge.contract_state import ContractState
 from kc_otel.judge.fail_evidence import other_side
-from kc_otel.judge.histograms import Histogram
 from kc_otel.judge.panes import SeriesContent
 from kc_otel.judge.points import INVALID, invalid_on, metric_of, series_name
 from kc_otel.judge.refused_points import OF_CLOCKS
 from kc_otel.judge.series import LONG, PAIRS, SHORT, Heard, Listening, Pair, Series, SeriesKey
 from kc_otel.judge.statistics import broken_assumption, measurable, opposite_name
 from kc_otel.judge.verdict import Cell
-from kc_otel.judge.verdicts import INVALID_INPUT, Alarm, Evidence, Window
+from kc_otel.judge.verdicts import INVALID_INPUT, Evidence, Window
 from kc_otel.stats import Binned, ExponentialHistogram
+from kc_otel.stats.histogram import Histogram
 from kc_otel.stats.surplus import is_surplus
 
 NO_PAIR: Final[Pair] = ("", "")
@@ -197,11 +197,25 @@ def evidence_of(state: ContractState, place: Place, now: float) -> Evidence:
     """Return the evidence on a cell."""
     cell, clause, series, absence, observed, _ = place
     opposite = _opposite(state, clause, cell.slice, (cell.kernel_train, cell.kernel_inference))
-    alarm = _alarm(state, cell, series, now, opposite)
-    if absence or series is None:
-        return Evidence(cell, clause, nothing, absence, alarm, observed=observed)
-    sample, broken = partial(_sample, series, now, opposite), assumption_broken(state, place, now)
-    return Evidence(cell, clause, sample, alarm=alarm, broken=broken)
+    evidence, seen, since = state.evidence, state.contract.observability, None
+    held = evidence.cells.get(cell)
+    if series is not None and held is not None and now - held.peak < max(seen.window, seen.long_window):
+        since = partial(_sample_since, state, cell, series, now, opposite)
+    there = series is not None and not absence
+    return Evidence(
+        cell,
+        clause,
+        partial(_sample, series, now, opposite) if series is not None and there else nothing,
+        absence,
+        followed=True,
+        share=evidence.share(cell),
+        failing=evidence.failing(cell),
+        since=since,
+        ended=evidence.ended(cell),
+        improved=evidence.improved(cell),
+        observed=there or observed,
+        broken=assumption_broken(state, place, now) if there else "",
+    )
 
 
 def assumption_broken(state: ContractState, place: Place, now: float) -> str:
@@ -384,23 +398,6 @@ def _sample(series: Series, now: float, opposite: Series | None, window: Window)
     number = SHORT if window == "short" else LONG
     own = series.histories[number].binned(now)
     return own if opposite is None else replace(own, opposite=opposite.histories[number].binned(now))
-
-
-def _alarm(
-    state: ContractState, cell: Cell, series: Series | None, now: float, opposite: Series | None = None
-) -> Alarm:
-    seen, held = state.contract.observability, state.evidence.cells.get(cell)
-    since = None
-    if series is not None and held is not None and now - held.peak < max(seen.window, seen.long_window):
-        since = partial(_sample_since, state, cell, series, now, opposite)
-    evidence = state.evidence
-    return Alarm(
-        evidence.share(cell),
-        evidence.failing(cell),
-        since,
-        ended=evidence.ended(cell),
-        improved=evidence.improved(cell),
-    )
 
 
 def _sample_since(

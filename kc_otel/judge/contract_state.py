@@ -26,7 +26,6 @@ from numpy.typing import NDArray
 from kc_otel.contract.model import Contract
 from kc_otel.contract.slices import ALL, OTHER
 from kc_otel.judge.fail_evidence import FailEvidence
-from kc_otel.judge.histograms import ExplicitHistogram, Histogram, layout, union
 from kc_otel.judge.panes import PaneColumns
 from kc_otel.judge.point_streams import Horizon, PointStream
 from kc_otel.judge.points import INVALID, Point, invalid_on, metric_of
@@ -35,6 +34,7 @@ from kc_otel.judge.refused_points import RefusedPoints
 from kc_otel.judge.series import LONG, PAIRS, SHORT, Heard, Pair, Series, SeriesKey, SeriesTable, grids
 from kc_otel.judge.statistics import metric_name, opposite_name
 from kc_otel.stats import ExponentialHistogram
+from kc_otel.stats.histogram import ExplicitHistogram, Histogram, union
 from kc_otel.stats.histogram_columns import HistogramColumns
 
 if TYPE_CHECKING:
@@ -326,7 +326,7 @@ class ContractState:
             arrived = self.late if now - time > self.timely else self.arrived
             parts = arrived.setdefault(key, [])
             parts.append(increment)
-            if len(parts) >= _PARTS and len({layout(part) for part in parts}) == 1:
+            if len(parts) >= _PARTS and len({part.layout for part in parts}) == 1:
                 arrived[key] = [union(parts)]
 
     def weigh(self, now: float) -> None:
@@ -451,8 +451,7 @@ class ContractState:
         silent = now - self._long - self._window
         streams = [name for name, stream in self.streams.items() if stream.heard < silent]
         for name in streams:
-            if (row := self.streams.pop(name).row) >= 0 and self.rows is not None:
-                self.rows.free(row)
+            del self.streams[name]
             self.changed_streams.add(name)
         forgotten = len(streams) + (0 if self.rows is None else self.rows.forget_silent(silent))
         self.events["streams_evicted"] += forgotten
@@ -591,7 +590,7 @@ class ContractState:
 def _merged(parts: Iterable[Histogram]) -> list[Histogram]:
     by_layout: dict[tuple[float, ...] | None, list[Histogram]] = {}
     for part in parts:
-        by_layout.setdefault(layout(part), []).append(part)
+        by_layout.setdefault(part.layout, []).append(part)
     return [union(same) for same in by_layout.values()]
 
 

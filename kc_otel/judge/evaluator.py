@@ -24,8 +24,7 @@ from kc_otel.judge.cells import sampling_notes, too_many
 from kc_otel.judge.columns.stream_columns import StreamColumns
 from kc_otel.judge.columns.stream_rows import RowContent
 from kc_otel.judge.contract_state import ContractState
-from kc_otel.judge.histograms import ExplicitHistogram, Histogram
-from kc_otel.judge.otlp.sink import ExportResult
+from kc_otel.judge.otlp.requests import ExportResult
 from kc_otel.judge.otlp.wire_columns import ColumnMessage
 from kc_otel.judge.point_streams import Horizon, PointStream
 from kc_otel.judge.points import (
@@ -48,6 +47,7 @@ from kc_otel.judge.statistics import metric_name
 from kc_otel.judge.verdict import Causes, Cell, Evaluation, Verdict
 from kc_otel.judge.verdicts import said_of
 from kc_otel.stats import Binned, ExponentialHistogram, Interval
+from kc_otel.stats.histogram import ExplicitHistogram, Histogram
 
 _log: Final = logging.getLogger(__name__)
 _REJECTED: Final = frozenset(
@@ -227,7 +227,6 @@ class Evaluator:
             state.rows.release(key)
         known = state.streams.get(key)
         if known is None or known.heard < stream.heard:
-            stream.row = -1 if known is None else known.row
             state.streams[key] = stream
             state.changed_streams.add(key)
         state.look_for_silent()

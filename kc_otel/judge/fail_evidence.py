@@ -29,12 +29,12 @@ from numpy.typing import NDArray
 from kc_otel.contract.model import Contract
 from kc_otel.contract.slices import ALL, UNJUDGED
 from kc_otel.judge.fault_end import Fault, together
-from kc_otel.judge.histograms import Histogram
 from kc_otel.judge.series import SeriesKey
 from kc_otel.judge.statistics import MeanTest, mean_test, metric_name, opposite_name
 from kc_otel.judge.verdict import Cell
 from kc_otel.stats import Binned, EDetector, ExponentialHistogram
 from kc_otel.stats.e_detector import BETS, alarm_level
+from kc_otel.stats.histogram import Histogram
 from kc_otel.stats.histogram_columns import HistogramColumns
 from kc_otel.stats.interval_rows import rows_of
 

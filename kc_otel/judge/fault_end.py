@@ -22,9 +22,9 @@ from typing import Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from kc_otel.judge.histograms import Histogram, layout, union
 from kc_otel.judge.statistics import MeanTest
 from kc_otel.stats import Binned, capped_mean_interval
+from kc_otel.stats.histogram import Histogram, union
 
 Floats = NDArray[np.float64]
 
@@ -150,7 +150,7 @@ def _level(sample: Histogram, test: MeanTest, alpha: float) -> tuple[float, floa
 
 
 def _both(histogram: Histogram | None, other: Histogram) -> Histogram:
-    if histogram is None or layout(histogram) != layout(other):
+    if histogram is None or histogram.layout != other.layout:
         return other
     return union([histogram, other])
 
@@ -158,4 +158,4 @@ def _both(histogram: Histogram | None, other: Histogram) -> Histogram:
 def together(parts: Iterable[Histogram]) -> Histogram | None:
     """Join all of them; if the layout of buckets changed, only those of the last."""
     known = list(parts)
-    return union([part for part in known if layout(part) == layout(known[-1])]) if known else None
+    return union([part for part in known if part.layout == known[-1].layout]) if known else None

@@ -18,8 +18,8 @@ from typing import Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from kc_otel.judge.histograms import ExplicitHistogram, Histogram, layout, union
 from kc_otel.stats import Binned, ExponentialHistogram
+from kc_otel.stats.histogram import ExplicitHistogram, Histogram, union
 from kc_otel.stats.histogram_columns import HistogramColumns, merged
 
 Numbers = NDArray[np.int64]
@@ -308,7 +308,7 @@ class PaneHistory:
     def accepts(self, increment: Histogram) -> bool:
         """Return True if the increment can be counted without dropping panes of another layout."""
         if self._explicit:
-            return layout(next(iter(self._explicit.values()))[0]) == layout(increment)
+            return next(iter(self._explicit.values()))[0].layout == increment.layout
         return isinstance(increment, ExponentialHistogram) or not any(map(self.pane, self.columns.panes(self.number)))
 
     def turn_back(self, now: float) -> set[int]:

@@ -40,8 +40,8 @@ from bisect import bisect_left, bisect_right
 from dataclasses import dataclass, field
 from typing import Final
 
-from kc_otel.judge.histograms import Histogram, difference, layout, magnitude, sum_fits
 from kc_otel.judge.points import Point
+from kc_otel.stats.histogram import Histogram, magnitude, sum_fits
 
 MAX_WRITERS: Final = 4
 """Start times that a stream keeps values for."""
@@ -96,14 +96,12 @@ class PointStream:
         writers: Newest value of each, the one heard last at the end; cumulative streams only. Some have one start time.
         times: Times of the newest points in ns, ascending; delta streams only.
         forgotten: Latest start time of a writer that was forgotten.
-        row: Row that waits for it, see `columns.stream_rows`; -1 for none.
     """
 
     heard: float = 0.0
     writers: list[LatestValue] = field(default_factory=list)
     times: list[int] = field(default_factory=list)
     forgotten: int = -1
-    row: int = field(default=-1, compare=False)
 
     def accept(self, point: Point, horizon: Horizon) -> Increment:
         """Take the stream's next point."""
@@ -133,12 +131,12 @@ class PointStream:
         if point.time <= last.time:
             return Increment("duplicate" if point.time == last.time else "out_of_order")
         late = point.time < horizon.oldest
-        if late or last.time < horizon.start or layout(last.histogram) != layout(value):
+        if late or last.time < horizon.start or last.histogram.layout != value.layout:
             self._remember(last, point.time, value)
             return Increment("late" if late else "baseline")
         gap = "gap" if point.time - last.time > horizon.gap else ""
         step = _counted(value, last.histogram, gap)
-        if step is None and last.doubted is not None and layout(last.doubted) == layout(value):
+        if step is None and last.doubted is not None and last.doubted.layout == value.layout:
             step = _counted(value, last.doubted, gap)
         if step is None:
             last.doubted = value
@@ -152,12 +150,12 @@ class PointStream:
     def _another(self, known: list[LatestValue], point: Point, value: Histogram) -> Increment | None:
         """Return the increment of an earlier writer of the same start time; None where it may be the last one's."""
         last = known[-1]
-        known = [writer for writer in known if layout(writer.histogram) == layout(value)]
+        known = [writer for writer in known if writer.histogram.layout == value.layout]
         if last not in known or (len(known) == 1 and point.time > last.time):
             return None
-        if any(writer.time >= point.time and difference(writer.histogram, value) is not None for writer in known):
+        if any(writer.time >= point.time and writer.histogram.since(value) is not None for writer in known):
             return None  # came twice, or late
-        goes_on = last.time < point.time and difference(value, last.histogram) is not None
+        goes_on = last.time < point.time and value.since(last.histogram) is not None
         for other in sorted(known[:-1], key=lambda writer: -writer.histogram.count):
             if other.time < point.time and not (goes_on and other.histogram.count <= last.histogram.count):
                 step = _counted(value, other.histogram, "")
@@ -171,7 +169,7 @@ class PointStream:
 
     def _after_clocks_went_back(self, last: LatestValue, point: Point, value: Histogram) -> Increment:
         # Both clocks were wrong when `last` came, or it would have been refused; counts need no clock.
-        increment = difference(value, last.histogram) if layout(last.histogram) == layout(value) else None
+        increment = value.since(last.histogram) if last.histogram.layout == value.layout else None
         self._remember(last, point.time, value)
         return Increment("baseline") if increment is None else Increment("accepted", increment)
 
@@ -219,7 +217,7 @@ class PointStream:
 
 def _counted(value: Histogram, before: Histogram, gap: str) -> Increment | None:
     """Return a cumulative value's increment over the one before, of one layout; None if they contradict each other."""
-    increment = difference(value, before)
+    increment = value.since(before)
     if increment is None:
         return Increment("accepted", value, "reset")
     if not sum_fits(increment, _ROUNDING_ERROR * (magnitude(before) + magnitude(value))):

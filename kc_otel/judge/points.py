@@ -28,9 +28,8 @@ from kc_otel.contract.model import Contract
 from kc_otel.contract.plain_text import is_plain
 from kc_otel.contract.registry.clause_metrics import OPERATORS, RECORDED
 from kc_otel.contract.slices import Scalar
-from kc_otel.judge.histograms import ExplicitHistogram, Histogram, sum_fits
 from kc_otel.stats import Buckets, ExponentialHistogram
-from kc_otel.stats.histogram import MAX_BUCKETS
+from kc_otel.stats.histogram import MAX_BUCKETS, ExplicitHistogram, Histogram, sum_fits
 
 DRIFT_NAMES: Final = frozenset(quantity.name for quantity in RECORDED.values())
 _OF_OPERATORS: Final = frozenset(quantity.name for quantity in OPERATORS.values())

@@ -17,10 +17,10 @@ from kc_otel.contract.declared_kernels import declared_apart, declared_otherwise
 from kc_otel.contract.model import KernelSpecs
 from kc_otel.contract.slices import Scalar
 from kc_otel.contract.units import format_duration
-from kc_otel.judge.histograms import ExplicitHistogram
 from kc_otel.judge.otlp.wire_columns import ColumnMessage
 from kc_otel.judge.points import INVALID, Point, PointKind, invalid_on
 from kc_otel.judge.refused_points import sender_of, sender_of_bytes
+from kc_otel.stats.histogram import ExplicitHistogram
 
 _PREFIX: Final = "kc.kernel."
 _MAX_KERNELS: Final = 256

@@ -11,8 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kc_otel.contract.model import Contract
-from kc_otel.judge.histograms import Histogram
 from kc_otel.judge.panes import PaneColumns, PaneGrid, PaneHistory
+from kc_otel.stats.histogram import Histogram
 
 SHORT: Final = 0
 LONG: Final = 1

@@ -19,10 +19,10 @@ from typing import Any, Final
 from kc_otel.contract.model import Contract
 from kc_otel.judge.contract_state import ContractState
 from kc_otel.judge.evaluator import Evaluator
-from kc_otel.judge.histograms import Histogram, layout, union
 from kc_otel.judge.recorders import KernelInfo, LastReport
 from kc_otel.judge.refused_points import RefusedSender
 from kc_otel.judge.series import LONG, SHORT, Heard, Pair, SeriesKey
+from kc_otel.stats.histogram import Histogram, union
 from kc_otel.stats.histogram_columns import HistogramColumns
 
 _PARTS_BEFORE_MERGE: Final = 8
@@ -65,7 +65,7 @@ class ShardState(ContractState):
         """Count it here, and keep it for the judge, which has the whole contract's caps."""
         at = min(time, now)
         short, long = self.grids[SHORT].index(at), self.grids[LONG].index(at)
-        self.slots.setdefault((key, short, long, layout(increment)), _Slot()).add(increment, at, now)
+        self.slots.setdefault((key, short, long, increment.layout), _Slot()).add(increment, at, now)
         judged = super().count(key, increment, time, now)
         self.arrived.clear()  # held against the limits by the judge alone
         self.late.clear()

@@ -37,7 +37,6 @@ from kc_otel.stats import (
     two_valued_mean_interval,
 )
 from kc_otel.stats.e_detector import BETS
-from kc_otel.stats.fractions import surely_above
 from kc_otel.stats.interval_rows import (
     HistogramRows,
     IntervalRows,
@@ -47,6 +46,7 @@ from kc_otel.stats.interval_rows import (
     quantile_intervals,
     two_valued_mean_intervals,
 )
+from kc_otel.stats.shares import surely_above
 
 _CAP_IN_LIMITS: Final = 100.0
 """Cap of a `gen_ai.*` metric's mean, in limits, where the clause has none: such metrics have no range of their own."""

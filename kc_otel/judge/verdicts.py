@@ -55,22 +55,6 @@ _FAR_POWER: Final = 10
 
 
 @dataclass(frozen=True, slots=True)
-class Alarm:
-    """Evidence against a cell's limit, where its observations are followed over time."""
-
-    share: float
-    """In 0..1, of what an alarm takes; nan where nothing can be held."""
-    failing: bool
-    """Whether it was 1, and nothing has cleared the cell since."""
-    since: Callable[[Window], Binned] | None = None
-    """Content of a window after it was last 1; None where a window cannot reach back to that."""
-    ended: bool = False
-    """Whether "still as it was" is refuted of what it was 1 for, and what came since keeps the limit."""
-    improved: tuple[float, float] | None = None
-    """Mean of a fault that has not ended before and after it improved last, in limits."""
-
-
-@dataclass(frozen=True, slots=True)
 class Evidence:
     """Everything known about a cell at the time it is judged."""
 
@@ -80,8 +64,18 @@ class Evidence:
     """The observations in a window, the same object until they change; asked for only where they are needed."""
     absence: str = ""
     """Why there is nothing to judge, as a sentence; empty when there is something."""
-    alarm: Alarm | None = None
-    """None where samples are judged once."""
+    followed: bool = False
+    """Whether observations are held against the limit as they come; else samples are judged once."""
+    share: float = math.nan
+    """What is held against the limit, in 0..1 of what an alarm takes; nan where nothing can be."""
+    failing: bool = False
+    """Whether that was 1, and nothing has cleared the cell since."""
+    since: Callable[[Window], Binned] | None = None
+    """Content of a window after it was last 1; None where a window cannot reach back to that."""
+    ended: bool = False
+    """Whether "still as it was" is refuted of what it was 1 for, and what came since keeps the limit."""
+    improved: tuple[float, float] | None = None
+    """Mean of a fault that has not ended before and after it improved last, in limits."""
     observed: bool = True
     """True if any observation is remembered, of the windows or from before them."""
     anytime: bool = False
@@ -92,12 +86,7 @@ class Evidence:
     @property
     def detected(self) -> bool:
         """True if a FAIL rests on the evidence held against the limit."""
-        return self.alarm is not None and not math.isnan(self.alarm.share)
-
-    @property
-    def failing(self) -> bool:
-        """True if the evidence against the limit was enough for an alarm and nothing has cleared the cell since."""
-        return self.detected and self.alarm is not None and self.alarm.failing
+        return not math.isnan(self.share)
 
 
 class Terms(NamedTuple):
@@ -217,8 +206,7 @@ def decide(
 
 def _followed(contract: Contract, item: Evidence, alpha: float, memo: Memo) -> JudgedWindow:
     """A cell whose observations are followed: windows that begin after the last alarm, or why it still fails."""
-    assert item.alarm is not None
-    recent = item if item.alarm.since is None else replace(item, sample=item.alarm.since)
+    recent = item if item.since is None else replace(item, sample=item.since)
     case = _case(contract, recent, "short", alpha, alpha, memo)
     # The longer window does not take back a breach in this one.
     above = case.interval.lower > case.terms.limit and case.interval.samples >= case.terms.needed
@@ -289,17 +277,10 @@ def verdict_of(contract: Contract, case: JudgedWindow, alpha: float, now: float)
         contract_version=contract.metadata.version,
         contract_hash=contract.hash,
         about=case.terms.about,
-        evidence=_share(case),
-        ended=case.status is Status.INCONCLUSIVE and case.evidence.alarm is not None and case.evidence.alarm.ended,
+        # What came after an alarm passes: nothing of it is left.
+        evidence=0.0 if case.evidence.failing and case.status is Status.PASS else case.evidence.share,
+        ended=case.status is Status.INCONCLUSIVE and case.evidence.ended,
     )
-
-
-def _share(case: JudgedWindow) -> float:
-    """Return the evidence against a cell; 0 once the observations after an alarm pass."""
-    alarm = case.evidence.alarm
-    if alarm is None:
-        return math.nan
-    return 0.0 if alarm.failing and case.status is Status.PASS else alarm.share
 
 
 def _silence(contract: Contract, item: Evidence, now: float, memo: Memo) -> Verdict:
@@ -319,7 +300,7 @@ def _silence(contract: Contract, item: Evidence, now: float, memo: Memo) -> Verd
         contract_version=contract.metadata.version,
         contract_hash=contract.hash,
         about=terms.about,
-        evidence=item.alarm.share if item.alarm is not None else math.nan,
+        evidence=item.share,
         observed=item.observed,
     )
 
@@ -342,7 +323,7 @@ def reason_of(contract: Contract, case: JudgedWindow, alpha: float) -> str:
     if case.status is Status.FAIL and case.evidence.detected:
         return _alarmed(contract, case, f"with {interval.samples:,} {what} in {span}{note}")
     if case.status is Status.FAIL:
-        once = "" if case.evidence.alarm is None or case.terms.fails_at_once else ", in this evaluation alone"
+        once = ", in this evaluation alone" if case.evidence.followed and not case.terms.fails_at_once else ""
         said = f"lower bound {interval.lower:.4g} > limit {limit:.4g} with {interval.samples:,} {what} in {span}{note}"
         return said + once
     if case.status is Status.PASS:
@@ -373,14 +354,10 @@ def _undecided(contract: Contract, case: JudgedWindow, alpha: float, what: str, 
     count = (
         f"{interval.samples:,} of {needed:,} {what}" if interval.samples < needed else f"{interval.samples:,} {what}"
     )
-    alarm = case.evidence.alarm
-    since = (
-        "; the fault has ended, but a PASS takes more observations"
-        if alarm is not None and alarm.ended
-        else _improved(case)
-    )
-    if interval.lower > limit and alarm is not None and case.evidence.detected:
-        return f"{said} with {count} in {span}: {100.0 * alarm.share:.0f} % of the evidence for an alarm{since}"
+    since = "; the fault has ended, but a PASS takes more observations" if case.evidence.ended else _improved(case)
+    if interval.lower > limit and case.evidence.detected:
+        share = 100.0 * case.evidence.share
+        return f"{said} with {count} in {span}: {share:.0f} % of the evidence for an alarm{since}"
     parts = (_missing(contract, case, alpha) + since, _with_a_cap(contract, case, alpha))
     return f"{said} with {count} in {span}: {'; '.join(filter(None, parts))}"
 
@@ -426,18 +403,15 @@ def _with_a_cap(contract: Contract, case: JudgedWindow, alpha: float) -> str:
 
 def _improved(case: JudgedWindow) -> str:
     """Say how far a fault that continues has improved."""
-    alarm = case.evidence.alarm
-    if alarm is None or alarm.improved is None:
+    if case.evidence.improved is None:
         return ""
-    before, after = alarm.improved
+    before, after = case.evidence.improved
     return f"; improved from {before:.3g} to {after:.3g} times the allowed amount, but not ended"
 
 
 def _alarmed(contract: Contract, case: JudgedWindow, samples: str) -> str:
     """Return the reason for a FAIL of followed observations, and the rate of false alarms."""
     interval, limit = case.interval, case.terms.limit
-    alarm = case.evidence.alarm
-    assert alarm is not None
     if interval.lower > limit:
         said = f"lower bound {interval.lower:.4g} > limit {limit:.4g} {samples}"
     elif interval.estimate > limit:
@@ -447,7 +421,7 @@ def _alarmed(contract: Contract, case: JudgedWindow, samples: str) -> str:
     else:
         said = f"limit {limit:.4g} was exceeded"
     apart = f"false alarms are expected {format_duration(contract.observability.false_alarms)} apart or more"
-    return f"{said}; {apart}" + (_improved(case) or ("" if alarm.share >= 1.0 else "; not cleared yet"))
+    return f"{said}; {apart}" + (_improved(case) or ("" if case.evidence.share >= 1.0 else "; not cleared yet"))
 
 
 def _counted(contract: Contract, case: JudgedWindow, span: str) -> str:

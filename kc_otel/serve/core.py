@@ -40,7 +40,7 @@ from kc_otel.judge.escalation.webhook_body import alert_body, encode
 from kc_otel.judge.evaluator import Evaluator
 from kc_otel.judge.incidents.incident import Diagnosis, Incident, actions_taken, lifting_commands
 from kc_otel.judge.incidents.incident_lifecycle import TrafficSeen, by_urgency, with_diagnosis, with_word
-from kc_otel.judge.otlp.sink import ExportResult
+from kc_otel.judge.otlp.requests import ExportResult
 from kc_otel.judge.promotion.gate_evidence import SectionProblems, unchecked_offline
 from kc_otel.judge.recorders import KernelInfo, kernel_names
 from kc_otel.judge.refused_points import Missing

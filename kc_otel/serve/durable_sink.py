@@ -19,9 +19,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
 
-from kc_otel.judge.otlp.request_errors import ThrottledError
-from kc_otel.judge.otlp.request_limits import Limits
-from kc_otel.judge.otlp.sink import ColumnSink, ExportResult
+from kc_otel.judge.otlp.requests import ColumnSink, ExportResult, Limits, ThrottledError
 from kc_otel.judge.otlp.traffic_entries import EVALUATED, RECEIVED, judged_metrics, marked_frame
 from kc_otel.judge.otlp.wire_columns import ColumnMessage
 from kc_otel.record.worker import BoundedWorker, ReasonCounts

@@ -33,8 +33,7 @@ from kc_otel._extras import MissingExtraError
 from kc_otel.contract.model import Contract
 from kc_otel.judge.escalation.notices import GroupTiming
 from kc_otel.judge.escalation.webhook_body import links_note
-from kc_otel.judge.otlp.request_errors import BindError
-from kc_otel.judge.otlp.request_limits import Limits
+from kc_otel.judge.otlp.requests import BindError, Limits
 from kc_otel.judge.promotion.gate_evidence import SectionProblems, unchecked_offline
 from kc_otel.serve.access.access_file import AccessError, AccessFile
 from kc_otel.serve.access.site_guard import GuardedSite, HostNames, OwnSite, reachable_from_elsewhere

@@ -8,8 +8,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from typing import Final
 
 from kc_otel import machine_code
-from kc_otel.judge.otlp.request_limits import Limits
-from kc_otel.judge.otlp.sink import TelemetrySink
+from kc_otel.judge.otlp.requests import Limits, TelemetrySink
 from kc_otel.serve.config import ServeConfig, StreamEngine
 from kc_otel.serve.core import Core
 from kc_otel.serve.durable_sink import DurableSink, TrafficRecording, recover

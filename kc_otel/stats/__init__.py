@@ -4,10 +4,10 @@
 | ----------------------------------------------------------------- | ----------------------------------------- |
 | a reward's drift, and what a budget for it allows                 | `rewards`                                 |
 | a gradient's bias itself                                          | `gradient_estimates`                      |
-| intervals at one sample size, or at all sizes at once (`anytime`) | `means`, `quantiles`, `fractions`         |
+| intervals at one sample size, or at all sizes at once (`anytime`) | `means`, `shares`                         |
 | when a mean has risen above a limit                               | `e_detector`                              |
 | many cells                                                        | `multiplicity`                            |
-| the mass that a kernel can never sample                           | `support`                                 |
+| the mass that a kernel can never sample                           | `means`                                   |
 
 An interval takes independent observations as a `Binned`, exact from values or conservative from a histogram, and an
 error probability of either side, `alpha_lower` and `alpha_upper`. Bad arguments raise a ValueError that names them: an
@@ -23,15 +23,12 @@ from typing import TYPE_CHECKING, Final
 from kc_otel._extras import lazy
 
 if TYPE_CHECKING:
-    from kc_otel.stats.binned import Binned
     from kc_otel.stats.e_detector import EDetector
-    from kc_otel.stats.fractions import fraction_interval, two_valued_mean_interval
     from kc_otel.stats.gradient_estimates import GradientBias, estimated_gradient_bias
     from kc_otel.stats.histogram import Buckets, ExponentialHistogram
-    from kc_otel.stats.interval import Interval, affine, maximum_interval
-    from kc_otel.stats.means import capped_mean_interval, mean_interval
+    from kc_otel.stats.interval import Binned, Interval, affine, maximum_interval
+    from kc_otel.stats.means import capped_mean_interval, mean_interval, support_deficit
     from kc_otel.stats.multiplicity import Holm, holm
-    from kc_otel.stats.quantiles import quantile_interval
     from kc_otel.stats.rewards import (
         Bound,
         RewardDriftEstimate,
@@ -40,7 +37,7 @@ if TYPE_CHECKING:
         reward_sides,
         tv_for_reward_budget,
     )
-    from kc_otel.stats.support import support_deficit
+    from kc_otel.stats.shares import fraction_interval, quantile_interval, two_valued_mean_interval
 
 __all__ = [
     "Binned",
@@ -69,20 +66,17 @@ __all__ = [
 ]
 
 _HOMES: Final = {
-    "binned": ("Binned",),
     "e_detector": ("EDetector",),
-    "fractions": ("fraction_interval", "two_valued_mean_interval"),
     "gradient_estimates": ("GradientBias", "estimated_gradient_bias"),
     "histogram": ("Buckets", "ExponentialHistogram"),
-    "interval": ("Interval", "affine", "maximum_interval"),
-    "means": ("capped_mean_interval", "mean_interval"),
+    "interval": ("Binned", "Interval", "affine", "maximum_interval"),
+    "means": ("capped_mean_interval", "mean_interval", "support_deficit"),
     "multiplicity": ("Holm", "holm"),
-    "quantiles": ("quantile_interval",),
     "rewards": (
         *("Bound", "RewardDriftEstimate", "estimated_reward_drift", "reward_drift_interval", "reward_sides"),
         "tv_for_reward_budget",
     ),
-    "support": ("support_deficit",),
+    "shares": ("fraction_interval", "quantile_interval", "two_valued_mean_interval"),
 }
 _HOME_OF: Final = {name: module for module, names in _HOMES.items() for name in names}
 

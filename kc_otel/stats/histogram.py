@@ -1,4 +1,4 @@
-"""Base-2 exponential histograms as mergeable values.
+"""Histograms as mergeable values: base-2 exponential ones, and those with explicit bounds that others send.
 
 Buckets are those of the OpenTelemetry data model: at scale s, bucket i of the positive range holds the values in
 (2^(i/2^s), 2^((i+1)/2^s)], the negative range mirrors it, and the zero bucket holds what is closer to zero than
@@ -15,10 +15,14 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from kc_otel.stats.binned import Binned, clipped
+from kc_otel.stats.interval import Binned, clipped
 
 MAX_BUCKETS: Final = 4096
 """Widest range of buckets that merging makes; wider ones are made coarser. At scale 4 it spans 2^256."""
+_ROUNDING_ERROR: Final = 1e-9
+"""Relative error that a sum of doubles may have picked up."""
+_UNSAID_ZERO: Final = 2.0**-30
+"""Half width that a zero bucket may have without saying so: OpenTelemetry's SDK for Python cannot say it."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -59,6 +63,13 @@ class Buckets:
     def plus(self, other: Buckets, sign: int = 1) -> Buckets:
         """Bucket-wise sum, or difference with sign=-1, at the same scale."""
         return Buckets.union([self, Buckets(other.offset, sign * other.counts)])
+
+    def least(self, scale: int) -> float:
+        """The sum of |x| if every observation lay at the lower edge of the bucket below its own."""
+        if not self.counts.size:
+            return 0.0
+        edges = np.exp2((np.arange(self.counts.size, dtype=np.float64) + (self.offset - 1)) * 2.0**-scale)
+        return float(edges @ self.counts)
 
     @classmethod
     def union(cls, parts: Sequence[Buckets]) -> Buckets:
@@ -116,9 +127,8 @@ class ExponentialHistogram:
         parts = [part for part in parts if part.count]
         if len(parts) < 2:
             return parts[0] if parts else cls.empty(0)
-        extremes = [part._extremes() for part in parts]  # noqa: SLF001 - its own kind; aligned buckets are wider
+        minimum, maximum, observed = _together(parts)  # aligned buckets are wider
         parts = _aligned(parts)
-        maximum = max(most for _, most, _ in extremes)
         return cls(
             scale=parts[0].scale,
             count=sum(part.count for part in parts),
@@ -126,10 +136,10 @@ class ExponentialHistogram:
             zero_count=sum(part.zero_count for part in parts),
             positive=Buckets.union([part.positive for part in parts]),
             negative=Buckets.union([part.negative for part in parts]),
-            minimum=min(least for least, _, _ in extremes),
+            minimum=minimum,
             maximum=maximum,
             zero_threshold=parts[0].zero_threshold,
-            maximum_observed=any(observed and most == maximum for _, most, observed in extremes),
+            maximum_observed=observed,
         )
 
     def merged(self, other: ExponentialHistogram) -> ExponentialHistogram:
@@ -159,12 +169,14 @@ class ExponentialHistogram:
             by += 1
         return sized.downscaled(scale - by)
 
-    def since(self, earlier: ExponentialHistogram) -> ExponentialHistogram | None:
+    def since(self, earlier: Histogram) -> ExponentialHistogram | None:
         """Return the observations after `earlier`, both cumulative from the same start; None on contradiction.
 
         A cumulative histogram does not contain the interval's own extremes. They are bounded by the edges of the
         outermost buckets of the difference, and are the cumulative extremes where those moved.
         """
+        if isinstance(earlier, ExplicitHistogram):
+            return None
         if not earlier.count:
             return self
         a, b = _aligned([self, earlier])
@@ -174,7 +186,6 @@ class ExponentialHistogram:
             return None
         if not count:
             return ExponentialHistogram.empty(a.scale)
-        moved_down, moved_up = a.minimum < b.minimum, a.maximum > b.maximum
         delta = ExponentialHistogram(
             scale=a.scale,
             count=count,
@@ -184,13 +195,9 @@ class ExponentialHistogram:
             negative=negative,
             zero_threshold=a.zero_threshold,
         )
-        low, high, _ = delta._extremes()
-        return replace(
-            delta,
-            minimum=a.minimum if moved_down else float(np.fmax(low, a.minimum)),
-            maximum=a.maximum if moved_up else float(np.fmin(high, a.maximum)),
-            maximum_observed=moved_up and a.maximum_observed,
-        )
+        low, high, _ = delta.extremes()
+        minimum, maximum, observed = _moved(a, b, low, high)
+        return replace(delta, minimum=minimum, maximum=maximum, maximum_observed=observed)
 
     def binned(self) -> Binned:
         """The view that bounds are computed from: bins in ascending order, clipped to the extremes."""
@@ -215,7 +222,19 @@ class ExponentialHistogram:
             lower, upper, count = np.zeros(0), np.zeros(0), np.zeros(0, dtype=np.int64)
         return clipped(lower, upper, count, self.sum, self.minimum, self.maximum, self.maximum_observed)
 
-    def _extremes(self) -> tuple[float, float, bool]:
+    @property
+    def layout(self) -> tuple[float, ...] | None:
+        """What two histograms must share to be merged: nothing, because every scale can be made coarser."""
+        return None
+
+    def sums(self) -> tuple[float, float]:
+        """Smallest and largest sum that the buckets allow, with one bucket to spare on either side."""
+        zero = self.zero_count * max(self.zero_threshold, _UNSAID_ZERO)
+        wider = 2.0 ** (3.0 * 2.0**-self.scale)
+        positive, negative = self.positive.least(self.scale), self.negative.least(self.scale)
+        return positive - negative * wider - zero, positive * wider - negative + zero
+
+    def extremes(self) -> tuple[float, float, bool]:
         """Minimum, maximum, whether that was observed; from the outermost buckets where they are unknown."""
         if not (math.isnan(self.minimum) or math.isnan(self.maximum)):
             return self.minimum, self.maximum, self.maximum_observed
@@ -279,3 +298,129 @@ def edges_of(first: int, end: int, scale: int) -> NDArray[np.float64]:
     with np.errstate(over="ignore"):
         edges: NDArray[np.float64] = np.exp2(np.arange(first, end + 1) * 2.0**-scale)
     return edges
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ExplicitHistogram:
+    """A histogram with the buckets (-inf, e0], (e0, e1], ... (ek, inf): `edges` e0..ek, and counts, int64 [k + 2].
+
+    Extremes are nan when unknown; `maximum_observed` says whether the maximum is itself an observation. No edges at all
+    are a single bucket: a counter.
+    """
+
+    edges: tuple[float, ...]
+    counts: NDArray[np.int64]
+    sum: float
+    minimum: float = math.nan
+    maximum: float = math.nan
+    maximum_observed: bool = True
+
+    @property
+    def count(self) -> int:
+        """Number of observations."""
+        return int(self.counts.sum())
+
+    @property
+    def layout(self) -> tuple[float, ...]:
+        """What two histograms must share to be merged."""
+        return self.edges
+
+    @classmethod
+    def of_count(cls, count: int) -> ExplicitHistogram:
+        """A counter's value."""
+        return cls((), np.array([count], dtype=np.int64), 0.0)
+
+    def since(self, earlier: Histogram) -> ExplicitHistogram | None:
+        """As `ExponentialHistogram.since`."""
+        if isinstance(earlier, ExponentialHistogram) or ((counts := self.counts - earlier.counts) < 0).any():
+            return None
+        moved = _moved(self, earlier, *_outermost(self.edges, counts))
+        return ExplicitHistogram(self.edges, counts, self.sum - earlier.sum, *moved)
+
+    @classmethod
+    def union(cls, parts: Sequence[ExplicitHistogram]) -> ExplicitHistogram:
+        """Histogram of all samples together; at least one part, all with equal edges."""
+        used = [part for part in parts if part.count] or list(parts[:1])
+        if len(used) == 1:
+            return used[0]
+        counts, total = np.sum([part.counts for part in used], axis=0), math.fsum(part.sum for part in used)
+        return cls(used[0].edges, counts, total, *_together(used))
+
+    def binned(self) -> Binned:
+        """The view that bounds are computed from."""
+        minimum = self.minimum if math.isfinite(self.minimum) else math.nan
+        maximum = self.maximum if math.isfinite(self.maximum) else math.nan
+        bins = Binned.of_explicit(self.edges, self.counts.tolist(), self.sum, minimum, maximum)
+        return replace(bins, maximum_observed=self.maximum_observed)
+
+    def sums(self) -> tuple[float, float]:
+        """Smallest and largest sum that the buckets allow."""
+        used = np.flatnonzero(self.counts)
+        if not used.size:
+            return 0.0, 0.0
+        edges = np.array((-math.inf, *self.edges, math.inf))
+        lower, upper = np.fmax(edges[used], self.minimum), np.fmin(edges[used + 1], self.maximum)
+        return float(lower @ self.counts[used]), float(upper @ self.counts[used])
+
+    def extremes(self) -> tuple[float, float, bool]:
+        """As `ExponentialHistogram.extremes`."""
+        low, high = _outermost(self.edges, self.counts)
+        known = not math.isnan(self.maximum)
+        return (
+            low if math.isnan(self.minimum) else self.minimum,
+            self.maximum if known else high,
+            known and self.maximum_observed,
+        )
+
+
+Histogram = ExponentialHistogram | ExplicitHistogram
+
+
+def union(parts: Sequence[Histogram]) -> Histogram:
+    """Histogram of all samples together; at least one part, all of one layout."""
+    if len(parts) == 1:
+        return parts[0]
+    if isinstance(parts[0], ExplicitHistogram):
+        return ExplicitHistogram.union([part for part in parts if isinstance(part, ExplicitHistogram)])
+    return ExponentialHistogram.union([part for part in parts if isinstance(part, ExponentialHistogram)])
+
+
+def sum_fits(histogram: Histogram, slack: float = 0.0) -> bool:
+    """Return True if the sum is possible for observations in these buckets, with so much rounding error.
+
+    A bucket's neighbours are allowed for, because senders may put a value at an edge on either side of it.
+    """
+    low, high = histogram.sums()
+    rounding = slack + _ROUNDING_ERROR * (abs(low) + abs(high)) if math.isfinite(low) and math.isfinite(high) else slack
+    return low - rounding <= histogram.sum <= high + rounding
+
+
+def magnitude(histogram: Histogram) -> float:
+    """The largest |sum| that observations in these buckets can have; inf where a bucket has no end."""
+    return max(map(abs, histogram.sums()))
+
+
+def _moved(later: Histogram, earlier: Histogram, low: float, high: float) -> tuple[float, float, bool]:
+    """Minimum, maximum, and whether that was observed, of what came between, whose buckets reach from low to high."""
+    moved_down, moved_up = later.minimum < earlier.minimum, later.maximum > earlier.maximum
+    return (
+        later.minimum if moved_down else float(np.fmax(low, later.minimum)),
+        later.maximum if moved_up else float(np.fmin(high, later.maximum)),
+        moved_up and later.maximum_observed,
+    )
+
+
+def _together(parts: Sequence[Histogram]) -> tuple[float, float, bool]:
+    """`extremes` of all together."""
+    extremes = [part.extremes() for part in parts]
+    maximum = max(most for _, most, _ in extremes)
+    observed = any(observed and most == maximum for _, most, observed in extremes)
+    return min(least for least, _, _ in extremes), maximum, observed
+
+
+def _outermost(edges: tuple[float, ...], counts: NDArray[np.int64]) -> tuple[float, float]:
+    used = np.flatnonzero(counts)
+    if not used.size:
+        return math.nan, math.nan
+    around = (-math.inf, *edges, math.inf)
+    return around[int(used[0])], around[int(used[-1]) + 1]

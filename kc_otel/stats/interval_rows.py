@@ -1,8 +1,8 @@
 """Many exponential histograms as the rows of one matrix, and the intervals of all of them by array operations.
 
 Rows share the edges of their bins; where a histogram's extremes draw in the outermost bins, the row has edges of its
-own there, as `ExponentialHistogram.binned` would give it. The intervals are those of `means`, `quantiles` and
-`fractions`, up to rounding, for sizes fixed beforehand. For means the edges are shared, so what each bet wins from each
+own there, as `ExponentialHistogram.binned` would give it. The intervals are those of `means` and
+`shares`, up to rounding, for sizes fixed beforehand. For means the edges are shared, so what each bet wins from each
 bin is one matrix [B, J], and the wealth of all rows is a product of counts with it. What does not fit beside the others
 (edges that are not finite, one extreme that is unknown), and rows about which there is more to say (observations
 outside of a range), are for the functions for one sample.
@@ -19,13 +19,11 @@ from typing import Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from kc_otel.stats.fractions import clopper_pearson
 from kc_otel.stats.histogram import edges_of
 from kc_otel.stats.histogram_columns import MAX_EXACT_COUNT, HistogramColumns
 from kc_otel.stats.interval import MAXIMUM, MAXIMUM_NOTE, note_in_unit
-from kc_otel.stats.means import note_of
-from kc_otel.stats.mixture import grid_of, lower_bounds, span_of
-from kc_otel.stats.quantiles import binomial_ranks, upper_bound_needs
+from kc_otel.stats.means import grid_of, lower_bounds, note_of, span_of
+from kc_otel.stats.shares import binomial_ranks, clopper_pearson, upper_bound_needs
 
 Floats = NDArray[np.float64]
 Numbers = NDArray[np.int64]
@@ -66,7 +64,7 @@ class HistogramRows:
 
     @cached_property
     def own(self) -> Floats:
-        """Lower and upper edges of these, drawn in to the extremes as `binned.clipped` draws them in [2, 2, R]."""
+        """Lower and upper edges of these, drawn in to the extremes as `interval.clipped` draws them in [2, 2, R]."""
         (low, last_low), (high, last_high) = self.shared[:, self.ends]
         only = self.ends[0] == self.ends[1]
         low = np.maximum(low, np.minimum(self.minimum, high))

@@ -38,9 +38,8 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from kc_otel.stats._check import horizon_of, level, real, width_of
-from kc_otel.stats.binned import Binned, Placement
-from kc_otel.stats.interval import Interval, nothing
-from kc_otel.stats.mixture import worst_bound
+from kc_otel.stats.interval import Binned, Interval, nothing
+from kc_otel.stats.means import Placement, worst_bound
 
 _DISTANCE_SCALE = 2.0
 """1 - x is in units of it, so that its mean, 1 -+ d, is in [0, 1]."""

@@ -41,7 +41,7 @@ import yaml
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
 
 from kc_otel.generate.prometheus import standalone_file
-from kc_otel.judge.otlp.signals import METRICS
+from kc_otel.judge.otlp.requests import METRICS
 from tests.integration.conftest import Evaluator
 from tests.tools import debian, remote_write
 from tests.tools.real_messages import CONTRACTS, INTERVAL, Case, Sender, contract, messages

@@ -18,9 +18,7 @@ from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
 
-from kc_otel.judge.otlp.decode import quickly
-from kc_otel.judge.otlp.request_limits import Limits
-from kc_otel.judge.otlp.signals import METRICS
+from kc_otel.judge.otlp.requests import METRICS, Limits, quickly
 from kc_otel.serve.core import Core
 from kc_otel.serve.durable_sink import DurableSink
 from kc_otel.serve.store.state_file import open_state

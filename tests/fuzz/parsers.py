@@ -22,10 +22,7 @@ from kc_otel.contract.errors import ContractError
 from kc_otel.contract.load import load_text
 from kc_otel.judge.decisions import DecisionTable
 from kc_otel.judge.evaluator import Evaluator
-from kc_otel.judge.otlp.decode import from_json, from_protobuf
-from kc_otel.judge.otlp.request_errors import ReceiveError
-from kc_otel.judge.otlp.request_limits import Limits, inflate
-from kc_otel.judge.otlp.signals import LOGS, METRICS, TRACES
+from kc_otel.judge.otlp.requests import LOGS, METRICS, TRACES, Limits, ReceiveError, from_json, from_protobuf, inflate
 from kc_otel.judge.promotion.gate_evidence import EvidenceError
 from kc_otel.offline.gate.evidence import verify_evidence
 from kc_otel.offline.replay.replay_files import TrafficFileError, read_recordings

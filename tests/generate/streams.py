@@ -17,12 +17,12 @@ from kc_otel.contract.limits import factors
 from kc_otel.contract.model import Contract
 from kc_otel.contract.registry.clause_metrics import DERIVED
 from kc_otel.generate.prometheus.closed_forms import alphas
-from kc_otel.judge.histograms import difference, union
 from kc_otel.judge.statistics import clause_interval
 from kc_otel.record.telemetry.accumulate import Accumulator
 from kc_otel.stats import ExponentialHistogram, Interval, affine
-from kc_otel.stats.binned import Binned, Placement
-from kc_otel.stats.means import capped_mean_interval, mean_interval
+from kc_otel.stats.histogram import union
+from kc_otel.stats.interval import Binned
+from kc_otel.stats.means import Placement, capped_mean_interval, mean_interval
 
 STEP = 15
 STEPS = 80
@@ -110,7 +110,7 @@ class Stream:
             same = before.run == after.run
             ratios += self.ratios[after.run][before.values if same else 0 : after.values]
             for key in EXPORTED:
-                part = difference(after.content[key], before.content[key]) if same else after.content[key]
+                part = after.content[key].since(before.content[key]) if same else after.content[key]
                 parts[key].append(part)
         whole = {key: union(found) for key, found in parts.items() if found}
         return np.concatenate(ratios) if ratios else np.zeros(0), whole

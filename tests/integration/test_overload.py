@@ -24,7 +24,7 @@ from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import (
     ExportMetricsServiceResponse,
 )
 
-from kc_otel.judge.otlp.request_limits import Limits
+from kc_otel.judge.otlp.requests import Limits
 from tests.integration.conftest import CONTRACT, SECRET, Evaluator
 from tests.tools.load import HEADERS, beside, healthy, largest_resident, message, report
 

@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 
 from kc_otel.contract.bucket_layouts import ZERO_THRESHOLD
 from kc_otel.judge.fail_evidence import FailEvidence
-from kc_otel.judge.histograms import ExplicitHistogram
 from kc_otel.judge.series import SeriesKey
 from kc_otel.judge.statistics import MeanTest, mean_test
 from kc_otel.judge.verdict import Cell
 from kc_otel.stats import Buckets, ExponentialHistogram
+from kc_otel.stats.histogram import ExplicitHistogram
 from kc_otel.stats.histogram_columns import HistogramColumns
 from kc_otel.stats.interval_rows import rows_of
 from tests.judge.conftest import NOW, make_contract

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kc_otel.judge.histograms import ExplicitHistogram, Histogram
 from kc_otel.judge.panes import PaneColumns, PaneGrid, PaneHistory
 from kc_otel.stats import Buckets, ExponentialHistogram
+from kc_otel.stats.histogram import ExplicitHistogram, Histogram
 
 WIDTH, SIZE = 30.0, 10
 NOW = 1_800_000_000.0

@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kc_otel.judge.histograms import ExplicitHistogram
 from kc_otel.judge.point_streams import MAX_WRITERS, REMEMBERED_TIMES, Horizon, PointStream
 from kc_otel.judge.points import Point, PointKind
 from kc_otel.stats import Buckets, ExponentialHistogram
+from kc_otel.stats.histogram import ExplicitHistogram
 
 S = 10**9
 LONG = 3600 * S

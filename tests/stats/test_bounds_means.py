@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kc_otel.stats import Binned, capped_mean_interval, fraction_interval, mean_interval, quantile_interval
-from kc_otel.stats.binned import Placement
+from kc_otel.stats.means import Placement
 
 anytime_mean_interval = functools.partial(mean_interval, anytime=True)
 

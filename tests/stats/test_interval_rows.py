@@ -21,7 +21,6 @@ from kc_otel.stats import (
     quantile_interval,
     two_valued_mean_interval,
 )
-from kc_otel.stats.fractions import surely_above
 from kc_otel.stats.histogram_columns import HistogramColumns
 from kc_otel.stats.interval_rows import (
     HistogramRows,
@@ -33,6 +32,7 @@ from kc_otel.stats.interval_rows import (
     rows_of,
     two_valued_mean_intervals,
 )
+from kc_otel.stats.shares import surely_above
 
 ALPHAS = {"alpha_lower": 0.005 / 7, "alpha_upper": 0.005}
 RANGES = {

@@ -34,4 +34,4 @@ def test_a_recorder_pays_for_histograms_only():
     assert "numpy" in loaded
     assert not {name for name in loaded if name.partition(".")[0] in {"scipy", "pydantic", "opentelemetry"}}
     ours = {name for name in loaded if name.startswith("kc_otel.stats.")}
-    assert ours == {"kc_otel.stats.histogram", "kc_otel.stats.binned"}
+    assert ours == {"kc_otel.stats.histogram", "kc_otel.stats.interval"}

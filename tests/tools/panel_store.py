@@ -23,7 +23,7 @@ from starlette.testclient import TestClient
 
 from kc_otel.client.webhooks import Secret
 from kc_otel.contract.model import Contract
-from kc_otel.judge.otlp.sink import ExportResult
+from kc_otel.judge.otlp.requests import ExportResult
 from kc_otel.judge.promotion.stages import Stage
 from kc_otel.judge.verdict import Verdict
 from kc_otel.serve.api.app import make_api

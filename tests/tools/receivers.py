@@ -6,8 +6,7 @@ from collections import Counter
 
 import grpc
 
-from kc_otel.judge.otlp.request_limits import Limits
-from kc_otel.judge.otlp.sink import TelemetrySink
+from kc_otel.judge.otlp.requests import Limits, TelemetrySink
 from kc_otel.serve.access.access_file import AccessFile
 from kc_otel.serve.access.site_guard import HostNames
 from kc_otel.serve.receivers.grpc_server import serve_grpc

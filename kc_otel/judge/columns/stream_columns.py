@@ -24,25 +24,22 @@ from numpy.typing import NDArray
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
 
 from kc_otel.judge.columns.fold import CLOSED, LIMITS, NONE, SLOT, SPAN, Known, used_parts
-from kc_otel.judge.columns.message_layouts import MessageLayouts
 from kc_otel.judge.columns.stream_rows import ContractRows, RowContent, RowMemory, stream_of
 from kc_otel.judge.contract_state import ContractState
-from kc_otel.judge.histograms import ExplicitHistogram
-from kc_otel.judge.otlp.signals import METRICS
+from kc_otel.judge.otlp.requests import METRICS
 from kc_otel.judge.otlp.wire_columns import ColumnMessage, WireColumns, read_columns
 from kc_otel.judge.point_streams import Horizon
 from kc_otel.judge.points import MAX_COUNT, Point, PointKind, digest_of, origin_of, walk
 from kc_otel.judge.recorders import DriftCounts
 from kc_otel.judge.refused_points import sender_of
 from kc_otel.judge.series import LONG, SHORT, Heard, SeriesKey
+from kc_otel.stats.histogram import ExplicitHistogram
 from kc_otel.stats.histogram_columns import HistogramColumns
 
 _MAX_SPELLINGS: Final = 65_536
 """Spellings of attributes that are known; processes that record the same share them."""
 _MAX_PAIRS: Final = 4096
 """Pairs of kernels, of all contracts, that are known by a number."""
-_NOT_YET: Final = -1
-"""Generation of a message whose new streams have no rows yet."""
 _POINTS_PER_CHUNK: Final = 1024
 """Points that are folded at once; they may need a slot each."""
 Numbers = NDArray[np.int64]
@@ -61,12 +58,11 @@ class StreamColumns:
             self._limits[number]["long"] = state.grids[LONG].width
         self._slots = SeriesSlots(self._states)
         self._held: Known | None = None
-        self._message = self._generation = self.taken = 0
+        self._message = self.taken = 0
         self.forget()
 
     def forget(self) -> None:
         """Forget the numbers of series and pairs; rows have none then, and counts must be settled before."""
-        self._generation += 1
         self._spellings: dict[tuple[bytes, bytes, int], dict[bytes, _Spelling]] = {}
         self._pairs: dict[tuple[int, str, str], int] = {}
         self._pair_names: list[tuple[int, str, str]] = []
@@ -74,7 +70,6 @@ class StreamColumns:
         self._rows = [ContractRows(self._memory, number, state) for number, state in enumerate(self._states)]
         for state, rows in zip(self._states, self._rows, strict=True):
             state.rows = rows
-        self._layouts = MessageLayouts()
         self._slots.forget()
 
     def message(self, body: bytes, most: int) -> ColumnMessage | None:
@@ -86,32 +81,23 @@ class StreamColumns:
         wire = read_columns(body, most)
         if wire is None or wire.items > most:
             return None
-        rows = self._layouts.rows_of(wire)
+        if not all(wire.name(metric).startswith((b"kc.", b"gen_ai.")) for metric in wire.spans):
+            return None
         try:
-            if rows is None:
-                ours = all(wire.name(metric).startswith((b"kc.", b"gen_ai.")) for metric in wire.spans)
-                return self._read(wire, most) if ours else None
-            plain = wire.points["plain"] != 0
-            return ColumnMessage(wire, rows, self._generation, (plain, wire.request_without(plain)))
+            rows, new = self._rows_of(wire)
+            left = rows < 0
+            left[[first.point for first in new]] = False
+            left |= wire.points["plain"] == 0
+            message = ColumnMessage(wire, rows, None if new else self._memory.token)
+            message.new = int(np.count_nonzero((rows < 0) & ~left))
+            # Explicit bounds of one of our quantities: a series' layout may then depend on the first point.
+            others = any(not of.exponential and wire.is_drift(of) for of in wire.spans)
+            if others or 4 * np.count_nonzero(left) > left.size:
+                message.request = ExportMetricsServiceRequest.FromString(wire.body)
+                return message if sum(METRICS.items(message.request)) <= most else None
+            message.odd = ~left, wire.request_without(~left)
         except DecodeError:
             return None
-
-    def _read(self, wire: WireColumns, most: int) -> ColumnMessage | None:
-        """A message of a layout that is not known."""
-        rows, new = self._rows_of(wire)
-        message = ColumnMessage(wire, rows, _NOT_YET if new else self._generation)
-        left = rows < 0
-        left[[first.point for first in new]] = False
-        left |= wire.points["plain"] == 0
-        message.new = int(np.count_nonzero((rows < 0) & ~left))
-        # Explicit bounds of one of our quantities: a series' layout may then depend on the first point.
-        others = any(not of.exponential and wire.is_drift(of) for of in wire.spans)
-        if others or 4 * np.count_nonzero(left) > left.size:
-            message.request = ExportMetricsServiceRequest.FromString(wire.body)
-            return message if sum(METRICS.items(message.request)) <= most else None
-        message.odd = ~left, wire.request_without(~left)
-        if not (rows < 0).any():
-            self._layouts.learn(wire, rows)
         return message
 
     def fold(self, message: ColumnMessage, horizons: Mapping[str, Horizon], now: float) -> tuple[int, int]:
@@ -124,9 +110,8 @@ class StreamColumns:
         wire = message.wire
         self._message += 1
         begun: Sequence[tuple[int, int]] = ()
-        if message.known != self._generation:
+        if message.known is None or message.known is not self._memory.token:
             message.rows, new = self._rows_of(wire)
-            message.known = self._generation
             begun = self._begin(message, new, now)
         if (message.rows < 0).any():
             self._block_unknown(message)
@@ -151,6 +136,7 @@ class StreamColumns:
             heard_of.hear(now, state.contract.observability.heartbeat)
         for number in np.flatnonzero(gaps).tolist():
             self._states[number].events["gap"] += int(gaps[number])
+        message.series = self._memory.rows["series"][message.rows]
         taken = int(np.count_nonzero(message.taken))
         self.taken += taken
         return taken, self._behind(message, now)
@@ -209,27 +195,24 @@ class StreamColumns:
         """
         found: list[int] = []
         new: list[_FirstPoint] = []
-        origins: dict[tuple[bytes, bytes], bytes] = {}
         body = wire.body
         begins, ends = wire.points["key_begin"].tolist(), wire.points["key_end"].tolist()
         for number, metric in enumerate(wire.spans):
-            first, last = metric.first, metric.last
             resource, scope, head, temporality = wire.origin(number)
             spellings = self._spellings.get((scope, head, temporality))
             if spellings is None:
-                found += [-1] * (last - first)
+                found += [-1] * (metric.last - metric.first)
                 continue
-            origin = origins.get((resource, scope))
-            if origin is None:
-                origin = origins[resource, scope] = origin_of(resource, scope)
-            for point in range(first, last):
+            origin = origin_of(resource, scope)
+            for point in range(metric.first, metric.last):
                 known = spellings.get(body[begins[point] : ends[point]])
                 if known is None:
                     found.append(-1)
                     continue
                 name = digest_of(origin, known.tail)
-                found.append(self._rows[known.contract].find(name))
-                if found[-1] < 0 and name not in self._states[known.contract].streams:
+                row = self._rows[known.contract].row_of.get(name, -1)
+                found.append(row)
+                if row < 0 and name not in self._states[known.contract].streams:
                     new.append(_FirstPoint(point, known, name))
         return np.array(found, np.int64), new
 
@@ -238,8 +221,7 @@ class StreamColumns:
         unknown = [part for part in message.wire.without(message.rows >= 0) if part[1]]
         for point in walk(message.wire.request_of(unknown), (), lambda *_: None):
             rows = self._of(point)
-            row = -1 if rows is None else rows.find(point.stream)
-            if row >= 0:
+            if rows is not None and (row := rows.row_of.get(point.stream)) is not None:
                 self._memory.rows[row]["blocked"] = self._message
 
     def _of(self, point: Point) -> ContractRows | None:
@@ -291,11 +273,9 @@ class StreamColumns:
     def _release_all(self) -> None:
         """Have all streams take points by themselves, and begin anew."""
         self.settle()
-        for state, rows in zip(self._states, self._rows, strict=True):
+        for rows in self._rows:
             for name in list(rows.row_of):
                 rows.release(name)
-            for stream in state.streams.values():
-                stream.row = -1
         self.forget()
 
     def series_of(self, numbers: Sequence[int]) -> list[SeriesKey]:
@@ -312,7 +292,7 @@ class StreamColumns:
         counts = message.wire.points["count"]
         for (resource, cumulative), points in drift.items():
             taken = points & (message.taken != 0)
-            places = self._slots.places(self._memory.rows["series"][message.rows[taken]])
+            places = self._slots.places(message.series[taken])
             by_place = np.bincount(places, counts[taken]).astype(np.int64).tolist()
             named = zip(self._slots.place_names, by_place, strict=False)
             found = {place: count for place, count in named if count}
@@ -332,13 +312,9 @@ class StreamColumns:
     def forget_gone(self, contract: str) -> None:
         """Leave streams alone that are not remembered any more, or whose series is not."""
         number = self._contract[contract]
-        rows = self._rows[number]
         if gone := self._slots.gone(number):
-            rows.release_series(gone)
+            self._rows[number].release_series(gone)
             self._spellings.clear()
-        if freed := rows.reuse():
-            self._generation += 1
-            self._layouts.forget(freed)
 
     def settle(self) -> None:
         """Bring all series up to date."""

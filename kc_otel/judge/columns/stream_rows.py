@@ -2,7 +2,7 @@
 
 Of a stream whose next point may be plain a row is all there is, in arrays of fixed size: some 600 bytes instead of
 several Python objects. Code that takes a point of it by itself `release`s it first, which makes a `PointStream` of it;
-`load` moves that back. Its row stays its own meanwhile, because layouts of messages name it.
+`load` moves that back.
 
 Rows are given to contracts in blocks, which are what the store writes.
 """
@@ -16,9 +16,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kc_otel.judge.columns.fold import LOADED, NEW, NOT_LOADED, ROW, SIDE, counts_of
-from kc_otel.judge.histograms import least_of, magnitude
 from kc_otel.judge.point_streams import LatestValue, PointStream
 from kc_otel.stats import Buckets, ExponentialHistogram
+from kc_otel.stats.histogram import magnitude
 
 if TYPE_CHECKING:
     from kc_otel.judge.contract_state import ContractState
@@ -60,12 +60,16 @@ for _field, _value in {"loaded": NEW, "time": -1, "min": np.inf, "max": -np.inf}
 
 
 class RowMemory:
-    """Rows of all contracts, ROW [n], words of their buckets, uint32 [w], and the stream of each; empty for none."""
+    """Rows of all contracts, ROW [n], words of their buckets, uint32 [w], and the stream of each; empty for none.
+
+    `token` is another object once a row was freed: messages that name rows have to look for them again then.
+    """
 
     def __init__(self) -> None:
         self.rows = np.zeros(MAX_ROWS, ROW)
         self.counts = np.zeros(_MAX_WORDS, np.uint32)
         self.names: list[bytes] = []
+        self.token = object()
         self._free_words: dict[int, list[int]] = {}
         self._used_words = 0
 
@@ -127,18 +131,9 @@ class ContractRows:
         self.others: dict[int, PointStream] = {}
         self.blocks: set[int] = set()
         self._free: list[int] = []
-        self._freed: list[int] = []
 
     def __len__(self) -> int:
         return len(self.row_of)
-
-    def find(self, name: bytes) -> int:
-        """The row that a stream is in, or that waits for it; -1 for none."""
-        row = self.row_of.get(name)
-        if row is None:
-            stream = self._state.streams.get(name)
-            return -1 if stream is None else stream.row
-        return row
 
     def load(self, name: bytes, stream: PointStream, series: int, pair: int) -> bool:
         """Move a stream into a row, with the numbers of its series and pair; False where its points are not plain."""
@@ -151,11 +146,11 @@ class ContractRows:
         positive, negative = histogram.positive, histogram.negative
         if max(positive.counts.size, negative.counts.size) > SIDE:
             return False
-        row = stream.row if stream.row >= 0 else self._begin(name)
+        row = self._begin(name)
         if row < 0:
             return False
-        stream.row = row
         if not self._memory.put(row, np.concatenate([positive.counts, negative.counts])):
+            self.free(row)
             return False
         into = self._memory.rows[row]
         into["heard"], into["start"], into["time"] = stream.heard, value.start, value.time
@@ -165,13 +160,13 @@ class ContractRows:
         into["positive_offset"], into["positive_size"] = positive.offset, positive.counts.size
         into["negative_offset"], into["negative_size"] = negative.offset, negative.counts.size
         scale = histogram.scale
-        into["least"], into["least_negative"] = least_of(positive, scale), least_of(negative, scale)
+        into["least"], into["least_negative"] = positive.least(scale), negative.least(scale)
         into["series"], into["pair"], into["contract"] = series, pair, self._contract
         into["loaded"], into["dirty"] = LOADED, 1
         if before or stream.times or stream.forgotten >= 0:
             self.others[row] = PointStream(0.0, before, stream.times, stream.forgotten)
         del self._state.streams[name]
-        self.row_of[self._memory.names[row]] = row
+        self.row_of[name] = row
         self._state.changed_streams.add(name)
         return True
 
@@ -197,20 +192,13 @@ class ContractRows:
         """Forget a new stream if its first point was not plain."""
         if self._memory.rows["loaded"][row] == NEW:
             self.free(row)
-            self._free.append(self._freed.pop())  # no layout names it yet
 
     def release(self, name: bytes) -> None:
         """Make a stream that takes points by itself of one that is in a row."""
-        row = self.row_of.pop(name, None)
-        if row is None:
-            return
-        stream = self._stream(row)
-        stream.row = row
-        self.others.pop(row, None)
-        into = self._memory.rows[row]
-        into["loaded"], into["dirty"] = NOT_LOADED, 1
-        self._state.streams[name] = stream
-        self._state.changed_streams.add(name)
+        row = self.row_of.get(name)
+        if row is not None:
+            self._state.streams[name] = self._stream(row)
+            self.free(row)
 
     def release_series(self, series: Sequence[int]) -> None:
         """`release` the streams of some series, by their numbers."""
@@ -219,22 +207,17 @@ class ContractRows:
             self.release(self._memory.names[row])
 
     def free(self, row: int) -> None:
-        """Forget the stream of a row; the row is free once nothing names it, see `reuse`."""
+        """Forget the stream of a row, which may be another's from now on."""
         name = self._memory.names[row]
         self.row_of.pop(name, None)
         self.others.pop(row, None)
         self._memory.give_back(row)
         self._memory.names[row] = b""
+        self._memory.token = object()
         into = self._memory.rows[row]
         into["loaded"], into["dirty"] = NOT_LOADED, 1
         self._state.changed_streams.add(name)
-        self._freed.append(row)
-
-    def reuse(self) -> list[int]:
-        """Give the rows that are free since the last call to other streams from now on; returns which."""
-        freed, self._freed = self._freed, []
-        self._free += freed
-        return freed
+        self._free.append(row)
 
     def forget_silent(self, since: float) -> int:
         """Forget the streams that were heard of last before a Unix time in seconds. Returns how many."""

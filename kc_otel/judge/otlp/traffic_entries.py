@@ -16,10 +16,7 @@ from typing import Any, Final
 
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
 
-from kc_otel.judge.otlp.decode import from_protobuf
-from kc_otel.judge.otlp.request_errors import BadRequestError
-from kc_otel.judge.otlp.request_limits import Limits
-from kc_otel.judge.otlp.signals import METRICS
+from kc_otel.judge.otlp.requests import METRICS, BadRequestError, Limits, from_protobuf
 
 RECEIVED: Final = "kc.recording.received"
 """Attribute of the resource that says when the request arrived, Unix time in seconds."""

@@ -141,27 +141,26 @@ class WireColumns:
 
 @dataclass(slots=True)
 class ColumnMessage:
-    """A request that is to be taken.
-
-    Attributes:
-        rows: Row of each of its points in `StreamColumns`, -1 where there is none.
-        known: Part of `StreamColumns` that the rows belong to.
-        odd: Which points are plain, and `request_without` these; None where there is a `request`.
-        new: How many of its points have no row yet, and get one when it is taken.
-        taken: Of each point whether it was taken from the columns.
-        request: The whole request as protobuf read it, where most of it is not plain.
-    """
+    """A request that is to be taken."""
 
     wire: WireColumns
     rows: NDArray[np.int64]
-    known: int
+    """Row of each of its points in `StreamColumns`, -1 where there is none."""
+    known: object
+    """`RowMemory.token` that the rows are of; None where new streams get one when it is taken."""
     odd: tuple[NDArray[np.bool_], tuple[Any, list[int]]] | None = None
+    """Which points are plain, and `request_without` these; None where there is a `request`."""
     new: int = 0
+    """How many of its points get a row when it is taken."""
     taken: NDArray[np.int8] = field(init=False)
+    """Of each point whether it was taken from the columns."""
+    series: NDArray[np.int64] = field(init=False)
+    """Number of the series of each point, if it was."""
     request: Any = None
+    """The whole request as protobuf read it, where most of it is not plain."""
 
     def __post_init__(self) -> None:
-        self.taken = np.zeros(self.rows.size, np.int8)
+        self.taken, self.series = np.zeros(self.rows.size, np.int8), np.full(self.rows.size, -1)
 
     def left(self) -> tuple[Any, Sequence[int]]:
         """A request with what was not taken, in its order, and the numbers that its exponential points have here."""

@@ -24,9 +24,7 @@ from kc_otel.judge.escalation.escalate import EscalationState, escalate
 from kc_otel.judge.escalation.notices import GroupTiming
 from kc_otel.judge.evaluator import Evaluator, without_collector
 from kc_otel.judge.incidents.incident_lifecycle import TrafficSeen
-from kc_otel.judge.otlp.decode import from_protobuf
-from kc_otel.judge.otlp.request_errors import BadRequestError
-from kc_otel.judge.otlp.signals import METRICS
+from kc_otel.judge.otlp.requests import METRICS, BadRequestError, from_protobuf
 from kc_otel.judge.otlp.traffic_entries import EVALUATED, MOST_BYTES, OWN_FILES, TrafficEntry, entry_of, unmarked
 from kc_otel.judge.plain_json import finite_or_none
 from kc_otel.judge.statistics import metric_name

@@ -26,7 +26,7 @@ from typing import Annotated, Any, Final
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from kc_otel.judge.otlp.request_errors import ForbiddenError, UnauthenticatedError
+from kc_otel.judge.otlp.requests import ForbiddenError, UnauthenticatedError
 from kc_otel.serve.api.shapes import Name, refusals
 from kc_otel.serve.watched_files import WatchedFiles
 

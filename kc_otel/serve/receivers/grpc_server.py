@@ -22,8 +22,15 @@ from google.protobuf.duration_pb2 import Duration
 from google.rpc.error_details_pb2 import RetryInfo
 from google.rpc.status_pb2 import Status
 
-from kc_otel.judge.otlp.request_errors import BadRequestError, BindError, InternalError, ReceiveError, ThrottledError
-from kc_otel.judge.otlp.signals import SIGNALS, Signal
+from kc_otel.judge.otlp.requests import (
+    SIGNALS,
+    BadRequestError,
+    BindError,
+    InternalError,
+    ReceiveError,
+    Signal,
+    ThrottledError,
+)
 from kc_otel.serve.access.access_file import check_sender
 from kc_otel.serve.access.tls import Tls
 from kc_otel.serve.receivers.request_taker import HeldBytes, RequestTaker

@@ -17,15 +17,15 @@ from google.rpc.error_details_pb2 import BadRequest
 from google.rpc.status_pb2 import Status
 
 from kc_otel._extras import extra
-from kc_otel.judge.otlp.decode import to_json
-from kc_otel.judge.otlp.request_errors import (
+from kc_otel.judge.otlp.requests import (
+    SIGNALS,
     BadRequestError,
     ReceiveError,
     ThrottledError,
     UnauthenticatedError,
     UnsupportedMediaError,
+    to_json,
 )
-from kc_otel.judge.otlp.signals import SIGNALS
 from kc_otel.serve.access.access_file import check_sender
 from kc_otel.serve.access.site_guard import HostNames
 from kc_otel.serve.receivers.request_taker import HeldBytes, RequestTaker

@@ -24,7 +24,7 @@ from typing import Any, Final, cast
 import uvicorn
 from uvicorn.protocols.http.auto import AutoHTTPProtocol
 
-from kc_otel.judge.otlp.request_errors import BindError
+from kc_otel.judge.otlp.requests import BindError
 from kc_otel.serve.access.tls import Tls
 
 _log: Final = logging.getLogger(__name__)

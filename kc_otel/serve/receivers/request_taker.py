@@ -24,11 +24,20 @@ from typing import Any, ClassVar, Final
 import numpy as np
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
 
-from kc_otel.judge.otlp.decode import from_json, from_protobuf
-from kc_otel.judge.otlp.request_errors import ThrottledError, TooLargeError
-from kc_otel.judge.otlp.request_limits import Limits, inflate
-from kc_otel.judge.otlp.signals import METRICS, Signal, deliver
-from kc_otel.judge.otlp.sink import ColumnSink, ExportResult, TelemetrySink
+from kc_otel.judge.otlp.requests import (
+    METRICS,
+    ColumnSink,
+    ExportResult,
+    Limits,
+    Signal,
+    TelemetrySink,
+    ThrottledError,
+    TooLargeError,
+    deliver,
+    from_json,
+    from_protobuf,
+    inflate,
+)
 from kc_otel.judge.otlp.wire_columns import ColumnMessage
 from kc_otel.serve.access.access_file import AccessFile
 

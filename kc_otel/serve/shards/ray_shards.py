@@ -14,8 +14,7 @@ from typing import Any, Final
 
 from kc_otel._extras import extra
 from kc_otel.contract.model import Contract
-from kc_otel.judge.otlp.request_limits import Limits
-from kc_otel.judge.otlp.sink import ExportResult
+from kc_otel.judge.otlp.requests import ExportResult, Limits
 from kc_otel.serve.config import ServeConfig
 from kc_otel.serve.shards.shard import Refused, Shard, ShardReport, Stream
 from kc_otel.serve.shards.sharded_sink import ShardError

@@ -15,7 +15,7 @@ from typing import Final
 from google.protobuf.message import DecodeError
 from opentelemetry.proto.resource.v1.resource_pb2 import Resource
 
-from kc_otel.judge.otlp.request_errors import BadRequestError
+from kc_otel.judge.otlp.requests import BadRequestError
 
 _FIRST_FIELD: Final = 0x0A
 """Field 1, which says its length: of a request its resources with their metrics, of those the resource."""

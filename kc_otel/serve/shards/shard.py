@@ -24,11 +24,7 @@ from typing import Any, Final, NamedTuple
 
 from kc_otel.contract.model import Contract
 from kc_otel.judge.evaluator import Evaluator
-from kc_otel.judge.otlp.decode import quickly
-from kc_otel.judge.otlp.request_errors import ReceiveError, ThrottledError
-from kc_otel.judge.otlp.request_limits import Limits
-from kc_otel.judge.otlp.signals import METRICS
-from kc_otel.judge.otlp.sink import ExportResult
+from kc_otel.judge.otlp.requests import METRICS, ExportResult, Limits, ReceiveError, ThrottledError, quickly
 from kc_otel.judge.series import SeriesKey
 from kc_otel.judge.shard_state import Counted, ShardBatch, ShardState, mark_sent, unsent_batch
 from kc_otel.serve.durable_sink import DurableSink, recover

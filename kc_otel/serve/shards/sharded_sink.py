@@ -17,10 +17,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from kc_otel.judge.otlp import request_errors
-from kc_otel.judge.otlp.request_errors import ReceiveError, ThrottledError
-from kc_otel.judge.otlp.request_limits import Limits
-from kc_otel.judge.otlp.sink import ColumnSink, ExportResult
+from kc_otel.judge.otlp import requests
+from kc_otel.judge.otlp.requests import ColumnSink, ExportResult, Limits, ReceiveError, ThrottledError
 from kc_otel.judge.otlp.traffic_entries import judged_metrics
 from kc_otel.judge.shard_state import ShardBatch, merge
 from kc_otel.serve.core import Core
@@ -69,7 +67,8 @@ class ShardedSink(ColumnSink):
         at = time.time()
         if len(request) == 1:
             [(shard, body)] = request.items()
-            return await self._shards[shard].take(body, at)
+            result: ExportResult = await self._shards[shard].take(body, at)
+            return result
         parts = (self._shards[shard].take(body, at) for shard, body in request.items())
         taken = await asyncio.gather(*parts, return_exceptions=True)
         failed = [result for result in taken if isinstance(result, BaseException)]
@@ -283,7 +282,7 @@ class ShardLine:
             self._lost = ""
             for request, answer in zip(group, answers, strict=True):
                 if isinstance(answer, Refused):
-                    _refuse(request, getattr(request_errors, answer.kind)(answer.message))
+                    _refuse(request, getattr(requests, answer.kind)(answer.message))
                 elif not request.done.done():
                     request.done.set_result(answer)
         finally:

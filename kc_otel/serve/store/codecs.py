@@ -17,10 +17,10 @@ from kc_otel.judge.columns.fold import ROW, SIDE
 from kc_otel.judge.columns.stream_rows import BLOCK, RowContent
 from kc_otel.judge.fail_evidence import HeldEvidence
 from kc_otel.judge.fault_end import Fault, Recovery
-from kc_otel.judge.histograms import ExplicitHistogram, Histogram
 from kc_otel.judge.point_streams import LatestValue, PointStream
 from kc_otel.judge.statistics import MeanTest
 from kc_otel.stats import Buckets, ExponentialHistogram
+from kc_otel.stats.histogram import ExplicitHistogram, Histogram
 from kc_otel.stats.histogram_columns import HistogramColumns, SideColumns
 
 _EXPONENTIAL: Final = np.dtype(

@@ -21,7 +21,6 @@ from kc_otel.contract.slices import ALL, PLACES, UNJUDGED
 from kc_otel.judge.contract_state import ContractState
 from kc_otel.judge.evaluator import Evaluator
 from kc_otel.judge.fail_evidence import whole_side
-from kc_otel.judge.histograms import ExplicitHistogram
 from kc_otel.judge.plain_json import read_json, to_json
 from kc_otel.judge.points import INVALID, metric_of
 from kc_otel.judge.recorders import KernelInfo, LastReport, Moved
@@ -43,6 +42,7 @@ from kc_otel.serve.store.codecs import (
 )
 from kc_otel.serve.store.unit_of_work import StateError, UnitOfWork
 from kc_otel.stats import ExponentialHistogram
+from kc_otel.stats.histogram import ExplicitHistogram
 from kc_otel.stats.histogram_columns import HistogramColumns
 
 SCHEMA_VERSION: Final = 11

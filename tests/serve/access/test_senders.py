@@ -12,7 +12,7 @@ import pytest
 import yaml
 from google.rpc.status_pb2 import Status
 
-from kc_otel.judge.otlp.sink import ExportResult
+from kc_otel.judge.otlp.requests import ExportResult
 from kc_otel.serve.access.access_file import AccessFile, digest_of
 from tests.tools.receivers import http_app, start_grpc
 

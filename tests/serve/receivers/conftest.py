@@ -9,7 +9,7 @@ import pytest
 from google.protobuf.internal.encoder import _VarintBytes
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
 
-from kc_otel.judge.otlp.sink import ExportResult
+from kc_otel.judge.otlp.requests import ExportResult
 
 
 class RecordingSink:

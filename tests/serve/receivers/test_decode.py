@@ -13,10 +13,20 @@ from typing import Any
 
 import pytest
 
-from kc_otel.judge.otlp.decode import from_json, from_protobuf, holds_more_than
-from kc_otel.judge.otlp.request_errors import BadRequestError, TooLargeError
-from kc_otel.judge.otlp.request_limits import Limits, inflate
-from kc_otel.judge.otlp.signals import LOGS, METRICS, SIGNALS, TRACES, Signal
+from kc_otel.judge.otlp.requests import (
+    LOGS,
+    METRICS,
+    SIGNALS,
+    TRACES,
+    BadRequestError,
+    Limits,
+    Signal,
+    TooLargeError,
+    from_json,
+    from_protobuf,
+    holds_more_than,
+    inflate,
+)
 from tests.serve.receivers.conftest import wrapped
 
 LIMITS = Limits()

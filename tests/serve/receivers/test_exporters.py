@@ -20,9 +20,7 @@ from google.rpc.error_details_pb2 import RetryInfo
 from google.rpc.status_pb2 import Status
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
 
-from kc_otel.judge.otlp.request_errors import BindError, ThrottledError
-from kc_otel.judge.otlp.request_limits import Limits
-from kc_otel.judge.otlp.sink import ExportResult
+from kc_otel.judge.otlp.requests import BindError, ExportResult, Limits, ThrottledError
 from kc_otel.serve.receivers.grpc_server import retry_info
 from kc_otel.serve.receivers.listening import BoundedProtocol
 from tests.tools.receivers import http_app, start_grpc

@@ -16,8 +16,7 @@ import grpc
 import pytest
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
 
-from kc_otel.judge.otlp.request_limits import Limits
-from kc_otel.judge.otlp.sink import ExportResult
+from kc_otel.judge.otlp.requests import ExportResult, Limits
 from kc_otel.serve.receivers import grpc_server as grpc_module
 from kc_otel.serve.receivers.grpc_server import serve_grpc
 from kc_otel.serve.receivers.request_taker import ByteBudget, RequestTaker

@@ -13,8 +13,7 @@ import pytest
 from google.rpc.status_pb2 import Status
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceResponse
 
-from kc_otel.judge.otlp.request_limits import Limits
-from kc_otel.judge.otlp.sink import ExportResult
+from kc_otel.judge.otlp.requests import ExportResult, Limits
 from kc_otel.serve.access.site_guard import HostNames
 from kc_otel.serve.receivers import http_server, request_taker
 from kc_otel.serve.receivers.http_server import HttpReceiver

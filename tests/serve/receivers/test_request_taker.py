@@ -17,10 +17,7 @@ from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import (
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
 from kc_otel import machine_code
-from kc_otel.judge.otlp.decode import to_json
-from kc_otel.judge.otlp.request_limits import Limits
-from kc_otel.judge.otlp.signals import METRICS, TRACES
-from kc_otel.judge.otlp.sink import ColumnSink, ExportResult
+from kc_otel.judge.otlp.requests import METRICS, TRACES, ColumnSink, ExportResult, Limits, to_json
 from kc_otel.judge.otlp.wire_columns import ColumnMessage
 from kc_otel.judge.points import walk
 from kc_otel.serve.core import Core
@@ -250,7 +247,7 @@ def test_a_part_that_is_refused_refuses_the_request() -> None:
         taken = 0
 
         def metrics(self, request: Any) -> ExportResult:
-            from kc_otel.judge.otlp.request_errors import ThrottledError
+            from kc_otel.judge.otlp.requests import ThrottledError
 
             if self.taken:
                 raise ThrottledError("full", 1.0)

@@ -14,7 +14,7 @@ from fastapi.testclient import TestClient
 from typer.testing import CliRunner
 
 from kc_otel.cli import register, status_command
-from kc_otel.judge.otlp.request_limits import Limits
+from kc_otel.judge.otlp.requests import Limits
 from kc_otel.serve import server
 from kc_otel.serve.api.app import make_api
 from kc_otel.serve.api.routes_decisions import Changes

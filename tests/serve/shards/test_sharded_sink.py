@@ -20,11 +20,15 @@ from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportM
 from kc_otel import machine_code
 from kc_otel.contract.load import load_text
 from kc_otel.judge.evaluator import Evaluator
-from kc_otel.judge.otlp.decode import quickly
-from kc_otel.judge.otlp.request_errors import BadRequestError, InternalError, ThrottledError
-from kc_otel.judge.otlp.request_limits import Limits
-from kc_otel.judge.otlp.signals import METRICS
-from kc_otel.judge.otlp.sink import ExportResult
+from kc_otel.judge.otlp.requests import (
+    METRICS,
+    BadRequestError,
+    ExportResult,
+    InternalError,
+    Limits,
+    ThrottledError,
+    quickly,
+)
 from kc_otel.judge.series import SeriesKey
 from kc_otel.judge.shard_state import ShardBatch, ShardState, mark_sent, merge, unsent_batch
 from kc_otel.judge.verdict import Status

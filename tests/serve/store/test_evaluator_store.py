@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 
 from kc_otel import machine_code
 from kc_otel.judge.evaluator import Evaluator
-from kc_otel.judge.histograms import ExplicitHistogram
 from kc_otel.judge.point_streams import LatestValue, PointStream
 from kc_otel.judge.recorders import LastReport, Moved
 from kc_otel.serve.store.codecs import (
@@ -30,6 +29,7 @@ from kc_otel.serve.store.evaluator_store import SCHEMA_VERSION, EvaluatorStore
 from kc_otel.serve.store.state_file import DamagedStateError, StateError, reading_state
 from kc_otel.serve.store.unit_of_work import UnitOfWork, unit_of_work
 from kc_otel.stats import Buckets, ExponentialHistogram
+from kc_otel.stats.histogram import ExplicitHistogram
 from kc_otel.stats.histogram_columns import HistogramColumns
 from tests.tools.full_disk import refuse_commits, relieve
 from tests.tools.verdicts import verdicts_of

@@ -1,0 +1,430 @@
+"""An OTLP request: its errors and limits, how its bytes are decoded, who takes it, and the answer.
+
+    ReceiveError
+    |-- BadRequestError        400  INVALID_ARGUMENT    do not retry: the same bytes will fail again
+    |-- UnauthenticatedError   401  UNAUTHENTICATED     do not retry: give a token
+    |-- ForbiddenError         403  PERMISSION_DENIED   do not retry: the token is not for this
+    |-- UnsupportedMediaError  415  INVALID_ARGUMENT    do not retry
+    |-- TooLargeError          413  RESOURCE_EXHAUSTED  do not retry: send smaller batches
+    |-- ThrottledError         503  UNAVAILABLE         retry after `retry_after` seconds
+    |-- InternalError          500  INTERNAL            a fault of the receiver; its log has the cause
+    BindError                  the address cannot be listened on
+
+OTLP 1.11, "Failures" and "OTLP/HTTP Response", has the codes, and obliges a server to bound a request before and after
+decompression. OTLP/JSON is protobuf's JSON mapping, but trace and span ids are hex (protobuf says base64), and enum
+values are integers only. Fields that nobody knows yet are ignored in both encodings.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import json
+import logging
+import time
+import zlib
+from abc import ABC, abstractmethod
+from collections.abc import Awaitable, Iterator
+from dataclasses import asdict, dataclass, replace
+from functools import cache
+from typing import Any, ClassVar, Final, Literal, Protocol
+
+from google.protobuf import json_format
+from google.protobuf.message import DecodeError
+from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceRequest, ExportLogsServiceResponse
+from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import (
+    ExportMetricsServiceRequest,
+    ExportMetricsServiceResponse,
+)
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
+    ExportTraceServiceRequest,
+    ExportTraceServiceResponse,
+)
+
+_log: Final = logging.getLogger(__name__)
+_WINDOWS: Final = {"gzip": 16 + zlib.MAX_WBITS, "deflate": zlib.MAX_WBITS}
+_ID_FIELDS: Final = frozenset({"traceId", "spanId", "parentSpanId", "trace_id", "span_id", "parent_span_id"})
+_OBJECTS_PER_POINT: Final = 20
+"""JSON objects that one data point with eight attributes is made of, and a few more."""
+_MAX_QUOTED_CHARACTERS: Final = 400
+"""Characters of the parser's own words that are passed on; it quotes values of any length."""
+_PARSER_ERRORS: Final = (
+    *(json_format.ParseError, ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError),
+)
+"""Exceptions that protobuf's JSON parser raises on unforeseen input; only the first is documented."""
+_ITEM_MESSAGES: Final = frozenset(
+    {"ResourceMetrics", "ScopeMetrics", "Metric", "ResourceSpans", "ScopeSpans", "Span", "ResourceLogs", "ScopeLogs"}
+    | {"NumberDataPoint", "HistogramDataPoint", "ExponentialHistogramDataPoint", "SummaryDataPoint", "LogRecord"}
+)
+_MESSAGES_PER_ITEM: Final = 20
+"""Messages that an item counts for: it has some of its own."""
+_MAX_PARTS_PER_ITEM: Final = 50
+"""The same that an item may be made of in the mean: attributes are two each."""
+_MAX_DEPTH: Final = 256
+"""More than a parser follows: it rejects deeper nesting itself."""
+_LENGTH_WIRE_TYPE: Final = 2
+_FIXED_LENGTHS: Final = {1: 8, 5: 4}
+"""Bytes of the wire types that have always as many."""
+_Fields = dict[int, tuple[Any, int]]
+
+
+class ReceiveError(Exception):
+    """A request that is not accepted."""
+
+    http_status: ClassVar[int] = 400
+    code: ClassVar[int] = 3
+    """google.rpc.Code, which gRPC's status codes are."""
+    outcome: ClassVar[str] = "bad_request"
+    """Value of `kc.outcome` on kc.evaluator.requests."""
+
+
+class BadRequestError(ReceiveError):
+    """The bytes are not what the content type says."""
+
+
+class UnauthenticatedError(ReceiveError):
+    """Nobody knows who sends this."""
+
+    http_status, code, outcome = 401, 16, "unauthenticated"
+
+
+class ForbiddenError(ReceiveError):
+    """The sender is known and lacks the role."""
+
+    http_status, code, outcome = 403, 7, "forbidden"
+
+
+class UnsupportedMediaError(ReceiveError):
+    """The content type or the content encoding is not one that OTLP has."""
+
+    http_status, outcome = 415, "unsupported_media"
+
+
+class TooLargeError(ReceiveError):
+    """The request is over the limit, as received or after decompression."""
+
+    http_status, code, outcome = 413, 8, "too_large"
+
+
+class ThrottledError(ReceiveError):
+    """The receiver cannot take more at the moment; a sink may raise it.
+
+    Senders give up when `retry_after` is more than is left of their own deadline (10 s by default), so keep it short.
+    """
+
+    http_status, code, outcome = 503, 14, "throttled"
+
+    def __init__(self, message: str, retry_after: float = 1.0) -> None:
+        super().__init__(message)
+        self.retry_after = retry_after
+
+
+class InternalError(ReceiveError):
+    """A fault of the receiver, not of the request."""
+
+    http_status, code, outcome = 500, 13, "internal_error"
+
+
+class BindError(OSError):
+    """An address cannot be listened on; the message says what to do."""
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Limits of the receivers; times are in seconds."""
+
+    max_bytes: int = 16 * 1024 * 1024
+    """Of a request as received, and again after decompression: some 350 messages of a recorder with twenty slices."""
+    max_items: int = 60_000
+    """Points, spans or log records, with what they are grouped by: 16 kB of gzip hold eight million empty ones."""
+    retry_after: float = 1.0
+    read_timeout: float = 10.0
+    """Within which a request has to arrive once it has begun; exporters give up after ten."""
+
+    def __post_init__(self) -> None:
+        for name, value in asdict(self).items():
+            if not value > 0:
+                raise ValueError(f"{name}: {value} must be more than 0")
+
+    def too_large(self) -> TooLargeError:
+        """The error for a request over `max_bytes`."""
+        return TooLargeError(f"the request is larger than {self.max_bytes} bytes; send smaller batches")
+
+    def too_many(self) -> TooLargeError:
+        """The error for a request over `max_items`."""
+        return TooLargeError(f"the request holds more than {self.max_items} items; send smaller batches")
+
+
+def inflate(body: bytes, encoding: str, limits: Limits) -> bytes:
+    """A request's body without its content encoding: none, `identity`, `gzip` or `deflate`."""
+    encoding = encoding.strip().lower()
+    if encoding in {"", "identity"}:
+        if len(body) > limits.max_bytes:
+            raise limits.too_large()
+        return body
+    if encoding not in _WINDOWS:
+        raise UnsupportedMediaError(f"content encoding {encoding[:40]!r} is not known here; use gzip, deflate or none")
+    parts: list[bytes] = []
+    room = limits.max_bytes
+    try:
+        while body:  # a gzip body may consist of several members
+            stream = zlib.decompressobj(_WINDOWS[encoding])
+            part = stream.decompress(body, room + 1)  # stops there: a small body may inflate to gigabytes
+            if len(part) > room:
+                raise limits.too_large()
+            if not stream.eof:
+                raise BadRequestError(f"the {encoding} body ends too early; nothing was accepted")
+            parts.append(part)
+            room -= len(part)
+            body = stream.unused_data
+    except zlib.error as error:
+        raise BadRequestError(f"the body is not {encoding}: {error}") from None
+    return b"".join(parts)
+
+
+@dataclass(frozen=True, slots=True)
+class ExportResult:
+    """Outcome of a request that was read: items that the sender must not send again, why, and the seconds it took."""
+
+    rejected: int = 0
+    message: str = ""
+    seconds: float = 0.0
+
+
+class TelemetrySink(Protocol):
+    """Takes decoded requests on the servers' event loop: quick methods, or coroutines that wait."""
+
+    def metrics(self, request: Any) -> ExportResult | Awaitable[ExportResult]:
+        """Take an ExportMetricsServiceRequest."""
+        ...
+
+    def traces(self, request: Any) -> ExportResult | Awaitable[ExportResult]:
+        """Take an ExportTraceServiceRequest."""
+        ...
+
+
+class ColumnSink(ABC):
+    """A sink that can read metrics by itself, quicker than protobuf does."""
+
+    @abstractmethod
+    def columns(self, body: bytes, limits: Limits) -> Any | None:
+        """A serialized ExportMetricsServiceRequest in a form that `metrics` takes; None where it has to be decoded."""
+
+
+@dataclass(frozen=True, slots=True)
+class Signal:
+    """One of metrics, traces, logs."""
+
+    name: Literal["metrics", "traces", "logs"]
+    """Method of `TelemetrySink`, and last part of the HTTP path."""
+    service: str
+    request: Any
+    response: Any
+    rejected: str
+    """Field of the response's partial success that counts what was not taken."""
+    groups: tuple[str, str, str]
+    """Fields from the request down to what it is a list of: by resource, by scope, one by one."""
+
+    @property
+    def path(self) -> str:
+        """Path of OTLP/HTTP."""
+        return f"/v1/{self.name}"
+
+    def items(self, request: Any) -> Iterator[int]:
+        """Yield the number of items in a request, group by group; a caller that adds them up may stop early."""
+        by_resource, by_scope, leaves = self.groups
+        resources = getattr(request, by_resource)
+        yield len(resources)
+        for resource in resources:
+            scopes = getattr(resource, by_scope)
+            yield len(scopes)
+            for scope in scopes:
+                found = getattr(scope, leaves)
+                yield len(found)
+                if self.name == "metrics":
+                    for metric in found:
+                        data = metric.WhichOneof("data")
+                        yield len(getattr(metric, data).data_points) if data else 0
+
+    def answer(self, outcome: ExportResult) -> Any:
+        """The response message that says this outcome."""
+        response = self.response()
+        if outcome.rejected or outcome.message:
+            setattr(response.partial_success, self.rejected, outcome.rejected)
+            response.partial_success.error_message = outcome.message
+        return response
+
+
+METRICS: Final = Signal(
+    "metrics",
+    "opentelemetry.proto.collector.metrics.v1.MetricsService",
+    ExportMetricsServiceRequest,
+    ExportMetricsServiceResponse,
+    "rejected_data_points",
+    ("resource_metrics", "scope_metrics", "metrics"),
+)
+TRACES: Final = Signal(
+    "traces",
+    "opentelemetry.proto.collector.trace.v1.TraceService",
+    ExportTraceServiceRequest,
+    ExportTraceServiceResponse,
+    "rejected_spans",
+    ("resource_spans", "scope_spans", "spans"),
+)
+LOGS: Final = Signal(
+    "logs",
+    "opentelemetry.proto.collector.logs.v1.LogsService",
+    ExportLogsServiceRequest,
+    ExportLogsServiceResponse,
+    "rejected_log_records",
+    ("resource_logs", "scope_logs", "log_records"),
+)
+SIGNALS: Final = (METRICS, TRACES, LOGS)
+
+
+async def deliver(sink: TelemetrySink, signal: Signal, request: Any, transport: str) -> ExportResult:
+    """Hand a decoded request to the sink; a fault of the sink's own is logged here, and an InternalError."""
+    if signal is LOGS:  # taken and dropped, so that a Collector's pipeline does not retry them
+        return ExportResult()
+    try:
+        began = time.perf_counter()
+        taken: ExportResult | Awaitable[ExportResult] = getattr(sink, signal.name)(request)
+        if isinstance(taken, Awaitable):
+            return await taken
+        return replace(taken, seconds=time.perf_counter() - began)
+    except ReceiveError:
+        raise
+    except Exception:  # noqa: BLE001 - the server outlives whatever the sink does
+        _log.exception("%s of %s: the sink failed; the request was not taken", transport, signal.name)
+        raise InternalError("the receiver failed on this request; its log has the cause") from None
+
+
+def from_protobuf(body: bytes, signal: Signal, limits: Limits) -> Any:
+    """The request message in `body`."""
+    if holds_more_than(limits.max_items, body, signal.request.DESCRIPTOR):
+        raise limits.too_many()
+    request = signal.request()
+    try:
+        request.ParseFromString(body)
+    except DecodeError as error:
+        raise BadRequestError(f"the body is not an {request.DESCRIPTOR.name} in protobuf: {error}") from None
+    return _bounded(request, signal, limits)
+
+
+def quickly(sink: object, body: bytes, signal: Signal, limits: Limits) -> Any:
+    """The request message in `body`, in the form that the sink reads by itself where it can, else as protobuf."""
+    columns = sink.columns(body, limits) if signal is METRICS and isinstance(sink, ColumnSink) else None
+    return from_protobuf(body, signal, limits) if columns is None else columns
+
+
+def from_json(body: bytes, signal: Signal, limits: Limits) -> Any:
+    """The request message in `body`, OTLP/JSON."""
+    if body.count(b"{") > _OBJECTS_PER_POINT * limits.max_items:
+        raise limits.too_many()  # before they are made: an empty object takes two bytes here and a hundred there
+    request = signal.request()
+    is_none = f"the body is not an {request.DESCRIPTOR.name}"
+    try:
+        tree = json.loads(body)
+    except (ValueError, RecursionError) as error:
+        raise BadRequestError(f"the body is not JSON: {error}") from None
+    if not isinstance(tree, dict):
+        raise BadRequestError(f"{is_none}: it must be a JSON object")
+    _ids_to_base64(tree)
+    try:
+        json_format.ParseDict(tree, request, ignore_unknown_fields=True)
+    except SystemError:  # what protobuf's table of names raises of a key that is no text
+        raise BadRequestError(f"{is_none} in OTLP/JSON: a key has an unpaired surrogate") from None
+    except _PARSER_ERRORS as error:
+        raise BadRequestError(f"{is_none} in OTLP/JSON: {str(error)[:_MAX_QUOTED_CHARACTERS]}") from None
+    return _bounded(request, signal, limits)
+
+
+def _bounded(request: Any, signal: Signal, limits: Limits) -> Any:
+    found = 0
+    for count in signal.items(request):
+        found += count
+        if found > limits.max_items:
+            raise limits.too_many()
+    return request
+
+
+def to_json(message: Any) -> bytes:
+    """A response or status message in OTLP/JSON; responses carry no ids."""
+    return json_format.MessageToJson(message, indent=None).encode()
+
+
+def _ids_to_base64(tree: Any) -> None:
+    # A walk without recursion: how deep a request nests is the sender's choice.
+    pending = [tree]
+    while pending:
+        node = pending.pop()
+        if isinstance(node, list):
+            pending.extend(item for item in node if isinstance(item, dict | list))
+            continue
+        for key, value in node.items():
+            if isinstance(value, dict | list):
+                pending.append(value)
+            elif key in _ID_FIELDS and isinstance(value, str):
+                try:
+                    node[key] = base64.b64encode(binascii.unhexlify(value)).decode()
+                except ValueError:
+                    raise BadRequestError(f"{key}: {value[:40]!r} is not hex; OTLP/JSON writes ids in hex") from None
+
+
+def holds_more_than(items: int, body: bytes, descriptor: Any) -> bool:  # noqa: C901 - a loop over the wire's types
+    """Return whether a serialized message certainly holds more than some items and groups, or exceeds their size."""
+    if len(body) <= 2 * items:
+        return False
+    left, outer = _MAX_PARTS_PER_ITEM * items, [(0, len(body), descriptor)]
+    while outer and len(outer) < _MAX_DEPTH:
+        at, end, kind = outer.pop()
+        fields = _fields(kind)
+        try:
+            while at < end:
+                key, at = _varint(body, at)
+                wire = key & 7
+                if wire == _LENGTH_WIRE_TYPE:
+                    length, at = _varint(body, at)
+                    inner = fields.get(key >> 3)
+                    if inner is not None:
+                        left -= inner[1]
+                        if left < 0:
+                            return True
+                        if length:
+                            outer += [(at + length, end, kind), (at, min(at + length, end), inner[0])]
+                            break
+                    at += length
+                elif wire in _FIXED_LENGTHS:
+                    at += _FIXED_LENGTHS[wire]
+                elif wire == 0:
+                    _, at = _varint(body, at)
+                else:
+                    break
+        except IndexError:
+            continue
+    return False
+
+
+def _varint(body: bytes, at: int) -> tuple[int, int]:
+    value = body[at]
+    if value < 128:
+        return value, at + 1
+    value, shift = value & 127, 7
+    while True:
+        at += 1
+        byte = body[at]
+        value |= (byte & 127) << shift
+        if byte < 128:
+            return value, at + 1
+        shift += 7
+        if shift > 63:
+            raise IndexError(at)
+
+
+@cache
+def _fields(descriptor: Any) -> _Fields:
+    return {
+        field.number: (field.message_type, _MESSAGES_PER_ITEM if field.message_type.name in _ITEM_MESSAGES else 1)
+        for field in descriptor.fields
+        if field.message_type is not None
+    }
