@@ -56,9 +56,8 @@ from kc_otel.serve.store.escalation_store import EscalationStore
 from kc_otel.serve.store.evaluator_store import EvaluatorStore
 from kc_otel.serve.store.inbox import Inbox
 from kc_otel.serve.store.policy_store import PolicyStore
-from kc_otel.serve.store.state_connection import StateConnection
+from kc_otel.serve.store.state_connection import StateConnection, UnitOfWork, unit_of_work
 from kc_otel.serve.store.state_file import reading_state
-from kc_otel.serve.store.unit_of_work import UnitOfWork, unit_of_work
 from kc_otel.serve.webhooks.outbox import Outbox
 from kc_otel.stats import Interval
 

@@ -28,7 +28,7 @@ from kc_otel.judge.verdict import Evaluation
 from kc_otel.serve.announcements import Announcement
 from kc_otel.serve.store.policy_store import PolicyStore
 from kc_otel.serve.store.promotion_store import EvidenceRecord, PromotionStore
-from kc_otel.serve.store.unit_of_work import UnitOfWork, unit_of_work
+from kc_otel.serve.store.state_connection import UnitOfWork, unit_of_work
 
 Key = tuple[str, str]
 """(contract, version)"""

@@ -20,9 +20,8 @@ from typing import Any
 import pytest
 
 from kc_otel.serve.store.inbox import Inbox
-from kc_otel.serve.store.state_connection import StateConnection
+from kc_otel.serve.store.state_connection import StateConnection, UnitOfWork, unit_of_work
 from kc_otel.serve.store.state_file import StateError, open_state
-from kc_otel.serve.store.unit_of_work import UnitOfWork, unit_of_work
 from tests.tools.full_disk import refuse_commits, relieve
 from tests.tools.slow_disk import slow_disk
 
@@ -33,7 +32,7 @@ from pathlib import Path
 from kc_otel.serve.store import state_connection
 from kc_otel.serve.store.inbox import Inbox
 from kc_otel.serve.store.state_file import StateError, open_state
-from kc_otel.serve.store.unit_of_work import unit_of_work
+from kc_otel.serve.store.state_connection import unit_of_work
 
 state_connection._CHECKPOINT_PAGES = 25
 path, slow, fails, shadow = map(Path, sys.argv[1:])

@@ -8,8 +8,8 @@ from contextlib import closing
 
 import pytest
 
+from kc_otel.serve.store.state_connection import unit_of_work
 from kc_otel.serve.store.state_file import StateError
-from kc_otel.serve.store.unit_of_work import unit_of_work
 from tests.tools.full_disk import refuse_commits
 
 
