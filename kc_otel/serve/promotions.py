@@ -25,8 +25,7 @@ from kc_otel.judge.recorders import KernelInfo, unlike_declared
 from kc_otel.judge.refused_points import Missing
 from kc_otel.judge.set_back import not_later
 from kc_otel.judge.verdict import Evaluation
-from kc_otel.serve.announcements import Announcement
-from kc_otel.serve.store.policy_store import PolicyStore
+from kc_otel.serve.event_log import Announcement, EventLog
 from kc_otel.serve.store.promotion_store import EvidenceRecord, PromotionStore
 from kc_otel.serve.store.state_connection import UnitOfWork, unit_of_work
 
@@ -51,7 +50,7 @@ class Promotions:
         contracts: Mapping[str, Contract],
         dry_run: Collection[str],
         connection: sqlite3.Connection,
-        events: PolicyStore,
+        events: EventLog,
         offline_problems: SectionProblems,
         evaluator: Evaluator,
     ) -> None:
@@ -160,9 +159,7 @@ class Promotions:
             f"the approval of {before.version} for {listed(ahead)} has ended: the contract has changed since; "
             "a person has to approve it again"
         )
-        data = {"kernel_inference": before.version, "order": "lapsed", "by": "", "why": "", "message": message}
-        self._events.record_event(before.contract, "promotion", data, now)
-        return [_announced(before, "warning", message)]
+        return [self._said(before, "lapsed", message, now, "warning")]
 
     def _overheard(self, before: Promotion, after: Promotion, now: float) -> list[Announcement]:
         """Write that a version which was rolled back serves, once."""
@@ -173,9 +170,15 @@ class Promotions:
             f"{after.version} was rolled back but still serves: its drift has been measured since; "
             "check that every serving process asks a router"
         )
-        data = {"kernel_inference": after.version, "order": "serves", "by": "", "why": "", "message": message}
-        self._events.record_event(after.contract, "promotion", data, now)
-        return [_announced(after, "critical", message)]
+        return [self._said(after, "serves", message, now, "critical")]
+
+    def _said(
+        self, promotion: Promotion, order: str, message: str, now: float, severity: str = "info", *,
+        by: str = "", why: str = "", **data: Any,
+    ) -> Announcement:  # fmt: skip
+        """Write an event of a version."""
+        data |= {"kernel_inference": promotion.version, "order": order, "by": by, "why": why, "message": message}
+        return self._events.record(promotion.contract, "promotion", data, now, severity)
 
     def _adopt(self, known: Mapping[Key, Promotion], contract: str, evaluation: Evaluation) -> None:
         self._known, self._latest = {**self._known, **known}, {**self._latest, contract: evaluation}
@@ -269,17 +272,16 @@ class Promotions:
         """Keep what changes nothing about where a version is, but for its start."""
         if after == before and not begun:
             return []
-        data: dict[str, Any] = {"kernel_inference": after.version, "order": order, "by": by, "why": why}
+        data: dict[str, Any] = {}
         with unit_of_work(self._connection) as unit:
             said, known = self._write(self._contract(after.contract), begun)
             self._store.save(after)
             if record is not None:
                 data["evidence"] = self._store.keep(after.contract, after.version, "offline gate", record, now)
-            data["message"] = message
-            self._events.record_event(after.contract, "promotion", data, now)
+            said.append(self._said(after, order, message, now, by=by, why=why, **data))
             known[after.contract, after.version] = after
             unit.on_commit(lambda: setattr(self, "_known", known))
-        return [*said, _announced(after, "info", message)]
+        return said
 
     def _put(self, contract: Contract, *moved: Moved) -> list[Announcement]:
         with unit_of_work(self._connection) as unit:
@@ -320,14 +322,14 @@ class Promotions:
                 record = step_evidence(contract, before, move, evaluation.verdicts, now)
                 label = f"{move.kind} from {move.before} to {move.after}"
                 kept = self._store.keep(contract.name, before.version, label, record, now)
-            data = {
-                "kernel_inference": before.version, "order": move.kind.value, "from": str(move.before),
-                "to": str(move.after), "share": move.after.share, "by": move.by, "why": move.why, "evidence": kept,
-                "missing": list(move.decision.missing), "message": move.message,
-            }  # fmt: skip
-            self._events.record_event(contract.name, "promotion", data, now)
             severity = "warning" if move.kind in {MoveKind.ROLLBACK, MoveKind.FORCE} else "info"
-            said.append(_announced(before, severity, move.message))
+            data = {
+                "from": str(move.before), "to": str(move.after), "share": move.after.share, "evidence": kept,
+                "missing": list(move.decision.missing),
+            }  # fmt: skip
+            said.append(
+                self._said(before, move.kind.value, move.message, now, severity, by=move.by, why=move.why, **data)
+            )
         return said
 
     def _replace_others(
@@ -395,8 +397,3 @@ def unproven_of(version: str, incidents: Iterable[Incident], silent: str) -> lis
         if incident.state in {IncidentState.BROKEN, IncidentState.UNPROVEN}
     ]
     return reasons + [silent] * bool(silent)
-
-
-def _announced(promotion: Promotion, severity: str, message: str) -> Announcement:
-    attributes = {"kc.contract": promotion.contract, "kc.kernel.inference": promotion.version}
-    return Announcement(severity, f"{promotion.contract}: {message}", attributes)

@@ -21,7 +21,6 @@ from kc_otel.judge.escalation.notices import (
     MessageGroup,
     Notice,
     NoticeReason,
-    NotificationLog,
     People,
     Silence,
     current,
@@ -50,7 +49,6 @@ class EscalationState:
     """State that persists between two evaluations, of all contracts; by the contract's name."""
 
     policies: Mapping[str, PolicyState] = field(default_factory=dict)
-    notifications: Mapping[str, NotificationLog] = field(default_factory=dict)
     decisions: DecisionTable = field(default_factory=DecisionTable)
     dry_run_decisions: DecisionTable = field(default_factory=DecisionTable)
     """Decisions that dry-run contracts would have published."""
@@ -92,22 +90,20 @@ def escalate(
     """
     traffic = traffic or TrafficSeen()
     name = contract.name
-    policy = before.policies.get(name, PolicyState(name))
+    known = before.policies.get(name, PolicyState(name))
     ordered = kept_since(before.decisions, name)
 
     def kept_away(slice: str, version: str) -> bool:
         return traffic.excuses(slice, version, ordered)
 
-    policy, transitions = advance(contract, policy, evaluation.verdicts, invalid, now, kept_away)
-    policies = {**before.policies, name: policy}
+    policy, transitions = advance(contract, known, evaluation.verdicts, invalid, now, kept_away)
     people, ended = current(before.people, name, {alert.fingerprint for alert in policy.firing}, now)
-    log = before.notifications.get(name, NotificationLog(name))
     decisions = apply(before.decisions, () if dry_run else transitions, contract, now)
     dry_run_decisions, said = before.dry_run_decisions, tuple[Notice, ...]()
     if dry_run:
         dry_run_decisions = apply(dry_run_decisions, transitions, contract, now)
     else:
-        log, said = notices(contract, log, policy.firing, transitions, people, now)
+        policy, said = notices(contract, known, policy, transitions, people, now)
     incidents = before.incidents.get(name, ())
     for silence in ended:
         incidents = with_word(incidents, "unsilenced", ended_silence(silence), now)
@@ -123,14 +119,14 @@ def escalate(
         people,
         timing,
         contract.observability.window,
+        known.passed(now, contract.observability.window),
         now,
     )
     messages = _as_now(messages, {alert.fingerprint: alert.verdict for alert in policy.firing})
     after = with_told(after, messages, now)
     return Escalation(
         state=EscalationState(
-            policies=policies,
-            notifications={**before.notifications, name: log},
+            policies={**before.policies, name: policy},
             decisions=decisions,
             dry_run_decisions=dry_run_decisions,
             people=people,
@@ -212,7 +208,7 @@ def with_roll_backs_told(
             say(_alone(promotion), "serves", last, now)
     groups, messages = group_messages(
         step.state.groups.get(name, ()), said if actions else (), after, step.state.people, timing,
-        contract.observability.window, now, {_fingerprint(_alone(promotion), "serves") for promotion in serving},
+        contract.observability.window, 0.0, now, {_fingerprint(_alone(promotion), "serves") for promotion in serving},
     )  # fmt: skip
     by_id = {incident.id: incident for incident in after}
     earlier = tuple(

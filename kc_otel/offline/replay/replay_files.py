@@ -22,7 +22,7 @@ from kc_otel.contract.model import Contract
 from kc_otel.judge.cell_columns import cells_of, selected
 from kc_otel.judge.decisions import DecisionTable, apply, kept_since
 from kc_otel.judge.escalation.alerts import PolicyState, advance
-from kc_otel.judge.escalation.notices import GroupTiming, MessageGroup, NotificationLog, People, group_messages, notices
+from kc_otel.judge.escalation.notices import GroupTiming, MessageGroup, People, group_messages, notices
 from kc_otel.judge.evaluator import Evaluator, without_collector
 from kc_otel.judge.incidents.incident import Incident, IncidentState
 from kc_otel.judge.incidents.incident_lifecycle import TrafficSeen, follow
@@ -257,7 +257,6 @@ class _Run:
         self._evaluator = Evaluator([contract])
         self._evaluator.use_columns()
         self._policy = PolicyState(contract.name)
-        self._notifications = NotificationLog(contract.name)
         self._incidents: tuple[Incident, ...] = ()
         self._groups: tuple[MessageGroup, ...] = ()
         self._decisions = DecisionTable()
@@ -285,13 +284,12 @@ class _Run:
         invalid = self._evaluator.invalid_input(contract.name, now, contract.observability.window)
         silent = self._evaluator.silent(contract.name, now)
         ordered = kept_since(self._decisions, contract.name)
-        self._policy, transitions = advance(
-            contract, self._policy, verdicts, invalid, now,
+        before = self._policy
+        policy, transitions = advance(
+            contract, before, verdicts, invalid, now,
             lambda *where: not silent and ordered(*where) is not None,
         )  # fmt: skip
-        self._notifications, told = notices(
-            contract, self._notifications, self._policy.firing, transitions, People(), now
-        )
+        self._policy, told = notices(contract, before, policy, transitions, People(), now)
         decisions = apply(self._decisions, transitions, contract, now)
         self._spans.edges(transitions)
         if decisions.version != self._decisions.version:
@@ -302,7 +300,9 @@ class _Run:
         )
         self._incidents = tuple(incident for incident in found if incident.state is not IncidentState.RESOLVED)
         window = contract.observability.window
-        self._groups, sent = group_messages(self._groups, told, found, People(), self._timing, window, now)
+        self._groups, sent = group_messages(
+            self._groups, told, found, People(), self._timing, window, before.passed(now, window), now
+        )
         self._messages += [
             SentWebhook(now, message.endpoint, message.reason.value, len(message.alerts)) for message in sent
         ]

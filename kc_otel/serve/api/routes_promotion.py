@@ -12,9 +12,9 @@ from fastapi.responses import JSONResponse
 
 from kc_otel.judge.promotion.machine import share_of
 from kc_otel.judge.promotion.stages import Hold, OrderError, Promotion, PromotionStatus, Stage, path_of
-from kc_otel.serve.announcements import Announcement
 from kc_otel.serve.api.shapes import ContractName, Name, Order, Reason, Signature, View, served_or_all
 from kc_otel.serve.core import Core
+from kc_otel.serve.event_log import Announcement
 
 
 def promotion_routes(core: Core) -> APIRouter:

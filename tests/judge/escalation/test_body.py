@@ -183,12 +183,12 @@ def test_the_alert_of_what_is_contained_may_end_and_of_what_is_not_waits(edges):
     gone, _ = edges[1]
     cell, at = gone.cell, AT + 90
     broken = BrokenCell(cell.clause, cell.slice, since=AT, until=at)
-    told = MessageGroup("1", "pager", (gone.fingerprint,), (gone.step,), (), 0.0, 0.0, at)
+    told = MessageGroup("1", "pager", (gone.fingerprint,), (gone.step,), (), 0.0, 0.0)
     reasons = {}
     for state in (IncidentState.BROKEN, IncidentState.CONTAINED):
         of = ("1", cell.contract, "fail", cell.kernel_train, cell.kernel_inference, state, (broken,))
         said = [Notice(gone, NoticeReason.RESOLVED)]
-        _, messages = group_messages([told], said, [Incident(*of)], People(), AT_ONCE, 60.0, at + 60.0)
+        _, messages = group_messages([told], said, [Incident(*of)], People(), AT_ONCE, 60.0, 60.0, at + 60.0)
         reasons[state] = [str(message.reason) for message in messages]
     assert reasons == {IncidentState.BROKEN: ["unproven"], IncidentState.CONTAINED: ["resolved"]}
 

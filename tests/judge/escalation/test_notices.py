@@ -15,7 +15,6 @@ from kc_otel.judge.escalation.notices import (
     AT_ONCE,
     GroupTiming,
     MessageGroup,
-    NotificationLog,
     People,
     Silence,
     acknowledge,
@@ -96,15 +95,14 @@ class Pager:
 
     def __init__(self, contract, make_verdict):
         self.contract, self.make_verdict = contract, make_verdict
-        self.state, self.log, self.people = PolicyState(contract.name), NotificationLog(contract.name), People()
-        self.now = 1000.0
+        self.state, self.people, self.now = PolicyState(contract.name), People(), 1000.0
 
     def tick(self, seconds, status):
         """(reason, what) of everything that is said after so many seconds."""
         self.now += seconds
-        self.state, edges = advance(self.contract, self.state, [self.make_verdict(status)], {}, self.now)
-        self.log = read_json(NotificationLog, to_json(self.log))
-        self.log, said = notices(self.contract, self.log, self.state.firing, edges, self.people, self.now)
+        before = read_json(PolicyState, to_json(self.state))
+        after, edges = advance(self.contract, before, [self.make_verdict(status)], {}, self.now)
+        self.state, said = notices(self.contract, before, after, edges, self.people, self.now)
         return [(str(notice.reason), str(notice.transition.what)) for notice in said]
 
     def silence(self, seconds):
@@ -197,14 +195,14 @@ def test_a_receiver_hears_a_story_that_makes_sense(make_contract, make_verdict, 
 def test_what_grew_over_minutes_is_one_reminder(make_contract, make_verdict):
     step = {"on": "fail", "repeat": "10m", "severity": "critical", "do": [{"webhook": "pager"}]}
     contract = make_contract([step])
-    state, log, reminders = PolicyState(contract.name), NotificationLog(contract.name), []
+    state, reminders = PolicyState(contract.name), []
     for minute in range(35):
         now = 1000.0 + 60.0 * minute
         broken = [
             make_verdict("FAIL", slice=name) for at, name in ((0, "all"), (2, "code"), (5, "prose")) if minute >= at
         ]
-        state, edges = advance(contract, state, broken, {}, now)
-        log, said = notices(contract, log, state.firing, edges, People(), now)
+        after, edges = advance(contract, state, broken, {}, now)
+        state, said = notices(contract, state, after, edges, People(), now)
         reminders.append(sum(notice.reason == "reminder" for notice in said))
     assert {minute: many for minute, many in enumerate(reminders) if many} == {10: 3, 20: 3, 30: 3}
 
@@ -217,7 +215,7 @@ class Fleet:
 
     def __init__(self, contract, make_verdict, timing):
         self.contract, self.make_verdict, self.timing = contract, make_verdict, timing
-        self.state, self.log, self.people = PolicyState(contract.name), NotificationLog(contract.name), People()
+        self.state, self.people = PolicyState(contract.name), People()
         self.groups, self.lasting, self.now, self.table = (), (), 1000.0, DecisionTable()
 
     def tick(self, seconds, **statuses):
@@ -230,14 +228,16 @@ class Fleet:
     def messages(self, seconds, **statuses):
         self.now += seconds
         verdicts = [self.make_verdict(status, slice=slice) for slice, status in statuses.items()]
-        self.state, edges = advance(self.contract, self.state, verdicts, {}, self.now)
-        self.log, said = notices(self.contract, self.log, self.state.firing, edges, self.people, self.now)
+        before = self.state
+        after, edges = advance(self.contract, before, verdicts, {}, self.now)
+        self.state, said = notices(self.contract, before, after, edges, self.people, self.now)
         self.table = apply(self.table, edges, self.contract, self.now)
         found = follow(self.contract.name, self.lasting, verdicts, self.state.firing, self.table, self.now)
         self.lasting = tuple(incident for incident in found if incident.state is not IncidentState.RESOLVED)
         groups = read_json(tuple[MessageGroup, ...], to_json(self.groups))
         said = (*said, *muted_ends(edges, said))
-        self.groups, sent = group_messages(groups, said, found, self.people, self.timing, 300.0, self.now)
+        passed = before.passed(self.now, 300.0)
+        self.groups, sent = group_messages(groups, said, found, self.people, self.timing, 300.0, passed, self.now)
         return sent
 
     @staticmethod
