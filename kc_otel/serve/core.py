@@ -33,7 +33,6 @@ from kc_otel.judge.escalation.escalate import (
     EscalationState,
     ended_silence,
     escalate,
-    with_roll_backs_told,
 )
 from kc_otel.judge.escalation.notices import AT_ONCE, GroupTiming, IncidentMessage, NoticeReason, People
 from kc_otel.judge.escalation.webhook_body import alert_body, encode
@@ -42,6 +41,7 @@ from kc_otel.judge.incidents.incident import Diagnosis, Incident, actions_taken,
 from kc_otel.judge.incidents.incident_lifecycle import TrafficSeen, by_urgency, with_diagnosis, with_word
 from kc_otel.judge.otlp.sink import ExportResult
 from kc_otel.judge.promotion.gate_evidence import SectionProblems, unchecked_offline
+from kc_otel.judge.promotion.stages import Promotion
 from kc_otel.judge.recorders import KernelInfo, kernel_names
 from kc_otel.judge.refused_points import Missing
 from kc_otel.judge.set_back import not_later
@@ -329,16 +329,19 @@ class Core:
         """Carry out what a contract's verdicts lead to. Returns what holds from now on, and what is to be announced."""
         contract = self.contracts[name]
         invalid = self.evaluator.invalid_input(name, now, contract.observability.window)
-        dry_run = name in self.dry_run
-        traffic = self.traffic(name, before, now)
+        moved: list[Announcement] = []
+
+        def promote(
+            decisions: DecisionTable, incidents: Sequence[Incident]
+        ) -> tuple[DecisionTable, Sequence[Promotion]]:
+            decisions, said, rolled = self.promotions.write(decisions, name, evaluation, incidents, now, unit)
+            moved.extend(said)
+            return decisions, rolled
+
         step = escalate(
-            contract, before, evaluation, invalid, now, dry_run=dry_run, timing=self._timing, traffic=traffic
-        )
-        decisions, moved, rolled = self.promotions.write(
-            step.state.decisions, name, evaluation, step.state.incidents.get(name, ()), now, unit
-        )
-        step = replace(step, state=replace(step.state, decisions=decisions))
-        step = with_roll_backs_told(contract, step, rolled, evaluation.verdicts, self._timing, now)
+            contract, before, evaluation, invalid, now, dry_run=name in self.dry_run, timing=self._timing,
+            traffic=self.traffic(name, before, now), promote=promote,
+        )  # fmt: skip
         self.evaluator.states[name].recorders.watch(
             {cell.slice for incident in step.state.incidents.get(name, ()) for cell in incident.cells}
         )

@@ -142,13 +142,7 @@ class Promotions:
         for key, before in sorted(known.items()):
             if before.status is PromotionStatus.ROLLED_BACK:
                 known[key] = machine.overheard(before, judge.newest_of(*key), contract, now)
-                if known[key] != before:
-                    self._save(known[key])
-                    message = (
-                        f"{before.version} was rolled back but still serves: its drift has been measured since; "
-                        "check that every serving process asks a router"
-                    )
-                    said.append(self._said(before, "serves", message, now, "critical"))
+                said += self._overheard(before, known[key], now)
             if before.status is not PromotionStatus.RUNNING:
                 continue
             reports = judge.kernels(name), judge.missing(name, now)
@@ -314,6 +308,17 @@ class Promotions:
                 self._save(known[key])
                 said += self._moved(known, contract, other, gone, Evaluation(now), now)
         return said
+
+    def _overheard(self, before: Promotion, after: Promotion, now: float) -> list[Announcement]:
+        """Write that a version which was rolled back serves, once."""
+        if after == before:
+            return []
+        self._save(after)
+        message = (
+            f"{after.version} was rolled back but still serves: its drift has been measured since; "
+            "check that every serving process asks a router"
+        )
+        return [self._said(after, "serves", message, now, "critical")]
 
     def _lapsed(self, before: Promotion, contract: Contract, now: float) -> list[Announcement]:
         """Write that a changed contract ends the approvals of a version for the stages before it, once."""
