@@ -113,7 +113,6 @@ def test_secret_shows_in_no_repr():
 
 
 def test_a_signature_is_of_the_version_it_says_in_plain_base64_and_among_the_first():
-    """What is right by another name, with something in between, or behind a flood of others is not a signature."""
     right = headers()["webhook-signature"]
     signature = right.removeprefix("v1,")
     assert verify(SECRET, headers(webhook_signature=" ".join(["v1,AAAA"] * 31 + [right])), BODY, now=NOW)
@@ -153,7 +152,6 @@ DEEP = b"[" * 200_000
     ],
 )
 def test_nothing_that_is_sent_raises_what_is_not_documented(message_id, raw, said):
-    """Deep JSON, endless numbers, what is no text, and ids that no header carries: a receiver answers 401 to each."""
     digest = hmac.new(SECRET.key, f"{message_id}.{int(NOW)}.".encode(errors="surrogatepass") + raw, hashlib.sha256)
     given_headers = {
         "webhook-id": message_id,

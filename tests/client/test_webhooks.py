@@ -135,7 +135,6 @@ def test_receiver_with_a_bad_secret_does_not_start(secret):
 
 
 def test_importing_the_receiver_side_loads_no_framework():
-    """A service that only receives webhooks pays for no web framework, model or client library."""
     heavy = "('pydantic', 'starlette', 'httpx', 'numpy')"
     code = f"import sys, kc_otel.client.webhooks; print([m for m in {heavy} if m in sys.modules])"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"
@@ -153,7 +152,6 @@ def plain_post(app, body, **headers):
 
 
 def test_receiver_takes_what_alertmanager_authorises():
-    """A bearer token stands for a signature; each notification is handled, for it has no id."""
     handled, body = [], b'{"version":"4"}'
     app = receiver(SECRET, handled.append, bearer="t0ken")
     assert plain_post(app, body, authorization="Bearer t0ken").status_code == 204
@@ -166,6 +164,5 @@ def test_receiver_takes_what_alertmanager_authorises():
 
 
 def test_receiver_that_could_verify_nothing_is_refused():
-    """It would take everything or nothing; neither is meant."""
     with pytest.raises(webhooks.SecretError):
         receiver(None, pytest.fail)

@@ -55,7 +55,6 @@ def firing(make_contract, make_verdict):
     ],
 )
 def test_a_silence_covers_what_it_names(clause, slice, covered):
-    """What is left out matches everything; another contract's cells are never covered."""
     people = silence(People(), silenced(clause=clause, slice=slice))
     cells = [("token-tv", "all"), ("token-tv", "code"), ("reward", "code")]
     assert {cell for cell in cells if people.silencing(Cell("policy-7b", *cell), 50.0)} == covered
@@ -76,7 +75,6 @@ def test_a_silence_ends_by_its_time_or_by_a_person():
 
 
 def test_an_acknowledgement_ends_with_its_alert(firing):
-    """Whoever took an alert on first keeps it; when it fires again it is a new one."""
     people = acknowledge(People(), firing[:1], "ada", "looking", 20.0)
     assert people.acknowledged(firing[0].fingerprint).by == "ada"
     people = acknowledge(people, firing, "bob", "me too", 30.0)
@@ -137,7 +135,6 @@ def test_a_silence_holds_back_until_it_ends(pager):
 
 
 def test_the_body_says_why_it_is_sent(pager):
-    """A reminder says for how long it has fired; the labels are those of the first word."""
     verdicts = [pager.make_verdict("FAIL")]
     state, edges = advance(pager.contract, pager.state, verdicts, {}, 1000.0)
     first = alert_body(pager.contract, edges, receiver="pager", reason="firing")
@@ -253,7 +250,6 @@ def fleet(make_contract, make_verdict):
 
 
 def test_an_incident_is_one_message_after_the_wait_an_update_and_an_end(fleet):
-    """However many slices break within the wait, and however many follow before the interval has passed."""
     escalation = fleet()
     slices = {f"s{index}": "FAIL" for index in range(45)}
     assert escalation.tick(0, s0="FAIL", s1="FAIL") == []
@@ -339,7 +335,6 @@ def test_every_message_of_an_incident_is_about_it(fleet):
 
 
 def test_what_begins_and_ends_within_the_wait_is_not_said(fleet):
-    """And what ends and begins again between two messages is no news either."""
     escalation = fleet()
     escalation.tick(0, a="FAIL")
     assert escalation.tick(10, a="PASS") == []
@@ -360,7 +355,6 @@ def test_a_part_that_recovers_is_in_the_next_update(fleet):
 
 
 def test_a_step_that_was_not_told_waits_for_the_short_time_only(fleet):
-    """What is graver now is not held back for an interval."""
     escalation = fleet(
         [
             {"on": "fail", "severity": "warning", "do": [{"webhook": "desk"}]},

@@ -127,7 +127,6 @@ def in_rows(contract: Any, sender: Any, now: float, count: int = 40) -> tuple[Ev
 
 @needs_machine_code
 def test_rows_of_streams_are_saved_in_blocks_that_changed(contract, sender, now, connection):
-    """One process's message writes the block with its row; a block whose streams are gone is deleted."""
     evaluator, senders = in_rows(contract(), sender, now)
     store = EvaluatorStore(connection)
     written(store, evaluator, connection)
@@ -183,7 +182,6 @@ def test_a_row_without_a_series_is_a_stream_that_takes_points_by_itself(contract
 
 @needs_machine_code
 def test_a_series_that_is_new_is_not_taken_for_one_that_is_gone(contract, sender, now, connection):
-    """Rows that are in a block since before name a series that no other is called like."""
     evaluator, _ = in_rows(contract(), sender, now)
     store = EvaluatorStore(connection)
     written(store, evaluator, connection)
@@ -203,7 +201,6 @@ def test_a_series_that_is_new_is_not_taken_for_one_that_is_gone(contract, sender
 @settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_damaged_blocks_of_rows_are_refused_or_rows(contract, sender, now, data):
-    """Whatever is changed, cut or added, nothing else comes of it."""
     evaluator, _ = in_rows(contract(), sender, now, 3)
     database = sqlite3.connect(":memory:", isolation_level=None)
     written(EvaluatorStore(database), evaluator, database)
@@ -247,7 +244,6 @@ def test_who_was_silent_before_a_restart_still_is(contract, sender, now, connect
 
 
 def test_that_a_run_ended_and_what_is_refused_survive_a_restart(contract, sender, now, connection):
-    """A clean shutdown does not become a silence that alarms, and a wrong clock is said with the time since when."""
     first, store, source = Evaluator([contract(slices={})]), EvaluatorStore(connection), sender()
     first.ingest_metrics(source.request(now, np.full(2000, 1e-4)), now)
     first.states["policy"].recorders.ended["bbbbbbbbbbbb"] = now
@@ -282,7 +278,6 @@ def test_what_a_crash_loses_a_cumulative_sender_says_again(contract, sender, now
 
 
 def test_only_what_changed_is_written(contract: Any, sender: Any, now: float, connection: sqlite3.Connection) -> None:
-    """A save after nothing happened writes nothing; one after a single point writes that stream and its panes."""
     evaluator, store = Evaluator([contract()]), EvaluatorStore(connection)
     senders = [sender(instance=str(i)) for i in range(50)]
     for source in senders:
@@ -312,7 +307,6 @@ def test_what_was_counted_for_a_slice_that_is_redefined_is_gone(contract, sender
 
 
 def test_evidence_against_a_clause_that_measures_something_else_now_is_gone(contract, sender, now, connection):
-    """The same limit on another metric is another promise; a changed description is none."""
     clause = {"id": "tv", "metric": "tv_token", "unit": "token", "limit": 0.004}
     evaluator, store = Evaluator([contract(slices={}, statistical=[clause])]), EvaluatorStore(connection)
     evaluator.ingest_metrics(sender().request(now, np.full(2000, 0.5)), now)
@@ -382,7 +376,6 @@ def test_another_schema_version_is_refused(connection: sqlite3.Connection, versi
 
 @pytest.mark.parametrize("table", ["streams", "panes", "facts", pytest.param("rows", marks=needs_machine_code)])
 def test_damaged_rows_are_refused(contract, sender, now, connection, table):
-    """Bytes that no encoder wrote give an error that says what to do, and no half-read evaluator goes unnoticed."""
     evaluator, store = Evaluator([contract()]), EvaluatorStore(connection)
     if table == "rows":
         evaluator.use_columns()
@@ -394,7 +387,6 @@ def test_damaged_rows_are_refused(contract, sender, now, connection, table):
 
 
 def test_the_store_never_commits(contract: Any, sender: Any, now: float, connection: sqlite3.Connection) -> None:
-    """Who owns the connection owns the transaction: rolling back takes everything back."""
     store = EvaluatorStore(connection)
     evaluator = Evaluator([contract()])
     evaluator.ingest_metrics(sender().request(now, [0.5]), now)
@@ -445,7 +437,6 @@ histograms = st.builds(
 @settings(max_examples=200, deadline=None)
 @given(st.lists(histograms, max_size=5))
 def test_many_histograms_survive_encoding(values: list[ExponentialHistogram]) -> None:
-    """Whatever widths their buckets need and whichever have none."""
     columns = HistogramColumns.of(values)
     back = map(decode_histogram, encode_histograms(columns))
     assert [*map(encode_histogram, back)] == [*map(encode_histogram, columns.objects())]
@@ -462,7 +453,6 @@ def test_random_bytes_are_no_state(data: bytes) -> None:
 
 
 def test_what_was_rolled_back_is_written_again(contract, sender, now, connection):
-    """A full disk in the middle of a save costs nothing once there is room."""
     evaluator, store = Evaluator([contract()]), EvaluatorStore(connection)
     evaluator.ingest_metrics(sender().request(now, [0.5, 0.25]), now)
     refuse_commits(connection)
@@ -478,7 +468,6 @@ def test_what_was_rolled_back_is_written_again(contract, sender, now, connection
 
 
 def test_evidence_survives_a_restart_where_the_limit_is_the_same(contract, sender, now, connection):
-    """What is held, the most cells, and what came after the peak; what was held against another limit is gone."""
     made, source = contract(), sender()
     evaluator, store = Evaluator([made]), EvaluatorStore(connection)
     for step, mean in enumerate((0.02, 0.001)):
@@ -506,7 +495,6 @@ def test_evidence_survives_a_restart_where_the_limit_is_the_same(contract, sende
 
 @pytest.mark.parametrize("spoil", [lambda data: data[:-1], lambda data: data[:80] + bytes([255] * 8) + data[88:]])
 def test_damaged_evidence_is_said_to_be_damaged(contract, sender, now, connection, spoil):
-    """Bytes that are missing, and a number that is none."""
     evaluator, store = Evaluator([contract()]), EvaluatorStore(connection)
     evaluator.ingest_metrics(sender().request(now, RNG.beta(1, 100, 400)), now)
     evaluator.evaluate(now)

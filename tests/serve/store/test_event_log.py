@@ -7,7 +7,6 @@ from kc_otel.serve.event_log import EventLog
 
 
 def test_events_are_read_in_order_from_where_a_reader_left_off(connection, make_contract, make_verdict):
-    """Readers page through events by id, of one contract or of all."""
     contract = make_contract([{"on": "fail", "do": ["notify", {"webhook": "pager"}]}])
     _, edges = advance(contract, PolicyState(contract.name), [make_verdict("FAIL")], {}, 5)
     store = EventLog(connection)
@@ -22,7 +21,6 @@ def test_events_are_read_in_order_from_where_a_reader_left_off(connection, make_
 
 
 def test_log_of_events_is_bounded(connection):
-    """Old events are dropped, ids go on counting."""
     store = EventLog(connection, max_events=10)
     for number in range(25):
         store.record("c", "note", {"n": number}, number)
@@ -31,7 +29,6 @@ def test_log_of_events_is_bounded(connection):
 
 @pytest.mark.parametrize("data", ["'{'", "'[1]'", "'null'", "CAST(x'7bff7d' AS TEXT)", "CAST(x'00' AS TEXT)"])
 def test_an_event_that_is_damaged_keeps_no_other_back(connection, data):
-    """It is said to be; those before and after it are read."""
     store = EventLog(connection)
     for number in range(3):
         store.record("policy", "resumed", {"message": f"word {number}"}, 5.0)

@@ -216,7 +216,6 @@ def rows(state: sqlite3.Connection) -> list[int]:
 
 
 def test_while_a_commit_waits_what_was_committed_before_is_read_and_others_queue(state, monkeypatch):
-    """Nobody sees what the disk does not have; nobody else writes; turns come in the order of who asked."""
     commits, done = Commits(monkeypatch), list[int]()
 
     async def main() -> None:
@@ -237,7 +236,6 @@ def test_while_a_commit_waits_what_was_committed_before_is_read_and_others_queue
 
 
 def test_whoever_waits_may_be_cancelled_and_the_commit_is_not(state, monkeypatch):
-    """It takes force in memory as well; the next has their turn after it."""
     commits, done = Commits(monkeypatch), list[int]()
 
     async def main() -> None:
@@ -258,7 +256,6 @@ def test_whoever_waits_may_be_cancelled_and_the_commit_is_not(state, monkeypatch
 
 @pytest.mark.parametrize("where", ["inside", "commit"])
 def test_a_turn_that_fails_leaves_nothing_and_lets_the_next_have_theirs(state: StateConnection, where: str) -> None:
-    """Be it the disk's fault or another's; what was left with `on_rollback` is done."""
     undone: list[int] = []
 
     async def fail() -> None:
@@ -282,7 +279,6 @@ def test_a_turn_that_fails_leaves_nothing_and_lets_the_next_have_theirs(state: S
 
 
 def test_closing_waits_for_those_who_wait_and_refuses_who_comes_later(tmp_path, monkeypatch):
-    """Nothing is closed that a thread has in its hands; a failure that nobody waits for is no error of its own."""
     commits = Commits(monkeypatch)
 
     async def main() -> None:
@@ -325,7 +321,6 @@ def test_who_reads_or_writes_the_file_from_elsewhere_is_not_waited_for(tmp_path:
 
 
 def test_a_state_file_that_is_a_link_is_held_and_written_where_it_is(tmp_path: Path) -> None:
-    """SQLite has its log beside the file, not beside the link."""
     (tmp_path / "there").mkdir()
     (tmp_path / "link").symlink_to(tmp_path / "there" / "kept")
     with closing(open_state(tmp_path / "link")) as connection:
@@ -377,7 +372,6 @@ def test_those_who_come_while_the_disk_is_busy_are_written_together(tmp_path, st
 
 
 def test_a_snapshot_takes_out_what_was_applied_and_not_what_waits_for_that(state: StateConnection) -> None:
-    """Many are on the disk at once, and applied a few at a time: evaluations come in between."""
     inbox, applied, taken_out = Inbox(state), list[int](), list[int]()
 
     async def snapshot() -> None:

@@ -21,7 +21,6 @@ def connection() -> Iterator[sqlite3.Connection]:
 
 
 def test_what_is_committed_takes_force_in_the_order_of_the_calls(connection: sqlite3.Connection) -> None:
-    """And not before it is on disk."""
     done: list[str] = []
     with unit_of_work(connection) as unit:
         unit.on_commit(lambda: done.append("first"))
@@ -34,7 +33,6 @@ def test_what_is_committed_takes_force_in_the_order_of_the_calls(connection: sql
 
 
 def test_a_commit_that_is_refused_takes_force_nowhere(connection: sqlite3.Connection) -> None:
-    """The transaction does not stay open, and memory is told that nothing was written."""
     done: list[str] = []
     refuse_commits(connection)
 
@@ -52,7 +50,6 @@ def test_a_commit_that_is_refused_takes_force_nowhere(connection: sqlite3.Connec
 
 
 def test_what_goes_wrong_inside_is_raised_as_it_is(connection: sqlite3.Connection) -> None:
-    """Only what the disk says becomes a StateError."""
 
     def write() -> None:
         with unit_of_work(connection):

@@ -48,7 +48,6 @@ async def eventually(condition, seconds=30.0):
 
 
 def test_delivers_signed_and_in_order(outbox, receiver):
-    """A receiver verifies every message, and gets a contract's messages in order."""
     for number in range(5):
         outbox.enqueue("pager", "policy-7b", json.dumps({"n": number}).encode(), AT)
 
@@ -67,7 +66,6 @@ def test_delivers_signed_and_in_order(outbox, receiver):
 
 
 def test_retry_has_same_id_and_body_and_a_fresh_signature(outbox, receiver):
-    """An attempt is signed for its own time; the message stays the same."""
     receiver.answers["/pager"] = [(500, {}), (302, {"location": f"{receiver.url}/elsewhere"}), (204, {})]
     outbox.enqueue("pager", "policy-7b", b"{}", AT)
     ticks = count(int(AT), 1000)
@@ -91,7 +89,6 @@ def test_retry_has_same_id_and_body_and_a_fresh_signature(outbox, receiver):
 
 @pytest.mark.slow
 def test_endpoint_that_hangs_delays_no_other(outbox, receiver):
-    """While one endpoint does not answer, another gets everything."""
     outbox.enqueue("hang", "policy-7b", b"{}", time.time())
     for _ in range(20):
         outbox.enqueue("pager", "policy-7b", b"{}", time.time())
@@ -109,7 +106,6 @@ def test_endpoint_that_hangs_delays_no_other(outbox, receiver):
 
 
 def test_attempt_that_gets_no_answer_times_out(outbox, receiver, caplog):
-    """No answer within the limit is a failed attempt, logged, and shown with the message."""
     outbox.enqueue("hang", "policy-7b", b"{}", AT)
 
     async def main():
@@ -128,7 +124,6 @@ def test_attempt_that_gets_no_answer_times_out(outbox, receiver, caplog):
 
 
 def test_refused_connection_is_retried_without_showing_the_url(outbox):
-    """The URL may carry a token, so errors do not show it."""
     url = "http://127.0.0.1:9/T0KEN"
     outbox.enqueue("pager", "policy-7b", b"{}", AT)
 
@@ -151,7 +146,6 @@ def test_refused_connection_is_retried_without_showing_the_url(outbox):
 
 
 def test_wake_delivers_at_once(outbox, receiver):
-    """Messages enqueued by a tick do not wait for the next poll, and neither does what comes after them."""
 
     async def main():
         dispatcher = Dispatcher(outbox, endpoints(receiver, "pager"), client_factory=client, poll=60.0)
@@ -168,7 +162,6 @@ def test_wake_delivers_at_once(outbox, receiver):
 
 
 def test_message_to_an_unknown_endpoint_waits_and_is_logged_once(outbox, caplog):
-    """A contract that names an endpoint nobody configured loses nothing."""
     outbox.enqueue("nobody", "policy-7b", b"{}", AT)
 
     async def main():
@@ -183,7 +176,6 @@ def test_message_to_an_unknown_endpoint_waits_and_is_logged_once(outbox, caplog)
 
 
 def test_locked_database_is_survived(outbox, connection, receiver, caplog):
-    """When the outbox cannot be read or written for a moment, the dispatcher goes on afterwards."""
 
     class Flaky:
         def __init__(self):
@@ -218,7 +210,6 @@ def test_locked_database_is_survived(outbox, connection, receiver, caplog):
 
 
 def test_an_endpoint_that_is_configured_anew_is_sent_to_again(outbox, receiver):
-    """After 410; one whose configuration is what it was is not."""
     known = endpoints(receiver, "pager", "chat")
     for path in known:
         outbox.failed(outbox.enqueue(path, "policy-7b", b"{}", AT), AT, "HTTP 410", status=410)
@@ -238,7 +229,6 @@ def test_an_endpoint_that_is_configured_anew_is_sent_to_again(outbox, receiver):
     ],
 )
 def test_retry_after_is_a_number_or_a_date(value, seconds):
-    """Both forms of the header are understood, and nonsense is ignored."""
     assert retry_after_seconds(value, AT) == seconds
 
 
@@ -253,7 +243,6 @@ def test_retry_after_is_a_number_or_a_date(value, seconds):
     ],
 )  # fmt: skip
 def test_an_address_that_is_not_public_is_refused(host):
-    """Loopback, private, link-local, metadata, shared, mapped and oddly spelled ones alike."""
     with pytest.raises(AddressError, match=r"not a public address|cannot be resolved"):
         asyncio.run(pinned(f"http://{host}/hook"))
 
@@ -283,7 +272,6 @@ def test_the_connection_goes_to_the_address_that_was_looked_at(monkeypatch):
 
 
 def test_a_name_with_a_private_address_beside_a_public_one_uses_the_public_one(monkeypatch):
-    """What is connected to is what was allowed."""
 
     async def resolve(*_args, **_options):
         return [
@@ -299,7 +287,6 @@ def test_a_name_with_a_private_address_beside_a_public_one_uses_the_public_one(m
 
 
 def test_a_private_endpoint_waits_with_the_reason(connection, receiver):
-    """Nothing is sent to loopback unless the endpoint allows it; the outbox says what to set."""
     outbox = Outbox(connection)
     outbox.enqueue("pager", "policy-7b", b"{}", 0.0)
     secrets = (Secret.parse(new_secret()),)
