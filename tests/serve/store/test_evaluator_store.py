@@ -68,6 +68,12 @@ def written(store: EvaluatorStore, evaluator: Evaluator, connection: sqlite3.Con
         store.save(evaluator, unit)
 
 
+def restored(connection: sqlite3.Connection, contract: Any) -> Evaluator:
+    evaluator = Evaluator([contract])
+    EvaluatorStore(connection).restore(evaluator)
+    return evaluator
+
+
 def same(a: Any, b: Any) -> bool:
     """Whether verdicts are equal; sums may have been added up in another order."""
     numbers = ("limit", "estimate", "lower", "upper", "samples", "evidence")
@@ -156,8 +162,7 @@ def test_a_stream_that_leaves_its_row_is_saved_once(contract, sender, now, conne
         take(evaluator, senders[1].request(now + step, [0.5]), now + step)
     written(store, evaluator, connection)
     assert connection.execute("SELECT count(*) FROM evaluator_streams").fetchone() == (2,)
-    again = Evaluator([contract()])
-    EvaluatorStore(connection).restore(again)
+    again = restored(connection, contract())
     assert again.stream_count == 2
     found, expected = ({key: encode_stream(of) for _, key, of in either.streams()} for either in (again, evaluator))
     assert found == expected
@@ -190,8 +195,7 @@ def test_a_series_that_is_new_is_not_taken_for_one_that_is_gone(contract, sender
     written(store, evaluator, connection)
     evaluator.ingest_metrics(sender(slice="all", instance="new").request(now + 2, [0.5]), now + 2)
     written(store, evaluator, connection)
-    again = Evaluator([contract()])
-    EvaluatorStore(connection).restore(again)
+    again = restored(connection, contract())
     assert again.stream_count == 41
     assert not again.states["policy"].rows
 
@@ -232,8 +236,7 @@ def test_who_was_silent_before_a_restart_still_is(contract, sender, now, connect
         assert before == {status}
         written(store, first, connection)
         down = now + later + 120.0
-        again = Evaluator([made])
-        EvaluatorStore(connection).restore(again)
+        again = restored(connection, made)
         again.listen(down)
         after = [verdict for verdict in verdicts_of(again, down + 1.0) if verdict.cell.slice == "all"]
         assert {verdict.status for verdict in after} == {status}
@@ -250,8 +253,7 @@ def test_that_a_run_ended_and_what_is_refused_survive_a_restart(contract, sender
     first.states["policy"].recorders.moved = {"cccccccccccc": {"gpu-8": now}}
     first.ingest_metrics(sender(instance="gpu-7").request(now + 3600, [0.1]), now)
     written(store, first, connection)
-    again = Evaluator([contract(slices={})])
-    EvaluatorStore(connection).restore(again)
+    again = restored(connection, contract(slices={}))
     assert again.missing("policy", now + 1.0) == first.missing("policy", now + 1.0) != []
     assert again.states["policy"].recorders.moved_since("cccccccccccc", now)
     again.listen(now + 1.0)
@@ -269,8 +271,7 @@ def test_what_a_crash_loses_a_cumulative_sender_says_again(contract, sender, now
         evaluator.ingest_metrics(source.request(now + step, part), now + step)
         if step == 1:
             store.save(evaluator, UnitOfWork())
-    after = Evaluator([made])
-    EvaluatorStore(connection).restore(after)
+    after = restored(connection, made)
     after.ingest_metrics(source.request(now + 9, values[4]), now + 9)
     (series,) = after.series()
     assert after.distribution(series, 300, now + 9).total == 1000
@@ -299,8 +300,7 @@ def test_what_was_counted_for_a_slice_that_is_redefined_is_gone(contract, sender
     verdicts_of(evaluator, now)
     written(store, evaluator, connection)
     for task, status in (("code", "PASS"), ("other", "NO_DATA")):
-        again = Evaluator([contract(slices={"code": {"where": {"task": task}}})])
-        EvaluatorStore(connection).restore(again)
+        again = restored(connection, contract(slices={"code": {"where": {"task": task}}}))
         found = {verdict.cell.slice: verdict.status.value for verdict in verdicts_of(again, now + 1)}
         assert found == {"all": "PASS", "code": status}
     assert {cell.slice for cell in again.states["policy"].evidence.cells} == {"all"}
@@ -313,8 +313,7 @@ def test_evidence_against_a_clause_that_measures_something_else_now_is_gone(cont
     assert [verdict.status.value for verdict in verdicts_of(evaluator, now)] == ["FAIL"]
     written(store, evaluator, connection)
     for change, failing in (({"description": "why"}, True), ({"metric": "tv_token", "unit": "sequence"}, False)):
-        again = Evaluator([contract(slices={}, statistical=[{**clause, **change}])])
-        EvaluatorStore(connection).restore(again)
+        again = restored(connection, contract(slices={}, statistical=[{**clause, **change}]))
         assert bool(again.states["policy"].evidence.alarmed) == failing
 
 
@@ -340,11 +339,9 @@ def test_contracts_and_slices_that_are_gone_are_left_out(contract, sender, now, 
     for slice in ("all", "code"):
         evaluator.ingest_metrics(sender(slice=slice).request(now, [0.5]), now)
     store.save(evaluator, UnitOfWork())
-    smaller = Evaluator([contract(slices={})])
-    EvaluatorStore(connection).restore(smaller)
+    smaller = restored(connection, contract(slices={}))
     assert [series.slice for series in smaller.series()] == ["all"]
-    stranger = Evaluator([contract(metadata={"name": "stranger", "version": 1, "owner": "x"})])
-    EvaluatorStore(connection).restore(stranger)
+    stranger = restored(connection, contract(metadata={"name": "stranger", "version": 1, "owner": "x"}))
     assert stranger.series() == ()
 
 
@@ -359,8 +356,7 @@ def test_windows_of_another_length_keep_their_content(contract, sender, now, con
     (series,) = changed.series()
     assert changed.distribution(series, 600, now + 280).total == 20
     again.save(changed, UnitOfWork())
-    third = Evaluator([changed.states["policy"].contract])
-    EvaluatorStore(connection).restore(third)
+    third = restored(connection, changed.states["policy"].contract)
     assert third.distribution(series, 600, now + 280).total == 20
 
 
@@ -383,7 +379,7 @@ def test_damaged_rows_are_refused(contract, sender, now, connection, table):
     store.save(evaluator, UnitOfWork())
     connection.execute(f"UPDATE evaluator_{table} SET data = ?", (b"\x00\x01" if table != "facts" else "{",))
     with pytest.raises(DamagedStateError, match="damaged"), reading_state(connection):
-        EvaluatorStore(connection).restore(Evaluator([contract()]))
+        restored(connection, contract())
 
 
 def test_the_store_never_commits(contract: Any, sender: Any, now: float, connection: sqlite3.Connection) -> None:
@@ -460,8 +456,7 @@ def test_what_was_rolled_back_is_written_again(contract, sender, now, connection
         written(store, evaluator, connection)
     relieve(connection)
     written(store, evaluator, connection)
-    again = Evaluator([contract()])
-    EvaluatorStore(connection).restore(again)
+    again = restored(connection, contract())
     assert again.series() == evaluator.series()
     for series in again.series():
         assert again.distribution(series, 300, now).total == evaluator.distribution(series, 300, now).total > 0
@@ -475,8 +470,7 @@ def test_evidence_survives_a_restart_where_the_limit_is_the_same(contract, sende
         evaluator.evaluate(now + step)
         written(store, evaluator, connection)
     before = evaluator.states[made.name].evidence
-    after = Evaluator([made])
-    EvaluatorStore(connection).restore(after)
+    after = restored(connection, made)
     found = after.states[made.name].evidence
     assert (found.most, found.cells.keys()) == (before.most, before.cells.keys())
     ((cell, kept),) = found.cells.items()
@@ -485,10 +479,9 @@ def test_evidence_survives_a_restart_where_the_limit_is_the_same(contract, sende
     assert (kept.failing, kept.peak, kept.pane, kept.test) == (held.failing, now, held.pane, held.test)
     assert kept.after is not None
     assert kept.after.count == 4000
-    other = Evaluator(
-        [contract(statistical=[{"id": "token-tv", "metric": "tv_token", "unit": "token", "limit": 0.005}])]
+    other = restored(
+        connection, contract(statistical=[{"id": "token-tv", "metric": "tv_token", "unit": "token", "limit": 0.005}])
     )
-    EvaluatorStore(connection).restore(other)
     assert other.states[made.name].evidence.cells == {}
     assert connection.execute("SELECT count(*) FROM evaluator_evidence").fetchone() == (0,)
 
@@ -502,7 +495,7 @@ def test_damaged_evidence_is_said_to_be_damaged(contract, sender, now, connectio
     (data,) = connection.execute("SELECT data FROM evaluator_evidence").fetchone()
     connection.execute("UPDATE evaluator_evidence SET data = ?", (spoil(data),))
     with pytest.raises(DamagedStateError, match=r"damaged.*not evidence"), reading_state(connection):
-        EvaluatorStore(connection).restore(Evaluator([contract()]))
+        restored(connection, contract())
 
 
 def test_a_clock_that_went_back_while_nobody_ran_is_noticed(contract, sender, now, connection):
@@ -533,8 +526,7 @@ def test_buckets_that_others_replaced_are_saved_when_the_clock_goes_back(contrac
         evaluator.ingest_metrics(other.request(at, [0.2] * count), at)
         verdicts = verdicts_of(evaluator, at)
         written(store, evaluator, connection)
-    again = Evaluator([contract()])
-    EvaluatorStore(connection).restore(again)
+    again = restored(connection, contract())
     assert same(verdicts_of(again, now - 100.0), verdicts)
     assert verdicts[0].samples == 61
 
