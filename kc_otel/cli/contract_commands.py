@@ -27,7 +27,7 @@ from kc_otel.contract.words import listed, spoken
 from kc_otel.offline.gate.gate_lint import shut_gates
 
 if TYPE_CHECKING:
-    from kc_otel.judge.promotion.plan import Planned
+    from kc_otel.judge.sample_sizes import Planned
 
 
 def check(
@@ -149,8 +149,12 @@ def plan(
       kc-otel gate plan policy.yaml
       kc-otel gate plan policy.yaml --tokens-per-second 20000 --share code=0.3
     """
-    from kc_otel.judge.promotion.plan import Traffic, plan_gate, shares_of  # noqa: PLC0415 - SciPy
-    from kc_otel.judge.sample_sizes import typical_sizes  # noqa: PLC0415
+    from kc_otel.judge.sample_sizes import (  # noqa: PLC0415 - SciPy
+        Traffic,
+        plan_gate,
+        shares_of,
+        typical_sizes,
+    )
 
     with unusable():
         loaded = load(contract)

@@ -18,7 +18,6 @@ from kc_otel.judge.decisions import (
     Canary,
     DecisionTable,
     DirectiveKind,
-    Pin,
     Route,
 )
 
@@ -64,16 +63,25 @@ PROVEN: Final = Choice(
 
 
 @dataclass(frozen=True, slots=True)
-class SliceOf:
-    """Test for requests of a slice; `checks` is None where the slice is known here only by its name."""
+class SliceRule:
+    """A person's pin of a slice, or its routes."""
 
-    name: str
+    slice: str
     checks: Checks | None
+    """None where the slice is known here only by its name."""
+    choice: Choice
+    avoids: frozenset[str] | None = None
+    """Versions of the inference kernel that routes avoid; None for a pin, whatever the version."""
+    until: float = NEVER
+    """A pin to the training kernel ends only in the evaluator's next table: the local clock may be wrong."""
 
-    def covers(self, where: Where) -> bool:
-        """Return True if a request belongs to the slice."""
+    def holds(self, where: Where, version: str | None) -> bool:
+        """Return True if it decides a request for a version of the inference kernel, or with None for any."""
+        served = self.avoids is not None and version is not None and version not in self.avoids
+        if served or (self.until != NEVER and time.time() >= self.until):
+            return False
         if type(where) is frozenset:
-            return self.name == ALL or self.name in where
+            return self.slice == ALL or self.slice in where
         # `slices.match` unrolled, with text compared by hash: this loop is most of what a request pays.
         if self.checks is None:
             return False
@@ -85,37 +93,6 @@ class SliceOf:
             elif not condition.holds(value):
                 return False
         return True
-
-
-@dataclass(frozen=True, slots=True)
-class SlicePin:
-    """A person's pin of one slice."""
-
-    slice: SliceOf
-    until: float
-    choice: Choice
-
-    def holds(self, where: Where) -> bool:
-        """Return True if the pin decides a request.
-
-        A pin to the training kernel ends only in the evaluator's next table: the local clock may be wrong.
-        """
-        if self.choice.kernel == INFERENCE_KERNEL and self.until != NEVER and time.time() >= self.until:
-            return False
-        return self.slice.covers(where)
-
-
-@dataclass(frozen=True, slots=True)
-class SliceRoutes:
-    """The routes of one slice, with the versions that they avoid."""
-
-    slice: SliceOf
-    versions: frozenset[str]
-    choice: Choice
-
-    def holds(self, where: Where, version: str | None) -> bool:
-        """Return True if a request is kept away from a version of the inference kernel, or with None from any."""
-        return (version is None or version in self.versions) and self.slice.covers(where)
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,9 +125,9 @@ class Snapshot:
     """A decision table, indexed by contract."""
 
     table: DecisionTable
-    pins: Mapping[str, tuple[SlicePin, ...]] = field(default_factory=dict)
-    routes: Mapping[str, tuple[SliceRoutes, ...]] = field(default_factory=dict)
-    canaries: Mapping[str, tuple[CanaryShare, ...]] = field(default_factory=dict)
+    pins: Mapping[str, Sequence[SliceRule]] = field(default_factory=dict)
+    routes: Mapping[str, Sequence[SliceRule]] = field(default_factory=dict)
+    canaries: Mapping[str, Sequence[CanaryShare]] = field(default_factory=dict)
     directives: Mapping[tuple[str, DirectiveKind], Mapping[str, str]] = field(default_factory=dict)
     promoted: frozenset[tuple[str, str]] = frozenset()
     """(contract, version)"""
@@ -164,7 +141,7 @@ class Snapshot:
 
         A pin to the inference kernel lifts routes, but not the limits of a version on trial or rolled back.
         """
-        choice = next((pin.choice for pin in self.pins.get(contract, ()) if pin.holds(where)), None)
+        choice = next((pin.choice for pin in self.pins.get(contract, ()) if pin.holds(where, version)), None)
         if choice is None:
             for route in self.routes.get(contract, ()):
                 if route.holds(where, version):
@@ -185,42 +162,37 @@ def compiled(table: DecisionTable, contracts: Mapping[str, Contract]) -> Snapsho
     """The table, ready for look-ups. Slices that the contracts do not have are known by name only, which is logged."""
 
     @cache
-    def slice_of(contract: str, name: str) -> SliceOf:
+    def checks_of(contract: str, name: str) -> Checks | None:
         known = contracts.get(contract)
         spec = None if known is None else known.slices.get(name)
         if known is not None and spec is None and name != ALL:
             _log.warning("contract %r has no slice %r here; what is decided of it holds only by name", contract, name)
-        return SliceOf(name, () if name == ALL else None if spec is None else _checks(spec))
+        return () if name == ALL else None if spec is None else _checks(spec)
 
-    by_slice: dict[str, dict[str, list[Route]]] = {}
+    by_slice: dict[tuple[str, str], list[Route]] = {}
     for route in table.routes:
-        by_slice.setdefault(route.contract, {}).setdefault(route.slice, []).append(route)
-    routes = {
-        contract: tuple(_routes(slice_of(contract, name), found) for name, found in named.items())
-        for contract, named in by_slice.items()
-    }
-    pins: dict[str, tuple[SlicePin, ...]] = {}
+        by_slice.setdefault((route.contract, route.slice), []).append(route)
+    routes: dict[str, list[SliceRule]] = {}
+    for (contract, slice), found in by_slice.items():
+        choice = Choice(TRAIN_KERNEL, "route", None, found[-1].reason, slice)
+        avoids = frozenset(route.avoid for route in found)
+        routes.setdefault(contract, []).append(SliceRule(slice, checks_of(contract, slice), choice, avoids))
+    pins: dict[str, list[SliceRule]] = {}
     for pin in sorted(table.pins, key=lambda pin: -pin.at):  # the newest that matches wins
-        pins[pin.contract] = (*pins.get(pin.contract, ()), _pin(slice_of(pin.contract, pin.slice), pin))
-    canaries: dict[str, tuple[CanaryShare, ...]] = {}
+        kept = pin.kernel == TRAIN_KERNEL
+        kernel: Kernel = TRAIN_KERNEL if kept else INFERENCE_KERNEL
+        choice = Choice(kernel, "pin", None, f"{pin.by}: {pin.why}", pin.slice if kept else "")
+        until = NEVER if kept or pin.until is None else pin.until
+        rule = SliceRule(pin.slice, checks_of(pin.contract, pin.slice), choice, until=until)
+        pins.setdefault(pin.contract, []).append(rule)
+    canaries: dict[str, list[CanaryShare]] = {}
     for canary in sorted(table.canaries, key=lambda canary: -canary.weight):  # the smallest that matches wins
-        canaries[canary.contract] = (*canaries.get(canary.contract, ()), _share(canary))
+        canaries.setdefault(canary.contract, []).append(_share(canary))
     directives: dict[tuple[str, DirectiveKind], dict[str, str]] = {}
     for asked in table.directives:
         directives.setdefault((asked.contract, asked.kind), {}).setdefault(asked.slice, asked.reason)
     promoted = frozenset((promotion.contract, promotion.version) for promotion in table.promoted)
     return Snapshot(table, pins, routes, canaries, directives, promoted)
-
-
-def _routes(slice: SliceOf, found: Sequence[Route]) -> SliceRoutes:
-    choice = Choice(TRAIN_KERNEL, "route", None, found[-1].reason, slice.name)
-    return SliceRoutes(slice, frozenset(route.avoid for route in found), choice)
-
-
-def _pin(slice: SliceOf, pin: Pin) -> SlicePin:
-    kernel: Kernel = TRAIN_KERNEL if pin.kernel == TRAIN_KERNEL else INFERENCE_KERNEL
-    choice = Choice(kernel, "pin", None, f"{pin.by}: {pin.why}", slice.name if kernel == TRAIN_KERNEL else "")
-    return SlicePin(slice, NEVER if pin.until is None else pin.until, choice)
 
 
 def _share(canary: Canary) -> CanaryShare:

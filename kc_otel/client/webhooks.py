@@ -22,9 +22,8 @@ and calls `handle` once for a message that arrives twice. Answer 2xx to accept a
 400, 413, 415 and 422 reject this message for good; after any other answer, or none, it is sent again.
 
 `body["alerts"]` is what Alertmanager would send; `body["kernelContract"]` holds the contract and, in `cells`, the
-numbers of each alert's clause in the same order. The same receiver accepts the messages of Alertmanager and Grafana
-about a contract's generated alerts, once it knows how they authenticate: `bearer` for the credentials of Alertmanager's
-`http_config.authorization`, `grafana_secret` for the HMAC of a Grafana contact point.
+numbers of each alert's clause in the same order. The same receiver accepts the messages of Alertmanager about a
+contract's generated alerts: `bearer` is the token of its `http_config.authorization`.
 
 Signatures are those of Standard Webhooks 1.0.0, "Verifying webhook authenticity": `webhook-id` (stable across retries),
 `webhook-timestamp` (of this attempt, unix seconds) and `webhook-signature`, a space-separated list of
@@ -61,16 +60,12 @@ __all__ = [
     "receiver",
     "sign",
     "verify",
-    "verify_bearer",
-    "verify_grafana",
 ]
 
 _Message = MutableMapping[str, Any]
 _Receive = Callable[[], Awaitable[_Message]]
 _Send = Callable[[_Message], Awaitable[None]]
 
-_GRAFANA_SIGNATURE: Final = "x-grafana-alerting-signature"
-_GRAFANA_TIMESTAMP: Final = "x-grafana-alerting-timestamp"
 _PREFIX: Final = "whsec_"
 _TIMESTAMP: Final = re.compile(r"[0-9]{1,12}")
 _MESSAGE_ID: Final = re.compile(r"[A-Za-z0-9_-]{1,128}")
@@ -229,64 +224,6 @@ def _decoded(part: str) -> bytes:
         return b""
 
 
-def verify_grafana(
-    secret: str, headers: Mapping[str, str], body: bytes, *, tolerance: float = 300.0, now: float | None = None
-) -> Any:
-    """The body of a webhook of a Grafana contact point with an HMAC secret.
-
-    Replays are refused where the contact point's `Timestamp Header` is `X-Grafana-Alerting-Timestamp`, as
-    `kc-otel generate grafana` writes it.
-
-    Args:
-        secret: The contact point's HMAC secret.
-        headers: Headers of the request; upper and lower case do not matter.
-        body: The body exactly as received.
-        tolerance: Seconds by which the timestamp may differ from `now`.
-        now: Unix time, seconds; the system's when None.
-
-    Raises:
-        VerificationError: If the request cannot be trusted.
-        SecretError: If the secret is empty.
-    """
-    if not secret:
-        raise SecretError("there is no secret to verify with; give the contact point's")
-    lowered = {name.lower(): value for name, value in headers.items()}
-    given = lowered.get(_GRAFANA_SIGNATURE, "")
-    if not given:
-        raise VerificationError(f"header {_GRAFANA_SIGNATURE} is missing")
-    signed, timestamp = body, lowered.get(_GRAFANA_TIMESTAMP)
-    if timestamp is not None:
-        if not (timestamp.isascii() and timestamp.isdigit()) or len(timestamp) > 12:
-            raise VerificationError(f"{_GRAFANA_TIMESTAMP} is not a unix time in whole seconds")
-        if abs((time.time() if now is None else now) - int(timestamp)) > tolerance:
-            raise VerificationError(f"the attempt's timestamp is more than {tolerance:.0f} s off")
-        signed = timestamp.encode() + b":" + body
-    expected = hmac.new(secret.encode(), signed, hashlib.sha256).hexdigest()
-    if not hmac.compare_digest(expected.encode(), given.lower().encode(errors="surrogatepass")):
-        raise VerificationError("the signature does not match; check that Grafana and receiver share the secret")
-    return parsed_body(body)
-
-
-def verify_bearer(token: str, headers: Mapping[str, str], body: bytes) -> Any:
-    """The body of a webhook that is authenticated by `Authorization: Bearer`, as Alertmanager's can.
-
-    Raises:
-        VerificationError: If the request cannot be trusted.
-        SecretError: If the token is empty.
-    """
-    if not token:
-        raise SecretError("there is no token to verify with; give the one of http_config.authorization")
-    given = next((value for name, value in headers.items() if name.lower() == "authorization"), "")
-    if not given:
-        raise VerificationError("header authorization is missing")
-    scheme, _, credentials = given.partition(" ")
-    if scheme.lower() != "bearer" or not hmac.compare_digest(
-        credentials.strip().encode(errors="surrogatepass"), token.encode()
-    ):
-        raise VerificationError("the bearer token does not match")
-    return parsed_body(body)
-
-
 class receiver:  # noqa: N801 - reads as the function it is used as
     """An ASGI application that verifies webhooks and hands their bodies to `handler`.
 
@@ -299,9 +236,8 @@ class receiver:  # noqa: N801 - reads as the function it is used as
         tolerance: Seconds by which the attempt's timestamp may differ from the clock.
         max_body: Largest body, bytes.
         remember: How many ids of handled messages are remembered, so that one sent again is not handled again.
-            Alertmanager and Grafana send no ids.
+            Alertmanager sends no ids.
         bearer: Token of Alertmanager's `http_config.authorization`; None to accept nothing from Alertmanager.
-        grafana_secret: HMAC secret of Grafana's contact point; None to accept nothing from Grafana.
 
     Raises:
         SecretError: If a secret is malformed, or there is none.
@@ -316,12 +252,10 @@ class receiver:  # noqa: N801 - reads as the function it is used as
         max_body: int = 1 << 20,
         remember: int = 4096,
         bearer: str | None = None,
-        grafana_secret: str | None = None,
     ) -> None:
         self._secrets = [Secret.parse(text) for text in ([secret] if isinstance(secret, str) else secret or ())]
         self._bearer = bearer
-        self._grafana = grafana_secret
-        if not (self._secrets or bearer or grafana_secret):
+        if not (self._secrets or bearer):
             raise SecretError("there is no secret to verify with; give at least one")
         self._handler = handler
         self._tolerance = tolerance
@@ -374,10 +308,11 @@ class receiver:  # noqa: N801 - reads as the function it is used as
             self._handled.popitem(last=False)
 
     def _verified(self, headers: Mapping[str, str], raw: bytes) -> Any:
-        if self._grafana and _GRAFANA_SIGNATURE in headers:
-            return verify_grafana(self._grafana, headers, raw, tolerance=self._tolerance)
         if self._bearer and "webhook-signature" not in headers:
-            return verify_bearer(self._bearer, headers, raw)
+            given = headers.get("authorization", "").encode(errors="surrogatepass")
+            if not hmac.compare_digest(given, f"Bearer {self._bearer}".encode()):
+                raise VerificationError("the bearer token is missing or does not match")
+            return parsed_body(raw)
         if not self._secrets:
             raise VerificationError("the request carries no signature that this receiver knows")
         return verify(self._secrets, headers, raw, tolerance=self._tolerance)

@@ -24,8 +24,10 @@ def json_schema() -> dict[str, Any]:
     definitions = schema["$defs"]
     clause = definitions["Clause"]["properties"]
     del clause["metric"]["type"]
+    known = [(key, quantity.meaning) for key, quantity in QUANTITIES.items()]
+    known += [(key, derived.meaning) for key, derived in DERIVED.items()]
     clause["metric"]["anyOf"] = [
-        *({"const": key, "description": known.meaning} for key, known in (*QUANTITIES.items(), *DERIVED.items())),
+        *({"const": key, "description": meaning} for key, meaning in known),
         {"type": "string", "pattern": r"^gen_ai\.", "description": "An OpenTelemetry GenAI histogram."},
     ]
     clause["statistic"]["anyOf"][0]["pattern"] = _STATISTIC

@@ -33,32 +33,30 @@ from kc_otel.judge.escalation.escalate import (
     EscalationState,
     ended_silence,
     escalate,
-    with_roll_backs_told,
 )
-from kc_otel.judge.escalation.notices import AT_ONCE, GroupTiming, IncidentMessage, Notice, NoticeReason, People
+from kc_otel.judge.escalation.notices import AT_ONCE, GroupTiming, IncidentMessage, NoticeReason, People
 from kc_otel.judge.escalation.webhook_body import alert_body, encode
 from kc_otel.judge.evaluator import Evaluator
 from kc_otel.judge.incidents.incident import Diagnosis, Incident, actions_taken, lifting_commands
 from kc_otel.judge.incidents.incident_lifecycle import TrafficSeen, by_urgency, with_diagnosis, with_word
 from kc_otel.judge.otlp.requests import ExportResult
 from kc_otel.judge.promotion.gate_evidence import SectionProblems, unchecked_offline
+from kc_otel.judge.promotion.stages import Promotion
 from kc_otel.judge.recorders import KernelInfo, kernel_names
 from kc_otel.judge.refused_points import Missing
 from kc_otel.judge.set_back import not_later
 from kc_otel.judge.verdict import Causes, Cell, Evaluation, Status
-from kc_otel.serve.announcements import Announcement, cell_fields, of_change, of_notice, of_transition
 from kc_otel.serve.durable_sink import TrafficRecording
-from kc_otel.serve.history import CellHistory, StatusChange
+from kc_otel.serve.event_log import NOTIFYING, Announcement, EventLog
+from kc_otel.serve.history import CellHistory
 from kc_otel.serve.listeners import Listeners
 from kc_otel.serve.promotions import Promotions
 from kc_otel.serve.shards.shard import ShardSeen
 from kc_otel.serve.store.escalation_store import EscalationStore
 from kc_otel.serve.store.evaluator_store import EvaluatorStore
 from kc_otel.serve.store.inbox import Inbox
-from kc_otel.serve.store.policy_store import PolicyStore
-from kc_otel.serve.store.state_connection import StateConnection
+from kc_otel.serve.store.state_connection import StateConnection, UnitOfWork, unit_of_work
 from kc_otel.serve.store.state_file import reading_state
-from kc_otel.serve.store.unit_of_work import UnitOfWork, unit_of_work
 from kc_otel.serve.webhooks.outbox import Outbox
 from kc_otel.stats import Interval
 
@@ -74,8 +72,7 @@ _BETWEEN_TICKS: Final = 60.0
 _RENEWAL_SECONDS: Final = 60.0
 _MAX_LOGGED_REFUSALS: Final = 20
 """Reasons for which points are refused that the log names."""
-_NOTIFYING: Final = frozenset({"notify", "webhook"})
-_NOT_TOLD_ACTIONS: Final = _NOTIFYING | {"would-fire"}
+_NOT_TOLD_ACTIONS: Final = NOTIFYING | {"would-fire"}
 """Actions that a message does not tell of: it is one, or they were not done."""
 
 
@@ -131,7 +128,7 @@ class Core:
             self.merged = self._evaluator_store.merged
             self.settled = dict(self.merged)
             self.inbox = Inbox(connection)
-            self.events = PolicyStore(connection)
+            self.events = EventLog(connection)
             self.outbox = Outbox(connection)
             self._store = EscalationStore(connection, self.events)
             self.history = CellHistory(
@@ -319,7 +316,7 @@ class Core:
     def _judged(self, evaluation: Evaluation, name: str, now: float, unit: UnitOfWork) -> list[Announcement]:
         """Write a contract's verdicts; return the announcements. A cell that nobody has ever reported to is no news."""
         return [
-            self._changed(change, now)
+            self.events.changed(change, self._names(name), now)
             for change in self.history.write(name, evaluation, unit)
             if change.before is not None or change.verdict.status is not Status.NO_DATA
         ]
@@ -330,16 +327,19 @@ class Core:
         """Carry out what a contract's verdicts lead to. Returns what holds from now on, and what is to be announced."""
         contract = self.contracts[name]
         invalid = self.evaluator.invalid_input(name, now, contract.observability.window)
-        dry_run = name in self.dry_run
-        traffic = self.traffic(name, before, now)
+        moved: list[Announcement] = []
+
+        def promote(
+            decisions: DecisionTable, incidents: Sequence[Incident]
+        ) -> tuple[DecisionTable, Sequence[Promotion]]:
+            decisions, said, rolled = self.promotions.write(decisions, name, evaluation, incidents, now, unit)
+            moved.extend(said)
+            return decisions, rolled
+
         step = escalate(
-            contract, before, evaluation, invalid, now, dry_run=dry_run, timing=self._timing, traffic=traffic
-        )
-        decisions, moved, rolled = self.promotions.write(
-            step.state.decisions, name, evaluation, step.state.incidents.get(name, ()), now, unit
-        )
-        step = replace(step, state=replace(step.state, decisions=decisions))
-        step = with_roll_backs_told(contract, step, rolled, evaluation.verdicts, self._timing, now)
+            contract, before, evaluation, invalid, now, dry_run=name in self.dry_run, timing=self._timing,
+            traffic=self.traffic(name, before, now), promote=promote,
+        )  # fmt: skip
         self.evaluator.states[name].recorders.watched = frozenset(
             cell.slice for incident in step.state.incidents.get(name, ()) for cell in incident.cells
         )
@@ -427,13 +427,8 @@ class Core:
         )
         with unit_of_work(self._connection) as unit:
             self._store.save(before, after)
-            for kind, said in words.items():
-                self.events.record_event(contract, kind, said, now)
+            announcements = [self.events.record(contract, kind, said, now) for kind, said in words.items()]
             unit.on_commit(lambda: setattr(self, "escalation", after))
-            announcements = [
-                Announcement("info", f"{contract}: {said['message']}", {"kc.contract": contract})
-                for said in words.values()
-            ]
             unit.on_commit(lambda: self.announce_all(announcements))
 
     def diagnose(self, incident: Incident, found: Diagnosis, evidence: str, now: float) -> None:
@@ -446,9 +441,8 @@ class Core:
         said = {"incident": incident.id, "slice": found.slice, "by": found.by, "message": message}
         with unit_of_work(self._connection) as unit:
             self._store.incidents.diagnosed(after, found.evidence, evidence)
-            self.events.record_event(incident.contract, found.kind, said, now)
+            announcement = self.events.record(incident.contract, found.kind, said, now)
             unit.on_commit(lambda: setattr(self, "escalation", state))
-            announcement = Announcement("info", f"{incident.contract}: {message}", {"kc.contract": incident.contract})
             unit.on_commit(lambda: self.announce_all([announcement]))
 
     def firing(self) -> Counter[tuple[str, str, str, str]]:
@@ -490,28 +484,28 @@ class Core:
         names = self._names(contract.name)
         lasting = escalation.state.incidents[contract.name]
         incidents = {incident.key: incident for incident in (*escalation.resolved, *lasting)}
-        self.events.record(
-            escalation.transitions, names=names, incidents=incidents, dry_run=self.dry_run, people=people
-        )
-        for silence in escalation.ended_silences:
-            self.events.record_event(silence.contract, "unsilenced", ended_silence(silence), now)
-        for pin in escalation.ended_pins:
-            message = f"the pin of {place(pin.slice)} to {pin.kernel} by {pin.by} has ended"
-            self.events.record_event(pin.contract, "unpinned", {"slice": pin.slice, "message": message}, now)
-        self._enqueue(contract, escalation.messages, escalation.state.decisions, now)
-        announcements = [
-            of_transition(
+        announcements: list[Announcement] = []
+        for transition in escalation.transitions:
+            silenced = [silence.id for silence in people.silencing(transition.cell, now)]
+            said = self.events.transition(
                 transition,
-                contract,
                 names,
                 incidents.get(transition.incident),
                 dry_run=contract.name in self.dry_run,
+                silenced=silenced,
             )
-            for transition in escalation.transitions
-            if not people.silencing(transition.cell, now)
+            announcements += [] if silenced else [said]
+        for silence in escalation.ended_silences:
+            self.events.record(silence.contract, "unsilenced", ended_silence(silence), now)
+        for pin in escalation.ended_pins:
+            message = f"the pin of {place(pin.slice)} to {pin.kernel} by {pin.by} has ended"
+            self.events.record(pin.contract, "unpinned", {"slice": pin.slice, "message": message}, now)
+        self._enqueue(contract, escalation.messages, escalation.state.decisions, now)
+        again = [notice for notice in escalation.notices if notice.reason in _REPEATED_REASONS]
+        notifying = [
+            notice for notice in again if any(action.kind in NOTIFYING for action in notice.transition.actions)
         ]
-        again = (notice for notice in escalation.notices if notice.reason in _REPEATED_REASONS)
-        return announcements + [self._repeat(notice, names, now) for notice in again if _notifies(notice)]
+        return announcements + [self.events.repeated(notice, names, now) for notice in notifying]
 
     def _enqueue(
         self, contract: Contract, messages: Sequence[IncidentMessage], decisions: DecisionTable, now: float
@@ -560,33 +554,3 @@ class Core:
                     kernels=self._kernels(contract.name),
                 )
                 self.outbox.renew(target, contract.name, encode(body), now)
-
-    def _repeat(self, notice: Notice, names: Mapping[tuple[str, str], str], now: float) -> Announcement:
-        """Write that an alert is said again."""
-        transition = notice.transition
-        announcement = of_notice(notice, self.contracts[transition.contract], names)
-        data = {
-            **cell_fields(transition.cell),
-            "fingerprint": transition.fingerprint,
-            "actions": [action.written for action in transition.actions if action.kind in _NOTIFYING],
-            "message": announcement.message,
-        }
-        self.events.record_event(transition.contract, notice.reason.value, data, now)
-        return announcement
-
-    def _changed(self, change: StatusChange, now: float) -> Announcement:
-        """Write that a cell has another status."""
-        contract = self.contracts[change.verdict.cell.contract]
-        announcement = of_change(change, contract, self._names(contract.name))
-        data = {
-            **cell_fields(change.verdict.cell),
-            "status": change.verdict.status.value,
-            "before": change.before and change.before.value,
-            "message": announcement.message,
-        }
-        self.events.record_event(contract.name, "verdict", data, now)
-        return announcement
-
-
-def _notifies(notice: Notice) -> bool:
-    return any(action.kind in _NOTIFYING for action in notice.transition.actions)

@@ -23,7 +23,7 @@ from kc_otel.judge.otlp.requests import ColumnSink, ExportResult, Limits, Thrott
 from kc_otel.judge.otlp.traffic_entries import EVALUATED, RECEIVED, judged_metrics, marked_frame
 from kc_otel.judge.otlp.wire_columns import ColumnMessage
 from kc_otel.record.worker import BoundedWorker, ReasonCounts
-from kc_otel.serve.store.unit_of_work import StateError
+from kc_otel.serve.store.state_connection import StateError
 
 if TYPE_CHECKING:
     from kc_otel.serve.core import Core

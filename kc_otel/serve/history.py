@@ -19,7 +19,7 @@ from typing import Final, NamedTuple
 
 from kc_otel.judge.plain_json import finite_or_none
 from kc_otel.judge.verdict import Cell, Evaluation, Status, Verdict
-from kc_otel.serve.store.unit_of_work import UnitOfWork
+from kc_otel.serve.store.state_connection import UnitOfWork
 
 KEPT_STEPS: Final = 480
 _STEPS_PER_WINDOW: Final = 20
@@ -95,24 +95,20 @@ class CellHistory:
         """Worst status of each cell in the running step."""
         self._slot: dict[str, int] = {}
         connection.execute(
-            "CREATE TABLE IF NOT EXISTS cell_line (id INTEGER PRIMARY KEY, cell TEXT UNIQUE NOT NULL, newest REAL)"
+            "CREATE TABLE IF NOT EXISTS cell_line (id INTEGER PRIMARY KEY, cell TEXT UNIQUE NOT NULL, newest REAL, "
+            "current TEXT, since REAL)"
         )
         connection.execute(
             "CREATE TABLE IF NOT EXISTS cell_point (line INTEGER, slot INTEGER, at REAL, estimate REAL, lower REAL, "
             "upper REAL, bound REAL, samples INTEGER, status INTEGER, evidence REAL, train_step INTEGER, "
             "PRIMARY KEY (line, slot)) WITHOUT ROWID"
         )
-        connection.execute(
-            "CREATE TABLE IF NOT EXISTS cell_status (contract TEXT, clause TEXT, slice TEXT, kernel_train TEXT, "
-            "kernel_inference TEXT, status TEXT NOT NULL, since REAL NOT NULL, "
-            "PRIMARY KEY (contract, clause, slice, kernel_train, kernel_inference)) WITHOUT ROWID"
-        )
-        rows = connection.execute(
-            "SELECT contract, clause, slice, kernel_train, kernel_inference, status, since FROM cell_status"
-        )
+        # A damaged definition of a table is told at the start.
+        connection.execute(f"SELECT line, slot, newest, {', '.join(_COLUMNS)} FROM cell_point, cell_line LIMIT 0")  # noqa: S608
         self._known: dict[str, dict[Cell, tuple[Status, float]]] = {}
-        for *fields, status, since in rows.fetchall():
-            cell = Cell(*fields)
+        rows = connection.execute("SELECT cell, current, since FROM cell_line WHERE current IS NOT NULL").fetchall()
+        for name, status, since in rows:
+            cell = Cell(*json.loads(name))
             if cell.contract in windows:
                 self._known.setdefault(cell.contract, {})[cell] = (Status(status), float(since))
             else:
@@ -127,8 +123,9 @@ class CellHistory:
             if before is not verdict.status:
                 changes.append(StatusChange(verdict, before))
                 self._connection.execute(
-                    "INSERT OR REPLACE INTO cell_status VALUES (?, ?, ?, ?, ?, ?, ?)",
-                    (*verdict.cell, verdict.status.value, verdict.at),
+                    "INSERT INTO cell_line (cell, newest, current, since) VALUES (?, ?, ?, ?) ON CONFLICT (cell) "
+                    "DO UPDATE SET newest = excluded.newest, current = excluded.current, since = excluded.since",
+                    (json.dumps(verdict.cell), verdict.at, verdict.status.value, verdict.at),
                 )
         for cell in known.keys() - {verdict.cell for verdict in evaluation.verdicts}:
             self._forget(cell)
@@ -225,11 +222,7 @@ class CellHistory:
         self._connection.executemany("DELETE FROM cell_line WHERE id = ?", gone)
 
     def _forget(self, cell: Cell) -> None:
-        self._connection.execute(
-            "DELETE FROM cell_status WHERE contract = ? AND clause = ? AND slice = ? AND kernel_train = ? "
-            "AND kernel_inference = ?",
-            cell,
-        )
+        self._connection.execute("UPDATE cell_line SET current = NULL WHERE cell = ?", (json.dumps(cell),))
 
 
 def _glance(point: HistoryPoint) -> Glance:

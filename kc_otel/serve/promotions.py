@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import sqlite3
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from kc_otel.contract.model import Contract
@@ -17,6 +17,7 @@ from kc_otel.contract.words import listed
 from kc_otel.judge.decisions import Canary, DecisionTable, DirectiveKind, Promoted, changed
 from kc_otel.judge.evaluator import Evaluator
 from kc_otel.judge.incidents.incident import Incident, IncidentState
+from kc_otel.judge.plain_json import read_json, to_json
 from kc_otel.judge.promotion import machine
 from kc_otel.judge.promotion.gate_evidence import SectionProblems, of_other_contracts, step_evidence
 from kc_otel.judge.promotion.machine import Moved, share_of
@@ -25,10 +26,8 @@ from kc_otel.judge.recorders import KernelInfo, unlike_declared
 from kc_otel.judge.refused_points import Missing
 from kc_otel.judge.set_back import not_later
 from kc_otel.judge.verdict import Evaluation
-from kc_otel.serve.announcements import Announcement
-from kc_otel.serve.store.policy_store import PolicyStore
-from kc_otel.serve.store.promotion_store import EvidenceRecord, PromotionStore
-from kc_otel.serve.store.unit_of_work import UnitOfWork, unit_of_work
+from kc_otel.serve.event_log import Announcement, EventLog
+from kc_otel.serve.store.state_connection import UnitOfWork, unit_of_work
 
 Key = tuple[str, str]
 """(contract, version)"""
@@ -37,7 +36,35 @@ _MAX_ENDED: Final = 500
 requests in the decision table, which has some 150 bytes for it. One that is forgotten may serve again."""
 _MAX_EVIDENCE_CHARACTERS: Final = 32 * 1024 * 1024
 """Characters of evidence that is handed over; that of 100 clauses on 500 slices has some 17 million."""
-_MOVES_WITH_EVIDENCE: Final = frozenset({MoveKind.ADVANCE, MoveKind.FORCE, MoveKind.ROLLBACK})
+_MAX_EVIDENCE_RECORDS: Final = 1000
+"""Pieces of evidence of a contract that are kept; the oldest go first."""
+_TABLES: Final = (
+    """CREATE TABLE IF NOT EXISTS promotions (
+        contract TEXT,
+        version TEXT,
+        state TEXT NOT NULL,
+        PRIMARY KEY (contract, version)
+    ) STRICT""",
+    """CREATE TABLE IF NOT EXISTS promotion_evidence (
+        id INTEGER PRIMARY KEY AUTOINCREMENT,
+        at REAL NOT NULL,
+        contract TEXT NOT NULL,
+        version TEXT NOT NULL,
+        what TEXT NOT NULL,
+        record TEXT NOT NULL
+    ) STRICT""",
+    "CREATE INDEX IF NOT EXISTS promotion_evidence_of ON promotion_evidence (contract, id)",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class EvidenceRecord:
+    """A piece of evidence: the step in words, when it was, and a record that `kc-otel gate verify` checks."""
+
+    id: int
+    at: float
+    what: str
+    record: dict[str, Any]
 
 
 class Promotions:
@@ -51,7 +78,7 @@ class Promotions:
         contracts: Mapping[str, Contract],
         dry_run: Collection[str],
         connection: sqlite3.Connection,
-        events: PolicyStore,
+        events: EventLog,
         offline_problems: SectionProblems,
         evaluator: Evaluator,
     ) -> None:
@@ -59,10 +86,11 @@ class Promotions:
         self._offline_problems = offline_problems
         self._contracts, self._dry_run = contracts, dry_run
         self._connection, self._events = connection, events
-        self._store = PromotionStore(connection)
-        self._known: dict[Key, Promotion] = {
-            (promotion.contract, promotion.version): promotion for promotion in self._store.load()
-        }
+        for statement in _TABLES:
+            connection.execute(statement)
+        rows = connection.execute("SELECT state FROM promotions ORDER BY contract, version")
+        loaded = [read_json(Promotion, state) for (state,) in rows]
+        self._known = {(promotion.contract, promotion.version): promotion for promotion in loaded}
         self._latest: Mapping[str, Evaluation] = {}
 
     def all(self, contract: str | None = None) -> list[Promotion]:
@@ -81,7 +109,11 @@ class Promotions:
 
     def evidence(self, contract: str, version: str) -> list[EvidenceRecord]:
         """Records of a version's steps, oldest first."""
-        return self._store.evidence(contract, version)
+        rows = self._connection.execute(
+            "SELECT id, at, what, record FROM promotion_evidence WHERE contract = ? AND version = ? ORDER BY id",
+            (contract, version),
+        )
+        return [EvidenceRecord(id, at, what, json.loads(record)) for id, at, what, record in rows]
 
     def latest(self, contract: str) -> Evaluation:
         """The last evaluation of a contract; one without verdicts before the first."""
@@ -116,15 +148,12 @@ class Promotions:
             reports = judge.kernels(name), judge.missing(name, now)
             holds = reasons_to_wait(contract, before.version, before.position.stage, decisions, *reports)
             holds += unproven_of(before.version, incidents, judge.silent_recorders(*key, now)[1])
-            after, moves = machine.advance(self._under(contract, before), contract, evaluation, holds)
-            known[key] = after
-            if after != before:
-                self._store.save(after)
+            known[key], move = machine.advance(self._under(contract, before), contract, evaluation, holds)
+            if known[key] != before:
+                self._save(known[key])
             said += self._lapsed(before, contract, now)
-            said += self._moved(contract, before, moves, evaluation, now)
-            if any(move.after.stage is Stage.FULL for move in moves):
-                said += self._replace_others(known, contract, after, now)
-        rolled = [promotion for promotion in known.values() if promotion.status is PromotionStatus.ROLLED_BACK]
+            if move is not None:
+                said += self._moved(known, contract, before, move, evaluation, now)
         canaries = [canary for canary in decisions.canaries if canary.contract != name]
         promoted = [entry for entry in decisions.promoted if entry.contract != name]
         for (_, version), promotion in known.items():
@@ -132,6 +161,7 @@ class Promotions:
                 canaries.append(Canary(name, version, share, promotion.reason, promotion.entered))
             if promotion.full:
                 promoted.append(Promoted(name, version, promotion.entered))
+        rolled = [promotion for promotion in known.values() if promotion.status is PromotionStatus.ROLLED_BACK]
         return changed(decisions, now, canaries=canaries, promoted=promoted), said, rolled
 
     def set_back(self, now: float, ahead: float, unit: UnitOfWork) -> None:
@@ -139,80 +169,15 @@ class Promotions:
         known = not_later(self._known, now, ahead)
         for key, promotion in known.items():
             if promotion != self._known[key]:
-                self._store.save(promotion)
+                self._save(promotion)
         unit.on_commit(lambda: setattr(self, "_known", known))
-
-    def _under(self, contract: Contract, promotion: Promotion) -> Promotion:
-        """The promotion, which says what of its evidence was made under another contract, once that has changed."""
-        if promotion.contract_hash == contract.hash:
-            return promotion
-        kept = self._store.evidence(contract.name, promotion.version)
-        own = (found.record for found in kept if found.at >= promotion.started)
-        elsewhere, short = of_other_contracts(contract, own)
-        return replace(promotion, elsewhere=elsewhere, short=short)
-
-    def _lapsed(self, before: Promotion, contract: Contract, now: float) -> list[Announcement]:
-        """Write that a changed contract ends the approvals of a version for the stages before it, once."""
-        ahead = [stage for stage in before.approved if list(Stage).index(Stage(stage)) > before.position.rank[0]]
-        if before.contract_hash == contract.hash or not ahead:
-            return []
-        message = (
-            f"the approval of {before.version} for {listed(ahead)} has ended: the contract has changed since; "
-            "a person has to approve it again"
-        )
-        data = {"kernel_inference": before.version, "order": "lapsed", "by": "", "why": "", "message": message}
-        self._events.record_event(before.contract, "promotion", data, now)
-        return [_announced(before, "warning", message)]
-
-    def _overheard(self, before: Promotion, after: Promotion, now: float) -> list[Announcement]:
-        """Write that a version which was rolled back serves, once."""
-        if after == before:
-            return []
-        self._store.save(after)
-        message = (
-            f"{after.version} was rolled back but still serves: its drift has been measured since; "
-            "check that every serving process asks a router"
-        )
-        data = {"kernel_inference": after.version, "order": "serves", "by": "", "why": "", "message": message}
-        self._events.record_event(after.contract, "promotion", data, now)
-        return [_announced(after, "critical", message)]
-
-    def _adopt(self, known: Mapping[Key, Promotion], contract: str, evaluation: Evaluation) -> None:
-        self._known, self._latest = {**self._known, **known}, {**self._latest, contract: evaluation}
 
     def start(self, contract: str, version: str, by: str, now: float) -> list[Announcement]:
         """A person starts a version on its way, for the first time or again.
 
         An OrderError if it, or another version of the contract, is on its way already.
         """
-        return self._put(self._contract(contract), self._begun(contract, version, by, now))
-
-    def _begun(self, contract: str, version: str, by: str, now: float) -> Moved:
-        found = self._contract(contract)
-        self._refuse_dry_run(contract, version)
-        for other in self.all(contract):
-            on_its_way = other.status is PromotionStatus.RUNNING and other.position.stage is not Stage.FULL
-            if other.version != version and on_its_way:
-                raise OrderError(f"{other.version} is in promotion, in {other.position}; one version goes at a time")
-        previous = self._known.get((contract, version))
-        failing = self.latest(contract).fails(version)
-        return machine.begin(found, version, by, now, previous=previous, failing=failing)
-
-    def _refuse_dry_run(self, contract: str, version: str) -> None:
-        if contract in self._dry_run:
-            raise OrderError(
-                f"{contract} runs dry, so no order about {version} would be carried out; restart the evaluator without "
-                f"`--dry-run-contract {contract}`, or pin slices"
-            )
-
-    def _subject(
-        self, contract: str, version: str, by: str, now: float, *, start: bool
-    ) -> tuple[Promotion, tuple[Moved, ...]]:
-        """The promotion that an order is about, and its start where the order starts it."""
-        if not start or (contract, version) in self._known:
-            return self.of(contract, version), ()
-        begun = self._begun(contract, version, by, now)
-        return begun[0], (begun,)
+        return self._put(self._contract(contract), [self._begun(contract, version, by, now)], now)
 
     def admit(
         self, contract: str, version: str, record: Mapping[str, Any], by: str, now: float, *, start: bool = False
@@ -222,12 +187,12 @@ class Promotions:
         An OrderError if it does not open the gate; nothing is started then either.
         """
         found = self._contract(contract)
-        before, begun = self._subject(contract, version, by, now, start=start)
+        moved = self._subject(contract, version, by, now, start=start)
         if (size := len(json.dumps(record))) > _MAX_EVIDENCE_CHARACTERS:
             raise OrderError(f"the evidence has {size:,} characters; at most {_MAX_EVIDENCE_CHARACTERS:,} are kept")
-        after = machine.admit(before, found, record, self._offline_problems, now)
+        after = machine.admit(moved[-1][0], found, record, self._offline_problems, now)
         message = f"{by} hands over the evidence that the offline gate was open for {version}"
-        return self._tell(before, after, "evidence", message, now, begun, by=by, record=record)
+        return self._put(found, [*moved, (after, None)], now, "evidence", message, by=by, record=record)
 
     def tell(
         self, contract: str, version: str, order: str, by: str, why: str, now: float, *, stage: Stage | None = None,
@@ -241,8 +206,8 @@ class Promotions:
         """
         found = self._contract(contract)
         self._refuse_dry_run(contract, version)
-        before, begun = self._subject(contract, version, by, now, start=start)
-        reason = f": {why}" if why.strip() else ""
+        moved = self._subject(contract, version, by, now, start=start)
+        before = moved[-1][0]
         if order in {"approve", "force"} and stage is None:
             raise OrderError(f"name the stage to {order}")
         match order:
@@ -259,101 +224,168 @@ class Promotions:
                 after, said = machine.confirm(before, position), f"confirms the step of {version} to {position}"
             case "force":
                 assert stage is not None
-                moved = machine.force(before, found, stage, by, why, self.latest(contract), now)
-                return self._put(found, *begun, moved)
+                forced = machine.force(before, found, stage, by, why, self.latest(contract), now)
+                return self._put(found, [*moved, forced], now)
             case "rollback":
-                return self._put(found, machine.roll_back(before, by, why, now))  # it was not on its way: no start
+                # No start: it was not on its way.
+                return self._put(found, [machine.roll_back(before, by, why, now)], now)
             case _:
                 raise OrderError(f"{order!r} is no order")
-        return self._tell(before, after, order, f"{by} {said}{reason}", now, begun, by=by, why=why)
+        message = f"{by} {said}" + f": {why}" * bool(why.strip())
+        return self._put(found, [*moved, (after, None)], now, order, message, by=by, why=why)
 
-    def _tell(
-        self, before: Promotion, after: Promotion, order: str, message: str, now: float, begun: Sequence[Moved], *,
-        by: str, why: str = "", record: Mapping[str, Any] | None = None,
+    def _refuse_dry_run(self, contract: str, version: str) -> None:
+        if contract in self._dry_run:
+            raise OrderError(
+                f"{contract} runs dry, so no order about {version} would be carried out; restart the evaluator without "
+                f"`--dry-run-contract {contract}`, or pin slices"
+            )
+
+    def _begun(self, contract: str, version: str, by: str, now: float) -> Moved:
+        self._refuse_dry_run(contract, version)
+        for other in self.all(contract):
+            on_its_way = other.status is PromotionStatus.RUNNING and other.position.stage is not Stage.FULL
+            if other.version != version and on_its_way:
+                raise OrderError(f"{other.version} is in promotion, in {other.position}; one version goes at a time")
+        previous = self._known.get((contract, version))
+        failing = self.latest(contract).fails(version)
+        return machine.begin(self._contract(contract), version, by, now, previous=previous, failing=failing)
+
+    def _subject(self, contract: str, version: str, by: str, now: float, *, start: bool) -> list[Moved]:
+        """The promotion that an order is about, as it is, or as the order starts it."""
+        if not start or (contract, version) in self._known:
+            return [(self.of(contract, version), None)]
+        return [self._begun(contract, version, by, now)]
+
+    def _put(
+        self, contract: Contract, moved: Sequence[Moved], now: float, order: str = "", message: str = "", *,
+        by: str = "", why: str = "", record: Mapping[str, Any] | None = None,
     ) -> list[Announcement]:  # fmt: skip
-        """Keep what changes nothing about where a version is, but for its start."""
-        if after == before and not begun:
-            return []
-        data: dict[str, Any] = {"kernel_inference": after.version, "order": order, "by": by, "why": why}
+        """Write moves, each after the one before, and an order that changes something else of the version."""
+        known, said = dict(self._known), list[Announcement]()
         with unit_of_work(self._connection) as unit:
-            said, known = self._write(self._contract(after.contract), begun)
-            self._store.save(after)
-            if record is not None:
-                data["evidence"] = self._store.keep(after.contract, after.version, "offline gate", record, now)
-            data["message"] = message
-            self._events.record_event(after.contract, "promotion", data, now)
-            known[after.contract, after.version] = after
-            unit.on_commit(lambda: setattr(self, "_known", known))
-        return [*said, _announced(after, "info", message)]
-
-    def _put(self, contract: Contract, *moved: Moved) -> list[Announcement]:
-        with unit_of_work(self._connection) as unit:
-            said, known = self._write(contract, moved)
+            for after, move in moved:
+                before = known.get((contract.name, after.version))
+                if after == before:
+                    continue
+                known[contract.name, after.version] = after
+                self._save(after)
+                if move is not None:
+                    said += self._moved(known, contract, before or after, move, self.latest(contract.name), now)
+                    continue
+                data: dict[str, Any] = (
+                    {} if record is None else {"evidence": self._keep(after, "offline gate", record, now)}
+                )
+                said.append(self._said(after, order, message, now, by=by, why=why, **data))
+            for key in self._too_old(known, contract.name):
+                self._connection.execute("DELETE FROM promotions WHERE contract = ? AND version = ?", key)
+                del known[key]
             unit.on_commit(lambda: setattr(self, "_known", known))
         return said
-
-    def _write(self, contract: Contract, moved: Iterable[Moved]) -> tuple[list[Announcement], dict[Key, Promotion]]:
-        """Write moves into the open transaction; the announcements and the new state take effect after it."""
-        known, said = dict(self._known), list[Announcement]()
-        for after, moves in moved:
-            before = known.get((contract.name, after.version), after)
-            known[contract.name, after.version] = after
-            self._store.save(after)
-            for gone in self._too_old(known, contract.name):
-                self._store.forget(gone)
-                del known[gone.contract, gone.version]
-            said += self._moved(contract, before, moves, self.latest(contract.name), moves[0].at)
-            if after.position.stage is Stage.FULL and after.status is PromotionStatus.RUNNING:
-                said += self._replace_others(known, contract, after, moves[0].at)
-        return said, known
 
     def _moved(
         self,
+        known: dict[Key, Promotion],
         contract: Contract,
         before: Promotion,
-        moves: Sequence[PromotionMove],
+        move: PromotionMove,
         evaluation: Evaluation,
         now: float,
     ) -> list[Announcement]:
-        """Write the events and the evidence of moves."""
-        said = []
-        for move in moves:
-            kept = None
-            if move.kind in _MOVES_WITH_EVIDENCE and not (
-                move.kind is MoveKind.ADVANCE and move.before.stage is Stage.OFFLINE_CI
-            ):
-                record = step_evidence(contract, before, move, evaluation.verdicts, now)
-                label = f"{move.kind} from {move.before} to {move.after}"
-                kept = self._store.keep(contract.name, before.version, label, record, now)
-            data = {
-                "kernel_inference": before.version, "order": move.kind.value, "from": str(move.before),
-                "to": str(move.after), "share": move.after.share, "by": move.by, "why": move.why, "evidence": kept,
-                "missing": list(move.decision.missing), "message": move.message,
-            }  # fmt: skip
-            self._events.record_event(contract.name, "promotion", data, now)
-            severity = "warning" if move.kind in {MoveKind.ROLLBACK, MoveKind.FORCE} else "info"
-            said.append(_announced(before, severity, move.message))
-        return said
-
-    def _replace_others(
-        self, known: dict[Key, Promotion], contract: Contract, by: Promotion, now: float
-    ) -> list[Announcement]:
-        said = []
+        """Write the event and the evidence of a move; a version that became full replaces the one before."""
+        kept = None
+        if move.kind in {MoveKind.FORCE, MoveKind.ROLLBACK} or (
+            move.kind is MoveKind.ADVANCE and move.before.stage is not Stage.OFFLINE_CI
+        ):
+            record = step_evidence(contract, before, move, evaluation.verdicts, now)
+            kept = self._keep(before, f"{move.kind} from {move.before} to {move.after}", record, now)
+        severity = "warning" if move.kind in {MoveKind.ROLLBACK, MoveKind.FORCE} else "info"
+        data = {
+            "from": str(move.before), "to": str(move.after), "share": move.after.share, "evidence": kept,
+            "missing": list(move.decision.missing),
+        }  # fmt: skip
+        said = [self._said(before, move.kind.value, move.message, now, severity, by=move.by, why=move.why, **data)]
+        if move.kind is MoveKind.REPLACE or move.after.stage is not Stage.FULL:
+            return said
         for key, other in sorted(known.items()):
-            running = other.status is PromotionStatus.RUNNING and other.contract == contract.name
-            if running and other.version != by.version and other.position.stage is Stage.FULL:
-                known[key], moves = machine.replaced(other, by.version, now)
-                self._store.save(known[key])
-                said += self._moved(contract, other, moves, Evaluation(now), now)
+            if key[0] == contract.name and other.full and other.version != before.version:
+                known[key], gone = machine.replaced(other, before.version, now)
+                assert gone is not None
+                self._save(known[key])
+                said += self._moved(known, contract, other, gone, Evaluation(now), now)
         return said
 
-    def _too_old(self, known: Mapping[Key, Promotion], contract: str) -> list[Promotion]:
-        own = [
-            promotion
-            for promotion in known.values()
-            if promotion.contract == contract and promotion.status is not PromotionStatus.RUNNING
+    def _overheard(self, before: Promotion, after: Promotion, now: float) -> list[Announcement]:
+        """Write that a version which was rolled back serves, once."""
+        if after == before:
+            return []
+        self._save(after)
+        message = (
+            f"{after.version} was rolled back but still serves: its drift has been measured since; "
+            "check that every serving process asks a router"
+        )
+        return [self._said(after, "serves", message, now, "critical")]
+
+    def _lapsed(self, before: Promotion, contract: Contract, now: float) -> list[Announcement]:
+        """Write that a changed contract ends the approvals of a version for the stages before it, once."""
+        ahead = [stage for stage in before.approved if list(Stage).index(Stage(stage)) > before.position.rank[0]]
+        if before.contract_hash == contract.hash or not ahead:
+            return []
+        message = (
+            f"the approval of {before.version} for {listed(ahead)} has ended: the contract has changed since; "
+            "a person has to approve it again"
+        )
+        return [self._said(before, "lapsed", message, now, "warning")]
+
+    def _said(
+        self, promotion: Promotion, order: str, message: str, now: float, severity: str = "info", *,
+        by: str = "", why: str = "", **data: Any,
+    ) -> Announcement:  # fmt: skip
+        """Write an event of a version."""
+        data |= {"kernel_inference": promotion.version, "order": order, "by": by, "why": why, "message": message}
+        return self._events.record(promotion.contract, "promotion", data, now, severity)
+
+    def _under(self, contract: Contract, promotion: Promotion) -> Promotion:
+        """The promotion, which says what of its evidence was made under another contract, once that has changed."""
+        if promotion.contract_hash == contract.hash:
+            return promotion
+        kept = self.evidence(contract.name, promotion.version)
+        own = (found.record for found in kept if found.at >= promotion.started)
+        elsewhere, short = of_other_contracts(contract, own)
+        return replace(promotion, elsewhere=elsewhere, short=short)
+
+    def _adopt(self, known: Mapping[Key, Promotion], contract: str, evaluation: Evaluation) -> None:
+        self._known, self._latest = {**self._known, **known}, {**self._latest, contract: evaluation}
+
+    def _save(self, promotion: Promotion) -> None:
+        self._connection.execute(
+            "INSERT OR REPLACE INTO promotions (contract, version, state) VALUES (?, ?, ?)",
+            (promotion.contract, promotion.version, to_json(promotion)),
+        )
+
+    def _keep(self, promotion: Promotion, what: str, record: Mapping[str, Any], now: float) -> int:
+        """Keep a piece of evidence; returns its id."""
+        contract = promotion.contract
+        cursor = self._connection.execute(
+            "INSERT INTO promotion_evidence (at, contract, version, what, record) VALUES (?, ?, ?, ?, ?)",
+            (now, contract, promotion.version, what, json.dumps(record, sort_keys=True, allow_nan=False)),
+        )
+        self._connection.execute(
+            "DELETE FROM promotion_evidence WHERE contract = ? AND id NOT IN "
+            "(SELECT id FROM promotion_evidence WHERE contract = ? ORDER BY id DESC LIMIT ?)",
+            (contract, contract, _MAX_EVIDENCE_RECORDS),
+        )
+        assert cursor.lastrowid is not None
+        return cursor.lastrowid
+
+    def _too_old(self, known: Mapping[Key, Promotion], contract: str) -> list[Key]:
+        """Keys of the versions that are over and no longer among the newest, whose evidence stays."""
+        over = [
+            key
+            for key, promotion in known.items()
+            if key[0] == contract and promotion.status is not PromotionStatus.RUNNING
         ]
-        return sorted(own, key=lambda promotion: -promotion.started)[_MAX_ENDED:]
+        return sorted(over, key=lambda key: -known[key].started)[_MAX_ENDED:]
 
     def _contract(self, name: str) -> Contract:
         if name not in self._contracts:
@@ -400,8 +432,3 @@ def unproven_of(version: str, incidents: Iterable[Incident], silent: str) -> lis
         if incident.state in {IncidentState.BROKEN, IncidentState.UNPROVEN}
     ]
     return reasons + [silent] * bool(silent)
-
-
-def _announced(promotion: Promotion, severity: str, message: str) -> Announcement:
-    attributes = {"kc.contract": promotion.contract, "kc.kernel.inference": promotion.version}
-    return Announcement(severity, f"{promotion.contract}: {message}", attributes)

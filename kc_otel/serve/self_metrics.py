@@ -31,8 +31,8 @@ from kc_otel.judge.promotion.machine import share_of
 from kc_otel.judge.promotion.stages import PromotionStatus
 from kc_otel.judge.verdict import Verdict
 from kc_otel.record.telemetry.environment import checking_answers
-from kc_otel.serve.announcements import Announcement, cell_attributes
 from kc_otel.serve.core import Core
+from kc_otel.serve.event_log import Announcement, cell_attributes
 
 if TYPE_CHECKING:
     from collections import Counter

@@ -50,9 +50,8 @@ from kc_otel.serve.receivers.listening import check_ports, connections_per_port,
 from kc_otel.serve.receivers.request_taker import ByteBudget, RequestTaker
 from kc_otel.serve.self_metrics import SelfMetrics, TelemetryExporter, read
 from kc_otel.serve.shards.sharded_sink import ShardError
-from kc_otel.serve.store.state_connection import StateConnection
+from kc_otel.serve.store.state_connection import StateConnection, StateError
 from kc_otel.serve.store.state_file import DamagedStateError, StateHeldError, StatePlace, open_state, set_aside
-from kc_otel.serve.store.unit_of_work import StateError
 from kc_otel.serve.stream_places import EngineError, engine, sink_of
 from kc_otel.serve.webhooks.deliver import Dispatcher
 from kc_otel.serve.webhooks.endpoints import Rotation, WebhookEndpoint, WebhookEndpointError, endpoints_from_env

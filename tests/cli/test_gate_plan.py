@@ -8,7 +8,7 @@ import pytest
 
 from kc_otel.contract.load import load_text
 from kc_otel.contract.words import spoken
-from kc_otel.judge.promotion.plan import Traffic, plan_gate
+from kc_otel.judge.sample_sizes import Traffic, plan_gate
 
 CONTRACT = """apiVersion: kernel-contract/v1
 kind: KernelContract

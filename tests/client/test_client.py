@@ -143,7 +143,6 @@ def test_attributes_without_the_contract_are_an_error_at_the_first_call():
 
 
 def test_slice_that_the_local_contract_does_not_know_is_logged(contract, make_transition, caplog):
-    """A client with an older contract says that a route cannot match attributes."""
     table = apply(DecisionTable(), [make_transition(slice="newer")], contract, 1)
     with caplog.at_level(logging.WARNING):
         router = Router.from_table(table, contracts=[contract])
@@ -175,7 +174,6 @@ def test_stale_table_keeps_its_routes_and_serves_nothing_unproven(routed, caplog
 
 
 def test_before_the_first_table_nothing_unproven_serves(caplog):
-    """Neither the candidate nor the stable version, for nobody knows yet which is which."""
     with caplog.at_level(logging.WARNING), Router("http://127.0.0.1:9", keep=False, trusted=["stable"]) as router:
         for _ in range(100):
             assert router.choose_version("policy-7b", [], ["candidate", "stable"]) == "stable"
@@ -184,7 +182,6 @@ def test_before_the_first_table_nothing_unproven_serves(caplog):
 
 
 def test_a_version_whose_promotion_nobody_has_started_gives_way(contract):
-    """The evaluator limits nothing, for it knows nothing of the candidate: the stable version serves."""
     versions = ["candidate", "stable"]
     fresh = Router.from_table(DecisionTable(1), contracts=[contract])
     assert fresh.choose_version("policy-7b", CODE, versions) == "stable"
@@ -262,7 +259,6 @@ def test_closing_does_not_wait_for_a_held_request(evaluator):
 
 
 def test_a_process_that_ends_without_closing_its_router_tells_the_evaluator(evaluator):
-    """By the id that it polled with; otherwise it might serve on by an older table."""
     program = "import sys; from kc_otel.client.router import Router; Router(sys.argv[1], keep=False).wait_for_table(60)"
     subprocess.run([sys.executable, "-c", program, evaluator.url], check=True, timeout=120)
     assert evaluator.closed == [evaluator.instance]
@@ -309,7 +305,6 @@ def test_attributes_match_exactly_as_the_contract_says(contract, where, conditio
 
 
 def test_the_evaluator_is_told_which_directives_the_program_looks_at(evaluator):
-    """Nothing by a router that only routes; a loop's questions go with the next request, as many as a process has."""
     with Router(evaluator.url, refresh=0.01, wait=0.05) as router:
         assert router.wait_for_table(5)
         router.choose("policy", ["code"])

@@ -37,7 +37,6 @@ def test_a_file_is_read_each_time(tmp_path):
 
 @pytest.mark.parametrize("written", [b"", b"\n", b"two words", b"a\nb", b"\xff", "\u00e9".encode(), b"x" * 5000, None])
 def test_what_is_no_token_is_refused_without_being_repeated(tmp_path, written):
-    """A header must not be split, and a log must not have the secret."""
     if written is not None:
         (tmp_path / "token").write_bytes(written)
     with pytest.raises(TokenError) as raised:

@@ -233,7 +233,6 @@ def test_an_evaluator_with_nothing_wrong(running: Callable[..., Running], contra
 
 
 def test_what_a_version_lacks_that_another_measures(running: Callable[..., Running]) -> None:
-    """One line for the version, though something else of it is judged."""
     driven = running()
     for metric in ("kc.drift.tv_token", "kc.drift.logit_half_range"):
         for slice in ("all", "code"):

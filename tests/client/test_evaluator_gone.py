@@ -12,8 +12,8 @@ from kc_otel.client.router import Router
 from kc_otel.contract.load import load
 from kc_otel.judge.decisions import DecisionTable, Route
 from kc_otel.judge.escalation.escalate import EscalationState
+from kc_otel.serve.event_log import EventLog
 from kc_otel.serve.store.escalation_store import EscalationStore
-from kc_otel.serve.store.policy_store import PolicyStore
 from tests.integration.conftest import CONTRACT, Evaluator
 
 pytestmark = pytest.mark.slow
@@ -43,7 +43,7 @@ def evaluator(tmp_path):
     def start(table):
         state = tmp_path / f"state-{len(started)}.sqlite"
         connection = sqlite3.connect(state, isolation_level=None)
-        EscalationStore(connection, PolicyStore(connection)).save(EscalationState(), EscalationState(decisions=table))
+        EscalationStore(connection, EventLog(connection)).save(EscalationState(), EscalationState(decisions=table))
         connection.close()
         started.append(Evaluator(contract, state, {}, "--api-port", port, "--no-webhooks"))
         return started[-1]

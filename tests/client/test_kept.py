@@ -30,7 +30,6 @@ def test_a_file_that_holds_something_else_is_refused_by_name(tmp_path, content):
 
 
 def test_the_last_promotion_is_kept_without_being_asked_to(tmp_path, monkeypatch, caplog):
-    """A process that starts while the evaluator is gone serves what was promoted to full, and nothing else."""
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
     table = DecisionTable(
         3,

@@ -80,7 +80,6 @@ def test_a_canary_is_a_split_by_the_targeting_key(contract):
 
 
 def test_what_is_not_known_gives_the_callers_default(client):
-    """With OpenFeature's error codes, never an exception."""
     flags = client()
     unknown = flags.get_string_details("other", "inference-kernel", context(task="code"))
     assert (unknown.value, unknown.error_code) == ("inference-kernel", ErrorCode.FLAG_NOT_FOUND)

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kc_otel.client import webhooks
-from kc_otel.client.webhooks import Secret, new_secret, sign, verify, verify_bearer, verify_grafana
+from kc_otel.client.webhooks import Secret, new_secret, sign, verify
 
 NOW = 1_700_000_000.0
 KEY = base64.b64encode(bytes(range(32))).decode()
@@ -113,7 +113,6 @@ def test_secret_shows_in_no_repr():
 
 
 def test_a_signature_is_of_the_version_it_says_in_plain_base64_and_among_the_first():
-    """What is right by another name, with something in between, or behind a flood of others is not a signature."""
     right = headers()["webhook-signature"]
     signature = right.removeprefix("v1,")
     assert verify(SECRET, headers(webhook_signature=" ".join(["v1,AAAA"] * 31 + [right])), BODY, now=NOW)
@@ -153,7 +152,6 @@ DEEP = b"[" * 200_000
     ],
 )
 def test_nothing_that_is_sent_raises_what_is_not_documented(message_id, raw, said):
-    """Deep JSON, endless numbers, what is no text, and ids that no header carries: a receiver answers 401 to each."""
     digest = hmac.new(SECRET.key, f"{message_id}.{int(NOW)}.".encode(errors="surrogatepass") + raw, hashlib.sha256)
     given_headers = {
         "webhook-id": message_id,
@@ -165,7 +163,6 @@ def test_nothing_that_is_sent_raises_what_is_not_documented(message_id, raw, sai
 
 
 def test_a_body_that_no_request_can_carry_is_refused():
-    """Text with half a character in it was never received as bytes."""
     with pytest.raises(webhooks.VerificationError, match="as received"):
         verify(SECRET, headers(), "\ud800", now=NOW)
 
@@ -177,21 +174,3 @@ def test_a_body_that_no_request_can_carry_is_refused():
 def test_any_headers_and_body_are_verified_or_refused(names, raw):
     with pytest.raises(webhooks.VerificationError):
         verify(SECRET, names, raw, now=NOW)
-
-
-@given(raw=st.binary(), value=st.text(), timestamp=st.text())
-def test_any_request_of_alertmanager_or_grafana_is_verified_or_refused(raw, value, timestamp):
-    with pytest.raises(webhooks.VerificationError):
-        verify_bearer("secret", {"authorization": f"Bearer {value}x"}, raw)
-    signed = {"x-grafana-alerting-signature": value or "x", "x-grafana-alerting-timestamp": timestamp}
-    with pytest.raises(webhooks.VerificationError):
-        verify_grafana("secret", signed, raw)
-
-
-@pytest.mark.parametrize("raw", [DEEP, b"\xff", b"9" * 5000])
-def test_a_trusted_body_that_cannot_be_read_is_refused(raw):
-    with pytest.raises(webhooks.VerificationError):
-        verify_bearer("secret", {"authorization": "Bearer secret"}, raw)
-    signature = hmac.new(b"secret", raw, hashlib.sha256).hexdigest()
-    with pytest.raises(webhooks.VerificationError):
-        verify_grafana("secret", {"x-grafana-alerting-signature": signature}, raw)

@@ -44,7 +44,6 @@ def batch(recorder, sigma, seed, task="code"):
 
 
 def test_a_run_that_breaks_the_contract_says_so_in_its_own_log(policy):
-    """No evaluator, no network: estimates are those of the data, code is the worst slice and fails, prose is not."""
     with Recorder(policy, log=TrainingLog()) as recorder:
         drift, rounding = batch(recorder, 0.2, 1), batch(recorder, 0.01, 2, "prose")
         assert recorder.force_flush(SOON)
@@ -79,7 +78,6 @@ def test_a_run_that_cannot_be_judged_any_more_has_no_verdict(policy, monkeypatch
 
 
 def test_asking_brings_the_next_answer_up_to_date(policy):
-    """A loop that logs each step needs no interval and no flush, and is never kept waiting."""
     with Recorder(policy, log=TrainingLog(), export_interval=1000.0) as recorder:
         assert recorder.scalars() == {}
         batch(recorder, 0.01, 1)
@@ -90,7 +88,6 @@ def test_asking_brings_the_next_answer_up_to_date(policy):
 
 
 def test_what_is_exported_elsewhere_is_the_same(policy):
-    """The log stands beside the exporters; one that fails takes nothing from the log."""
     memory = Memory()
     with Recorder(policy, metric_exporter=memory, log=TrainingLog()) as recorder:
         batch(recorder, 0.01, 1)
@@ -156,7 +153,6 @@ def test_with_an_evaluator_it_is_what_that_says(policy, tmp_path, monkeypatch):
 
 @pytest.mark.slow
 def test_verdicts_of_an_evaluator_that_is_late_are_not_logged():
-    """Old verdicts at new steps would say that they still hold."""
     ages = ["31", "1"]
 
     class Late(BaseHTTPRequestHandler):
@@ -183,7 +179,6 @@ def test_verdicts_of_an_evaluator_that_is_late_are_not_logged():
 
 @pytest.mark.slow
 def test_a_token_does_not_follow_a_redirect(policy, monkeypatch, caplog):
-    """Whoever an evaluator's address points on to is not asked, and learns no token."""
     monkeypatch.setenv("KC_OTEL_TOKEN", "kco_secret")
     shown = []
 
@@ -221,7 +216,6 @@ def verdict(clause, slice, status, upper, **changes):
 
 
 def test_the_worst_slice_is_the_one_with_the_worst_verdict_then_the_least_room():
-    """FAIL before a narrow PASS, INCONCLUSIVE before PASS, and of equals the one nearest to its limit."""
     found = scalars(
         [
             verdict("a", "all", Status.PASS, 0.2, estimate=0.15),
@@ -250,7 +244,6 @@ def of(clause, worst=None, **named):
 
 @pytest.mark.parametrize(("status", "code"), [(Status.NO_DATA, 2.0), (Status.INVALID_INPUT, 4.0)])
 def test_a_cell_without_numbers_counts_in_the_verdict_of_its_clause(status, code):
-    """Beside a slice that passes it is no 0, and where no other cell has data it is all that is logged."""
     unknown = verdict("a", "prose", status, math.nan, estimate=math.nan, lower=math.nan)
     found = scalars([unknown, verdict("a", "code", Status.PASS, 0.9)])
     assert found == {**of("a", worst=("code", 0.5), bound=0.9, limit=1.0, verdict=code), "kc/failing": 0.0}

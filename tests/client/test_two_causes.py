@@ -31,7 +31,6 @@ def contract(**changes):
 
 @pytest.mark.parametrize("said", PLANTED)
 def test_planted_drift_and_planted_staleness_are_told_apart(said):
-    """Each alone and both; the clause on the kernels fails for the kernels alone, whatever the weights' age."""
     for seed in range(10):
         of, (train, inference, lags) = contract(), sampled(seed, *PLANTED[said])
         judge = Judge(of)

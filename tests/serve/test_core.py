@@ -27,12 +27,12 @@ from kc_otel.serve import core as core_module
 from kc_otel.serve.api.routes_decisions import Changes
 from kc_otel.serve.config import ServeConfig
 from kc_otel.serve.core import Core
+from kc_otel.serve.event_log import EventLog
 from kc_otel.serve.history import CellHistory
 from kc_otel.serve.promotions import Promotions
 from kc_otel.serve.server import _tick_forever
 from kc_otel.serve.store.escalation_store import EscalationStore
 from kc_otel.serve.store.evaluator_store import EvaluatorStore
-from kc_otel.serve.store.policy_store import PolicyStore
 from kc_otel.serve.store.state_file import StateError, StatePlace, open_state
 from kc_otel.serve.webhooks.formats import pagerduty_event, slack_message
 from kc_otel.serve.webhooks.outbox import DeliveryState, Outbox
@@ -327,13 +327,12 @@ CALLS = [
     (escalate_module, "group_messages"),
     (escalate_module, "with_told"),
     (core_module, "alert_body"),
-    (core_module, "of_transition"),
-    (core_module, "of_change"),
+    (EventLog, "transition"),
+    (EventLog, "changed"),
     (Promotions, "write"),
     (CellHistory, "write"),
     (Evaluator, "invalid_input"),
     (EscalationStore, "save"),
-    (PolicyStore, "record"),
     (Outbox, "enqueue"),
 ]
 
@@ -375,7 +374,7 @@ def test_a_fault_anywhere_in_one_contracts_step_is_its_own(contract, open_file, 
     assert set(core.evaluator.faults.present) == {"policy"}
     assert core.evaluator.faults.counts["policy"] >= 1
     state = core.escalation
-    judged = call in {"write", "of_change"} and owner in {CellHistory, core_module}
+    judged = (owner, call) in {(CellHistory, "write"), (EventLog, "changed")}
     assert len(state.policies["other"].firing) == 2
     if not judged:
         assert state.policies["policy"] == before.policies["policy"]

@@ -25,8 +25,8 @@ from kc_otel.serve.core import Core
 from kc_otel.serve.durable_sink import DurableSink, NotKeptError, TrafficRecording, recover
 from kc_otel.serve.self_metrics import read
 from kc_otel.serve.store import inbox
+from kc_otel.serve.store.state_connection import UnitOfWork
 from kc_otel.serve.store.state_file import StateError
-from kc_otel.serve.store.unit_of_work import UnitOfWork
 from tests.tools.full_disk import fill_disk, refuse_commits, relieve
 from tests.tools.receivers import http_app, start_grpc
 

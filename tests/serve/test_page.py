@@ -297,7 +297,7 @@ def test_the_evaluator_tells_how_it_is_doing(client: TestClient) -> None:
 def test_what_was_done_is_told_however_many_verdicts_came_after_it(client: TestClient, core: Core) -> None:
     """Cells near their limits fill the log of events; the overview and the page's timeline see past them."""
     for index in range(2500):
-        core.events.record_event("policy", "verdict", {"message": "flip", "status": "PASS"}, time.time() + index / 1e6)
+        core.events.record("policy", "verdict", {"message": "flip", "status": "PASS"}, time.time() + index / 1e6)
     core.tick(time.time())
     (incident,) = client.get("/api/v1/overview").json()["incidents"]
     assert {"route", "halt", "webhook"} <= {action["kind"] for action in incident["actions"]}

@@ -44,7 +44,6 @@ def bodies(core: Core) -> list[dict]:
 
 @pytest.mark.slow
 def test_an_acknowledgement_is_shown_and_stops_reminders(client: TestClient, failing: Core) -> None:
-    """The alert goes on firing; who, why and when are in the list, in the events and on the page."""
     now = time.time()
     failing.tick(now)
     taken = client.post("/api/v1/alerts/acknowledge", json={"contract": "policy", "slice": "code", **SIGNED}).json()
@@ -68,7 +67,6 @@ def test_an_acknowledgement_is_shown_and_stops_reminders(client: TestClient, fai
 
 @pytest.mark.slow
 def test_a_silence_mutes_people_and_nothing_else(client: TestClient, failing: Core) -> None:
-    """No webhook and no log record; the route and the halt are there, and the event says what muted it."""
     said: list[str] = []
     now = time.time()
     made = client.post("/api/v1/silences", json={"contract": "policy", "until": now + 100, **SIGNED}).json()
@@ -94,7 +92,6 @@ def test_a_silence_mutes_people_and_nothing_else(client: TestClient, failing: Co
 
 
 def test_a_pin_wins_and_is_kept(client: TestClient, failing: Core) -> None:
-    """Until it is ended by a person, with a reason too; then the route holds again."""
     failing.tick(time.time())
     version = failing.decisions.version
     pin = {"contract": "policy", "slice": "all", "kernel": "inference-kernel", **SIGNED}
@@ -110,7 +107,6 @@ def test_a_pin_wins_and_is_kept(client: TestClient, failing: Core) -> None:
 
 
 def test_a_pin_that_ends_by_its_time_is_recorded(failing: Core) -> None:
-    """Nobody has to remember that it was there."""
     now = time.time()
     people.pin(failing, "policy", "code", "train-kernel", now + 10, "ada", "a test", now)
     failing.tick(now + 9)
@@ -151,7 +147,6 @@ def test_a_pin_that_ends_by_its_time_is_recorded(failing: Core) -> None:
     ],
 )
 def test_what_cannot_be_meant_is_refused(client, failing, path, body, status, said):
-    """And changes nothing: a silence of a slice that is misspelt would mute the wrong people."""
     before = failing.escalation
     answer = client.post(f"/api/v1/{path}", json=body)
     assert answer.status_code == status
@@ -176,6 +171,5 @@ def test_an_endpoint_that_answered_410_is_sent_nothing_until_the_evaluator_resta
 
 
 def test_a_refused_field_is_said_in_plain_words():
-    """What must be, and of which field; not the validator's own sentence."""
     error = {"loc": ("body", "until"), "msg": "Input should be greater than 0"}
     assert refusals([error]) == "until: must be greater than 0"

@@ -192,7 +192,7 @@ class Evaluations(RuleBasedStateMachine):
     def is_killed_in_an_evaluation(self, seconds, where):
         self.now += seconds
         owner, name = {
-            "event": (self.core.events, "record_event"),
+            "event": (self.core.events, "record"),
             "webhook": (self.core.outbox, "enqueue"),
             "evaluator": (self.core._evaluator_store, "save"),
         }[where]

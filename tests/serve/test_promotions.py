@@ -106,7 +106,6 @@ def client(driven: Driven) -> Iterator[TestClient]:
 
 
 def test_traffic_follows_the_place(driven: Driven) -> None:
-    """Nothing in shadow, a growing share in the canary, no limit once full; each step with its event."""
     told = driven.core.promotions
     told.start("policy", "v2", "ada", 0.0)
     driven.tick(1, v2="PASS")
@@ -128,7 +127,6 @@ def test_traffic_follows_the_place(driven: Driven) -> None:
 
 
 def test_a_failure_takes_the_traffic_away_in_the_same_tick(driven: Driven) -> None:
-    """The table, the event with its reason, and evidence that verifies are there before the tick has ended."""
     told, said = driven.core.promotions, []
     driven.core.announce = said.append
     told.start("policy", "v2", "ada", 0.0)
@@ -154,7 +152,6 @@ def test_a_failure_takes_the_traffic_away_in_the_same_tick(driven: Driven) -> No
 def test_what_is_decided_survives_a_restart(
     make_core: Callable[..., Core], contract: Contract, open_file: Callable[..., Any], tmp_path: Path
 ) -> None:
-    """Place, windows, hold, approval and evidence are those of before."""
     path = tmp_path / "state.sqlite"
     connection = open_file(path)
     first = Driven(make_core, contract, connection)
@@ -218,7 +215,6 @@ def test_evidence_of_another_contract_is_told_and_has_to_meet_the_limits_in_forc
 
 
 def test_one_version_at_a_time_and_the_one_before_is_replaced(driven: Driven) -> None:
-    """A second version has to wait; when it becomes full, the first one's promotion has ended."""
     told = driven.core.promotions
     told.start("policy", "v2", "ada", 0.0)
     with pytest.raises(OrderError, match="v2 is in promotion, in shadow; one version goes at a time"):
@@ -232,7 +228,6 @@ def test_one_version_at_a_time_and_the_one_before_is_replaced(driven: Driven) ->
 
 
 def test_a_version_that_its_gates_made_full_replaces_the_one_before(driven: Driven) -> None:
-    """In the same tick, with an event of its own."""
     told = driven.core.promotions
     told.start("policy", "v2", "ada", 0.0)
     told.tell("policy", "v2", "force", "ada", "first of all", 1.0, stage=Stage.FULL)
@@ -247,7 +242,6 @@ def test_a_version_that_its_gates_made_full_replaces_the_one_before(driven: Driv
 
 
 def test_old_versions_are_forgotten_one_day(driven: Driven, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Only so many rolled back versions limit requests; the newest stay out, and what runs is never forgotten."""
     monkeypatch.setattr(promotions, "_MAX_ENDED", 20)
     told = driven.core.promotions
     told.start("policy", "full", "ada", 0.0)
@@ -263,7 +257,6 @@ def test_old_versions_are_forgotten_one_day(driven: Driven, monkeypatch: pytest.
 
 
 def test_a_contract_that_runs_dry_promotes_nothing(contract: Contract, open_file: Callable[..., Any]) -> None:
-    """What was started before stays where it is, orders are refused, and the published table says nothing."""
     file = open_file()
     Core([contract], file, external_url="", now=0.0).promotions.start("policy", "v2", "ada", 0.0)
     dry = Driven(lambda _: Core([contract], file, external_url="", now=1.0, dry_run=["policy"]), contract)
@@ -280,7 +273,6 @@ def test_a_contract_that_runs_dry_promotes_nothing(contract: Contract, open_file
 
 
 def test_a_hold_of_the_policy_holds(open_file: Callable[..., Any]) -> None:
-    """`hold-promotion` of a step that fires on another version is a reason to wait, said once with its slices."""
     held = load_text(TEXT + "escalation: [{on: fail, do: [hold-promotion]}]\n")
     driven = Driven(lambda c: Core([held], c or open_file(), external_url="", now=0.0), held)
     driven.core.promotions.start("policy", "v2", "ada", 0.0)
@@ -328,7 +320,6 @@ REFUSED = Missing("future", ("trainA", "v2"), 1, 0.0, "points are from the futur
 def test_a_version_waits_while_what_passes_may_not_be_all_of_it(
     driven: Driven, monkeypatch: pytest.MonkeyPatch, asked: str, answer: Any, later: Any, said: str
 ) -> None:
-    """A forgotten flag, the kernel that it is to replace, points that nobody judges, a recorder that died."""
     evaluator = driven.core.evaluator
     driven.core.promotions.start("policy", "v2", "ada", 0.0)
     with monkeypatch.context() as patched:
@@ -345,7 +336,6 @@ def test_a_version_waits_while_what_passes_may_not_be_all_of_it(
 
 
 def test_api_starts_shows_and_takes_orders(driven: Driven, client: TestClient) -> None:
-    """What a person reads: where, how many windows, what is missing, what comes next."""
     path = "/api/v1/promotions/policy/v2"
     assert client.get(path).status_code == 404
     assert client.get("/api/v1/promotions/other/v2").json()["detail"] == "no contract 'other'; there are policy"
@@ -369,7 +359,6 @@ def test_api_starts_shows_and_takes_orders(driven: Driven, client: TestClient) -
 
 
 def test_an_order_that_is_refused_starts_nothing(driven: Driven, client: TestClient) -> None:
-    """A version that is not known starts with the order that is taken, and not with one that is refused."""
     path = "/api/v1/promotions/policy/v2"
     for order in (
         {"order": "evidence", "evidence": {"decision": "wait"}},
@@ -395,7 +384,6 @@ def test_an_order_that_is_refused_starts_nothing(driven: Driven, client: TestCli
 
 @pytest.mark.slow
 def test_api_hands_the_evidence_out(client: TestClient) -> None:
-    """As it is verified; and what is not evidence of the offline stage is not taken in."""
     path = "/api/v1/promotions/policy/v2"
     client.post(path, json={"order": "start", "by": "ada"})
     client.post(path, json={"order": "force", "by": "ada", "why": "hurry", "stage": "canary"})
@@ -409,7 +397,6 @@ def test_api_hands_the_evidence_out(client: TestClient) -> None:
 
 
 def test_metrics_say_stage_share_and_windows(driven: Driven, client: TestClient) -> None:
-    """A dashboard can show each version's way."""
     driven.core.promotions.start("policy", "v2", "ada", 0.0)
     driven.tick(61, v2="PASS")
     text = client.get("/metrics").text
@@ -425,7 +412,6 @@ def test_metrics_say_stage_share_and_windows(driven: Driven, client: TestClient)
 
 
 def test_evidence_of_any_size_is_not_kept(driven: Driven) -> None:
-    """A client cannot fill the state file with one request."""
     driven.core.promotions.start("policy", "v2", "ada", 0.0)
     with pytest.raises(OrderError, match=r"the evidence has .* characters; at most 33,554,432 are kept"):
         driven.core.promotions.admit("policy", "v2", {"format": "x" * 34_000_000}, "ada", 1.0)
@@ -450,7 +436,6 @@ def slow(open_file: Callable[..., sqlite3.Connection]) -> Driven:
 
 
 def test_a_roll_back_is_told_at_once_and_first_in_each_message(slow: Driven) -> None:
-    """Before the ladder's own step fires; what users suffer and what was done before the numbers, in every format."""
     slow.core.promotions.start("policy", "v2", "ada", 0.0)
     slow.tick(1, v2="PASS")
     assert paged(slow.core) == []
@@ -562,7 +547,6 @@ def test_a_version_that_never_was_promoted_is_rolled_back_as_often_as_it_serves(
 
 
 def test_a_version_that_serves_after_a_person_rolled_it_back_is_told_though_it_breaks_nothing(slow: Driven) -> None:
-    """There is no incident to tell it in; no message calls it broken."""
     core = slow.core
     core.promotions.start("policy", "v2", "ada", 0.0)
     slow.tick(1, v2="PASS")
@@ -591,7 +575,6 @@ def test_a_version_that_serves_after_a_person_rolled_it_back_is_told_though_it_b
 
 
 def test_a_rolled_back_version_that_serves_undecided_is_told_in_its_incident(slow: Driven) -> None:
-    """Its alert holds, and no verdict is FAIL now; that it serves is news all the same."""
     core, newest = slow.core, {"at": 61.0}
     core.evaluator.newest_of = lambda *_: newest["at"]  # type: ignore[method-assign]
     core.promotions.start("policy", "v2", "ada", 0.0)
@@ -609,7 +592,6 @@ def test_a_rolled_back_version_that_serves_undecided_is_told_in_its_incident(slo
 
 
 def test_an_approval_ends_with_the_contract_that_it_was_given_under(driven: Driven) -> None:
-    """Which is said once; a stage is entered only with an approval under the contract in force."""
     told, first = driven.core.promotions, driven._contract
     told.start("policy", "v2", "ada", 0.0)
     told.tell("policy", "v2", "approve", "ada", "", 0.5, stage=Stage.FULL)

@@ -107,12 +107,15 @@ class Alert:
     since: float
     started_at: float | None
     """Unix time of firing, seconds; None while pending."""
-    seen: float
     counting: bool
     """Whether the last evaluation counted towards `for` (pending) or `clear_for` (firing)."""
     held: float
     """Seconds counted so far towards `for` (pending) or `clear_for` (firing)."""
     verdict: Verdict
+    told: int = 0
+    """Times people were told that it fires, reminders included."""
+    waited: float = 0.0
+    """Seconds counted so far towards the next reminder."""
 
     @property
     def fingerprint(self) -> str:
@@ -124,15 +127,20 @@ class Alert:
 
 @dataclass(frozen=True, slots=True)
 class PolicyState:
-    """Everything the policy remembers of one contract between evaluations."""
+    """Alerts of one contract, as of its last evaluation."""
 
     contract: str
     alerts: tuple[Alert, ...] = ()
+    at: float = 0.0
 
     @property
     def firing(self) -> tuple[Alert, ...]:
         """The alerts that fire."""
         return tuple(alert for alert in self.alerts if alert.phase is Phase.FIRING)
+
+    def passed(self, now: float, window: float) -> float:
+        """Seconds since then, as every duration of the policy counts them."""
+        return min(max(0.0, now - self.at), window)
 
 
 INPUT_CLAUSE: Final = "input"
@@ -190,6 +198,7 @@ def advance(
     by_cell = {verdict.cell: verdict for verdict in concerned}
     known = {(alert.step, alert.cell): alert for alert in state.alerts}
     keys = step_keys(contract)
+    passed = state.passed(now, contract.observability.window)
     transitions = [
         edge(alert, What.RESOLVED, now, end=_CHANGED)
         for alert in state.alerts
@@ -207,9 +216,9 @@ def advance(
             waits = cell.clause == INPUT_CLAUSE or step.on == "fail"
             if waits and verdict is None and not _measures(verdicts, cell):
                 # That none fails where none comes is no news, and nobody has replaced a kernel where none is measured.
-                kept.append(replace(alert, seen=now, counting=False))
+                kept.append(replace(alert, counting=False))
                 continue
-            after, what = _next(alert, step, verdict, contract.observability.window, now)
+            after, what = _next(alert, step, verdict, passed, now)
             if what is not None:
                 gone = step.on == "no-data" and what is What.RESOLVED and verdict is None
                 end = _why_gone(contract, alert, verdicts, kept_away) if gone else ""
@@ -217,12 +226,12 @@ def advance(
             if after is not None:
                 kept.append(after)
     kept.sort(key=lambda alert: (alert.step, alert.cell))
-    return PolicyState(contract.name, tuple(kept)), tuple(transitions)
+    return PolicyState(contract.name, tuple(kept), now), tuple(transitions)
 
 
-def retire(state: PolicyState, now: float) -> tuple[PolicyState, tuple[Transition, ...]]:
+def retire(state: PolicyState, now: float) -> tuple[Transition, ...]:
     """Resolve every alert of a contract that is no longer evaluated."""
-    return PolicyState(state.contract), tuple(edge(alert, What.RESOLVED, now) for alert in state.firing)
+    return tuple(edge(alert, What.RESOLVED, now) for alert in state.firing)
 
 
 def _watched(
@@ -305,25 +314,25 @@ def _why_gone(
 def _first(key: str, step: EscalationStep, verdict: Verdict, now: float) -> Alert:
     return Alert(
         step=key, on=step.on, severity=step.severity, actions=step.do, cell=verdict.cell, phase=Phase.PENDING,
-        since=now, started_at=None, seen=now, counting=False, held=0.0, verdict=verdict,
+        since=now, started_at=None, counting=False, held=0.0, verdict=verdict,
     )  # fmt: skip
 
 
 def _next(
-    alert: Alert, step: EscalationStep, verdict: Verdict | None, window: float, now: float
+    alert: Alert, step: EscalationStep, verdict: Verdict | None, passed: float, now: float
 ) -> tuple[Alert | None, What | None]:
-    passed = min(max(0.0, now - alert.seen), window) if alert.counting else 0.0
-    alert = replace(alert, seen=now, verdict=verdict or alert.verdict)
+    held = alert.held + (passed if alert.counting else 0.0)
+    alert = replace(alert, verdict=verdict or alert.verdict)
     if verdict is not None and verdict.status in _HOLDS.get(step.on, ()) and not (step.on == "fail" and verdict.ended):
         return replace(alert, counting=False), None
-    matches, held = verdict is not None and verdict.status is _MATCHES[step.on], alert.held + passed
+    matches = verdict is not None and verdict.status is _MATCHES[step.on]
     pending = alert.phase is Phase.PENDING
     if matches is not pending:  # it stops waiting, or goes on firing
         return (None if pending else replace(alert, held=0.0, counting=False)), None
     if held + _TOLERANCE_SECONDS < (step.after if pending else step.clear_for):
         return replace(alert, held=held, counting=True), None
     if pending:
-        return replace(alert, phase=Phase.FIRING, started_at=alert.seen, held=0.0, counting=False), What.FIRING
+        return replace(alert, phase=Phase.FIRING, started_at=now, held=0.0, counting=False), What.FIRING
     return None, What.RESOLVED
 
 

@@ -7,7 +7,7 @@ no notices are sent.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from kc_otel.contract.model import Contract
@@ -21,7 +21,6 @@ from kc_otel.judge.escalation.notices import (
     MessageGroup,
     Notice,
     NoticeReason,
-    NotificationLog,
     People,
     Silence,
     current,
@@ -42,7 +41,8 @@ from kc_otel.judge.promotion.stages import Promotion
 from kc_otel.judge.series import Pair
 from kc_otel.judge.verdict import Evaluation, Status, Verdict
 
-__all__ = ["Escalation", "EscalationState", "ended_silence", "escalate", "with_roll_backs_told"]
+Promote = Callable[[DecisionTable, Sequence[Incident]], tuple[DecisionTable, Sequence[Promotion]]]
+"""Steps promotions; returns the decision table with their shares, and the versions that are rolled back."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +50,6 @@ class EscalationState:
     """State that persists between two evaluations, of all contracts; by the contract's name."""
 
     policies: Mapping[str, PolicyState] = field(default_factory=dict)
-    notifications: Mapping[str, NotificationLog] = field(default_factory=dict)
     decisions: DecisionTable = field(default_factory=DecisionTable)
     dry_run_decisions: DecisionTable = field(default_factory=DecisionTable)
     """Decisions that dry-run contracts would have published."""
@@ -83,31 +82,29 @@ def escalate(
     *,
     dry_run: bool = False,
     timing: GroupTiming = AT_ONCE,
-    traffic: TrafficSeen | None = None,
+    traffic: TrafficSeen = TrafficSeen(),  # noqa: B008 - nothing changes it
+    promote: Promote = lambda decisions, _incidents: (decisions, ()),
 ) -> Escalation:
     """One evaluation of a contract's policy. Where it fails, what held before still holds, of this contract alone.
 
     `invalid` counts the sequences that failed an input check within the contract's window, by kernel pair and reason.
     In a dry run nobody acts and nobody is told.
     """
-    traffic = traffic or TrafficSeen()
     name = contract.name
-    policy = before.policies.get(name, PolicyState(name))
+    known = before.policies.get(name, PolicyState(name))
     ordered = kept_since(before.decisions, name)
 
     def kept_away(slice: str, version: str) -> bool:
         return traffic.excuses(slice, version, ordered)
 
-    policy, transitions = advance(contract, policy, evaluation.verdicts, invalid, now, kept_away)
-    policies = {**before.policies, name: policy}
+    policy, transitions = advance(contract, known, evaluation.verdicts, invalid, now, kept_away)
     people, ended = current(before.people, name, {alert.fingerprint for alert in policy.firing}, now)
-    log = before.notifications.get(name, NotificationLog(name))
     decisions = apply(before.decisions, () if dry_run else transitions, contract, now)
     dry_run_decisions, said = before.dry_run_decisions, tuple[Notice, ...]()
     if dry_run:
         dry_run_decisions = apply(dry_run_decisions, transitions, contract, now)
     else:
-        log, said = notices(contract, log, policy.firing, transitions, people, now)
+        policy, said = notices(contract, known, policy, transitions, people, now)
     incidents = before.incidents.get(name, ())
     for silence in ended:
         incidents = with_word(incidents, "unsilenced", ended_silence(silence), now)
@@ -116,21 +113,25 @@ def escalate(
         contract.quantity_digests,
     )  # fmt: skip
     after = with_actions(after, transitions, people, dry_run=dry_run)
+    decisions, rolled = promote(decisions, after)
+    was, after = after, with_roll_backs(after, rolled)
+    roll_backs = _roll_backs(contract, was, after, rolled, evaluation.verdicts, now)
     groups, messages = group_messages(
         before.groups.get(name, ()),
-        () if dry_run else (*said, *muted_ends(transitions, said)),
+        () if dry_run else (*said, *muted_ends(transitions, said), *roll_backs),
         after,
         people,
         timing,
         contract.observability.window,
+        known.passed(now, contract.observability.window),
         now,
+        {_fingerprint(_alone(promotion), "serves") for promotion in rolled if promotion.seen_serving is not None},
     )
     messages = _as_now(messages, {alert.fingerprint: alert.verdict for alert in policy.firing})
     after = with_told(after, messages, now)
     return Escalation(
         state=EscalationState(
-            policies=policies,
-            notifications={**before.notifications, name: log},
+            policies={**before.policies, name: policy},
             decisions=decisions,
             dry_run_decisions=dry_run_decisions,
             people=people,
@@ -163,37 +164,27 @@ def _as_now(messages: Iterable[IncidentMessage], verdicts: Mapping[str, Verdict]
     )
 
 
-def with_roll_backs_told(
+def _roll_backs(
     contract: Contract,
-    step: Escalation,
-    rolled: Iterable[Promotion],
-    verdicts: Iterable[Verdict],
-    timing: GroupTiming,
+    before: Sequence[Incident],
+    after: Sequence[Incident],
+    rolled: Sequence[Promotion],
+    verdicts: Sequence[Verdict],
     now: float,
-) -> Escalation:
-    """The same, with the versions that are rolled back in their incidents, and said at once where that is new.
+) -> list[Notice]:
+    """Notices of versions that are rolled back, or that serve after it, said at once where that is new.
 
     Every endpoint of the ladder's steps on FAIL is told, whatever a step waits for: somebody else has acted by then. A
     version that serves after its rollback and breaks nothing has no incident, and a message of its own, whose end is
     said once a person has rolled it back again or started it.
     """
-    rolled = list(rolled)
-    name, before = contract.name, (*step.state.incidents.get(contract.name, ()), *step.resolved)
-    after = with_roll_backs(before, rolled)
-    actions = tuple(
-        dict.fromkeys(
-            action
-            for policy_step in contract.escalation
-            if policy_step.on == "fail"
-            for action in policy_step.do
-            if action.kind == "webhook"
-        )
-    )
+    webhooks = (action for step in contract.escalation if step.on == "fail" for action in step.do)
+    actions = tuple(dict.fromkeys(action for action in webhooks if action.kind == "webhook"))
     said: list[Notice] = []
 
     def say(version_or_incident: str, kind: str, verdict: Verdict, started_at: float) -> None:
         edge = Transition(
-            contract=name, step=ROLLED_BACK, on="fail", cell=verdict.cell, what=What.FIRING, at=now,
+            contract=contract.name, step=ROLLED_BACK, on="fail", cell=verdict.cell, what=What.FIRING, at=now,
             started_at=started_at, severity="critical" if kind == "serves" else "warning", actions=actions,
             verdict=verdict, fingerprint=_fingerprint(version_or_incident, kind),
         )  # fmt: skip
@@ -205,32 +196,11 @@ def with_roll_backs_told(
             for action in done:
                 say(new.id, action.kind, worst, action.at)
     told = {notice.transition.cell.kernel_inference for notice in said}
-    serving = [promotion for promotion in rolled if promotion.seen_serving is not None]
-    for promotion in serving:
+    for promotion in rolled:
         of_it = (verdict for verdict in verdicts if verdict.cell.kernel_inference == promotion.version)
         if promotion.seen_serving == now and promotion.version not in told and (last := next(of_it, None)) is not None:
             say(_alone(promotion), "serves", last, now)
-    groups, messages = group_messages(
-        step.state.groups.get(name, ()), said if actions else (), after, step.state.people, timing,
-        contract.observability.window, now, {_fingerprint(_alone(promotion), "serves") for promotion in serving},
-    )  # fmt: skip
-    by_id = {incident.id: incident for incident in after}
-    earlier = tuple(
-        replace(message, incident=by_id.get(message.incident.id, message.incident)) if message.incident else message
-        for message in step.messages
-    )
-    after = with_told(after, messages, now)
-    lasting = tuple(incident for incident in after if incident.state is not IncidentState.RESOLVED)
-    return replace(
-        step,
-        state=replace(
-            step.state,
-            incidents={**step.state.incidents, name: lasting},
-            groups={**step.state.groups, name: groups},
-        ),
-        resolved=tuple(incident for incident in after if incident.state is IncidentState.RESOLVED),
-        messages=(*earlier, *messages),
-    )
+    return said if actions else []
 
 
 def _alone(promotion: Promotion) -> str:

@@ -45,7 +45,7 @@ from enum import StrEnum
 from typing import Final
 
 from kc_otel.contract.model import Contract
-from kc_otel.judge.escalation.alerts import WENT_AWAY, Alert, Transition, What, edge, step_keys
+from kc_otel.judge.escalation.alerts import WENT_AWAY, Alert, PolicyState, Transition, What, edge, step_keys
 from kc_otel.judge.incidents.incident import Incident, IncidentState
 from kc_otel.judge.verdict import Cell
 
@@ -168,72 +168,45 @@ class Notice:
     reason: NoticeReason
 
 
-@dataclass(frozen=True, slots=True)
-class NotifiedAlert:
-    """An alert of which people know."""
-
-    fingerprint: str
-    times: int
-    waited: float
-    """Seconds counted towards the next reminder."""
-    seen: float
-
-
-@dataclass(frozen=True, slots=True)
-class NotificationLog:
-    """The alerts of a contract that people know of, sorted."""
-
-    contract: str
-    alerts: tuple[NotifiedAlert, ...] = ()
-
-
 def notices(
     contract: Contract,
-    log: NotificationLog,
-    firing: Sequence[Alert],
+    before: PolicyState,
+    after: PolicyState,
     transitions: Sequence[Transition],
     people: People,
     now: float,
-) -> tuple[NotificationLog, tuple[Notice, ...]]:
-    """Return the log and what is to be said: what fired and resolved in the order of `transitions`, then the rest."""
-    known = {alert.fingerprint: alert for alert in log.alerts}
+) -> tuple[PolicyState, tuple[Notice, ...]]:
+    """Return the policy, which knows what is told, and that: fired and resolved as in `transitions`, then the rest."""
+    known = {alert.fingerprint for alert in before.alerts if alert.told}
     repeats = dict(zip(step_keys(contract), (step.repeat for step in contract.escalation), strict=True))
-    fired = {transition.fingerprint: transition for transition in transitions if transition.what is What.FIRING}
-    notified: list[NotifiedAlert] = []
-    fresh: set[str] = set()
+    fired = {transition.fingerprint for transition in transitions if transition.what is What.FIRING}
+    passed = before.passed(now, contract.observability.window)
+    alerts = {alert.fingerprint: alert for alert in after.alerts}
     late: list[Notice] = []
-    waiting: dict[tuple[str, str, str], list[tuple[Alert, NotifiedAlert]]] = {}
-    for alert in firing:
-        before, muted = known.get(alert.fingerprint), bool(people.silencing(alert.cell, now))
-        if before is None or alert.fingerprint in fired:
-            if muted:
-                continue
-            notified.append(NotifiedAlert(alert.fingerprint, 1, 0.0, now))
-            if alert.fingerprint in fired:
-                fresh.add(alert.fingerprint)
-            else:
+    waiting: dict[tuple[str, str, str], list[Alert]] = {}
+    for alert in after.firing:
+        if people.silencing(alert.cell, now):
+            continue
+        if not alert.told:
+            alerts[alert.fingerprint] = replace(alert, told=1)
+            if alert.fingerprint not in fired:
                 late.append(Notice(edge(alert, What.FIRING, now), NoticeReason.SILENCE_ENDED))
-            continue
-        if muted or people.acknowledged(alert.fingerprint) is not None:
-            notified.append(replace(before, seen=now))
-            continue
-        waited = before.waited + min(max(0.0, now - before.seen), contract.observability.window)
-        of = alert.step, alert.cell.kernel_train, alert.cell.kernel_inference
-        waiting.setdefault(of, []).append((alert, replace(before, waited=waited, seen=now)))
+        elif people.acknowledged(alert.fingerprint) is None:
+            of = alert.step, alert.cell.kernel_train, alert.cell.kernel_inference
+            waiting.setdefault(of, []).append(replace(alert, waited=alert.waited + passed))
     for (step, *_), together in waiting.items():
-        repeat = repeats.get(step, 0.0)
-        due = repeat > 0 and any(notification.waited >= repeat for _, notification in together)
-        for alert, notification in together:
-            notified.append(replace(notification, times=notification.times + 1, waited=0.0) if due else notification)
+        due = 0.0 < repeats.get(step, 0.0) <= max(alert.waited for alert in together)
+        for alert in together:
+            alerts[alert.fingerprint] = replace(alert, told=alert.told + 1, waited=0.0) if due else alert
             if due:
                 late.append(Notice(edge(alert, What.FIRING, now), NoticeReason.REMINDER))
+    told = known | {fingerprint for fingerprint in fired if alerts[fingerprint].told}
     first = [
-        Notice(transition, NoticeReason.FIRING if transition.what is What.FIRING else NoticeReason.RESOLVED)
+        Notice(transition, NoticeReason(transition.what))
         for transition in transitions
-        if (transition.fingerprint in fresh if transition.what is What.FIRING else transition.fingerprint in known)
+        if transition.fingerprint in told
     ]
-    notified.sort(key=lambda alert: alert.fingerprint)
-    return NotificationLog(contract.name, tuple(notified)), (*first, *late)
+    return replace(after, alerts=tuple(alerts.values())), (*first, *late)
 
 
 _AT_ONCE_REASONS: Final = (NoticeReason.ROLLED_BACK, NoticeReason.SILENCE_ENDED, NoticeReason.REMINDER)
@@ -266,7 +239,6 @@ class MessageGroup:
     waited: float
     """Seconds that the oldest of it has waited."""
     quiet: float
-    seen: float
     closing: tuple[Transition, ...] = ()
     """Roll-backs that it was told of, which end with the incident."""
 
@@ -292,24 +264,25 @@ def group_messages(
     people: People,
     timing: GroupTiming,
     window: float,
+    passed: float,
     now: float,
     lasting: Collection[str] | None = None,
 ) -> tuple[tuple[MessageGroup, ...], tuple[IncidentMessage, ...]]:
-    """The groups after an evaluation, and the webhooks that are to be sent now.
+    """The groups after an evaluation, `passed` seconds after the one before, and the webhooks that are to be sent now.
 
     `incidents` has those that this evaluation ended, too. `lasting` are fingerprints of alerts about rolled back
     versions that have no incident and are not over; None for all.
     """
     by_id = {incident.id: incident for incident in incidents}
     by_key = {incident.key: incident.id for incident in incidents}
-    known = {(old.incident, old.endpoint): _later(old, window, now) for old in groups}
+    known = {(old.incident, old.endpoint): _later(old, passed) for old in groups}
     told_in = {(fingerprint, old.endpoint): old.incident for old in groups for fingerprint in _heard(old)}
     for notice in said:
         edge = notice.transition
         for endpoint in dict.fromkeys(str(action.target) for action in edge.actions if action.kind == "webhook"):
             # An end is said where the beginning was.
             id = told_in.get((edge.fingerprint, endpoint)) or by_key.get(edge.incident, edge.fingerprint)
-            group = known.get((id, endpoint)) or MessageGroup(id, endpoint, (), (), (), 0.0, 0.0, now)
+            group = known.get((id, endpoint)) or MessageGroup(id, endpoint, (), (), (), 0.0, 0.0)
             known[id, endpoint] = _added(group, notice)
     after: list[MessageGroup] = []
     messages: list[IncidentMessage] = []
@@ -351,11 +324,10 @@ def _heard(group: MessageGroup) -> tuple[str, ...]:
     return (*group.told, *(notice.transition.fingerprint for notice in group.pending))
 
 
-def _later(group: MessageGroup, window: float, now: float) -> MessageGroup:
-    passed = min(max(0.0, now - group.seen), window)
+def _later(group: MessageGroup, passed: float) -> MessageGroup:
     waits = any(notice.transition.end != WENT_AWAY for notice in group.pending)
     waited = group.waited + passed if waits else 0.0
-    return replace(group, waited=waited, quiet=group.quiet + passed, seen=now)
+    return replace(group, waited=waited, quiet=group.quiet + passed)
 
 
 def muted_ends(transitions: Iterable[Transition], said: Iterable[Notice]) -> tuple[Notice, ...]:

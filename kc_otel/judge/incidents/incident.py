@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from types import MappingProxyType
 from typing import Final, Literal
@@ -267,25 +267,16 @@ class Incident:
         return _STATUS[self.on]
 
     @property
-    def outline(self) -> tuple[object, ...]:
+    def outline(self) -> Incident:
         """The incident without the numbers that change with every evaluation, except the largest estimate."""
-        cells = sorted(
-            (
-                cell.clause,
-                cell.slice,
-                cell.since,
-                cell.until is None,
-                cell.held,
-                cell.doubted,
-                cell.refuted,
-                cell.changed,
-                cell.stricter or 0.0,
-                cell.peak,
-            )
-            for cell in self.cells
+        return replace(
+            self,
+            cells=tuple(
+                replace(cell, limit=None, estimate=None, lower=None, upper=None, reason="", cause="", at=None)
+                for cell in sorted(self.cells, key=lambda cell: (cell.clause, cell.slice))
+            ),
+            disobeyed_at=None,
         )
-        order = self.ordered_at, self.obeyed, self.behind
-        return self.state, order, self.gone, cells, self.actions, self.words, self.diagnoses
 
     @property
     def broken(self) -> tuple[BrokenCell, ...]:

@@ -215,18 +215,15 @@ def of_other_contracts(contract: Contract, records: Iterable[Mapping[str, Any]])
         for slice in contract.slices_for(clause):
             limit, measured = clause.limit_for(slice), (clause.id, slice, contract.quantity_digests[clause.id, slice])
             for record in others:
-                rows = [row for row in record["verdicts"] if _measured(row) == measured]
+                rows = [
+                    row for row in record["verdicts"] if (row["clause"], row["slice"], row.get("quantity")) == measured
+                ]
                 if not rows or not all(_within(row, limit) for row in rows):
                     short[f"{clause.id} on {place(slice)}"] = None
     if not short:
         return said, ""
     lacks = f"it does not show that this one's limit holds for {listed(list(short))}"
     return said, f"{said}, and {lacks}; roll it back and start it again, or force it and say why"
-
-
-def _measured(row: Mapping[str, Any]) -> tuple[Any, ...]:
-    """Return the clause and slice of a verdict's row, and a digest of what they measured; None where it says none."""
-    return row["clause"], row["slice"], row.get("quantity")
 
 
 def _within(row: Mapping[str, Any], limit: float) -> bool:

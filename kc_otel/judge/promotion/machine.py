@@ -3,8 +3,8 @@
     offline-ci -> shadow -> canary at 1% -> canary at 5% -> canary at 25% -> full
                      '--------- FAIL: rolled back, serves nothing ----------'
 
-Each returns the promotion afterwards and the moves it made, at most one. How much a version serves follows from where
-it is, so that nothing has to be undone after a crash: `share_of`.
+How much a version serves follows from where it is, so that nothing has to be undone after a crash: `share_of`. What a
+person orders raises an OrderError where it cannot be done.
 """
 
 from __future__ import annotations
@@ -37,7 +37,8 @@ from kc_otel.judge.promotion.stages import (
 )
 from kc_otel.judge.verdict import Evaluation, Status
 
-Moved = tuple[Promotion, tuple[PromotionMove, ...]]
+Moved = tuple[Promotion, PromotionMove | None]
+"""A promotion afterwards, and the move that it made."""
 
 _RESET_TO: Final = Position(Stage.OFFLINE_CI)
 _MAX_AHEAD_SECONDS: Final = 300.0
@@ -47,7 +48,7 @@ _MAX_AHEAD_SECONDS: Final = 300.0
 def begin(
     contract: Contract, version: str, by: str, now: float, *, previous: Promotion | None = None, failing: bool = False
 ) -> Moved:
-    """A version starts on its way, for the first time or again; raises OrderError if it is on its way already.
+    """A version starts on its way, for the first time or again.
 
     Where it is `failing` at the moment, data from before do not count against a new attempt, which a person wants
     although they know it.
@@ -56,14 +57,13 @@ def begin(
         raise OrderError(f"{version} is already in promotion, in {previous.position}")
     attempt = 1 if previous is None else previous.attempt + 1
     first = path_of(contract.promotion)[0]
-    again = previous is not None and failing
     message = f"{by} starts the promotion of {version} in {first}" + f", attempt {attempt}" * (attempt > 1)
+    tally = Tally(pass_from=now, fail_from=now if previous is not None and failing else None)
     promotion = Promotion(
-        contract.name, contract.hash, version, first, now, now, Tally(pass_from=now, fail_from=now if again else None),
-        attempt=attempt, reason=message, proof_from=_rolled_back_at(previous),
+        contract.name, contract.hash, version, _RESET_TO, now, now, Tally(), attempt=attempt,
+        proof_from=_rolled_back_at(previous),
     )  # fmt: skip
-    nothing = Decision(GateOutcome.WAIT, first.stage, 0)
-    return promotion, (PromotionMove(MoveKind.START, _RESET_TO, first, now, nothing, by, message=message),)
+    return _moved(promotion, MoveKind.START, first, now, message, by=by, tally=tally)
 
 
 def advance(promotion: Promotion, contract: Contract, evaluation: Evaluation, holds: Iterable[str]) -> Moved:
@@ -73,83 +73,40 @@ def advance(promotion: Promotion, contract: Contract, evaluation: Evaluation, ho
     failing windows as the contract bears, held or not. Else the same place, with what is missing.
     """
     if promotion.status is not PromotionStatus.RUNNING:
-        return promotion, ()
+        return promotion, None
     now = evaluation.at
     if promotion.contract_hash != contract.hash:
         # Results and approvals under other limits prove nothing under these.
         promotion = replace(promotion, contract_hash=contract.hash, offline="", approved=(), tally=Tally(pass_from=now))
     by_person = f"by {promotion.hold.by}: {promotion.hold.why}" if promotion.hold else ""
     asked = [*holds, *filter(None, (promotion.short, by_person))]
-    if promotion.position.stage is Stage.OFFLINE_CI:
-        tally, decision = promotion.tally, _offline(promotion, asked)
+    offline = promotion.position.stage is Stage.OFFLINE_CI
+    if offline:
+        decision = _offline(promotion, asked)
     else:
         terms = contract.promotion
         gate = GateSpec.of(contract, promotion.position.stage, terms.windows, terms.failure_limit)
-        tally = counted(gate, promotion.version, promotion.tally, evaluation)
-        decision = decided(gate, promotion.version, tally, evaluation, None, asked, now)
-    promotion = replace(promotion, tally=tally)
+        promotion = replace(promotion, tally=counted(gate, promotion.version, promotion.tally, evaluation))
+        decision = decided(gate, promotion.version, promotion.tally, evaluation, None, asked, now)
     if decision.outcome is GateOutcome.ROLLBACK:
-        return rolled_back(promotion, decision, now)
-    following = next(
-        (position for position in path_of(contract.promotion) if position.rank > promotion.position.rank), None
-    )
+        said = f"{promotion.version} is rolled back from {promotion.position}: {'; '.join(decision.missing)}"
+        return _rolled_back(promotion, now, said, decision)
+    following = next_position(promotion, contract.promotion)
     if decision.outcome is GateOutcome.WAIT or following is None:
-        return replace(promotion, missing=decision.missing, awaiting=""), ()
+        return replace(promotion, missing=decision.missing, awaiting=""), None
     needed, awaiting = _agreement(promotion, following, contract.promotion)
     if needed:
-        return replace(promotion, missing=(needed,), awaiting=awaiting), ()
+        return replace(promotion, missing=(needed,), awaiting=awaiting), None
     decision = replace(decision, stage=following.stage)
     shown = f"{decision.windows} consecutive windows have passed" if decision.windows > 1 else "a window has passed"
-    shown = "the offline gate is open" if promotion.position.stage is Stage.OFFLINE_CI else shown
-    return stepped(promotion, following, MoveKind.ADVANCE, decision, now, said=shown)
+    message = f"{promotion.version} goes on from {promotion.position} to {following}: "
+    message += "the offline gate is open" if offline else shown
+    return _stepped(promotion, MoveKind.ADVANCE, following, now, message, decision)
 
 
-def stepped(
-    promotion: Promotion,
-    to: Position,
-    kind: MoveKind,
-    decision: Decision,
-    now: float,
-    *,
-    by: str = "",
-    why: str = "",
-    said: str = "",
-    failing: bool = False,
-) -> Moved:
-    """The promotion in its next position, and the move, by a person or by its gate with what that has `said`.
-
-    Where a person forces it on although it is `failing`, data from before do not count.
-    """
-    before, verb = promotion.position, f"{by} forces" if by else "goes"
-    subject = f"{verb} {promotion.version} on" if by else f"{promotion.version} {verb} on"
-    message = f"{subject} from {before} to {to}: {why or said}" + f"; {promotion.elsewhere}" * bool(promotion.elsewhere)
-    after = replace(
-        promotion,
-        position=to, entered=now, status=PromotionStatus.RUNNING,
-        tally=Tally(pass_from=now, fail_from=now if failing else None),
-        confirmed="", awaiting="", missing=(), reason=message, seen_serving=None,
-    )  # fmt: skip
-    return after, (PromotionMove(kind, before, to, now, decision, by, why, promotion.tally.failed, message),)
-
-
-def rolled_back(promotion: Promotion, decision: Decision, now: float, *, by: str = "", why: str = "") -> Moved:
-    """The version serves nothing any more, because it failed or because a person says so."""
-    position = promotion.position
-    if by:
-        again = promotion.status is PromotionStatus.ROLLED_BACK
-        where = " again" if again else f" from {position}" if promotion.started < now else ""
-        message = f"{by} rolls {promotion.version} back{where}: {why}"
-    else:
-        message = f"{promotion.version} is rolled back from {position}: {'; '.join(decision.missing)}"
-    after = replace(
-        promotion,
-        position=_RESET_TO, entered=now, status=PromotionStatus.ROLLED_BACK, tally=Tally(), offline="", approved=(),
-        hold=None, confirmed="", awaiting="", missing=(), reason=message, seen_serving=None,
-        elsewhere="", short="",
-    )  # fmt: skip
-    return after, (
-        PromotionMove(MoveKind.ROLLBACK, position, _RESET_TO, now, decision, by, why, promotion.tally.failed, message),
-    )
+def next_position(promotion: Promotion, terms: PromotionTerms) -> Position | None:
+    """Return where the next step leads to; None after the last."""
+    return next((position for position in path_of(terms) if position.rank > promotion.position.rank), None)
 
 
 def overheard(promotion: Promotion, newest: float, contract: Contract, now: float) -> Promotion:
@@ -165,18 +122,8 @@ def overheard(promotion: Promotion, newest: float, contract: Contract, now: floa
 def replaced(promotion: Promotion, version: str, now: float) -> Moved:
     """Another version has become the one that serves everything."""
     message = f"{promotion.version} is replaced by {version}"
-    after = replace(promotion, status=PromotionStatus.REPLACED, entered=now, missing=(), awaiting="", reason=message)
-    decision = Decision(GateOutcome.WAIT, promotion.position.stage, 0)
-    return after, (
-        PromotionMove(MoveKind.REPLACE, promotion.position, promotion.position, now, decision, message=message),
-    )
-
-
-def _rolled_back_at(previous: Promotion | None) -> float:
-    """Return when a version was rolled back last, Unix seconds; 0 for never."""
-    if previous is None:
-        return 0.0
-    return previous.entered if previous.status is PromotionStatus.ROLLED_BACK else previous.proof_from
+    status = PromotionStatus.REPLACED
+    return _moved(promotion, MoveKind.REPLACE, promotion.position, now, message, status=status)
 
 
 def share_of(promotion: Promotion) -> float | None:
@@ -188,31 +135,8 @@ def share_of(promotion: Promotion) -> float | None:
     return promotion.position.share
 
 
-def _offline(promotion: Promotion, holds: Sequence[str]) -> Decision:
-    missing = [f"held: {reason}" for reason in holds]
-    if not promotion.offline:
-        missing.insert(
-            0, f"no evidence of the offline stage; `kc-otel gate run ... --evidence FILE` writes it, "
-            f"`kc-otel promote {promotion.contract} {promotion.version} --evidence FILE` hands it over"
-        )  # fmt: skip
-    if missing:
-        return Decision(GateOutcome.WAIT, Stage.OFFLINE_CI, 0, tuple(missing))
-    return Decision(GateOutcome.ADVANCE, Stage.SHADOW, 1)
-
-
-def _agreement(promotion: Promotion, to: Position, terms: PromotionTerms) -> tuple[str, str]:
-    """Return the missing consent to a step that the gate allows, and the position if a process has to agree."""
-    entering = to.stage is not promotion.position.stage
-    if entering and to.stage.value in terms.approve and to.stage.value not in promotion.approved:
-        name = f"kc-otel promote {promotion.contract} {promotion.version}"
-        return f"the gate is open; a person has to let it into {to.stage}: `{name} --approve {to.stage}`", ""
-    if promotion.hooked and promotion.confirmed != str(to):
-        return f"the gate is open; the hook before {to} has not ended yet: `kc-otel promote --watch` runs it", str(to)
-    return "", ""
-
-
 def approve(promotion: Promotion, contract: Contract, stage: Stage) -> Promotion:
-    """Let a version into a stage, as soon as its gate is open; raises OrderError if nobody is asked for that."""
+    """Let a version into a stage, as soon as its gate is open."""
     _running(promotion)
     asked = contract.promotion.approve
     if stage.value not in asked:
@@ -246,38 +170,25 @@ def hook(promotion: Promotion) -> Promotion:
 
 
 def confirm(promotion: Promotion, position: str) -> Promotion:
-    """The hook before a step to a position has succeeded; OrderError if another one is awaited by now, or none."""
+    """The hook before the step to a position, which has to be the awaited one, has succeeded."""
     if promotion.awaiting != position or not position:
         raise OrderError(f"the step to {position!r} is not awaited; {promotion.awaiting or 'none'} is")
     return replace(promotion, confirmed=position, awaiting="")
 
 
 def force(
-    promotion: Promotion,
-    contract: Contract,
-    stage: Stage,
-    by: str,
-    why: str,
-    latest: Evaluation,
-    now: float,
+    promotion: Promotion, contract: Contract, stage: Stage, by: str, why: str, latest: Evaluation, now: float
 ) -> Moved:
-    """Take a version on to a stage although its gate is not open; OrderError without a reason, or if it is there."""
+    """Take a version on to a stage although its gate is not open; what fails in `latest` is known, and forgiven."""
     _explained(why)
-    target = next(
-        (
-            position
-            for position in path_of(contract.promotion)
-            if position.stage is stage and position.rank > promotion.position.rank
-        ),
-        None,
-    )
+    ahead = (at for at in path_of(contract.promotion) if at.stage is stage and at.rank > promotion.position.rank)
+    target = next(ahead, None)
     if target is None or promotion.status is PromotionStatus.REPLACED:
         raise OrderError(f"{promotion.version} cannot be forced into {stage}: it is {_whereabouts(promotion)}")
-    decision = Decision(GateOutcome.WAIT, promotion.position.stage, promotion.tally.passed, promotion.missing)
+    message = f"{by} forces {promotion.version} on from {promotion.position} to {target}: {why}"
     forced = replace(promotion, offline="", proof_from=_rolled_back_at(promotion))
-    return stepped(
-        forced, target, MoveKind.FORCE, decision, now, by=by, why=why, failing=latest.fails(promotion.version)
-    )  # fmt: skip
+    failing = latest.fails(promotion.version)
+    return _stepped(forced, MoveKind.FORCE, target, now, message, by=by, why=why, failing=failing)
 
 
 def roll_back(promotion: Promotion, by: str, why: str, now: float) -> Moved:
@@ -285,8 +196,76 @@ def roll_back(promotion: Promotion, by: str, why: str, now: float) -> Moved:
     _explained(why)
     if promotion.seen_serving is None:
         _running(promotion)
-    decision = Decision(GateOutcome.WAIT, promotion.position.stage, promotion.tally.passed, promotion.missing)
-    return rolled_back(promotion, decision, now, by=by, why=why)
+    again = promotion.status is PromotionStatus.ROLLED_BACK
+    where = " again" if again else f" from {promotion.position}" if promotion.started < now else ""
+    return _rolled_back(promotion, now, f"{by} rolls {promotion.version} back{where}: {why}", by=by, why=why)
+
+
+def _moved(
+    before: Promotion, kind: MoveKind, position: Position, now: float, message: str, decision: Decision | None = None,
+    *, by: str = "", why: str = "", **changes: Any,
+) -> Moved:  # fmt: skip
+    """The promotion in another position, which waits for nothing yet, and the move, by its gate or by a person."""
+    if decision is None:
+        decision = Decision(GateOutcome.WAIT, before.position.stage, before.tally.passed, before.missing)
+    after = replace(
+        before, position=position, entered=now, confirmed="", awaiting="", missing=(), reason=message,
+        seen_serving=None, **changes,
+    )  # fmt: skip
+    return after, PromotionMove(
+        kind, before.position, position, now, decision, by, why, before.tally.failed, message
+    )  # fmt: skip
+
+
+def _stepped(
+    before: Promotion, kind: MoveKind, position: Position, now: float, message: str, decision: Decision | None = None,
+    *, by: str = "", why: str = "", failing: bool = False,
+) -> Moved:  # fmt: skip
+    """One step on, to where only later data count."""
+    tally = Tally(pass_from=now, fail_from=now if failing else None)
+    message += f"; {before.elsewhere}" * bool(before.elsewhere)
+    status = PromotionStatus.RUNNING
+    return _moved(before, kind, position, now, message, decision, by=by, why=why, tally=tally, status=status)
+
+
+def _rolled_back(
+    before: Promotion, now: float, message: str, decision: Decision | None = None, *, by: str = "", why: str = ""
+) -> Moved:
+    """The version serves nothing any more."""
+    return _moved(
+        before, MoveKind.ROLLBACK, _RESET_TO, now, message, decision, by=by, why=why,
+        status=PromotionStatus.ROLLED_BACK, tally=Tally(), offline="", approved=(), hold=None, elsewhere="", short="",
+    )  # fmt: skip
+
+
+def _rolled_back_at(previous: Promotion | None) -> float:
+    """Return when a version was rolled back last, Unix seconds; 0 for never."""
+    if previous is None:
+        return 0.0
+    return previous.entered if previous.status is PromotionStatus.ROLLED_BACK else previous.proof_from
+
+
+def _offline(promotion: Promotion, holds: Sequence[str]) -> Decision:
+    missing = [f"held: {reason}" for reason in holds]
+    if not promotion.offline:
+        missing.insert(
+            0, f"no evidence of the offline stage; `kc-otel gate run ... --evidence FILE` writes it, "
+            f"`kc-otel promote {promotion.contract} {promotion.version} --evidence FILE` hands it over"
+        )  # fmt: skip
+    if missing:
+        return Decision(GateOutcome.WAIT, Stage.OFFLINE_CI, 0, tuple(missing))
+    return Decision(GateOutcome.ADVANCE, Stage.SHADOW, 1)
+
+
+def _agreement(promotion: Promotion, to: Position, terms: PromotionTerms) -> tuple[str, str]:
+    """Return the missing consent to a step that the gate allows, and the position if a process has to agree."""
+    entering = to.stage is not promotion.position.stage
+    if entering and to.stage.value in terms.approve and to.stage.value not in promotion.approved:
+        name = f"kc-otel promote {promotion.contract} {promotion.version}"
+        return f"the gate is open; a person has to let it into {to.stage}: `{name} --approve {to.stage}`", ""
+    if promotion.hooked and promotion.confirmed != str(to):
+        return f"the gate is open; the hook before {to} has not ended yet: `kc-otel promote --watch` runs it", str(to)
+    return "", ""
 
 
 def _explained(why: str) -> None:

@@ -254,10 +254,9 @@ def people_routes(core: Core, decided: Changes) -> APIRouter:
         served_or_all(core, contract)
         now = time.time()
         found = [
-            _alert(core, alert, times, undelivered, now)
+            _alert(core, alert, undelivered, now)
             for name, state in core.policies.items()
             if contract in {None, name}
-            for times in [{sent.fingerprint: sent.times for sent in core.escalation.notifications[name].alerts}]
             for undelivered in [_undelivered(core, name)]
             for alert in state.alerts
         ]
@@ -330,7 +329,6 @@ def _undelivered(core: Core, contract: str) -> dict[tuple[str, str, str], list[s
 def _alert(
     core: Core,
     alert: Alert,
-    times: Mapping[str, int],
     undelivered: Mapping[tuple[str, str, str], list[str]],
     now: float,
 ) -> AlertView:
@@ -343,7 +341,7 @@ def _alert(
         reason=alert.verdict.reason,
         acknowledged=taken,
         silenced=[silence.id for silence in core.people.silencing(cell, now)],
-        notified=times.get(alert.fingerprint, 0),
+        notified=alert.told,
         undelivered=undelivered.get((alert.on, cell.kernel_train, cell.kernel_inference), []),
         dry_run=cell.contract in core.dry_run,
     )

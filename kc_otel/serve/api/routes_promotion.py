@@ -10,11 +10,11 @@ from typing import Any, Literal
 from fastapi import APIRouter, HTTPException, Response
 from fastapi.responses import JSONResponse
 
-from kc_otel.judge.promotion.machine import share_of
+from kc_otel.judge.promotion.machine import next_position, share_of
 from kc_otel.judge.promotion.stages import Hold, OrderError, Promotion, PromotionStatus, Stage, path_of
-from kc_otel.serve.announcements import Announcement
 from kc_otel.serve.api.shapes import ContractName, Name, Order, Reason, Signature, View, served_or_all
 from kc_otel.serve.core import Core
+from kc_otel.serve.event_log import Announcement
 
 
 def promotion_routes(core: Core) -> APIRouter:
@@ -87,9 +87,7 @@ def _view(core: Core, promotion: Promotion) -> PromotionView:
     terms = core.contracts[promotion.contract].promotion
     path = path_of(terms)
     running = promotion.status is PromotionStatus.RUNNING
-    following = (
-        next((position for position in path if position.rank > promotion.position.rank), None) if running else None
-    )
+    following = next_position(promotion, terms) if running else None
     share = share_of(promotion)
     return PromotionView.of(
         promotion,

@@ -26,8 +26,8 @@ from kc_otel.judge.verdict import Causes, Cell, Status, Verdict
 from kc_otel.recordings.worst_sequences import WorstSequence, read_worst
 from kc_otel.serve.api.shapes import MAY_READ_PROMPTS, SIGNER, ContractName, View, find_clause, served_or_all
 from kc_otel.serve.core import Core
+from kc_otel.serve.event_log import Event
 from kc_otel.serve.history import GLANCES
-from kc_otel.serve.store.policy_store import Event
 
 _log: Final = logging.getLogger(__name__)
 

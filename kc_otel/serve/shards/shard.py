@@ -31,8 +31,8 @@ from kc_otel.serve.durable_sink import DurableSink, recover
 from kc_otel.serve.store.codecs import decode_histogram, decode_stream, encode_histogram, encode_stream
 from kc_otel.serve.store.evaluator_store import EvaluatorStore
 from kc_otel.serve.store.inbox import Inbox
+from kc_otel.serve.store.state_connection import unit_of_work
 from kc_otel.serve.store.state_file import open_state
-from kc_otel.serve.store.unit_of_work import unit_of_work
 
 _log: Final = logging.getLogger(__name__)
 _LOCK_WAIT_SECONDS: Final = 20.0

@@ -1,7 +1,6 @@
-"""Alerts, routes, incidents and notifications between two evaluations, in SQLite. Nothing here commits.
+"""Alerts, routes, incidents and messages between two evaluations, in SQLite. Nothing here commits.
 
-Alerts are saved by contract, because those of one contract change while the others' stay; the decision tables, the log
-of notifications and what people decided are single values.
+What is of one contract is saved apart from the others', which stay while it changes.
 """
 
 from __future__ import annotations
@@ -14,14 +13,14 @@ from typing import Any, Final, TypeVar
 
 from kc_otel.contract.model import Contract
 from kc_otel.judge.decisions import DecisionTable, apply, forget, with_contract
-from kc_otel.judge.escalation.alerts import retire
+from kc_otel.judge.escalation.alerts import PolicyState, retire
 from kc_otel.judge.escalation.escalate import EscalationState
-from kc_otel.judge.escalation.notices import IncidentMessage, MessageGroup, NotificationLog, People, last_messages
+from kc_otel.judge.escalation.notices import IncidentMessage, MessageGroup, People, last_messages
 from kc_otel.judge.incidents.incident import Incident, IncidentState
 from kc_otel.judge.incidents.incident_lifecycle import by_urgency
 from kc_otel.judge.plain_json import read_json, to_json
+from kc_otel.serve.event_log import EventLog
 from kc_otel.serve.listeners import RouterReport
-from kc_otel.serve.store.policy_store import PolicyStore
 
 _log: Final = logging.getLogger(__name__)
 Value = TypeVar("Value")
@@ -32,122 +31,103 @@ _DRY_RUN = "contracts that run dry"
 _PEOPLE = "people"
 _SERVED = "contracts that are served"
 _ROUTERS = "routers"
+_ALERTS, _GROUPS = "alerts of {}", "message groups of {}"
 
 
-class KeyValueStore:
-    """Values that must survive a restart and are too small for a table of their own."""
+class EscalationStore:
+    """Keeps all of it in the state file: incidents in tables, the rest as values by their names."""
 
-    def __init__(self, connection: sqlite3.Connection) -> None:
-        self._connection = connection
+    def __init__(self, connection: sqlite3.Connection, events: EventLog) -> None:
+        self.incidents = IncidentStore(connection)
+        self._connection, self._events = connection, events
         connection.execute(
             "CREATE TABLE IF NOT EXISTS key_values (name TEXT PRIMARY KEY, content TEXT NOT NULL) STRICT"
         )
 
-    def load(self, name: str, kind: type[Value]) -> Value | None:
-        """The value that was saved last; None when there is none."""
-        row = self._connection.execute("SELECT content FROM key_values WHERE name = ?", (name,)).fetchone()
-        return None if row is None else read_json(kind, row[0])
-
-    def save(self, name: str, value: Any) -> None:
-        """Keep a value in place of the last one; None keeps nothing."""
-        if value is None:
-            self._connection.execute("DELETE FROM key_values WHERE name = ?", (name,))
-            return
-        self._connection.execute(
-            "INSERT INTO key_values (name, content) VALUES (?, ?)"
-            " ON CONFLICT (name) DO UPDATE SET content = excluded.content",
-            (name, to_json(value)),
-        )
-
-
-class EscalationStore:
-    """Keeps all of it in the state file, beside policies and events."""
-
-    def __init__(self, connection: sqlite3.Connection, events: PolicyStore) -> None:
-        self.incidents = IncidentStore(connection)
-        self._events = events
-        self._values = KeyValueStore(connection)
-
     def begin(self, contracts: Mapping[str, Contract], dry_run: frozenset[str], now: float) -> EscalationState:
         """Return the state that was last written, without that of contracts no longer served."""
-        loaded = self._load(contracts)
-        state = self._changed_modes(self._without_the_gone(loaded, contracts, now), contracts, dry_run, now)
+        loaded = EscalationState(
+            policies={name: self._policy(name) for name in contracts},
+            decisions=self._load(_DECISIONS, DecisionTable, DecisionTable()),
+            dry_run_decisions=self._load(_DRY_RUN_DECISIONS, DecisionTable, DecisionTable()),
+            people=self._load(_PEOPLE, People, People()),
+            incidents={name: self.incidents.lasting(name) for name in contracts},
+            groups={name: self._groups(name) for name in contracts},
+        )
+        ran_dry = self._load(_DRY_RUN, frozenset[str], frozenset())
+        state = self._without_the_gone(loaded, contracts, ran_dry, now)
+        state = self._changed_modes(state, contracts, ran_dry, dry_run, now)
         self.save(loaded, state)
-        self._values.save(_DRY_RUN, sorted(dry_run & contracts.keys()))
-        self._values.save(_SERVED, {name: served.model_dump_json(by_alias=True) for name, served in contracts.items()})
+        self._save(_DRY_RUN, sorted(dry_run & contracts.keys()))
+        self._save(_SERVED, {name: served.model_dump_json(by_alias=True) for name, served in contracts.items()})
         return state
 
     def last_messages(
         self, contracts: Mapping[str, Contract], dry_run: frozenset[str], now: float
     ) -> Iterator[tuple[Contract, IncidentMessage]]:
         """Yield the last messages of alerts no longer followed, with their contract; call before `begin`."""
-        followed = contracts.keys() - dry_run
-        for name, text in (self._values.load(_SERVED, dict[str, str]) or {}).items():
-            if name in followed:
+        for name, text in self._served().items():
+            if name in contracts.keys() - dry_run:
                 continue
             try:
                 contract = Contract.model_validate_json(text)
             except ValueError:
                 _log.warning("%s: its contract cannot be read any more, and webhooks do not say that it is gone", name)
                 continue
-            groups = self._values.load(_groups(name), tuple[MessageGroup, ...]) or ()
-            _, resolved = retire(self._events.load(name), now)
             lasting = self.incidents.lasting(name)
             incidents = lasting if name in contracts else [ended(incident, now) for incident in lasting]
-            for message in last_messages(groups, resolved, incidents):
+            for message in last_messages(self._groups(name), retire(self._policy(name), now), incidents):
                 yield contract, message
 
     def routers(self, contracts: Collection[str]) -> dict[str, dict[str, RouterReport]]:
         """Return the routers of these contracts that were written last, by contract and id."""
-        found = self._values.load(_ROUTERS, dict[str, dict[str, RouterReport]]) or {}
+        found = self._load(_ROUTERS, dict[str, dict[str, RouterReport]], {})
         return {name: known for name, known in found.items() if name in contracts}
 
     def save_routers(self, routers: Mapping[str, Mapping[str, RouterReport]]) -> None:
         """Write what routers last said."""
-        self._values.save(_ROUTERS, routers)
+        self._save(_ROUTERS, routers)
 
     def save(self, before: EscalationState, after: EscalationState) -> None:
         """Write what differs."""
-        for name, policy in after.policies.items():
-            if policy != before.policies.get(name):
-                self._events.save(policy, max((alert.seen for alert in policy.alerts), default=0.0))
         known = _values_of(before)
         for name, value in _values_of(after).items():
             if value != known.get(name):
-                self._values.save(name, value)
+                self._save(name, value)
         for name, incidents in after.incidents.items():
             self.incidents.save(before.incidents.get(name, ()), incidents)
 
-    def _load(self, contracts: Mapping[str, Contract]) -> EscalationState:
-        values = self._values
-        return EscalationState(
-            policies={name: self._events.load(name) for name in contracts},
-            notifications={
-                name: values.load(_notifications(name), NotificationLog) or NotificationLog(name) for name in contracts
-            },
-            decisions=values.load(_DECISIONS, DecisionTable) or DecisionTable(),
-            dry_run_decisions=values.load(_DRY_RUN_DECISIONS, DecisionTable) or DecisionTable(),
-            people=values.load(_PEOPLE, People) or People(),
-            incidents={name: self.incidents.lasting(name) for name in contracts},
-            groups={name: values.load(_groups(name), tuple[MessageGroup, ...]) or () for name in contracts},
+    def _policy(self, contract: str) -> PolicyState:
+        return self._load(_ALERTS.format(contract), PolicyState, PolicyState(contract))
+
+    def _groups(self, contract: str) -> tuple[MessageGroup, ...]:
+        return self._load(_GROUPS.format(contract), tuple[MessageGroup, ...], ())
+
+    def _served(self) -> dict[str, str]:
+        return self._load(_SERVED, dict[str, str], {})
+
+    def _load(self, name: str, kind: type[Value], default: Value) -> Value:
+        """The value that was saved last."""
+        row = self._connection.execute("SELECT content FROM key_values WHERE name = ?", (name,)).fetchone()
+        return default if row is None else read_json(kind, row[0])
+
+    def _save(self, name: str, value: Any) -> None:
+        """Keep a value in place of the last one."""
+        self._connection.execute(
+            "INSERT OR REPLACE INTO key_values (name, content) VALUES (?, ?)", (name, to_json(value))
         )
 
-    def _ran_dry(self) -> frozenset[str]:
-        return self._values.load(_DRY_RUN, frozenset[str]) or frozenset()
-
     def _without_the_gone(
-        self, state: EscalationState, contracts: Mapping[str, Contract], now: float
+        self, state: EscalationState, contracts: Mapping[str, Contract], ran_dry: Collection[str], now: float
     ) -> EscalationState:
         """Contracts that are no longer served leave nothing firing, routed, pinned or silenced."""
         decisions, dry_run_decisions, people = state.decisions, state.dry_run_decisions, state.people
-        for name in self._events.contracts():
-            if name not in contracts:
-                _, transitions = retire(self._events.load(name), now)
-                self._events.record(transitions, dry_run=self._ran_dry())
-                self._events.forget(name)
-                self._values.save(_notifications(name), None)
-                self._values.save(_groups(name), None)
-                decisions, dry_run_decisions = forget(decisions, name, now), forget(dry_run_decisions, name, now)
+        for name in self._served().keys() - contracts.keys():
+            for edge in retire(self._policy(name), now):
+                self._events.transition(edge, dry_run=name in ran_dry)
+            for value in (_ALERTS, _GROUPS):
+                self._connection.execute("DELETE FROM key_values WHERE name = ?", (value.format(name),))
+            decisions, dry_run_decisions = forget(decisions, name, now), forget(dry_run_decisions, name, now)
         self.incidents.end_others(contracts, now)
         for contract in contracts.values():
             decisions = with_contract(decisions, contract, now)
@@ -158,23 +138,27 @@ class EscalationStore:
         return replace(state, decisions=decisions, dry_run_decisions=dry_run_decisions, people=people)
 
     def _changed_modes(
-        self, state: EscalationState, contracts: Mapping[str, Contract], dry_run: frozenset[str], now: float
+        self,
+        state: EscalationState,
+        contracts: Mapping[str, Contract],
+        ran_dry: frozenset[str],
+        dry_run: frozenset[str],
+        now: float,
     ) -> EscalationState:
         """A contract whose dry-run mode changes starts over: its actions so far end, except for routes.
 
         Routes stay because only a person gives traffic back to a kernel that was found broken.
         """
-        ran_dry = self._ran_dry()
         for name in sorted((ran_dry ^ dry_run) & contracts.keys()):
-            policy, transitions = retire(state.policies[name], now)
-            self._events.record(transitions, dry_run=ran_dry)
+            transitions = retire(state.policies[name], now)
+            for edge in transitions:
+                self._events.transition(edge, dry_run=name in ran_dry)
             begins = name in dry_run
             message = "the contract runs dry from now on" if begins else "the contract no longer runs dry"
-            self._events.record_event(name, "dry-run", {"on": begins, "message": message}, now)
+            self._events.record(name, "dry-run", {"on": begins, "message": message}, now)
             state = replace(
                 state,
-                policies={**state.policies, name: policy},
-                notifications={**state.notifications, name: NotificationLog(name)},
+                policies={**state.policies, name: PolicyState(name)},
                 groups={**state.groups, name: ()},
                 decisions=apply(state.decisions, transitions if begins else (), contracts[name], now),
                 dry_run_decisions=forget(state.dry_run_decisions, name, now),
@@ -188,17 +172,9 @@ def _values_of(state: EscalationState) -> dict[str, Any]:
         _DECISIONS: state.decisions,
         _DRY_RUN_DECISIONS: state.dry_run_decisions,
         _PEOPLE: state.people,
-        **{_notifications(name): log for name, log in state.notifications.items()},
-        **{_groups(name): groups for name, groups in state.groups.items()},
+        **{_ALERTS.format(name): policy for name, policy in state.policies.items()},
+        **{_GROUPS.format(name): groups for name, groups in state.groups.items()},
     }
-
-
-def _notifications(contract: str) -> str:
-    return f"notifications of {contract}"
-
-
-def _groups(contract: str) -> str:
-    return f"message groups of {contract}"
 
 
 def ended(incident: Incident, now: float) -> Incident:

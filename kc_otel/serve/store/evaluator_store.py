@@ -40,7 +40,7 @@ from kc_otel.serve.store.codecs import (
     encode_rows,
     encode_stream,
 )
-from kc_otel.serve.store.unit_of_work import StateError, UnitOfWork
+from kc_otel.serve.store.state_connection import StateError, UnitOfWork
 from kc_otel.stats import ExponentialHistogram
 from kc_otel.stats.histogram import ExplicitHistogram
 from kc_otel.stats.histogram_columns import HistogramColumns

@@ -18,8 +18,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
-from kc_otel.serve.store.state_connection import StateConnection
-from kc_otel.serve.store.unit_of_work import StateError, UnitOfWork
+from kc_otel.serve.store.state_connection import StateConnection, StateError, UnitOfWork
 
 T = TypeVar("T")
 

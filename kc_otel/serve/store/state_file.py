@@ -16,8 +16,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final
 
-from kc_otel.serve.store.state_connection import StateConnection
-from kc_otel.serve.store.unit_of_work import StateError
+from kc_otel.serve.store.state_connection import StateConnection, StateError
 
 _LOCK_WAIT_SECONDS: Final = 2.0
 _DAMAGE_ERRORS: Final = (sqlite3.DatabaseError, ValueError, KeyError, TypeError, IndexError, OverflowError)

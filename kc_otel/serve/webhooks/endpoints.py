@@ -91,45 +91,41 @@ def _prefix(name: str) -> str:
 
 
 def _endpoint(name: str, prefix: str, environ: Mapping[str, str]) -> WebhookEndpoint:
-    format = _format(prefix, environ)
-    url = _url(prefix, environ, format)
-    secret = _credential(f"{prefix}_SECRET", environ)
+    text = environ.get(f"{prefix}_FORMAT", "").strip().lower() or Format.KERNEL_CONTRACT
+    try:
+        format = Format(text)
+    except ValueError:
+        raise WebhookEndpointError(f"{prefix}_FORMAT: {text!r} is not one of {', '.join(Format)}") from None
+    signs = format is Format.KERNEL_CONTRACT
+    url, secret = environ.get(f"{prefix}_URL", "").strip(), _credential(f"{prefix}_SECRET", environ)
+    wanted = [f"{prefix}_URL"] * (not url)
     if not secret and format in {Format.KERNEL_CONTRACT, Format.PAGERDUTY}:
-        what = " to its routing key" if format is Format.PAGERDUTY else ""
-        raise WebhookEndpointError(f"set {prefix}_SECRET or {prefix}_SECRET_FILE{what}")
+        wanted.append(f"{prefix}_SECRET or {prefix}_SECRET_FILE{' to its routing key' * (not signs)}")
+    if wanted:
+        raise WebhookEndpointError(f"set {' and '.join(wanted)}")
     if secret and format in {Format.ALERTMANAGER, Format.SLACK}:
         raise WebhookEndpointError(
             f"{prefix}_SECRET: {format} messages are not signed; leave it out, or use {prefix}_AUTHORIZATION"
         )
-    signs = format is Format.KERNEL_CONTRACT
+    try:
+        secrets = tuple(Secret.parse(part) for part in re.split(r"[\s,]+", secret) if part) if signs else ()
+    except SecretError as error:
+        suffix = "_FILE" if environ.get(f"{prefix}_SECRET_FILE") else ""
+        raise WebhookEndpointError(f"{prefix}_SECRET{suffix}: {error}") from None
+    private = environ.get(f"{prefix}_ALLOW_PRIVATE", "").strip().lower()
+    if private not in _TRUE_WORDS | _FALSE_WORDS:
+        raise WebhookEndpointError(
+            f"{prefix}_ALLOW_PRIVATE: {private!r} is neither yes nor no; write 1, or leave it out"
+        )
     return WebhookEndpoint(
         name,
         url,
-        _secrets(prefix, secret, environ) if signs else (),
+        secrets,
         format=format,
         key="" if signs else secret,
         authorization=_credential(f"{prefix}_AUTHORIZATION", environ),
-        allow_private=_flag(f"{prefix}_ALLOW_PRIVATE", environ),
+        allow_private=private in _TRUE_WORDS,
     )
-
-
-def _format(prefix: str, environ: Mapping[str, str]) -> Format:
-    text = environ.get(f"{prefix}_FORMAT", "").strip().lower() or Format.KERNEL_CONTRACT
-    try:
-        return Format(text)
-    except ValueError:
-        raise WebhookEndpointError(f"{prefix}_FORMAT: {text!r} is not one of {', '.join(Format)}") from None
-
-
-def _url(prefix: str, environ: Mapping[str, str], format: Format) -> str:
-    url = environ.get(f"{prefix}_URL", "").strip()
-    if not url:
-        wanted = f"set {prefix}_URL"
-        given = environ.get(f"{prefix}_SECRET") or environ.get(f"{prefix}_SECRET_FILE")
-        if format is Format.KERNEL_CONTRACT and not given:
-            wanted += f" and {prefix}_SECRET or {prefix}_SECRET_FILE"
-        raise WebhookEndpointError(wanted)
-    return url
 
 
 def _credential(variable: str, environ: Mapping[str, str]) -> str:
@@ -137,21 +133,6 @@ def _credential(variable: str, environ: Mapping[str, str]) -> str:
     if text and path:
         raise WebhookEndpointError(f"set only one of {variable} or {variable}_FILE")
     return (Path(path).read_text(encoding="utf-8") if path else text).strip()
-
-
-def _secrets(prefix: str, text: str, environ: Mapping[str, str]) -> tuple[Secret, ...]:
-    try:
-        return tuple(Secret.parse(secret) for secret in re.split(r"[\s,]+", text) if secret)
-    except SecretError as error:
-        suffix = "_FILE" if environ.get(f"{prefix}_SECRET_FILE") else ""
-        raise WebhookEndpointError(f"{prefix}_SECRET{suffix}: {error}") from None
-
-
-def _flag(variable: str, environ: Mapping[str, str]) -> bool:
-    text = environ.get(variable, "").strip().lower()
-    if text not in _TRUE_WORDS | _FALSE_WORDS:
-        raise WebhookEndpointError(f"{variable}: {text!r} is neither yes nor no; write 1, or leave it out")
-    return text in _TRUE_WORDS
 
 
 class Rotation:

@@ -50,7 +50,6 @@ def test_body_is_alertmanager_version_4(contract, edges):
 
 
 def test_without_a_runbook_of_its_own_the_handbook_s_is_linked(contract, edges):
-    """At the paragraph about this alert; without an address of the evaluator there is no link."""
     without = contract.model_copy(update={"metadata": contract.metadata.model_copy(update={"runbook": ""})})
     for base, expected in (
         ("https://kc.example", "https://kc.example/handbook/on-call.html#kernelcontractbroken"),
@@ -64,7 +63,6 @@ def test_without_a_runbook_of_its_own_the_handbook_s_is_linked(contract, edges):
 
 
 def test_description_says_the_numbers_in_plain_words(contract, edges):
-    """A person who is woken reads what users suffer, since when, what was done, what to do, and then the numbers."""
     (alert,) = alert_body(contract, edges[0][1:], receiver="pager", done=["notified pager by webhook"])["alerts"]
     assert alert["annotations"]["summary"] == (
         "policy-7b: token-tv is broken on slice code for bbbbbbbbbbbb against aaaaaaaaaaaa"
@@ -80,7 +78,6 @@ def test_description_says_the_numbers_in_plain_words(contract, edges):
 
 
 def test_a_body_says_what_its_fails_rest_on(contract, edges, make_verdict):
-    """What was held against the limit, or what was seen itself; nothing where nothing fails any more."""
     said = [alert_body(contract, transitions, receiver="pager")["kernelContract"]["evidence"] for transitions in edges]
     assert said == ["On average, chance alone raises such an alert at most once in 30d in the whole contract.", ""]
     _, seen = advance(contract, PolicyState(contract.name), [make_verdict("FAIL", at=AT)], {}, AT)
@@ -122,7 +119,6 @@ def test_only_common_labels_are_common(contract, edges):
 
 
 def test_encoding_is_strict_json_and_deterministic(make_contract, make_verdict):
-    """Numbers that are not finite become null, and equal bodies give equal bytes."""
     contract = make_contract([{"on": "no-data", "do": ["notify"]}])
     _, edges = advance(contract, PolicyState(contract.name), [make_verdict("NO_DATA")], {}, AT)
     first = encode(alert_body(contract, edges, receiver="pager"))
@@ -183,18 +179,17 @@ def test_the_alert_of_what_is_contained_may_end_and_of_what_is_not_waits(edges):
     gone, _ = edges[1]
     cell, at = gone.cell, AT + 90
     broken = BrokenCell(cell.clause, cell.slice, since=AT, until=at)
-    told = MessageGroup("1", "pager", (gone.fingerprint,), (gone.step,), (), 0.0, 0.0, at)
+    told = MessageGroup("1", "pager", (gone.fingerprint,), (gone.step,), (), 0.0, 0.0)
     reasons = {}
     for state in (IncidentState.BROKEN, IncidentState.CONTAINED):
         of = ("1", cell.contract, "fail", cell.kernel_train, cell.kernel_inference, state, (broken,))
         said = [Notice(gone, NoticeReason.RESOLVED)]
-        _, messages = group_messages([told], said, [Incident(*of)], People(), AT_ONCE, 60.0, at + 60.0)
+        _, messages = group_messages([told], said, [Incident(*of)], People(), AT_ONCE, 60.0, 60.0, at + 60.0)
         reasons[state] = [str(message.reason) for message in messages]
     assert reasons == {IncidentState.BROKEN: ["unproven"], IncidentState.CONTAINED: ["resolved"]}
 
 
 def test_the_first_line_names_both_kernels_by_the_fields_in_which_they_differ(contract, edges):
-    """Of the alert, of the incident, and of what is said of a roll-back; a fingerprint tells nobody what changed."""
     cell, fields = edges[0][1].cell, {"engine": "vllm", "dtype": "bfloat16"}
     kernels = [
         KernelInfo("train", cell.kernel_train, fields | {"kv_cache_dtype": "auto"}, AT),
@@ -218,7 +213,6 @@ def test_two_steps_that_fire_on_one_cell_do_not_look_alike(contract, edges):
 
 
 def test_an_alert_that_fires_over_a_recovery_does_not_say_that_it_is_broken(contract, edges, make_verdict):
-    """A reminder or an update in the meantime has the numbers of now, and says that they show no breach."""
     recovered = replace(edges[0][1], verdict=make_verdict("PASS"))
     body = alert_body(contract, [recovered], receiver="pager")
     (alert,) = body["alerts"]
@@ -231,7 +225,6 @@ def test_an_alert_that_fires_over_a_recovery_does_not_say_that_it_is_broken(cont
 
 
 def test_the_description_says_that_sequences_were_judged(make_contract, make_verdict):
-    """The same metric by token and by sequence are two numbers; the person who is woken reads which one it is."""
     contract = make_contract(
         [{"on": "fail", "severity": "critical", "do": [{"webhook": "pager"}]}],
         statistical=[{"id": "token-tv", "metric": "tv_token", "unit": "sequence", "limit": 0.004}],

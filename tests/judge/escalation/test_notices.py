@@ -2,35 +2,28 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from dataclasses import replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kc_otel.judge.decisions import DecisionTable, apply
 from kc_otel.judge.escalation.alerts import PolicyState, What, advance
+from kc_otel.judge.escalation.escalate import EscalationState, escalate
 from kc_otel.judge.escalation.notices import (
     AT_ONCE,
     GroupTiming,
-    MessageGroup,
-    NotificationLog,
     People,
     Silence,
     acknowledge,
     current,
-    group_messages,
-    muted_ends,
-    notices,
     silence,
     unsilence,
 )
 from kc_otel.judge.escalation.webhook_body import alert_body
 from kc_otel.judge.incidents.incident import IncidentState
-from kc_otel.judge.incidents.incident_lifecycle import follow
 from kc_otel.judge.plain_json import read_json, to_json
-from kc_otel.judge.verdict import Cell
+from kc_otel.judge.verdict import Cell, Evaluation
 
 
 def silenced(id="one", clause=None, slice=None, at=0.0, until=100.0, by="ada", why="planned work"):
@@ -56,7 +49,6 @@ def firing(make_contract, make_verdict):
     ],
 )
 def test_a_silence_covers_what_it_names(clause, slice, covered):
-    """What is left out matches everything; another contract's cells are never covered."""
     people = silence(People(), silenced(clause=clause, slice=slice))
     cells = [("token-tv", "all"), ("token-tv", "code"), ("reward", "code")]
     assert {cell for cell in cells if people.silencing(Cell("policy-7b", *cell), 50.0)} == covered
@@ -77,7 +69,6 @@ def test_a_silence_ends_by_its_time_or_by_a_person():
 
 
 def test_an_acknowledgement_ends_with_its_alert(firing):
-    """Whoever took an alert on first keeps it; when it fires again it is a new one."""
     people = acknowledge(People(), firing[:1], "ada", "looking", 20.0)
     assert people.acknowledged(firing[0].fingerprint).by == "ada"
     people = acknowledge(people, firing, "bob", "me too", 30.0)
@@ -92,27 +83,67 @@ def test_an_acknowledgement_ends_with_its_alert(firing):
 
 
 class Pager:
-    """Policy and notices side by side, an evaluation at a time."""
+    """A contract's policy, an evaluation at a time."""
 
-    def __init__(self, contract, make_verdict):
-        self.contract, self.make_verdict = contract, make_verdict
-        self.state, self.log, self.people = PolicyState(contract.name), NotificationLog(contract.name), People()
-        self.now = 1000.0
+    def __init__(self, contract, make_verdict, timing=AT_ONCE):
+        self.contract, self.make_verdict, self.timing = contract, make_verdict, timing
+        self.state, self.now = EscalationState(), 1000.0
 
-    def tick(self, seconds, status):
-        """(reason, what) of everything that is said after so many seconds."""
+    def step(self, seconds, **statuses):
+        """What an evaluation leads to after so many seconds, by the status of each slice."""
         self.now += seconds
-        self.state, edges = advance(self.contract, self.state, [self.make_verdict(status)], {}, self.now)
-        self.log = read_json(NotificationLog, to_json(self.log))
-        self.log, said = notices(self.contract, self.log, self.state.firing, edges, self.people, self.now)
-        return [(str(notice.reason), str(notice.transition.what)) for notice in said]
+        verdicts = [self.make_verdict(status, slice=slice) for slice, status in statuses.items()]
+        before = read_json(EscalationState, to_json(self.state))
+        step = escalate(self.contract, before, Evaluation(self.now, verdicts), {}, self.now, timing=self.timing)
+        self.state = step.state
+        return step
 
-    def silence(self, seconds):
-        made = Silence("s", self.contract.name, None, None, "ada", "planned", self.now, self.now + seconds)
+    def said(self, seconds, status):
+        """(reason, what) of everything that is said."""
+        notices = self.step(seconds, code=status).notices
+        return [(str(notice.reason), str(notice.transition.what)) for notice in notices]
+
+    def messages(self, seconds, **statuses):
+        return self.step(seconds, **statuses).messages
+
+    def tick(self, seconds, **statuses):
+        """(endpoint, reason, how many fire, how many end, how many last) of every webhook."""
+        return [
+            (
+                message.endpoint,
+                str(message.reason),
+                *(sum(edge.what is what for edge in message.alerts) for what in (What.FIRING, What.RESOLVED)),
+                message.lasting,
+            )
+            for message in self.messages(seconds, **statuses)
+        ]
+
+    @property
+    def firing(self):
+        return self.state.policies[self.contract.name].firing if self.state.policies else ()
+
+    @property
+    def groups(self):
+        return self.state.groups[self.contract.name]
+
+    @property
+    def lasting(self):
+        return self.state.incidents[self.contract.name]
+
+    @property
+    def people(self):
+        return self.state.people
+
+    @people.setter
+    def people(self, people):
+        self.state = replace(self.state, people=people)
+
+    def silence(self, seconds, slice=None):
+        made = Silence("s", self.contract.name, None, slice, "ada", "planned", self.now, self.now + seconds)
         self.people = silence(self.people, made)
 
     def acknowledge(self):
-        self.people = acknowledge(self.people, self.state.firing, "ada", "looking", self.now)
+        self.people = acknowledge(self.people, self.firing, "ada", "looking", self.now)
 
 
 @pytest.fixture
@@ -122,29 +153,26 @@ def pager(make_contract, make_verdict):
 
 
 def test_reminders_come_after_every_interval(pager):
-    assert pager.tick(0, "FAIL") == [("firing", "firing")]
-    said = [pager.tick(60, "FAIL") for _ in range(20)]
+    assert pager.said(0, "FAIL") == [("firing", "firing")]
+    said = [pager.said(60, "FAIL") for _ in range(20)]
     assert [index for index, messages in enumerate(said) if messages] == [9, 19]
     assert said[9] == [("reminder", "firing")]
-    assert pager.tick(60, "PASS") == [("resolved", "resolved")]
-    assert pager.tick(600, "PASS") == []
+    assert pager.said(60, "PASS") == [("resolved", "resolved")]
+    assert pager.said(600, "PASS") == []
 
 
 def test_a_silence_holds_back_until_it_ends(pager):
     pager.silence(100)
-    assert pager.tick(10, "FAIL") == []
-    assert pager.tick(80, "FAIL") == []
-    assert pager.tick(10, "FAIL") == [("silence-ended", "firing")]
-    assert pager.tick(10, "PASS") == [("resolved", "resolved")]
+    assert pager.said(10, "FAIL") == []
+    assert pager.said(80, "FAIL") == []
+    assert pager.said(10, "FAIL") == [("silence-ended", "firing")]
+    assert pager.said(10, "PASS") == [("resolved", "resolved")]
 
 
 def test_the_body_says_why_it_is_sent(pager):
-    """A reminder says for how long it has fired; the labels are those of the first word."""
-    verdicts = [pager.make_verdict("FAIL")]
-    state, edges = advance(pager.contract, pager.state, verdicts, {}, 1000.0)
+    edges = pager.step(0, code="FAIL").transitions
     first = alert_body(pager.contract, edges, receiver="pager", reason="firing")
     again = alert_body(pager.contract, [replace(edges[0], at=4600.0)], receiver="pager", reason="reminder")
-    assert state.firing
     assert first["kernelContract"]["reason"] == "firing"
     assert again["kernelContract"]["reason"] == "reminder"
     assert again["alerts"][0]["annotations"]["description"].startswith(
@@ -168,16 +196,16 @@ def test_a_receiver_hears_a_story_that_makes_sense(make_contract, make_verdict, 
     pager = Pager(make_contract([step]), make_verdict)
     open_, counted, due = False, 0.0, 0.0
     for seconds, status, action in ticks:
-        firing = pager.state.firing
+        firing = pager.firing
         if action == "silence" and not pager.people.silences:
             pager.silence(300)
         elif action == "unsilence" and pager.people.silences:
             pager.people = People(acknowledgements=pager.people.acknowledgements)
         elif action == "acknowledge" and firing and not pager.people.acknowledgements:
             pager.acknowledge()
-        said = pager.tick(seconds, status)
+        said = pager.said(seconds, status)
         counted += min(max(0, seconds), 300)
-        firing = pager.state.firing
+        firing = pager.firing
         muted = bool(firing) and bool(pager.people.silencing(firing[0].cell, pager.now))
         taken = bool(firing) and pager.people.acknowledged(firing[0].fingerprint) is not None
         assert len(said) <= 1
@@ -191,69 +219,27 @@ def test_a_receiver_hears_a_story_that_makes_sense(make_contract, make_verdict, 
                 assert counted - due >= {"1m": 60, "10m": 600}[repeat]
             open_, due = what == "firing", counted
         assert open_ == bool(firing) or (muted and not open_), "everything that fires is said, unless it is silenced"
-        pager.people, _ = current(pager.people, pager.contract.name, {alert.fingerprint for alert in firing}, pager.now)
 
 
 def test_what_grew_over_minutes_is_one_reminder(make_contract, make_verdict):
     step = {"on": "fail", "repeat": "10m", "severity": "critical", "do": [{"webhook": "pager"}]}
-    contract = make_contract([step])
-    state, log, reminders = PolicyState(contract.name), NotificationLog(contract.name), []
+    pager, reminders = Pager(make_contract([step]), make_verdict), []
     for minute in range(35):
-        now = 1000.0 + 60.0 * minute
-        broken = [
-            make_verdict("FAIL", slice=name) for at, name in ((0, "all"), (2, "code"), (5, "prose")) if minute >= at
-        ]
-        state, edges = advance(contract, state, broken, {}, now)
-        log, said = notices(contract, log, state.firing, edges, People(), now)
-        reminders.append(sum(notice.reason == "reminder" for notice in said))
+        broken = {name: "FAIL" for at, name in ((0, "all"), (2, "code"), (5, "prose")) if minute >= at}
+        reminders.append(sum(notice.reason == "reminder" for notice in pager.step(60, **broken).notices))
     assert {minute: many for minute, many in enumerate(reminders) if many} == {10: 3, 20: 3, 30: 3}
 
 
 PAGER = [{"on": "fail", "severity": "critical", "repeat": "1h", "do": [{"webhook": "pager"}]}]
 
 
-class Fleet:
-    """Policy, notices, incidents and messages of one contract, an evaluation at a time."""
-
-    def __init__(self, contract, make_verdict, timing):
-        self.contract, self.make_verdict, self.timing = contract, make_verdict, timing
-        self.state, self.log, self.people = PolicyState(contract.name), NotificationLog(contract.name), People()
-        self.groups, self.lasting, self.now, self.table = (), (), 1000.0, DecisionTable()
-
-    def tick(self, seconds, **statuses):
-        """(endpoint, reason, how many fire, how many end, how many last) of every webhook after so many seconds."""
-        return [
-            (message.endpoint, str(message.reason), *self.counts(message), message.lasting)
-            for message in self.messages(seconds, **statuses)
-        ]
-
-    def messages(self, seconds, **statuses):
-        self.now += seconds
-        verdicts = [self.make_verdict(status, slice=slice) for slice, status in statuses.items()]
-        self.state, edges = advance(self.contract, self.state, verdicts, {}, self.now)
-        self.log, said = notices(self.contract, self.log, self.state.firing, edges, self.people, self.now)
-        self.table = apply(self.table, edges, self.contract, self.now)
-        found = follow(self.contract.name, self.lasting, verdicts, self.state.firing, self.table, self.now)
-        self.lasting = tuple(incident for incident in found if incident.state is not IncidentState.RESOLVED)
-        groups = read_json(tuple[MessageGroup, ...], to_json(self.groups))
-        said = (*said, *muted_ends(edges, said))
-        self.groups, sent = group_messages(groups, said, found, self.people, self.timing, 300.0, self.now)
-        return sent
-
-    @staticmethod
-    def counts(message):
-        kinds = Counter(transition.what for transition in message.alerts)
-        return kinds[What.FIRING], kinds[What.RESOLVED]
-
-
 @pytest.fixture
 def fleet(make_contract, make_verdict):
     """Makes one, with the steps and the timing given."""
-    return lambda steps=PAGER, timing=GroupTiming(): Fleet(make_contract(steps), make_verdict, timing)  # noqa: B008
+    return lambda steps=PAGER, timing=GroupTiming(): Pager(make_contract(steps), make_verdict, timing)  # noqa: B008
 
 
 def test_an_incident_is_one_message_after_the_wait_an_update_and_an_end(fleet):
-    """However many slices break within the wait, and however many follow before the interval has passed."""
     escalation = fleet()
     slices = {f"s{index}": "FAIL" for index in range(45)}
     assert escalation.tick(0, s0="FAIL", s1="FAIL") == []
@@ -298,9 +284,7 @@ def test_that_a_breach_went_away_is_told_by_the_rules_of_other_messages(fleet):
 
     assert [here("ab"), here("ab", 30)] == [[], [("pager", "firing", 2, 0, 2)]]
     assert [gone(10), here("ab"), gone(10)] == [[]] * 3, "it was back within the wait"
-    escalation.people = People(
-        (Silence("1", escalation.contract.name, None, "a", "ada", "planned", escalation.now, escalation.now + 1000),)
-    )
+    escalation.silence(1000, "a")
     assert [gone(100) for _ in range(5)] == [[], [], [("pager", "unproven", 1, 0, 2)], [], []], "b alone"
     escalation.people = People()
     assert [gone(10), gone(10)] == [[("pager", "unproven", 1, 0, 2)], []]
@@ -321,10 +305,10 @@ def test_a_breach_that_went_away_and_is_back_is_not_told_as_its_end(fleet):
     told = [escalation.tick(60, a="PASS") for _ in range(20)]
     assert told == [*[[]] * 5, [("pager", "unproven", 1, 0, 1)], *[[]] * 14]
     escalation.make_verdict = make
-    assert escalation.state.firing == ()
+    assert escalation.firing == ()
     told = [message for _ in range(8) for message in escalation.tick(30, a="FAIL")]
     assert told == [("pager", "update", 1, 0, 1)]
-    assert escalation.state.firing
+    assert escalation.firing
     assert [message.reason for _ in range(9) for message in escalation.messages(60, a="PASS")] == ["resolved"]
 
 
@@ -339,7 +323,6 @@ def test_every_message_of_an_incident_is_about_it(fleet):
 
 
 def test_what_begins_and_ends_within_the_wait_is_not_said(fleet):
-    """And what ends and begins again between two messages is no news either."""
     escalation = fleet()
     escalation.tick(0, a="FAIL")
     assert escalation.tick(10, a="PASS") == []
@@ -360,7 +343,6 @@ def test_a_part_that_recovers_is_in_the_next_update(fleet):
 
 
 def test_a_step_that_was_not_told_waits_for_the_short_time_only(fleet):
-    """What is graver now is not held back for an interval."""
     escalation = fleet(
         [
             {"on": "fail", "severity": "warning", "do": [{"webhook": "desk"}]},
@@ -376,9 +358,7 @@ def test_a_step_that_was_not_told_waits_for_the_short_time_only(fleet):
 def test_what_is_silenced_while_it_waits_does_not_speak(fleet):
     escalation = fleet()
     escalation.tick(0, a="FAIL", b="FAIL")
-    escalation.people = People(
-        (Silence("1", escalation.contract.name, None, "a", "ada", "planned", escalation.now, escalation.now + 1000),)
-    )
+    escalation.silence(1000, "a")
     assert escalation.tick(30, a="FAIL", b="FAIL") == [("pager", "firing", 1, 0, 1)]
     assert escalation.tick(300, a="FAIL", b="FAIL") == []
     escalation.people = People()
@@ -390,7 +370,7 @@ def test_an_incident_reminds_in_one_message_until_somebody_acknowledges_it(fleet
     escalation.tick(0, a="FAIL", b="FAIL")
     said = [message for _ in range(12) for message in escalation.tick(300, a="FAIL", b="FAIL")]
     assert said == [("pager", "firing", 2, 0, 2), ("pager", "reminder", 2, 0, 2)]
-    escalation.people = acknowledge(escalation.people, escalation.state.firing, "ada", "looking", escalation.now)
+    escalation.acknowledge()
     assert [escalation.tick(300, a="FAIL", b="FAIL") for _ in range(30)] == [[]] * 30
 
 
@@ -403,7 +383,7 @@ STATUS = st.sampled_from(["FAIL", "FAIL", "PASS", "INCONCLUSIVE"])
 )
 def test_nothing_is_lost_and_nothing_is_said_twice(make_contract, make_verdict, ticks, timing):
     """A receiver that adds up its messages knows what fires, once both waits are over."""
-    escalation = Fleet(make_contract(PAGER), make_verdict, timing)
+    escalation = Pager(make_contract(PAGER), make_verdict, timing)
     known = set()
 
     def hear(seconds, **statuses):
@@ -422,7 +402,7 @@ def test_nothing_is_lost_and_nothing_is_said_twice(make_contract, make_verdict, 
         hear(seconds, **last)
     for _ in range(2):
         hear(300, **last)
-    assert known == {alert.fingerprint for alert in escalation.state.firing}
+    assert known == {alert.fingerprint for alert in escalation.firing}
 
 
 @pytest.mark.parametrize("silenced", [True, False])
@@ -432,8 +412,7 @@ def test_a_breach_that_went_away_before_it_was_told_is_told_as_unproven(fleet, s
     escalation = fleet(timing=GroupTiming(60.0, 300.0))
     make = escalation.make_verdict
     if silenced:
-        silence = Silence("1", escalation.contract.name, None, None, "ada", "planned", 0.0, escalation.now + 1000)
-        escalation.people = People((silence,))
+        escalation.silence(1000)
     assert escalation.tick(0, a="FAIL") == []
     escalation.make_verdict = lambda status, **where: make(status, inference="c" * 12, **where)
     assert escalation.tick(10, a="PASS") == []

@@ -69,7 +69,6 @@ def fail(slice: str, **more: Any) -> Verdict:
 
 
 def test_one_kernel_version_that_breaks_two_clauses_on_two_slices_is_one_incident() -> None:
-    """Its headline names both, the worst first and all traffic last; its start is the first breach."""
     evaluator = Evaluator(QUIET)
     evaluator.tick(10.0, fail("code"))
     (incident,) = evaluator.tick(11.0, fail("code"), fail("code", clause="tail", lower=0.005), fail("all", lower=0.05))
@@ -84,13 +83,11 @@ def test_one_kernel_version_that_breaks_two_clauses_on_two_slices_is_one_inciden
 
 @pytest.mark.parametrize(("lower", "said"), [(0.01542, "3.8"), (0.016, "4"), (0.3999, "99"), (0.0041, "1")])
 def test_how_many_times_the_limit_it_is_at_least_is_rounded_down(lower: float, said: str) -> None:
-    """A lower bound of 3.855 limits is not reported as at least 3.9 of them."""
     (incident,) = Evaluator(QUIET).tick(10.0, fail("code", lower=lower))
     assert f", at least {said} times the limit of " in incident.extents[0][1]
 
 
 def test_other_kernels_and_silence_are_incidents_of_their_own() -> None:
-    """FAIL comes before silence, and the worse before the less bad."""
     verdicts = (
         verdict_of("NO_DATA", inference="c"), fail("code", inference="d", lower=0.005), fail("code", inference="b"),
     )  # fmt: skip
@@ -113,7 +110,6 @@ def test_a_thousand_cells_that_go_silent_at_once_are_one_incident() -> None:
 
 @pytest.mark.parametrize("status", ["PASS", "INCONCLUSIVE"])
 def test_what_is_not_broken_is_no_incident(status: str) -> None:
-    """An open question is none either, and nor is a cell that nobody has ever reported to."""
     assert Evaluator(QUIET).tick(10.0, verdict_of(status), verdict_of("NO_DATA", inference="")) == ()
 
 
@@ -142,7 +138,6 @@ def test_a_slice_that_is_routed_away_and_falls_silent_is_contained_and_no_second
 
 
 def test_the_id_stays_while_an_incident_lasts_and_a_second_breach_has_another() -> None:
-    """More cells, fewer cells and being read back change nothing; a recovery in between separates two."""
     evaluator = Evaluator(QUIET)
     ids = []
     for at, verdicts in (
@@ -187,7 +182,6 @@ def _alert(verdict: Verdict) -> Any:
 
 
 def test_an_incident_lasts_as_long_as_its_alerts() -> None:
-    """Doubt is no proof that a breach is over: the alert holds, and so does the incident."""
     evaluator = Evaluator([{"on": "fail", "clear_for": "1m", "do": ["notify"]}])
     evaluator.tick(0.0, fail("code"))
     states = [
@@ -198,7 +192,6 @@ def test_an_incident_lasts_as_long_as_its_alerts() -> None:
 
 
 def test_what_only_the_alert_holds_is_told_as_it_was() -> None:
-    """While `clear_for` is served the limit is kept: the words and the time of the numbers are those of the breach."""
     evaluator = Evaluator([{"on": "fail", "clear_for": "5m", "do": ["notify"]}])
     (incident,) = evaluator.tick(0.0, fail("code"))
     assert (incident.state_text, incident.headline) == ("Broken", "token-tv is above its limit on code")
@@ -213,7 +206,6 @@ def test_what_only_the_alert_holds_is_told_as_it_was() -> None:
 
 
 def test_what_came_since_and_refutes_nothing_is_not_told_as_a_recovery() -> None:
-    """Doubt and silence keep the alert: the breach may last."""
     for since in ("INCONCLUSIVE", "NO_DATA"):
         evaluator = Evaluator([{"on": "fail", "clear_for": "5m", "do": ["notify"]}])
         evaluator.tick(0.0, fail("code"))
@@ -246,7 +238,6 @@ def test_sequences_that_fail_no_more_are_told_as_past_while_the_alert_holds() ->
 
 
 def test_a_run_that_ended_in_order_is_not_called_no_data() -> None:
-    """Its last recorder said so; a slice whose recorder did not is no data."""
     ended = {"reason": "the run ended: its last recorder shut down 70 s ago"}
     evaluator = Evaluator(QUIET)
     (incident,) = evaluator.tick(0.0, verdict_of("NO_DATA", **ended))
@@ -256,7 +247,6 @@ def test_a_run_that_ended_in_order_is_not_called_no_data() -> None:
 
 
 def test_growth_is_told_by_the_minute_with_all_traffic_counted() -> None:
-    """What broke and recovered in between counts for what it was."""
     evaluator = Evaluator(QUIET)
     evaluator.tick(0.0, fail("code"))
     evaluator.tick(30.0, fail("code"), fail("prose"), fail("all"))
@@ -267,7 +257,6 @@ def test_growth_is_told_by_the_minute_with_all_traffic_counted() -> None:
 
 
 def test_a_routed_incident_is_contained_until_a_person_gives_the_traffic_back() -> None:
-    """While the kernel is broken and afterwards; without routes it is over when it holds."""
     evaluator = Evaluator(ROUTING)
     evaluator.tick(0.0, fail("code"))
     (incident,) = evaluator.tick(61.0, fail("code"))
@@ -384,7 +373,6 @@ def test_a_kernel_that_is_measured_all_the_time_is_at_no_moment_contained() -> N
 
 
 def test_a_slice_that_breaks_later_is_contained_when_its_own_order_is() -> None:
-    """A router had taken the orders before it; the first order stays the one that the incident names."""
     evaluator = Evaluator(ROUTING)
     evaluator.traffic = replace(evaluator.traffic, kept=lambda *_: 200.0)
     evaluator.tick(0.0, fail("code"))
@@ -398,7 +386,6 @@ def test_a_slice_that_breaks_later_is_contained_when_its_own_order_is() -> None:
 
 
 def test_a_later_pin_does_not_move_the_order_of_an_incident() -> None:
-    """The pin is an order of its own: whether it is obeyed is measured from then on."""
     evaluator = Evaluator(ROUTING)
     evaluator.traffic = TrafficSeen()
     evaluator.tick(0.0, fail("code"))
@@ -432,13 +419,11 @@ def test_silence_is_not_explained_by_an_order_for_all_traffic_that_somebody_diso
 
 
 def test_an_evaluator_that_has_just_begun_knows_what_was_contained() -> None:
-    """It has heard of no router yet, and opens no incident of silence for what is routed away."""
     for taken, explained in (({"b": 1.0}, True), ({"b": -1.0}, False), ({}, False)):
         assert TrafficSeen(taken=taken).excuses("code", "b", lambda *_: 0.0) is explained
 
 
 def test_silence_of_everybody_alerts_whatever_is_routed() -> None:
-    """A route explains that a slice is silent, not that nobody reports any more."""
     evaluator = Evaluator([*ROUTING, {"on": "no-data", "do": ["notify"]}])
     evaluator.tick(0.0, fail("code"))
     assert {incident.on for incident in evaluator.tick(10.0, verdict_of("NO_DATA"))} == {"fail"}
@@ -451,7 +436,6 @@ def test_silence_of_everybody_alerts_whatever_is_routed() -> None:
 
 
 def test_what_only_went_away_is_not_called_resolved() -> None:
-    """A FAIL of a kernel that others replaced was refuted by nobody; one whose verdicts came to PASS was."""
     ladder = [{"on": "fail", "do": ["notify"]}]
     for last, state, said in (
         (verdict_of("PASS", inference="c" * 12), IncidentState.UNPROVEN, "Went away without proof of recovery"),
@@ -513,7 +497,6 @@ def test_what_only_went_away_stays_until_it_is_known_how_it_ended() -> None:
 
 
 def test_of_breaches_that_went_away_the_oldest_are_closed() -> None:
-    """Fingerprints without end fill no memory."""
     evaluator = Evaluator(QUIET)
     evaluator.tick(0.0, *(fail("code", inference=f"{version:012d}") for version in range(50)))
     evaluator.tick(10.0, *(fail("code", inference=f"{version:012d}") for version in range(50, 101)))
@@ -524,7 +507,6 @@ def test_of_breaches_that_went_away_the_oldest_are_closed() -> None:
 
 
 def test_no_kind_of_incident_is_resolved_by_silence() -> None:
-    """Doubt and missing data of a kernel that others replaced were settled by nobody."""
     other = verdict_of("PASS", inference="c" * 12)
     for on, first, invalid, settled in (
         ("inconclusive", "INCONCLUSIVE", None, "PASS"),
@@ -538,7 +520,6 @@ def test_no_kind_of_incident_is_resolved_by_silence() -> None:
 
 
 def test_the_wait_for_first_data_says_whether_they_came() -> None:
-    """A contract that no longer has the clause ends it too."""
     ladder = [{"on": "no-data", "do": ["notify"]}]
     unheard = verdict_of("NO_DATA", observed=False)
     unheard = replace(unheard, cell=unheard.cell._replace(kernel_train="", kernel_inference=""))
@@ -576,7 +557,6 @@ def test_a_route_below_a_pin_is_not_called_untaken() -> None:
 
 
 def test_pins_decide_who_meets_a_broken_kernel_before_routes_do() -> None:
-    """A slice pinned to the broken kernel is not contained, one pinned away from it is."""
     for ladder, kernel, expected in (
         (ROUTING, "inference-kernel", IncidentState.BROKEN),
         (QUIET, "train-kernel", IncidentState.CONTAINED),
@@ -600,7 +580,6 @@ def test_one_slice_that_users_reach_keeps_an_incident_broken() -> None:
 
 
 def test_what_was_done_says_whether_it_holds() -> None:
-    """A route that was lifted is no longer in force; a person's word is part of the story, on its own slices only."""
     evaluator = Evaluator(ROUTING)
     evaluator.tick(10.0, fail("code"))
     (incident,) = evaluator.tick(71.0, fail("code"))
@@ -624,7 +603,6 @@ def test_what_was_done_says_whether_it_holds() -> None:
 
 
 def test_later_messages_that_wait_or_were_given_up_are_told_at_their_own_times() -> None:
-    """The first one was accepted, and stays so; those that wait say that their endpoint is sent nothing any more."""
     (incident,) = Evaluator(QUIET).tick(10.0, fail("code"))
     incident = replace(incident, actions=(IncidentAction("webhook", "pager", 12.0, ("code",)),))
     of = {"pager": Undelivered("pager", 9, 40.0, 1, 30.0, 30.0)}
@@ -655,7 +633,6 @@ def test_an_action_is_done_once_however_many_slices_it_is_about() -> None:
 
 
 def test_a_dry_run_says_what_it_would_do() -> None:
-    """Nothing of it is said to have been done, and nothing is contained."""
     evaluator = Evaluator(ROUTING, dry_run=True)
     (incident,) = evaluator.tick(10.0, fail("code"), fail("prose"))
     assert incident.state is IncidentState.BROKEN
@@ -680,7 +657,6 @@ def test_failed_input_checks_and_long_doubt_are_incidents_where_an_alert_fires_o
 
 
 def test_an_incident_of_invalid_input_tells_the_reasons_as_they_arrive() -> None:
-    """Not the first for ever; with what to do about the most frequent."""
     evaluator = Evaluator([{"on": "invalid-input", "do": ["notify"]}])
     evaluator.tick(10.0, verdict_of("PASS"), invalid={"nan_logprob": 2})
     (incident,) = evaluator.tick(20.0, verdict_of("PASS"), invalid={"nan_logprob": 2, "token_mismatch": 9})
@@ -692,7 +668,6 @@ def test_an_incident_of_invalid_input_tells_the_reasons_as_they_arrive() -> None
 
 
 def test_invalid_input_of_a_recorder_that_is_lost_is_not_called_resolved() -> None:
-    """What others send is valid; what it sends may still not be."""
     for unheard, said in ((True, "Went away without proof of recovery"), (False, "Resolved")):
         evaluator = Evaluator([{"on": "invalid-input", "do": ["notify"]}])
         evaluator.tick(0.0, verdict_of("PASS"), invalid={"nan": 2})
@@ -702,7 +677,6 @@ def test_invalid_input_of_a_recorder_that_is_lost_is_not_called_resolved() -> No
 
 
 def test_invalid_input_that_only_went_away_ends_as_a_breach_does() -> None:
-    """By valid input of its kernels, a rollback that is taken, an orderly end or a person; silence ends nothing."""
     other, pair = verdict_of("PASS", inference="c" * 12), verdict_of("PASS").cell[-2:]
     back = Promotion("policy-7b", "", pair[1], Position(Stage.FULL), 100.0, 0.0, Tally(), PromotionStatus.ROLLED_BACK)
 
@@ -727,7 +701,6 @@ def test_invalid_input_that_only_went_away_ends_as_a_breach_does() -> None:
 
 
 def test_an_incident_of_invalid_input_ends_with_valid_input_whatever_was_routed() -> None:
-    """The route is the other incident's, and lasts until somebody lifts it."""
     evaluator = Evaluator([*ROUTING, {"on": "invalid-input", "do": ["notify"]}])
     evaluator.tick(0.0, fail("code"))
     evaluator.tick(10.0, fail("code"), invalid={"nan_logprob": 2})
@@ -737,7 +710,6 @@ def test_an_incident_of_invalid_input_ends_with_valid_input_whatever_was_routed(
 
 
 def test_a_breach_whose_cells_are_gone_is_not_told_as_over() -> None:
-    """Its kernel is not measured any more, and its route is in force."""
     evaluator = Evaluator(ROUTING)
     evaluator.tick(10.0, fail("code"))
     evaluator.tick(20.0, verdict_of("PASS", slice="code", inference="healthy"))
@@ -747,7 +719,6 @@ def test_a_breach_whose_cells_are_gone_is_not_told_as_over() -> None:
 
 
 def test_what_nobody_measures_is_not_called_broken() -> None:
-    """Users may suffer or not: before the first data, after the last, and while sequences fail the input checks."""
     ladder = [{"on": "no-data", "do": ["notify"]}]
     evaluator = Evaluator(ladder)
     (incident,) = evaluator.tick(10.0, verdict_of("NO_DATA", inference=""))
@@ -765,7 +736,6 @@ def test_what_nobody_measures_is_not_called_broken() -> None:
 
 
 def test_a_breach_is_told_as_it_was_and_then_as_it_is() -> None:
-    """What fills the window afterwards hides nothing while the incident lasts."""
     evaluator = Evaluator(QUIET)
     evaluator.tick(60.0, fail("code", estimate=0.0374, lower=0.03, at=60.0))
     (incident,) = evaluator.tick(140.0, fail("code", estimate=0.00406, lower=0.0041, upper=0.006, at=140.0))
@@ -779,7 +749,6 @@ def test_a_breach_is_told_as_it_was_and_then_as_it_is() -> None:
 
 
 def test_a_breach_that_a_changed_limit_ends_is_not_called_resolved() -> None:
-    """The message says from what to what; where the drift is below the former limit too, it has recovered."""
     ladder = [{"on": "fail", "do": ["notify"]}]
     for upper, state, said in (
         (0.3, "Closed by a changed limit", "is closed"),
@@ -799,7 +768,6 @@ def test_a_breach_that_a_changed_limit_ends_is_not_called_resolved() -> None:
 
 
 def test_data_of_another_clause_of_the_same_name_are_not_told_as_those_that_were_missing() -> None:
-    """Nor do they decide what was undecided: the contract no longer asks for it."""
     for on, first in (("no-data", "NO_DATA"), ("inconclusive", "INCONCLUSIVE")):
         contract = contract_with([{"on": on, "do": ["notify"]}])
         was, now, place = verdict_of(first), verdict_of("PASS"), ("token-tv", "code")
@@ -817,7 +785,6 @@ def test_data_of_another_clause_of_the_same_name_are_not_told_as_those_that_were
 
 @pytest.mark.parametrize(("upper", "said"), [(0.3, "Closed by a changed limit"), (0.001, "Resolved")])
 def test_a_breach_of_two_limits_is_resolved_below_the_stricter_one(upper: float, said: str) -> None:
-    """The limit was raised in the breach, and the new one was broken too; the incident and its end say so."""
     evaluator = Evaluator([{"on": "fail", "do": ["notify"]}])
     evaluator.tick(0.0, fail("code", estimate=0.9, lower=0.8))
     (incident,) = evaluator.tick(30.0, fail("code", limit=0.5, estimate=0.9, lower=0.8))
@@ -841,7 +808,6 @@ def test_a_limit_that_was_kept_before_a_second_breach_does_not_count_for_it() ->
 
 
 def test_a_pin_of_another_slice_that_shares_requests_overrides_a_route() -> None:
-    """The state names it, and the commands end it; a route below it is in force since the pin has ended."""
     for slice, meets, part in (("long", ("code",), " in part"), ("long", (), None), ("code", (), "")):
         evaluator = Evaluator(ROUTING)
         evaluator.tick(0.0, fail("code"))
@@ -860,7 +826,6 @@ def test_a_pin_of_another_slice_that_shares_requests_overrides_a_route() -> None
 
 
 def test_all_traffic_is_not_contained_while_a_slice_of_it_is_pinned_to_the_kernel() -> None:
-    """Whatever the slice: an older pin gives way to a newer one of all traffic."""
     evaluator = Evaluator(ROUTING)
     evaluator.tick(0.0, fail("all"))
     evaluator.table = pin(evaluator.table, Pin("policy-7b", "code", "inference-kernel", "ada", "fine", 5.0))

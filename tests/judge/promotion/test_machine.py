@@ -50,7 +50,7 @@ def run(promotion, contract, round_of, script, holds=()):
     moves = []
     for now, status in script:
         promotion, moved = advance(promotion, contract, round_of(contract, now, status), holds)
-        moves += moved
+        moves += [moved] if moved is not None else []
     return promotion, moves
 
 
@@ -59,7 +59,6 @@ def passes(start, count, step=300):
 
 
 def test_a_sound_version_goes_all_the_way(terms, round_of):
-    """Each step takes its windows, all of whose data lie behind the one before, and the share follows the place."""
     promotion, _ = begin(terms, V, "ada", 0.0)
     promotion, moves = run(promotion, terms, round_of, passes(0, 6))
     assert [(str(move.before), str(move.after), move.at) for move in moves] == [
@@ -81,7 +80,6 @@ def test_data_from_before_a_step_do_not_count_after_it(terms, round_of):
 
 
 def test_the_failure_limit_counts_windows_that_share_no_data(contract, round_of):
-    """Three seconds of FAIL are one failing window; the second one is a whole window later."""
     terms = with_terms(contract, failure_limit=2, skip=["offline-ci"])
     promotion, _ = begin(terms, V, "ada", 0.0)
     promotion, moves = run(promotion, terms, round_of, [(n, "FAIL") for n in range(1, 300)])
@@ -93,7 +91,6 @@ def test_the_failure_limit_counts_windows_that_share_no_data(contract, round_of)
 
 @pytest.mark.parametrize("status", ["INCONCLUSIVE", "NO_DATA"])
 def test_doubt_and_silence_never_advance_and_are_named(terms, round_of, status):
-    """A thousand rounds of doubt move nothing, and the reason is there to be read."""
     promotion, _ = begin(terms, V, "ada", 0.0)
     promotion, moves = run(promotion, terms, round_of, [(300 * n, status) for n in range(1, 1000)])
     assert (moves, promotion.position.stage) == ([], Stage.SHADOW)
@@ -107,15 +104,13 @@ def test_another_version_is_no_proof(terms, round_of):
 
 
 def test_offline_stage_waits_for_evidence(contract):
-    """Without it nothing moves, and the sentence says which command makes it."""
     promotion, _ = begin(contract, V, "ada", 0.0)
-    promotion, moves = advance(promotion, contract, Evaluation(1.0), ())
-    assert (moves, share_of(promotion)) == ((), 0.0)
+    promotion, move = advance(promotion, contract, Evaluation(1.0), ())
+    assert (move, share_of(promotion)) == (None, 0.0)
     assert "kc-otel gate run" in promotion.missing[0]
 
 
 def test_a_person_is_asked_where_the_contract_says(contract, round_of):
-    """The gate is open, the version waits, and goes on once somebody has let it in; nobody is asked about the rest."""
     terms = with_terms(contract, windows=1, steps=["1%"], approve=["canary"], skip=["offline-ci"])
     promotion, _ = begin(terms, V, "ada", 0.0)
     promotion, moves = run(promotion, terms, round_of, passes(0, 3))
@@ -133,7 +128,6 @@ def test_a_person_is_asked_where_the_contract_says(contract, round_of):
 
 
 def test_a_hold_waits_and_a_resume_goes_on(terms, round_of):
-    """By a person with a reason, or by the escalation policy; windows are counted meanwhile."""
     promotion, _ = begin(terms, V, "ada", 0.0)
     held = machine.hold(promotion, "bob", "the launch is on Friday", 10.0)
     held, moves = run(held, terms, round_of, passes(0, 4))
@@ -147,7 +141,6 @@ def test_a_hold_waits_and_a_resume_goes_on(terms, round_of):
 
 
 def test_a_hook_confirms_each_step(terms, round_of):
-    """The gate is open, the place is awaited; a confirmation is good for that one step."""
     promotion = machine.hook(begin(terms, V, "ada", 0.0)[0])
     promotion, moves = run(promotion, terms, round_of, passes(0, 3))
     assert (moves, promotion.awaiting) == ([], "canary at 1%")
@@ -163,12 +156,11 @@ def test_a_hook_confirms_each_step(terms, round_of):
 
 
 def test_force_needs_a_reason_and_a_place_ahead(terms):
-    """It goes past the gate, the record says who and why, and the way goes on from there."""
     promotion, _ = begin(terms, V, "ada", 0.0)
     with pytest.raises(OrderError, match="say why"):
         machine.force(promotion, terms, Stage.CANARY, "ada", " ", Evaluation(5.0), 5.0)
-    forced, moves = machine.force(promotion, terms, Stage.CANARY, "ada", "the launch", Evaluation(5.0), 5.0)
-    assert (str(forced.position), moves[0].kind, moves[0].by, moves[0].why) == (
+    forced, move = machine.force(promotion, terms, Stage.CANARY, "ada", "the launch", Evaluation(5.0), 5.0)
+    assert (str(forced.position), move.kind, move.by, move.why) == (
         "canary at 1%",
         "force",
         "ada",
@@ -195,7 +187,6 @@ def test_what_a_person_knew_when_they_forced_does_not_take_it_back_at_once(terms
 
 
 def test_a_new_failure_after_force_takes_it_back_at_once(terms, round_of):
-    """Where nothing was known to fail, nothing is forgiven."""
     promotion, _ = begin(terms, V, "ada", 0.0)
     forced, _ = machine.force(promotion, terms, Stage.CANARY, "ada", "hurry", round_of(terms, 5.0), 5.0)
     _, moves = run(forced, terms, round_of, [(6, "FAIL")])
@@ -203,15 +194,14 @@ def test_a_new_failure_after_force_takes_it_back_at_once(terms, round_of):
 
 
 def test_started_again_it_has_to_show_everything_again(terms):
-    """A second attempt begins where the first one did, and says that it is the second."""
     promotion, _ = begin(terms, V, "ada", 0.0)
     with pytest.raises(OrderError, match="already in promotion, in shadow"):
         begin(terms, V, "ada", 1.0, previous=promotion)
     back, _ = machine.roll_back(promotion, "ada", "wrong weights", 10.0)
     with pytest.raises(OrderError, match="is rolled back; start it again first"):
         machine.hold(back, "ada", "x", 11.0)
-    again, moves = begin(terms, V, "ada", 20.0, previous=back)
-    assert (again.attempt, again.position.stage, moves[0].message) == (
+    again, move = begin(terms, V, "ada", 20.0, previous=back)
+    assert (again.attempt, again.position.stage, move.message) == (
         2, Stage.SHADOW, f"ada starts the promotion of {V} in shadow, attempt 2",
     )  # fmt: skip
 
@@ -229,8 +219,8 @@ def test_a_changed_contract_starts_the_count_again(terms, contract, round_of):
 def test_replaced_versions_are_no_longer_limited(terms, round_of):
     promotion, _ = begin(terms, V, "ada", 0.0)
     promotion, _ = run(promotion, terms, round_of, passes(0, 6))
-    gone, moves = replaced(promotion, "next", 2000.0)
-    assert (gone.status, share_of(gone), moves[0].message) == ("replaced", None, f"{V} is replaced by next")
+    gone, move = replaced(promotion, "next", 2000.0)
+    assert (gone.status, share_of(gone), move.message) == ("replaced", None, f"{V} is replaced by next")
     assert run(gone, terms, round_of, [(2001, "FAIL")]) == (gone, [])
 
 
@@ -255,7 +245,6 @@ STATUS = st.sampled_from(["PASS", "PASS", "PASS", "PASS", "PASS", "INCONCLUSIVE"
     limit=st.integers(1, 2),
 )
 def test_nothing_moves_on_without_proof_whatever_the_clock_does(contract, round_of, script, crashes, windows, limit):
-    """Clock jumps either way, holds, restarts at any point: every step has its windows, and its record verifies."""
     terms = with_terms(contract, windows=windows, failure_limit=limit, skip=["offline-ci"])
     promotion, _ = begin(terms, V, "ada", 0.0)
     now, since = 0.0, 0
@@ -269,12 +258,11 @@ def test_nothing_moves_on_without_proof_whatever_the_clock_does(contract, round_
         if turn in crashes:
             promotion = read_json(Promotion, to_json(promotion))
         before, evaluation = promotion, round_of(terms, now, status)
-        promotion, moves = advance(promotion, terms, evaluation, ())
+        promotion, move = advance(promotion, terms, evaluation, ())
         statuses.append(status)
-        assert len(moves) <= 1
         if before.status is PromotionStatus.ROLLED_BACK:
             assert promotion == before
-        for move in moves:
+        if move is not None:
             verify_evidence(json.loads(json.dumps(step_evidence(terms, before, move, evaluation.verdicts, abs(now)))))
             if move.kind is MoveKind.ADVANCE:
                 path = path_of(terms.promotion)

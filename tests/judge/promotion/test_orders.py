@@ -69,14 +69,13 @@ def sealed(record, **changes):
 
 
 def test_sound_evidence_opens_the_offline_gate(contract, promotion, evidence):
-    """The version is in shadow with the next evaluation, and the step names what it rests on."""
     record = evidence(0.01)
     admitted = admit(replace(promotion, missing=("no evidence yet",)), contract, record, section_problems, NOW)
     assert (admitted.offline, admitted.missing) == (record["checksum"], ())
-    after, (move,) = advance(admitted, contract, Evaluation(1.0), ())
+    after, move = advance(admitted, contract, Evaluation(1.0), ())
     assert (after.position.stage, str(move.before), move.decision.stage) == (Stage.SHADOW, "offline-ci", "shadow")
-    held, moves = advance(admitted, contract, Evaluation(1.0), ["prose is silent"])
-    assert (moves, held.missing) == ((), ("held: prose is silent",))
+    held, move = advance(admitted, contract, Evaluation(1.0), ["prose is silent"])
+    assert (move, held.missing) == (None, ("held: prose is silent",))
 
 
 def test_a_gate_that_refused_opens_nothing(contract, promotion, evidence):
@@ -119,7 +118,6 @@ def test_evidence_of_something_else_opens_nothing(contract, promotion, evidence)
 
 
 def test_evidence_from_before_a_roll_back_opens_nothing(contract, promotion, evidence):
-    """What it shows did not keep the version from failing; what the gate finds afterwards counts."""
     record = evidence(0.01)  # of 1e9
     for rolled_at in (1e9 - 1.0, 1e9 + 1.0):
         back, _ = machine.roll_back(promotion, "ada", "broken tables", rolled_at)
@@ -133,13 +131,12 @@ def test_evidence_from_before_a_roll_back_opens_nothing(contract, promotion, evi
 
 def test_a_changed_contract_asks_for_the_gate_again(contract, promotion, evidence):
     admitted = admit(promotion, contract, evidence(0.01), section_problems, NOW)
-    after, moves = advance(admitted, load_text(TEXT.replace("0.05", "0.06")), Evaluation(1.0), ())
-    assert (moves, after.offline) == ((), "")
+    after, move = advance(admitted, load_text(TEXT.replace("0.05", "0.06")), Evaluation(1.0), ())
+    assert (move, after.offline) == (None, "")
     assert "no evidence of the offline stage" in after.missing[0]
 
 
 def test_evidence_from_the_future_opens_nothing(contract, promotion, evidence):
-    """It would count as newer than any roll-back; a clock may be a little ahead."""
     record = evidence(0.01)
     written = datetime.fromisoformat(record["time"]).timestamp()
     assert admit(promotion, contract, record, section_problems, written - 200.0).offline

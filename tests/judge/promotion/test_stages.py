@@ -38,7 +38,6 @@ def test_gate_opens_after_enough_windows_that_share_no_data(rounds):
 
 
 def test_failure_rolls_back_whatever_came_after(rounds):
-    """One FAIL of the version in the stage ends it, also under a hold, and says which clause on which slice."""
     history = rounds((0, "PASS"), (10, "FAIL"), (300, "PASS"), (600, "PASS"), (900, "PASS"))
     decision = decide(GATE, "inferB", history, ("paused by ada",), 900)
     assert (decision.outcome, decision.stage) == (GateOutcome.ROLLBACK, Stage.OFFLINE_CI)
@@ -79,7 +78,6 @@ def test_verdicts_of_the_long_window_need_its_distance(rounds):
 
 
 def test_offline_stage_counts_rounds(rounds, contract):
-    """Recorded data have no clock: every round is a window, and none is stale."""
     gate = GateSpec.of(contract, Stage.OFFLINE_CI, 1)
     assert gate.cells == (("token-tv", "all"), ("token-tv", "code"))
     decision = decide(gate, "inferB", rounds((0, "PASS")), (), 1e9)
@@ -88,7 +86,6 @@ def test_offline_stage_counts_rounds(rounds, contract):
 
 
 def test_what_is_missing_is_counted_in_the_clause_s_own_unit(make_verdict, contract):
-    """Thousands of tokens, but a hundred sequences: each clause says how many of its own observations it lacks."""
     content = contract.model_dump(by_alias=True)
     content["statistical"] = [*content["statistical"], {"id": "seq", "metric": "tv_seq", "limit": 0.004}]
     gate = GateSpec.of(Contract.model_validate(content), Stage.CANARY, 1)
@@ -112,7 +109,6 @@ def test_last_stage_stays(rounds, contract):
     held=st.booleans(),
 )
 def test_nothing_advances_without_proof(rounds, statuses, steps, windows, held):
-    """Advancing needs PASS to the end, enough time for the windows, no hold and no failure, and waiting says why."""
     times = [float(sum(steps[: n + 1])) for n in range(len(statuses))]
     gate = GateSpec(Stage.CANARY, windows, 300.0, 3600.0, GATE.cells)
     now = times[-1] if times else 0.0
@@ -142,7 +138,6 @@ def test_a_clock_that_was_set_back_starts_the_streak_again():
 
 @given(st.lists(st.tuples(st.integers(1, 90), st.integers(30, 120)), max_size=14), st.integers(0, 200))
 def test_a_tally_counts_the_most_windows_that_share_no_data(looks, since):
-    """Never more than could be chosen one after the other, and never fewer, from data after a given time."""
     tally, at, ends = Tally(pass_from=since), 0, []
     for step, span in looks:
         at += step

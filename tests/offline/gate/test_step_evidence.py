@@ -143,13 +143,13 @@ def records(terms, round_of, make_verdict):
     """Of an advance, a force, a rollback by a failure, and one by a person."""
     started, _ = begin(terms, V, "ada", 0.0)
     beside = [make_verdict("FAIL", at=300.0, version="other"), make_verdict("NO_DATA", slice="other", at=300.0)]
-    onward, (step,) = advance(started, terms, Evaluation(300.0, (*round_of(300.0), *beside)), ())
+    onward, step = advance(started, terms, Evaluation(300.0, (*round_of(300.0), *beside)), ())
     found = {"advance": step_evidence(terms, started, step, [*round_of(300.0), *beside], 300.0)}
-    _, (forced,) = machine.force(started, terms, Stage.CANARY, "ada", "the launch", Evaluation(5.0), 5.0)
+    _, forced = machine.force(started, terms, Stage.CANARY, "ada", "the launch", Evaluation(5.0), 5.0)
     found["force"] = step_evidence(terms, started, forced, (), 5.0)
-    _, (back,) = advance(onward, terms, Evaluation(301.0, tuple(round_of(301.0, "FAIL"))), ())
+    _, back = advance(onward, terms, Evaluation(301.0, tuple(round_of(301.0, "FAIL"))), ())
     found["rollback"] = step_evidence(terms, onward, back, round_of(301.0, "FAIL"), 301.0)
-    _, (taken,) = machine.roll_back(onward, "ada", "wrong weights", 302.0)
+    _, taken = machine.roll_back(onward, "ada", "wrong weights", 302.0)
     found["by a person"] = step_evidence(terms, onward, taken, round_of(302.0), 302.0)
     return found
 

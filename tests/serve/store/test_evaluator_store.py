@@ -26,8 +26,8 @@ from kc_otel.serve.store.codecs import (
     encode_stream,
 )
 from kc_otel.serve.store.evaluator_store import SCHEMA_VERSION, EvaluatorStore
+from kc_otel.serve.store.state_connection import UnitOfWork, unit_of_work
 from kc_otel.serve.store.state_file import DamagedStateError, StateError, reading_state
-from kc_otel.serve.store.unit_of_work import UnitOfWork, unit_of_work
 from kc_otel.stats import Buckets, ExponentialHistogram
 from kc_otel.stats.histogram import ExplicitHistogram
 from kc_otel.stats.histogram_columns import HistogramColumns
@@ -67,6 +67,12 @@ def script(sender: Any, merged: Any, now: float) -> list[tuple[float, Any]]:
 def written(store: EvaluatorStore, evaluator: Evaluator, connection: sqlite3.Connection) -> None:
     with unit_of_work(connection) as unit:
         store.save(evaluator, unit)
+
+
+def restored(connection: sqlite3.Connection, contract: Any) -> Evaluator:
+    evaluator = Evaluator([contract])
+    EvaluatorStore(connection).restore(evaluator)
+    return evaluator
 
 
 def same(a: Any, b: Any) -> bool:
@@ -128,7 +134,6 @@ def in_rows(contract: Any, sender: Any, now: float, count: int = 40) -> tuple[Ev
 
 @needs_machine_code
 def test_rows_of_streams_are_saved_in_blocks_that_changed(contract, sender, now, connection):
-    """One process's message writes the block with its row; a block whose streams are gone is deleted."""
     evaluator, senders = in_rows(contract(), sender, now)
     store = EvaluatorStore(connection)
     written(store, evaluator, connection)
@@ -158,8 +163,7 @@ def test_a_stream_that_leaves_its_row_is_saved_once(contract, sender, now, conne
         take(evaluator, senders[1].request(now + step, [0.5]), now + step)
     written(store, evaluator, connection)
     assert connection.execute("SELECT count(*) FROM evaluator_streams").fetchone() == (2,)
-    again = Evaluator([contract()])
-    EvaluatorStore(connection).restore(again)
+    again = restored(connection, contract())
     assert again.stream_count == 2
     found, expected = ({key: encode_stream(of) for _, key, of in either.streams()} for either in (again, evaluator))
     assert found == expected
@@ -184,7 +188,6 @@ def test_a_row_without_a_series_is_a_stream_that_takes_points_by_itself(contract
 
 @needs_machine_code
 def test_a_series_that_is_new_is_not_taken_for_one_that_is_gone(contract, sender, now, connection):
-    """Rows that are in a block since before name a series that no other is called like."""
     evaluator, _ = in_rows(contract(), sender, now)
     store = EvaluatorStore(connection)
     written(store, evaluator, connection)
@@ -193,8 +196,7 @@ def test_a_series_that_is_new_is_not_taken_for_one_that_is_gone(contract, sender
     written(store, evaluator, connection)
     evaluator.ingest_metrics(sender(slice="all", instance="new").request(now + 2, [0.5]), now + 2)
     written(store, evaluator, connection)
-    again = Evaluator([contract()])
-    EvaluatorStore(connection).restore(again)
+    again = restored(connection, contract())
     assert again.stream_count == 41
     assert not again.states["policy"].rows
 
@@ -204,7 +206,6 @@ def test_a_series_that_is_new_is_not_taken_for_one_that_is_gone(contract, sender
 @settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_damaged_blocks_of_rows_are_refused_or_rows(contract, sender, now, data):
-    """Whatever is changed, cut or added, nothing else comes of it."""
     evaluator, _ = in_rows(contract(), sender, now, 3)
     database = sqlite3.connect(":memory:", isolation_level=None)
     written(EvaluatorStore(database), evaluator, database)
@@ -236,8 +237,7 @@ def test_who_was_silent_before_a_restart_still_is(contract, sender, now, connect
         assert before == {status}
         written(store, first, connection)
         down = now + later + 120.0
-        again = Evaluator([made])
-        EvaluatorStore(connection).restore(again)
+        again = restored(connection, made)
         again.listen(down)
         after = [verdict for verdict in verdicts_of(again, down + 1.0) if verdict.cell.slice == "all"]
         assert {verdict.status for verdict in after} == {status}
@@ -248,7 +248,6 @@ def test_who_was_silent_before_a_restart_still_is(contract, sender, now, connect
 
 
 def test_that_a_run_ended_and_what_is_refused_survive_a_restart(contract, sender, now, connection):
-    """A clean shutdown does not become a silence that alarms, and a wrong clock is said with the time since when."""
     first, store, source = Evaluator([contract(slices={})]), EvaluatorStore(connection), sender()
     first.ingest_metrics(source.request(now, np.full(2000, 1e-4)), now)
     first.states["policy"].recorders.ended["bbbbbbbbbbbb"] = now
@@ -257,8 +256,7 @@ def test_that_a_run_ended_and_what_is_refused_survive_a_restart(contract, sender
     }
     first.ingest_metrics(sender(instance="gpu-7").request(now + 3600, [0.1]), now)
     written(store, first, connection)
-    again = Evaluator([contract(slices={})])
-    EvaluatorStore(connection).restore(again)
+    again = restored(connection, contract(slices={}))
     assert again.missing("policy", now + 1.0) == first.missing("policy", now + 1.0) != []
     assert again.states["policy"].recorders.moved == first.states["policy"].recorders.moved
     again.listen(now + 1.0)
@@ -276,8 +274,7 @@ def test_what_a_crash_loses_a_cumulative_sender_says_again(contract, sender, now
         evaluator.ingest_metrics(source.request(now + step, part), now + step)
         if step == 1:
             store.save(evaluator, UnitOfWork())
-    after = Evaluator([made])
-    EvaluatorStore(connection).restore(after)
+    after = restored(connection, made)
     after.ingest_metrics(source.request(now + 9, values[4]), now + 9)
     (series,) = after.series()
     assert after.distribution(series, 300, now + 9).total == 1000
@@ -285,7 +282,6 @@ def test_what_a_crash_loses_a_cumulative_sender_says_again(contract, sender, now
 
 
 def test_only_what_changed_is_written(contract: Any, sender: Any, now: float, connection: sqlite3.Connection) -> None:
-    """A save after nothing happened writes nothing; one after a single point writes that stream and its panes."""
     evaluator, store = Evaluator([contract()]), EvaluatorStore(connection)
     senders = [sender(instance=str(i)) for i in range(50)]
     for source in senders:
@@ -307,23 +303,20 @@ def test_what_was_counted_for_a_slice_that_is_redefined_is_gone(contract, sender
     verdicts_of(evaluator, now)
     written(store, evaluator, connection)
     for task, status in (("code", "PASS"), ("other", "NO_DATA")):
-        again = Evaluator([contract(slices={"code": {"where": {"task": task}}})])
-        EvaluatorStore(connection).restore(again)
+        again = restored(connection, contract(slices={"code": {"where": {"task": task}}}))
         found = {verdict.cell.slice: verdict.status.value for verdict in verdicts_of(again, now + 1)}
         assert found == {"all": "PASS", "code": status}
     assert {cell.slice for cell in again.states["policy"].evidence.cells} == {"all"}
 
 
 def test_evidence_against_a_clause_that_measures_something_else_now_is_gone(contract, sender, now, connection):
-    """The same limit on another metric is another promise; a changed description is none."""
     clause = {"id": "tv", "metric": "tv_token", "unit": "token", "limit": 0.004}
     evaluator, store = Evaluator([contract(slices={}, statistical=[clause])]), EvaluatorStore(connection)
     evaluator.ingest_metrics(sender().request(now, np.full(2000, 0.5)), now)
     assert [verdict.status.value for verdict in verdicts_of(evaluator, now)] == ["FAIL"]
     written(store, evaluator, connection)
     for change, failing in (({"description": "why"}, True), ({"metric": "tv_token", "unit": "sequence"}, False)):
-        again = Evaluator([contract(slices={}, statistical=[{**clause, **change}])])
-        EvaluatorStore(connection).restore(again)
+        again = restored(connection, contract(slices={}, statistical=[{**clause, **change}]))
         assert bool(again.states["policy"].evidence.alarmed) == failing
 
 
@@ -349,11 +342,9 @@ def test_contracts_and_slices_that_are_gone_are_left_out(contract, sender, now, 
     for slice in ("all", "code"):
         evaluator.ingest_metrics(sender(slice=slice).request(now, [0.5]), now)
     store.save(evaluator, UnitOfWork())
-    smaller = Evaluator([contract(slices={})])
-    EvaluatorStore(connection).restore(smaller)
+    smaller = restored(connection, contract(slices={}))
     assert [series.slice for series in smaller.series()] == ["all"]
-    stranger = Evaluator([contract(metadata={"name": "stranger", "version": 1, "owner": "x"})])
-    EvaluatorStore(connection).restore(stranger)
+    stranger = restored(connection, contract(metadata={"name": "stranger", "version": 1, "owner": "x"}))
     assert stranger.series() == ()
 
 
@@ -368,8 +359,7 @@ def test_windows_of_another_length_keep_their_content(contract, sender, now, con
     (series,) = changed.series()
     assert changed.distribution(series, 600, now + 280).total == 20
     again.save(changed, UnitOfWork())
-    third = Evaluator([changed.states["policy"].contract])
-    EvaluatorStore(connection).restore(third)
+    third = restored(connection, changed.states["policy"].contract)
     assert third.distribution(series, 600, now + 280).total == 20
 
 
@@ -385,7 +375,6 @@ def test_another_schema_version_is_refused(connection: sqlite3.Connection, versi
 
 @pytest.mark.parametrize("table", ["streams", "panes", "facts", pytest.param("rows", marks=needs_machine_code)])
 def test_damaged_rows_are_refused(contract, sender, now, connection, table):
-    """Bytes that no encoder wrote give an error that says what to do, and no half-read evaluator goes unnoticed."""
     evaluator, store = Evaluator([contract()]), EvaluatorStore(connection)
     if table == "rows":
         evaluator.use_columns()
@@ -393,11 +382,10 @@ def test_damaged_rows_are_refused(contract, sender, now, connection, table):
     store.save(evaluator, UnitOfWork())
     connection.execute(f"UPDATE evaluator_{table} SET data = ?", (b"\x00\x01" if table != "facts" else "{",))
     with pytest.raises(DamagedStateError, match="damaged"), reading_state(connection):
-        EvaluatorStore(connection).restore(Evaluator([contract()]))
+        restored(connection, contract())
 
 
 def test_the_store_never_commits(contract: Any, sender: Any, now: float, connection: sqlite3.Connection) -> None:
-    """Who owns the connection owns the transaction: rolling back takes everything back."""
     store = EvaluatorStore(connection)
     evaluator = Evaluator([contract()])
     evaluator.ingest_metrics(sender().request(now, [0.5]), now)
@@ -448,7 +436,6 @@ histograms = st.builds(
 @settings(max_examples=200, deadline=None)
 @given(st.lists(histograms, max_size=5))
 def test_many_histograms_survive_encoding(values: list[ExponentialHistogram]) -> None:
-    """Whatever widths their buckets need and whichever have none."""
     columns = HistogramColumns.of(values)
     back = map(decode_histogram, encode_histograms(columns))
     assert [*map(encode_histogram, back)] == [*map(encode_histogram, columns.objects())]
@@ -465,7 +452,6 @@ def test_random_bytes_are_no_state(data: bytes) -> None:
 
 
 def test_what_was_rolled_back_is_written_again(contract, sender, now, connection):
-    """A full disk in the middle of a save costs nothing once there is room."""
     evaluator, store = Evaluator([contract()]), EvaluatorStore(connection)
     evaluator.ingest_metrics(sender().request(now, [0.5, 0.25]), now)
     refuse_commits(connection)
@@ -473,15 +459,13 @@ def test_what_was_rolled_back_is_written_again(contract, sender, now, connection
         written(store, evaluator, connection)
     relieve(connection)
     written(store, evaluator, connection)
-    again = Evaluator([contract()])
-    EvaluatorStore(connection).restore(again)
+    again = restored(connection, contract())
     assert again.series() == evaluator.series()
     for series in again.series():
         assert again.distribution(series, 300, now).total == evaluator.distribution(series, 300, now).total > 0
 
 
 def test_evidence_survives_a_restart_where_the_limit_is_the_same(contract, sender, now, connection):
-    """What is held, the most cells, and what came after the peak; what was held against another limit is gone."""
     made, source = contract(), sender()
     evaluator, store = Evaluator([made]), EvaluatorStore(connection)
     for step, mean in enumerate((0.02, 0.001)):
@@ -489,8 +473,7 @@ def test_evidence_survives_a_restart_where_the_limit_is_the_same(contract, sende
         evaluator.evaluate(now + step)
         written(store, evaluator, connection)
     before = evaluator.states[made.name].evidence
-    after = Evaluator([made])
-    EvaluatorStore(connection).restore(after)
+    after = restored(connection, made)
     found = after.states[made.name].evidence
     assert (found.most, found.cells.keys()) == (before.most, before.cells.keys())
     ((cell, kept),) = found.cells.items()
@@ -499,17 +482,15 @@ def test_evidence_survives_a_restart_where_the_limit_is_the_same(contract, sende
     assert (kept.failing, kept.peak, kept.pane, kept.test) == (held.failing, now, held.pane, held.test)
     assert kept.after is not None
     assert kept.after.count == 4000
-    other = Evaluator(
-        [contract(statistical=[{"id": "token-tv", "metric": "tv_token", "unit": "token", "limit": 0.005}])]
+    other = restored(
+        connection, contract(statistical=[{"id": "token-tv", "metric": "tv_token", "unit": "token", "limit": 0.005}])
     )
-    EvaluatorStore(connection).restore(other)
     assert other.states[made.name].evidence.cells == {}
     assert connection.execute("SELECT count(*) FROM evaluator_evidence").fetchone() == (0,)
 
 
 @pytest.mark.parametrize("spoil", [lambda data: data[:-1], lambda data: data[:80] + bytes([255] * 8) + data[88:]])
 def test_damaged_evidence_is_said_to_be_damaged(contract, sender, now, connection, spoil):
-    """Bytes that are missing, and a number that is none."""
     evaluator, store = Evaluator([contract()]), EvaluatorStore(connection)
     evaluator.ingest_metrics(sender().request(now, RNG.beta(1, 100, 400)), now)
     evaluator.evaluate(now)
@@ -517,7 +498,7 @@ def test_damaged_evidence_is_said_to_be_damaged(contract, sender, now, connectio
     (data,) = connection.execute("SELECT data FROM evaluator_evidence").fetchone()
     connection.execute("UPDATE evaluator_evidence SET data = ?", (spoil(data),))
     with pytest.raises(DamagedStateError, match=r"damaged.*not evidence"), reading_state(connection):
-        EvaluatorStore(connection).restore(Evaluator([contract()]))
+        restored(connection, contract())
 
 
 def test_a_clock_that_went_back_while_nobody_ran_is_noticed(contract, sender, now, connection):
@@ -548,8 +529,7 @@ def test_buckets_that_others_replaced_are_saved_when_the_clock_goes_back(contrac
         evaluator.ingest_metrics(other.request(at, [0.2] * count), at)
         verdicts = verdicts_of(evaluator, at)
         written(store, evaluator, connection)
-    again = Evaluator([contract()])
-    EvaluatorStore(connection).restore(again)
+    again = restored(connection, contract())
     assert same(verdicts_of(again, now - 100.0), verdicts)
     assert verdicts[0].samples == 61
 

@@ -20,7 +20,6 @@ def store(connection):
 
 
 def test_what_was_saved_is_read_back(store, connection):
-    """By another store on the same file, with its cells and times; other contracts' are apart."""
     store.save((), [ONE, replace(ONE, id="b" * 12, contract="other")])
     again = IncidentStore(connection)
     assert again.lasting("policy") == (ONE,)
@@ -29,7 +28,6 @@ def test_what_was_saved_is_read_back(store, connection):
 
 
 def test_numbers_alone_are_not_written(store, connection):
-    """They change with every evaluation; a cell more or an end is written at once."""
     store.save((), [ONE])
     before = connection.total_changes
     louder = replace(ONE, cells=(replace(ONE.cells[0], estimate=0.5),))
@@ -41,7 +39,6 @@ def test_numbers_alone_are_not_written(store, connection):
 
 
 def test_of_those_that_are_over_the_newest_are_kept_and_what_lasts_always(store):
-    """A list has them newest first, from a time on."""
     store.save((), [ONE])
     store.close(
         [replace(ONE, id=f"{index:012d}", state=IncidentState.RESOLVED, resolved_at=10.0 * index) for index in range(5)]
@@ -53,7 +50,6 @@ def test_of_those_that_are_over_the_newest_are_kept_and_what_lasts_always(store)
 
 
 def test_what_lasts_of_a_contract_that_is_gone_is_over(store):
-    """With its cells; others go on."""
     store.save((), [ONE, replace(ONE, id="b" * 12, contract="gone")])
     store.end_others({"policy"}, 50.0)
     (over,) = store.over(None, 0.0, 10)

@@ -12,7 +12,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -20,9 +20,8 @@ from typing import Any
 import pytest
 
 from kc_otel.serve.store.inbox import Inbox
-from kc_otel.serve.store.state_connection import StateConnection
+from kc_otel.serve.store.state_connection import StateConnection, UnitOfWork, unit_of_work
 from kc_otel.serve.store.state_file import StateError, open_state
-from kc_otel.serve.store.unit_of_work import UnitOfWork, unit_of_work
 from tests.tools.full_disk import refuse_commits, relieve
 from tests.tools.slow_disk import slow_disk
 
@@ -33,7 +32,7 @@ from pathlib import Path
 from kc_otel.serve.store import state_connection
 from kc_otel.serve.store.inbox import Inbox
 from kc_otel.serve.store.state_file import StateError, open_state
-from kc_otel.serve.store.unit_of_work import unit_of_work
+from kc_otel.serve.store.state_connection import unit_of_work
 
 state_connection._CHECKPOINT_PAGES = 25
 path, slow, fails, shadow = map(Path, sys.argv[1:])
@@ -217,7 +216,6 @@ def rows(state: sqlite3.Connection) -> list[int]:
 
 
 def test_while_a_commit_waits_what_was_committed_before_is_read_and_others_queue(state, monkeypatch):
-    """Nobody sees what the disk does not have; nobody else writes; turns come in the order of who asked."""
     commits, done = Commits(monkeypatch), list[int]()
 
     async def main() -> None:
@@ -238,7 +236,6 @@ def test_while_a_commit_waits_what_was_committed_before_is_read_and_others_queue
 
 
 def test_whoever_waits_may_be_cancelled_and_the_commit_is_not(state, monkeypatch):
-    """It takes force in memory as well; the next has their turn after it."""
     commits, done = Commits(monkeypatch), list[int]()
 
     async def main() -> None:
@@ -259,7 +256,6 @@ def test_whoever_waits_may_be_cancelled_and_the_commit_is_not(state, monkeypatch
 
 @pytest.mark.parametrize("where", ["inside", "commit"])
 def test_a_turn_that_fails_leaves_nothing_and_lets_the_next_have_theirs(state: StateConnection, where: str) -> None:
-    """Be it the disk's fault or another's; what was left with `on_rollback` is done."""
     undone: list[int] = []
 
     async def fail() -> None:
@@ -283,7 +279,6 @@ def test_a_turn_that_fails_leaves_nothing_and_lets_the_next_have_theirs(state: S
 
 
 def test_closing_waits_for_those_who_wait_and_refuses_who_comes_later(tmp_path, monkeypatch):
-    """Nothing is closed that a thread has in its hands; a failure that nobody waits for is no error of its own."""
     commits = Commits(monkeypatch)
 
     async def main() -> None:
@@ -326,7 +321,6 @@ def test_who_reads_or_writes_the_file_from_elsewhere_is_not_waited_for(tmp_path:
 
 
 def test_a_state_file_that_is_a_link_is_held_and_written_where_it_is(tmp_path: Path) -> None:
-    """SQLite has its log beside the file, not beside the link."""
     (tmp_path / "there").mkdir()
     (tmp_path / "link").symlink_to(tmp_path / "there" / "kept")
     with closing(open_state(tmp_path / "link")) as connection:
@@ -378,7 +372,6 @@ def test_those_who_come_while_the_disk_is_busy_are_written_together(tmp_path, st
 
 
 def test_a_snapshot_takes_out_what_was_applied_and_not_what_waits_for_that(state: StateConnection) -> None:
-    """Many are on the disk at once, and applied a few at a time: evaluations come in between."""
     inbox, applied, taken_out = Inbox(state), list[int](), list[int]()
 
     async def snapshot() -> None:
@@ -401,3 +394,51 @@ def test_a_snapshot_takes_out_what_was_applied_and_not_what_waits_for_that(state
         assert inbox.bytes == 4 * len(inbox)
 
     asyncio.run(main())
+
+
+@pytest.fixture
+def plain() -> Iterator[sqlite3.Connection]:
+    with closing(sqlite3.connect(":memory:", isolation_level=None)) as connection:
+        connection.execute("CREATE TABLE content (value TEXT)")
+        yield connection
+
+
+def test_what_is_committed_takes_force_in_the_order_of_the_calls(plain: sqlite3.Connection) -> None:
+    done: list[str] = []
+    with unit_of_work(plain) as unit:
+        unit.on_commit(lambda: done.append("first"))
+        unit.on_commit(lambda: done.append("second"))
+        unit.on_rollback(lambda: done.append("never"))
+        plain.execute("INSERT INTO content VALUES ('a')")
+        assert done == []
+    assert done == ["first", "second"]
+    assert plain.execute("SELECT value FROM content").fetchall() == [("a",)]
+
+
+def test_a_commit_that_is_refused_takes_force_nowhere(plain: sqlite3.Connection) -> None:
+    done: list[str] = []
+    refuse_commits(plain)
+
+    def write() -> None:
+        with unit_of_work(plain) as unit:
+            unit.on_commit(lambda: done.append("never"))
+            unit.on_rollback(lambda: done.append("undone"))
+            plain.execute("INSERT INTO content VALUES ('a')")
+
+    with pytest.raises(StateError, match="nothing is decided"):
+        write()
+    plain.set_authorizer(None)
+    assert (done, plain.in_transaction) == (["undone"], False)
+    assert plain.execute("SELECT value FROM content").fetchall() == []
+
+
+def test_what_goes_wrong_inside_is_raised_as_it_is(plain: sqlite3.Connection) -> None:
+
+    def write() -> None:
+        with unit_of_work(plain):
+            plain.execute("INSERT INTO content VALUES ('a')")
+            raise LookupError("no such route")
+
+    with pytest.raises(LookupError, match="no such route"):
+        write()
+    assert plain.execute("SELECT value FROM content").fetchall() == []

@@ -82,7 +82,6 @@ def damaged(content: bytes, chance: random.Random) -> bytes:
 
 @pytest.mark.slow
 def test_damage_is_said_at_the_start_or_does_no_harm(state, tmp_path, make_core, going_on):
-    """Whatever a file has become, an evaluator goes on with it, or says which file is damaged and what to do."""
     chance = random.Random(7)
     said: list[bool] = []
     later = going_on(0.4)
@@ -156,7 +155,6 @@ def test_buckets_where_nothing_can_be_are_damage(state, table, tmp_path, make_co
 
 
 def test_a_damaged_file_is_set_aside_with_what_belongs_to_it(tmp_path: Path) -> None:
-    """It keeps its content under another name, and the next evaluator begins anew."""
     path = tmp_path / "state.sqlite"
     path.write_bytes(b"no database" * 100)
     path.with_name("state.sqlite-wal").write_bytes(b"nor its log")

@@ -11,8 +11,8 @@ import pytest
 
 from kc_otel.judge.verdict import Cell, Evaluation, Status, Verdict
 from kc_otel.serve.history import KEPT_STEPS, CellHistory
+from kc_otel.serve.store.state_connection import unit_of_work
 from kc_otel.serve.store.state_file import StateError
-from kc_otel.serve.store.unit_of_work import unit_of_work
 from tests.tools.full_disk import refuse_commits, relieve
 
 CELL = Cell("policy", "token-tv", "code", "t", "i")
@@ -36,7 +36,6 @@ def past(history: CellHistory, end: float) -> list[tuple[float, int]]:
 
 
 def test_a_step_is_remembered_by_its_worst_evaluation(open_file: Callable, tmp_path: Path) -> None:
-    """One FAIL between many PASSes is not thinned away, and what is remembered survives a restart."""
     connection = open_file(tmp_path / "state.sqlite")
     history = CellHistory(connection, WINDOWS)
     for at in range(1000, 1040):
@@ -49,7 +48,6 @@ def test_a_step_is_remembered_by_its_worst_evaluation(open_file: Callable, tmp_p
 
 
 def test_the_last_minutes_are_whole(open_file: Callable) -> None:
-    """Every recent evaluation is there once, after the thinned ones, in order."""
     connection = open_file()
     history = CellHistory(connection, WINDOWS)
     for at in range(1000, 1300):
@@ -61,7 +59,6 @@ def test_the_last_minutes_are_whole(open_file: Callable) -> None:
 
 
 def test_a_breach_that_goes_on_begins_where_it_began(open_file: Callable) -> None:
-    """Also where the step that it began in reaches into the minutes that are whole."""
     connection = open_file()
     history = CellHistory(connection, {"policy": 3600.0})
     for at in range(1800, 2000):
@@ -73,7 +70,6 @@ def test_a_breach_that_goes_on_begins_where_it_began(open_file: Callable) -> Non
 
 @pytest.mark.parametrize("lives", [1, 2, 5, 7])
 def test_a_restart_leaves_no_gap_and_hides_no_breach(open_file: Callable, tmp_path: Path, lives: int) -> None:
-    """Killed after every few evaluations: each step is there once, and those with a FAIL say so, as without a kill."""
     failed, times = {1003, 1019, 1021, 1034, 1040}, range(1000, 1045)
     for start in times[::lives]:
         connection = open_file(tmp_path / "state.sqlite")
@@ -86,7 +82,6 @@ def test_a_restart_leaves_no_gap_and_hides_no_breach(open_file: Callable, tmp_pa
 
 
 def test_the_past_is_bounded(open_file: Callable) -> None:
-    """After three times round the places there are no more rows than it has places, and the oldest are gone."""
     connection = open_file()
     history = CellHistory(connection, WINDOWS)
     for index in range(3 * KEPT_STEPS):
@@ -97,7 +92,6 @@ def test_the_past_is_bounded(open_file: Callable) -> None:
 
 
 def test_a_pair_of_kernels_that_is_gone_is_forgotten_in_the_end(open_file: Callable) -> None:
-    """Its past stays as long as the places reach, beside the one that took its place; then its rows are dropped."""
     connection = open_file()
     history = CellHistory(connection, WINDOWS)
     successor = Cell("policy", "token-tv", "code", "t", "j")
@@ -112,7 +106,6 @@ def test_a_pair_of_kernels_that_is_gone_is_forgotten_in_the_end(open_file: Calla
 
 
 def test_an_evaluation_that_was_rolled_back_is_written_by_the_next(open_file: Callable) -> None:
-    """A full disk costs no step."""
     connection = open_file()
     history = CellHistory(connection, WINDOWS)
     tick(history, connection, verdict(1000.0, Status.FAIL))
@@ -125,7 +118,6 @@ def test_an_evaluation_that_was_rolled_back_is_written_by_the_next(open_file: Ca
 
 
 def test_names_that_begin_alike_are_told_apart(open_file: Callable) -> None:
-    """`code` is not `code-review`, whatever is in a name."""
     connection = open_file()
     history = CellHistory(connection, WINDOWS)
     other = Cell("policy", "token-tv", 'code"%', "t", "i")

@@ -74,7 +74,6 @@ def until(condition, seconds=60.0):
 def test_an_alert_fires_and_resolves_through_a_real_alertmanager(
     alertmanager, notified, connection, make_contract, make_verdict
 ):
-    """From the outbox to Alertmanager's API, and from there, grouped and authorised, to the ready receiver."""
     _, bodies, statuses = notified
     now = time.time()
     contract = make_contract([{"on": "fail", "severity": "critical", "do": [{"webhook": "am"}]}])

@@ -9,6 +9,7 @@ import socket
 import sqlite3
 import time
 from dataclasses import replace
+from functools import partial
 from itertools import count
 
 import httpx
@@ -22,10 +23,7 @@ from tests.tools.deliveries import drain
 
 SECRET = new_secret()
 AT = 1_700_000_000.0
-
-
-def client():
-    return httpx.AsyncClient(trust_env=False)
+client = partial(httpx.AsyncClient, trust_env=False)
 
 
 @pytest.fixture
@@ -40,25 +38,41 @@ def endpoints(receiver, *paths):
     }
 
 
-async def eventually(condition, seconds=30.0):
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "it did not happen"
-        await asyncio.sleep(0.005)
-
-
-def test_delivers_signed_and_in_order(outbox, receiver):
-    """A receiver verifies every message, and gets a contract's messages in order."""
-    for number in range(5):
-        outbox.enqueue("pager", "policy-7b", json.dumps({"n": number}).encode(), AT)
+def dispatched(outbox, known, **options):
+    """A dispatcher that has sent what was due."""
 
     async def main():
-        dispatcher = Dispatcher(outbox, endpoints(receiver, "pager"), client_factory=client, clock=lambda: AT)
+        dispatcher = Dispatcher(outbox, known, **{"client_factory": client, "clock": lambda: AT} | options)
         await drain(dispatcher)
         await dispatcher.aclose()
         return dispatcher
 
-    dispatcher = asyncio.run(main())
+    return asyncio.run(main())
+
+
+def run_until(condition, outbox, known, begun=lambda _dispatcher: None, **options):
+    """Run a dispatcher, which may wait, until something is so."""
+
+    async def main():
+        dispatcher = Dispatcher(outbox, known, client_factory=client, **options)
+        running = asyncio.create_task(dispatcher.run())
+        await asyncio.sleep(0.05)
+        begun(dispatcher)
+        deadline = time.monotonic() + 30.0
+        while not condition():
+            assert time.monotonic() < deadline, "it did not happen"
+            await asyncio.sleep(0.005)
+        running.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await running
+
+    asyncio.run(main())
+
+
+def test_delivers_signed_and_in_order(outbox, receiver):
+    for number in range(5):
+        outbox.enqueue("pager", "policy-7b", json.dumps({"n": number}).encode(), AT)
+    dispatcher = dispatched(outbox, endpoints(receiver, "pager"))
     bodies = [verify(SECRET, headers, body, now=AT) for _, headers, body in receiver.requests]
     assert bodies == [{"n": number} for number in range(5)]
     assert len({headers["webhook-id"] for _, headers, _ in receiver.requests}) == 5
@@ -67,19 +81,10 @@ def test_delivers_signed_and_in_order(outbox, receiver):
 
 
 def test_retry_has_same_id_and_body_and_a_fresh_signature(outbox, receiver):
-    """An attempt is signed for its own time; the message stays the same."""
     receiver.answers["/pager"] = [(500, {}), (302, {"location": f"{receiver.url}/elsewhere"}), (204, {})]
     outbox.enqueue("pager", "policy-7b", b"{}", AT)
     ticks = count(int(AT), 1000)
-
-    async def main():
-        dispatcher = Dispatcher(
-            outbox, endpoints(receiver, "pager"), client_factory=client, clock=lambda: float(next(ticks))
-        )
-        await drain(dispatcher)
-        await dispatcher.aclose()
-
-    asyncio.run(main())
+    dispatched(outbox, endpoints(receiver, "pager"), clock=lambda: float(next(ticks)))
     assert [path for path, _, _ in receiver.requests] == ["/pager"] * 3
     sent = [headers for _, headers, _ in receiver.requests]
     assert len({headers["webhook-id"] for headers in sent}) == 1
@@ -91,36 +96,18 @@ def test_retry_has_same_id_and_body_and_a_fresh_signature(outbox, receiver):
 
 @pytest.mark.slow
 def test_endpoint_that_hangs_delays_no_other(outbox, receiver):
-    """While one endpoint does not answer, another gets everything."""
     outbox.enqueue("hang", "policy-7b", b"{}", time.time())
     for _ in range(20):
         outbox.enqueue("pager", "policy-7b", b"{}", time.time())
-
-    async def main():
-        dispatcher = Dispatcher(outbox, endpoints(receiver, "hang", "pager"), client_factory=client, poll=0.05)
-        running = asyncio.create_task(dispatcher.run())
-        await eventually(lambda: len(outbox.messages(DeliveryState.DELIVERED)) == 20)
-        assert [message.endpoint for message in outbox.messages(DeliveryState.WAITING)] == ["hang"]
-        running.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await running
-
-    asyncio.run(main())
+    known = endpoints(receiver, "hang", "pager")
+    run_until(lambda: len(outbox.messages(DeliveryState.DELIVERED)) == 20, outbox, known, poll=0.05)
+    assert [message.endpoint for message in outbox.messages(DeliveryState.WAITING)] == ["hang"]
 
 
 def test_attempt_that_gets_no_answer_times_out(outbox, receiver, caplog):
-    """No answer within the limit is a failed attempt, logged, and shown with the message."""
     outbox.enqueue("hang", "policy-7b", b"{}", AT)
-
-    async def main():
-        dispatcher = Dispatcher(
-            outbox, endpoints(receiver, "hang"), client_factory=client, clock=lambda: AT, timeout=0.05
-        )
-        await drain(dispatcher)
-        await dispatcher.aclose()
-
     with caplog.at_level(logging.WARNING):
-        asyncio.run(main())
+        dispatched(outbox, endpoints(receiver, "hang"), timeout=0.05)
     (message,) = outbox.messages(DeliveryState.WAITING)
     assert (message.attempts, message.error) == (1, "no answer within 0.05 s")
     assert "no answer" in caplog.text
@@ -128,47 +115,28 @@ def test_attempt_that_gets_no_answer_times_out(outbox, receiver, caplog):
 
 
 def test_refused_connection_is_retried_without_showing_the_url(outbox):
-    """The URL may carry a token, so errors do not show it."""
     url = "http://127.0.0.1:9/T0KEN"
     outbox.enqueue("pager", "policy-7b", b"{}", AT)
 
     def broken(request):
         raise httpx.ConnectError(f"cannot reach {request.url}")
 
-    async def main():
-        dispatcher = Dispatcher(
-            outbox,
-            {"pager": WebhookEndpoint("pager", url, (Secret.parse(SECRET),), allow_private=True)},
-            client_factory=lambda: httpx.AsyncClient(transport=httpx.MockTransport(broken)),
-            clock=lambda: AT,
-        )
-        await drain(dispatcher)
-        await dispatcher.aclose()
-
-    asyncio.run(main())
+    known = {"pager": WebhookEndpoint("pager", url, (Secret.parse(SECRET),), allow_private=True)}
+    dispatched(outbox, known, client_factory=lambda: httpx.AsyncClient(transport=httpx.MockTransport(broken)))
     (message,) = outbox.messages(DeliveryState.WAITING)
     assert message.error == "ConnectError: cannot reach the endpoint"
 
 
 def test_wake_delivers_at_once(outbox, receiver):
-    """Messages enqueued by a tick do not wait for the next poll, and neither does what comes after them."""
-
-    async def main():
-        dispatcher = Dispatcher(outbox, endpoints(receiver, "pager"), client_factory=client, poll=60.0)
-        running = asyncio.create_task(dispatcher.run())
-        await asyncio.sleep(0.05)
+    def begun(dispatcher):
         for _ in range(3):
             outbox.enqueue("pager", "policy-7b", b"{}", time.time())
         dispatcher.wake()
-        await eventually(lambda: len(receiver.requests) == 3)
-        running.cancel()
-        await asyncio.gather(running, return_exceptions=True)
 
-    asyncio.run(main())
+    run_until(lambda: len(receiver.requests) == 3, outbox, endpoints(receiver, "pager"), begun, poll=60.0)
 
 
 def test_message_to_an_unknown_endpoint_waits_and_is_logged_once(outbox, caplog):
-    """A contract that names an endpoint nobody configured loses nothing."""
     outbox.enqueue("nobody", "policy-7b", b"{}", AT)
 
     async def main():
@@ -183,7 +151,6 @@ def test_message_to_an_unknown_endpoint_waits_and_is_logged_once(outbox, caplog)
 
 
 def test_locked_database_is_survived(outbox, connection, receiver, caplog):
-    """When the outbox cannot be read or written for a moment, the dispatcher goes on afterwards."""
 
     class Flaky:
         def __init__(self):
@@ -202,23 +169,14 @@ def test_locked_database_is_survived(outbox, connection, receiver, caplog):
 
     outbox.enqueue("pager", "policy-7b", b"{}", time.time())
     outbox._connection = Flaky()
-
-    async def main():
-        dispatcher = Dispatcher(outbox, endpoints(receiver, "pager"), client_factory=client, poll=0.01)
-        running = asyncio.create_task(dispatcher.run())
-        await eventually(lambda: outbox.messages(DeliveryState.DELIVERED))
-        running.cancel()
-        await asyncio.gather(running, return_exceptions=True)
-
     with caplog.at_level(logging.WARNING):
-        asyncio.run(main())
+        run_until(lambda: outbox.messages(DeliveryState.DELIVERED), outbox, endpoints(receiver, "pager"), poll=0.01)
     assert caplog.text.count("database is locked") == 2
     first, second = receiver.requests
     assert first[1]["webhook-id"] == second[1]["webhook-id"]
 
 
 def test_an_endpoint_that_is_configured_anew_is_sent_to_again(outbox, receiver):
-    """After 410; one whose configuration is what it was is not."""
     known = endpoints(receiver, "pager", "chat")
     for path in known:
         outbox.failed(outbox.enqueue(path, "policy-7b", b"{}", AT), AT, "HTTP 410", status=410)
@@ -238,7 +196,6 @@ def test_an_endpoint_that_is_configured_anew_is_sent_to_again(outbox, receiver):
     ],
 )
 def test_retry_after_is_a_number_or_a_date(value, seconds):
-    """Both forms of the header are understood, and nonsense is ignored."""
     assert retry_after_seconds(value, AT) == seconds
 
 
@@ -253,7 +210,6 @@ def test_retry_after_is_a_number_or_a_date(value, seconds):
     ],
 )  # fmt: skip
 def test_an_address_that_is_not_public_is_refused(host):
-    """Loopback, private, link-local, metadata, shared, mapped and oddly spelled ones alike."""
     with pytest.raises(AddressError, match=r"not a public address|cannot be resolved"):
         asyncio.run(pinned(f"http://{host}/hook"))
 
@@ -264,55 +220,47 @@ def test_an_address_that_is_public_is_connected_to(host):
     assert asyncio.run(pinned(f"http://{host}/hook"))[0] == f"http://{host}:80/hook"
 
 
-def test_the_connection_goes_to_the_address_that_was_looked_at(monkeypatch):
+@pytest.mark.parametrize(
+    ("url", "answers", "expected"),
+    [
+        (
+            "https://user:pw@hooks.example:8443/a?b=c",
+            ["93.184.216.34"],
+            ("https://user:pw@93.184.216.34:8443/a?b=c", {"host": "hooks.example:8443"}),
+        ),
+        (
+            "https://hooks.example/a",
+            ["10.0.0.1", "2606:2800:220:1::1"],
+            ("https://[2606:2800:220:1::1]:443/a", {"host": "hooks.example"}),
+        ),
+    ],
+)
+def test_the_connection_goes_to_the_public_address_that_was_looked_at(monkeypatch, url, answers, expected):
     """The name is resolved once; it stays in the Host header and in TLS."""
-    answers = [[(socket.AF_INET, socket.SOCK_STREAM, 6, "", ("93.184.216.34", 8443))], []]
+    resolved = [answers]
 
     async def resolve(*_args, **_options):
-        return answers.pop(0)
-
-    async def main():
-        loop = asyncio.get_running_loop()
-        monkeypatch.setattr(loop, "getaddrinfo", resolve)
-        return await pinned("https://user:pw@hooks.example:8443/a?b=c")
-
-    url, headers, extensions = asyncio.run(main())
-    assert url == "https://user:pw@93.184.216.34:8443/a?b=c"
-    assert headers == {"host": "hooks.example:8443"}
-    assert extensions == {"sni_hostname": "hooks.example"}
-
-
-def test_a_name_with_a_private_address_beside_a_public_one_uses_the_public_one(monkeypatch):
-    """What is connected to is what was allowed."""
-
-    async def resolve(*_args, **_options):
-        return [
-            (socket.AF_INET, socket.SOCK_STREAM, 6, "", ("10.0.0.1", 443)),
-            (socket.AF_INET6, socket.SOCK_STREAM, 6, "", ("2606:2800:220:1::1", 443, 0, 0)),
-        ]
+        return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (address, 0)) for address in resolved.pop()]
 
     async def main():
         monkeypatch.setattr(asyncio.get_running_loop(), "getaddrinfo", resolve)
-        return await pinned("https://hooks.example/a")
+        return await pinned(url)
 
-    assert asyncio.run(main())[0] == "https://[2606:2800:220:1::1]:443/a"
+    assert asyncio.run(main()) == (*expected, {"sni_hostname": "hooks.example"})
 
 
 def test_a_private_endpoint_waits_with_the_reason(connection, receiver):
-    """Nothing is sent to loopback unless the endpoint allows it; the outbox says what to set."""
     outbox = Outbox(connection)
     outbox.enqueue("pager", "policy-7b", b"{}", 0.0)
     secrets = (Secret.parse(new_secret()),)
 
-    async def deliver(allow_private):
+    def deliver(allow_private):
         endpoint = WebhookEndpoint("pager", f"{receiver.url}/pager", secrets, allow_private=allow_private)
-        dispatcher = Dispatcher(outbox, {"pager": endpoint}, clock=lambda: 1000.0 * allow_private)
-        await drain(dispatcher)
-        await dispatcher.aclose()
+        dispatched(outbox, {"pager": endpoint}, clock=lambda: 1000.0 * allow_private)
 
-    asyncio.run(deliver(allow_private=False))
+    deliver(allow_private=False)
     assert receiver.requests == []
     (message,) = outbox.messages(DeliveryState.WAITING)
     assert "127.0.0.1 is not a public address; set ..._ALLOW_PRIVATE=1" in message.error
-    asyncio.run(deliver(allow_private=True))
+    deliver(allow_private=True)
     assert len(receiver.requests) == 1

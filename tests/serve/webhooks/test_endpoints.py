@@ -10,7 +10,6 @@ from kc_otel.serve.webhooks.formats import Format
 
 
 def test_endpoints_are_read_from_the_environment(tmp_path):
-    """URL and secrets come from variables or a file; several secrets are for rotation."""
     first, two = new_secret(), new_secret()
     path = tmp_path / "secret"
     path.write_text(f"{first}\n{two}\n")
@@ -26,7 +25,6 @@ def test_endpoints_are_read_from_the_environment(tmp_path):
 
 
 def test_everything_that_is_missing_is_named_at_once(tmp_path):
-    """One error names every variable to set."""
     secret = new_secret()
     environ = {
         "KC_OTEL_WEBHOOK_CHAT_URL": "https://chat.example",
@@ -51,7 +49,6 @@ def test_everything_that_is_missing_is_named_at_once(tmp_path):
 
 
 def test_secrets_and_urls_are_never_shown():
-    """Neither a repr nor an error shows a secret or a URL that may carry a token."""
     secret = new_secret()
     endpoint = WebhookEndpoint("pager", "https://hooks.example/T0KEN", (Secret.parse(secret),))
     assert (
@@ -68,7 +65,6 @@ def test_secrets_and_urls_are_never_shown():
 
 @pytest.mark.parametrize("url", ["pager.example", "ftp://pager.example", "https://", "https://a b/", "http://[::1"])
 def test_url_that_is_none_is_refused(url):
-    """A wrong URL is found at the start, not at the first alert."""
     with pytest.raises(WebhookEndpointError, match="'pager': the URL is not valid"):
         WebhookEndpoint("pager", url, (Secret.parse(new_secret()),))
 
@@ -80,7 +76,6 @@ def _of(**variables):
 
 
 def test_each_format_takes_the_credentials_that_it_has():
-    """A routing key, an Authorization header, or nothing but the URL."""
     assert _of(FORMAT="pagerduty", SECRET="R" * 32).key == "R" * 32
     assert _of(FORMAT="Slack").format is Format.SLACK
     assert _of(FORMAT="slack", ALLOW_PRIVATE="yes").allow_private
@@ -98,13 +93,11 @@ def test_each_format_takes_the_credentials_that_it_has():
     ],
 )
 def test_a_format_without_what_it_needs_is_refused(variables, said):
-    """Before anything is sent, with the variable to set."""
     with pytest.raises(WebhookEndpointError, match=re.escape(said)):
         _of(**variables)
 
 
 def test_a_secret_that_changes_in_its_file_is_read_again(tmp_path, caplog):
-    """At the next tick; a file that is wrong or gone for a moment leaves the old secret in force."""
     path, first, two = tmp_path / "secret", new_secret(), new_secret()
     path.write_text(first)
     environ = {"KC_OTEL_WEBHOOK_PAGER_URL": "https://p.example", "KC_OTEL_WEBHOOK_PAGER_SECRET_FILE": str(path)}

@@ -71,13 +71,11 @@ def test_alertmanager_gets_alerts_that_last_until_they_resolve(stored):
     ],
 )
 def test_alertmanager_is_named_by_its_server(stored, url, expected):
-    """The path of its API is ours to know."""
     request = render(Format.ALERTMANAGER, url, stored[0], "msg_1", now=AT)
     assert request.url == expected
 
 
 def test_pagerduty_gets_an_event_of_an_alert_with_one_key_for_start_and_end(stored):
-    """The routing key is in the body, the numbers are in the details, and resolving closes the same incident."""
     trigger, resolve = (sent(Format.PAGERDUTY, body, key="R" * 32) for body in stored)
     assert (trigger["event_action"], resolve["event_action"]) == ("trigger", "resolve")
     assert trigger["dedup_key"] == resolve["dedup_key"]
@@ -92,7 +90,6 @@ def test_pagerduty_gets_an_event_of_an_alert_with_one_key_for_start_and_end(stor
 
 
 def test_slack_gets_a_message_whose_names_cannot_ping_anybody(stored):
-    """Colours follow severity and end; what looks like Slack's markup is escaped."""
     firing, resolved = (sent(Format.SLACK, body) for body in stored)
     of = f"for {'b' * 12} against {'a' * 12}"
     assert firing["text"] == f"[firing] policy-7b: token-tv is broken on slice code {of}"
@@ -106,7 +103,6 @@ def test_slack_gets_a_message_whose_names_cannot_ping_anybody(stored):
     "url", ["http://127.0.0.1:4320", "http://[::1]:4320", "http://0.0.0.0:4320", "http://localhost"]
 )
 def test_links_that_open_nowhere_else_say_which_option_is_missing(contract, make_verdict, url):
-    """In Slack's message of an incident and in every alert; an address that others know is left alone."""
     _, fired, begun = begun_of(contract, [make_verdict("FAIL")])
     for base, said in ((url, True), ("https://kc.example", False)):
         body = alert_body(contract, fired, receiver="pager", external_url=base, incident=begun, lasting=1)
@@ -116,7 +112,6 @@ def test_links_that_open_nowhere_else_say_which_option_is_missing(contract, make
 
 
 def test_an_update_in_which_nothing_new_fires_still_begins_with_its_headline(contract, make_verdict):
-    """One slice recovers while another is broken: nothing is said of users, and no gap is left."""
     verdicts = [make_verdict("FAIL", slice="a"), make_verdict("FAIL", slice="b")]
     state, _, begun = begun_of(contract, verdicts)
     later = [make_verdict("PASS", slice="a"), make_verdict("FAIL", slice="b")]
@@ -127,7 +122,6 @@ def test_an_update_in_which_nothing_new_fires_still_begins_with_its_headline(con
 
 
 def test_an_alert_says_since_when_its_cell_is_broken_not_since_when_its_step_fires(make_contract, make_verdict):
-    """A step with `for: 5m` fires five minutes after the onset, which is what the incident says too."""
     pager = {"on": "fail", "for": "5m", "severity": "critical", "do": [{"webhook": "pager"}]}
     contract = make_contract([{"on": "fail", "do": ["notify"]}, pager])
     verdicts = [make_verdict("FAIL")]
@@ -147,7 +141,6 @@ def test_a_message_about_what_is_contained_does_not_say_that_users_get_it(contra
 
 
 def test_an_incident_is_one_event_and_one_message_from_its_first_to_its_last(contract, make_verdict):
-    """One key at PagerDuty and one group for Alertmanager's readers; kernels by their names; links open it."""
     verdicts = [make_verdict("FAIL", slice=f"s{n}") for n in range(45)]
     state, fired, begun = begun_of(contract, verdicts)
     passing = [make_verdict("PASS", slice=f"s{n}") for n in range(45)]
@@ -197,7 +190,6 @@ def test_an_incident_is_one_event_and_one_message_from_its_first_to_its_last(con
 
 
 def test_many_alerts_are_each_there_where_the_format_has_room(make_contract, make_verdict):
-    """Forty alerts of no incident: forty for Alertmanager, and for people how many there are."""
     contract = make_contract(
         [{"on": "fail", "do": [{"webhook": "pager"}]}], slices={f"s{n}": {"where": {"n": n}} for n in range(40)}
     )

@@ -20,7 +20,6 @@ def due_ids(outbox, now):
 
 
 def test_only_the_oldest_message_of_a_lane_is_due(outbox):
-    """Order is kept per contract and endpoint, and lanes do not wait for each other."""
     first = outbox.enqueue("pager", "a", b"1", 0)
     second = outbox.enqueue("pager", "a", b"2", 0)
     other_contract = outbox.enqueue("pager", "b", b"3", 0)
@@ -32,7 +31,6 @@ def test_only_the_oldest_message_of_a_lane_is_due(outbox):
 
 @given(seed=st.integers(0, 2**32), failures=st.integers(1, 100))
 def test_pause_is_random_and_bounded(seed, failures):
-    """After n failures the pause lies between zero and min(cap, base * 2^n)."""
     connection = sqlite3.connect(":memory:", isolation_level=None)
     outbox = Outbox(connection, base=1.0, cap=60.0, rng=random.Random(seed))
     message_id = outbox.enqueue("pager", "a", b"1", 0)
@@ -43,7 +41,6 @@ def test_pause_is_random_and_bounded(seed, failures):
 
 
 def test_jitter_spreads_retries():
-    """Messages that failed together do not come back together."""
     connection = sqlite3.connect(":memory:", isolation_level=None)
     outbox = Outbox(connection, base=100.0, cap=100.0, rng=random.Random(7))
     ids = [outbox.enqueue("pager", str(number), b"", 0) for number in range(100)]
@@ -55,7 +52,6 @@ def test_jitter_spreads_retries():
 
 
 def test_retry_after_holds_every_lane_of_the_endpoint(outbox):
-    """429 with `Retry-After` throttles the endpoint; others go on."""
     throttled = outbox.enqueue("pager", "a", b"1", 0)
     same_endpoint = outbox.enqueue("pager", "b", b"2", 0)
     elsewhere = outbox.enqueue("chat", "a", b"3", 0)
@@ -65,7 +61,6 @@ def test_retry_after_holds_every_lane_of_the_endpoint(outbox):
 
 
 def test_absurd_retry_after_is_capped(outbox):
-    """A receiver cannot silence itself for a year."""
     message_id = outbox.enqueue("pager", "a", b"1", 0)
     outbox.failed(message_id, 0, "HTTP 503", status=503, retry_after=31_536_000)
     assert due_ids(outbox, 301) == [message_id]
@@ -73,7 +68,6 @@ def test_absurd_retry_after_is_capped(outbox):
 
 @pytest.mark.parametrize("status", [400, 413, 415, 422])
 def test_refused_message_is_parked_and_frees_its_lane(outbox, status):
-    """What the receiver will never accept does not hold back later pages."""
     refused = outbox.enqueue("pager", "a", b"1", 0)
     later = outbox.enqueue("pager", "a", b"2", 0)
     assert outbox.failed(refused, 0, f"HTTP {status}", status=status) is DeliveryState.PARKED
@@ -84,14 +78,12 @@ def test_refused_message_is_parked_and_frees_its_lane(outbox, status):
 
 @pytest.mark.parametrize("status", [None, 301, 401, 403, 404, 408, 425, 429, 500, 502, 503])
 def test_other_failures_are_tried_again(outbox, status):
-    """Failures that can pass are retried."""
     message_id = outbox.enqueue("pager", "a", b"1", 0)
     assert outbox.failed(message_id, 0, "failed", status=status) is DeliveryState.WAITING
     assert due_ids(outbox, 1000) == [message_id]
 
 
 def test_gone_disables_the_endpoint_until_it_is_enabled(outbox):
-    """After 410 nothing is sent, nothing is lost, and the reason is shown, with the time."""
     message_id = outbox.enqueue("pager", "a", b"1", 0)
     throttled = outbox.enqueue("pager", "b", b"1", 0)
     outbox.failed(message_id, 5, "HTTP 410", status=410)
@@ -105,7 +97,6 @@ def test_gone_disables_the_endpoint_until_it_is_enabled(outbox):
 
 
 def test_undelivered_message_expires_visibly(outbox):
-    """What could not be delivered for a day is parked with its last error."""
     old = outbox.enqueue("pager", "a", b"1", 0)
     young = outbox.enqueue("pager", "a", b"2", 50_000)
     outbox.failed(old, 10, "HTTP 500", status=500)
@@ -117,7 +108,6 @@ def test_undelivered_message_expires_visibly(outbox):
 
 
 def test_status_shows_what_is_stuck(outbox):
-    """A person sees how much waits, since when, and why."""
     message_id = outbox.enqueue("pager", "a", b"1", 5)
     outbox.enqueue("pager", "a", b"2", 6)
     outbox.accepted(outbox.enqueue("chat", "a", b"3", 7))
@@ -131,7 +121,6 @@ def test_status_shows_what_is_stuck(outbox):
 
 
 def test_clock_that_jumps_back_does_not_delay(outbox):
-    """After a jump back of the clock, messages go out early rather than hours late."""
     message_id = outbox.enqueue("pager", "a", b"1", 1_000_000)
     outbox.failed(message_id, 1_000_000, "HTTP 503", status=503, retry_after=300)
     assert due_ids(outbox, 1_000_001) == []
@@ -139,7 +128,6 @@ def test_clock_that_jumps_back_does_not_delay(outbox):
 
 
 def test_finished_messages_are_kept_for_a_while(connection):
-    """The outbox does not grow without bound, and what waits is never dropped."""
     outbox = Outbox(connection, keep=3)
     waiting = outbox.enqueue("down", "a", b"", 0)
     for number in range(10):
@@ -149,7 +137,6 @@ def test_finished_messages_are_kept_for_a_while(connection):
 
 
 def test_failure_of_a_message_that_expired_meanwhile_is_harmless(outbox):
-    """An attempt can end after its message was parked."""
     message_id = outbox.enqueue("pager", "a", b"1", 0)
     outbox.expire(86_400)
     assert outbox.failed(message_id, 86_401, "HTTP 500", status=500) is DeliveryState.PARKED
