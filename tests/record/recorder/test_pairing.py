@@ -22,25 +22,6 @@ def buffer(max_tokens=1000, max_age=60.0):
     return PairingBuffer(max_tokens=max_tokens, max_age=max_age)
 
 
-def test_the_oldest_make_room():
-    waiting = buffer(max_tokens=5)
-    waiting.add("sampled", "a", side(1, 2), 0.0)
-    waiting.add("sampled", "b", side(3, 4), 0.0)
-    assert waiting.add("sampled", "c", side(5, 6, 7), 0.0) == (None, 1)
-    assert waiting.tokens == 5
-    assert waiting.add("scored", "a", side(1, 2), 0.0)[0] is None
-    assert waiting.add("sampled", "d", side(*range(6)), 0.0) == (None, 1)
-
-
-def test_sides_expire_by_the_clock_that_is_passed_in():
-    waiting = buffer(max_age=10.0)
-    waiting.add("sampled", "a", side(1), 0.0)
-    waiting.add("sampled", "b", side(2), 6.0)
-    assert waiting.expire(10.0) == 0
-    assert waiting.expire(10.1) == 1
-    assert waiting.add("scored", "b", side(2), 10.1)[0] is not None
-
-
 def test_content_keys_tell_sequences_apart():
     """A key depends on tokens, prompt and the border between them, and not on the dtype."""
     keys = {content_key([1, 2, 3]), content_key([2, 3], [1]), content_key([3], [1, 2]), content_key([1, 2, 4])}
