@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from kc_otel.record.kernel import Kernel, KernelPair
 from kc_otel.record.pairing import PairingBuffer, Side, content_key, sides_of
-from kc_otel.record.work import BatchOrigin, KernelSide, laid_out
+from kc_otel.record.work import QueuedBatch, laid_out
 
 
 def side(*tokens, weights=None):
@@ -54,8 +54,9 @@ def test_it_does_what_a_list_would_do(arrivals):
 def test_a_side_that_waits_keeps_nothing_of_its_batch():
     """One sequence that waits for hours must not keep the arrays of the thousand that came with it."""
     arrays = {"token_ids": np.arange(12).reshape(3, 4), "logprobs": -np.ones((3, 4)), "advantages": np.ones((3, 4))}
-    origin = BatchOrigin(KernelPair(Kernel("torch"), Kernel("vllm")))
-    work = KernelSide(origin=origin, role="sampled", prompts=np.zeros((3, 1), int), **arrays)
+    said = {"role": "sampled", "key": None, "groups": None, "group_size": None, "weights": None, "processing": None}
+    given = arrays | {"prompts": np.zeros((3, 1), int)}
+    work = QueuedBatch("side", KernelPair(Kernel("torch"), Kernel("vllm")), given, said)
     sides = [side for _, side in sides_of(work, laid_out(arrays, like="logprobs"))]
     assert len(sides) == 3
     for side in sides:
