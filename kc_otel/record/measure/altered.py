@@ -17,6 +17,7 @@ from kc_otel.contract.input_reasons import InvalidReason
 from kc_otel.record.measure.arrays import Block
 from kc_otel.record.measure.row_faults import (
     CHANCE,
+    DRIFT,
     FLOOR_NATS,
     NUCLEUS,
     RUN,
@@ -58,8 +59,6 @@ the last one, and in nats. Of SmolLM a third of sampled tokens are above a half;
 lists lie within 1.4 nats above their median and 7 to 8 below; a model of open texts alone 2.4 and 4."""
 _SCALE: Final = 5e-3
 """Median |l| from which a thousandth of it is several steps of float32's grid."""
-_COPY_DRIFT: Final = 0.03
-"""Mean |l| of the rows that drift from which others that are equal bit for bit are told: as in `same_tokens`."""
 _TELLING_TOKENS: Final = 64
 _EDGE_TOKENS: Final = 32
 _EDGE_SHARE: Final = 0.01
@@ -105,7 +104,7 @@ def looks_altered(block: Block, log_w: Floats, edges: tuple[Floats, ...]) -> boo
         return True
     odd = [block.inference[end >= most - _LAST_BITS] for end in (log_w, -log_w) if (most := end.max()) > _SCALE]
     if (size := float(np.abs(log_w[some]).mean())) > _SCALE:
-        where = log_w if size > _COPY_DRIFT else log_w[some]
+        where = log_w if size > DRIFT else log_w[some]
         odd.append(block.inference[np.flatnonzero(where == 0.0)[:_LOOK_TOKENS]])
     return any(log_w.size > same.size >= 2 and np.count_nonzero(fine(same[same < -UNSURE][:_FEW])) >= 2 for same in odd)
 
@@ -264,7 +263,7 @@ def copied_rows(block: Block, known: Mask) -> Found:
     tokens = np.add.reduceat(telling, block.starts, dtype=np.intp)
     drifting = ~whole & (tokens > 0)
     of_drifting = np.repeat(drifting, block.lengths) & telling
-    if drifting.sum() < _DRIFTING_ROWS or not np.mean(apart[of_drifting]) > _COPY_DRIFT:
+    if drifting.sum() < _DRIFTING_ROWS or not np.mean(apart[of_drifting]) > DRIFT:
         return []
     # Kernels that agree up to some length do so in the other rows as well.
     share = np.count_nonzero(of_drifting & ~after) / (np.count_nonzero(of_drifting & ~after) + drifting.sum())

@@ -21,8 +21,9 @@ from kc_otel.record.measure.arrays import SampledBatch, as_bool, as_host, host_r
 from kc_otel.record.measure.checks import check_declared, difference, failed, held_together, same_shape
 from kc_otel.record.measure.logits import LOGITS, logit_drift
 from kc_otel.record.measure.places import Places, TokenSlice
+from kc_otel.record.measure.row_faults import DRIFT
 from kc_otel.record.measure.sampled import REWARD, SEQUENCE, TOKEN, outside_mass, renormalised, saturated
-from kc_otel.record.measure.token_checks import DRIFT, LOOK, TOO_SURE, more_than_all, penalised
+from kc_otel.record.measure.token_checks import LOOK, TOO_SURE, more_than_all, penalised
 from kc_otel.record.telemetry.buckets import cells
 from kc_otel.record.telemetry.moments import QuantityStream, TokenStreams
 from kc_otel.record.telemetry.prompt_means import Finished, PlaceMeans, PromptMeans, Rollouts
