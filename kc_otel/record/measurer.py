@@ -36,7 +36,6 @@ from kc_otel.record.sampling import Sampler
 from kc_otel.record.slice_table import SliceTable, each_row
 from kc_otel.record.telemetry.accumulate import Accumulator, Batch
 from kc_otel.record.telemetry.counters import Counters
-from kc_otel.record.telemetry.moments import OperatorAccumulator
 from kc_otel.record.telemetry.pair_streams import (
     PairStreams,
     TokenExemplar,
@@ -104,6 +103,8 @@ class Measurer:
             averaged=[key for key in contract.averaged if first or RECORDED[key].per is not Unit.STEP],
             # The evaluator holds the sequences that fail an input check against the number of those that are measured.
             sampling=["sequence_tokens", *(["advantage_abs"] if assumed.advantage_max is not None else [])],
+            operators=contract.operators,
+            more_operators=self._table.more_operators,
             reward_range=assumed.reward_range,
             patience=pairing.max_age,
         )
@@ -339,9 +340,7 @@ class Measurer:
         with self._lock:
             streams = self._streams_of(work.pair)
             for name, member, values in found.operators:
-                if streams.operators.has_room(name):
-                    streams.operators.add(name, values, of_members[member])
-                else:
+                if not streams.accumulator.add_operator(name, values, of_members[member]):
                     left_out.append(name)
             streams.batches += 1
         said = f"no clause names {', '.join(left_out[:8])}, and max_series leaves no more room"
@@ -449,9 +448,7 @@ class Measurer:
     def _streams_of(self, pair: KernelPair) -> PairStreams:
         streams = self._streams.get(pair)
         if streams is None:
-            contract, table = self._contract, self._table
-            operators = OperatorAccumulator(table.names, named=contract.operators, more=table.more_operators)
-            given = contract.name, pair, time.time_ns(), self._accumulator(), operators
+            given = self._contract.name, pair, time.time_ns(), self._accumulator()
             streams = PairStreams(*given, layouts=self._layouts, of_all=self._of_all)
             # A pair of which one side was sampled before a roll-out and the other scored after it still counts, and
             # its stream ends with the next export.

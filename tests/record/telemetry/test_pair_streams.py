@@ -14,7 +14,7 @@ from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 from kc_otel.contract.registry.clause_metrics import OPERATORS, QUANTITIES
 from kc_otel.contract.registry.own_metrics import METRICS
 from kc_otel.record.telemetry import pair_streams as points
-from kc_otel.record.telemetry.moments import OperatorAccumulator
+from kc_otel.record.telemetry.accumulate import Accumulator
 from kc_otel.stats.histogram import Buckets, ExponentialHistogram
 
 VALUE = ExponentialHistogram(
@@ -77,15 +77,15 @@ ROWS = st.lists(
 
 @given(ROWS)
 def test_each_operator_and_slice_counts_its_own_rows(rows):
-    made = OperatorAccumulator(SLICES)
+    made = Accumulator(SLICES, more_operators=3)
     for operator, quantity, value, inside in rows:
-        made.add(operator, {quantity: np.array([value])}, np.array([[True, *inside]]))
+        made.add_operator(operator, {quantity: np.array([value])}, np.array([[True, *inside]]))
     expected: dict[tuple[str, str, str], list[float]] = {}
     for operator, quantity, value, inside in rows:
         for name, belongs in zip(SLICES, (True, *inside), strict=True):
             if belongs:
                 expected.setdefault((quantity, operator, name), []).append(value)
-    found = made.snapshot()
+    found = made.operator_snapshot()
     assert found.keys() == expected.keys()
     for key, values in expected.items():
         histogram = found[key]
