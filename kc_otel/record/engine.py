@@ -16,7 +16,7 @@ from kc_otel.record.measurer import Measurer
 from kc_otel.record.telemetry import environment
 from kc_otel.record.telemetry.counters import Counters, RecorderStats
 from kc_otel.record.telemetry.export import ExportLoop
-from kc_otel.record.work import BatchWork, Work
+from kc_otel.record.work import QueuedBatch, Work
 from kc_otel.record.worker import BoundedWorker
 
 _log: Final = logging.getLogger("kc_otel")
@@ -44,7 +44,7 @@ class Engine:
             self._measure, self._dropped, name="kc-otel-measure", max_bytes=queue_bytes, wake=self._until_expiry
         )
 
-    def submit(self, work: BatchWork) -> None:
+    def submit(self, work: QueuedBatch) -> None:
         """Queue a copy of a batch that holds the caller's own arrays, or count why not. Never raises."""
         try:
             size = _WORK_BYTES + work.nbytes

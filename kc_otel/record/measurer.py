@@ -36,7 +36,6 @@ from kc_otel.record.sampling import Sampler
 from kc_otel.record.slice_table import SliceTable, each_row
 from kc_otel.record.telemetry.accumulate import Accumulator, Batch
 from kc_otel.record.telemetry.counters import Counters
-from kc_otel.record.telemetry.moments import OperatorAccumulator
 from kc_otel.record.telemetry.pair_streams import (
     PairStreams,
     TokenExemplar,
@@ -48,14 +47,8 @@ from kc_otel.record.telemetry.pair_streams import (
 from kc_otel.record.telemetry.prompt_means import Rollouts
 from kc_otel.record.weight_versions import BatchVersions, Parts, batch_versions, parts_by_lag
 from kc_otel.record.work import (
-    BatchOrigin,
-    KernelSide,
-    LogitsComparison,
-    OperatorComparison,
-    RouteComparison,
+    QueuedBatch,
     Rows,
-    RuntimeValue,
-    SampledComparison,
     Weights,
     Work,
     laid_out,
@@ -110,6 +103,8 @@ class Measurer:
             averaged=[key for key in contract.averaged if first or RECORDED[key].per is not Unit.STEP],
             # The evaluator holds the sequences that fail an input check against the number of those that are measured.
             sampling=["sequence_tokens", *(["advantage_abs"] if assumed.advantage_max is not None else [])],
+            operators=contract.operators,
+            more_operators=self._table.more_operators,
             reward_range=assumed.reward_range,
             patience=pairing.max_age,
         )
@@ -143,14 +138,14 @@ class Measurer:
         if isinstance(work, KernelPair):
             return self._change_pair(work)
         with measuring(work.ready):
-            match work:
-                case SampledComparison() | LogitsComparison():
+            match work.kind:
+                case "sampled" | "logits":
                     self._measure(work)
-                case OperatorComparison() | RouteComparison():
+                case "operator" | "routes":
                     self._measure_operators(work)
-                case RuntimeValue():
+                case "value":
                     self._observe(work)
-                case KernelSide():
+                case "side":
                     self._pair_up(work, now)
         return False
 
@@ -218,9 +213,9 @@ class Measurer:
                 stream.retired = stream.pair != pair
             return any(stream.retired for stream in self._streams.values())
 
-    def _measure(self, work: SampledComparison | LogitsComparison) -> None:
-        logits = isinstance(work, LogitsComparison)
-        if work.train is None or work.inference is None:
+    def _measure(self, work: QueuedBatch) -> None:
+        logits, rewards = work.kind == "logits", work.arrays.get("rewards")
+        if work.arrays["train"] is None or work.arrays["inference"] is None:
             raise ValueError("train or inference: is None; give what both kernels say of the tokens")
         rows = laid_out(work.per_token, like="train", trailing=int(logits))
         self._count_ragged(work, rows)
@@ -228,30 +223,30 @@ class Measurer:
         if not rows.kept:
             return
         arrays = dict(rows.arrays)
-        if isinstance(work, SampledComparison) and work.rewards is not None:
-            arrays["rewards"] = per_sequence("rewards", work.rewards, given)[rows.kept]
-        train, inference = work.weights
+        if rewards is not None:
+            arrays["rewards"] = per_sequence("rewards", rewards, given)[rows.kept]
+        train, inference = work.settings["weights"]
         shape, per_token = arrays["train"].shape[:2], arrays.pop("versions", None)
         places = self._places(arrays, arrays.pop("positions", None), shape)
         lengths = _counted(arrays) if self._table.by_length else None
-        membership = self._table.of_batch(work.origin.attributes, rows.kept, given, lengths)
+        membership = self._table.of_batch(work.attributes, rows.kept, given, lengths)
         versions = batch_versions(inference, per_token, arrays["mask"], shape, membership)
         parts = parts_by_lag(train, inference, per_token, arrays["mask"], shape)
         if parts is not None and (self._table.by_lag or any(parts.lag)):
             rows, arrays = _in_parts(parts, rows, arrays)
             lengths = _counted(arrays) if self._table.by_length else None
-            membership = self._table.of_batch(work.origin.attributes, rows.kept, given, lengths, parts.lag)
+            membership = self._table.of_batch(work.attributes, rows.kept, given, lengths, parts.lag)
             if places is not None and parts.mask is not None:
                 places = places.of_parts(parts.row, parts.mask)
         lags = None if parts is None else parts.lag
-        of_tokens = self._table.of_tokens(places, each_row(work.origin.attributes, rows.kept, given, lengths, lags))
+        of_tokens = self._table.of_tokens(places, each_row(work.attributes, rows.kept, given, lengths, lags))
         rollouts = self._rollouts(work, rows.kept, given, parts)
         with self._lock:
-            streams = self._streams_of(work.origin.pair)
+            streams = self._streams_of(work.pair)
             batch = self._add(streams.accumulator, work)(
                 **arrays,
                 membership=membership,
-                processing=work.processing,
+                processing=work.settings["processing"],
                 rollouts=rollouts,
                 places=places if self._table.places else None,
                 parts=of_tokens,
@@ -259,7 +254,7 @@ class Measurer:
             streams.batches += 1
             self._counters.prompts(streams.accumulator.take_outcomes())
             self._add_step(streams, train if batch.tokens else None, versions)
-        self._count_failed(work.origin.pair, batch, arrays, membership)
+        self._count_failed(work.pair, batch, arrays, membership)
         if batch.tokens:
             self._counters.measured(batch.sequences, batch.tokens)
             if (unchecked := batch.why.get("valid")) is not None:
@@ -271,11 +266,13 @@ class Measurer:
             except Exception as error:  # noqa: BLE001 - span processors are foreign code, and the batch is measured
                 self._counters.untraced(error)
 
-    def _add(self, accumulator: Accumulator, work: SampledComparison | LogitsComparison) -> Callable[..., Batch]:
-        if isinstance(work, LogitsComparison):
+    def _add(self, accumulator: Accumulator, work: QueuedBatch) -> Callable[..., Batch]:
+        if work.kind == "logits":
             return accumulator.add_logits
-        density = self._contract.assumptions.density if work.density is None else work.density
-        return partial(accumulator.add_sampled, density=density)
+        density = work.settings["density"]
+        return partial(
+            accumulator.add_sampled, density=self._contract.assumptions.density if density is None else density
+        )
 
     def _count_failed(
         self, pair: KernelPair, batch: Batch, arrays: Mapping[str, Any], membership: NDArray[np.bool_]
@@ -295,12 +292,10 @@ class Measurer:
         counts = np.ones(shape, dtype=np.bool_) if mask is None else as_bool(mask)
         return Places(counts, None if positions is None else on_host(positions))
 
-    def _rollouts(
-        self, work: SampledComparison | LogitsComparison, kept: Sequence[int], given: int, parts: Parts | None
-    ) -> Rollouts:
+    def _rollouts(self, work: QueuedBatch, kept: Sequence[int], given: int, parts: Parts | None) -> Rollouts:
         """Group the sequences of a batch that answer one prompt."""
-        train, at = work.weights[0], time.monotonic()
-        names = prompt_names(work.groups, work.prompts) if isinstance(work, SampledComparison) else None
+        train, at = work.settings["weights"][0], time.monotonic()
+        names = prompt_names(work.settings.get("groups"), work.arrays.get("prompts"))
         again, whole = (parts.again, parts.whole) if parts is not None and parts.mask is not None else (None, None)
         if names is None:
             return Rollouts(step=train, at=at, again=again, whole=whole)
@@ -308,7 +303,7 @@ class Measurer:
             names = [names] * given
         if len(names) != given:
             raise ValueError(f"groups: {len(names)} for {given} sequences; name the prompt of each")
-        size = work.group_size if isinstance(work, SampledComparison) else None
+        size = work.settings["group_size"]
         if size is not None and not isinstance(size, int):
             size = [size[row] for row in kept]
         return Rollouts([names[row] for row in kept], size, train, at, again, whole)
@@ -337,49 +332,47 @@ class Measurer:
             if coarse := coarse_side(block.train, block.inference):
                 self._counters.noted(coarse.side, coarse)
 
-    def _measure_operators(self, work: OperatorComparison | RouteComparison) -> None:
-        found = observed(work) if isinstance(work, OperatorComparison) else observed_routes(work)
+    def _measure_operators(self, work: QueuedBatch) -> None:
+        found = observed(work) if work.kind == "operator" else observed_routes(work)
         of_members, left_out = np.zeros((0, 0), dtype=np.bool_), []
         if found.operators:
-            of_members = self._table.of_batch(work.origin.attributes, range(found.members), found.members)
+            of_members = self._table.of_batch(work.attributes, range(found.members), found.members)
         with self._lock:
-            streams = self._streams_of(work.origin.pair)
+            streams = self._streams_of(work.pair)
             for name, member, values in found.operators:
-                if streams.operators.has_room(name):
-                    streams.operators.add(name, values, of_members[member])
-                else:
+                if not streams.accumulator.add_operator(name, values, of_members[member]):
                     left_out.append(name)
             streams.batches += 1
         said = f"no clause names {', '.join(left_out[:8])}, and max_series leaves no more room"
         self._counters.dropped("too-many-operators", said, len(left_out))
         for reason, rows, given, why in found.invalid:
-            self._count_invalid(reason, work.origin, rows, given, why)
+            self._count_invalid(reason, work, rows, given, why)
         if len(left_out) < len(found.operators):
             self._counters.measured(0, 0)
 
-    def _observe(self, work: RuntimeValue) -> None:
-        values = np.atleast_1d(on_host(work.value)).astype(np.float64)
-        members = self._table.of_batch(work.origin.attributes, range(values.size), values.size)
-        known = RECORDED[work.quantity]
+    def _observe(self, work: QueuedBatch) -> None:
+        quantity, values = work.settings["quantity"], np.atleast_1d(on_host(work.arrays["value"])).astype(np.float64)
+        members = self._table.of_batch(work.attributes, range(values.size), values.size)
+        known = RECORDED[quantity]
         inside = (values >= known.low) & (values <= known.high) & np.isfinite(values)
         if values.ndim != 1 or not inside.all():
-            raise ValueError(f"{work.quantity}: {values} are not numbers from {known.low:g} to {known.high:g}")
+            raise ValueError(f"{quantity}: {values} are not numbers from {known.low:g} to {known.high:g}")
         with self._lock:
-            streams = self._streams_of(work.origin.pair)
-            streams.accumulator.add_values(work.quantity, values, membership=members)
+            streams = self._streams_of(work.pair)
+            streams.accumulator.add_values(quantity, values, membership=members)
             streams.batches += 1
         self._counters.measured(0, 0)
 
     def _explain(
         self,
-        work: SampledComparison | LogitsComparison,
+        work: QueuedBatch,
         batch: Batch,
         rows: Rows,
         versions: BatchVersions | None,
     ) -> None:
         """A span for the batch, and its worst token as an exemplar that points to the span."""
         worst, end = batch.worst, time.time_ns()
-        train, inference = work.weights
+        train, inference = work.settings["weights"]
         if inference is None and versions is not None:
             inference = str(versions)
         named = {"kc.weights.train": train, "kc.weights.inference": inference}
@@ -388,8 +381,8 @@ class Measurer:
             "kc.contract": self._contract.name,
             "kc.contract.version": self._contract.metadata.version,
             "kc.contract.hash": self._contract.hash,
-            "kc.kernel.train": work.origin.pair.train.fingerprint,
-            "kc.kernel.inference": work.origin.pair.inference.fingerprint,
+            "kc.kernel.train": work.pair.train.fingerprint,
+            "kc.kernel.inference": work.pair.inference.fingerprint,
             "kc.compare.sequences": batch.sequences,
             "kc.compare.tokens": batch.tokens,
             "kc.compare.slices": batch.slices,
@@ -402,63 +395,60 @@ class Measurer:
             attributes["kc.compare.worst.position"] = worst.position
             if worst.token_id is not None:
                 attributes["kc.compare.worst.token_id"] = worst.token_id
-        if versions is not None and work.weights[1] is None:
+        if versions is not None and work.settings["weights"][1] is None:
             attributes["kc.compare.straddling"] = versions.straddling
         emitted = self._tracer.start_span(
             "kc.compare",
-            context=work.origin.parent,
-            links=[trace.Link(link) for link in work.origin.links[:_MAX_LINKS] if link.is_valid],
+            context=work.parent,
+            links=[trace.Link(link) for link in work.links[:_MAX_LINKS] if link.is_valid],
             attributes=attributes,
-            start_time=work.origin.at,
+            start_time=work.at,
         )
         emitted.end(end_time=end)
         span = emitted.get_span_context()
         if worst is not None and span.is_valid and span.trace_flags.sampled:
             with self._lock:
-                self._streams_of(work.origin.pair).explain(TokenExemplar(worst, span, end, weights))
+                self._streams_of(work.pair).explain(TokenExemplar(worst, span, end, weights))
 
-    def _pair_up(self, work: KernelSide, now: float) -> None:
+    def _pair_up(self, work: QueuedBatch, now: float) -> None:
         rows = laid_out(work.per_token, like="logprobs")
         self._count_ragged(work, rows)
         if not one_shape(rows.arrays):
-            self._count_invalid("shape_mismatch", work.origin, rows.kept, rows.given, _shapes(rows.arrays))
+            self._count_invalid("shape_mismatch", work, rows.kept, rows.given, _shapes(rows.arrays))
             return
         groups: defaultdict[Hashable, list[Pair]] = defaultdict(list)
+        keyed_apart = work.settings["key"] is None or isinstance(work.settings["key"], list)
         for key, side in sides_of(work, rows):
-            if work.one_key is None and not self._sampler.takes(key):
+            if keyed_apart and not self._sampler.takes(key):
                 self._counters.unsampled()
                 continue
-            pair, evicted = self._pairing.add(work.role, key, side, now)
+            pair, evicted = self._pairing.add(work.settings["role"], key, side, now)
             self._counters.dropped("pair-evicted", "too many tokens wait for their other side", evicted)
             if pair is not None and pair.comparable:
                 groups[versions_of(pair)].append(pair)
             elif pair is not None:
-                origin = replace(work.origin, attributes={**pair.scored.attributes, **pair.sampled.attributes})
-                self._count_invalid("token_mismatch", origin, [0], 1, None)
+                of_pair = replace(work, attributes={**pair.scored.attributes, **pair.sampled.attributes})
+                self._count_invalid("token_mismatch", of_pair, [0], 1, None)
         for pairs in groups.values():
             self._measure(paired_batch(work, pairs))
 
-    def _count_ragged(self, work: SampledComparison | LogitsComparison | KernelSide, rows: Rows) -> None:
+    def _count_ragged(self, work: QueuedBatch, rows: Rows) -> None:
         """Count the sequences whose arrays differ in length."""
         if left_out := sorted({*range(rows.given)}.difference(rows.kept)):
-            self._count_invalid("shape_mismatch", work.origin, left_out, rows.given, _lengths(work.per_token))
+            self._count_invalid("shape_mismatch", work, left_out, rows.given, _lengths(work.per_token))
 
-    def _count_invalid(
-        self, reason: str, origin: BatchOrigin, rows: Sequence[int], given: int, why: str | None
-    ) -> None:
+    def _count_invalid(self, reason: str, work: QueuedBatch, rows: Sequence[int], given: int, why: str | None) -> None:
         """Count rows of a batch of `given` that failed an input check: on their slices, where these are known."""
         on = None
         if not self._table.by_length:
             with suppress(ValueError):  # attributes of another number of sequences
-                on = self._table.counted(self._table.of_batch(origin.attributes, rows, given))
-        self._counters.invalid(reason, len(rows), origin.pair, why, on)
+                on = self._table.counted(self._table.of_batch(work.attributes, rows, given))
+        self._counters.invalid(reason, len(rows), work.pair, why, on)
 
     def _streams_of(self, pair: KernelPair) -> PairStreams:
         streams = self._streams.get(pair)
         if streams is None:
-            contract, table = self._contract, self._table
-            operators = OperatorAccumulator(table.names, named=contract.operators, more=table.more_operators)
-            given = contract.name, pair, time.time_ns(), self._accumulator(), operators
+            given = self._contract.name, pair, time.time_ns(), self._accumulator()
             streams = PairStreams(*given, layouts=self._layouts, of_all=self._of_all)
             # A pair of which one side was sampled before a roll-out and the other scored after it still counts, and
             # its stream ends with the next export.

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from kc_otel.contract.input_reasons import remedy
 from kc_otel.record.measure.arrays import as_bool, is_tensor, largest, on_gpu
-from kc_otel.record.work import OperatorComparison, RouteComparison, on_host
+from kc_otel.record.work import QueuedBatch, on_host
 
 _BLOCK: Final = 1 << 17
 """Elements worked on at a time on a CPU: four float64 copies of them stay in cache."""
@@ -194,32 +194,31 @@ class Observed:
     invalid: list[tuple[str, Sequence[int], int, str | None]]
 
 
-def observed(work: OperatorComparison) -> Observed:
+def observed(work: QueuedBatch) -> Observed:
     """Compare the rows of two outputs, [..., features]; one axis alone is one row."""
-    train, inference = work.train, work.inference
+    train, inference, operator = work.arrays["train"], work.arrays["inference"], work.settings["operator"]
     members = train.shape[0] if train.ndim > 1 else 1
     if train.shape != inference.shape:
         shapes = " and ".join(str(tuple(output.shape)) for output in (train, inference))
-        return Observed(
-            1, [], [("shape_mismatch", [0], 1, f"the outputs of operator {work.operator} have shapes {shapes}")]
-        )
+        return Observed(1, [], [("shape_mismatch", [0], 1, f"the outputs of operator {operator} have shapes {shapes}")])
     if is_tensor(train) != is_tensor(inference):
         train, inference = on_host(train), on_host(inference)
-    drift = compare_outputs(train, inference, mask=work.mask, ulp_of=work.ulp_of)
+    drift = compare_outputs(train, inference, mask=work.arrays["mask"], ulp_of=work.settings["ulp_of"])
     member = drift.rows // int(np.prod(train.shape[1:-1], dtype=np.int64))
-    why = f"rows of {work.operator} are not finite on one side"
-    found = [(work.operator, member, values_of(drift, of_batches=work.of_batches))] if member.size else []
+    why = f"rows of {operator} are not finite on one side"
+    values = values_of(drift, of_batches=work.settings["of_batches"])
+    found = [(operator, member, values)] if member.size else []
     return Observed(members, found, [("operator_not_finite", [0] * drift.not_finite, 1, why)])
 
 
-def observed_routes(work: RouteComparison) -> Observed:
+def observed_routes(work: QueuedBatch) -> Observed:
     """Compare the routes of a batch's tokens, of all layers' routers together and of each."""
-    train, inference = on_host(work.train), on_host(work.inference)
+    train, inference, mask = on_host(work.arrays["train"]), on_host(work.arrays["inference"]), work.arrays["mask"]
     if train.shape != inference.shape or train.ndim not in (3, 4):
         raise ValueError(f"routes {train.shape} and {inference.shape} are not both [sequences, tokens, layers, k]")
     if train.ndim == 3:
         train, inference = train[None], inference[None]
-    counts = np.ones(train.shape[:2], np.bool_) if work.mask is None else as_bool(on_host(work.mask))
+    counts = np.ones(train.shape[:2], np.bool_) if mask is None else as_bool(on_host(mask))
     sequence, token = np.nonzero(counts.reshape(train.shape[:2]))
     ours, theirs = train[sequence, token], inference[sequence, token]
     apart = route_disagreement(ours, theirs)

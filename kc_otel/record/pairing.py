@@ -20,18 +20,7 @@ from opentelemetry.trace import SpanContext
 from kc_otel.contract.slices import Scalar
 from kc_otel.record.kernel import Kernel, KernelPair
 from kc_otel.record.measure.arrays import as_bool, is_tensor
-from kc_otel.record.work import (
-    KernelSide,
-    Processing,
-    Role,
-    Rows,
-    SampledComparison,
-    Tree,
-    Weights,
-    on_host,
-    per_sequence,
-    row_of,
-)
+from kc_otel.record.work import Processing, QueuedBatch, Role, Rows, Tree, Weights, on_host, per_sequence, row_of
 
 
 def content_key(token_ids: ArrayLike, prompt_ids: ArrayLike = ()) -> str:
@@ -45,7 +34,7 @@ def content_key(token_ids: ArrayLike, prompt_ids: ArrayLike = ()) -> str:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Side:
-    """One sequence as one kernel saw it; other fields are those of `KernelSide`.
+    """One sequence as one kernel saw it; other fields are those of `Recorder.sampled` and `scored`.
 
     `arrays` are of the tokens that count, [tokens] each: `token_ids` and `logprobs`, and what was given of
     `advantages`, `versions` and `kept`; `positions` in the response, where something between the tokens is left out.
@@ -161,16 +150,16 @@ class PairingBuffer:
         return gone
 
 
-def sides_of(work: KernelSide, rows: Rows) -> Iterator[tuple[Hashable, Side]]:
+def sides_of(work: QueuedBatch, rows: Rows) -> Iterator[tuple[Hashable, Side]]:
     """The valid tokens of each sequence, with its key; sequences without any are left out."""
     arrays = {name: on_host(data) for name, data in rows.arrays.items() if data is not None}
-    total = rows.given
-    attributes, pair, named = work.origin.attributes or {}, work.origin.pair, prompt_names(work.groups, None)
-    for name, given in (("key", work.key), ("attributes", attributes), ("group", named)):
+    total, said = rows.given, work.settings
+    keys, attributes, named = said["key"], work.attributes or {}, prompt_names(said["groups"], None)
+    for name, given in (("key", keys), ("attributes", attributes), ("group", named)):
         if isinstance(given, list) and len(given) != total:
             raise ValueError(f"{name}: {len(given)} for {total} sequences; give one for each")
-    spans = work.origin.spans
-    rewards = None if work.rewards is None else per_sequence("rewards", work.rewards, total)
+    spans, prompts, rewards = work.spans, work.arrays["prompts"], work.arrays.get("rewards")
+    rewards = None if rewards is None else per_sequence("rewards", rewards, total)
     for row, index in enumerate(rows.kept):
         inside = as_bool(arrays["mask"][row]) if "mask" in arrays else slice(None)
         ids = arrays["token_ids"][row][inside]
@@ -184,22 +173,22 @@ def sides_of(work: KernelSide, rows: Rows) -> Iterator[tuple[Hashable, Side]]:
         }
         if "mask" in arrays and np.ptp(at := np.flatnonzero(arrays["mask"][row])) + 1 != at.size:
             own["positions"] = at - at[0]
-        prompt = row_of(work.prompts, index)
+        prompt = row_of(prompts, index)
         side = Side(
             own,
-            pair.inference if work.role == "sampled" else pair.train,
-            work.weights,
-            work.processing,
+            work.pair.inference if said["role"] == "sampled" else work.pair.train,
+            said["weights"],
+            said["processing"],
             _one_of(attributes, index),
             spans,
             math.nan if rewards is None else float(rewards[index]),
             _one_of(named, index) if named is not None else content_key((), prompt) if np.size(prompt) else None,
-            work.group_size,
+            said["group_size"],
         )
-        key = _one_of(work.key, index)
+        key = _one_of(keys, index)
         if key is None:
             key = content_key(ids, prompt)
-        elif total > 1 and not isinstance(work.key, list):
+        elif total > 1 and not isinstance(keys, list):
             key = (key, index)
         yield key, side
 
@@ -212,47 +201,55 @@ def versions_of(pair: Pair) -> Hashable:
     return *(side.kernel for side in sides), *(side.weights for side in sides), *given, *processing
 
 
-def paired_batch(last: KernelSide, pairs: Sequence[Pair]) -> SampledComparison:
+def paired_batch(last: QueuedBatch, pairs: Sequence[Pair]) -> QueuedBatch:
     """Pairs of the same versions as one batch, in the trace context of `last`, the side that came last.
 
     The spans of the sides that waited become links. Attributes of both sides count; the sampled side's win.
     """
     scored, sampled = pairs[0].scored, pairs[0].sampled
+    sides: dict[Role, list[Side]] = {
+        "scored": [pair.scored for pair in pairs],
+        "sampled": [pair.sampled for pair in pairs],
+    }
 
-    def of_all(sides: Sequence[Side], name: str) -> list[NDArray[Any]] | None:
-        found = [side.arrays[name] for side in sides if name in side.arrays]
-        return found if len(found) == len(sides) else None
+    def of_all(role: Role, name: str) -> list[NDArray[Any]] | None:
+        found = [side.arrays[name] for side in sides[role] if name in side.arrays]
+        return found if len(found) == len(pairs) else None
 
-    every_scored, every_sampled = [pair.scored for pair in pairs], [pair.sampled for pair in pairs]
-    rewards = np.array([pair.scored.reward for pair in pairs])
-    waited = [pair.scored if last.role == "sampled" else pair.sampled for pair in pairs]
-    spans = (*last.origin.links, *(span for side in waited for span in side.spans))
+    rewards = np.array([side.reward for side in sides["scored"]])
+    arrays: dict[str, Tree] = {
+        "train": of_all("scored", "logprobs"),
+        "inference": of_all("sampled", "logprobs"),
+        "token_ids": of_all("sampled", "token_ids"),
+        "train_kept": of_all("scored", "kept"),
+        "inference_kept": of_all("sampled", "kept"),
+        "advantages": of_all("scored", "advantages"),
+        "versions": of_all("sampled", "versions"),
+        "rewards": None if np.isnan(rewards).all() else rewards,
+    }
+    if any("positions" in side.arrays for side in (*sides["scored"], *sides["sampled"])):
+        arrays["positions"] = [
+            {"positions": np.arange(pair.sampled.tokens), **pair.scored.arrays, **pair.sampled.arrays}["positions"]
+            for pair in pairs
+        ]
+    waited = sides["scored" if last.settings["role"] == "sampled" else "sampled"]
+    spans = (*last.links, *(span for side in waited for span in side.spans))
     links = {(span.trace_id, span.span_id): span for span in spans}
     declared = scored.processing, sampled.processing
-    of_each = (
-        {"positions": np.arange(pair.sampled.tokens), **pair.scored.arrays, **pair.sampled.arrays} for pair in pairs
-    )
-    positions = [arrays["positions"] for arrays in of_each]
-    return SampledComparison(
-        origin=replace(
-            last.origin,
-            pair=KernelPair(scored.kernel, sampled.kernel),
-            attributes=[{**pair.scored.attributes, **pair.sampled.attributes} for pair in pairs],
-            links=tuple(links.values()),
-        ),
-        train=of_all(every_scored, "logprobs"),
-        inference=of_all(every_sampled, "logprobs"),
-        token_ids=of_all(every_sampled, "token_ids"),
-        train_kept=of_all(every_scored, "kept"),
-        inference_kept=of_all(every_sampled, "kept"),
-        advantages=of_all(every_scored, "advantages"),
-        versions=of_all(every_sampled, "versions"),
-        rewards=None if np.isnan(rewards).all() else rewards,
-        processing=None if declared[0] is None or declared[1] is None else (declared[0], declared[1]),
-        weights=(scored.weights, sampled.weights),
-        positions=positions if any("positions" in side.arrays for side in (*every_scored, *every_sampled)) else None,
-        groups=_groups(pairs),
-        group_size=pairs[0].either("group_size"),
+    return replace(
+        last,
+        kind="sampled",
+        pair=KernelPair(scored.kernel, sampled.kernel),
+        arrays=arrays,
+        settings={
+            "processing": None if None in declared else declared,
+            "weights": (scored.weights, sampled.weights),
+            "groups": _groups(pairs),
+            "group_size": pairs[0].either("group_size"),
+            "density": None,
+        },
+        attributes=[{**pair.scored.attributes, **pair.sampled.attributes} for pair in pairs],
+        links=tuple(links.values()),
     )
 
 

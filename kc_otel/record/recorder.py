@@ -39,20 +39,7 @@ from kc_otel.record.telemetry import environment
 from kc_otel.record.telemetry.counters import Counters, RecorderStats
 from kc_otel.record.telemetry.export import VERSION, ExportLoop, scope_of
 from kc_otel.record.weight_versions import as_version, split
-from kc_otel.record.work import (
-    BatchOrigin,
-    BatchWork,
-    KernelSide,
-    LogitsComparison,
-    OperatorComparison,
-    Processing,
-    Role,
-    RouteComparison,
-    RuntimeValue,
-    SampledComparison,
-    TokenWeights,
-    Weights,
-)
+from kc_otel.record.work import Kind, Processing, QueuedBatch, Role, TokenWeights, Tree, Weights
 from kc_otel.record.worker import PerProcess
 
 _OBSERVABLE: Final = [key for key, known in (QUANTITIES | SAMPLING).items() if known.source is Origin.RUNTIME]
@@ -213,28 +200,21 @@ class Recorder(PerProcess):
         train_kept, inference_kept = kept or (None, None)
         if (versions := self._versions(*(weights or (None, None)))) is None:
             return
-        self._submit(
-            SampledComparison,
-            self._admitted(key, presampled),
-            attributes,
-            links,
-            train=train_logprobs,
-            inference=inference_logprobs,
-            mask=mask,
-            advantages=advantages,
-            rewards=rewards,
-            token_ids=token_ids,
-            inference_token_ids=inference_token_ids,
-            train_kept=train_kept,
-            inference_kept=inference_kept,
-            processing=processing,
-            weights=versions[:2],
-            versions=versions[2],
-            groups=_own(groups),
-            group_size=group_size,
-            prompts=prompt_ids,
-            density=density,
-        )
+        arrays = {
+            "train": train_logprobs,
+            "inference": inference_logprobs,
+            "mask": mask,
+            "advantages": advantages,
+            "rewards": rewards,
+            "token_ids": token_ids,
+            "inference_token_ids": inference_token_ids,
+            "train_kept": train_kept,
+            "inference_kept": inference_kept,
+            "versions": versions[2],
+            "prompts": prompt_ids,
+        }
+        said = {"processing": processing, "weights": versions[:2], "group_size": group_size, "density": density}
+        self._submit("sampled", self._admitted(key, presampled), arrays, attributes, links, groups=_own(groups), **said)
 
     def compare_logits(
         self,
@@ -259,18 +239,9 @@ class Recorder(PerProcess):
         """
         if (versions := self._versions(*(weights or (None, None)), per_token=False)) is None:
             return
-        self._submit(
-            LogitsComparison,
-            self._admitted(key, presampled),
-            attributes,
-            links,
-            train=train_logits,
-            inference=inference_logits,
-            mask=mask,
-            targets=token_ids,
-            processing=processing,
-            weights=versions[:2],
-        )
+        arrays = {"train": train_logits, "inference": inference_logits, "mask": mask, "targets": token_ids}
+        said = {"processing": processing, "weights": versions[:2]}
+        self._submit("logits", self._admitted(key, presampled), arrays, attributes, links, **said)
 
     def compare_operator(
         self,
@@ -302,17 +273,9 @@ class Recorder(PerProcess):
         except (TypeError, ValueError) as error:
             self.drop("operator-name", error)
             return
-        self._submit(
-            OperatorComparison,
-            self._admitted(key, presampled),
-            attributes,
-            operator=name,
-            train=train_output,
-            inference=inference_output,
-            mask=mask,
-            ulp_of=ulp_of,
-            of_batches=of_batches,
-        )
+        arrays = {"train": train_output, "inference": inference_output, "mask": mask}
+        said = {"operator": name, "ulp_of": ulp_of, "of_batches": of_batches}
+        self._submit("operator", self._admitted(key, presampled), arrays, attributes, **said)
 
     def compare_routes(
         self,
@@ -331,8 +294,8 @@ class Recorder(PerProcess):
         [tokens, layers, k] or [sequences, tokens, layers, k], in any order, such as vLLM's `routed_experts`; negative
         where a token has none. Other arguments are those of `compare`.
         """
-        given = {"train": train_routes, "inference": inference_routes, "mask": mask}
-        self._submit(RouteComparison, self._admitted(key, presampled), attributes, **given)
+        arrays = {"train": train_routes, "inference": inference_routes, "mask": mask}
+        self._submit("routes", self._admitted(key, presampled), arrays, attributes)
 
     def observe(self, metric: str, value: Any, *, attributes: Attributes = None) -> None:
         """Record an observation that the program itself makes of a runtime quantity, such as `weights_mismatch`.
@@ -346,7 +309,7 @@ class Recorder(PerProcess):
         if metric not in _OBSERVABLE:
             self.drop("unknown-metric", f"{metric!r} is not one of {', '.join(_OBSERVABLE)}")
             return
-        self._submit(RuntimeValue, self._running(), attributes, quantity=metric, value=value)
+        self._submit("value", self._running(), {"value": value}, attributes, quantity=metric)
 
     def sampled(
         self,
@@ -382,10 +345,10 @@ class Recorder(PerProcess):
             group_size: Number of rollouts of each prompt.
             links: Further spans that it belongs to; the current span becomes a link of the comparison.
         """
-        given = {"token_ids": token_ids, "logprobs": logprobs, "kept": kept, "mask": mask, "prompts": prompt_ids}
+        arrays = {"token_ids": token_ids, "logprobs": logprobs, "kept": kept, "mask": mask, "prompts": prompt_ids}
         if (versions := self._versions(None, weights)) is not None:
-            given |= {"processing": processing, "weights": versions[1], "versions": versions[2]}
-            self._submit_side("sampled", key, group, attributes, links, group_size=group_size, **given)
+            said = {"processing": processing, "weights": versions[1], "group_size": group_size}
+            self._submit_side("sampled", key, group, arrays | {"versions": versions[2]}, attributes, links, **said)
 
     def scored(
         self,
@@ -406,18 +369,26 @@ class Recorder(PerProcess):
         links: Sequence[trace.SpanContext] = (),
     ) -> None:
         """Record the training kernel's scores of a sampled sequence; the counterpart of `sampled`."""
-        given = {"token_ids": token_ids, "logprobs": logprobs, "kept": kept, "mask": mask, "prompts": prompt_ids}
+        arrays = {"token_ids": token_ids, "logprobs": logprobs, "kept": kept, "mask": mask, "prompts": prompt_ids}
         if (versions := self._versions(weights, None)) is not None:
-            given |= {"processing": processing, "weights": versions[0], "advantages": advantages, "rewards": rewards}
-            self._submit_side("scored", key, group, attributes, links, group_size=group_size, **given)
+            arrays |= {"advantages": advantages, "rewards": rewards}
+            said = {"processing": processing, "weights": versions[0], "group_size": group_size}
+            self._submit_side("scored", key, group, arrays, attributes, links, **said)
 
     def _submit_side(
-        self, role: Role, key: Any, group: Any, attributes: Attributes, links: Sequence[trace.SpanContext], **given: Any
+        self,
+        role: Role,
+        key: Any,
+        group: Any,
+        arrays: Mapping[str, Tree],
+        attributes: Attributes,
+        links: Sequence[trace.SpanContext],
+        **said: Any,
     ) -> None:
         # Sequences with keys of their own are sampled one by one where they are measured.
         engine = self._admitted(key, presampled=key is None or isinstance(key, list))
         own = list(key) if isinstance(key, list) else key
-        self._submit(KernelSide, engine, attributes, links, role=role, key=own, groups=_own(group), **given)
+        self._submit("side", engine, arrays, attributes, links, role=role, key=own, groups=_own(group), **said)
 
     def _versions(self, train: Any, inference: Any, *, per_token: bool = True) -> tuple[Weights, Weights, Any] | None:
         """Weight versions of the two kernels, and those of each token; None, and counted, where they are none."""
@@ -533,16 +504,17 @@ class Recorder(PerProcess):
 
     def _submit(
         self,
-        kind: Callable[..., BatchWork],
+        kind: Kind,
         engine: Engine | None,
+        arrays: Mapping[str, Tree],
         attributes: Attributes,
         links: Sequence[trace.SpanContext] = (),
-        **given: Any,
+        **settings: Any,
     ) -> None:
-        """Queue a batch of a kind of work, which has these fields, where there is an engine to take it."""
+        """Queue a batch where there is an engine to take it."""
         if engine is not None:
-            origin = BatchOrigin(self._pair, attributes, context.get_current(), links, time.time_ns())
-            engine.submit(kind(origin=origin, **given))
+            origin = attributes, context.get_current(), links, time.time_ns()
+            engine.submit(QueuedBatch(kind, self._pair, arrays, settings, *origin))
 
     def _admitted(self, key: Any, presampled: bool) -> Engine | None:
         """The engine, if there is one and what has this key is in its sample."""

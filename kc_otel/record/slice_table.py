@@ -30,13 +30,14 @@ from kc_otel.contract.slices import (
     match,
 )
 from kc_otel.record.measure.places import Places, TokenSlice
-from kc_otel.record.telemetry.moments import MOST_OPERATORS
 
 Attributes = Mapping[str, Scalar | Sequence[Scalar]] | Sequence[Mapping[str, Scalar]] | None
 """One mapping for each sequence, or one for all, in which a list has a value for each sequence."""
 OwnAttributes = Mapping[str, Scalar] | Sequence[Mapping[str, Scalar]] | None
 """One mapping for each sequence, or one for all alike."""
 _MAX_REMEMBERED = 4096
+_MAX_OPERATORS = 64
+"""Operators recorded besides those that the contract is about."""
 
 
 def own_attributes(given: Attributes) -> OwnAttributes:
@@ -95,14 +96,14 @@ class SliceTable:
             left = contract.observability.max_series - len(PLACES) - len(older) * quantities
             more = max(left // (1 + len(declared)) - quantities, 0) // each_operator
             fits = left >= (1 + len(declared)) * quantities
-            return cls(contract, (ALL, *declared, *older), (), min(more, MOST_OPERATORS), fits)
+            return cls(contract, (ALL, *declared, *older), (), min(more, _MAX_OPERATORS), fits)
         kept = declared[: max(room - always - 1, 0)]
         return cls(contract, (ALL, *kept, OTHER, *older), declared[len(kept) :])
 
     @classmethod
     def whole(cls, contract: Contract) -> SliceTable:
         """Build the table without a cap, for a recording."""
-        return cls(contract, (ALL, *contract.slices, *OLDER), (), MOST_OPERATORS, True)
+        return cls(contract, (ALL, *contract.slices, *OLDER), (), _MAX_OPERATORS, True)
 
     @property
     def judged(self) -> tuple[str, ...]:

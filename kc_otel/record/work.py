@@ -1,16 +1,8 @@
 """Items in a recorder's queue, on the way from the caller's thread to the measuring thread.
 
-    Recorder.compare          -> SampledComparison --.
-    Recorder.compare_logits   -> LogitsComparison    |
-    Recorder.compare_operator -> OperatorComparison  +--> BoundedWorker --> Measurer.handle
-    Recorder.compare_routes   -> RouteComparison     |
-    Recorder.observe          -> RuntimeValue        |
-    Recorder.sampled, scored  -> KernelSide          |
-    Recorder.rollout          -> KernelPair        --'
-
-Every kind of batch is made with the caller's own arrays, NumPy, torch or plain numbers. Once there is room for it,
-`taken` copies them on the caller's thread, on the device where they are and without waiting for it; the measuring
-thread lays them out.
+A batch is made with the caller's own arrays, NumPy, torch or plain numbers. Once there is room for it, `taken` copies
+them on the caller's thread, on the device where they are and without waiting for it; the measuring thread lays them
+out.
 """
 
 from __future__ import annotations
@@ -18,10 +10,10 @@ from __future__ import annotations
 import ctypes
 import sys
 import threading
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
-from dataclasses import dataclass, fields, replace
-from typing import Any, Final, Literal, Self
+from dataclasses import dataclass, replace
+from typing import Any, Final, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -48,6 +40,8 @@ Weights = int | str | None
 """A weight version: an optimizer step, or a name where there is no step."""
 Role = Literal["sampled", "scored"]
 """Side of a pair: sampled by the inference kernel, or scored by the training kernel."""
+Kind = Literal["sampled", "logits", "operator", "routes", "value", "side"]
+"""A comparison of sampled tokens, logits, outputs or routes; an observation; one kernel's side of a comparison."""
 
 
 def size_of(data: Tree) -> int:
@@ -233,33 +227,17 @@ def _allow_captures() -> None:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class BatchOrigin:
-    """Origin of a batch."""
+class QueuedBatch:
+    """A call of the recorder that waits to be measured."""
 
+    kind: Kind
     pair: KernelPair  # the kernel pair that was current
+    arrays: Mapping[str, Tree]  # None for those not given
+    settings: Mapping[str, Any]
     attributes: Any = None  # of the sequences, as they were given; once taken, `OwnAttributes`
     parent: Context | None = None  # trace context of the caller
     links: Sequence[trace.SpanContext] = ()  # further spans that the batch belongs to
     at: int = 0  # when it was given to the recorder, unix nanoseconds
-
-    @property
-    def spans(self) -> tuple[trace.SpanContext, ...]:
-        """Contexts of the spans that it belongs to: the caller's, and further ones."""
-        current = trace.get_current_span(self.parent).get_span_context()
-        return (*((current,) if current.is_valid else ()), *self.links)
-
-    def taken(self) -> BatchOrigin:
-        """The same, which the caller cannot change any more."""
-        if self.attributes is None and not self.links:
-            return self
-        return replace(self, attributes=own_attributes(self.attributes), links=tuple(self.links))
-
-
-@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
-class QueuedBatch:
-    """Arrays, NumPy or torch, and where they come from."""
-
-    origin: BatchOrigin
     ready: DeviceEvent = None  # after it the copies are complete; None where none of them is on a device
 
     @property
@@ -268,112 +246,22 @@ class QueuedBatch:
         return sum(size_of(data) for data in self.arrays.values())
 
     @property
-    def arrays(self) -> dict[str, Tree]:
-        """The arrays by name: what is declared as a `Tree`."""
-        return {field.name: getattr(self, field.name) for field in fields(self) if field.type == "Tree"}
-
-    @property
     def per_token(self) -> dict[str, Tree]:
         """The arrays with one value, or one row of logits, per sampled token."""
         return {name: data for name, data in self.arrays.items() if name not in {"prompts", "rewards"}}
 
-    def taken(self) -> Self:
-        """The same with copies of the arrays, on the device where they are."""
-        given = ((name, data) for name, data in self.arrays.items() if data is not None)
-        copies: dict[str, Any] = {name: taken(data) for name, data in given}
-        return replace(self, origin=self.origin.taken(), ready=device_ready(*copies.values()), **copies)
-
-
-@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
-class SampledComparison(QueuedBatch):
-    """Both kernels' log-probabilities of sampled tokens; arguments as in `Recorder.compare`."""
-
-    train: Tree
-    inference: Tree
-    mask: Tree = None
-    advantages: Tree = None
-    token_ids: Tree = None
-    inference_token_ids: Tree = None
-    train_kept: Tree = None
-    inference_kept: Tree = None
-    rewards: Tree = None
-    versions: Tree = None  # instead of one weight version, the step of each token
-    positions: Tree = None  # in the response, where what a mask left out is gone
-    groups: Any = None
-    prompts: Tree = None  # tokens of each sequence's prompt, where `groups` does not name it
-    group_size: int | Sequence[int] | None = None
-    processing: tuple[Processing, Processing] | None = None
-    weights: tuple[Weights, Weights] = (None, None)
-    density: bool | None = None
-
-
-@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
-class LogitsComparison(QueuedBatch):
-    """Both kernels' logits; arguments as in `Recorder.compare_logits`, `targets` the tokens that were sampled."""
-
-    train: Tree
-    inference: Tree
-    mask: Tree = None
-    targets: Tree = None
-    processing: tuple[Processing, Processing] | None = None
-    weights: tuple[Weights, Weights] = (None, None)
-
-
-@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
-class OperatorComparison(QueuedBatch):
-    """Two outputs of one operator; arguments as in `Recorder.compare_operator`."""
-
-    operator: str
-    train: Tree
-    inference: Tree
-    mask: Tree = None
-    ulp_of: Any = None
-    of_batches: bool = False
-
-
-@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
-class RouteComparison(QueuedBatch):
-    """Two kernels' routes; arguments as in `Recorder.compare_routes`."""
-
-    train: Tree
-    inference: Tree
-    mask: Tree = None
-
-
-@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
-class RuntimeValue(QueuedBatch):
-    """An observation of a runtime quantity; arguments as in `Recorder.observe`."""
-
-    quantity: str
-    value: Tree
-
-
-@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
-class KernelSide(QueuedBatch):
-    """One kernel's side of a comparison, until the other's comes; arguments as in `Recorder.sampled` and `scored`."""
-
-    role: Role
-    token_ids: Tree
-    logprobs: Tree
-    kept: Tree = None
-    mask: Tree = None
-    advantages: Tree = None
-    prompts: Tree = None  # [sequences, prompt tokens] or a list of them; part of a sequence's own name
-    rewards: Tree = None
-    versions: Tree = None  # instead of the one weight version, the step that sampled each token
-    key: Hashable | list[Hashable] = None
-    processing: Processing | None = None
-    weights: Weights = None
-    groups: Any = None
-    group_size: int | None = None
-
     @property
-    def one_key(self) -> Hashable:
-        """The key that names all of it, by which sampling is decided before it is copied; None where there is none."""
-        return None if isinstance(self.key, list) else self.key
+    def spans(self) -> tuple[trace.SpanContext, ...]:
+        """Contexts of the spans that it belongs to: the caller's, and further ones."""
+        current = trace.get_current_span(self.parent).get_span_context()
+        return (*((current,) if current.is_valid else ()), *self.links)
+
+    def taken(self) -> QueuedBatch:
+        """The same, which the caller cannot change any more, with its arrays on the device where they are."""
+        arrays = {name: taken(data) for name, data in self.arrays.items()}
+        attributes, links = own_attributes(self.attributes), tuple(self.links)
+        return replace(self, arrays=arrays, attributes=attributes, links=links, ready=device_ready(*arrays.values()))
 
 
-BatchWork = SampledComparison | LogitsComparison | OperatorComparison | RouteComparison | RuntimeValue | KernelSide
-"""A batch to be measured."""
-Work = BatchWork | KernelPair
+Work = QueuedBatch | KernelPair
 """Items that wait in the queue: a batch, or the kernel pair that is the current one from there on."""

@@ -12,7 +12,7 @@ from typing import Any
 
 from kc_otel.contract.model import Contract, KernelSpec
 from kc_otel.diagnose.token_sequences import TokenSequence
-from tests.engines._random_checkpoints import checkpoint
+from tests.engines._checkpoints import checkpoint
 
 LAYERS, PAGE = 4, 8
 """PAGE: tokens of the cache that are lost."""

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 import numpy as np
 import pytest
 
@@ -116,46 +114,3 @@ def test_top_p_on_one_side_is_named(rollouts, training, asked):
     tokens, inference = rollouts["narrow"]
     train = np.array(hf_scorer(training[0])(asked, list(tokens)))
     assert faulty(train, inference) == {"truncated_sampling": 12}
-
-
-def test_a_not_same_tokens_is_named(plain):
-    """logits[t] taken for token t, the usual slip of a training loop, in either direction."""
-    _, inference, train = plain
-    assert faulty(train[:, 1:], inference[:, :-1]) == {"not_same_tokens": 12}
-    assert faulty(train[:, :-1], inference[:, 1:]) == {"not_same_tokens": 12}
-
-
-def test_other_tokens_are_named(plain, training):
-    tokens, inference, train = plain
-    tokenizer = training[1]
-    again = [tokenizer(tokenizer.decode(row))["input_ids"] for row in tokens]
-    other = np.full(tokens.shape, -1)
-    for row, ids in enumerate(again):
-        other[row, : len(ids)] = ids[: tokens.shape[1]]
-    differing = int((other != tokens).any(1).sum())
-    assert differing >= 8
-    assert faulty(train, inference, token_ids=other, inference_token_ids=tokens) == {"token_mismatch": differing}
-
-
-def test_padding_that_counts_is_named_and_masked_padding_is_not(plain, training, asked):
-    """Answers of different lengths, padded: training scores the padding, the engine's buffer holds a filler there."""
-    model, tokenizer = training
-    tokens, inference, _ = plain
-    pad = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else 0
-    lengths = np.linspace(40, 72, len(tokens)).astype(int)
-    mask = np.arange(TOKENS) < lengths[:, None]
-    padded = np.where(mask, tokens, pad)
-    train = np.array(hf_scorer(model)(asked, list(padded)))
-    buffer = np.where(mask, inference, 0.0)
-    assert faulty(train, buffer) == {"placeholder": 12}
-    assert faulty(train, buffer, mask=mask) == {}
-
-
-@pytest.mark.parametrize(("filler", "reason"), [(0.0, "placeholder"), (math.nan, "nan_logprob")])
-@pytest.mark.parametrize("side", [0, 1])
-def test_a_buffer_that_nobody_wrote_is_named(plain, filler, reason, side):
-    """Log-probs that were never turned on, or never arrived."""
-    tokens, inference, train = plain
-    sides = [train.copy(), inference.copy()]
-    sides[side][3:5] = filler
-    assert faulty(*sides, token_ids=tokens, inference_token_ids=tokens) == {reason: 2}

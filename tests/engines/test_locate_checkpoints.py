@@ -8,7 +8,7 @@ import pytest
 from typer.testing import CliRunner
 
 from kc_otel import cli
-from tests.engines._random_checkpoints import VOCABULARY, changed, checkpoint
+from tests.engines._checkpoints import VOCABULARY, changed, checkpoint
 
 pytestmark = pytest.mark.slow
 

@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 from examples.quantised import in_int8
 from examples.tiny_model import prompts
 from kc_otel import cli
-from tests.engines._checkpoints import in_three_bits, other_embeddings, without
+from tests.engines._checkpoints import other_embeddings, without
 from tests.engines._cpu import AVX512_SUMS, avx512_arithmetic, lacking, needs_fp8_cache, reads_back
 from tests.engines.planted_in_vllm import scales_turned
 
@@ -116,29 +116,6 @@ def test_scales_in_the_wrong_order_are_named(locate, tiny_model, tmp_path):
     scales_turned(folder, 2)
     boundary = locate(folder)["culprit"]["boundary"]
     assert (boundary["layer"], boundary["operator"]) == (2, "o_proj")
-
-
-@pytest.mark.usefixtures("runs")
-def test_two_machines_name_an_engine_too(tiny_model, tmp_path):
-    rows = [json.loads(line) for line in (tmp_path / "prompts.jsonl").read_text().splitlines()]
-    bare = [{"token_ids": [*row["prompt_ids"], *row["token_ids"]]} for row in rows]
-    (tmp_path / "bare.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in bare))
-    cli._register("locate")
-
-    def run(*words):
-        result = CliRunner().invoke(cli.app, words)
-        assert result.exit_code in {0, 1}, result.output
-        return result
-
-    folder = in_three_bits(tiny_model, tmp_path / "three")
-    engine = [word for setting in ENGINE for word in ("--engine", setting)]
-    run("locate", "capture", f"vllm:{folder}", "--sequences", "bare.jsonl", "--out", "infer.capture", *engine)
-    run("locate", "capture", str(tiny_model), "--sequences", "infer.capture", "--out", "train.capture", "--dtype",
-        "float32", "--precision", "bfloat16")  # fmt: skip
-    sides = ("--train", "train.capture", "--infer", "infer.capture", "--sequences", "infer.capture")
-    said = run("locate", "run", "contract.yaml", *sides).output
-    assert "culprit: layer 0, qkv_proj" in said
-    assert f"{len(bare)} sequences, {sum(len(row['token_ids']) + 16 for row in bare)} tokens" in said
 
 
 @pytest.mark.parametrize(

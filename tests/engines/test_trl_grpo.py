@@ -272,21 +272,6 @@ def test_every_sequence_is_measured_once_on_the_slices_of_its_columns(trainer, e
     assert judge.points("kc.drift.advantage_drift_positive")
 
 
-def test_who_instruments_twice_counts_once(trainer, engine, recording, caplog):
-    """As a notebook's cell that runs again does: the later one takes the earlier one's place, and says so."""
-    recorder, judge = recording()
-    running = trainer(max_steps=2)
-    first = instrument(running, recorder)
-    with instrument(running, recorder):
-        assert "was instrumented for contract grpo already: this takes its place" in caplog.text
-        running.train()
-    recorder.force_flush()
-    assert judge.points("kc.drift.log_ratio", kc_slice="all")[0].count == sum(
-        len(completion) for _, completion in engine.sampled
-    )
-    first.remove()
-
-
 def test_rewards_come_without_being_asked_for(trainer, engine, recording, monkeypatch):
     drift = {"id": "reward", "metric": "reward_drift", "limit": 100.0}
     changes = {"assumptions": {"reward_range": [0, 200]}, "statistical": [*STATISTICAL, drift]}
@@ -441,17 +426,6 @@ def test_a_heavy_ratio_that_trl_caps_is_seen_as_it_is(through_vllm, recording):
     assert logged(running, "sampling/importance_sampling_ratio/max") == [3.0]
     assert judge.points("kc.drift.ratio", kc_slice="all")[0].max == pytest.approx(np.exp(6.0), rel=0.2)
     assert judge.points("kc.drift.log_ratio", kc_slice="all")[0].max == pytest.approx(6.0, abs=0.2)
-
-
-def test_truncated_sampling_is_named_and_is_no_drift(through_vllm, recording):
-    recorder, judge = recording()
-    running = through_vllm(top_p=0.8, sampling={"top_p": 0.8}, steps_per_generation=1, max_steps=1)
-    with instrument(running, recorder):
-        running.train()
-    recorder.force_flush()
-    assert recorder.stats().invalid == {"processing_mismatch": 16}
-    assert not judge.points("kc.drift.log_ratio")
-    assert logged(running, "sampling/importance_sampling_ratio/mean")[0] < 0.95
 
 
 def test_temperature_is_on_both_sides(through_vllm, recording):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from kc_otel.integrations.vllm.weights import check_weights
-from tests.engines._random_checkpoints import changed
+from tests.engines._checkpoints import changed
 from tests.engines._vllm import offline_engine
 
 pytestmark = pytest.mark.slow

@@ -1,10 +1,8 @@
 from __future__ import annotations
 
 import copy
-import gc
 import pickle
 import types
-import weakref
 
 import pytest
 
@@ -156,41 +154,6 @@ def test_gradients_are_the_same(recorders, ids):
         model(ids).square().mean().backward()
     plain(ids).square().mean().backward()
     assert all(torch.equal(a.grad, b.grad) for a, b in zip(plain.parameters(), model.parameters(), strict=True))
-
-
-@pytest.mark.slow
-def test_no_graph_is_kept(recorders, held, ids):
-    class Part:
-        pass
-
-    class Noted(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx, logits, part):
-            ctx.part = part
-            return logits.clone()
-
-        @staticmethod
-        def backward(_, grad):
-            return grad, None
-
-    parts = [Part()]
-    alive = weakref.ref(parts[0])
-
-    class Model(Tiny):
-        def forward(self, input_ids):
-            return Noted.apply(super().forward(input_ids), parts[0])
-
-    model, recorder = Model(), recorders()
-    with (
-        watching.observe(model, recorder, side="train"),
-        watching.shadow(model, Tiny().eval(), recorder, side="inference"),
-    ):
-        model(ids)
-        assert recorder.stats().queued_batches == 2
-    parts.clear()
-    gc.collect()
-    assert alive() is None
-    held.set()
 
 
 @pytest.mark.parametrize(

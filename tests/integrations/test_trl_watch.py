@@ -226,6 +226,17 @@ def test_processing_that_trl_applies_to_one_side_alone_is_a_mismatch(watched, ar
     assert recorder.stats().invalid == invalid
 
 
+def test_who_instruments_twice_counts_once(watched, memory, caplog):
+    """As a notebook's cell that runs again does: the later one takes the earlier one's place, and says so."""
+    trainer, first, recorder = watched()
+    with instrument(trainer, recorder):
+        assert "was instrumented for contract policy already: this takes its place" in caplog.text
+        trainer.compute_loss(trainer.model, trainer.generated(PROMPTS, TASKS))
+    recorder.force_flush()
+    assert memory.count() == 10
+    first.remove()
+
+
 def test_two_watches_come_off_in_any_order(watched, recorders, contract):
     trainer, first, recorder = watched()
     other = recorders(contract=contract(metadata={"name": "other", "version": 1, "owner": "rl"}))

@@ -46,15 +46,11 @@ def finished(kernel=None, watermarks=False, **changes):
         engine.kernel.set_result(Kernel("vllm"))
     else:
         engine.kernel = kernel
-    capture = RequestCapture(
-        "cmpl-1-ab", "cmpl-1", [1, 2, 3], None, SimpleNamespace(temperature=1.0), (), {}, engine, [4, 5],
-        logprobs=[-0.5, -1.5],
-    )  # fmt: skip
-    return replace(capture, **changes)
+    return replace(RequestCapture(completion(), None, {}, engine, logprobs=[-0.5, -1.5]), **changes)
 
 
 def submit(delivery, capture):
-    delivery.submit(capture.completion, capture.engine.kernel, "raw", 7)
+    delivery.submit(capture.whole, capture.engine.kernel, "raw", 7)
 
 
 def config(**model):
@@ -115,8 +111,8 @@ def test_a_request_is_made_of_a_completion():
 )
 def test_a_watermark_is_told_where_the_engine_has_one(engine, asked, told):
     found = finished(watermarks=engine)
-    found.params.watermarking = asked
-    request = request_of(found.completion(), Kernel("vllm"), "raw", {})
+    found.completion.params.watermarking = asked
+    request = request_of(found.whole(), Kernel("vllm"), "raw", {})
     assert request.processing == ({"watermarking": True} if told else {})
 
 
@@ -232,7 +228,7 @@ def test_the_sampling_masks_of_steps_are_one_set_of_tokens_for_each_token():
     assert kept_of([], 2) is None
     mine = finished()
     mine.masks += [mask, mask]
-    assert request_of(mine.completion(), Kernel("vllm"), "processed", {}).kept.counts.tolist() == [2, 2]
+    assert request_of(mine.whole(), Kernel("vllm"), "processed", {}).kept.counts.tolist() == [2, 2]
 
 
 def test_what_fails_on_the_other_thread_is_counted():
@@ -242,7 +238,7 @@ def test_what_fails_on_the_other_thread_is_counted():
     broken = RequestDelivery(Sink(fails=True), lambda _: {})
     submit(broken, finished())
     submit(broken, finished(context=None))
-    submit(broken, finished(token_ids=[4]))
+    submit(broken, finished(logprobs=[-0.5]))
     assert broken.close()
     assert broken.stats().dropped == {"sink-failed": 1, "failed": 1, "invalid": 1}
     sink = Sink()

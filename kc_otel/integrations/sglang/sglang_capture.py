@@ -18,7 +18,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
 from typing import Any, Final
 
@@ -27,6 +27,7 @@ import numpy as np
 from kc_otel.integrations.vllm.delivery import CaptureStats, Completion, RequestDelivery
 from kc_otel.integrations.vllm.settings import Settings
 from kc_otel.record.kernel import Kernel
+from kc_otel.record.sampling import Sampler
 from kc_otel.recordings.request import KeptTokens
 
 _log = logging.getLogger("kc_otel")
@@ -42,28 +43,21 @@ _ORIGINAL: Final = "SGLANG_RETURN_ORIGINAL_LOGPROB"
 
 @dataclass(slots=True, eq=False)
 class SentRequest:
-    """Data collected of one request."""
+    """Data collected of one request, of which `request` is what was known when it was sent."""
 
-    request_id: str
-    prompt_ids: Sequence[int]
-    params: Any
-    model: str
-    traceparent: str = ""
+    request: Completion
     masked: bool = False
     of_support: bool = False
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     kept: list[Sequence[int]] = field(default_factory=list)
-    versions: Sequence[tuple[str, int]] = ()
-    finish_reason: str = ""
-    at: int = 0
 
     @property
     def logprobs_mode(self) -> str:
         """`raw` where something was done to the distribution after the log-probabilities were taken."""
         if os.environ.get(_ORIGINAL, "").lower() in {"true", "1", "yes", "y", "on"}:
             return "raw"
-        params = self.params
+        params = self.request.params
         whole = params.top_p == 1.0 and params.top_k in (0, -1) and params.min_p == 0.0
         return "processed" if whole or self.masked else "raw"
 
@@ -73,20 +67,7 @@ class SentRequest:
         if self.masked and self.kept:
             counts = np.array([len(ids) for ids in self.kept], dtype=np.int64)
             kept = KeptTokens(np.concatenate([np.asarray(ids, dtype=np.int64) for ids in self.kept]), counts)
-        return Completion(
-            self.request_id,
-            self.request_id,
-            self.prompt_ids,
-            self.token_ids,
-            self.logprobs,
-            self.params,
-            finish_reason=self.finish_reason,
-            model=self.model,
-            weight_versions=self.versions,
-            traceparent=self.traceparent,
-            at=self.at,
-            kept=kept,
-        )
+        return replace(self.request, token_ids=self.token_ids, logprobs=self.logprobs, kept=kept)
 
 
 class SglangCapture:
@@ -97,7 +78,7 @@ class SglangCapture:
 
     def __init__(self, settings: Callable[[], Settings | None]) -> None:
         self._settings = settings
-        self._started: Settings | None = None
+        self._sampler: Sampler | None = None
         self._delivery: RequestDelivery | None = None
         self._kernel: Future[Kernel] = Future()
         self._lock = threading.Lock()
@@ -128,28 +109,31 @@ class SglangCapture:
     def sent(self, manager: Any, tokenized: Any) -> None:
         """Note a request that goes to the scheduler."""
         given = getattr(tokenized, "sampling_params", None)
-        if self._refused:
+        # An embedding, or the warming of a common prefix.
+        if self._refused or given is None or given.max_new_tokens == 0:
             return
-        if given is None or given.max_new_tokens == 0:  # an embedding, or the warming of a common prefix
-            return
-        delivery = self._start(manager)
+        delivery, sampler = self._start(manager)
         delivery.count("seen")
-        if self._started is None or not self._started.sampler.takes(tokenized.rid):
+        if not sampler.takes(tokenized.rid):
             return
         delivery.count("sampled")
         if not _supported(tokenized):
             delivery.drop("unsupported", "only whole prompts of text tokens can be scored again")
             return
         tokenized.return_logprob = True
-        self._under_way[tokenized.rid] = SentRequest(
+        sent = Completion(
+            tokenized.rid,
             tokenized.rid,
             list(tokenized.input_ids),
+            (),
+            (),
             _params(given),
-            str(getattr(manager.server_args, "served_model_name", "") or ""),
-            str((getattr(tokenized, "external_trace_header", None) or {}).get("traceparent", "")),
-            masked=bool(getattr(tokenized, "return_sampling_mask", False)),
-            of_support=getattr(tokenized, "sampling_logprobs_mode", "") == "support",
+            model=str(getattr(manager.server_args, "served_model_name", "") or ""),
+            traceparent=str((getattr(tokenized, "external_trace_header", None) or {}).get("traceparent", "")),
         )
+        masked = bool(getattr(tokenized, "return_sampling_mask", False))
+        of_support = getattr(tokenized, "sampling_logprobs_mode", "") == "support"
+        self._under_way[tokenized.rid] = SentRequest(sent, masked, of_support)
         if len(self._under_way) > _MAX_UNDER_WAY:
             self._under_way.popitem(last=False)
             delivery.drop("aborted", "the engine did not finish it")
@@ -163,37 +147,31 @@ class SglangCapture:
             if sent is None:
                 continue
             _take(sent, output, index)
-            reason = output.finished_reasons[index]
-            if reason is not None:
+            if output.finished_reasons[index] is not None:
                 del self._under_way[request_id]
-                self._finish(sent, manager, output, index, reason)
+                self._finish(self._delivery, sent, manager, output, index)
 
-    def _finish(self, sent: SentRequest, manager: Any, output: Any, index: int, reason: Any) -> None:
-        delivery = self._delivery
-        if delivery is None:
-            return
-        sent.finish_reason = str(reason.get("type", "") if isinstance(reason, Mapping) else reason)
-        if sent.finish_reason == "abort":
+    def _finish(self, delivery: RequestDelivery, sent: SentRequest, manager: Any, output: Any, index: int) -> None:
+        reason = output.finished_reasons[index]
+        why = str(reason.get("type", "") if isinstance(reason, Mapping) else reason)
+        if why == "abort":
             delivery.drop("aborted", "the engine did not finish it")
             return
-        spans = _of(output, "weight_versions", index)
-        if spans:
-            sent.versions = tuple((str(span.version), int(span.start)) for span in spans)
-        elif version := _asked(manager, "weight_version"):
-            sent.versions = ((str(version), 0),)
-        sent.at = time.time_ns()
-        numbers = len(sent.prompt_ids) + 2 * len(sent.token_ids) + sum(map(len, sent.kept))
+        version, spans = _asked(manager, "weight_version"), _of(output, "weight_versions", index)
+        versions = [(str(span.version), int(span.start)) for span in spans or ()] or [(str(version), 0)] * bool(version)
+        sent.request = replace(sent.request, finish_reason=why, weight_versions=versions, at=time.time_ns())
+        numbers = len(sent.request.prompt_ids) + 2 * len(sent.token_ids) + sum(map(len, sent.kept))
         delivery.submit(sent.completion, self._kernel, sent.logprobs_mode, numbers)
 
-    def _start(self, manager: Any) -> RequestDelivery:
+    def _start(self, manager: Any) -> tuple[RequestDelivery, Sampler]:
         with self._lock:
-            if self._delivery is None:
-                self._started = settings = self._settings()
+            if self._delivery is None or self._sampler is None:
+                settings = self._settings()
                 if settings is None:
                     raise ValueError("the environment names no contract any more")
                 self._kernel.set_result(_kernel_of(manager.server_args))
-                self._delivery = RequestDelivery(settings.sink, settings.attributes)
-            return self._delivery
+                self._sampler, self._delivery = settings.sampler, RequestDelivery(settings.sink, settings.attributes)
+            return self._delivery, self._sampler
 
 
 def _supported(tokenized: Any) -> bool:

@@ -17,7 +17,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from functools import lru_cache
 from typing import Any, Final
 from weakref import WeakKeyDictionary
@@ -63,21 +63,13 @@ class EngineCapture:
 
 @dataclass(slots=True, eq=False)
 class RequestCapture:
-    """Data collected of one completion. It refers to lists that vLLM keeps anyway, and to copies once it is done."""
+    """A completion as far as it has come, of lists that vLLM keeps anyway, and of copies once it is done."""
 
-    request_id: str
-    external_id: str
-    prompt_ids: Sequence[int]
+    completion: Completion
     detokenizer: Any
-    params: Any
-    versions: Sequence[tuple[str, int]]
     context: Mapping[str, Any]
     engine: EngineCapture
-    token_ids: Sequence[int] = ()
-    lora: str = ""
     asked: bool = False
-    finish_reason: str = ""
-    at: int = 0
     logprobs: list[float] = field(default_factory=list)
     masks: list[Any] = field(default_factory=list)
 
@@ -104,38 +96,29 @@ class RequestCapture:
 
     def finish(self, reason: str) -> None:
         """Finish the capture, once."""
-        if not self.finish_reason:
-            self.finish_reason = reason
-            self.at = time.time_ns()
+        if not self.completion.finish_reason:
+            self.completion = replace(self.completion, finish_reason=reason, at=time.time_ns())
             self.engine.finished.append(self)
 
     def deliver(self, delivery: RequestDelivery) -> None:
         """Hand it over with copies of the lists, because the caller uses them, too."""
-        self.prompt_ids, self.token_ids = list(self.prompt_ids), list(self.detokenizer.output_token_ids)
-        self.versions = tuple(self.versions)
-        numbers = len(self.prompt_ids) + 2 * len(self.token_ids) + sum(len(mask.token_ids) for mask in self.masks)
-        delivery.submit(self.completion, self.engine.kernel, str(self.engine.logprobs_mode), numbers)
+        prompt, tokens = list(self.completion.prompt_ids), list(self.detokenizer.output_token_ids)
+        versions = tuple(self.completion.weight_versions)
+        self.completion = replace(self.completion, prompt_ids=prompt, token_ids=tokens, weight_versions=versions)
+        numbers = len(prompt) + 2 * len(tokens) + sum(len(mask.token_ids) for mask in self.masks)
+        delivery.submit(self.whole, self.engine.kernel, str(self.engine.logprobs_mode), numbers)
 
-    def completion(self) -> Completion:
+    def whole(self) -> Completion:
         """The completion, with the headers and the trace that its request came with."""
         headers, otel = headers_of(self.context.get("headers", ())), self.context.get("otel")
-        return Completion(
-            self.request_id,
-            self.external_id,
-            self.prompt_ids,
-            self.token_ids,
-            self.logprobs,
-            self.params,
-            finish_reason=self.finish_reason,
-            model=self.engine.model,
-            lora=self.lora,
-            weight_versions=self.versions,
+        return replace(
+            self.completion,
+            logprobs=self.logprobs,
             headers=headers,
             baggage=baggage_of(otel, headers),
             traceparent=traceparent_of(otel, self.context.get("trace") or headers),
-            at=self.at,
-            kept=kept_of(self.masks, len(self.token_ids)),
-            watermarked=self.engine.watermarks and getattr(self.params, "watermarking", None) is not False,
+            kept=kept_of(self.masks, len(self.completion.token_ids)),
+            watermarked=self.engine.watermarks and getattr(self.completion.params, "watermarking", None) is not False,
         )
 
 
@@ -172,18 +155,18 @@ def attach(request: Any, state: Any, context: Mapping[str, Any], engine: EngineC
     if type(processor) is not LogprobsProcessor:
         raise TypeError(f"{type(processor).__name__} takes the place of vLLM's LogprobsProcessor")
     params = request.sampling_params
-    capture = RequestCapture(
+    completion = Completion(
         request.request_id,
         state.external_req_id,
         state.prompt_token_ids,
-        state.detokenizer,
+        (),
+        (),
         params,
-        getattr(state, "weight_version_starts", ()),
-        context,
-        engine,
+        model=engine.model,
         lora=state.lora_name or "",
-        asked=params.num_logprobs is not None,
+        weight_versions=getattr(state, "weight_version_starts", ()),
     )
+    capture = RequestCapture(completion, state.detokenizer, context, engine, asked=params.num_logprobs is not None)
     # The request's own state gets another processor: vLLM's, with what it was made of, and a look at what passes.
     state.logprobs_processor = capturing = _capturing_processor()(
         **{attribute.name: getattr(processor, attribute.name) for attribute in fields(processor)}
@@ -316,7 +299,7 @@ class Engines:
             return
         if stopped:
             for capture in engine.touched:
-                if capture.request_id in stopped:
+                if capture.completion.request_id in stopped:
                     capture.finish("stop")
         engine.touched.clear()
         while engine.finished:
@@ -330,11 +313,11 @@ class Engines:
         self._engines.clear()
 
     def _deliver(self, capture: RequestCapture) -> None:
-        if capture.finish_reason in ("abort", "error"):
-            reason = "aborted" if capture.finish_reason == "abort" else "error"
+        reason = {"abort": "aborted", "error": "error"}.get(capture.completion.finish_reason)
+        if reason is None:
+            capture.deliver(self.delivery)
+        else:
             self.delivery.drop(reason, "the engine did not finish it")
-            return
-        capture.deliver(self.delivery)
 
 
 def _unanswered(error: Exception) -> list[Mapping[str, str]]:

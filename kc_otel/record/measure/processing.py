@@ -24,12 +24,9 @@ from numpy.typing import NDArray
 
 from kc_otel.contract.input_reasons import InvalidReason
 from kc_otel.record.measure.arrays import Block
-from kc_otel.record.measure.row_faults import Found, RowFault
-from kc_otel.record.measure.same_tokens import looks_unlike
+from kc_otel.record.measure.row_faults import DRIFT, Found, RowFault
 from kc_otel.record.measure.sampled import saturated
 
-_DRIFT: Final = 0.03
-"""Mean |l| from which a pattern is looked for; below, a fault of processing is no larger than bf16's rounding."""
 _TOKENS: Final = 64
 """Tokens from which a pattern of processing cannot be chance."""
 _MIN_DIFFERENT_VALUES: Final = 128
@@ -106,20 +103,6 @@ class Pattern:
     effective: NDArray[np.float64]  # tokens that sum |l| is made of, in effect: (sum |l|)^2 / sum l^2
 
 
-def looks_processed(drift: NDArray[np.float64], lengths: NDArray[np.intp]) -> NDArray[np.bool_]:
-    """Rows whose mean |l| is worth looking for a pattern in: above rounding, and over enough tokens."""
-    return (drift > _DRIFT) & (lengths >= _TOKENS)
-
-
-def looks_processed_together(drift: NDArray[np.float64], lengths: NDArray[np.intp]) -> NDArray[np.bool_]:
-    """Rows too short for a temperature of their own, if they are many tokens together and drift more than rounding."""
-    short = lengths < _TOKENS
-    tokens = lengths[short]
-    with np.errstate(invalid="ignore"):
-        many = tokens.sum() >= _MIN_DIFFERENT_VALUES and bool((drift[short] * tokens).sum() > _DRIFT * tokens.sum())
-    return short if many else np.zeros_like(short)
-
-
 def processing_faults(block: Block, drift: NDArray[np.float64], valid: NDArray[np.bool_]) -> Found:
     """Faults of sampling processing in rows that are `valid` so far, from many tokens together."""
     found: Found = []
@@ -128,27 +111,25 @@ def processing_faults(block: Block, drift: NDArray[np.float64], valid: NDArray[n
         valid[rows] = False
         found.append(RowFault(reason, rows))
 
-    if (look := looks_processed(drift, block.lengths) & valid).any():
+    if (look := (drift > DRIFT) & (block.lengths >= _TOKENS) & valid).any():
         part, rows = block if look.all() else block.only(look), np.flatnonzero(look)
         pattern = patterns(part)
         colder = temperature_like(part, pattern)
         add(InvalidReason.TEMPERATURE_MISMATCH, rows[colder])
         add(InvalidReason.TRUNCATED_SAMPLING, rows[truncation_like(pattern) & ~colder])
-    short = looks_processed_together(drift, block.lengths) & valid
-    if short.any() and together_temperature_like(block.only(short)):
-        add(InvalidReason.TEMPERATURE_MISMATCH, np.flatnonzero(short))
-    if (left := doubtful(drift, block.lengths) & valid).any():
+    # Rows too short for a temperature of their own, if they are many tokens together and drift more than rounding.
+    short, total = block.lengths < _TOKENS, drift * block.lengths
+    tokens, left = int(block.lengths[short].sum()), short & valid
+    many = tokens >= _MIN_DIFFERENT_VALUES and total[short].sum() > DRIFT * tokens
+    if many and left.any() and together_temperature_like(block.only(left)):
+        add(InvalidReason.TEMPERATURE_MISMATCH, np.flatnonzero(left))
+    if (left := (drift > DRIFT) & valid).any():
         add(InvalidReason.TEMPERATURE_MISMATCH, np.flatnonzero(left)[surer_rows(block.only(left))])
     return found
 
 
-def doubtful(drift: NDArray[np.float64], lengths: NDArray[np.intp]) -> NDArray[np.bool_]:
-    """Rows that drift by enough for a fault of the pairing, or of the sampler, to be looked for."""
-    return looks_unlike(drift) | looks_processed(drift, lengths)
-
-
 def together_temperature_like(block: Block) -> bool:
-    """Return True if short rows, as one, are the other side at another temperature (`looks_processed_together`)."""
+    """Return True if short rows, as one, are the other side at another temperature."""
     known = np.isfinite(block.train) & np.isfinite(block.inference)
     train, inference = block.train[known], block.inference[known]
     different, first = np.unique(inference, return_index=True)

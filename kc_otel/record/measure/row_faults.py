@@ -16,6 +16,9 @@ Mask = NDArray[np.bool_]
 Floats = NDArray[np.floating]
 Found = list["RowFault"]
 
+DRIFT: Final = 0.03
+"""Mean |l| from which faults of the pairing and of the sampler are looked for: below, both kernels agree or are sure of
+everything, and such a fault is no larger than the rounding of bfloat16."""
 RUN: Final = 8
 """Tokens in a row from which a constant is looked at."""
 CHANCE: Final = math.log(1e8)

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from kc_otel.contract.input_reasons import InvalidReason
 from kc_otel.record.measure.arrays import Block
 from kc_otel.record.measure.row_faults import (
+    DRIFT,
     RUN,
     Floats,
     Found,
@@ -32,8 +33,6 @@ from kc_otel.record.measure.row_faults import (
 )
 from kc_otel.stats.surplus import RATIO_CUT
 
-_DRIFT: Final = 0.03
-"""Mean |l| from which other tokens are looked for: below, both kernels agree or are sure of everything."""
 _WINDOW: Final = 64
 _LOWEST: Final = -8.0
 """Lower cut of log-probabilities in a correlation, so that no single token determines it."""
@@ -88,14 +87,9 @@ _RARE_LOGPROB: Final = -4.0
 """log-probability below which hardly any position's likeliest token is; of sampled tokens several percent are."""
 
 
-def looks_unlike(drift: NDArray[np.float64]) -> Mask:
-    """Rows whose mean |l| is worth asking whether both sides score the same tokens."""
-    return drift > _DRIFT
-
-
 def other_tokens(block: Block, drift: NDArray[np.float64], at: NDArray[np.intp] | None) -> Found:
     """Find other tokens on one side, by window, by row, and over all rows; `at` is each token's own place."""
-    look = looks_unlike(drift) & (block.lengths >= 2)
+    look = (drift > DRIFT) & (block.lengths >= 2)
     if not look.any():
         return []
     part = block if look.all() else block.only(look)
@@ -322,7 +316,7 @@ def _odd_places(block: Block, wide: Mask) -> tuple[str, NDArray[np.intp]]:
 
 def not_told(block: Block, drift: NDArray[np.float64]) -> str:
     """Say which of these checks the rows are too short, too sure or too ambiguous for; empty where none is."""
-    look, total = looks_unlike(drift), drift * block.lengths
+    look, total = drift > DRIFT, drift * block.lengths
     if total[look].sum() <= 0.5 * total.sum() or not look.any():
         return ""
     part = block if look.all() else block.only(look)
@@ -393,7 +387,7 @@ def likeliest(block: Block, drift: NDArray[np.float64]) -> Found:
     It is never below, and it differs as often as the likeliest token is not sampled, which is the sum of 1 - Q.
     """
     train, inference = (side.astype(np.float64) for side in (block.train, block.inference))
-    differ = looks_unlike(drift)
+    differ = drift > DRIFT
     for low, high, name in ((train, inference, "inference"), (inference, train, "training")):
         apart = (high - low).clip(-3.0, 3.0)
         above, size, squares = (

@@ -13,7 +13,7 @@ trainer has that number: its log P(y) is of the whole vocabulary. Over the same 
 P(y)/P(K) and Q(y)/Q(K), of which w is the ratio, and TV = E_Q[(1-w)+] holds as ever. What P has outside of K is an
 observation of its own, `outside_mass`: TV(P, Q/Q(K)) <= TV(P/P(K), Q/Q(K)) + 1 - P(K), since TV(P, P/P(K)) = 1 - P(K).
 
-The functions take NumPy arrays or torch tensors and return the same kind.
+All but `log_ratio` take NumPy arrays or torch tensors and return the same kind.
 """
 
 from __future__ import annotations
@@ -42,11 +42,6 @@ def log_ratio(train: Any, inference: Any) -> Any:
 
     NaN where there is no difference.
     """
-    if is_tensor(train):
-        import torch  # noqa: PLC0415 - a caller with a tensor has loaded it
-
-        wide = torch.float64 if torch.float64 in (train.dtype, inference.dtype) else torch.float32
-        return saturated((train.to(wide) - inference.to(wide)).to(torch.float32).to(torch.float64))
     train, inference = np.asarray(train), np.asarray(inference)
     wide = np.float64 if np.float64 in (train.dtype, inference.dtype) else np.float32
     with np.errstate(invalid="ignore", over="ignore"):

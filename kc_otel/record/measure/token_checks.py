@@ -24,10 +24,9 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
+from kc_otel.record.measure.row_faults import DRIFT
 from kc_otel.record.measure.sampled import saturated
 
-DRIFT: Final = 0.03
-"""Mean |l| from which it is looked for."""
 LOOK: Final = 65_536
 """Tokens of a batch that are looked at: a penalty is set for all of its requests."""
 _ONE_SIDED: Final = 0.88

@@ -143,10 +143,6 @@ def _shifted(numbers: torch.Tensor, by: int) -> torch.Tensor:
     return (numbers >> by) & ((1 << (64 - by)) - 1)
 
 
-with extra("torch", "digests of a module's weights"):
-    import torch
-
-
 def tail_of(name: str) -> str:
     """The end of a tensor's name that trainers and engines have in common: from the layer on, or the last two words.
 

@@ -21,8 +21,9 @@ from kc_otel.record.measure.arrays import SampledBatch, as_bool, as_host, host_r
 from kc_otel.record.measure.checks import check_declared, difference, failed, held_together, same_shape
 from kc_otel.record.measure.logits import LOGITS, logit_drift
 from kc_otel.record.measure.places import Places, TokenSlice
+from kc_otel.record.measure.row_faults import DRIFT
 from kc_otel.record.measure.sampled import REWARD, SEQUENCE, TOKEN, outside_mass, renormalised, saturated
-from kc_otel.record.measure.token_checks import DRIFT, LOOK, TOO_SURE, more_than_all, penalised
+from kc_otel.record.measure.token_checks import LOOK, TOO_SURE, more_than_all, penalised
 from kc_otel.record.telemetry.buckets import cells
 from kc_otel.record.telemetry.moments import QuantityStream, TokenStreams
 from kc_otel.record.telemetry.prompt_means import Finished, PlaceMeans, PromptMeans, Rollouts
@@ -103,8 +104,9 @@ class Accumulator:
 
     Not thread-safe. A call that raises has recorded nothing. `slices` name the columns of every `membership`; the first
     is `all`. Of `QUANTITIES`, those `recorded` are, all for None; those that a program observes by itself
-    (`add_values`) always. `averaged` are keys of `AVERAGED`, `sampling` of `SAMPLING`. Without a `reward_range` rewards
-    are not looked at; `patience` is for prompts whose rollouts come in several batches, seconds.
+    (`add_values`) always. `averaged` are keys of `AVERAGED`, `sampling` of `SAMPLING`. There is always room for the
+    `operators` of the contract's clauses, and for so many more. Without a `reward_range` rewards are not looked at;
+    `patience` is for prompts whose rollouts come in several batches, seconds.
     """
 
     def __init__(
@@ -114,6 +116,8 @@ class Accumulator:
         recorded: Collection[str] | None = None,
         averaged: Sequence[str] = (),
         sampling: Sequence[str] = (),
+        operators: Collection[str] = (),
+        more_operators: int = 0,
         reward_range: tuple[float, float] | None = None,
         patience: float = 900.0,
     ) -> None:
@@ -129,6 +133,8 @@ class Accumulator:
         self._cells: Final = cells()
         self._tokens: Final = TokenStreams(len(self.slices), self._cells)
         self._streams: Final[dict[str, QuantityStream]] = {}
+        self._operators: Final[dict[str, dict[str, QuantityStream]]] = {name: {} for name in operators}
+        self._most_operators: Final = len(self._operators) + more_operators
         self._surplus: Final = Surplus()
         self._places: Final = PlaceMeans(self._cells.slots, patience)
 
@@ -275,6 +281,22 @@ class Accumulator:
         numbers = np.atleast_1d(host_rows(values).read(...)).astype(np.float64)
         self._stream(quantity).add(numbers, self._membership(membership, numbers.size))
 
+    def add_operator(
+        self, operator: str, values: Mapping[str, NDArray[np.float64]], membership: NDArray[np.bool_]
+    ) -> bool:
+        """Record finite observations of one operator, by the registry's key, [n] each; False if it has no room.
+
+        NaN, as where a norm is beyond float64, is a ValueError.
+        """
+        if operator not in self._operators and len(self._operators) >= self._most_operators:
+            return False
+        if any(np.isnan(value).any() for value in values.values()):
+            raise ValueError(f"values: NaN is no observation of {operator}; leave such rows out")
+        streams = self._operators.setdefault(operator, {})
+        for quantity, observed in values.items():
+            streams.setdefault(quantity, self._new_stream()).add(observed, membership)
+        return True
+
     def expire(self, now: float) -> None:
         """Count the prompts and steps that were waited for long enough; `now` is monotonic seconds."""
         if self._means is not None and self._means.waiting:
@@ -305,6 +327,16 @@ class Accumulator:
                     known = found.get((quantity, slice))
                     found[quantity, slice] = more if known is None else known.merged(more)
         return found
+
+    def operator_snapshot(self) -> dict[tuple[str, str, str], ExponentialHistogram]:
+        """Cumulative histogram of each (quantity, operator, slice) that has observations."""
+        return {
+            (quantity, operator, slice): histogram
+            for operator, streams in self._operators.items()
+            for quantity, stream in streams.items()
+            for column, slice in enumerate(self.slices)
+            if (histogram := stream.histogram(column)) is not None
+        }
 
     def _held(self, reduced: Reduced, penalty: str = "", prompts: str = "") -> Reduced:
         """Nothing measured where the batch as a whole is no sample of the inference kernel; else the argument.
@@ -486,8 +518,11 @@ class Accumulator:
 
     def _stream(self, quantity: str) -> QuantityStream:
         if quantity not in self._streams:
-            self._streams[quantity] = QuantityStream(len(self.slices), self._cells.slots)
+            self._streams[quantity] = self._new_stream()
         return self._streams[quantity]
+
+    def _new_stream(self) -> QuantityStream:
+        return QuantityStream(len(self.slices), self._cells.slots)
 
     def _membership(self, membership: Any, rows: int) -> NDArray[np.bool_]:
         return self._only(0, rows) if membership is None else as_bool(membership)

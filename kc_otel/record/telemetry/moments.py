@@ -1,20 +1,18 @@
-"""Accumulators of quantities, and of single operators, in every slice: counts per bucket, sums and extremes."""
+"""Accumulators of quantities in every slice: counts per bucket, sums and extremes."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection
 from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from kc_otel.record.measure.sampled import TOKEN
-from kc_otel.record.telemetry.buckets import LogRatioCells, Slots, slots
+from kc_otel.record.telemetry.buckets import LogRatioCells, Slots
 from kc_otel.record.telemetry.reduce_host import Reduced
 from kc_otel.stats.histogram import ExponentialHistogram
 
-MOST_OPERATORS: Final = 64
-"""Operators recorded besides those that the contract is about."""
 _ROWS_PER_GROWTH: Final = 64
 
 
@@ -138,46 +136,3 @@ class QuantityStream:
         counts = np.zeros((self._counts.shape[0], new_high - new_low), dtype=np.int64)
         counts[:, low - new_low : high - new_low] = self._counts
         self._first, self._counts = new_low, counts
-
-
-class OperatorAccumulator:
-    """Cumulative exponential histograms of what was observed of operators, since it was made. Not thread-safe.
-
-    There is always room for `named` operators, those of the contract's clauses, and for so many `more`.
-    """
-
-    def __init__(self, slices: Sequence[str], *, named: Iterable[str] = (), more: int = MOST_OPERATORS) -> None:
-        self.slices: Final = tuple(slices)
-        self._named: Final = frozenset(named)
-        self._more: Final = more
-        self._slots: Final = slots()
-        self._streams: Final[dict[tuple[str, str], QuantityStream]] = {}
-        self._others: Final[set[str]] = set()
-
-    def has_room(self, operator: str) -> bool:
-        """Return True if an operator is recorded: the contract names it, it was recorded before, or it still fits."""
-        return operator in self._named or operator in self._others or len(self._others) < self._more
-
-    def add(self, operator: str, values: Mapping[str, NDArray[np.float64]], membership: NDArray[np.bool_]) -> None:
-        """Record finite observations of one operator that there is room for, by the registry's key, float64 [n] each.
-
-        NaN, as where a norm is beyond float64, is a ValueError.
-        """
-        if any(np.isnan(value).any() for value in values.values()):
-            raise ValueError(f"values: NaN is no observation of {operator}; leave such rows out")
-        if operator not in self._named:
-            self._others.add(operator)
-        for quantity, observed in values.items():
-            stream = self._streams.get((quantity, operator))
-            if stream is None:
-                stream = self._streams[quantity, operator] = QuantityStream(len(self.slices), self._slots)
-            stream.add(observed, membership)
-
-    def snapshot(self) -> dict[tuple[str, str, str], ExponentialHistogram]:
-        """Cumulative histogram of each (quantity, operator, slice) that has observations."""
-        return {
-            (quantity, operator, slice): histogram
-            for (quantity, operator), stream in self._streams.items()
-            for column, slice in enumerate(self.slices)
-            if (histogram := stream.histogram(column)) is not None
-        }

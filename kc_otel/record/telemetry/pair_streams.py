@@ -24,7 +24,6 @@ from kc_otel.contract.registry.own_metrics import METRICS
 from kc_otel.contract.slices import ALL, Scalar
 from kc_otel.record.kernel import KernelPair
 from kc_otel.record.telemetry.accumulate import Accumulator, WorstToken
-from kc_otel.record.telemetry.moments import OperatorAccumulator
 from kc_otel.stats.histogram import Buckets, ExponentialHistogram
 
 _CUMULATIVE: Final = sdk.AggregationTemporality.CUMULATIVE
@@ -52,14 +51,12 @@ class PairStreams:
         pair: KernelPair,
         start: int,
         accumulator: Accumulator,
-        operators: OperatorAccumulator,
         *,
         layouts: Mapping[str, BucketLayout] = MappingProxyType({}),
         of_all: Collection[str] = (),
     ) -> None:
         self.pair: Final = pair
         self.accumulator: Final = accumulator
-        self.operators: Final = operators
         self.retired = False
         self.batches = 0
         self.step: int | None = None
@@ -88,7 +85,7 @@ class PairStreams:
                 continue
             exemplars = _exemplars(quantity, worst[slice]) if slice in worst else ()
             yield quantity, self._point(quantity, value, self._attributes(slice), now, exemplars)
-        for (quantity, operator, slice), value in self.operators.snapshot().items():
+        for (quantity, operator, slice), value in self.accumulator.operator_snapshot().items():
             attributes = {**self._attributes(slice), "kc.operator": operator}
             yield quantity, self._point(quantity, value, attributes, now)
 

@@ -18,8 +18,7 @@ from kc_otel.contract.input_reasons import InvalidReason
 from kc_otel.record.measure.arrays import BLOCK, SampledBatch, as_host
 from kc_otel.record.measure.checks import LOWEST_LOGPROB, check_block, difference
 from kc_otel.record.measure.fillers import EDGE_ROWS, SENTINEL
-from kc_otel.record.measure.processing import doubtful, looks_processed_together
-from kc_otel.record.measure.row_faults import RUN
+from kc_otel.record.measure.row_faults import DRIFT, RUN
 from kc_otel.record.measure.sampled import TOKEN, advantage_drift, saturated
 from kc_otel.record.telemetry.buckets import LogRatioCells, Partition
 from kc_otel.record.telemetry.reduce_host import (
@@ -141,8 +140,7 @@ def _checked(
     if host[2].any() or (
         not density
         and (
-            doubtful(host[0], lengths[index]).any()
-            or looks_processed_together(host[0], lengths[index]).any()
+            (host[0] > DRIFT).any()
             or _agree_in_runs(p, q, kept, lengths[index])
             or check_block(block, difference(block)).codes.any()
         )

@@ -179,11 +179,6 @@ def test_it_is_the_share_of_experts_that_the_other_did_not_choose(monkeypatch):
     assert (route_disagreement(ours, ours[..., ::-1]) == 0).all()
 
 
-def test_places_without_a_choice_are_not_known():
-    found = route_disagreement([[[0, 1], [2, 3]]], [[[0, 1], [-1, -1]]])
-    np.testing.assert_array_equal(found, [[0.0, np.nan]])
-
-
 @pytest.mark.parametrize(
     "wrong", [np.zeros((2, 3)), np.zeros((2, 3, 2)), np.zeros((2, 3, 4), int), np.zeros((2, 3, 0), int)]
 )

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from kc_otel.record.kernel import Kernel, KernelPair
 from kc_otel.record.pairing import PairingBuffer, Side, content_key, sides_of
-from kc_otel.record.work import BatchOrigin, KernelSide, laid_out
+from kc_otel.record.work import QueuedBatch, laid_out
 
 
 def side(*tokens, weights=None):
@@ -20,25 +20,6 @@ def side(*tokens, weights=None):
 
 def buffer(max_tokens=1000, max_age=60.0):
     return PairingBuffer(max_tokens=max_tokens, max_age=max_age)
-
-
-def test_the_oldest_make_room():
-    waiting = buffer(max_tokens=5)
-    waiting.add("sampled", "a", side(1, 2), 0.0)
-    waiting.add("sampled", "b", side(3, 4), 0.0)
-    assert waiting.add("sampled", "c", side(5, 6, 7), 0.0) == (None, 1)
-    assert waiting.tokens == 5
-    assert waiting.add("scored", "a", side(1, 2), 0.0)[0] is None
-    assert waiting.add("sampled", "d", side(*range(6)), 0.0) == (None, 1)
-
-
-def test_sides_expire_by_the_clock_that_is_passed_in():
-    waiting = buffer(max_age=10.0)
-    waiting.add("sampled", "a", side(1), 0.0)
-    waiting.add("sampled", "b", side(2), 6.0)
-    assert waiting.expire(10.0) == 0
-    assert waiting.expire(10.1) == 1
-    assert waiting.add("scored", "b", side(2), 10.1)[0] is not None
 
 
 def test_content_keys_tell_sequences_apart():
@@ -73,8 +54,9 @@ def test_it_does_what_a_list_would_do(arrivals):
 def test_a_side_that_waits_keeps_nothing_of_its_batch():
     """One sequence that waits for hours must not keep the arrays of the thousand that came with it."""
     arrays = {"token_ids": np.arange(12).reshape(3, 4), "logprobs": -np.ones((3, 4)), "advantages": np.ones((3, 4))}
-    origin = BatchOrigin(KernelPair(Kernel("torch"), Kernel("vllm")))
-    work = KernelSide(origin=origin, role="sampled", prompts=np.zeros((3, 1), int), **arrays)
+    said = {"role": "sampled", "key": None, "groups": None, "group_size": None, "weights": None, "processing": None}
+    given = arrays | {"prompts": np.zeros((3, 1), int)}
+    work = QueuedBatch("side", KernelPair(Kernel("torch"), Kernel("vllm")), given, said)
     sides = [side for _, side in sides_of(work, laid_out(arrays, like="logprobs"))]
     assert len(sides) == 3
     for side in sides:

@@ -269,16 +269,6 @@ def test_weights_lag_is_measured_on_the_slices_that_the_batch_touched(recorders,
     assert "tokens of step 9 beside a training kernel of an earlier one, which it cannot be; weights= takes" in said
 
 
-def test_points_are_sent_again_with_the_same_start(recorders, memory, logprobs):
-    recorder = recorders()
-    recorder.compare(*logprobs(1, 5))
-    recorder.force_flush()
-    recorder.force_flush()
-    first, second = (memory.points("kc.drift.k3", export)[0] for export in (-2, -1))
-    assert (second.count, second.start_time_unix_nano) == (first.count, first.start_time_unix_nano)
-    assert second.time_unix_nano > first.time_unix_nano > first.start_time_unix_nano
-
-
 def test_a_rollout_ends_the_old_pair_and_starts_the_new(recorders, memory, logprobs, wait_until):
     old, new = Kernel("vllm", dtype="bf16"), Kernel("vllm", dtype="int8")
     recorder = recorders(train=Kernel("torch"), inference=old)
@@ -316,22 +306,6 @@ def test_a_kernel_that_was_never_measured_is_said_to_be_left(recorders, memory):
     assert said[0] == {old.fingerprint: 1}
     assert said.count({old.fingerprint: 0, new.fingerprint: 1}) == 1
     assert said[-1] == {new.fingerprint: 1}
-
-
-def test_rolling_back_starts_the_old_pair_anew(recorders, memory, logprobs):
-    old, new = Kernel("vllm", dtype="bf16"), Kernel("vllm", dtype="int8")
-    recorder = recorders(inference=old)
-    recorder.compare(*logprobs(1, 5))
-    recorder.force_flush()
-    first = memory.points("kc.drift.ratio")[0].start_time_unix_nano
-    for kernel in (new, old):
-        recorder.rollout(inference=kernel)
-        recorder.compare(*logprobs(1, 3))
-        recorder.force_flush()
-        recorder.force_flush()
-    (point,) = memory.points("kc.drift.ratio")
-    assert point.count == 3
-    assert point.start_time_unix_nano > first
 
 
 @pytest.mark.slow

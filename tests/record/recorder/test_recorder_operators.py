@@ -133,13 +133,6 @@ def test_operators_that_no_clause_names_are_recorded_while_there_is_room(recorde
     assert SliceTable.of(contract()).more_operators == 64
 
 
-def test_operators_of_clauses_take_room_from_slices(contract):
-    plain = len(QUANTITIES) + len(SAMPLING) - len(OPERATORS)
-    for room, names in ((plain + len(OPERATORS), ("all", "code", "long")), (plain, ("all", "other"))):
-        made = contract(numerical=[ULP], observability={"max_series": 4 * room})
-        assert SliceTable.of(made).judged == names
-
-
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_outputs_on_a_gpu_are_compared_there(recorders, memory, outputs):

@@ -5,8 +5,6 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from kc_otel.contract.registry.clause_metrics import OPERATORS, QUANTITIES, SAMPLING
-from kc_otel.record.slice_table import SliceTable
 from kc_otel.stats import reward_sides
 
 RANGE = {"reward_range": [0, 2]}
@@ -103,16 +101,6 @@ def test_a_clause_by_sequence_makes_the_recorder_send_means(recorders, contract,
         assert (point.count, point.sum) == (1, pytest.approx(means[0], abs=1e-6))
     assert not memory.points("kc.drift.ratio_by_prompt")
     assert memory.count() == 71
-
-
-def test_streams_by_sequence_need_room_under_the_cap(contract):
-    for more, names in ((0, ("all", "code", "long")), (-1, ("all", "other"))):
-        made = contract(
-            statistical=CLAUSES,
-            assumptions={"clip": 0.2},
-            observability={"max_series": 4 * ((len(QUANTITIES) + len(SAMPLING) - len(OPERATORS)) + 2) + more},
-        )
-        assert SliceTable.of(made).judged == names
 
 
 def test_sides_that_meet_are_compared_over_what_truncation_kept(recorders, memory, logprobs):

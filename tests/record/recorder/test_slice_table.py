@@ -1,36 +1,54 @@
+"""Which slices get streams under the cap on series, and which of them a sequence is in."""
+
 from __future__ import annotations
 
 import numpy as np
+import pytest
 
 from kc_otel.contract.registry.clause_metrics import OPERATORS, QUANTITIES, SAMPLING
+from kc_otel.contract.slices import OLDER, PLACES
 from kc_otel.record.slice_table import SliceTable
 from tests.tools.contracts import contract_of
 
-
-def contract(slices, max_series=2000):
-    return contract_of(slices=slices, observability={"max_series": max_series})
-
-
+PLAIN = len(QUANTITIES) + len(SAMPLING) - len(OPERATORS)
+"""Streams of a slice, where no clause needs more."""
 STALE = ("stale", "stale-1", "stale-2", "stale-4", "stale-8")
 NOT_STALE = [False] * len(STALE)
 CODE = {"where": {"task": "code"}}
 LONG = {"where": {"prompt_tokens": ">= 100"}}
 
 
-def test_sequences_count_in_every_slice_they_match():
-    table = SliceTable.of(contract({"code": CODE, "long": LONG}))
-    attributes = [{"task": "code", "prompt_tokens": 200}, {"task": "prose"}, {"task": "code"}]
-    assert table.names == ("all", "code", "long", *STALE)
-    membership = table.of_batch(attributes, [0, 1, 2], 3)
-    assert membership.tolist() == [
-        [*row, *NOT_STALE] for row in ([True, True, True], [True, False, False], [True, True, False])
-    ]
+ULP = {"numerical": [{"id": "u", "metric": "operator_ulp", "operator": "attention", "limit": 4}]}
+BY_SEQUENCE = {
+    "statistical": [
+        {"id": "tv", "metric": "tv_token", "unit": "sequence", "limit": 0.01},
+        {"id": "share", "metric": "clip_budget_share", "limit": 0.5},
+    ],
+    "assumptions": {"clip": 0.2},
+}
+ALL_LAGS = (3 + len(OLDER)) * PLAIN
 
 
-def test_one_mapping_is_for_all():
-    table = SliceTable.of(contract({"code": CODE}))
-    assert table.of_batch({"task": "code"}, [0, 1], 2).tolist() == [[True, True, *NOT_STALE]] * 2
-    assert table.of_batch(None, [0, 1], 2).tolist() == [[True, False, *NOT_STALE]] * 2
+def contract(slices, max_series=2000, **parts):
+    return contract_of(slices=slices, observability={"max_series": max_series}, **parts)
+
+
+@pytest.mark.parametrize(
+    ("parts", "max_series", "names", "places"),
+    [
+        (ULP, 4 * (PLAIN + len(OPERATORS)), ("all", "code", "long", "stale"), False),
+        (ULP, 4 * PLAIN, ("all", "other", "stale"), False),
+        (BY_SEQUENCE, 4 * (PLAIN + 2), ("all", "code", "long", "stale"), False),
+        (BY_SEQUENCE, 4 * (PLAIN + 2) - 1, ("all", "other", "stale"), False),
+        ({}, ALL_LAGS - 1, ("all", "code", "long", "stale"), True),
+        ({}, ALL_LAGS + len(PLACES) - 1, ("all", "code", "long", *OLDER), False),
+        ({}, ALL_LAGS + len(PLACES), ("all", "code", "long", *OLDER), True),
+    ],
+)
+def test_the_cap_leaves_room_for_so_many_streams(parts, max_series, names, places):
+    """What clauses need takes room from slices; lags of their own, then places, are given up before a slice is."""
+    table = SliceTable.of(contract({"code": CODE, "long": LONG}, max_series, **parts))
+    assert (table.names, table.places) == (names, places)
 
 
 def test_lengths_come_from_the_mask():
@@ -52,15 +70,6 @@ def test_what_older_weights_sampled_is_only_in_slices_that_select_by_lag():
     assert names == [{"all", "code"}, {"stale", "stale-1", "old-code"}, old | {"stale-2"}, old | {"stale-2"},
                      old | {"stale-4"}, old | {"stale-8"}]  # fmt: skip
     assert table.of_batch({"task": "code"}, [0], 1).tolist() == [[True, True, False, False, *NOT_STALE]]
-
-
-def test_slices_over_the_cap_are_counted_as_other():
-    declared = {f"s{i}": {"where": {"task": f"t{i}"}} for i in range(5)}
-    table = SliceTable.of(contract(declared, max_series=5 * (len(QUANTITIES) + len(SAMPLING) - len(OPERATORS)) + 3))
-    assert table.names == ("all", "s0", "s1", "other", "stale")
-    assert table.over == ("s2", "s3", "s4")
-    membership = table.of_batch([{"task": "t1"}, {"task": "t3"}, {"task": "t4"}, {}], range(4), 4)
-    assert membership[:, 3].tolist() == [False, True, True, False]
 
 
 def test_attributes_that_cannot_be_hashed_match_what_they_can():

@@ -5,10 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from kc_otel.contract.registry.clause_metrics import OPERATORS, QUANTITIES, SAMPLING
-from kc_otel.contract.slices import OLDER, PLACES
 from kc_otel.record.measure.places import Places
-from kc_otel.record.slice_table import SliceTable
 
 SLICES = {
     "late": {"where": {"position": ">= 40"}},
@@ -93,18 +90,3 @@ def test_clauses_that_are_about_no_token_have_no_cell_on_a_slice_of_tokens(contr
     tv, lag = made.clauses
     assert made.slices_for(tv) == ("all", *SLICES)
     assert made.slices_for(lag) == ("all",)
-
-
-def test_drift_by_place_takes_what_the_cap_leaves(contract):
-    room = (3 + len(OLDER)) * (len(QUANTITIES) + len(SAMPLING) - len(OPERATORS))
-    assert SliceTable.of(contract(observability={"max_series": room + len(PLACES)})).places
-    less = SliceTable.of(contract(observability={"max_series": room + len(PLACES) - 1}))
-    assert not less.places
-    assert less.names == ("all", "code", "long", *OLDER)
-
-
-def test_lags_have_slices_of_their_own_where_the_cap_leaves_them(contract):
-    """They are given up before a slice of the contract is, which would have no data in place of verdicts."""
-    room = (3 + len(OLDER)) * (len(QUANTITIES) + len(SAMPLING) - len(OPERATORS))
-    less = SliceTable.of(contract(observability={"max_series": room - 1}))
-    assert (less.names, less.over, less.judged) == (("all", "code", "long", "stale"), (), ("all", "code", "long"))

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from kc_otel.record.weight_versions import batch_versions, parts_by_lag
+from kc_otel.record.weight_versions import batch_versions
 
 
 def test_each_version_has_its_lag_in_the_slices_that_hold_its_tokens(recorders, memory, tracing, logprobs):
@@ -107,21 +107,6 @@ def test_kernels_that_agree_bit_by_bit_drift_on_older_weights_alone(recorders, l
     recorder.compare(to(train), to(inference), weights=(5, 5))
     assert recorder.force_flush()
     assert set(recorder.stats().invalid) == {"placeholder"}
-
-
-@pytest.mark.parametrize("torch_rows", [False, True])
-def test_parts_are_the_same_of_torch_and_numpy(torch_rows):
-    """Masks of any kind; a version ahead of the trainer's is no lag."""
-    versions, mask = np.array([[1, 2, 3], [3, 3, 9], [1, 1, 1]]), np.array([[1, 1, 1], [1, 1, 1], [0, 0, 0]])
-    given = (torch.tensor(versions), torch.tensor(mask)) if torch_rows else (versions, mask)
-    found = parts_by_lag(3, None, *given, (3, 3))
-    assert found.row.tolist() == [0, 1, 2, 0]
-    assert found.lag == [0, 0, 0, 2]
-    assert found.mask.tolist() == [[False, False, True], [True] * 3, [False] * 3, [True, True, False]]
-    assert found.again.tolist() == [False, False, False, True]
-    assert found.whole.tolist() == [3, 1, 2, 3]
-    assert parts_by_lag("a", 3, None, None, (2, 3)) is None
-    assert parts_by_lag(3, 1, None, None, (2, 3)).lag == [2, 2]
 
 
 @pytest.mark.parametrize("ragged", [False, True])

@@ -12,7 +12,7 @@ from opentelemetry.sdk.metrics._internal.exponential_histogram.mapping.logarithm
 from scipy.special import log_softmax
 
 from kc_otel.contract.bucket_layouts import ZERO_THRESHOLD
-from kc_otel.contract.registry.clause_metrics import AVERAGED, QUANTITIES, RECORDED, Origin, Unit
+from kc_otel.contract.registry.clause_metrics import QUANTITIES, Origin
 from kc_otel.record.measure.logits import LOGITS, logit_drift
 from kc_otel.record.measure.sampled import HIGHEST, LOWEST, SEQUENCE, TOKEN
 from kc_otel.record.telemetry.accumulate import Accumulator
@@ -281,20 +281,6 @@ def test_a_mean_stays_within_the_quantity_s_range() -> None:
     assert (histogram.count, histogram.sum, histogram.maximum) == (1, math.log(2), math.log(2))
 
 
-def test_the_registry_has_each_token_quantity_by_sequence_with_its_range() -> None:
-    """Generated from the token quantities: same unit, range and cap, another name, one observation per sequence."""
-    tokens = {key: quantity for key, quantity in QUANTITIES.items() if quantity.per is Unit.TOKEN}
-    means = {key: quantity for (key, unit), quantity in AVERAGED.items() if unit is Unit.SEQUENCE}
-    assert set(means) == set(tokens)
-    for key, token in tokens.items():
-        mean = means[key]
-        assert (mean.unit, mean.low, mean.high, mean.cap) == (token.unit, token.low, token.high, token.cap)
-        assert (mean.per, mean.statistic, mean.source) == (Unit.SEQUENCE, "mean", token.source)
-        assert mean.name == f"{token.name}_by_sequence"
-        assert RECORDED[mean.key] is mean
-    assert set(Counter(quantity.name for quantity in RECORDED.values()).values()) == {1}
-
-
 def test_a_nan_in_logits_makes_its_sequence_invalid() -> None:
     """The sequence with the fault is left out of every histogram, with and without targets."""
     train, inference, mask, membership, targets = logits()
@@ -334,3 +320,73 @@ def test_arguments_that_do_not_fit_are_refused() -> None:
     with pytest.raises(ValueError, match=r"train: shape \(3,\) is not \[sequences, tokens\]"):
         accumulator.add_sampled(np.zeros(3), np.zeros(3))
     assert accumulator.snapshot() == {}
+
+
+SHARES = np.array([16, 8, 4, 2, 1, 1])
+"""Of the tokens that are kept, in 32nds: every one is sampled exactly as often as it is probable."""
+SAMPLED = np.random.default_rng(0).permutation(np.repeat(np.arange(SHARES.size), SHARES))
+
+
+def case(seed, vocabulary=40):
+    """P over a vocabulary, the mass that Q keeps of its own, and its renormalised distribution over the first tokens.
+
+    P is Q but for noise, and for tokens that only P knows.
+    """
+    rng = np.random.default_rng(seed)
+    q_kept, truncated = rng.uniform(0.5, 0.95), SHARES / SHARES.sum()
+    rest = rng.dirichlet(np.ones(vocabulary - SHARES.size)) * (1.0 - q_kept)
+    p = np.concatenate((truncated * q_kept, rest)) * np.exp(0.1 * rng.normal(size=vocabulary))
+    p[-5:] += rng.uniform(0.0, 0.1)
+    return p / p.sum(), q_kept, truncated
+
+
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("form", ["numpy", "torch"])
+def test_drift_is_that_of_the_truncated_policies_and_the_mass_outside_is_measured(seed, form):
+    """TV, chi-square and E[w] = 1 of both kernels over the kept tokens, against distributions that are enumerated."""
+    p, q_kept, truncated = case(seed)
+    log_p, log_q = np.log(p[SAMPLED]), np.log(truncated[SAMPLED] * q_kept)
+    kept = np.log(p[: SHARES.size].sum())
+    given = [array[None] for array in (log_p, log_q, np.full(32, kept), np.full(32, np.log(q_kept)))]
+    if form == "torch":
+        given = [torch.from_numpy(array) for array in given]
+    accumulator = Accumulator(["all"], averaged=["outside_mass_by_sequence", "tv_token_by_sequence"])
+    batch = accumulator.add_sampled(given[0], given[1], train_kept=given[2], inference_kept=given[3])
+    assert batch.invalid == {}
+    found = {quantity: histogram for (quantity, _), histogram in accumulator.snapshot().items()}
+    over_kept = p[: SHARES.size] / p[: SHARES.size].sum()
+    tv = 0.5 * np.abs(over_kept - truncated).sum()
+    outside = 1.0 - p[: SHARES.size].sum()
+    assert found["tv_token"].sum / 32 == pytest.approx(tv, abs=1e-6)
+    assert found["ratio"].sum / 32 == pytest.approx(1.0, abs=1e-6)
+    assert found["chi2_token"].sum / 32 == pytest.approx((over_kept**2 / truncated).sum() - 1.0, abs=1e-6)
+    assert found["outside_mass"].sum / 32 == pytest.approx(outside, abs=1e-9)
+    assert found["outside_mass_by_sequence"].sum == pytest.approx(outside, abs=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("kept", "reason"),
+    [(0.3, "positive_logprob"), (-5.0, "positive_logprob"), (np.nan, "nan_logprob"), (-np.inf, "positive_logprob")],
+)
+def test_a_mass_that_cannot_be_is_no_drift(kept, reason):
+    log_p = np.log(np.full((2, 20), 0.4))
+    mass = np.full((2, 20), np.log(0.8))
+    mass[1, 7] = kept
+    accumulator = Accumulator(["all"])
+    batch = accumulator.add_sampled(log_p, log_p - np.log(0.8), train_kept=mass)
+    assert batch.invalid == {reason: 1}
+    assert accumulator.snapshot()["outside_mass", "all"].count == 20
+
+
+def test_masked_tokens_have_no_mass_outside():
+    log_p = np.log(np.full((2, 6), 0.4))
+    mass = np.full((2, 6), np.log(0.9))
+    mask = np.ones((2, 6), dtype=bool)
+    mask[0, 2:], mass[0, 2:] = False, np.nan
+    accumulator = Accumulator(["all", "b"])
+    membership = np.array([[True, False], [True, True]])
+    accumulator.add_sampled(log_p, log_p - np.log(0.9), mask=mask, train_kept=mass, membership=membership)
+    found = accumulator.snapshot()
+    assert [found["outside_mass", name].count for name in ("all", "b")] == [8, 6]
+    assert found["outside_mass", "all"].sum == pytest.approx(0.8)
+    assert found["tv_token", "all"].sum == pytest.approx(0.0, abs=1e-6)

@@ -1,18 +1,21 @@
-"""Recorders in real processes, against real endpoints: what arrives, and what a dead endpoint or a fork does."""
+"""Recorders in real processes and against real endpoints: what arrives, and what an answer or a fork does to it."""
 
 from __future__ import annotations
 
-import gzip
 import os
 import subprocess
 import sys
 import textwrap
+import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from types import SimpleNamespace
 
 import grpc
+import numpy as np
 import pytest
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import (
     ExportMetricsServiceRequest,
@@ -20,20 +23,22 @@ from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import (
 )
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2_grpc import add_MetricsServiceServicer_to_server
 
-from tests.tools.servers import sink
+import kc_otel
+from kc_otel.record.telemetry.environment import checking_answers
+from tests.tools.contracts import contract_of
 
-CONTRACT = {
-    "apiVersion": "kernel-contract/v1",
-    "kind": "KernelContract",
-    "metadata": {"name": "policy", "version": 1, "owner": "rl"},
-    "kernels": {"train": {"engine": "torch"}, "inference": {"engine": "vllm"}},
-}
+pytestmark = pytest.mark.slow
+
+PROTOBUF, JSON, HTML = "application/x-protobuf", "application/json", "text/html"
+PARTIAL = ExportMetricsServiceResponse()
+PARTIAL.partial_success.rejected_data_points = 3
+PROTOCOLS = pytest.mark.parametrize("protocol", ["grpc", "http/protobuf"])
 PREAMBLE = f"""
 import os, sys, time, warnings
 import numpy as np
 from kc_otel import Contract, Recorder
 
-recorder = Recorder(Contract.model_validate({CONTRACT!r}), export_interval=1000.0)
+recorder = Recorder(Contract.model_validate_json({contract_of().model_dump_json(by_alias=True)!r}), export_interval=1e3)
 
 rng = np.random.default_rng(0)
 
@@ -43,33 +48,14 @@ def compare(tokens):
 """
 
 
-def run(code, receiver, **environment):
-    variables = {
-        **{name: value for name, value in os.environ.items() if not name.startswith("OTEL_")},
-        "OTEL_EXPORTER_OTLP_ENDPOINT": receiver.endpoint,
-        "OTEL_EXPORTER_OTLP_PROTOCOL": receiver.protocol,
-        "OTEL_SERVICE_NAME": "trainer",
-        **environment,
-    }
-    done = subprocess.run(
-        [sys.executable, "-c", PREAMBLE + textwrap.dedent(code)],
-        env=variables,
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    return done
-
-
 @dataclass
 class Receiver:
-    """What an endpoint got, one parsed request per export."""
+    """What an endpoint got, one parsed request per export, and by which methods it was asked."""
 
     endpoint: str
-    protocol: str
+    protocol: str = "http/protobuf"
     requests: list = field(default_factory=list)
+    asked: set = field(default_factory=set)
 
     def points(self, name, request=-1):
         """Data points of a metric in one request."""
@@ -83,13 +69,48 @@ class Receiver:
         ]
 
 
-@pytest.fixture
-def grpc_receiver():
-    server = grpc.server(ThreadPoolExecutor(max_workers=2))
-    found = Receiver(f"http://127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}", "grpc")
-    service = SimpleNamespace(
-        Export=lambda request, _: found.requests.append(request) or ExportMetricsServiceResponse()
-    )
+@contextmanager
+def answering(status, media, body):
+    """A server that answers every POST so; `body` is bytes, or makes them."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self):
+            found.requests.append(
+                ExportMetricsServiceRequest.FromString(self.rfile.read(int(self.headers["content-length"])))
+            )
+            self.answer(status, body() if callable(body) else body)
+
+        def do_GET(self):
+            self.answer(200, b"")
+
+        def answer(self, status, content):
+            found.asked.add(self.command)
+            self.send_response(status)
+            for name, value in (("content-type", media), ("content-length", str(len(content))), ("location", "/login")):
+                self.send_header(name, value)
+            self.end_headers()
+            self.wfile.write(content)
+
+        def log_message(self, *_):
+            pass
+
+    with HTTPServer(("127.0.0.1", 0), Handler) as server:
+        found = Receiver(f"http://127.0.0.1:{server.server_port}")
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield found
+        server.shutdown()
+
+
+@contextmanager
+def receiving(protocol, answer):
+    """A receiver that gives an answer, as it is at that moment."""
+    if protocol != "grpc":
+        with answering(200, PROTOBUF, answer.SerializeToString) as found:
+            yield found
+        return
+    server = grpc.server(ThreadPoolExecutor(2))
+    found = Receiver(f"http://127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}", protocol)
+    service = SimpleNamespace(Export=lambda request, _: found.requests.append(request) or answer)
     add_MetricsServiceServicer_to_server(service, server)
     server.start()
     yield found
@@ -97,38 +118,34 @@ def grpc_receiver():
 
 
 @pytest.fixture
-def http_receiver():
-    found = Receiver("", "http/protobuf")
-
-    def take(body, headers):
-        named = {name.lower(): value for name, value in headers.items()}
-        body = gzip.decompress(body) if named.get("content-encoding") == "gzip" else body
-        found.requests.append(ExportMetricsServiceRequest.FromString(body))
-        return 200
-
-    with sink(take) as found.endpoint:
+def receiver(protocol):
+    with receiving(protocol, ExportMetricsServiceResponse()) as found:
         yield found
 
 
-@pytest.fixture(params=["grpc", "http"])
-def receiver(request):
-    return request.getfixturevalue(f"{request.param}_receiver")
+def run(code, receiver, **environment):
+    variables = {
+        **{name: value for name, value in os.environ.items() if not name.startswith("OTEL_")},
+        "OTEL_EXPORTER_OTLP_ENDPOINT": receiver.endpoint,
+        "OTEL_EXPORTER_OTLP_PROTOCOL": receiver.protocol,
+        **environment,
+    }
+    command = [sys.executable, "-c", PREAMBLE + textwrap.dedent(code)]
+    done = subprocess.run(command, env=variables, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "Traceback" not in done.stderr
 
 
-def resource(request):
-    return {a.key: a.value.string_value for a in request.resource_metrics[0].resource.attributes}
-
-
-@pytest.mark.slow
+@PROTOCOLS
 def test_a_program_that_just_ends_loses_nothing(receiver):
     run("for _ in range(10): compare(100)", receiver)
     assert receiver.points("kc.drift.ratio")[0].count == 1000
 
 
-@pytest.mark.slow
+@PROTOCOLS
 def test_a_forked_child_is_a_writer_of_its_own(receiver):
     """A child's streams start anew, later, under its own instance id; the parent's go on undisturbed."""
-    out = run(
+    run(
         """
         compare(10)
         assert recorder.force_flush()
@@ -146,21 +163,20 @@ def test_a_forked_child_is_a_writer_of_its_own(receiver):
         receiver,
         OTEL_RESOURCE_ATTRIBUTES="service.instance.id=worker-0",
     )
-    assert "Traceback" not in out.stderr
-    seen = [
-        (resource(request)["service.instance.id"], *(receiver.points("kc.drift.ratio", number) or [None]))
-        for number, request in enumerate(receiver.requests)
-    ]
-    parent = [point for instance, point in seen if instance == "worker-0"]
-    (child,) = [point for instance, point in seen if instance != "worker-0"]
+    parent, children = [], []
+    for number, request in enumerate(receiver.requests):
+        resource = {a.key: a.value.string_value for a in request.resource_metrics[0].resource.attributes}
+        found = receiver.points("kc.drift.ratio", number)
+        (parent if resource["service.instance.id"] == "worker-0" else children).extend(found)
+    (child,) = children
     assert [point.count for point in parent[:2]] == [10, 20]
     assert len({point.start_time_unix_nano for point in parent}) == 1
     assert child.count == 5
     assert child.start_time_unix_nano > parent[0].time_unix_nano
 
 
-@pytest.mark.slow
-def test_a_child_that_records_nothing_exports_nothing(http_receiver):
+@pytest.mark.parametrize("protocol", ["http/protobuf"])
+def test_a_child_that_records_nothing_exports_nothing(receiver):
     run(
         """
         import threading
@@ -173,13 +189,74 @@ def test_a_child_that_records_nothing_exports_nothing(http_receiver):
         assert os.waitpid(pid, 0)[1] == 0
         recorder.shutdown()
         """,
-        http_receiver,
+        receiver,
     )
-    assert len(http_receiver.requests) == 1
+    assert len(receiver.requests) == 1
 
 
-@pytest.mark.slow
 def test_a_program_with_a_dead_endpoint_ends_in_time():
     began = time.perf_counter()
     run("compare(10)", Receiver("http://127.0.0.1:9", "grpc"), OTEL_EXPORTER_OTLP_TIMEOUT="1")
     assert time.perf_counter() - began < 20
+
+
+@pytest.fixture
+def recorder_to(monkeypatch):
+    """A recorder that has measured a batch and exports to a receiver when it is asked to."""
+
+    def make(receiver):
+        monkeypatch.setenv("OTEL_EXPORTER_OTLP_PROTOCOL", receiver.protocol)
+        monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", receiver.endpoint)
+        recorder = kc_otel.Recorder(contract_of(), export_interval=3600.0)
+        recorder.compare(np.full((2, 4), -1.0), np.full((2, 4), -1.1))
+        return recorder
+
+    return make
+
+
+@pytest.mark.parametrize(
+    ("status", "media", "body", "taken"),
+    [
+        (302, HTML, b"", False),
+        (200, HTML, b"<html><form>Log in</form></html>", False),
+        (200, PROTOBUF, b"\xff\xff", False),
+        (200, JSON, b"[1]", False),
+        (200, JSON, b"{", False),
+        (200, PROTOBUF, b"", True),
+        (200, HTML, b"", True),
+        (200, PROTOBUF, PARTIAL.SerializeToString(), True),
+        (200, JSON, b'{"partialSuccess": {}}', True),
+    ],
+)
+def test_only_the_answers_of_a_receiver_are_a_success(recorder_to, status, media, body, taken):
+    """A recorder that gets a redirect, a login page or noise says that nothing gets through, and follows nothing."""
+    with answering(status, media, body) as found, recorder_to(found) as recorder:
+        assert recorder.force_flush(20.0) is taken
+    assert found.asked == {"POST"}
+
+
+@PROTOCOLS
+def test_points_that_the_receiver_rejects_are_counted_and_logged_once_an_outage(recorder_to, protocol, caplog):
+    answer = ExportMetricsServiceResponse()
+    answer.partial_success.error_message = "contract 'polcy' is not loaded here"
+    counted = []
+    with receiving(protocol, answer) as found, recorder_to(found) as recorder:
+        for rejected in (9, 9, 0, 9):
+            answer.partial_success.rejected_data_points = rejected
+            assert recorder.force_flush(20.0)
+            counted.append((recorder.stats().exports, recorder.stats().exports_in_part))
+    assert counted == [(0, 1), (0, 2), (1, 2), (1, 3)]
+    said = "the endpoint rejected 9 data points: \"contract 'polcy' is not loaded here\""
+    assert sum(said in record.getMessage() for record in caplog.records) == 2
+
+
+def test_logs_are_looked_at_too():
+    """The evaluator's own log records go the same way."""
+    from opentelemetry.exporter.otlp.proto.http._log_exporter import OTLPLogExporter
+    from opentelemetry.sdk._logs.export import LogRecordExportResult
+
+    for status, body, found in ((302, b"", "FAILURE"), (200, b"<html>", "FAILURE"), (200, b"", "SUCCESS")):
+        with answering(status, HTML, body) as receiver:
+            exporter = checking_answers(OTLPLogExporter(endpoint=f"{receiver.endpoint}/v1/logs"))
+            assert exporter.export([]) is LogRecordExportResult[found]
+            exporter.shutdown()

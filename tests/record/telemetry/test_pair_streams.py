@@ -13,11 +13,8 @@ from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 
 from kc_otel.contract.registry.clause_metrics import OPERATORS, QUANTITIES
 from kc_otel.contract.registry.own_metrics import METRICS
-from kc_otel.record.kernel import Kernel, KernelPair
 from kc_otel.record.telemetry import pair_streams as points
 from kc_otel.record.telemetry.accumulate import Accumulator
-from kc_otel.record.telemetry.moments import OperatorAccumulator
-from kc_otel.record.telemetry.pair_streams import PairStreams, drift_metrics
 from kc_otel.stats.histogram import Buckets, ExponentialHistogram
 
 VALUE = ExponentialHistogram(
@@ -80,15 +77,15 @@ ROWS = st.lists(
 
 @given(ROWS)
 def test_each_operator_and_slice_counts_its_own_rows(rows):
-    made = OperatorAccumulator(SLICES)
+    made = Accumulator(SLICES, more_operators=3)
     for operator, quantity, value, inside in rows:
-        made.add(operator, {quantity: np.array([value])}, np.array([[True, *inside]]))
+        made.add_operator(operator, {quantity: np.array([value])}, np.array([[True, *inside]]))
     expected: dict[tuple[str, str, str], list[float]] = {}
     for operator, quantity, value, inside in rows:
         for name, belongs in zip(SLICES, (True, *inside), strict=True):
             if belongs:
                 expected.setdefault((quantity, operator, name), []).append(value)
-    found = made.snapshot()
+    found = made.operator_snapshot()
     assert found.keys() == expected.keys()
     for key, values in expected.items():
         histogram = found[key]
@@ -96,30 +93,3 @@ def test_each_operator_and_slice_counts_its_own_rows(rows):
         assert histogram.count == len(values)
         assert histogram.sum == pytest.approx(sum(values))
         assert (histogram.minimum, histogram.maximum) == (min(values), max(values))
-
-
-def test_there_is_room_for_named_operators_and_a_few_more():
-    made = OperatorAccumulator(SLICES, named=["attention"], more=2)
-    batch = {"operator_ulp": np.ones(1)}, np.ones((1, 3), bool)
-    for name in ("mlp", "norm", "attention"):
-        assert made.has_room(name)
-        made.add(name, *batch)
-    assert [made.has_room(name) for name in ("mlp", "norm", "attention", "head")] == [True, True, True, False]
-    assert {operator for _, operator, _ in made.snapshot()} == {"attention", "mlp", "norm"}
-
-
-def test_points_name_their_operator_and_no_other_points_do():
-    """One metric per quantity with a point per operator; metrics of tokens have the attributes that they had."""
-    pair = KernelPair(Kernel("torch"), Kernel("vllm"))
-    streams = PairStreams("policy", pair, 1, Accumulator(SLICES), OperatorAccumulator(SLICES, named=["attention"]))
-    streams.accumulator.add_sampled(np.full((1, 4), -1.0), np.full((1, 4), -1.1))
-    for name in ("attention", "mlp"):
-        streams.operators.add(name, {"operator_ulp": np.ones(2)}, np.array([[True, False, True]] * 2))
-    metrics = {metric.name: metric for metric in drift_metrics([streams], 2)}
-    points = metrics["kc.drift.operator_ulp"].data.data_points
-    assert {(p.attributes["kc.operator"], p.attributes["kc.slice"], p.count) for p in points} == {
-        (operator, slice, 2) for operator in ("attention", "mlp") for slice in ("all", "long")
-    }
-    assert metrics["kc.drift.operator_ulp"].unit == "{ulp}"
-    plain = metrics["kc.drift.tv_token"].data.data_points
-    assert [set(p.attributes) for p in plain] == [{"kc.contract", "kc.slice", "kc.kernel.train", "kc.kernel.inference"}]

@@ -8,9 +8,9 @@ import math
 import pytest
 import torch
 
+from kc_otel.integrations.vllm.weights import EngineWeights, compare_weights
 from kc_otel.record.measure.rounded_updates import UpdateWatch
 from kc_otel.record.measure.weight_digests import TensorDigest, digest_of, module_digests, tail_of
-from kc_otel.record.weights_arrived import EngineWeights, compare_weights
 
 NAMES = {
     "model.embed_tokens.weight": (10, 8),
