@@ -1,4 +1,4 @@
-"""Numbers that a program changed after the kernels computed them: copied, cut, summed, or no log-probability.
+"""Numbers that a program changed after the kernels computed them: copied, cut, averaged, summed, or no log-probability.
 
 Numbers in float32 are told from those on a coarse grid (`fine`): of them no two are equal by chance, so that equality,
 within a row or across the sides, is a program's doing. A transformer's tokens are no exception: once a token of a row
@@ -49,6 +49,13 @@ _SMOOTH_FROM: Final = 8
 _SMOOTH_TOKENS: Final = 64
 _SMOOTH_PART: Final = 16
 """Tokens of a part whose ratio is at most 1 in a smooth row: of numbers in any order one part in fifty has that."""
+_NEIGHBOURS: Final = (1000, 0.4, 0.35, 0.15)
+"""Tokens from which means over two neighbours show, least correlation of a token with the next one, least fall of it to
+the one after, and largest change from there to the third. A mean over two has 0.5 and 0; of SmolLM's sampled tokens all
+three are 0.06 to 0.09, of text that is sure in long stretches 0.3."""
+_PROBABILITIES: Final = (4, 0.02, 0.1, 32)
+"""Rows, at least, whose lowest number lies this far above -1 where they are probabilities, to what distance tokens are
+compared with those, and tokens besides each row's lowest."""
 _TWICE: Final = (64, -4.0, 0.3, 1.001, 0.25)
 """A softmax of probabilities: different values at least, log-probability below which all lie, least and largest range
 in nats, and share of tokens in the outer tenths of the range: sure tokens at one end, improbable ones at the other. Of
@@ -75,10 +82,16 @@ _SURE_SIDE: Final = (-1e-3, 32, 0.02, 0.5)
 nine tenths of them in shares of their median. Of real kernels from bfloat16 to int8 the median is below 1e-4,
 and as many are above as below; of a log-softmax that lacks log 2, or of probabilities smoothed by 0.1, the range is
 0.02, and 0.34 of SmolLM's loss with labels smoothed by 0.1."""
+_LOWEST: Final = -8.0
+"""Lower cut of log-probabilities in a correlation, as in `same_tokens`."""
 _LAST_BITS: Final = 4e-6
 """Nats by which differences of two float32 log-probabilities above -16 that should be equal differ."""
 _REPEATED_TOKENS: Final = 4
 """Odd tokens of the sample from which all are looked at."""
+_IN_ROW: Final = 16
+"""Times that a number on no coarse grid is there in a row from which it may be a constant."""
+_FILLED_SHARE: Final = 0.05
+"""Share of tokens that have such numbers."""
 _DRIFTING_ROWS: Final = 4
 """Rows that drift, at least, where others are called copies: of equal kernels a single one may go wrong."""
 
@@ -102,11 +115,15 @@ def looks_altered(block: Block, log_w: Floats, edges: tuple[Floats, ...]) -> boo
                 return True
     if _edge(np.abs(log_w)):
         return True
-    odd = [block.inference[end >= most - _LAST_BITS] for end in (log_w, -log_w) if (most := end.max()) > _SCALE]
-    if (size := float(np.abs(log_w[some]).mean())) > _SCALE:
-        where = log_w if size > DRIFT else log_w[some]
-        odd.append(block.inference[np.flatnonzero(where == 0.0)[:_LOOK_TOKENS]])
-    return any(log_w.size > same.size >= 2 and np.count_nonzero(fine(same[same < -UNSURE][:_FEW])) >= 2 for same in odd)
+    few, ends = np.sort(block.inference[some]), (log_w, -log_w)
+    piles = [block.inference[end >= most - _LAST_BITS] for end in ends if (most := end.max()) > _SCALE]
+    again = few[1:][few[1:] == few[:-1]]
+    where = log_w if (size := float(np.abs(log_w[some]).mean())) > DRIFT else log_w[some]
+    same = block.inference[np.flatnonzero(where == 0.0)[:_LOOK_TOKENS]] if size > _SCALE else few[:0]
+    return any(
+        log_w.size > odd.size >= least and np.count_nonzero(fine(odd[odd < -UNSURE][:_FEW])) >= least
+        for odd, least in ((same, 2), *((pile, 2) for pile in piles), (again, _FEW // 10))
+    )
 
 
 def no_logprobs(block: Block, edges: tuple[Floats, ...], *, apart: bool) -> Found:
@@ -123,6 +140,10 @@ def no_logprobs(block: Block, edges: tuple[Floats, ...], *, apart: bool) -> Foun
         step, off = some[1:] - some[:-1], some - some.sum() / some.size
         if step @ step < 2.0 * _SMOOTH_RATIO * (off @ off) and _smooth(block, side):
             said = "change less from token to token than along the sequence: they are sums, or means, over tokens"
+        elif step @ step < _NEIGHBOURS[1] * 3.5 * (off @ off) and _of_neighbours(block, side):
+            said = "go together with the next token's and not with the one after: they are means over two tokens"
+        elif rows := _probabilities(block, side, edges[2 + number]):
+            said = f"of {rows:,} sequences lie between -1 and 0, and most of them next to -1: they are probabilities"
         elif (high := edges[number].max()) < _TWICE[1] and (span := high - edges[2 + number].min()) < _TWICE[3]:
             outer = np.abs(side - (high - span / 2.0)) > 0.4 * span
             if span > _TWICE[2] and np.mean(outer) > _TWICE[4] and np.unique(side).size >= _TWICE[0]:
@@ -204,10 +225,61 @@ def _smooth(block: Block, side: Floats) -> bool:
     return 2 * int(np.count_nonzero(np.array(ratios) < _SMOOTH_RATIO)) > len(ratios)
 
 
+def _of_neighbours(block: Block, side: Floats) -> bool:
+    """Return True if each token's number goes together with the next one's and not with those after it."""
+    if side.size < _NEIGHBOURS[0]:
+        return False
+    values = np.maximum(side, _LOWEST).astype(np.float64)
+    off = values - np.repeat(np.add.reduceat(values, block.starts) / block.lengths, block.lengths)
+    if not (total := float(off @ off)) > 0.0:
+        return False
+    place = np.arange(off.size) - np.repeat(block.starts, block.lengths)
+    near, next_one, third = (float((off[lag:] * off[:-lag])[place[lag:] >= lag].sum()) / total for lag in (1, 2, 3))
+    return near > _NEIGHBOURS[1] and near - next_one > _NEIGHBOURS[2] and abs(next_one - third) < _NEIGHBOURS[3]
+
+
+def _probabilities(block: Block, side: Floats, lowest: Floats) -> int:
+    """Return how many rows have probabilities, with a minus sign or less 1: numbers pile up at -1, and none is below.
+
+    Each row has one that is its lowest; of log-probabilities the others are no more often next to it than above.
+    """
+    rows = (lowest >= -1.0) & (lowest < _PROBABILITIES[1] - 1.0)
+    if np.count_nonzero(rows) < _PROBABILITIES[0]:
+        return 0
+    here = side[np.repeat(rows, block.lengths)]
+    here = here[fine(here)]
+    edge = np.unique(here[here < _PROBABILITIES[1] - 1.0]).size - np.count_nonzero(rows)
+    above = np.count_nonzero(here < _PROBABILITIES[2] - 1.0) - np.count_nonzero(here < _PROBABILITIES[1] - 1.0)
+    sure = edge >= _PROBABILITIES[3] and surely_more(edge, edge + above, 0.35)
+    return int(np.count_nonzero(rows)) if sure else 0
+
+
 def _steps_and_distances(rows: Floats) -> tuple[Floats, Floats]:
     """Return the sums of squared steps from token to token, and of squared distances from the mean, of each row."""
     apart = rows - rows.mean(-1, keepdims=True)
     return np.square(np.diff(rows)).sum(-1), np.square(apart).sum(-1)
+
+
+def repeated_in_rows(block: Block, known: Mask) -> Found:
+    """Numbers on no coarse grid that a row has again and again, on both sides at the same tokens, amid others."""
+    telling = np.flatnonzero(_telling(block) & ~known)
+    row, value = row_of(block, telling), block.inference[telling]
+    order = np.lexsort((block.train[telling], value, row))
+    telling, row, value = telling[order], row[order], value[order]
+    keys = (row, value, block.train[telling])
+    begins = np.flatnonzero(np.logical_or.reduce([np.diff(key, prepend=2.0) != 0 for key in keys]))
+    often = np.diff(begins, append=telling.size)
+    many = often >= _IN_ROW
+    others, tokens_many = value[begins[~many]], int(often[many].sum())
+    # A policy with few states repeats several numbers in a row; who fills in writes one.
+    if tokens_many < _FILLED_SHARE * telling.size or np.unique(row[begins[many]]).size < np.count_nonzero(many):
+        return []
+    if not many.any() or others.size < _TELLING_TOKENS or np.unique(others).size < 0.5 * others.size:
+        return []
+    tokens = np.zeros(block.train.size, dtype=np.bool_)
+    tokens[telling[np.repeat(many, often)]] = True
+    said = f"{tokens.sum():,} tokens have a number of their sequence that is there up to {often.max():,} times"
+    return [fault_at(block, tokens, f"{said}, on both sides", of_all=True)]
 
 
 def copied_runs(block: Block, known: Mask) -> Found:

@@ -20,6 +20,7 @@ from kc_otel.record.measure.altered import left_out, looks_altered, never_sure, 
 from kc_otel.record.measure.arrays import Block, SampledBatch, as_host, is_tensor
 from kc_otel.record.measure.fillers import agree_in_runs, constants
 from kc_otel.record.measure.processing import processing_faults
+from kc_otel.record.measure.rounding import looks_rounded
 from kc_otel.record.measure.row_faults import DRIFT, Found, RowFault, without
 from kc_otel.record.measure.same_tokens import likeliest, not_told, other_places, other_tokens
 from kc_otel.record.measure.sampled import saturated
@@ -128,7 +129,7 @@ def check_block(block: Block, log_w: NDArray[Any], *, sample: bool = True, densi
             for side in (block.train, block.inference)
         )
         wrong = no_logprobs(block, edges, apart=bool(drift.max() > 0.5)) or never_sure(block, edges) if sample else []
-        altered = sample and looks_altered(block, log_w, edges)
+        altered = sample and (looks_altered(block, log_w, edges) or looks_rounded(block))
     if wrong:
         found.note(wrong)
         found.codes[:] = wrong[0].reason

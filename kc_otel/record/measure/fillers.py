@@ -21,9 +21,11 @@ from kc_otel.record.measure.altered import (
     copied_rows,
     copied_runs,
     copied_tokens,
+    repeated_in_rows,
     shifted,
 )
 from kc_otel.record.measure.arrays import Block
+from kc_otel.record.measure.rounding import rounded_rows
 from kc_otel.record.measure.row_faults import (
     FLOOR_NATS,
     NUCLEUS,
@@ -111,7 +113,7 @@ def constants(block: Block, drift: NDArray[np.float64], *, altered: bool) -> tup
         _floors,
         _blurred_floors,
         _one_number,
-        *((copied_rows,) if altered else ()),
+        *((repeated_in_rows, copied_rows, rounded_rows) if altered else ()),
         copied_runs,
         *((copied_tokens, clipped) if altered else ()),
         _nucleus,

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
-from functools import partial
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from kc_otel.record.measure.arrays import Block, Floats
-from kc_otel.record.measure.row_faults import UNSURE
+from kc_otel.record.measure.arrays import Block
+from kc_otel.record.measure.rounding import rounded_column
 from kc_otel.record.measure.same_tokens import not_told
 from kc_otel.record.measure.sampled import saturated
 
@@ -37,21 +35,6 @@ _RANGE: Final = (100, 0.3, 6.0)
 """Tokens inside and outside of a range of ids, share of those inside that differ by half a nat, and times that share is
 the one outside. Of real kernels at most 14 % of any range do, by task too; where a shard's logits are off by a nat on
 average, 58 to 70 %."""
-_FOLLOWS: Final = (256, 0.1)
-"""Tokens from which a whole column follows the other one's rounding, and distance from that, of nine in ten of them, in
-shares of the rounding: a kernel knows nothing of which way the other one's numbers are rounded."""
-
-
-def _to_bfloat16(values: Floats) -> NDArray[np.float32]:
-    bits = values.astype(np.float32).view(np.uint32)
-    return ((bits + 0x7FFF + ((bits >> 16) & 1)) & np.uint32(0xFFFF0000)).view(np.float32)
-
-
-_ROUNDED: Final[Mapping[str, Callable[[Floats], Any]]] = {
-    "to bfloat16": _to_bfloat16,
-    "to float16": lambda values: values.astype(np.float16).astype(np.float32),
-    **{f"to {digits} decimals": partial(np.round, decimals=digits) for digits in (2, 3, 4)},
-}
 
 
 def remarks(block: Block, token_ids: NDArray[np.integer] | None) -> str:
@@ -60,7 +43,7 @@ def remarks(block: Block, token_ids: NDArray[np.integer] | None) -> str:
     drift = np.add.reduceat(np.abs(log_w), block.starts) / block.lengths
     likely = block.inference > _LIKELY_NATS
     ranged = "" if token_ids is None else in_one_range(log_w[likely], token_ids[likely])
-    copied = _rounded_column(block) or _even(block, log_w)
+    copied = rounded_column(block) or _even(block, log_w)
     found = [ranged, swapped(log_w), copied, like_a_setting(block, log_w), not_told(block, drift)]
     return "; ".join(said for said in found if said)
 
@@ -120,26 +103,6 @@ def _even(block: Block, log_w: NDArray[np.float64]) -> str:
         f"the sides differ by {there:.1g} where they are sure of a token and by {usual:.1g} where they are not, which "
         "no logits do: one side may be a copy with noise, or its log-sum-exp is in half precision"
     )
-
-
-def _rounded_column(block: Block) -> str:
-    """Say that one side is the other one rounded throughout, as a log that copies a column does; empty where it is not.
-
-    Kernels that agree bit for bit look the same, so it is no fault.
-    """
-    telling = (block.train < -UNSURE) & (block.inference < -UNSURE)
-    if np.count_nonzero(telling) < _FOLLOWS[0]:
-        return ""
-    train, inference = block.train[telling], block.inference[telling]
-    for name, rounded in _ROUNDED.items():
-        for one, other, side in ((train, inference, "training"), (inference, train, "inference")):
-            left = float(np.quantile(np.abs(one - rounded(other)), 0.9))
-            if left < _FOLLOWS[1] * float(np.median(np.abs(other - rounded(other)))):
-                return (
-                    f"the {side} side is the other one rounded {name}, up to {left:.1g}: unless the kernels agree as "
-                    "closely, one side is a copy of the other"
-                )
-    return ""
 
 
 def in_one_range(log_w: NDArray[np.float64], token_ids: NDArray[np.integer]) -> str:

@@ -67,6 +67,17 @@ def test_a_kernel_that_is_broken_is_measured():
         assert not check(train, inference).any(), seed
 
 
+@pytest.mark.parametrize("pair", [1, 2, 3])
+def test_text_that_is_open_in_pairs_of_tokens_is_no_mean_of_two(pair):
+    """Tokens that are open, or sure, together go with the next one, and are no means."""
+    for seed in range(10):
+        rng = np.random.default_rng(seed)
+        logits = texts(rng, (60, 126), 0.5)
+        logits = np.repeat(logits[:, ::pair], pair, axis=1)
+        sides = [logits + noise * rng.standard_normal(logits.shape) for noise in (0.1, 0.3)]
+        assert not check(*sampled(rng, *sides)).any(), seed
+
+
 def test_rollouts_of_one_prompt_that_begin_with_one_token_are_no_fillers():
     for seed in range(10):
         rng = np.random.default_rng(seed)

@@ -189,6 +189,14 @@ FAULTS = {
     ),
     "another token at the end of some rows": (by_row(some_last), "not_same_tokens: .*the last token of 2[0-9] of"),
     "a cap that hardly ever acts": (rare_cap, "not_logprobs: .*none by more: cut there"),
+    "half precision of the other side in some rows": (
+        by_row(lambda p, q, _rng, row: (np.float16(q), q) if row % 5 == 0 else (p, q)),
+        "placeholder: .* 5[0-9] of 256 sequences: the training side is the other one rounded to float16",
+    ),
+    "three decimals of the other side in some rows": (
+        by_row(lambda p, q, _rng, row: (p, np.round(p, 3)) if row % 5 == 0 else (p, q)),
+        "placeholder: .* of 256 sequences: the inference side is the other one rounded to 3 decimals",
+    ),
     "the columns exchanged": (
         by_row(lambda p, q, _rng, _row: (q, p)),
         "not_sampled: .*tokens is 1.1[01][0-9]*, significantly above 1, .*the columns look swapped",
@@ -231,6 +239,10 @@ FAULTS = {
     "stripes of context parallelism": (training(lambda p, _: np.append(p[::2], p[1::2])), "not_same_tokens"),
     "a token twice at each chunk": (training(lambda p, _: chunks(p)), "not_same_tokens"),
     "means of all tokens so far": (both(running), "not_logprobs"),
+    "improbable tokens averaged away": (
+        by_row(lambda p, q, _rng, _row: tuple(np.where(q < -3.0, side.mean(), side) for side in (p, q))),
+        "placeholder",
+    ),
     "after another prompt": (by_row(elsewhere), "prompt_mismatch"),
     "the next sequence's token at the end": (by_row(last), "not_same_tokens: .*only the last token"),
     "an aborted attempt before the next": (by_row(attempts), "not_same_tokens"),
@@ -252,6 +264,10 @@ def likeliest(values, rng):
     share = np.where(rng.random(values.size) < 0.05, 1.07, rng.beta(1.3, 3.5, values.size))
     rest = np.maximum(share * -np.expm1(values), rng.uniform(0.03, 0.08, values.size))
     return np.where(values > -np.log(2), values, np.clip(np.log(rest), values, -0.01))
+
+
+def neighbours(values):
+    return np.append(values[:1], (values[1:] + values[:-1]) / 2)
 
 
 def inference(change, share=1):
@@ -301,6 +317,12 @@ OF_EVERY_KERNEL = {
     ),
     "top-p in a quarter of the rows": (inference(top_p, 4), "truncated_sampling: .* [56]. of 256 sequences"),
     "other tokens' numbers at single places": (inference(others), "^[^;]*INVALID INPUT, not_sampled: .*mean of P/Q"),
+    "probabilities with a minus sign": (
+        inference(lambda q, _: -np.exp(q), 5),
+        "not_logprobs: .*of [45]. sequences lie between -1 and 0, .* next to -1: they are probabilities",
+    ),
+    "probabilities less 1 on both sides": (both(np.expm1), "not_logprobs: .*they are probabilities"),
+    "means with the token before": (both(neighbours), "not_logprobs: .*they are means over two tokens"),
     "divided by the length in a quarter of the rows": (inference(lambda q, _: q / q.size, 4), "temperature_mismatch"),
     "the last token twice": (
         both(lambda x: np.append(x[:-1], x[-2:-1]) if x.size > 1 else x),
@@ -409,6 +431,16 @@ def test_turns_of_a_conversation_are_not_rollouts_of_one_prompt(turns: int, tmp_
     kept = {name: arrays[name] for name in ("train_logprobs", "inference_logprobs", "token_ids")}
     groups = np.repeat(arrays["group"], turns)
     np.savez(tmp_path / "a.npz", **kept, lengths=lengths[lengths > 0], group=groups[lengths > 0])
+    load_recording(tmp_path / "a.npz")
+
+
+def test_rows_from_a_better_kernel_are_no_rounded_copies(tmp_path: Path):
+    """A fifth of the rows drift by less than bfloat16's rounding, and one column is kept in bfloat16."""
+    near = by_row(lambda p, q, rng, row: (q + 1e-6 * rng.standard_normal(q.size), q) if row % 5 == 0 else (p, q))
+    arrays = planted(read("vllm-w8a8"), near)
+    bits = np.minimum(arrays["train_logprobs"], 0.0).view(np.uint32)
+    arrays["train_logprobs"] = (bits & np.uint32(0xFFFF0000)).view(np.float32)
+    np.savez(tmp_path / "a.npz", **arrays)
     load_recording(tmp_path / "a.npz")
 
 
