@@ -158,6 +158,34 @@ def test_staleness_of_the_separate_trainer_is_no_drift_of_its_kernels(watched):
     assert causes.total.lower > causes.limit
 
 
+def test_an_audit_scores_whole_prompts_before_the_step(watched):
+    """Half of them, chosen by their names; the workers leave those out, so that each of 128 sequences counts once."""
+    contract = BY_SEQUENCE.replace("slices: {", "slices: {audited: {where: {audit: true}}, ")
+    found, output = watched(
+        HERE / "_verl_run.py", "sync", "drift=0.5", contract=contract,
+        KC_OTEL_AUDIT_SHARE="0.5", KC_OTEL_AUDIT_BUDGET="1e6",
+    )  # fmt: skip
+    assert "step:4" in output
+    assert "kc-otel: audit forwards: " in output
+    assert "kc/audit/skipped_steps:0" in output
+    assert found["token-tv", "all"].samples == 128
+    assert 16 <= found["token-tv", "audited"].samples <= 112
+    assert found["token-tv", "audited"].samples % 4 == 0
+    assert (str(found["token-tv", "code"].status), found["token-tv", "code"].samples) == ("PASS", 64)
+    assert (str(found["token-tv", "tables"].status), found["token-tv", "tables"].samples) == ("FAIL", 64)
+    assert (str(found["weights", "all"].status), found["weights", "all"].estimate) == ("PASS", 0)
+
+
+def test_where_an_audit_is_skipped_the_workers_leave_nothing_out(watched):
+    contract = BY_SEQUENCE.replace("slices: {", "slices: {audited: {where: {audit: true}}, ")
+    found, output = watched(
+        HERE / "_verl_run.py", "sync", contract=contract, KC_OTEL_AUDIT_SHARE="0.5", KC_OTEL_AUDIT_BUDGET="0",
+    )  # fmt: skip
+    assert "kc/audit/skipped_steps:3" in output
+    assert 4 <= found["token-tv", "audited"].samples <= 28
+    assert found["token-tv", "all"].samples == 128
+
+
 def test_the_trainer_before_v1_is_watched_too(watched):
     found, _ = watched("-c", LEGACY)
     assert (str(found["token-tv", "code"].status), found["token-tv", "code"].samples) == ("PASS", 64)

@@ -191,6 +191,16 @@ def test_each_prompt_is_counted_by_one_rank(workers, made):
     assert sorted(name for *_, given in made[0].calls for name in given["groups"]) == ["b", "c", "d"]
 
 
+def test_prompts_that_the_driver_has_scored_are_left_out_of_that_update(workers, made):
+    worker, data = workers.ActorRolloutRefWorker(), batch(uid=["a", "b"] * 4)
+    worker.update_actor(update := Batch(data, kc_otel_audited_prompts=frozenset({"a"})))
+    assert update.keys() == data.keys()
+    assert [name for *_, given in made[0].calls for name in given["groups"]] == ["b"] * 2
+    made[0].calls.clear()
+    worker.update_actor(data)
+    assert [name for *_, given in made[0].calls for name in given["groups"]] == ["a", "b"] * 2
+
+
 def test_nothing_is_raised_into_a_worker(workers, made, caplog):
     data = batch()
     del data["responses"]

@@ -2,8 +2,8 @@
 
 In bypass mode, which verl's separate and fully asynchronous trainers use, `old_log_probs` are the engine's, and the
 policy loss is the first to see the training kernel's. Until the first optimizer step of an update these are at the
-weights that the update began with: that mini-batch is what is compared, without an extra forward pass, though it may
-not be like the rest of the step. Later mini-batches compare policies, not kernels, and are left out.
+weights that the update began with: that mini-batch is what is compared, without an extra forward pass. Later
+mini-batches compare policies, not kernels, and are left out.
 
 A worker knows the version of its weights from `update_weights`, which numbers the weights that it sends to the engines,
 and from its own optimizer steps since. Of the ranks that hold the same sequences, one records. verl spreads the
@@ -25,6 +25,7 @@ from typing import Any, Final
 import numpy as np
 
 from kc_otel.contract.model import Contract
+from kc_otel.integrations.verl.audit import pop_audited
 from kc_otel.integrations.verl.shared import LoggedBatch, Watch, attributes_of, column, padded
 from kc_otel.record.recorder import Recorder
 from kc_otel.record.work import Weights
@@ -52,7 +53,9 @@ class FirstPassWatch(Watch):
         self._synced: int | None = None
         self._stepped = False
         self._update: int | None = None
+        self._audited: frozenset[str] = frozenset()
         self._rollouts: Counter[str] | None = None
+        self._rank: tuple[int, int] = (0, 1)
         self._micro_batch: Any = None
         self._said = False
 
@@ -84,6 +87,7 @@ class FirstPassWatch(Watch):
 
     def _around_update(self, original: Callable[..., Any], worker: Any, data: Any, *args: Any, **kwargs: Any) -> Any:
         if self._is_actor(worker):
+            self._audited = self._guarded(pop_audited, data) or frozenset()
             self._update = self._guarded(_bypassed, data)
         try:
             return original(worker, data, *args, **kwargs)
@@ -129,16 +133,21 @@ class FirstPassWatch(Watch):
         """Rollouts of each prompt that this rank counts, of a mini-batch; None where another rank records it."""
         if not engine.is_mp_src_rank_with_outputs():
             return None
-        rank, ranks = int(engine.get_data_parallel_rank()), int(engine.get_data_parallel_size())
+        self._rank = (int(engine.get_data_parallel_rank()), int(engine.get_data_parallel_size()))
         # Rows that verl makes up to fill a batch have no token that counts.
         filled = [bool(row.any()) for row in data["response_mask"].unbind()]
-        named = (name for name, some in zip(_names(data), filled, strict=True) if some)
-        rollouts = Counter(name for name in named if zlib.crc32(name.encode()) % ranks == rank)
+        rollouts = Counter(name for name, some in zip(_names(data), filled, strict=True) if some and self._counts(name))
         if not self._said:
             self._said = True
-            spread = _RANKS_NOTE % ranks if ranks > 1 else ""
+            spread = _RANKS_NOTE % self._rank[1] if self._rank[1] > 1 else ""
             _log.warning(_MEASURED_MESSAGE, rollouts.total(), self._update, spread)
         return rollouts
+
+    def _counts(self, prompt: str) -> bool:
+        rank, ranks = self._rank
+        if prompt in self._audited:  # the driver has scored it, and it counts once
+            return False
+        return zlib.crc32(prompt.encode()) % ranks == rank
 
     def _record(self, given: Any) -> None:
         data, rollouts = self._micro_batch, self._rollouts or Counter()

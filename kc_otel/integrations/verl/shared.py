@@ -6,7 +6,7 @@ import atexit
 import logging
 import os
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import metadata
 from typing import Any, Final
@@ -21,30 +21,22 @@ from kc_otel.record.work import Processing, Weights
 from kc_otel.recordings.request import effective
 
 _log: Final = logging.getLogger("kc_otel")
-_OF_TENSORS: Final = {"prompt_tokens", "completion_tokens"}
+_OF_TENSORS: Final = {"prompt_tokens", "completion_tokens", "audit"}
 """Attributes that are no columns."""
 _SCALARS: Final = (str, bool, int, float, np.generic)
 _SAMPLING_NAMES: Final = ("temperature", "top_p", "top_k", "repetition_penalty")
 _PROCESSED: Final = "processed"
 
 
-class Watch:
-    """A watch that records batches. `make` makes its recorder from the two kernels, when there is first one.
-
-    Its faults are counted by its recorder, once it has one, and logged once each before.
-    """
+class Guarded:
+    """A watch whose faults are counted by its recorder, once it has one, and logged once each before."""
 
     watched = "batch"
     """Subject of one call, for the log."""
 
-    def __init__(self, contract: Contract, make: Callable[..., Recorder] = Recorder) -> None:
-        self._contract = contract
-        self._make = make
+    def __init__(self) -> None:
         self._recorder: Recorder | None = None
         self._failed: set[str] = set()
-        named = {name for spec in contract.slices.values() for name in spec.conditions}
-        self._columns = sorted(named - _OF_TENSORS)
-        self._wants_prompt_tokens = "prompt_tokens" in named
 
     def _guarded(self, function: Callable[..., Any], *args: Any) -> Any:
         """Return what a function returns; None where it raises."""
@@ -58,6 +50,18 @@ class Watch:
                 self._failed.add(text)
                 _log.error("kc-otel: a %s of verl was not recorded: %s", self.watched, text)
             return None
+
+
+class Watch(Guarded):
+    """A watch that records batches. `make` makes its recorder from the two kernels, when there is first one."""
+
+    def __init__(self, contract: Contract, make: Callable[..., Recorder] = Recorder) -> None:
+        super().__init__()
+        self._contract = contract
+        self._make = make
+        named = {name for spec in contract.slices.values() for name in spec.conditions}
+        self._columns = sorted(named - _OF_TENSORS)
+        self._wants_prompt_tokens = "prompt_tokens" in named
 
     def flush(self) -> None:
         """Export what was recorded."""
@@ -124,6 +128,22 @@ class LoggedBatch:
         if versions is not None and len(versions) == rows:
             logged.versions = [None if version is None else int(version) for version in versions]
         return logged
+
+    @classmethod
+    def audited(cls, data: Any, train: Any, tags: Sequence[Mapping[str, Any]], names: Iterable[str]) -> LoggedBatch:
+        """Sequences of v1's TransferQueue that the training kernel has scored; `names` are columns for attributes."""
+        mask = padded(data["response_mask"])
+        given = {name: column(data, name) for name in sorted(names) if name in data}
+        own = [{"prompt_tokens": int(tag.get("prompt_len", 0)), "audit": True} for tag in tags]
+        return cls(
+            padded(train, mask.shape),
+            padded(data["rollout_log_probs"], mask.shape),
+            mask,
+            padded(data["responses"], mask.shape),
+            [{**row, **more} for row, more in zip(attributes_of(given, len(tags)), own, strict=True)],
+            versions=[tag.get("min_global_steps") for tag in tags],
+            prompts=[str(name) for name in column(data, "uid")],
+        )
 
     def rewarded(self, scores: Any, advantages: Any) -> None:
         """Add rewards, [sequences, tokens] as verl spreads them, and advantages of each token, if there are any."""

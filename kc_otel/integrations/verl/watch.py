@@ -9,7 +9,7 @@ TransferQueue. In bypass mode the trainer scores nothing: `first_pass` takes wha
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 import numpy as np
@@ -17,6 +17,7 @@ import numpy as np
 from kc_otel._extras import extra
 from kc_otel.contract.load import load
 from kc_otel.contract.model import Contract
+from kc_otel.integrations.verl.audit import Audit
 from kc_otel.integrations.verl.first_pass import WORKER_MODULES, FirstPassWatch
 from kc_otel.integrations.verl.shared import LoggedBatch, Watch, attributes_of, padded
 from kc_otel.record.recorder import Recorder
@@ -39,6 +40,7 @@ class TrainerWatch(Watch):
         super().__init__(contract, make)
         self._pending: LoggedBatch | None = None
         self._trainer: Any = None
+        self.audits = Audit(self._audited)
 
     def around_fit(self, wrapped: Any, instance: Any, args: Any, kwargs: Any) -> Any:
         """Wrap a trainer's fit: read the kernels from its configuration, and record pending batches at its end."""
@@ -122,6 +124,11 @@ class TrainerWatch(Watch):
                     row.update(column)
         pending.rewarded(*(padded(get(name), pending.train.shape) for name in _REWARD_COLUMNS))
 
+    def _audited(self, trainer: Any, data: Any, scored: Any, tags: Sequence[Mapping[str, Any]]) -> None:
+        """A few prompts of a step in bypass mode were scored."""
+        logged = LoggedBatch.audited(data, scored, tags, self._columns)
+        self._record_batch(logged, trainer.config, _trained(trainer))
+
     def _record(self) -> None:
         """Hand what is pending to the recorder."""
         pending, self._pending = self._pending, None
@@ -165,6 +172,12 @@ def watch(path: str) -> TrainerWatch:
             workers.attach(module)
         except AttributeError as error:
             _log.error("kc-otel: %s is not as expected, and is not watched: %s", module.__name__, error)
+
+    if found.audits.share:
+        wrappers[_V1_MODULE] |= {
+            "PPOTrainer._compute_old_log_prob": found.audits.around_old_log_prob,
+            "PPOTrainer._update_actor": found.audits.around_update,
+        }
 
     for module in (*wrappers, *WORKER_MODULES):
         register_post_import_hook(wrap, module)
