@@ -17,7 +17,7 @@ LONG ?=
 # Files in the order of tests/conftest.py, the longest first, instead of those with the most tests.
 PARALLEL = -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 # The longest first: begun last, they leave a core idle.
-ENGINE_TESTS := $(patsubst %,tests/engines/test_%.py,verl paths vllm_server vllm_plugin gate_live_server \
+ENGINE_TESTS := $(patsubst %,tests/engines/test_%.py,matrix verl paths vllm_server vllm_plugin gate_live_server \
   routing_proxy rescore_server)
 ENGINE_TESTS += $(filter-out $(ENGINE_TESTS),$(wildcard tests/engines/test_*.py))
 BIN    := $(VENV)/bin
