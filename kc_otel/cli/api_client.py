@@ -101,7 +101,12 @@ def _call(method: str, url: str, path: str, seconds: float = _TIMEOUT_SECONDS, *
         if response.status_code != HTTPStatus.UNPROCESSABLE_ENTITY:  # that says which field, and what to write
             said = f"{url}{path}: {response.status_code}: {said}"
         refuse(said)
-    return response.json()
+    try:
+        return response.json()
+    except ValueError:
+        refuse(
+            f"{url}{path}: the answer is not an evaluator's, whose API is on port 4320 unless --api-port changes that"
+        )
 
 
 class FailingCell(NamedTuple):

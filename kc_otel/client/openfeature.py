@@ -29,6 +29,7 @@ the flag's metadata has the weight. Needs `pip install 'kc-otel[openfeature]'`.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from numbers import Real
 from typing import Any, Final, TypeVar
 
 from kc_otel._extras import extra
@@ -120,7 +121,7 @@ class KernelProvider(AbstractProvider):
         attributes: dict[str, Any] = {} if context is None else dict(context.attributes)
         version = attributes.pop(_VERSION, None)
         known: dict[str, Scalar] = {
-            name: value for name, value in attributes.items() if isinstance(value, str | bool | int | float)
+            name: value for name, value in attributes.items() if isinstance(value, str | bool | Real)
         }
         key = None if context is None else context.targeting_key
         try:

@@ -146,7 +146,7 @@ class Poller(threading.Thread):
             self._table = table
             # The evaluator's own, not ours: a newer one has content that is ignored here.
             self._tag = (answer.getheader("etag") or "").strip('"')
-        elif answer.status not in _UNCHANGED_STATUSES:
+        elif answer.status not in _UNCHANGED_STATUSES or self._table is None:
             hint = _REMEDIES.get(answer.status, "")
             raise ValueError(f"HTTP {answer.status}{hint}")
         if late:

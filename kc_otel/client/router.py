@@ -69,8 +69,8 @@ class Router:
         trusted: Short fingerprints that count as promoted to full although nobody promoted them here, such as the
             version that has served until today.
         keep: File that stores each new table, for a process that starts while the evaluator is gone: it starts with the
-            pins, routes and promotions of the last table, which counts as stale. True for one named after the URL, in
-            `kc-otel/` of XDG_STATE_HOME, or of ~/.local/state; False starts without any.
+            pins, routes and promotions of the last table, without its directives, and stale. True for one named after
+            the URL, in `kc-otel/` of XDG_STATE_HOME, or of ~/.local/state; False starts without any.
         token_file: File with the token that the evaluator requires; it is read for every request, so it may change.
             None for the file in KC_OTEL_TOKEN_FILE, or the token in KC_OTEL_TOKEN.
 
@@ -104,7 +104,7 @@ class Router:
             token_file=token_file,
         )
         if self._table_file is not None and (last := self._table_file.load()) is not None:
-            self._take(last)
+            self._take(replace(last, directives=()))  # of a run that has ended, perhaps
             self._received = last.version
         self._poller.start()
         atexit.register(self._close_at_exit, os.getpid())
@@ -245,7 +245,7 @@ class Router:
         """
         if not isinstance(where, _MAPPINGS):
             where = frozenset((where,) if isinstance(where, str) else where)
-        candidates = list(versions)
+        candidates = [versions] if isinstance(versions, str) else list(versions)
         for version in candidates:
             started = version == candidates[-1] or self._has_started(contract, version)
             if started and self.decide(contract, where, version, key=key).kernel == INFERENCE_KERNEL:

@@ -116,7 +116,7 @@ class CanaryShare:
         if self.below is None:
             return self.inside if self.inside.weight else self.outside
         digest = self.salted.copy()
-        digest.update(key.encode() if type(key) is str else key)
+        digest.update(key if isinstance(key, bytes) else str(key).encode())
         return self.inside if digest.digest() < self.below else self.outside
 
 

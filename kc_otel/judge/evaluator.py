@@ -70,8 +70,8 @@ _REMEMBERED_OUTCOMES: Final = frozenset({"accepted", "behind", "two_writers", "b
 """Outcomes of points that the next ones of their stream are held against."""
 _MISSING_OUTCOMES: Final = _REJECTED | {"behind"}
 """Outcomes of points that no verdict on the short window has in it."""
-_NO_OTHER_SIDE: Final = "pair-expired"
-"""Reason for which a recorder drops sequences that trainers leave out: nobody meant to compare them."""
+_NOT_MISSING: Final = frozenset({"pair-expired", "quarantine-failed"})
+"""Reasons of dropped batches that no verdict lacks: one side is left out by trainers; the batch was measured."""
 _MAX_REASONS: Final = 3
 _MAX_LISTED_SLICES: Final = 5
 _MAX_PAIRS: Final = 256
@@ -527,7 +527,7 @@ class Evaluator:
         """Note a recorder that has dropped more, by the kernels that it reports: its points do not name them."""
         dropped = state.take_dropped(point, horizons[state.contract.name], now)
         reason = str(point.attributes.get("kc.reason", "unknown"))[:80]
-        if not dropped or reason == _NO_OTHER_SIDE:
+        if not dropped or reason in _NOT_MISSING:
             return "accepted"
         sender, known = sender_of(point.resource), state.kernels.known
         versions = state.recorders.versions_of(sender)

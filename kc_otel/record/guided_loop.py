@@ -29,6 +29,8 @@ from kc_otel.record.measure.arrays import as_bool, host_rows, is_tensor
 from kc_otel.record.measure.checks import check
 from kc_otel.record.measure.sampled import SEQUENCE, TOKEN, log_ratio, renormalised
 from kc_otel.record.slice_table import Attributes, each_row, own_attributes
+from kc_otel.record.weight_versions import as_version, split
+from kc_otel.record.work import laid_out, on_host
 
 if TYPE_CHECKING:
     from kc_otel.record.recorder import Recorder
@@ -68,13 +70,15 @@ def quarantine(
     slices: Collection[str] | None = None,
     clauses: Collection[str] | None = None,
     kept: tuple[Any, Any] | None = None,
+    weights: tuple[Any, Any] | None = None,
 ) -> Quarantine:
     """Find the sequences whose own drift breaks a clause, or that fail an input check (`measure.checks`).
 
     A sequence's own value is the clause's statistic of its tokens alone (their mean, maximum, quantile or fraction), or
     for a metric of sequences that metric; with `unit: sequence` the mean over its tokens. Everything is from before any
     clipping. Arguments are those of `Recorder.compare`, [sequences, tokens]. Of `slices`, those in quarantine, and ids
-    of `clauses`, None is for all; a clause that single sequences have no value for is a ValueError.
+    of `clauses`, None is for all; a clause that single sequences have no value for is a ValueError. Tokens that older
+    `weights` sampled are checked and not judged: their drift is the policy's change, too.
 
     >>> from kc_otel.contract.load import load
     >>> contract = load("contracts/rl-rollouts-bf16-fp8.yaml")
@@ -85,6 +89,12 @@ def quarantine(
     (('', 'token-tv'), 4, 2)
     """
     judged = _named(contract, clauses)
+    lengths = [len(row) for row in train] if isinstance(train, list) and np.ndim(train[0]) else None
+    if lengths is not None:
+        rows = laid_out({"train": train, "inference": inference, "mask": mask}, like="train")
+        if len(rows.kept) < rows.given:
+            raise ValueError("train, inference, mask: sequences of different lengths")
+        train, inference, mask = (rows.arrays[name] for name in ("train", "inference", "mask"))
     p, q = (
         renormalised(*(array if array is None else host_rows(array).read(...) for array in pair))
         for pair in zip((train, inference), kept or (None, None), strict=True)
@@ -97,7 +107,7 @@ def quarantine(
     member = list(_membership(contract, attributes, slices, given.sum(1).tolist()))
     codes = check(p, q, mask=given, density=contract.assumptions.density)
     codes[codes == InvalidReason.NO_TOKENS] = InvalidReason.VALID  # nothing to keep out of a training that masks it
-    counts = given & (codes == InvalidReason.VALID)[:, None]
+    counts = given & (codes == InvalidReason.VALID)[:, None] & _of_same_weights(weights, p.shape)
     drift = np.where(counts, log_ratio(p, q), 0.0)
     reasons = [
         InvalidReason(code).name.lower() if code != InvalidReason.VALID and names else ""
@@ -115,6 +125,9 @@ def quarantine(
     keep = np.array([not reason for reason in reasons], dtype=np.bool_)
     stay = given & keep[:, None]
     before, after = _share(drift, given, counts), _share(drift, stay, counts & keep[:, None])
+    if lengths is not None:
+        own = [row[:length] for row, length in zip(stay, lengths, strict=True)]
+        return Quarantine(keep, own, tuple(reasons), before, after)
     if not is_tensor(train):
         return Quarantine(keep, stay, tuple(reasons), before, after)
     import torch  # noqa: PLC0415 - a caller with a tensor has loaded it
@@ -146,6 +159,16 @@ def _membership(
     for row in each_row(own_attributes(attributes), range(len(lengths)), len(lengths), lengths):
         names = contract.slices_of(row)
         yield names if slices is None else tuple(name for name in names if name in slices)
+
+
+def _of_same_weights(weights: tuple[Any, Any] | None, shape: tuple[int, ...]) -> _Mask:
+    """Mask of the tokens that the training kernel's weights sampled, bool [sequences, tokens]; all where unknown."""
+    version, versions = split(None if weights is None else weights[1])
+    train = None if weights is None else as_version(weights[0])
+    given = np.asarray(version if versions is None else on_host(versions))
+    if not isinstance(train, int) or given.dtype.kind not in "iu":
+        return np.ones(shape, dtype=np.bool_)
+    return np.broadcast_to(given >= train, shape)
 
 
 def _limit(clause: Clause, names: Sequence[str]) -> float:
@@ -264,6 +287,7 @@ class GuidedLoop:
                 attributes=attributes,
                 slices=slices,
                 kept=more.get("kept"),
+                weights=more.get("weights"),
             )
         except Exception as error:  # noqa: BLE001 - nothing is raised into the loop
             self._recorder.drop("quarantine-failed", error)

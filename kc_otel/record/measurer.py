@@ -304,8 +304,8 @@ class Measurer:
         if len(names) != given:
             raise ValueError(f"groups: {len(names)} for {given} sequences; name the prompt of each")
         size = work.settings["group_size"]
-        if size is not None and not isinstance(size, int):
-            size = [size[row] for row in kept]
+        if size is not None:
+            size = int(size) if np.ndim(size) == 0 else [size[row] for row in kept]
         return Rollouts([names[row] for row in kept], size, train, at, again, whole)
 
     def _add_step(self, streams: PairStreams, train: Weights, versions: BatchVersions | None) -> None:

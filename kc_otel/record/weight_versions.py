@@ -20,6 +20,8 @@ from kc_otel.record.work import on_host
 
 _MAX_NAMED_VERSIONS = 8
 """Versions that are spelled out; more are counted."""
+_STEP_DIGITS = 7
+"""Digits of a step, at most; a longer text of digits is a name."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -36,12 +38,14 @@ class BatchVersions:
 
 
 def as_version(weights: Any) -> int | str | None:
-    """A weight version as it was given, or as a number of NumPy or torch.
+    """A weight version as it was given, or as a number of NumPy or torch; engines report a step as text.
 
     ValueError if it is neither a whole number nor a name, or lies on a device, from where it would be waited for.
     """
     given = weights.item() if getattr(weights, "ndim", None) == 0 and not on_gpu(weights) else weights
     if isinstance(given, float) and given.is_integer():
+        given = int(given)
+    if isinstance(given, str) and given.isdecimal() and len(given) <= _STEP_DIGITS:
         given = int(given)
     if given is None or isinstance(given, str | int):
         return given

@@ -121,7 +121,7 @@ def laid_out(arrays: dict[str, Tree], *, like: str, trailing: int = 0) -> Rows:
     many `trailing` axes after [sequences, tokens]: 1 for logits.
     """
     if any(isinstance(tree, list) for tree in arrays.values()):
-        return _padded(arrays, like)
+        return _with_a_column(_padded(arrays, like), like)
     if np.ndim(arrays[like]) == 0:
         raise ValueError(f"{like}: is one number; give those of a sequence, [tokens]")
     given = {name: tree for name, tree in arrays.items() if tree is not None}
@@ -132,7 +132,18 @@ def laid_out(arrays: dict[str, Tree], *, like: str, trailing: int = 0) -> Rows:
             name: tree if name == "advantages" and tree.shape == (1,) else tree[None] for name, tree in given.items()
         }
     sequences = given[like].shape[0]
-    return Rows({name: given.get(name) for name in arrays}, list(range(sequences)), sequences)
+    return _with_a_column(Rows({name: given.get(name) for name in arrays}, list(range(sequences)), sequences), like)
+
+
+def _with_a_column(rows: Rows, like: str) -> Rows:
+    """The same, where no sequence has a token, with one that does not count."""
+    if not rows.kept or rows.arrays[like].shape[1]:
+        return rows
+    arrays = {
+        name: np.zeros((len(rows.kept), 1, *data.shape[2:])) if data is not None and data.ndim > 1 else data
+        for name, data in rows.arrays.items()
+    }
+    return replace(rows, arrays=arrays | {"mask": np.zeros((len(rows.kept), 1), np.bool_)})
 
 
 def row_of(data: Tree, row: int) -> Any:

@@ -81,3 +81,13 @@ def test_the_first_sentence_of_a_help_is_an_order():
             walk(subcommand)
 
     walk(typer.main.get_command(cli.app))
+
+
+def test_an_error_that_nobody_foresaw_has_an_exit_code_of_its_own(monkeypatch, capsys):
+    """1 is an answer of many commands."""
+    monkeypatch.setattr(cli, "app", lambda **_: 1 / 0)
+    monkeypatch.setattr(cli, "_register", lambda _: None)
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    assert ended.value.code == 70
+    assert "ZeroDivisionError" in capsys.readouterr().err

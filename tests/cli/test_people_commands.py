@@ -7,6 +7,7 @@ import time
 from contextlib import closing, contextmanager
 from dataclasses import replace
 
+import httpx
 import pytest
 import typer
 from rich.console import Console
@@ -273,3 +274,14 @@ def test_a_reason_in_another_encoding_is_refused_with_the_remedy(capsys):
         api_client.post("http://127.0.0.1:9", "/api/v1/pins", {"why": b"gepr\xfcft".decode(errors="surrogateescape")})
     assert ended.value.exit_code == 2
     assert "LANG=C.UTF-8" in capsys.readouterr().err
+
+
+def test_an_answer_that_is_no_evaluators_is_refused(capsys, monkeypatch):
+    """A page of a proxy that asks for a login, or nothing at all, with status 200: no exit code that is a verdict."""
+    for answer in (b"<html>log in</html>", b""):
+        response = httpx.Response(200, content=answer)
+        monkeypatch.setattr(api_client.httpx, "request", lambda *_, response=response, **__: response)
+        with pytest.raises(typer.Exit) as ended:
+            api_client.get("http://evaluator", "/api/v1/overview")
+        assert ended.value.exit_code == 2
+        assert "the answer is not an evaluator's" in capsys.readouterr().err

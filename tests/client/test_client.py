@@ -9,13 +9,14 @@ from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import parse_qs, urlsplit
 
+import numpy as np
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
 from kc_otel.client import poll
 from kc_otel.client.router import Router
-from kc_otel.judge.decisions import DecisionTable, Promoted, Route, apply
+from kc_otel.judge.decisions import Canary, DecisionTable, Promoted, Route, apply
 from kc_otel.judge.plain_json import to_json
 
 LONG, CODE, PROSE = {"prompt_tokens": 9000}, {"task": "code", "prompt_tokens": 10}, {"task": "prose"}
@@ -367,3 +368,20 @@ def test_a_router_says_by_which_slices_it_routes_and_what_it_keeps_from_a_versio
             eventually(lambda: len(evaluator.asked) > asked + 2)  # noqa: B023
             assert evaluator.obeys == [f"policy-7b/route{defined}"]
             assert evaluator.kept == kept
+
+
+def test_an_evaluator_that_has_sent_no_table_yet_is_none(evaluator):
+    """A proxy that answers 304, or 204, says nothing of what may serve."""
+    evaluator.table = DecisionTable(-1)
+    with Router(evaluator.url, keep=False, refresh=0.01, wait=0.0) as router:
+        eventually(lambda: len(evaluator.asked) > 2)
+        assert router.choose_version("policy-7b", [], ["new"]) is None
+
+
+@pytest.mark.parametrize("key", [17, 17.5, ("a", 1), b"17", "17", np.str_("17")])
+def test_any_key_has_its_place_in_a_share(key):
+    """Users are integers in some services; equal text is the same place. One version alone is no list of letters."""
+    router = Router.from_table(DecisionTable(1, canaries=(Canary("c", "new", 0.5, "canary", 1.0),)), trusted=["old"])
+    found = {router.choose_version("c", [], ["new", "old"], key=key) for _ in range(20)}
+    assert len(found) == 1
+    assert router.choose_version("c", [], "old", key=key) == "old"

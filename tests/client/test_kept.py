@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from kc_otel.client.router import Router, TableFile
-from kc_otel.judge.decisions import Canary, DecisionTable, Pin, Promoted, changed
+from kc_otel.judge.decisions import Canary, DecisionTable, Directive, DirectiveKind, Pin, Promoted, changed
 
 
 def test_what_was_saved_is_loaded_and_nothing_else_is_left(tmp_path):
@@ -54,6 +54,20 @@ def test_the_last_promotion_is_kept_without_being_asked_to(tmp_path, monkeypatch
     with caplog.at_level(logging.WARNING), Router(url) as router:
         assert router.choose("c", [], "old") == "train-kernel"
     assert "no decision table from the process before" in caplog.text
+
+
+def test_a_run_does_not_obey_the_directives_of_the_one_before(tmp_path):
+    """The evaluator may not be there; routes and pins keep what they know from users, a halt would only end the run."""
+    path, table = tmp_path / "table.json", DecisionTable(
+        3,
+        pins=(Pin("c", "code", "train-kernel", "ada", "why", 1.0),),
+        directives=(Directive("c", DirectiveKind.HALT, "code", "token-tv", 1.0, "f"),),
+    )  # fmt: skip
+    TableFile(path).save(table)
+    with Router("http://127.0.0.1:9", keep=path, trusted=["v"]) as router:
+        assert (router.halted("c"), router.choose("c", ["code"], "v")) == (None, "train-kernel")
+        router._arrived(table)
+        assert router.halted("c") == "token-tv"
 
 
 def test_a_disk_that_cannot_be_written_is_logged_once(tmp_path, caplog):

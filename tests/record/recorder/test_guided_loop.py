@@ -229,6 +229,29 @@ def test_what_truncation_kept_is_taken_into_account(recorder, asked):
     assert mask.all(axis=1).tolist() == [True, False, True, True]
 
 
+def test_tokens_that_older_weights_sampled_break_nothing_by_themselves():
+    """Their drift is the policy's change, too; the input checks are asked all the same."""
+    train, inference = drifting(-1.0, -1.0, -1.0, 0.0)
+    inference[2, 1] = np.nan
+    for versions in ([[4] * 4, [5] * 4, [4] * 4, [5] * 4], [[4] * 4, [4, 4, 4, 5], [4] * 4, [4] * 4]):
+        found = quarantine(train, inference, contract(), weights=(5, np.array(versions)))
+        assert found.reasons == ("", "tv", "nan_logprob", "")
+    assert quarantine(train, inference, contract(), weights=(5, "4")).reasons == ("", "", "nan_logprob", "")
+    assert quarantine(train, inference, contract(), weights=(5, None)).reasons[:2] == ("tv", "tv")
+
+
+def test_sequences_of_different_lengths_are_looked_at_too(recorder, asked, logprobs):
+    """The mask has a row of its own for each."""
+    train, inference = logprobs(3, 20)
+    train[1] -= 0.5
+    rows = [[list(row[:length]) for row, length in zip(side, (20, 8, 5), strict=True)] for side in (train, inference)]
+    loop = recorder.follow(asked(DirectiveKind.QUARANTINE_ROLLOUTS))
+    kept = loop.compare(*rows, attributes={"task": "code"})
+    assert [row.tolist() for row in kept] == [[True] * 20, [False] * 8, [True] * 5]
+    recorder.force_flush()
+    assert (recorder.stats().quarantined, recorder.stats().dropped) == (1, {})
+
+
 def test_what_cannot_be_looked_at_is_kept_and_counted(recorder, asked):
     loop = recorder.follow(asked(DirectiveKind.QUARANTINE_ROLLOUTS))
     assert loop.compare(np.zeros((2, 3)), np.zeros((3, 2)), mask=None) is None

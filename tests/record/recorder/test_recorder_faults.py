@@ -42,3 +42,13 @@ def test_evidence_of_tokens_sampled_elsewhere_adds_up_over_batches(recorders):
         recorder.compare(inference - 0.01, inference)
     recorder.force_flush()
     assert recorder.stats().sequences > before + 10
+
+
+@pytest.mark.parametrize("empty", [np.zeros((8, 0)), [[]] * 8, [np.zeros(0)] * 8, [], np.zeros(0)])
+def test_a_batch_without_a_token_is_no_dropped_batch(recorders, empty):
+    """A step with nothing to train on: the same as a mask that leaves nothing."""
+    recorder = recorders()
+    recorder.compare(empty, empty, groups="prompt", group_size=np.int64(8))
+    recorder.force_flush()
+    assert recorder.stats().dropped == {}
+    assert set(recorder.stats().invalid) == {"no_tokens"}

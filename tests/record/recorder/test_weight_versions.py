@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from kc_otel.record.weight_versions import batch_versions
+from kc_otel.record.weight_versions import as_version, batch_versions
 
 
 def test_each_version_has_its_lag_in_the_slices_that_hold_its_tokens(recorders, memory, tracing, logprobs):
@@ -149,3 +149,8 @@ def test_many_versions_are_counted_and_not_spelled_out():
     assert found is not None
     assert (found.steps.size, found.straddling) == (1000, 1000)
     assert str(found) == "1000 versions, the last 992,993,994,995,996,997,998,999"
+
+
+def test_a_step_that_an_engine_reports_as_text_is_a_step():
+    """Names and digests are not, though they may be made of digits."""
+    assert [as_version(given) for given in ("3", "step-3", "20260601123", "")] == [3, "step-3", "20260601123", ""]
