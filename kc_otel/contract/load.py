@@ -84,8 +84,8 @@ def load_all(paths: Iterable[str | os.PathLike[str]]) -> list[Contract]:
 def read_contract(path: str | os.PathLike[str]) -> Contract:
     """The contract in a file, for an engine that applies it: only what is wrong with a field is looked for at first."""
     try:
-        document, problems = parse(_read(os.fspath(path)), "")
-        if document is not None and not problems:
+        document, _ = parse(_read(os.fspath(path)), "")
+        if document is not None:
             return Contract.model_validate(document.data)
     except (_UnreadableError, ValidationError):
         pass
@@ -105,20 +105,17 @@ def check_text(text: str, source: str = "<text>") -> Checked:
     """Validate and lint YAML text."""
     document, problems = parse(text, source)
     if document is None:
-        return Checked(source, None, tuple(sorted(problems)), text)
+        return Checked(source, None, tuple(problems), text)
     try:
         contract = Contract.model_validate(document.data)
     except ValidationError as error:
         from kc_otel.contract.messages import explain  # noqa: PLC0415 - sound contracts, as engines have, need none
 
-        return Checked(source, None, tuple(sorted([*problems, *explain(error, document, source)])), text, document)
+        return Checked(source, None, tuple(sorted(explain(error, document, source))), text, document)
     from kc_otel.contract.lint import lint  # noqa: PLC0415 - engines do not lint
 
     result = Checked(source, contract, (), text, document)
-    # What could not be read has a value that stands in for it, about which there is nothing to say.
-    unread = {(problem.line, problem.field) for problem in problems}
-    linted = [found for found in result.placed(lint(contract)) if (found.line, found.field) not in unread]
-    return result.with_problems([*problems, *linted])
+    return result.with_problems(result.placed(lint(contract)))
 
 
 def check_all(paths: Iterable[str | os.PathLike[str]]) -> list[Checked]:
