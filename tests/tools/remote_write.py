@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 import struct
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -35,18 +35,16 @@ def body(series: Iterable[Series]) -> bytes:
     return snappy(b"".join(_message(1, _series(entry)) for entry in series))
 
 
-def of_request(request: ExportMetricsServiceRequest) -> list[Series]:
-    """Every drift histogram of an OTLP request."""
-    return _merged((point.time_unix_nano // 10**6, metric, point) for metric, point in points(request))
-
-
 def undated(request: ExportMetricsServiceRequest) -> list[tuple[bytes, bytes]]:
     """(Labels, histogram) of each drift histogram of a request, encoded, for `at_present`."""
-    return [
-        (_labels(series.labels), _histogram(point, 0))
-        for series in of_request(request)
-        for _, point in series.histograms
-    ]
+    found = []
+    for resource in request.resource_metrics:
+        for scope in resource.scope_metrics:
+            for metric in scope.metrics:
+                for point in metric.exponential_histogram.data_points:
+                    labels = {_name(item.key): item.value.string_value for item in point.attributes}
+                    found.append((_labels({**labels, "__name__": _name(metric.name)}), _histogram(point, 0)))
+    return found
 
 
 def at_present(series: Iterable[tuple[bytes, bytes]], added: bytes) -> bytes:
@@ -55,24 +53,6 @@ def at_present(series: Iterable[tuple[bytes, bytes]], added: bytes) -> bytes:
     return snappy(
         b"".join(_message(1, labels + added + _message(4, histogram + time_)) for labels, histogram in series)
     )
-
-
-def points(request: ExportMetricsServiceRequest) -> Iterator[tuple[Any, Any]]:
-    """(metric, point) of each exponential histogram in an OTLP request."""
-    for resource in request.resource_metrics:
-        for scope in resource.scope_metrics:
-            for metric in scope.metrics:
-                for point in metric.exponential_histogram.data_points:
-                    yield metric, point
-
-
-def _merged(found: Iterable[tuple[int, Any, Any]]) -> list[Series]:
-    streams: dict[tuple[tuple[str, str], ...], list[tuple[int, Any]]] = {}
-    for at, metric, point in found:
-        labels = {_name(item.key): item.value.string_value for item in point.attributes}
-        labels["__name__"] = _name(metric.name)
-        streams.setdefault(tuple(sorted(labels.items())), []).append((at, point))
-    return [Series(dict(labels), histograms) for labels, histograms in streams.items()]
 
 
 def snappy(content: bytes) -> bytes:
