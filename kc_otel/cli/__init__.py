@@ -50,7 +50,7 @@ _SUBJECTS: dict[str, dict[str, str]] = {
         "gate": "gate_command:run live contract_commands:plan gate_command:verify",
         "promote": "promote_command:promote",
     },
-    "Grafana and Prometheus": {"generate": "generate_command:grafana prometheus kubernetes"},
+    "Grafana and Prometheus": {"generate": "generate_command:grafana prometheus"},
 }
 """Subjects and commands in the order of the help, each with its file and functions: a command imports no other's."""
 

@@ -106,7 +106,7 @@ def test_the_handbooks_secret_is_the_one_that_is_mounted(documents):
 
 @pytest.mark.slow
 def test_rules_are_those_for_prometheus_as_resources(tmp_path):
-    assert commands("generate")("generate", "kubernetes", *CONTRACTS, "--out", tmp_path)[0] == 0
+    assert commands("generate")("generate", "prometheus", *CONTRACTS, "--kubernetes", "--out", tmp_path)[0] == 0
     written = {path.relative_to(tmp_path): path.read_text() for path in tmp_path.rglob("*.yaml")}
     plain = [file for file in prometheus_files(list(map(load, CONTRACTS))) if "rules" in file.path.parts]
     assert len(written) == len(plain) == 5
