@@ -41,18 +41,15 @@ class Checked:
     text: str = field(default="", repr=False)
     document: Document | None = field(default=None, repr=False, compare=False)
 
-    def placed(self, findings: Iterable[LintFinding]) -> list[ContractProblem]:
-        """Findings about the contract as problems at their lines."""
+    def with_findings(self, findings: Iterable[LintFinding]) -> Checked:
+        """Add findings about the contract, at their lines; an error rejects it."""
         line = self.document.line if self.document else lambda _: 0
-        return [
+        more = [
             ContractProblem(self.source, line(found.loc), field_path(found.loc), found.message, found.level)
             for found in findings
         ]
-
-    def with_problems(self, more: Iterable[ContractProblem]) -> Checked:
-        """Add problems; an error rejects the contract."""
+        refused = any(problem.level == "error" for problem in more)
         problems = tuple(sorted((*self.problems, *more)))
-        refused = any(problem.level == "error" for problem in problems)
         return replace(self, contract=None if refused else self.contract, problems=problems)
 
     def sound(self) -> Contract:
@@ -114,8 +111,7 @@ def check_text(text: str, source: str = "<text>") -> Checked:
         return Checked(source, None, tuple(sorted(explain(error, document, source))), text, document)
     from kc_otel.contract.lint import lint  # noqa: PLC0415 - engines do not lint
 
-    result = Checked(source, contract, (), text, document)
-    return result.with_problems(result.placed(lint(contract)))
+    return Checked(source, contract, (), text, document).with_findings(lint(contract))
 
 
 def check_all(paths: Iterable[str | os.PathLike[str]]) -> list[Checked]:
@@ -129,7 +125,7 @@ def check_all(paths: Iterable[str | os.PathLike[str]]) -> list[Checked]:
             home = homes.setdefault(name, source)
             if home != source:
                 message = f"{name!r} is already the name of {home}, and metrics carry that name; rename one"
-                result = result.with_problems(result.placed([LintFinding(("metadata", "name"), message)]))
+                result = result.with_findings([LintFinding(("metadata", "name"), message)])
         results.append(result)
     return results
 
