@@ -21,20 +21,14 @@ class MissingExtraError(ModuleNotFoundError):
 
 @contextmanager
 def extra(name: str, purpose: str) -> Iterator[None]:
-    """Imports of what an extra installs.
+    """Imports of what an extra (a name of pyproject.toml) installs; `purpose` is the subject of the error's sentence.
+
+    A missing module of kc-otel itself is a defect, and stays the ModuleNotFoundError that it is.
 
     >>> with extra("parquet", "reading"):
     ...     import a_missing_library
     Traceback (most recent call last):
     kc_otel._extras.MissingExtraError: reading needs a_missing_library: pip install 'kc-otel[parquet]'
-
-    Args:
-        name: The extra, as pyproject.toml has it.
-        purpose: Who needs it, the subject of the error's sentence, in the singular.
-
-    Raises:
-        MissingExtraError: If an import inside finds no such module. A missing module of kc-otel itself is a defect, and
-            stays the ModuleNotFoundError that it is.
     """
     try:
         yield
@@ -48,16 +42,7 @@ def extra(name: str, purpose: str) -> Iterator[None]:
 
 
 def require(name: str, purpose: str, *libraries: str) -> None:
-    """Check that a folder's optional libraries are installed, without importing them.
-
-    Args:
-        name: As for `extra`.
-        purpose: As for `extra`.
-        libraries: Top-level names of the packages that the extra installs.
-
-    Raises:
-        MissingExtraError: If one of them is not installed.
-    """
+    """Check that a folder's optional libraries, by their top-level names, are installed, without importing them."""
     for library in libraries:
         with extra(name, purpose):
             if library not in sys.modules and find_spec(library) is None:
@@ -65,12 +50,7 @@ def require(name: str, purpose: str, *libraries: str) -> None:
 
 
 def lazy(package: str, homes: Mapping[str, str]) -> Callable[[str], Any]:
-    """Return the `__getattr__` of a package.
-
-    Args:
-        package: Its `__name__`.
-        homes: Name -> the module of the package that defines it.
-    """
+    """Return the `__getattr__` of a package, from the names that it exports and the modules that define them."""
 
     def attribute(name: str) -> Any:
         if name not in homes:

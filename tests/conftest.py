@@ -26,8 +26,8 @@ FIRST = (
     *("integration/test_spine.py", "generate/test_agreement.py"),
     *("client/test_evaluator_gone.py", "integration/test_terminal.py", "integration/test_tokens.py"),
     *("cli/test_gate_example.py", "integration/test_tls.py", "integration/test_two_evaluators.py"),
-    *("integration/test_acknowledged.py", "handbook/test_paths.py", "generate/test_panel_values.py"),
-    *("serve/shards/test_sharded_sink.py", "generate/test_rule_values.py", "integration/test_locate_follow.py"),
+    *("integration/test_acknowledged.py", "handbook/test_paths.py"),
+    *("serve/shards/test_sharded_sink.py", "integration/test_locate_follow.py"),
 )
 """Files that take longest, longest first, those that wait between those that compute: begun last, they idle cores."""
 
@@ -46,7 +46,7 @@ LONG = {
 """Files whose tests only `make test-all` runs, but for those that are named: the short form, in `make test`.
 
 What they show of whole systems, `integration/test_spine.py`, `generate/test_promtool.py` and
-`generate/test_panel_values.py` show in `make test` with one evaluator and one store.
+`generate/test_panels.py` show in `make test` with one evaluator and one store.
 """
 
 

@@ -27,35 +27,20 @@ def locked(name: str) -> dict[str, set[Version]]:
     return found
 
 
-def in_engines_environment() -> dict[str, set[Version]]:
-    """The same of what `make engines` installs, without looking at what that depends on."""
-    lines = (ROOT / "tests" / "engines" / "requirements.txt").read_text().splitlines()
-    pinned = [line.partition("==") for line in lines if "==" in line]
-    return {canonicalize_name(name): {Version(version)} for name, _, version in pinned}
-
-
-def check_allowed(versions: dict[str, set[Version]], groups: list[str], where: str) -> None:
-    """That a file has what the evaluator, and some groups of dependencies, need, in versions that are allowed."""
+@pytest.mark.parametrize("name", FILES)
+def test_every_dependency_is_locked_to_a_version_that_is_allowed(name):
+    versions = locked(name)
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
     extras = project["project"]["optional-dependencies"]
     wanted = [*project["project"]["dependencies"], *extras["serve"], *extras["cli"], *extras["stats"]]
-    wanted += [dependency for group in groups for dependency in project["dependency-groups"][group]]
+    wanted += [dependency for group in FILES[name] for dependency in project["dependency-groups"][group]]
     for text in wanted:
         requirement = Requirement(text)
         if requirement.name == "kc-otel":
             continue
         found = versions.get(canonicalize_name(requirement.name))
-        assert found, f"{requirement} is not in {where}"
+        assert found, f"{requirement} is not in .ci/locked/{name}.txt: make lock"
         assert all(requirement.specifier.contains(version, prereleases=True) for version in found), requirement
-
-
-@pytest.mark.parametrize("name", FILES)
-def test_every_dependency_is_locked_to_a_version_that_is_allowed(name):
-    check_allowed(locked(name), FILES[name], f".ci/locked/{name}.txt: make lock")
-
-
-def test_the_engines_environment_has_what_the_evaluator_needs():
-    check_allowed(in_engines_environment(), [], "tests/engines/requirements.txt")
 
 
 def test_the_image_installs_nothing_that_is_not_locked():

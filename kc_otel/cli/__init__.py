@@ -44,14 +44,14 @@ _SUBJECTS: dict[str, dict[str, str]] = {
     "People and the policy": {
         "events": "people_commands:events",
         "alerts": "people_commands:list_command ack silence unsilence",
-        "route": "status_command:list_command people_commands:pin unpin resume",
+        "route": "people_commands:pin unpin resume",
         "replay": "replay_command:replay",
     },
     "Roll out a kernel": {
         "gate": "gate_command:run live contract_commands:plan gate_command:verify",
         "promote": "promote_command:promote",
     },
-    "Grafana and Prometheus": {"generate": "generate_command:grafana prometheus kubernetes"},
+    "Grafana and Prometheus": {"generate": "generate_command:grafana prometheus"},
 }
 """Subjects and commands in the order of the help, each with its file and functions: a command imports no other's."""
 
@@ -59,7 +59,7 @@ _GROUPS: dict[str, str] = {
     "reference": "Look up what contracts and verdicts can say.",
     "locate": "Name the operator whose numbers differ.",
     "alerts": "List alerts, and acknowledge or silence them.",
-    "route": "List and decide which kernel serves a slice.",
+    "route": "Decide which kernel serves a slice.",
     "gate": "Decide whether a kernel version may leave its stage, and keep the evidence.",
     "generate": "Generate dashboards, alerts and rules from contracts. The same contracts give the same bytes.",
 }

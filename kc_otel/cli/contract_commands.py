@@ -60,9 +60,7 @@ def check(
         results = [
             result
             if result.contract is None
-            else result.with_problems(
-                result.placed((*shut_gates(result.contract), *_undecided(result.contract, rates)))
-            )
+            else result.with_findings((*shut_gates(result.contract), *_undecided(result.contract, rates)))
             for result in check_all(paths)
         ]
     problems = [problem for result in results for problem in result.problems]

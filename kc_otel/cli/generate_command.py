@@ -20,9 +20,6 @@ _Contracts = Annotated[
 _Out = Annotated[Path, typer.Option("--out", help="Folder to write below.", metavar="DIR", show_default=False)]
 _Check = Annotated[bool, typer.Option("--check", help="Write nothing; exit 1 when a file is missing or would change.")]
 
-_Grafana = Annotated[
-    str, typer.Option("--grafana-url", help="Where people reach Grafana: alerts link to its boards.", metavar="URL")
-]
 _Evaluator = Annotated[
     str,
     typer.Option(
@@ -57,7 +54,16 @@ def grafana(
 
 
 def prometheus(
-    contracts: _Contracts, out: _Out, check: _Check = False, grafana_url: _Grafana = "", evaluator_url: _Evaluator = ""
+    contracts: _Contracts,
+    out: _Out,
+    check: _Check = False,
+    kubernetes: Annotated[
+        bool, typer.Option("--kubernetes", help="Write the rules as PrometheusRule resources for Kubernetes instead.")
+    ] = False,
+    grafana_url: Annotated[
+        str, typer.Option("--grafana-url", help="Where people reach Grafana: alerts link to its boards.", metavar="URL")
+    ] = "",
+    evaluator_url: _Evaluator = "",
 ) -> None:
     """Generate alerting rules for Prometheus or Mimir, and routes for Alertmanager.
 
@@ -65,27 +71,13 @@ def prometheus(
 
     Examples:
       kc-otel generate prometheus contracts --out dashboards --grafana-url https://grafana.example.com
+      kc-otel generate prometheus contracts --out manifests --kubernetes
     """
     from kc_otel.generate.links import Sites  # noqa: PLC0415
-    from kc_otel.generate.prometheus import prometheus_files  # noqa: PLC0415 - a quick --help
+    from kc_otel.generate.prometheus import kubernetes_files, prometheus_files  # noqa: PLC0415 - a quick --help
 
-    _generate(contracts, out, lambda loaded: prometheus_files(loaded, Sites(grafana_url, evaluator_url)), check=check)
-
-
-def kubernetes(
-    contracts: _Contracts, out: _Out, check: _Check = False, grafana_url: _Grafana = "", evaluator_url: _Evaluator = ""
-) -> None:
-    """Generate the rules of `generate prometheus` as PrometheusRule resources.
-
-    examples/kubernetes deploys the evaluator itself.
-
-    Examples:
-      kc-otel generate kubernetes contracts --out manifests
-    """
-    from kc_otel.generate.links import Sites  # noqa: PLC0415
-    from kc_otel.generate.prometheus import kubernetes_files  # noqa: PLC0415 - a quick --help
-
-    _generate(contracts, out, lambda loaded: kubernetes_files(loaded, Sites(grafana_url, evaluator_url)), check=check)
+    make = kubernetes_files if kubernetes else prometheus_files
+    _generate(contracts, out, lambda loaded: make(loaded, Sites(grafana_url, evaluator_url)), check=check)
 
 
 def _generate(

@@ -1,4 +1,4 @@
-"""`kc-otel status`: what is broken; `kc-otel route list`: what decides which kernel serves."""
+"""`kc-otel status`: what is broken, and what decides which kernel serves."""
 
 from __future__ import annotations
 
@@ -249,39 +249,6 @@ def _outdated(routes: list[dict[str, Any]]) -> str:
         if route.get("outdated"):
             by.setdefault(route["outdated"], []).append(place(route["slice"]))
     return "".join(f"; but of {listed(slices)}: {why}" for why, slices in by.items())
-
-
-def list_command(url: Url = DEFAULT_URL, contract: OnlyContract = None, as_json: ApiJson = False) -> None:
-    """List routes and pins in force, and the shares of versions under promotion.
-
-    Examples:
-      kc-otel route list
-    """
-    if contract is not None:
-        get(url, "/api/v1/alerts", contract=contract)  # a name that is not served is an error there
-    decisions = get(url, "/api/v1/decisions")
-    pins = [
-        Text.assemble(
-            ("pin", "bold"), f"  {pin['contract']}/{pin['slice']} uses {pin['kernel']}: {pin['by']}, {pin['why']}",
-            _until(pin["until"]), f"; but {pin['outdated']}" * bool(pin.get("outdated")),
-        )
-        for pin in decisions["pins"]
-        if contract in {None, pin["contract"]}
-    ]  # fmt: skip
-    shares = [
-        Text.assemble(
-            ("share", "bold"), f"  {row['contract']}: {row['version']} may serve {row['weight']:.4g} "
-            f"of the requests: {row['reason']}",
-        )
-        for row in decisions["canaries"]
-        if contract in {None, row["contract"]}
-    ]  # fmt: skip
-    nothing = [Text("no route, pin or share is in force")]
-    lines = [*pins, *_routes(decisions, contract), *shares]
-    if as_json:
-        typer.echo(json.dumps(decisions, indent=2))
-    else:
-        Console().print(*lines or nothing, sep="\n", soft_wrap=True)
 
 
 def _in_force(overview: dict[str, Any], contract: str | None) -> list[Text]:

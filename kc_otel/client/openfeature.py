@@ -34,7 +34,6 @@ from typing import Any, Final, TypeVar
 
 from kc_otel._extras import extra
 from kc_otel.client.router import Choice, Router
-from kc_otel.contract.slices import Scalar
 from kc_otel.judge.decisions import INFERENCE_KERNEL
 
 with extra("openfeature", "the OpenFeature provider"):
@@ -120,7 +119,7 @@ class KernelProvider(AbstractProvider):
     def _choice(self, contract: str, context: EvaluationContext | None) -> Choice:
         attributes: dict[str, Any] = {} if context is None else dict(context.attributes)
         version = attributes.pop(_VERSION, None)
-        known: dict[str, Scalar] = {
+        known: dict[str, Any] = {
             name: value for name, value in attributes.items() if isinstance(value, str | bool | Real)
         }
         key = None if context is None else context.targeting_key

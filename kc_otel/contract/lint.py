@@ -187,7 +187,6 @@ def _clauses(contract: Contract) -> Iterator[LintFinding]:
             yield from impossible or _tail(contract, clause, here)
             yield from _samples(contract, clause, here)
             yield from _population(contract, clause, here)
-            yield from _beyond_gradient(contract, clause, here)
 
 
 def _section(clause: Clause, section: str, here: Loc) -> Iterator[LintFinding]:
@@ -331,20 +330,6 @@ def _tail(contract: Contract, clause: Clause, here: Loc) -> Iterator[LintFinding
         (*here, "cap"),
         f"values above {cap:g} count as {cap:g}, and no clause limits how many there are; add "
         f"`{{id: {clause.id}-tail, {clause.tail_text}, limit: 1%}}` with the share that you accept",
-        "warning",
-    )
-
-
-def _beyond_gradient(contract: Contract, clause: Clause, here: Loc) -> Iterator[LintFinding]:
-    """A bias as large as the gradient itself is no limit on anything."""
-    most = range_of(clause, contract.assumptions) if clause.metric == "gradient_bias_bound" else None
-    if most is None or not math.isfinite(most.high) or clause.limit_for(ALL) < most.high / 2.0:
-        return
-    yield LintFinding(
-        (*here, "limit"),
-        f"{clause.limit_for(ALL):g} is as large as the gradient itself can be, A_max G_seq = {most.high / 2.0:.3g}: a "
-        "bias within it may reverse any gradient; limit tv_seq or k3, or measure the bias with "
-        "estimated_gradient_bias",
         "warning",
     )
 

@@ -41,18 +41,15 @@ class Checked:
     text: str = field(default="", repr=False)
     document: Document | None = field(default=None, repr=False, compare=False)
 
-    def placed(self, findings: Iterable[LintFinding]) -> list[ContractProblem]:
-        """Findings about the contract as problems at their lines."""
+    def with_findings(self, findings: Iterable[LintFinding]) -> Checked:
+        """Add findings about the contract, at their lines; an error rejects it."""
         line = self.document.line if self.document else lambda _: 0
-        return [
+        more = [
             ContractProblem(self.source, line(found.loc), field_path(found.loc), found.message, found.level)
             for found in findings
         ]
-
-    def with_problems(self, more: Iterable[ContractProblem]) -> Checked:
-        """Add problems; an error rejects the contract."""
+        refused = any(problem.level == "error" for problem in more)
         problems = tuple(sorted((*self.problems, *more)))
-        refused = any(problem.level == "error" for problem in problems)
         return replace(self, contract=None if refused else self.contract, problems=problems)
 
     def sound(self) -> Contract:
@@ -84,8 +81,8 @@ def load_all(paths: Iterable[str | os.PathLike[str]]) -> list[Contract]:
 def read_contract(path: str | os.PathLike[str]) -> Contract:
     """The contract in a file, for an engine that applies it: only what is wrong with a field is looked for at first."""
     try:
-        document, problems = parse(_read(os.fspath(path)), "")
-        if document is not None and not problems:
+        document, _ = parse(_read(os.fspath(path)), "")
+        if document is not None:
             return Contract.model_validate(document.data)
     except (_UnreadableError, ValidationError):
         pass
@@ -105,20 +102,16 @@ def check_text(text: str, source: str = "<text>") -> Checked:
     """Validate and lint YAML text."""
     document, problems = parse(text, source)
     if document is None:
-        return Checked(source, None, tuple(sorted(problems)), text)
+        return Checked(source, None, tuple(problems), text)
     try:
         contract = Contract.model_validate(document.data)
     except ValidationError as error:
         from kc_otel.contract.messages import explain  # noqa: PLC0415 - sound contracts, as engines have, need none
 
-        return Checked(source, None, tuple(sorted([*problems, *explain(error, document, source)])), text, document)
+        return Checked(source, None, tuple(sorted(explain(error, document, source))), text, document)
     from kc_otel.contract.lint import lint  # noqa: PLC0415 - engines do not lint
 
-    result = Checked(source, contract, (), text, document)
-    # What could not be read has a value that stands in for it, about which there is nothing to say.
-    unread = {(problem.line, problem.field) for problem in problems}
-    linted = [found for found in result.placed(lint(contract)) if (found.line, found.field) not in unread]
-    return result.with_problems([*problems, *linted])
+    return Checked(source, contract, (), text, document).with_findings(lint(contract))
 
 
 def check_all(paths: Iterable[str | os.PathLike[str]]) -> list[Checked]:
@@ -132,7 +125,7 @@ def check_all(paths: Iterable[str | os.PathLike[str]]) -> list[Checked]:
             home = homes.setdefault(name, source)
             if home != source:
                 message = f"{name!r} is already the name of {home}, and metrics carry that name; rename one"
-                result = result.with_problems(result.placed([LintFinding(("metadata", "name"), message)]))
+                result = result.with_findings([LintFinding(("metadata", "name"), message)])
         results.append(result)
     return results
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from difflib import get_close_matches
 from functools import cache
 from typing import Any, Final
@@ -70,7 +70,7 @@ def _about_value(kind: str, loc: Loc, value: Any, detail: Mapping[str, Any]) -> 
     elif kind == "string_pattern_mismatch":
         message = _not_a_name(str(value))
     elif kind == "literal_error":
-        message = _not_one_of(value, _schema(loc))
+        message = _not_one_of(value, context["expected"])
     elif kind in _COMPARISON_WORDS:
         message = _out_of_range(value, loc, *_COMPARISON_WORDS[kind], context)
     elif kind in {"too_short", "string_too_short"}:
@@ -110,11 +110,8 @@ def _not_a_name(value: str) -> str:
     return f"{_shown(value)} is not a name (lower-case letters, digits, dots, dashes, underscores; at most 63){hint}"
 
 
-def _not_one_of(value: Any, schema: Mapping[str, Any]) -> str:
-    choices = (schema, *schema.get("anyOf", ()))  # a key that may be left empty is a choice between its type and null
-    allowed = [
-        str(item) for choice in choices for item in choice.get("enum", [choice["const"]] if "const" in choice else [])
-    ]
+def _not_one_of(value: Any, expected: str) -> str:
+    allowed = re.findall(r"'([^']*)'", expected)
     near = get_close_matches(str(value), allowed, n=1)
     hint = f"did you mean {near[0]}?" if near and len(allowed) > 1 else f"write {' or '.join(allowed)}"
     return f"{_shown(value)} is not accepted here; {hint}"
@@ -150,19 +147,10 @@ def _schema(loc: Loc) -> Mapping[str, Any]:
     """JSON Schema of a place in a contract; empty where there is none."""
     node: Mapping[str, Any] = _contract_schema()
     for part in loc:
-        node = next(_inner(node, part), {})
+        node = _resolved(node)
+        inner = node.get("items", {}) if isinstance(part, int) else node.get("properties", {}).get(part)
+        node = next(iter(node.get("patternProperties", {}).values()), {}) if inner is None else inner
     return _resolved(node)
-
-
-def _inner(node: Mapping[str, Any], part: str | int) -> Iterator[Mapping[str, Any]]:
-    node = _resolved(node)
-    if isinstance(part, int):
-        if "items" in node:
-            yield node["items"]
-    elif part in node.get("properties", {}):
-        yield node["properties"][part]
-    else:
-        yield from node.get("patternProperties", {}).values()
 
 
 def _resolved(node: Mapping[str, Any]) -> Mapping[str, Any]:

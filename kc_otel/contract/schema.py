@@ -7,7 +7,7 @@ from typing import Any, Final
 from kc_otel.contract.fields import NAME_PATTERN
 from kc_otel.contract.model import Contract
 from kc_otel.contract.policy import ROUTE_TARGET, Action
-from kc_otel.contract.registry.clause_metrics import DERIVED, QUANTITIES
+from kc_otel.contract.registry.clause_metrics import DERIVED, QUANTITIES, Derived, Quantity
 from kc_otel.contract.slices import ALL, UNJUDGED
 
 SCHEMA_ID: Final = "urn:kc-otel:kernel-contract:v1"
@@ -23,11 +23,10 @@ def json_schema() -> dict[str, Any]:
     schema = Contract.model_json_schema(by_alias=True)
     definitions = schema["$defs"]
     clause = definitions["Clause"]["properties"]
+    known: tuple[Quantity | Derived, ...] = (*QUANTITIES.values(), *DERIVED.values())
     del clause["metric"]["type"]
-    known = [(key, quantity.meaning) for key, quantity in QUANTITIES.items()]
-    known += [(key, derived.meaning) for key, derived in DERIVED.items()]
     clause["metric"]["anyOf"] = [
-        *({"const": key, "description": meaning} for key, meaning in known),
+        *({"const": metric.key, "description": metric.meaning} for metric in known),
         {"type": "string", "pattern": r"^gen_ai\.", "description": "An OpenTelemetry GenAI histogram."},
     ]
     clause["statistic"]["anyOf"][0]["pattern"] = _STATISTIC

@@ -9,10 +9,10 @@ from __future__ import annotations
 import math
 import operator
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 ALL: Final = "all"
 """The slice of every sequence that the training kernel's weights sampled, as far as it is known which did."""
@@ -145,24 +145,6 @@ def _same(value: Scalar, wanted: Scalar) -> bool:
 
 
 Conditions = Sequence[SliceCondition]
-Bound = tuple[float, bool]
-"""A bound on numbers, and whether it is left out itself: of two lower bounds the larger tuple is the tighter one."""
-
-
-class _Interval(NamedTuple):
-    """Numbers between two bounds; the upper one is that of their negatives."""
-
-    low: Bound = (-math.inf, False)
-    negative: Bound = (-math.inf, False)
-
-    @property
-    def empty(self) -> bool:
-        (low, low_open), (negative, high_open) = self
-        return low > -negative or (low == -negative and (low_open or high_open))
-
-    def excludes(self, value: float) -> bool:
-        return (value, False) < self.low or (-value, False) < self.negative
-
 
 _OF_ANSWERS: Final = OF_TOKENS | {LENGTH, LAG}
 """Attributes that nobody knows before a request is served."""
@@ -170,16 +152,18 @@ _OF_ANSWERS: Final = OF_TOKENS | {LENGTH, LAG}
 
 def satisfiable(conditions: Conditions) -> bool:
     """Return True if some value of an attribute satisfies all of these conditions."""
-    named = _values(conditions)
-    if named is not None:
-        return bool(named)
-    return not _interval(conditions).empty
+    return any(_all_hold(conditions, value) for value in _tried(conditions))
 
 
 def covers(wide: Mapping[str, Conditions], narrow: Mapping[str, Conditions]) -> bool:
     """Return True if every sequence that `narrow` matches is matched by `wide` too."""
     return all(
-        attribute in narrow and all(_implied(narrow[attribute], condition) for condition in conditions)
+        attribute in narrow
+        and all(
+            _all_hold(conditions, value)
+            for value in _tried([*conditions, *narrow[attribute]])
+            if _all_hold(narrow[attribute], value)
+        )
         for attribute, conditions in wide.items()
     )
 
@@ -189,17 +173,24 @@ def disjoint(first: Mapping[str, Conditions], second: Mapping[str, Conditions]) 
 
     Text that spells a number or a boolean counts as that too, as in `SliceCondition.holds`.
     """
-    return not all(
-        _shared([*first[attribute], *second[attribute]]) for attribute in first.keys() & second.keys() - _OF_ANSWERS
-    )
+    for attribute in first.keys() & second.keys() - _OF_ANSWERS:
+        both = [*first[attribute], *second[attribute]]
+        if not any(_all_hold(both, found) for value in _tried(both) for found in _spelled(value)):
+            return True
+    return False
 
 
-def _shared(conditions: Conditions) -> bool:
-    """Return True unless it is certain that no value satisfies all of these conditions."""
-    listed = [value for condition in conditions if condition.comparison == "in" for value in condition.values]
-    if not listed:
-        return satisfiable(conditions)
-    return any(all(condition.holds(found) for condition in conditions) for value in listed for found in _spelled(value))
+def _all_hold(conditions: Conditions, value: Scalar) -> bool:
+    return all(condition.holds(value) for condition in conditions)
+
+
+def _tried(conditions: Conditions) -> Iterator[Scalar]:
+    """Values that stand for all others: what holds changes only at the values that conditions name."""
+    yield "\0"  # text that none names
+    for value in dict.fromkeys(value for condition in conditions for value in condition.values):
+        yield value
+        if not isinstance(value, str | bool):
+            yield from (math.nextafter(value, side) for side in (-math.inf, math.inf))
 
 
 def _spelled(value: Scalar) -> list[Scalar]:
@@ -210,44 +201,3 @@ def _spelled(value: Scalar) -> list[Scalar]:
         with suppress(ValueError):
             found.append(kind(text))
     return found
-
-
-def _values(conditions: Conditions) -> list[Scalar] | None:
-    """The values that satisfy conditions of which at least one lists values; None where none does."""
-    lists = [condition.values for condition in conditions if condition.comparison == "in"]
-    if not lists:
-        return None
-    return [value for value in lists[0] if all(condition.holds(value) for condition in conditions)]
-
-
-def _interval(conditions: Conditions) -> _Interval:
-    low = negative = -math.inf, False
-    for condition in conditions:
-        value, is_open = condition.values[0], condition.comparison in {">", "<"}
-        if condition.comparison in {"in", "!="} or isinstance(value, str | bool):
-            continue
-        if condition.comparison in {">=", ">"}:
-            low = max(low, (value, is_open))
-        else:
-            negative = max(negative, (-value, is_open))
-    excluded = {condition.values[0] for condition in conditions if condition.comparison == "!="}
-    return _Interval((low[0], low[1] or low[0] in excluded), (negative[0], negative[1] or -negative[0] in excluded))
-
-
-def _implied(known: Conditions, condition: SliceCondition) -> bool:
-    """Return True if every value that satisfies `known` satisfies `condition`."""
-    named = _values(known)
-    if named is not None:
-        return all(condition.holds(value) for value in named)
-    interval, bound = _interval(known), condition.values[0]
-    if condition.comparison == "in":
-        is_point = interval.low[0] == -interval.negative[0] and not interval.empty
-        return is_point and condition.holds(interval.low[0])
-    if condition.comparison == "!=":
-        if any(other.comparison == "!=" and other.values[0] == bound for other in known):
-            return True
-        # Only numbers satisfy >= and the like.
-        return interval != _Interval() and (isinstance(bound, str | bool) or interval.excludes(bound))
-    if condition.comparison in {">=", ">"}:
-        return not isinstance(bound, str | bool) and interval.low >= (bound, condition.comparison == ">")
-    return not isinstance(bound, str | bool) and interval.negative >= (-bound, condition.comparison == "<")

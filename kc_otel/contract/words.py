@@ -23,48 +23,28 @@ _MAX_SEARCHED_NAMES: Final = 100
 
 
 def number(value: float | None) -> str:
-    """Three significant digits; a dash for what is not known.
-
-    >>> number(0.12345), number(None)
-    ('0.123', '-')
-    """
+    """Three significant digits, `0.123`; a dash for what is not known."""
     return "-" if value is None else f"{value + 0.0:.3g}"  # a negative zero is zero
 
 
 def rounded(value: float, digits: int = 3) -> str:
-    """The nearest number of a few significant digits.
-
-    >>> rounded(0.0707106), rounded(4.8828125e-06), rounded(16384.2), rounded(1.0)
-    ('0.0707', '4.88e-06', '16,384', '1')
-    """
+    """The nearest number of a few significant digits: `0.0707`, `4.88e-06`, `16,384`."""
     return _digits(value, digits, ROUND_HALF_EVEN)
 
 
 def rounded_down(value: float, digits: int = 3) -> str:
-    """Round a limit or lower bound down to a few digits.
-
-    >>> rounded_down(0.003125), rounded_down(0.05)
-    ('0.00312', '0.05')
-    """
+    """Round a limit or lower bound down to a few digits: 0.003125 is `0.00312`."""
     return _digits(value * (1.0 + _ROUNDING_ERROR), digits, ROUND_FLOOR)
 
 
 def with_unit(text: str, unit: str) -> str:
-    """A number with its UCUM unit in words.
-
-    >>> with_unit("0.15", "{nat}"), with_unit("1", "{step}"), with_unit("2", "{step}"), with_unit("0.004", "1")
-    ('0.15 nat', '1 step', '2 steps', '0.004')
-    """
+    """A number with its UCUM unit in words: `0.15 nat`, `1 step`, `2 steps`."""
     name = unit.strip("{}")
     return text if unit == "1" else f"{text} {name}{'s' * (name == 'step' and text != '1')}"
 
 
 def duration(seconds: float) -> str:
-    """A span of time in its two largest units.
-
-    >>> duration(42), duration(754), duration(90000)
-    ('42 s', '12 min 34 s', '1 d 1 h')
-    """
+    """A span of time in its two largest units: `12 min 34 s`, `1 d 1 h`."""
     left = max(0, round(seconds))
     parts: list[str] = []
     for name, size in (("d", 86400), ("h", 3600), ("min", 60), ("s", 1)):
@@ -77,11 +57,7 @@ def duration(seconds: float) -> str:
 
 
 def spoken(seconds: float) -> str:
-    """A time for people, in the largest unit of which there are two or more.
-
-    >>> spoken(2400.0)
-    '40 minutes'
-    """
+    """A time for people, in the largest unit of which there are two or more: `40 minutes`."""
     for unit, length in (("day", 86400.0), ("hour", 3600.0), ("minute", 60.0)):
         if seconds >= 2 * length:
             number = seconds / length
@@ -91,11 +67,7 @@ def spoken(seconds: float) -> str:
 
 
 def interval(lower: float | None, upper: float | None) -> str:
-    """A confidence interval; a side that is not known does not bound anything.
-
-    >>> interval(0.1, None), interval(None, None)
-    ('0.1 to unbounded', '-')
-    """
+    """A confidence interval; a side that is not known does not bound anything: `0.1 to unbounded`."""
     if lower is None and upper is None:
         return "-"
     sides = ["unbounded" if side is None else number(side) for side in (lower, upper)]
@@ -103,40 +75,24 @@ def interval(lower: float | None, upper: float | None) -> str:
 
 
 def moment(at: float) -> str:
-    """A Unix time as a date and a time of day, UTC.
-
-    >>> moment(0)
-    '1970-01-01 00:00:00 UTC'
-    """
+    """A Unix time as `1970-01-01 00:00:00 UTC`."""
     return datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
 
 
 def place(slice: str) -> str:
-    """A slice as a reader knows it.
-
-    >>> place("all"), place("code")
-    ('all traffic', 'code')
-    """
+    """A slice as a reader knows it: `all traffic`, or its name."""
     return "all traffic" if slice == "all" else slice
 
 
 def listed(names: Sequence[str], most: int = 3) -> str:
-    """Names as an enumeration, cut where it gets long.
-
-    >>> listed(["a", "b"]), listed(["a", "b", "c", "d", "e"])
-    ('a and b', 'a, b, c and 2 more')
-    """
+    """Names as an enumeration, cut where it gets long: `a, b, c and 2 more`."""
     if len(names) > most + 1:
         return f"{', '.join(names[:most])} and {len(names) - most} more"
     return " and ".join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else names)
 
 
 def visible(text: str) -> str:
-    """Without characters that are not seen but change how the others are read, or that no XML may contain.
-
-    >>> visible("x" + chr(0x202E)) == "x" + chr(0xFFFD)
-    True
-    """
+    """Without characters that are not seen but change how the others are read, or that no XML may contain."""
     return re.sub(r"[\x00-\x08\x0b-\x1f\x7f\u202a-\u202e\u2066-\u2069\ud800-\udfff\ufffe\uffff]", "\ufffd", text)
 
 

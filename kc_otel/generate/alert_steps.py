@@ -10,7 +10,7 @@ from typing import Final
 
 from kc_otel.contract.clause import Clause
 from kc_otel.contract.model import Contract
-from kc_otel.contract.policy import REPEAT_SECONDS, EscalationStep
+from kc_otel.contract.policy import EscalationStep
 from kc_otel.contract.prometheus_names import INVALID_ONCE, label, metric, selector
 from kc_otel.contract.sentences import REMEDIES, consequence, promise
 from kc_otel.contract.slices import ALL
@@ -30,8 +30,6 @@ HELD_BY: Final = {
 }
 """Verdicts that neither feed nor clear an alert on a verdict: doubt and silence do not prove that a breach is over."""
 
-_MAX_REPEAT_SECONDS: Final = 120 * 3600.0
-"""Alertmanager and Grafana forget after 120 h whom they told (`--data.retention`), and know no "never"."""
 _STATUS: Final = {"fail": Status.FAIL, "no-data": Status.NO_DATA, "inconclusive": Status.INCONCLUSIVE}
 
 
@@ -80,15 +78,6 @@ class AlertStep:
         """PromQL: the series of `kc.verdict` that the alert looks at."""
         return selector("kc.verdict", {"kc.contract": self.contract.name, "kc.clause": self.clause_id})
 
-    def said(self, where: str) -> str:
-        """Cause of the alert, in words that stay true while it only waits for its `clear_for`."""
-        return {
-            "fail": f"{self.clause_id} broke its limit on {where}",
-            "no-data": f"no data came for {self.clause_id} on {where}",
-            "inconclusive": f"{self.clause_id} could not be decided on {where}",
-            "invalid-input": "sequences failed the input checks",
-        }[self.step.on]
-
     @property
     def promise(self) -> str:
         """Promise of the clause, as a sentence."""
@@ -98,11 +87,6 @@ class AlertStep:
                 f"shift, no NaN, same sampling. {metric('kc.input.invalid')} counts those that do not, by reason."
             )
         return promise(self.clause, tuple(self.contract.slices))
-
-    @property
-    def actions(self) -> str:
-        """Actions of the evaluator when the step fires, as a sentence."""
-        return f"Actions: {', '.join(map(str, self.step.do))}."
 
 
 def alert_steps(contract: Contract) -> tuple[AlertStep, ...]:
@@ -167,28 +151,29 @@ def annotation_texts(
     alert: AlertStep, shown: CellText, sites: Sites = NOWHERE, *, text: Callable[[str], str] = str
 ) -> dict[str, str]:
     """Return the texts that the on-call person reads; `text` makes a contract's words fit into a template."""
+    what = {
+        "fail": f"{alert.clause_id} broke its limit on {shown.where}",
+        "no-data": f"no data came for {alert.clause_id} on {shown.where}",
+        "inconclusive": f"{alert.clause_id} could not be decided on {shown.where}",
+        "invalid-input": "sequences failed the input checks",
+    }[alert.step.on]  # stays true while the alert only waits for its `clear_for`
     with_numbers = alert.status in {Status.FAIL, Status.INCONCLUSIVE}
     numbers = ", ".join(f"{name} {value}" for name, value in shown.bounds.items())
     effect = consequence(alert.clause, alert.step.on, shown.where)
     description = (
         shown.either(effect, _NOT_REFUTED) if alert.step.on == "fail" else effect,
-        alert.actions,
+        f"Actions: {', '.join(map(str, alert.step.do))}.",
         f"Now: {REMEDIES[alert.step.on]}.",
         text(alert.promise),
         f"Measured: {numbers}." if with_numbers and numbers else "",
     )
     return {
-        "summary": f"{alert.contract.name}: {alert.said(shown.where)}{shown.kernels}",
+        "summary": f"{alert.contract.name}: {what}{shown.kernels}",
         "description": " ".join(filter(None, description)),
         "owner": text(alert.contract.metadata.owner),
         **sites.dashboard(overview_link(alert.contract.name, "$__all" if alert.clause is None else shown.slice)),
         **sites.runbook(alert.name, text(alert.contract.metadata.runbook or "")),
     }
-
-
-def repeat_interval(repeat: float = REPEAT_SECONDS) -> str:
-    """Return the interval at which Alertmanager and Grafana repeat an alert; the longest without reminders (0)."""
-    return format_duration(min(repeat, _MAX_REPEAT_SECONDS) or _MAX_REPEAT_SECONDS)
 
 
 def unique_names(contracts: Iterable[Contract]) -> tuple[Contract, ...]:

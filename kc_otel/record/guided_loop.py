@@ -126,8 +126,8 @@ def quarantine(
     stay = given & keep[:, None]
     before, after = _share(drift, given, counts), _share(drift, stay, counts & keep[:, None])
     if lengths is not None:
-        own = [row[:length] for row, length in zip(stay, lengths, strict=True)]
-        return Quarantine(keep, own, tuple(reasons), before, after)
+        masks = [row[:length] for row, length in zip(stay, lengths, strict=True)]
+        return Quarantine(keep, masks, tuple(reasons), before, after)
     if not is_tensor(train):
         return Quarantine(keep, stay, tuple(reasons), before, after)
     import torch  # noqa: PLC0415 - a caller with a tensor has loaded it

@@ -40,30 +40,11 @@ if TYPE_CHECKING:
     from kc_otel.stats.shares import fraction_interval, quantile_interval, two_valued_mean_interval
 
 __all__ = [
-    "Binned",
-    "Bound",
-    "Buckets",
-    "EDetector",
-    "ExponentialHistogram",
-    "GradientBias",
-    "Holm",
-    "Interval",
-    "RewardDriftEstimate",
-    "affine",
-    "capped_mean_interval",
-    "estimated_gradient_bias",
-    "estimated_reward_drift",
-    "fraction_interval",
-    "holm",
-    "maximum_interval",
-    "mean_interval",
-    "quantile_interval",
-    "reward_drift_interval",
-    "reward_sides",
-    "support_deficit",
-    "tv_for_reward_budget",
-    "two_valued_mean_interval",
-]
+    "Binned", "Bound", "Buckets", "EDetector", "ExponentialHistogram", "GradientBias", "Holm", "Interval",
+    "RewardDriftEstimate", "affine", "capped_mean_interval", "estimated_gradient_bias", "estimated_reward_drift",
+    "fraction_interval", "holm", "maximum_interval", "mean_interval", "quantile_interval", "reward_drift_interval",
+    "reward_sides", "support_deficit", "tv_for_reward_budget", "two_valued_mean_interval",
+]  # fmt: skip
 
 _HOMES: Final = {
     "e_detector": ("EDetector",),
@@ -78,10 +59,7 @@ _HOMES: Final = {
     ),
     "shares": ("fraction_interval", "quantile_interval", "two_valued_mean_interval"),
 }
-_HOME_OF: Final = {name: module for module, names in _HOMES.items() for name in names}
-
-
-__getattr__ = lazy(__name__, _HOME_OF)
+__getattr__ = lazy(__name__, {name: module for module, names in _HOMES.items() for name in names})
 
 
 def __dir__() -> list[str]:

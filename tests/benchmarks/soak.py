@@ -44,16 +44,7 @@ _FIRST, _LAST = -400, 0
 
 
 class Traffic(NamedTuple):
-    """What a slice gets in a pane.
-
-    Attributes:
-        prompts: Prompts.
-        rollouts: Sequences of each.
-        among: CV of prompts.
-        within: CV of the rollouts of a prompt; 0 for none.
-        steps: CV of a factor that all of a step has in common.
-        unit: What counts once.
-    """
+    """What a slice gets in a pane: CVs are of prompts, of the rollouts of one, and of a factor common to a step."""
 
     prompts: int
     rollouts: int = 1
@@ -82,15 +73,7 @@ STEPS = tuple(Traffic(16, 16, steps=0.3, unit=unit) for unit in ("prompt", "step
 
 @dataclass
 class Soak:
-    """An evaluator, its traffic and its clock.
-
-    Attributes:
-        slices: How many slices there are.
-        traffic: What each gets.
-        panes: Panes in which one false alarm is allowed.
-        rng: Where sequences come from.
-        now: Unix time in seconds.
-    """
+    """An evaluator, its traffic and its clock; one false alarm is allowed in so many panes."""
 
     slices: int
     traffic: Traffic

@@ -66,7 +66,7 @@ def test_a_group_shows_an_example_of_each_of_its_commands():
     cli._register("route")
     said = CliRunner().invoke(cli.app, ["route", "--help"]).output.partition("Examples:\n")[2]
     assert [line.split()[:3] for line in said.splitlines()] == [
-        ["kc-otel", "route", word] for word in ("list", "pin", "unpin", "resume")
+        ["kc-otel", "route", word] for word in ("pin", "unpin", "resume")
     ]
 
 

@@ -221,17 +221,6 @@ def test_check_says_which_actions_nobody_carries_out(run, files):
         assert (code, said) == (0, [f"no process carries out {expected}"])
 
 
-def test_check_says_what_a_callback_of_trainer_cannot_fill(run, files):
-    more = """statistical: [{id: tv, metric: tv_token, limit: 0.01}, {id: out, metric: outside_mass, limit: 0.01}]
-numerical: [{id: js, metric: js, limit: 0.01}]
-runtime: [{id: lag, metric: weights_lag, limit: 1}]"""
-    (path,) = files(many=(_TEXT.splitlines()[-1], more))
-    code, out, _ = run("check", path, "--for", "trainer", "--json")
-    (found,) = json.loads(out)["files"]
-    assert (code, set(found["coverage"]["unmeasured"])) == (0, {"js", "out"})
-    assert found["coverage"]["unmeasured"]["js"].endswith("judge the clause in a gate, or call Recorder.compare_logits")
-
-
 TEXT = """apiVersion: kernel-contract/v1
 kind: KernelContract
 metadata: {name: a, version: 1, owner: o}

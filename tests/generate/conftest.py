@@ -2,7 +2,6 @@
 
 import json
 import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -41,21 +40,6 @@ def boards() -> dict[str, dict]:
 
     files = [file for file in grafana_files([]) if file.path.suffix == ".json"]
     return {file.path.stem: json.loads(file.text) for file in files}
-
-
-@pytest.fixture(scope="session")
-def panel_contracts() -> tuple[Contract, ...]:
-    """One that recorders report for, with every kind of panel, and one that nobody reports for."""
-    return load(HERE / "panels.yaml"), load(HERE / "silent.yaml")
-
-
-@pytest.fixture(scope="session")
-def panel_store(program, panel_contracts: tuple[Contract, ...], tmp_path_factory) -> Iterator:
-    """A Prometheus with everything that played recorders and evaluators exported."""
-    from tests.tools.panel_store import played
-
-    with played(program("prometheus"), panel_contracts, tmp_path_factory.mktemp("prometheus")) as found:
-        yield found
 
 
 @pytest.fixture

@@ -124,18 +124,6 @@ def test_every_panel_is_explained_measured_and_addressable(boards: dict, name: s
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_panels_do_not_overlap(boards: dict, name: str) -> None:
-    board = boards[name]
-    for level in (board["panels"], *(row["panels"] for row in board["panels"] if row.get("panels"))):
-        taken: set[tuple[int, int]] = set()
-        for place in (panel["gridPos"] for panel in level):
-            cells = {(place["x"] + x, place["y"] + y) for x in range(place["w"]) for y in range(place["h"])}
-            assert not cells & taken
-            assert place["x"] + place["w"] <= 24
-            taken |= cells
-
-
-@pytest.mark.parametrize("name", NAMES)
 def test_every_name_in_a_query_is_in_the_registry(boards: dict, name: str) -> None:
     board = boards[name]
     legends = [target.get("legendFormat", "") for panel in panels(board) for target in panel.get("targets", [])]

@@ -2,26 +2,15 @@
 
 import re
 
-import pytest
-
 from kc_otel.contract.prometheus_names import label, metric, prometheus_name, selector
 from kc_otel.contract.registry.clause_metrics import RECORDED
 from kc_otel.contract.registry.own_metrics import ATTRIBUTES, METRICS, Instrument, Metric
 
 
-@pytest.mark.parametrize(
-    ("name", "expected"),
-    [
-        ("kc.verdict", "kc_verdict"),
-        ("kc.bound.estimate", "kc_bound_estimate"),
-        ("kc.evaluator.points", "kc_evaluator_points_total"),
-        ("kc.recorder.export.failures", "kc_recorder_export_failures_total"),
-        ("kc.evaluator.tick.duration", "kc_evaluator_tick_duration_seconds"),
-        ("kc.evaluator.series", "kc_evaluator_series"),
-    ],
-)
-def test_metrics_get_the_name_that_prometheus_users_expect(name: str, expected: str) -> None:
-    assert metric(name) == expected
+def test_metrics_get_the_name_that_prometheus_users_expect() -> None:
+    assert metric("kc.bound.estimate") == "kc_bound_estimate"
+    assert metric("kc.evaluator.points") == "kc_evaluator_points_total"
+    assert metric("kc.evaluator.tick.duration") == "kc_evaluator_tick_duration_seconds"
 
 
 def test_a_counter_of_seconds_carries_both_suffixes() -> None:

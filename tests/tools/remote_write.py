@@ -7,19 +7,16 @@ prometheus/prompb/types.proto; of the framing: the snappy block format, of which
 
 from __future__ import annotations
 
-import math
 import re
 import struct
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
 
 ZERO_THRESHOLD = 1e-128
-_STALE = struct.pack("<Q", 0x7FF0000000000002)
-"""The NaN by which Prometheus marks that a series has ended."""
 HEADERS = {
     "Content-Encoding": "snappy",
     "Content-Type": "application/x-protobuf",
@@ -35,21 +32,19 @@ class Series:
 
 
 def body(series: Iterable[Series]) -> bytes:
-    return snappy(b"".join(_message(1, part) for entry in series for part in _series(entry)))
-
-
-def of_request(request: ExportMetricsServiceRequest) -> list[Series]:
-    """Every drift histogram of an OTLP request."""
-    return _merged((point.time_unix_nano // 10**6, metric, point) for metric, point in points(request))
+    return snappy(b"".join(_message(1, _series(entry)) for entry in series))
 
 
 def undated(request: ExportMetricsServiceRequest) -> list[tuple[bytes, bytes]]:
     """(Labels, histogram) of each drift histogram of a request, encoded, for `at_present`."""
-    return [
-        (_labels(series.labels), _histogram(point, 0))
-        for series in of_request(request)
-        for _, point in series.histograms
-    ]
+    found = []
+    for resource in request.resource_metrics:
+        for scope in resource.scope_metrics:
+            for metric in scope.metrics:
+                for point in metric.exponential_histogram.data_points:
+                    labels = {_name(item.key): item.value.string_value for item in point.attributes}
+                    found.append((_labels({**labels, "__name__": _name(metric.name)}), _histogram(point, 0)))
+    return found
 
 
 def at_present(series: Iterable[tuple[bytes, bytes]], added: bytes) -> bytes:
@@ -60,39 +55,19 @@ def at_present(series: Iterable[tuple[bytes, bytes]], added: bytes) -> bytes:
     )
 
 
-def points(request: ExportMetricsServiceRequest) -> Iterator[tuple[Any, Any]]:
-    """(metric, point) of each exponential histogram in an OTLP request."""
-    for resource in request.resource_metrics:
-        for scope in resource.scope_metrics:
-            for metric in scope.metrics:
-                for point in metric.exponential_histogram.data_points:
-                    yield metric, point
-
-
-def _merged(found: Iterable[tuple[int, Any, Any]]) -> list[Series]:
-    streams: dict[tuple[tuple[str, str], ...], list[tuple[int, Any]]] = {}
-    for at, metric, point in found:
-        labels = {_name(item.key): item.value.string_value for item in point.attributes}
-        labels["__name__"] = _name(metric.name)
-        streams.setdefault(tuple(sorted(labels.items())), []).append((at, point))
-    return [Series(dict(labels), histograms) for labels, histograms in streams.items()]
-
-
 def snappy(content: bytes) -> bytes:
     """The block format, nothing compressed."""
     chunks = [content[start : start + 65536] for start in range(0, len(content), 65536)]
     return _varint(len(content)) + b"".join(b"\xf4" + struct.pack("<H", len(chunk) - 1) + chunk for chunk in chunks)
 
 
-def _series(series: Series) -> tuple[bytes, ...]:
-    """The series, and then its exemplars: Prometheus takes exemplars of series only that it knows already."""
-    labels = _labels(series.labels)
-    exemplars = b"".join(
-        _message(3, _exemplar(exemplar, at)) for at, point in series.histograms for exemplar in point.exemplars
-    )
+def _series(series: Series) -> bytes:
     samples = b"".join(_message(2, _double(1, value) + _integer(2, at)) for at, value in series.samples)
-    histograms = b"".join(_message(4, _histogram(point, at)) for at, point in series.histograms)
-    return (labels + samples + histograms, *((labels + exemplars,) if exemplars else ()))
+    return (
+        _labels(series.labels)
+        + samples
+        + b"".join(_message(4, _histogram(point, at)) for at, point in series.histograms)
+    )
 
 
 def _labels(labels: Mapping[str, str]) -> bytes:
@@ -131,14 +106,6 @@ def _buckets(span: int, deltas: int, buckets: Any) -> tuple[bytes, ...]:
     )
 
 
-def _exemplar(exemplar: Any, at: int) -> bytes:
-    labels = {"trace_id": exemplar.trace_id.hex(), "span_id": exemplar.span_id.hex()}
-    written = b"".join(
-        _message(1, _message(1, key.encode()) + _message(2, value.encode())) for key, value in labels.items()
-    )
-    return written + _double(2, exemplar.as_double) + _integer(3, at)
-
-
 def _name(name: str) -> str:
     return re.sub(r"[^a-zA-Z0-9_]", "_", name)
 
@@ -152,7 +119,7 @@ def _integer(field: int, value: int) -> bytes:
 
 
 def _double(field: int, value: float) -> bytes:
-    return _varint(field << 3 | 1) + (_STALE if math.isnan(value) else struct.pack("<d", value))
+    return _varint(field << 3 | 1) + struct.pack("<d", value)
 
 
 def _zigzag(value: int) -> int:

@@ -170,22 +170,21 @@ METRICS: Final[dict[str, Metric]] = {m.name: m for m in _METRICS}
 
 @dataclass(frozen=True, slots=True)
 class Attribute:
-    """An attribute of metrics, spans or log records, of one of OpenTelemetry's types."""
+    """An attribute of metrics, spans or log records."""
 
     name: str
     meaning: str
     on: tuple[str, ...] = ("metric",)
-    type: str = "string"
 
 
 _ATTRIBUTES: Final = (
     Attribute("kc.contract", "metadata.name of the contract.", ("metric", "span", "log")),
-    Attribute("kc.contract.version", "metadata.version of the contract.", ("span", "log", "scope"), "int"),
+    Attribute("kc.contract.version", "metadata.version of the contract.", ("span", "log", "scope")),
     Attribute("kc.contract.slices",
         "Slices of the contract that a recorder applies, each with a digest of its conditions: `code=1f3a9c02`.",
-        ("scope",), "string[]"),
+        ("scope",)),
     Attribute("kc.contract.quantities", "Digests of what the clauses of the contract measure that a recorder applies.",
-        ("scope",), "string[]"),
+        ("scope",)),
     Attribute("kc.contract.hash", "Content hash of the contract.", ("span", "log")),
     Attribute("kc.clause", "id of a clause.", ("metric", "log")),
     Attribute("kc.clause.metric", "Metric that a clause limits, as the contract writes it."),
@@ -225,16 +224,16 @@ _ATTRIBUTES: Final = (
     Attribute("kc.shard", "Number of a shard, from 0."),
     Attribute("kc.route.kernel", "`train-kernel` or `inference-kernel`."),
     Attribute("kc.verdict.status", "PASS, FAIL, INCONCLUSIVE, NO_DATA or INVALID_INPUT.", ("log",)),
-    Attribute("kc.compare.sequences", "Sequences in a measured batch.", ("span",), "int"),
-    Attribute("kc.compare.tokens", "Tokens in a measured batch, after masks.", ("span",), "int"),
-    Attribute("kc.compare.slices", "Slices that the batch has sequences of.", ("span",), "string[]"),
+    Attribute("kc.compare.sequences", "Sequences in a measured batch.", ("span",)),
+    Attribute("kc.compare.tokens", "Tokens in a measured batch, after masks.", ("span",)),
+    Attribute("kc.compare.slices", "Slices that the batch has sequences of.", ("span",)),
     Attribute("kc.compare.straddling", "Sequences with tokens of several weight versions, where these are known.",
-        ("span",), "int"),
-    Attribute("kc.compare.tv_token", "Mean (1-w)+ of the batch.", ("span",), "double"),
-    Attribute("kc.compare.worst.abs_log_ratio", "Largest |l| of the batch.", ("span",), "double"),
-    Attribute("kc.compare.worst.sequence", "Row of the token with the largest |l|.", ("span",), "int"),
-    Attribute("kc.compare.worst.position", "Position of that token in its row.", ("span",), "int"),
-    Attribute("kc.compare.worst.token_id", "Id of that token, when token ids are given.", ("span",), "int"),
+        ("span",)),
+    Attribute("kc.compare.tv_token", "Mean (1-w)+ of the batch.", ("span",)),
+    Attribute("kc.compare.worst.abs_log_ratio", "Largest |l| of the batch.", ("span",)),
+    Attribute("kc.compare.worst.sequence", "Row of the token with the largest |l|.", ("span",)),
+    Attribute("kc.compare.worst.position", "Position of that token in its row.", ("span",)),
+    Attribute("kc.compare.worst.token_id", "Id of that token, when token ids are given.", ("span",)),
     Attribute("kc.weights.train", "Weight version of the training kernel.", ("span",)),
     Attribute("kc.weights.inference",
         "Weight version of the inference kernel; several, joined by commas, if an update arrived during sampling.",

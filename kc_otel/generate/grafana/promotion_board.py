@@ -12,6 +12,7 @@ from kc_otel.generate.grafana import panels, queries
 from kc_otel.generate.grafana.boards import board_file, scope
 from kc_otel.generate.grafana.panels import legend, mapping, target, thresholds
 from kc_otel.generate.links import PROMOTION_UID, STAGE_ID
+from kc_otel.judge.verdict import Status
 
 _PLACES: Final = {
     "-2": ("rolled back, serves", "dark-red"),
@@ -41,13 +42,23 @@ def _panels() -> Iterator[Any]:
         height=8,
     )
     yield from _stages()
-    evidence, pair = queries.evidence(), legend(*queries.PAIR)
+    pair, of, passes = legend(*queries.PAIR), ", ".join(map(label, queries.PAIR)), Status.PASS.code
+    worst = queries.by(queries.PAIR, queries.cells("kc.verdict"))
+    margin = queries.by(queries.PAIR, queries.margin_share(), "min")
+    passing = f"{worst} == bool {passes}"
     yield panels.table(
         12,
         "Evidence by kernel version",
         "What a promotion gate looks at, over all picked clauses and slices. PASS since: when the last of them became "
         "PASS; empty while one is not. The share of the range in PASS counts minutes in which every cell passed.",
-        evidence,
+        {
+            "Worst verdict": worst,
+            "PASS since": f"{queries.by(queries.PAIR, queries.since())} and on ({of}) {worst} == {passes}",
+            "Share of the range in PASS": f"avg_over_time(({passing})[$__range:1m]) or ({passing})",
+            "Smallest margin": margin,
+            "Fewest samples": queries.by(queries.PAIR, queries.cells("kc.bound.samples", how="min"), "min"),
+            "Cells": queries.by(queries.PAIR, queries.cells("kc.verdict"), "count"),
+        },
         dict(zip(map(label, queries.PAIR), ("Contract", "Training kernel", "Inference kernel"), strict=True)),
         {
             "Worst verdict": {
@@ -67,7 +78,7 @@ def _panels() -> Iterator[Any]:
         "Worst verdict of each kernel version over time",
         "All picked clauses and slices together, for each contract, training kernel and inference kernel: green "
         "throughout is what opens a gate.",
-        (target(evidence["Worst verdict"], pair),),
+        (target(worst, pair),),
         height=8,
     )
     yield panels.graph(
@@ -75,7 +86,7 @@ def _panels() -> Iterator[Any]:
         "Smallest margin of each kernel version",
         "Distance from the bound that decides to the limit, as a share of the limit, of the clause and slice that "
         "has least of it. Below zero something is broken.",
-        (target(evidence["Smallest margin"], pair),),
+        (target(margin, pair),),
         "percentunit",
         span=24,
     ).thresholds(thresholds("red", (0.0, "green")))

@@ -38,8 +38,7 @@ _VARIABLES: Final = {
     "kc.kernel.inference": "kernel_inference",
 }
 _OF_SLICE: Final = ("kc.contract", "kc.clause", "kc.slice")
-_STEP: Final = "1m"
-_STREAM: Final = ("kc.contract", "kc.slice", "kc.kernel.train", "kc.kernel.inference")
+STREAM: Final = ("kc.contract", "kc.slice", "kc.kernel.train", "kc.kernel.inference")
 
 
 def picked(attributes: Iterable[str]) -> tuple[str, ...]:
@@ -208,35 +207,15 @@ def health(metric: str, attributes: Iterable[str] = (), how: str = "sum") -> str
     return by(attributes, selected, how)
 
 
-def evidence() -> dict[str, str]:
-    """Return the queries of a promotion gate for each pair of kernel versions, by title, over all picked cells."""
-    worst, pair, passes = by(PAIR, cells("kc.verdict")), ", ".join(map(label, PAIR)), Status.PASS.code
-    return {
-        "Worst verdict": worst,
-        "PASS since": f"{by(PAIR, since())} and on ({pair}) {worst} == {passes}",
-        "Share of the range in PASS": f"avg_over_time(({worst} == bool {passes})[$__range:{_STEP}]) "
-        f"or ({worst} == bool {passes})",
-        "Smallest margin": by(PAIR, margin_share(), "min"),
-        "Fewest samples": by(PAIR, cells("kc.bound.samples", how="min"), "min"),
-        "Cells": by(PAIR, cells("kc.verdict"), "count"),
-    }
-
-
 def _spread(of_slice: str) -> str:
     """A value of a clause on a slice, for every cell of it."""
     on = ", ".join(label(name) for name in _OF_SLICE)
     return f"0 * {cells('kc.verdict')} + on ({on}) group_left () ({of_slice})"
 
 
-def histogram(quantity: str, attributes: Iterable[str] = _STREAM[:2]) -> str:
+def histogram(quantity: str, attributes: Iterable[str] = STREAM[:2]) -> str:
     """Observations per second of a quantity of the registry, as a histogram."""
-    return by(attributes, _rate(f"{prometheus_name(RECORDED[quantity])}{{{', '.join(picked(_STREAM))}}}"), "sum")
-
-
-def chosen_histogram() -> str:
-    """Observations per second of the histogram that `$quantity` names; one that does not exist finds nothing."""
-    matchers = ('__name__="$quantity"', *picked(_STREAM), f'{label("kc.operator")}=~"$operator"')
-    return f"sum({_rate('{' + ', '.join(matchers) + '}')})"
+    return by(attributes, _rate(f"{prometheus_name(RECORDED[quantity])}{{{', '.join(picked(STREAM))}}}"), "sum")
 
 
 def mean(quantity: str) -> str:

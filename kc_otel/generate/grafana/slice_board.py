@@ -185,7 +185,8 @@ _SOURCE: Final = (
 
 def distribution_panels() -> Iterator[Any]:
     """Heatmaps and quantiles of the picked quantity and of the log ratio, from the recorders' histograms."""
-    chosen = queries.chosen_histogram()
+    matchers = ('__name__="$quantity"', *queries.picked(queries.STREAM), f'{label("kc.operator")}=~"$operator"')
+    chosen = f"sum(rate({{{', '.join(matchers)}}}[$__rate_interval]))"  # nothing, of a quantity that does not exist
     yield _heatmap_panel(
         20,
         "Distribution of $quantity",

@@ -13,6 +13,7 @@ from pathlib import PurePosixPath
 from typing import Any, Final
 
 from kc_otel.contract.model import Contract
+from kc_otel.contract.policy import REPEAT_SECONDS
 from kc_otel.contract.prometheus_names import label, selector
 from kc_otel.contract.units import format_duration
 from kc_otel.generate.alert_steps import (
@@ -25,7 +26,6 @@ from kc_otel.generate.alert_steps import (
     cell_labels,
     literal,
     pair_template,
-    repeat_interval,
     static_labels,
 )
 from kc_otel.generate.files import GeneratedFile, as_yaml
@@ -41,6 +41,8 @@ _FOLDER: Final = PurePosixPath("prometheus", "rules")
 SECRETS: Final = "/etc/alertmanager/secrets"
 """Folder of the files `NAME.url` and `NAME.token`."""
 
+_MAX_REPEAT_SECONDS: Final = 120 * 3600.0
+"""Alertmanager forgets after 120 h whom it told (`--data.retention`), and knows no "never"."""
 _PAGE_ONLY_RECEIVER: Final = "page-only"
 _INCIDENT_LABELS: Final = ["alertname", "contract", "kernel_train", "kernel_inference"]
 """Labels that identify one incident, as in the evaluator: the kind of fault, and the pair of kernels."""
@@ -172,7 +174,7 @@ def routes_file(contracts: Iterable[Contract]) -> GeneratedFile:
             targets = {str(action.target) for action in step.do if action.kind == "webhook"}
             for endpoint in sorted(targets):
                 route = {"receiver": endpoint, "matchers": [own, f'step="{number}"'], "continue": True}
-                routes.append(route | {"repeat_interval": repeat_interval(step.repeat)})
+                routes.append(route | {"repeat_interval": _interval(step.repeat)})
             endpoints |= targets
             callees |= targets if step.on == "fail" else set()
         at_once = {"matchers": [own, f'alertname=~"{names}"'], "group_wait": "0s", "continue": True}
@@ -191,7 +193,7 @@ def routes_file(contracts: Iterable[Contract]) -> GeneratedFile:
             "group_by": _INCIDENT_LABELS,
             "group_wait": "30s",
             "group_interval": "5m",
-            "repeat_interval": repeat_interval(),
+            "repeat_interval": _interval(REPEAT_SECONDS),
             "routes": routes,
         },
         # A critical step says all that the warning before it says.
@@ -219,3 +221,8 @@ def _receiver(name: str) -> dict[str, Any]:
         "http_config": {"authorization": credentials},
     }
     return {"name": name, "webhook_configs": [webhook]}
+
+
+def _interval(repeat: float) -> str:
+    """Return the interval of reminders; the longest without any (0)."""
+    return format_duration(min(repeat, _MAX_REPEAT_SECONDS) or _MAX_REPEAT_SECONDS)
