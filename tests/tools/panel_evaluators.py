@@ -89,9 +89,9 @@ def _receive(otlp: TestClient, recorded: Recorded, at: int) -> None:
 def _promote(core: _Told, contract: str, recorded: Recorded) -> None:
     """One version is rolled back; the next is forced into the canary."""
     back, on = (recorded.kernels[name][1].fingerprint for name in ("int4", "bf16"))
-    core.promotions.start(contract, back, "ada", core.clock)
+    core.promotions.tell(contract, back, "start", "ada", "", core.clock)
     core.promotions.tell(contract, back, "rollback", "ada", "it drifts", core.clock)
-    core.promotions.start(contract, on, "ada", core.clock)
+    core.promotions.tell(contract, on, "start", "ada", "", core.clock)
     core.promotions.tell(contract, on, "force", "ada", "it has been looked at", core.clock, stage=Stage.CANARY)
 
 
