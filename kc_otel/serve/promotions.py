@@ -236,7 +236,9 @@ class Promotions:
                 if move is not None:
                     said += self._moved(known, contract, before or after, move, self.latest(contract.name), now)
                     continue
-                data = {} if record is None else {"evidence": self._keep(after, "offline gate", record, now)}
+                data: dict[str, Any] = (
+                    {} if record is None else {"evidence": self._keep(after, "offline gate", record, now)}
+                )
                 said.append(self._said(after, order, message, now, by=by, why=why, **data))
             for key in self._too_old(known, contract.name):
                 self._connection.execute("DELETE FROM promotions WHERE contract = ? AND version = ?", key)
