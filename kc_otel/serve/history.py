@@ -213,7 +213,6 @@ class CellHistory:
         )
 
     def _forget_old(self, now: float) -> None:
-        """Forget cells of which nothing came for as long as anything is kept."""
         longest = KEPT_STEPS * max(self._steps.values(), default=_MIN_STEP_SECONDS)
         gone = self._connection.execute("SELECT id FROM cell_line WHERE newest < ?", (now - longest,)).fetchall()
         self._connection.executemany("DELETE FROM cell_point WHERE line = ?", gone)

@@ -304,7 +304,6 @@ class Promotions:
         self, promotion: Promotion, order: str, message: str, now: float, severity: str = "info", *,
         by: str = "", why: str = "", **data: Any,
     ) -> Announcement:  # fmt: skip
-        """Write an event of a version."""
         data |= {"kernel_inference": promotion.version, "order": order, "by": by, "why": why, "message": message}
         return self._events.record(promotion.contract, "promotion", data, now, severity)
 
@@ -327,7 +326,6 @@ class Promotions:
         )
 
     def _keep(self, promotion: Promotion, what: str, record: Mapping[str, Any], now: float) -> int:
-        """Keep a piece of evidence; returns its id."""
         contract = promotion.contract
         cursor = self._connection.execute(
             "INSERT INTO promotion_evidence (at, contract, version, what, record) VALUES (?, ?, ?, ?, ?)",

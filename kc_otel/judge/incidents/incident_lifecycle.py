@@ -316,7 +316,6 @@ def _broken(
     excused: Callable[[str, str], bool],
     now: float,
 ) -> dict[Key, dict[Place, _Broken]]:
-    """Return what is broken now, by incident and place."""
     known = {(incident.key, (cell.clause, cell.slice)) for incident in before for cell in incident.broken}
     found: dict[Key, dict[Place, _Broken]] = {}
     for verdict in selected(verdicts, _BREAKING_STATUSES):
@@ -475,7 +474,6 @@ def _overridden(table: DecisionTable, incident: Incident, slices: Iterable[str])
 
 
 def _over(incident: Incident, now: float) -> Incident:
-    """The incident once nothing of it is broken, held or routed."""
     if incident.on not in OF_RECORDERS or incident.refuted or incident.gone:
         return replace(incident, state=IncidentState.RESOLVED, resolved_at=now, ordered_at=None)
     return replace(incident, state=IncidentState.UNPROVEN, **_NO_ORDER)

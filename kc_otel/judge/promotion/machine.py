@@ -261,7 +261,6 @@ def _stepped(
 def _rolled_back(
     before: Promotion, now: float, message: str, decision: Decision | None = None, *, by: str = "", why: str = ""
 ) -> Moved:
-    """The version serves nothing any more."""
     return _moved(
         before, MoveKind.ROLLBACK, _RESET_TO, now, message, decision, by=by, why=why,
         status=PromotionStatus.ROLLED_BACK, tally=Tally(), offline="", approved=(), hold=None, elsewhere="", short="",
@@ -309,7 +308,6 @@ def _running(promotion: Promotion) -> None:
 
 
 def _whereabouts(promotion: Promotion) -> str:
-    """Return the position of a version, in words."""
     if promotion.status is PromotionStatus.RUNNING:
         return f"in {promotion.position}"
     return promotion.status.value.replace("-", " ")
