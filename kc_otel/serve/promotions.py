@@ -183,6 +183,11 @@ class Promotions:
         transaction. Raises OrderError where the order cannot be carried out; nothing is started then either.
         """
         found = self._contract(contract)
+        if contract in self._dry_run:
+            raise OrderError(
+                f"{contract} runs dry, so no order about {version} would be carried out; restart the evaluator without "
+                f"`--dry-run-contract {contract}`, or pin slices"
+            )
         if order == "start":
             return self._put(found, [self._begun(contract, version, by, now)], now)
         begun: list[Moved] = []
@@ -192,8 +197,6 @@ class Promotions:
         if order == "evidence":
             after = self._admitted(before, found, evidence, now)
             move, said = None, f"hands over the evidence that the offline gate was open for {version}"
-        elif order == "rollback" and contract in self._dry_run:
-            raise OrderError(f"{contract} runs dry, so nothing would keep requests from {version}; pin its slices")
         else:
             latest = self.latest(contract)
             after, move, said = machine.ordered(before, found, order, by, why, latest, now, stage, position)

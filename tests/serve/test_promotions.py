@@ -257,16 +257,16 @@ def test_old_versions_are_forgotten_one_day(driven: Driven, monkeypatch: pytest.
 
 
 def test_a_contract_that_runs_dry_promotes_nothing(contract: Contract, open_file: Callable[..., Any]) -> None:
-    dry = Driven(
-        lambda connection: Core([contract], connection or open_file(), external_url="", now=0.0, dry_run=["policy"]),
-        contract,
-    )
-    dry.core.promotions.tell("policy", "v2", "start", "ada", "", 0.0)
+    file = open_file()
+    Core([contract], file, external_url="", now=0.0).promotions.tell("policy", "v2", "start", "ada", "", 0.0)
+    dry = Driven(lambda _: Core([contract], file, external_url="", now=1.0, dry_run=["policy"]), contract)
     dry.tick(61, v2="PASS")
     dry.tick(62, v2="FAIL")
-    with pytest.raises(OrderError, match="policy runs dry, so nothing would keep requests from v2"):
-        dry.core.promotions.tell("policy", "v2", "rollback", "ada", "bad", 63.0)
-    assert (dry.core.promotions.of("policy", "v2").position.stage, dry.shares()) == (Stage.SHADOW, {})
+    for version, order in (("v2", "rollback"), ("v2", "force"), ("v3", "force"), ("v3", "start")):
+        with pytest.raises(OrderError, match=r"policy runs dry, so no order about v[23] would be carried out; restart"):
+            dry.core.promotions.tell("policy", version, order, "ada", "", 63.0, stage=Stage.CANARY, start=True)
+    (promotion,) = dry.core.promotions.all()
+    assert (promotion.position.stage, dry.shares()) == (Stage.SHADOW, {})
 
 
 def test_a_hold_of_the_policy_holds(open_file: Callable[..., Any]) -> None:
