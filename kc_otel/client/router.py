@@ -322,7 +322,8 @@ class Router:
         Its id; the directives that this process looks at; for routes, how it defines the slices that the table names;
         and from which slices and versions it keeps requests, of versions that it sent requests to before.
         """
-        named = {(ordered.contract, ordered.slice) for ordered in (*self.table.routes, *self.table.pins)}
+        named = {(route.contract, route.slice) for route in self.table.routes}
+        named |= {(pin.contract, pin.slice) for pin in self.table.pins}
         defined: dict[str, str] = {}
         for name, contract in self._contracts.items():
             defined[name] = "".join(id for slice, id in contract.slice_ids.items() if (name, slice) in named)
@@ -390,7 +391,8 @@ def _unnamed(limits: Iterable[Canary], table: DecisionTable) -> tuple[Canary, ..
 
     A version that was rolled back, or whose share was small, must not serve because of that.
     """
-    said = {(known.contract, known.version) for known in (*table.canaries, *table.promoted)}
+    said = {(canary.contract, canary.version) for canary in table.canaries}
+    said |= {(promoted.contract, promoted.version) for promoted in table.promoted}
     return tuple(canary for canary in limits if (canary.contract, canary.version) not in said)
 
 
