@@ -94,15 +94,9 @@ class Router:
         self._setup(contracts, stale_after, trusted, time.monotonic)
         self._table_file = _default_file(url, token_file) if keep is True else TableFile(Path(keep)) if keep else None
         self._poller: Poller | None = Poller(
-            url,
-            self._arrived,
-            self._touch,
-            self._report,
-            self._has_news,
-            wait=wait,
-            refresh=refresh,
-            token_file=token_file,
-        )
+            url, self._arrived, self._touch, self._report, self._has_news,
+            wait=wait, refresh=refresh, token_file=token_file,
+        )  # fmt: skip
         if self._table_file is not None and (last := self._table_file.load()) is not None:
             self._take(replace(last, directives=()))  # of a run that has ended, perhaps
             self._received = last.version
@@ -379,15 +373,14 @@ class Router:
                 "the evaluator's decisions began anew: versions that it had limited, and does not name, stay limited"
             )
         self._received, self._limits_left = table.version, left
-        self._take(
-            replace(table, version=max(table.version, before.version), canaries=(*table.canaries, *left))
-            if left
-            else table
-        )
+        if left:
+            version = max(table.version, before.version)
+            table = replace(table, version=version, canaries=(*table.canaries, *left))
+        self._take(table)
         if fresh:
             self._touch(self._unserved)  # before the file is written: a slow disk does not make it stale
         if self._table_file is not None:
-            self._table_file.save(self._snapshot.table)
+            self._table_file.save(table)
 
     def _take(self, table: DecisionTable) -> None:
         self._snapshot = compiled(table, self._contracts)
@@ -416,20 +409,15 @@ class TableFile:
     def load(self) -> DecisionTable | None:
         """The table, or None where there is no file yet; ValueError if it holds something else, or OSError."""
         try:
-            return self._read()
-        except (OSError, ValueError) as error:
-            if not self._own:
-                raise
-            _log.warning("no decision table from the process before: %s", error)
-            return None
-
-    def _read(self) -> DecisionTable | None:
-        try:
             return DecisionTable.from_plain(read_json_text(self._path.read_bytes()))
         except FileNotFoundError:
             return None
-        except ValueError as error:
-            raise ValueError(f"{self._path}: not a decision table ({error!r}); remove it, or keep another") from None
+        except (OSError, ValueError) as error:
+            said = f"{self._path}: not a decision table ({error!r}); remove it, or keep another"
+            if self._own:
+                _log.warning("no decision table from the process before: %s", said)
+                return None
+            raise error if isinstance(error, OSError) else ValueError(said) from None
 
     def save(self, table: DecisionTable) -> None:
         """Replace the file; a failure is logged once, because requests are routed anyway."""

@@ -198,7 +198,6 @@ def _event(row: tuple[int, float, bytes, bytes, bytes]) -> Event:
 
 
 def _cell_fields(cell: Cell) -> dict[str, Any]:
-    """A cell in an event, whose contract is beside it."""
     return {name: value for name, value in cell._asdict().items() if name != "contract"}
 
 

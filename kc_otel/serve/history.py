@@ -77,9 +77,14 @@ class StatusChange:
 
 @dataclass(frozen=True, slots=True)
 class _Line:
-    verdict: Verdict
+    """A cell as of its last evaluation; without a verdict, as of a process before."""
+
+    status: Status
     since: float
+    worst: int
+    """Code of the worst status in the running step."""
     recent: deque[HistoryPoint]
+    verdict: Verdict | None
 
 
 class CellHistory:
@@ -91,8 +96,6 @@ class CellHistory:
     def __init__(self, connection: sqlite3.Connection, windows: Mapping[str, float]) -> None:
         self._connection = connection
         self._steps = {name: max(window / _STEPS_PER_WINDOW, _MIN_STEP_SECONDS) for name, window in windows.items()}
-        self._worst: dict[str, dict[Cell, int]] = {}
-        """Worst status of each cell in the running step."""
         self._slot: dict[str, int] = {}
         connection.execute(
             "CREATE TABLE IF NOT EXISTS cell_line (id INTEGER PRIMARY KEY, cell TEXT UNIQUE NOT NULL, newest REAL, "
@@ -105,56 +108,55 @@ class CellHistory:
         )
         # A damaged definition of a table is told at the start.
         connection.execute(f"SELECT line, slot, newest, {', '.join(_COLUMNS)} FROM cell_point, cell_line LIMIT 0")  # noqa: S608
-        self._known: dict[str, dict[Cell, tuple[Status, float]]] = {}
+        self._lines: dict[str, dict[Cell, _Line]] = {}
         rows = connection.execute("SELECT cell, current, since FROM cell_line WHERE current IS NOT NULL").fetchall()
         for name, status, since in rows:
             cell = Cell(*json.loads(name))
             if cell.contract in windows:
-                self._known.setdefault(cell.contract, {})[cell] = (Status(status), float(since))
+                self._lines.setdefault(cell.contract, {})[cell] = _Line(
+                    Status(status), since, -1, deque(maxlen=GLANCES), None
+                )
             else:
                 self._forget(cell)
-        self._lines: dict[str, dict[Cell, _Line]] = {}
 
     def write(self, name: str, evaluation: Evaluation, unit: UnitOfWork) -> list[StatusChange]:
-        """Write an evaluation of every cell of a contract, and say what it changes."""
-        changes, known, now = [], self._known.get(name, {}), evaluation.at
+        """Write an evaluation of every cell of a contract, and say what it changes; forget cells that are gone."""
+        before, slot = self._lines.get(name, {}), self._index(name, evaluation.at)
+        begun = slot != self._slot.get(name)
+        changes: list[StatusChange] = []
+        lines: dict[Cell, _Line] = {}
+        points: dict[Cell, HistoryPoint] = {}
+        worse: dict[Cell, HistoryPoint] = {}
         for verdict in evaluation.verdicts:
-            before, _ = known.get(verdict.cell, (None, 0.0))
-            if before is not verdict.status:
-                changes.append(StatusChange(verdict, before))
+            cell, line = verdict.cell, before.get(verdict.cell)
+            since, worst = verdict.at, -1 if begun or line is None else line.worst
+            if line is not None and line.status is verdict.status:
+                since = line.since
+            else:
+                changes.append(StatusChange(verdict, None if line is None else line.status))
                 self._connection.execute(
                     "INSERT INTO cell_line (cell, newest, current, since) VALUES (?, ?, ?, ?) ON CONFLICT (cell) "
                     "DO UPDATE SET newest = excluded.newest, current = excluded.current, since = excluded.since",
-                    (json.dumps(verdict.cell), verdict.at, verdict.status.value, verdict.at),
+                    (json.dumps(cell), verdict.at, verdict.status.value, verdict.at),
                 )
-        for cell in known.keys() - {verdict.cell for verdict in evaluation.verdicts}:
+            points[cell] = point = point_of(verdict, evaluation.step_of(cell))
+            if point.status > worst:
+                worse[cell] = point
+            recent = deque[HistoryPoint](maxlen=GLANCES) if line is None else line.recent
+            lines[cell] = _Line(verdict.status, since, max(worst, point.status), recent, verdict)
+        for cell in before.keys() - lines.keys():
             self._forget(cell)
-        points = {verdict.cell: point_of(verdict, evaluation.step_of(verdict.cell)) for verdict in evaluation.verdicts}
-        begun = self._index(name, now) != self._slot.get(name)
-        before_now = {} if begun else self._worst.get(name, {})
-        worse = {cell: point for cell, point in points.items() if point.status > before_now.get(cell, -1)}
         self._put(name, worse)
         if begun:
-            self._forget_old(now)
-        worst = before_now | {cell: point.status for cell, point in worse.items()}
-        unit.on_commit(lambda: self._adopt(name, evaluation, points, worst))
-        return changes
+            self._forget_old(evaluation.at)
 
-    def _adopt(
-        self, name: str, evaluation: Evaluation, points: Mapping[Cell, HistoryPoint], worst: dict[Cell, int]
-    ) -> None:
-        """Remember an evaluation; cells that are gone are forgotten."""
-        self._worst[name], self._slot[name] = worst, self._index(name, evaluation.at)
-        before, known, lines = self._lines.get(name, {}), self._known.get(name, {}), dict[Cell, _Line]()
-        for verdict in evaluation.verdicts:
-            status, since = known.get(verdict.cell, (None, verdict.at))
-            since = since if status is verdict.status else verdict.at
-            line = before.get(verdict.cell)
-            recent: deque[HistoryPoint] = line.recent if line else deque(maxlen=GLANCES)
-            recent.append(points[verdict.cell])
-            lines[verdict.cell] = _Line(verdict, since, recent)
-        self._lines[name] = lines
-        self._known[name] = {cell: (line.verdict.status, line.since) for cell, line in lines.items()}
+        def adopt() -> None:
+            for cell, point in points.items():
+                lines[cell].recent.append(point)
+            self._lines[name], self._slot[name] = lines, slot
+
+        unit.on_commit(adopt)
+        return changes
 
     def cells(self, contract: str | None = None, glances: int = 0) -> list[tuple[Verdict, float, list[Glance]]]:
         """(verdict, since, at most so many glances) of every cell, or those of one contract, in the cells' order."""
@@ -163,6 +165,7 @@ class CellHistory:
             (line.verdict, line.since, [_glance(point) for point in list(line.recent)[-glances:]] if glances else [])
             for name in names
             for _, line in sorted(self._lines.get(name, {}).items())
+            if line.verdict is not None
         ]
 
     def step(self, contract: str) -> float:
@@ -176,7 +179,7 @@ class CellHistory:
         """
         kept = self._kept(contract, clause, slice)
         for cell, line in self._lines.get(contract, {}).items():
-            if (cell.clause, cell.slice) == (clause, slice):
+            if (cell.clause, cell.slice) == (clause, slice) and line.recent:
                 first = line.recent[0].at
                 kept[cell] = [point for point in kept.get(cell, []) if point.at < first] + list(line.recent)
         start = max(start, end - KEPT_STEPS * self.step(contract))
@@ -215,7 +218,6 @@ class CellHistory:
         )
 
     def _forget_old(self, now: float) -> None:
-        """Forget cells of which nothing came for as long as anything is kept."""
         longest = KEPT_STEPS * max(self._steps.values(), default=_MIN_STEP_SECONDS)
         gone = self._connection.execute("SELECT id FROM cell_line WHERE newest < ?", (now - longest,)).fetchall()
         self._connection.executemany("DELETE FROM cell_point WHERE line = ?", gone)

@@ -143,7 +143,6 @@ def diagnose(
 
 
 def _word(by: str, done: str, why: str, **fields: Any) -> dict[str, Any]:
-    """Return the data of a person's event."""
     return {**fields, "by": by, "why": why, "message": f"{by} {done}: {why}"}
 
 

@@ -172,77 +172,49 @@ class Promotions:
                 self._save(promotion)
         unit.on_commit(lambda: setattr(self, "_known", known))
 
-    def start(self, contract: str, version: str, by: str, now: float) -> list[Announcement]:
-        """A person starts a version on its way, for the first time or again.
-
-        An OrderError if it, or another version of the contract, is on its way already.
-        """
-        return self._put(self._contract(contract), [self._begun(contract, version, by, now)], now)
-
-    def admit(
-        self, contract: str, version: str, record: Mapping[str, Any], by: str, now: float, *, start: bool = False
-    ) -> list[Announcement]:
-        """Take the evidence of the offline stage in, a record that `kc-otel gate run ... --evidence` wrote; see `tell`.
-
-        An OrderError if it does not open the gate; nothing is started then either.
-        """
-        found = self._contract(contract)
-        moved = self._subject(contract, version, by, now, start=start)
-        if (size := len(json.dumps(record))) > _MAX_EVIDENCE_CHARACTERS:
-            raise OrderError(f"the evidence has {size:,} characters; at most {_MAX_EVIDENCE_CHARACTERS:,} are kept")
-        after = machine.admit(moved[-1][0], found, record, self._offline_problems, now)
-        message = f"{by} hands over the evidence that the offline gate was open for {version}"
-        return self._put(found, [*moved, (after, None)], now, "evidence", message, by=by, record=record)
-
     def tell(
         self, contract: str, version: str, order: str, by: str, why: str, now: float, *, stage: Stage | None = None,
-        position: str = "", start: bool = False,
+        position: str = "", evidence: Mapping[str, Any] | None = None, start: bool = False,
     ) -> list[Announcement]:  # fmt: skip
-        """A person, or their program, decides: approve, hold, resume, force, rollback, hook or confirm.
+        """A person, or their program, decides: start, evidence, approve, hold, resume, force, rollback, hook, confirm.
 
-        `stage` is approved or forced; `position` is what the hook before it has been run for. With `start`, a version
-        that is not known is started in the same transaction; an OrderError where that cannot be done, and nothing is
-        started.
+        `stage` is approved or forced; `position` is what the hook before it has been run for; `evidence` is the record
+        that `kc-otel gate run ... --evidence` wrote. With `start`, a version that is not known is started in the same
+        transaction. Raises OrderError where the order cannot be carried out; nothing is started then either.
         """
         found = self._contract(contract)
-        self._refuse_dry_run(contract, version)
-        moved = self._subject(contract, version, by, now, start=start)
-        before = moved[-1][0]
-        if order in {"approve", "force"} and stage is None:
-            raise OrderError(f"name the stage to {order}")
-        match order:
-            case "approve":
-                assert stage is not None
-                after, said = machine.approve(before, found, stage), f"lets {version} into {stage}"
-            case "hold":
-                after, said = machine.hold(before, by, why, now), f"holds {version} in {before.position}"
-            case "resume":
-                after, said = machine.resume(before), f"lets {version} go on"
-            case "hook":
-                after, said = machine.hook(before), f"confirms each step of {version} from now on"
-            case "confirm":
-                after, said = machine.confirm(before, position), f"confirms the step of {version} to {position}"
-            case "force":
-                assert stage is not None
-                forced = machine.force(before, found, stage, by, why, self.latest(contract), now)
-                return self._put(found, [*moved, forced], now)
-            case "rollback":
-                # No start: it was not on its way.
-                return self._put(found, [machine.roll_back(before, by, why, now)], now)
-            case _:
-                raise OrderError(f"{order!r} is no order")
-        message = f"{by} {said}" + f": {why}" * bool(why.strip())
-        return self._put(found, [*moved, (after, None)], now, order, message, by=by, why=why)
-
-    def _refuse_dry_run(self, contract: str, version: str) -> None:
         if contract in self._dry_run:
             raise OrderError(
                 f"{contract} runs dry, so no order about {version} would be carried out; restart the evaluator without "
                 f"`--dry-run-contract {contract}`, or pin slices"
             )
+        if order == "start":
+            return self._put(found, [self._begun(contract, version, by, now)], now)
+        begun: list[Moved] = []
+        if start and (contract, version) not in self._known:
+            begun = [self._begun(contract, version, by, now)]
+        before = begun[0][0] if begun else self.of(contract, version)
+        if order == "evidence":
+            after = self._admitted(before, found, evidence, now)
+            move, said = None, f"hands over the evidence that the offline gate was open for {version}"
+        else:
+            latest = self.latest(contract)
+            after, move, said = machine.ordered(before, found, order, by, why, latest, now, stage, position)
+        if order == "rollback":
+            begun = []  # it was not on its way: no start is written
+        message = f"{by} {said}" + f": {why}" * bool(why.strip())
+        return self._put(found, [*begun, (after, move)], now, order, message, by=by, why=why, record=evidence)
+
+    def _admitted(
+        self, before: Promotion, contract: Contract, evidence: Mapping[str, Any] | None, now: float
+    ) -> Promotion:
+        if evidence is None:
+            raise OrderError("hand the evidence over, as `kc-otel gate run --evidence` wrote it")
+        if (size := len(json.dumps(evidence))) > _MAX_EVIDENCE_CHARACTERS:
+            raise OrderError(f"the evidence has {size:,} characters; at most {_MAX_EVIDENCE_CHARACTERS:,} are kept")
+        return machine.admit(before, contract, evidence, self._offline_problems, now)
 
     def _begun(self, contract: str, version: str, by: str, now: float) -> Moved:
-        self._refuse_dry_run(contract, version)
         for other in self.all(contract):
             on_its_way = other.status is PromotionStatus.RUNNING and other.position.stage is not Stage.FULL
             if other.version != version and on_its_way:
@@ -250,12 +222,6 @@ class Promotions:
         previous = self._known.get((contract, version))
         failing = self.latest(contract).fails(version)
         return machine.begin(self._contract(contract), version, by, now, previous=previous, failing=failing)
-
-    def _subject(self, contract: str, version: str, by: str, now: float, *, start: bool) -> list[Moved]:
-        """The promotion that an order is about, as it is, or as the order starts it."""
-        if not start or (contract, version) in self._known:
-            return [(self.of(contract, version), None)]
-        return [self._begun(contract, version, by, now)]
 
     def _put(
         self, contract: Contract, moved: Sequence[Moved], now: float, order: str = "", message: str = "", *,
@@ -341,7 +307,6 @@ class Promotions:
         self, promotion: Promotion, order: str, message: str, now: float, severity: str = "info", *,
         by: str = "", why: str = "", **data: Any,
     ) -> Announcement:  # fmt: skip
-        """Write an event of a version."""
         data |= {"kernel_inference": promotion.version, "order": order, "by": by, "why": why, "message": message}
         return self._events.record(promotion.contract, "promotion", data, now, severity)
 
@@ -364,7 +329,6 @@ class Promotions:
         )
 
     def _keep(self, promotion: Promotion, what: str, record: Mapping[str, Any], now: float) -> int:
-        """Keep a piece of evidence; returns its id."""
         contract = promotion.contract
         cursor = self._connection.execute(
             "INSERT INTO promotion_evidence (at, contract, version, what, record) VALUES (?, ?, ?, ?, ?)",

@@ -6,7 +6,6 @@ import sys
 import threading
 import time
 from dataclasses import replace
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import parse_qs, urlsplit
 
 import numpy as np
@@ -18,6 +17,7 @@ from kc_otel.client import poll
 from kc_otel.client.router import Router
 from kc_otel.judge.decisions import Canary, DecisionTable, Promoted, Route, apply
 from kc_otel.judge.plain_json import to_json
+from tests.tools.servers import answering
 
 LONG, CODE, PROSE = {"prompt_tokens": 9000}, {"task": "code", "prompt_tokens": 10}, {"task": "prose"}
 
@@ -35,70 +35,38 @@ class Evaluator:
         self.age = 0
         self.unserved = ""
         self.stopping = False
-        owner = self
 
-        class Handler(BaseHTTPRequestHandler):
-            protocol_version = "HTTP/1.1"
-
-            def do_GET(self):
-                query = parse_qs(urlsplit(self.path).query)
-                after, wait = int(query["after"][0]), float(query["wait"][0])
-                if "closing" in query:
-                    owner.closed += query["instance"]
-                    self.send_response(204)
-                    self.end_headers()
-                    return
-                owner.asked.append((urlsplit(self.path).path, after))
-                owner.obeys, owner.kept = query.get("obeys", []), query.get("kept", [])
-                owner.instance = query["instance"][0]
-                with owner.changed:
-                    owner.changed.wait_for(lambda: owner.stopping or owner.table.version != after or owner.raw, wait)
-                    body = owner.raw or to_json(owner.table).encode()
-                    unchanged = owner.raw is None and owner.table.version == after
-                self.send_response(304 if unchanged else 200)
-                self.send_header("age", str(owner.age))
-                if owner.unserved:
-                    self.send_header("kc-unserved", owner.unserved)
-                self.send_header("content-length", "0" if unchanged else str(len(body)))
-                if owner.stopping:
-                    self.send_header("connection", "close")
-                self.end_headers()
-                if not unchanged:
-                    self.wfile.write(body)
-
-            def log_message(self, *args):
-                pass
-
-        class Server(ThreadingHTTPServer):
-            daemon_threads = True
-
-            def handle_error(self, *args):  # a client that hung up is no news
-                pass
-
-        self.server = Server(("127.0.0.1", 0), Handler)
-        self.url = f"http://127.0.0.1:{self.server.server_address[1]}"
-        self.thread = threading.Thread(target=self.server.serve_forever, args=(0.01,), daemon=True)
-        self.thread.start()
+    def respond(self, path, _headers, _body):
+        query = parse_qs(urlsplit(path).query)
+        after, wait = int(query["after"][0]), float(query["wait"][0])
+        if "closing" in query:
+            self.closed += query["instance"]
+            return 204, {}, b""
+        self.asked.append((urlsplit(path).path, after))
+        self.obeys, self.kept = query.get("obeys", []), query.get("kept", [])
+        self.instance = query["instance"][0]
+        with self.changed:
+            self.changed.wait_for(lambda: self.stopping or self.table.version != after or self.raw, wait)
+            body = self.raw or to_json(self.table).encode()
+            unchanged = self.raw is None and self.table.version == after
+        headers = {"age": str(self.age)} | ({"kc-unserved": self.unserved} if self.unserved else {})
+        headers |= {"connection": "close"} if self.stopping else {}
+        return (304, headers, b"") if unchanged else (200, headers, body)
 
     def publish(self, table):
         with self.changed:
             self.table = table
             self.changed.notify_all()
 
-    def close(self):
-        with self.changed:
-            self.stopping = True
-            self.changed.notify_all()
-        self.server.shutdown()
-        self.server.server_close()
-        self.thread.join()
-
 
 @pytest.fixture
 def evaluator():
-    server = Evaluator()
-    yield server
-    server.close()
+    made = Evaluator()
+    with answering(made.respond) as made.url:
+        yield made
+        with made.changed:
+            made.stopping = True
+            made.changed.notify_all()
 
 
 @pytest.fixture

@@ -43,12 +43,6 @@ def test_a_routed_slice_goes_to_the_training_kernel_and_the_rest_stays(client, m
     assert flags.get_boolean_value("policy-7b", False, context(task="prose")) is True
 
 
-def test_a_version_that_is_not_avoided_serves_on(client, make_transition):
-    flags = client(make_transition(slice="code", inference="inferB"))
-    for version, kernel in (("inferB", "train-kernel"), ("inferC", "inference-kernel")):
-        assert flags.get_string_value("policy-7b", "none", context(task="code", kernel=version)) == kernel
-
-
 def test_directives_are_flags_too(client, make_transition):
     flags = client(make_transition(do=("halt", "sample-more", "resync-weights")))
     halted = flags.get_boolean_details("policy-7b.halted", False)

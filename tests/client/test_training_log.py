@@ -5,9 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import os
-import threading
 import time
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import numpy as np
 import pytest
@@ -20,6 +18,7 @@ from kc_otel.judge import evaluator
 from kc_otel.judge.verdict import Cell, Status, Verdict
 from tests.integration.conftest import CONTRACT, Evaluator
 from tests.record.recorder.conftest import Memory
+from tests.tools.servers import answering
 
 SOON = 120.0
 
@@ -154,27 +153,13 @@ def test_with_an_evaluator_it_is_what_that_says(policy, tmp_path, monkeypatch):
 @pytest.mark.slow
 def test_verdicts_of_an_evaluator_that_is_late_are_not_logged():
     ages = ["31", "1"]
-
-    class Late(BaseHTTPRequestHandler):
-        def do_GET(self):
-            self.send_response(200)
-            self.send_header("age", ages[0])
-            self.send_header("content-length", "16")
-            self.end_headers()
-            self.wfile.write(b'{"verdicts": []}')
-
-        def log_message(self, *_):
-            pass
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), Late) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        asking = _Asking(f"http://127.0.0.1:{server.server_port}", TrainingLog(), 60.0, None)
+    with answering(lambda *_: (200, {"age": ages[0]}, b'{"verdicts": []}')) as url:
+        asking = _Asking(url, TrainingLog(), 60.0, None)
         asking.shutdown()
         with pytest.raises(ValueError, match="nothing has been evaluated for 31 s"):
             asking._asked()
         del ages[0]
         assert asking._asked() == ([], {})
-        server.shutdown()
 
 
 @pytest.mark.slow
@@ -182,25 +167,17 @@ def test_a_token_does_not_follow_a_redirect(policy, monkeypatch, caplog):
     monkeypatch.setenv("KC_OTEL_TOKEN", "kco_secret")
     shown = []
 
-    class Redirecting(BaseHTTPRequestHandler):
-        def do_GET(self):
-            shown.append((self.path.partition("?")[0], self.headers["authorization"]))
-            self.send_response(302 if len(shown) == 1 else 200)
-            self.send_header("location", f"http://localhost:{self.server.server_port}/elsewhere")
-            self.send_header("content-length", "0")
-            self.end_headers()
+    def redirect(path, headers, _body):
+        shown.append((path.partition("?")[0], headers["authorization"]))
+        port = headers["host"].rpartition(":")[2]
+        return 302 if len(shown) == 1 else 200, {"location": f"http://localhost:{port}/elsewhere"}, b""
 
-        def log_message(self, *_):
-            pass
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), Redirecting) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        log = TrainingLog(f"http://127.0.0.1:{server.server_port}", refresh=60.0)
+    with answering(redirect) as url:
+        log = TrainingLog(url, refresh=60.0)
         with Recorder(policy, log=log):
             end = time.monotonic() + SOON
             while "302" not in caplog.text and time.monotonic() < end and len(shown) < 2:
                 time.sleep(0.02)
-        server.shutdown()
     assert shown == [("/api/v1/verdicts", "Bearer kco_secret")]
 
 

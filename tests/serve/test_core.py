@@ -146,7 +146,7 @@ def test_memory_and_disk_agree_where_a_commit_is_refused(make_core, open_file, d
     connection = open_file(tmp_path / "state.sqlite")
     core, now, said = make_core(connection), time.time(), []
     core.tick(now)
-    core.promotions.start("policy", "inferB", "ada", now)
+    core.promotions.tell("policy", "inferB", "start", "ada", "", now)
     core.announce = said.append
 
     def memory() -> object:

@@ -107,7 +107,7 @@ def client(driven: Driven) -> Iterator[TestClient]:
 
 def test_traffic_follows_the_place(driven: Driven) -> None:
     told = driven.core.promotions
-    told.start("policy", "v2", "ada", 0.0)
+    told.tell("policy", "v2", "start", "ada", "", 0.0)
     driven.tick(1, v2="PASS")
     assert driven.shares() == {"v2": 0.0}
     driven.tick(61, v2="PASS")
@@ -129,7 +129,7 @@ def test_traffic_follows_the_place(driven: Driven) -> None:
 def test_a_failure_takes_the_traffic_away_in_the_same_tick(driven: Driven) -> None:
     told, said = driven.core.promotions, []
     driven.core.announce = said.append
-    told.start("policy", "v2", "ada", 0.0)
+    told.tell("policy", "v2", "start", "ada", "", 0.0)
     driven.tick(61, v2="PASS")
     version = driven.core.decisions.version
     driven.tick(62, v2="FAIL")
@@ -155,7 +155,7 @@ def test_what_is_decided_survives_a_restart(
     path = tmp_path / "state.sqlite"
     connection = open_file(path)
     first = Driven(make_core, contract, connection)
-    first.core.promotions.start("policy", "v2", "ada", 0.0)
+    first.core.promotions.tell("policy", "v2", "start", "ada", "", 0.0)
     first.tick(61, v2="PASS")
     first.core.promotions.tell("policy", "v2", "hold", "bob", "lunch", 62.0)
     first.core.promotions.tell("policy", "v2", "approve", "bob", "", 62.0, stage=Stage.FULL)
@@ -188,7 +188,7 @@ def test_evidence_of_another_contract_is_told_and_has_to_meet_the_limits_in_forc
     So does a clause of the same name that measures something else, and evidence that does not say what it measured.
     """
     core, first = driven.core, driven._contract
-    core.promotions.start("policy", "v2", "ada", 0.0)
+    core.promotions.tell("policy", "v2", "start", "ada", "", 0.0)
     for now in (1, 61):
         driven.tick(now, v2="PASS")
     assert core.promotions.of("policy", "v2").elsewhere == ""
@@ -216,11 +216,11 @@ def test_evidence_of_another_contract_is_told_and_has_to_meet_the_limits_in_forc
 
 def test_one_version_at_a_time_and_the_one_before_is_replaced(driven: Driven) -> None:
     told = driven.core.promotions
-    told.start("policy", "v2", "ada", 0.0)
+    told.tell("policy", "v2", "start", "ada", "", 0.0)
     with pytest.raises(OrderError, match="v2 is in promotion, in shadow; one version goes at a time"):
-        told.start("policy", "v3", "ada", 1.0)
+        told.tell("policy", "v3", "start", "ada", "", 1.0)
     told.tell("policy", "v2", "force", "ada", "first of all", 2.0, stage=Stage.FULL)
-    told.start("policy", "v3", "ada", 3.0)
+    told.tell("policy", "v3", "start", "ada", "", 3.0)
     told.tell("policy", "v3", "force", "ada", "hurry", 4.0, stage=Stage.FULL)
     assert [(entry.version, entry.status) for entry in told.all("policy")] == [("v3", "running"), ("v2", "replaced")]
     driven.tick(5, v2="FAIL", v3="PASS")
@@ -229,9 +229,9 @@ def test_one_version_at_a_time_and_the_one_before_is_replaced(driven: Driven) ->
 
 def test_a_version_that_its_gates_made_full_replaces_the_one_before(driven: Driven) -> None:
     told = driven.core.promotions
-    told.start("policy", "v2", "ada", 0.0)
+    told.tell("policy", "v2", "start", "ada", "", 0.0)
     told.tell("policy", "v2", "force", "ada", "first of all", 1.0, stage=Stage.FULL)
-    told.start("policy", "v3", "ada", 2.0)
+    told.tell("policy", "v3", "start", "ada", "", 2.0)
     told.tell("policy", "v3", "approve", "ada", "", 2.0, stage=Stage.FULL)
     for now in (63, 124, 185):
         driven.tick(now, v2="PASS", v3="PASS")
@@ -244,10 +244,10 @@ def test_a_version_that_its_gates_made_full_replaces_the_one_before(driven: Driv
 def test_old_versions_are_forgotten_one_day(driven: Driven, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(promotions, "_MAX_ENDED", 20)
     told = driven.core.promotions
-    told.start("policy", "full", "ada", 0.0)
+    told.tell("policy", "full", "start", "ada", "", 0.0)
     told.tell("policy", "full", "force", "ada", "the first", 1.0, stage=Stage.FULL)
     for number in range(25):
-        told.start("policy", f"bad{number}", "ada", 10.0 + number)
+        told.tell("policy", f"bad{number}", "start", "ada", "", 10.0 + number)
         told.tell("policy", f"bad{number}", "rollback", "ada", "bad", 10.5 + number)
         driven.tick(11.0 + number)
     assert driven.shares() == {f"bad{number}": 0.0 for number in range(5, 25)}
@@ -258,16 +258,13 @@ def test_old_versions_are_forgotten_one_day(driven: Driven, monkeypatch: pytest.
 
 def test_a_contract_that_runs_dry_promotes_nothing(contract: Contract, open_file: Callable[..., Any]) -> None:
     file = open_file()
-    Core([contract], file, external_url="", now=0.0).promotions.start("policy", "v2", "ada", 0.0)
+    Core([contract], file, external_url="", now=0.0).promotions.tell("policy", "v2", "start", "ada", "", 0.0)
     dry = Driven(lambda _: Core([contract], file, external_url="", now=1.0, dry_run=["policy"]), contract)
     dry.tick(61, v2="PASS")
     dry.tick(62, v2="FAIL")
-    refused = pytest.raises(OrderError, match=r"policy runs dry, so no order about v[23] would be carried out; restart")
-    for version, order in (("v2", "rollback"), ("v2", "force"), ("v3", "force")):
-        with refused:
+    for version, order in (("v2", "rollback"), ("v2", "force"), ("v3", "force"), ("v3", "start")):
+        with pytest.raises(OrderError, match=r"policy runs dry, so no order about v[23] would be carried out; restart"):
             dry.core.promotions.tell("policy", version, order, "ada", "", 63.0, stage=Stage.CANARY, start=True)
-    with refused:
-        dry.core.promotions.start("policy", "v3", "ada", 63.0)
     (promotion,) = dry.core.promotions.all()
     assert (promotion.position.stage, dry.shares()) == (Stage.SHADOW, {})
 
@@ -275,7 +272,7 @@ def test_a_contract_that_runs_dry_promotes_nothing(contract: Contract, open_file
 def test_a_hold_of_the_policy_holds(open_file: Callable[..., Any]) -> None:
     held = load_text(TEXT + "escalation: [{on: fail, do: [hold-promotion]}]\n")
     driven = Driven(lambda c: Core([held], c or open_file(), external_url="", now=0.0), held)
-    driven.core.promotions.start("policy", "v2", "ada", 0.0)
+    driven.core.promotions.tell("policy", "v2", "start", "ada", "", 0.0)
     driven.tick(1, old="FAIL", v2="PASS")
     driven.tick(62, old="FAIL", v2="PASS")
     promotion = driven.core.promotions.of("policy", "v2")
@@ -285,7 +282,7 @@ def test_a_hold_of_the_policy_holds(open_file: Callable[..., Any]) -> None:
 def test_a_version_with_an_unproven_breach_waits(driven: Driven) -> None:
     """Its alert has ended and what is measured now passes, but nothing has refuted the breach; nor while one lasts."""
     driven.tick(1, v2="FAIL")
-    driven.core.promotions.start("policy", "v2", "ada", 2.0)
+    driven.core.promotions.tell("policy", "v2", "start", "ada", "", 2.0)
     driven.core.evaluator.unheard = lambda *_, **__: True  # type: ignore[method-assign]
     for now in (62, 123, 500):
         driven.tick(now, v2="PASS")
@@ -321,7 +318,7 @@ def test_a_version_waits_while_what_passes_may_not_be_all_of_it(
     driven: Driven, monkeypatch: pytest.MonkeyPatch, asked: str, answer: Any, later: Any, said: str
 ) -> None:
     evaluator = driven.core.evaluator
-    driven.core.promotions.start("policy", "v2", "ada", 0.0)
+    driven.core.promotions.tell("policy", "v2", "start", "ada", "", 0.0)
     with monkeypatch.context() as patched:
         patched.setattr(evaluator, asked, lambda *_: answer)
         for now in (1, 61, 122):
@@ -397,7 +394,7 @@ def test_api_hands_the_evidence_out(client: TestClient) -> None:
 
 
 def test_metrics_say_stage_share_and_windows(driven: Driven, client: TestClient) -> None:
-    driven.core.promotions.start("policy", "v2", "ada", 0.0)
+    driven.core.promotions.tell("policy", "v2", "start", "ada", "", 0.0)
     driven.tick(61, v2="PASS")
     text = client.get("/metrics").text
     labels = '{kc_contract="policy",kc_kernel_inference="v2"}'
@@ -412,9 +409,9 @@ def test_metrics_say_stage_share_and_windows(driven: Driven, client: TestClient)
 
 
 def test_evidence_of_any_size_is_not_kept(driven: Driven) -> None:
-    driven.core.promotions.start("policy", "v2", "ada", 0.0)
+    driven.core.promotions.tell("policy", "v2", "start", "ada", "", 0.0)
     with pytest.raises(OrderError, match=r"the evidence has .* characters; at most 33,554,432 are kept"):
-        driven.core.promotions.admit("policy", "v2", {"format": "x" * 34_000_000}, "ada", 1.0)
+        driven.core.promotions.tell("policy", "v2", "evidence", "ada", "", 1.0, evidence={"format": "x" * 34_000_000})
 
 
 def paged(core: Core) -> list[dict[str, Any]]:
@@ -436,7 +433,7 @@ def slow(open_file: Callable[..., sqlite3.Connection]) -> Driven:
 
 
 def test_a_roll_back_is_told_at_once_and_first_in_each_message(slow: Driven) -> None:
-    slow.core.promotions.start("policy", "v2", "ada", 0.0)
+    slow.core.promotions.tell("policy", "v2", "start", "ada", "", 0.0)
     slow.tick(1, v2="PASS")
     assert paged(slow.core) == []
     slow.tick(61, v2="FAIL")
@@ -477,7 +474,7 @@ def test_a_version_that_is_rolled_back_and_serves_is_said_at_once(slow: Driven) 
     """Once what was under way is measured; on the promotion, in the log, to the pager. Silence ends nothing."""
     core, newest = slow.core, {"at": 61.0}
     core.evaluator.newest_of = lambda *_: newest["at"]  # type: ignore[method-assign]
-    core.promotions.start("policy", "v2", "ada", 0.0)
+    core.promotions.tell("policy", "v2", "start", "ada", "", 0.0)
     slow.tick(1, v2="PASS")
     slow.tick(61, v2="FAIL")
     paged(core)
@@ -548,7 +545,7 @@ def test_a_version_that_never_was_promoted_is_rolled_back_as_often_as_it_serves(
 
 def test_a_version_that_serves_after_a_person_rolled_it_back_is_told_though_it_breaks_nothing(slow: Driven) -> None:
     core = slow.core
-    core.promotions.start("policy", "v2", "ada", 0.0)
+    core.promotions.tell("policy", "v2", "start", "ada", "", 0.0)
     slow.tick(1, v2="PASS")
     core.promotions.tell("policy", "v2", "rollback", "ada", "users report broken tables", 2.0)
     slow.tick(3, v2="PASS")
@@ -577,7 +574,7 @@ def test_a_version_that_serves_after_a_person_rolled_it_back_is_told_though_it_b
 def test_a_rolled_back_version_that_serves_undecided_is_told_in_its_incident(slow: Driven) -> None:
     core, newest = slow.core, {"at": 61.0}
     core.evaluator.newest_of = lambda *_: newest["at"]  # type: ignore[method-assign]
-    core.promotions.start("policy", "v2", "ada", 0.0)
+    core.promotions.tell("policy", "v2", "start", "ada", "", 0.0)
     for at in range(1, 3700, 60):  # until the ladder's own step fires
         newest["at"] = float(at)
         slow.tick(at, v2="FAIL" if at > 1 else "PASS")
@@ -593,7 +590,7 @@ def test_a_rolled_back_version_that_serves_undecided_is_told_in_its_incident(slo
 
 def test_an_approval_ends_with_the_contract_that_it_was_given_under(driven: Driven) -> None:
     told, first = driven.core.promotions, driven._contract
-    told.start("policy", "v2", "ada", 0.0)
+    told.tell("policy", "v2", "start", "ada", "", 0.0)
     told.tell("policy", "v2", "approve", "ada", "", 0.5, stage=Stage.FULL)
     driven.tick(1, v2="PASS")
     other = load_text(TEXT.replace("limit: 0.02", "limit: 0.05").replace("version: 1", "version: 2"))

@@ -581,7 +581,7 @@ def test_a_version_that_is_started_again_after_its_rollback_is_not_taken_for_one
     fleet.run(10, broken=0.4, healthy=0.001)
     assert [incident.gone for incident in fleet.core.incidents()] == [True]
     promotions, version = fleet.core.promotions, "b" * 12
-    promotions.start("policy", version, "ada", fleet.now)
+    promotions.tell("policy", version, "start", "ada", "", fleet.now)
     promotions.tell("policy", version, "force", "ada", "it is mended", fleet.now, stage=Stage.CANARY)
     fleet.run(20, broken=0.4, healthy=0.001)
     fleet.run(900, healthy=0.001)

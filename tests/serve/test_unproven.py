@@ -116,7 +116,7 @@ def test_a_version_of_which_many_sequences_fail_the_input_checks_is_not_proven(t
     (row,) = client_of(fleet.core).get("/api/v1/overview").json()["missing"]
     assert (row["outcome"], row["kernel_inference"]) == ("invalid", VERSION)
     assert row["text"].startswith("60 % of the sequences failed the input checks in the window, most of them nan_")
-    fleet.core.promotions.start("policy", VERSION, "ada", fleet.now)
+    fleet.core.promotions.tell("policy", VERSION, "start", "ada", "", fleet.now)
     run(10, 0.001, 150)
     held = fleet.core.promotions.of("policy", VERSION).missing
     assert any(reason.startswith("held: sequences of it are not judged: 60 %") for reason in held)

@@ -17,32 +17,55 @@ _START_SECONDS = 300.0
 """A process that lives is waited for: on a machine with other work it starts slowly. One that ended is not."""
 
 
+Answer = tuple[int, Mapping[str, str], bytes]
+
+
 @contextmanager
-def sink(handle: Callable[[bytes, Mapping[str, str]], int]) -> Iterator[str]:
+def answering(respond: Callable[[str, Mapping[str, str], bytes], Answer]) -> Iterator[str]:
+    """URL of a server whose answer to a request is made of its path, headers (lower case) and body."""
+
     class Handler(BaseHTTPRequestHandler):
-        def do_POST(self) -> None:
-            body = self.rfile.read(int(self.headers["content-length"]))
-            self.send_response(handle(body, dict(self.headers)))
-            self.send_header("content-length", "0")
+        protocol_version = "HTTP/1.1"
+
+        def do_GET(self) -> None:
+            length = int(self.headers.get("content-length") or 0)
+            body = self.rfile.read(length)
+            if len(body) < length:  # the sender was killed in the middle of it
+                self.close_connection = True
+                return
+            status, headers, content = respond(self.path, {k.lower(): v for k, v in self.headers.items()}, body)
+            self.send_response(status)
+            for name, value in {"content-length": str(len(content)), **headers}.items():
+                self.send_header(name, value)
             self.end_headers()
+            self.wfile.write(content)
+
+        def do_POST(self) -> None:
+            self.do_GET()
 
         def log_message(self, *_: object) -> None:
             """Stay quiet."""
 
-    with _served(Handler) as address:
-        yield f"http://{address}"
+    class Server(ThreadingHTTPServer):
+        daemon_threads = True
 
+        def handle_error(self, *_: object) -> None:
+            """A client that hung up is no news."""
 
-@contextmanager
-def _served(handler: type[BaseHTTPRequestHandler]) -> Iterator[str]:
-    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as http:
+    with Server(("127.0.0.1", 0), Handler) as http:
         thread = threading.Thread(target=http.serve_forever, args=(0.01,))
         thread.start()
         try:
-            yield f"127.0.0.1:{http.server_port}"
+            yield f"http://127.0.0.1:{http.server_port}"
         finally:
             http.shutdown()
             thread.join()
+
+
+@contextmanager
+def sink(handle: Callable[[bytes, Mapping[str, str]], int]) -> Iterator[str]:
+    with answering(lambda _path, headers, body: (handle(body, headers), {}, b"")) as url:
+        yield url
 
 
 def free_address() -> str:

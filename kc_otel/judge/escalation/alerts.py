@@ -51,13 +51,6 @@ WENT_AWAY: Final = "went away without proof of recovery"
 """End of an alert that is over while its breach is unproven: an endpoint that was told this is told that it fires."""
 
 
-class Phase(StrEnum):
-    """Phase of an alert; a quiet alert is not stored."""
-
-    PENDING = "pending"
-    FIRING = "firing"
-
-
 class What(StrEnum):
     """Kind of a transition."""
 
@@ -103,8 +96,8 @@ class Alert:
     actions: tuple[Action, ...]
     """Of the step; stored so that a step that left the contract can still be resolved."""
     cell: Cell
-    phase: Phase
     since: float
+    """Unix time of the first matching verdict, seconds."""
     started_at: float | None
     """Unix time of firing, seconds; None while pending."""
     counting: bool
@@ -116,6 +109,11 @@ class Alert:
     """Times people were told that it fires, reminders included."""
     waited: float = 0.0
     """Seconds counted so far towards the next reminder."""
+
+    @property
+    def fires(self) -> bool:
+        """True once it has served the step's `for`."""
+        return self.started_at is not None
 
     @property
     def fingerprint(self) -> str:
@@ -136,7 +134,7 @@ class PolicyState:
     @property
     def firing(self) -> tuple[Alert, ...]:
         """The alerts that fire."""
-        return tuple(alert for alert in self.alerts if alert.phase is Phase.FIRING)
+        return tuple(alert for alert in self.alerts if alert.fires)
 
     def passed(self, now: float, window: float) -> float:
         """Seconds since then, as every duration of the policy counts them."""
@@ -202,7 +200,7 @@ def advance(
     transitions = [
         edge(alert, What.RESOLVED, now, end=_CHANGED)
         for alert in state.alerts
-        if alert.step not in keys and alert.phase is Phase.FIRING
+        if alert.step not in keys and alert.fires
     ]
     kept: list[Alert] = []
     for key, step in zip(keys, contract.escalation, strict=True):
@@ -313,7 +311,7 @@ def _why_gone(
 
 def _first(key: str, step: EscalationStep, verdict: Verdict, now: float) -> Alert:
     return Alert(
-        step=key, on=step.on, severity=step.severity, actions=step.do, cell=verdict.cell, phase=Phase.PENDING,
+        step=key, on=step.on, severity=step.severity, actions=step.do, cell=verdict.cell,
         since=now, started_at=None, counting=False, held=0.0, verdict=verdict,
     )  # fmt: skip
 
@@ -326,13 +324,13 @@ def _next(
     if verdict is not None and verdict.status in _HOLDS.get(step.on, ()) and not (step.on == "fail" and verdict.ended):
         return replace(alert, counting=False), None
     matches = verdict is not None and verdict.status is _MATCHES[step.on]
-    pending = alert.phase is Phase.PENDING
+    pending = not alert.fires
     if matches is not pending:  # it stops waiting, or goes on firing
         return (None if pending else replace(alert, held=0.0, counting=False)), None
     if held + _TOLERANCE_SECONDS < (step.after if pending else step.clear_for):
         return replace(alert, held=held, counting=True), None
     if pending:
-        return replace(alert, phase=Phase.FIRING, started_at=now, held=0.0, counting=False), What.FIRING
+        return replace(alert, started_at=now, held=0.0, counting=False), What.FIRING
     return None, What.RESOLVED
 
 

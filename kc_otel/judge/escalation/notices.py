@@ -377,7 +377,6 @@ def _closed(group: MessageGroup, now: float) -> MessageGroup:
 def _sent(
     group: MessageGroup, incident: Incident | None, people: People, timing: GroupTiming, window: float, now: float
 ) -> tuple[MessageGroup, IncidentMessage | None]:
-    """Return the group after its message, and the message if one is due."""
     group = replace(group, pending=tuple(notice for notice in group.pending if _is_news(notice, group, incident)))
     firing = [notice for notice in group.pending if notice.transition.what is What.FIRING]
     muted = [notice for notice in firing if people.silencing(notice.transition.cell, now)]

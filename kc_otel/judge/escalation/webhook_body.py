@@ -82,8 +82,7 @@ def alert_body(
     note = links_note(base)
     names = kernel_names(kernels)
     firing = bool(lasting) or any(edge.what is What.FIRING for edge in transitions)
-    changed = _changed(incident)
-    following = _next(transitions, changed=changed) if firing else _lift(lifting)
+    following = _next(transitions, incident) if firing else _lift(lifting)
     alerts = [
         _alert(contract, transition, base, reason, done, names, incident, "" if firing else following)
         for transition in transitions
@@ -116,7 +115,7 @@ def alert_body(
             "description": contract.metadata.description,
             "reason": said,
             "incident": _incident(incident, base, lasting, done, names),
-            "impact": _impact(contract, transitions, incident, contained=_contained(incident), changed=changed),
+            "impact": _impact(contract, transitions, incident),
             "next": following,
             "evidence": _evidence(contract, transitions),
             "links": note,
@@ -273,10 +272,10 @@ def _alert(
     did = [f"Done: {'; '.join(done)}."] if done else []
     if transition.what is What.FIRING:
         did = [
-            _impact(contract, [transition], contained=_contained(incident), changed=_changed(incident)),
+            _impact(contract, [transition], incident, (transition.cell.slice,)),
             _since(transition, incident),
             *did,
-            _next([transition], changed=_changed(incident)),
+            _next([transition], incident),
         ]
     elif lift:
         did.append(lift)
@@ -329,10 +328,8 @@ def _changed(incident: Incident | None) -> bool:
 def _impact(
     contract: Contract,
     transitions: Sequence[Transition],
-    incident: Incident | None = None,
-    *,
-    contained: bool = False,
-    changed: bool = False,
+    incident: Incident | None,
+    slices: tuple[str, ...] = (),
 ) -> str:
     """Return the effect of firing alerts on users, in a sentence, rewards first; empty if nothing fires any more."""
     firing = [edge for edge in transitions if edge.what is What.FIRING]
@@ -348,7 +345,7 @@ def _impact(
             if serves
             else "A version was rolled back and should no longer serve requests."
         )
-    slices = incident.slices if incident is not None else (first.cell.slice,)
+    slices = slices or (incident.slices if incident is not None else (first.cell.slice,))
     where = (
         place(slices[0]) if slices == (ALL,) else f"slice{'s' * (len(slices) > 1)} {listed(list(map(place, slices)))}"
     )
@@ -356,8 +353,10 @@ def _impact(
         keeps = f"{first.cell.clause} keeps its limit again on {where}"
         what = "valid sequences come again" if first.on == "invalid-input" else keeps
         silent = "its kernel, or a recorder of it, fell silent, or its points arrive and are not judged"
-        return f"Nothing proves that {what}: {CLAUSE_GONE if changed else silent}. The kernel may still serve."
-    if contained:
+        return (
+            f"Nothing proves that {what}: {CLAUSE_GONE if _changed(incident) else silent}. The kernel may still serve."
+        )
+    if _contained(incident):
         return (
             f"Routers keep requests on {where} away from the kernel that broke it, which is no longer measured there."
         )
@@ -371,14 +370,14 @@ def _impact(
     return consequence(clauses.get(first.cell.clause), first.on, where, estimate)
 
 
-def _next(transitions: Sequence[Transition], *, changed: bool) -> str:
+def _next(transitions: Sequence[Transition], incident: Incident | None) -> str:
     """Return the first action on firing alerts, in a sentence; empty if nothing fires any more."""
     first = next((edge for edge in transitions if edge.what is What.FIRING), None)
     if first is None:
         return ""
     about = ROLLED_BACK if first.step == ROLLED_BACK else first.on
     if first.end == WENT_AWAY:
-        about = "clause-gone" if changed else "unproven"
+        about = "clause-gone" if _changed(incident) else "unproven"
     return f"Now: {REMEDIES[about].format(contract=first.contract)}."
 
 

@@ -405,12 +405,6 @@ def _at_least(times: float) -> str:
     return number(math.floor(times / step * (1 + 1e-12)) * step)
 
 
-_PROMOTION: Final = {
-    "roll-back": "",
-    "serves": "a version still serves after its rollback: its drift has been measured since",
-}
-
-
 @dataclass(frozen=True, slots=True)
 class Undelivered:
     """Messages about an incident that one endpoint has not accepted; times are Unix seconds, None where there is none.
@@ -491,7 +485,7 @@ def _disabled(endpoint: str, disabled: Mapping[str, float]) -> str:
 def lifting_commands(incident: Incident, table: DecisionTable) -> tuple[str, ...]:
     """Return the commands that end the routes and pins left on an incident's slices."""
     slices = {cell.slice for cell in incident.cells}
-    routed = [route.slice for route in _routed(incident, slices, table)]
+    routed = [route.slice for route in routes_of(incident, slices, table)]
     pinned = [
         pin.slice
         for pin in table.pins
@@ -526,11 +520,12 @@ def _in_words(
         elif of is not None and of.first_given_up is not None and of.first_given_up <= action.at:
             text = f"a webhook to {action.target} was given up: it was rejected or has expired"
         return ActionTaken(action.at, action.kind, text)
-    if action.kind in _PROMOTION:
-        return ActionTaken(action.at, action.kind, _PROMOTION[action.kind] or action.target)
+    if action.kind in {"roll-back", "serves"}:
+        serves = "a version still serves after its rollback: its drift has been measured since"
+        return ActionTaken(action.at, action.kind, serves if action.kind == "serves" else action.target)
     where = listed([place(name) for name in action.slices])
     if action.kind == "route":
-        routes = _routed(incident, action.slices, table)
+        routes = routes_of(incident, action.slices, table)
         held = any(not route.outdated for route in routes)
         text = f"routing {where} to the training kernel was ordered"
         if routes and not held:
@@ -552,9 +547,9 @@ def _in_words(
     return ActionTaken(action.at, action.kind, text, in_force=asked)
 
 
-def _routed(incident: Incident, slices: Collection[str], table: DecisionTable) -> list[Route]:
+def routes_of(incident: Incident, slices: Collection[str], table: DecisionTable) -> list[Route]:
+    """Return the routes that keep some slices from an incident's kernel."""
+    of = incident.contract, incident.kernel_inference
     return [
-        route
-        for route in table.routes
-        if (route.contract, route.avoid) == (incident.contract, incident.kernel_inference) and route.slice in slices
+        route for route in table.routes if (route.contract, route.avoid) == of and all(of) and route.slice in slices
     ]

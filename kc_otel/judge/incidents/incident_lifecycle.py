@@ -47,6 +47,7 @@ from kc_otel.judge.incidents.incident import (
     IncidentAction,
     IncidentState,
     PersonsWord,
+    routes_of,
 )
 from kc_otel.judge.plain_json import finite_or_none
 from kc_otel.judge.promotion.stages import Promotion
@@ -82,6 +83,8 @@ _BY_URGENCY: Final = ("fail", "invalid-input", "no-data", "inconclusive")
 Key = tuple[str, str, str]
 Place = tuple[str, str]
 """(clause, slice)."""
+_Broken = tuple[Verdict, float, Alert | None]
+"""Verdict of a place that is broken, since when it is, and the alert that alone says so, if one does."""
 _Done = dict[tuple[str, str], tuple[float, list[str]]]
 """(kind, target) of actions, with when and on which slices they were done."""
 
@@ -150,17 +153,6 @@ class TrafficSeen:
         return self.measured(slice, version) > max(since, taken_at or since) + self.heartbeat
 
 
-@dataclass(frozen=True, slots=True)
-class _Broken:
-    """A place where something is broken; `quantity`, `held` and `doubted` as of BrokenCell."""
-
-    verdict: Verdict
-    since: float
-    quantity: str = ""
-    held: bool = False
-    doubted: bool = False
-
-
 def follow(
     contract: str,
     before: Sequence[Incident],
@@ -181,10 +173,10 @@ def follow(
     def excused(slice: str, version: str) -> bool:
         return traffic.excuses(slice, version, ordered)
 
-    broken = _broken(before, verdicts, firing, excused, quantities, now, traffic.failing)
+    broken = _broken(before, verdicts, firing, excused, now, traffic.failing)
     known = {incident.key: incident for incident in before}
-    after = [_advanced(incident, broken.get(key, {}), now) for key, incident in known.items()]
-    after += [_begun(contract, key, cells) for key, cells in broken.items() if key not in known]
+    after = [_advanced(incident, broken.get(key, {}), quantities, now) for key, incident in known.items()]
+    after += [_begun(contract, key, cells, quantities) for key, cells in broken.items() if key not in known]
     after = [_with_facts(incident, quantities, causes) for incident in after]
     after = [_refuted(incident, verdicts, traffic) for incident in after]
     after = [_settled(incident, table, now, traffic) for incident in after]
@@ -326,82 +318,73 @@ def _broken(
     verdicts: Iterable[Verdict],
     firing: Iterable[Alert],
     excused: Callable[[str, str], bool],
-    quantities: Mapping[Place, str],
     now: float,
     failing: Mapping[tuple[Pair, str], Mapping[str, int]],
 ) -> dict[Key, dict[Place, _Broken]]:
     """Return what is broken now, by incident and place. Invalid input is so on each slice where it comes."""
-    known_before = {(incident.key, (cell.clause, cell.slice)) for incident in before for cell in incident.broken}
+    known = {(incident.key, (cell.clause, cell.slice)) for incident in before for cell in incident.broken}
     found: dict[Key, dict[Place, _Broken]] = {}
     for verdict in selected(verdicts, _BREAKING_STATUSES):
-        cell, on = verdict.cell, _BREAKING_STATUSES[verdict.status]
-        key = (on, cell.kernel_train, cell.kernel_inference)
+        cell, place = verdict.cell, verdict.cell[1:3]
+        key = (_BREAKING_STATUSES[verdict.status], *cell[3:])
         # A cell that nobody has ever reported to is not broken: there is nothing yet.
-        heard = cell.kernel_inference and (verdict.observed or (key, (cell.clause, cell.slice)) in known_before)
+        heard = cell.kernel_inference and (verdict.observed or (key, place) in known)
         if verdict.status is Status.FAIL or (heard and not excused(cell.slice, cell.kernel_inference)):
-            quantity = quantities.get((cell.clause, cell.slice), "")
-            found.setdefault(key, {})[cell.clause, cell.slice] = _Broken(verdict, now, quantity)
+            found.setdefault(key, {})[place] = verdict, now, None
     for alert in firing:
-        cell = alert.cell
-        mine = found.setdefault((alert.on, cell.kernel_train, cell.kernel_inference), {})
-        known = mine.get((cell.clause, cell.slice))
-        since = min(alert.since, now if known is None else known.since)
-        mine[cell.clause, cell.slice] = (
-            _Broken(
-                alert.verdict,
-                since,
-                quantities.get((cell.clause, cell.slice), ""),
-                held=alert.counting or (alert.on, alert.verdict.status) not in _BY_ALERT,
-                doubted=alert.verdict.status is not Status.PASS and not alert.verdict.ended,
-            )
-            if known is None
-            else replace(known, since=since)
-        )
-        if cell.clause == INPUT_CLAUSE:
+        mine, place = found.setdefault((alert.on, *alert.cell[3:]), {}), alert.cell[1:3]
+        verdict, since, only = mine.get(place, (alert.verdict, now, alert))
+        mine[place] = verdict, min(alert.since, since), only
+        if alert.cell.clause == INPUT_CLAUSE:
             for (pair, slice), reasons in failing.items():
-                if pair == cell[-2:]:
-                    verdict = input_verdict(cell._replace(slice=slice), reasons, alert.verdict)
-                    mine[INPUT_CLAUSE, slice] = _Broken(verdict, now)
+                if pair == alert.cell[-2:]:
+                    failed = input_verdict(alert.cell._replace(slice=slice), reasons, alert.verdict)
+                    mine[INPUT_CLAUSE, slice] = failed, now, None
     return found
 
 
-def _begun(contract: str, key: Key, broken: Mapping[Place, _Broken]) -> Incident:
-    cells = [_cell(None, where, cell) for where, cell in broken.items()]
+def _begun(contract: str, key: Key, broken: Mapping[Place, _Broken], quantities: Mapping[Place, str]) -> Incident:
+    cells = tuple(_cell(None, place, found, quantities) for place, found in broken.items())
     since = min(cell.since for cell in cells)
     id = hashlib.sha256("\0".join((contract, *key, repr(since))).encode()).hexdigest()[:12]
-    return Incident(id, contract, *key, IncidentState.BROKEN, tuple(cells))
+    return Incident(id, contract, *key, IncidentState.BROKEN, cells)
 
 
-def _advanced(incident: Incident, broken: Mapping[Place, _Broken], now: float) -> Incident:
+def _advanced(
+    incident: Incident, broken: Mapping[Place, _Broken], quantities: Mapping[Place, str], now: float
+) -> Incident:
     cells = {(cell.clause, cell.slice): cell for cell in incident.cells}
+    lasting = [_cell(cells.get(place), place, found, quantities) for place, found in broken.items()]
     ended = [
         replace(cell, until=now if cell.until is None else cell.until)
-        for where, cell in cells.items()
-        if where not in broken
+        for place, cell in cells.items()
+        if place not in broken
     ]
-    lasting = [_cell(cells.get(where), where, found) for where, found in broken.items()]
     return replace(incident, cells=(*lasting, *ended))
 
 
-def _cell(before: BrokenCell | None, where: Place, broken: _Broken) -> BrokenCell:
-    verdict = broken.verdict
-    since = broken.since if before is None else min(before.since, broken.since)
-    other = before is not None and bool(before.quantity) and before.quantity != broken.quantity
-    if before is not None and broken.held:
-        return replace(before, since=since, until=None, held=True, doubted=broken.doubted or other, refuted=False)
+def _cell(before: BrokenCell | None, place: Place, broken: _Broken, quantities: Mapping[Place, str]) -> BrokenCell:
+    verdict, since, alert = broken
+    quantity = quantities.get(place, "")
+    held = alert is not None and (alert.counting or (alert.on, verdict.status) not in _BY_ALERT)
+    doubted = alert is not None and verdict.status is not Status.PASS and not verdict.ended
     limit, estimate, lower, upper = map(finite_or_none, (verdict.limit, verdict.estimate, verdict.lower, verdict.upper))
-    peak, peak_at = (None, None) if before is None or other else (before.peak, before.peak_at)
-    several = other and before is not None and not before.refuted
-    stricter = None
-    if before is not None and not other and (not before.refuted or before.loosened_to is not None):
-        known = before.strictest
-        stricter = known if known is not None and known < verdict.limit else None
-    if estimate is not None and (peak is None or estimate > peak):
-        peak, peak_at = estimate, verdict.at
+    peak, peak_at, stricter = estimate, verdict.at if estimate is not None else None, None
+    if before is not None:
+        since = min(before.since, since)
+        other = bool(before.quantity) and before.quantity != quantity
+        if held:
+            return replace(before, since=since, until=None, held=True, doubted=doubted or other, refuted=False)
+        if other and not before.refuted:
+            quantity = _SEVERAL
+        if not other and (not before.refuted or before.loosened_to is not None):
+            known = before.strictest
+            stricter = known if known is not None and known < verdict.limit else None
+        if not other and before.peak is not None and (estimate is None or estimate <= before.peak):
+            peak, peak_at = before.peak, before.peak_at
     return BrokenCell(
-        *where, since, None, limit, estimate, lower, upper, verdict.reason, peak, peak_at, at=verdict.at,
-        held=broken.held, doubted=broken.doubted, quantity=_SEVERAL if several else broken.quantity,
-        stricter=stricter,
+        *place, since, None, limit, estimate, lower, upper, verdict.reason, peak, peak_at, at=verdict.at, held=held,
+        doubted=doubted, quantity=quantity, stricter=stricter,
     )  # fmt: skip
 
 
@@ -435,11 +418,12 @@ def _settled(incident: Incident, table: DecisionTable, now: float, traffic: Traf
     kept = kept_since(table, incident.contract)
     orders = {slice: kept(slice, version) for slice in slices}
     if not slices:
-        orders = {**_routes(table, incident)} if incident.on in _ROUTED else {}
+        routes = routes_of(incident, {cell.slice for cell in incident.cells}, table) if incident.on in _ROUTED else []
+        orders = {route.slice: route.since for route in routes}
         if not orders:
             return _over(incident, now)
         if lifted := [slice for slice in orders if kept(slice, version) is None]:
-            ordered_at = max(_routes(table, incident).values()) if incident.ordered_at is None else incident.ordered_at
+            ordered_at = max(route.since for route in routes) if incident.ordered_at is None else incident.ordered_at
             return replace(
                 incident, state=IncidentState.BROKEN, contained_at=None, ordered_at=ordered_at, obeyed="pinned",
                 behind=_overridden(table, incident, lifted)[0],
@@ -503,7 +487,6 @@ def _overridden(table: DecisionTable, incident: Incident, slices: Iterable[str])
 
 
 def _over(incident: Incident, now: float) -> Incident:
-    """The incident once nothing of it is broken, held or routed."""
     if incident.on not in OF_RECORDERS or incident.refuted or incident.gone:
         return replace(incident, state=IncidentState.RESOLVED, resolved_at=now, ordered_at=None)
     return replace(incident, state=IncidentState.UNPROVEN, **_NO_ORDER)
@@ -533,17 +516,6 @@ def _gone(incident: Incident, table: DecisionTable, now: float, traffic: Traffic
         or (obeyed and not traffic.behind(ALL, rolled_back, None))
         or any(word.kind == "closed" and word.at > ended for word in incident.words)
     )
-
-
-def _routes(table: DecisionTable, incident: Incident) -> dict[str, float]:
-    """Slices of an incident that are routed away from its kernel, and since when."""
-    slices = {cell.slice for cell in incident.cells}
-    return {
-        route.slice: route.since
-        for route in table.routes
-        if incident.kernel_inference and (route.contract, route.avoid) == (incident.contract, incident.kernel_inference)
-        if route.slice in slices
-    }
 
 
 def _with_done(incident: Incident, done: _Done | None, *, dry_run: bool = False) -> Incident:

@@ -135,6 +135,36 @@ def share_of(promotion: Promotion) -> float | None:
     return promotion.position.share
 
 
+def ordered(
+    promotion: Promotion, contract: Contract, order: str, by: str, why: str, latest: Evaluation, now: float,
+    stage: Stage | None = None, position: str = "",
+) -> tuple[Promotion, PromotionMove | None, str]:  # fmt: skip
+    """Carry out a person's order about a promotion; says what it does where it makes no move."""
+    version = promotion.version
+    if stage is None and order in {"approve", "force"}:
+        raise OrderError(f"name the stage to {order}")
+    move: PromotionMove | None = None
+    said = ""
+    match order, stage:
+        case "force", Stage():
+            after, move = force(promotion, contract, stage, by, why, latest, now)
+        case "rollback", _:
+            after, move = roll_back(promotion, by, why, now)
+        case "approve", Stage():
+            after, said = approve(promotion, contract, stage), f"lets {version} into {stage}"
+        case "hold", _:
+            after, said = hold(promotion, by, why, now), f"holds {version} in {promotion.position}"
+        case "resume", _:
+            after, said = resume(promotion), f"lets {version} go on"
+        case "hook", _:
+            after, said = hook(promotion), f"confirms each step of {version} from now on"
+        case "confirm", _:
+            after, said = confirm(promotion, position), f"confirms the step of {version} to {position}"
+        case _:
+            raise OrderError(f"{order!r} is no order")
+    return after, move, said
+
+
 def approve(promotion: Promotion, contract: Contract, stage: Stage) -> Promotion:
     """Let a version into a stage, as soon as its gate is open."""
     _running(promotion)
@@ -231,7 +261,6 @@ def _stepped(
 def _rolled_back(
     before: Promotion, now: float, message: str, decision: Decision | None = None, *, by: str = "", why: str = ""
 ) -> Moved:
-    """The version serves nothing any more."""
     return _moved(
         before, MoveKind.ROLLBACK, _RESET_TO, now, message, decision, by=by, why=why,
         status=PromotionStatus.ROLLED_BACK, tally=Tally(), offline="", approved=(), hold=None, elsewhere="", short="",
@@ -279,7 +308,6 @@ def _running(promotion: Promotion) -> None:
 
 
 def _whereabouts(promotion: Promotion) -> str:
-    """Return the position of a version, in words."""
     if promotion.status is PromotionStatus.RUNNING:
         return f"in {promotion.position}"
     return promotion.status.value.replace("-", " ")

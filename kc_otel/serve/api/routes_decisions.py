@@ -336,7 +336,7 @@ def _alert(
     return AlertView.of(
         alert,
         **cell._asdict(),
-        phase=alert.phase.value,
+        phase="firing" if alert.fires else "pending",
         actions=[str(action) for action in alert.actions],
         reason=alert.verdict.reason,
         acknowledged=taken,

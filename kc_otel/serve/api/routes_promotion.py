@@ -14,7 +14,6 @@ from kc_otel.judge.promotion.machine import next_position, share_of
 from kc_otel.judge.promotion.stages import Hold, OrderError, Promotion, PromotionStatus, Stage, path_of
 from kc_otel.serve.api.shapes import ContractName, Name, Order, Reason, Signature, View, served_or_all
 from kc_otel.serve.core import Core
-from kc_otel.serve.event_log import Announcement
 
 
 def promotion_routes(core: Core) -> APIRouter:
@@ -38,7 +37,7 @@ def promotion_routes(core: Core) -> APIRouter:
         """Start, hold, resume, force, approve, confirm or roll back a version."""
         with _answered():
             async with core.turn():
-                said = _ordered(core, contract, kernel, request, time.time())
+                said = core.promotions.tell(contract, kernel, now=time.time(), **request.model_dump())
             core.announce_all(said)
             return _view(core, core.promotions.of(contract, kernel))
 
@@ -57,20 +56,6 @@ def promotion_routes(core: Core) -> APIRouter:
         raise HTTPException(404, f"there is no evidence {number} of {kernel} under {contract}")
 
     return router
-
-
-def _ordered(core: Core, contract: str, kernel: str, request: OrderRequest, now: float) -> list[Announcement]:
-    promotions = core.promotions
-    if request.order == "start":
-        return promotions.start(contract, kernel, request.by, now)
-    if request.order != "evidence":
-        return promotions.tell(
-            contract, kernel, request.order, request.by, request.why, now,
-            stage=request.stage, position=request.position, start=request.start,
-        )  # fmt: skip
-    if request.evidence is None:
-        raise OrderError("hand the evidence over, as `kc-otel gate run --evidence` wrote it")
-    return promotions.admit(contract, kernel, request.evidence, request.by, now, start=request.start)
 
 
 @contextmanager

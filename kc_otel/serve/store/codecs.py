@@ -150,7 +150,6 @@ def _width_of(counts: NDArray[np.integer]) -> bytes:
 
 
 def _records(records: NDArray[Any]) -> list[bytes]:
-    """The bytes of each record."""
     data, size = records.tobytes(), records.dtype.itemsize
     return [data[at : at + size] for at in range(0, len(data), size)]
 

@@ -107,12 +107,10 @@ class EscalationStore:
         return self._load(_SERVED, dict[str, str], {})
 
     def _load(self, name: str, kind: type[Value], default: Value) -> Value:
-        """The value that was saved last."""
         row = self._connection.execute("SELECT content FROM key_values WHERE name = ?", (name,)).fetchone()
         return default if row is None else read_json(kind, row[0])
 
     def _save(self, name: str, value: Any) -> None:
-        """Keep a value in place of the last one."""
         self._connection.execute(
             "INSERT OR REPLACE INTO key_values (name, content) VALUES (?, ?)", (name, to_json(value))
         )
@@ -167,7 +165,6 @@ class EscalationStore:
 
 
 def _values_of(state: EscalationState) -> dict[str, Any]:
-    """Values of their own, by the name that each is saved under."""
     return {
         _DECISIONS: state.decisions,
         _DRY_RUN_DECISIONS: state.dry_run_decisions,

@@ -45,7 +45,7 @@ from kc_otel.stats import ExponentialHistogram
 from kc_otel.stats.histogram import ExplicitHistogram
 from kc_otel.stats.histogram_columns import HistogramColumns
 
-SCHEMA_VERSION: Final = 11
+SCHEMA_VERSION: Final = 12
 
 _TABLES: Final = {
     "evaluator_meta": "key TEXT PRIMARY KEY, value TEXT NOT NULL",

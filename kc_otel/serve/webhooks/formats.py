@@ -144,7 +144,6 @@ def pagerduty_event(body: Mapping[str, Any], routing_key: str) -> dict[str, Any]
 
 
 def _summary(contract: Mapping[str, Any], incident: Mapping[str, Any]) -> str:
-    """Effect on users, where, since when, and the actions taken."""
     since = f"since {incident['since'][:16].replace('T', ' ')} UTC"
     done = [f"Done: {'; '.join(incident['done'])}."] if incident["done"] else []
     parts = (f"{contract['name']}:", contract["impact"], f"{incident['headline']}, {since}.", *done)
@@ -200,7 +199,6 @@ def slack_message(body: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _of_incident(contract: Mapping[str, Any], incident: Mapping[str, Any]) -> list[str]:
-    """An incident in a few lines: its slices, onset, actions taken and next step."""
     since = int(datetime.fromisoformat(incident["since"]).timestamp())
     onset = f"Since <!date^{since}^{{time}} on {{date_short}}|{incident['since']}>"
     onset += f"; it grew: {_escaped(incident['grew'])}" if incident["grew"] else ""

@@ -3,8 +3,7 @@ from __future__ import annotations
 import sqlite3
 import threading
 import time
-from collections.abc import Callable, Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import pytest
@@ -12,6 +11,7 @@ import pytest
 from kc_otel.contract.model import Contract
 from kc_otel.judge.verdict import Verdict
 from tests.tools.contracts import contract_of
+from tests.tools.servers import Answer, answering
 from tests.tools.verdicts import verdict_of
 
 LADDER = [
@@ -54,57 +54,26 @@ class Receiver:
     """A real HTTP server that remembers requests and answers as told."""
 
     def __init__(self) -> None:
-        self.requests: list[tuple[str, dict[str, str], bytes]] = []
+        self.url = ""
+        self.requests: list[tuple[str, Mapping[str, str], bytes]] = []
         self.answers: dict[str, list[tuple[int, dict[str, str]]]] = {}
         self.release = threading.Event()
         self.delay = 0.0
         """Seconds before each answer."""
-        owner = self
 
-        class Handler(BaseHTTPRequestHandler):
-            protocol_version = "HTTP/1.1"
-
-            def do_POST(self) -> None:
-                length = int(self.headers["content-length"])
-                body = self.rfile.read(length)
-                if len(body) < length:  # the sender was killed in the middle of it
-                    self.close_connection = True
-                    return
-                headers = {name.lower(): value for name, value in self.headers.items()}
-                owner.requests.append((self.path, headers, body))
-                if self.path.startswith("/hang"):
-                    owner.release.wait(30)
-                time.sleep(owner.delay)
-                waiting = owner.answers.get(self.path, [])
-                status, extra = waiting.pop(0) if waiting else (204, {})
-                self.send_response(status)
-                for name, value in {"content-length": "0", **extra}.items():
-                    self.send_header(name, value)
-                self.end_headers()
-
-            def log_message(self, *args: Any) -> None:
-                pass
-
-        class Server(ThreadingHTTPServer):
-            daemon_threads = True
-
-            def handle_error(self, *args: Any) -> None:  # a client that hung up is no news
-                pass
-
-        self.server = Server(("127.0.0.1", 0), Handler)
-        self.url = f"http://127.0.0.1:{self.server.server_address[1]}"
-        self.thread = threading.Thread(target=self.server.serve_forever, args=(0.01,), daemon=True)
-        self.thread.start()
-
-    def close(self) -> None:
-        self.release.set()
-        self.server.shutdown()
-        self.server.server_close()
-        self.thread.join()
+    def respond(self, path: str, headers: Mapping[str, str], body: bytes) -> Answer:
+        self.requests.append((path, headers, body))
+        if path.startswith("/hang"):
+            self.release.wait(30)
+        time.sleep(self.delay)
+        waiting = self.answers.get(path, [])
+        status, extra = waiting.pop(0) if waiting else (204, {})
+        return status, extra, b""
 
 
 @pytest.fixture
 def receiver() -> Iterator[Receiver]:
-    server = Receiver()
-    yield server
-    server.close()
+    made = Receiver()
+    with answering(made.respond) as made.url:
+        yield made
+        made.release.set()

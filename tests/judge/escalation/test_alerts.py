@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kc_otel.judge.escalation.alerts import PolicyState, What, advance, retire, step_keys
+from kc_otel.judge.escalation.alerts import PolicyState, What, advance, step_keys
 from kc_otel.judge.plain_json import read_json, to_json
 from kc_otel.judge.verdict import Status
 
@@ -131,13 +131,6 @@ def test_step_keys_tell_alike_steps_apart(make_contract):
     assert len(set(step_keys(contract))) == 2
 
 
-def test_retired_contract_resolves_everything(make_contract, make_verdict):
-    contract = make_contract()
-    state, _ = run(contract, [(0, [make_verdict("FAIL")])])
-    (resolved,) = retire(state, 5)
-    assert resolved.what is What.RESOLVED
-
-
 def test_invalid_input_does_not_end_by_silence(make_contract, make_verdict):
     """That no sequence fails where none comes says nothing; one that is measured and valid does."""
     contract = make_contract([{"on": "invalid-input", "do": ["notify"]}])
@@ -237,24 +230,6 @@ def test_fires_and_resolves_exactly_when_the_history_says_so(world, ticks, ladde
         for slice in ("all", "code"):
             got = [(i, t.what) for i, t in edges if (t.severity, t.cell.slice) == (severity, slice)]
             assert got == expected(ticks, wait, clear, slice)
-
-
-@given(ticks=st.lists(JUMPY, max_size=30), ladder=LADDERS)
-def test_every_firing_is_resolved_exactly_once(world, ticks, ladder):
-    calm = [(200, {"all": "PASS", "code": "PASS"})] * 4
-    state, edges = replay(world, contract_of(world, ladder), [*ticks, *calm])
-    assert state.alerts == ()
-    seen = {}
-    for _, transition in edges:
-        before = seen.get(transition.fingerprint)
-        if transition.what is What.RESOLVED:
-            assert before is not None
-            assert before.what is What.FIRING
-            assert transition.started_at == before.started_at <= transition.at
-        else:
-            assert before is None or before.what is What.RESOLVED
-        seen[transition.fingerprint] = transition
-    assert all(transition.what is What.RESOLVED for transition in seen.values())
 
 
 @given(ticks=st.lists(JUMPY, max_size=30), ladder=LADDERS)

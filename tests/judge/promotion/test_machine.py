@@ -12,7 +12,7 @@ from kc_otel.contract.model import Contract
 from kc_otel.judge.plain_json import read_json, to_json
 from kc_otel.judge.promotion import machine
 from kc_otel.judge.promotion.gate_evidence import step_evidence
-from kc_otel.judge.promotion.machine import advance, begin, replaced, share_of
+from kc_otel.judge.promotion.machine import advance, begin, share_of
 from kc_otel.judge.promotion.stages import MoveKind, OrderError, Position, Promotion, PromotionStatus, Stage, path_of
 from kc_otel.judge.verdict import Evaluation
 from kc_otel.offline.gate.evidence import verify_evidence
@@ -101,13 +101,6 @@ def test_another_version_is_no_proof(terms, round_of):
     promotion, _ = begin(terms, "other", "ada", 0.0)
     promotion, moves = run(promotion, terms, round_of, [*passes(0, 4), (1500, "FAIL")])
     assert (moves, promotion.missing[0]) == ([], "token-tv on all: no verdict yet")
-
-
-def test_offline_stage_waits_for_evidence(contract):
-    promotion, _ = begin(contract, V, "ada", 0.0)
-    promotion, move = advance(promotion, contract, Evaluation(1.0), ())
-    assert (move, share_of(promotion)) == (None, 0.0)
-    assert "kc-otel gate run" in promotion.missing[0]
 
 
 def test_a_person_is_asked_where_the_contract_says(contract, round_of):
@@ -214,14 +207,6 @@ def test_a_changed_contract_starts_the_count_again(terms, contract, round_of):
     assert (moves, promotion.tally.passed, promotion.contract_hash) == ([], 1, other.hash)
     promotion, moves = run(promotion, other, round_of, passes(900, 1))
     assert [str(move.after) for move in moves] == ["canary at 2%"]
-
-
-def test_replaced_versions_are_no_longer_limited(terms, round_of):
-    promotion, _ = begin(terms, V, "ada", 0.0)
-    promotion, _ = run(promotion, terms, round_of, passes(0, 6))
-    gone, move = replaced(promotion, "next", 2000.0)
-    assert (gone.status, share_of(gone), move.message) == ("replaced", None, f"{V} is replaced by next")
-    assert run(gone, terms, round_of, [(2001, "FAIL")]) == (gone, [])
 
 
 def test_the_path_follows_the_contract(contract):

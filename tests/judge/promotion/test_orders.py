@@ -133,7 +133,7 @@ def test_a_changed_contract_asks_for_the_gate_again(contract, promotion, evidenc
     admitted = admit(promotion, contract, evidence(0.01), section_problems, NOW)
     after, move = advance(admitted, load_text(TEXT.replace("0.05", "0.06")), Evaluation(1.0), ())
     assert (move, after.offline) == (None, "")
-    assert "no evidence of the offline stage" in after.missing[0]
+    assert "no evidence of the offline stage; `kc-otel gate run" in after.missing[0]
 
 
 def test_evidence_from_the_future_opens_nothing(contract, promotion, evidence):

@@ -19,14 +19,6 @@ def store(connection):
     return IncidentStore(connection, keep=2)
 
 
-def test_what_was_saved_is_read_back(store, connection):
-    store.save((), [ONE, replace(ONE, id="b" * 12, contract="other")])
-    again = IncidentStore(connection)
-    assert again.lasting("policy") == (ONE,)
-    assert again.find(ONE.id) == ONE
-    assert again.find("unknown") is None
-
-
 def test_numbers_alone_are_not_written(store, connection):
     store.save((), [ONE])
     before = connection.total_changes
