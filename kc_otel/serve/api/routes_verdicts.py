@@ -44,16 +44,13 @@ class PartView(View):
     upper: Finite
 
 
-class LagView(View):
+class LagView(PartView):
     """A mean over what weights of some lags sampled, with its confidence interval."""
 
     lag: str
     """Versions that they were behind: `0`, `1`, `2-3`, `4-7` or `8+`."""
     share: float
     """Share of the observations; of a clause by prompt, of the tokens."""
-    estimate: Finite
-    lower: Finite
-    upper: Finite
 
 
 class CausesView(View):

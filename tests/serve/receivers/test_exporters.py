@@ -277,17 +277,3 @@ def test_a_taken_port_says_what_to_do(sink: Any) -> None:
         pytest.raises(BindError, match=f"127.0.0.1:{port}.*other process or choose another"),
     ):
         asyncio.run(start_grpc(sink, port=port))
-
-
-def test_grpc_stops_and_frees_its_port(sink: Any) -> None:
-    """After stop the port can be listened on again."""
-
-    async def twice() -> tuple[int, int]:
-        server, first = await start_grpc(sink, port=0)
-        await server.stop(0)
-        server, second = await start_grpc(sink, port=first)
-        await server.stop(0)
-        return first, second
-
-    first, second = asyncio.run(twice())
-    assert first == second > 0
