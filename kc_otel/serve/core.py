@@ -212,10 +212,6 @@ class Core:
             _log.warning("not judged: %s; further ones are only counted", plain(result.message))
         return result
 
-    def traces(self, request: Any) -> ExportResult:  # noqa: ARG002 - the receiver's interface
-        """Accept and drop spans and logs, so that a Collector's pipeline does not retry them."""
-        return ExportResult()
-
     @property
     def state_path(self) -> Path | None:
         """The state file; None for one in memory."""

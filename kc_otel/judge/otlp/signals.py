@@ -99,12 +99,15 @@ SIGNALS: Final = (METRICS, TRACES, LOGS)
 
 
 async def deliver(sink: TelemetrySink, signal: Signal, request: Any, transport: str) -> ExportResult:
-    """Hand a decoded request to the sink; a fault of the sink's own is logged here, and an InternalError."""
-    if signal is LOGS:  # taken and dropped, so that a Collector's pipeline does not retry them
+    """Hand decoded metrics to the sink; a fault of the sink's own is logged here, and an InternalError.
+
+    Spans and logs are taken and dropped, so that a Collector's pipeline does not retry them.
+    """
+    if signal is not METRICS:
         return ExportResult()
     try:
         began = time.perf_counter()
-        taken: ExportResult | Awaitable[ExportResult] = getattr(sink, signal.name)(request)
+        taken: ExportResult | Awaitable[ExportResult] = sink.metrics(request)
         if isinstance(taken, Awaitable):
             return await taken
         return replace(taken, seconds=time.perf_counter() - began)

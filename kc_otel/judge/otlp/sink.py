@@ -20,17 +20,10 @@ class ExportResult:
 
 
 class TelemetrySink(Protocol):
-    """Takes decoded requests. The methods run on the servers' event loop: they are quick, or coroutines that wait.
-
-    A method may raise `ThrottledError` to make the sender wait and send again.
-    """
+    """Takes decoded metrics, on the servers' event loop: quickly, or as a coroutine that waits."""
 
     def metrics(self, request: Any) -> ExportResult | Awaitable[ExportResult]:
-        """Take an ExportMetricsServiceRequest."""
-        ...
-
-    def traces(self, request: Any) -> ExportResult | Awaitable[ExportResult]:
-        """Take an ExportTraceServiceRequest."""
+        """Take an ExportMetricsServiceRequest; a `ThrottledError` makes the sender wait and send again."""
         ...
 
 

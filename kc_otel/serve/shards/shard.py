@@ -127,10 +127,6 @@ class Shard:
         """Take an ExportMetricsServiceRequest, or its columns, that is in the inbox."""
         return self.evaluator.ingest_metrics(request, time.time() if at is None else at)
 
-    def traces(self, request: Any) -> ExportResult:  # noqa: ARG002 - the sink's interface
-        """Accept and drop spans and logs."""
-        return ExportResult()
-
     async def take(self, exports: Sequence[tuple[bytes, float]]) -> list[ExportResult | Refused]:
         """Take serialized exports, each with its arrival in Unix seconds; one that gets an ExportResult is on disk."""
         return list(await asyncio.gather(*(self._take(body, at) for body, at in exports)))

@@ -79,10 +79,6 @@ class ShardedSink(ColumnSink):
         messages = dict.fromkeys(result.message for result in results if result.message)
         return ExportResult(sum(result.rejected for result in results), "; ".join(messages))
 
-    def traces(self, request: Any) -> ExportResult:
-        """Take an ExportTraceServiceRequest."""
-        return self._core.traces(request)
-
     async def tick(self) -> None:
         """Ask the shards, and evaluate every cell with what they tell."""
         await self._evaluated(_SHARD_WAIT_SECONDS)

@@ -16,20 +16,14 @@ class RecordingSink:
     """Remembers what it got; answers, or raises, what it is told to."""
 
     def __init__(self) -> None:
-        self.requests: list[tuple[str, Any]] = []
+        self.requests: list[Any] = []
         self.answer: ExportResult | Exception = ExportResult()
 
-    def _take(self, name: str, request: Any) -> ExportResult:
-        self.requests.append((name, request))
+    def metrics(self, request: Any) -> ExportResult:
+        self.requests.append(request)
         if isinstance(self.answer, Exception):
             raise self.answer
         return self.answer
-
-    def metrics(self, request: Any) -> ExportResult:
-        return self._take("metrics", request)
-
-    def traces(self, request: Any) -> ExportResult:
-        return self._take("traces", request)
 
 
 def wrapped(content: bytes, *fields: int) -> bytes:

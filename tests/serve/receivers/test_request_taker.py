@@ -229,8 +229,6 @@ class Everything:
     def metrics(self, _: Any) -> Any:
         return ExportResult()
 
-    traces = logs = metrics
-
 
 class Columns(Everything, ColumnSink):
     """Reads requests by itself."""
