@@ -127,7 +127,7 @@ LOADED_BY_ITS_USER = {
         "record/telemetry/accumulate.py", "recordings/scoring.py",
     },
     "transformers": {"cli/measure_commands.py"},  # its model has been loaded
-    "ray": {"serve/shards/ray_shards.py"},  # the cluster is there
+    "ray": {"serve/stream_places.py"},  # the cluster is there
     "prometheus_client": {"integrations/vllm/instrumentor.py"},  # comes with vLLM
     "vllm": {  # runs inside
         "diagnose/vllm_capture.py", "integrations/vllm/engines.py",

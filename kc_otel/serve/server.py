@@ -54,7 +54,7 @@ from kc_otel.serve.shards.sharded_sink import ShardError
 from kc_otel.serve.store.state_connection import StateConnection
 from kc_otel.serve.store.state_file import DamagedStateError, StateHeldError, StatePlace, open_state, set_aside
 from kc_otel.serve.store.unit_of_work import StateError
-from kc_otel.serve.stream_places import EngineError, engine, sink_of
+from kc_otel.serve.stream_places import engine, sink_of
 from kc_otel.serve.webhooks.deliver import Dispatcher
 from kc_otel.serve.webhooks.endpoints import Rotation, WebhookEndpoint, WebhookEndpointError, endpoints_from_env
 from kc_otel.serve.webhooks.formats import Format
@@ -73,7 +73,7 @@ _GC_YOUNG_OBJECTS: Final = 20_000
 
 _STARTUP_ERRORS: Final = (
     *(AccessError, BindError, TlsError, WebhookEndpointError),
-    *(StateError, TrafficRecordingError, EngineError, ShardError, MissingExtraError),
+    *(StateError, TrafficRecordingError, ShardError, MissingExtraError),
 )
 """Errors whose own message says what to do."""
 

@@ -29,7 +29,7 @@ from kc_otel.serve.shards.sender_routing import SenderRouting
 from kc_otel.serve.shards.shard import Refused, ShardHealth, ShardReport, ShardSeen
 
 if TYPE_CHECKING:
-    from kc_otel.serve.shards.ray_shards import RayShard
+    from kc_otel.serve.stream_places import RayShard
 
 _log: Final = logging.getLogger(__name__)
 _SHARD_WAIT_SECONDS: Final = 1.0
@@ -67,9 +67,6 @@ class ShardedSink(ColumnSink):
         if not isinstance(request, dict):
             request = self._routing.split(judged_metrics(request).SerializeToString(), len(self._shards))
         at = time.time()
-        if len(request) == 1:
-            [(shard, body)] = request.items()
-            return await self._shards[shard].take(body, at)
         parts = (self._shards[shard].take(body, at) for shard, body in request.items())
         taken = await asyncio.gather(*parts, return_exceptions=True)
         failed = [result for result in taken if isinstance(result, BaseException)]
