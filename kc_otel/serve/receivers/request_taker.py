@@ -163,47 +163,35 @@ class RequestTaker:
         return _answered(signal, [await deliver(self._sink, signal, request, transport)])
 
     def _quickly_read(self, signal: Signal, body: bytes, encoding: str, *, json: bool) -> Any | None:
-        """A request that is short and quick to take; None for others."""
-        plain = self._inflated_at_once(body, encoding, _QUICK_JSON_BYTES if json else _QUICK_BYTES)
-        if plain is None:
-            return None
-        request = self._decoded(signal, plain, json=json)
-        return request if _one_by_one(request, signal) <= _QUICK_POINTS else None
-
-    def _inflated_at_once(self, body: bytes, encoding: str, most: int) -> bytes | None:
-        """A request's body where it is short, also inflated; None where it is not."""
+        """A request that is short, also inflated, and quick to take; None for others."""
+        most = _QUICK_JSON_BYTES if json else _QUICK_BYTES
         if len(body) > most:
             return None
         try:
-            return inflate(body, encoding, replace(self.limits, max_bytes=min(most, self.limits.max_bytes)))
+            plain = inflate(body, encoding, replace(self.limits, max_bytes=min(most, self.limits.max_bytes)))
         except TooLargeError:
             return None
-
-    def _decoded(self, signal: Signal, plain: bytes, *, json: bool) -> Any:
-        if not json and (found := self._in_columns(signal, plain)) is not None:
-            return found
-        request = from_json(plain, signal, self.limits) if json else from_protobuf(plain, signal, self.limits)
-        return self._columns_of(request)
+        request = None if json else self._in_columns(signal, plain)
+        if request is None:
+            request = self._columns_of((from_json if json else from_protobuf)(plain, signal, self.limits))
+        return request if _one_by_one(request, signal) <= _QUICK_POINTS else None
 
     def _in_columns(self, signal: Signal, plain: bytes) -> Any | None:
-        """Read a message as columns; None where protobuf has to read it."""
-        if self._columns is None or signal is not METRICS:
-            return None
-        return self._columns.columns(plain, self.limits)
+        """A message as columns; None where protobuf has to read it."""
+        return self._columns.columns(plain, self.limits) if self._columns is not None and signal is METRICS else None
 
     def _columns_of(self, request: Any) -> Any:
         """A decoded request, as columns where the sink reads them."""
         if self._columns is None or not isinstance(request, ExportMetricsServiceRequest):
             return request
-        found = self._columns.columns(request.SerializeToString(), self.limits)
+        found = self._in_columns(METRICS, request.SerializeToString())
         return request if found is None else found
 
     async def _take_slowly(
         self, signal: Signal, body: bytes, encoding: str, transport: str, *, json: bool
     ) -> tuple[Any, str]:
         def read() -> Any:
-            plain = inflate(body, encoding, self.limits)
-            return from_json(plain, signal, self.limits) if json else from_protobuf(plain, signal, self.limits)
+            return (from_json if json else from_protobuf)(inflate(body, encoding, self.limits), signal, self.limits)
 
         request = None if json or encoding else self._in_columns(signal, body)
         if request is None or _one_by_one(request, signal) > _QUICK_POINTS:
