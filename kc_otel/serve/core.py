@@ -4,8 +4,8 @@
                                                             +-> decision table
                                                             +-> events, log records
 
-People's decisions (acknowledge, silence, pin, resume) are written the same way: with their event, before they take
-effect. Nothing is announced that is not also written: a crash either repeats a tick or never sees it.
+People's decisions are written the same way, with their event, before they take effect. Nothing is announced that is not
+also written: a crash either repeats a tick or never sees it.
 """
 
 from __future__ import annotations

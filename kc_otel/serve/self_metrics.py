@@ -1,7 +1,6 @@
 """The evaluator's own metrics, read from the core when somebody asks: for `/metrics` and for OTLP alike.
 
-Over OTLP go verdicts as gauges and transitions as log records, only when an endpoint is configured by OpenTelemetry's
-own environment variables, so that an evaluator on a laptop does not call a Collector that is not there.
+Over OTLP go gauges, and transitions as log records, where OpenTelemetry's own environment variables name an endpoint.
 """
 
 from __future__ import annotations

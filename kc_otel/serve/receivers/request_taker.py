@@ -1,15 +1,12 @@
 """Decode a request and hand it to the sink, for both transports, without blocking the event loop.
 
-Most requests are a few kilobytes that become columns: they are taken at once. Slow requests go through one slow lane,
-one at a time: a long body is inflated and decoded on a thread, and points that have to be taken one by one are handed
-to the sink in chunks, after each of which the loop is left to others for as long as the chunk took. The sink keeps
-chunks one after the other; the sender is answered once all of them are kept. Where one is refused, all of it is sent
-again, and what was counted is known by then.
+Most are a few kilobytes that become columns, and are taken at once. Others go through a slow lane, one at a time: a
+long body is inflated and decoded on a thread, points to be taken one by one reach the sink in chunks, after each of
+which the loop is left to others for as long as it took. Where one chunk is refused, all of the request is sent again.
 
-The bytes of requests in memory at a time are bounded, over all ports together. Short requests are counted as they come.
-A long one is counted whole before it is read, and a part of the budget is left to short ones: a sender that announces
-much and sends nothing delays only other long requests, and only until its own request times out. A request without room
-is rejected with a retry delay: the exporter keeps its data and retries, so nothing is lost.
+The bytes of requests in memory are bounded, over all ports. Short requests are counted as they come, a long one whole
+before it is read, and part of the budget is left to short ones: a sender that announces much and sends nothing delays
+only long ones. A request without room is rejected with a retry delay: the exporter keeps its data.
 """
 
 from __future__ import annotations

@@ -1,10 +1,8 @@
 """The judge in front of its shards: exports go to the shard that owns their sender, and each tick asks all shards.
 
-    OTLP -> by sender -> shard (log, streams) -- batches, each tick --> one judge -> verdicts, incidents, webhooks
-
-One judge has the windows of every contract and what is held against each limit, so what a contract promises about false
-alarms is promised once, however many shards there are. The number of a shard's last batch is written in the transaction
-that has what it led to: a batch is taken once, whoever crashes when.
+One judge has every window and what is held against each limit, so a promise about false alarms is made once, however
+many shards there are. The number of a shard's last batch is written in the transaction that has what it led to: a batch
+is taken once, whoever crashes when.
 """
 
 from __future__ import annotations
