@@ -229,23 +229,6 @@ def test_a_contract_that_is_gone_and_cannot_be_read_any_more_stops_no_start(
     assert "policy: its contract cannot be read any more" in caplog.text
 
 
-@pytest.mark.parametrize("content", [b"not a database, but long enough to look like a file" * 40, b"\0" * 5000])
-def test_a_file_that_is_no_state_file_is_refused(tmp_path: Path, content: bytes) -> None:
-    """The error names the file and what to do."""
-    path = tmp_path / "state.sqlite"
-    path.write_bytes(content)
-    with pytest.raises(StateError, match=r"state\.sqlite: the state file is damaged, or is none .*--set-aside-damaged"):
-        open_state(path)
-
-
-def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
-    """The error says where, and what to do instead."""
-    blocked = tmp_path / "file"
-    blocked.write_text("in the way")
-    with pytest.raises(StateError, match="a folder that can be written"):
-        open_state(blocked / "state.sqlite")
-
-
 def tick_five_times(core: Core, told: Changes, ticked: Callable[[], None]) -> None:
     """Run the evaluator's ticks, each followed by a call."""
     numbers = itertools.count(1)

@@ -35,26 +35,26 @@ export function figure(name, title, ...controls) {
 /** Show a chart in its figure; `empty` where there is none. */
 export function showChart(name, chart, empty) {
   const plot = byId(`${name}-chart`);
-  byId(`${name}-text`).textContent = chart?.text ?? empty;
   const details = byId(`${name}-table`).parentElement;
+  byId(`${name}-text`).textContent = chart?.text ?? empty;
   details.hidden = plot.hidden = !chart;
+  const values = el("div", { class: "values", hidden: true });
+  if (!draw(plot, chart, { key: byId(`${name}-key`), values })) return; // its values and table stay as they are
+  if (chart) plot.append(values);
   details.ontoggle = () => table(byId(`${name}-table`), details.open ? chart : null);
   details.ontoggle();
-  const values = el("div", { class: "values", hidden: true });
-  draw(plot, chart, { key: byId(`${name}-key`), values });
-  if (plot.drawn) plot.append(values);
 }
 
-/** Draw a chart in a place, or nothing for null; without a key and values it is one to be read at a glance. */
+/** Draw a chart in a place, nothing for null; without key and values to be read at a glance. Whether it is a new one. */
 export function draw(place, chart, { key, values } = {}) {
-  const looks = JSON.stringify([chart?.title, chart?.data, chart?.marks]);
-  if (place.looks === looks) return;
+  const looks = JSON.stringify([chart?.title, chart?.data, chart?.rows, chart?.marks]);
+  if (place.looks === looks) return false;
   const pointed = place.drawn?.cursor;
   place.drawn?.destroy();
   fill(place);
   if (key) fill(key);
   Object.assign(place, { looks, drawn: null });
-  if (!chart) return;
+  if (!chart) return true;
   place.setAttribute("aria-label", key ? chart.title : chart.text);
   const hooks = { draw: [(plot) => annotate(plot, chart, key)], setCursor: [(plot) => values && point(plot, chart, values)] };
   const nearest = (plot, left, top) => [left < 0 || !chart.rows.length ? left : plot.valToPos(rowAt(plot, chart, left)[0], "x"), top];
@@ -67,6 +67,7 @@ export function draw(place, chart, { key, values } = {}) {
   }, chart.data, place);
   if (pointed?.left >= 0) place.drawn.setCursor(pointed);
   sizes.observe(place);
+  return true;
 }
 
 const axis = (more, index) => ({
