@@ -10,7 +10,7 @@ const NEAR = 12; // pixels within which marks are one, and the pointer is at a m
 const AXIS = 52; // pixels for the numbers on the left
 
 const sizes = new ResizeObserver((seen) => {
-  for (const { target, contentRect } of seen) if (contentRect.width) target.drawn?.setSize({ width: contentRect.width, height: target.drawn.height });
+  for (const { target, contentRect } of seen) if (contentRect.width) target.drawn?.setSize({ width: Math.floor(contentRect.width), height: target.drawn.height });
 });
 matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => {
   for (const node of document.querySelectorAll(".plot, .spark")) node.drawn?.redraw();
