@@ -60,7 +60,9 @@ export function draw(place, chart, { key, values } = {}) {
   const nearest = (plot, left, top) => [left < 0 || !chart.rows.length ? left : plot.valToPos(rowAt(plot, chart, left)[0], "x"), top];
   place.drawn = new uPlot({
     class: "chart", width: place.clientWidth || 300, height: chart.height, scales: chart.scales, bands: chart.bands, hooks,
-    series: [{}, ...chart.series.map((one) => ({ ...one, points: { ...one.points, stroke: one.stroke, fill: one.stroke } }))],
+    series: [{}, ...chart.series.map((one) => ({
+      ...one, dash: one.dash?.map((length) => length * uPlot.pxRatio), points: { ...one.points, stroke: one.stroke, fill: one.stroke },
+    }))],
     axes: key ? chart.axes.map(axis) : [{ show: false }, { show: false }],
     padding: key ? [24, 28, 0, 0] : [1, 0, 1, 0], legend: { show: false },
     cursor: { show: Boolean(values), y: false, points: { show: false }, drag: { x: false, y: false }, move: nearest },
