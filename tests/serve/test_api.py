@@ -110,7 +110,6 @@ def test_contracts_are_spelled_out(client: TestClient) -> None:
     assert (contract["clauses"][0]["statistic"], contract["clauses"][0]["per"]) == ("mean", "token")
     assert contract["clauses"][0]["description"] == "share of mass that the kernels place apart"
     assert {kernel["role"] for kernel in contract["kernels"]} == {"train", "inference"}
-    assert "halt" in contract["directives"]
 
 
 def test_a_person_lifts_a_route(client: TestClient, core: Core) -> None:

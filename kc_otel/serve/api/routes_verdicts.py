@@ -187,8 +187,6 @@ class ContractView(View):
     kernels: list[KernelView]
     status: Status
     """Worst status of its cells: INVALID_INPUT, then FAIL, NO_DATA, INCONCLUSIVE, and PASS."""
-    directives: dict[str, Any]
-    """Current requests of the escalation policy to trainers and gates."""
     window: float
     """Seconds of the short window."""
     long_window: float
@@ -348,23 +346,12 @@ def _contract(core: Core, contract: Contract) -> ContractView:
         slices={name: spec.where for name, spec in contract.slices.items()},
         kernels=_kernels(core, contract),
         status=max((verdict.status for verdict in own), key=lambda status: status.code, default=Status.NO_DATA),
-        directives=_directives(core, contract.name),
         window=contract.observability.window,
         long_window=contract.observability.long_window,
         confidence=contract.observability.confidence,
         claims=[*assurances(contract.observability), *core.evaluator.sampling(contract.name)],
         runbook=contract.metadata.runbook,
     )
-
-
-def _directives(core: Core, contract: str) -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    for directive in core.decisions.directives:
-        if directive.contract == contract:
-            found.setdefault(directive.kind.value, []).append(
-                {"slice": directive.slice, "reason": directive.reason, "since": directive.since}
-            )
-    return found
 
 
 def _kernels(core: Core, contract: Contract) -> list[KernelView]:
