@@ -1,6 +1,4 @@
-"""Since when every cell has its status, its recent past for a glance, and a longer one, thinned.
-
-All but the glances survive a restart.
+"""Since when every cell has its status, its recent past, and a longer one, thinned; all but the recent is kept.
 
 The longer one is in SQLite. A step is a twentieth of the contract's long window, 480 of them are kept: a day for a long
 window of an hour. A step is remembered by its worst evaluation, the first among equals, so that thinning hides no
@@ -61,10 +59,8 @@ def point_of(verdict: Verdict, train_step: int | None = None) -> HistoryPoint:
     )
 
 
-GLANCES: Final = 120
-
-Glance = tuple[float, float | None, float | None, float | None, int]
-"""(time, estimate, lower, upper, status code) of one evaluation."""
+_KEPT_RECENT: Final = 120
+"""Evaluations of a cell that are kept whole."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,20 +149,16 @@ class CellHistory:
             status, since = known.get(verdict.cell, (None, verdict.at))
             since = since if status is verdict.status else verdict.at
             line = before.get(verdict.cell)
-            recent: deque[HistoryPoint] = line.recent if line else deque(maxlen=GLANCES)
+            recent: deque[HistoryPoint] = line.recent if line else deque(maxlen=_KEPT_RECENT)
             recent.append(points[verdict.cell])
             lines[verdict.cell] = _Line(verdict, since, recent)
         self._lines[name] = lines
         self._known[name] = {cell: (line.verdict.status, line.since) for cell, line in lines.items()}
 
-    def cells(self, contract: str | None = None, glances: int = 0) -> list[tuple[Verdict, float, list[Glance]]]:
-        """(verdict, since, at most so many glances) of every cell, or those of one contract, in the cells' order."""
+    def cells(self, contract: str | None = None) -> list[tuple[Verdict, float]]:
+        """(verdict, since) of every cell, or those of one contract, in the cells' order."""
         names = sorted(self._lines) if contract is None else [contract]
-        return [
-            (line.verdict, line.since, [_glance(point) for point in list(line.recent)[-glances:]] if glances else [])
-            for name in names
-            for _, line in sorted(self._lines.get(name, {}).items())
-        ]
+        return [(line.verdict, line.since) for name in names for _, line in sorted(self._lines.get(name, {}).items())]
 
     def step(self, contract: str) -> float:
         """Seconds between two evaluations of the thinned past."""
@@ -230,7 +222,3 @@ class CellHistory:
             "AND kernel_inference = ?",
             cell,
         )
-
-
-def _glance(point: HistoryPoint) -> Glance:
-    return point.at, point.estimate, point.lower, point.upper, point.status

@@ -69,7 +69,7 @@ def read(
     `requests` counts (transport, outcome), `attempts` (endpoint, outcome); `in_flight` are bytes of requests.
     """
     now, state, evaluator = core.evaluated_at, core.state_path, core.evaluator
-    verdicts = [(cell_attributes(verdict.cell), verdict, since) for verdict, since, _ in core.history.cells()]
+    verdicts = [(cell_attributes(verdict.cell), verdict, since) for verdict, since in core.history.cells()]
     queues = core.outbox.status()
     shards = [shard for shard in core.shards if shard.answered]
     failures = evaluator.faults.counts
@@ -200,7 +200,7 @@ def _promises(contracts: Iterable[Contract]) -> dict[str, Series]:
 
 def _promotions(core: Core) -> dict[str, Series]:
     """Return the series of versions in promotion or rolled back; a replaced version has no stage."""
-    stages, shares, windows = [], [], []
+    rows: dict[str, list[tuple[str, str, float]]] = {"stage": [], "share": [], "windows": []}
     for promotion in core.promotions.all():
         if promotion.status is PromotionStatus.REPLACED:
             continue
@@ -208,11 +208,10 @@ def _promotions(core: Core) -> dict[str, Series]:
         share = share_of(promotion)
         back = -1 if promotion.seen_serving is None else -2
         rolled = promotion.status is PromotionStatus.ROLLED_BACK
-        stages.append((*where, back if rolled else promotion.position.rank[0]))
-        shares.append((*where, 1.0 if share is None else share))
-        windows.append((*where, promotion.tally.passed))
-    found = {"stage": stages, "share": shares, "windows": windows}
-    return {f"kc.promotion.{name}": _series("contract kernel.inference", rows) for name, rows in found.items()}
+        rows["stage"].append((*where, back if rolled else promotion.position.rank[0]))
+        rows["share"].append((*where, 1.0 if share is None else share))
+        rows["windows"].append((*where, promotion.tally.passed))
+    return {f"kc.promotion.{name}": _series("contract kernel.inference", found) for name, found in rows.items()}
 
 
 def _places(core: Core) -> dict[str, Series]:

@@ -66,7 +66,7 @@ def test_a_crash_loses_nothing_that_was_taken_and_counts_nothing_twice(make_core
     assert recover(again) == 2 - ticks
     assert content(again) == before
     again.tick(time.time())
-    assert {verdict.status for verdict, _, _ in again.history.cells()} == {Status.FAIL}
+    assert {verdict.status for verdict, _ in again.history.cells()} == {Status.FAIL}
     assert len(again.inbox) == again.inbox.bytes == 0
 
 
@@ -202,7 +202,7 @@ def test_nobody_was_silent_while_nobody_listened(make_core, open_file, drift, tm
     monkeypatch.setattr(time, "time", lambda: now + 200.0)
     assert recover(again) == 1
     again.tick(now + 201.0)
-    assert {verdict.status for verdict, _, _ in again.history.cells()} == {Status.FAIL}
+    assert {verdict.status for verdict, _ in again.history.cells()} == {Status.FAIL}
 
 
 def test_more_than_the_disk_takes_is_refused(make_core, open_file, drift, tmp_path, monkeypatch):

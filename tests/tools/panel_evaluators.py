@@ -72,7 +72,7 @@ def judge(contracts: Sequence[Contract], recorded: Recorded, begin: int, late: i
                 yield Moment(
                     at=now,
                     page=reader.get("/metrics").content,
-                    cells=tuple((verdict, since) for verdict, since, _ in core.history.cells()),
+                    cells=tuple((verdict, since) for verdict, since in core.history.cells()),
                 )
 
 

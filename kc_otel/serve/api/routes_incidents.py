@@ -304,7 +304,7 @@ def _overview(core: Core, version: str) -> Overview:
     counts: dict[str, Counter[Status]] = {name: Counter() for name in core.contracts}
     silent: Counter[str] = Counter()
     heard, away = False, kept_away(core)
-    for verdict, _, _ in core.history.cells():
+    for verdict, _ in core.history.cells():
         counts.setdefault(verdict.cell.contract, Counter())[verdict.status] += 1
         silent[verdict.cell.contract] += away(verdict)
         heard = heard or bool(verdict.cell.kernel_inference)
