@@ -18,7 +18,6 @@ from pathlib import Path
 import grpc
 import httpx
 import pytest
-from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
 from tests.integration.conftest import CONTRACT, Evaluator, Meanwhile
 from tests.serve.receivers.conftest import wrapped
@@ -120,26 +119,6 @@ def test_json_of_millions_of_empty_resources(survives: Evaluator) -> None:
     body = gzip.compress(b'{"resourceMetrics":[' + b"{}," * 5_600_000 + b"{}]}")
     code = post(survives, body, **{"content-encoding": "gzip", "content-type": "application/json"})
     assert code in {400, 413}
-
-
-def test_spans_with_keys_of_fifteen_megabytes(survives: Evaluator) -> None:
-    """Twenty of them, each the worst batch so far: what is kept of one is short."""
-    for number in range(20):
-        request = ExportTraceServiceRequest()
-        span = (
-            request.resource_spans.add()
-            .scope_spans.add()
-            .spans.add(
-                name="kc.compare",
-                trace_id=bytes(16),
-                span_id=number.to_bytes(8, "big"),
-                end_time_unix_nano=time.time_ns(),
-            )
-        )
-        span.attributes.add(key="kc.contract").value.string_value = "policy"
-        span.attributes.add(key="kc.compare.worst.abs_log_ratio").value.double_value = 10.0 + number
-        span.attributes.add(key=f"{number:k>15000000}").value.string_value = "v"
-        assert post(survives, request.SerializeToString(), "/v1/traces") == 200
 
 
 DRIPS = {
