@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 from google.protobuf.internal.encoder import _VarintBytes
-from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
 
 from kc_otel.judge.otlp.sink import ExportResult
 
@@ -37,15 +36,6 @@ def wrapped(content: bytes, *fields: int) -> bytes:
 def sink() -> RecordingSink:
     """A fresh sink."""
     return RecordingSink()
-
-
-@pytest.fixture
-def request_of_metrics() -> ExportMetricsServiceRequest:
-    """A small valid request."""
-    request = ExportMetricsServiceRequest()
-    metric = request.resource_metrics.add().scope_metrics.add().metrics.add(name="kc.drift.k3")
-    metric.exponential_histogram.data_points.add(count=3, time_unix_nano=5)
-    return request
 
 
 @pytest.fixture
