@@ -4,8 +4,8 @@
                                                             +-> decision table
                                                             +-> events, log records
 
-People's decisions (acknowledge, silence, pin, resume) are written the same way: with their event, before they take
-effect. Nothing is announced that is not also written: a crash either repeats a tick or never sees it.
+People's decisions are written the same way, with their event, before they take effect. Nothing is announced that is not
+also written: a crash either repeats a tick or never sees it.
 """
 
 from __future__ import annotations
@@ -208,10 +208,6 @@ class Core:
             self._refusals.add(result.message)  # senders in Python do not read what they are answered
             _log.warning("not judged: %s; further ones are only counted", plain(result.message))
         return result
-
-    def traces(self, request: Any) -> ExportResult:  # noqa: ARG002 - the receiver's interface
-        """Accept and drop spans and logs, so that a Collector's pipeline does not retry them."""
-        return ExportResult()
 
     @property
     def state_path(self) -> Path | None:

@@ -1,6 +1,6 @@
 """Between the receivers and the core: nothing is applied, and no sender is told so, that is not in the inbox on disk.
 
-Spans and logs are accepted and dropped. `serve --record` also records arrivals and evaluations as files for
+`serve --record` also records arrivals and evaluations as files for
 `kc-otel replay` and any OTLP reader; the recording is best effort.
 """
 
@@ -70,10 +70,6 @@ class DurableSink(ColumnSink):
             raise NotKeptError(f"cannot be kept on disk at the moment: {error}") from None
         self._core.evaluator.faults.report("", WRITING, {})
         return result
-
-    def traces(self, request: Any) -> ExportResult:
-        """Take an ExportTraceServiceRequest."""
-        return self._core.traces(request)
 
     def _apply(self, request: Any, kept: bytes, at: float) -> ExportResult:
         if self._record is not None:

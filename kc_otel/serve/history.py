@@ -1,6 +1,4 @@
-"""Since when every cell has its status, its recent past for a glance, and a longer one, thinned.
-
-All but the glances survive a restart.
+"""Since when every cell has its status, its recent past, and a longer one, thinned; all but the recent is kept.
 
 The longer one is in SQLite. A step is a twentieth of the contract's long window, 480 of them are kept: a day for a long
 window of an hour. A step is remembered by its worst evaluation, the first among equals, so that thinning hides no
@@ -61,10 +59,8 @@ def point_of(verdict: Verdict, train_step: int | None = None) -> HistoryPoint:
     )
 
 
-GLANCES: Final = 120
-
-Glance = tuple[float, float | None, float | None, float | None, int]
-"""(time, estimate, lower, upper, status code) of one evaluation."""
+_KEPT_RECENT: Final = 120
+"""Evaluations of a cell that are kept whole."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +110,7 @@ class CellHistory:
             cell = Cell(*json.loads(name))
             if cell.contract in windows:
                 self._lines.setdefault(cell.contract, {})[cell] = _Line(
-                    Status(status), since, -1, deque(maxlen=GLANCES), None
+                    Status(status), since, -1, deque(maxlen=_KEPT_RECENT), None
                 )
             else:
                 self._forget(cell)
@@ -142,7 +138,7 @@ class CellHistory:
             points[cell] = point = point_of(verdict, evaluation.step_of(cell))
             if point.status > worst:
                 worse[cell] = point
-            recent = deque[HistoryPoint](maxlen=GLANCES) if line is None else line.recent
+            recent = deque[HistoryPoint](maxlen=_KEPT_RECENT) if line is None else line.recent
             lines[cell] = _Line(verdict.status, since, max(worst, point.status), recent, verdict)
         for cell in before.keys() - lines.keys():
             self._forget(cell)
@@ -158,11 +154,11 @@ class CellHistory:
         unit.on_commit(adopt)
         return changes
 
-    def cells(self, contract: str | None = None, glances: int = 0) -> list[tuple[Verdict, float, list[Glance]]]:
-        """(verdict, since, at most so many glances) of every cell, or those of one contract, in the cells' order."""
+    def cells(self, contract: str | None = None) -> list[tuple[Verdict, float]]:
+        """(verdict, since) of every cell, or those of one contract, in the cells' order."""
         names = sorted(self._lines) if contract is None else [contract]
         return [
-            (line.verdict, line.since, [_glance(point) for point in list(line.recent)[-glances:]] if glances else [])
+            (line.verdict, line.since)
             for name in names
             for _, line in sorted(self._lines.get(name, {}).items())
             if line.verdict is not None
@@ -225,7 +221,3 @@ class CellHistory:
 
     def _forget(self, cell: Cell) -> None:
         self._connection.execute("UPDATE cell_line SET current = NULL WHERE cell = ?", (json.dumps(cell),))
-
-
-def _glance(point: HistoryPoint) -> Glance:
-    return point.at, point.estimate, point.lower, point.upper, point.status

@@ -1,7 +1,7 @@
 """The programs that read directives, and the routers that obey orders: what no program reads has no effect.
 
-A router is one process, told apart by its id. One that has fallen silent without saying that it ends may serve on by
-an older table, so an order counts as applied only once each router that is known has taken it.
+One router that fell silent without saying that it ends may serve on by an older table, so an order counts as applied
+only once each router that is known, by its id, has taken it.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""Log lines that cannot be forged: text from others in a message starts no line and drives no terminal.
-
-For people a line is a sentence; for programs it is a JSON object with the attributes that its OTLP record has.
-"""
+"""Log lines that cannot be forged, as sentences or as JSON: text from others starts no line and drives no terminal."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
 """The evaluator's own metrics, read from the core when somebody asks: for `/metrics` and for OTLP alike.
 
-Over OTLP go verdicts as gauges and transitions as log records, only when an endpoint is configured by OpenTelemetry's
-own environment variables, so that an evaluator on a laptop does not call a Collector that is not there.
+Over OTLP go gauges, and transitions as log records, where OpenTelemetry's own environment variables name an endpoint.
 """
 
 from __future__ import annotations
@@ -70,7 +69,7 @@ def read(
     `requests` counts (transport, outcome), `attempts` (endpoint, outcome); `in_flight` are bytes of requests.
     """
     now, state, evaluator = core.evaluated_at, core.state_path, core.evaluator
-    verdicts = [(cell_attributes(verdict.cell), verdict, since) for verdict, since, _ in core.history.cells()]
+    verdicts = [(cell_attributes(verdict.cell), verdict, since) for verdict, since in core.history.cells()]
     queues = core.outbox.status()
     shards = [shard for shard in core.shards if shard.answered]
     failures = evaluator.faults.counts
@@ -201,34 +200,34 @@ def _promises(contracts: Iterable[Contract]) -> dict[str, Series]:
 
 def _promotions(core: Core) -> dict[str, Series]:
     """Return the series of versions in promotion or rolled back; a replaced version has no stage."""
-    metrics: dict[str, Series] = {"kc.promotion.stage": [], "kc.promotion.share": [], "kc.promotion.windows": []}
+    rows: dict[str, list[tuple[str, str, float]]] = {"stage": [], "share": [], "windows": []}
     for promotion in core.promotions.all():
         if promotion.status is PromotionStatus.REPLACED:
             continue
-        where = {"kc.contract": promotion.contract, "kc.kernel.inference": promotion.version}
+        where = promotion.contract, promotion.version
         share = share_of(promotion)
         back = -1 if promotion.seen_serving is None else -2
         rolled = promotion.status is PromotionStatus.ROLLED_BACK
-        metrics["kc.promotion.stage"].append((where, back if rolled else promotion.position.rank[0]))
-        metrics["kc.promotion.share"].append((where, 1.0 if share is None else share))
-        metrics["kc.promotion.windows"].append((where, promotion.tally.passed))
-    return metrics
+        rows["stage"].append((*where, back if rolled else promotion.position.rank[0]))
+        rows["share"].append((*where, 1.0 if share is None else share))
+        rows["windows"].append((*where, promotion.tally.passed))
+    return {f"kc.promotion.{name}": _series("contract kernel.inference", found) for name, found in rows.items()}
 
 
 def _places(core: Core) -> dict[str, Series]:
     """Return drift by position and turn of the kernels of incidents that last."""
-    metrics: dict[str, Series] = {f"kc.place.{name}": [] for name in ("estimate", "lower", "upper")}
     pairs = {
-        (incident.contract, incident.kernel_train, incident.kernel_inference): incident
+        (incident.contract, incident.kernel_train, incident.kernel_inference): core.by_place(incident)
         for incident in core.incidents()
         if incident.on == "fail"
     }
-    for (contract, train, inference), incident in pairs.items():
-        pair = {"kc.contract": contract, "kc.kernel.train": train, "kc.kernel.inference": inference}
-        for place, interval in core.by_place(incident).items():
-            for name in ("estimate", "lower", "upper"):
-                metrics[f"kc.place.{name}"].append(({**pair, "kc.slice": place}, getattr(interval, name)))
-    return metrics
+    return {
+        f"kc.place.{name}": _series(
+            "contract kernel.train kernel.inference slice",
+            ((*of, place, getattr(interval, name)) for of, found in pairs.items() for place, interval in found.items()),
+        )
+        for name in ("estimate", "lower", "upper")
+    }
 
 
 def _routes(core: Core) -> Iterable[tuple[str, str, str, str, float]]:

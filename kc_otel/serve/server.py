@@ -52,7 +52,7 @@ from kc_otel.serve.self_metrics import SelfMetrics, TelemetryExporter, read
 from kc_otel.serve.shards.sharded_sink import ShardError
 from kc_otel.serve.store.state_connection import StateConnection, StateError
 from kc_otel.serve.store.state_file import DamagedStateError, StateHeldError, StatePlace, open_state, set_aside
-from kc_otel.serve.stream_places import EngineError, engine, sink_of
+from kc_otel.serve.stream_places import engine, sink_of
 from kc_otel.serve.webhooks.deliver import Dispatcher
 from kc_otel.serve.webhooks.endpoints import Rotation, WebhookEndpoint, WebhookEndpointError, endpoints_from_env
 from kc_otel.serve.webhooks.formats import Format
@@ -71,7 +71,7 @@ _GC_YOUNG_OBJECTS: Final = 20_000
 
 _STARTUP_ERRORS: Final = (
     *(AccessError, BindError, TlsError, WebhookEndpointError),
-    *(StateError, TrafficRecordingError, EngineError, ShardError, MissingExtraError),
+    *(StateError, TrafficRecordingError, ShardError, MissingExtraError),
 )
 """Errors whose own message says what to do."""
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
 import json
 import os
 import re
@@ -240,50 +239,32 @@ def logprobs(rng: np.random.Generator, sequences: int, tokens: int, sigma: float
     return -np.abs(train), inference
 
 
-class Collector(LocalServer):
-    """An OTLP/HTTP endpoint that keeps what it receives, as a Collector would pass it on."""
+class Collector:
+    """OTLP/HTTP endpoints that keep what they receive, as a Collector would pass it on."""
 
     def __init__(self) -> None:
         self.metrics: list[Any] = []
         self.logs: list[Any] = []
-        collector = self
 
-        class Handler(BaseHTTPRequestHandler):
-            def do_POST(self) -> None:
-                body = self.rfile.read(int(self.headers["content-length"]))
-                if self.headers.get("content-encoding") == "gzip":
-                    body = gzip.decompress(body)
-                if self.path == "/v1/metrics":
-                    request = ExportMetricsServiceRequest.FromString(body)
-                    collector.metrics += [
-                        metric
-                        for resource in request.resource_metrics
-                        for scope in resource.scope_metrics
-                        for metric in scope.metrics
-                    ]
-                elif self.path == "/v1/logs":
-                    request = ExportLogsServiceRequest.FromString(body)
-                    collector.logs += [
-                        record
-                        for resource in request.resource_logs
-                        for scope in resource.scope_logs
-                        for record in scope.log_records
-                    ]
-                self.send_response(200)
-                self.send_header("content-length", "0")
-                self.end_headers()
+    def take_metrics(self, body: bytes, _headers: Mapping[str, str]) -> int:
+        for resource in ExportMetricsServiceRequest.FromString(body).resource_metrics:
+            self.metrics += [metric for scope in resource.scope_metrics for metric in scope.metrics]
+        return 200
 
-            def log_message(self, *_: object) -> None:
-                pass
-
-        super().__init__(Handler)
+    def take_logs(self, body: bytes, _headers: Mapping[str, str]) -> int:
+        for resource in ExportLogsServiceRequest.FromString(body).resource_logs:
+            self.logs += [record for scope in resource.scope_logs for record in scope.log_records]
+        return 200
 
 
 @pytest.fixture
-def collector() -> Iterator[Collector]:
+def collector(monkeypatch: pytest.MonkeyPatch) -> Iterator[Collector]:
+    """What an evaluator that is started now exports to."""
     collector = Collector()
-    yield collector
-    collector.close()
+    with sink(collector.take_metrics) as metrics, sink(collector.take_logs) as logs:
+        monkeypatch.setenv("OTEL_EXPORTER_OTLP_METRICS_ENDPOINT", metrics)
+        monkeypatch.setenv("OTEL_EXPORTER_OTLP_LOGS_ENDPOINT", logs)
+        yield collector
 
 
 @pytest.fixture(scope="module")

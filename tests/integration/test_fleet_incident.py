@@ -218,7 +218,7 @@ def look(browser: Chromium, api: str, incident: str, pictures: Path | None) -> N
     numbers = "document.querySelector('#health-body').innerText"
     browser.open(api)
     browser.wait(
-        "document.querySelectorAll('.rows .grid-row').length >= 40 && document.querySelector('.spark .c-over')", SLOW
+        "document.querySelectorAll('.rows .grid-row').length >= 40 && document.querySelector('.spark .chart')", SLOW
     )
     assert browser.evaluate("document.querySelector('h1').textContent") == "1 promise is broken on 45 slices"
     assert browser.evaluate("document.querySelectorAll('.incident').length") == 1
@@ -231,7 +231,7 @@ def look(browser: Chromium, api: str, incident: str, pictures: Path | None) -> N
     assert (browser.evaluate(names), browser.evaluate(focused)) == (before, held)
     for dark, width in ((False, 1200), (True, 1200), (False, 390)):
         browser.open(api, dark=dark, width=width)
-        browser.wait("document.querySelector('.spark .c-over')", SLOW)
+        browser.wait("document.querySelector('.spark .chart')", SLOW)
         assert wrong(browser) == []
         assert browser.evaluate(WIDER) == []
         take(browser, pictures, f"fleet-{'dark' if dark else 'light' if width > 390 else 'phone'}.png")

@@ -7,10 +7,8 @@ verdict is there, the process has stayed small, and what was refused is counted.
 from __future__ import annotations
 
 import gzip
-import resource
 import socket
 import statistics
-import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -20,7 +18,6 @@ from pathlib import Path
 import grpc
 import httpx
 import pytest
-from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
 from tests.integration.conftest import CONTRACT, Evaluator, Meanwhile
 from tests.serve.receivers.conftest import wrapped
@@ -124,69 +121,6 @@ def test_json_of_millions_of_empty_resources(survives: Evaluator) -> None:
     assert code in {400, 413}
 
 
-def test_spans_with_keys_of_fifteen_megabytes(survives: Evaluator) -> None:
-    """Twenty of them, each the worst batch so far: what is kept of one is short."""
-    for number in range(20):
-        request = ExportTraceServiceRequest()
-        span = (
-            request.resource_spans.add()
-            .scope_spans.add()
-            .spans.add(
-                name="kc.compare",
-                trace_id=bytes(16),
-                span_id=number.to_bytes(8, "big"),
-                end_time_unix_nano=time.time_ns(),
-            )
-        )
-        span.attributes.add(key="kc.contract").value.string_value = "policy"
-        span.attributes.add(key="kc.compare.worst.abs_log_ratio").value.double_value = 10.0 + number
-        span.attributes.add(key=f"{number:k>15000000}").value.string_value = "v"
-        assert post(survives, request.SerializeToString(), "/v1/traces") == 200
-
-
-def test_calls_that_send_no_message(survives: Evaluator) -> None:
-    """More of them than there are places, and they stay; who sends a megabyte is taken."""
-    waits = threading.Event()
-
-    def nothing() -> Iterator[bytes]:
-        waits.wait(60)
-        return
-        yield
-
-    path = "/opentelemetry.proto.collector.metrics.v1.MetricsService/Export"
-    with grpc.insecure_channel(survives.grpc) as silent, grpc.insecure_channel(survives.grpc) as honest:
-        calls = [silent.stream_unary(path).future(nothing(), timeout=60) for _ in range(64)]
-        time.sleep(1.0)
-        body = message([f"long{number}" for number in range(4000)], time.time_ns() - 10**9, 100)
-        assert len(body) > 500_000
-        honest.unary_unary(path)(body, timeout=30)
-        for call in calls:
-            call.cancel()
-        waits.set()
-
-
-@pytest.mark.parametrize("port", ["http", "grpc", "api"])
-def test_a_thousand_connections_that_say_little(survives: Evaluator, port: str) -> None:
-    """Nothing, half a request line, headers without an end, a body that does not come: who speaks is answered."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if hard < 4096:
-        pytest.skip(f"needs 4,096 open files; ulimit -n is {hard}")
-    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, 4096), hard))
-    host, _, number = getattr(survives, port).removeprefix("http://").partition(":")
-    preface = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
-    stages = [b"", b"POST /v1/met", b"POST /v1/metrics HTTP/1.1\r\nhost: x\r\n", preface, preface + bytes(9)]
-    stages.append(b"POST /v1/metrics HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-length: 900000\r\n\r\nx")
-    with ExitStack() as stack:
-        for which in range(1000):
-            silent = stack.enter_context(socket.create_connection((host, int(number)), timeout=30))
-            silent.sendall(stages[which % len(stages)])
-        body = message([f"long{number}" for number in range(4000)], time.time_ns() - 10**9, 100)
-        assert post(survives, body) == 200
-        with grpc.insecure_channel(survives.grpc) as honest:
-            honest.unary_unary("/opentelemetry.proto.collector.metrics.v1.MetricsService/Export")(body, timeout=30)
-        assert survives.get("/api/v1/health")["streams"] > 0
-
-
 DRIPS = {
     "request line": b"POST /v1/met",
     "headers": b"POST /v1/metrics HTTP/1.1\r\nhost: 127.0.0.1\r\nx-name: ",
@@ -219,21 +153,6 @@ def test_bytes_that_drip_keep_a_connection_for_no_longer_than_silence(survives: 
             time.sleep(0.5)
             left = {of: connection for of, connection in left.items() if dripped(connection)}
     assert not left
-
-
-def test_five_hundred_senders_of_slow_headers(survives: Evaluator) -> None:
-    """A header of theirs grows by a byte at a time for some seconds; honest exports are acknowledged beside them."""
-    host, _, number = survives.http.removeprefix("http://").partition(":")
-    with ExitStack() as stack:
-        slow = [stack.enter_context(socket.create_connection((host, int(number)), timeout=30)) for _ in range(500)]
-        for connection in slow:
-            connection.sendall(DRIPS["headers"])
-            connection.setblocking(False)
-        end = time.monotonic() + 6.0
-        while time.monotonic() < end:
-            time.sleep(0.2)
-            slow = [connection for connection in slow if dripped(connection)]
-        assert slow
 
 
 def test_thirty_gzip_bombs(survives: Evaluator) -> None:

@@ -18,7 +18,6 @@ import grpc
 import httpx
 import pytest
 from google.protobuf.internal.encoder import _VarintBytes
-from google.rpc.error_details_pb2 import RetryInfo
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import (
     ExportMetricsServiceRequest,
     ExportMetricsServiceResponse,
@@ -144,67 +143,6 @@ def test_a_flood_of_label_values_keeps_no_honest_sender_out(tmp_path: Path) -> N
     assert sum(points.values()) == flooded[200] * POINTS + len(waits), "every point is counted"
     assert points["unjudged"] > 0
     assert told > 0
-
-
-async def over_http(evaluator: Evaluator, body: bytes, answers: Counter[str]) -> None:
-    """Send an export until it is taken; whoever is refused is told when to come again."""
-    async with httpx.AsyncClient(timeout=300) as client:
-        while True:
-            answer = await client.post(f"{evaluator.http}/v1/metrics", content=body, headers=HEADERS)
-            answers[f"http {answer.status_code}"] += 1
-            if answer.status_code == 200:
-                return
-            await asyncio.sleep(float(answer.headers["retry-after"]))
-
-
-async def over_grpc(evaluator: Evaluator, body: bytes, answers: Counter[str]) -> None:
-    """The same over gRPC."""
-    own = [("grpc.use_local_subchannel_pool", 1)]
-    async with grpc.aio.insecure_channel(evaluator.grpc, options=own) as channel:
-        while True:
-            try:
-                await channel.unary_unary(EXPORT)(body, timeout=300)
-            except grpc.aio.AioRpcError as error:
-                answers[f"grpc {error.code().name}"] += 1
-                said = dict(error.trailing_metadata() or ())["google.rpc.retryinfo-bin"]
-                wait = RetryInfo.FromString(said).retry_delay
-                await asyncio.sleep(wait.seconds + wait.nanos / 1e9)
-            else:
-                answers["grpc OK"] += 1
-                return
-
-
-@pytest.mark.slow
-def test_long_exports_at_once_all_get_through(tmp_path: Path) -> None:
-    """Twenty of them over both transports, more than there is room for: each is answered, counted, and taken."""
-    (tmp_path / "policy.yaml").write_text(FLOODED)
-    template, answers, health_waits = long_message(12_000), Counter[str](), list[float]()
-
-    async def exports(evaluator: Evaluator) -> None:
-        with beside(healthy, evaluator.api, taken=health_waits):
-            bodies = [template.replace(_NAME.encode(), b"SENDER%03d" % number) for number in range(20)]
-            await asyncio.gather(
-                *(over_http(evaluator, body, answers) for body in bodies[::2]),
-                *(over_grpc(evaluator, body, answers) for body in bodies[1::2]),
-            )
-
-    evaluator = Evaluator(tmp_path / "policy.yaml", tmp_path / "state", {}, "--tick", "1", "--no-webhooks")
-    try:
-        asyncio.run(exports(evaluator))
-        health, memory = evaluator.get("/api/v1/health"), largest_resident(evaluator.process.pid)
-    finally:
-        evaluator.stop()
-    assert answers["http 200"] == answers["grpc OK"] == 10
-    assert set(answers) <= {"http 200", "grpc OK", "http 503", "grpc RESOURCE_EXHAUSTED"}
-    counted, told = Counter[str](), Counter[str]()
-    for counts, found in ((counted, health["requests"]), (told, answers)):
-        for said, number in found.items():
-            counts[said.split()[0]] += number
-    assert counted == told, "every answer is counted"
-    points = health["points"]
-    assert sum(points.get(outcome, 0) for outcome in ("accepted", "baseline", "behind", "late")) >= 20 * 12_000
-    assert max(health_waits) < 5.0
-    assert memory < SMALL
 
 
 @pytest.mark.slow

@@ -129,7 +129,7 @@ def one_process(sources: list[Source]) -> Judge:
 def test_nothing_is_lost_and_nothing_done_twice_where_a_node_is_killed_under_load(
     cluster: Cluster, pager: Pager, tmp_path: Path
 ) -> None:
-    """A node is killed, a shard stopped and continued, one added: counts, verdicts and actions of one process."""
+    """A node is killed, a shard stopped and continued: counts, verdicts and actions are those of one process."""
     path = tmp_path / "policy.yaml"
     path.write_text(_LONG)
     environ = {

@@ -182,18 +182,6 @@ def resolutions(pager: Pager) -> list[str]:
     return [alert["fingerprint"] for body in bodies for alert in body["alerts"] if alert["status"] == "resolved"]
 
 
-def test_a_second_evaluator_that_does_not_stand_by_ends_at_once(serve, contract_file, tmp_path):
-    """It says who holds the file, and what to do; the first one does not notice."""
-    first = serve()
-    command = [sys.executable, "-m", "kc_otel", "serve", str(contract_file), "--no-webhooks", "--api-port", "0"]
-    second = subprocess.run(
-        [*command, "--state", str(tmp_path / "state.sqlite")], capture_output=True, text=True, timeout=60, check=False
-    )
-    assert second.returncode == 2
-    assert "another evaluator is using this state file" in second.stderr
-    assert first.get("/api/v1/decisions")["routes"] == []
-
-
 def test_an_evaluator_whose_state_file_is_replaced_ends(serve: Callable[..., Evaluator], tmp_path: Path) -> None:
     """Its lock guards nothing any more, and another may be acting on the file that is there now."""
     first = serve()

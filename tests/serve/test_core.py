@@ -46,7 +46,7 @@ def test_a_breach_pages_routes_and_halts_in_one_tick(make_core: Callable[..., Co
     core = make_core()
     core.metrics(drift(0.3))
     core.tick(time.time())
-    assert {verdict.status for verdict, _, _ in core.history.cells()} == {Status.FAIL}
+    assert {verdict.status for verdict, _ in core.history.cells()} == {Status.FAIL}
     (message,) = core.outbox.due(time.time())
     body = json.loads(message.body)
     assert {alert["labels"]["slice"] for alert in body["alerts"]} == {"all", "code"}
@@ -116,7 +116,7 @@ def test_an_endpoint_that_forgets_is_told_of_a_breach_that_only_went_away(contra
     core.evaluator.states["policy"].recorders.ended.clear()
     healthy = [
         replace(verdict, cell=verdict.cell._replace(kernel_inference="healthy"), status=Status.PASS)
-        for verdict, _, _ in core.history.cells()
+        for verdict, _ in core.history.cells()
     ]
     monkeypatch.setattr(core.evaluator, "evaluate", lambda at: {"policy": Evaluation(at, tuple(healthy))})
     core.tick(now + 30)
@@ -137,7 +137,7 @@ def test_kernels_that_are_all_but_equal_are_judged(make_core: Callable[..., Core
         outcome = core.metrics(drift(sigma))
         assert not outcome.rejected, (sigma, outcome.message)
     core.tick(time.time())
-    assert {verdict.status for verdict, _, _ in core.history.cells()} == {Status.PASS}
+    assert {verdict.status for verdict, _ in core.history.cells()} == {Status.PASS}
 
 
 @pytest.mark.parametrize("trouble", [refuse_commits, fill_disk])
@@ -150,7 +150,7 @@ def test_memory_and_disk_agree_where_a_commit_is_refused(make_core, open_file, d
     core.announce = said.append
 
     def memory() -> object:
-        cells = [(verdict.cell, verdict.status, since) for verdict, since, _ in core.history.cells()]
+        cells = [(verdict.cell, verdict.status, since) for verdict, since in core.history.cells()]
         latest = core.promotions.latest("policy")
         return core.escalation, core.promotions.all(), cells, latest, core.evaluated_at
 
@@ -185,7 +185,7 @@ def test_what_was_decided_survives_a_restart(make_core, open_file, drift, tmp_pa
     assert again.acting() == core.acting()
     assert len(again.outbox.due(time.time())) == 1
     again.tick(began + 5)
-    assert {since for _, since, _ in again.history.cells()} == {began}
+    assert {since for _, since in again.history.cells()} == {began}
     assert len(again.outbox.messages()) == 1
 
 
@@ -227,23 +227,6 @@ def test_a_contract_that_is_gone_and_cannot_be_read_any_more_stops_no_start(
     again = Core([], open_file(path), external_url="", now=time.time())
     assert len(again.outbox.messages()) == 1
     assert "policy: its contract cannot be read any more" in caplog.text
-
-
-@pytest.mark.parametrize("content", [b"not a database, but long enough to look like a file" * 40, b"\0" * 5000])
-def test_a_file_that_is_no_state_file_is_refused(tmp_path: Path, content: bytes) -> None:
-    """The error names the file and what to do."""
-    path = tmp_path / "state.sqlite"
-    path.write_bytes(content)
-    with pytest.raises(StateError, match=r"state\.sqlite: the state file is damaged, or is none .*--set-aside-damaged"):
-        open_state(path)
-
-
-def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
-    """The error says where, and what to do instead."""
-    blocked = tmp_path / "file"
-    blocked.write_text("in the way")
-    with pytest.raises(StateError, match="a folder that can be written"):
-        open_state(blocked / "state.sqlite")
 
 
 def tick_five_times(core: Core, told: Changes, ticked: Callable[[], None]) -> None:
@@ -443,7 +426,7 @@ def test_counts_that_cannot_be_are_refused_before_they_overflow(contract, open_f
         assert core.evaluator.faults.present == {}
     assert taken == 2**56 // (2**44 - 1)
     assert "points count more observations than there can be" in answer.message
-    assert {row.cell.contract for row, _, _ in core.history.cells() if row.status is Status.FAIL} == {"policy"}
+    assert {row.cell.contract for row, _ in core.history.cells() if row.status is Status.FAIL} == {"policy"}
     window = core.evaluator.distribution(
         next(series for series in core.evaluator.series() if series.contract == "evil"), 3600.0, at
     )
@@ -469,7 +452,7 @@ def test_what_cannot_be_saved_of_a_contract_is_its_own(contract, tmp_path, monke
         core.tick(now)
         core.tick(now + 1)
         assert core.evaluator.faults.present == {"policy": "saving fails for its state: error: argument out of range"}
-    assert {verdict.cell.contract for verdict, _, _ in core.history.cells()} == {"policy", "other"}
+    assert {verdict.cell.contract for verdict, _ in core.history.cells()} == {"policy", "other"}
 
     def kept() -> set[str]:
         again = Evaluator([contract, other])

@@ -76,7 +76,7 @@ def test_a_disk_that_is_full_refuses_until_there_is_room(
         assert "database or disk is full" in core.evaluator.faults.present[""], "before any evaluation fails"
         with pytest.raises(StateError, match="full"):
             await ticks()
-        assert {verdict.status for verdict, _, _ in core.history.cells()} == {"FAIL"}
+        assert {verdict.status for verdict, _ in core.history.cells()} == {"FAIL"}
         ballast.unlink()
         assert (await send(request)).status_code == 200
         assert core.evaluator.faults.present == {}

@@ -27,7 +27,7 @@ from kc_otel.serve.self_metrics import read
 from kc_otel.serve.store import inbox
 from kc_otel.serve.store.state_connection import UnitOfWork
 from kc_otel.serve.store.state_file import StateError
-from tests.tools.full_disk import fill_disk, refuse_commits, relieve
+from tests.tools.full_disk import refuse_commits, relieve
 from tests.tools.receivers import http_app, start_grpc
 
 
@@ -66,7 +66,7 @@ def test_a_crash_loses_nothing_that_was_taken_and_counts_nothing_twice(make_core
     assert recover(again) == 2 - ticks
     assert content(again) == before
     again.tick(time.time())
-    assert {verdict.status for verdict, _, _ in again.history.cells()} == {Status.FAIL}
+    assert {verdict.status for verdict, _ in again.history.cells()} == {Status.FAIL}
     assert len(again.inbox) == again.inbox.bytes == 0
 
 
@@ -202,37 +202,7 @@ def test_nobody_was_silent_while_nobody_listened(make_core, open_file, drift, tm
     monkeypatch.setattr(time, "time", lambda: now + 200.0)
     assert recover(again) == 1
     again.tick(now + 201.0)
-    assert {verdict.status for verdict, _, _ in again.history.cells()} == {Status.FAIL}
-
-
-def test_a_full_disk_is_said_to_the_sender_who_may_try_again(make_core, open_file, drift, tmp_path):
-    """UNAVAILABLE over gRPC; counted as `not_kept`, nothing judged; taken once there is room."""
-    connection = open_file(tmp_path / "state")
-    core, counts, request = make_core(connection), Counter(), drift(0.3)
-
-    async def send() -> tuple[str, str]:
-        server, port = await start_grpc(DurableSink(core), port=0, counts=counts)
-        try:
-            async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
-                await MetricsServiceStub(channel).Export(request)
-        except grpc.aio.AioRpcError as error:
-            return error.code().name, error.details() or ""
-        finally:
-            await server.stop(None)
-        return "OK", ""
-
-    fill_disk(connection)
-    taken, (status, said) = 0, asyncio.run(send())
-    while status == "OK":  # the inbox's own page has room for some
-        taken, (status, said) = taken + 1, asyncio.run(send())
-    assert (status, "database or disk is full" in said) == ("UNAVAILABLE", True)
-    assert len(core.inbox) == taken
-    assert core.inbox.bytes == taken * request.ByteSize()
-    relieve(connection)
-    assert asyncio.run(send())[0] == "OK"
-    assert counts == {("grpc", "not_kept"): 1, ("grpc", "accepted"): taken + 1}
-    assert core.evaluator.series_count > 0
-    assert len(core.inbox) == taken + 1
+    assert {verdict.status for verdict, _ in again.history.cells()} == {Status.FAIL}
 
 
 def test_more_than_the_disk_takes_is_refused(make_core, open_file, drift, tmp_path, monkeypatch):

@@ -251,7 +251,7 @@ def test_the_past_of_a_cell_over_the_trainers_steps(make_core: Callable[..., Cor
     for offset, step in ((-2.0, 10), (-1.0, 30)):
         core.metrics(drift(0.3, step))
         core.tick(time.time() + offset)
-    (cell, *_) = [verdict.cell for verdict, _, _ in core.history.cells() if verdict.cell.slice == "code"]
+    (cell, *_) = [verdict.cell for verdict, _ in core.history.cells() if verdict.cell.slice == "code"]
     parameters = {
         "contract": "policy", "clause": "token-tv", "slice": "code",
         "kernel_train": cell.kernel_train, "kernel_inference": cell.kernel_inference,
@@ -265,7 +265,7 @@ def test_the_past_of_a_cell_over_the_trainers_steps(make_core: Callable[..., Cor
 
 def test_what_was_observed_of_a_cell_is_told_by_size(client: TestClient, core: Core) -> None:
     """In the long window, with the limit; of kernels that nobody reports there is nothing."""
-    (cell, *_) = [candidate.cell for candidate, _, _ in core.history.cells() if candidate.cell.slice == "code"]
+    (cell, *_) = [candidate.cell for candidate, _ in core.history.cells() if candidate.cell.slice == "code"]
     parameters = {
         "contract": "policy", "clause": "token-tv", "slice": "code",
         "kernel_train": cell.kernel_train, "kernel_inference": cell.kernel_inference,
@@ -276,13 +276,6 @@ def test_what_was_observed_of_a_cell_is_told_by_size(client: TestClient, core: C
     assert client.get("/api/v1/distribution", params=parameters | {"clause": "x"}).status_code == 404
     gone = client.get("/api/v1/distribution", params=parameters | {"kernel_inference": "gone"}).json()
     assert (gone["total"], gone["edges"]) == (0, [])
-
-
-def test_cells_can_be_asked_for_without_their_past(client: TestClient) -> None:
-    """A page that asks every second does not carry two minutes of every cell each time."""
-    cells = client.get("/api/v1/cells", params={"glances": 0}).json()["cells"]
-    assert cells
-    assert all(cell["history"] == [] for cell in cells)
 
 
 def test_the_evaluator_tells_how_it_is_doing(client: TestClient) -> None:

@@ -94,7 +94,7 @@ def test_a_breach_whose_recorder_died_is_not_resolved_by_what_others_measure(fle
     fleet.run(20, healthy=0.001)
     for _ in range(3):
         fleet.run(600, healthy=0.001)
-        (verdict, _, _), *_ = fleet.core.history.cells()
+        (verdict, _), *_ = fleet.core.history.cells()
         (incident,) = fleet.core.incidents()
         assert (verdict.status, incident.state) == (Status.PASS, IncidentState.UNPROVEN)
         assert fleet.ends() == []
@@ -431,7 +431,7 @@ def test_a_silent_member_of_a_healthy_fleet_is_told_while_it_is_silent(tmp_path:
     assert told() == ([], 0.0), "one export may be late"
     fleet.run(10, broken=0.001, healthy=0.001)
     assert told() == (["1 of 3 recorders is silent without having shut down: third for 1m10s"], 1.0)
-    assert {verdict.status for verdict, _, _ in fleet.core.history.cells()} == {Status.PASS}
+    assert {verdict.status for verdict, _ in fleet.core.history.cells()} == {Status.PASS}
     assert (fleet.core.incidents(), fleet.core.firing()) == ((), {})
     fleet.run(10, broken=0.001, healthy=0.001, third=0.001)
     assert told() == ([], 0.0)

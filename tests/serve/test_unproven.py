@@ -46,7 +46,7 @@ class Delayed(Fleet):
     @property
     def status(self) -> Status:
         """Status of the only cell."""
-        ((verdict, _, _),) = self.core.history.cells()
+        ((verdict, _),) = self.core.history.cells()
         return verdict.status
 
 
@@ -110,7 +110,7 @@ def test_a_version_of_which_many_sequences_fail_the_input_checks_is_not_proven(t
     assert fleet.core.missing("policy") == [], "no more than one in a hundred"
     run(30, 0.4, 0)
     run(300, 0.001, 150)
-    ((verdict, _, _),) = fleet.core.history.cells()
+    ((verdict, _),) = fleet.core.history.cells()
     assert verdict.status is Status.PASS
     assert [incident.state for incident in fleet.core.incidents()] == [IncidentState.UNPROVEN]
     (row,) = client_of(fleet.core).get("/api/v1/overview").json()["missing"]
@@ -263,7 +263,7 @@ def test_a_clause_of_the_same_name_that_measures_something_else_ends_no_breach(
         fleet.feed(seconds, lambda: [fleet.report(sender, value)])
 
     report(400, drift)
-    ((verdict, _, _),) = fleet.core.history.cells()
+    ((verdict, _),) = fleet.core.history.cells()
     assert verdict.status is Status.PASS
     if said:
         assert fleet.core.incidents() == ()

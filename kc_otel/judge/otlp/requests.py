@@ -192,14 +192,10 @@ class ExportResult:
 
 
 class TelemetrySink(Protocol):
-    """Takes decoded requests on the servers' event loop: quick methods, or coroutines that wait."""
+    """Takes decoded metrics, on the servers' event loop: quickly, or as a coroutine that waits."""
 
     def metrics(self, request: Any) -> ExportResult | Awaitable[ExportResult]:
-        """Take an ExportMetricsServiceRequest."""
-        ...
-
-    def traces(self, request: Any) -> ExportResult | Awaitable[ExportResult]:
-        """Take an ExportTraceServiceRequest."""
+        """Take an ExportMetricsServiceRequest; a `ThrottledError` makes the sender wait and send again."""
         ...
 
 
@@ -216,7 +212,7 @@ class Signal:
     """One of metrics, traces, logs."""
 
     name: Literal["metrics", "traces", "logs"]
-    """Method of `TelemetrySink`, and last part of the HTTP path."""
+    """Last part of the HTTP path."""
     service: str
     request: Any
     response: Any
@@ -283,12 +279,15 @@ SIGNALS: Final = (METRICS, TRACES, LOGS)
 
 
 async def deliver(sink: TelemetrySink, signal: Signal, request: Any, transport: str) -> ExportResult:
-    """Hand a decoded request to the sink; a fault of the sink's own is logged here, and an InternalError."""
-    if signal is LOGS:  # taken and dropped, so that a Collector's pipeline does not retry them
+    """Hand decoded metrics to the sink; a fault of the sink's own is logged here, and an InternalError.
+
+    Spans and logs are taken and dropped, so that a Collector's pipeline does not retry them.
+    """
+    if signal is not METRICS:
         return ExportResult()
     try:
         began = time.perf_counter()
-        taken: ExportResult | Awaitable[ExportResult] = getattr(sink, signal.name)(request)
+        taken: ExportResult | Awaitable[ExportResult] = sink.metrics(request)
         if isinstance(taken, Awaitable):
             return await taken
         return replace(taken, seconds=time.perf_counter() - began)

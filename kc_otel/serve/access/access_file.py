@@ -2,12 +2,9 @@
 
     tokens:
       - {name: trainer, may: [send], sha256: 9f86d081...}
-      - {name: ada, may: [read, act], sha256: 60303ae2...}
-      - {name: prometheus, may: [read], sha256: fd61a03a...}
 
-The file holds digests, so that who reads it or a backup of it cannot use it. A token is 256 random bits
-(`kc-otel token`), which no dictionary has: plain SHA-256 is enough for it, as it would not be for a password. To rotate
-a token, add a second entry with the same name, hand the new one out, and take the old entry away.
+The file holds digests, so that a backup of it is no use to anybody. A token is 256 random bits (`kc-otel token`), for
+which plain SHA-256 is enough. Two entries of one name rotate a token.
 """
 
 from __future__ import annotations

@@ -1,13 +1,9 @@
 """Who may call the API and the page: our own names, our own pages, and the holders of tokens.
 
-An evaluator on loopback is out of the network's reach, and not out of a browser's: any page that an operator has open
-may send requests there, and by DNS rebinding (its own name, pointed at 127.0.0.1) also read the answers. So a request
-has to be for a name of the evaluator's, and what a page of somebody else's would change is refused. Programs send no
-`Origin` and are not asked for one.
-
-Programs show a token as `Authorization: Bearer`; a browser asks for it as a password, and sends it by itself from then
-on, whichever page asks. So with a password only our own page is answered, and a link to `/`. Without a token there are
-only whether the process is well, the handbook, and the page's own files.
+A page that an operator has open may send requests to loopback, and by DNS rebinding read the answers. So a request has
+to be for a name of the evaluator's, and what another site's page would change is refused; programs send no `Origin`.
+A browser sends a token as a password, by itself, whichever page asks: with one only our own page is answered, and a
+link to `/`. Without a token there are only whether the process is well, the handbook, and the page's own files.
 Sources: RFC 9110, 7.4; RFC 6454; RFC 6750; RFC 7617; Fetch Metadata Request Headers.
 """
 

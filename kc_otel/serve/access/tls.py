@@ -1,8 +1,7 @@
 """TLS and mutual TLS on every port, from files that are read again when they change.
 
-A connection that has begun keeps its certificates; the next handshake has the new ones. The listening context begins
-each handshake in the newest context, whose keys for tickets are its own: a client of an authority that has since been
-removed cannot resume its session either. gRPC asks for the newest files before each handshake.
+The next handshake has the new files: the listening context begins each in the newest context, whose keys for tickets
+are its own, so that a client of a removed authority cannot resume its session either.
 """
 
 from __future__ import annotations

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator
 from typing import Annotated, Any, Final, Literal
 from urllib.parse import quote
 
 from fastapi import APIRouter, Query, Response
 
-from kc_otel.judge.escalation.alerts import Alert
 from kc_otel.judge.escalation.notices import Acknowledgement, Silence
 from kc_otel.judge.plain_json import to_plain
 from kc_otel.serve import people_orders as people
@@ -252,13 +251,8 @@ def people_routes(core: Core, decided: Changes) -> APIRouter:
     async def alerts(contract: ContractName = None) -> AlertList:
         """Return the escalation steps that wait or fire, with acknowledgements and silences."""
         served_or_all(core, contract)
-        now = time.time()
         found = [
-            _alert(core, alert, undelivered, now)
-            for name, state in core.policies.items()
-            if contract in {None, name}
-            for undelivered in [_undelivered(core, name)]
-            for alert in state.alerts
+            alert for name in core.policies if contract in {None, name} for alert in _alerts(core, name, time.time())
         ]
         return AlertList(at=core.evaluated_at, alerts=found)
 
@@ -313,9 +307,8 @@ def people_routes(core: Core, decided: Changes) -> APIRouter:
     return router
 
 
-def _undelivered(core: Core, contract: str) -> dict[tuple[str, str, str], list[str]]:
-    """Return what endpoints have not accepted about each incident of a contract, in words."""
-    return {
+def _alerts(core: Core, contract: str, now: float) -> Iterator[AlertView]:
+    undelivered = {
         incident.key: [
             text
             for of in core.outbox.undelivered(contract, incident.id)
@@ -324,24 +317,17 @@ def _undelivered(core: Core, contract: str) -> dict[tuple[str, str, str], list[s
         ]
         for incident in core.escalation.incidents.get(contract, ())
     }
-
-
-def _alert(
-    core: Core,
-    alert: Alert,
-    undelivered: Mapping[tuple[str, str, str], list[str]],
-    now: float,
-) -> AlertView:
-    cell, taken = alert.cell, core.people.acknowledged(alert.fingerprint)
-    return AlertView.of(
-        alert,
-        **cell._asdict(),
-        phase="firing" if alert.fires else "pending",
-        actions=[str(action) for action in alert.actions],
-        reason=alert.verdict.reason,
-        acknowledged=taken,
-        silenced=[silence.id for silence in core.people.silencing(cell, now)],
-        notified=alert.told,
-        undelivered=undelivered.get((alert.on, cell.kernel_train, cell.kernel_inference), []),
-        dry_run=cell.contract in core.dry_run,
-    )
+    for alert in core.policies[contract].alerts:
+        cell = alert.cell
+        yield AlertView.of(
+            alert,
+            **cell._asdict(),
+            phase="firing" if alert.fires else "pending",
+            actions=[str(action) for action in alert.actions],
+            reason=alert.verdict.reason,
+            acknowledged=core.people.acknowledged(alert.fingerprint),
+            silenced=[silence.id for silence in core.people.silencing(cell, now)],
+            notified=alert.told,
+            undelivered=undelivered.get((alert.on, cell.kernel_train, cell.kernel_inference), []),
+            dry_run=contract in core.dry_run,
+        )

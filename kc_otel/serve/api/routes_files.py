@@ -1,9 +1,7 @@
 """Files that the evaluator serves: the page at `/`, and the handbook, where the on-call engineer is.
 
-The page is for people without Grafana, or without time to open it: static files that read the API, of which nothing is
-built and nothing loaded from elsewhere. The handbook is the site that MkDocs built into the package (`make handbook`);
-where nothing was built, as after an install from a checkout, each of its pages is served as Markdown, so that a
-message's link to the runbook opens.
+Nothing is loaded from elsewhere. Where MkDocs built no handbook (`make handbook`), each page is served as Markdown, so
+that a message's link to the runbook opens.
 """
 
 from __future__ import annotations

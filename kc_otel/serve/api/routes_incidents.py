@@ -19,7 +19,6 @@ from kc_otel.judge.incidents.incident import (
     Diagnosis,
     Incident,
     IncidentState,
-    Undelivered,
     actions_taken,
 )
 from kc_otel.judge.verdict import Cell, Status
@@ -201,13 +200,10 @@ def incident_views(core: Core, found: Sequence[Incident], *, whole: bool = False
     queues = core.outbox.status() if found else ()
     disabled = {queue.endpoint: queue.disabled_at for queue in queues if queue.disabled_at is not None}
     return [
-        _view(incident, actions_taken(incident, core.decisions, _undelivered(core, incident), disabled), whole=whole)
+        _view(incident, actions_taken(incident, core.decisions, undelivered, disabled), whole=whole)
         for incident in found
+        for undelivered in [{of.endpoint: of for of in core.outbox.undelivered(incident.contract, incident.id)}]
     ]
-
-
-def _undelivered(core: Core, incident: Incident) -> dict[str, Undelivered]:
-    return {of.endpoint: of for of in core.outbox.undelivered(incident.contract, incident.id)}
 
 
 def _view(incident: Incident, actions: Iterable[ActionTaken], *, whole: bool) -> IncidentView:
@@ -308,7 +304,7 @@ def _overview(core: Core, version: str) -> Overview:
     counts: dict[str, Counter[Status]] = {name: Counter() for name in core.contracts}
     silent: Counter[str] = Counter()
     heard, away = False, kept_away(core)
-    for verdict, _, _ in core.history.cells():
+    for verdict, _ in core.history.cells():
         counts.setdefault(verdict.cell.contract, Counter())[verdict.status] += 1
         silent[verdict.cell.contract] += away(verdict)
         heard = heard or bool(verdict.cell.kernel_inference)
@@ -323,16 +319,13 @@ def _overview(core: Core, version: str) -> Overview:
         counts={name: dict(count) for name, count in counts.items()},
         no_traffic=dict(silent),
         incidents=incident_views(core, lasting),
-        missing=list(_missing(core)),
+        missing=[
+            MissingView.of(row, contract=name, kernel_train=row.pair[0], kernel_inference=row.pair[1])
+            for name in core.contracts
+            for row in core.missing(name)
+        ],
         in_force=[*_routes(core, lasting), *_by_people(core)],
     )
-
-
-def _missing(core: Core) -> Iterator[MissingView]:
-    """Points that no verdict is about, by contract, kernel pair and reason."""
-    for name in core.contracts:
-        for row in core.missing(name):
-            yield MissingView.of(row, contract=name, kernel_train=row.pair[0], kernel_inference=row.pair[1])
 
 
 def _by_people(core: Core) -> Iterator[InForceView]:

@@ -27,7 +27,6 @@ from kc_otel.recordings.worst_sequences import WorstSequence, read_worst
 from kc_otel.serve.api.shapes import MAY_READ_PROMPTS, SIGNER, ContractName, View, find_clause, served_or_all
 from kc_otel.serve.core import Core
 from kc_otel.serve.event_log import Event
-from kc_otel.serve.history import GLANCES
 
 _log: Final = logging.getLogger(__name__)
 
@@ -44,16 +43,13 @@ class PartView(View):
     upper: Finite
 
 
-class LagView(View):
+class LagView(PartView):
     """A mean over what weights of some lags sampled, with its confidence interval."""
 
     lag: str
     """Versions that they were behind: `0`, `1`, `2-3`, `4-7` or `8+`."""
     share: float
     """Share of the observations; of a clause by prompt, of the tokens."""
-    estimate: Finite
-    lower: Finite
-    upper: Finite
 
 
 class CausesView(View):
@@ -127,15 +123,13 @@ class VerdictList(View):
 
 
 class CellView(View):
-    """A cell: its verdict, since when, what fires, and its recent past."""
+    """A cell: its verdict, since when, and what fires."""
 
     verdict: VerdictView
     since: float
     """Unix time since when the status is what it is."""
     firing: list[str]
     """Severities of the escalation steps that fire for this cell."""
-    history: list[tuple[float, float | None, float | None, float | None, int]]
-    """(time, estimate, lower, upper, status code) of recent evaluations, oldest first."""
 
 
 class CellList(View):
@@ -190,8 +184,6 @@ class ContractView(View):
     kernels: list[KernelView]
     status: Status
     """Worst status of its cells: INVALID_INPUT, then FAIL, NO_DATA, INCONCLUSIVE, and PASS."""
-    directives: dict[str, Any]
-    """Current requests of the escalation policy to trainers and gates."""
     window: float
     """Seconds of the short window."""
     long_window: float
@@ -239,7 +231,7 @@ def verdict_routes(core: Core) -> APIRouter:
         away = kept_away(core)
         found = [
             view_of(verdict, away, core.causes)
-            for verdict, _, _ in core.history.cells(contract)
+            for verdict, _ in core.history.cells(contract)
             if status in {None, verdict.status}
         ]
         return VerdictList(at=core.evaluated_at, verdicts=found)
@@ -249,11 +241,10 @@ def verdict_routes(core: Core) -> APIRouter:
         contract: ContractName = None,
         clause: str | None = None,
         slice: str | None = None,
-        glances: Annotated[int, Query(ge=0, le=GLANCES, description="Evaluations of the recent past.")] = GLANCES,
     ) -> CellList:
-        """Return every cell: its verdict and since when, firing alerts, and its recent history."""
+        """Return every cell: its verdict and since when, and firing alerts."""
         served_or_all(core, contract)
-        return CellList(at=core.evaluated_at, cells=_cells(core, contract, clause, slice, glances))
+        return CellList(at=core.evaluated_at, cells=_cells(core, contract, clause, slice))
 
     @router.get("/events", tags=["events"])
     async def events(
@@ -307,25 +298,25 @@ def _worst(core: Core, contract: str, clause: str, slice: str, kernel: str) -> l
     return found
 
 
-def _cells(core: Core, contract: str | None, clause: str | None, slice: str | None, most: int) -> list[CellView]:
+def _cells(core: Core, contract: str | None, clause: str | None, slice: str | None) -> list[CellView]:
     firing: dict[Cell, list[Alert]] = {}
     for alert in (fired for name, state in core.policies.items() if contract in {None, name} for fired in state.firing):
         firing.setdefault(alert.cell, []).append(alert)
     found, away = [], kept_away(core)
-    for verdict, since, glances in core.history.cells(contract, most):
+    for verdict, since in core.history.cells(contract):
         fires = sorted({alert.severity for alert in firing.pop(verdict.cell, [])})
-        found.append(CellView(verdict=view_of(verdict, away, core.causes), since=since, firing=fires, history=glances))
+        found.append(CellView(verdict=view_of(verdict, away, core.causes), since=since, firing=fires))
     for cell, alerts in firing.items():  # its kernel is gone, and what it did is not: as it was last
         if cell.clause != INPUT_CLAUSE:
             fires = sorted({alert.severity for alert in alerts})
             since = min(alert.since for alert in alerts)
             verdict = alerts[0].verdict
-            found.append(CellView(verdict=view_of(verdict, away, {}), since=since, firing=fires, history=[]))
+            found.append(CellView(verdict=view_of(verdict, away, {}), since=since, firing=fires))
     return [view for view in found if clause in {None, view.verdict.clause} and slice in {None, view.verdict.slice}]
 
 
 def _contract(core: Core, contract: Contract) -> ContractView:
-    own = [verdict for verdict, _, _ in core.history.cells(contract.name)]
+    own = [verdict for verdict, _ in core.history.cells(contract.name)]
     return ContractView(
         name=contract.name,
         version=contract.metadata.version,
@@ -351,23 +342,12 @@ def _contract(core: Core, contract: Contract) -> ContractView:
         slices={name: spec.where for name, spec in contract.slices.items()},
         kernels=_kernels(core, contract),
         status=max((verdict.status for verdict in own), key=lambda status: status.code, default=Status.NO_DATA),
-        directives=_directives(core, contract.name),
         window=contract.observability.window,
         long_window=contract.observability.long_window,
         confidence=contract.observability.confidence,
         claims=[*assurances(contract.observability), *core.evaluator.sampling(contract.name)],
         runbook=contract.metadata.runbook,
     )
-
-
-def _directives(core: Core, contract: str) -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    for directive in core.decisions.directives:
-        if directive.contract == contract:
-            found.setdefault(directive.kind.value, []).append(
-                {"slice": directive.slice, "reason": directive.reason, "since": directive.since}
-            )
-    return found
 
 
 def _kernels(core: Core, contract: Contract) -> list[KernelView]:

@@ -1,8 +1,7 @@
 """Shapes of requests, answers and errors of the API, and the checks of what people write.
 
-What people write has to be safe to store, log and show. A rejection names the problem and the field, and never quotes
-the input: an answer that quotes its request can be made as large and as hostile as its sender likes. Errors are in
-RFC 9457's words.
+A rejection names the problem and the field, and never quotes the input: an answer that quotes its request can be made
+as large and as hostile as its sender likes. Errors are in RFC 9457's words.
 """
 
 from __future__ import annotations

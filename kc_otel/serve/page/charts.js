@@ -10,7 +10,7 @@ const NEAR = 12; // pixels within which marks are one, and the pointer is at a m
 const AXIS = 52; // pixels for the numbers on the left
 
 const sizes = new ResizeObserver((seen) => {
-  for (const { target, contentRect } of seen) if (contentRect.width) target.drawn?.setSize({ width: contentRect.width, height: target.drawn.height });
+  for (const { target, contentRect } of seen) if (contentRect.width) target.drawn?.setSize({ width: Math.floor(contentRect.width), height: target.drawn.height });
 });
 matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => {
   for (const node of document.querySelectorAll(".plot, .spark")) node.drawn?.redraw();
@@ -35,38 +35,41 @@ export function figure(name, title, ...controls) {
 /** Show a chart in its figure; `empty` where there is none. */
 export function showChart(name, chart, empty) {
   const plot = byId(`${name}-chart`);
-  byId(`${name}-text`).textContent = chart?.text ?? empty;
   const details = byId(`${name}-table`).parentElement;
+  byId(`${name}-text`).textContent = chart?.text ?? empty;
   details.hidden = plot.hidden = !chart;
+  const values = el("div", { class: "values", hidden: true });
+  if (!draw(plot, chart, { key: byId(`${name}-key`), values })) return; // its values and table stay as they are
+  if (chart) plot.append(values);
   details.ontoggle = () => table(byId(`${name}-table`), details.open ? chart : null);
   details.ontoggle();
-  const values = el("div", { class: "values", hidden: true });
-  draw(plot, chart, { key: byId(`${name}-key`), values });
-  if (plot.drawn) plot.append(values);
 }
 
-/** Draw a chart in a place, or nothing for null; without a key and values it is one to be read at a glance. */
+/** Draw a chart in a place, nothing for null; without key and values to be read at a glance. Whether it is a new one. */
 export function draw(place, chart, { key, values } = {}) {
-  const looks = JSON.stringify([chart?.title, chart?.data, chart?.marks]);
-  if (place.looks === looks) return;
+  const looks = JSON.stringify([chart?.title, chart?.data, chart?.rows, chart?.marks]);
+  if (place.looks === looks) return false;
   const pointed = place.drawn?.cursor;
   place.drawn?.destroy();
   fill(place);
   if (key) fill(key);
   Object.assign(place, { looks, drawn: null });
-  if (!chart) return;
+  if (!chart) return true;
   place.setAttribute("aria-label", key ? chart.title : chart.text);
   const hooks = { draw: [(plot) => annotate(plot, chart, key)], setCursor: [(plot) => values && point(plot, chart, values)] };
   const nearest = (plot, left, top) => [left < 0 || !chart.rows.length ? left : plot.valToPos(rowAt(plot, chart, left)[0], "x"), top];
   place.drawn = new uPlot({
     class: "chart", width: place.clientWidth || 300, height: chart.height, scales: chart.scales, bands: chart.bands, hooks,
-    series: [{}, ...chart.series.map((one) => ({ ...one, points: { ...one.points, stroke: one.stroke, fill: one.stroke } }))],
+    series: [{}, ...chart.series.map((one) => ({
+      ...one, dash: one.dash?.map((length) => length * uPlot.pxRatio), points: { ...one.points, stroke: one.stroke, fill: one.stroke },
+    }))],
     axes: key ? chart.axes.map(axis) : [{ show: false }, { show: false }],
     padding: key ? [24, 28, 0, 0] : [1, 0, 1, 0], legend: { show: false },
     cursor: { show: Boolean(values), y: false, points: { show: false }, drag: { x: false, y: false }, move: nearest },
   }, chart.data, place);
   if (pointed?.left >= 0) place.drawn.setCursor(pointed);
   sizes.observe(place);
+  return true;
 }
 
 const axis = (more, index) => ({

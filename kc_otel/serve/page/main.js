@@ -34,7 +34,7 @@ async function look() {
     const [contracts, overview, cells, events, decisions, health, promotions] = await Promise.all([
       get("/api/v1/contracts"),
       get("/api/v1/overview"),
-      get("/api/v1/cells?glances=0"),
+      get("/api/v1/cells"),
       get(`/api/v1/events?newest=${EVENTS}&verdicts=${byId("verdicts").checked}`),
       get("/api/v1/decisions"),
       get("/api/v1/health"),

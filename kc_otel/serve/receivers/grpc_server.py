@@ -1,10 +1,8 @@
-"""OTLP over gRPC, by `grpc.aio` on the event loop of the caller.
+"""OTLP over gRPC, by `grpc.aio` on the caller's event loop: generic handlers that receive bytes.
 
-The three methods are generic handlers that receive bytes. grpcio's core does the protocol, compression with a bound on
-what it inflates to, deadlines and TLS. It takes a whole message once one is asked for, of whatever length up to the
-limit, so how many are asked for at a time is decided here: each handler begins before its message is read. Messages
-that are there at once are read one after the other; of the others, which are long or whose senders are slow or silent,
-only as many are waited for as the budget holds of the longest, and the rest is told to come back.
+grpcio takes a whole message once one is asked for, up to the limit, so each handler begins before its message is read.
+Messages that are there at once are read one after the other; of long or late ones only as many are waited for as the
+budget holds of the longest, and the rest is told to come back.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
-"""OTLP over HTTP: POST /v1/metrics, /v1/traces, /v1/logs, in protobuf or JSON.
+"""OTLP over HTTP: POST /v1/metrics, /v1/traces, /v1/logs, in protobuf or JSON, as bare ASGI.
 
-It is bare ASGI, for the framework would do nothing here; run it under any ASGI server, or mount it. Every failure is
-answered with a google.rpc.Status in the request's own encoding; one of the data has a google.rpc.BadRequest among its
-details. The sender is authenticated before the body is read, and a long body is read once the budget has room for it.
+A failure is a google.rpc.Status in the request's own encoding, with a google.rpc.BadRequest for bad data. The sender is
+authenticated before the body is read, and a long body is read once the budget has room for it.
 """
 
 from __future__ import annotations

@@ -1,12 +1,8 @@
 """Ports: sockets that bound how many connections they hold, and an ASGI application on one, which bounds slow clients.
 
-A connection is a file, of which a process has a number. A client that takes all of them, without a token or a request,
-would stop the other ports, the log and the state file. So each port has its share; once that is taken, whoever comes
-gets the place of the connection that is the oldest of those never answered, or else was answered longest ago. This is
-below TLS: a handshake that does not end is a file, too.
-
-uvicorn closes a connection that is idle after an answer, but waits for ever for a request's headers, and httptools
-takes headers of any length. Both are bounded here.
+A process has a number of files: a client whose connections take all would stop log and state. Each port has its share;
+beyond it, a newcomer gets the place of the oldest connection never answered, or of the one answered longest ago. That
+is below TLS, whose handshake may not end. uvicorn waits for ever for headers, of any length: both are bounded.
 """
 
 from __future__ import annotations

@@ -1,15 +1,12 @@
 """Decode a request and hand it to the sink, for both transports, without blocking the event loop.
 
-Most requests are a few kilobytes that become columns: they are taken at once. Slow requests go through one slow lane,
-one at a time: a long body is inflated and decoded on a thread, and points that have to be taken one by one are handed
-to the sink in chunks, after each of which the loop is left to others for as long as the chunk took. The sink keeps
-chunks one after the other; the sender is answered once all of them are kept. Where one is refused, all of it is sent
-again, and what was counted is known by then.
+Most are a few kilobytes that become columns, and are taken at once. Others go through a slow lane, one at a time: a
+long body is inflated and decoded on a thread, points to be taken one by one reach the sink in chunks, after each of
+which the loop is left to others for as long as it took. Where one chunk is refused, all of the request is sent again.
 
-The bytes of requests in memory at a time are bounded, over all ports together. Short requests are counted as they come.
-A long one is counted whole before it is read, and a part of the budget is left to short ones: a sender that announces
-much and sends nothing delays only other long requests, and only until its own request times out. A request without room
-is rejected with a retry delay: the exporter keeps its data and retries, so nothing is lost.
+The bytes of requests in memory are bounded, over all ports. Short requests are counted as they come, a long one whole
+before it is read, and part of the budget is left to short ones: a sender that announces much and sends nothing delays
+only long ones. A request without room is rejected with a retry delay: the exporter keeps its data.
 """
 
 from __future__ import annotations
@@ -172,47 +169,35 @@ class RequestTaker:
         return _answered(signal, [await deliver(self._sink, signal, request, transport)])
 
     def _quickly_read(self, signal: Signal, body: bytes, encoding: str, *, json: bool) -> Any | None:
-        """A request that is short and quick to take; None for others."""
-        plain = self._inflated_at_once(body, encoding, _QUICK_JSON_BYTES if json else _QUICK_BYTES)
-        if plain is None:
-            return None
-        request = self._decoded(signal, plain, json=json)
-        return request if _one_by_one(request, signal) <= _QUICK_POINTS else None
-
-    def _inflated_at_once(self, body: bytes, encoding: str, most: int) -> bytes | None:
-        """A request's body where it is short, also inflated; None where it is not."""
+        """A request that is short, also inflated, and quick to take; None for others."""
+        most = _QUICK_JSON_BYTES if json else _QUICK_BYTES
         if len(body) > most:
             return None
         try:
-            return inflate(body, encoding, replace(self.limits, max_bytes=min(most, self.limits.max_bytes)))
+            plain = inflate(body, encoding, replace(self.limits, max_bytes=min(most, self.limits.max_bytes)))
         except TooLargeError:
             return None
-
-    def _decoded(self, signal: Signal, plain: bytes, *, json: bool) -> Any:
-        if not json and (found := self._in_columns(signal, plain)) is not None:
-            return found
-        request = from_json(plain, signal, self.limits) if json else from_protobuf(plain, signal, self.limits)
-        return self._columns_of(request)
+        request = None if json else self._in_columns(signal, plain)
+        if request is None:
+            request = self._columns_of((from_json if json else from_protobuf)(plain, signal, self.limits))
+        return request if _one_by_one(request, signal) <= _QUICK_POINTS else None
 
     def _in_columns(self, signal: Signal, plain: bytes) -> Any | None:
-        """Read a message as columns; None where protobuf has to read it."""
-        if self._columns is None or signal is not METRICS:
-            return None
-        return self._columns.columns(plain, self.limits)
+        """A message as columns; None where protobuf has to read it."""
+        return self._columns.columns(plain, self.limits) if self._columns is not None and signal is METRICS else None
 
     def _columns_of(self, request: Any) -> Any:
         """A decoded request, as columns where the sink reads them."""
         if self._columns is None or not isinstance(request, ExportMetricsServiceRequest):
             return request
-        found = self._columns.columns(request.SerializeToString(), self.limits)
+        found = self._in_columns(METRICS, request.SerializeToString())
         return request if found is None else found
 
     async def _take_slowly(
         self, signal: Signal, body: bytes, encoding: str, transport: str, *, json: bool
     ) -> tuple[Any, str]:
         def read() -> Any:
-            plain = inflate(body, encoding, self.limits)
-            return from_json(plain, signal, self.limits) if json else from_protobuf(plain, signal, self.limits)
+            return (from_json if json else from_protobuf)(inflate(body, encoding, self.limits), signal, self.limits)
 
         request = None if json or encoding else self._in_columns(signal, body)
         if request is None or _one_by_one(request, signal) > _QUICK_POINTS:

@@ -1,8 +1,7 @@
 """Assignment of senders to shards: all series of a resource, of every contract, have one owner.
 
-A resource is one process that sends. An export is split where it is of several, as a Collector's are, and nowhere else:
-its metrics and points are not looked at, and a message for each export is all that sharding costs. Jump consistent
-hashing moves a sender only to a shard that is added, or from one that goes.
+A resource is one process that sends; an export is split where it is of several, and its metrics are not looked at. Jump
+consistent hashing moves a sender only to a shard that is added, or from one that goes.
 Source: Lamping and Veach, A Fast, Minimal Memory, Consistent Hash Algorithm, 2014 (arXiv:1406.2294).
 """
 

@@ -2,11 +2,9 @@
 
     export -> inbox -> streams -> what was counted -> batch -> judge
 
-Acknowledged data is in the inbox. A batch is written in one transaction with the streams, which takes what it is of
-out of the inbox; it stays until the judge says that it has it in its own state, and is given again until then. So a
-shard that ends anywhere, and is started again on another machine, gives the judge all that was acknowledged, once.
-
-A shard that starts on a folder holds the lock of the state file: a process presumed dead has ended by then.
+A batch is written in one transaction with the streams, which takes what it is of out of the inbox; it is given again
+until the judge has it in its own state. So a shard that ends anywhere, and is started again on another machine, gives
+the judge all that was acknowledged, once. The lock of the state file waits for a process presumed dead.
 """
 
 from __future__ import annotations
@@ -122,10 +120,6 @@ class Shard:
     def metrics(self, request: Any, at: float | None = None) -> ExportResult:
         """Take an ExportMetricsServiceRequest, or its columns, that is in the inbox."""
         return self.evaluator.ingest_metrics(request, time.time() if at is None else at)
-
-    def traces(self, request: Any) -> ExportResult:  # noqa: ARG002 - the sink's interface
-        """Accept and drop spans and logs."""
-        return ExportResult()
 
     async def take(self, exports: Sequence[tuple[bytes, float]]) -> list[ExportResult | Refused]:
         """Take serialized exports, each with its arrival in Unix seconds; one that gets an ExportResult is on disk."""

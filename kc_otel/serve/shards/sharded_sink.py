@@ -1,10 +1,8 @@
 """The judge in front of its shards: exports go to the shard that owns their sender, and each tick asks all shards.
 
-    OTLP -> by sender -> shard (log, streams) -- batches, each tick --> one judge -> verdicts, incidents, webhooks
-
-One judge has the windows of every contract and what is held against each limit, so what a contract promises about false
-alarms is promised once, however many shards there are. The number of a shard's last batch is written in the transaction
-that has what it led to: a batch is taken once, whoever crashes when.
+One judge has every window and what is held against each limit, so a promise about false alarms is made once, however
+many shards there are. The number of a shard's last batch is written in the transaction that has what it led to: a batch
+is taken once, whoever crashes when.
 """
 
 from __future__ import annotations
@@ -27,7 +25,7 @@ from kc_otel.serve.shards.sender_routing import SenderRouting
 from kc_otel.serve.shards.shard import Refused, ShardHealth, ShardReport, ShardSeen
 
 if TYPE_CHECKING:
-    from kc_otel.serve.shards.ray_shards import RayShard
+    from kc_otel.serve.stream_places import RayShard
 
 _log: Final = logging.getLogger(__name__)
 _SHARD_WAIT_SECONDS: Final = 1.0
@@ -65,10 +63,6 @@ class ShardedSink(ColumnSink):
         if not isinstance(request, dict):
             request = self._routing.split(judged_metrics(request).SerializeToString(), len(self._shards))
         at = time.time()
-        if len(request) == 1:
-            [(shard, body)] = request.items()
-            result: ExportResult = await self._shards[shard].take(body, at)
-            return result
         parts = (self._shards[shard].take(body, at) for shard, body in request.items())
         taken = await asyncio.gather(*parts, return_exceptions=True)
         failed = [result for result in taken if isinstance(result, BaseException)]
@@ -77,10 +71,6 @@ class ShardedSink(ColumnSink):
         results = [result for result in taken if isinstance(result, ExportResult)]
         messages = dict.fromkeys(result.message for result in results if result.message)
         return ExportResult(sum(result.rejected for result in results), "; ".join(messages))
-
-    def traces(self, request: Any) -> ExportResult:
-        """Take an ExportTraceServiceRequest."""
-        return self._core.traces(request)
 
     async def tick(self) -> None:
         """Ask the shards, and evaluate every cell with what they tell."""

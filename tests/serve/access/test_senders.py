@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from typing import Any
 
 import grpc
 import httpx
@@ -12,23 +11,12 @@ import pytest
 import yaml
 from google.rpc.status_pb2 import Status
 
-from kc_otel.judge.otlp.requests import ExportResult
 from kc_otel.serve.access.access_file import AccessFile, digest_of
+from tests.serve.receivers.conftest import RecordingSink
 from tests.tools.receivers import http_app, start_grpc
 
 EXPORT = "/opentelemetry.proto.collector.metrics.v1.MetricsService/Export"
 TOKENS = {"sender": "kc_" + "s3nder" * 7, "reader": "kc_" + "r3ader" * 7}
-
-
-class Kept:
-    """A sink that keeps what it is given."""
-
-    def __init__(self) -> None:
-        self.requests: list[Any] = []
-
-    def metrics(self, request: Any) -> ExportResult:
-        self.requests.append(request)
-        return ExportResult()
 
 
 @pytest.fixture
@@ -90,7 +78,7 @@ def over_http(sink, senders, counts, header, body):
 )
 def test_who_may_not_send_is_told_and_counted(senders, name, over, header, code, outcome):
     """UNAUTHENTICATED or PERMISSION_DENIED, neither of which is sent again; nothing reaches the judge."""
-    sink, counts = Kept(), Counter()
+    sink, counts = RecordingSink(), Counter()
     found, message = over(sink, senders, counts, header, b"not even read")
     assert found == code
     assert not any(token in message for token in TOKENS.values())

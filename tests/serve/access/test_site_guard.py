@@ -143,11 +143,6 @@ def test_each_role_has_what_is_its_own(look, who, method, path, status):
         assert answer.headers["www-authenticate"].startswith("Basic realm=")
 
 
-def test_whoever_asks_is_told_whether_it_is_ready(ask):
-    """Without a token, as health checks have none."""
-    assert ask(None, "GET", "/readyz").status_code == 200
-
-
 def test_refusals_are_counted(ask, counts):
     """By what was wrong; who is known is in the log."""
     ask(None, "GET", "/metrics")

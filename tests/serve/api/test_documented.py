@@ -181,25 +181,6 @@ def test_no_parameter_leads_to_what_is_not_documented(asked: Documented, path: s
             assert answer.status_code < 500, (parameter["name"], value, answer.text)
 
 
-@pytest.mark.parametrize("path", GOOD)
-def test_bodies_that_cannot_be_meant_are_refused_as_documented(asked: Documented, path: str) -> None:
-    """400 and 422; another media type is no JSON: 422."""
-    statuses = {
-        asked.ask(path, "post", content=body, headers={"content-type": media}).status_code
-        for media in ("application/json", "text/plain", "application/x-protobuf", "multipart/form-data; boundary=x", "")
-        for body in (b"", b"{", b"\xff", b"[]", b'{"by": 1e999}', b"--x--")
-    }
-    assert statuses <= {400, 422}
-
-
-@pytest.mark.slow
-def test_large_bodies_are_refused_whoever_reads(asked: Documented) -> None:
-    """Also where no body is expected."""
-    for path, method in OPERATIONS:
-        size = str(50 << 20)
-        assert asked.ask(path, method, content=b"", headers={"content-length": size}).status_code == 413
-
-
 def test_orders_that_cannot_be_written_are_refused_as_documented(
     asked: Documented, monkeypatch: pytest.MonkeyPatch
 ) -> None:

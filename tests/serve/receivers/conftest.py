@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 from google.protobuf.internal.encoder import _VarintBytes
-from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
 
 from kc_otel.judge.otlp.requests import ExportResult
 
@@ -16,20 +15,14 @@ class RecordingSink:
     """Remembers what it got; answers, or raises, what it is told to."""
 
     def __init__(self) -> None:
-        self.requests: list[tuple[str, Any]] = []
+        self.requests: list[Any] = []
         self.answer: ExportResult | Exception = ExportResult()
 
-    def _take(self, name: str, request: Any) -> ExportResult:
-        self.requests.append((name, request))
+    def metrics(self, request: Any) -> ExportResult:
+        self.requests.append(request)
         if isinstance(self.answer, Exception):
             raise self.answer
         return self.answer
-
-    def metrics(self, request: Any) -> ExportResult:
-        return self._take("metrics", request)
-
-    def traces(self, request: Any) -> ExportResult:
-        return self._take("traces", request)
 
 
 def wrapped(content: bytes, *fields: int) -> bytes:
@@ -43,15 +36,6 @@ def wrapped(content: bytes, *fields: int) -> bytes:
 def sink() -> RecordingSink:
     """A fresh sink."""
     return RecordingSink()
-
-
-@pytest.fixture
-def request_of_metrics() -> ExportMetricsServiceRequest:
-    """A small valid request."""
-    request = ExportMetricsServiceRequest()
-    metric = request.resource_metrics.add().scope_metrics.add().metrics.add(name="kc.drift.k3")
-    metric.exponential_histogram.data_points.add(count=3, time_unix_nano=5)
-    return request
 
 
 @pytest.fixture

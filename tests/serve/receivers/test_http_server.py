@@ -77,7 +77,7 @@ def test_long_json_holds_nobody_up(sink: Any, encoding: str) -> None:
     answer, turns = asyncio.run(_turns_of_others(http_app(sink), content, headers))
     assert (answer.status_code, answer.json()) == (200, {})
     assert turns > 20
-    metrics = [request.resource_metrics[0].scope_metrics[0].metrics[0] for _, request in sink.requests]
+    metrics = [request.resource_metrics[0].scope_metrics[0].metrics[0] for request in sink.requests]
     assert sum(len(metric.sum.data_points) for metric in metrics) == 200
 
 
@@ -88,10 +88,10 @@ def test_partial_success_is_said(sink: Any) -> None:
     said = ExportMetricsServiceResponse.FromString(response.content).partial_success
     assert (response.status_code, said.rejected_data_points, said.error_message) == (200, 3, "no such contract")
     assert counts == {("http", "partial"): 1}
-    said = call(http_app(sink), "POST", "/v1/traces", b"{}", content_type=JSON).json()["partialSuccess"]
-    assert said == {"rejectedSpans": "3", "errorMessage": "no such contract"}
-    logs = call(http_app(sink), "POST", "/v1/logs", content_type=PROTOBUF).content
-    assert logs == b"", "logs are taken and dropped"
+    said = call(http_app(sink), "POST", "/v1/metrics", b"{}", content_type=JSON).json()["partialSuccess"]
+    assert said == {"rejectedDataPoints": "3", "errorMessage": "no such contract"}
+    for signal in ("traces", "logs"):
+        assert call(http_app(sink), "POST", f"/v1/{signal}", content_type=PROTOBUF).content == b"", "taken and dropped"
 
 
 @pytest.mark.parametrize(

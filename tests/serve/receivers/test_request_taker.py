@@ -226,8 +226,6 @@ class Everything:
     def metrics(self, _: Any) -> Any:
         return ExportResult()
 
-    traces = logs = metrics
-
 
 class Columns(Everything, ColumnSink):
     """Reads requests by itself."""
@@ -277,9 +275,3 @@ def test_what_a_sink_reads_itself_is_handed_over_once_however_long() -> None:
 
     assert asyncio.run(scenario())[1] == "accepted"
     assert len(sink.read) == 1
-
-
-def test_what_a_sink_has_divided_itself_is_whole() -> None:
-    """A sink's own reading of a body, such as one by shards, has no points to be counted here."""
-    divided = object()
-    assert list(parts_of(divided, METRICS, lambda: 1)) == [divided]

@@ -22,7 +22,8 @@ from kc_otel.serve.config import ServeConfig, StreamEngine
 from kc_otel.serve.core import Core
 from kc_otel.serve.server import ServiceError
 from kc_otel.serve.shards.shard import ShardSeen
-from kc_otel.serve.stream_places import EngineError, sink_of
+from kc_otel.serve.shards.sharded_sink import ShardError
+from kc_otel.serve.stream_places import sink_of
 
 RAY = ServeConfig(engine=StreamEngine.RAY, state=Path("state"), shard_folder=Path("shards"))
 
@@ -80,9 +81,9 @@ def test_a_state_file_stays_with_the_engine_that_began_it(make_core: Any, drift:
     ray = replace(process, engine=StreamEngine.RAY, shard_folder=tmp_path / "shards")
     core = make_core()
     core.merged["shards"] = 2
-    with pytest.raises(EngineError, match=r"its streams are on shards, .* go on with --engine ray"):
+    with pytest.raises(ShardError, match=r"its streams are on shards, .* go on with --engine ray"):
         asyncio.run(begun(core, process))
     del core.merged["shards"]
     asyncio.run(begun(core, process))
-    with pytest.raises(EngineError, match=r"one process has written it, .* go on without --engine ray"):
+    with pytest.raises(ShardError, match=r"one process has written it, .* go on without --engine ray"):
         asyncio.run(begun(core, ray))

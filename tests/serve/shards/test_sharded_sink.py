@@ -211,7 +211,7 @@ def test_verdicts_incidents_and_counts_are_those_of_one_process(
     assert said(several.core) == said(single)
     assert several.core.evaluator.counters == single.evaluator.counters
     assert several.core.evaluator.events == single.evaluator.events
-    assert {verdict.status for verdict, _, _ in single.history.cells()} >= {Status.FAIL}
+    assert {verdict.status for verdict, _ in single.history.cells()} >= {Status.FAIL}
     assert sum(bool(shard.shard.evaluator.stream_count) for shard in several.shards.values()) == shards
     columns &= machine_code.is_available()
     assert [shard.shard.evaluator._columns is not None for shard in several.shards.values()] == [columns] * shards
@@ -256,8 +256,8 @@ def test_a_crash_anywhere_loses_nothing_and_counts_nothing_twice(
     expected, found = said(single), said(several.core)
     for what in ("windows", "invalid", "kernels"):
         assert found[what] == expected[what], what
-    verdicts = {(v.cell, v.status, v.estimate, v.samples) for v, _, _ in several.core.history.cells()}
-    assert verdicts == {(v.cell, v.status, v.estimate, v.samples) for v, _, _ in single.history.cells()}
+    verdicts = {(v.cell, v.status, v.estimate, v.samples) for v, _ in several.core.history.cells()}
+    assert verdicts == {(v.cell, v.status, v.estimate, v.samples) for v, _ in single.history.cells()}
     assert len(several.core.incidents()) == len(single.incidents())
 
 
@@ -280,7 +280,7 @@ def test_shards_that_come_and_go_between_starts_change_nothing(sharded: Callable
     expected, found = said(single), said(several.core)
     for what in ("windows", "invalid", "kernels"):
         assert found[what] == expected[what], what
-    assert [v.status for v, _, _ in several.core.history.cells()] == [v.status for v, _, _ in single.history.cells()]
+    assert [v.status for v, _ in several.core.history.cells()] == [v.status for v, _ in single.history.cells()]
     assert several.core.settled["shards"] == len(several.core.shards) == 3
 
 
