@@ -97,7 +97,7 @@ def test_no_correction_is_chosen_where_none_is_needed(rollouts):
 def test_a_promise_on_tokens_is_kept_by_ratios_of_tokens_or_of_sequences(rollouts):
     """Uncorrected it is the clause as it is judged by sequence; both kinds bring it near 0, each in its own way."""
     of = remedy(rollouts, contract("  - {id: tv, metric: tv_token, limit: 0.02}\n"))
-    tables = rollouts.only(np.array([labels["task"] == "tables" for labels in rollouts.attributes]), np.zeros(0, bool))
+    tables = rollouts.only(np.array([labels["task"] == "tables" for labels in rollouts.attributes]))
     plain = np.maximum(-np.expm1(tables.train - tables.inference), 0.0).mean()
     assert found(of, SOME[0], "tv", "tables").interval.estimate == pytest.approx(plain, rel=1e-6)
     assert found(of, SOME[0], "tv", "tables").state == "broken"
@@ -150,7 +150,7 @@ def test_the_push_that_is_missing_is_judged_by_sign_of_the_advantage(rollouts):
 def test_few_sequences_meet_nothing(rollouts):
     kept = np.zeros(rollouts.lengths.size, dtype=bool)
     kept[:50] = True  # of prose, where the kernels hardly differ
-    of = remedy(rollouts.only(kept, np.zeros(0, bool)), contract("  - {id: tv, metric: tv_token, limit: 0.9}\n"))
+    of = remedy(rollouts.only(kept), contract("  - {id: tv, metric: tv_token, limit: 0.9}\n"))
     finding = found(of, SOME[0], "tv", "all")
     assert finding.interval.upper < 0.9
     assert finding.state == "open"
@@ -159,7 +159,7 @@ def test_few_sequences_meet_nothing(rollouts):
 
 def test_a_slice_without_a_sequence_is_open_under_every_correction(rollouts):
     """The closest correction is still the one that keeps the limits where there are sequences."""
-    tables = rollouts.only(np.array([row["task"] == "tables" for row in rollouts.attributes]), np.zeros(0, bool))
+    tables = rollouts.only(np.array([row["task"] == "tables" for row in rollouts.attributes]))
     of = remedy(tables, contract("  - {id: tv, metric: tv_token, limit: 0.02}\n"))
     assert of.chosen == dict.fromkeys(of.chosen)
     assert of.closest("verl").correction == SOME[1]
@@ -175,7 +175,7 @@ def test_a_slice_without_a_sequence_is_open_under_every_correction(rollouts):
 def test_answers_to_one_prompt_count_as_one(rollouts):
     kept = np.zeros(rollouts.lengths.size, bool)
     kept[:400] = True
-    few, clause = rollouts.only(kept, np.zeros(0, bool)), contract("  - {id: tv, metric: tv_token, limit: 0.9}\n")
+    few, clause = rollouts.only(kept), contract("  - {id: tv, metric: tv_token, limit: 0.9}\n")
     assert found(remedy(few, clause), SOME[0], "tv", "all").state == "met"
     named = tuple({**row, "group": number % 8} for number, row in enumerate(few.attributes))
     of = remedy(Recording(few.train, few.inference, few.lengths, named), clause)
@@ -187,7 +187,7 @@ def test_answers_to_one_prompt_count_as_one(rollouts):
 def test_what_is_not_decided_says_how_many_more_sequences_decide_it(rollouts, monkeypatch):
     monkeypatch.setattr(module, "catalogue", lambda **_: SOME[:1])
     tables = np.array([row["task"] == "tables" for row in rollouts.attributes])
-    few = rollouts.only(tables & (tables.cumsum() <= 400), np.zeros(0, bool))
+    few = rollouts.only(tables & (tables.cumsum() <= 400))
 
     def of(recording, limit):
         return remedy(recording, contract(f"  - {{id: tv, metric: tv_token, limit: {limit!r}}}\n", text=TABLES_ONLY))
