@@ -28,7 +28,6 @@ with extra("cli", "a gate that asks endpoints"):
 
 _PROGRESS_SECONDS: Final = 5.0
 _MAX_LISTED_REASONS: Final = 5
-"""Different reasons for missing completions that are listed."""
 
 _Say = Callable[[str], None]
 

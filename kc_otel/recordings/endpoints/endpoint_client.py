@@ -29,7 +29,6 @@ _MAX_ATTEMPTS: Final = 5
 _FIRST_WAIT, _LONGEST_WAIT = 0.5, 30.0
 _CONNECT_SECONDS: Final = 10.0
 _MAX_QUOTED_CHARACTERS: Final = 300
-"""Characters of an endpoint's own words that a message repeats."""
 
 
 class CompletionEndpointError(Exception):
