@@ -66,7 +66,7 @@ def verl(path: Path) -> Records:
             found["reward"] = float(scores[row].sum())
         if step is not None:
             found["step"] = step
-        found.update(plain({name: meta[name] for name in ("temperature",) if name in meta}))
+        found.update(plain({name: meta[name] for name in ("temperature",) if name in meta}) | found)
     trained = None if step is None else step - 1
     return _rows(
         path,
