@@ -33,7 +33,6 @@ from kc_otel.judge.promotion.gate_evidence import EvidenceError
 from kc_otel.judge.recorders import ONE_KERNEL
 from kc_otel.judge.sample_sizes import observations_to_pass
 from kc_otel.offline.gate import gate_report
-from kc_otel.offline.gate.endpoint_recording import EndpointPair, IncompleteError, record_endpoints
 from kc_otel.offline.gate.evidence import (
     beside_problems,
     evidence_file,
@@ -46,9 +45,18 @@ from kc_otel.offline.gate.evidence import (
     write_text,
 )
 from kc_otel.offline.gate.gate_report import GateFinding, findings, for_whom, headline, how_far, missing, notes
-from kc_otel.offline.gate.recorded_gate import GateTerms, OfflineGate, check_terms, decides, gate_recordings, read_input
+from kc_otel.offline.gate.recorded_gate import (
+    GateTerms,
+    OfflineGate,
+    check_terms,
+    decides,
+    gate_recordings,
+    looks,
+    read_input,
+)
 from kc_otel.record.kernel import Kernel
 from kc_otel.recordings.endpoints.endpoint_client import CompletionEndpoint
+from kc_otel.recordings.endpoints.endpoint_recording import EndpointPair, IncompleteError, record_endpoints
 from kc_otel.recordings.importers.trainer_formats import files_of
 from kc_otel.recordings.recording import Recording
 
@@ -195,7 +203,7 @@ def live(
         beside = None if evidence is None else recording_beside(evidence)
         say = partial(print, file=sys.stderr, flush=True)
         try:
-            return [record_endpoints(pair, prompts, record or beside, say, decided if stop else None)]
+            return [record_endpoints(pair, prompts, record or beside, say, decided if stop else None, looks())]
         except IncompleteError as error:
             if error.recording is None:
                 raise

@@ -28,7 +28,6 @@ NOT_FINITE: Final = 1e9
 ROUNDING_RMS: Final = 0.21
 """Root mean square error of rounding, relative and in units of the format's epsilon: 1.6e-3 of values in bf16."""
 _MAX_SEQUENCES: Final = 1000
-"""Sequences beyond which nobody is asked for more."""
 ABOVE_NOISE: Final = (
     f"above noise: surely more than {100 * NULL_SHARE:g} % of sequences differ by more than {NOISE_FACTOR:g} times "
     "the floor"

@@ -256,7 +256,7 @@ def compare_captures(
         boundaries=rows,
         findings=tuple(findings),
         culprit=findings[0] if findings else None,
-        shares=(),
+        shares=None,
         observed=float("nan"),
         notes=tuple(_notes(train, inference, pairs)),
         confidence=contract.observability.confidence,

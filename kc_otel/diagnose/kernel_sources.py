@@ -28,11 +28,9 @@ with extra("torch", "a kernel of torch"):
     import torch
 
 VLLM: Final = "vllm:"
-"""In front of a checkpoint's folder: run it with vLLM."""
 
 _SOURCES: Final = "a torch module, a kc_otel.diagnose.torch_kernel.TorchKernel, or a function that returns one"
 _KV_FORMATS: Final = {"fp8-e4m3": torch.float8_e4m3fn, "fp8-e5m2": torch.float8_e5m2}
-"""Number formats of a KV cache by the names of the command line."""
 
 
 def torch_kernel_from(target: str, spec: KernelSpec) -> TorchKernel:

@@ -57,10 +57,9 @@ class Divergence:
 class Located:
     """The answer to which operator it is; boundaries and findings are in the order of execution.
 
-    `culprit` has the largest share of the drift, without shares the largest error. `shares` divide the drift of
-    `metric` among what is above noise, and its largest part among layers. `observed` is the inference kernel's drift as
-    it ran, mean over sequences. `confidence` is of everything together. `settings` are what to look at before any
-    operator.
+    `culprit` has the largest share of the drift of `metric`, without shares the largest error. `observed` is the
+    inference kernel's drift as it ran, mean over sequences. `confidence` is of everything together. `settings` are what
+    to look at before any operator.
     """
 
     contract: str
@@ -71,7 +70,7 @@ class Located:
     boundaries: tuple[BoundaryDrift, ...]
     findings: tuple[Divergence, ...]
     culprit: Divergence | None
-    shares: tuple[Shares, ...]
+    shares: Shares | None
     observed: float
     notes: tuple[str, ...]
     confidence: float
@@ -127,9 +126,9 @@ class Located:
     @property
     def explained(self) -> float:
         """Sum of the shares, as a share of the observed drift; nan without shares."""
-        if not self.shares:
+        if self.shares is None:
             return math.nan
-        return self.shares[0].whole / self.observed if self.observed else 0.0
+        return self.shares.whole / self.observed if self.observed else 0.0
 
     @property
     def is_rough(self) -> bool:
@@ -234,10 +233,10 @@ def located_json(located: Located) -> dict[str, Any]:
 def located_lines(located: Located) -> Iterator[str]:
     """The answer, its evidence and what a reader has to know, a line each."""
     yield from _answer_lines(located)
-    for index, shares in enumerate(located.shares):
-        amount = f"{number(shares.whole)} of {number(located.observed)} observed"
-        yield "by layer:" if index else f"shares of {located.metric} on {located.slice}, {amount}:"
-        yield from (f"  {_share(component):>15}  {component.name}" for component in shares.components)
+    if located.shares is not None:
+        amount = f"{number(located.shares.whole)} of {number(located.observed)} observed"
+        yield f"shares of {located.metric} on {located.slice}, {amount}:"
+        yield from (f"  {_share(component):>15}  {component.name}" for component in located.shares.components)
     yield ""
     yield from _table(located)
     for note in (*([located.not_covered] if located.findings and located.not_covered else ()), *located.notes):
@@ -259,8 +258,8 @@ def _answer_lines(located: Located) -> Iterator[str]:
     else:
         yield f"culprit: {finding_name(located.culprit)}"
         yield f"  {located.culprit.sentence}"
-        if located.shares and located.shares[0].whole:
-            largest = located.shares[0].components[0]
+        if located.shares and located.shares.whole:
+            largest = located.shares.components[0]
             yield f"  {_share(largest)} of {located.metric} on {located.slice} comes from {largest.name}"
         if first is not located.culprit:
             yield f"first divergence: {finding_name(first)}"
@@ -285,8 +284,8 @@ def located_sentence(located: Located) -> str:
     said = [f"{'first divergence' if culprit is first else 'culprit'}: {finding_name(culprit)}"]
     if culprit.tensors:
         said.append(next(part for part in culprit.sentence.split("; ") if part.startswith("tensor ")))
-    if located.shares and located.shares[0].whole:
-        largest = located.shares[0].components[0]
+    if located.shares and located.shares.whole:
+        largest = located.shares.components[0]
         rough = " (roughly)" if located.is_rough else ""
         said.append(f"{_share(largest)} of {located.metric} comes from {largest.name}{rough}")
     if culprit is not first:

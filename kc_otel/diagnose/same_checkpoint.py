@@ -41,7 +41,6 @@ _OF_NO_MATTER: Final = frozenset(
 _MAX_LISTED_DIFFERENCES: Final = 6
 _SCALE_NAME = "input_scale"
 _MAX_SEQUENCES = 8
-"""Sequences that are looked at."""
 _MIN_COSINE: Final = 0.5
 """Cosine below which two matrices have nothing to do with each other; of quantised ones it is above 0.9."""
 

@@ -6,7 +6,6 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from itertools import count
-from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -63,9 +62,6 @@ from kc_otel.diagnose.vllm_kernel import WatchedKernel
 with extra("torch", "locating in a torch module"):
     import torch
 
-_MAX_COMPONENTS: Final = 12
-_REMAINDER_TEXT: Final = "everything else that is above noise"
-
 
 def locate(
     contract: Contract,
@@ -118,7 +114,7 @@ def locate(
     scales = saturated_scales(train, inference, {_module(row.boundary, modules) for row in above} - {""}, sequences)
     findings += [_drift_finding(row, modules, weights, scales) for row in above]
     findings += batch_findings(measured, alpha / 2, rounding, modules)
-    shared: tuple[Shares, ...] = ()
+    shared: Shares | None = None
     culprit = by_size(findings, rows)
     metric, per_token, observed = *_metric(clause), float("nan")
     swappable, unswapped = _swappable([row.boundary for row in above], missing)
@@ -170,7 +166,7 @@ def _swappable(above: Sequence[Boundary], missing: Sequence[Absent]) -> tuple[li
 
 
 def _share_notes(located: Located) -> list[str]:
-    if not located.shares:
+    if located.shares is None:
         return []
     rough = ": errors are too large to be put in one by one, so shares are rough" if located.is_rough else ""
     explained = f"{number(100 * located.explained)} % of the drift that was observed"
@@ -286,38 +282,21 @@ def _divide(
     *,
     batch_tokens: int,
     progress: Callable[[str], None],
-) -> tuple[tuple[Shares, ...], float, Boundary]:
+) -> tuple[Shares, float, Boundary]:
     """Shares of what is above noise, given with its errors, the observed drift, and the boundary that is the culprit.
 
-    Operators are divided first, then the layers of the one whose share is surely the largest. Where none surely is, as
-    where all weights are quantised, the culprit has the largest error of the operator with the largest share.
+    The culprit has the largest error of the operator with the largest share.
     """
     with_errors, ran = token_drift(train, inference, sequences, per_token, list(above), batch_tokens=batch_tokens)
+    groups, runs = by_operator(above), count(1)
+    names = list(groups)
 
-    def divided(groups: Mapping[str, Sequence[Boundary]]) -> Shares:
-        names, runs = list(groups), count(1)
+    def swapped(put_in: frozenset[int]) -> NDArray[np.float64]:
+        progress(f"divided among {len(names)}: {next(runs)} sets of them swapped in")
+        return with_errors(frozenset(boundary for index in put_in for boundary in groups[names[index]]))
 
-        def swapped(put_in: frozenset[int]) -> NDArray[np.float64]:
-            progress(f"divided among {len(names)}: {next(runs)} sets of them swapped in")
-            return with_errors(frozenset(boundary for index in put_in for boundary in groups[names[index]]))
-
-        return shares_of(names, swapped, alpha=alpha)
-
-    groups = by_operator(above)
-    first = divided(groups)
-    largest = groups[first.components[0].name]
-    head, *others = (component.share for component in first.components)
-    if len({key.layer for key in largest}) == 1 or any(head.lower <= other.upper for other in others):
-        return (first,), float(ran.mean()), max(largest, key=above.__getitem__)
-    numbers = np.unique([key.layer for key in largest if key.layer is not None])
-    runs = [set(chunk.tolist()) for chunk in np.array_split(numbers, min(len(numbers), _MAX_COMPONENTS))]
-    layers = {
-        name: part for run in runs for name, part in by_operator(key for key in largest if key.layer in run).items()
-    }
-    rest = [boundary for boundary in above if boundary not in largest]
-    second = divided({**layers, **({_REMAINDER_TEXT: rest} if rest else {})})
-    most = next(component.name for component in second.components if component.name != _REMAINDER_TEXT)
-    return (first, second), float(ran.mean()), layers[most][0]
+    found = shares_of(names, swapped, alpha=alpha)
+    return found, float(ran.mean()), max(groups[found.components[0].name], key=above.__getitem__)
 
 
 def _notes(

@@ -260,7 +260,6 @@ def _measure_chunk(
 
 
 Errors = dict[Boundary, NDArray[np.float64]]
-"""Relative errors by boundary, [sequences] each."""
 
 
 def _errors(reference: Activations, other: Activations, spans: Sequence[tuple[int, int]] | None = None) -> Errors:

@@ -151,7 +151,6 @@ class Problems:
 
 
 _ROWS_AT_ONCE: Final = 256
-"""Rows that are Python's numbers at a time."""
 
 
 @dataclass(slots=True)

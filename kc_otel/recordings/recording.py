@@ -126,11 +126,11 @@ class Recording:
         rows, masked = (tuple({**row, **given} for row in of) for of in (self.attributes, self.masked))
         return replace(self, attributes=rows, masked=masked)
 
-    def only(self, kept: NDArray[np.bool_], masked: NDArray[np.bool_]) -> Recording:
-        """The sequences that are kept, bool [S], and those of `masked` that are, bool."""
-        if kept.all() and masked.all():
+    def only(self, kept: NDArray[np.bool_], masked: NDArray[np.bool_] | None = None) -> Recording:
+        """The sequences that are kept, bool [S], and those of `masked` that are, bool; None for all."""
+        if kept.all() and (masked is None or masked.all()):
             return self
-        left = tuple(self.masked[row] for row in np.flatnonzero(masked))
+        left = self.masked if masked is None else tuple(self.masked[row] for row in np.flatnonzero(masked))
         return replace(self.of_tokens(np.repeat(kept, self.lengths)), masked=left)
 
     def of_tokens(self, tokens: NDArray[np.bool_]) -> Recording:

@@ -96,15 +96,9 @@ def encode(request: SampledRequest) -> Row:
         raise ValueError(
             f"logprobs: shape {request.logprobs.shape} is not that of token_ids, {request.token_ids.shape}"
         )
-    about: dict[str, Any] = {
-        "kernel": request.kernel.to_plain(),
-        "processing": dict(request.processing),
-        "logprobs_mode": request.logprobs_mode,
-        "attributes": dict(request.attributes),
-        "weights": request.weights,
-        "traceparent": request.traceparent,
-        "at": request.at,
-    }
+    about: dict[str, Any] = {name: getattr(request, name) for name in ("logprobs_mode", "weights", "traceparent", "at")}
+    about |= {name: dict(getattr(request, name)) for name in ("processing", "attributes")}
+    about["kernel"] = request.kernel.to_plain()
     if request.kept is not None:
         about["kept"] = [base64.b64encode(_ids(array)).decode() for array in (request.kept.ids, request.kept.counts)]
     return (

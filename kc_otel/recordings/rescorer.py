@@ -35,7 +35,6 @@ from kc_otel.recordings.spool import SpoolReader
 
 _log: Final = logging.getLogger("kc_otel")
 _ABOVE_ZERO_TOLERANCE: Final = 1e-3
-"""Tolerance for a log-probability above 0, as in `measure.checks`."""
 _TAKEN_AT_ONCE: Final = 256
 """Requests taken from the spool at a time; they are confirmed together."""
 _FLUSH_SECONDS: Final = 10.0
@@ -45,7 +44,6 @@ _TRACES: Final = TraceContextTextMapPropagator()
 _REMEDY: Final = {
     "sglang": "sample with return_sampling_mask, or without truncation and SGLANG_RETURN_ORIGINAL_LOGPROB"
 }
-"""Remedy for log-probabilities from before processing, by engine."""
 
 
 class RescoreError(Exception):

@@ -25,7 +25,6 @@ from kc_otel.record.worker import BoundedWorker, PerProcess, ReasonCounts
 from kc_otel.recordings.request import COLUMNS, Row, SampledRequest, decode, encode, size_of
 
 MIN_BYTES: Final = 1 << 20
-"""Smallest bound of a spool's file."""
 
 _TABLE: Final = """CREATE TABLE IF NOT EXISTS requests (
     id INTEGER PRIMARY KEY AUTOINCREMENT,
@@ -39,7 +38,6 @@ _APPLICATION_ID: Final = 0x6B63_5350  # "kcSP"
 _WAL_PAGES: Final = 256
 _EXPIRED_AT_ONCE: Final = 500
 _QUEUE_BYTES: Final = 64 << 20
-"""Most bytes that wait to be written."""
 _BATCH_REQUESTS: Final = 256
 _RETRY_SECONDS: Final = 5.0
 _EXPIRE_SECONDS: Final = 60.0

@@ -82,14 +82,8 @@ def test_json_has_the_numbers_exactly(run, log):
     assert answer["tokens"] == whole.train.size
     assert list(slices(answer)) == ["all", "task=code", "task=prose", "task=tables"]
     for name, part in slices(answer).items():
-        of = (
-            whole
-            if name == "all"
-            else whole.only(
-                np.array([f"task={a['task']}" == name for a in whole.attributes]),
-                np.zeros(len(whole.masked), dtype=bool),
-            )
-        )
+        inside = np.array([name in {"all", f"task={row['task']}"} for row in whole.attributes])
+        of = whole.only(inside)
         assert (part["sequences"], part["tokens"]) == (of.lengths.size, of.train.size)
         tv = mean_interval(
             Binned.of_samples(TOKEN["tv_token"](log_ratio(of.train, of.inference))),

@@ -195,19 +195,6 @@ def test_what_cannot_be_used_exits_with_2_and_says_why(run, contract, tmp_path, 
     assert said in err
 
 
-def test_a_contract_with_errors_is_refused_by_line(run, contract, tmp_path):
-    contract.write_text(CONTRACT.replace("limit: 0.05", "limit: 4", 1))
-    code, _, err = run("gate", "run", contract, write(tmp_path / "log.npz"))
-    assert code == 2
-    assert f"{contract}:6: numerical[0].limit" in err
-
-
-def test_evidence_that_cannot_be_read_exits_with_2(run, tmp_path):
-    assert run("gate", "verify", tmp_path / "none.json")[0] == 2
-    (tmp_path / "e.json").write_text("{}")
-    assert run("gate", "verify", tmp_path / "e.json")[0] == 1
-
-
 @pytest.mark.parametrize(("code", "exits"), [(0.01, 0), (0.6, 1)])
 def test_who_stops_reading_changes_neither_decision_nor_evidence(contract, tmp_path, code, exits):
     """As `| head -1` does: the exit code is the decision's, and what was asked for is written."""
@@ -223,16 +210,14 @@ def test_who_stops_reading_changes_neither_decision_nor_evidence(contract, tmp_p
 
 
 def test_what_is_no_evidence_and_no_recording_is_said_to_be_none(run, contract, tmp_path):
-    text = tmp_path / "a.npz"
-    text.write_text("hello")
-    code, _, err = run("gate", "run", contract, text)
+    (tmp_path / "a.npz").write_text("hello")
+    code, _, err = run("gate", "run", contract, tmp_path / "a.npz")
     assert (code, "a.npz: is not a .npz file, whatever its name says; numpy.savez writes one" in err) == (2, True)
     code, _, err = run("gate", "verify", contract)
-    assert (code, "is not a gate's evidence, which is JSON" in err, "gate run ... --evidence FILE" in err) == (
-        1,
-        True,
-        True,
-    )
+    assert (code, "is not a gate's evidence, which is JSON" in err) == (1, True)
+    (tmp_path / "e.json").write_text("{}")
+    assert run("gate", "verify", tmp_path / "e.json")[0] == 1
+    assert run("gate", "verify", tmp_path / "none.json")[0] == 2
 
 
 def test_a_limit_that_is_no_number_has_one_error_and_no_warning_about_0():

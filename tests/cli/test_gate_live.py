@@ -106,7 +106,7 @@ def test_without_a_place_the_recording_is_kept_and_named(run, endpoints, folder,
 
 
 def test_progress_is_shown_beside_the_result(run, endpoints, monkeypatch):
-    monkeypatch.setattr("kc_otel.offline.gate.endpoint_recording._PROGRESS_SECONDS", 0.0)
+    monkeypatch.setattr("kc_otel.recordings.endpoints.endpoint_recording._PROGRESS_SECONDS", 0.0)
     code, out, err = run(*asked(*endpoints(), "--all"))
     assert code == 0
     assert err.startswith("sampling from tiny at the inference endpoint http://127.0.0.1:")

@@ -69,7 +69,7 @@ def located(rows, *findings):
     many = max(row.above.samples for row in rows)
     return Located(
         contract="c", slice="all", metric="tv_token", sequences=int(many), tokens=99, boundaries=tuple(rows),
-        findings=findings, culprit=by_size(findings, rows), shares=(), observed=float("nan"), notes=(),
+        findings=findings, culprit=by_size(findings, rows), shares=None, observed=float("nan"), notes=(),
         confidence=0.99, settings=("the contract's kernels differ: x",),
     )  # fmt: skip
 

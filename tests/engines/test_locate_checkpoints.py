@@ -156,7 +156,7 @@ def test_another_rope_base_is_rotary_and_not_attention(locate):
     assert any(
         "rope_parameters.rope_theta is 10000.0 in training and 9000.0 in inf" in text for text in found["settings"]
     )
-    assert found["shares"][0]["components"][0]["name"] == "rotary"
+    assert found["shares"]["components"][0]["name"] == "rotary"
 
 
 def test_another_number_format_is_no_fault(locate):
@@ -175,12 +175,10 @@ def test_shares_are_of_operators_in_layers_and_of_the_cache(locate):
     changed(checkpoint("checkpoint"), "int4", rounded)
     inference = "dtype: float32, kv_cache_dtype: fp8_e4m3"
     found = locate("int4", "--json", inference=inference)
-    first, by_layer = found["shares"]
-    parts = {component["name"]: component["share"] for component in first["components"]}
+    parts = {component["name"]: component["share"] for component in found["shares"]["components"]}
     assert list(parts) == ["kv_cache in layers 0-2", "down_proj in layers 1-2"]
     assert sum(share["estimate"] for share in parts.values()) == pytest.approx(1.0)
     assert all(0.0 < share["lower"] < share["estimate"] < share["upper"] < 1.0 for share in parts.values())
-    assert by_layer["components"][0]["name"] == "kv_cache in layer 0"
     said = locate("int4", inference=inference)
     assert "of tv_token on tables comes from kv_cache in layers 0-2" in said
     assert "note: the errors above noise, swapped in, make " in said

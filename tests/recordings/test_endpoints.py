@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 
 from kc_otel.recordings.endpoints import answers
-from kc_otel.recordings.endpoints.collect import collect
 from kc_otel.recordings.endpoints.endpoint_client import (
     CompletionClient,
     CompletionEndpoint,
@@ -22,7 +21,7 @@ from kc_otel.recordings.endpoints.endpoint_client import (
     RequestFailedError,
     endpoint_scorer,
 )
-from kc_otel.recordings.endpoints.prompts import Prompt, read_prompts
+from kc_otel.recordings.endpoints.endpoint_recording import Prompt, collect, read_prompts
 from kc_otel.recordings.recording import RecordingError
 from kc_otel.recordings.scoring import UnavailableError
 from tests.tools.completions import completions, table, token_ids
@@ -258,17 +257,16 @@ def test_a_model_is_found_or_the_choice_is_told():
 
 
 def test_a_busy_endpoint_is_asked_again():
-    prompt = Prompt(1, text="Hi")
     with completions(table(), fault=after(2, 503, {"Retry-After": "0"})) as server:
-        assert len(ask(server, lambda client: client.sample("tiny", prompt, 5)).token_ids) == 5
+        assert len(ask(server, lambda client: client.sample("tiny", "Hi", 5)).token_ids) == 5
         assert len(server.requests) == 3
         server.fault = after(9, 429, {"Retry-After": "0"})
         with pytest.raises(RequestFailedError, match="429: busy; 3 attempts"):
-            ask(server, lambda client: client.sample("tiny", prompt, 5), attempts=3)
+            ask(server, lambda client: client.sample("tiny", "Hi", 5), attempts=3)
 
 
 def test_what_one_request_did_wrong_fails_that_request():
-    prompt, release = Prompt(1, text="Hi"), threading.Event()
+    release = threading.Event()
 
     def slow(_path, _body, right):
         release.wait(10.0)
@@ -276,24 +274,23 @@ def test_what_one_request_did_wrong_fails_that_request():
 
     with completions(table(), fault=after(1, 400, error="maximum context\nlength is 8")) as server:
         with pytest.raises(RequestFailedError, match="400: maximum context length is 8"):
-            ask(server, lambda client: client.sample("tiny", prompt, 5))
+            ask(server, lambda client: client.sample("tiny", "Hi", 5))
         server.fault = slow
         try:
             with pytest.raises(RequestFailedError, match="no answer in time"):
-                ask(server, lambda client: client.sample("tiny", prompt, 5), timeout=0.2)
+                ask(server, lambda client: client.sample("tiny", "Hi", 5), timeout=0.2)
         finally:
             release.set()
 
 
 def test_keys_are_sent_and_what_refuses_them_names_the_variable():
-    prompt = Prompt(1, text="Hi")
     with completions(table(), fault=after(1, 400, error="bad key sk-1234?")) as server:
         with pytest.raises(RequestFailedError, match=r"400: bad key \*\*\*\?"):
-            ask(server, lambda client: client.sample("tiny", prompt, 5), key="sk-1234")
+            ask(server, lambda client: client.sample("tiny", "Hi", 5), key="sk-1234")
         assert server.headers[-1]["Authorization"] == "Bearer sk-1234"
         server.fault = after(3, 401)
         with pytest.raises(RefusedError, match="401: the key in KC_OTEL_INFERENCE_API_KEY is refused"):
-            ask(server, lambda client: client.sample("tiny", prompt, 5), key="sk-1234")
+            ask(server, lambda client: client.sample("tiny", "Hi", 5), key="sk-1234")
         with pytest.raises(RefusedError, match="401: it wants a key; put it into KC_OTEL_TRAIN_API_KEY"):
             ask(server, lambda client: client.score("tiny", (1,), (2,)), side="train")
         assert "Authorization" not in server.headers[-1]
@@ -303,7 +300,7 @@ def test_a_redirect_is_not_followed():
     """A key goes where its owner sent it and nowhere else."""
     with completions(table(), fault=after(1, 307, {"Location": "http://127.0.0.1:9/"}, error="")) as server:
         with pytest.raises(RefusedError, match=r"307: http://127\.0\.0\.1:9/"):
-            ask(server, lambda client: client.sample("tiny", Prompt(1, text="Hi"), 5), key="sk-1234")
+            ask(server, lambda client: client.sample("tiny", "Hi", 5), key="sk-1234")
         assert len(server.requests) == 1
 
 

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from kc_otel.record.telemetry.counters import RecorderStats
-from kc_otel.recordings.importers import safe_pickle
+from kc_otel.recordings.importers import batch_formats
 from kc_otel.recordings.importers.imported import Refusals
 from kc_otel.recordings.importers.importer import Importer
 from kc_otel.recordings.importers.trainer_formats import format_of, read_file
@@ -224,7 +224,7 @@ def test_what_rolls_correction_and_normalisation_change_is_read_from_before_them
 def test_a_container_of_one_trainer_is_none_of_another(tmp_path, skyrl_dump):
     content = skyrl_dump().read_bytes()
     with pytest.raises(RecordingError, match="_rebuild_tensor_batch"):
-        safe_pickle.unpickled(tmp_path, content, "roll")
+        batch_formats.unpickled(tmp_path, content, "roll")
 
 
 def test_the_importer_takes_each_of_them(slime_dump, skyrl_dump, roll_batch):

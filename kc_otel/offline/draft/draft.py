@@ -206,7 +206,7 @@ def floors(contract: Contract, recording: Recording) -> Iterator[NoiseFloor]:
         inside = np.array([slice in names for names in members], dtype=np.bool_)
         if not inside.any():
             continue
-        observed = RecordingObservations(recording.only(inside, np.zeros(len(recording.masked), dtype=np.bool_)))
+        observed = RecordingObservations(recording.only(inside))
         for clause in contract.clauses:
             sample = None if clause.quantity is None else observed.of(clause.quantity.key)
             if clause.quantity is None or sample is None:

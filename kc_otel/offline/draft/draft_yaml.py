@@ -27,7 +27,6 @@ BUDGET: Final = "reward"
 """The clause that is the budget itself: no baseline changes it."""
 _TAIL_OF_TV: Final = "token-tv-tail"
 PROMPTS_OF_A_GATE: Final = 400
-"""Prompts that a gate may take by default."""
 _MAX_RAISED_FACTOR: Final = 10.0
 _LEAST_TRUTH: Final = 0.05
 """In limits: a smaller value is decided no sooner."""
@@ -321,7 +320,6 @@ def _inline(fields: Mapping[str, str]) -> str:
 
 
 _YAML_WORDS: Final = frozenset({"true", "false", "yes", "no", "on", "off", "null", "y", "n"})
-"""Words that YAML 1.1 does not read as text."""
 
 
 def _text(value: str) -> str:

@@ -21,7 +21,6 @@ from kc_otel.judge.promotion.stages import Stage
 from kc_otel.judge.sample_sizes import observations_to_pass
 from kc_otel.judge.verdict import Cell, Status, Verdict
 from kc_otel.offline.gate.recorded_gate import (
-    GatedRecording,
     GateTerms,
     OfflineGate,
     digest_of,
@@ -32,7 +31,6 @@ from kc_otel.offline.gate.recorded_gate import (
 )
 from kc_otel.offline.gate.recorded_verdicts import RecordingVerdicts, UnjudgedClause
 from kc_otel.record.kernel import Kernel
-from kc_otel.recordings.recording import Recording
 
 _RECORDING_FIELDS: Final = ("name", "sha256", "size", "sequences", "tokens", "identical")
 _NUMBER_FIELDS: Final = ("limit", "estimate", "lower", "upper")
@@ -64,14 +62,21 @@ def verify_recordings(record: Mapping[str, Any], files: Sequence[Path]) -> None:
     verify_evidence(record)
     if OFFLINE_SECTION not in record:
         raise EvidenceError(f"the record is of stage {record['stage']}, which has no recordings")
-    gate, text, problems = _gate_again(record, files)
-    if gate is not None:
-        again = offline_evidence(gate, text)
-        problems = [
-            f"{place} is {_shown(said)} in the record, and {_shown(found)} from the recordings"
-            for place, said, found in _differences(dict(record), again)
-            if place != "checksum" and not place.startswith(("tool", "time")) and not place.endswith(".time")
-        ]
+    offline, known = record["offline"], {digest_of(path)[0]: path for path in files}
+    if lost := [about["name"] for about in offline["recordings"] if about["sha256"] not in known]:
+        said = "it was changed, or is missing"
+        raise EvidenceError("; ".join(f"no file has the checksum of {name}: {said}" for name in lost))
+    terms, found = _terms(offline["terms"]), []
+    for wanted in offline["recordings"]:
+        about, recording = read_input(known[wanted["sha256"]], terms)
+        found.append((replace(about, name=wanted["name"]), recording))
+    at = datetime.fromisoformat(record["time"]).timestamp()
+    gate = gate_recordings(_contract(offline), found, _kernels(offline), terms, at)
+    problems = [
+        f"{place} is {_shown(said)} in the record, and {_shown(found)} from the recordings"
+        for place, said, found in _differences(dict(record), offline_evidence(gate, offline["contract"]))
+        if place != "checksum" and not place.startswith(("tool", "time")) and not place.endswith(".time")
+    ]
     if problems:
         raise EvidenceError("; ".join(problems))
 
@@ -174,27 +179,6 @@ def _missing(rows: Sequence[Mapping[str, Any]], contract: Contract) -> list[str]
         for slice in (ALL, *contract.slices)
         if slice not in slices
     ]
-
-
-def _gate_again(record: Mapping[str, Any], files: Sequence[Path]) -> tuple[OfflineGate | None, str, list[str]]:
-    """Judge a record's recordings again, unless some are not among the files, which the problems say then."""
-    offline = record["offline"]
-    terms = _terms(offline["terms"])
-    found: list[tuple[GatedRecording, Recording]] = []
-    problems = []
-    known = {digest_of(path)[0]: path for path in files}
-    for wanted in offline["recordings"]:
-        path = known.get(wanted["sha256"])
-        if path is None:
-            problems.append(f"no file has the checksum of {wanted['name']}: it was changed, or is missing")
-            continue
-        about, recording = read_input(path, terms)
-        found.append((replace(about, name=wanted["name"]), recording))
-    if problems:
-        return None, offline["contract"], problems
-    at = datetime.fromisoformat(record["time"]).timestamp()
-    gate = gate_recordings(_contract(offline), found, _kernels(offline), terms, at)
-    return gate, offline["contract"], []
 
 
 def _contract(offline: Mapping[str, Any]) -> Contract:

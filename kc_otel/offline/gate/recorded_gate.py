@@ -98,7 +98,7 @@ def read_input(path: str | Path, terms: GateTerms = GateTerms()) -> tuple[GatedR
     """A recording without what it repeats, which is no further observation, and what identifies its file."""
     whole = load_recording(path, columns=terms.columns or None).with_attributes(terms.attributes)
     (first,) = first_of_each(whole)
-    recording = whole.only(first, np.ones(len(whole.masked), dtype=np.bool_))
+    recording = whole.only(first)
     digest, size = digest_of(Path(path))
     sides = [np.split(side, recording.starts[1:]) for side in (recording.train, recording.inference)]
     digests = [hashlib.sha256(p.tobytes() + q.tobytes()).digest() for p, q in zip(*sides, strict=True)]
@@ -144,7 +144,7 @@ def _apart(recordings: Sequence[tuple[GatedRecording, Recording]]) -> list[tuple
             raise ValueError(
                 _SHARED_DATA_ERROR.format(about.name, "only sequences that repeat others of these recordings")
             )
-        own = recording.only(first, np.ones(len(recording.masked), dtype=np.bool_))
+        own = recording.only(first)
         left = about.repeated + int(first.size - first.sum())
         found.append((replace(about, sequences=own.lengths.size, tokens=own.train.size, repeated=left), own))
     return found
@@ -152,12 +152,8 @@ def _apart(recordings: Sequence[tuple[GatedRecording, Recording]]) -> list[tuple
 
 def digest_of(path: Path) -> tuple[str, int]:
     """SHA-256 of a recording's bytes, 64 hex digits, and their number."""
-    found, size = hashlib.sha256(), 0
     with path.open("rb") as file:
-        while block := file.read(1 << 20):
-            found.update(block)
-            size += len(block)
-    return found.hexdigest(), size
+        return hashlib.file_digest(file, "sha256").hexdigest(), file.tell()
 
 
 def gate_recordings(

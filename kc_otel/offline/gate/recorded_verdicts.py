@@ -39,7 +39,6 @@ _TOGETHER_TEXT = "drift and staleness together, because it is unknown which weig
 _PADDED_BLOCK = 1 << 20
 """Tokens, padding included, whose places are looked at at a time."""
 _MAX_LISTED_VALUES = 5
-"""Values of an attribute that a sentence lists."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -244,7 +244,6 @@ def _slime(correction: Correction) -> str | None:
 
 _LINES: Final[Mapping[Trainer, Callable[[Correction], str | None]]] = {"verl": _verl, "trl": _trl, "slime": _slime}
 TRAINERS: Final = tuple(_LINES)
-"""Trainers whose configuration is known."""
 
 
 def _between(statistic: Statistic, caps: tuple[float, ...]) -> Iterator[Rejection]:

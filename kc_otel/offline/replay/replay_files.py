@@ -42,11 +42,9 @@ _LENGTH: Final = struct.Struct(">I")
 _BUFFER_BYTES: Final = 256 * 1024
 """Bytes that are read at once: a message has some ten thousand."""
 _MAX_QUOTED_CHARACTERS: Final = 300
-"""Characters of what a parser says."""
 _HEAD_ENTRIES: Final = 100
 """Entries of a file that are looked at to see whether it says when the evaluator judged."""
 DEFAULT_TICK_SECONDS: Final = 10.0
-"""Seconds between evaluations where the recording does not say."""
 _MAX_ITEMS: Final = 60_000
 """Points of a message that is read so; larger ones are read by protobuf."""
 

@@ -37,7 +37,6 @@ _CONSOLE_PAIR: Final = re.compile(r"([^\s:]+):(?:np\.\w+\()?(-?(?:\d[\d.eE+-]*|n
 _PRINTED: Final = re.compile(r"(?:\b(\d+): )?(\{'.*\})")
 _PRINTED_PAIR: Final = re.compile(r"'([^']+)': (?:np\.\w+\()?'?(-?(?:\d[\d.eE+-]*|nan|inf))\b")
 _PROGRESS_BAR: Final = re.compile(r"(\d+)/\d+ \[")
-"""A progress bar, whose first number is the step."""
 _MAX_FILE_BYTES: Final = 1 << 30
 _MAX_STEP: Final = 1 << 53
 _STEPS_APART: Final = 10
@@ -217,7 +216,6 @@ _FLOAT_OF_WIRE_TYPE: Final = {1: ("<Q", "<d"), 5: ("<I", "<f")}
 """Wire type of a fixed number -> its bits as a whole number, and what they are."""
 
 Scalar = tuple[int, str, float]
-"""Step, name, value."""
 
 
 def event_scalars(data: bytes) -> Iterator[Scalar]:

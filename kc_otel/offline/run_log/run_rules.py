@@ -35,7 +35,6 @@ _NOT_FINITE: Final = 1e300
 _MAX_SHIFT_PARTS: Final = 60
 """Parts at most that a run is looked at in for a level that changes at once."""
 _MIN_PARTS_PER_LEVEL: Final = 3
-"""Parts at least that each level lasts."""
 _FALSE_ALARM_PROBABILITY: Final = 1e-3
 _MIN_LEVEL_RATIO: Final = 1.5
 """Gap between the lowest tenth of the higher level and the highest tenth of the lower: a drifting value has none."""

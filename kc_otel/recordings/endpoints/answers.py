@@ -21,7 +21,6 @@ from kc_otel.recordings.request import NEUTRAL
 
 _UNPROCESSED: Final = {name: values[0] for name, values in NEUTRAL.items()}
 GENERATE: Final = "/generate"
-"""Path of SGLang's own API."""
 _MINUS_INFINITY: Final = -9999.0
 """Value that vLLM and OpenAI write for the logarithm of 0, for which JSON has no number."""
 

@@ -16,7 +16,6 @@ from typing import Any, Final, Literal
 from kc_otel._extras import extra
 from kc_otel.contract.slices import Scalar
 from kc_otel.recordings.endpoints import answers
-from kc_otel.recordings.endpoints.prompts import Prompt
 from kc_otel.recordings.request import effective
 from kc_otel.recordings.scoring import UnavailableError, UnscorableError
 
@@ -29,7 +28,6 @@ _MAX_ATTEMPTS: Final = 5
 _FIRST_WAIT, _LONGEST_WAIT = 0.5, 30.0
 _CONNECT_SECONDS: Final = 10.0
 _MAX_QUOTED_CHARACTERS: Final = 300
-"""Characters of an endpoint's own words that a message repeats."""
 
 
 class CompletionEndpointError(Exception):
@@ -140,13 +138,17 @@ class CompletionClient:
         version = said.get("version") if isinstance(said, dict) else None
         return version if isinstance(version, str) and version.isprintable() else None
 
-    async def sample(self, model: str, prompt: Prompt, max_tokens: int) -> answers.Sampled:
-        """One completion of a prompt."""
-        sent: str | Sequence[int] = prompt.text or prompt.token_ids
+    async def tokenized(self, model: str, messages: Sequence[Mapping[str, Any]]) -> tuple[int, ...]:
+        """Tokens of a conversation, by the endpoint's chat template."""
+        body = {"model": model, "messages": list(messages), "add_generation_prompt": True}
         try:
-            if prompt.messages:
-                body = {"model": model, "messages": list(prompt.messages), "add_generation_prompt": True}
-                sent = answers.tokenized(await self._post("/tokenize", body))
+            return answers.tokenized(await self._post("/tokenize", body))
+        except answers.AnswerError as error:
+            raise RefusedError(f"{self.endpoint}: {error}") from None
+
+    async def sample(self, model: str, sent: str | Sequence[int], max_tokens: int) -> answers.Sampled:
+        """One completion of a prompt, text or tokens."""
+        try:
             if self._generates:
                 answer = await self._post(answers.GENERATE, answers.generation_body(sent, max_tokens))
                 return answers.generated(answer, sent)

@@ -1,10 +1,16 @@
-"""Batches that trainers pickle or save with torch: what each of verl, SkyRL, ROLL and slime calls its columns."""
+"""Batches that trainers pickle or save with torch, read without running what they name.
+
+What each of verl, SkyRL, ROLL and slime calls its columns. A pickle runs whatever code it names: only the trainer's own
+container, NumPy arrays and tensors are let in, each by name, and a file that holds other classes is refused.
+"""
 
 from __future__ import annotations
 
+import importlib
 import io
+import pickle
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
@@ -12,9 +18,9 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
+from kc_otel._extras import MissingExtraError, extra
 from kc_otel.contract.slices import Scalar
 from kc_otel.recordings.importers.imported import Imported, Records, imported, plain
-from kc_otel.recordings.importers.safe_pickle import Container, arrays, torch_load, unpickled
 from kc_otel.recordings.recording import RecordingError
 
 _Arrays = dict[str, NDArray[Any]]
@@ -60,7 +66,7 @@ def verl(path: Path) -> Records:
             found["reward"] = float(scores[row].sum())
         if step is not None:
             found["step"] = step
-        found.update(plain({name: meta[name] for name in ("temperature",) if name in meta}))
+        found.update(plain({name: meta[name] for name in ("temperature",) if name in meta}) | found)
     trained = None if step is None else step - 1
     return _rows(
         path,
@@ -295,3 +301,98 @@ def _rows(
             imported, kept, train[row], inference[row], attributes[row], weights=weights[row], token_ids=ids,
             advantages=gains, prompt_ids=prompt,
         )  # fmt: skip
+
+
+_ARRAY_FUNCTIONS: Final = {"_reconstruct", "ndarray", "dtype", "scalar", "_frombuffer"}
+_NUMPY: Final = {
+    "numpy",
+    "numpy.core.multiarray",
+    "numpy._core.multiarray",
+    "numpy.core.numeric",
+    "numpy._core.numeric",
+}
+_PLAIN: Final = {("collections", "OrderedDict"), ("_codecs", "encode"), ("builtins", "set"), ("builtins", "frozenset")}
+_CONTAINERS: Final = {"DataProto", "TrainingInputBatch", "_rebuild_tensor_batch"}
+_STAND_INS: Final[Mapping[tuple[str, str], Callable[..., Any]]] = {
+    ("_io", "BytesIO"): io.BytesIO,
+    ("torch", "Size"): tuple,
+    ("torch", "device"): lambda *where: where,  # which is not needed
+}
+_HEAD_BYTES: Final = 1 << 16
+"""Bytes at a file's begin in which its trainer's name is looked for."""
+
+
+class Container:
+    """Stands in for a trainer's class, or SkyRL's `_rebuild_tensor_batch`: keeps the state and does nothing."""
+
+    def __init__(self, _: object = None, state: Any = None) -> None:
+        self.state = state
+
+    def __setstate__(self, state: Any) -> None:
+        self.state = state
+
+
+def unpickled(path: Path, content: bytes, package: str) -> Any:
+    """Unpickle a file, with the container of a trainer's top-level package as a `Container`, and no other class."""
+    try:
+        return _Restricted(content, package).load()
+    except (pickle.UnpicklingError, EOFError, AttributeError, ImportError, IndexError, TypeError) as error:
+        raise RecordingError(
+            f"{path}: {error}" if str(error).startswith("holds") else f"{path}: is no batch's pickle ({error})"
+        ) from None
+
+
+def names_in(path: Path, *names: bytes) -> bool:
+    """Return True if all of these names (of classes or keys) are in a file's first bytes."""
+    with path.open("rb") as file:
+        begin = file.read(_HEAD_BYTES)
+    return all(name in begin for name in names)
+
+
+class _Restricted(pickle.Unpickler):
+    def __init__(self, content: bytes, package: str) -> None:
+        super().__init__(io.BytesIO(content))
+        self._package = package
+
+    def find_class(self, module: str, name: str) -> Any:
+        if module.split(".", 1)[0] == self._package and name in _CONTAINERS:
+            return Container
+        if (found := _STAND_INS.get((module, name))) is not None:
+            return found
+        if (module in _NUMPY and name in _ARRAY_FUNCTIONS) or (module, name) in _PLAIN:
+            return super().find_class(module, name)
+        raise pickle.UnpicklingError(f"holds {module}.{name}, which a batch needs not; save it without that")
+
+
+def torch_load(path: Path, content: bytes) -> Any:
+    """Load a file of `torch.save`: tensors, numbers, texts and containers of them, and nothing else."""
+    try:
+        with extra("torch", "a file of tensors"):
+            import torch  # noqa: PLC0415 - only where a file needs it
+    except MissingExtraError as error:
+        raise RecordingError(f"{path}: {error}") from None
+    try:
+        importlib.import_module("tensordict")  # it tells torch which of its classes are harmless
+    except ImportError:
+        hint = "; a TensorDict needs: pip install tensordict"
+    else:
+        hint = ""
+    try:
+        return torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
+    except (pickle.UnpicklingError, RuntimeError, AttributeError, ImportError) as error:
+        named = re.search(r"GLOBAL (\S+)", str(error))
+        raise RecordingError(
+            f"{path}: tensors cannot be read safely ({named[1] if named else type(error).__name__}){hint}"
+        ) from None
+
+
+def arrays(batch: Any) -> dict[str, NDArray[Any]]:
+    """Tensors of a TensorDict or a mapping, in host memory; bfloat16 becomes float32."""
+    found = {}
+    for name, value in batch.items():
+        if hasattr(value, "detach"):
+            wide = value.detach().cpu()
+            found[str(name)] = (wide.float() if wide.dtype.is_floating_point else wide).numpy()
+        elif isinstance(value, np.ndarray):
+            found[str(name)] = value
+    return found

@@ -34,7 +34,6 @@ from kc_otel.recordings.read_table import LinesRead, lines
 from kc_otel.recordings.recording import DENSITY, RecordingError, reward_of
 
 _CHUNK_TOKENS: Final = 262_144
-"""Most tokens of one call of the recorder."""
 _MAX_UNFLUSHED_TOKENS: Final = 2_000_000
 """Tokens recorded before the recorder is waited for: 64 MB of its queue."""
 

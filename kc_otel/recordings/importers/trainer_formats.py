@@ -15,7 +15,6 @@ from numpy.typing import NDArray
 from kc_otel.contract.slices import Scalar
 from kc_otel.recordings.importers import batch_formats
 from kc_otel.recordings.importers.imported import Imported, Records, Refusals, imported, plain
-from kc_otel.recordings.importers.safe_pickle import names_in
 from kc_otel.recordings.read_table import LinesRead, first_record, records
 from kc_otel.recordings.recording import RecordingError
 from kc_otel.recordings.recording_files import load_own
@@ -52,7 +51,9 @@ def format_of(path: Path) -> FormatName:
     """Return the format of a file, from its name and its begin."""
     name = path.name.lower()
     if name.endswith(_BATCH_ENDINGS):
-        marked = (format for format, known in _TABLE.items() if known.marks and names_in(path, *known.marks))
+        marked = (
+            format for format, known in _TABLE.items() if known.marks and batch_formats.names_in(path, *known.marks)
+        )
         return next(marked, "verl")
     if not name.endswith(LINE_ENDINGS):
         return "generic"

@@ -49,7 +49,7 @@ def recording(drift):
 def stops_after(made, found):
     """Sequences after which a gate would have stopped; None for no such place."""
     whole = found.lengths.size
-    parts = ((size, found.only(np.arange(whole) < size, np.zeros(0, dtype=np.bool_))) for size in sizes_up_to(whole))
+    parts = ((size, found.only(np.arange(whole) < size)) for size in sizes_up_to(whole))
     return next((size for size, part in parts if decides(made, part, KERNELS, TERMS)), None)
 
 

@@ -12,7 +12,6 @@ from examples.rl_bias.policy import Policy
 from examples.rl_bias.rollouts import SEED, record
 from kc_otel.cli.remedy_command import _left, remedy_sentence
 from kc_otel.contract.load import load_text
-from kc_otel.judge.sample_sizes import rounded
 from kc_otel.offline.remedy import remedy as module
 from kc_otel.offline.remedy.corrections import Correction, Rejection, Weight
 from kc_otel.offline.remedy.remedy import as_data, remedy
@@ -97,7 +96,7 @@ def test_no_correction_is_chosen_where_none_is_needed(rollouts):
 def test_a_promise_on_tokens_is_kept_by_ratios_of_tokens_or_of_sequences(rollouts):
     """Uncorrected it is the clause as it is judged by sequence; both kinds bring it near 0, each in its own way."""
     of = remedy(rollouts, contract("  - {id: tv, metric: tv_token, limit: 0.02}\n"))
-    tables = rollouts.only(np.array([labels["task"] == "tables" for labels in rollouts.attributes]), np.zeros(0, bool))
+    tables = rollouts.only(np.array([labels["task"] == "tables" for labels in rollouts.attributes]))
     plain = np.maximum(-np.expm1(tables.train - tables.inference), 0.0).mean()
     assert found(of, SOME[0], "tv", "tables").interval.estimate == pytest.approx(plain, rel=1e-6)
     assert found(of, SOME[0], "tv", "tables").state == "broken"
@@ -150,7 +149,7 @@ def test_the_push_that_is_missing_is_judged_by_sign_of_the_advantage(rollouts):
 def test_few_sequences_meet_nothing(rollouts):
     kept = np.zeros(rollouts.lengths.size, dtype=bool)
     kept[:50] = True  # of prose, where the kernels hardly differ
-    of = remedy(rollouts.only(kept, np.zeros(0, bool)), contract("  - {id: tv, metric: tv_token, limit: 0.9}\n"))
+    of = remedy(rollouts.only(kept), contract("  - {id: tv, metric: tv_token, limit: 0.9}\n"))
     finding = found(of, SOME[0], "tv", "all")
     assert finding.interval.upper < 0.9
     assert finding.state == "open"
@@ -159,14 +158,14 @@ def test_few_sequences_meet_nothing(rollouts):
 
 def test_a_slice_without_a_sequence_is_open_under_every_correction(rollouts):
     """The closest correction is still the one that keeps the limits where there are sequences."""
-    tables = rollouts.only(np.array([row["task"] == "tables" for row in rollouts.attributes]), np.zeros(0, bool))
+    tables = rollouts.only(np.array([row["task"] == "tables" for row in rollouts.attributes]))
     of = remedy(tables, contract("  - {id: tv, metric: tv_token, limit: 0.02}\n"))
     assert of.chosen == dict.fromkeys(of.chosen)
     assert of.closest("verl").correction == SOME[1]
     assert found(of, SOME[1], "tv", "tables").state == "met"
     (said,) = (row for row in as_data(of)["corrections"][1]["findings"] if row["promise"]["slice"] == "prose")
     assert (said["interval"]["samples"], said["interval"]["upper"], said["state"]) == (0, None, "open")
-    assert (as_data(of)["empty"], as_data(of)["more"]["verl"]) == (["prose"], None)
+    assert as_data(of)["empty"] == ["prose"]
     said = remedy_sentence(of)
     assert said.startswith("No whole sequence of this recording is in prose: no correction is decided there. verl: No ")
     assert "tv on prose without data, limit 0.02; this recording does not decide it" in said
@@ -175,35 +174,13 @@ def test_a_slice_without_a_sequence_is_open_under_every_correction(rollouts):
 def test_answers_to_one_prompt_count_as_one(rollouts):
     kept = np.zeros(rollouts.lengths.size, bool)
     kept[:400] = True
-    few, clause = rollouts.only(kept, np.zeros(0, bool)), contract("  - {id: tv, metric: tv_token, limit: 0.9}\n")
+    few, clause = rollouts.only(kept), contract("  - {id: tv, metric: tv_token, limit: 0.9}\n")
     assert found(remedy(few, clause), SOME[0], "tv", "all").state == "met"
     named = tuple({**row, "group": number % 8} for number, row in enumerate(few.attributes))
     of = remedy(Recording(few.train, few.inference, few.lengths, named), clause)
     finding = found(of, SOME[0], "tv", "all")
     assert (finding.state, finding.interval.samples, of.unit) == ("open", 8, "prompt")
-    assert "more prompts like these" in remedy_sentence(of)
-
-
-def test_what_is_not_decided_says_how_many_more_sequences_decide_it(rollouts, monkeypatch):
-    monkeypatch.setattr(module, "catalogue", lambda **_: SOME[:1])
-    tables = np.array([row["task"] == "tables" for row in rollouts.attributes])
-    few = rollouts.only(tables & (tables.cumsum() <= 400), np.zeros(0, bool))
-
-    def of(recording, limit):
-        return remedy(recording, contract(f"  - {{id: tv, metric: tv_token, limit: {limit!r}}}\n", text=TABLES_ONLY))
-
-    near = of(few, 0.9).closest("verl").worst.interval
-    between = float(near.estimate + near.upper) / 2
-    undecided = of(few, between)
-    more = undecided.lacking["verl"]
-    assert (more > 0, more % 400) == (True, 0)
-    said = remedy_sentence(undecided)
-    assert f"this recording does not decide it, but at most {rounded(more):,} more sequences like these would" in said
-    times = more // 400 + 1
-    rows = (np.tile(column, times) for column in (few.train, few.inference, few.lengths))
-    assert of(Recording(*rows, few.attributes * times), between).chosen["verl"] is not None
-    assert of(few, float(near.estimate)).lacking["verl"] is None
-    assert of(few, 1e-9).lacking == {}
+    assert "this recording does not decide it; record more prompts" in remedy_sentence(of)
 
 
 def test_clauses_that_no_weight_changes_are_said_and_not_asked(rollouts):

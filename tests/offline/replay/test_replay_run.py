@@ -9,14 +9,11 @@ from itertools import pairwise
 import pytest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
-from kc_otel import machine_code
 from kc_otel.judge.escalation.notices import GroupTiming
-from kc_otel.judge.evaluator import Evaluator
 from kc_otel.judge.otlp.traffic_entries import EVALUATED, TrafficEntry, marked_frame
 from kc_otel.offline.replay.replay_files import TrafficFileError, read_recordings, replay, replay_recordings
 from kc_otel.serve.core import Core
 from kc_otel.serve.store.state_file import open_state
-from tests.tools.real_messages import INTERVAL, Case, Sender, contract, messages
 
 pytestmark = pytest.mark.slow
 
@@ -209,26 +206,3 @@ def test_a_clock_that_steps_back_is_followed(make_contract, traffic):
     assert timeline.evaluations == 120
     assert all(alert.end is None or alert.end >= alert.start for alert in timeline.alerts)
     assert [entry.at for entry, other in pairwise(entries) if other.at < entry.at] == [START + 600]
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(not machine_code.is_available(), reason="needs a C compiler")
-def test_columns_change_nothing_of_a_replay(tmp_path, monkeypatch):
-    path, judged = tmp_path / "day.otlp", contract("rl-rollouts")
-    sender = Sender(messages(Case("rl-rollouts", 1_000), exports=30), 0, START)
-    path.write_bytes(b"".join(marked_frame(sender.export(), START + number * INTERVAL) for number in range(30)))
-    used: list[bool] = []
-    columns_of = Evaluator.columns_of
-
-    def noted(self, body, most):
-        used.append((found := columns_of(self, body, most)) is not None)
-        return found
-
-    monkeypatch.setattr(Evaluator, "columns_of", noted)
-    said = []
-    for columns in (True, False):
-        monkeypatch.setattr(machine_code, "is_available", lambda there=columns: there)
-        said.append(replay(judged, read_recordings([path], []), INTERVAL, GroupTiming()))
-    assert said[0] == said[1]
-    assert said[0].points["accepted"] > 500
-    assert used == [True] * 30 + [False] * 30
