@@ -13,6 +13,7 @@ from kc_otel.cli.terminal import By, Columns, PrintJson, columns_of, table_lines
 from kc_otel.contract.load import load
 from kc_otel.contract.plain_text import plain
 from kc_otel.contract.words import number, place
+from kc_otel.judge.sample_sizes import rounded
 from kc_otel.offline.remedy import remedy as replays
 from kc_otel.offline.remedy.corrections import TRAINERS, Trainer, line
 from kc_otel.offline.remedy.promises import RemedyBound
@@ -115,10 +116,8 @@ def _answer(of: Remedy, trainer: Trainer) -> str:
         return f"{chosen.correction.name} keeps {limits} with the lowest variance."
     near = of.closest(trainer)
     assert near.worst is not None
-    why = "the limit is exceeded"
-    if near.worst.state == "open":
-        why = f"this recording does not decide it; record more {of.unit}s"
-    return f"No correction keeps the contract. The closest is {near.correction.name}: {_left(near.worst)}; {why}."
+    name = near.correction.name
+    return f"No correction keeps the contract. The closest is {name}: {_left(near.worst)}; {_why(of, trainer)}."
 
 
 def _warnings(of: Remedy) -> Iterator[str]:
@@ -130,6 +129,14 @@ def _warnings(of: Remedy) -> Iterator[str]:
     if of.empty:
         slices = ", ".join(map(place, of.empty))
         yield f"No whole sequence of this recording is in {slices}: no correction is decided there."
+
+
+def _why(of: Remedy, trainer: Trainer) -> str:
+    if trainer not in of.lacking:
+        return "the limit is exceeded"
+    more = of.lacking[trainer]
+    decided = "and more" if more is None else f"but at most {rounded(more):,} more"
+    return f"this recording does not decide it, {decided} {of.unit}s like these would{' not' * (more is None)}"
 
 
 def _left(of: RemedyBound) -> str:

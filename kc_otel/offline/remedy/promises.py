@@ -48,6 +48,8 @@ _AIMS: Final[dict[str, Aim]] = {
 }
 _MIN_VALUES_FOR_BINS: Final = 1024
 """Distinct values from which an interval is computed from bins of neighbours: hundreds of them stay quick."""
+_MAX_SIZE_FACTOR: Final = 1 << 16
+"""Times as many sequences as a recording has, beyond which nobody records any."""
 _FIXED_REASON: Final = "is of the kernels themselves: weights do not change it"
 Floats = NDArray[np.float64]
 
@@ -94,12 +96,14 @@ def promises(contract: Contract, slices: Sequence[str], *, advantages: bool) -> 
     return asked, beyond
 
 
-def finding(promise: RemedyTarget, correction: Correction, found: Effects, *, alpha: float, fewest: int) -> RemedyBound:
-    """A promise against a correction's effects on its slice; `alpha` is the error probability of each side.
+def finding(
+    promise: RemedyTarget, correction: Correction, found: Effects, *, alpha: float, fewest: int, times: int = 1
+) -> RemedyBound:
+    """A promise against a correction's effects on its slice, or on so many `times` as many sequences.
 
-    Below `fewest` units nothing but an exact value is met.
+    `alpha` is the error probability of each side; below `fewest` units nothing but an exact value is met.
     """
-    interval = _interval(promise.aim, correction, found, alpha)
+    interval = _interval(promise.aim, correction, found, alpha, times)
     if promise.scale != 1.0:
         interval = affine(interval, promise.scale)
     if interval.lower > promise.limit:
@@ -108,39 +112,56 @@ def finding(promise: RemedyTarget, correction: Correction, found: Effects, *, al
     return RemedyBound(promise, interval, "met" if enough and interval.upper <= promise.limit else "open")
 
 
-def _interval(aim: Aim, correction: Correction, found: Effects, alpha: float) -> Interval:
+def lacking(promise: RemedyTarget, correction: Correction, found: Effects, *, alpha: float, fewest: int) -> int | None:
+    """Return how many more such prompts or sequences decide an open promise at most; None where no number does."""
+
+    def is_open(times: int) -> bool:
+        return finding(promise, correction, found, alpha=alpha, fewest=fewest, times=times).state == "open"
+
+    low, high = 1, 2
+    while is_open(high):
+        low, high = high, 2 * high
+        if high > _MAX_SIZE_FACTOR:
+            return None
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if is_open(middle) else (low, middle)
+    return (high - 1) * found.kept.size
+
+
+def _interval(aim: Aim, correction: Correction, found: Effects, alpha: float, times: int) -> Interval:
     if aim == "ess":
-        return _chi2(found, correction, alpha)
+        return _chi2(found, correction, alpha, times)
     values: NDArray[np.float64] = getattr(found, aim)
     if aim in {"positive", "negative"}:
         known = QUANTITIES[f"advantage_drift_{aim}"]
-        return _mean(values[~np.isnan(values)], known.low, known.high, alpha, cap=known.cap)
+        return _mean(values[~np.isnan(values)], known.low, known.high, alpha, times, cap=known.cap)
     if aim == "sequence":
-        return _distance(values, correction, "sequence", alpha)
+        return _distance(values, correction, "sequence", alpha, times)
     steps, whole = (
-        _distance(numbers, correction, level, alpha / 2)
+        _distance(numbers, correction, level, alpha / 2, times)
         for numbers, level in ((values, "token"), (found.sequence, "sequence"))
     )
     nearest = min(steps, whole, key=lambda interval: interval.estimate)
     return replace(nearest, lower=min(steps.lower, whole.lower), upper=min(steps.upper, whole.upper))
 
 
-def _distance(values: NDArray[np.float64], correction: Correction, level: str, alpha: float) -> Interval:
+def _distance(values: NDArray[np.float64], correction: Correction, level: str, alpha: float, times: int) -> Interval:
     """Bound the mean of 1/2 + c/2 - min(c, r), with c the weight of a token or sequence and r its ratio."""
     largest = correction.largest
     most = 0.5 if correction.never_above(level) else 0.5 + 0.5 * largest
-    interval = _mean(values, 0.5 - 0.5 * largest if largest > 1.0 else 0.0, most, alpha)
+    interval = _mean(values, 0.5 - 0.5 * largest if largest > 1.0 else 0.0, most, alpha, times)
     ends = {end: max(0.0, getattr(interval, end)) for end in ("estimate", "lower", "upper")}
     return replace(interval, **ends)
 
 
-def _chi2(found: Effects, correction: Correction, alpha: float) -> Interval:
+def _chi2(found: Effects, correction: Correction, alpha: float, times: int) -> Interval:
     """E[c^2] / E[c]^2 - 1 from the two means, each with half of the error probability; exactly 0 if every c is 1."""
     if correction == Correction():
-        return Interval(0.0, 0.0, 0.0, found.weight.size, "exact")
+        return Interval(0.0, 0.0, 0.0, times * found.weight.size, "exact")
     largest = correction.largest
-    square = _mean(found.square, 0.0, largest * largest, alpha / 2)
-    mean = _mean(found.weight, 0.0, largest, alpha / 2)
+    square = _mean(found.square, 0.0, largest * largest, alpha / 2, times)
+    mean = _mean(found.weight, 0.0, largest, alpha / 2, times)
 
     def ratio(above: float, below: float) -> float:
         return max(0.0, above / (below * below) - 1.0) if below > 0.0 else math.inf
@@ -155,11 +176,13 @@ def _chi2(found: Effects, correction: Correction, alpha: float) -> Interval:
     )
 
 
-def _mean(values: NDArray[np.float64], low: float, high: float, alpha: float, cap: float | None = None) -> Interval:
+def _mean(
+    values: NDArray[np.float64], low: float, high: float, alpha: float, times: int, cap: float | None = None
+) -> Interval:
     if math.isfinite(low):
         values = values.clip(low, high)  # a mean of equal values may be off by its rounding
     return capped_mean_interval(
-        Binned.of_samples(values).merged(_MIN_VALUES_FOR_BINS),
+        Binned.of_samples(values).merged(_MIN_VALUES_FOR_BINS).times(times),
         low=low,
         high=high,
         cap=cap or max(abs(low), abs(high)),

@@ -6,7 +6,7 @@ import math
 import time
 from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 import numpy as np
@@ -18,7 +18,7 @@ from kc_otel.judge.plain_json import for_others
 from kc_otel.judge.verdict import Verdict
 from kc_otel.offline.gate.recorded_verdicts import by_contract, judge
 from kc_otel.offline.remedy.corrections import TRAINERS, Correction, Ratios, Trainer, catalogue, line
-from kc_otel.offline.remedy.promises import Effects, RemedyBound, RemedyTarget, effects, finding, promises
+from kc_otel.offline.remedy.promises import Effects, RemedyBound, RemedyTarget, effects, finding, lacking, promises
 from kc_otel.record.slice_table import SliceTable
 from kc_otel.recordings.recording import Recording
 from kc_otel.stats import Interval
@@ -82,7 +82,8 @@ class CorrectionReplay:
 class Remedy:
     """Effect of each correction on a recording; all intervals hold together with `confidence`.
 
-    No correction can be asked to keep the clauses of `beyond`; `exceeded` are the worst verdicts of those.
+    No correction can be asked to keep the clauses of `beyond`; `exceeded` are the worst verdicts of those. `lacking`
+    is, by undecided trainer, how many more prompts or sequences decide at most; None where no number does.
     """
 
     source: str
@@ -92,6 +93,7 @@ class Remedy:
     chosen: Mapping[Trainer, CorrectionReplay | None]
     beyond: tuple[str, ...]
     exceeded: tuple[Verdict, ...] = ()
+    lacking: Mapping[Trainer, int | None] = field(default_factory=dict)
     unit: str = "sequence"
 
     @property
@@ -165,7 +167,21 @@ def remedy(recording: Recording, contract: Contract, trainers: Sequence[Trainer]
         unit=unit,
     )
     best = {trainer: whole.closest(trainer) for trainer in trainers}
-    return replace(whole, chosen={name: replay if asked and replay.meets else None for name, replay in best.items()})
+    chosen = {name: replay if asked and replay.meets else None for name, replay in best.items()}
+
+    def more(near: CorrectionReplay, worst: RemedyBound) -> int | None:
+        if worst.promise.slice not in slices:
+            return None
+        (found,) = effects(ratios, (near.correction,))
+        part = by_unit(found, slices[worst.promise.slice])
+        return lacking(worst.promise, near.correction, part, alpha=alpha, fewest=fewest)
+
+    undecided = {
+        name: more(best[name], worst)
+        for name, replay in chosen.items()
+        if replay is None and (worst := best[name].worst) is not None and worst.state == "open"
+    }
+    return replace(whole, chosen=chosen, lacking=undecided)
 
 
 def _exceeded(recording: Recording, contract: Contract, asked: AbstractSet[str]) -> tuple[Verdict, ...]:
@@ -230,6 +246,7 @@ def as_data(of: Remedy) -> dict[str, Any]:
             "chosen": {trainer: best and best.correction.name for trainer, best in of.chosen.items()},
             "lines": {trainer: best and line(trainer, best.correction) for trainer, best in of.chosen.items()},
             "unit": of.unit,
+            "more": of.lacking,
             "corrections": [
                 {
                     "name": replay.correction.name,

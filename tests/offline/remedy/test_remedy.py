@@ -12,6 +12,7 @@ from examples.rl_bias.policy import Policy
 from examples.rl_bias.rollouts import SEED, record
 from kc_otel.cli.remedy_command import _left, remedy_sentence
 from kc_otel.contract.load import load_text
+from kc_otel.judge.sample_sizes import rounded
 from kc_otel.offline.remedy import remedy as module
 from kc_otel.offline.remedy.corrections import Correction, Rejection, Weight
 from kc_otel.offline.remedy.remedy import as_data, remedy
@@ -165,7 +166,7 @@ def test_a_slice_without_a_sequence_is_open_under_every_correction(rollouts):
     assert found(of, SOME[1], "tv", "tables").state == "met"
     (said,) = (row for row in as_data(of)["corrections"][1]["findings"] if row["promise"]["slice"] == "prose")
     assert (said["interval"]["samples"], said["interval"]["upper"], said["state"]) == (0, None, "open")
-    assert as_data(of)["empty"] == ["prose"]
+    assert (as_data(of)["empty"], as_data(of)["more"]["verl"]) == (["prose"], None)
     said = remedy_sentence(of)
     assert said.startswith("No whole sequence of this recording is in prose: no correction is decided there. verl: No ")
     assert "tv on prose without data, limit 0.02; this recording does not decide it" in said
@@ -180,7 +181,29 @@ def test_answers_to_one_prompt_count_as_one(rollouts):
     of = remedy(Recording(few.train, few.inference, few.lengths, named), clause)
     finding = found(of, SOME[0], "tv", "all")
     assert (finding.state, finding.interval.samples, of.unit) == ("open", 8, "prompt")
-    assert "this recording does not decide it; record more prompts" in remedy_sentence(of)
+    assert "more prompts like these" in remedy_sentence(of)
+
+
+def test_what_is_not_decided_says_how_many_more_sequences_decide_it(rollouts, monkeypatch):
+    monkeypatch.setattr(module, "catalogue", lambda **_: SOME[:1])
+    tables = np.array([row["task"] == "tables" for row in rollouts.attributes])
+    few = rollouts.only(tables & (tables.cumsum() <= 400))
+
+    def of(recording, limit):
+        return remedy(recording, contract(f"  - {{id: tv, metric: tv_token, limit: {limit!r}}}\n", text=TABLES_ONLY))
+
+    near = of(few, 0.9).closest("verl").worst.interval
+    between = float(near.estimate + near.upper) / 2
+    undecided = of(few, between)
+    more = undecided.lacking["verl"]
+    assert (more > 0, more % 400) == (True, 0)
+    said = remedy_sentence(undecided)
+    assert f"this recording does not decide it, but at most {rounded(more):,} more sequences like these would" in said
+    times = more // 400 + 1
+    rows = (np.tile(column, times) for column in (few.train, few.inference, few.lengths))
+    assert of(Recording(*rows, few.attributes * times), between).chosen["verl"] is not None
+    assert of(few, float(near.estimate)).lacking["verl"] is None
+    assert of(few, 1e-9).lacking == {}
 
 
 def test_clauses_that_no_weight_changes_are_said_and_not_asked(rollouts):
