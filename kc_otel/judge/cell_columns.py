@@ -224,7 +224,7 @@ class _Group:
         self._none = np.array([term.allows_none for term in self.terms])
         series = [place.series for place in self.places]
         self.rows = np.array([-1 if own is None else own.number for own in series])
-        self._exponential = np.array([own is not None and not own.has_explicit for own in series])
+        self._there = self.rows >= 0
         self._assumes = bool(measurable(self.clause)) or any(place.otherwise for place in self.places)
         self._known = tuple(_Bounds(self.clause, state, self.rows, window) for window in (SHORT, LONG))
         self._held, self._held_at = np.full(self.size, -1), -1
@@ -275,7 +275,7 @@ class _Group:
         """Mask of the cells that are in the columns of the windows and are not judged by an alarm."""
         if self.clause.opposite is not None:
             return np.zeros(self.size, np.bool_)
-        plain = self._exponential.copy()
+        plain = self._there.copy()
         if self._assumes:
             plain &= [not assumption_broken(self.state, place, now) for place in self.places]
         seen, alarmed = self.state.contract.observability, self.state.evidence.alarmed

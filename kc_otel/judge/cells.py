@@ -435,7 +435,7 @@ def not_sampled(
     before = dict(known)
     known.clear()
     for (key, series), high in zip(ratios.items(), above.tolist(), strict=True):
-        if key.slice not in UNJUDGED and (high or series.has_explicit):
+        if key.slice not in UNJUDGED and high:
             window = series.histories[SHORT].window(now)
             found = before.get(key)
             known[key] = found if found is not None and found[0] is window else (window, _surplus(series, window, now))

@@ -4,22 +4,21 @@ A window of W seconds is made of N panes of W/N seconds, aligned to the Unix epo
 N - 1 before it, so it reaches back between W - W/N and W seconds, and never holds anything older than W. One pane more
 is kept for clocks that disagree. A contract has two such grids, of the short and of the long window.
 
-Exponential histograms are columns of all series together, a few for each pane. Explicit ones are few, and each series
-has its own, see `PaneHistory`.
+Histograms are columns of all series together, a few for each pane.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from kc_otel.stats import Binned, ExponentialHistogram
-from kc_otel.stats.histogram import ExplicitHistogram, Histogram, union
+from kc_otel.stats.histogram import Histogram, union
 from kc_otel.stats.histogram_columns import HistogramColumns, merged
 
 Numbers = NDArray[np.int64]
@@ -31,8 +30,6 @@ _MAX_WINDOW_PARTS: Final = 256
 """Columns that wait at most to be added to a window; of more, the window is put together anew."""
 _COLUMNS_BEFORE_MERGE: Final = 8
 """Columns that a pane collects before they are merged."""
-_HISTOGRAMS_BEFORE_MERGE: Final = 8
-"""Histograms that a pane collects before they are merged."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +70,7 @@ class SeriesContent(NamedTuple):
         found[found] = self.rows[at[found]] == rows[found]
         return found, at[found]
 
-    def of(self, row: int) -> ExponentialHistogram | None:
+    def of(self, row: int) -> Histogram | None:
         """The histogram of one series; None where there is nothing of it."""
         at = int(self.rows.searchsorted(row))
         return self.columns[at] if at < self.rows.size and self.rows[at] == row else None
@@ -90,7 +87,7 @@ class SeriesContent(NamedTuple):
 
 
 class PaneColumns:
-    """Exponential histograms of a contract's series, by rows of series and by pane.
+    """Histograms of a contract's series, by rows of series and by pane.
 
     With `weighed`, what arrived waits until somebody takes it by `take_arrived`. `changed` has the rows that changed
     since they were saved, by grid and pane.
@@ -100,13 +97,13 @@ class PaneColumns:
         self._grids, self._weighed = grids, weighed
         self._panes: list[dict[int, list[SeriesContent]]] = [{} for _ in grids]
         self._windows: list[tuple[range, list[SeriesContent]] | None] = [None for _ in grids]
-        self._waiting: tuple[list[int], list[float], list[float], list[ExponentialHistogram]] = ([], [], [], [])
+        self._waiting: tuple[list[int], list[float], list[float], list[Histogram]] = ([], [], [], [])
         self._versions = 0
         self._version = np.zeros(64, np.int64)
-        self._arrived: dict[bool, list[tuple[Numbers, HistogramColumns]]] = {False: [], True: []}  # by whether late
+        self._arrived: dict[bool, list[SeriesContent]] = {False: [], True: []}  # by whether late
         self.changed: dict[tuple[int, int], list[Numbers]] = {}
 
-    def count(self, row: int, time: float, now: float, histogram: ExponentialHistogram) -> None:
+    def count(self, row: int, time: float, now: float, histogram: Histogram) -> None:
         """Count a row's observations, at least one, that arrived at `now` in the pane of `time`, Unix seconds.
 
         Panes that are too old when they arrived have nothing of them.
@@ -131,14 +128,14 @@ class PaneColumns:
         (rows, times, now, parts), self._waiting = self._waiting, ([], [], [], [])
         self._count(np.array(rows), np.array(times), np.array(now), HistogramColumns.of(parts))
 
-    def put(self, grid: int, pane: int, rows: Sequence[int], parts: Sequence[ExponentialHistogram]) -> None:
+    def put(self, grid: int, pane: int, rows: Sequence[int], parts: Sequence[Histogram]) -> None:
         """Restore a saved pane of some rows, and add it to the existing content."""
         held = SeriesContent(*merged(np.array(rows), HistogramColumns.of(parts)))
         self._panes[grid].setdefault(pane, []).append(held)
         self._touch(held.rows)
         self._windows[grid] = None
 
-    def take_arrived(self, *, late: bool) -> tuple[Numbers, HistogramColumns]:
+    def take_arrived(self, *, late: bool) -> SeriesContent:
         """Take the counts of each row since the last call: rows, and a histogram of each.
 
         Either of those that were too old for the first window when they arrived, or of the others.
@@ -146,10 +143,9 @@ class PaneColumns:
         self.settle()
         arrived, self._arrived[late] = self._arrived[late], []
         if not arrived:
-            return np.zeros(0, np.int64), HistogramColumns.of(())
-        return merged(
-            np.concatenate([rows for rows, _ in arrived]), HistogramColumns.joined([columns for _, columns in arrived])
-        )
+            return SeriesContent.whole([])
+        rows = np.concatenate([part.rows for part in arrived])
+        return SeriesContent(*merged(rows, HistogramColumns.joined([part.columns for part in arrived])))
 
     def versions(self, rows: Numbers) -> Numbers:
         """Return a number for each row that is another one once the row has changed."""
@@ -201,23 +197,26 @@ class PaneColumns:
         for pane in [pane for pane in panes if pane < oldest]:
             del panes[pane]
 
-    def drop(self, gone: Iterable[int], grids: Iterable[int] | None = None) -> bool:
-        """Forget some rows, on all grids or some. Returns whether they held anything."""
+    def holds(self, row: int) -> bool:
+        """Return whether there is anything of a row."""
         self.settle()
-        rows, found = np.array(sorted(gone)), False
-        for number in range(len(self._grids)) if grids is None else grids:
-            for pane, parts in [*self._panes[number].items()]:
+        return any(row in part.rows for panes in self._panes for parts in panes.values() for part in parts)
+
+    def drop(self, gone: Iterable[int]) -> None:
+        """Forget some rows."""
+        self.settle()
+        rows = np.array(sorted(gone))
+        self._arrived = {late: _left(parts, rows) for late, parts in self._arrived.items()}
+        for number, panes in enumerate(self._panes):
+            for pane, parts in [*panes.items()]:
                 if any(np.isin(part.rows, rows).any() for part in parts):
-                    found = True
-                    left = [part for part in (_without(part, rows) for part in parts) if part.rows.size]
-                    if left:
-                        self._panes[number][pane] = left
+                    if left := _left(parts, rows):
+                        panes[pane] = left
                     else:
-                        del self._panes[number][pane]
+                        del panes[pane]
                     self.changed.setdefault((number, pane), []).append(rows)
                     self._windows[number] = None
         self._touch(rows)
-        return found
 
     def _count(self, rows: Numbers, times: Floats, now: Floats, columns: HistogramColumns) -> None:
         if not (rows[1:] >= rows[:-1]).all():
@@ -229,7 +228,8 @@ class PaneColumns:
             for late in {*old.tolist()}:
                 which = np.flatnonzero(old == late)
                 whole = which.size == rows.size
-                self._arrived[late].append((rows, columns) if whole else (rows[which], columns.taken(which)))
+                taken = (rows, columns) if whole else (rows[which], columns.taken(which))
+                self._arrived[late].append(SeriesContent(*taken))
         first, last, latest = float(times.min()), float(times.max()), float(now.max())
         together: tuple[Numbers, HistogramColumns] | None = None
         for number, grid in enumerate(self._grids):
@@ -268,9 +268,14 @@ class PaneColumns:
             self._version = np.concatenate([self._version, np.zeros(max(self._version.size, most), np.int64)])
 
 
-def _without(part: SeriesContent, rows: Numbers) -> SeriesContent:
-    kept = np.flatnonzero(~np.isin(part.rows, rows))
-    return part if kept.size == part.rows.size else SeriesContent(part.rows[kept], part.columns.taken(kept))
+def _left(parts: Iterable[SeriesContent], rows: Numbers) -> list[SeriesContent]:
+    """The parts without some rows."""
+    kept = [(part, np.flatnonzero(~np.isin(part.rows, rows))) for part in parts]
+    return [
+        part if which.size == part.rows.size else SeriesContent(part.rows[which], part.columns.taken(which))
+        for part, which in kept
+        if which.size
+    ]
 
 
 @dataclass(slots=True)
@@ -281,57 +286,14 @@ class PaneHistory:
     columns: PaneColumns
     number: int
     row: int
-    _explicit: dict[int, list[ExplicitHistogram]] = field(default_factory=dict)
     _window: tuple[int, int, Histogram | None] | None = None
     _binned: Binned | None = None
-
-    def add(self, time: float, now: float, increment: ExplicitHistogram) -> None:
-        """Count an increment of explicit bounds at its time."""
-        index = self.grid.index(time)
-        if index < self.grid.oldest(now):
-            return
-        parts = self._explicit.setdefault(index, [])
-        parts.append(increment)
-        if len(parts) >= _HISTOGRAMS_BEFORE_MERGE:
-            self._explicit[index] = [ExplicitHistogram.union(parts)]
-        self._window = None
-
-    def make_way(self, increment: Histogram) -> bool:
-        """Throw away panes of another layout than an increment has. Returns whether there were any."""
-        if self.accepts(increment):
-            return False
-        self._explicit.clear()
-        self._window = None
-        self.columns.drop([self.row], [self.number])
-        return True
-
-    def accepts(self, increment: Histogram) -> bool:
-        """Return True if the increment can be counted without dropping panes of another layout."""
-        if self._explicit:
-            return next(iter(self._explicit.values()))[0].layout == increment.layout
-        return isinstance(increment, ExponentialHistogram) or not any(map(self.pane, self.columns.panes(self.number)))
-
-    def turn_back(self, now: float) -> set[int]:
-        """Move explicit bounds ahead of a clock that went back to now; returns the panes that changed."""
-        head = self.grid.index(now)
-        ahead = [index for index in self._explicit if index > head]
-        for index in ahead:
-            self._explicit.setdefault(head, []).extend(self._explicit.pop(index))
-        self._window = None
-        return {*ahead, head} if ahead else set()
-
-    @property
-    def has_explicit(self) -> bool:
-        """True if it holds histograms of explicit bounds."""
-        return bool(self._explicit)
 
     def window(self, now: float) -> Histogram | None:
         """Everything in the window that ends now, None when nothing is; the same object until there is more or less."""
         at = self.grid.index(now), int(self.columns.versions(np.array([self.row]))[0])
         if self._window is None or self._window[:2] != at:
-            for index in [index for index in self._explicit if index < self.grid.oldest(now)]:
-                del self._explicit[index]
-            self._window, self._binned = (*at, self._merged(now)), None
+            self._window, self._binned = (*at, self.columns.window(self.number, now).of(self.row)), None
         return self._window[2]
 
     def binned(self, now: float) -> Binned:
@@ -349,19 +311,5 @@ class PaneHistory:
 
     def pane(self, index: int) -> Histogram | None:
         """Everything in one pane."""
-        if self._explicit:
-            return union(parts) if (parts := self._explicit.get(index)) else None
         content = self.columns.whole(self.number, index)
         return None if content is None else content.of(self.row)
-
-    def put(self, index: int, content: ExplicitHistogram) -> None:
-        """Restore a saved pane, and add it to the existing content."""
-        if self.accepts(content):
-            self._explicit.setdefault(index, []).append(content)
-            self._window = None
-
-    def _merged(self, now: float) -> Histogram | None:
-        if not self._explicit:
-            return self.columns.window(self.number, now).of(self.row)
-        parts = [part for pane in self.grid.window(now) for part in self._explicit.get(pane, ())]
-        return union(parts) if parts else None

@@ -56,21 +56,18 @@ class Series:
     histories: tuple[PaneHistory, PaneHistory]
     newest: float = 0.0
     arrived: float = 0.0
+    layout: tuple[float, ...] | None = None
+    """Explicit bounds of what it holds; None for exponential histograms."""
 
     @property
     def number(self) -> int:
         """Its row in the panes, which is given to another series once this one is gone."""
         return self.histories[SHORT].row
 
-    @property
-    def has_explicit(self) -> bool:
-        """True if it holds histograms of explicit bounds."""
-        short, long = self.histories
-        return short.has_explicit or long.has_explicit
-
     def accepts(self, histogram: Histogram) -> bool:
         """Return True if the histogram has the same buckets as the panes' content."""
-        return all(history.accepts(histogram) for history in self.histories)
+        short = self.histories[SHORT]
+        return histogram.layout == self.layout or not short.columns.holds(short.row)
 
 
 @dataclass(slots=True)

@@ -1,4 +1,4 @@
-"""Many exponential histograms in columns: their fields in arrays, their buckets one after the other.
+"""Many histograms in columns: their fields in arrays, their buckets one after the other.
 
 One of them costs a hundred bytes and its buckets, in as few bytes each as the largest of them needs; as an object of
 its own it costs a thousand. They are made once, from objects or from existing columns, and never change.
@@ -16,7 +16,15 @@ from numpy.typing import NDArray
 
 from kc_otel import machine_code
 from kc_otel.machine_code import ADDRESS, DOUBLE, NUMBER, address, function
-from kc_otel.stats.histogram import MAX_BUCKETS, Buckets, ExponentialHistogram
+from kc_otel.stats.histogram import (
+    EXPLICIT,
+    MAX_BUCKETS,
+    Buckets,
+    ExplicitHistogram,
+    ExponentialHistogram,
+    Histogram,
+    union,
+)
 
 Floats = NDArray[np.float64]
 Numbers = NDArray[np.int64]
@@ -132,7 +140,10 @@ class SideColumns:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class HistogramColumns:
-    """Histograms [n] with a column for each field of `ExponentialHistogram`; `observed` is its `maximum_observed`."""
+    """Histograms [n] with a column for each field of `ExponentialHistogram`; `observed` is its `maximum_observed`.
+
+    Those with explicit bounds have the scale EXPLICIT, and their layout; that of the others is None.
+    """
 
     scale: Numbers
     zero_threshold: Floats
@@ -142,12 +153,16 @@ class HistogramColumns:
     minimum: Floats
     maximum: Floats
     observed: NDArray[np.bool_]
+    layout: NDArray[np.object_]
     positive: SideColumns
     negative: SideColumns
 
     @classmethod
-    def of(cls, parts: Sequence[ExponentialHistogram]) -> HistogramColumns:
+    def of(cls, parts: Sequence[Histogram]) -> HistogramColumns:
         """Return columns of these histograms."""
+        layout = np.full(len(parts), None)
+        for number, part in enumerate(parts):
+            layout[number] = part.layout
         return cls(
             np.array([part.scale for part in parts], np.int64),
             np.array([part.zero_threshold for part in parts], np.float64),
@@ -157,6 +172,7 @@ class HistogramColumns:
             np.array([part.minimum for part in parts], np.float64),
             np.array([part.maximum for part in parts], np.float64),
             np.array([part.maximum_observed for part in parts], np.bool_),
+            layout,
             SideColumns.of([part.positive for part in parts]),
             SideColumns.of([part.negative for part in parts]),
         )
@@ -176,18 +192,24 @@ class HistogramColumns:
     def __len__(self) -> int:
         return self.count.size
 
-    def __getitem__(self, number: int) -> ExponentialHistogram:
+    def __getitem__(self, number: int) -> Histogram:
+        positive = self.positive.buckets(number)
+        extremes = float(self.minimum[number]), float(self.maximum[number])
+        observed, total = bool(self.observed[number]), float(self.sum[number])
+        if (edges := self.layout[number]) is not None:
+            counts = np.zeros(len(edges) + 1, np.int64)
+            counts[positive.offset : positive.end] = positive.counts
+            return ExplicitHistogram(edges, counts, total, *extremes, observed)
         return ExponentialHistogram(
-            scale=int(self.scale[number]),
-            count=int(self.count[number]),
-            sum=float(self.sum[number]),
-            zero_count=int(self.zero_count[number]),
-            positive=self.positive.buckets(number),
-            negative=self.negative.buckets(number),
-            minimum=float(self.minimum[number]),
-            maximum=float(self.maximum[number]),
-            zero_threshold=float(self.zero_threshold[number]),
-            maximum_observed=bool(self.observed[number]),
+            int(self.scale[number]),
+            int(self.count[number]),
+            total,
+            int(self.zero_count[number]),
+            positive,
+            self.negative.buckets(number),
+            *extremes,
+            float(self.zero_threshold[number]),
+            observed,
         )
 
     def taken(self, which: Numbers) -> HistogramColumns:
@@ -195,7 +217,7 @@ class HistogramColumns:
         plain: dict[str, Any] = {name: getattr(self, name)[which] for name in _FIELDS}
         return HistogramColumns(**plain, positive=self.positive.taken(which), negative=self.negative.taken(which))
 
-    def objects(self) -> Iterator[ExponentialHistogram]:
+    def objects(self) -> Iterator[Histogram]:
         """Return the histograms one by one."""
         return (self[number] for number in range(len(self)))
 
@@ -212,7 +234,8 @@ def merged(rows: Numbers, columns: HistogramColumns) -> tuple[Numbers, Histogram
     if found.size == rows.size:
         return found, columns.taken(np.argsort(owner))
     plain = sizes > 1
-    plain[owner[~(columns.minimum <= columns.maximum)]] = False  # those that are not known
+    known = (columns.minimum <= columns.maximum) & (columns.scale != EXPLICIT)
+    plain[owner[~known]] = False
     plain &= np.bincount(owner, columns.count) < MAX_EXACT_COUNT
     for kind in (columns.scale, columns.zero_threshold):
         plain &= _reduced(np.maximum, kind, owner, found.size) == _reduced(np.minimum, kind, owner, found.size)
@@ -229,7 +252,7 @@ def merged(rows: Numbers, columns: HistogramColumns) -> tuple[Numbers, Histogram
     if odd.size:
         groups = (columns.taken(np.flatnonzero(owner == number)).objects() for number in odd.tolist())
         numbers.append(odd)
-        parts.append(HistogramColumns.of([ExponentialHistogram.union([*group]) for group in groups]))
+        parts.append(HistogramColumns.of([union([*group]) for group in groups]))
     return found, HistogramColumns.joined(parts).taken(np.argsort(np.concatenate(numbers)))
 
 
@@ -259,6 +282,7 @@ def _united(columns: HistogramColumns, owner: Numbers) -> Iterator[tuple[Numbers
             _reduced(np.minimum, columns.minimum, row, numbers.size),
             maximum,
             reached > 0.0,
+            columns.layout[first],
             *(side.added_up(row, numbers.size) for side in (columns.positive, columns.negative)),
         ),
     )

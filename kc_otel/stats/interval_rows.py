@@ -19,7 +19,7 @@ from typing import Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from kc_otel.stats.histogram import edges_of
+from kc_otel.stats.histogram import EXPLICIT, edges_of
 from kc_otel.stats.histogram_columns import MAX_EXACT_COUNT, HistogramColumns
 from kc_otel.stats.interval import MAXIMUM, MAXIMUM_NOTE, note_in_unit
 from kc_otel.stats.means import grid_of, lower_bounds, note_of, span_of
@@ -127,9 +127,9 @@ class HistogramRows:
 
 
 def rows_of(columns: HistogramColumns) -> Iterator[HistogramRows]:
-    """The histograms that fit beside each other, a few hundred at a time."""
+    """The exponential histograms that fit beside each other, a few hundred at a time."""
     known = columns.minimum <= columns.maximum
-    fits = (columns.count > 0) & (columns.count < MAX_EXACT_COUNT)
+    fits = (columns.count > 0) & (columns.count < MAX_EXACT_COUNT) & (columns.scale != EXPLICIT)
     fits &= known | (np.isnan(columns.minimum) & np.isnan(columns.maximum))
     left = np.flatnonzero(fits)
     while left.size:

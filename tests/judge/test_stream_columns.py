@@ -116,8 +116,7 @@ def said(histogram: Any) -> Any:
 
 
 def numbers_of(history: PaneHistory) -> list[int]:
-    panes = {*history._explicit, *history.columns.panes(history.number)}
-    return sorted(pane for pane in panes if history.pane(pane) is not None)
+    return [pane for pane in history.columns.panes(history.number) if history.pane(pane) is not None]
 
 
 def streams_of(evaluator: Evaluator) -> dict[Any, Any]:

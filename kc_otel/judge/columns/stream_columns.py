@@ -414,6 +414,7 @@ class SeriesSlots:
                 of["min"].copy(),
                 of["max"].copy(),
                 of["observed"] != 0,
+                np.full(which.size, None),
                 *sides,
             )
             self._states[number].count_all(keys, columns, of["newest"].tolist(), of["now"].tolist())
