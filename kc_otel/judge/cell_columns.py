@@ -31,8 +31,7 @@ from kc_otel.judge.cells import (
 )
 from kc_otel.judge.contract_state import ContractState
 from kc_otel.judge.fail_evidence import SHARE_DIGITS
-from kc_otel.judge.panes import SeriesContent
-from kc_otel.judge.series import LONG, SHORT, Listening, SeriesKey
+from kc_otel.judge.series import LONG, SHORT, Listening, SeriesContent, SeriesKey
 from kc_otel.judge.statistics import intervals_of_rows, measurable, metric_name
 from kc_otel.judge.verdict import Cell, Status, Verdict
 from kc_otel.judge.verdicts import (

@@ -35,10 +35,9 @@ from kc_otel.contract.units import format_duration
 from kc_otel.contract.words import NO_REPORT, RUN_ENDED
 from kc_otel.judge.contract_state import ContractState
 from kc_otel.judge.fail_evidence import other_side
-from kc_otel.judge.panes import SeriesContent
 from kc_otel.judge.points import INVALID, invalid_on, metric_of, series_name
 from kc_otel.judge.refused_points import OF_CLOCKS
-from kc_otel.judge.series import LONG, PAIRS, SHORT, Heard, Listening, Pair, Series, SeriesKey
+from kc_otel.judge.series import LONG, PAIRS, SHORT, Heard, Listening, Pair, Series, SeriesContent, SeriesKey
 from kc_otel.judge.statistics import broken_assumption, measurable, opposite_name
 from kc_otel.judge.verdict import Cell
 from kc_otel.judge.verdicts import INVALID_INPUT, Evidence, Window

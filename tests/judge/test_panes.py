@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kc_otel.judge.panes import PaneColumns, PaneGrid, PaneHistory
+from kc_otel.judge.series import PaneColumns, PaneGrid, PaneHistory
 from kc_otel.stats import Buckets, ExponentialHistogram
 from kc_otel.stats.histogram import ExplicitHistogram, Histogram
 

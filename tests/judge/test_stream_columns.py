@@ -20,7 +20,7 @@ from kc_otel import machine_code
 from kc_otel.contract.model import Contract
 from kc_otel.judge.evaluator import Evaluator
 from kc_otel.judge.otlp.wire_columns import read_columns
-from kc_otel.judge.panes import PaneHistory
+from kc_otel.judge.series import PaneHistory
 from kc_otel.serve.store.evaluator_store import EvaluatorStore
 from kc_otel.serve.store.unit_of_work import unit_of_work
 from tests.judge.conftest import NOW, ZERO, Sender, make_contract, merge, ns
