@@ -369,7 +369,7 @@ class RecorderReports:
     def __init__(
         self, columns: ColumnMessage | None, series_of: Callable[[ColumnMessage], Mapping[int, SeriesKey]]
     ) -> None:
-        self._columns = columns if columns is not None and columns.request is None else None
+        self._columns = None if columns is None or columns.whole else columns
         self._series_of = series_of
         self._counts: Counter[tuple[str, bool]] = Counter()
         self._counts_on: Counter[tuple[str, bool, str, str]] = Counter()

@@ -15,6 +15,7 @@ first; `settle` brings series up to date.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Final, NamedTuple
 
@@ -30,7 +31,7 @@ from kc_otel.judge.otlp.requests import METRICS
 from kc_otel.judge.otlp.wire_columns import ColumnMessage, WireColumns, read_columns
 from kc_otel.judge.point_streams import Horizon
 from kc_otel.judge.points import MAX_COUNT, Point, PointKind, digest_of, origin_of, walk
-from kc_otel.judge.refused_points import sender_of
+from kc_otel.judge.refused_points import sender_of_bytes
 from kc_otel.judge.series import LONG, SHORT, Heard, SeriesKey
 from kc_otel.stats.histogram import ExplicitHistogram
 from kc_otel.stats.histogram_columns import HistogramColumns
@@ -72,7 +73,7 @@ class StreamColumns:
         self._slots.forget()
 
     def message(self, body: bytes, most: int) -> ColumnMessage | None:
-        """A request as columns, of which everything was read: by protobuf what is not known here.
+        """A request as columns, and as protobuf reads it.
 
         None where it is something else, has more than `most` resources, scopes, metrics and points in it, or has a
         metric that no contract can be about.
@@ -84,27 +85,26 @@ class StreamColumns:
             return None
         try:
             rows, new = self._rows_of(wire)
-            left = rows < 0
-            left[[first.point for first in new]] = False
-            left |= wire.points["plain"] == 0
-            message = ColumnMessage(wire, rows, None if new else self._memory.token)
-            message.new = int(np.count_nonzero((rows < 0) & ~left))
-            # Explicit bounds of one of our quantities: a series' layout may then depend on the first point.
-            others = any(not of.exponential and wire.is_drift(of) for of in wire.spans)
-            if others or 4 * np.count_nonzero(left) > left.size:
-                message.request = ExportMetricsServiceRequest.FromString(wire.body)
-                return message if sum(METRICS.items(message.request)) <= most else None
-            message.odd = ~left, wire.request_without(~left)
+            request = ExportMetricsServiceRequest.FromString(body)
         except DecodeError:
             return None
-        return message
+        left = rows < 0
+        left[[first.point for first in new]] = False
+        left |= wire.points["plain"] == 0
+        # Explicit bounds of one of our quantities: a series' layout may then depend on the first point.
+        others = any(not of.exponential and wire.is_drift(of) for of in wire.spans)
+        whole = others or bool(4 * np.count_nonzero(left) > left.size)
+        if whole and sum(METRICS.items(request)) > most:
+            return None
+        new_rows = int(np.count_nonzero((rows < 0) & ~left))
+        return ColumnMessage(wire, rows, None if new else self._memory.token, request, whole, new_rows)
 
     def fold(self, message: ColumnMessage, horizons: Mapping[str, Horizon], now: float) -> tuple[int, int]:
         """Take the plain points that arrived at `now`, Unix seconds, and note in the message which ones.
 
         Returns how many points were taken, and how many of these were older than they may be when they came.
         """
-        if message.request is not None:
+        if message.whole:
             return 0, 0
         wire = message.wire
         self._message += 1
@@ -151,16 +151,11 @@ class StreamColumns:
             state, old = self._states[number], taken[contracts == number]
             old = old[ages[old] > state.timely]
             for place in {self._memory.rows["pair"][message.rows[number]]: number for number in old}.values():
-                self._refuse(state, message, place, float(ages[place]), now)
+                resource, *_ = message.wire.origin(int(message.wire.points["metric"][place]))
+                _, train, inference = self._pair_names[self._memory.rows["pair"][message.rows[place]]]
+                state.refused.add("behind", (train, inference), sender_of_bytes(resource), float(ages[place]), now)
             found += old.size
         return found
-
-    def _refuse(self, state: ContractState, message: ColumnMessage, number: int, age: float, now: float) -> None:
-        """Note whose point came too late to be in a short window."""
-        metric = int(message.wire.points["metric"][number])
-        for point in walk(message.wire.request_of([(metric, [number])]), (), lambda *_: None):
-            _, *pair = self._pair_names[self._memory.rows["pair"][message.rows[number]]]
-            state.refused.add("behind", (pair[0], pair[1]), sender_of(point.resource), age, now)
 
     def _known(self) -> Known:
         """Rows and slots as they are now."""
@@ -217,10 +212,13 @@ class StreamColumns:
 
     def _block_unknown(self, message: ColumnMessage) -> None:
         """Leave the points of streams that are known, but not in this spelling, to be taken in their order."""
-        unknown = [part for part in message.wire.without(message.rows >= 0) if part[1]]
-        for point in walk(message.wire.request_of(unknown), (), lambda *_: None):
-            rows = self._of(point)
-            if rows is not None and (row := rows.row_of.get(point.stream)) is not None:
+        known = (message.rows >= 0).tobytes()
+        for point in walk(message.request, (), Counter(), known):
+            if (
+                isinstance(point, Point)
+                and (rows := self._of(point)) is not None
+                and (row := rows.row_of.get(point.stream)) is not None
+            ):
                 self._memory.rows[row]["blocked"] = self._message
 
     def _of(self, point: Point) -> ContractRows | None:
@@ -244,11 +242,8 @@ class StreamColumns:
         """Take nothing from columns for a name's series until one is `learn`t: their layout changed."""
         self._slots.close(series)
 
-    def learn(self, message: ColumnMessage, number: int, point: Point, contract: str, key: SeriesKey) -> None:
-        """Know a stream from now on, by the bytes of its point in a message, if its points may be plain.
-
-        The point, `number` in the message, has been taken, and counted for the series.
-        """
+    def learn(self, message: ColumnMessage, point: Point, contract: str, key: SeriesKey) -> None:
+        """Know a stream from now on, if its points may be plain: one in a message, that was counted for the series."""
         of = self._contract[contract]
         stream = self._states[of].streams.get(point.stream)
         if stream is None or not stream.writers or key not in self._states[of].series:
@@ -259,7 +254,7 @@ class StreamColumns:
         self._rows[of].load(point.stream, stream, series, pair)
         if sum(map(len, self._spellings.values())) >= _MAX_SPELLINGS:
             self._spellings.clear()
-        where = message.wire.points[number]
+        where = message.wire.points[point.number]
         spellings = self._spellings.setdefault(message.wire.origin(int(where["metric"]))[1:], {})
         spellings[message.wire.body[where["key_begin"] : where["key_end"]]] = _Spelling(point.tail, of, series, pair)
 
