@@ -62,16 +62,10 @@ def address(array: Any) -> Any:
 
 
 def function(name: str, *arguments: Any, result: Any = None, long: bool = False) -> Callable[..., Any]:
-    """A function of the library.
+    """A function of the library by its name in C, with ADDRESS, NUMBER or DOUBLE for arguments and result.
 
-    Args:
-        name: Its name in C.
-        arguments: ADDRESS, NUMBER or DOUBLE, each.
-        result: The same of what it returns.
-        long: Whether other threads of Python run meanwhile; a call of some microseconds is better off without.
-
-    Raises:
-        RuntimeError: When it is called, if there is no library.
+    Other threads of Python run meanwhile if it is `long`; a call of some microseconds is better off without. Where
+    there is no library, calling it raises a RuntimeError.
     """
     library = _library()
     if library is None:

@@ -392,21 +392,6 @@ def test_senders_on_both_sides_of_a_panes_end_share_no_slot():
     assert twins.fast.taken_as_columns == 15
 
 
-@pytest.mark.slow
-def test_a_layout_is_compared_to_its_last_byte():
-    """A message that begins like a known one and has the same lengths, but one other name, is another one."""
-    contract = make_contract(slices={"code": {"where": {"task": "code"}}, "core": {"where": {"task": "core"}}})
-    twins = Twins(contract)
-    parts = {name: [Sender(), Sender(slice=name)] for name in ("code", "core")}
-    for step, name in enumerate(("code", "code", "code", "core", "code", "core", "core")):
-        now = NOW + 10.0 * step
-        values = [0.02, 0.3] * (20 if name == "core" else 1)  # more of each, as if they continued those of the other
-        body = merge(*(sender.request(now, values) for sender in parts[name])).SerializeToString()
-        twins.take(body, now)
-    twins.agree()
-    assert twins.fast.taken_as_columns > 3
-
-
 def both(contract: Contract, bodies: list[tuple[float, bytes]]) -> Twins:
     twins = Twins(contract)
     for now, body in bodies:

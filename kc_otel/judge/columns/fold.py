@@ -81,8 +81,8 @@ class _Known(Structure):
 class Known:
     """Arrays that points are folded into; they are handed over once, not with every message.
 
-    In their order: rows, ROW [r]; the words of their buckets, uint32 [w]; slots, SLOT [s]; their buckets, int64
-    [2, s, SPAN]; the slots of each series, int64 [series, 2]; limits, LIMITS [contracts].
+    ROW [r]; the words of their buckets, uint32 [w]; SLOT [s]; their buckets, int64 [2, s, SPAN]; the slots of each
+    series, int64 [series, 2]; LIMITS [contracts].
     """
 
     def __init__(
@@ -105,20 +105,12 @@ class Known:
         heard: NDArray[np.bool_],
         gaps: NDArray[np.int64],
     ) -> int:
-        """Take the plain ones of some points, in their order. Returns how many slots are in use.
+        """Take the plain ones of the points in `part`, from its first to before its last, which arrived at `now`.
 
-        A stream's points after one that is left are left as well, because their outcome may depend on it.
-
-        Args:
-            wire: The message.
-            rows_of: Of each of its points, -1 for none [points].
-            part: First of the points, and the one after the last. There has to be room for a slot for each.
-            used: Slots that are in use.
-            now: When the message arrived, Unix seconds.
-            message: Its number: rows that are `blocked` by it take nothing.
-            outcomes: Gets 1 for what was taken [points].
-            heard: Gets 1 for pairs of kernels that were heard of [pairs].
-            gaps: Gets one more for the contract of each point that came late [contracts].
+        Each needs room for a slot. A stream's points after one that is left are left as well, because their outcome may
+        depend on it, and so are those of rows that are `blocked` by the number of this message. `outcomes` gets 1 for
+        what was taken, `heard` for pairs of kernels that were heard of, and `gaps` one more for the contract of each
+        point that came late. Returns how many slots are in use.
         """
         of = (self._address, wire.body, wire.points.ctypes.data, rows_of.ctypes.data)
         slots: int = _fold(*of, *part, used, now, message, address(outcomes), address(heard), address(gaps))

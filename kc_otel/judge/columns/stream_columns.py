@@ -182,11 +182,7 @@ class StreamColumns:
         return begun
 
     def _rows_of(self, wire: WireColumns) -> tuple[Numbers, list[_FirstPoint]]:
-        """The row of each of a message's points, -1 for none [points].
-
-        Also returns the points of streams that are new, with attributes that are known. A resource that is none raises
-        a DecodeError.
-        """
+        """The row of each of a message's points, -1 for none [points], and those of streams that are new."""
         found: list[int] = []
         new: list[_FirstPoint] = []
         body = wire.body
@@ -227,13 +223,9 @@ class StreamColumns:
         return None if number is None else self._rows[number]
 
     def release(self, point: Point) -> None:
-        """Have a point's stream take points by itself until it is `learn`t again.
-
-        One of other buckets may clear what its series holds; all that was counted before is there first.
-        """
-        explicit = point.kind is PointKind.HISTOGRAM and isinstance(point.histogram, ExplicitHistogram)
-        if self._slots.used and explicit:
-            self._slots.settle()
+        """Have a point's stream take points by itself until it is `learn`t again."""
+        if point.kind is PointKind.HISTOGRAM and isinstance(point.histogram, ExplicitHistogram):
+            self._slots.settle()  # other buckets may clear what their series holds
         rows = self._of(point)
         if rows is not None:
             rows.release(point.stream)
@@ -330,14 +322,10 @@ class _Counted(NamedTuple):
 
 
 class SeriesSlots:
-    """The slots, and whose they are.
+    """The slots that are in use, their buckets, positive and then negative ones, and whose they are.
 
-    Attributes:
-        slots: The counts, without the buckets: SLOT [n].
-        buckets: Counts of the positive and of the negative buckets [2, n, SPAN]; unwritten where a slot has none.
-        used: How many slots are in use.
-        of: The slots that each series counts into, one for even and one for odd short panes: where a pane ends, some
-            senders are still in the one before [series, 2]. NONE for no slot, CLOSED for a series that takes nothing.
+    `of` are the slots that each series counts into [series, 2], one for even and one for odd short panes: where a pane
+    ends, some senders are still in the one before. NONE for no slot, CLOSED for a series that takes nothing.
     """
 
     def __init__(self, states: Sequence[ContractState]) -> None:

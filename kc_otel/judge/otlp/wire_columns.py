@@ -57,19 +57,16 @@ METRIC: Final = np.dtype([(name, np.int64) for name in MetricSpan._fields])
 
 @dataclass(frozen=True)
 class WireColumns:
-    """Offsets and values found by one walk along a request's bytes.
-
-    Attributes:
-        items: Resources, scopes, metrics and exponential points in it.
-        points: POINT [points], in their order: where each, its attributes and the counts of its buckets are in the
-            body, and what it says. `plain` is 0 where it says something that has no column.
-        metrics: METRIC [metrics].
-    """
+    """Offsets and values found by one walk along a request's bytes."""
 
     body: bytes
     items: int
+    """Resources, scopes, metrics and exponential points in it."""
     points: NDArray[Any]
+    """POINT [points]: where each, its attributes and its counts are, and what it says. `plain` is 0 where that has no
+    column."""
     metrics: NDArray[Any]
+    """METRIC [metrics]."""
 
     @cached_property
     def spans(self) -> list[MetricSpan]:
