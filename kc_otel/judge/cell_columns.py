@@ -31,7 +31,7 @@ from kc_otel.judge.cells import (
 )
 from kc_otel.judge.contract_state import ContractState
 from kc_otel.judge.fail_evidence import SHARE_DIGITS
-from kc_otel.judge.series import LONG, SHORT, Listening, SeriesContent, SeriesKey
+from kc_otel.judge.series import LONG, SHORT, Listening, SeriesContent
 from kc_otel.judge.statistics import intervals_of_rows, measurable, metric_name
 from kc_otel.judge.verdict import Cell, Status, Verdict
 from kc_otel.judge.verdicts import (
@@ -46,7 +46,6 @@ from kc_otel.judge.verdicts import (
     verdict_of,
 )
 from kc_otel.stats import Binned, ExponentialHistogram, Interval
-from kc_otel.stats.histogram import Histogram
 from kc_otel.stats.interval_rows import rows_of
 
 Floats = NDArray[np.float64]
@@ -109,7 +108,6 @@ class CellColumns:
         self._cells: dict[str, _ClauseCells] = {}
         self._places: list[Place] = []
         self._memo = Memo()
-        self._not_sampled: dict[SeriesKey, tuple[Histogram | None, str]] = {}
         self._alpha = (1.0 - state.contract.observability.confidence) / 2.0
 
     def verdicts(self, now: float, listening: Listening) -> tuple[Verdicts, dict[str, Exception]]:
@@ -168,7 +166,7 @@ class CellColumns:
         """Every cell, and those that are judged alike, with where the cells of their clause begin."""
         everything: list[Place] = []
         groups: list[tuple[int, _Group]] = []
-        silence = SilentPairs(self.state, now, listening, not_sampled(self.state, self._not_sampled, now))
+        silence = SilentPairs(self.state, now, listening, not_sampled(self.state, now))
         for clause in self.state.contract.clauses:
             of = current(self.state, clause, silence)
             cells = self._cells.get(clause.id)

@@ -21,7 +21,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from kc_otel.contract.model import Contract
 from kc_otel.contract.slices import ALL, OTHER
@@ -86,20 +85,6 @@ class _WithoutRoom(NamedTuple):
         return self.counts.get(pair, 0)
 
 
-class _Counted(NamedTuple):
-    """Series that were counted together in the usual way, and that are so while the version is the same."""
-
-    keys: Sequence[SeriesKey]
-    version: int
-    series: Sequence[Series]
-    rows: NDArray[np.int64]
-    metric: Sequence[int]
-    """Which of `metrics` each belongs to [n]."""
-    metrics: Sequence[tuple[str, Pair]]
-    firsts: Sequence[int]
-    """Number of the first of the series that each of `metrics` has."""
-
-
 class ContractState:
     """Everything remembered of one contract. Changed parts are noted for the store.
 
@@ -139,7 +124,6 @@ class ContractState:
         self._heartbeat = contract.observability.heartbeat
         self._long = max(contract.observability.long_window, self._window)
         self._renewed = self._long - self.grids[LONG].width
-        self._counted = _Counted([], -1, [], np.zeros(0, np.int64), [], [], [])
 
     @property
     def stream_count(self) -> int:
@@ -248,64 +232,32 @@ class ContractState:
         self, keys: Sequence[SeriesKey], columns: HistogramColumns, times: Sequence[float], now: Sequence[float]
     ) -> None:
         """`count` of many [n]: of each its series, a histogram, the time of that and when it arrived."""
-        if self._count_known(keys, columns, times, now):
-            return
         usual: list[int] = []
-        known: list[Series] = []
+        rows: list[int] = []
         at: dict[tuple[str, Pair], float] = {}
         for number, (key, time, when) in enumerate(zip(keys, times, now, strict=True)):
-            series = self.series.get(key)
-            if series is None or key.slice == OTHER or series.layout is not None:
-                self.count(key, columns[number], time, when)
-                continue
-            where = (key.metric, key[2:])
-            if where not in at and not self._has_room(key, min(time, when), when):
+            series, where = self.series.get(key), (key.metric, key[2:])
+            known = series is not None and key.slice != OTHER and series.layout is None
+            if series is None or not known or (where not in at and not self._has_room(key, min(time, when), when)):
                 self.count(key, columns[number], time, when)
                 continue
             usual.append(number)
-            known.append(series)
+            rows.append(series.number)
             at[where] = max(at.get(where, 0.0), time)
             self._renew(series, time, when)
-        self._seen_newest(at)
-        which, rows = np.array(usual, np.int64), np.array([series.number for series in known], np.int64)
-        some = columns if which.size == len(columns) else columns.taken(which)
-        if which.size:
-            self.panes.count_all(rows, np.array(times)[which], np.array(now)[which], some)
-        if some is columns:
-            of = {where: number for number, where in enumerate(at)}
-            metric = [of[key.metric, key[2:]] for key in keys]
-            firsts = [metric.index(number) for number in range(len(of))]
-            self._counted = _Counted(keys, self.version, known, rows, metric, [*of], firsts)
-
-    def _count_known(
-        self, keys: Sequence[SeriesKey], columns: HistogramColumns, times: Sequence[float], now: Sequence[float]
-    ) -> bool:
-        """`count_all` of the same series as the last time; returns False where that has to look at each."""
-        known = self._counted
-        if known.keys is not keys or known.version != self.version:
-            return False
-        at = [0.0] * len(known.metrics)
-        for first in known.firsts:
-            if not self._has_room(keys[first], min(times[first], now[first]), now[first]):
-                return False
-        for series, time, when, number in zip(known.series, times, now, known.metric, strict=True):
-            at[number] = max(at[number], time)
-            self._renew(series, time, when)
-        self._seen_newest(dict(zip(known.metrics, at, strict=True)))
-        self.panes.count_all(known.rows, np.array(times), np.array(now), columns)
-        return True
+        for (metric, pair), time in at.items():
+            newest = self.newest.setdefault(metric, {})
+            newest[pair] = max(newest.get(pair, 0.0), time)
+        if usual:
+            which = np.array(usual)
+            some = columns if which.size == len(columns) else columns.taken(which)
+            self.panes.count_all(np.array(rows), np.array(times)[which], np.array(now)[which], some)
 
     def _renew(self, series: Series, time: float, now: float) -> None:
         """Note newer data of a series."""
         if series.newest < now - self._renewed:
             self.version += 1
         series.newest, series.arrived = max(series.newest, time), now
-
-    def _seen_newest(self, at: Mapping[tuple[str, Pair], float]) -> None:
-        """Note newer data of kernel pairs."""
-        for (metric, pair), time in at.items():
-            newest = self.newest.setdefault(metric, {})
-            newest[pair] = max(newest.get(pair, 0.0), time)
 
     def weigh(self, now: float) -> None:
         """Update the evidence with the counts since the last evaluation."""

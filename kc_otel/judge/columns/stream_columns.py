@@ -313,14 +313,6 @@ class _FirstPoint(NamedTuple):
     name: bytes
 
 
-class _Counted(NamedTuple):
-    """Slots of one contract's series, ascending."""
-
-    contract: int
-    which: Numbers
-    keys: list[SeriesKey]
-
-
 class SeriesSlots:
     """The slots that are in use, their buckets, positive and then negative ones, and whose they are.
 
@@ -339,7 +331,6 @@ class SeriesSlots:
         """Forget every series; counts must be settled before."""
         self._numbers: dict[tuple[int, SeriesKey], int] = {}
         self._keys: list[tuple[int, SeriesKey]] = []
-        self._settled, self._counted = np.zeros(0, np.int64), list[_Counted]()
         self.of = np.full((64, 2), NONE)
 
     def __len__(self) -> int:
@@ -383,9 +374,12 @@ class SeriesSlots:
         if not used:
             return
         every = self.slots[:used]
-        series = every["series"].copy()
+        series = every["series"]
         self.of[series] = NONE
-        for number, which, keys in self._by_contract(series):
+        found = [self._keys[number] for number in series.tolist()]
+        contracts = np.array([contract for contract, _ in found])
+        for number in np.unique(contracts).tolist():
+            which = np.flatnonzero(contracts == number)
             of = every if which.size == used else every[which]
             sides = (used_parts(self.slots, buckets, which, side) for side, buckets in enumerate(self.buckets))
             columns = HistogramColumns(
@@ -400,15 +394,5 @@ class SeriesSlots:
                 np.full(which.size, None),
                 *sides,
             )
+            keys = [found[slot][1] for slot in which.tolist()]
             self._states[number].count_all(keys, columns, of["newest"].tolist(), of["now"].tolist())
-
-    def _by_contract(self, series: Numbers) -> list[_Counted]:
-        """The slots of each contract, by their series: the same as the last time, mostly."""
-        if not np.array_equal(series, self._settled):
-            keys = [self._keys[number] for number in series.tolist()]
-            contracts = np.array([contract for contract, _ in keys])
-            self._settled, self._counted = series, []
-            for number in np.unique(contracts).tolist():
-                which = np.flatnonzero(contracts == number)
-                self._counted.append(_Counted(number, which, [keys[slot][1] for slot in which.tolist()]))
-        return self._counted
