@@ -185,7 +185,6 @@ class FailEvidence:
         self._tests: dict[tuple[str, str], MeanTest | None] = {}
         self._different: list[MeanTest] = []
         self._number_of: dict[MeanTest, int] = {}
-        self._tables: dict[int, tuple[Floats, Floats]] = {}
         self._kinds = np.zeros(0, np.int64)  # which of these, by row
         self._level = (0, math.nan)
         self._known = _Arrivals((), -1, [], [], _NONE, _NONE, _NONE, plain=True)
@@ -324,17 +323,10 @@ class FailEvidence:
             whole = rows.places.size == found.parts.size
             for begin, end, kind in found.alike if whole else found.those_alike(rows.places):
                 part = rows.part(begin, end)
-                gains[part.places] = self._different[kind].gains_of_rows(part, self._gains_at(kind, rows.shared))
+                gains[part.places] = self._different[kind].gains_of_rows(part)
         for place in np.flatnonzero(np.isnan(gains[:, 0])).tolist():
             gains[place] = self._different[found.kinds[place]].gains(columns[int(found.parts[place])].binned())
         return gains
-
-    def _gains_at(self, kind: int, shared: Floats) -> Floats:
-        """Return the gain of each bet on each bin; cached, as the bins rarely change."""
-        known = self._tables.get(kind)
-        if known is None or known[0] is not shared:
-            known = self._tables[kind] = (shared, self._different[kind].gains_of_edges(shared))
-        return known[1]
 
     def _fails(self, cell: Cell) -> bool:
         """Return True if a cell fails, on either side, or a fault of it has not ended."""

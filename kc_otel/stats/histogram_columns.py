@@ -14,8 +14,6 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from kc_otel import machine_code
-from kc_otel.machine_code import ADDRESS, DOUBLE, NUMBER, address, function
 from kc_otel.stats.histogram import (
     EXPLICIT,
     MAX_BUCKETS,
@@ -73,7 +71,7 @@ class SideColumns:
         size = end - begin
         if not size.any():
             return cls.empty(size.size)
-        found = _gathered(counts.reshape(-1), begin + np.arange(len(counts)) * counts.shape[1], size)
+        found = counts.reshape(-1)[_ranges(begin + np.arange(len(counts)) * counts.shape[1], size)]
         return cls(np.where(size > 0, first + begin, 0), size, _packed(found))
 
     @cached_property
@@ -92,7 +90,7 @@ class SideColumns:
     def taken(self, which: Numbers) -> SideColumns:
         """Some of them, in this order."""
         size = self.size[which]
-        return SideColumns(self.offset[which], size, _gathered(self.counts, self.begins[which], size))
+        return SideColumns(self.offset[which], size, self.counts[_ranges(self.begins[which], size)])
 
     def added_up(self, owner: Numbers, size: int) -> SideColumns:
         """Add up the histograms of each of so many owners; together with all of `span` these fit into memory."""
@@ -106,27 +104,14 @@ class SideColumns:
         after = width - used[:, ::-1].argmax(axis=1)
         return SideColumns.cut(counts, np.full(size, first), begins, np.where(used.any(axis=1), after, begins))
 
-    def add_to(self, total: Floats | Numbers, begins: Numbers, *, step: int = 1, times: int = 1) -> None:
-        """Add all counts, `times` times, to `total` in place, those of each histogram from where it `begins` [n].
-
-        Buckets follow upwards from there (step 1) or downwards (-1). One outside of `total` is an IndexError.
-        """
-        if not self.counts.size:
-            return
-        if machine_code.is_available():
-            arrays = [np.ascontiguousarray(array, np.int64) for array in (begins, self.size)]
-            counts = np.ascontiguousarray(self.counts)
-            add = _add_to_numbers if total.dtype == np.int64 else _add_to_doubles
-            of = address(counts), counts.itemsize, *map(address, arrays), self.size.size
-            if add(*of, step, times, address(total), total.size) < 0:
-                raise IndexError(f"a bucket is outside of {total.size}")
-            return
+    def add_to(self, total: Floats | Numbers, begins: Numbers, *, step: int = 1) -> None:
+        """Add all counts to `total`, of each histogram from where it `begins` [n] on, upwards or down (step -1)."""
         ends, here = self.begins + self.size, 0
         while here < self.size.size:
             till = max(int(ends.searchsorted(self.begins[here] + _BUCKETS_PER_BLOCK)), here + 1)
             sizes, first, stop = self.size[here:till], int(self.begins[here]), int(ends[till - 1])
             at = begins[here:till].repeat(sizes) + step * _ranges(np.zeros_like(sizes), sizes)
-            np.add.at(total, at, times * self.counts[first:stop].astype(total.dtype))
+            np.add.at(total, at, self.counts[first:stop].astype(total.dtype))
             here = till
 
     def buckets(self, number: int) -> Buckets:
@@ -303,12 +288,6 @@ _MAX_SUMMED_BUCKETS: Final = 2**21
 """Buckets that are added up at once, of all rows together: 16 MB."""
 _BUCKETS_PER_BLOCK: Final = 2**18
 """Buckets whose places are listed at a time."""
-_ARGUMENTS: Final = (ADDRESS, NUMBER, ADDRESS, ADDRESS, NUMBER)
-_gather: Final = function(
-    "kc_gather", ADDRESS, NUMBER, NUMBER, ADDRESS, ADDRESS, NUMBER, ADDRESS, NUMBER, result=NUMBER
-)
-_add_to_doubles: Final = function("kc_add_to_doubles", *_ARGUMENTS, NUMBER, DOUBLE, ADDRESS, NUMBER, result=NUMBER)
-_add_to_numbers: Final = function("kc_add_to_numbers", *_ARGUMENTS, NUMBER, NUMBER, ADDRESS, NUMBER, result=NUMBER)
 _FIELDS: Final = tuple(field.name for field in fields(HistogramColumns))[:-2]
 
 
@@ -319,17 +298,6 @@ def _packed(counts: NDArray[np.integer]) -> NDArray[np.integer]:
 
 def _kind(largest: int) -> type[np.integer]:
     return next(kind for kind in _COUNT_DTYPES if largest <= np.iinfo(kind).max)
-
-
-def _gathered(counts: NDArray[np.integer], begins: Numbers, sizes: Numbers) -> NDArray[np.integer]:
-    if not machine_code.is_available():
-        return counts[_ranges(begins, sizes)]
-    begins, sizes = (np.ascontiguousarray(array, np.int64) for array in (begins, sizes))
-    counts, found = np.ascontiguousarray(counts), np.empty(int(sizes.sum()), counts.dtype)
-    places = address(begins), address(sizes), sizes.size
-    if _gather(address(counts), counts.size, counts.itemsize, *places, address(found), found.size) < 0:
-        raise IndexError(f"a part is outside of {counts.size}")
-    return found
 
 
 def _ranges(begins: Numbers, sizes: Numbers) -> Numbers:

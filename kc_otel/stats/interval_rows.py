@@ -93,16 +93,13 @@ class HistogramRows:
             edges[row, self.ends[end]] = self.own[side, end]
         return edges
 
-    def added_up(
-        self, of: Callable[[Floats], Floats], weight: Floats, *, upper: bool = False, shared: Floats | None = None
-    ) -> Floats:
+    def added_up(self, of: Callable[[Floats], Floats], weight: Floats, *, upper: bool = False) -> Floats:
         """Return the sum of a function of the bins' lower edges, or their upper ones, in each row [R, J].
 
-        The function takes edges [k] to values [k, J]; `weight` is how often each edge counts [R, B]. `shared` are its
-        values at the shared edges, if known [B, J].
+        The function takes edges [k] to values [k, J]; `weight` is how often each edge counts [R, B].
         """
         side = int(upper)
-        values = of(self.shared[side]) if shared is None else shared
+        values = of(self.shared[side])
         total: Floats = weight @ values
         drawn = self.own[side] != self.shared[side][self.ends]
         drawn[1] &= self.ends[1] != self.ends[0]

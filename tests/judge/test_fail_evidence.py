@@ -199,6 +199,3 @@ def test_many_samples_gain_what_each_does(test: MeanTest, counts: list[int]) -> 
     (rows,) = rows_of(HistogramColumns.of(samples))
     expected = [test.gains(sample.binned()) for sample in samples]
     assert test.gains_of_rows(rows) == pytest.approx(np.array(expected), rel=1e-12)
-    if test.above is None:
-        known = test.gains_of_rows(rows, test.gains_of_edges(rows.shared))
-        assert known == pytest.approx(np.array(expected), rel=1e-12)
