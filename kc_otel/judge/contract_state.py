@@ -214,7 +214,8 @@ class ContractState:
             self.unjudged.pop(key, None)
         if increment.layout != series.layout:
             if self.panes.holds(series.number):
-                self.weigh(now)  # what came in the old buckets is older
+                if key.slice != OTHER:
+                    self.weigh(now)  # what came in the old buckets is older
                 self.panes.drop([series.number])
                 self.events["layout_changed"] += 1
             series.layout = increment.layout
