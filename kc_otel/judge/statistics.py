@@ -79,6 +79,18 @@ def samples_needed(clause: Clause, observability: Observability) -> int:
     return observability.minimum(clause)[1]
 
 
+def rounded(number: int) -> int:
+    """Up to two significant digits, for people.
+
+    >>> rounded(13973)
+    14000
+    """
+    if number <= 0:
+        return 0
+    unit = int(10 ** max(0, math.floor(math.log10(number)) - 1))
+    return -(-number // unit) * unit
+
+
 def clause_interval(
     clause: Clause,
     assumptions: Assumptions,
