@@ -78,6 +78,14 @@ def test_the_short_window_decides_and_the_long_one_where_it_cannot(
         assert verdict.margin >= 0
 
 
+def test_absence_is_no_data(contract: Any) -> None:
+    made = contract()
+    (verdict,) = decide(made, [evidence(made, NONE, NONE, absence="no report for 2m")], NOW)
+    assert (verdict.status, verdict.reason, verdict.samples, verdict.window) == (
+        Status.NO_DATA, "no report for 2m", 0, "",
+    )  # fmt: skip
+
+
 def test_limits_of_slices_are_used(contract: Any) -> None:
     made = contract(
         statistical=[{"id": "tv", "metric": "tv_token", "unit": "token", "limit": 0.004, "slices": {"code": 0.1}}]
