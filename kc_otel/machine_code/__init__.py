@@ -28,7 +28,6 @@ ABSENT: Final = "kc-otel was installed without a C compiler, or KC_OTEL_MACHINE_
 
 _log: Final = logging.getLogger(__name__)
 _FOLDER: Final = Path(__file__).parent
-_NO_BYTES: Final = ctypes.c_char * 0
 _LEVELS: Final = ("0", "1", "3", "4")
 
 
@@ -51,14 +50,6 @@ def _library() -> Path | None:
 def is_available() -> bool:
     """Return True if there is machine code for this processor."""
     return _library() is not None
-
-
-def address(array: Any) -> Any:
-    """Return an array's ADDRESS argument: `array.ctypes.data` in a third of its time, for contiguous numbers."""
-    try:
-        return _NO_BYTES.from_buffer(array)
-    except TypeError:  # it may not be written
-        return array.ctypes.data
 
 
 def function(name: str, *arguments: Any, result: Any = None, long: bool = False) -> Callable[..., Any]:

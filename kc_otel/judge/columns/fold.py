@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kc_otel.judge.otlp.wire_columns import WireColumns
-from kc_otel.machine_code import ADDRESS, DOUBLE, NUMBER, address, function
+from kc_otel.machine_code import ADDRESS, DOUBLE, NUMBER, function
 from kc_otel.stats.histogram_columns import SideColumns
 
 Array = NDArray[Any]
@@ -113,7 +113,8 @@ class Known:
         point that came late. Returns how many slots are in use.
         """
         of = (self._address, wire.body, wire.points.ctypes.data, rows_of.ctypes.data)
-        slots: int = _fold(*of, *part, used, now, message, address(outcomes), address(heard), address(gaps))
+        into = (array.ctypes.data for array in (outcomes, heard, gaps))
+        slots: int = _fold(*of, *part, used, now, message, *into)
         return slots
 
 
@@ -121,8 +122,9 @@ def used_parts(slots: Array, buckets: Array, which: NDArray[np.int64], side: int
     """Return the used buckets of some slots, of one sign (0 positive, 1 negative), from all slots' buckets of it."""
     size = which.size
     counts, found = np.empty(size * SPAN, np.int64), np.empty(2 * size + 1, np.int64)
-    into = address(found), address(found[size:]), address(counts), address(found[2 * size :])
-    total = _used_parts(slots.ctypes.data, address(buckets), address(which), size, side, *into)
+    begin, of = found.ctypes.data, found.itemsize
+    into = begin, begin + size * of, counts.ctypes.data, begin + 2 * size * of
+    total = _used_parts(slots.ctypes.data, buckets.ctypes.data, which.ctypes.data, size, side, *into)
     return SideColumns.packed(found[:size], found[size:-1], counts[:total], int(found[-1]))
 
 
