@@ -64,7 +64,7 @@ def test_a_room_imports_only_rooms_above_it(room: str) -> None:
 
 
 def test_an_arrow_against_the_flow_is_noticed() -> None:
-    source = "def f():\n    from kc_otel.cli import main\nimport kc_otel.judge.panes as p\nfrom kc_otel import serve"
+    source = "def f():\n    from kc_otel.cli import main\nimport kc_otel.judge.series as p\nfrom kc_otel import serve"
     assert rooms_imported(source) == {"cli", "judge", "serve"}
 
 

@@ -12,7 +12,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from examples.rl_bias.sharpest import real, required, smallest
 from kc_otel.stats import Bound
-from kc_otel.stats._check import horizon_of
+from kc_otel.stats.rewards import horizon_of
 
 __all__ = [
     "gradient_bias_from_ratio",

@@ -22,7 +22,7 @@ from examples.rl_bias.token_bounds import (
     tv_from_kl,
 )
 from kc_otel.stats import Bound
-from kc_otel.stats._check import horizon_of
+from kc_otel.stats.rewards import horizon_of
 
 
 def tv_sequence_uniform(token_tv: float, horizon: int) -> float:

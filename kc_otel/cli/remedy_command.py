@@ -13,7 +13,7 @@ from kc_otel.cli.terminal import By, Columns, PrintJson, columns_of, table_lines
 from kc_otel.contract.load import load
 from kc_otel.contract.plain_text import plain
 from kc_otel.contract.words import number, place
-from kc_otel.judge.sample_sizes import rounded
+from kc_otel.judge.statistics import rounded
 from kc_otel.offline.remedy import remedy as replays
 from kc_otel.offline.remedy.corrections import TRAINERS, Trainer, line
 from kc_otel.offline.remedy.promises import RemedyBound

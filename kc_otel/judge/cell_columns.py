@@ -31,8 +31,7 @@ from kc_otel.judge.cells import (
 )
 from kc_otel.judge.contract_state import ContractState
 from kc_otel.judge.fail_evidence import SHARE_DIGITS
-from kc_otel.judge.panes import SeriesContent
-from kc_otel.judge.series import LONG, SHORT, Listening, SeriesKey
+from kc_otel.judge.series import LONG, SHORT, Listening, SeriesContent
 from kc_otel.judge.statistics import intervals_of_rows, measurable, metric_name
 from kc_otel.judge.verdict import Cell, Status, Verdict
 from kc_otel.judge.verdicts import (
@@ -47,7 +46,6 @@ from kc_otel.judge.verdicts import (
     verdict_of,
 )
 from kc_otel.stats import Binned, ExponentialHistogram, Interval
-from kc_otel.stats.histogram import Histogram
 from kc_otel.stats.interval_rows import rows_of
 
 Floats = NDArray[np.float64]
@@ -110,7 +108,6 @@ class CellColumns:
         self._cells: dict[str, _ClauseCells] = {}
         self._places: list[Place] = []
         self._memo = Memo()
-        self._not_sampled: dict[SeriesKey, tuple[Histogram | None, str]] = {}
         self._alpha = (1.0 - state.contract.observability.confidence) / 2.0
 
     def verdicts(self, now: float, listening: Listening) -> tuple[Verdicts, dict[str, Exception]]:
@@ -169,7 +166,7 @@ class CellColumns:
         """Every cell, and those that are judged alike, with where the cells of their clause begin."""
         everything: list[Place] = []
         groups: list[tuple[int, _Group]] = []
-        silence = SilentPairs(self.state, now, listening, not_sampled(self.state, self._not_sampled, now))
+        silence = SilentPairs(self.state, now, listening, not_sampled(self.state, now))
         for clause in self.state.contract.clauses:
             of = current(self.state, clause, silence)
             cells = self._cells.get(clause.id)
@@ -224,7 +221,7 @@ class _Group:
         self._none = np.array([term.allows_none for term in self.terms])
         series = [place.series for place in self.places]
         self.rows = np.array([-1 if own is None else own.number for own in series])
-        self._exponential = np.array([own is not None and not own.has_explicit for own in series])
+        self._there = self.rows >= 0
         self._assumes = bool(measurable(self.clause)) or any(place.otherwise for place in self.places)
         self._known = tuple(_Bounds(self.clause, state, self.rows, window) for window in (SHORT, LONG))
         self._held, self._held_at = np.full(self.size, -1), -1
@@ -275,7 +272,7 @@ class _Group:
         """Mask of the cells that are in the columns of the windows and are not judged by an alarm."""
         if self.clause.opposite is not None:
             return np.zeros(self.size, np.bool_)
-        plain = self._exponential.copy()
+        plain = self._there.copy()
         if self._assumes:
             plain &= [not assumption_broken(self.state, place, now) for place in self.places]
         seen, alarmed = self.state.contract.observability, self.state.evidence.alarmed

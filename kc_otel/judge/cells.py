@@ -25,7 +25,6 @@ from itertools import islice
 from typing import Final, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from kc_otel.contract.clause import Clause
 from kc_otel.contract.input_reasons import remedy
@@ -35,7 +34,6 @@ from kc_otel.contract.units import format_duration
 from kc_otel.contract.words import NO_REPORT, RUN_ENDED
 from kc_otel.judge.contract_state import ContractState
 from kc_otel.judge.fail_evidence import other_side
-from kc_otel.judge.panes import SeriesContent
 from kc_otel.judge.points import INVALID, invalid_on, metric_of, series_name
 from kc_otel.judge.refused_points import OF_CLOCKS
 from kc_otel.judge.series import LONG, PAIRS, SHORT, Heard, Listening, Pair, Series, SeriesKey
@@ -43,8 +41,7 @@ from kc_otel.judge.statistics import broken_assumption, measurable, opposite_nam
 from kc_otel.judge.verdict import Cell
 from kc_otel.judge.verdicts import INVALID_INPUT, Evidence, Window
 from kc_otel.stats import Binned, ExponentialHistogram
-from kc_otel.stats.histogram import Histogram
-from kc_otel.stats.surplus import is_surplus
+from kc_otel.stats.surplus import ROUNDING_SURPLUS, is_surplus
 
 NO_PAIR: Final[Pair] = ("", "")
 _UNKNOWN_SLICE: Final = ""
@@ -423,39 +420,19 @@ def _span(seconds: float) -> str:
     return format_duration(float(round(seconds)) if seconds >= 1 else round(seconds, 3))
 
 
-def not_sampled(
-    state: ContractState, known: dict[SeriesKey, tuple[Histogram | None, str]], now: float
-) -> dict[Where, str]:
-    """Return why the inference kernel did not sample the tokens of some slices and pairs.
-
-    `known` has windows with what was found of them, so that those that have not changed are not looked at again.
-    """
+def not_sampled(state: ContractState, now: float) -> dict[Where, str]:
+    """Return why the inference kernel did not sample the tokens of some slices and pairs."""
     ratios = state.series_of(QUANTITIES["ratio"].name)
-    above = _above_one(state.panes.window(SHORT, now), [series.number for series in ratios.values()])
-    before = dict(known)
-    known.clear()
-    for (key, series), high in zip(ratios.items(), above.tolist(), strict=True):
-        if key.slice not in UNJUDGED and (high or series.has_explicit):
-            window = series.histories[SHORT].window(now)
-            found = before.get(key)
-            known[key] = found if found is not None and found[0] is window else (window, _surplus(series, window, now))
-    return {(key.slice, key.pair): said for key, (_, said) in known.items() if said}
-
-
-def _surplus(series: Series, window: Histogram | None, now: float) -> str:
-    if window is None or not window.count:
-        return ""
-    bins = series.histories[SHORT].binned(now)
-    if not is_surplus(bins.lower, bins.upper, bins.count, window.sum):
-        return ""
-    said = f"the mean of P/Q over {window.count:,} tokens is {window.sum / window.count:.3g}"
-    return f"{INVALID_INPUT}, not_sampled: {said}. {remedy('not_sampled')}"
-
-
-def _above_one(window: SeriesContent, rows: list[int]) -> NDArray[np.bool_]:
-    """Return whether the mean over a window is above 1, for some rows, bool [n]; the others need no further look."""
-    found, at = window.places(np.array(rows, np.int64))
-    found[found] = window.columns.sum[at] > window.columns.count[at]
+    window = state.panes.window(SHORT, now)
+    high, at = window.places(np.array([series.number for series in ratios.values()], np.int64))
+    high[high] = window.columns.sum[at] > (1.0 + ROUNDING_SURPLUS) * window.columns.count[at]
+    found: dict[Where, str] = {}
+    for (key, series), look in zip(ratios.items(), high.tolist(), strict=True):
+        if look and key.slice not in UNJUDGED:
+            bins = series.histories[SHORT].binned(now)
+            if is_surplus(bins.lower, bins.upper, bins.count, bins.sum):
+                said = f"the mean of P/Q over {bins.total:,} tokens is {bins.sum / bins.total:.3g}"
+                found[key.slice, key.pair] = f"{INVALID_INPUT}, not_sampled: {said}. {remedy('not_sampled')}"
     return found
 
 

@@ -21,20 +21,17 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from kc_otel.contract.model import Contract
 from kc_otel.contract.slices import ALL, OTHER
 from kc_otel.judge.fail_evidence import FailEvidence
-from kc_otel.judge.panes import PaneColumns
 from kc_otel.judge.point_streams import Horizon, PointStream
 from kc_otel.judge.points import INVALID, Point, invalid_on, metric_of
 from kc_otel.judge.recorders import KernelVersions, Recorders
 from kc_otel.judge.refused_points import RefusedPoints
-from kc_otel.judge.series import LONG, PAIRS, SHORT, Heard, Pair, Series, SeriesKey, SeriesTable, grids
+from kc_otel.judge.series import LONG, PAIRS, SHORT, Heard, Pair, PaneColumns, Series, SeriesKey, SeriesTable, grids
 from kc_otel.judge.statistics import metric_name, opposite_name
-from kc_otel.stats import ExponentialHistogram
-from kc_otel.stats.histogram import ExplicitHistogram, Histogram, union
+from kc_otel.stats.histogram import Histogram
 from kc_otel.stats.histogram_columns import HistogramColumns
 
 if TYPE_CHECKING:
@@ -55,8 +52,6 @@ _UNJUDGED: Final = 64
 _NO_PAIR: Final[Pair] = ("", "")
 _MIN_MISSING_SECONDS: Final = 60.0
 """Seconds for which a point that is not judged is missing, at least: some senders export once a minute."""
-_PARTS: Final = 8
-"""Increments of a series that wait for the next evaluation before they are merged."""
 
 
 class UnsavedPane(NamedTuple):
@@ -65,7 +60,7 @@ class UnsavedPane(NamedTuple):
     grid: int
     pane: int
     keys: Sequence[SeriesKey]
-    held: HistogramColumns | Sequence[Histogram]
+    held: HistogramColumns
     """A histogram of each series; none at all where they hold nothing any more."""
 
 
@@ -90,20 +85,6 @@ class _WithoutRoom(NamedTuple):
         return self.counts.get(pair, 0)
 
 
-class _Counted(NamedTuple):
-    """Series that were counted together in the usual way, and that are so while the version is the same."""
-
-    keys: Sequence[SeriesKey]
-    version: int
-    series: Sequence[Series]
-    rows: NDArray[np.int64]
-    metric: Sequence[int]
-    """Which of `metrics` each belongs to [n]."""
-    metrics: Sequence[tuple[str, Pair]]
-    firsts: Sequence[int]
-    """Number of the first of the series that each of `metrics` has."""
-
-
 class ContractState:
     """Everything remembered of one contract. Changed parts are noted for the store.
 
@@ -120,7 +101,6 @@ class ContractState:
         self.newest: dict[str, dict[Pair, float]] = {}  # newest observation by metric and pair, in order of arrival
         self.events: Counter[str] = Counter()
         self.changed_streams: set[bytes] = set()
-        self.changed_panes: set[tuple[SeriesKey, int, int]] = set()  # of explicit bounds; `panes` knows the others
         self.clock = 0.0
         self._full: dict[str, float] = {}  # metrics that have PAIRS, and until when that is sure
         self._without: dict[str, _WithoutRoom] = {}  # pairs without room, by metric
@@ -130,8 +110,6 @@ class ContractState:
         self.grids = grids(contract)
         self.panes = PaneColumns(self.grids, weighed=weighed)
         self.version = 0  # changes whenever there may be other cells than before, or a series of other buckets
-        self.arrived: dict[SeriesKey, list[Histogram]] = {}  # in explicit bounds, since the last evaluation
-        self.late: dict[SeriesKey, list[Histogram]] = {}  # the same, too old for the short window when they came
         self.evidence = FailEvidence(contract, self.grids[SHORT].width)
         self.unjudged: dict[SeriesKey, float] = {}  # what clauses are about and had no room, by their last point
         self.metrics = {clause.id: metric_name(clause) for clause in contract.clauses}
@@ -146,7 +124,6 @@ class ContractState:
         self._heartbeat = contract.observability.heartbeat
         self._long = max(contract.observability.long_window, self._window)
         self._renewed = self._long - self.grids[LONG].width
-        self._counted = _Counted([], -1, [], np.zeros(0, np.int64), [], [], [])
 
     @property
     def stream_count(self) -> int:
@@ -235,7 +212,15 @@ class ContractState:
             series = self._table.begin(key)
             self.version += 1
             self.unjudged.pop(key, None)
-        self._put(key, series, increment, time, now)
+        if increment.layout != series.layout:
+            if self.panes.holds(series.number):
+                if key.slice != OTHER:
+                    self.weigh(now)  # what came in the old buckets is older
+                self.panes.drop([series.number])
+                self.events["layout_changed"] += 1
+            series.layout = increment.layout
+            self.version += 1
+        self.panes.count(series.number, time, now, increment)
         self._renew(series, time, now)
         self._silent_since = min(self._silent_since, series.newest)
         if key.slice == OTHER:
@@ -248,52 +233,26 @@ class ContractState:
         self, keys: Sequence[SeriesKey], columns: HistogramColumns, times: Sequence[float], now: Sequence[float]
     ) -> None:
         """`count` of many [n]: of each its series, a histogram, the time of that and when it arrived."""
-        if self._count_known(keys, columns, times, now):
-            return
         usual: list[int] = []
-        known: list[Series] = []
+        rows: list[int] = []
         at: dict[tuple[str, Pair], float] = {}
         for number, (key, time, when) in enumerate(zip(keys, times, now, strict=True)):
-            series = self.series.get(key)
-            if series is None or key.slice == OTHER or series.has_explicit:
-                self.count(key, columns[number], time, when)
-                continue
-            where = (key.metric, key[2:])
-            if where not in at and not self._has_room(key, min(time, when), when):
+            series, where = self.series.get(key), (key.metric, key[2:])
+            known = series is not None and key.slice != OTHER and series.layout is None
+            if series is None or not known or (where not in at and not self._has_room(key, min(time, when), when)):
                 self.count(key, columns[number], time, when)
                 continue
             usual.append(number)
-            known.append(series)
+            rows.append(series.number)
             at[where] = max(at.get(where, 0.0), time)
             self._renew(series, time, when)
-        self._seen_newest(at)
-        which, rows = np.array(usual, np.int64), np.array([series.number for series in known], np.int64)
-        some = columns if which.size == len(columns) else columns.taken(which)
-        if which.size:
-            self.panes.count_all(rows, np.array(times)[which], np.array(now)[which], some)
-        if some is columns:
-            of = {where: number for number, where in enumerate(at)}
-            metric = [of[key.metric, key[2:]] for key in keys]
-            firsts = [metric.index(number) for number in range(len(of))]
-            self._counted = _Counted(keys, self.version, known, rows, metric, [*of], firsts)
-
-    def _count_known(
-        self, keys: Sequence[SeriesKey], columns: HistogramColumns, times: Sequence[float], now: Sequence[float]
-    ) -> bool:
-        """`count_all` of the same series as the last time; returns False where that has to look at each."""
-        known = self._counted
-        if known.keys is not keys or known.version != self.version:
-            return False
-        at = [0.0] * len(known.metrics)
-        for first in known.firsts:
-            if not self._has_room(keys[first], min(times[first], now[first]), now[first]):
-                return False
-        for series, time, when, number in zip(known.series, times, now, known.metric, strict=True):
-            at[number] = max(at[number], time)
-            self._renew(series, time, when)
-        self._seen_newest(dict(zip(known.metrics, at, strict=True)))
-        self.panes.count_all(known.rows, np.array(times), np.array(now), columns)
-        return True
+        for (metric, pair), time in at.items():
+            newest = self.newest.setdefault(metric, {})
+            newest[pair] = max(newest.get(pair, 0.0), time)
+        if usual:
+            which = np.array(usual)
+            some = columns if which.size == len(columns) else columns.taken(which)
+            self.panes.count_all(np.array(rows), np.array(times)[which], np.array(now)[which], some)
 
     def _renew(self, series: Series, time: float, now: float) -> None:
         """Note newer data of a series."""
@@ -301,54 +260,13 @@ class ContractState:
             self.version += 1
         series.newest, series.arrived = max(series.newest, time), now
 
-    def _seen_newest(self, at: Mapping[tuple[str, Pair], float]) -> None:
-        """Note newer data of kernel pairs."""
-        for (metric, pair), time in at.items():
-            newest = self.newest.setdefault(metric, {})
-            newest[pair] = max(newest.get(pair, 0.0), time)
-
-    def _put(self, key: SeriesKey, series: Series, increment: Histogram, time: float, now: float) -> None:
-        """Into the panes."""
-        for number, history in enumerate(series.histories):
-            if history.make_way(increment):
-                self.version += 1
-                self.events["layout_changed"] += 1
-                self.changed_panes.update(
-                    (key, number, index) for index in range(history.grid.oldest(now), history.grid.index(now) + 1)
-                )
-            if isinstance(increment, ExplicitHistogram):
-                self.version += not series.has_explicit
-                history.add(time, now, increment)
-                self.changed_panes.add((key, number, history.grid.index(time)))
-        if isinstance(increment, ExponentialHistogram):
-            self.panes.count(series.number, time, now, increment)
-        elif key.slice != OTHER:
-            arrived = self.late if now - time > self.timely else self.arrived
-            parts = arrived.setdefault(key, [])
-            parts.append(increment)
-            if len(parts) >= _PARTS and len({part.layout for part in parts}) == 1:
-                arrived[key] = [union(parts)]
-
     def weigh(self, now: float) -> None:
-        """Update the evidence with the counts since the last evaluation.
-
-        Histograms of one layout are merged first: merged bounds are wider, and how much is held must not depend
-        on how many points it came in.
-        """
+        """Update the evidence with the counts since the last evaluation."""
         shared = self.recorders.shared()
-        for arrived, late in ((self.late, True), (self.arrived, False)):
-            before: dict[SeriesKey, list[Histogram]] = {}
-            since: dict[SeriesKey, list[Histogram]] = {}
-            for key, parts in arrived.items():
-                series = self.series.get(key)
-                replaced = series is not None and not series.histories[LONG].has_explicit
-                (before if replaced else since)[key] = _merged(parts)
-            arrived.clear()
-            if before:  # their series have had other buckets since
-                self.evidence.take(before, now, shared=shared, late=late)
+        for late in (True, False):
             rows, columns = self.panes.take_arrived(late=late)
-            if since or rows.size:
-                self.evidence.take(since, now, self._table.keys(rows), columns, shared, late=late)
+            if rows.size:
+                self.evidence.take(now, self._table.keys(rows), columns, shared, late=late)
 
     def has_ended(self, pair: Pair) -> bool:
         """Return True if each recorder of a pair's kernel version is done with it, and none reported it since.
@@ -382,10 +300,6 @@ class ContractState:
     def unsaved(self) -> Iterator[UnsavedPane]:
         """Yield the content that differs from what was saved, by pane."""
         self.panes.settle()
-        for key, grid, pane in self.changed_panes:
-            if (series := self.series.get(key)) is not None:
-                content = series.histories[grid].pane(pane)
-                yield UnsavedPane(grid, pane, [key], [] if content is None else [content])
         for (grid, pane), changed in self.panes.changed.items():
             rows = np.unique(np.concatenate(changed))
             rows = rows[[key is not None for key in self._table.keys(rows)]]
@@ -394,19 +308,16 @@ class ContractState:
                 at = np.flatnonzero(np.isin(whole.rows, rows))
                 yield UnsavedPane(grid, pane, self._table.living(whole.rows[at]), whole.columns.taken(at))
                 rows = np.setdiff1d(rows, whole.rows)
-            gone = [key for key in self._table.living(rows) if not self.series[key].histories[grid].has_explicit]
-            yield UnsavedPane(grid, pane, gone, [])
+            yield UnsavedPane(grid, pane, self._table.living(rows), HistogramColumns.of(()))
 
     def saved(self) -> Callable[[], None]:
         """Mark everything as saved once the transaction commits; return the function to call if it does not."""
-        streams, panes = self.changed_streams, self.changed_panes
-        rows, cells = self.panes.changed, self.evidence.changed
-        self.changed_streams, self.changed_panes, self.panes.changed, self.evidence.changed = set(), set(), {}, set()
+        streams, rows, cells = self.changed_streams, self.panes.changed, self.evidence.changed
+        self.changed_streams, self.panes.changed, self.evidence.changed = set(), {}, set()
         changed_rows = None if self.rows is None else self.rows.saved()
 
         def unsaved() -> None:
             self.changed_streams |= streams
-            self.changed_panes |= panes
             for pane, changed in rows.items():
                 self.panes.changed.setdefault(pane, []).extend(changed)
             self.evidence.changed |= cells
@@ -550,9 +461,7 @@ class ContractState:
         self.clock, self._silent_since = now, -math.inf
         self._full.clear()
         self.panes.turn_back(now)
-        for key, series in self.series.items():
-            for number, history in enumerate(series.histories):
-                self.changed_panes.update((key, number, index) for index in history.turn_back(now))
+        for series in self.series.values():
             series.newest, series.arrived = min(series.newest, now), min(series.arrived, now)
         for stream in self.streams.values():
             stream.heard = min(stream.heard, now)
@@ -582,16 +491,7 @@ class ContractState:
         self.version += len(gone)
         self.events["series_evicted"] += len(gone)
         for key in gone:
-            self.arrived.pop(key, None)
-            self.late.pop(key, None)
             self.evidence.forget(key)
-
-
-def _merged(parts: Iterable[Histogram]) -> list[Histogram]:
-    by_layout: dict[tuple[float, ...] | None, list[Histogram]] = {}
-    for part in parts:
-        by_layout.setdefault(part.layout, []).append(part)
-    return [union(same) for same in by_layout.values()]
 
 
 def _ns(seconds: float) -> int:

@@ -8,7 +8,6 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import partial
 from typing import Any, Final, NamedTuple
 
 from kc_otel import machine_code
@@ -278,12 +277,16 @@ class Evaluator:
             counts["accepted"] += taken - behind
             if behind:
                 count("behind", behind, OUTCOME_SENTENCES["behind"])
-        left, numbers = columns.left() if columns is not None else (request, ())
-        for point in walk(left, self._gen_ai, count, partial(self._note_impossible, now)):
+        left, taken_already = (request, b"") if columns is None else (columns.request, columns.taken.tobytes())
+        for point in walk(left, self._gen_ai, counts, taken_already):
+            if isinstance(point, ImpossiblePoint):
+                self._note_impossible(now, point)
+                count("malformed", 1, point.message)
+                continue
             outcome, message = self._take(point, horizons, now, reports)
             count(outcome, 1, message or OUTCOME_SENTENCES.get(outcome, ""))
             if outcome in _REMEMBERED_OUTCOMES and self._columns is not None:
-                self._learn(self._columns, columns, numbers, point)
+                self._learn(self._columns, columns, point)
         reports.tell(now)
         self.counters.update(counts)
         rejected = sum(counts[outcome] for outcome in _REJECTED)
@@ -467,7 +470,7 @@ class Evaluator:
     def _silence(self, now: float) -> Callable[[float], float]:
         return lambda last: self._listen(now).silence(last, now)
 
-    def _learn(self, into: StreamColumns, message: ColumnMessage | None, numbers: Sequence[int], point: Point) -> None:
+    def _learn(self, into: StreamColumns, message: ColumnMessage | None, point: Point) -> None:
         if point.metric in self._gen_ai or point.kind is not PointKind.HISTOGRAM:
             return
         if isinstance(point.histogram, ExplicitHistogram):
@@ -475,7 +478,7 @@ class Evaluator:
         elif message is not None and point.histogram is not None:
             name = str(point.attributes["kc.contract"])
             slice, pair = self._place(point, name)
-            into.learn(message, numbers[point.number], point, name, SeriesKey(point.series, slice, *pair))
+            into.learn(message, point, name, SeriesKey(point.series, slice, *pair))
 
     def _take(
         self,

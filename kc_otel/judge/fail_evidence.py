@@ -34,7 +34,7 @@ from kc_otel.judge.statistics import MeanTest, mean_test, metric_name, opposite_
 from kc_otel.judge.verdict import Cell
 from kc_otel.stats import Binned, EDetector, ExponentialHistogram
 from kc_otel.stats.e_detector import BETS, alarm_level
-from kc_otel.stats.histogram import Histogram
+from kc_otel.stats.histogram import Histogram, union
 from kc_otel.stats.histogram_columns import HistogramColumns
 from kc_otel.stats.interval_rows import rows_of
 
@@ -185,7 +185,6 @@ class FailEvidence:
         self._tests: dict[tuple[str, str], MeanTest | None] = {}
         self._different: list[MeanTest] = []
         self._number_of: dict[MeanTest, int] = {}
-        self._tables: dict[int, tuple[Floats, Floats]] = {}
         self._kinds = np.zeros(0, np.int64)  # which of these, by row
         self._level = (0, math.nan)
         self._known = _Arrivals((), -1, [], [], _NONE, _NONE, _NONE, plain=True)
@@ -244,41 +243,34 @@ class FailEvidence:
 
     def take(
         self,
-        arrived: Mapping[SeriesKey, Sequence[Histogram]],
         now: float,
-        series: Sequence[SeriesKey | None] = (),
-        columns: HistogramColumns | None = None,
+        series: Sequence[SeriesKey | None],
+        columns: HistogramColumns,
         shared: Collection[str] = (),
         *,
         late: bool = False,
     ) -> None:
         """Hold what arrived since the last time against the cells that it is about.
 
-        `arrived` has any number of histograms of each series, `columns` one of each of `series`, None for one that is
-        gone. `shared` are versions of the inference kernel that several recorders report. Where what arrived is `late`,
-        older than what a window has, and a cell fails already, it shows neither that the fault lasts nor that it has
-        ended.
+        `columns` has a histogram of each of `series`, None for one that is gone: one of all that arrived of it, because
+        merged bounds are wider, and how much is held must not depend on how many points it came in. `shared` are
+        versions of the inference kernel that several recorders report. Where what arrived is `late`, older than what a
+        window has, and a cell fails already, it shows neither that the fault lasts nor that it has ended.
         """
         found = self._arrivals(series)
-        cells, held, numbers = found.cells, found.held, found.numbers
-        more = [(cell, parts) for key, parts in arrived.items() for cell in self._cells_of(key)]
-        if more:
-            cells = list(dict.fromkeys([*cells, *(cell for cell, _ in more)]))
-            held = [self._held(cell) for cell in cells]
-            numbers = np.array([own.number for own in held])
+        cells, numbers = found.cells, found.numbers
         if not cells:
             return
         self.most = max(self.most, len(self.cells))
         pane = math.floor(now / self._width) if self._width > 0.0 else 0
-        gains = self._gains(cells, numbers, found, columns or HistogramColumns.of(()), more)
+        gains = self._gains(found, columns)
         apart = [place for place, cell in enumerate(cells) if not late and self._waits_for_all(cell, shared)]
         unmoved = [place for place, cell in enumerate(cells) if late and self._fails(cell)]
         gains[unmoved] = 0.0
-        whole: dict[Cell, list[Histogram]] = {}
-        if apart:
-            of = self._parts_of({cells[place] for place in apart}, found, columns, more)
-            for place in apart:
-                whole[cells[place]] = self._of_all_recorders(cells[place], gains[place], of[cells[place]], now, shared)
+        whole: dict[Cell, list[Histogram]] = {cells[place]: [] for place in unmoved}
+        for place in apart:
+            part = columns[int(found.parts[place])]
+            whole[cells[place]] = self._of_all_recorders(cells[place], gains[place], part, now, shared)
         rows = self._rows[numbers]
         before = EDetector(rows[:, :_MEAN]).opened(pane > rows[:, _PANE]).gained(gains)
         found_now = before.log_evidence
@@ -288,11 +280,14 @@ class FailEvidence:
         rows[:, :_MEAN], rows[:, _PANE] = after.log_sums, pane
         rows[:, _MEAN] = after.log_evidence if reached.any() else found_now
         self._rows[numbers] = rows
-        alarms = {cells[row]: held[row] for row in np.flatnonzero(reached).tolist()}
+        alarms = {cells[row]: found.held[row] for row in np.flatnonzero(reached).tolist()}
         if self.alarmed or alarms:
-            parts = self._parts_of(self.alarmed.keys() | alarms, found, columns, more)
-            whole |= {cells[place]: [] for place in unmoved}
-            parts = {cell: taken for cell, those in parts.items() if (taken := whole.get(cell, those))}
+            wanted = self.alarmed.keys() | alarms
+            parts = {
+                cell: taken
+                for cell, part in zip(cells, found.parts.tolist(), strict=True)
+                if cell in wanted and (taken := whole.get(cell, [columns[part]]))
+            }
             self._follow_peaks(parts, now)
             self._follow_faults(parts, alarms)
         self.changed.update(cells)
@@ -320,56 +315,18 @@ class FailEvidence:
             )
         return known
 
-    def _gains(
-        self,
-        cells: Sequence[Cell],
-        numbers: Numbers,
-        found: _Arrivals,
-        columns: HistogramColumns,
-        more: Sequence[tuple[Cell, Sequence[Histogram]]],
-    ) -> Floats:
-        """Return the gain of each bet on the new observations [cells, bets]; the first cells are those of `found`."""
-        gains = np.zeros((numbers.size, BETS.size))
-        gains[: found.parts.size] = math.nan
+    def _gains(self, found: _Arrivals, columns: HistogramColumns) -> Floats:
+        """Return the gain of each bet on the new observations [cells, bets]."""
+        gains = np.full((found.parts.size, BETS.size), math.nan)
         some = columns if found.plain else columns.taken(found.parts)
         for rows in rows_of(some):
             whole = rows.places.size == found.parts.size
             for begin, end, kind in found.alike if whole else found.those_alike(rows.places):
                 part = rows.part(begin, end)
-                gains[part.places] = self._different[kind].gains_of_rows(part, self._gains_at(kind, rows.shared))
+                gains[part.places] = self._different[kind].gains_of_rows(part)
         for place in np.flatnonzero(np.isnan(gains[:, 0])).tolist():
             gains[place] = self._different[found.kinds[place]].gains(columns[int(found.parts[place])].binned())
-        if more:
-            kinds = self._kinds[numbers]
-            place_of = {cell: place for place, cell in enumerate(cells)}
-            for cell, parts in more:
-                place = place_of[cell]
-                gains[place] += sum(self._different[kinds[place]].gains(part.binned()) for part in parts)
         return gains
-
-    def _gains_at(self, kind: int, shared: Floats) -> Floats:
-        """Return the gain of each bet on each bin; cached, as the bins rarely change."""
-        known = self._tables.get(kind)
-        if known is None or known[0] is not shared:
-            known = self._tables[kind] = (shared, self._different[kind].gains_of_edges(shared))
-        return known[1]
-
-    def _parts_of(
-        self,
-        wanted: Collection[Cell],
-        found: _Arrivals,
-        columns: HistogramColumns | None,
-        more: Sequence[tuple[Cell, Sequence[Histogram]]],
-    ) -> dict[Cell, list[Histogram]]:
-        """Return the new observations of some cells."""
-        new: dict[Cell, list[Histogram]] = {}
-        for cell, part in zip(found.cells, found.parts.tolist(), strict=True):
-            if cell in wanted and columns is not None:
-                new.setdefault(cell, []).append(columns[part])
-        for cell, parts in more:
-            if cell in wanted:
-                new.setdefault(cell, []).extend(parts)
-        return new
 
     def _fails(self, cell: Cell) -> bool:
         """Return True if a cell fails, on either side, or a fault of it has not ended."""
@@ -382,13 +339,12 @@ class FailEvidence:
         return own is not None and cell.kernel_inference in shared and (own.failing or own.fault is not None)
 
     def _of_all_recorders(
-        self, cell: Cell, gains: Floats, parts: list[Histogram], now: float, shared: Collection[str]
+        self, cell: Cell, gains: Floats, part: Histogram, now: float, shared: Collection[str]
     ) -> list[Histogram]:
         """Return a failing cell's observations of a whole round, empty before its end; `gains` becomes theirs."""
         waiting = self._waiting.setdefault(cell, _Waiting(now, np.zeros(gains.shape), []))
         waiting.gains += gains
-        joined = together([*waiting.parts, *parts])
-        waiting.parts = [] if joined is None else [joined]
+        waiting.parts = [union([*waiting.parts, part])]
         if cell.kernel_inference in shared and 0.0 <= now - waiting.since < self._heartbeat:
             gains[:] = 0.0
             return []

@@ -150,12 +150,10 @@ def _level(sample: Histogram, test: MeanTest, alpha: float) -> tuple[float, floa
 
 
 def _both(histogram: Histogram | None, other: Histogram) -> Histogram:
-    if histogram is None or histogram.layout != other.layout:
-        return other
-    return union([histogram, other])
+    return other if histogram is None else union([histogram, other])
 
 
 def together(parts: Iterable[Histogram]) -> Histogram | None:
-    """Join all of them; if the layout of buckets changed, only those of the last."""
+    """`union` of any number of them."""
     known = list(parts)
-    return union([part for part in known if part.layout == known[-1].layout]) if known else None
+    return union(known) if known else None

@@ -89,19 +89,16 @@ class Increment:
 
 @dataclass(slots=True)
 class PointStream:
-    """State of a stream, needed to take its next point.
-
-    Attributes:
-        heard: Unix time in seconds at which a point last arrived.
-        writers: Newest value of each, the one heard last at the end; cumulative streams only. Some have one start time.
-        times: Times of the newest points in ns, ascending; delta streams only.
-        forgotten: Latest start time of a writer that was forgotten.
-    """
+    """State of a stream, needed to take its next point."""
 
     heard: float = 0.0
+    """Unix time in seconds at which a point last arrived."""
     writers: list[LatestValue] = field(default_factory=list)
+    """Newest value of each, the one heard last at the end; cumulative streams only. Some have one start time."""
     times: list[int] = field(default_factory=list)
+    """Of the newest points in ns, ascending; delta streams only."""
     forgotten: int = -1
+    """Latest start time of a writer that was forgotten."""
 
     def accept(self, point: Point, horizon: Horizon) -> Increment:
         """Take the stream's next point."""

@@ -9,6 +9,7 @@ counted, and told to the sender.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -115,33 +116,28 @@ class AppliedContract:
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """One decoded data point; of attributes only those with a scalar value.
-
-    Attributes:
-        operator: None unless the metric is one of operators.
-        stream: Digest of the stream's identity as the OTel data model has it: resource, scope, metric name, unit, type,
-            temporality and attributes. 16 bytes.
-        start: Start of what was counted, Unix time in ns; 0 when unknown.
-        time: End of what was counted, Unix time in ns.
-        cumulative: Whether counts go back to `start`; else they are those since the stream's last point.
-        histogram: The counted observations; None for an info. Of a step, its number as a count.
-        number: Of the point among all exponential ones of its request, in their order; nothing for others.
-        tail: What identifies the stream besides resource and scope, see `digest_of`.
-    """
+    """One decoded data point; of attributes only those with a scalar value. Times are Unix ns."""
 
     kind: PointKind
     metric: str
     stream: bytes
+    """Digest of the stream's identity as the OTel data model has it: resource, scope, metric name, unit, type,
+    temporality and attributes. 16 bytes."""
     attributes: dict[str, Scalar]
     resource: dict[str, Scalar]
     start: int
+    """0 when unknown."""
     time: int
     cumulative: bool
+    """Whether counts go back to `start`; else they are those since the stream's last point."""
     histogram: Histogram | None
+    """None for an info. Of a step, its number as a count."""
     operator: str | None = None
     number: int = 0
+    """Of the point among all exponential ones of its request, in their order; nothing for others."""
     applied: AppliedContract = AppliedContract()
     tail: bytes = b""
+    """What identifies the stream besides resource and scope, see `digest_of`."""
 
     @property
     def series(self) -> str:
@@ -165,16 +161,13 @@ class _MalformedError(ValueError):
     pass
 
 
-Count = Callable[[str, int, str], None]
-"""Called with an outcome, a number of points, and a message for the sender (empty for none)."""
-Refuse = Callable[[ImpossiblePoint], None]
-"""Called with a malformed point."""
-
-
-def walk(request: Any, gen_ai: Collection[str], count: Count, refuse: Refuse = lambda _: None) -> Iterator[Point]:
+def walk(
+    request: Any, gen_ai: Collection[str], counts: Counter[str], taken: bytes = b""
+) -> Iterator[Point | ImpossiblePoint]:
     """The points of an ExportMetricsServiceRequest that are ours, in order, those of some `gen_ai.*` metrics included.
 
-    `count` is told of every point that is not yielded, `ignored` or `malformed`; `refuse` of every malformed one.
+    Those of others are added to the `ignored` in `counts`. `taken` says of each exponential point, in their order, that
+    it is to be left out; empty for none.
     """
     number = 0
     for resource_metrics in request.resource_metrics:
@@ -184,56 +177,58 @@ def walk(request: Any, gen_ai: Collection[str], count: Count, refuse: Refuse = l
             for metric in scope_metrics.metrics:
                 name, field = metric.name, metric.WhichOneof("data")
                 points = getattr(metric, field).data_points if field else ()
-                first, number = number, number + len(points) * (field == "exponential_histogram")
+                first, left = number, [*range(len(points))]
+                if field == "exponential_histogram":
+                    number += len(points)
+                    if taken and number > first and taken.find(b"\0", first, number) < 0:
+                        continue
+                    left = [place for place in left if not taken[first + place]] if taken else left
                 if not (name in DRIFT_NAMES or name in (INVALID, DROPPED, KERNEL_INFO, TRAIN_STEP) or name in gen_ai):
-                    count("ignored", len(points), "")
+                    counts["ignored"] += len(points)
                     continue
                 if resource is None:
                     resource = _resource(resource_metrics.resource.attributes)
                 if not origin:
                     origin = _origin(resource_metrics.resource, scope_metrics.scope)
                     applied = _applied(scope_metrics.scope)
-                yield from _points(metric, name, field, points, first, resource, applied, origin, count, refuse)
+                numbered = [(first + place, points[place]) for place in left]
+                yield from _points(metric, numbered, resource, applied, origin, counts)
 
 
 def _points(
     metric: Any,
-    name: str,
-    field: str,
-    points: Any,
-    first: int,
+    points: Sequence[tuple[int, Any]],
     resource: dict[str, Scalar],
     applied: AppliedContract,
     origin: bytes,
-    count: Count,
-    refuse: Refuse,
-) -> Iterator[Point]:
-    def malformed(impossible: Sequence[Any], message: str) -> None:
-        count("malformed", len(impossible), message)
-        for point in impossible:
-            refuse(ImpossiblePoint(name, _address(point.attributes), resource, message))
+    counts: Counter[str],
+) -> Iterator[Point | ImpossiblePoint]:
+    def malformed(point: Any, message: str) -> ImpossiblePoint:
+        return ImpossiblePoint(name, _address(point.attributes), resource, message)
 
+    name, field = metric.name, metric.WhichOneof("data")
     kind, decode = _reader(name, field, metric)
     if decode is None:
-        malformed(points, f"{name} cannot be a {field}")
+        yield from (malformed(point, f"{name} cannot be a {field}") for _, point in points)
         return
     gauges = kind in {PointKind.INFO, PointKind.STEP}
     temporality = 0 if gauges else getattr(metric, field).aggregation_temporality
     if not gauges and temporality not in {_DELTA, CUMULATIVE}:
-        malformed(points, f"{name} has no aggregation temporality; send cumulative or delta")
+        said = f"{name} has no aggregation temporality; send cumulative or delta"
+        yield from (malformed(point, said) for _, point in points)
         return
     family = b"\0".join((b"", name.encode(), metric.unit.encode(), field.encode(), bytes((temporality,))))
-    for number, point in enumerate(points, first):
+    for number, point in points:
         try:
             if point.flags & _NO_RECORDED_VALUE:
-                count("ignored", 1, "")
+                counts["ignored"] += 1
                 continue
             attributes = _scalars(point.attributes)
             operator = _operator(attributes) if name in _OF_OPERATORS else None
             start, time = _times(point, temporality)
             histogram = decode(point)
         except (_MalformedError, OverflowError) as error:
-            malformed([point], f"a point of {name} is impossible: {error}")
+            yield malformed(point, f"a point of {name} is impossible: {error}")
             continue
         # Attributes are a set: a sender may list them in another order next time.
         tail = b"\0".join((family, *sorted(pair.SerializeToString() for pair in point.attributes)))

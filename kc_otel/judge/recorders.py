@@ -414,7 +414,7 @@ class RecorderReports:
         columns: ColumnMessage | None,
         drift_counts: Callable[[ColumnMessage], Iterable[DriftCounts]],
     ) -> None:
-        self._columns = columns if columns is not None and columns.request is None else None
+        self._columns = None if columns is None or columns.whole else columns
         self._drift_counts = drift_counts
         self._counts: Counter[tuple[str, bool]] = Counter()
         self._counts_on: dict[tuple[str, str], Counter[tuple[str, bool]]] = defaultdict(Counter)

@@ -22,7 +22,7 @@ from kc_otel.contract.registry.clause_metrics import DERIVED, Unit
 from kc_otel.contract.slices import ALL
 from kc_otel.contract.units import format_duration
 from kc_otel.contract.words import did_you_mean, spoken
-from kc_otel.judge.statistics import clause_interval, mean_test, samples_needed
+from kc_otel.judge.statistics import clause_interval, mean_test, rounded, samples_needed
 from kc_otel.stats import Binned
 
 TRUTHS: Final = (0.5, 0.8, 2.0)
@@ -91,18 +91,6 @@ def _least(decided: Callable[[int], bool], first: int, most: int, precision: int
         middle = (low + high) // 2
         low, high = (low, middle) if decided(middle) else (middle, high)
     return high
-
-
-def rounded(number: int) -> int:
-    """Up to two significant digits, for people.
-
-    >>> rounded(13973)
-    14000
-    """
-    if number <= 0:
-        return 0
-    unit = int(10 ** max(0, math.floor(math.log10(number)) - 1))
-    return -(-number // unit) * unit
 
 
 @dataclass(frozen=True, slots=True)

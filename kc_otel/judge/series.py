@@ -1,18 +1,28 @@
-"""A series is (metric, slice, kernel pair) within a contract: its key, its panes, and when its pair was heard."""
+"""A series is (metric, slice, kernel pair) within a contract: its key, its windows, and when its pair was heard.
+
+A window of W seconds is made of N panes of W/N seconds, aligned to the Unix epoch; it holds the pane of `now` and the
+N - 1 before it, so it reaches back between W - W/N and W seconds, and never holds anything older than W. One pane more
+is kept for clocks that disagree. A contract has two such grids, of the short and of the long window. Histograms are
+columns of all series together, a few for each pane.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Final, NamedTuple, TypeVar
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from kc_otel.contract.model import Contract
-from kc_otel.judge.panes import PaneColumns, PaneGrid, PaneHistory
-from kc_otel.stats.histogram import Histogram
+from kc_otel.stats import Binned, ExponentialHistogram
+from kc_otel.stats.histogram import Histogram, union
+from kc_otel.stats.histogram_columns import HistogramColumns, merged
+
+Numbers = NDArray[np.int64]
+Floats = NDArray[np.float64]
 
 SHORT: Final = 0
 LONG: Final = 1
@@ -24,14 +34,292 @@ PAIRS: Final = 64
 
 Pair = tuple[str, str]
 """Short fingerprints of the training and the inference kernel."""
+_MAX_WAITING_HISTOGRAMS: Final = 16_384
+"""Histograms that wait at most until they become columns."""
+_MAX_WINDOW_PARTS: Final = 256
+"""Columns that wait at most to be added to a window; of more, the window is put together anew."""
+_COLUMNS_BEFORE_MERGE: Final = 8
+"""Columns that a pane collects before they are merged."""
+
+
+@dataclass(frozen=True, slots=True)
+class PaneGrid:
+    """Panes of one window length: seconds that one covers, and how many a window has."""
+
+    width: float
+    size: int
+
+    @property
+    def timely(self) -> float:
+        """Seconds up to which what arrives may be old, so that every evaluation within a pane has it in its window."""
+        return self.width * (self.size - 2)
+
+    def index(self, time: float) -> int:
+        """Number of the pane that covers this Unix time in seconds."""
+        return math.floor(time / self.width)
+
+    def oldest(self, now: float) -> int:
+        """Number of the oldest pane that is kept."""
+        return self.index(now) - self.size
+
+    def window(self, now: float) -> range:
+        """Numbers of the panes of the window that ends now."""
+        return range(self.oldest(now) + 1, self.index(now) + 1)
+
+
+class SeriesContent(NamedTuple):
+    """Content of a pane, or of a window: the numbers of some series, ascending [n], and a histogram of each [n]."""
+
+    rows: Numbers
+    columns: HistogramColumns
+
+    def places(self, rows: Numbers) -> tuple[NDArray[np.bool_], Numbers]:
+        """Which of some series are among these [k], and the places of those that are."""
+        at = self.rows.searchsorted(rows)
+        found = at < self.rows.size
+        found[found] = self.rows[at[found]] == rows[found]
+        return found, at[found]
+
+    def of(self, row: int) -> Histogram | None:
+        """The histogram of one series; None where there is nothing of it."""
+        at = int(self.rows.searchsorted(row))
+        return self.columns[at] if at < self.rows.size and self.rows[at] == row else None
+
+    @classmethod
+    def whole(cls, parts: list[SeriesContent]) -> SeriesContent:
+        """Put several parts together; the list has only the whole afterwards."""
+        if not parts:
+            parts.append(cls(np.zeros(0, np.int64), HistogramColumns.of(())))
+        elif len(parts) > 1:
+            rows = np.concatenate([part.rows for part in parts])
+            parts[:] = [cls(*merged(rows, HistogramColumns.joined([part.columns for part in parts])))]
+        return parts[0]
+
+
+class PaneColumns:
+    """Histograms of a contract's series, by rows of series and by pane; `changed` are those that are not saved.
+
+    With `weighed`, what arrived waits until somebody takes it by `take_arrived`.
+    """
+
+    def __init__(self, grids: Sequence[PaneGrid], *, weighed: bool = True) -> None:
+        self._grids, self._weighed = grids, weighed
+        self._panes: list[dict[int, list[SeriesContent]]] = [{} for _ in grids]
+        self._windows: list[tuple[range, list[SeriesContent]] | None] = [None for _ in grids]
+        self._waiting: tuple[list[int], list[float], list[float], list[Histogram]] = ([], [], [], [])
+        self._versions = 0
+        self._version = np.zeros(64, np.int64)
+        self._arrived: dict[bool, list[SeriesContent]] = {False: [], True: []}  # by whether late
+        self.changed: dict[tuple[int, int], list[Numbers]] = {}
+
+    def count(self, row: int, time: float, now: float, histogram: Histogram) -> None:
+        """Count a row's observations, at least one, of a time that has a pane at `now`, when they arrived."""
+        rows, times, arrivals, parts = self._waiting
+        rows.append(row)
+        times.append(time)
+        arrivals.append(now)
+        parts.append(histogram)
+        if len(rows) >= _MAX_WAITING_HISTOGRAMS:
+            self.settle()
+
+    def count_all(self, rows: Numbers, times: Floats, now: Floats, columns: HistogramColumns) -> None:
+        """`count` of many rows [n]."""
+        self.settle()
+        self._count(rows, times, now, columns)
+
+    def settle(self) -> None:
+        """Make columns of what was counted one by one."""
+        if not self._waiting[0]:
+            return
+        (rows, times, now, parts), self._waiting = self._waiting, ([], [], [], [])
+        self._count(np.array(rows), np.array(times), np.array(now), HistogramColumns.of(parts))
+
+    def put(self, grid: int, pane: int, rows: Sequence[int], parts: Sequence[Histogram]) -> None:
+        """Restore a saved pane of some rows, and add it to the existing content."""
+        held = SeriesContent(*merged(np.array(rows), HistogramColumns.of(parts)))
+        self._panes[grid].setdefault(pane, []).append(held)
+        self._touch(held.rows)
+        self._windows[grid] = None
+
+    def take_arrived(self, *, late: bool) -> SeriesContent:
+        """Take what was counted since the last call: too old for the first window when it arrived, or the rest."""
+        self.settle()
+        arrived, self._arrived[late] = self._arrived[late], []
+        if not arrived:
+            return SeriesContent.whole([])
+        rows = np.concatenate([part.rows for part in arrived])
+        return SeriesContent(*merged(rows, HistogramColumns.joined([part.columns for part in arrived])))
+
+    def versions(self, rows: Numbers) -> Numbers:
+        """Return a number for each row that is another one once the row has changed."""
+        self.settle()
+        self._make_room(rows)
+        return self._version[rows]
+
+    def window(self, grid: int, now: float) -> SeriesContent:
+        """The window that ends now: that of before with what arrived since, or put together anew for other panes."""
+        self.settle()
+        panes, held = self._grids[grid].window(now), self._windows[grid]
+        if held is None or held[0] != panes:
+            parts = [part for pane in panes for part in self._panes[grid].get(pane, ())]
+            held = self._windows[grid] = panes, parts
+        return SeriesContent.whole(held[1])
+
+    def panes(self, grid: int) -> list[int]:
+        """Panes in which anything is held, ascending."""
+        self.settle()
+        return sorted(self._panes[grid])
+
+    def whole(self, grid: int, pane: int) -> SeriesContent | None:
+        """Return the content of a pane; None if empty."""
+        self.settle()
+        parts = self._panes[grid].get(pane)
+        return SeriesContent.whole(parts) if parts else None
+
+    def turn_back(self, now: float) -> None:
+        """Move what lies ahead of a clock that went back to where it is now."""
+        self.settle()
+        for number, (grid, panes) in enumerate(zip(self._grids, self._panes, strict=True)):
+            head = grid.index(now)
+            for pane in [pane for pane in panes if pane > head]:
+                moved = panes.pop(pane)
+                panes.setdefault(head, []).extend(moved)
+                for changed in (pane, head):
+                    self.changed.setdefault((number, changed), []).extend(part.rows for part in moved)
+            self._windows[number] = None
+        self._versions += 1
+        self._version[:] = self._versions
+
+    def forget(self, grid: int, oldest: int) -> None:
+        """Forget a grid's panes that are older than this one."""
+        self.settle()
+        panes = self._panes[grid]
+        for pane in [pane for pane in panes if pane < oldest]:
+            del panes[pane]
+
+    def holds(self, row: int) -> bool:
+        """Return whether there is anything of a row."""
+        self.settle()
+        return any(row in part.rows for panes in self._panes for parts in panes.values() for part in parts)
+
+    def drop(self, gone: Iterable[int]) -> None:
+        """Forget some rows."""
+        self.settle()
+        rows = np.array(sorted(gone))
+        self._arrived = {late: _left(parts, rows) for late, parts in self._arrived.items()}
+        for number, panes in enumerate(self._panes):
+            for pane, parts in [*panes.items()]:
+                if any(np.isin(part.rows, rows).any() for part in parts):
+                    if left := _left(parts, rows):
+                        panes[pane] = left
+                    else:
+                        del panes[pane]
+                    self.changed.setdefault((number, pane), []).append(rows)
+                    self._windows[number] = None
+        self._touch(rows)
+
+    def _count(self, rows: Numbers, times: Floats, now: Floats, columns: HistogramColumns) -> None:
+        if not (rows[1:] >= rows[:-1]).all():
+            order = np.argsort(rows, kind="stable")
+            rows, times, now, columns = rows[order], times[order], now[order], columns.taken(order)
+        self._touch(rows)
+        if self._weighed:
+            old = now - times > self._grids[0].timely
+            for late in {*old.tolist()}:
+                which = np.flatnonzero(old == late)
+                whole = which.size == rows.size
+                taken = (rows, columns) if whole else (rows[which], columns.taken(which))
+                self._arrived[late].append(SeriesContent(*taken))
+        first, last, latest = float(times.min()), float(times.max()), float(now.max())
+        together: tuple[Numbers, HistogramColumns] | None = None
+        for number, grid in enumerate(self._grids):
+            if (pane := grid.index(first)) == grid.index(last) and pane >= grid.oldest(latest):
+                together = together or merged(rows, columns)
+                self._add(number, pane, *together)
+                continue
+            panes = np.floor(times / grid.width).astype(np.int64)
+            kept = panes >= np.floor(now / grid.width).astype(np.int64) - grid.size
+            for pane in sorted({*panes[kept].tolist()}):
+                which = np.flatnonzero(kept & (panes == pane))
+                some = columns if which.size == rows.size else columns.taken(which)
+                self._add(number, pane, *merged(rows[which], some))
+
+    def _add(self, grid: int, pane: int, rows: Numbers, columns: HistogramColumns) -> None:
+        content = SeriesContent(rows, columns)
+        parts = self._panes[grid].setdefault(pane, [])
+        parts.append(content)
+        self.changed.setdefault((grid, pane), []).append(rows)
+        window = self._windows[grid]
+        if window is not None and pane in window[0]:
+            window[1].append(content)
+            if len(window[1]) > _MAX_WINDOW_PARTS:
+                self._windows[grid] = None
+        if len(parts) > _COLUMNS_BEFORE_MERGE:
+            self.whole(grid, pane)
+
+    def _touch(self, rows: Numbers) -> None:
+        self._make_room(rows)
+        self._versions += 1
+        self._version[rows] = self._versions
+
+    def _make_room(self, rows: Numbers) -> None:
+        most = int(rows.max(initial=0))
+        if most >= self._version.size:
+            self._version = np.concatenate([self._version, np.zeros(max(self._version.size, most), np.int64)])
+
+
+def _left(parts: Iterable[SeriesContent], rows: Numbers) -> list[SeriesContent]:
+    """The parts without some rows."""
+    kept = [(part, np.flatnonzero(~np.isin(part.rows, rows))) for part in parts]
+    return [
+        part if which.size == part.rows.size else SeriesContent(part.rows[which], part.columns.taken(which))
+        for part, which in kept
+        if which.size
+    ]
+
+
+@dataclass(slots=True)
+class PaneHistory:
+    """Panes of one series and one grid: `number` is that of the grid, `row` that of the series."""
+
+    grid: PaneGrid
+    columns: PaneColumns
+    number: int
+    row: int
+    _window: tuple[int, int, Histogram | None] | None = None
+    _binned: Binned | None = None
+
+    def window(self, now: float) -> Histogram | None:
+        """Everything in the window that ends now, None when nothing is; the same object until there is more or less."""
+        at = self.grid.index(now), int(self.columns.versions(np.array([self.row]))[0])
+        if self._window is None or self._window[:2] != at:
+            self._window, self._binned = (*at, self.columns.window(self.number, now).of(self.row)), None
+        return self._window[2]
+
+    def binned(self, now: float) -> Binned:
+        """The window that ends now, as the view that bounds are computed from."""
+        whole = self.window(now)
+        if self._binned is None:
+            self._binned = (whole or ExponentialHistogram.empty(0)).binned()
+        return self._binned
+
+    def last(self, now: float, seconds: float) -> Histogram | None:
+        """Everything in the panes that began within the last `seconds`, at most the window; None when nothing is."""
+        panes = min(max(math.ceil(seconds / self.grid.width), 1), self.grid.size)
+        parts = [part for pane in self.grid.window(now)[-panes:] if (part := self.pane(pane)) is not None]
+        return union(parts) if parts else None
+
+    def pane(self, index: int) -> Histogram | None:
+        """Everything in one pane."""
+        content = self.columns.whole(self.number, index)
+        return None if content is None else content.of(self.row)
 
 
 class SeriesKey(NamedTuple):
     """A series within a contract.
 
-    For what is observed of operators, `metric` names the operator too: see `points.series_name`. For invalid sequences
-    `slice` is the reason, and `metric` names their slice where it is known: see `points.invalid_on`; the pair is empty
-    where the sender names none.
+    `metric` names the operator too, see `points.series_name`. For invalid sequences `slice` is the reason, and `metric`
+    names their slice where it is known, see `points.invalid_on`; the pair is empty where the sender names none.
     """
 
     metric: str
@@ -47,38 +335,28 @@ class SeriesKey(NamedTuple):
 
 @dataclass(slots=True)
 class Series:
-    """The panes of a series.
-
-    `newest` is the Unix time in seconds of its newest observation, `arrived` when any arrived last: clocks may be
-    wrong.
-    """
+    """The panes of a series; Unix times in seconds of its newest observation, and of the last arrival of any."""
 
     histories: tuple[PaneHistory, PaneHistory]
     newest: float = 0.0
     arrived: float = 0.0
+    layout: tuple[float, ...] | None = None
+    """Explicit bounds of what it holds; None for exponential histograms."""
 
     @property
     def number(self) -> int:
         """Its row in the panes, which is given to another series once this one is gone."""
         return self.histories[SHORT].row
 
-    @property
-    def has_explicit(self) -> bool:
-        """True if it holds histograms of explicit bounds."""
-        short, long = self.histories
-        return short.has_explicit or long.has_explicit
-
     def accepts(self, histogram: Histogram) -> bool:
         """Return True if the histogram has the same buckets as the panes' content."""
-        return all(history.accepts(histogram) for history in self.histories)
+        short = self.histories[SHORT]
+        return histogram.layout == self.layout or not short.columns.holds(short.row)
 
 
 @dataclass(slots=True)
 class Heard:
-    """When a kernel pair reported last, the gaps between its latest reports, and since when it has not fallen silent.
-
-    All are in seconds, times of Unix.
-    """
+    """When a pair reported last, gaps between its latest reports, and since when it is not silent; Unix seconds."""
 
     last: float
     gaps: list[float] = field(default_factory=list)
@@ -99,15 +377,14 @@ class Heard:
     def patience(self, heartbeat: float) -> float:
         """Seconds of silence that mean something: the heartbeat, from when the next report was due.
 
-        A sender that reports once per minute is not silent between two reports. The second largest of the latest gaps
-        tells when the next is due; the largest may have been an outage.
+        That is the second largest of the latest gaps after the last; the largest may have been an outage.
         """
         gaps = sorted(self.gaps)
         return heartbeat + (gaps[-2] if len(gaps) > 1 else heartbeat)
 
 
 class Listening(NamedTuple):
-    """Times from which on this process listens, and until which the one before it did, Unix seconds."""
+    """Since when this process listens, and until when the one before it did, Unix seconds."""
 
     since: float
     before: float = -math.inf
@@ -124,10 +401,6 @@ def grids(contract: Contract) -> tuple[PaneGrid, PaneGrid]:
     short = contract.observability.window
     long = max(contract.observability.long_window, short)
     return PaneGrid(short / _SHORT_PANES, _SHORT_PANES), PaneGrid(long / _LONG_PANES, _LONG_PANES)
-
-
-_Group = TypeVar("_Group")
-_Key = TypeVar("_Key")
 
 
 class SeriesTable:
@@ -190,7 +463,7 @@ class SeriesTable:
             _leave(self._by_metric, key.metric, key)
 
 
-def _leave(groups: dict[_Group, dict[_Key, Series]], group: _Group, key: _Key) -> None:
+def _leave(groups: dict[Any, dict[Any, Series]], group: object, key: object) -> None:
     """Remove one from a group, and the group with the last."""
     del groups[group][key]
     if not groups[group]:

@@ -66,10 +66,7 @@ class ShardState(ContractState):
         at = min(time, now)
         short, long = self.grids[SHORT].index(at), self.grids[LONG].index(at)
         self.slots.setdefault((key, short, long, increment.layout), _Slot()).add(increment, at, now)
-        judged = super().count(key, increment, time, now)
-        self.arrived.clear()  # held against the limits by the judge alone
-        self.late.clear()
-        return judged
+        return super().count(key, increment, time, now)
 
     def count_all(
         self, keys: Sequence[SeriesKey], columns: HistogramColumns, times: Sequence[float], now: Sequence[float]

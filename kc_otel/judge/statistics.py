@@ -11,7 +11,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Final
 
 import numpy as np
@@ -78,6 +77,18 @@ def samples_needed(clause: Clause, observability: Observability) -> int:
     if clause.quantity is not None and clause.quantity.per in {Unit.BATCH, Unit.STEP}:
         return 1
     return observability.minimum(clause)[1]
+
+
+def rounded(number: int) -> int:
+    """Up to two significant digits, for people.
+
+    >>> rounded(13973)
+    14000
+    """
+    if number <= 0:
+        return 0
+    unit = int(10 ** max(0, math.floor(math.log10(number)) - 1))
+    return -(-number // unit) * unit
 
 
 def clause_interval(
@@ -240,30 +251,17 @@ class MeanTest:
         values, counts = self.in_limits(sample)
         return np.asarray(counts @ _gain(values))
 
-    def gains_of_rows(self, rows: HistogramRows, shared: Floats | None = None) -> Floats:
-        """Return the gain of each bet on each sample [R, bets]; `shared` is `gains_of_edges`, if known."""
+    def gains_of_rows(self, rows: HistogramRows) -> Floats:
+        """Return the gain of each bet on each sample [R, bets]."""
         if self.above is not None:
             surely = rows.surely_above(self.above)
-            return np.array([rows.total - surely, surely]).T @ _gain_of_share(self.limit)
-        return rows.added_up(self._gain_at, rows.count, upper=self.top is not None, shared=shared)
-
-    def gains_of_edges(self, shared: Floats) -> Floats:
-        """Return each bet's gain on one observation per bin of a mean [B, bets], given lower and upper edges [2, B]."""
-        return self._gain_at(shared[int(self.top is not None)])
-
-    def _gain_at(self, edges: Floats) -> Floats:
-        return _gain(self._of_edges(edges))
+            return np.array([rows.total - surely, surely]).T @ _gain(np.array([0.0, 1.0 / self.limit]))
+        return rows.added_up(lambda edges: _gain(self._of_edges(edges)), rows.count, upper=self.top is not None)
 
 
 def _gain(values: Floats) -> Floats:
     """Return the gain of each bet on each value, in limits [values, bets]."""
     return np.log1p(BETS * (values[:, None] - 1.0))
-
-
-@lru_cache(maxsize=1024)
-def _gain_of_share(limit: float) -> Floats:
-    """Return the gain of each bet on values up to a threshold and above it [2, bets]; read-only."""
-    return _gain(np.array([0.0, 1.0 / limit]))
 
 
 def mean_test(clause: Clause, assumptions: Assumptions, slice: str = ALL) -> MeanTest | None:

@@ -24,8 +24,7 @@ from kc_otel.contract.clause import About, Clause
 from kc_otel.contract.model import Contract
 from kc_otel.contract.registry.clause_metrics import QUANTITIES, Unit
 from kc_otel.contract.units import format_duration
-from kc_otel.judge.sample_sizes import rounded
-from kc_otel.judge.statistics import clause_interval, samples_needed
+from kc_otel.judge.statistics import clause_interval, rounded, samples_needed
 from kc_otel.judge.verdict import Cell, Status, Verdict
 from kc_otel.stats import Binned, Interval, holm
 

@@ -28,7 +28,6 @@ ABSENT: Final = "kc-otel was installed without a C compiler, or KC_OTEL_MACHINE_
 
 _log: Final = logging.getLogger(__name__)
 _FOLDER: Final = Path(__file__).parent
-_NO_BYTES: Final = ctypes.c_char * 0
 _LEVELS: Final = ("0", "1", "3", "4")
 
 
@@ -53,25 +52,11 @@ def is_available() -> bool:
     return _library() is not None
 
 
-def address(array: Any) -> Any:
-    """Return an array's ADDRESS argument: `array.ctypes.data` in a third of its time, for contiguous numbers."""
-    try:
-        return _NO_BYTES.from_buffer(array)
-    except TypeError:  # it may not be written
-        return array.ctypes.data
-
-
 def function(name: str, *arguments: Any, result: Any = None, long: bool = False) -> Callable[..., Any]:
-    """A function of the library.
+    """A function of the library by its name in C, with ADDRESS, NUMBER or DOUBLE for arguments and result.
 
-    Args:
-        name: Its name in C.
-        arguments: ADDRESS, NUMBER or DOUBLE, each.
-        result: The same of what it returns.
-        long: Whether other threads of Python run meanwhile; a call of some microseconds is better off without.
-
-    Raises:
-        RuntimeError: When it is called, if there is no library.
+    Other threads of Python run meanwhile if it is `long`; a call of some microseconds is better off without. Where
+    there is no library, calling it raises a RuntimeError.
     """
     library = _library()
     if library is None:

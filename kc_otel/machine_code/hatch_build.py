@@ -62,17 +62,7 @@ def compiler() -> list[str] | None:
 
 
 def build(into: Path, cc: Sequence[str], level: int, more: Sequence[str] = ()) -> None:
-    """Make the library of a level.
-
-    Args:
-        into: Folder that gets levelN.so.
-        cc: The compiler.
-        level: A key of LEVELS.
-        more: Options beside ours.
-
-    Raises:
-        CalledProcessError: If the compiler cannot.
-    """
+    """Make levelN.so in a folder; a CalledProcessError if the compiler cannot."""
     files = [path for path in sources() if path.suffix == ".c"]
     with TemporaryDirectory() as folder, ThreadPoolExecutor(os.cpu_count()) as together:
 

@@ -48,7 +48,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from kc_otel.stats._check import real
+from kc_otel.stats.interval import real
 
 Floats = NDArray[np.float64]
 

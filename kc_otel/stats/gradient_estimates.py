@@ -36,7 +36,7 @@ from statistics import NormalDist
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from kc_otel.stats._check import level
+from kc_otel.stats.interval import level
 
 Floats = NDArray[np.float64]
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import ClassVar, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,6 +19,8 @@ from kc_otel.stats.interval import Binned, clipped
 
 MAX_BUCKETS: Final = 4096
 """Widest range of buckets that merging makes; wider ones are made coarser. At scale 4 it spans 2^256."""
+EXPLICIT: Final = 127
+"""Stands for the scale of a histogram with explicit bounds; exponential ones have none that is as fine."""
 _ROUNDING_ERROR: Final = 1e-9
 """Relative error that a sum of doubles may have picked up."""
 _UNSAID_ZERO: Final = 2.0**-30
@@ -305,9 +307,13 @@ class ExplicitHistogram:
     """A histogram with the buckets (-inf, e0], (e0, e1], ... (ek, inf): `edges` e0..ek, and counts, int64 [k + 2].
 
     Extremes are nan when unknown; `maximum_observed` says whether the maximum is itself an observation. No edges at all
-    are a single bucket: a counter.
+    are a single bucket: a counter. Beside exponential ones, in columns, its buckets are positive ones from 0 on.
     """
 
+    scale: ClassVar[int] = EXPLICIT
+    zero_threshold: ClassVar[float] = 0.0
+    zero_count: ClassVar[int] = 0
+    negative: ClassVar[Buckets] = Buckets.empty()
     edges: tuple[float, ...]
     counts: NDArray[np.int64]
     sum: float
@@ -319,6 +325,11 @@ class ExplicitHistogram:
     def count(self) -> int:
         """Number of observations."""
         return int(self.counts.sum())
+
+    @property
+    def positive(self) -> Buckets:
+        """The buckets."""
+        return Buckets(0, self.counts)
 
     @property
     def layout(self) -> tuple[float, ...]:
@@ -377,12 +388,13 @@ Histogram = ExponentialHistogram | ExplicitHistogram
 
 
 def union(parts: Sequence[Histogram]) -> Histogram:
-    """Histogram of all samples together; at least one part, all of one layout."""
-    if len(parts) == 1:
-        return parts[0]
-    if isinstance(parts[0], ExplicitHistogram):
-        return ExplicitHistogram.union([part for part in parts if isinstance(part, ExplicitHistogram)])
-    return ExponentialHistogram.union([part for part in parts if isinstance(part, ExponentialHistogram)])
+    """Histogram of all samples together; at least one part. Where the layout changed, only those of the last."""
+    layout = parts[-1].layout
+    if layout is None:
+        return ExponentialHistogram.union([part for part in parts if isinstance(part, ExponentialHistogram)])
+    return ExplicitHistogram.union(
+        [part for part in parts if isinstance(part, ExplicitHistogram) and part.edges == layout]
+    )
 
 
 def sum_fits(histogram: Histogram, slack: float = 0.0) -> bool:

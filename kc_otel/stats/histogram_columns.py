@@ -1,4 +1,4 @@
-"""Many exponential histograms in columns: their fields in arrays, their buckets one after the other.
+"""Many histograms in columns: their fields in arrays, their buckets one after the other.
 
 One of them costs a hundred bytes and its buckets, in as few bytes each as the largest of them needs; as an object of
 its own it costs a thousand. They are made once, from objects or from existing columns, and never change.
@@ -14,9 +14,15 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from kc_otel import machine_code
-from kc_otel.machine_code import ADDRESS, DOUBLE, NUMBER, address, function
-from kc_otel.stats.histogram import MAX_BUCKETS, Buckets, ExponentialHistogram
+from kc_otel.stats.histogram import (
+    EXPLICIT,
+    MAX_BUCKETS,
+    Buckets,
+    ExplicitHistogram,
+    ExponentialHistogram,
+    Histogram,
+    union,
+)
 
 Floats = NDArray[np.float64]
 Numbers = NDArray[np.int64]
@@ -65,7 +71,7 @@ class SideColumns:
         size = end - begin
         if not size.any():
             return cls.empty(size.size)
-        found = _gathered(counts.reshape(-1), begin + np.arange(len(counts)) * counts.shape[1], size)
+        found = counts.reshape(-1)[_ranges(begin + np.arange(len(counts)) * counts.shape[1], size)]
         return cls(np.where(size > 0, first + begin, 0), size, _packed(found))
 
     @cached_property
@@ -84,7 +90,7 @@ class SideColumns:
     def taken(self, which: Numbers) -> SideColumns:
         """Some of them, in this order."""
         size = self.size[which]
-        return SideColumns(self.offset[which], size, _gathered(self.counts, self.begins[which], size))
+        return SideColumns(self.offset[which], size, self.counts[_ranges(self.begins[which], size)])
 
     def added_up(self, owner: Numbers, size: int) -> SideColumns:
         """Add up the histograms of each of so many owners; together with all of `span` these fit into memory."""
@@ -98,27 +104,14 @@ class SideColumns:
         after = width - used[:, ::-1].argmax(axis=1)
         return SideColumns.cut(counts, np.full(size, first), begins, np.where(used.any(axis=1), after, begins))
 
-    def add_to(self, total: Floats | Numbers, begins: Numbers, *, step: int = 1, times: int = 1) -> None:
-        """Add all counts, `times` times, to `total` in place, those of each histogram from where it `begins` [n].
-
-        Buckets follow upwards from there (step 1) or downwards (-1). One outside of `total` is an IndexError.
-        """
-        if not self.counts.size:
-            return
-        if machine_code.is_available():
-            arrays = [np.ascontiguousarray(array, np.int64) for array in (begins, self.size)]
-            counts = np.ascontiguousarray(self.counts)
-            add = _add_to_numbers if total.dtype == np.int64 else _add_to_doubles
-            of = address(counts), counts.itemsize, *map(address, arrays), self.size.size
-            if add(*of, step, times, address(total), total.size) < 0:
-                raise IndexError(f"a bucket is outside of {total.size}")
-            return
+    def add_to(self, total: Floats | Numbers, begins: Numbers, *, step: int = 1) -> None:
+        """Add all counts to `total`, of each histogram from where it `begins` [n] on, upwards or down (step -1)."""
         ends, here = self.begins + self.size, 0
         while here < self.size.size:
             till = max(int(ends.searchsorted(self.begins[here] + _BUCKETS_PER_BLOCK)), here + 1)
             sizes, first, stop = self.size[here:till], int(self.begins[here]), int(ends[till - 1])
             at = begins[here:till].repeat(sizes) + step * _ranges(np.zeros_like(sizes), sizes)
-            np.add.at(total, at, times * self.counts[first:stop].astype(total.dtype))
+            np.add.at(total, at, self.counts[first:stop].astype(total.dtype))
             here = till
 
     def buckets(self, number: int) -> Buckets:
@@ -132,7 +125,10 @@ class SideColumns:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class HistogramColumns:
-    """Histograms [n] with a column for each field of `ExponentialHistogram`; `observed` is its `maximum_observed`."""
+    """Histograms [n] with a column for each field of `ExponentialHistogram`; `observed` is its `maximum_observed`.
+
+    Those with explicit bounds have the scale EXPLICIT, and their layout; that of the others is None.
+    """
 
     scale: Numbers
     zero_threshold: Floats
@@ -142,12 +138,16 @@ class HistogramColumns:
     minimum: Floats
     maximum: Floats
     observed: NDArray[np.bool_]
+    layout: NDArray[np.object_]
     positive: SideColumns
     negative: SideColumns
 
     @classmethod
-    def of(cls, parts: Sequence[ExponentialHistogram]) -> HistogramColumns:
+    def of(cls, parts: Sequence[Histogram]) -> HistogramColumns:
         """Return columns of these histograms."""
+        layout = np.full(len(parts), None)
+        for number, part in enumerate(parts):
+            layout[number] = part.layout
         return cls(
             np.array([part.scale for part in parts], np.int64),
             np.array([part.zero_threshold for part in parts], np.float64),
@@ -157,6 +157,7 @@ class HistogramColumns:
             np.array([part.minimum for part in parts], np.float64),
             np.array([part.maximum for part in parts], np.float64),
             np.array([part.maximum_observed for part in parts], np.bool_),
+            layout,
             SideColumns.of([part.positive for part in parts]),
             SideColumns.of([part.negative for part in parts]),
         )
@@ -176,18 +177,24 @@ class HistogramColumns:
     def __len__(self) -> int:
         return self.count.size
 
-    def __getitem__(self, number: int) -> ExponentialHistogram:
+    def __getitem__(self, number: int) -> Histogram:
+        positive = self.positive.buckets(number)
+        extremes = float(self.minimum[number]), float(self.maximum[number])
+        observed, total = bool(self.observed[number]), float(self.sum[number])
+        if (edges := self.layout[number]) is not None:
+            counts = np.zeros(len(edges) + 1, np.int64)
+            counts[positive.offset : positive.end] = positive.counts
+            return ExplicitHistogram(edges, counts, total, *extremes, observed)
         return ExponentialHistogram(
-            scale=int(self.scale[number]),
-            count=int(self.count[number]),
-            sum=float(self.sum[number]),
-            zero_count=int(self.zero_count[number]),
-            positive=self.positive.buckets(number),
-            negative=self.negative.buckets(number),
-            minimum=float(self.minimum[number]),
-            maximum=float(self.maximum[number]),
-            zero_threshold=float(self.zero_threshold[number]),
-            maximum_observed=bool(self.observed[number]),
+            int(self.scale[number]),
+            int(self.count[number]),
+            total,
+            int(self.zero_count[number]),
+            positive,
+            self.negative.buckets(number),
+            *extremes,
+            float(self.zero_threshold[number]),
+            observed,
         )
 
     def taken(self, which: Numbers) -> HistogramColumns:
@@ -195,7 +202,7 @@ class HistogramColumns:
         plain: dict[str, Any] = {name: getattr(self, name)[which] for name in _FIELDS}
         return HistogramColumns(**plain, positive=self.positive.taken(which), negative=self.negative.taken(which))
 
-    def objects(self) -> Iterator[ExponentialHistogram]:
+    def objects(self) -> Iterator[Histogram]:
         """Return the histograms one by one."""
         return (self[number] for number in range(len(self)))
 
@@ -212,7 +219,8 @@ def merged(rows: Numbers, columns: HistogramColumns) -> tuple[Numbers, Histogram
     if found.size == rows.size:
         return found, columns.taken(np.argsort(owner))
     plain = sizes > 1
-    plain[owner[~(columns.minimum <= columns.maximum)]] = False  # those that are not known
+    known = (columns.minimum <= columns.maximum) & (columns.scale != EXPLICIT)
+    plain[owner[~known]] = False
     plain &= np.bincount(owner, columns.count) < MAX_EXACT_COUNT
     for kind in (columns.scale, columns.zero_threshold):
         plain &= _reduced(np.maximum, kind, owner, found.size) == _reduced(np.minimum, kind, owner, found.size)
@@ -229,7 +237,7 @@ def merged(rows: Numbers, columns: HistogramColumns) -> tuple[Numbers, Histogram
     if odd.size:
         groups = (columns.taken(np.flatnonzero(owner == number)).objects() for number in odd.tolist())
         numbers.append(odd)
-        parts.append(HistogramColumns.of([ExponentialHistogram.union([*group]) for group in groups]))
+        parts.append(HistogramColumns.of([union([*group]) for group in groups]))
     return found, HistogramColumns.joined(parts).taken(np.argsort(np.concatenate(numbers)))
 
 
@@ -259,6 +267,7 @@ def _united(columns: HistogramColumns, owner: Numbers) -> Iterator[tuple[Numbers
             _reduced(np.minimum, columns.minimum, row, numbers.size),
             maximum,
             reached > 0.0,
+            columns.layout[first],
             *(side.added_up(row, numbers.size) for side in (columns.positive, columns.negative)),
         ),
     )
@@ -279,12 +288,6 @@ _MAX_SUMMED_BUCKETS: Final = 2**21
 """Buckets that are added up at once, of all rows together: 16 MB."""
 _BUCKETS_PER_BLOCK: Final = 2**18
 """Buckets whose places are listed at a time."""
-_ARGUMENTS: Final = (ADDRESS, NUMBER, ADDRESS, ADDRESS, NUMBER)
-_gather: Final = function(
-    "kc_gather", ADDRESS, NUMBER, NUMBER, ADDRESS, ADDRESS, NUMBER, ADDRESS, NUMBER, result=NUMBER
-)
-_add_to_doubles: Final = function("kc_add_to_doubles", *_ARGUMENTS, NUMBER, DOUBLE, ADDRESS, NUMBER, result=NUMBER)
-_add_to_numbers: Final = function("kc_add_to_numbers", *_ARGUMENTS, NUMBER, NUMBER, ADDRESS, NUMBER, result=NUMBER)
 _FIELDS: Final = tuple(field.name for field in fields(HistogramColumns))[:-2]
 
 
@@ -295,17 +298,6 @@ def _packed(counts: NDArray[np.integer]) -> NDArray[np.integer]:
 
 def _kind(largest: int) -> type[np.integer]:
     return next(kind for kind in _COUNT_DTYPES if largest <= np.iinfo(kind).max)
-
-
-def _gathered(counts: NDArray[np.integer], begins: Numbers, sizes: Numbers) -> NDArray[np.integer]:
-    if not machine_code.is_available():
-        return counts[_ranges(begins, sizes)]
-    begins, sizes = (np.ascontiguousarray(array, np.int64) for array in (begins, sizes))
-    counts, found = np.ascontiguousarray(counts), np.empty(int(sizes.sum()), counts.dtype)
-    places = address(begins), address(sizes), sizes.size
-    if _gather(address(counts), counts.size, counts.itemsize, *places, address(found), found.size) < 0:
-        raise IndexError(f"a part is outside of {counts.size}")
-    return found
 
 
 def _ranges(begins: Numbers, sizes: Numbers) -> Numbers:

@@ -17,6 +17,8 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
+_ROUNDING_ERROR: Final = 1e-12
+"""Distance beyond the end of its range at which a number still counts as that end: more than sums of floats err by."""
 MAXIMUM: Final = "observed maximum"
 MAXIMUM_NOTE: Final = "largest observation; larger ones may exist that were not observed"
 _OPPOSITE: Final = {
@@ -225,3 +227,18 @@ def maximum_interval(sample: Binned) -> Interval:
     if sample.maximum_observed and not math.isnan(sample.maximum):
         low = high = sample.maximum
     return Interval(high, low, high, sample.total, MAXIMUM, MAXIMUM_NOTE)
+
+
+def real(name: str, value: float, *, low: float = 0.0, high: float = math.inf, what: str = "a finite number") -> float:
+    """Return the number if it lies in [low, high]; a rounding error beyond an end is that end."""
+    if not (math.isfinite(value) and low - _ROUNDING_ERROR <= value <= high + _ROUNDING_ERROR):
+        within = f"of at least {low:g}" if high == math.inf else f"in [{low:g}, {high:g}]"
+        raise ValueError(f"{name}: {value!r} is not {what} {within}")
+    return min(max(value, low), high)
+
+
+def level(name: str, value: float) -> float:
+    """Return an error probability if it lies strictly between 0 and 1."""
+    if not 0.0 < value < 1.0:
+        raise ValueError(f"{name}: {value!r} is not strictly between 0 and 1; write an error probability such as 0.01")
+    return float(value)

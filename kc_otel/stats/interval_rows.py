@@ -19,7 +19,7 @@ from typing import Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from kc_otel.stats.histogram import edges_of
+from kc_otel.stats.histogram import EXPLICIT, edges_of
 from kc_otel.stats.histogram_columns import MAX_EXACT_COUNT, HistogramColumns
 from kc_otel.stats.interval import MAXIMUM, MAXIMUM_NOTE, note_in_unit
 from kc_otel.stats.means import grid_of, lower_bounds, note_of, span_of
@@ -93,16 +93,13 @@ class HistogramRows:
             edges[row, self.ends[end]] = self.own[side, end]
         return edges
 
-    def added_up(
-        self, of: Callable[[Floats], Floats], weight: Floats, *, upper: bool = False, shared: Floats | None = None
-    ) -> Floats:
+    def added_up(self, of: Callable[[Floats], Floats], weight: Floats, *, upper: bool = False) -> Floats:
         """Return the sum of a function of the bins' lower edges, or their upper ones, in each row [R, J].
 
-        The function takes edges [k] to values [k, J]; `weight` is how often each edge counts [R, B]. `shared` are its
-        values at the shared edges, if known [B, J].
+        The function takes edges [k] to values [k, J]; `weight` is how often each edge counts [R, B].
         """
         side = int(upper)
-        values = of(self.shared[side]) if shared is None else shared
+        values = of(self.shared[side])
         total: Floats = weight @ values
         drawn = self.own[side] != self.shared[side][self.ends]
         drawn[1] &= self.ends[1] != self.ends[0]
@@ -127,9 +124,9 @@ class HistogramRows:
 
 
 def rows_of(columns: HistogramColumns) -> Iterator[HistogramRows]:
-    """The histograms that fit beside each other, a few hundred at a time."""
+    """The exponential histograms that fit beside each other, a few hundred at a time."""
     known = columns.minimum <= columns.maximum
-    fits = (columns.count > 0) & (columns.count < MAX_EXACT_COUNT)
+    fits = (columns.count > 0) & (columns.count < MAX_EXACT_COUNT) & (columns.scale != EXPLICIT)
     fits &= known | (np.isnan(columns.minimum) & np.isnan(columns.maximum))
     left = np.flatnonzero(fits)
     while left.size:

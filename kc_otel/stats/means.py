@@ -35,8 +35,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from kc_otel.stats._check import level
-from kc_otel.stats.interval import Binned, Interval, finite_range, nothing, usable
+from kc_otel.stats.interval import Binned, Interval, finite_range, level, nothing, usable
 
 Floats = NDArray[np.float64]
 Bets = tuple[Floats, Floats]

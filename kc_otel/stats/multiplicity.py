@@ -6,7 +6,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from kc_otel.stats._check import level
+from kc_otel.stats.interval import level
 
 
 @dataclass(frozen=True, slots=True)

@@ -37,8 +37,7 @@ from statistics import NormalDist
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from kc_otel.stats._check import horizon_of, level, real, width_of
-from kc_otel.stats.interval import Binned, Interval, nothing
+from kc_otel.stats.interval import Binned, Interval, level, nothing, real
 from kc_otel.stats.means import Placement, worst_bound
 
 _DISTANCE_SCALE = 2.0
@@ -232,6 +231,22 @@ def token_kl_for_sequence_tv(sequence_tv: float, horizon: int) -> Bound:
     if pinsker >= bretagnolle_huber:
         return Bound(pinsker / steps, "Pinsker")
     return Bound(bretagnolle_huber / steps, "Bretagnolle-Huber")
+
+
+def horizon_of(value: int) -> int:
+    """Return a number of steps, if it is a whole number of at least 1."""
+    if isinstance(value, bool) or int(value) != value or value < 1:
+        raise ValueError(f"horizon: {value!r} is not a number of steps; write a whole number of at least 1")
+    return int(value)
+
+
+def width_of(reward_range: tuple[float, float]) -> float:
+    """Return the width of a range of rewards."""
+    low, high = reward_range
+    if not (math.isfinite(low) and math.isfinite(high) and low < high):
+        msg = f"reward_range: {reward_range!r} is not a range; write the smallest reward first, such as (0, 1)"
+        raise ValueError(msg)
+    return float(high) - float(low)
 
 
 def _tv(value: float) -> float:

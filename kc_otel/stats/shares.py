@@ -17,8 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kc_otel._extras import extra
-from kc_otel.stats._check import level
-from kc_otel.stats.interval import Binned, Interval, affine, finite_range, nothing, usable
+from kc_otel.stats.interval import Binned, Interval, affine, finite_range, level, nothing, usable
 from kc_otel.stats.means import bets_for, growth, lower_bound
 
 Floats = NDArray[np.float64]

@@ -25,7 +25,7 @@ RATIO_CUT: Final = 10.0
 """Largest P/Q of a token that counts."""
 _RATIO_CUTS: Final = np.array([1000.0, RATIO_CUT, RATIO_CUT, RATIO_CUT])
 """The same for each bet."""
-_ROUNDING_SURPLUS: Final = 0.02
+ROUNDING_SURPLUS: Final = 0.02
 """Mean P/Q above 1 that rounding, or a kernel that computes its own tokens anew, explains."""
 _ALARM_LOG_WEALTH: Final = math.log(1e6)
 LIKELY: Final = math.log(2.0)
@@ -47,7 +47,7 @@ class Surplus:
         far that a run which was mended would stay accused.
         """
         self._logs = np.clip(self._logs + more, 0.0, _ALARM_LOG_WEALTH + math.log(BET_COUNT) + 1.0)
-        return surely_surplus(self._logs[0]) and mean > 1.0 + _ROUNDING_SURPLUS, surely_surplus(self._logs[1])
+        return surely_surplus(self._logs[0]) and mean > 1.0 + ROUNDING_SURPLUS, surely_surplus(self._logs[1])
 
 
 def surplus(changes: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -58,7 +58,7 @@ def surplus(changes: NDArray[np.float64]) -> NDArray[np.float64]:
     """
     return np.array(
         [
-            np.log1p(bet * (np.minimum(changes, cut - 1.0) - _ROUNDING_SURPLUS)).sum()
+            np.log1p(bet * (np.minimum(changes, cut - 1.0) - ROUNDING_SURPLUS)).sum()
             for bet, cut in zip(_BET_SHARES, _RATIO_CUTS, strict=True)
         ]
     )
@@ -88,21 +88,21 @@ def surely_surplus(logs: NDArray[np.float64]) -> bool:
 
 def surplus_of_sums(total: float, squares: float, tokens: int) -> NDArray[np.float64]:
     """A lower bound of `surplus` without the cut, from sum and sum of squares of P/Q - 1: log(1+y) >= y - y^2."""
-    over = total - _ROUNDING_SURPLUS * tokens
+    over = total - ROUNDING_SURPLUS * tokens
     return np.asarray(
         _BET_SHARES * over
-        - _BET_SHARES**2 * (squares + _ROUNDING_SURPLUS**2 * tokens + 2 * _ROUNDING_SURPLUS * abs(total))
+        - _BET_SHARES**2 * (squares + ROUNDING_SURPLUS**2 * tokens + 2 * ROUNDING_SURPLUS * abs(total))
     )
 
 
 def is_surplus(lower: _Floats, upper: _Floats, count: NDArray[np.integer], total: float) -> bool:
     """Return whether the mean of P/Q is surely above 1, given the edges and counts of its bins [bins], and its sum."""
     tokens = int(count.sum())
-    if not tokens or not total > (1.0 + _ROUNDING_SURPLUS) * tokens:
+    if not tokens or not total > (1.0 + ROUNDING_SURPLUS) * tokens:
         return False
     logs = np.array(
         [
-            float(count @ np.log1p(bet * (np.minimum(lower, cut) - 1.0 - _ROUNDING_SURPLUS)))
+            float(count @ np.log1p(bet * (np.minimum(lower, cut) - 1.0 - ROUNDING_SURPLUS)))
             for bet, cut in zip(_BET_SHARES, _RATIO_CUTS, strict=True)
         ]
     )

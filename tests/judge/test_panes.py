@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kc_otel.judge.panes import PaneColumns, PaneGrid, PaneHistory
+from kc_otel.judge.series import PaneColumns, PaneGrid, PaneHistory
 from kc_otel.stats import Buckets, ExponentialHistogram
 from kc_otel.stats.histogram import ExplicitHistogram, Histogram
 
@@ -21,14 +21,9 @@ class Panes:
         self.columns = PaneColumns([self.grid])
         self.history = PaneHistory(self.grid, self.columns, 0, 1)
 
-    def add(self, time: float, now: float, part: Histogram) -> bool:
-        afresh = self.history.make_way(part)
-        if isinstance(part, ExplicitHistogram):
-            self.history.add(min(time, now), now, part)
-        else:
-            for row in (2, 1, 0):
-                self.columns.count(row, min(time, now), now, part)
-        return afresh
+    def add(self, time: float, now: float, part: Histogram) -> None:
+        for row in (2, 1, 0):
+            self.columns.count(row, min(time, now), now, part)
 
     def count(self, now: float) -> int:
         whole = self.history.window(now)
@@ -43,22 +38,12 @@ def of(exponents: list[int]) -> ExponentialHistogram:
     )
 
 
-def test_another_layout_starts_afresh() -> None:
-    history = Panes()
-    explicit = ExplicitHistogram((1.0,), np.array([3, 4]), 9.0, 0.5, 2.0)
-    assert not history.add(NOW, NOW, explicit)
-    assert not history.add(NOW + 31, NOW + 31, explicit)
-    assert history.count(NOW + 31) == 14
-    assert history.add(NOW + 31, NOW + 31, ExplicitHistogram((2.0,), np.array([1, 0]), 1.0))
-    assert history.count(NOW + 31) == 1
-
-
-def test_a_clock_that_goes_back_loses_nothing() -> None:
+@pytest.mark.parametrize("explicit", [False, True])
+def test_a_clock_that_goes_back_loses_nothing(explicit: bool) -> None:
     """What was counted at times that are the future again counts as of now, once, and ages from there."""
     history = Panes()
-    history.add(NOW, NOW, of([1]))
-    history.add(NOW + 95, NOW + 95, of([2]))
-    history.add(NOW + 130, NOW + 130, of([3]))
+    for age, value in ((0, 1), (95, 2), (130, 3)):
+        history.add(NOW + age, NOW + age, ExplicitHistogram.of_count(1) if explicit else of([value]))
     assert history.count(NOW + 130) == 3
     head = history.grid.index(NOW + 5)
     history.columns.changed.clear()
@@ -68,17 +53,6 @@ def test_a_clock_that_goes_back_loses_nothing() -> None:
     history.columns.changed.clear()
     history.columns.turn_back(NOW + 5)
     assert not history.columns.changed
-
-
-def test_a_clock_that_goes_back_loses_nothing_of_explicit_bounds() -> None:
-    """The same of buckets that each series keeps by itself."""
-    panes = Panes()
-    for age, count in ((0, 3), (95, 4), (130, 5)):
-        panes.add(NOW + age, NOW + age, ExplicitHistogram.of_count(count))
-    head = panes.grid.index(NOW + 5)
-    assert panes.history.turn_back(NOW + 5) == {head, head + 3, head + 4}
-    assert [panes.count(NOW + age) for age in (5, 299, 300)] == [12, 12, 0]
-    assert panes.history.turn_back(NOW + 5) == set()
 
 
 @pytest.mark.slow

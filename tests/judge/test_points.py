@@ -12,14 +12,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
 
-from kc_otel.judge.points import walk
+from kc_otel.judge.points import ImpossiblePoint, Point, walk
 from tests.judge.conftest import NOW, Sender
 
 
 def read(request: ExportMetricsServiceRequest, gen_ai: tuple[str, ...] = ()) -> tuple[list[Any], Counter[str]]:
     counts: Counter[str] = Counter()
-    points = list(walk(request, gen_ai, lambda outcome, points, _message: counts.update({outcome: points})))
-    return points, counts
+    found = list(walk(request, gen_ai, counts))
+    points = [point for point in found if isinstance(point, Point)]
+    return points, counts + Counter({"malformed": len(found) - len(points)})
 
 
 def only_point(request: ExportMetricsServiceRequest) -> Any:
@@ -95,9 +96,9 @@ def test_attributes_have_lengths(sender: Any, now: float, attributes: dict[str, 
     request = sender().request(now, [0.5])
     for name, value in attributes.items():
         only_point(request).attributes.add(key=name).value.string_value = value
-    messages: list[str] = []
-    assert list(walk(request, (), lambda _outcome, _points, message: messages.append(message))) == []
-    assert said in messages[0]
+    (refused,) = walk(request, (), Counter())
+    assert isinstance(refused, ImpossiblePoint)
+    assert said in refused.message
 
 
 def test_an_attribute_that_is_no_text_has_a_length_too(sender: Any, now: float) -> None:

@@ -20,7 +20,7 @@ from kc_otel import machine_code
 from kc_otel.contract.model import Contract
 from kc_otel.judge.evaluator import Evaluator
 from kc_otel.judge.otlp.wire_columns import read_columns
-from kc_otel.judge.panes import PaneHistory
+from kc_otel.judge.series import PaneHistory
 from kc_otel.serve.store.evaluator_store import EvaluatorStore
 from kc_otel.serve.store.state_connection import unit_of_work
 from tests.judge.conftest import NOW, ZERO, Sender, make_contract, merge, ns
@@ -116,8 +116,7 @@ def said(histogram: Any) -> Any:
 
 
 def numbers_of(history: PaneHistory) -> list[int]:
-    panes = {*history._explicit, *history.columns.panes(history.number)}
-    return sorted(pane for pane in panes if history.pane(pane) is not None)
+    return [pane for pane in history.columns.panes(history.number) if history.pane(pane) is not None]
 
 
 def streams_of(evaluator: Evaluator) -> dict[Any, Any]:
@@ -391,21 +390,6 @@ def test_senders_on_both_sides_of_a_panes_end_share_no_slot():
     assert twins.fast._columns._slots.used <= 3
     twins.agree()
     assert twins.fast.taken_as_columns == 15
-
-
-@pytest.mark.slow
-def test_a_layout_is_compared_to_its_last_byte():
-    """A message that begins like a known one and has the same lengths, but one other name, is another one."""
-    contract = make_contract(slices={"code": {"where": {"task": "code"}}, "core": {"where": {"task": "core"}}})
-    twins = Twins(contract)
-    parts = {name: [Sender(), Sender(slice=name)] for name in ("code", "core")}
-    for step, name in enumerate(("code", "code", "code", "core", "code", "core", "core")):
-        now = NOW + 10.0 * step
-        values = [0.02, 0.3] * (20 if name == "core" else 1)  # more of each, as if they continued those of the other
-        body = merge(*(sender.request(now, values) for sender in parts[name])).SerializeToString()
-        twins.take(body, now)
-    twins.agree()
-    assert twins.fast.taken_as_columns > 3
 
 
 def both(contract: Contract, bodies: list[tuple[float, bytes]]) -> Twins:

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from kc_otel.judge.sample_sizes import observations_to_pass
 from kc_otel.judge.statistics import clause_interval
 from kc_otel.judge.verdict import Cell, Status, Verdict
-from kc_otel.judge.verdicts import Evidence, Memo, decide
+from kc_otel.judge.verdicts import Evidence, decide
 from kc_otel.record.telemetry.accumulate import Accumulator
 from kc_otel.stats import Binned
 
@@ -211,14 +211,6 @@ def test_the_long_window_is_one_of_as_many_tests_as_there_are_cells(contract: An
     alone, among = decide(made, [open_], NOW)[0], decide(made, [open_, *decided], NOW)[0]
     assert (alone.status, alone.window) == (Status.FAIL, "long")
     assert (among.status, among.window) == (Status.INCONCLUSIVE, "long")
-
-
-def test_memo_changes_no_verdict(contract: Any) -> None:
-    made, memo = contract(), Memo()
-    cells = [evidence(made, OPEN, FAIL), evidence(made, FAIL, PASS, slice="code")]
-    plain = repr(decide(made, cells, NOW))  # as text: what is not known is nan, which equals nothing
-    assert repr(decide(made, cells, NOW, memo)) == plain
-    assert repr(decide(made, cells, NOW, memo)) == plain
 
 
 ASSUMPTIONS = {

@@ -9,7 +9,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kc_otel import machine_code
 from kc_otel.stats import Buckets, ExponentialHistogram
 from kc_otel.stats.histogram_columns import HistogramColumns, SideColumns, merged
 
@@ -77,42 +76,3 @@ def test_a_union_that_is_too_wide_is_made_beside_the_others(wide):
 def test_counts_take_as_few_bytes_as_they_need():
     widths = [SideColumns.of([Buckets(0, np.array([most]))]).counts.itemsize for most in (255, 256, 70_000, 2**40)]
     assert widths == [1, 2, 4, 8]
-
-
-@given(
-    st.lists(st.tuples(st.integers(-40, 40), st.lists(st.integers(0, 2**50), max_size=6)), min_size=1, max_size=8),
-    st.integers(0, 3),
-    st.sampled_from([1, -1]),
-    st.sampled_from([1, -1]),
-    st.data(),
-)
-def test_machine_code_moves_buckets_as_numpy_does(sides, shift, step, times, data):
-    """Parts that are taken, cut and added up, in every width of counts, with the library and without."""
-    counts = [np.array(said, np.int64) >> 16 * shift for _, said in sides]
-    columns = SideColumns.of([Buckets(offset, numbers) for (offset, _), numbers in zip(sides, counts, strict=True)])
-    which = np.array(data.draw(st.lists(st.integers(0, len(sides) - 1), max_size=9)), np.int64)
-    begins = np.array(data.draw(st.lists(st.integers(8, 40), min_size=len(sides), max_size=len(sides))), np.int64)
-    found = []
-    for code in (True, False):
-        with pytest.MonkeyPatch.context() as patch:
-            if not code:
-                patch.setattr(machine_code, "is_available", lambda: False)
-            totals = [np.zeros(60), np.zeros(60, np.int64)]
-            for total in totals:
-                columns.add_to(total, begins, step=step, times=times)
-            taken = columns.taken(which)
-            up = columns.added_up(np.arange(len(sides)) // 2, len(sides))
-            found.append([*totals, *((side.offset, side.size, side.counts) for side in (taken, up))])
-    for value, other in zip(*found, strict=True):
-        np.testing.assert_equal(value, other)
-
-
-@pytest.mark.skipif(not machine_code.is_available(), reason="needs a C compiler")
-def test_a_bucket_outside_is_written_nowhere():
-    """Whoever says a wrong place gets the error that NumPy would raise, before anything beyond is touched."""
-    columns = SideColumns.of([Buckets(0, np.array([1, 2, 3])), Buckets(0, np.array([4]))])
-    for begins, step in (([0, 5], 1), ([3, 0], 1), ([1, 0], -1), ([-1, 0], 1), ([0, 2**62], 1)):
-        with pytest.raises(IndexError, match="outside of 5"):
-            columns.add_to(np.zeros(5), np.array(begins), step=step)
-    with pytest.raises(IndexError, match="outside of 4"):
-        SideColumns(columns.offset, np.array([3, 2]), columns.counts).taken(np.array([1]))

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kc_otel.judge.otlp.wire_columns import WireColumns
-from kc_otel.machine_code import ADDRESS, DOUBLE, NUMBER, address, function
+from kc_otel.machine_code import ADDRESS, DOUBLE, NUMBER, function
 from kc_otel.stats.histogram_columns import SideColumns
 
 Array = NDArray[Any]
@@ -81,8 +81,8 @@ class _Known(Structure):
 class Known:
     """Arrays that points are folded into; they are handed over once, not with every message.
 
-    In their order: rows, ROW [r]; the words of their buckets, uint32 [w]; slots, SLOT [s]; their buckets, int64
-    [2, s, SPAN]; the slots of each series, int64 [series, 2]; limits, LIMITS [contracts].
+    ROW [r]; the words of their buckets, uint32 [w]; SLOT [s]; their buckets, int64 [2, s, SPAN]; the slots of each
+    series, int64 [series, 2]; LIMITS [contracts].
     """
 
     def __init__(
@@ -105,23 +105,16 @@ class Known:
         heard: NDArray[np.bool_],
         gaps: NDArray[np.int64],
     ) -> int:
-        """Take the plain ones of some points, in their order. Returns how many slots are in use.
+        """Take the plain ones of the points in `part`, from its first to before its last, which arrived at `now`.
 
-        A stream's points after one that is left are left as well, because their outcome may depend on it.
-
-        Args:
-            wire: The message.
-            rows_of: Of each of its points, -1 for none [points].
-            part: First of the points, and the one after the last. There has to be room for a slot for each.
-            used: Slots that are in use.
-            now: When the message arrived, Unix seconds.
-            message: Its number: rows that are `blocked` by it take nothing.
-            outcomes: Gets 1 for what was taken [points].
-            heard: Gets 1 for pairs of kernels that were heard of [pairs].
-            gaps: Gets one more for the contract of each point that came late [contracts].
+        Each needs room for a slot. A stream's points after one that is left are left as well, because their outcome may
+        depend on it, and so are those of rows that are `blocked` by the number of this message. `outcomes` gets 1 for
+        what was taken, `heard` for pairs of kernels that were heard of, and `gaps` one more for the contract of each
+        point that came late. Returns how many slots are in use.
         """
         of = (self._address, wire.body, wire.points.ctypes.data, rows_of.ctypes.data)
-        slots: int = _fold(*of, *part, used, now, message, address(outcomes), address(heard), address(gaps))
+        into = (array.ctypes.data for array in (outcomes, heard, gaps))
+        slots: int = _fold(*of, *part, used, now, message, *into)
         return slots
 
 
@@ -129,8 +122,9 @@ def used_parts(slots: Array, buckets: Array, which: NDArray[np.int64], side: int
     """Return the used buckets of some slots, of one sign (0 positive, 1 negative), from all slots' buckets of it."""
     size = which.size
     counts, found = np.empty(size * SPAN, np.int64), np.empty(2 * size + 1, np.int64)
-    into = address(found), address(found[size:]), address(counts), address(found[2 * size :])
-    total = _used_parts(slots.ctypes.data, address(buckets), address(which), size, side, *into)
+    begin, of = found.ctypes.data, found.itemsize
+    into = begin, begin + size * of, counts.ctypes.data, begin + 2 * size * of
+    total = _used_parts(slots.ctypes.data, buckets.ctypes.data, which.ctypes.data, size, side, *into)
     return SideColumns.packed(found[:size], found[size:-1], counts[:total], int(found[-1]))
 
 

@@ -15,6 +15,7 @@ first; `settle` brings series up to date.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Final, NamedTuple
 
@@ -31,7 +32,7 @@ from kc_otel.judge.otlp.wire_columns import ColumnMessage, WireColumns, read_col
 from kc_otel.judge.point_streams import Horizon
 from kc_otel.judge.points import MAX_COUNT, Point, PointKind, digest_of, origin_of, walk
 from kc_otel.judge.recorders import DriftCounts
-from kc_otel.judge.refused_points import sender_of
+from kc_otel.judge.refused_points import sender_of_bytes
 from kc_otel.judge.series import LONG, SHORT, Heard, SeriesKey
 from kc_otel.stats.histogram import ExplicitHistogram
 from kc_otel.stats.histogram_columns import HistogramColumns
@@ -73,7 +74,7 @@ class StreamColumns:
         self._slots.forget()
 
     def message(self, body: bytes, most: int) -> ColumnMessage | None:
-        """A request as columns, of which everything was read: by protobuf what is not known here.
+        """A request as columns, and as protobuf reads it.
 
         None where it is something else, has more than `most` resources, scopes, metrics and points in it, or has a
         metric that no contract can be about.
@@ -85,27 +86,26 @@ class StreamColumns:
             return None
         try:
             rows, new = self._rows_of(wire)
-            left = rows < 0
-            left[[first.point for first in new]] = False
-            left |= wire.points["plain"] == 0
-            message = ColumnMessage(wire, rows, None if new else self._memory.token)
-            message.new = int(np.count_nonzero((rows < 0) & ~left))
-            # Explicit bounds of one of our quantities: a series' layout may then depend on the first point.
-            others = any(not of.exponential and wire.is_drift(of) for of in wire.spans)
-            if others or 4 * np.count_nonzero(left) > left.size:
-                message.request = ExportMetricsServiceRequest.FromString(wire.body)
-                return message if sum(METRICS.items(message.request)) <= most else None
-            message.odd = ~left, wire.request_without(~left)
+            request = ExportMetricsServiceRequest.FromString(body)
         except DecodeError:
             return None
-        return message
+        left = rows < 0
+        left[[first.point for first in new]] = False
+        left |= wire.points["plain"] == 0
+        # Explicit bounds of one of our quantities: a series' layout may then depend on the first point.
+        others = any(not of.exponential and wire.is_drift(of) for of in wire.spans)
+        whole = others or bool(4 * np.count_nonzero(left) > left.size)
+        if whole and sum(METRICS.items(request)) > most:
+            return None
+        new_rows = int(np.count_nonzero((rows < 0) & ~left))
+        return ColumnMessage(wire, rows, None if new else self._memory.token, request, whole, new_rows)
 
     def fold(self, message: ColumnMessage, horizons: Mapping[str, Horizon], now: float) -> tuple[int, int]:
         """Take the plain points that arrived at `now`, Unix seconds, and note in the message which ones.
 
         Returns how many points were taken, and how many of these were older than they may be when they came.
         """
-        if message.request is not None:
+        if message.whole:
             return 0, 0
         wire = message.wire
         self._message += 1
@@ -152,16 +152,11 @@ class StreamColumns:
             state, old = self._states[number], taken[contracts == number]
             old = old[ages[old] > state.timely]
             for place in {self._memory.rows["pair"][message.rows[number]]: number for number in old}.values():
-                self._refuse(state, message, place, float(ages[place]), now)
+                resource, *_ = message.wire.origin(int(message.wire.points["metric"][place]))
+                _, train, inference = self._pair_names[self._memory.rows["pair"][message.rows[place]]]
+                state.refused.add("behind", (train, inference), sender_of_bytes(resource), float(ages[place]), now)
             found += old.size
         return found
-
-    def _refuse(self, state: ContractState, message: ColumnMessage, number: int, age: float, now: float) -> None:
-        """Note whose point came too late to be in a short window."""
-        metric = int(message.wire.points["metric"][number])
-        for point in walk(message.wire.request_of([(metric, [number])]), (), lambda *_: None):
-            _, *pair = self._pair_names[self._memory.rows["pair"][message.rows[number]]]
-            state.refused.add("behind", (pair[0], pair[1]), sender_of(point.resource), age, now)
 
     def _known(self) -> Known:
         """Rows and slots as they are now."""
@@ -188,11 +183,7 @@ class StreamColumns:
         return begun
 
     def _rows_of(self, wire: WireColumns) -> tuple[Numbers, list[_FirstPoint]]:
-        """The row of each of a message's points, -1 for none [points].
-
-        Also returns the points of streams that are new, with attributes that are known. A resource that is none raises
-        a DecodeError.
-        """
+        """The row of each of a message's points, -1 for none [points], and those of streams that are new."""
         found: list[int] = []
         new: list[_FirstPoint] = []
         body = wire.body
@@ -218,10 +209,13 @@ class StreamColumns:
 
     def _block_unknown(self, message: ColumnMessage) -> None:
         """Leave the points of streams that are known, but not in this spelling, to be taken in their order."""
-        unknown = [part for part in message.wire.without(message.rows >= 0) if part[1]]
-        for point in walk(message.wire.request_of(unknown), (), lambda *_: None):
-            rows = self._of(point)
-            if rows is not None and (row := rows.row_of.get(point.stream)) is not None:
+        known = (message.rows >= 0).tobytes()
+        for point in walk(message.request, (), Counter(), known):
+            if (
+                isinstance(point, Point)
+                and (rows := self._of(point)) is not None
+                and (row := rows.row_of.get(point.stream)) is not None
+            ):
                 self._memory.rows[row]["blocked"] = self._message
 
     def _of(self, point: Point) -> ContractRows | None:
@@ -230,13 +224,9 @@ class StreamColumns:
         return None if number is None else self._rows[number]
 
     def release(self, point: Point) -> None:
-        """Have a point's stream take points by itself until it is `learn`t again.
-
-        One of other buckets may clear what its series holds; all that was counted before is there first.
-        """
-        explicit = point.kind is PointKind.HISTOGRAM and isinstance(point.histogram, ExplicitHistogram)
-        if self._slots.used and explicit:
-            self._slots.settle()
+        """Have a point's stream take points by itself until it is `learn`t again."""
+        if point.kind is PointKind.HISTOGRAM and isinstance(point.histogram, ExplicitHistogram):
+            self._slots.settle()  # other buckets may clear what their series holds
         rows = self._of(point)
         if rows is not None:
             rows.release(point.stream)
@@ -245,11 +235,8 @@ class StreamColumns:
         """Take nothing from columns for a name's series until one is `learn`t: their layout changed."""
         self._slots.close(series)
 
-    def learn(self, message: ColumnMessage, number: int, point: Point, contract: str, key: SeriesKey) -> None:
-        """Know a stream from now on, by the bytes of its point in a message, if its points may be plain.
-
-        The point, `number` in the message, has been taken, and counted for the series.
-        """
+    def learn(self, message: ColumnMessage, point: Point, contract: str, key: SeriesKey) -> None:
+        """Know a stream from now on, if its points may be plain: one in a message, that was counted for the series."""
         of = self._contract[contract]
         stream = self._states[of].streams.get(point.stream)
         if stream is None or not stream.writers or key not in self._states[of].series:
@@ -260,7 +247,7 @@ class StreamColumns:
         self._rows[of].load(point.stream, stream, series, pair)
         if sum(map(len, self._spellings.values())) >= _MAX_SPELLINGS:
             self._spellings.clear()
-        where = message.wire.points[number]
+        where = message.wire.points[point.number]
         spellings = self._spellings.setdefault(message.wire.origin(int(where["metric"]))[1:], {})
         spellings[message.wire.body[where["key_begin"] : where["key_end"]]] = _Spelling(point.tail, of, series, pair)
 
@@ -338,23 +325,11 @@ class _FirstPoint(NamedTuple):
     name: bytes
 
 
-class _Counted(NamedTuple):
-    """Slots of one contract's series, ascending."""
-
-    contract: int
-    which: Numbers
-    keys: list[SeriesKey]
-
-
 class SeriesSlots:
-    """The slots, and whose they are.
+    """The slots that are in use, their buckets, positive and then negative ones, and whose they are.
 
-    Attributes:
-        slots: The counts, without the buckets: SLOT [n].
-        buckets: Counts of the positive and of the negative buckets [2, n, SPAN]; unwritten where a slot has none.
-        used: How many slots are in use.
-        of: The slots that each series counts into, one for even and one for odd short panes: where a pane ends, some
-            senders are still in the one before [series, 2]. NONE for no slot, CLOSED for a series that takes nothing.
+    `of` are the slots that each series counts into [series, 2], one for even and one for odd short panes: where a pane
+    ends, some senders are still in the one before. NONE for no slot, CLOSED for a series that takes nothing.
     """
 
     def __init__(self, states: Sequence[ContractState]) -> None:
@@ -368,7 +343,6 @@ class SeriesSlots:
         """Forget every series; counts must be settled before."""
         self._numbers: dict[tuple[int, SeriesKey], int] = {}
         self._keys: list[tuple[int, SeriesKey]] = []
-        self._settled, self._counted = np.zeros(0, np.int64), list[_Counted]()
         self.of = np.full((64, 2), NONE)
         self.place_names: list[tuple[str, str]] = []
         self._places: dict[tuple[str, str], int] = {}
@@ -424,9 +398,12 @@ class SeriesSlots:
         if not used:
             return
         every = self.slots[:used]
-        series = every["series"].copy()
+        series = every["series"]
         self.of[series] = NONE
-        for number, which, keys in self._by_contract(series):
+        found = [self._keys[number] for number in series.tolist()]
+        contracts = np.array([contract for contract, _ in found])
+        for number in np.unique(contracts).tolist():
+            which = np.flatnonzero(contracts == number)
             of = every if which.size == used else every[which]
             sides = (used_parts(self.slots, buckets, which, side) for side, buckets in enumerate(self.buckets))
             columns = HistogramColumns(
@@ -438,17 +415,8 @@ class SeriesSlots:
                 of["min"].copy(),
                 of["max"].copy(),
                 of["observed"] != 0,
+                np.full(which.size, None),
                 *sides,
             )
+            keys = [found[slot][1] for slot in which.tolist()]
             self._states[number].count_all(keys, columns, of["newest"].tolist(), of["now"].tolist())
-
-    def _by_contract(self, series: Numbers) -> list[_Counted]:
-        """The slots of each contract, by their series: the same as the last time, mostly."""
-        if not np.array_equal(series, self._settled):
-            keys = [self._keys[number] for number in series.tolist()]
-            contracts = np.array([contract for contract, _ in keys])
-            self._settled, self._counted = series, []
-            for number in np.unique(contracts).tolist():
-                which = np.flatnonzero(contracts == number)
-                self._counted.append(_Counted(number, which, [keys[slot][1] for slot in which.tolist()]))
-        return self._counted

@@ -37,18 +37,13 @@ def _nobody(_: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class TrafficEntry:
-    """One message of a recording.
-
-    Attributes:
-        at: Unix time in seconds at which it arrived, or at which the evaluator judged.
-        request: ExportMetricsServiceRequest; None for an evaluation, and where there is a `body`.
-        body: The same serialized, where an evaluator has taken it: it may be read as columns. Else empty.
-        damaged: Is told why `body` is no such request, if it is none.
-    """
+    """One message of a recording, and the Unix time at which it arrived, or at which the evaluator judged."""
 
     at: float
     request: Any = None
+    """ExportMetricsServiceRequest; None for an evaluation, and where there is a `body`."""
     body: bytes = b""
+    """The same serialized, where an evaluator has taken it; else empty. `damaged` is told why it is no request."""
     damaged: Callable[[str], object] = field(default=_nobody, compare=False)
 
     @property

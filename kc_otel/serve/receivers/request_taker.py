@@ -223,7 +223,7 @@ def _answered(signal: Signal, results: list[ExportResult]) -> tuple[Any, str]:
 def _one_by_one(request: Any, signal: Signal) -> int:
     """Return the number of points of a request that the sink takes one by one."""
     if isinstance(request, ColumnMessage):
-        if request.request is not None:
+        if request.whole:
             return int(request.rows.size)
         return int(np.count_nonzero((request.rows < 0) | (request.wire.points["plain"] == 0))) - request.new
     if signal is not METRICS or not isinstance(request, ExportMetricsServiceRequest):  # or shards take the points

@@ -20,7 +20,7 @@ from kc_otel.judge.fault_end import Fault, Recovery
 from kc_otel.judge.point_streams import LatestValue, PointStream
 from kc_otel.judge.statistics import MeanTest
 from kc_otel.stats import Buckets, ExponentialHistogram
-from kc_otel.stats.histogram import ExplicitHistogram, Histogram
+from kc_otel.stats.histogram import EXPLICIT, ExplicitHistogram, Histogram
 from kc_otel.stats.histogram_columns import HistogramColumns, SideColumns
 
 _EXPONENTIAL: Final = np.dtype(
@@ -77,12 +77,15 @@ def encode_histogram(histogram: Histogram) -> bytes:
 
 
 def encode_histograms(columns: HistogramColumns) -> list[bytes]:
-    """Exponential histograms as bytes, each for `decode_histogram`."""
+    """Histograms as bytes, each for `decode_histogram`."""
     heads = np.zeros(len(columns), _EXPONENTIAL)
     for name in ("scale", "observed", "sum", "minimum", "maximum", "zero_threshold", "count", "zero_count"):
         heads[name] = getattr(columns, name)
     sides = zip(_records(heads), _encode_runs(columns.positive), _encode_runs(columns.negative), strict=True)
-    return [b"".join(parts) for parts in sides]
+    found = [b"".join(parts) for parts in sides]
+    for number in np.flatnonzero(columns.scale == EXPLICIT).tolist():
+        found[number] = encode_histogram(columns[number])
+    return found
 
 
 def decode_histogram(data: bytes) -> Histogram:

@@ -35,15 +35,12 @@ from kc_otel.serve.store.codecs import (
     decode_rows,
     decode_stream,
     encode_evidence,
-    encode_histogram,
     encode_histograms,
     encode_rows,
     encode_stream,
 )
 from kc_otel.serve.store.state_connection import StateError, UnitOfWork
-from kc_otel.stats import ExponentialHistogram
-from kc_otel.stats.histogram import ExplicitHistogram
-from kc_otel.stats.histogram_columns import HistogramColumns
+from kc_otel.stats.histogram import Histogram
 
 SCHEMA_VERSION: Final = 12
 
@@ -219,9 +216,8 @@ class EvaluatorStore:
             if not len(held):
                 gone += [(id, grid, pane) for id in ids]
                 continue
-            encoded = encode_histograms(held) if isinstance(held, HistogramColumns) else map(encode_histogram, held)
             width = state.grids[grid].width
-            rows += [(id, grid, pane, width, data) for id, data in zip(ids, encoded, strict=True)]
+            rows += [(id, grid, pane, width, data) for id, data in zip(ids, encode_histograms(held), strict=True)]
         self._connection.executemany("INSERT OR REPLACE INTO evaluator_panes VALUES (?, ?, ?, ?, ?)", rows)
         self._connection.executemany("DELETE FROM evaluator_panes WHERE series = ? AND length = ? AND pane = ?", gone)
         self._connection.executemany(
@@ -317,7 +313,8 @@ class EvaluatorStore:
         self._connection.executemany("DELETE FROM evaluator_series WHERE id = ?", orphans)
         self._connection.execute("DELETE FROM evaluator_panes WHERE series NOT IN (SELECT id FROM evaluator_series)")
         rows = self._connection.execute("SELECT rowid, * FROM evaluator_panes").fetchall()
-        held: dict[tuple[str, int, int], tuple[list[int], list[ExponentialHistogram]]] = {}
+        held: dict[tuple[str, int, int], tuple[list[int], list[Histogram]]] = {}
+        layouts: dict[int, tuple[float, ...] | None] = {}
         for row, id, number, pane, width, data in rows:
             name, key = found[id]
             state = evaluator.states[name]
@@ -326,14 +323,13 @@ class EvaluatorStore:
             index = pane if width == grid.width else grid.index((pane + 0.5) * width)
             of_series, content = state.series[key], decode_histogram(data)
             check_observed(content)
-            if isinstance(content, ExplicitHistogram):
-                of_series.histories[number].put(index, content)
-            elif of_series.histories[number].accepts(content):
+            if content.layout == layouts.setdefault(id, content.layout):
+                of_series.layout = content.layout
                 of, parts = held.setdefault((name, number, index), ([], []))
                 of.append(of_series.number)
                 parts.append(content)
             if width != grid.width:
-                state.changed_panes.add((key, number, index))
+                state.panes.changed.setdefault((number, index), []).append(np.array([of_series.number]))
                 self._connection.execute("DELETE FROM evaluator_panes WHERE rowid = ?", (row,))
         for (name, number, index), (of, parts) in held.items():
             evaluator.states[name].panes.put(number, index, of, parts)
