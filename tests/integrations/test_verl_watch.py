@@ -10,8 +10,9 @@ import pytest
 import torch
 
 from kc_otel.contract.load import load_text
-from kc_otel.integrations.verl.shared import attributes_of, kernels, processings, run_resource
+from kc_otel.integrations.verl.shared import attributes_of, kernels, processings
 from kc_otel.integrations.verl.watch import TrainerWatch
+from kc_otel.record.telemetry.environment import resource_of_run
 
 CONTRACT = """apiVersion: kernel-contract/v1
 kind: KernelContract
@@ -141,6 +142,15 @@ def test_what_never_gets_rewards_is_recorded_all_the_same(watch, made):
     assert all(given["advantages"] is None for *_, given in made[0].calls)
 
 
+def test_weights_of_several_steps_are_told_by_token(watch, made):
+    for steps in ([3, 3, 4, 4, 4, 4], [4] * ROWS, [None, *[4] * 5]):
+        watch.around_debug_metrics(done, None, (proto(min_global_steps=steps),), {})
+    watch.flush()
+    several, one, unknown = (given["weights"][1] for *_, given in made[0].calls)
+    assert several.tolist() == [[step] * WIDTH for step in (3, 3, 4, 4, 4, 4)]
+    assert (one, unknown) == (4, None)
+
+
 def test_columns_are_read_as_the_queue_gives_them():
     wrapped = [SimpleNamespace(data="code"), SimpleNamespace(data="prose")]
     columns = {"data_source": wrapped, "level": np.array([1, 2]), "raw": [{}, []], "uid": ["a", "b"], "short": ["x"]}
@@ -182,10 +192,9 @@ def test_logprobs_of_before_processing_are_not_taken_for_processed_ones():
 
 
 def test_a_run_is_named_by_the_names_that_are_proposed(monkeypatch):
-    """rl.* of the resource are from verl's configuration and the logger's run; what it does not say is left out."""
-    config = Given(algorithm={"adv_estimator": "grpo"}, actor_rollout_ref=Given(model={"path": "policy-7b"}))
+    """What is not known is left out."""
     monkeypatch.setenv("WANDB_RUN_ID", "r17")
     said = {"rl.system": "verl", "rl.algorithm": "grpo", "rl.model.name": "policy-7b", "rl.run.id": "r17"}
-    assert run_resource(config) == said
+    assert resource_of_run("verl", "grpo", "policy-7b") == said
     monkeypatch.delenv("WANDB_RUN_ID")
-    assert run_resource(Given(actor_rollout_ref=Given())) == {"rl.system": "verl"}
+    assert resource_of_run("verl", None, None) == {"rl.system": "verl"}
