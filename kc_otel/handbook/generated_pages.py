@@ -66,8 +66,7 @@ of P/Q is significantly above 1. The evaluator checks that mean, too, over the w
 Eight exact zeros in a row on both sides count as placeholders. A shorter run, of three or more, counts only if nine in
 ten sequences of a batch begin, or end, with it and hardly any zero occurs elsewhere. A single zero at the end of nine
 in ten sequences counts if no other token is exactly 0 although at least thirty are nearly 0. A number that many tokens
-share on one side only is a floor or a filler; so is a side's lowest number, exact or blurred, if the other side goes
-lower still.
+share on one side only, such as its lowest, is a floor or a filler.
 
 The inference side's numbers alone can show that its probabilities are too high, even if both sides share the fault:
 tokens with a probability below one half then occur too rarely (error probability 1e-6), and, if token ids and prompts
