@@ -3,20 +3,12 @@
 from __future__ import annotations
 
 from contextlib import contextmanager
+from functools import partial
 
-from kc_otel.contract.model import Contract
+from tests.tools.contracts import contract_of
 
-CONTRACT = {
-    "apiVersion": "kernel-contract/v1",
-    "kind": "KernelContract",
-    "metadata": {"name": "tiny", "version": 1, "owner": "tests"},
-    "kernels": {"train": {"engine": "torch"}, "inference": {"engine": "vllm"}},
-    "slices": {"code": {"where": {"task": "code"}}, "prose": {"where": {"task": "prose"}}},
-}
-
-
-def contract(**changes):
-    return Contract.model_validate({**CONTRACT, **changes})
+SLICES = {"code": {"where": {"task": "code"}}, "prose": {"where": {"task": "prose"}}}
+contract = partial(contract_of, "tiny", slices=SLICES)
 
 
 class MemorySink:

@@ -28,7 +28,7 @@ ROWS, WIDTH = 6, 5
 class Recorded:
     """Stands for the recorder: keeps what it is given."""
 
-    def __init__(self, **kernels):
+    def __init__(self, _=None, **kernels):
         self.calls, self.dropped, self.kernels = [], [], kernels
 
     def compare(self, train, inference, **given):
@@ -39,6 +39,8 @@ class Recorded:
 
     def force_flush(self):
         return True
+
+    shutdown = force_flush
 
 
 def proto(**columns):
@@ -79,8 +81,8 @@ def config(**rollout):
 def into(made):
     """Makes recorders that keep what they are given, in a list."""
 
-    def make(_, **kernels):
-        made.append(Recorded(**kernels))
+    def make(*given, **kernels):
+        made.append(Recorded(*given, **kernels))
         return made[-1]
 
     return make
