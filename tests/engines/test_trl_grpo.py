@@ -17,7 +17,7 @@ import torch
 from examples.tiny_model import prompts
 from kc_otel import Recorder, TrainingLog
 from kc_otel.integrations.trl import instrument
-from tests.engines._vllm import SLICES, offline_engine
+from tests.engines._vllm import SLICES, offline_engine, sampled
 from tests.tools.contracts import contract_of
 from tests.tools.docstrings import run_examples
 from tests.tools.judge import Judge
@@ -79,15 +79,8 @@ class Engine:
         save_file({name: tensor * scaled.get(name, 1.0) for name, tensor in weights.items()}, file, {"format": "pt"})
 
     def generate(self, prompt_ids, **sampling):
-        from vllm import SamplingParams
-
-        asked = SamplingParams(max_tokens=TOKENS, logprobs=0, **{"temperature": 1.0, **sampling})
-        outputs = self.llm.generate([{"prompt_token_ids": ids} for ids in prompt_ids], asked, use_tqdm=False)
-        completions = [list(made.outputs[0].token_ids) for made in outputs]
-        logprobs = [
-            [at[token].logprob for at, token in zip(made.outputs[0].logprobs, made.outputs[0].token_ids, strict=True)]
-            for made in outputs
-        ]
+        asked = {"max_tokens": TOKENS, "temperature": 1.0, **sampling}
+        completions, logprobs = sampled(self.llm, prompt_ids, **asked)
         self.sampled += list(zip(prompt_ids, completions, strict=True))
         return completions, logprobs
 
