@@ -144,15 +144,6 @@ def test_what_never_gets_rewards_is_recorded_all_the_same(watch, made):
     assert all(given["advantages"] is None for *_, given in made[0].calls)
 
 
-def test_weights_of_several_steps_are_told_by_token(watch, made):
-    for steps in ([3, 3, 4, 4, 4, 4], [4] * ROWS, [None, *[4] * 5]):
-        watch.around_debug_metrics(done, None, (proto(min_global_steps=steps),), {})
-    watch.flush()
-    several, one, unknown = (given["weights"][1] for *_, given in made[0].calls)
-    assert several.tolist() == [[step] * WIDTH for step in (3, 3, 4, 4, 4, 4)]
-    assert (one, unknown) == (4, None)
-
-
 def test_columns_are_read_as_the_queue_gives_them():
     wrapped = [SimpleNamespace(data="code"), SimpleNamespace(data="prose")]
     columns = {"data_source": wrapped, "level": np.array([1, 2]), "raw": [{}, []], "uid": ["a", "b"], "short": ["x"]}

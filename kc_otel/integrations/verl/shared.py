@@ -5,7 +5,7 @@ from __future__ import annotations
 import atexit
 import logging
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from importlib import metadata
 from typing import Any, Final
@@ -161,6 +161,17 @@ def padded(values: Any, shape: Any = None) -> Any:
     return values.to_padded_tensor(0, output_size=shape and tuple(shape)) if values.is_nested else values
 
 
+def by_version(logged: LoggedBatch) -> Iterator[tuple[Weights, np.ndarray]]:
+    """Rows that were sampled with the same weights; without those that verl put in to fill its batch."""
+    rows = np.arange(len(logged.attributes))
+    kept = rows if logged.kept is None else rows[logged.kept]
+    if not logged.versions:
+        yield None, kept
+        return
+    for version in dict.fromkeys(logged.versions[row] for row in kept):
+        yield version, np.array([row for row in kept if logged.versions[row] == version])
+
+
 def record(
     recorder: Recorder,
     logged: LoggedBatch,
@@ -169,39 +180,33 @@ def record(
     trained: Weights,
     rollouts: Mapping[str, int] | None = None,
 ) -> None:
-    """Compare a batch, without the rows that verl put in to fill it.
+    """Compare a batch, in one call for each version of the weights that sampled.
 
     `processing` are the sampling parameters of both sides, `trained` the training side's weights, and `rollouts` the
     number of each prompt's rollouts, by its name, where it has more than this batch holds.
     """
-    every = np.arange(len(logged.attributes))
-    rows = every if logged.kept is None else every[logged.kept]
-    if not rows.size:
-        return
-    prompts = [logged.prompts[row] for row in rows] if logged.prompts else None
-    rollouts = Counter(prompts) if rollouts is None else rollouts
-    taken = slice(None) if rows.size == every.size else rows
-    recorder.compare(
-        logged.train[taken],
-        logged.inference[taken],
-        mask=None if logged.mask is None else logged.mask[taken],
-        token_ids=logged.tokens[taken],
-        attributes=[logged.attributes[row] for row in rows],
-        advantages=None if logged.advantages is None else logged.advantages[taken],
-        rewards=None if logged.rewards is None else logged.rewards[taken],
-        processing=processing,
-        weights=(trained, _versions_of(logged, rows)),
-        groups=prompts,
-        group_size=None if prompts is None else [rollouts[prompt] for prompt in prompts],
-    )
-
-
-def _versions_of(logged: LoggedBatch, rows: np.ndarray) -> Any:
-    """The weights that sampled these rows, or [rows, tokens] those that sampled each; None where one is unknown."""
-    versions = [logged.versions[row] for row in rows] if logged.versions else [None]
-    if len(set(versions)) == 1:
-        return versions[0]
-    return None if None in versions else np.repeat(np.array(versions)[:, None], logged.tokens.shape[1], axis=1)
+    parts = list(by_version(logged))
+    if rollouts is None and logged.prompts:
+        # Rollouts of a prompt may be of several versions of the weights: they count together all the same.
+        rollouts = Counter(logged.prompts[row] for _, rows in parts for row in rows)
+    for version, rows in parts:
+        if not rows.size:
+            continue
+        prompts = [logged.prompts[row] for row in rows] if logged.prompts else None
+        taken = slice(None) if rows.size == len(logged.attributes) else rows
+        recorder.compare(
+            logged.train[taken],
+            logged.inference[taken],
+            mask=None if logged.mask is None else logged.mask[taken],
+            token_ids=logged.tokens[taken],
+            attributes=[logged.attributes[row] for row in rows],
+            advantages=None if logged.advantages is None else logged.advantages[taken],
+            rewards=None if logged.rewards is None else logged.rewards[taken],
+            processing=processing,
+            weights=(trained, version),
+            groups=prompts,
+            group_size=None if prompts is None or rollouts is None else [rollouts[prompt] for prompt in prompts],
+        )
 
 
 def kernels(config: Any) -> tuple[Kernel, Kernel]:
