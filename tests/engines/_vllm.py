@@ -3,20 +3,12 @@
 from __future__ import annotations
 
 from contextlib import contextmanager
+from functools import partial
 
-from kc_otel.contract.model import Contract
+from tests.tools.contracts import contract_of
 
-CONTRACT = {
-    "apiVersion": "kernel-contract/v1",
-    "kind": "KernelContract",
-    "metadata": {"name": "tiny", "version": 1, "owner": "tests"},
-    "kernels": {"train": {"engine": "torch"}, "inference": {"engine": "vllm"}},
-    "slices": {"code": {"where": {"task": "code"}}, "prose": {"where": {"task": "prose"}}},
-}
-
-
-def contract(**changes):
-    return Contract.model_validate({**CONTRACT, **changes})
+SLICES = {"code": {"where": {"task": "code"}}, "prose": {"where": {"task": "prose"}}}
+contract = partial(contract_of, "tiny", slices=SLICES)
 
 
 class MemorySink:
@@ -74,3 +66,15 @@ def offline_engine(model, **options):
         yield engine
     finally:
         engine.llm_engine.engine_core.shutdown()
+
+
+def sampled(engine, prompts, **options):
+    """Tokens that an engine samples after prompts of tokens, and the log-probabilities that it reports of them."""
+    from vllm import SamplingParams
+
+    outputs = engine.generate(
+        [{"prompt_token_ids": ids} for ids in prompts], SamplingParams(logprobs=0, **options), use_tqdm=False
+    )
+    made = [output.outputs[0] for output in outputs]
+    tokens = [list(of.token_ids) for of in made]
+    return tokens, [[at[token].logprob for at, token in zip(of.logprobs, of.token_ids, strict=True)] for of in made]

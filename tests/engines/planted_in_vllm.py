@@ -10,21 +10,15 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from kc_otel.contract.model import Contract, KernelSpec
+from kc_otel.contract.model import KernelSpec
 from kc_otel.diagnose.token_sequences import TokenSequence
 from tests.engines._checkpoints import checkpoint
+from tests.tools.contracts import contract_of
 
 LAYERS, PAGE = 4, 8
 """PAGE: tokens of the cache that are lost."""
 ENGINE = {"dtype": "float32", "max_model_len": 256, "kv_cache_memory_bytes": 64 << 20}
-CONTRACT = Contract.model_validate(
-    {
-        "apiVersion": "kernel-contract/v1",
-        "kind": "KernelContract",
-        "metadata": {"name": "planted", "version": 1, "owner": "tests"},
-        "kernels": {"train": {"engine": "torch"}, "inference": {"engine": "vllm", "dtype": "float32"}},
-    }
-)
+CONTRACT = contract_of(kernels={"train": {"engine": "torch"}, "inference": {"engine": "vllm", "dtype": "float32"}})
 
 
 def mixture(tiny_model: Path, into: str) -> Path:

@@ -10,28 +10,23 @@ import pytest
 import torch
 
 from examples.tiny_model import prompts
-from kc_otel import Contract, Recorder, TrainingLog
+from kc_otel import Recorder, TrainingLog
 from kc_otel.integrations.transformers import KernelContractCallback, Sample, StopWhenHalted, log_verdicts
 from kc_otel.recordings.scoring import hf_scorer
+from tests.engines._vllm import SLICES
+from tests.tools.contracts import contract_of
 from tests.tools.docstrings import run_examples
 from tests.tools.judge import Judge
 
 pytestmark = pytest.mark.slow
 
-CONTRACT = Contract.model_validate(
-    {
-        "apiVersion": "kernel-contract/v1",
-        "kind": "KernelContract",
-        "metadata": {"name": "sft", "version": 1, "owner": "tests"},
-        "kernels": {"train": {"engine": "torch"}, "inference": {"engine": "torch", "dtype": "bfloat16"}},
-        "slices": {"code": {"where": {"task": "code"}}, "prose": {"where": {"task": "prose"}}},
-        "statistical": [
-            {"id": "drift", "metric": "abs_log_ratio", "unit": "token", "statistic": "mean", "limit": 0.05}
-        ],
-        "runtime": [{"id": "lag", "metric": "weights_lag", "statistic": "max", "limit": 0}],
-        "observability": {"window": "5m", "long_window": "10m", "min_samples": 200, "heartbeat": "60s"},
-        "escalation": [{"on": "fail", "severity": "warning", "do": ["notify"]}],
-    }
+CONTRACT = contract_of(
+    kernels={"train": {"engine": "torch"}, "inference": {"engine": "torch", "dtype": "bfloat16"}},
+    slices=SLICES,
+    statistical=[{"id": "drift", "metric": "abs_log_ratio", "unit": "token", "statistic": "mean", "limit": 0.05}],
+    runtime=[{"id": "lag", "metric": "weights_lag", "statistic": "max", "limit": 0}],
+    observability={"window": "5m", "long_window": "10m", "min_samples": 200, "heartbeat": "60s"},
+    escalation=[{"on": "fail", "severity": "warning", "do": ["notify"]}],
 )
 
 

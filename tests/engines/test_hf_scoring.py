@@ -8,7 +8,7 @@ import torch
 
 from examples.tiny_model import prompts
 from kc_otel.recordings.scoring import hf_scorer
-from tests.engines._vllm import offline_engine
+from tests.engines._vllm import offline_engine, sampled
 
 pytestmark = pytest.mark.slow
 
@@ -80,8 +80,6 @@ def test_autocast_is_the_scorers_and_not_the_callers(loaded, sequences):
 
 
 def test_vllm_reports_the_same_after_temperature_and_truncation(loaded, tiny_model):
-    from vllm import SamplingParams
-
     model, tokenizer = loaded
     asked = [tokenizer(text)["input_ids"] for text in prompts("prose", 6, characters=60)]
     with offline_engine(tiny_model, dtype="float32", max_model_len=256, logprobs_mode="processed_logprobs") as llm:
@@ -91,16 +89,8 @@ def test_vllm_reports_the_same_after_temperature_and_truncation(loaded, tiny_mod
             {"temperature": 0.8, "top_p": 0.9},
             {"temperature": 1.2, "top_p": 0.85, "top_k": 30, "min_p": 0.02},
         ):
-            sampling = SamplingParams(max_tokens=40, logprobs=0, **processing)
-            outputs = llm.generate([{"prompt_token_ids": ids} for ids in asked], sampling, use_tqdm=False)
-            tokens = [list(output.outputs[0].token_ids) for output in outputs]
-            sampled = np.concatenate(
-                [
-                    [at[t].logprob for at, t in zip(o.outputs[0].logprobs, o.outputs[0].token_ids, strict=True)]
-                    for o in outputs
-                ]
-            )
+            tokens, reported = sampled(llm, asked, max_tokens=40, **processing)
             scored = np.concatenate(hf_scorer(model)(asked, tokens, processing))
-            difference = np.abs(scored - sampled)
+            difference = np.abs(scored - np.concatenate(reported))
             # By rounding a token at the edge of the nucleus may be in on one side alone, which moves the others' share.
             assert np.quantile(difference, 0.98) < 1e-3, processing

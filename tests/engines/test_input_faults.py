@@ -8,7 +8,7 @@ import pytest
 from examples.tiny_model import prompts
 from kc_otel import Recorder
 from kc_otel.recordings.scoring import hf_scorer
-from tests.engines._vllm import offline_engine
+from tests.engines._vllm import offline_engine, sampled
 from tests.tools.contracts import contract_of
 from tests.tools.memory import Memory
 
@@ -33,24 +33,11 @@ def asked(training):
     return [tokenizer(text)["input_ids"] for name in ("code", "prose") for text in prompts(name, 6, characters=90)]
 
 
-def sampled(engine, asked, processing):
-    """Tokens and log-probabilities that vLLM reports for them."""
-    from vllm import SamplingParams
-
-    parameters = SamplingParams(max_tokens=TOKENS, logprobs=0, ignore_eos=True, **processing)
-    outputs = engine.generate([{"prompt_token_ids": ids} for ids in asked], parameters, use_tqdm=False)
-    tokens = [list(output.outputs[0].token_ids) for output in outputs]
-    logprobs = [
-        np.array([at[token].logprob for at, token in zip(output.outputs[0].logprobs, row, strict=True)])
-        for output, row in zip(outputs, tokens, strict=True)
-    ]
-    return np.array(tokens), np.array(logprobs)
-
-
 def rolled_out(model, asked, mode, *processings):
     """What an engine of its own samples with each processing; no engine is left when the next one starts."""
     with offline_engine(model, dtype="float32", max_model_len=256, logprobs_mode=mode) as engine:
-        return [sampled(engine, asked, processing) for processing in processings]
+        made = [sampled(engine, asked, max_tokens=TOKENS, ignore_eos=True, **some) for some in processings]
+    return [(np.array(tokens), np.array(logprobs)) for tokens, logprobs in made]
 
 
 @pytest.fixture(scope="module")

@@ -8,15 +8,17 @@ from __future__ import annotations
 import json
 import shutil
 from collections import Counter
+from functools import partial
 
 import numpy as np
 import pytest
 import torch
 
 from examples.tiny_model import prompts
-from kc_otel import Contract, Recorder, TrainingLog
+from kc_otel import Recorder, TrainingLog
 from kc_otel.integrations.trl import instrument
-from tests.engines._vllm import offline_engine
+from tests.engines._vllm import SLICES, offline_engine, sampled
+from tests.tools.contracts import contract_of
 from tests.tools.docstrings import run_examples
 from tests.tools.judge import Judge
 
@@ -77,15 +79,8 @@ class Engine:
         save_file({name: tensor * scaled.get(name, 1.0) for name, tensor in weights.items()}, file, {"format": "pt"})
 
     def generate(self, prompt_ids, **sampling):
-        from vllm import SamplingParams
-
-        asked = SamplingParams(max_tokens=TOKENS, logprobs=0, **{"temperature": 1.0, **sampling})
-        outputs = self.llm.generate([{"prompt_token_ids": ids} for ids in prompt_ids], asked, use_tqdm=False)
-        completions = [list(made.outputs[0].token_ids) for made in outputs]
-        logprobs = [
-            [at[token].logprob for at, token in zip(made.outputs[0].logprobs, made.outputs[0].token_ids, strict=True)]
-            for made in outputs
-        ]
+        asked = {"max_tokens": TOKENS, "temperature": 1.0, **sampling}
+        completions, logprobs = sampled(self.llm, prompt_ids, **asked)
         self.sampled += list(zip(prompt_ids, completions, strict=True))
         return completions, logprobs
 
@@ -106,27 +101,16 @@ STATISTICAL = [
 """Wide limits are on what is looked at here: recorders send what clauses are computed from."""
 
 
-def contract(**changes):
-    return Contract.model_validate(
-        {
-            "apiVersion": "kernel-contract/v1",
-            "kind": "KernelContract",
-            "metadata": {"name": "grpo", "version": 1, "owner": "tests"},
-            "kernels": {"train": {"engine": "torch"}, "inference": {"engine": "vllm", "dtype": "bfloat16"}},
-            "slices": {
-                "code": {"where": {"task": "code"}},
-                "prose": {"where": {"task": "prose"}},
-                "disliked": {"where": {"advantage": "< 0"}},
-            },
-            "statistical": STATISTICAL,
-            "runtime": [{"id": "lag", "metric": "weights_lag", "statistic": "max", "limit": 0}],
-            "observability": {
-                "window": "5m", "long_window": "10m", "min_samples": 200, "heartbeat": "60s", "sampling": 1.0,
-            },
-            "escalation": [{"on": "fail", "severity": "warning", "do": ["notify"]}],
-            **changes,
-        }
-    )  # fmt: skip
+contract = partial(
+    contract_of,
+    "grpo",
+    kernels={"train": {"engine": "torch"}, "inference": {"engine": "vllm", "dtype": "bfloat16"}},
+    slices={**SLICES, "disliked": {"where": {"advantage": "< 0"}}},
+    statistical=STATISTICAL,
+    runtime=[{"id": "lag", "metric": "weights_lag", "statistic": "max", "limit": 0}],
+    observability={"window": "5m", "long_window": "10m", "min_samples": 200, "heartbeat": "60s", "sampling": 1.0},
+    escalation=[{"on": "fail", "severity": "warning", "do": ["notify"]}],
+)
 
 
 @pytest.fixture

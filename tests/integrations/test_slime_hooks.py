@@ -9,6 +9,7 @@ import torch
 
 from kc_otel.integrations.slime import slime_hooks
 from kc_otel.integrations.slime.slime_hooks import record_mismatch, record_rollout
+from tests.integrations.test_verl_watch import Recorded
 
 CONTRACT = """apiVersion: kernel-contract/v1
 kind: KernelContract
@@ -17,22 +18,6 @@ kernels: {train: {engine: megatron}, inference: {engine: sglang}}
 statistical: [{id: token-tv, metric: tv_token, limit: 0.05}]
 """
 ARGS = SimpleNamespace(rollout_temperature=0.8, bf16=True, sglang_kv_cache_dtype="fp8_e4m3")
-
-
-class Recorded:
-    """Stands for the recorder: keeps what it is given."""
-
-    def __init__(self, _, **kernels):
-        self.kernels, self.calls, self.dropped = kernels, [], []
-
-    def compare(self, train, inference, **given):
-        self.calls.append((train, inference, given))
-
-    def drop(self, reason, why):
-        self.dropped.append((reason, why))
-
-    def shutdown(self):
-        pass
 
 
 @pytest.fixture

@@ -10,8 +10,9 @@ import pytest
 import torch
 
 from kc_otel.contract.load import load_text
-from kc_otel.integrations.verl.shared import attributes_of, kernels, processings, run_resource
+from kc_otel.integrations.verl.shared import attributes_of, kernels, processings
 from kc_otel.integrations.verl.watch import TrainerWatch
+from kc_otel.record.telemetry.environment import resource_of_run
 
 CONTRACT = """apiVersion: kernel-contract/v1
 kind: KernelContract
@@ -27,7 +28,7 @@ ROWS, WIDTH = 6, 5
 class Recorded:
     """Stands for the recorder: keeps what it is given."""
 
-    def __init__(self, **kernels):
+    def __init__(self, _=None, **kernels):
         self.calls, self.dropped, self.kernels = [], [], kernels
 
     def compare(self, train, inference, **given):
@@ -38,6 +39,8 @@ class Recorded:
 
     def force_flush(self):
         return True
+
+    shutdown = force_flush
 
 
 def proto(**columns):
@@ -78,8 +81,8 @@ def config(**rollout):
 def into(made):
     """Makes recorders that keep what they are given, in a list."""
 
-    def make(_, **kernels):
-        made.append(Recorded(**kernels))
+    def make(*given, **kernels):
+        made.append(Recorded(*given, **kernels))
         return made[-1]
 
     return make
@@ -182,10 +185,9 @@ def test_logprobs_of_before_processing_are_not_taken_for_processed_ones():
 
 
 def test_a_run_is_named_by_the_names_that_are_proposed(monkeypatch):
-    """rl.* of the resource are from verl's configuration and the logger's run; what it does not say is left out."""
-    config = Given(algorithm={"adv_estimator": "grpo"}, actor_rollout_ref=Given(model={"path": "policy-7b"}))
+    """What is not known is left out."""
     monkeypatch.setenv("WANDB_RUN_ID", "r17")
     said = {"rl.system": "verl", "rl.algorithm": "grpo", "rl.model.name": "policy-7b", "rl.run.id": "r17"}
-    assert run_resource(config) == said
+    assert resource_of_run("verl", "grpo", "policy-7b") == said
     monkeypatch.delenv("WANDB_RUN_ID")
-    assert run_resource(Given(actor_rollout_ref=Given())) == {"rl.system": "verl"}
+    assert resource_of_run("verl", None, None) == {"rl.system": "verl"}

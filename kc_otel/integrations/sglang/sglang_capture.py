@@ -26,7 +26,7 @@ import numpy as np
 
 from kc_otel.integrations.vllm.delivery import CaptureStats, Completion, RequestDelivery
 from kc_otel.integrations.vllm.settings import Settings
-from kc_otel.record.kernel import Kernel
+from kc_otel.record.kernel import Kernel, parallelism_of
 from kc_otel.record.sampling import Sampler
 from kc_otel.recordings.request import KeptTokens
 
@@ -226,8 +226,6 @@ def _kernel_of(given: Any) -> Kernel:
     """The kernel version of an engine, from its arguments."""
     from sglang.version import __version__ as version  # noqa: PLC0415 - only where SGLang runs
 
-    sizes = (("tp", "tp_size"), ("pp", "pp_size"), ("dp", "dp_size"), ("ep", "ep_size"))
-    splits = [f"{short}={size}" for short, name in sizes if (size := getattr(given, name, 1)) not in (None, 1)]
     named = ("rl_on_policy_target", "speculative_algorithm", "moe_runner_backend", "fp8_gemm_runner_backend")
     extra: dict[str, Any] = {name: str(value) for name in named if (value := getattr(given, name, None))}
     if getattr(given, "enable_deterministic_inference", False):
@@ -239,7 +237,7 @@ def _kernel_of(given: Any) -> Kernel:
         quantization=getattr(given, "quantization", None),
         kv_cache_dtype=str(getattr(given, "kv_cache_dtype", "") or ""),
         attention=str(getattr(given, "attention_backend", "") or ""),
-        parallelism=",".join(splits),
+        parallelism=parallelism_of(given, tp="tp_size", pp="pp_size", dp="dp_size", ep="ep_size"),
         compile="eager" if getattr(given, "disable_cuda_graph", False) else "graphs",
         extra=extra,
     )

@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from typing import Any, Final
 
 from kc_otel.contract.load import load
-from kc_otel.record.kernel import Kernel
+from kc_otel.record.kernel import Kernel, parallelism_of
 from kc_otel.record.recorder import Recorder
 
 __all__ = ["record_mismatch", "record_rollout"]
@@ -107,10 +107,9 @@ def _recorder(args: Any) -> Recorder | None:
 
 def _kernels(args: Any) -> tuple[Kernel, Kernel]:
     dtype = "bfloat16" if getattr(args, "bf16", False) else "float16" if getattr(args, "fp16", False) else "float32"
-    sizes = (("tp", "tensor_model_parallel_size"), ("pp", "pipeline_model_parallel_size"))
-    splits = [f"{short}={size}" for short, name in sizes if (size := getattr(args, name, 1)) not in (None, 1)]
+    split = parallelism_of(args, tp="tensor_model_parallel_size", pp="pipeline_model_parallel_size")
     return (
-        Kernel("megatron", dtype=dtype, quantization=getattr(args, "fp8", None), parallelism=",".join(splits)),
+        Kernel("megatron", dtype=dtype, quantization=getattr(args, "fp8", None), parallelism=split),
         Kernel(
             "sglang",
             dtype=getattr(args, "sglang_dtype", None),

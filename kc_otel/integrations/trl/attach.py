@@ -13,6 +13,7 @@ from kc_otel.integrations.trl.instrumented_trainer import InstrumentedTrainer
 from kc_otel.record.engine import DriftLog
 from kc_otel.record.kernel import Kernel
 from kc_otel.record.recorder import Recorder
+from kc_otel.record.telemetry.environment import resource_of_run
 from kc_otel.record.work import Processing, Weights
 
 __all__ = ["instrument"]
@@ -85,7 +86,7 @@ def instrument(
         train=train or _training_kernel(trainer),
         inference=inference,
         log=log,
-        resource=_run_resource(trainer),
+        resource=resource_of_run("trl", "grpo", getattr(_config_of(trainer), "_name_or_path", None)),
     )
     try:
         return InstrumentedTrainer(
@@ -110,19 +111,12 @@ def _training_kernel(trainer: Any) -> Kernel:
         "torch",
         version=torch.__version__,
         dtype=parameter.dtype,
-        attention=getattr(getattr(trainer.model, "config", None), "_attn_implementation", None),
+        attention=getattr(_config_of(trainer), "_attn_implementation", None),
         parallelism=f"{accelerator.distributed_type.value.lower()}={processes}" if processes > 1 else None,
         hardware=torch.cuda.get_device_name(parameter.device) if cuda else parameter.device.type,
         extra={} if autocast is None else {"autocast": autocast},
     )
 
 
-def _run_resource(trainer: Any) -> dict[str, str]:
-    """Resource attributes of the run, by the proposed names (open-telemetry/semantic-conventions-genai#88)."""
-    said = {
-        "rl.system": "trl",
-        "rl.algorithm": "grpo",
-        "rl.model.name": getattr(getattr(trainer.model, "config", None), "_name_or_path", None),
-        "rl.run.id": os.environ.get("WANDB_RUN_ID") or os.environ.get("MLFLOW_RUN_ID"),
-    }
-    return {name: str(value) for name, value in said.items() if value}
+def _config_of(trainer: Any) -> Any:
+    return getattr(trainer.model, "config", None)

@@ -27,7 +27,7 @@ from typing import Any, Final, Self
 
 from kc_otel.contract.slices import Scalar
 from kc_otel.integrations.transformers import log_verdicts, wrap
-from kc_otel.integrations.trl.rollouts import OWN, RolloutBatch, RolloutBatches, own_attributes
+from kc_otel.integrations.trl.rollouts import OWN, RolloutBatch, own_attributes
 from kc_otel.record.guided_loop import Quarantine, judgeable, quarantine
 from kc_otel.record.recorder import Recorder
 from kc_otel.record.work import Processing, Weights
@@ -72,7 +72,7 @@ class InstrumentedTrainer:
         self._owned = owned
         named = {name for spec in recorder.contract.slices.values() for name in spec.conditions}
         self._columns = frozenset(named - OWN - set(attributes))
-        self._batches = RolloutBatches()
+        self._newest: dict[bool, RolloutBatch] = {}  # of training and of evaluation, which do not mix
         self._compared: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
         self._logged: set[str] = set()
         # vLLM starts with the weights that training starts from; later on only a synchronisation tells.
@@ -189,7 +189,10 @@ class InstrumentedTrainer:
 
     def _begin(self, prompts: Sequence[Any] | None) -> None:
         weights = self._synced if self._weights is None else self._weights()
-        self._batches.generated(self._training, self._trainer.state.global_step, weights, prompts)
+        step, current = self._trainer.state.global_step, self._current
+        # Further calls before the reward, as in a loop of tool calls, continue it.
+        if current is None or current.rewarded or current.step != step:
+            self._newest[self._training] = RolloutBatch(step, weights, prompts)
 
     def _rewarded(self, given: Mapping[str, Any]) -> None:
         columns = {name: given[name] for name in self._columns if isinstance(given.get(name), list | tuple)}
@@ -197,15 +200,16 @@ class InstrumentedTrainer:
             self._warn_once(
                 f"slices use {', '.join(missing)}, which the dataset has no column for; nothing will be in them"
             )
-        self._batches.rewarded(self._training, given["completion_ids"], columns)
+        if (current := self._current) is not None:
+            current.reward(given["completion_ids"], columns)
 
     def _scored(self, number: int, scores: Any) -> Any:
-        if self._rewards:
-            self._guarded(self._batches.scored, self._training, number, scores)
+        if self._rewards and (current := self._current) is not None:
+            self._guarded(current.score, number, scores)
         return scores
 
     def _model_said(self, number: int, _model: Any, _inputs: Any, output: Any) -> None:
-        self._batches.scored(self._training, number, output.logits[:, 0].float().tolist())
+        self._scored(number, output.logits[:, 0].float().tolist())
 
     def _listen(self, model: Any, inputs: Mapping[str, Any], scores: list[Any]) -> Any:
         """A hook that takes the current log-probabilities from the model's output, where TRL gives no older ones."""
@@ -234,7 +238,7 @@ class InstrumentedTrainer:
             inputs["sampling_per_token_logps"],
             self.recorder.contract,
             mask=mask,
-            attributes=self._attributes_of(inputs, mask, self._batches.of(True)),
+            attributes=self._attributes_of(inputs, mask, self._current),
             slices=slices,
         )
         self.quarantine = found
@@ -263,7 +267,7 @@ class InstrumentedTrainer:
                 )
             train = scores[-1][:, -tokens.shape[1] :]
         mask = _counted(inputs)
-        current, rewards = self._batches.of(self._training), None
+        current, rewards = self._current, None
         if current is not None and self._rewards:
             rewards = current.rewards_of(inputs, self._trainer.reward_weights.tolist())
         self.recorder.compare(
@@ -298,6 +302,11 @@ class InstrumentedTrainer:
         """Rollouts of a prompt, which TRL shuffles over the micro-batches of a step."""
         of = ("num_generations",) if self._training else ("num_generations_eval", "num_generations")
         return next((number for name in of if (number := getattr(self._trainer, name, None))), None)
+
+    @property
+    def _current(self) -> RolloutBatch | None:
+        """The rollout that batches come from now."""
+        return self._newest.get(self._training)
 
     @property
     def _training(self) -> bool:

@@ -33,10 +33,25 @@ class RolloutBatch:
 
     step: int
     weights: Weights
-    prompts: list[bytes] | None = None
+    prompts: Sequence[Any] | None = None
     rows: dict[bytes, list[tuple[bytes | None, Mapping[str, Scalar], int]]] = field(default_factory=dict)
     rewarded: bool = False
     scores: dict[int, NDArray[np.float64]] = field(default_factory=dict)
+
+    def reward(self, completions: Sequence[Any], columns: Mapping[str, Sequence[Any]]) -> None:
+        """Take the columns of each completion, in the order of generation; only the first ones count."""
+        if self.rewarded:
+            return
+        self.rewarded = True
+        known = self.prompts is not None and len(self.prompts) == len(completions)
+        prompts = [_key(prompt) for prompt in self.prompts or ()] if known else [None] * len(completions)
+        for row, completion in enumerate(completions):
+            values = {name: column[row] for name, column in columns.items() if isinstance(column[row], _SCALARS)}
+            self.rows.setdefault(_key(completion), []).append((prompts[row], values, row))
+
+    def score(self, function: int, scores: Any) -> None:
+        """Take a reward function's scores of the completions, in the order of generation; None for a missing one."""
+        self.scores[function] = np.array([np.nan if score is None else score for score in scores], dtype=np.float64)
 
     def columns_of(self, inputs: Mapping[str, Any]) -> list[Mapping[str, Scalar] | None]:
         """Columns of each sequence of a batch as TRL hands it to `compute_loss`; None where they are not known."""
@@ -68,44 +83,6 @@ class RolloutBatch:
             own = _key(prompt[prompt_mask != 0])
             known = self.rows.get(_key(completion[completion_mask != 0]), ())
             yield [(columns, number) for key, columns, number in known if key is None or key == own]
-
-
-class RolloutBatches:
-    """The newest batch of training and the newest of evaluation, which do not mix."""
-
-    def __init__(self) -> None:
-        self._newest: dict[bool, RolloutBatch] = {}
-
-    def of(self, training: bool) -> RolloutBatch | None:
-        """The rollout that training batches come from now."""
-        return self._newest.get(training)
-
-    def generated(self, training: bool, step: int, weights: Weights, prompts: Sequence[Any] | None) -> None:
-        """Take sampled completions; further calls before the reward, as in a loop of tool calls, continue them."""
-        current = self._newest.get(training)
-        if current is None or current.rewarded or current.step != step:
-            keys = None if prompts is None else [_key(prompt) for prompt in prompts]
-            self._newest[training] = RolloutBatch(step, weights, keys)
-
-    def rewarded(self, training: bool, completions: Sequence[Any], columns: Mapping[str, Sequence[Any]]) -> None:
-        """The columns of each completion, in the order of generation."""
-        current = self._newest.get(training)
-        if current is None or current.rewarded:
-            return
-        current.rewarded = True
-        prompts: Sequence[bytes | None] = [None] * len(completions)
-        if current.prompts is not None and len(current.prompts) == len(completions):
-            prompts = current.prompts
-        for row, completion in enumerate(completions):
-            values = {name: column[row] for name, column in columns.items() if isinstance(column[row], _SCALARS)}
-            current.rows.setdefault(_key(completion), []).append((prompts[row], values, row))
-
-    def scored(self, training: bool, function: int, scores: Any) -> None:
-        """Store a reward function's scores of the completions, in the order of generation; None for a missing one."""
-        current = self._newest.get(training)
-        if current is not None:
-            said = np.array([np.nan if score is None else score for score in scores], dtype=np.float64)
-            current.scores[function] = said
 
 
 def own_attributes(inputs: Mapping[str, Any], mask: Any, *, training: bool) -> list[dict[str, Scalar]]:

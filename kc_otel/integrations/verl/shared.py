@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import atexit
 import logging
-import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -17,6 +16,7 @@ from kc_otel.contract.model import Contract
 from kc_otel.contract.slices import Scalar
 from kc_otel.record.kernel import Kernel
 from kc_otel.record.recorder import Recorder
+from kc_otel.record.telemetry.environment import resource_of_run
 from kc_otel.record.work import Processing, Weights
 from kc_otel.recordings.request import effective
 
@@ -76,7 +76,9 @@ class Watch(Guarded):
             said: Mapping[str, Any] = {}
             if config is not None:
                 train, inference = kernels(config)
-                said = {"train": train, "inference": inference, "resource": run_resource(config)}
+                algorithm = config.get("algorithm", {}).get("adv_estimator")
+                run = resource_of_run("verl", algorithm, config.actor_rollout_ref.get("model", {}).get("path"))
+                said = {"train": train, "inference": inference, "resource": run}
             self._recorder = self._make(self._contract, **said)
             atexit.register(self.flush)  # before the recorder's own end: it was registered earlier
         processing = None if config is None else processings(config)
@@ -250,17 +252,6 @@ def kernels(config: Any) -> tuple[Kernel, Kernel]:
         parallelism=f"tp={rollout.tensor_model_parallel_size}" if rollout.get("tensor_model_parallel_size") else None,
     )
     return train, inference
-
-
-def run_resource(config: Any) -> dict[str, str]:
-    """Resource attributes of the run, by the proposed names (open-telemetry/semantic-conventions-genai#88)."""
-    said = {
-        "rl.system": "verl",
-        "rl.algorithm": config.get("algorithm", {}).get("adv_estimator"),
-        "rl.model.name": config.actor_rollout_ref.get("model", {}).get("path"),
-        "rl.run.id": os.environ.get("WANDB_RUN_ID") or os.environ.get("MLFLOW_RUN_ID"),
-    }
-    return {name: str(value) for name, value in said.items() if value}
 
 
 def processings(config: Any) -> tuple[Processing, Processing]:

@@ -35,7 +35,7 @@ from kc_otel.integrations.vllm.delivery import (
 )
 from kc_otel.integrations.vllm.plugin import WORKER_METHOD
 from kc_otel.integrations.vllm.request_attributes import HEADERS
-from kc_otel.record.kernel import Kernel
+from kc_otel.record.kernel import Kernel, parallelism_of
 from kc_otel.record.sampling import Sampler
 
 _log = logging.getLogger(__name__)
@@ -325,12 +325,12 @@ def _unanswered(error: Exception) -> list[Mapping[str, str]]:
     return []
 
 
-_PARALLEL_SIZES: Final = (
-    ("tp", "tensor_parallel_size"),
-    ("pp", "pipeline_parallel_size"),
-    ("dp", "data_parallel_size"),
-    ("dcp", "decode_context_parallel_size"),
-)
+_PARALLEL_SIZES: Final = {
+    "tp": "tensor_parallel_size",
+    "pp": "pipeline_parallel_size",
+    "dp": "data_parallel_size",
+    "dcp": "decode_context_parallel_size",
+}
 _ENVIRONMENT: Final = ("VLLM_BATCH_INVARIANT", "VLLM_CPU_ATTN_SPLIT_KV", "VLLM_CPU_INT4_W4A8")
 """Variables that change what vLLM computes without appearing in its configuration."""
 _MODES: Final = {"raw_logprobs": "raw", "processed_logprobs": "processed"}
@@ -343,7 +343,6 @@ def kernel_of(
     model, cache, parallel, compilation = (
         config.model_config, config.cache_config, config.parallel_config, config.compilation_config,
     )  # fmt: skip
-    splits = [f"{short}={size}" for short, name in _PARALLEL_SIZES if (size := getattr(parallel, name, 1)) != 1]
     extra: dict[str, Any] = {name.lower(): environment[name] for name in _ENVIRONMENT if environment.get(name)}
     speculative = getattr(config, "speculative_config", None)
     if speculative is not None:
@@ -355,7 +354,7 @@ def kernel_of(
         quantization=model.quantization,
         kv_cache_dtype=cache.cache_dtype,
         attention=_joined(workers, "attention"),
-        parallelism=",".join(splits),
+        parallelism=parallelism_of(parallel, **_PARALLEL_SIZES),
         compile=_compilation(model, compilation),
         hardware=_joined(workers, "hardware"),
         extra=extra,

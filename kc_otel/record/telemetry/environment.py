@@ -58,6 +58,13 @@ def instance_of(source: Path) -> dict[str, str]:
     return {SERVICE_INSTANCE_ID: f"{socket.gethostname()}{source.resolve()}"}
 
 
+def resource_of_run(system: str, algorithm: str | None, model: str | None) -> dict[str, str]:
+    """Attributes of a training run, by the proposed names (open-telemetry/semantic-conventions-genai#88)."""
+    run = os.environ.get("WANDB_RUN_ID") or os.environ.get("MLFLOW_RUN_ID")
+    said = {"rl.system": system, "rl.algorithm": algorithm, "rl.model.name": model, "rl.run.id": run}
+    return {name: str(value) for name, value in said.items() if value}
+
+
 def export_interval(default: float) -> float:
     """Seconds between exports: OTEL_METRIC_EXPORT_INTERVAL (milliseconds), or `default`."""
     return _seconds("OTEL_METRIC_EXPORT_INTERVAL", default)

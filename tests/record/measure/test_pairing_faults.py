@@ -225,22 +225,14 @@ def test_a_shift_of_the_second_half_is_told_from_which_token_on():
     assert abs(first - 96) <= 4
 
 
-def test_a_sampler_set_up_for_many_rows_is_one_of_the_whole_batch():
-    code = InvalidReason.TRUNCATED_SAMPLING
-    some = np.zeros(150, dtype=np.int8)
-    some[:26] = code
-    assert set(held_together(some)) == {code}
-    some[3:] = 0
-    assert held_together(some) is some
-
-
-def test_a_pairing_that_is_wrong_in_most_rows_is_so_in_all():
-    code = InvalidReason.NOT_SAME_TOKENS
-    most = np.full(150, code, dtype=np.int8)
-    most[:40] = 0
-    assert set(held_together(most)) == {code}
-    most[:100] = 0
-    assert held_together(most) is most
+@pytest.mark.parametrize(
+    ("code", "many", "few"), [(InvalidReason.TRUNCATED_SAMPLING, 26, 3), (InvalidReason.NOT_SAME_TOKENS, 110, 50)]
+)
+def test_a_sampler_of_many_rows_and_a_pairing_of_most_are_those_of_the_batch(code, many, few):
+    codes = np.where(np.arange(150) < many, np.int8(code), np.int8(0))
+    assert set(held_together(codes)) == {code}
+    codes[few:] = 0
+    assert held_together(codes) is codes
 
 
 @pytest.mark.slow
