@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import Final
 
@@ -21,6 +22,7 @@ from kc_otel.record.measure.altered import (
     copied_runs,
     copied_tokens,
     repeated_in_rows,
+    shifted,
 )
 from kc_otel.record.measure.arrays import Block
 from kc_otel.record.measure.rounding import rounded_rows
@@ -65,6 +67,10 @@ _ONE_NUMBER: Final = (32, 3, 0.5)
 that half of them lie apart on the other side."""
 _UNIFORM: Final = (400_000, 1e-6)
 """Largest vocabulary, and error in float32 of 1/n in shares of it: a broken kernel has all logits equal."""
+_BLURRED_FLOOR: Final = (1.0, 32, 0.5, 0.9, 0.2)
+"""Nats below one side's lowest number from which tokens of the other side lie far below it, such tokens at least, nats
+above the lowest within which that side has them where it is a floor, share of them, and its slope on the other side
+there. Tokens that a broken kernel alone found likely have any number on its side; another base has a slope."""
 EDGE_ROWS: Final = 0.9
 """Share of rows that begin, or end, with the same filler where a mask is missing."""
 _MIN_EDGE: Final = 3
@@ -105,6 +111,7 @@ def constants(block: Block, drift: NDArray[np.float64], *, altered: bool) -> tup
         _runs_of_one,
         _edges,
         _floors,
+        _blurred_floors,
         _one_number,
         *((repeated_in_rows, copied_rows, rounded_rows) if altered else ()),
         copied_runs,
@@ -358,6 +365,33 @@ def _floors(block: Block, known: Mask) -> Found:
         found.append(fault_at(block, tokens, said, of_all=True))
         if both:
             break
+    return found
+
+
+def _blurred_floors(block: Block, known: Mask) -> Found:
+    """Tokens that one side has at its lowest number wherever the other is far below: log(q + epsilon), or noise."""
+    found: Found = []
+    for side, other, name in block.sides:
+        usable = np.where(known, 0.0, side)
+        lowest = float(usable.min())
+        far = (other < lowest - _BLURRED_FLOOR[0]) & ~known
+        low = usable < lowest + _BLURRED_FLOOR[2]
+        count = np.count_nonzero(far)
+        if count < _BLURRED_FLOOR[1] or lowest > -0.5 or 2 * np.count_nonzero(low) > side.size:
+            continue
+        values, often = np.unique(side[far], return_counts=True)
+        off = np.maximum(other[far], SENTINEL).astype(np.float64)
+        off -= off.mean()
+        if (
+            np.count_nonzero(far & low) < _BLURRED_FLOOR[3] * count
+            or abs(float(off @ side[far])) >= _BLURRED_FLOOR[4] * float(off @ off)
+            or (2 * often.max() > count and _uniform(float(values[np.argmax(often)])))
+            or shifted(block)  # smoothed labels leave such a floor as well, and show where a side is sure
+        ):
+            continue
+        said = f"{count:,} tokens to which the other side gives less than {lowest - _BLURRED_FLOOR[0]:.4g} are "
+        said += f"{lowest:.4g} or little more on the {name} side: a floor, noise on one, or log(p + epsilon)"
+        found.append(replace(fault_at(block, far, said, of_all=True), tokens=far & low))
     return found
 
 

@@ -295,6 +295,18 @@ OF_EVERY_KERNEL = {
         inference(lambda q, _: np.where(q < -6.0, -1.0, q)),
         "placeholder: .* tokens are -1 on the inference side, where the other",
     ),
+    "a floor with noise": (
+        inference(lambda q, rng: np.maximum(q, -8.0) + 1e-3 * rng.standard_normal(q.size) * (q < -8.0)),
+        "placeholder: .*less than -9.00. are -8.00. or little more on the inference side: a floor, noise on one",
+    ),
+    "the logarithm of q + epsilon": (
+        inference(lambda q, _: np.minimum(np.log(np.exp(q) + 1e-5), 0.0)),
+        "placeholder: .*less than -12.5. are -11.5. or little more on the inference side",
+    ),
+    "the logarithm of p + epsilon": (
+        training(lambda p, _: np.minimum(np.log(np.exp(p) + 1e-3), 0.0)),
+        "placeholder: .*less than -7.9.. are -6.9.. or little more on the training side",
+    ),
     "the likeliest tokens' numbers": (
         inference(likeliest),
         "not_sampled: .* of 256 sequences: the inference side gives the likeliest token's",
