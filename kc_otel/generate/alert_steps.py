@@ -16,9 +16,8 @@ from kc_otel.contract.sentences import REMEDIES, consequence, promise
 from kc_otel.contract.slices import ALL
 from kc_otel.contract.units import format_duration
 from kc_otel.generate.links import NOWHERE, Sites, overview_link
-from kc_otel.judge.escalation.alerts import INPUT_CLAUSE
 from kc_otel.judge.escalation.webhook_body import ALERT_NAMES
-from kc_otel.judge.verdict import Status
+from kc_otel.judge.verdict import INPUT_CLAUSE, Status
 
 CELL_LABELS: Final = tuple(label(name) for name in ("kc.slice", "kc.kernel.train", "kc.kernel.inference"))
 """Labels that tell the cells of one clause apart."""

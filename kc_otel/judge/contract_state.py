@@ -101,6 +101,7 @@ class ContractState:
         self.newest: dict[str, dict[Pair, float]] = {}  # newest observation by metric and pair, in order of arrival
         self.events: Counter[str] = Counter()
         self.changed_streams: set[bytes] = set()
+        self.observed: Sequence[SeriesKey] = ()
         self.clock = 0.0
         self._full: dict[str, float] = {}  # metrics that have PAIRS, and until when that is sure
         self._without: dict[str, _WithoutRoom] = {}  # pairs without room, by metric
@@ -152,7 +153,8 @@ class ContractState:
         )
 
     def take(self, point: Point, slices: Iterable[str], pair: Pair, horizon: Horizon, now: float) -> str:
-        """Take a point of a histogram or counter. Returns what became of it."""
+        """Take a point of a histogram or counter. Returns what became of it; it adds to the series in `observed`."""
+        self.observed = ()
         stream, slices = self.streams.get(point.stream), tuple(slices)
         if stream is None:
             if self.stream_count >= self._most_streams:
@@ -179,6 +181,7 @@ class ContractState:
             counted = [self.count(key, step.increment, point.time / 1e9, now) for key in keys]
             if not all(counted):
                 return "unjudged"
+            self.observed = keys
         return "behind" if behind else step.outcome
 
     def take_dropped(self, point: Point, horizon: Horizon, now: float) -> int:

@@ -6,7 +6,7 @@ import gc
 import logging
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Final, NamedTuple
 
@@ -39,11 +39,11 @@ from kc_otel.judge.points import (
     metric_of,
     walk,
 )
-from kc_otel.judge.recorders import DriftCounts, KernelInfo, LastReport, RecorderReports
-from kc_otel.judge.refused_points import OUTCOME_SENTENCES, Missing, missing, sender_of
+from kc_otel.judge.recorders import KernelInfo, LastReport, RecorderReports
+from kc_otel.judge.refused_points import OUTCOME_SENTENCES, Missing, missing, sender_of, sender_of_bytes
 from kc_otel.judge.series import Listening, Pair, Series, SeriesKey
 from kc_otel.judge.statistics import metric_name
-from kc_otel.judge.verdict import Causes, Cell, Evaluation, Verdict
+from kc_otel.judge.verdict import INPUT_CLAUSE, Causes, Cell, Evaluation, Verdict
 from kc_otel.judge.verdicts import said_of
 from kc_otel.stats import Binned, ExponentialHistogram, Interval
 from kc_otel.stats.histogram import ExplicitHistogram, Histogram
@@ -271,12 +271,14 @@ class Evaluator:
             self._columns.settle()  # the clock went back, and with it what was counted
         horizons = {name: state.horizon(now) for name, state in self.states.items()}
         columns = request if isinstance(request, ColumnMessage) else None
-        reports = RecorderReports(columns, self._drift_counts)
+        reports = RecorderReports()
         if columns is not None and self._columns is not None:
             taken, behind = self._columns.fold(columns, horizons, now)
             counts["accepted"] += taken - behind
             if behind:
                 count("behind", behind, OUTCOME_SENTENCES["behind"])
+            for resource, name, keys in self._columns.observed(columns):
+                reports.observe(self.states[name].recorders, sender_of_bytes(resource), keys)
         left, taken_already = (request, b"") if columns is None else (columns.request, columns.taken.tobytes())
         for point in walk(left, self._gen_ai, counts, taken_already):
             if isinstance(point, ImpossiblePoint):
@@ -293,9 +295,6 @@ class Evaluator:
         more = f"; and {len(messages) - _MAX_REASONS} more reasons" if len(messages) > _MAX_REASONS else ""
         heard = rejected or any(counts[outcome] for outcome in _REPORTED_OUTCOMES)
         return ExportResult(rejected, "; ".join(list(messages)[:_MAX_REASONS]) + more if heard else "")
-
-    def _drift_counts(self, message: ColumnMessage) -> Iterable[DriftCounts]:
-        return () if self._columns is None else self._columns.drift_counts(message)
 
     def evaluate(self, now: float) -> dict[str, Evaluation]:
         """Verdicts of every cell, by the contract's name.
@@ -375,18 +374,20 @@ class Evaluator:
         """Return True if a recorder that reported a kernel version from `since` on is silent now, or has been since."""
         return self.states[contract].recorders.lost(version, since, until, self._silence(now))
 
-    def unheard(
-        self, contract: str, version: str, slice: str, span: tuple[float, float], now: float, *, invalid: bool = False
-    ) -> bool:
-        """Return True if a recorder that reported a kernel version during a breach has not been heard of since.
+    def unheard(self, cell: Cell, now: float) -> bool:
+        """Return True if a recorder that measured a cell while it was broken has not shown that it is over.
 
-        So it is while points of the version arrive that are not judged: they may be what was broken. `span` has the
-        Unix times of the breach's onset and of the last FAIL; where input was `invalid`, of the last that was.
+        So it is while points of the version arrive that are not judged: they may be what was broken.
         """
-        state = self.states[contract]
-        if any(refused.pair[1] == version for refused in state.refused.present(now)):
+        state, key = self.states[cell.contract], self.series_of_cell(cell)
+        if any(refused.pair[1] == cell.kernel_inference for refused in state.refused.present(now)):
             return True
-        return state.recorders.unheard(version, slice, span, now, self._silence(now), invalid=invalid)
+        return key is not None and state.recorders.unheard(key, self._silence(now), now)
+
+    def series_of_cell(self, cell: Cell) -> SeriesKey | None:
+        """The series that a cell rests on, also one of invalid input; None where the contract has no such clause."""
+        metrics = self.states[cell.contract].metrics | {INPUT_CLAUSE: INVALID}
+        return SeriesKey(metrics[cell.clause], *cell[2:]) if cell.clause in metrics else None
 
     def kernels(self, contract: str) -> tuple[KernelInfo, ...]:
         """Kernel versions that reported themselves, the one seen last first."""
@@ -488,7 +489,6 @@ class Evaluator:
         reports: RecorderReports,
     ) -> tuple[str, str]:
         """Take a point; return what became of it, and a message for its sender."""
-        reports.count(point)
         if self._columns is not None:
             self._columns.release(point)
         if point.metric in self._gen_ai:
@@ -508,6 +508,10 @@ class Evaluator:
                 _noted(state, outcome, point, now, message)
             return outcome, message
         outcome = state.take(point, (slice,), pair, horizons[state.contract.name], now)
+        observed = state.observed
+        if observed and point.metric == INVALID:
+            observed = [SeriesKey(INVALID, str(point.attributes.get("kc.slice", ALL)), *pair)]
+        reports.observe(state.recorders, sender_of(point.resource), observed)
         return _noted(state, outcome, point, now), ""
 
     def _take_info(self, point: Point, state: ContractState, now: float, reports: RecorderReports) -> str:

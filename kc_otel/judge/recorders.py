@@ -8,8 +8,8 @@ other recorders of the version measure something else.
 from __future__ import annotations
 
 import math
-from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
@@ -17,10 +17,8 @@ from kc_otel.contract.declared_kernels import declared_apart, declared_otherwise
 from kc_otel.contract.model import KernelSpecs
 from kc_otel.contract.slices import Scalar
 from kc_otel.contract.units import format_duration
-from kc_otel.judge.otlp.wire_columns import ColumnMessage
-from kc_otel.judge.points import INVALID, Point, PointKind, invalid_on
-from kc_otel.judge.refused_points import sender_of, sender_of_bytes
-from kc_otel.stats.histogram import ExplicitHistogram
+from kc_otel.judge.points import INVALID
+from kc_otel.judge.series import SeriesKey
 
 _PREFIX: Final = "kc.kernel."
 _MAX_KERNELS: Final = 256
@@ -128,6 +126,9 @@ _ANOTHER_VERSION: Final = ""
 _HEARTBEATS: Final = 2.0
 """Heartbeats without a report after which a recorder is silent: one export of it may be late or lost."""
 
+_NOT_YET: Final = 0.0
+_AT_ONCE: Final = 1.0
+"""A time long before any window."""
 _MAX_NAMED: Final = 3
 """Recorders that a sentence names."""
 
@@ -136,70 +137,38 @@ class LastReport(NamedTuple):
     """The last report of a recorder."""
 
     at: float
-    back: float = 0.0
-    """When it reported again after it had been silent; 0 for never."""
     version: int = 0
     """metadata.version of the contract that it applies; 0 where it does not say."""
     otherwise: tuple[str, ...] = ()
     """Slices of the evaluator's contract that this one lacks, or defines in another way."""
-    measured: float = 0.0
-    """When it last reported new observations; 0 for never."""
-    resumed: float = 0.0
-    """When it did so again after a window without; 0 for never."""
     unmeasured: tuple[str, ...] = ()
     """Clauses of the evaluator's contract for which this one measures something else, or nothing."""
+    measured: float = 0.0
+    """When it last reported new observations; 0 for never."""
 
     @classmethod
     def of(cls, said: Sequence[Any]) -> LastReport:
         """The report that JSON has as a list."""
-        at, back, version, otherwise, measured, resumed, unmeasured = said
-        return cls(at, back, version, tuple(otherwise), measured, resumed, tuple(unmeasured))
-
-    def not_after(self, now: float) -> LastReport:
-        """The report with no time in it later than now."""
-        return self._replace(
-            at=min(self.at, now),
-            back=min(self.back, now),
-            measured=min(self.measured, now),
-            resumed=min(self.resumed, now),
-        )
-
-
-class DriftCounts(NamedTuple):
-    """Observations of the drift points of a message that share a serialized Resource and a temporality."""
-
-    resource: bytes
-    cumulative: bool
-    total: int
-    taken: dict[tuple[str, str], int]
-    """Those of points that were taken as columns, by version of the inference kernel and slice."""
-
-
-class Moved(NamedTuple):
-    """A recorder that measures another version and has not shut down, as it was when it left this one."""
-
-    at: float
-    report: LastReport
-    measured_on: dict[str, tuple[int, float]]
+        at, version, otherwise, unmeasured, measured = said
+        return cls(at, version, tuple(otherwise), tuple(unmeasured), measured)
 
 
 class Recorders:
     """Recorders that reported a kernel version and did not say that they are done with it; times are Unix seconds.
 
     Each exports within a `heartbeat`. `by_version` has the last reports by version and sender, `ended` when a recorder
-    last said that it is done with a version, `moved` those that only went over to another, by the version that they
-    left. `measured_on` has the observations and when the newest came, by version, sender and slice, and by `invalid_on`
-    a slice those that failed an input check. Of `watched` slices, where something is broken, it outlasts the process.
+    last said that it is done with a version, `moved` when one went over to another, by the version that it left.
+    `measured` has, by sender, when it last observed each series; those of `INVALID` are by slice. `owed` has, of each
+    series that is or was broken, the senders that measured it then, and when they measured it again: _NOT_YET, or
+    _AT_ONCE where they had not paused.
     """
 
     def __init__(self, heartbeat: float, window: float) -> None:
         self.by_version: dict[str, dict[str, LastReport]] = {}
         self.ended: dict[str, float] = {}
-        self.moved: dict[str, dict[str, Moved]] = {}
-        self.watched: frozenset[str] = frozenset()
-        self.measured_on: dict[str, dict[str, dict[str, tuple[int, float]]]] = {}
-        self._leaving: dict[tuple[str, str], Moved] = {}
-        self._counts: dict[str, dict[str, int]] = {}
+        self.moved: dict[str, dict[str, float]] = {}
+        self.measured: dict[str, dict[SeriesKey, float]] = {}
+        self.owed: dict[SeriesKey, dict[str, float]] = {}
         self._patience = _HEARTBEATS * heartbeat
         self._window = window
 
@@ -209,73 +178,77 @@ class Recorders:
         self.by_version[version] = senders  # the newest is at the end
         while len(self.by_version) > _MAX_VERSIONS:
             oldest = next(iter(self.by_version))
-            del self.by_version[oldest]
+            gone = self.by_version.pop(oldest)
             self.ended.pop(oldest, None)
             self.moved.pop(oldest, None)
-            self._counts.pop(oldest, None)
-            self.measured_on.pop(oldest, None)
+            for name in gone:
+                self.measured.pop(name, None)
+        before = senders.pop(sender, None)  # the newest is at the end
         if done:
-            seen = self.measured_on.get(version, {}).pop(sender, {})
-            self._leaving[version, sender] = Moved(report.at, senders.pop(sender, report), seen)
             self.ended[version] = report.at
             return
-        before = senders.pop(sender, None)  # the newest is at the end
-        if (left := self.moved.get(version, {}).pop(sender, None)) is not None:
-            before = left.report
-            self.measured_on.setdefault(version, {})[sender] = left.measured_on
         if before is None and sum(map(len, self.by_version.values())) >= _MAX_RECORDERS:
             self._forget()
-        if before is not None:
-            was_silent = report.at - before.at > self._patience
-            report = report._replace(
-                back=report.at if was_silent else before.back,
-                measured=max(report.measured, before.measured),
-                resumed=max(report.resumed, before.resumed),
-            )
-        senders[sender] = report
+        senders[sender] = report if before is None else report._replace(measured=max(report.measured, before.measured))
 
     def _forget(self) -> None:
         """Tell the recorder heard longest ago, of the version heard longest ago, no longer apart."""
         for version, senders in self.by_version.items():
             if (sender := next((name for name in senders if name != _MORE_RECORDERS), None)) is not None:
                 senders[_MORE_RECORDERS] = senders.pop(sender)
-                self._counts.get(version, {}).pop(sender, None)
-                self.measured_on.get(version, {}).pop(sender, None)
+                self.measured.pop(sender, None)
+                for key, owing in self.owed.items():
+                    if key.kernel_inference == version and owing.pop(sender, None) is not None:
+                        owing[_MORE_RECORDERS] = _NOT_YET
                 return
 
-    def observe(self, version: str, sender: str, total: int, new: int, now: float) -> None:
-        """Note the observations that a recorder reports: in `total` since its start, `new` since its last report."""
-        report, counts = self.by_version.get(version, {}).get(sender), self._counts.setdefault(version, {})
-        if report is None:
-            counts.pop(sender, None)
+    def observe(self, sender: str, keys: Collection[SeriesKey], now: float) -> None:
+        """Note that a recorder has observed something new of some series."""
+        here = {key.kernel_inference for key in keys}
+        here = {version for version in here if sender in self.by_version.get(version, {})}
+        keys = {key for key in keys if key.kernel_inference in here}
+        if not keys:
             return
-        # What it had observed before the evaluator began is no news, unless nobody had ever heard of it.
-        known = counts.get(sender, total if report.measured else 0)
-        counts[sender] = total
-        begun_anew = total < known
-        if new or total > (0 if begun_anew else known):
-            resumed = now if now - report.measured > self._window else report.resumed
-            self.by_version[version][sender] = report._replace(measured=now, resumed=resumed)
+        seen = self.measured.setdefault(sender, {})
+        for version in here:
+            self.by_version[version][sender] = self.by_version[version][sender]._replace(measured=now)
+        for key, owing in self.owed.items():
+            if owing.get(sender) == _NOT_YET and (shown := [of for of in keys if _shows(key, of)]):
+                paused = now - max(seen.get(of, 0.0) for of in shown) > self._patience
+                owing[sender] = now if paused else _AT_ONCE
+        seen.update(dict.fromkeys(keys, now))
 
-    def measured_on_watched(self) -> dict[str, dict[str, dict[str, tuple[int, float]]]]:
-        """What `measured_on` has of watched slices."""
-        if not self.watched:
-            return {}
-        names = self.watched | {invalid_on(slice) for slice in self.watched}
-        return {
-            version: {sender: {name: seen[name] for name in names & seen.keys()} for sender, seen in senders.items()}
-            for version, senders in self.measured_on.items()
-        }
+    def owe(self, broken: Mapping[SeriesKey, float], kept: Collection[SeriesKey]) -> None:
+        """Have each who measured a broken series, since a window before it broke, show that it is over.
 
-    def observe_on(self, version: str, sender: str, counts: Mapping[tuple[str, bool], int], now: float) -> None:
-        """`observe` by slice, and whether it is since the start; what was counted before the first look may be news."""
-        if sender not in self.by_version.get(version, {}):
-            return
-        seen = self.measured_on.setdefault(version, {}).setdefault(sender, {})
-        for (slice, cumulative), count in counts.items():
-            known = seen.get(slice, (0, 0.0))[0] if cumulative else 0
-            if count not in {0, known}:
-                seen[slice] = count * cumulative, now
+        What is not among those `kept` is forgotten.
+        """
+        for key in self.owed.keys() - kept:
+            del self.owed[key]
+        for key, since in broken.items():
+            owing = self.owed.setdefault(key, {})
+            for sender in {*self.measured, *self.by_version.get(key.kernel_inference, {})}:
+                if self._last(sender, key) >= since - self._window:
+                    owing[sender] = _NOT_YET
+
+    def _last(self, sender: str, key: SeriesKey) -> float:
+        """When a recorder last measured a series; of one that another process heard, whatever it measured."""
+        if (seen := self.measured.get(sender)) is not None:
+            return seen.get(key, -math.inf)
+        report = self.by_version.get(key.kernel_inference, {}).get(sender)
+        return -math.inf if report is None else report.measured
+
+    def unheard(self, key: SeriesKey, silence: Callable[[float], float], now: float) -> bool:
+        """Return True if a recorder that measured a series while it was broken has not shown that it is over.
+
+        One that reports and has observed nothing more shows nothing: it was drained, and may serve again. So may one
+        that observes other slices, or another version. One that paused is heard once all of a window is from after it.
+        """
+        silent = self.silent(key.kernel_inference, silence)
+        return any(
+            at == _NOT_YET or now - at < self._window or sender in silent
+            for sender, at in self.owed.get(key, {}).items()
+        )
 
     def merge(self, version: str, sender: str, report: LastReport, *, done: bool, moved: bool) -> None:
         """Note what another process has heard: one that begins tells all that it remembers, also what is over."""
@@ -283,6 +256,13 @@ class Recorders:
         if report.at > (self.ended.get(version, -math.inf) if known is None else known.at):
             self.hear(version, sender, report, done=done)
             self.move(sender, {version: done} | ({_ANOTHER_VERSION: False} if moved else {}), report.at)
+            for key, owing in self.owed.items():
+                if (
+                    key.kernel_inference == version
+                    and owing.get(sender) == _NOT_YET
+                    and report.measured > (0.0 if known is None else known.measured)
+                ):
+                    owing[sender] = report.measured
 
     def all_ended(self, version: str, last: float) -> bool:
         """Return True if each recorder of a version is done with it, and it was not heard of after that."""
@@ -294,16 +274,19 @@ class Recorders:
         shuts_down = all(done.values())
         for version in self.moved if shuts_down else [version for version, left in done.items() if not left]:
             self.moved.get(version, {}).pop(sender, None)
-        for version in [version for version, left in done.items() if left]:
-            left = self._leaving.pop((version, sender), None) or Moved(now, LastReport(now), {})
-            if not shuts_down and version in self.by_version:
+        if shuts_down:
+            self.measured.pop(sender, None)
+            for owing in self.owed.values():
+                owing.pop(sender, None)
+        for version in () if shuts_down else [version for version, left in done.items() if left]:
+            if version in self.by_version:
                 full = sum(map(len, self.moved.values())) >= _MAX_RECORDERS
                 senders = self.moved.setdefault(version, {})
-                senders.setdefault(_MORE_RECORDERS if full and sender not in senders else sender, left)
+                senders.setdefault(_MORE_RECORDERS if full and sender not in senders else sender, now)
 
     def moved_since(self, version: str, since: float = -math.inf) -> bool:
         """Return True if a recorder of a version measures another one, since a Unix time in seconds or later."""
-        return any(left.at >= since for left in self.moved.get(version, {}).values())
+        return any(left >= since for left in self.moved.get(version, {}).values())
 
     def shared(self) -> set[str]:
         """Kernel versions that several recorders report."""
@@ -337,41 +320,6 @@ class Recorders:
         are = f"{len(lately)} of {all_of_it} recorders {'is' if len(lately) == 1 else 'are'}"
         return len(lately), f"{are} silent without having shut down: {', '.join(named)}"
 
-    def unheard(
-        self,
-        version: str,
-        slice: str,
-        span: tuple[float, float],
-        now: float,
-        silence: Callable[[float], float],
-        *,
-        invalid: bool = False,
-    ) -> bool:
-        """Return True if a recorder that reported a version during a breach has not been heard of since.
-
-        One that reports and has observed nothing more shows nothing either: it was drained, and may serve again. So may
-        one that observes other slices than the one that it was seen to break, or another version since. One that was
-        silent or drained and returns is heard once all of a window is from after its return. `span` has the times of
-        the breach's onset and of the last FAIL; where what broke was `invalid` input, of the last that was.
-        """
-        silent, moved = self.silent(version, silence), self.moved.get(version, {})
-        seen = {sender: left.measured_on for sender, left in moved.items()} | self.measured_on.get(version, {})
-        reports = {sender: left.report for sender, left in moved.items()} | self.by_version.get(version, {})
-        broke = invalid_on(slice) if invalid else slice
-
-        def last(sender: str, name: str) -> float:
-            return seen.get(sender, {}).get(name, (0, 0.0))[1]
-
-        return any(
-            (span[0] <= last(sender, broke) and last(sender, slice) <= span[1])
-            or min(report.at, report.measured or report.at) <= span[1]
-            or sender in silent
-            or now - max(report.back, report.resumed) < self._window
-            for sender, report in reports.items()
-            if report.at > span[0] - self._patience
-            if not 0.0 < report.measured <= span[0] - self._window
-        )
-
     def lost(self, version: str, since: float, until: float, silence: Callable[[float], float]) -> bool:
         """Return True if a recorder that reported a version from `since` on is silent, or was at `until` and since."""
         return any(
@@ -392,62 +340,37 @@ class Recorders:
 
     def turn_back(self, now: float) -> None:
         """The clock went back: none reported later than now."""
-        for moved in self.moved.values():
-            for sender, left in moved.items():
-                seen = {slice: (total, min(at, now)) for slice, (total, at) in left.measured_on.items()}
-                moved[sender] = Moved(min(left.at, now), left.report.not_after(now), seen)
+        every: list[dict[Any, float]] = [*self.moved.values(), *self.measured.values(), *self.owed.values()]
+        for times in every:
+            times.update({of: min(at, now) for of, at in times.items()})
         for senders in self.by_version.values():
             for sender, report in senders.items():
-                senders[sender] = report.not_after(now)
-        for seen_on in (seen for senders in self.measured_on.values() for seen in senders.values()):
-            seen_on.update({slice: (total, min(at, now)) for slice, (total, at) in seen_on.items()})
+                senders[sender] = report._replace(at=min(report.at, now), measured=min(report.measured, now))
+
+
+def _shows(key: SeriesKey, other: SeriesKey) -> bool:
+    """Return True if observations of a series show how another is: the same, or valid input where it was invalid."""
+    return other == key or (key.metric == INVALID != other.metric and key[1:] == other[1:])
 
 
 class RecorderReports:
-    """The recorders that report themselves in a message, and how many observations they say of in it.
+    """The recorders of a message: what they say of kernel versions, and the series of which they observed something."""
 
-    `columns` is None where the message is a request; `drift_counts` returns the observations in the columns.
-    """
-
-    def __init__(
-        self,
-        columns: ColumnMessage | None,
-        drift_counts: Callable[[ColumnMessage], Iterable[DriftCounts]],
-    ) -> None:
-        self._columns = None if columns is None or columns.whole else columns
-        self._drift_counts = drift_counts
-        self._counts: Counter[tuple[str, bool]] = Counter()
-        self._counts_on: dict[tuple[str, str], Counter[tuple[str, bool]]] = defaultdict(Counter)
-        self._found: list[tuple[Recorders, str, str]] = []
+    def __init__(self) -> None:
+        self._seen: dict[tuple[Recorders, str], set[SeriesKey]] = defaultdict(set)
         self._done: dict[tuple[Recorders, str], dict[str, bool]] = {}
 
     def add(self, recorders: Recorders, version: str, sender: str, *, done: bool) -> None:
         """Note that a recorder reports a kernel version, or is done with it."""
-        self._found.append((recorders, version, sender))
         self._done.setdefault((recorders, sender), {})[version] = done
 
-    def count(self, point: Point) -> None:
-        """Count the observations of a point, unless the columns have it."""
-        if point.histogram is None or not (point.kind is PointKind.HISTOGRAM or point.metric == INVALID):
-            return
-        sender, count = sender_of(point.resource), point.histogram.count
-        version, slice = (str(point.attributes.get(name, "")) for name in ("kc.kernel.inference", "kc.slice"))
-        if point.metric == INVALID:
-            slice = invalid_on(slice)
-        elif self._columns is None or isinstance(point.histogram, ExplicitHistogram):
-            self._counts[sender, point.cumulative] += count
-        self._counts_on[sender, version][slice, point.cumulative] += count
+    def observe(self, recorders: Recorders, sender: str, keys: Iterable[SeriesKey]) -> None:
+        """Note series of which a recorder has observed something new."""
+        self._seen[recorders, sender].update(keys)
 
     def tell(self, now: float) -> None:
-        """Tell what the recorders have observed, at the end of a message that arrived at `now`, Unix seconds."""
-        if self._found and self._columns is not None:
-            for counts in self._drift_counts(self._columns):
-                sender = sender_of_bytes(counts.resource)
-                self._counts[sender, counts.cumulative] += counts.total
-                for (version, slice), count in counts.taken.items():
-                    self._counts_on[sender, version][slice, counts.cumulative] += count
-        for recorders, version, sender in self._found:
-            recorders.observe(version, sender, self._counts[sender, True], self._counts[sender, False], now)
-            recorders.observe_on(version, sender, self._counts_on[sender, version], now)
+        """Tell the recorders' states, at the end of a message that arrived at `now`, Unix seconds."""
+        for (recorders, sender), keys in self._seen.items():
+            recorders.observe(sender, keys, now)
         for (recorders, sender), done in self._done.items():
             recorders.move(sender, done, now)

@@ -45,7 +45,7 @@ from kc_otel.stats.interval_rows import (
     quantile_intervals,
     two_valued_mean_intervals,
 )
-from kc_otel.stats.shares import surely_above
+from kc_otel.stats.quantiles import surely_above
 
 _CAP_IN_LIMITS: Final = 100.0
 """Cap of a `gen_ai.*` metric's mean, in limits, where the clause has none: such metrics have no range of their own."""

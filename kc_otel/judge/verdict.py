@@ -11,6 +11,9 @@ from typing import Final, NamedTuple
 from kc_otel.contract.clause import About
 from kc_otel.contract.words import interval, number
 
+INPUT_CLAUSE: Final = "input"
+"""Clause of the pseudo cell that `on: invalid-input` steps watch; its slice is `all`."""
+
 
 class Status(StrEnum):
     """Three values, silence, and what is no sample of the kernels. Alarms fire on FAIL, promotion asks for PASS."""

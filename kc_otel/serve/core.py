@@ -37,13 +37,14 @@ from kc_otel.judge.escalation.escalate import (
 from kc_otel.judge.escalation.notices import AT_ONCE, GroupTiming, IncidentMessage, NoticeReason, People
 from kc_otel.judge.escalation.webhook_body import alert_body, encode
 from kc_otel.judge.evaluator import Evaluator
-from kc_otel.judge.incidents.incident import Diagnosis, Incident, actions_taken, lifting_commands
+from kc_otel.judge.incidents.incident import OF_RECORDERS, Diagnosis, Incident, actions_taken, lifting_commands
 from kc_otel.judge.incidents.incident_lifecycle import TrafficSeen, by_urgency, with_diagnosis, with_word
 from kc_otel.judge.otlp.requests import ExportResult
 from kc_otel.judge.promotion.gate_evidence import SectionProblems, unchecked_offline
 from kc_otel.judge.promotion.stages import Promotion
 from kc_otel.judge.recorders import KernelInfo, kernel_names
 from kc_otel.judge.refused_points import Missing
+from kc_otel.judge.series import SeriesKey
 from kc_otel.judge.set_back import not_later
 from kc_otel.judge.verdict import Causes, Cell, Evaluation, Status
 from kc_otel.serve.durable_sink import TrafficRecording
@@ -336,13 +337,24 @@ class Core:
             contract, before, evaluation, invalid, now, dry_run=name in self.dry_run, timing=self._timing,
             traffic=self.traffic(name, before, now), promote=promote,
         )  # fmt: skip
-        self.evaluator.states[name].recorders.watched = frozenset(
-            cell.slice for incident in step.state.incidents.get(name, ()) for cell in incident.cells
-        )
+        self._owe(name, step.state.incidents.get(name, ()))
         announcements = self._write(contract, before, step, now)
         if renews:
             self._renew(contract, step.state, now)
         return step.state, announcements + moved
+
+    def _owe(self, name: str, incidents: Iterable[Incident]) -> None:
+        """Have the recorders that measure what is broken show, each for itself, when it is over."""
+        broken: dict[SeriesKey, float] = {}
+        kept: set[SeriesKey] = set()
+        for incident in incidents:
+            for cell in incident.cells if incident.on in OF_RECORDERS else ():
+                where = Cell(name, cell.clause, cell.slice, incident.kernel_train, incident.kernel_inference)
+                if (key := self.evaluator.series_of_cell(where)) is not None:
+                    kept.add(key)
+                    if cell.until is None and not cell.held:
+                        broken[key] = min(cell.since, broken.get(key, cell.since))
+        self.evaluator.states[name].recorders.owe(broken, kept)
 
     def traffic(self, name: str, before: EscalationState, now: float) -> TrafficSeen:
         """Return what is known of a contract's traffic; it is looked at where something is broken or ordered."""
@@ -381,9 +393,7 @@ class Core:
             },
             ended=lambda train, inference: self.evaluator.states[name].has_ended((train, inference)),
             failing=self.evaluator.failing(name, now),
-            unheard=lambda version, place, span, invalid: self.evaluator.unheard(
-                name, version, place, span, now, invalid=invalid
-            ),
+            unheard=lambda cell: self.evaluator.unheard(cell, now),
             lost=lambda version, since, until: self.evaluator.lost(name, version, since, until, now),
         )
 

@@ -16,9 +16,10 @@ from kc_otel.contract.slices import ALL
 from kc_otel.contract.words import listed, moment, place
 from kc_otel.judge import decisions
 from kc_otel.judge.escalation import notices
-from kc_otel.judge.escalation.alerts import INPUT_CLAUSE, Alert
+from kc_otel.judge.escalation.alerts import Alert
 from kc_otel.judge.escalation.notices import Silence
 from kc_otel.judge.incidents.incident import Diagnosis, Incident, IncidentState
+from kc_otel.judge.verdict import INPUT_CLAUSE
 from kc_otel.serve.core import Core
 
 

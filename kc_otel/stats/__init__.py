@@ -4,7 +4,7 @@
 | ----------------------------------------------------------------- | ----------------------------------------- |
 | a reward's drift, and what a budget for it allows                 | `rewards`                                 |
 | a gradient's bias itself                                          | `gradient_estimates`                      |
-| intervals at one sample size, or at all sizes at once (`anytime`) | `means`, `shares`                         |
+| intervals at one sample size, or at all sizes at once (`anytime`) | `means`, `quantiles`                      |
 | when a mean has risen above a limit                               | `e_detector`                              |
 | many cells                                                        | `multiplicity`                            |
 | the mass that a kernel can never sample                           | `means`                                   |
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from kc_otel.stats.interval import Binned, Interval, affine, maximum_interval
     from kc_otel.stats.means import capped_mean_interval, mean_interval, support_deficit
     from kc_otel.stats.multiplicity import Holm, holm
+    from kc_otel.stats.quantiles import fraction_interval, quantile_interval, two_valued_mean_interval
     from kc_otel.stats.rewards import (
         Bound,
         RewardDriftEstimate,
@@ -37,7 +38,6 @@ if TYPE_CHECKING:
         reward_sides,
         tv_for_reward_budget,
     )
-    from kc_otel.stats.shares import fraction_interval, quantile_interval, two_valued_mean_interval
 
 __all__ = [
     "Binned", "Bound", "Buckets", "EDetector", "ExponentialHistogram", "GradientBias", "Holm", "Interval",
@@ -57,7 +57,7 @@ _HOMES: Final = {
         *("Bound", "RewardDriftEstimate", "estimated_reward_drift", "reward_drift_interval", "reward_sides"),
         "tv_for_reward_budget",
     ),
-    "shares": ("fraction_interval", "quantile_interval", "two_valued_mean_interval"),
+    "quantiles": ("fraction_interval", "quantile_interval", "two_valued_mean_interval"),
 }
 __getattr__ = lazy(__name__, {name: module for module, names in _HOMES.items() for name in names})
 

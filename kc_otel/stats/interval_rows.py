@@ -23,7 +23,7 @@ from kc_otel.stats.histogram import EXPLICIT, edges_of
 from kc_otel.stats.histogram_columns import MAX_EXACT_COUNT, HistogramColumns
 from kc_otel.stats.interval import MAXIMUM, MAXIMUM_NOTE, note_in_unit
 from kc_otel.stats.means import grid_of, lower_bounds, note_of, span_of
-from kc_otel.stats.shares import binomial_ranks, clopper_pearson, upper_bound_needs
+from kc_otel.stats.quantiles import binomial_ranks, clopper_pearson, upper_bound_needs
 
 Floats = NDArray[np.float64]
 Numbers = NDArray[np.int64]

@@ -11,7 +11,7 @@ from kc_otel.generate.links import Sites
 from kc_otel.generate.prometheus import evaluator_file, prometheus_files
 from kc_otel.generate.prometheus.alerting_rules import alert_rule, expression, rule_file
 from kc_otel.generate.prometheus.standalone_rules import standalone_file
-from kc_otel.judge.escalation.alerts import INPUT_CLAUSE
+from kc_otel.judge.verdict import INPUT_CLAUSE
 
 
 def _rule(policy: Contract, clause: str, number: int) -> dict:

@@ -20,6 +20,7 @@ from kc_otel.judge.recorders import (
     stand_in,
     unlike_declared,
 )
+from kc_otel.judge.series import SeriesKey
 from kc_otel.judge.verdict import Status
 from tests.judge.conftest import NOW, Sender, applying, evaluator_of, info_request, make_contract, merge, take
 from tests.tools.verdicts import verdicts_of
@@ -94,17 +95,18 @@ def test_a_recorder_is_heard_by_what_it_observes(columns: bool, cumulative: bool
         info = (info_request(at, 1, sender.instance) for sender in senders)
         take(evaluator, at, merge(*sent, *idle, *info))
 
-    span = NOW, NOW + 300.0
+    recorders, key = evaluator.states["policy"].recorders, SeriesKey("kc.drift.tv_token", "all", "a" * 12, "b" * 12)
     for step in range(31):
         report(NOW + 10.0 * step, 1e-4, 0.5)
+    recorders.owe({key: NOW + 300.0}, [key])
     for step in range(31, 70):
         report(NOW + 10.0 * step, 1e-4)
-        assert evaluator.unheard("policy", "b" * 12, "all", span, NOW + 10.0 * step)
+        assert recorders.unheard(key, lambda _: 0.0, NOW + 10.0 * step)
     for step in range(70, 100):
-        assert evaluator.unheard("policy", "b" * 12, "all", span, NOW + 10.0 * step)
         report(NOW + 10.0 * step, 1e-4, 1e-4)
-    assert not evaluator.unheard("policy", "b" * 12, "all", span, NOW + 1000.0)
-    known = evaluator.states["policy"].recorders.by_version["b" * 12]
+        assert recorders.unheard(key, lambda _: 0.0, NOW + 10.0 * step)
+    assert not recorders.unheard(key, lambda _: 0.0, NOW + 1000.0)
+    known = recorders.by_version["b" * 12]
     assert (len(known), max(map(len, known)) <= 120) == (2, True)
 
 
@@ -191,21 +193,23 @@ def test_recorders_that_restart_for_ever_or_are_forged_are_bounded_and_new_ones_
     assert (count, said.isprintable(), "others for" in said) == (1, True, True)
 
 
-def test_what_recorders_measure_on_broken_slices_is_bounded() -> None:
-    """Nothing is kept of those that are forged, forgotten or done; of slices where nothing is broken, nothing lasts."""
-    recorders = Recorders(heartbeat=60.0, window=300.0)
+def test_what_recorders_measure_is_bounded() -> None:
+    """Nothing is kept of those that are forged, forgotten or shut down; those that owe something stand for others."""
+    recorders, key = Recorders(heartbeat=60.0, window=300.0), SeriesKey("kc.drift.tv_token", "code", "a" * 12, "b" * 12)
     for number in range(6000):
         recorders.hear("b" * 12, f"r{number}", LastReport(NOW + number), done=False)
-        for slice, total in (("code", 5), ("code", 6), ("prose", 0)):
-            recorders.observe_on("b" * 12, f"r{number}", {(slice, True): total}, NOW + number)
-    (kept,) = recorders.measured_on.values()
-    assert len(kept) <= 4096
-    assert kept["r5999"] == {"code": (6, NOW + 5999)}
-    assert recorders.measured_on_watched() == {}
-    recorders.watched = frozenset({"prose"})
-    assert recorders.measured_on_watched()["b" * 12]["r5999"] == {}
-    recorders.hear("b" * 12, "r5999", LastReport(NOW + 6000.0), done=True)
-    assert "r5999" not in kept
+        recorders.observe(f"r{number}", [key], NOW + number)
+        recorders.observe(f"forged{number}", [key], NOW + number)
+        recorders.owe({key: NOW + number}, [key])
+    assert len(recorders.measured) <= 4096
+    assert recorders.owed[key].keys() == {*recorders.measured, "\0"}
+    for number in range(6000):
+        recorders.hear("b" * 12, f"r{number}", LastReport(NOW + 6000.0), done=True)
+        recorders.move(f"r{number}", {"b" * 12: True}, NOW + 6000.0)
+    assert recorders.measured == {}
+    assert recorders.owed[key].keys() == {"\0"}
+    recorders.owe({}, [])
+    assert recorders.owed == {}
 
 
 def test_recorders_that_move_are_bounded_and_none_of_them_is_taken_for_ended() -> None:

@@ -59,7 +59,7 @@ class Fleet:
             self.now += STEP
             for request in requests():
                 self.core.metrics(request, self.now)
-            self.core.tick(self.now)
+            self.core.tick(self.now + 0.5)
 
     def report(
         self, sender: Sender, mean: float | None, age: float = 0.0, version: str = "b" * 12

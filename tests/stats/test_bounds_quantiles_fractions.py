@@ -21,7 +21,7 @@ from kc_otel.stats import (
     quantile_interval,
     two_valued_mean_interval,
 )
-from kc_otel.stats.shares import _binomial_ranks
+from kc_otel.stats.quantiles import _binomial_ranks
 
 LEVELS = {"alpha_lower": 0.01, "alpha_upper": 0.05}
 ranks = st.sampled_from([0.001, 0.25, 0.5, 0.9, 0.99, 0.999])

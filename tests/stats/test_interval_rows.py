@@ -32,7 +32,7 @@ from kc_otel.stats.interval_rows import (
     rows_of,
     two_valued_mean_intervals,
 )
-from kc_otel.stats.shares import surely_above
+from kc_otel.stats.quantiles import surely_above
 
 ALPHAS = {"alpha_lower": 0.005 / 7, "alpha_upper": 0.005}
 RANGES = {

@@ -31,7 +31,6 @@ from kc_otel.judge.otlp.requests import METRICS
 from kc_otel.judge.otlp.wire_columns import ColumnMessage, WireColumns, read_columns
 from kc_otel.judge.point_streams import Horizon
 from kc_otel.judge.points import MAX_COUNT, Point, PointKind, digest_of, origin_of, walk
-from kc_otel.judge.recorders import DriftCounts
 from kc_otel.judge.refused_points import sender_of_bytes
 from kc_otel.judge.series import LONG, SHORT, Heard, SeriesKey
 from kc_otel.stats.histogram import ExplicitHistogram
@@ -119,6 +118,7 @@ class StreamColumns:
             of = self._limits[number]
             of["future"], of["start"] = horizon.future, horizon.start
             of["oldest"], of["gap"] = horizon.oldest, horizon.gap
+        before = self._memory.rows["count"][message.rows]
         heard = np.zeros(len(self._pair_names), np.bool_)
         gaps = np.zeros(len(self._states), np.int64)
         for first in range(0, message.taken.size, _POINTS_PER_CHUNK):
@@ -137,6 +137,7 @@ class StreamColumns:
         for number in np.flatnonzero(gaps).tolist():
             self._states[number].events["gap"] += int(gaps[number])
         message.series = self._memory.rows["series"][message.rows]
+        message.grown = (message.taken != 0) & (self._memory.rows["count"][message.rows] > before)
         taken = int(np.count_nonzero(message.taken))
         self.taken += taken
         return taken, self._behind(message, now)
@@ -269,21 +270,22 @@ class StreamColumns:
         """The series that rows have these numbers of."""
         return [self._slots.key(number) for number in numbers]
 
-    def drift_counts(self, message: ColumnMessage) -> Iterator[DriftCounts]:
-        """Yield the observations of a message's drift points."""
-        drift: dict[tuple[bytes, bool], NDArray[np.bool_]] = {}
-        for of, resource, cumulative in message.wire.drift_metrics():
-            if (resource, cumulative) not in drift:
-                drift[resource, cumulative] = np.zeros(message.taken.size, np.bool_)
-            drift[resource, cumulative][of.first : of.last] = True
-        counts = message.wire.points["count"]
-        for (resource, cumulative), points in drift.items():
-            taken = points & (message.taken != 0)
-            places = self._slots.places(message.series[taken])
-            by_place = np.bincount(places, counts[taken]).astype(np.int64).tolist()
-            named = zip(self._slots.place_names, by_place, strict=False)
-            found = {place: count for place, count in named if count}
-            yield DriftCounts(resource, cumulative, int(counts[points].sum()), found)
+    def observed(self, message: ColumnMessage) -> Iterator[tuple[bytes, str, list[SeriesKey]]]:
+        """Yield what was observed of series in a message: serialized Resource, name of the contract, the series."""
+        by_resource: dict[bytes, list[tuple[int, int]]] = {}
+        for of in message.wire.spans:
+            if of.exponential:
+                resource = message.wire.body[of.resource_begin : of.resource_end]
+                by_resource.setdefault(resource, []).append((of.first, of.last))
+        grown = message.grown.tolist()
+        for resource, spans in by_resource.items():
+            found: dict[int, list[SeriesKey]] = {}
+            for first, last in spans:
+                for number in message.series[first:last][grown[first:last]].tolist():
+                    contract, key = self._slots.owner(number)
+                    found.setdefault(contract, []).append(key)
+            for contract, keys in found.items():
+                yield resource, self._states[contract].contract.name, keys
 
     def restore(self, contract: str, content: RowContent, keys: Sequence[SeriesKey | None]) -> None:
         """Streams that were saved in rows; those without room, or a series, take points by themselves."""
@@ -344,9 +346,6 @@ class SeriesSlots:
         self._numbers: dict[tuple[int, SeriesKey], int] = {}
         self._keys: list[tuple[int, SeriesKey]] = []
         self.of = np.full((64, 2), NONE)
-        self.place_names: list[tuple[str, str]] = []
-        self._places: dict[tuple[str, str], int] = {}
-        self._place_of = np.zeros(0, np.int64)
 
     def __len__(self) -> int:
         return len(self._keys)
@@ -355,14 +354,9 @@ class SeriesSlots:
         """The series of a number."""
         return self._keys[number][1]
 
-    def places(self, numbers: Numbers) -> Numbers:
-        """The numbers in `place_names`, (version of the inference kernel, slice), of series by their numbers [n]."""
-        if self._place_of.size < len(self._keys):
-            new = [(key.kernel_inference, key.slice) for _, key in self._keys[self._place_of.size :]]
-            self.place_names += [place for place in dict.fromkeys(new) if place not in self._places]
-            self._places = {place: number for number, place in enumerate(self.place_names)}
-            self._place_of = np.append(self._place_of, [self._places[place] for place in new])
-        return self._place_of[numbers]
+    def owner(self, number: int) -> tuple[int, SeriesKey]:
+        """The number of the contract, and the series, of a number."""
+        return self._keys[number]
 
     def gone(self, contract: int) -> list[int]:
         """The numbers of a contract's series that are no more."""

@@ -43,7 +43,7 @@ from kc_otel.contract.slices import ALL
 from kc_otel.contract.words import RUN_ENDED
 from kc_otel.judge.cell_columns import selected
 from kc_otel.judge.series import Pair
-from kc_otel.judge.verdict import Cell, Status, Verdict
+from kc_otel.judge.verdict import INPUT_CLAUSE, Cell, Status, Verdict
 
 ROLLED_BACK: Final = "rolled-back"
 """Step of what is said of a version that was rolled back: no contract writes it, for every roll-back is told."""
@@ -140,9 +140,6 @@ class PolicyState:
         """Seconds since then, as every duration of the policy counts them."""
         return min(max(0.0, now - self.at), window)
 
-
-INPUT_CLAUSE: Final = "input"
-"""Clause of the pseudo cell that `on: invalid-input` steps watch; its slice is `all`."""
 
 _CHANGED: Final = "are no longer asked for: the contract has changed"
 _TOLERANCE_SECONDS: Final = 1e-6

@@ -92,6 +92,11 @@ class BrokenCell:
     """Smallest limit that it broke, where `limit` was raised to another that it broke too; None where it was not."""
 
     @property
+    def over(self) -> bool:
+        """True if it is over, as a verdict has shown, or is measured by no clause any more."""
+        return self.until is not None and (self.refuted or self.changed)
+
+    @property
     def strictest(self) -> float | None:
         """Smallest limit that it broke; None where that is unknown."""
         return self.limit if self.stricter is None else self.stricter

@@ -37,7 +37,7 @@ from kc_otel.contract.slices import ALL
 from kc_otel.contract.words import place
 from kc_otel.judge.cell_columns import selected
 from kc_otel.judge.decisions import DecisionTable, kept_since, overriding_pin
-from kc_otel.judge.escalation.alerts import INPUT_CLAUSE, Alert, Transition, What, input_verdict
+from kc_otel.judge.escalation.alerts import Alert, Transition, What, input_verdict
 from kc_otel.judge.escalation.notices import IncidentMessage, People
 from kc_otel.judge.incidents.incident import (
     OF_RECORDERS,
@@ -52,7 +52,7 @@ from kc_otel.judge.incidents.incident import (
 from kc_otel.judge.plain_json import finite_or_none
 from kc_otel.judge.promotion.stages import Promotion
 from kc_otel.judge.series import Pair
-from kc_otel.judge.verdict import Causes, Cell, Status, Verdict
+from kc_otel.judge.verdict import INPUT_CLAUSE, Causes, Cell, Status, Verdict
 
 _BREAKING_STATUSES: Final = {Status.FAIL: "fail", Status.NO_DATA: "no-data"}
 _BY_ALERT: Final = {
@@ -118,9 +118,9 @@ class TrafficSeen:
     """When measurements of a version arrived last in spite of an order that was taken: the windows forget them."""
     ended: Callable[[str, str], bool] = lambda _train, _inference: False
     """Whether the last recorder of a kernel pair that reported said that it shuts down."""
-    unheard: Callable[[str, str, tuple[float, float], bool], bool] = lambda _version, _slice, _span, _invalid: False
-    """Whether a recorder that reported a version during a breach of a slice, or invalid input on it, from its onset to
-    the last that was seen of it, has not been heard of since, or points of it arrive that are not judged."""
+    unheard: Callable[[Cell], bool] = lambda _cell: False
+    """Whether a recorder that measured a cell while it was broken has not shown since that it is over, or points of its
+    version arrive that are not judged."""
     failing: Mapping[tuple[Pair, str], Mapping[str, int]] = field(default_factory=dict)
     """Sequences that failed an input check in the window, by kernel pair and slice, and by reason."""
     lost: Callable[[str, float, float], bool] = lambda _version, _since, _until: False
@@ -191,14 +191,14 @@ def _refuted(incident: Incident, verdicts: Sequence[Verdict], traffic: TrafficSe
 
     What other recorders measure refutes nothing while one that reported during a breach has not been heard of since.
     """
-    pair = incident.kernel_train, (version := incident.kernel_inference)
+    pair = incident.kernel_train, incident.kernel_inference
     over = {
         Cell(incident.contract, cell.clause, cell.slice, *pair)
         for cell in incident.cells
         if cell.until is not None and not cell.refuted and not cell.changed
-        if incident.on not in OF_RECORDERS
-        or not traffic.unheard(version, cell.slice, (cell.since, cell.at or cell.since), cell.clause == INPUT_CLAUSE)
     }
+    if incident.on in OF_RECORDERS:
+        over = {cell for cell in over if not traffic.unheard(cell)}
     if not over:
         return incident
     showing = _REFUTED_BY[incident.on]
@@ -214,16 +214,20 @@ def _refuted(incident: Incident, verdicts: Sequence[Verdict], traffic: TrafficSe
         valid = {ALL, *(slice for _, slice in refuting)}
         refuting |= {(INPUT_CLAUSE, cell.slice): None for cell in over if cell.slice in valid}
 
-    def told(cell: BrokenCell) -> BrokenCell:
+    def told(cell: BrokenCell, others: Iterable[BrokenCell]) -> BrokenCell:
         where = cell.clause, cell.slice
         if cell.refuted or cell.changed or cell.until is None or where not in refuting:
             return cell
+        if cell.slice == ALL and any(other.clause == cell.clause and not other.over for other in others):
+            return cell  # all traffic is made of the slices
         verdict = refuting[where]
         if incident.on == "fail" and verdict is not None and cell.passes_by_change(verdict):
             return replace(cell, refuted=True, loosened_to=verdict.limit)
         return replace(cell, refuted=True)
 
-    return replace(incident, cells=tuple(map(told, incident.cells)))
+    slices = [told(cell, ()) for cell in incident.cells if cell.slice != ALL]
+    whole = [told(cell, slices) for cell in incident.cells if cell.slice == ALL]
+    return replace(incident, cells=(*slices, *whole))
 
 
 def by_urgency(incident: Incident) -> tuple[Any, ...]:
@@ -413,14 +417,15 @@ def _settled(incident: Incident, table: DecisionTable, now: float, traffic: Traf
     incident = replace(incident, cells=tuple(cells))
     incident = replace(incident, gone=_gone(incident, table, now, traffic))
     slices, version = {cell.slice for cell in incident.broken}, incident.kernel_inference
+    unproven = {cell.slice for cell in incident.cells if not cell.over and cell.slice != ALL}
     if incident.on == "no-data" and slices:  # no order mends that nobody sees
         return replace(incident, state=IncidentState.BROKEN, **_NO_ORDER)
     kept = kept_since(table, incident.contract)
-    orders = {slice: kept(slice, version) for slice in slices}
+    orders = {slice: kept(slice, version) for slice in slices | unproven} if slices else {}
     if not slices:
         routes = routes_of(incident, {cell.slice for cell in incident.cells}, table) if incident.on in _ROUTED else []
         orders = {route.slice: route.since for route in routes}
-        if not orders:
+        if not orders or any(kept(slice, version) is None for slice in unproven - orders.keys()):
             return _over(incident, now)
         if lifted := [slice for slice in orders if kept(slice, version) is None]:
             ordered_at = max(route.since for route in routes) if incident.ordered_at is None else incident.ordered_at

@@ -113,9 +113,12 @@ class ColumnMessage:
     """Of each point whether it was taken from the columns."""
     series: NDArray[np.int64] = field(init=False)
     """Number of the series of each point, if it was."""
+    grown: NDArray[np.bool_] = field(init=False)
+    """Whether a point that was taken has new observations."""
 
     def __post_init__(self) -> None:
         self.taken, self.series = np.zeros(self.rows.size, np.int8), np.full(self.rows.size, -1)
+        self.grown = np.zeros(self.rows.size, np.bool_)
 
 
 _scan: Final = function("kc_scan", ADDRESS, NUMBER, ADDRESS, NUMBER, ADDRESS, NUMBER, ADDRESS, result=NUMBER)

@@ -18,11 +18,11 @@ from kc_otel.contract.model import Contract
 from kc_otel.contract.sentences import assurances, promise
 from kc_otel.contract.slices import ALL
 from kc_otel.judge.decisions import kept_since
-from kc_otel.judge.escalation.alerts import INPUT_CLAUSE, Alert
+from kc_otel.judge.escalation.alerts import Alert
 from kc_otel.judge.incidents.incident_lifecycle import TrafficSeen
 from kc_otel.judge.plain_json import finite_or_none
 from kc_otel.judge.recorders import kernel_names, stand_in, unlike_declared
-from kc_otel.judge.verdict import Causes, Cell, Status, Verdict
+from kc_otel.judge.verdict import INPUT_CLAUSE, Causes, Cell, Status, Verdict
 from kc_otel.recordings.worst_sequences import WorstSequence, read_worst
 from kc_otel.serve.api.shapes import MAY_READ_PROMPTS, SIGNER, ContractName, View, find_clause, served_or_all
 from kc_otel.serve.core import Core

@@ -23,7 +23,7 @@ from kc_otel.judge.evaluator import Evaluator
 from kc_otel.judge.fail_evidence import whole_side
 from kc_otel.judge.plain_json import read_json, to_json
 from kc_otel.judge.points import INVALID, metric_of
-from kc_otel.judge.recorders import KernelInfo, LastReport, Moved
+from kc_otel.judge.recorders import KernelInfo, LastReport
 from kc_otel.judge.refused_points import RefusedSender
 from kc_otel.judge.series import LONG, SHORT, Heard, SeriesKey
 from kc_otel.judge.verdict import Cell
@@ -67,8 +67,8 @@ class _Facts:
     heard: list[tuple[str, str, Heard]]
     recorders: dict[str, dict[str, LastReport]]
     ended: dict[str, float]
-    moved: dict[str, dict[str, Moved]]
-    measured_on: dict[str, dict[str, dict[str, tuple[int, float]]]]
+    moved: dict[str, dict[str, float]]
+    owed: list[tuple[str, str, str, str, dict[str, float]]]
     slices: Mapping[str, str]
     clauses: dict[str, str]
     refused: list[RefusedSender]
@@ -265,7 +265,7 @@ class EvaluatorStore:
                 recorders=state.recorders.by_version,
                 ended=state.recorders.ended,
                 moved=state.recorders.moved,
-                measured_on=state.recorders.measured_on_watched(),
+                owed=[(*key, owing) for key, owing in state.recorders.owed.items()],
                 slices=state.contract.slice_digests,
                 clauses={id: digest for (id, slice), digest in quantities.items() if slice == ALL},
                 refused=[*state.refused.found.values()],
@@ -362,7 +362,7 @@ class EvaluatorStore:
             state.heard = {(train, inference): heard for train, inference, heard in facts.heard}
             recorders = state.recorders
             recorders.by_version, recorders.ended, recorders.moved = facts.recorders, facts.ended, facts.moved
-            recorders.measured_on = facts.measured_on
+            recorders.owed = {SeriesKey(*key): owing for *key, owing in facts.owed}
             state.refused.found = {
                 (refused.outcome, refused.pair, refused.sender): refused for refused in facts.refused
             }

@@ -471,7 +471,7 @@ def test_what_only_went_away_stays_until_it_is_known_how_it_ended() -> None:
         evaluator.traffic = replace(evaluator.traffic, **changes)
         return evaluator.tick(1e6 + 60.0, *verdicts)
 
-    (proven,) = after(other, verdict_of("PASS", slice="code"))
+    (proven,) = after(other, verdict_of("PASS", slice="code"), verdict_of("PASS", slice="all"))
     assert (proven.state, proven.state_text) == (IncidentState.RESOLVED, "Resolved"), "each cell at its time"
     back = IncidentAction("roll-back", "v2 from canary", 100.0, ("all",))
     for known in (
@@ -671,7 +671,7 @@ def test_invalid_input_of_a_recorder_that_is_lost_is_not_called_resolved() -> No
     for unheard, said in ((True, "Went away without proof of recovery"), (False, "Resolved")):
         evaluator = Evaluator([{"on": "invalid-input", "do": ["notify"]}])
         evaluator.tick(0.0, verdict_of("PASS"), invalid={"nan": 2})
-        evaluator.traffic = TrafficSeen(unheard=lambda _, __, span, ___, unheard=unheard: unheard and span[0] == 0.0)  # type: ignore[misc]
+        evaluator.traffic = TrafficSeen(unheard=lambda _, unheard=unheard: unheard)  # type: ignore[misc]
         found = [incident for now in (60.0, 400.0) for incident in evaluator.tick(now, verdict_of("PASS"))]
         assert found[-1].state_text == said
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from kc_otel import machine_code
 from kc_otel.judge.evaluator import Evaluator
 from kc_otel.judge.point_streams import LatestValue, PointStream
-from kc_otel.judge.recorders import LastReport, Moved
+from kc_otel.judge.series import SeriesKey
 from kc_otel.serve.store.codecs import (
     CodecError,
     check_stream,
@@ -251,14 +251,14 @@ def test_that_a_run_ended_and_what_is_refused_survive_a_restart(contract, sender
     first, store, source = Evaluator([contract(slices={})]), EvaluatorStore(connection), sender()
     first.ingest_metrics(source.request(now, np.full(2000, 1e-4)), now)
     first.states["policy"].recorders.ended["bbbbbbbbbbbb"] = now
-    first.states["policy"].recorders.moved = {
-        "cccccccccccc": {"gpu-8": Moved(now, LastReport(now), {"code": (5, now)})}
-    }
+    first.states["policy"].recorders.owed = {SeriesKey("kc.drift.tv_token", "code", "a" * 12, "b" * 12): {"gpu-8": 0.0}}
+    first.states["policy"].recorders.moved = {"cccccccccccc": {"gpu-8": now}}
     first.ingest_metrics(sender(instance="gpu-7").request(now + 3600, [0.1]), now)
     written(store, first, connection)
     again = restored(connection, contract(slices={}))
     assert again.missing("policy", now + 1.0) == first.missing("policy", now + 1.0) != []
     assert again.states["policy"].recorders.moved == first.states["policy"].recorders.moved
+    assert again.states["policy"].recorders.owed == first.states["policy"].recorders.owed != {}
     again.listen(now + 1.0)
     (verdict,) = verdicts_of(again, now + 500.0)
     assert verdict.reason.startswith("the run ended"), verdict.reason

@@ -1,4 +1,4 @@
-"""Confidence intervals for a share of observations above a threshold, and for a quantile, for any distribution.
+"""Confidence intervals for a quantile, and for a share of observations above a threshold, for any distribution.
 
 The `rank` quantile is the smallest x with P(X <= x) >= rank. Its interval is a pair of order statistics: the r-th
 smallest observation below and the s-th smallest above.
