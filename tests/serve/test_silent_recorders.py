@@ -41,7 +41,9 @@ STEP = 10.0
 
 
 class Fleet:
-    """Recorders of one kernel version, and a core that they report to."""
+    """Recorders of one kernel version, and a core that they report to, which evaluates so many seconds later."""
+
+    judged_after = 0.0
 
     def __init__(self, path: Path, do: str = "do: [{webhook: pager}]", text: str = TEXT) -> None:
         self.path, self.now, self.contract = path, NOW, load_text(text.replace("DO", do), "policy.yaml")
@@ -59,7 +61,7 @@ class Fleet:
             self.now += STEP
             for request in requests():
                 self.core.metrics(request, self.now)
-            self.core.tick(self.now + 0.5)
+            self.core.tick(self.now + self.judged_after)
 
     def report(
         self, sender: Sender, mean: float | None, age: float = 0.0, version: str = "b" * 12
@@ -283,6 +285,7 @@ def test_a_breach_of_the_last_that_a_recorder_measured_of_a_slice_is_not_refuted
     """It reports and measures other slices; one that has never broken the slice has nothing to refute."""
     text = TEXT.replace("statistical:", "slices: {code: {where: {task: code}}}\nstatistical:")
     fleet = Fleet(tmp_path / "state.sqlite", text=text)
+    fleet.judged_after = 0.5
     made = {(name, of): Sender(instance=name, slice=of) for name in fleet.senders for of in ("all", "code")}
 
     def report(name: str, mean: float, code: float | None) -> ExportMetricsServiceRequest:
@@ -303,7 +306,97 @@ def test_a_breach_of_the_last_that_a_recorder_measured_of_a_slice_is_not_refuted
     run(120, 0.001, 0.001, None)
     assert run(10, 0.9, 0.001, None) == [IncidentState.BROKEN]
     assert run(300, None, 0.001, None) == [IncidentState.UNPROVEN]
+    assert fleet.ends() == []
     assert run(80, 0.001, 0.001, None) == []
+    fleet.connection.close()
+
+
+@pytest.mark.parametrize("meanwhile", ["another metric", "another contract", "an export late"])
+def test_a_recorder_shows_by_new_observations_of_what_it_broke(tmp_path: Path, meanwhile: str) -> None:
+    """What it measures of another metric, or for another contract, and two exports in one message, show nothing."""
+    text = TEXT.replace("  - {id: token-tv", "  - {id: k3, metric: k3, unit: token, limit: 0.9}\n  - {id: token-tv")
+    fleet = Fleet(tmp_path / "state.sqlite", text=text)
+    tools = load_text(TEXT.replace("DO", "do: [notify]").replace("name: policy", "name: tools"), "tools.yaml")
+    fleet.core = Core([fleet.contract, tools], fleet.connection, external_url="", now=fleet.now)
+    metric = "kc.drift.tv_token" if meanwhile == "another contract" else "kc.drift.k3"
+    other = Sender(metric, instance="broken", start=NOW - 1.0)
+
+    def drained() -> Iterator[ExportMetricsServiceRequest]:
+        idle = fleet.report(fleet.senders["broken"], None)
+        if meanwhile == "an export late":
+            yield merge(idle, fleet.report(fleet.senders["broken"], None, age=-5.0))
+        else:
+            more = other.request(fleet.now, np.full(2000, 0.001))
+            if meanwhile == "another contract":
+                for point in more.resource_metrics[0].scope_metrics[0].metrics[0].exponential_histogram.data_points:
+                    point.attributes[0].value.string_value = "tools"
+            yield merge(idle, more)
+        yield fleet.report(fleet.senders["healthy"], 0.001)
+
+    fleet.run(60, broken=0.001, healthy=0.001)
+    fleet.run(30, broken=0.4, healthy=0.001)
+    fleet.feed(400, drained)
+    states = [incident.state for incident in fleet.core.incidents() if incident.on == "fail"]
+    assert states == [IncidentState.UNPROVEN]
+    fleet.connection.close()
+
+
+@pytest.mark.parametrize(("step", "apart"), [(90.0, 20.0), (120.0, 60.0)])
+def test_trainers_whose_steps_are_longer_than_a_window_show_that_a_breach_is_over(
+    tmp_path: Path, step: float, apart: float
+) -> None:
+    """Each by its own next step; they need not be there within one window."""
+    fleet = Fleet(tmp_path / "state.sqlite")
+    fleet.senders["healthy"].restart(NOW - 1.0)
+
+    def reports(broken: float) -> Iterator[ExportMetricsServiceRequest]:
+        since = fleet.now - NOW
+        yield fleet.report(fleet.senders["broken"], broken if since % step == 0.0 else None)
+        yield fleet.report(fleet.senders["healthy"], 0.001 if since % step == apart else None)
+
+    fleet.feed(2 * step, lambda: reports(0.001))
+    fleet.feed(2 * step, lambda: reports(0.4))
+    assert [incident.state for incident in fleet.core.incidents()] == [IncidentState.BROKEN]
+    fleet.feed(5 * step, lambda: reports(0.001))
+    assert [incident for incident in fleet.core.incidents() if incident.on == "fail"] == []
+    assert "is resolved" in fleet.ends()[-1]
+    fleet.connection.close()
+
+
+def test_a_breach_is_not_contained_while_one_of_its_slices_is_neither_over_nor_kept_away(tmp_path: Path) -> None:
+    """Code went away without proof; a person pins prose, which still breaks, and a router takes that."""
+    text = TEXT.replace(
+        "statistical:", "slices: {code: {where: {task: code}}, prose: {where: {task: prose}}}\nstatistical:"
+    )
+    fleet = Fleet(tmp_path / "state.sqlite", text=text)
+    made: dict[tuple[str, str], Sender] = {}
+
+    def run(seconds: float, **measured: tuple[str, float]) -> list[IncidentState]:
+        def reports() -> Iterator[ExportMetricsServiceRequest]:
+            for name, (slice, mean) in measured.items():
+                sent = [
+                    made.setdefault((name, of), Sender(instance=name, slice=of, start=NOW - 1.0)).request(
+                        fleet.now, np.full(2000 if slice else 0, mean)
+                    )
+                    for of in (slice or "code", "all")
+                ]
+                yield merge(*sent, info_request(fleet.now, 1, name))
+
+        fleet.feed(seconds, reports)
+        return [incident.state for incident in fleet.core.incidents() if incident.on == "fail"]
+
+    run(60, broken=("code", 0.001), third=("prose", 0.001))
+    run(60, broken=("code", 0.4), third=("prose", 0.4))
+    assert run(120, broken=("", 0.0), healthy=("code", 0.001), third=("prose", 0.4)) == [IncidentState.BROKEN]
+    pin(fleet.core, "policy", "prose", "train-kernel", None, "ada", "prose is broken", fleet.now)
+    for _ in range(20):
+        fleet.core.listeners.heard(
+            ["policy/route"], fleet.core.contracts, fleet.now, instance="router", table_at=fleet.core.decisions.at,
+            kept=[f"policy/prose/{'b' * 12}"], versions=lambda _: {"b" * 12},
+        )  # fmt: skip
+        states = run(10, broken=("", 0.0), healthy=("code", 0.001))
+        assert IncidentState.CONTAINED not in states
+    assert states
     fleet.connection.close()
 
 

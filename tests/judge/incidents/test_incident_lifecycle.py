@@ -461,6 +461,7 @@ def test_what_only_went_away_stays_until_it_is_known_how_it_ended() -> None:
     gone.tick(60.0, other)
     (unproven,) = gone.tick(1e6, other, verdict_of("INCONCLUSIVE", slice="code"), verdict_of("PASS", slice="all"))
     assert (unproven.state, unproven.resolved_at) == (IncidentState.UNPROVEN, None), "closed before it went away"
+    assert [cell.refuted for cell in unproven.cells] == [False, False], "all traffic is made of the slices"
 
     def after(*verdicts: Verdict, **changes: Any) -> tuple[Incident, ...]:
         evaluator = Evaluator([{"on": "fail", "do": ["notify"]}])
