@@ -204,9 +204,10 @@ class Recorders:
 
     def observe(self, sender: str, keys: Collection[SeriesKey], now: float) -> None:
         """Note that a recorder has observed something new of some series."""
-        here = {key.kernel_inference for key in keys}
-        here = {version for version in here if sender in self.by_version.get(version, {})}
-        keys = {key for key in keys if key.kernel_inference in here}
+        named = {key.kernel_inference for key in keys}
+        here = {version for version in named if sender in self.by_version.get(version, {})}
+        if here != named:
+            keys = [key for key in keys if key.kernel_inference in here]
         if not keys:
             return
         seen = self.measured.setdefault(sender, {})
@@ -357,7 +358,7 @@ class RecorderReports:
     """The recorders of a message: what they say of kernel versions, and the series of which they observed something."""
 
     def __init__(self) -> None:
-        self._seen: dict[tuple[Recorders, str], set[SeriesKey]] = defaultdict(set)
+        self._seen: dict[tuple[Recorders, str], list[SeriesKey]] = defaultdict(list)
         self._done: dict[tuple[Recorders, str], dict[str, bool]] = {}
 
     def add(self, recorders: Recorders, version: str, sender: str, *, done: bool) -> None:
@@ -366,7 +367,7 @@ class RecorderReports:
 
     def observe(self, recorders: Recorders, sender: str, keys: Iterable[SeriesKey]) -> None:
         """Note series of which a recorder has observed something new."""
-        self._seen[recorders, sender].update(keys)
+        self._seen[recorders, sender] += keys
 
     def tell(self, now: float) -> None:
         """Tell the recorders' states, at the end of a message that arrived at `now`, Unix seconds."""

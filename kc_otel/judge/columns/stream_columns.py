@@ -15,7 +15,7 @@ first; `settle` brings series up to date.
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Final, NamedTuple
 
@@ -38,6 +38,8 @@ from kc_otel.stats.histogram_columns import HistogramColumns
 
 _MAX_SPELLINGS: Final = 65_536
 """Spellings of attributes that are known; processes that record the same share them."""
+_MAX_NAMES: Final = 2048
+"""Senders of a spelling whose streams are known by name."""
 _MAX_PAIRS: Final = 4096
 """Pairs of kernels, of all contracts, that are known by a number."""
 _POINTS_PER_CHUNK: Final = 1024
@@ -187,6 +189,7 @@ class StreamColumns:
         """The row of each of a message's points, -1 for none [points], and those of streams that are new."""
         found: list[int] = []
         new: list[_FirstPoint] = []
+        origins: dict[tuple[bytes, bytes], bytes] = {}
         body = wire.body
         begins, ends = wire.points["key_begin"].tolist(), wire.points["key_end"].tolist()
         for number, metric in enumerate(wire.spans):
@@ -195,13 +198,13 @@ class StreamColumns:
             if spellings is None:
                 found += [-1] * (metric.last - metric.first)
                 continue
-            origin = origin_of(resource, scope)
+            origin = origins.get((resource, scope)) or origins.setdefault((resource, scope), origin_of(resource, scope))
             for point in range(metric.first, metric.last):
                 known = spellings.get(body[begins[point] : ends[point]])
                 if known is None:
                     found.append(-1)
                     continue
-                name = digest_of(origin, known.tail)
+                name = known.names.get(origin) or known.name_of(origin)
                 row = self._rows[known.contract].row_of.get(name, -1)
                 found.append(row)
                 if row < 0 and name not in self._states[known.contract].streams:
@@ -250,7 +253,9 @@ class StreamColumns:
             self._spellings.clear()
         where = message.wire.points[point.number]
         spellings = self._spellings.setdefault(message.wire.origin(int(where["metric"]))[1:], {})
-        spellings[message.wire.body[where["key_begin"] : where["key_end"]]] = _Spelling(point.tail, of, series, pair)
+        spellings[message.wire.body[where["key_begin"] : where["key_end"]]] = _Spelling(
+            point.tail, of, series, pair, {}
+        )
 
     def _pair_number(self, contract: int, key: SeriesKey) -> int:
         number = self._pairs.setdefault((contract, *key.pair), len(self._pair_names))
@@ -272,18 +277,17 @@ class StreamColumns:
 
     def observed(self, message: ColumnMessage) -> Iterator[tuple[bytes, str, list[SeriesKey]]]:
         """Yield what was observed of series in a message: serialized Resource, name of the contract, the series."""
-        by_resource: dict[bytes, list[tuple[int, int]]] = {}
+        by_resource: dict[bytes, list[int]] = defaultdict(list)
         for of in message.wire.spans:
-            if of.exponential:
+            if of.exponential and message.grown[of.first : of.last].any():
                 resource = message.wire.body[of.resource_begin : of.resource_end]
-                by_resource.setdefault(resource, []).append((of.first, of.last))
-        grown = message.grown.tolist()
-        for resource, spans in by_resource.items():
-            found: dict[int, list[SeriesKey]] = {}
-            for first, last in spans:
-                for number in message.series[first:last][grown[first:last]].tolist():
-                    contract, key = self._slots.owner(number)
-                    found.setdefault(contract, []).append(key)
+                by_resource[resource] += message.series[of.first : of.last][message.grown[of.first : of.last]].tolist()
+        owners = self._slots.owners
+        for resource, numbers in by_resource.items():
+            found: dict[int, list[SeriesKey]] = defaultdict(list)
+            for number in numbers:
+                contract, key = owners[number]
+                found[contract].append(key)
             for contract, keys in found.items():
                 yield resource, self._states[contract].contract.name, keys
 
@@ -317,6 +321,14 @@ class _Spelling(NamedTuple):
     contract: int
     series: int
     pair: int
+    names: dict[bytes, bytes]
+    """Digests of the streams, by the senders' origins."""
+
+    def name_of(self, origin: bytes) -> bytes:
+        """The digest of a sender's stream, remembered."""
+        if len(self.names) >= _MAX_NAMES:
+            self.names.clear()
+        return self.names.setdefault(origin, digest_of(origin, self.tail))
 
 
 class _FirstPoint(NamedTuple):
@@ -344,31 +356,27 @@ class SeriesSlots:
     def forget(self) -> None:
         """Forget every series; counts must be settled before."""
         self._numbers: dict[tuple[int, SeriesKey], int] = {}
-        self._keys: list[tuple[int, SeriesKey]] = []
+        self.owners: list[tuple[int, SeriesKey]] = []
         self.of = np.full((64, 2), NONE)
 
     def __len__(self) -> int:
-        return len(self._keys)
+        return len(self.owners)
 
     def key(self, number: int) -> SeriesKey:
         """The series of a number."""
-        return self._keys[number][1]
-
-    def owner(self, number: int) -> tuple[int, SeriesKey]:
-        """The number of the contract, and the series, of a number."""
-        return self._keys[number]
+        return self.owners[number][1]
 
     def gone(self, contract: int) -> list[int]:
         """The numbers of a contract's series that are no more."""
         series = self._states[contract].series
-        return [number for number, (of, key) in enumerate(self._keys) if of == contract and key not in series]
+        return [number for number, (of, key) in enumerate(self.owners) if of == contract and key not in series]
 
     def number_of(self, contract: int, key: SeriesKey) -> int:
         """The number of a series, which is open from now on."""
         number = self._numbers.get((contract, key))
         if number is None:
-            number = self._numbers[contract, key] = len(self._keys)
-            self._keys.append((contract, key))
+            number = self._numbers[contract, key] = len(self.owners)
+            self.owners.append((contract, key))
             if number == len(self.of):
                 self.of = np.concatenate([self.of, np.full((number, 2), NONE)])
         elif self.of[number, 0] == CLOSED:
@@ -377,7 +385,7 @@ class SeriesSlots:
 
     def close(self, metric: str) -> None:
         """Count nothing for a metric's series until they are opened."""
-        for number, (_, key) in enumerate(self._keys):
+        for number, (_, key) in enumerate(self.owners):
             if key.metric == metric:
                 self.of[number] = CLOSED
 
@@ -394,7 +402,7 @@ class SeriesSlots:
         every = self.slots[:used]
         series = every["series"]
         self.of[series] = NONE
-        found = [self._keys[number] for number in series.tolist()]
+        found = [self.owners[number] for number in series.tolist()]
         contracts = np.array([contract for contract, _ in found])
         for number in np.unique(contracts).tolist():
             which = np.flatnonzero(contracts == number)
