@@ -158,7 +158,7 @@ def capture(
     sequences: Annotated[
         str, typer.Option(metavar="FILE", help="As for `locate run`, or another capture for its tokens.")
     ],
-    out: Annotated[Path, typer.Option(metavar="FILE", help="File for the capture.")],
+    out: Annotated[Path, typer.Option(metavar="FILE", help="File for the capture; an interrupted capture resumes.")],
     limit: Annotated[int, typer.Option(min=1, metavar="SEQUENCES", help="Use only this many sequences.")] = 16,
     dtype: Annotated[str | None, typer.Option(metavar="DTYPE", help="Number format to load a checkpoint in.")] = None,
     precision: Annotated[
@@ -186,16 +186,20 @@ def capture(
     """
     with unusable(ModuleNotFoundError, TypeError):
         from kc_otel.contract.model import KernelSpec  # noqa: PLC0415 - a quick --help
-        from kc_otel.diagnose.captures import write_capture  # noqa: PLC0415
+        from kc_otel.diagnose.captures import CaptureWriter  # noqa: PLC0415
         from kc_otel.diagnose.kernel_sources import captured_by  # noqa: PLC0415
         from kc_otel.diagnose.token_sequences import read_sequences  # noqa: PLC0415
 
         given = read_sequences(sequences, most=limit)
         options = _engine_options(engine)
         named = ", ".join([kernel, *([dtype] if dtype else []), *(f"{key}={value}" for key, value in options.items())])
-        spec = KernelSpec(engine="any", dtype=dtype)
-        captured = captured_by(kernel, spec, given, precision=precision, options=options, decode=decode)
-        write_capture(out, named, captured)
+        writer = CaptureWriter(out, named)
+        left = [(index, sequence) for index, sequence in enumerate(given) if not writer.has(index, sequence.token_ids)]
+        spec, asked_for = KernelSpec(engine="any", dtype=dtype), [sequence for _, sequence in left]
+        captured = captured_by(kernel, spec, asked_for, precision=precision, options=options, decode=decode)
+        for (index, asked), sequence in zip(left, captured, strict=True):
+            writer.write(index, asked.token_ids, sequence)
+        writer.seal()
     typer.echo(f"{out}: {len(given)} sequences, {out.stat().st_size / 1e6:.1f} MB", err=True)
 
 

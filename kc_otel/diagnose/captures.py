@@ -1,18 +1,21 @@
 """Captures: the outputs of a kernel's operators in a file, and two of them held against each other.
 
 Small, and so not without loss: of each sequence 32 positions are kept, evenly spaced, and of each output 64 random
-projections, the same for every kernel, so that a relative error comes out within some tenth of what it is.
+projections, the same for every kernel, so that a relative error comes out within some tenth of what it is. While it is
+written a capture is a folder with a file for each sequence; sealed it is one file with the SHA-256 of all of them.
 
 Source: Johnson and Lindenstrauss 1984; Achlioptas 2003, Database-friendly random projections.
 """
 
 from __future__ import annotations
 
+import hashlib
 import io
 import json
+import shutil
 import zipfile
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import astuple, dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, Final
@@ -44,11 +47,11 @@ from kc_otel.diagnose.located import (
     settings_of,
 )
 
-FORMAT: Final = "kc-otel capture 4"
+FORMAT: Final = "kc-otel capture 3"
 _PROJECTED_FEATURES: Final = 64
 _MAX_POSITIONS: Final = 32
 _MAX_CAPTURE_BYTES: Final = 1 << 31
-_HEADER: Final = "header.json"
+_HEADER, _SEAL = "header.json", "seal.json"
 _HEAD: Final = Boundary(None, "head")
 
 
@@ -111,20 +114,51 @@ def relative_error(reference: NDArray[np.float32], other: NDArray[np.float32]) -
     return error / size if size else (float("inf") if error else 0.0)
 
 
-def write_capture(path: Path, kernel: str, sequences: Iterable[CapturedSequence]) -> None:
-    """Write a capture; the file has its name once it is whole."""
-    if path.exists():
-        raise ValueError(f"{path}: is there; a capture is not changed, give another name or remove it")
-    unfinished = path.with_name(f"{path.name}.unfinished")
-    with zipfile.ZipFile(unfinished, "w") as packed:
-        packed.writestr(_HEADER, json.dumps({"format": FORMAT, "kernel": kernel}))
-        for index, sequence in enumerate(sequences):
-            packed.writestr(f"{index:06d}.npz", _packed(sequence))
-    unfinished.replace(path)
+class CaptureWriter:
+    """Writes a capture, sequence by sequence; one of the same kernel that was begun before is gone on with."""
+
+    def __init__(self, path: Path, kernel: str) -> None:
+        self.path: Final = path
+        self._folder: Final = path.with_name(f"{path.name}.part")
+        if path.exists():
+            raise ValueError(f"{path}: is there; a sealed capture is not changed, give another name or remove it")
+        self._folder.mkdir(parents=True, exist_ok=True)
+        header = json.dumps({"format": FORMAT, "kernel": kernel})
+        begun = self._folder / _HEADER
+        if begun.exists() and begun.read_text(encoding="utf-8") != header:
+            raise ValueError(f"{self._folder}: was begun for another kernel; remove it, or give another name")
+        begun.write_text(header, encoding="utf-8")
+
+    def has(self, index: int, token_ids: Sequence[int]) -> bool:
+        """Return True if a sequence was written before the interruption."""
+        return self._member(index, token_ids).exists()
+
+    def write(self, index: int, asked: Sequence[int], sequence: CapturedSequence) -> None:
+        """Append the captured tokens, all or none."""
+        made = self._member(index, asked)
+        unfinished = made.with_suffix(".unfinished")
+        unfinished.write_bytes(_packed(sequence))
+        unfinished.replace(made)
+
+    def seal(self) -> None:
+        """Make one file of it, with the hash of every member."""
+        members = sorted(path for path in self._folder.iterdir() if path.suffix in {".npz", ".json"})
+        unfinished = self.path.with_name(f"{self.path.name}.unfinished")
+        hashes = {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in members}
+        with zipfile.ZipFile(unfinished, "w") as packed:
+            for path in members:
+                packed.write(path, path.name)
+            packed.writestr(_SEAL, json.dumps(hashes))
+        unfinished.replace(self.path)
+        shutil.rmtree(self._folder)
+
+    def _member(self, index: int, token_ids: Sequence[int]) -> Path:
+        digest = hashlib.sha256(np.asarray(token_ids, dtype="<i8").tobytes()).hexdigest()
+        return self._folder / f"{index:06d}-{digest[:16]}.npz"
 
 
 def is_capture(path: Path) -> bool:
-    """Return True if a file is a capture."""
+    """Return True if a file is a sealed capture."""
     if not (path.is_file() and zipfile.is_zipfile(path)):
         return False
     with zipfile.ZipFile(path) as packed:  # a .npz is a zip, too
@@ -132,19 +166,23 @@ def is_capture(path: Path) -> bool:
 
 
 def read_capture(path: Path) -> Capture:
-    """Read a capture; a ValueError if it is none, or damaged."""
+    """A sealed capture; a ValueError if it is none, is not sealed, or was changed after it was."""
     try:
         with zipfile.ZipFile(path) as packed:
             if sum(member.file_size for member in packed.infolist()) > _MAX_CAPTURE_BYTES:
                 raise ValueError(f"{path}: is larger than {_MAX_CAPTURE_BYTES >> 30} GiB; capture fewer sequences")
-            header = json.loads(packed.read(_HEADER))
-            if header.get("format") != FORMAT:
-                raise ValueError(f"{path}: is no capture of this version ({FORMAT}); capture again")
-            names = sorted(name for name in packed.namelist() if name != _HEADER)
-            sequences = tuple(_unpacked(packed.read(name)) for name in names)  # the archive has a checksum of each
+            members = {member.filename: packed.read(member) for member in packed.infolist()}
+        seal = json.loads(members.pop(_SEAL))
+        header = json.loads(members[_HEADER])
+        if header.get("format") != FORMAT:
+            raise ValueError(f"{path}: is no capture of this version ({FORMAT}); capture again")
+        changed = [name for name, raw in members.items() if seal.get(name) != hashlib.sha256(raw).hexdigest()]
+        if changed or seal.keys() != members.keys():
+            raise ValueError(f"{path}: was changed after it was sealed: {(changed or sorted(seal))[0]}; capture again")
+        sequences = [_unpacked(members[name]) for name in sorted(members) if name != _HEADER]
     except (KeyError, TypeError, AttributeError, zipfile.BadZipFile) as error:
-        raise ValueError(f"{path}: is no capture ({error}); write one with `kc-otel locate capture`") from error
-    return Capture(str(header["kernel"]), sequences)
+        raise ValueError(f"{path}: is no sealed capture ({error}); write one with `kc-otel locate capture`") from error
+    return Capture(str(header["kernel"]), tuple(sequences))
 
 
 def _packed(sequence: CapturedSequence) -> bytes:
@@ -155,7 +193,14 @@ def _packed(sequence: CapturedSequence) -> bytes:
         "encoded": sequence.encoded,
         "unreached": [[key.layer, key.operator] for key in sequence.unreached],
         "boundaries": [
-            (*astuple(key), *(values.get(key) for values in (sequence.features, sequence.noise, sequence.precision)))
+            [
+                key.layer,
+                key.operator,
+                key.part,
+                sequence.features[key],
+                sequence.noise.get(key),
+                sequence.precision.get(key),
+            ]
             for key in keys
         ],
     }

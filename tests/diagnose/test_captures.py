@@ -1,8 +1,9 @@
-"""Captures of two machines: small, and enough to name the first divergence."""
+"""Captures of two machines: small, sealed, gone on with when interrupted, and enough to name the first divergence."""
 
 from __future__ import annotations
 
 import json
+import zipfile
 from itertools import chain
 
 import numpy as np
@@ -17,11 +18,11 @@ from kc_otel.diagnose.boundaries import SAMPLER, Boundary, fused
 from kc_otel.diagnose.captures import (
     Capture,
     CapturedSequence,
+    CaptureWriter,
     compare_captures,
     projected,
     read_capture,
     relative_error,
-    write_capture,
 )
 from kc_otel.diagnose.kernel_sources import capture_kernel
 from kc_otel.diagnose.located import NotComparableError
@@ -77,23 +78,54 @@ def test_other_checkpoints_and_other_tokens_are_refused():
         compare_captures(CONTRACT, captured(kernel), other)
 
 
-def test_a_capture_is_read_as_it_was_written_and_refused_where_it_is_damaged(tmp_path):
-    path, sequences = tmp_path / "a.capture", conversations(2)
+@pytest.mark.slow
+def test_an_interrupted_capture_is_gone_on_with(tmp_path):
+    sequences = conversations(3)
     made = list(capture_kernel(TorchKernel(Model()), sequences))
-    write_capture(path, "tests", made)
-    read = read_capture(path)
+    first = CaptureWriter(tmp_path / "a.capture", "tests")
+    first.write(0, sequences[0].token_ids, made[0])
+    again = CaptureWriter(tmp_path / "a.capture", "tests")
+    assert [again.has(index, sequence.token_ids) for index, sequence in enumerate(sequences)] == [True, False, False]
+    for index in (1, 2):
+        again.write(index, sequences[index].token_ids, made[index])
+    again.seal()
+    read = read_capture(tmp_path / "a.capture")
     assert [sequence.token_ids for sequence in read.sequences] == [sequence.token_ids for sequence in sequences]
     for ours, theirs in zip(made, read.sequences, strict=True):
-        assert (ours.noise, ours.features) == (theirs.noise, theirs.features)
+        assert ours.noise == theirs.noise
         assert all(np.array_equal(ours.outputs[key], theirs.outputs[key]) for key in ours.outputs)
-    with pytest.raises(ValueError, match="a capture is not changed"):
-        write_capture(path, "tests", made)
-    content = path.read_bytes()
-    half = len(content) // 2
-    for damaged in (content[:half] + b"damaged" + content[half + 7 :], content[:half], b"no zip"):
-        path.write_bytes(damaged)
-        with pytest.raises(ValueError, match="is no capture"):
-            read_capture(path)
+    with pytest.raises(ValueError, match="a sealed capture is not changed"):
+        CaptureWriter(tmp_path / "a.capture", "tests")
+
+
+def test_a_capture_of_another_kernel_is_not_gone_on_with(tmp_path):
+    """Two kernels would be mixed."""
+    CaptureWriter(tmp_path / "a.capture", "one")
+    with pytest.raises(ValueError, match="was begun for another kernel"):
+        CaptureWriter(tmp_path / "a.capture", "other")
+
+
+def test_a_changed_capture_is_refused(tmp_path):
+    sequences = conversations(2)
+    writer = CaptureWriter(tmp_path / "a.capture", "tests")
+    for index, outputs in enumerate(capture_kernel(TorchKernel(Model()), sequences)):
+        writer.write(index, sequences[index].token_ids, outputs)
+    writer.seal()
+    with zipfile.ZipFile(tmp_path / "a.capture") as packed:
+        members = {name: packed.read(name) for name in packed.namelist()}
+    victim = next(name for name in members if name.endswith(".npz"))
+    for changed in (
+        {**members, victim: members[victim][:-1] + b"x"},
+        {k: v for k, v in members.items() if k != victim},
+    ):
+        with zipfile.ZipFile(tmp_path / "b.capture", "w") as packed:
+            for name, raw in changed.items():
+                packed.writestr(name, raw)
+        with pytest.raises(ValueError, match="was changed after it was sealed"):
+            read_capture(tmp_path / "b.capture")
+    (tmp_path / "c.capture").write_bytes(b"no zip")
+    with pytest.raises(ValueError, match="is no sealed capture"):
+        read_capture(tmp_path / "c.capture")
 
 
 @pytest.mark.slow

@@ -14,7 +14,7 @@ from torch.nn import functional as F  # noqa: N812
 from kc_otel.diagnose import torch_measure
 from kc_otel.diagnose.above_noise import Measured, batch_dependence, boundary_drift
 from kc_otel.diagnose.boundaries import Boundary
-from kc_otel.diagnose.captures import Capture, compare_captures, read_capture, write_capture
+from kc_otel.diagnose.captures import Capture, CaptureWriter, compare_captures, read_capture
 from kc_otel.diagnose.kernel_sources import capture_kernel
 from kc_otel.diagnose.located import located_json, located_lines, located_sentence
 from kc_otel.diagnose.token_sequences import TokenSequence
@@ -106,7 +106,10 @@ def test_an_operator_that_no_sequence_reaches_is_listed_beside_a_culprit():
 
 def test_a_capture_keeps_what_its_sequences_did_not_reach(tmp_path):
     given = sequences(10, 32)
-    write_capture(tmp_path / "a.capture", "tests", capture_kernel(TorchKernel(Model()), given))
+    writer = CaptureWriter(tmp_path / "a.capture", "tests")
+    for index, sequence in enumerate(capture_kernel(TorchKernel(Model()), given)):
+        writer.write(index, given[index].token_ids, sequence)
+    writer.seal()
     kept = [sequence.unreached for sequence in read_capture(tmp_path / "a.capture").sequences]
     assert kept == [(Boundary(0, "k_proj"), LONG_ONLY), ()]
 
