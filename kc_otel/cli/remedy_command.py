@@ -77,7 +77,8 @@ def remedy_lines(of: Remedy) -> Iterator[str]:
     yield f"Remedies for {of.source} under {of.contract}"
     yield (
         f"{len(of.replayed)} corrections replayed on {all_traffic.sequences:,} sequences, {all_traffic.tokens:,} "
-        f"tokens. All intervals hold together with {100 * of.confidence:g} % confidence; each {of.unit} counts once."
+        f"tokens. All intervals hold together with {100 * of.confidence:g} % confidence; each {of.unit} counts once"
+        + (", as if independent of the others." if of.unit == "sequence" else ".")
     )
     yield from (said for warning in _warnings(of) for said in ("", warning))
     for trainer, chosen in of.chosen.items():

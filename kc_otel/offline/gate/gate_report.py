@@ -25,7 +25,7 @@ from kc_otel.judge.verdict import Status, Verdict
 from kc_otel.offline.gate.recorded_gate import GatedRecording, OfflineGate
 from kc_otel.offline.gate.recorded_verdicts import RecordingVerdicts
 from kc_otel.record.kernel import Kernel
-from kc_otel.recordings.recording import GROUPS
+from kc_otel.recordings.recording import GROUPS, PROMPT_IDS
 
 _WORST_FIRST: Final = (Status.FAIL, Status.INCONCLUSIVE, Status.NO_DATA, Status.PASS)
 _MARK: Final = {Status.FAIL: "❌", Status.INCONCLUSIVE: "❔", Status.NO_DATA: "❔", Status.PASS: "✅"}
@@ -134,8 +134,8 @@ def _notes_on(contract: Contract, rec: GatedRecording, judged: RecordingVerdicts
         yield judged.age_note
     if judged.prompts is None and any(clause.averaged in {Unit.PROMPT, Unit.STEP} for clause in contract.clauses):
         yield (
-            "assumes that sequences are independent, because it names no prompts; if some share one, name it in a "
-            f"column {', '.join(GROUPS[:-1])} or {GROUPS[-1]}"
+            "assumes that sequences are independent, because it does not name the prompt of each; if some share one, "
+            f"name it in a column {', '.join(GROUPS)} or {PROMPT_IDS[0]}"
         )
 
 
