@@ -86,6 +86,8 @@ def compare(
             verdict: f"; {verdict.reason}" for verdict in judged.verdicts if verdict.status in {"FAIL", "INCONCLUSIVE"}
         }
         lines += ["Verdicts", *(verdict_line(verdict) + why.get(verdict, "") for verdict in judged.verdicts), ""]
+    assumed = judged.prompts_note(promise) if judged is not None and promise is not None else ""
+    lines += [assumed] if assumed else []
     for line in (*lines, *_notes(data, judged, coarse_side(log.train, log.inference))):
         typer.echo(plain(line))
 
