@@ -188,6 +188,17 @@ def test_answers_to_one_prompt_count_as_one(rollouts):
     assert "each sequence counts once, as if independent of the others." in list(remedy_lines(unnamed))[1]
 
 
+def test_what_older_weights_sampled_is_said_to_be_apart_and_refused_where_it_is_all(rollouts):
+    """No clause counts it; one-step-off-policy runs record nothing else."""
+    aged = [{**row, "lag": place % 2} for place, row in enumerate(rollouts.attributes)]
+    of = remedy(replace(rollouts, attributes=tuple(aged)), contract(REWARD))
+    said = "4,000 more sequences, 32,000 tokens, are slice stale: older weights sampled them."
+    assert said in remedy_sentence(of)
+    assert said in " ".join(remedy_lines(of))
+    with pytest.raises(ValueError, match="older weights sampled all of it, and no clause counts that"):
+        remedy(replace(rollouts, attributes=tuple({**row, "lag": 1} for row in aged)), contract(REWARD))
+
+
 def test_what_is_not_decided_says_how_many_more_sequences_decide_it(rollouts, monkeypatch):
     monkeypatch.setattr(module, "catalogue", lambda **_: SOME[:1])
     tables = np.array([row["task"] == "tables" for row in rollouts.attributes])
