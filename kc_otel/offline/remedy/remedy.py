@@ -128,8 +128,8 @@ def remedy(recording: Recording, contract: Contract, trainers: Sequence[Trainer]
     slices = {name: inside[:, column] for column, name in enumerate(table.names) if inside[:, column].any()}
     if ALL not in slices:
         raise ValueError(
-            f"{recording.source}: older weights sampled all of it, and no clause counts that; record rollouts at lag 0, or "
-            "leave lag out to correct drift and staleness together"
+            f"{recording.source}: older weights sampled all of it, and no clause counts that; record rollouts at lag 0 "
+            "or leave lag out to correct drift and staleness together"
         )
     known, prompts = recording.advantages is not None, recording.prompts
     names = [name for name in table.names if name in slices or name not in OLDER]
