@@ -24,6 +24,8 @@ from kc_otel.recordings.endpoints.prompts import Prompt
 from kc_otel.recordings.recording import Recording, prompt_id
 from kc_otel.recordings.request import NEUTRAL
 
+_CUT_OFF: Final = frozenset({"abort", "error"})
+"""Finish reasons of a completion that the engine gave up."""
 _MAX_FAILURES: Final = 20
 """After so many, nothing more is asked: they are no accident, and say all there is to know."""
 
@@ -132,6 +134,8 @@ async def _one(
 ) -> _Scored:
     sampler, name = inference
     found = await sampler.sample(name, prompt, max_tokens)
+    if found.finish_reason in _CUT_OFF:
+        raise RequestFailedError(f"{sampler.endpoint}: answers with finish_reason {found.finish_reason!r}")
     if not found.token_ids:
         raise RequestFailedError(f"{sampler.endpoint}: answers with a completion of no token")
     scorer, trained = train
