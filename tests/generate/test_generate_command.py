@@ -57,7 +57,7 @@ def test_check_writes_nothing_and_fails_when_a_file_is_stale(policy_path: Path, 
     assert run(*command, "--check")[0] == 1
 
 
-@pytest.mark.parametrize("what", ["prometheus", "grafana", "kubernetes"])
+@pytest.mark.parametrize("what", ["prometheus", "grafana"])
 def test_files_of_a_contract_that_is_gone_are_listed(what: str, policy_path: Path, tmp_path: Path) -> None:
     """Their rules would alert on its silence for good; what `generate` has not written is nobody's left-over."""
     gone, out = tmp_path / "gone.yaml", tmp_path / "out"
