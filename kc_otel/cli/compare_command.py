@@ -175,7 +175,7 @@ def diagnose(
     from kc_otel.offline.run_log.run_rules import cannot_tell, diagnose_run, roles_of  # noqa: PLC0415
 
     with unusable():
-        log = read_run_log(path)
+        log = read_run_log(path, lambda said: typer.echo(plain(said), err=True))
         roles = roles_of(log, pairs("--name", name or [], "ROLE=NAME"))
         findings = diagnose_run(log, roles)
     steps = max(int(logged.size) for logged, _ in log.values())
