@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import threading
 import time
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
@@ -44,6 +45,7 @@ class ImportTotals:
     """Files `done`, whose drift was exported, and sequences and tokens that were handed to the recorder.
 
     The two sides of `identical` sequences are bit by bit the same; of `age_unknown` nothing says which weights sampled.
+    `copies` are files with the content of another, which counts alone.
     """
 
     done: set[Path] = field(default_factory=set)
@@ -53,11 +55,12 @@ class ImportTotals:
     age_unknown: int = 0
     refusals: Refusals = field(default_factory=Refusals)
     failed: dict[Path, str] = field(default_factory=dict)
+    copies: dict[Path, str] = field(default_factory=dict)
 
     @property
     def files(self) -> int:
-        """Number of files that are done, and have not failed since."""
-        return len(self.done - self.failed.keys())
+        """Number of files that are done, and have not failed since, without copies."""
+        return len(self.done - self.failed.keys() - self.copies.keys())
 
 
 class StepRecorders(Protocol):
@@ -142,6 +145,9 @@ class Importer:
                 f"{path}: changed after it was measured; only lines can be appended to a file (.jsonl): write what "
                 f"comes later to a file of another name"
             )
+        if known is None and (copied := self._copied(path, whole, about)):
+            self.totals.copies[path] = copied
+            return
         new = known is None or (by_lines and next(lines(path, replace(read)), None) is not None)
         rows = read_file(path, self.totals.refusals, self._format, columns=self._columns, read=read) if new else ()
         unflushed = 0
@@ -162,6 +168,24 @@ class Importer:
                 unflushed = 0
         self._measured[path] = _Measured(about.st_size, about.st_mtime_ns, read.count, whole or read.digest)
         self._unexported[path] = self._measured[path]
+
+    def _copied(self, path: Path, digest: str, about: os.stat_result) -> str:
+        """Return the file that has a new file's content and is measured, and note this one as measured; else ""."""
+        read = LinesRead()
+        if not digest:
+            for _ in lines(path, read):
+                pass
+        sound = {
+            str(of): found
+            for of, found in self._measured.items()
+            if of not in self.totals.failed.keys() - self._awaiting
+        }
+        for name, found in (sound | self._ledger.files).items():
+            if found.digest and found.digest == (digest or read.digest):
+                self._measured[path] = _Measured(about.st_size, about.st_mtime_ns, read.count, found.digest)
+                self._unexported[path] = self._measured[path]
+                return name
+        return ""
 
     def _confirm(self) -> None:
         """Note that everything measured is exported."""
@@ -285,6 +309,11 @@ class Ledger:
     def __contains__(self, path: Path) -> bool:
         known = self.measured(path)
         return known is not None and _state(path)[1:] == (known.size, known.changed)
+
+    @property
+    def files(self) -> dict[str, _Measured]:
+        """How far each file is done, by its name."""
+        return self._known
 
     def measured(self, path: Path) -> _Measured | None:
         """Return how far a file is done."""
