@@ -107,6 +107,7 @@ class Importer:
         self._measured: dict[Path, _Measured] = {}
         self._unexported: dict[Path, _Measured] = {}
         self._awaiting: set[Path] = set()
+        self._names: dict[str, str] = {}
 
     def file(self, path: Path) -> bool:
         """Import what is new in a file; whether all was measured and exported. A later export holds what is open."""
@@ -122,6 +123,7 @@ class Importer:
         why = self._why_unexported(self._patience)
         if (lost := sum(self._recorder.stats().dropped.values()) - before) > 0:
             self._unexported.pop(path, None)
+            self._names = {digest: name for digest, name in self._names.items() if name != str(path)}
             self.totals.failed[path] = f"{path}: {lost} batches were dropped; see the log and import the file again"
         elif why and path not in self.totals.failed:
             self._awaiting.add(path)
@@ -168,6 +170,7 @@ class Importer:
                 unflushed = 0
         self._measured[path] = _Measured(about.st_size, about.st_mtime_ns, read.count, whole or read.digest)
         self._unexported[path] = self._measured[path]
+        self._names[self._measured[path].digest] = str(path)
 
     def _copied(self, path: Path, digest: str, about: os.stat_result) -> str:
         """Return the file that has a new file's content and is measured, and note this one as measured; else ""."""
@@ -175,17 +178,12 @@ class Importer:
         if not digest:
             for _ in lines(path, read):
                 pass
-        sound = {
-            str(of): found
-            for of, found in self._measured.items()
-            if of not in self.totals.failed.keys() - self._awaiting
-        }
-        for name, found in (sound | self._ledger.files).items():
-            if found.digest and found.digest == (digest or read.digest):
-                self._measured[path] = _Measured(about.st_size, about.st_mtime_ns, read.count, found.digest)
-                self._unexported[path] = self._measured[path]
-                return name
-        return ""
+        digest = digest or read.digest
+        name = self._names.get(digest) or self._ledger.name(digest)
+        if name:
+            self._measured[path] = _Measured(about.st_size, about.st_mtime_ns, read.count, digest)
+            self._unexported[path] = self._measured[path]
+        return name
 
     def _confirm(self) -> None:
         """Note that everything measured is exported."""
@@ -297,6 +295,7 @@ class Ledger:
     def __init__(self, path: Path | None) -> None:
         self._path = path
         self._known: dict[str, _Measured] = {}
+        self._names: dict[str, str] = {}
         lines = path.read_text(encoding="utf-8").splitlines() if path is not None and path.exists() else ()
         for number, line in enumerate(lines, 1):
             try:
@@ -305,15 +304,15 @@ class Ledger:
                 said = "is no record of a finished file; give --done a file of its own"
                 raise ValueError(f"{path}:{number}: {said}") from None
             self._known[name] = _Measured(size, changed, count, digest)
+            self._names[digest] = name
 
     def __contains__(self, path: Path) -> bool:
         known = self.measured(path)
         return known is not None and _state(path)[1:] == (known.size, known.changed)
 
-    @property
-    def files(self) -> dict[str, _Measured]:
-        """How far each file is done, by its name."""
-        return self._known
+    def name(self, digest: str) -> str:
+        """Return the name of a file that is done and has this content, empty for none."""
+        return self._names.get(digest, "")
 
     def measured(self, path: Path) -> _Measured | None:
         """Return how far a file is done."""
@@ -323,6 +322,7 @@ class Ledger:
         """Note how far a file is done."""
         name = str(path.resolve())
         self._known[name] = measured
+        self._names[measured.digest] = name
         if self._path is not None:
             with self._path.open("a", encoding="utf-8") as file:
                 file.write(json.dumps([name, *astuple(measured)]) + "\n")
