@@ -381,6 +381,8 @@ def scrape(
     """
     with unusable(ImportError):
         source, exporters = EngineLatency(url), metric_exporters()
+    if not exporters:
+        refuse(f"OTEL_METRICS_EXPORTER={os.environ.get('OTEL_METRICS_EXPORTER')} sends nothing; set it to otlp")
     loop = ExportLoop(
         source, exporters=lambda: exporters, resource=process_resource(), interval=interval, timeout=export_timeout()
     )
