@@ -76,6 +76,15 @@ def duration(seconds: float) -> str:
     return " ".join(parts[:2])
 
 
+def plural(unit: str) -> str:
+    """The plural of a unit.
+
+    >>> plural("token"), plural("batch")
+    ('tokens', 'batches')
+    """
+    return f"{unit}es" if unit.endswith("ch") else f"{unit}s"
+
+
 def spoken(seconds: float) -> str:
     """A time for people, in the largest unit of which there are two or more.
 
