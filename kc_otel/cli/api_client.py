@@ -42,6 +42,11 @@ def get(url: str, path: str, **parameters: str | int) -> Any:
     return plain_tree(_call("GET", url, path, params=parameters))
 
 
+def poll(url: str, path: str) -> Any:
+    """A JSON answer as of `get`; None where no evaluator answers, as in a restart."""
+    return plain_tree(_call("GET", url, path, patient=True))
+
+
 def get_record(url: str, path: str) -> Any:
     """A JSON answer as it is, for a file that has a checksum."""
     return _call("GET", url, path)
@@ -77,7 +82,9 @@ def warnings(url: str) -> list[str]:
     return said
 
 
-def _call(method: str, url: str, path: str, seconds: float = _TIMEOUT_SECONDS, **arguments: Any) -> Any:
+def _call(
+    method: str, url: str, path: str, seconds: float = _TIMEOUT_SECONDS, *, patient: bool = False, **arguments: Any
+) -> Any:
     try:
         tls: dict[str, Any] = {"verify": client_context()} if url.startswith("https:") else {}
         response = httpx.request(
@@ -86,10 +93,14 @@ def _call(method: str, url: str, path: str, seconds: float = _TIMEOUT_SECONDS, *
     except TokenError as error:
         refuse(error)
     except (httpx.HTTPError, httpx.InvalidURL) as error:
+        if patient:
+            return None
         instead = "start one with `kc-otel serve CONTRACT...`, or say where it is with --url or KC_OTEL_URL"
         if "//" not in url:
             instead = f"write http://{url}"
         refuse(f"no evaluator answers at {url} ({error}); {instead}")
+    if response.is_server_error and patient:
+        return None
     if response.is_error:
         try:
             detail = response.json()["detail"]

@@ -86,6 +86,8 @@ def compare(
             verdict: f"; {verdict.reason}" for verdict in judged.verdicts if verdict.status in {"FAIL", "INCONCLUSIVE"}
         }
         lines += ["Verdicts", *(verdict_line(verdict) + why.get(verdict, "") for verdict in judged.verdicts), ""]
+    assumed = judged.prompts_note(promise) if judged is not None and promise is not None else ""
+    lines += [assumed] if assumed else []
     for line in (*lines, *_notes(data, judged, coarse_side(log.train, log.inference))):
         typer.echo(plain(line))
 
@@ -173,7 +175,7 @@ def diagnose(
     from kc_otel.offline.run_log.run_rules import cannot_tell, diagnose_run, roles_of  # noqa: PLC0415
 
     with unusable():
-        log = read_run_log(path)
+        log = read_run_log(path, lambda said: typer.echo(plain(said), err=True))
         roles = roles_of(log, pairs("--name", name or [], "ROLE=NAME"))
         findings = diagnose_run(log, roles)
     steps = max(int(logged.size) for logged, _ in log.values())

@@ -23,7 +23,7 @@ from kc_otel.contract.registry.clause_metrics import DERIVED, QUANTITIES, Origin
 from kc_otel.contract.schema import json_schema
 from kc_otel.contract.sentences import scopes
 from kc_otel.contract.slices import ALL
-from kc_otel.contract.words import listed, spoken
+from kc_otel.contract.words import listed, plural, spoken
 from kc_otel.offline.gate.gate_lint import shut_gates
 
 if TYPE_CHECKING:
@@ -172,7 +172,7 @@ def plan(
     _print_rows(
         ("clause", "slice", "PASS at half the limit", "at 80 %", "FAIL at twice", ""),
         (
-            (row.clause, row.slice, *("-" if size is None else f"{size:,}" for size in row.sizes), f"{row.unit}s")
+            (row.clause, row.slice, *("-" if size is None else f"{size:,}" for size in row.sizes), plural(row.unit))
             for row in typical_sizes(loaded)
         ),
     )
@@ -283,7 +283,7 @@ def _print_rows(header: Sequence[str], rows: Iterable[tuple[str, ...]]) -> None:
 def _observations(cell: Planned) -> str:
     if cell.observations is None:
         return "never"
-    return f"{cell.observations:,} {cell.unit}{'s' * (cell.observations != 1)}"
+    return f"{cell.observations:,} {cell.unit if cell.observations == 1 else plural(cell.unit)}"
 
 
 def _time(cell: Planned) -> str:

@@ -39,6 +39,7 @@ from kc_otel.offline.gate.evidence import (
     offline_evidence,
     read_evidence,
     recording_beside,
+    remove_evidence,
     verify_evidence,
     verify_recordings,
     write_evidence,
@@ -269,8 +270,11 @@ def _judge(
     """Judge, print, write what was asked for, and end the program with the decision's exit code.
 
     `recordings` returns files once the options are known to be good; it gets the kernels, and whether a growing
-    recording decides the gate.
+    recording decides the gate. Evidence of an earlier gate is removed first: this one may end without a decision.
     """
+    if evidence is not None:
+        with unusable(files="written"):
+            remove_evidence(evidence)
     with unusable():
         checked = check(contract)
         promise, text = checked.sound(), checked.text

@@ -18,7 +18,12 @@ _Contracts = Annotated[
     list[Path], typer.Argument(help="Contract files, or folders of them.", metavar="CONTRACT...", show_default=False)
 ]
 _Out = Annotated[Path, typer.Option("--out", help="Folder to write below.", metavar="DIR", show_default=False)]
-_Check = Annotated[bool, typer.Option("--check", help="Write nothing; exit 1 when a file is missing or would change.")]
+_Check = Annotated[
+    bool,
+    typer.Option(
+        "--check", help="Write nothing; exit 1 when a file is missing, would change, or is of another contract."
+    ),
+]
 
 _Evaluator = Annotated[
     str,
@@ -83,16 +88,22 @@ def prometheus(
 def _generate(
     paths: Sequence[Path], out: Path, make: Callable[[Sequence[Contract]], Sequence[GeneratedFile]], *, check: bool
 ) -> None:
-    """Exit code 0 when done, 1 when something is stale under --check, 2 when it cannot be done."""
+    """Exit code 0 when done, 1 when something is stale or left over under --check, 2 when it cannot be done."""
     from kc_otel.contract.load import load_all  # noqa: PLC0415
-    from kc_otel.generate.files import stale, write  # noqa: PLC0415
+    from kc_otel.generate.files import left_over, stale, write  # noqa: PLC0415
 
     with unusable():
         files = make(load_all(paths))
         changed = stale(files, out) if check else write(files, out)
+        others = left_over(files, out)
     for file in files:
         state = "unchanged" if file not in changed else "stale" if check else "written"
         typer.echo(f"{state:9} {out / file.path}")
+    for path in others:
+        typer.echo(f"left over {path}")
     if check and changed:
         typer.echo("run the same command without --check to write what is stale", err=True)
+    if others:
+        typer.echo("delete what is left over: its contract is not among those given, and its silence alerts", err=True)
+    if check and (changed or others):
         raise typer.Exit(1)

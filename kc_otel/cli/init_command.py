@@ -138,6 +138,14 @@ def _summary(written: Written, target: Path) -> list[str]:
         for needed in written.needed
         if needed.minimum_name and needed.observations is not None
     ]
+    if written.older:
+        lines.append(
+            f"{written.older:,} tokens of the baseline were sampled by older weights and are left out: their drift "
+            "includes staleness"
+        )
+    if written.empty:
+        slices = f"slice{'s' * (len(written.empty) > 1)} {', '.join(written.empty)}"
+        lines.append(f"{slices}: the baseline has no sequence of it; its limits are those of all traffic")
     if written.measured:
         lines.append(f"{', '.join(written.measured)}: limits of the baseline")
         if all(clause.id != BUDGET for clause in written.contract.clauses):

@@ -132,7 +132,9 @@ def import_files(
 
 def _one(importer: Importer, path: Path) -> None:
     before = importer.totals.sequences, importer.totals.tokens
-    if importer.file(path):
+    if importer.file(path) and path in importer.totals.copies:
+        typer.echo(plain(f"{path}: is a copy of {importer.totals.copies[path]}, and does not count again"))
+    elif path not in importer.totals.failed:
         sequences, tokens = importer.totals.sequences - before[0], importer.totals.tokens - before[1]
         typer.echo(plain(f"{path}: {sequences:,} sequences, {tokens:,} tokens"))
     else:
@@ -379,6 +381,8 @@ def scrape(
     """
     with unusable(ImportError):
         source, exporters = EngineLatency(url), metric_exporters()
+    if not exporters:
+        refuse(f"OTEL_METRICS_EXPORTER={os.environ.get('OTEL_METRICS_EXPORTER')} sends nothing; set it to otlp")
     loop = ExportLoop(
         source, exporters=lambda: exporters, resource=process_resource(), interval=interval, timeout=export_timeout()
     )

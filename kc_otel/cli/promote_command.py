@@ -14,7 +14,7 @@ from typing import Annotated, Any, Final
 
 import typer
 
-from kc_otel.cli.api_client import DEFAULT_URL, Url, get, get_record, post
+from kc_otel.cli.api_client import DEFAULT_URL, Url, get, get_record, poll, post
 from kc_otel.cli.terminal import ApiJson, By, in_sections, local_time, refuse, unusable
 from kc_otel.contract.json_text import read_json_text
 from kc_otel.contract.words import did_you_mean
@@ -209,7 +209,7 @@ def follow(url: str, path: str, *, before: str | None, after: str | None, timeou
             for reason in said:
                 _say(f"waits: {reason}")
         time.sleep(_POLL_SECONDS)
-        now: dict[str, Any] = get(url, path)
+        now = _polled(url, path)
         if any(now[name] != found[name] for name in ("position", "status", "attempt")):
             _say(now["reason"])
             if after is not None:
@@ -217,10 +217,21 @@ def follow(url: str, path: str, *, before: str | None, after: str | None, timeou
         found = now
 
 
+def _polled(url: str, path: str) -> dict[str, Any]:
+    """Where the promotion is; asked again, and said once, as long as no evaluator answers."""
+    said = False
+    while (found := poll(url, path)) is None:
+        if not said:
+            _say(f"no evaluator answers at {url}; it is asked again every {_POLL_SECONDS:g} s")
+        said = True
+        time.sleep(_POLL_SECONDS)
+    return dict(found)
+
+
 def _before(url: str, path: str, found: dict[str, Any], command: str, timeout: float) -> None:
     place = found["awaiting"]
     code = _run(command, _about(found, place, found | {"share": found["next_share"]}), timeout)
-    if get(url, path)["awaiting"] != place:
+    if _polled(url, path)["awaiting"] != place:
         return  # it failed, or a person decided otherwise, while the hook ran; what happened is said next
     if code == 0:
         _say(f"the hook before {place} has succeeded")

@@ -12,6 +12,7 @@ from kc_otel.cli.api_client import DEFAULT_URL, IncidentId, Url, attach, failing
 from kc_otel.cli.terminal import By, Columns, PrintJson, columns_of, table_lines, unusable
 from kc_otel.contract.load import load
 from kc_otel.contract.plain_text import plain
+from kc_otel.contract.slices import STALE
 from kc_otel.contract.words import number, place
 from kc_otel.judge.statistics import rounded
 from kc_otel.offline.remedy import remedy as replays
@@ -77,7 +78,8 @@ def remedy_lines(of: Remedy) -> Iterator[str]:
     yield f"Remedies for {of.source} under {of.contract}"
     yield (
         f"{len(of.replayed)} corrections replayed on {all_traffic.sequences:,} sequences, {all_traffic.tokens:,} "
-        f"tokens. All intervals hold together with {100 * of.confidence:g} % confidence; each {of.unit} counts once."
+        f"tokens. All intervals hold together with {100 * of.confidence:g} % confidence; each {of.unit} counts once"
+        + (", as if independent of the others." if of.unit == "sequence" else ".")
     )
     yield from (said for warning in _warnings(of) for said in ("", warning))
     for trainer, chosen in of.chosen.items():
@@ -121,7 +123,7 @@ def _answer(of: Remedy, trainer: Trainer) -> str:
 
 
 def _warnings(of: Remedy) -> Iterator[str]:
-    """Yield a sentence for the limits that are exceeded with every correction, and one for slices without data."""
+    """Yield sentences for limits that every correction exceeds, slices without data, and what older weights sampled."""
     if of.exceeded:
         cells = [(f"{verdict.cell.clause} on {place(verdict.cell.slice)}", verdict) for verdict in of.exceeded]
         clauses = "; ".join(f"{cell} {number(found.estimate)}, limit {number(found.limit)}" for cell, found in cells)
@@ -129,6 +131,11 @@ def _warnings(of: Remedy) -> Iterator[str]:
     if of.empty:
         slices = ", ".join(map(place, of.empty))
         yield f"No whole sequence of this recording is in {slices}: no correction is decided there."
+    if older := of.replayed[0].costs.get(STALE):
+        yield (
+            f"{older.sequences:,} more sequences, {older.tokens:,} tokens, are slice stale: older weights sampled them."
+            " A trainer corrects them too, but the costs on all traffic leave them out."
+        )
 
 
 def _why(of: Remedy, trainer: Trainer) -> str:

@@ -4,7 +4,7 @@ Whatever can let more drift through counts as loosening, even when something els
 Clauses are told apart by their id, slices by their name, steps of the ladder by what they wait for. Two promises that
 cannot be compared, such as one by sequence and one by token, are a drop and an addition. Less evidence for a PASS, a
 longer silence before NO_DATA, more time between false alarms and a narrower reward range loosen; so does a slice that
-some traffic leaves.
+some traffic leaves, and one that more traffic belongs to, unless every clause limits a maximum: it dilutes the rest.
 """
 
 from __future__ import annotations
@@ -101,6 +101,9 @@ def _assumptions(old: Contract, new: Contract) -> Iterator[ContractChange]:
         kind: ChangeKind = "changes"
         users = sorted(metric for metric in kept if name in DERIVED[metric].needs)
         sentence = "no bound in both versions depends on it"
+        if name == "density":
+            kind = _tighter(before)
+            sentence = f"log-probabilities above 0 are {'refused' if before else 'accepted'}"
         if users and before is not None and after is not None:
             # Only this assumption is changed, so that each one is judged on its own.
             scale_after = scale_of(users[0], old.assumptions.model_copy(update={name: after})) or 0.0
@@ -122,7 +125,10 @@ def _slices(old: Contract, new: Contract) -> Iterator[ContractChange]:
         if not covers(after.conditions, spec.conditions):
             yield ContractChange("loosens", f"{path}.where", spec.where, after.where, f"some traffic leaves {name}")
         elif not covers(spec.conditions, after.conditions):
-            yield ContractChange("changes", f"{path}.where", spec.where, after.where, f"more traffic belongs to {name}")
+            maxima = all(clause.parsed_statistic.kind == "max" for clause in (*old.clauses, *new.clauses))
+            sentence = f"more traffic belongs to {name}"
+            sentence += "" if maxima else ", which dilutes the drift of what was judged there"
+            yield ContractChange(_tighter(maxima), f"{path}.where", spec.where, after.where, sentence)
         yield from _plain(path, spec, after, "description")
     for name, spec in new.slices.items():
         if name not in old.slices:

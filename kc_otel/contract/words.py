@@ -56,6 +56,15 @@ def duration(seconds: float) -> str:
     return " ".join(parts[:2])
 
 
+def plural(unit: str) -> str:
+    """The plural of a unit.
+
+    >>> plural("token"), plural("batch")
+    ('tokens', 'batches')
+    """
+    return f"{unit}es" if unit.endswith("ch") else f"{unit}s"
+
+
 def spoken(seconds: float) -> str:
     """A time for people, in the largest unit of which there are two or more: `40 minutes`."""
     for unit, length in (("day", 86400.0), ("hour", 3600.0), ("minute", 60.0)):

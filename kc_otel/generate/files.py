@@ -36,6 +36,13 @@ def write(files: Iterable[GeneratedFile], out: Path) -> tuple[GeneratedFile, ...
     return changed
 
 
+def left_over(files: Iterable[GeneratedFile], out: Path) -> tuple[Path, ...]:
+    """Files beside these that `generate` has written for contracts which are not among theirs, by their notice."""
+    mine = {out / file.path for file in files}
+    beside = {path for place in mine for path in place.parent.glob("*.yaml")} - mine
+    return tuple(sorted(path for path in beside if path.read_bytes().startswith(f"# {NOTICE}".encode())))
+
+
 def as_yaml(content: Any, *notes: str) -> str:
     """YAML under a notice and comments: text is not folded."""
     comments = "".join(f"# {line}\n" for line in (NOTICE, *notes))

@@ -21,7 +21,7 @@ from kc_otel.contract.model import Contract
 from kc_otel.contract.registry.clause_metrics import DERIVED, Unit
 from kc_otel.contract.slices import ALL
 from kc_otel.contract.units import format_duration
-from kc_otel.contract.words import did_you_mean, spoken
+from kc_otel.contract.words import did_you_mean, plural, spoken
 from kc_otel.judge.statistics import clause_interval, mean_test, rounded, samples_needed
 from kc_otel.stats import Binned
 
@@ -231,7 +231,9 @@ def _findings(
         takes = None if needed.observations is None else max(needed.observations, needed.minimum)
         if takes is not None and takes <= held:
             continue
-        most = "no number of observations is enough" if takes is None else f"it takes {rounded(takes):,} {needed.unit}s"
+        most = "no number of observations is enough"
+        if takes is not None:
+            most = f"it takes {rounded(takes):,} {plural(needed.unit)}"
         where = f"on {slice} no PASS is possible: {most}, and {format_duration(span)} has {held:,.0f}"
         if mean_test(clause, contract.assumptions, slice) is None:
             said = f"{where}; and a FAIL stays forever, because only a PASS ends it for this statistic"
@@ -329,7 +331,7 @@ def shares_of(contract: Contract, texts: Sequence[str]) -> dict[str, float]:
 def _rate(contract: Contract, traffic: Traffic, slice: str, unit: str) -> tuple[float | None, str]:
     """Observations per second, or why that cannot be told; prompts have one rollout, and rollouts the horizon."""
     if unit not in {"token", "sequence", "prompt"}:
-        return None, f"the number of {unit}s does not follow from the number of tokens"
+        return None, f"the number of {plural(unit)} does not follow from the number of tokens"
     if traffic.tokens_per_second is None:
         return None, "give --tokens-per-second"
     if slice not in traffic.shares:

@@ -40,7 +40,7 @@ with extra("stats", "kc_otel.compare"):
     from kc_otel.record.work import on_host, taken
     from kc_otel.recordings.assemble import assembled
     from kc_otel.recordings.read_table import RaggedTable
-    from kc_otel.recordings.recording import DENSITY, Recording, RecordingError
+    from kc_otel.recordings.recording import DENSITY, Recording, RecordingError, with_prompt
     from kc_otel.stats import (
         Interval,
         affine,
@@ -71,6 +71,7 @@ class JudgedComparison:
         sequences: Sequences that were compared.
         tokens: Their tokens.
         coarse: The side that was rounded to half precision where the other was not; None where none was.
+        note: What the intervals assume about prompts that are not known; empty if nothing.
     """
 
     contract: Contract
@@ -79,6 +80,7 @@ class JudgedComparison:
     sequences: int
     tokens: int
     coarse: CoarseSide | None = None
+    note: str = ""
 
     @property
     def status(self) -> Status:
@@ -90,7 +92,7 @@ class JudgedComparison:
         lines = [f"{self.status} under {contract}: {self.sequences:,} sequences, {self.tokens:,} tokens"]
         lines += [f"  {verdict_line(verdict)}" for verdict in self.verdicts]
         lines += [f"  not judged: {clause}" for clause in self.left_out]
-        lines += [f"  note: {self.coarse}"] if self.coarse else []
+        lines += [f"  note: {note}" for note in (self.coarse, self.note) if note]
         abouts = {verdict.cell.clause: verdict.about for verdict in self.verdicts}
         return "\n".join([*lines, *(f"  verdicts {scope}" for scope in scopes(abouts))])
 
@@ -113,6 +115,8 @@ def compare(
     slices: Slices | None = None,
     mask: Any = None,
     advantages: Any = None,
+    groups: Any = None,
+    prompt_ids: Any = None,
 ) -> JudgedComparison:
     """Judge two kernels on tokens that the inference kernel sampled, without an evaluator.
 
@@ -134,6 +138,9 @@ def compare(
             `{"task": ["code", "prose"]}`, or one value for all; or a mapping for each sequence.
         mask: Which tokens count.
         advantages: Per token, or per sequence.
+        groups: Name of each sequence's prompt: rollouts of one prompt share its drift and count together. Without any,
+            each sequence counts by itself, as if it were independent of the others, and `note` says so.
+        prompt_ids: Prompt tokens of each sequence, instead of `groups`: equal tokens are one prompt.
 
     Raises:
         RecordingError: If the sides cannot be compared, with everything that is wrong.
@@ -150,6 +157,14 @@ def compare(
     attributes = _attributes(slices, sequences)
     if promise.assumptions.density:
         attributes = tuple({**row, DENSITY: True} for row in attributes)
+    if groups is not None:
+        named = _attributes({"group": groups}, sequences, "groups")
+        attributes = tuple({**row, **name} for row, name in zip(attributes, named, strict=True))
+    if prompt_ids is not None:
+        prompts = _rows("prompt_ids", prompt_ids)
+        if len(prompts) != sequences:
+            raise ValueError(f"prompt_ids: {len(prompts)} prompts for {sequences} sequences; give one for each")
+        attributes = tuple(with_prompt(row, {"prompt_ids": ids}) for row, ids in zip(attributes, prompts, strict=True))
     table = RaggedTable(
         "compare", columns, {name: _NAMES.get(name, name) for name in columns}, attributes, "sequence {}".format
     )
@@ -163,6 +178,7 @@ def compare(
         recording.lengths.size,
         recording.train.size,
         coarse_side(recording.train, recording.inference),
+        judged.prompts_note(promise),
     )
 
 
@@ -180,7 +196,7 @@ def _rows(name: str, data: Any) -> list[NDArray[Any]]:
     return list(np.atleast_2d(array))
 
 
-def _attributes(slices: Slices | None, sequences: int) -> tuple[Mapping[str, Scalar], ...]:
+def _attributes(slices: Slices | None, sequences: int, where: str = "slices") -> tuple[Mapping[str, Scalar], ...]:
     if slices is None:
         return tuple({} for _ in range(sequences))
     if not isinstance(slices, Mapping):
@@ -193,7 +209,7 @@ def _attributes(slices: Slices | None, sequences: int) -> tuple[Mapping[str, Sca
         scalar = isinstance(values, str) or np.ndim(values) == 0
         columns[name] = [values] * sequences if scalar else np.asarray(values).tolist()
         if len(columns[name]) != sequences:
-            msg = f"slices: {name} has {len(columns[name])} values for {sequences} sequences; give one for each"
+            msg = f"{where}: {name} has {len(columns[name])} values for {sequences} sequences; give one for each"
             raise ValueError(msg)
     return tuple({name: values[row] for name, values in columns.items()} for row in range(sequences))
 

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from kc_otel._extras import MissingExtraError, extra
 from kc_otel.contract.json_text import read_json_text
 from kc_otel.contract.slices import Scalar
-from kc_otel.recordings.recording import RecordingError
+from kc_otel.recordings.recording import PROMPT_IDS, RecordingError, with_prompt
 
 ALIASES: Final[Mapping[str, tuple[str, ...]]] = {
     "train": (
@@ -196,7 +196,7 @@ def table_of_rows(
         for role, name in names.items():
             parts[role].append(_numbers(role, name, row.get(name), place, problems))
         given = _row_attributes(row, names)
-        attributes.append(scalars_of(given))
+        attributes.append(with_prompt(scalars_of(given), given))
         for name in given.keys() - attributes[-1].keys() - unread.keys():
             if given[name] is not None:
                 unread[name] = f"holds {_short(given[name])} in {place}, not a plain value"
@@ -361,6 +361,10 @@ def read_npz(path: Path, columns: Mapping[str, str] | None) -> RaggedTable:
     attributes, unread = _attributes(others, lengths.size, problems)
     if problems.all():
         raise RecordingError(*problems.all())
+    prompts = {name: of for name, of in others.items() if name in PROMPT_IDS and of.shape[:1] == lengths.shape}
+    attributes = tuple(
+        with_prompt(row, {name: ids[place] for name, ids in prompts.items()}) for place, row in enumerate(attributes)
+    )
     if chosen[_leading(chosen)].ndim > 1 + (_leading(chosen) in LOGITS) and "lengths" in chosen:
         rows[f"{MASK} of lengths"] = list(np.arange(shape[1]) < np.asarray(chosen["lengths"])[:, None])
         names[f"{MASK} of lengths"] = names["lengths"]

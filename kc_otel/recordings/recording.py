@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
@@ -28,8 +29,23 @@ GROUPS: Final = ("group", "uid", "group_id", "group_index", "prompt_id")
 
 
 def group_of(attributes: Mapping[str, Scalar]) -> Scalar | None:
-    """Name of a sequence's prompt, from its attributes `group`, `uid` and the like; None where none is there."""
-    return next((attributes[name] for name in GROUPS if name in attributes), None)
+    """Name of a sequence's prompt, from its attributes `group`, `uid` and the like; None where none is, or only NaN."""
+    given = (attributes[name] for name in GROUPS if name in attributes)
+    return next((name for name in given if not (isinstance(name, float) and math.isnan(name))), None)
+
+
+PROMPT_IDS: Final = ("prompt_ids", "prompt_token_ids")
+"""Columns of a sequence's prompt as token ids."""
+
+
+def with_prompt(attributes: Mapping[str, Scalar], row: Mapping[str, Any]) -> Mapping[str, Scalar]:
+    """Attributes with a `prompt_id` of the row's prompt tokens, where no attribute names the prompt."""
+    tokens = next((row[name] for name in PROMPT_IDS if row.get(name) is not None), None)
+    if tokens is not None and group_of(attributes) is None:
+        with suppress(ValueError, TypeError, OverflowError):
+            if np.size(ids := np.asarray(tokens, dtype=np.int64)):
+                return {**attributes, "prompt_id": prompt_id(ids)}
+    return attributes
 
 
 DENSITY: Final = "density"

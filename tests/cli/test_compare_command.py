@@ -150,6 +150,10 @@ def test_one_slice(run, log, contract):
     assert {v["slice"] for v in answer["verdicts"]} == {"tables"}
 
 
+def test_prompts_that_are_not_known_are_noted(run, log, contract):
+    assert "assumes that sequences are independent" in " ".join(run(log, "--contract", contract)[1].split())
+
+
 def test_numbers_with_many_values_become_ranges(run, log):
     answer = slices(json.loads(run(log, "--by", "prompt_tokens", "--json")[1]))
     assert len(answer) == 5

@@ -149,6 +149,17 @@ def test_reports_and_evidence_are_written(run, contract, tmp_path, monkeypatch):
     assert (code, "contract.yaml is not the contract of the record" in err) == (1, True)
 
 
+@pytest.mark.parametrize("where", ["gate", "gate.json"])
+def test_a_gate_without_a_decision_leaves_no_evidence_of_the_one_before(run, contract, tmp_path, where):
+    """A job that goes on with what lies there would promote by a run that judged something else."""
+    asked = ("--evidence", tmp_path / where)
+    assert run("gate", "run", contract, write(tmp_path / "good.npz"), *asked)[0] == 0
+    assert run("gate", "verify", tmp_path / where)[0] == 0
+    assert run("gate", "run", contract, tmp_path / "none.npz", *asked)[0] == 2
+    code, out, err = run("gate", "verify", tmp_path / where)
+    assert (code, out, "cannot be read" in err) == (2, "", True)
+
+
 def test_the_contract_may_come_from_standard_input(run, tmp_path):
     path, record = write(tmp_path / "log.npz"), tmp_path / "e.json"
     assert run("gate", "run", "-", path, "--evidence", record, stdin=CONTRACT)[0] == 0

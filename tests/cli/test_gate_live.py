@@ -167,8 +167,22 @@ def test_models_of_other_names_are_told(run, endpoints):
     code, _, err = run(*asked(inference, inference, "--inference-model", "fp9", "--train-model", "bf16"))
     assert (code, "--inference-model: serves no 'fp9'; it serves bf16, fp8" in err) == (2, True)
     assert run(*asked(inference, inference, "--inference-model", "fp8", "--train-model", "bf16"))[0] == 0
-    code, _, err = run(*asked(inference, inference, "--inference-model", "fp8", "--train-model", "fp8"))
-    assert (code, "its decoding with its prefill" in err) == (0, True)
+    code, out, err = run(*asked(inference, inference, "--inference-model", "fp8", "--train-model", "fp8"))
+    assert (code, out, "its decoding with its prefill" in err) == (2, "", True)
+    assert "no decision: fp8 both sampled and scored" in err
+
+
+@pytest.mark.parametrize("reason", ["abort", "error"])
+def test_an_answer_that_the_engine_cut_off_is_missing(run, endpoints, reason):
+    """What an engine aborts is no random sample of the prompts, and what it has written is no completion."""
+
+    def cut_off(_path, body, right):
+        if str(body.get("prompt", "")).endswith("7"):
+            right["choices"][0]["finish_reason"] = reason
+        return right, 200, {}
+
+    code, out, err = run(*asked(*endpoints(inference={"fault": cut_off}), "--all"))
+    assert (code, out, f"answers with finish_reason '{reason}' (6 times)" in err) == (2, "", True)
 
 
 @pytest.mark.parametrize(

@@ -89,6 +89,8 @@ def test_the_command_prints_what_each_clause_needs_and_how_long_the_gate_takes(r
     code, out, err = run("--tokens-per-second", "1000", "--share", "code=0.1")
     assert (code, err) == (0, "")
     assert "token-tv all 2,000 tokens about" in " ".join(out.split())
+    assert "no time: the number of batches does not follow from the number of tokens" in out
+    assert "batchs" not in out
     assert "at 5% sampling this gate needs about 2.6 hours; seq-tv on code takes longest" in out
     assert "at 50% sampling" in run("--tokens-per-second", "1000", "--sampling", "0.5", "--share", "code=0.1")[1]
 

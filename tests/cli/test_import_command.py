@@ -69,6 +69,15 @@ def test_a_folder_is_imported_and_counted(run):
     assert "it is unknown which weights sampled 2 sequences: their figures contain drift and staleness together" in out
 
 
+def test_a_copy_is_named_and_does_not_count_again(run, tmp_path):
+    step = tmp_path / "token_exports" / "step_3"
+    (step / "rank_1.jsonl").write_bytes((step / "rank_0.jsonl").read_bytes())
+    code, out, _ = run("token_exports", "--contract", "contract.yaml", width=300)
+    assert code == 0
+    assert "rank_1.jsonl: is a copy of token_exports/step_3/rank_0.jsonl, and does not count again" in out
+    assert "1 files exported, 0 failed; of 2 sequences 2 measured: 80 tokens" in out
+
+
 def test_an_import_that_is_stopped_says_how_many_files_are_left(run, tmp_path, monkeypatch):
     for rank in (1, 2):
         (tmp_path / "token_exports" / "step_3" / f"rank_{rank}.jsonl").write_text(json.dumps(line(seed=rank)) + "\n")
@@ -255,7 +264,8 @@ def test_what_comes_after_its_step_was_written_is_told_of(log_steps, tmp_path):
     export(tmp_path, 2, 0.01)
     late = tmp_path / "run" / "token_exports" / "step_3" / "rank_0.jsonl"
     late.parent.mkdir()
-    late.write_text((tmp_path / "run" / "token_exports" / "step_1" / "rank_0.jsonl").read_text())
+    lines = (tmp_path / "run" / "token_exports" / "step_1" / "rank_0.jsonl").read_text().splitlines(keepends=True)
+    late.write_text("".join(lines[1:]))
     (late.parent / "STABLE").touch()
     code, out, _ = log_steps("run/token_exports")
     assert code == 0

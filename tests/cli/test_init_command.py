@@ -148,6 +148,19 @@ def test_a_baseline_that_breaks_the_bound_of_the_budget_is_said(run, noise):
     assert "reward: not asked for, because the baseline itself breaks the bound; record rewards" in err
 
 
+def test_stale_tokens_and_empty_slices_of_a_baseline_are_said(run, noise):
+    arrays = dict(np.load(noise(0.03)))
+    np.savez("aged.npz", **arrays, lag=np.arange(400) % 2)
+    given = (*_GIVEN, "--horizon=32", "--slices=code: task=code")
+    code, _, err = run(*given, "--baseline", "aged.npz")
+    assert (code, "6,400 tokens of the baseline were sampled by older weights and are left out" in err) == (0, True)
+    assert "slice code: the baseline has no sequence of it; its limits are those of all traffic" in err
+    arrays["lag"] = np.ones(400, dtype=np.int64)
+    np.savez("stale.npz", **arrays)
+    code, _, err = run(*given, "--baseline", "stale.npz", "--force")
+    assert (code, "stale.npz: older weights sampled all of it" in err) == (2, True)
+
+
 def _more_of(recording, path, *, prompts, rollouts=4, tokens=128):
     """As many prompts like a recording's: each draws its tokens, with both kernels' numbers, from those of one."""
     rng = np.random.default_rng(0)

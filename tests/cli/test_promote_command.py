@@ -7,6 +7,7 @@ import sys
 from dataclasses import replace
 from types import SimpleNamespace
 
+import httpx
 import pytest
 
 from kc_otel.cli import promote_command
@@ -199,6 +200,24 @@ def test_watch_prints_every_step_and_runs_the_hooks(run, tmp_path):
         "after canary at 5% full 1 running",
     ]
     assert "v2 goes on from canary at 5% to full: a window has passed" in out
+
+
+@pytest.mark.parametrize("answer", [None, 503])
+def test_watch_outlasts_a_restart_and_runs_the_hook_of_a_later_rollback(run, driven, monkeypatch, tmp_path, answer):
+    asked, driven.fails_after = httpx.request, 1
+
+    def restarting(method, url, **more):
+        if driven.ticks in {1, 2} and answer is None:
+            raise httpx.ConnectError("refused")
+        return httpx.Response(answer, text="starting") if driven.ticks in {1, 2} else asked(method, url, **more)
+
+    monkeypatch.setattr(httpx, "request", restarting)
+    script = tmp_path / "hook.py"
+    script.write_text(f"import os; open({str(tmp_path / 'log')!r}, 'w').write(os.environ['KC_PROMOTION_STATUS'])")
+    hook = f"{sys.executable} {script}"
+    code, out, _ = run("promote", "policy", "v2", "--start", "--watch", "--hook-after", hook)
+    assert (code, out.count("no evaluator answers at")) == (1, 1), out
+    assert (tmp_path / "log").read_text() == "rolled-back"
 
 
 def test_a_hook_that_fails_holds_the_version(run, driven):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from contextlib import nullcontext
 
 import pytest
 from opentelemetry.exporter.otlp.proto.common.metrics_encoder import encode_metrics
@@ -11,9 +12,11 @@ from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 from prometheus_client import CollectorRegistry, Histogram, generate_latest
 
+from kc_otel.cli import measure_commands
 from kc_otel.client.engine_latency import LATENCIES, EngineLatency
 from kc_otel.contract.load import load_text
 from kc_otel.judge.evaluator import Evaluator
+from tests.tools.commands import commands
 from tests.tools.verdicts import verdicts_of
 
 CONTRACT = """\
@@ -98,3 +101,10 @@ def test_a_page_that_cannot_be_read_is_said_once(caplog: pytest.LogCaptureFixtur
         assert said in caplog.text
     with pytest.raises(ValueError, match=r"write one such as http://127\.0\.0\.1:8000/metrics"):
         EngineLatency("localhost:8000")
+
+
+def test_a_scrape_that_would_send_nothing_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OTEL_METRICS_EXPORTER", "none")
+    monkeypatch.setattr(measure_commands, "stopped_by_signals", nullcontext)  # or it would wait for Ctrl-C
+    code, _, err = commands("scrape")(PAGE)
+    assert (code, "OTEL_METRICS_EXPORTER=none sends nothing; set it to otlp" in err) == (2, True)

@@ -93,12 +93,13 @@ _OLD = load_text(_TEXT)
         ("clip: 0.2", "clip: 0.3", ["loosens assumptions.clip"]),
         ("clip: 0.2", "clip: 0.1", ["tightens assumptions.clip"]),
         ("horizon: 4096", "horizon: 100", ["changes assumptions.horizon"]),
+        ("clip: 0.2", "clip: 0.2, density: true", ["loosens assumptions.density"]),
         # slices
         ("  code: {where: {task: code}}\n", "", ["drops slices.code"]),
         ("code: {where: {task: code}}", "code: {where: {task: code}}\n  new: {where: {x: 1}}", ["adds slices.new"]),
         ('">= 8192"', '">= 16384"', ["loosens slices.long.where"]),
-        ('">= 8192"', '">= 1024"', ["changes slices.long.where"]),
-        ("{task: code}", "{task: [code, math]}", ["changes slices.code.where"]),
+        ('">= 8192"', '">= 1024"', ["loosens slices.long.where"]),
+        ("{task: code}", "{task: [code, math]}", ["loosens slices.code.where"]),
         ("{task: code}", "{task: math}", ["loosens slices.code.where"]),
         ("{task: code}", "{task: code, lang: c}", ["loosens slices.code.where"]),
         ("{task: code}", "{task: [code]}", []),
@@ -127,6 +128,20 @@ def test_each_change_is_named_and_judged(old, new, expected):
     assert [entry for entry in found if entry != "changes metadata.version"] == expected
     assert all(change.sentence for change in changes)
     assert (after.hash == _OLD.hash) == (not expected)
+
+
+def test_more_traffic_in_a_slice_tightens_maxima_alone():
+    """Of a mean, a share or a quantile, sound traffic dilutes the fault; a maximum only grows."""
+    head, _, foot = _TEXT.partition("numerical:")
+    rest = "observability:" + foot.partition("observability:")[2]
+    maxima = f"{head}statistical: [{{id: m, metric: abs_log_ratio, statistic: max, limit: 2}}]\n{rest}"
+    for text, kind in ((maxima, "tightens"), (_TEXT, "loosens")):
+        changes = diff(load_text(text), load_text(text.replace("{task: code}", "{task: [code, prose]}")))
+        assert [(change.kind, change.field) for change in changes if "slices" in change.field] == [
+            (kind, "slices.code.where")
+        ]
+    dense = load_text(_TEXT.replace("clip: 0.2", "clip: 0.2, density: true"))
+    assert [change.kind for change in diff(dense, _OLD) if "density" in change.field] == ["tightens"]
 
 
 def test_a_new_version_number_is_a_change_and_no_complaint():

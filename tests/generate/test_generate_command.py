@@ -57,6 +57,26 @@ def test_check_writes_nothing_and_fails_when_a_file_is_stale(policy_path: Path, 
     assert run(*command, "--check")[0] == 1
 
 
+@pytest.mark.parametrize("what", ["prometheus", "grafana"])
+def test_files_of_a_contract_that_is_gone_are_listed(what: str, policy_path: Path, tmp_path: Path) -> None:
+    """Their rules would alert on its silence for good; what `generate` has not written is nobody's left-over."""
+    gone, out = tmp_path / "gone.yaml", tmp_path / "out"
+    gone.write_text(policy_path.read_text().replace("policy-7b", "policy-8b"))
+    run(what, policy_path, gone, "--out", out)
+    theirs = sorted(str(path) for path in out.rglob("*8b*.yaml"))
+    next(out.rglob("policy-8b.yaml")).with_name("own.yaml").write_text("groups: []\n")
+    command = (what, policy_path, "--out", out)
+    code, _ = run(*command)
+    assert code == 0
+    code, said = run(*command, "--check")
+    assert code == 1
+    assert [line.removeprefix("left over ") for line in said.splitlines() if line.startswith("left over")] == theirs
+    assert "delete what is left over: its contract is not among those given" in said
+    for path in theirs:
+        Path(path).unlink()
+    assert run(*command, "--check")[0] == 0
+
+
 def test_what_cannot_be_done_is_said_in_one_line(policy_path: Path, tmp_path: Path) -> None:
     broken = tmp_path / "broken.yaml"
     broken.write_text("kind: Nothing\n")

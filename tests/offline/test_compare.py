@@ -81,6 +81,33 @@ def test_its_text_has_every_verdict_and_what_is_not_judged(contract, sides):
     assert "not judged: kl" in text
 
 
+def test_rollouts_of_one_prompt_count_together_and_unknown_prompts_are_noted(sides):
+    """16 rollouts of each of 64 prompts; 5 prompts have drifted. Counted one by one they seem to show a PASS."""
+    rng = np.random.default_rng(2)
+    rollout = np.log(rng.uniform(0.02, 0.2, (1024, 64)))
+    group = np.repeat(np.arange(64), 16)
+    spread = np.where(group < 5, 0.5, 0.02)[:, None]
+    train = np.minimum(rollout + spread * rng.standard_normal(rollout.shape), -1e-3)
+    by_prompt = CONTRACT.replace(", unit: token, limit: 0.05", ", limit: 0.03")
+    contract = load_text(by_prompt.replace("slices: {code: {where: {task: code}}}\n", ""))
+    alone = kc_otel.compare(train, rollout, contract=contract)
+    assert alone.status is Status.PASS
+    assert alone.note.startswith("assumes that sequences are independent")
+    assert f"  note: {alone.note}" in repr(alone)
+    prompts = np.stack([group, group + 1], axis=1)
+    for named in ({"groups": group}, {"groups": [f"p{name}" for name in group]}, {"prompt_ids": prompts}):
+        found = kc_otel.compare(train, rollout, contract=contract, **named)
+        samples = {verdict.cell.clause: verdict.samples for verdict in found.verdicts}
+        assert (found.note, samples["token-tv"]) == ("", 64)
+        assert found.status is not Status.PASS
+    with pytest.raises(ValueError, match="groups: group has 2 values for 1024 sequences"):
+        kc_otel.compare(train, rollout, contract=contract, groups=["a", "b"])
+    with pytest.raises(ValueError, match="prompt_ids: 1 prompts for 1024 sequences"):
+        kc_otel.compare(train, rollout, contract=contract, prompt_ids=[[1, 2]])
+    train, rollout, task = sides
+    assert kc_otel.compare(train, rollout, contract=load_text(CONTRACT), slices={"task": task}).note == ""
+
+
 @pytest.mark.parametrize("form", ["lists", "torch", "rows", "bfloat16"])
 def test_arrays_of_every_kind(contract, sides, form):
     train, inference, task = sides

@@ -151,6 +151,25 @@ def test_a_slice_that_is_worse_than_the_rest_gets_a_limit_of_its_own():
     assert limit > 1.3 * of(written, "token-tv")[1]
 
 
+def test_limits_are_what_the_kernels_show_where_half_of_the_baseline_is_stale():
+    """A gate holds older weights' drift against no kernel; limits that contain it would let a bad kernel pass."""
+    made = recording(0.3)
+    noisy = np.repeat(np.arange(400) % 4 < 2, 32)
+    made = replace(made, train=np.where(noisy, made.train, made.inference + (made.train - made.inference) / 10))
+
+    def aged(lag):
+        rows = zip(made.attributes, lag, strict=True)
+        return replace(made, attributes=tuple({**row, "lag": age} for row, age in rows))
+
+    written = write(draft(), aged([int(row % 4 < 2) for row in range(400)]))
+    fresh = write(draft(), made.only(np.arange(400) % 4 >= 2, np.zeros(0, dtype=np.bool_)))
+    assert (written.older, fresh.older) == (200 * 32, 0)
+    assert of(written, "token-tv")[1:] == of(fresh, "token-tv")[1:]
+    assert written.empty == ("long",), "no sequence says how many tokens its prompt has"
+    with pytest.raises(ValueError, match=r"noise\.npz: older weights sampled all of it"):
+        write(draft(), aged([1] * 400))
+
+
 @pytest.mark.parametrize("prompts", [60, 400])
 def test_a_pair_like_the_baseline_typically_passes_with_the_prompts_that_there_are(prompts):
     written = write(draft(), recording(0.03), margin=1.05, prompts=prompts)

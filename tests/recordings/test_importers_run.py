@@ -113,7 +113,7 @@ def test_a_file_is_not_done_while_nobody_takes_the_export(recorders, memory, wri
     assert not importer.file(path)
     assert "measured, not exported: no endpoint took the export" in importer.totals.failed[path]
     memory.result = MetricExportResult.SUCCESS
-    other = write("other.jsonl", [sequence()])
+    other = write("other.jsonl", [sequence(seed=1)])
     assert importer.file(other)
     # Streams are cumulative: the export that was taken has both files.
     assert (importer.totals.files, importer.totals.failed, memory.count("all")) == (2, {}, 40)
@@ -169,6 +169,40 @@ def test_a_file_that_cannot_be_continued_is_refused_when_it_has_changed(recorder
         assert importer.file(path) is whole
     assert "log.npz: changed after it was measured; only lines can be appended" in importer.totals.failed[path]
     assert importer.totals.sequences == 0
+
+
+@pytest.mark.parametrize("ending", ["jsonl", "npz"])
+def test_a_copy_of_a_file_counts_once(recorders, memory, tmp_path, ending):
+    """In one import and in a later one; lines that are appended to a copy count."""
+    first, copy, later = (tmp_path / f"{name}.{ending}" for name in ("log", "log-copy", "renamed"))
+    lines = [json.dumps(sequence(seed=n)) + "\n" for n in range(3)]
+    if ending == "npz":
+        np.savez(first, **{name: np.array(values)[None] for name, values in sequence().items()})
+    else:
+        first.write_text("".join(lines[:2]))
+    copy.write_bytes(first.read_bytes())
+    importer = Importer(recorders(), ledger=Ledger(tmp_path / "done.txt"))
+    count = importer.file(first) and importer.totals.sequences
+    assert importer.file(copy)
+    assert (importer.totals.sequences, importer.totals.files) == (count, 1)
+    assert importer.totals.copies == {copy: str(first)}
+    assert memory.count("all") == 20 * count
+    again = Importer(recorders(), ledger=Ledger(tmp_path / "done.txt"))
+    assert copy in Ledger(tmp_path / "done.txt")
+    later.write_bytes(first.read_bytes())
+    assert again.file(later)
+    assert (again.totals.sequences, list(again.totals.copies)) == (0, [later])
+    if ending == "jsonl":
+        copy.write_text("".join(lines))
+        assert again.file(copy)
+        assert again.totals.sequences == 1
+
+
+def test_a_copy_of_what_was_dropped_is_measured(recorders, write):
+    importer = Importer(recorders(queue_bytes=1), patience=5)
+    assert not importer.file(write("log.jsonl", [sequence()]))
+    assert not importer.file(write("copy.jsonl", [sequence()]))
+    assert importer.totals.copies == {}
 
 
 def test_what_the_queue_cannot_hold_is_not_called_done(recorders, write):

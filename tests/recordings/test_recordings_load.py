@@ -277,3 +277,28 @@ def test_all_masks_of_a_row_count(tmp_path, form):
     path = write_columns(tmp_path / f"a.{form}", **sides, **masks)
     assert load_recording(path).lengths.tolist() == [2, 2]
     assert load_recording(path, columns={"mask": "completion_mask"}).lengths.tolist() == [3, 2]
+
+
+@pytest.mark.parametrize("ending", ENDINGS)
+def test_prompt_tokens_name_the_prompt_where_no_column_does(tmp_path, ending):
+    """As with the Recorder's `prompt_ids=`; a group that is NaN, as after a join in pandas, is no name."""
+    sides = np.log(np.random.default_rng(4).uniform(0.1, 0.9, (4, 3)))
+    columns = {"train_logprobs": sides, "inference_logprobs": sides - 0.01, "mask": np.ones((4, 3), dtype=np.int64)}
+    prompts = np.array([[5, 17], [5, 17], [3, 8], [5, 17]])
+    where = tmp_path / f"log.{ending}"
+
+    def of(**more):
+        if ending == "npz":
+            return load_recording(write_columns(where, **columns, **more)).prompts
+        rows = {name: np.asarray(values).tolist() for name, values in (columns | more).items()}
+        plain = [dict(zip(rows, row, strict=True)) for row in zip(*rows.values(), strict=True)]
+        write_rows(tmp_path / f"log.{ending.removesuffix('.gz')}", plain)
+        if ending.endswith(".gz"):
+            where.write_bytes(gzip.compress((tmp_path / "log.jsonl").read_bytes()))
+        return load_recording(where).prompts
+
+    assert of() is None
+    assert of(prompt_ids=prompts).tolist() == [0, 0, 1, 0]
+    assert of(group=np.full(4, np.nan)) is None
+    assert of(group=np.full(4, np.nan), prompt_ids=prompts).tolist() == [0, 0, 1, 0]
+    assert of(group=[1, 2, 2, 3], prompt_ids=prompts).tolist() == [0, 1, 1, 2], "a column that names prompts wins"

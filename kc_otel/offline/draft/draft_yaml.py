@@ -20,6 +20,7 @@ from kc_otel.contract.slices import ALL
 from kc_otel.contract.words import rounded
 from kc_otel.judge.sample_sizes import Needed, observations_to_pass, typical_size
 from kc_otel.offline.draft.draft import CAP_IN_LIMITS, Draft, DraftClause, NoiseFloor, clauses_of, cut, exact, floors
+from kc_otel.offline.gate.recorded_verdicts import by_contract
 from kc_otel.recordings.recording import Recording
 
 _LINE_CHARACTERS: Final = 112
@@ -40,13 +41,23 @@ _REWARD_PATHS: Final = frozenset({MeasuringPath.TRL, MeasuringPath.VERL})
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """A contract as text, the observations that a PASS takes, and the baseline's floors and clauses that it decides."""
+    """A contract as text, the observations that a PASS takes, and the baseline's floors and clauses that it decides.
+
+    `older` tokens of the baseline, which older weights sampled, are in no floor.
+    """
 
     text: str
     contract: Contract
     needed: tuple[Needed, ...]
     floors: tuple[NoiseFloor, ...] = ()
     measured: tuple[str, ...] = ()
+    older: int = 0
+
+    @property
+    def empty(self) -> tuple[str, ...]:
+        """Slices that the baseline has no sequence of: their limits are those of all traffic."""
+        there = {floor.slice for floor in self.floors}
+        return tuple(name for name in self.contract.slices if there and name not in there)
 
 
 def write(
@@ -55,7 +66,8 @@ def write(
     """The contract of a draft; without a recording, comments explain what would guarantee the budget token by token.
 
     With the `baseline` of an accepted pair, limits on tokens are `margin` times what it keeps, raised until a pair like
-    it typically passes with `prompts`; a bound of the budget that it breaks is explained and not asked for.
+    it typically passes with `prompts`; a bound of the budget that it breaks is explained and not asked for. What older
+    weights sampled is left out: its drift includes staleness, which no gate holds against the kernels.
     """
     if not margin >= 1.0:
         raise ValueError(f"margin: {margin!r} is below 1, so the limit would be below the pair's own drift; write 2")
@@ -69,7 +81,15 @@ def write(
     contract = contract_of(clauses)
     found: tuple[NoiseFloor, ...] = ()
     measured: tuple[str, ...] = ()
+    older = 0
     if baseline is not None:
+        fresh = by_contract(baseline, contract).get(ALL)
+        if fresh is None:
+            raise ValueError(
+                f"{baseline.source}: older weights sampled all of it, so that its drift includes staleness; record a "
+                "baseline at lag 0"
+            )
+        older, baseline = baseline.train.size - fresh.train.size, fresh
         # A cap that follows from the budget would cut the baseline.
         found = tuple(floors(contract_of([replace(clause, explains=False) for clause in clauses]), baseline))
         capped, name = clauses_of(draft, capped=True), Path(baseline.source).name
@@ -84,7 +104,7 @@ def write(
         msg = f"{', '.join(never)}: no number of observations can PASS it, even of identical kernels; raise the budget"
         raise ValueError(msg)
     text = "\n".join(_lines(draft, clauses, needed, baseline.source if baseline is not None else ""))
-    return Written(text, load_text(text, f"{draft.name}.yaml"), needed, found, measured)
+    return Written(text, load_text(text, f"{draft.name}.yaml"), needed, found, measured, older)
 
 
 def _measured(

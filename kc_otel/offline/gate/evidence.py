@@ -241,9 +241,18 @@ def evidence_file(where: Path) -> Path:
     return where / _NAME if where.is_dir() else where
 
 
+def remove_evidence(where: Path) -> None:
+    """Remove the record of an earlier gate, which says nothing of one that comes to no decision."""
+    _file_below(where).unlink(missing_ok=True)
+
+
+def _file_below(where: Path) -> Path:
+    return where if where.suffix == ".json" else where / _NAME
+
+
 def write_evidence(record: Mapping[str, Any], where: Path, contract: str | None = None) -> Path:
     """Write a record into a .json file, or into a folder with the contract's text; returns the record's file."""
-    file = where if where.suffix == ".json" else where / _NAME
+    file = _file_below(where)
     if contract is not None and file != where:
         write_text(file.with_name(_CONTRACT), contract)
     write_text(file, json.dumps(record, indent=2, sort_keys=True, allow_nan=False) + "\n")

@@ -25,7 +25,6 @@ from kc_otel.judge.verdict import Status, Verdict
 from kc_otel.offline.gate.recorded_gate import GatedRecording, OfflineGate
 from kc_otel.offline.gate.recorded_verdicts import RecordingVerdicts
 from kc_otel.record.kernel import Kernel
-from kc_otel.recordings.recording import GROUPS
 
 _WORST_FIRST: Final = (Status.FAIL, Status.INCONCLUSIVE, Status.NO_DATA, Status.PASS)
 _MARK: Final = {Status.FAIL: "❌", Status.INCONCLUSIVE: "❔", Status.NO_DATA: "❔", Status.PASS: "✅"}
@@ -132,11 +131,8 @@ def _notes_on(contract: Contract, rec: GatedRecording, judged: RecordingVerdicts
         yield f"{of.clause}: {share} was sampled by older weights and is not held against the kernels; {of.text}"
     if judged.age_note:
         yield judged.age_note
-    if judged.prompts is None and any(clause.averaged in {Unit.PROMPT, Unit.STEP} for clause in contract.clauses):
-        yield (
-            "assumes that sequences are independent, because it names no prompts; if some share one, name it in a "
-            f"column {', '.join(GROUPS[:-1])} or {GROUPS[-1]}"
-        )
+    if note := judged.prompts_note(contract):
+        yield note
 
 
 def _badness(finding: GateFinding) -> tuple[int, bool, float, str, str, str]:

@@ -24,7 +24,7 @@ from kc_otel.record.measure.logits import LOGITS, logit_drift
 from kc_otel.record.measure.places import Places
 from kc_otel.record.measure.sampled import REWARD, SEQUENCE, TOKEN, advantage_drift, log_ratio, saturated
 from kc_otel.record.slice_table import SliceTable
-from kc_otel.recordings.recording import Recording
+from kc_otel.recordings.recording import GROUPS, PROMPT_IDS, Recording
 from kc_otel.stats import Binned, reward_sides
 
 ADVANTAGE: Final = ("advantage_drift_positive", "advantage_drift_negative")
@@ -201,6 +201,17 @@ class RecordingVerdicts:
         return (
             f"it is unknown which weights sampled {100 * self.age_unknown:.3g} % of the sequences: drift and staleness "
             f"together, which no kernel fails by; if the trainer's own weights sampled all, add --attribute lag=0"
+        )
+
+    def prompts_note(self, contract: Contract) -> str:
+        """What is assumed of prompts that are not known; empty where they are, or no clause averages over them."""
+        if self.prompts is not None or all(
+            clause.averaged not in {Unit.PROMPT, Unit.STEP} for clause in contract.clauses
+        ):
+            return ""
+        return (
+            "assumes that sequences are independent, because it does not name the prompt of each; if some share one, "
+            f"name it in a column {', '.join(GROUPS)} or {PROMPT_IDS[0]}"
         )
 
     def on(self, slices: Sequence[str]) -> RecordingVerdicts:

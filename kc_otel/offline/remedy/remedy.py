@@ -119,10 +119,18 @@ def remedy(recording: Recording, contract: Contract, trainers: Sequence[Trainer]
 
     The choice is paid for by splitting the contract's error probability over corrections, promises and sides. Caps are
     not applied. A promise takes `observability.min_sequences` prompts or sequences; without any it is open.
+
+    Raises:
+        ValueError: If older weights sampled all of the recording: a contract's clauses count none of that.
     """
     table = SliceTable.whole(contract)
     inside = table.of_batch(recording.attributes, range(recording.lengths.size), recording.lengths.size)
     slices = {name: inside[:, column] for column, name in enumerate(table.names) if inside[:, column].any()}
+    if ALL not in slices:
+        raise ValueError(
+            f"{recording.source}: older weights sampled all of it, and no clause counts that; record rollouts at lag 0 "
+            "or leave lag out to correct drift and staleness together"
+        )
     known, prompts = recording.advantages is not None, recording.prompts
     names = [name for name in table.names if name in slices or name not in OLDER]
     asked, beyond = promises(contract, names, advantages=known)

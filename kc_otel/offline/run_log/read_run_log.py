@@ -10,7 +10,7 @@ import csv
 import math
 import re
 import struct
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
@@ -47,10 +47,11 @@ class RunLogError(ValueError):
     """A file has an unknown format; the message names it and the known ones."""
 
 
-def read_run_log(path: Path) -> RunLog:
+def read_run_log(path: Path, say: Callable[[str], None] = lambda _: None) -> RunLog:
     """Scalars of a run: of a file, or of every known file in a folder, the same step of the last one counting.
 
-    The step is the trainer's, in a number's own row, and the logger's count of rows only where no row has one.
+    The step is the trainer's, in a number's own row, and the logger's count of rows only where no row has one. `say`
+    takes a sentence on steps that have several numbers.
     """
     files = sorted(_logs_in(path)) if path.is_dir() else [path]
     if not files:
@@ -60,32 +61,49 @@ def read_run_log(path: Path) -> RunLog:
         )
     found: dict[str, dict[int, float]] = {}
     before: Path | None = None
+    repeated: set[int] = set()
     for file in files:
         own: dict[str, dict[int, float]] = {}
         try:
-            for step, name, value in _scalars(file):
-                if not -_MAX_STEP < step < _MAX_STEP:
-                    raise RunLogError(f"{name} has the step {step:.3g}, which no run gets to")
-                own.setdefault(name, {})[step] = value
+            repeated |= _put(own, _scalars(file))
         except (ValueError, csv.Error, OverflowError) as error:
             raise RunLogError(f"{file}: {error}") from None
         if any(_are_two(found.get(name, {}), by_step) for name, by_step in own.items()):
             raise RunLogError(
                 f"{before} and {file}: say other numbers of the same steps, as two runs do; give one of them"
             )
-        for name, by_step in own.items():
-            found.setdefault(name, {}).update(by_step)
+        repeated |= _put(found, ((step, name, value) for name, by in own.items() for step, value in by.items()))
         before = file if own else before
     if not found:
         raise RunLogError(f"{path}: holds no number by step; is it the log of another program?")
+    if repeated:
+        said = f"{len(repeated)} steps from {min(repeated)} to {max(repeated)}"
+        say(f"{path}: {said} have several numbers, as after a resume: the last of each counts")
     return {name: _columns(by_step) for name, by_step in sorted(found.items())}
+
+
+def _put(into: dict[str, dict[int, float]], scalars: Iterable[Scalar]) -> set[int]:
+    """Add scalars; returns the steps of those that had another number before."""
+    repeated = set()
+    for step, name, value in scalars:
+        if not -_MAX_STEP < step < _MAX_STEP:
+            raise RunLogError(f"{name} has the step {step:.3g}, which no run gets to")
+        known = into.setdefault(name, {})
+        if not _agree(known.get(step, value), value):
+            repeated.add(step)
+        known[step] = value
+    return repeated
 
 
 def _are_two(run: Mapping[int, float], other: Mapping[int, float]) -> bool:
     """Return True if two files belong to different runs: a resumed run repeats only a few steps of the first."""
     both = run.keys() & other.keys()
-    apart = sum(not math.isclose(run[step], other[step], rel_tol=1e-4, abs_tol=1e-12) for step in both)
+    apart = sum(not _agree(run[step], other[step]) for step in both)
     return apart > 0.5 * min(len(run), len(other)) and apart >= _STEPS_APART
+
+
+def _agree(value: float, other: float) -> bool:
+    return math.isclose(value, other, rel_tol=1e-4, abs_tol=1e-12) or (math.isnan(value) and math.isnan(other))
 
 
 def _columns(by_step: Mapping[int, float]) -> tuple[NDArray[np.int64], NDArray[np.float64]]:

@@ -275,7 +275,8 @@ def _clip_saturates(_: Steps, clipped: Floats) -> str | None:
 def _follows_lag(_: Steps, drift: Floats, lag: Floats) -> str | None:
     # Differences of consecutive steps: two series that both grow are not one because of the other.
     with np.errstate(invalid="ignore"):
-        found = stats.spearmanr(np.diff(drift), np.diff(lag), alternative="greater") if np.ptp(lag) else None
+        varies = np.ptp(lag) and np.ptp(np.diff(drift))
+        found = stats.spearmanr(np.diff(drift), np.diff(lag), alternative="greater") if varies else None
     if found is None or not (found.pvalue < _FALSE_ALARM_PROBABILITY and found.statistic > 0.3):
         return None
     return (
@@ -306,6 +307,23 @@ def _absurd(steps: Steps, drift: Floats, most: float) -> str | None:
         "apart (bfloat16 about a tenth of that, fp8 close to it; a small model in 4 bits may exceed it): look for "
         "another temperature, tokens shifted by one or encoded again from text, masks, and weights or adapters that "
         "never arrived"
+    )
+
+
+def _constant(_: Steps, drift: Floats) -> str | None:
+    """Say drift that does not vary: what is measured does."""
+    usual = float(np.quantile(drift, 0.5, method="lower"))
+    same = int((drift == usual).sum())
+    if same < (1.0 - _MAX_EXCEPTION_SHARE) * drift.size:
+        return None
+    if usual:
+        return (
+            f"drift is {usual:.3g} at {same} of {drift.size} steps: it is rounded, or not measured; no rule finds "
+            "anything in such a number"
+        )
+    return (
+        f"drift is exactly 0 at {same} of {drift.size} steps: unless the kernels agree bit for bit, one side is a copy "
+        "of the other (verl: algorithm.rollout_correction.bypass_mode), and nothing was measured"
     )
 
 
@@ -427,6 +445,7 @@ class _Rule(NamedTuple):
 
 RULES: Final[Mapping[str, _Rule]] = {
     "level-absurd": _Rule(("drift",), _absurd, "drift is at a level that rounding can explain", 5),
+    "drift-constant": _Rule(("drift",), _constant, "drift varies from step to step, as what is measured does", 5),
     "first-steps-high": _Rule(("drift",), _first_high, "the first steps are not three times what follows"),
     "spikes": _Rule(("drift",), _spikes, "no step is ten times those around it"),
     "steps-missing": _Rule(("drift",), _missing, "drift has a number at every step at which the log has others", 10),

@@ -40,6 +40,8 @@ from kc_otel.recordings.request import NEUTRAL, effective
 with extra("cli", "a gate that asks endpoints"):
     import httpx
 
+_CUT_OFF: Final = frozenset({"abort", "error"})
+"""Finish reasons of a completion that the engine gave up."""
 _MAX_FAILURES: Final = 20
 """After so many, nothing more is asked: they are no accident, and say all there is to know."""
 _PROGRESS_SECONDS: Final = 5.0
@@ -212,6 +214,8 @@ async def _one(
     if prompt.messages:
         sent = await sampler.tokenized(name, prompt.messages)
     found = await sampler.sample(name, sent, max_tokens)
+    if found.finish_reason in _CUT_OFF:
+        raise RequestFailedError(f"{sampler.endpoint}: answers with finish_reason {found.finish_reason!r}")
     if not found.token_ids:
         raise RequestFailedError(f"{sampler.endpoint}: answers with a completion of no token")
     scorer, trained = train
@@ -272,12 +276,16 @@ def record_endpoints(
     """Sample, score, and keep the recording; returns its file. `say` takes a line on what happens, every few seconds.
 
     Without `where` it is in a temporary folder that is kept. `enough` is asked of completions so far; None for all.
+
+    Raises:
+        IncompleteError: If completions are missing.
+        ValueError: If an endpoint fails, or one model both samples and scores, after its recording is kept.
     """
     asked = read_prompts(prompts)
     if where is not None:
         _check_writable(where)
     try:
-        collected = asyncio.run(_collected(pair, asked, say, enough, looks))
+        collected, lone = asyncio.run(_collected(pair, asked, say, enough, looks))
     except CompletionEndpointError as error:
         raise ValueError(str(error)) from None
     if collected.recording is not None:
@@ -290,6 +298,11 @@ def record_endpoints(
         if not collected.missing:
             if (whole := len(asked) * pair.samples) > sequences:
                 say(f"decided after {sequences:,} of {whole:,} completions; the others were not requested")
+            if lone:
+                raise ValueError(
+                    f"no decision: {lone} both sampled and scored, so that this compares its decoding with "
+                    f"its prefill, the floor of such comparisons, and not two kernels; kc-otel compare {where} shows it"
+                )
             return where
     kept = None if collected.recording is None else where
     raise IncompleteError("\n".join(_missing(collected, prompts)), kept)
@@ -301,19 +314,16 @@ async def _collected(
     say: _Say,
     enough: Callable[[Recording], bool] | None,
     looks: Iterable[int],
-) -> Collected:
+) -> tuple[Collected, str]:
+    """Completions, and the name of the model that both samples and scores; empty where two do."""
     async with httpx.AsyncClient() as http:
         sampler, scorer = CompletionClient(pair.inference, http), CompletionClient(pair.train, http)
         sampled, trained = await sampler.model(pair.inference_model), await scorer.model(pair.train_model)
         for client, wanted in ((scorer, pair.versions[0]), (sampler, pair.versions[1])):
             await _same_version(client, wanted, say)
-        if sampled == trained and pair.inference.root == pair.train.root:
-            say(
-                f"{trained} both samples and scores: this compares its decoding with its prefill, the floor of such "
-                "comparisons, and not two kernels"
-            )
         say(f"sampling from {sampled} at the {pair.inference}, scoring with {trained} at the {pair.train}")
-        return await collect(
+        lone = sampled if sampled == trained and pair.inference.root == pair.train.root else ""
+        found = await collect(
             prompts,
             (sampler, sampled),
             (scorer, trained),
@@ -323,6 +333,7 @@ async def _collected(
             looks=looks,
             progress=_progress(len(prompts) * pair.samples, say),
         )
+        return found, lone
 
 
 async def _same_version(client: CompletionClient, wanted: str | None, say: _Say) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import threading
 import time
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
@@ -43,6 +44,7 @@ class ImportTotals:
     """Files `done`, whose drift was exported, and sequences and tokens that were handed to the recorder.
 
     The two sides of `identical` sequences are bit by bit the same; of `age_unknown` nothing says which weights sampled.
+    `copies` are files with the content of another, which counts alone.
     """
 
     done: set[Path] = field(default_factory=set)
@@ -52,11 +54,12 @@ class ImportTotals:
     age_unknown: int = 0
     refusals: Refusals = field(default_factory=Refusals)
     failed: dict[Path, str] = field(default_factory=dict)
+    copies: dict[Path, str] = field(default_factory=dict)
 
     @property
     def files(self) -> int:
-        """Number of files that are done, and have not failed since."""
-        return len(self.done - self.failed.keys())
+        """Number of files that are done, and have not failed since, without copies."""
+        return len(self.done - self.failed.keys() - self.copies.keys())
 
 
 class StepRecorders(Protocol):
@@ -103,6 +106,7 @@ class Importer:
         self._measured: dict[Path, _Measured] = {}
         self._unexported: dict[Path, _Measured] = {}
         self._awaiting: set[Path] = set()
+        self._names: dict[str, str] = {}
 
     def file(self, path: Path) -> bool:
         """Import what is new in a file; whether all was measured and exported. A later export holds what is open."""
@@ -118,6 +122,7 @@ class Importer:
         why = self._why_unexported(self._patience)
         if (lost := sum(self._recorder.stats().dropped.values()) - before) > 0:
             self._unexported.pop(path, None)
+            self._names = {digest: name for digest, name in self._names.items() if name != str(path)}
             self.totals.failed[path] = f"{path}: {lost} batches were dropped; see the log and import the file again"
         elif why and path not in self.totals.failed:
             self._awaiting.add(path)
@@ -141,6 +146,9 @@ class Importer:
                 f"{path}: changed after it was measured; only lines can be appended to a file (.jsonl): write what "
                 f"comes later to a file of another name"
             )
+        if known is None and (copied := self._copied(path, whole, about)):
+            self.totals.copies[path] = copied
+            return
         new = known is None or (by_lines and next(lines(path, replace(read)), None) is not None)
         rows = read_file(path, self.totals.refusals, self._format, columns=self._columns, read=read) if new else ()
         unflushed = 0
@@ -161,6 +169,20 @@ class Importer:
                 unflushed = 0
         self._measured[path] = _Measured(about.st_size, about.st_mtime_ns, read.count, whole or read.digest)
         self._unexported[path] = self._measured[path]
+        self._names[self._measured[path].digest] = str(path)
+
+    def _copied(self, path: Path, digest: str, about: os.stat_result) -> str:
+        """Return the file that has a new file's content and is measured, and note this one as measured; else ""."""
+        read = LinesRead()
+        if not digest:
+            for _ in lines(path, read):
+                pass
+        digest = digest or read.digest
+        name = self._names.get(digest) or self._ledger.name(digest)
+        if name:
+            self._measured[path] = _Measured(about.st_size, about.st_mtime_ns, read.count, digest)
+            self._unexported[path] = self._measured[path]
+        return name
 
     def _confirm(self) -> None:
         """Note that everything measured is exported."""
@@ -272,6 +294,7 @@ class Ledger:
     def __init__(self, path: Path | None) -> None:
         self._path = path
         self._known: dict[str, _Measured] = {}
+        self._names: dict[str, str] = {}
         lines = path.read_text(encoding="utf-8").splitlines() if path is not None and path.exists() else ()
         for number, line in enumerate(lines, 1):
             try:
@@ -280,10 +303,15 @@ class Ledger:
                 said = "is no record of a finished file; give --done a file of its own"
                 raise ValueError(f"{path}:{number}: {said}") from None
             self._known[name] = _Measured(size, changed, count, digest)
+            self._names[digest] = name
 
     def __contains__(self, path: Path) -> bool:
         known = self.measured(path)
         return known is not None and _state(path)[1:] == (known.size, known.changed)
+
+    def name(self, digest: str) -> str:
+        """Return the name of a file that is done and has this content, empty for none."""
+        return self._names.get(digest, "")
 
     def measured(self, path: Path) -> _Measured | None:
         """Return how far a file is done."""
@@ -293,6 +321,7 @@ class Ledger:
         """Note how far a file is done."""
         name = str(path.resolve())
         self._known[name] = measured
+        self._names[measured.digest] = name
         if self._path is not None:
             with self._path.open("a", encoding="utf-8") as file:
                 file.write(json.dumps([name, *astuple(measured)]) + "\n")

@@ -1,6 +1,8 @@
 """What is chosen, and whether it is true: on rollouts of kernels whose every sequence can be enumerated."""
 
 import json
+import math
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +12,7 @@ from examples.rl_bias.exact import joint
 from examples.rl_bias.kernels import FAMILIES, train_log_probs
 from examples.rl_bias.policy import Policy
 from examples.rl_bias.rollouts import SEED, record
-from kc_otel.cli.remedy_command import _left, remedy_sentence
+from kc_otel.cli.remedy_command import _left, remedy_lines, remedy_sentence
 from kc_otel.contract.load import load_text
 from kc_otel.judge.sample_sizes import rounded
 from kc_otel.offline.remedy import remedy as module
@@ -182,6 +184,19 @@ def test_answers_to_one_prompt_count_as_one(rollouts):
     finding = found(of, SOME[0], "tv", "all")
     assert (finding.state, finding.interval.samples, of.unit) == ("open", 8, "prompt")
     assert "more prompts like these" in remedy_sentence(of)
+    unnamed = remedy(replace(few, attributes=tuple({**row, "group": math.nan} for row in few.attributes)), clause)
+    assert "each sequence counts once, as if independent of the others." in list(remedy_lines(unnamed))[1]
+
+
+def test_what_older_weights_sampled_is_said_to_be_apart_and_refused_where_it_is_all(rollouts):
+    """No clause counts it; one-step-off-policy runs record nothing else."""
+    aged = [{**row, "lag": place % 2} for place, row in enumerate(rollouts.attributes)]
+    of = remedy(replace(rollouts, attributes=tuple(aged)), contract(REWARD))
+    said = "4,000 more sequences, 32,000 tokens, are slice stale: older weights sampled them."
+    assert said in remedy_sentence(of)
+    assert said in " ".join(remedy_lines(of))
+    with pytest.raises(ValueError, match="older weights sampled all of it, and no clause counts that"):
+        remedy(replace(rollouts, attributes=tuple({**row, "lag": 1} for row in aged)), contract(REWARD))
 
 
 def test_what_is_not_decided_says_how_many_more_sequences_decide_it(rollouts, monkeypatch):

@@ -75,6 +75,7 @@ COLLAPSED = np.where(STEPS < 200, 0.2 + 0.6 * STEPS / 200, np.clip(0.8 - (STEPS 
         ({"clipped": np.linspace(0.02, 0.5, 300)}, {"clipping-saturates"}),
         ({"drift": np.where(STEPS == 70, np.nan, 1e-3)}, {"not-finite"}),
         ({"drift": np.full(300, 0.07)}, {"level-absurd"}),
+        ({"drift": np.zeros(300)}, {"drift-constant"}),
         ({"drift": np.where(np.isin(STEPS, (80, 131)), 60.0, 1e-3)}, {"spikes"}),
         ({"drift": np.where(STEPS <= 4, 0.02, 1e-3)}, {"first-steps-high"}),
         ({"largest": np.linspace(0.05, 0.7, 300)}, {"tail-grows"}),
@@ -85,6 +86,29 @@ COLLAPSED = np.where(STEPS < 200, 0.2 + 0.6 * STEPS / 200, np.clip(0.8 - (STEPS 
 def test_each_sickness_is_found_and_nothing_else(sick, rules):
     noise = 1.0 + 0.05 * np.random.default_rng(9).standard_normal(300)
     assert set(said(sound(3) | {name: values * noise for name, values in sick.items()})) == rules
+
+
+def test_drift_that_does_not_vary_is_no_measurement():
+    """Of a copy it is 0; a number that is rounded to nothing, or repeated, shows no trend either."""
+    copied = said(sound(3) | {"drift": np.where(STEPS % 20, 0.0, 1e-3)})["drift-constant"]
+    assert "drift is exactly 0 at 285 of 300 steps: unless the kernels agree bit for bit, one side is a copy" in copied
+    assert "drift is 0.001 at 300 of 300 steps: it is rounded" in said({"drift": np.full(300, 1e-3)})["drift-constant"]
+    assert "drift-constant" not in said({"drift": np.where(STEPS % 2, 0.0, 1e-3)})
+
+
+def test_steps_that_are_there_again_after_a_resume_are_said(tmp_path):
+    notes = []
+    first = [{"step": step, "reward": 0.1 * step} for step in range(20)]
+    again = [{"step": step, "reward": -1.0} for step in range(15, 20)]
+    (tmp_path / "run.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in [*first, *first[:3], *again]))
+    assert read_run_log(tmp_path / "run.jsonl", notes.append)["reward"][1][-1] == -1.0
+    assert notes == [
+        f"{tmp_path}/run.jsonl: 5 steps from 15 to 19 have several numbers, as after a resume: the last of each counts"
+    ]
+    (tmp_path / "run.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in first))
+    (tmp_path / "second.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in again))
+    read_run_log(tmp_path, notes.append)
+    assert "5 steps from 15 to 19 have several numbers" in notes[1]
 
 
 def test_what_moves_with_the_weights_is_told():
