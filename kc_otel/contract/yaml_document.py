@@ -54,7 +54,7 @@ class Document:
 
 
 class _RefusedError(Exception):
-    """What a contract may not have: its line, its place, and what to write instead."""
+    """A fault of a contract: its line, its place, and what to write instead."""
 
 
 class _Composer(yaml.SafeLoader):

@@ -1,4 +1,4 @@
-"""Where an operator of a model hands its output on, by one name for every program that runs the model.
+"""Places where an operator of a model hands its output on, by one name for every program that runs the model.
 
 It is a layer and an operator, found from the end of a module's name in a trainer, Hugging Face or vLLM.
 """

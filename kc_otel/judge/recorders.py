@@ -233,7 +233,7 @@ class Recorders:
                     owing[sender] = _NOT_YET
 
     def _last(self, sender: str, key: SeriesKey) -> float:
-        """When a recorder last measured a series; of one that another process heard, whatever it measured."""
+        """Time at which a recorder last measured a series; of one that another process heard, whatever it measured."""
         if (seen := self.measured.get(sender)) is not None:
             return seen.get(key, -math.inf)
         report = self.by_version.get(key.kernel_inference, {}).get(sender)

@@ -74,7 +74,7 @@ class SeriesContent(NamedTuple):
     columns: HistogramColumns
 
     def places(self, rows: Numbers) -> tuple[NDArray[np.bool_], Numbers]:
-        """Which of some series are among these [k], and the places of those that are."""
+        """Return which of some series are among these [k], and the places of those that are."""
         at = self.rows.searchsorted(rows)
         found = at < self.rows.size
         found[found] = self.rows[at[found]] == rows[found]
@@ -356,7 +356,7 @@ class Series:
 
 @dataclass(slots=True)
 class Heard:
-    """When a pair reported last, gaps between its latest reports, and since when it is not silent; Unix seconds."""
+    """Last report of a pair, gaps between its latest reports, and since when it is not silent; Unix seconds."""
 
     last: float
     gaps: list[float] = field(default_factory=list)

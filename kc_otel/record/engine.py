@@ -1,4 +1,4 @@
-"""What a recorder runs in a process: a worker that measures, and a loop that exports."""
+"""Parts of a recorder in a process: a worker that measures, and a loop that exports."""
 
 from __future__ import annotations
 

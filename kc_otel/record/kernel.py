@@ -146,7 +146,7 @@ class KernelPair:
 
 
 def parallelism_of(given: Any, **sizes: str) -> str:
-    """How a model is split, such as `tp=2,pp=4`, by attributes of a configuration; empty where it is not."""
+    """Split of a model, such as `tp=2,pp=4`, by attributes of a configuration; empty where it is not."""
     return ",".join(
         f"{short}={size}" for short, name in sizes.items() if (size := getattr(given, name, 1)) not in (None, 1)
     )

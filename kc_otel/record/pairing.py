@@ -70,7 +70,7 @@ class Pair:
         return bool(np.array_equal(self.sampled.arrays["token_ids"], self.scored.arrays["token_ids"]))
 
     def either(self, name: str) -> Any:
-        """What the scored side says, or else the sampled one."""
+        """Value of the scored side, or else of the sampled one."""
         said = getattr(self.scored, name)
         return getattr(self.sampled, name) if said is None else said
 
@@ -272,5 +272,5 @@ def prompt_names(groups: Any, prompts: Tree) -> Any:
 
 
 def _one_of(given: Any, index: int) -> Any:
-    """What was given for a sequence: its own of a list, or what all have."""
+    """Value for a sequence: its own of a list, or the one that all have."""
     return given[index] if isinstance(given, list) else given

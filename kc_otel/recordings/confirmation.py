@@ -1,4 +1,4 @@
-"""Whether what was recorded is exported: files are done, and requests leave a spool, only then."""
+"""Confirmation that a recording is exported: files are done, and requests leave a spool, only then."""
 
 from __future__ import annotations
 

@@ -155,7 +155,7 @@ _ROWS_AT_ONCE: Final = 256
 
 @dataclass(slots=True)
 class LinesRead:
-    """How far a file of lines has been read: the number of lines, and the digest of their text."""
+    """Progress in a file of lines: the number of lines, and the digest of their text."""
 
     count: int = 0
     digest: str = ""

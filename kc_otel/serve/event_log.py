@@ -1,4 +1,4 @@
-"""What happened: each event a row of the state file, and an announcement for whoever reads the log. Nothing commits.
+"""Log of events: each a row of the state file, and an announcement for whoever reads the log. Nothing commits.
 
 A verdict that changes is a `gen_ai.evaluation.result` of OpenTelemetry's semantic conventions for generative AI, so
 that tools that show evaluations show it; everything else is a `kc.transition`. Source: semantic-conventions-genai,

@@ -226,7 +226,7 @@ class ExponentialHistogram:
 
     @property
     def layout(self) -> tuple[float, ...] | None:
-        """What two histograms must share to be merged: nothing, because every scale can be made coarser."""
+        """Key that two histograms must share to be merged: nothing, because every scale can be made coarser."""
         return None
 
     def sums(self) -> tuple[float, float]:
@@ -333,7 +333,7 @@ class ExplicitHistogram:
 
     @property
     def layout(self) -> tuple[float, ...]:
-        """What two histograms must share to be merged."""
+        """Key that two histograms must share to be merged."""
         return self.edges
 
     @classmethod

@@ -427,13 +427,13 @@ class Undelivered:
 
     @property
     def waiting_text(self) -> str:
-        """How many wait, in words; empty for none."""
+        """Number of messages that wait, in words; empty for none."""
         many = "1 message to {} waits" if self.waiting == 1 else f"{self.waiting:,} messages to {{}} wait"
         return many.format(self.endpoint) if self.waiting else ""
 
     @property
     def given_up_text(self) -> str:
-        """How many were given up, in words; empty for none."""
+        """Number of messages that were given up, in words; empty for none."""
         many = "1 message to {} was" if self.given_up == 1 else f"{self.given_up:,} messages to {{}} were"
         return f"{many.format(self.endpoint)} given up: rejected or expired" if self.given_up else ""
 

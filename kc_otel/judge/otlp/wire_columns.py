@@ -33,7 +33,7 @@ _LEAST_POINT: Final = 32
 
 
 class MetricSpan(NamedTuple):
-    """Where a metric of any kind, its resource and its scope are in the body, and the range of its points.
+    """Places of a metric of any kind, its resource and its scope in the body, and the range of its points.
 
     Its name, unit and description end at `head_end`.
     """
@@ -84,7 +84,7 @@ class WireColumns:
         return self.body[of.begin + 2 : of.begin + 2 + head[1]] if head[0] == 0x0A and head[1] < 128 else b""
 
     def is_drift(self, of: MetricSpan) -> bool:
-        """Whether a metric is one of the drift quantities."""
+        """Return whether a metric is one of the drift quantities."""
         return self.name(of).decode("utf-8", "replace") in DRIFT_NAMES
 
     def drift_metrics(self) -> Iterator[tuple[MetricSpan, bytes, bool]]:

@@ -140,7 +140,7 @@ def together_temperature_like(block: Block) -> bool:
 
 
 def _quadrants(left: NDArray[np.float64], right: NDArray[np.float64]) -> float:
-    """How far one rises with the other, from -1, always falling, over 0, by chance, to 1.
+    """Degree to which one rises with the other, from -1, always falling, over 0, by chance, to 1.
 
     The quadrant correlation (Blomqvist 1950): the mean product of the signs of what both are above their medians. Every
     token has one vote, so no few unlikely tokens make it, as they make a least-squares line.
@@ -149,7 +149,7 @@ def _quadrants(left: NDArray[np.float64], right: NDArray[np.float64]) -> float:
 
 
 def _agree(train: NDArray[np.floating], inference: NDArray[np.floating], least: float) -> float:
-    """How far l rises with log P and log Q, the smaller; 0 where these contradict each other or may be chance.
+    """Degree to which l rises with log P and log Q, the smaller; 0 where these contradict each other or may be chance.
 
     Noise of one side goes with that side and not with the other; a multiple goes with both.
     """

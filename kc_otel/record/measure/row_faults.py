@@ -1,4 +1,4 @@
-"""What every input check returns, a list of faults, and how they find runs and places among packed rows."""
+"""Faults, which every input check returns, and functions that find runs and places among packed rows."""
 
 from __future__ import annotations
 

@@ -40,7 +40,7 @@ class TokenExemplar:
 
 
 class PairStreams:
-    """What has accumulated of one kernel pair from `start` on, unix nanoseconds. Not thread-safe.
+    """Observations of one kernel pair from `start` on, unix nanoseconds. Not thread-safe.
 
     It is exported in the buckets of `layouts`, and quantities in `of_all` of all traffic alone.
     """

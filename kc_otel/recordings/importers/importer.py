@@ -280,7 +280,7 @@ def _alike(sequence: Imported) -> Hashable:
 
 @dataclass(frozen=True, slots=True)
 class _Measured:
-    """How far a file is measured: size and time of change, 0 where there was more; lines; digest of lines or bytes."""
+    """Progress in a file: size and time of change, 0 where there was more; lines; digest of lines or bytes."""
 
     size: int
     changed: int
@@ -289,7 +289,7 @@ class _Measured:
 
 
 class Ledger:
-    """How far files are done, remembered in a file, one JSON list a line; None is for this run alone."""
+    """Progress in files, remembered in a file, one JSON list a line; None is for this run alone."""
 
     def __init__(self, path: Path | None) -> None:
         self._path = path

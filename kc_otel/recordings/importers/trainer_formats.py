@@ -1,4 +1,4 @@
-"""Whose a file is, and the sequences that it holds: a table of the formats that trainers write."""
+"""Trainers of files, and the sequences that these hold: a table of the formats that trainers write."""
 
 from __future__ import annotations
 
@@ -231,7 +231,7 @@ def _floats(values: Any) -> NDArray[np.float64]:
 
 @dataclass(frozen=True, slots=True)
 class _Format:
-    """How to read a trainer's files, the masks that leave out tokens, and how to tell its files.
+    """Reader of a trainer's files, the masks that leave out tokens, and how to tell its files.
 
     JSON lines are told by the `keys` of the first, or by the file's `name`, pickles by bytes in their begin, `marks`.
     """

@@ -1,4 +1,4 @@
-"""Who may call the API and the page: our own names, our own pages, and the holders of tokens.
+"""Callers of the API and the page: our own names, our own pages, and the holders of tokens.
 
 A page that an operator has open may send requests to loopback, and by DNS rebinding read the answers. So a request has
 to be for a name of the evaluator's, and what another site's page would change is refused; programs send no `Origin`.

@@ -62,7 +62,7 @@ _TABLES: Final = {
 
 @dataclass(frozen=True, slots=True)
 class _Facts:
-    """What is known of a contract beside its numbers; `slices` and `clauses` are digests of what these measure."""
+    """Facts of a contract beside its numbers; `slices` and `clauses` are digests of what these measure."""
 
     heard: list[tuple[str, str, Heard]]
     recorders: dict[str, dict[str, LastReport]]
