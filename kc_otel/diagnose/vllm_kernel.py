@@ -270,7 +270,6 @@ class VllmKernel:
                 if found is not None:
                     visit.cache(Boundary(boundary.layer, "kv_cache"), row, found)
 
-
     @contextmanager
     def _head_watched(self, visit: EngineVisit) -> Iterator[None]:
         """Have the product of the head visited, before the engine's own module scales or caps it."""

@@ -13,7 +13,7 @@ pytest.importorskip("torch")
 from typer.testing import CliRunner
 
 from kc_otel import cli
-from kc_otel.diagnose.boundaries import OUTPUT, SAMPLER, Boundary, fused
+from kc_otel.diagnose.boundaries import HEAD, OUTPUT, SAMPLER, Boundary, fused
 from kc_otel.diagnose.captures import (
     Capture,
     CapturedSequence,
@@ -137,9 +137,9 @@ def test_what_is_sampled_from_inherits_the_rounding_of_the_logits(temperature, n
             logits = logits * (1.0 + noise)
             scaled = logits / (temperature if rounded else 1.0)
             logprobs = scaled - np.log(np.exp(scaled).sum(-1, keepdims=True))
-            outputs = {OUTPUT: logits.astype(np.float32), SAMPLER: logprobs.astype(np.float32)}
+            outputs = {**dict.fromkeys((HEAD, OUTPUT), logits.astype(np.float32)), SAMPLER: logprobs.astype(np.float32)}
             tokens = tuple(range(number, number + 8))
-            precision = {OUTPUT: 0.003}
+            precision = dict.fromkeys((HEAD, OUTPUT), 0.003)
             made.append(CapturedSequence(tokens, 2, np.arange(8), outputs, dict.fromkeys(outputs, 32), {}, precision))
         return Capture("rounded" if rounded else "exact", tuple(made))
 
