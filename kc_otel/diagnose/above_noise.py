@@ -16,7 +16,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from kc_otel.diagnose.boundaries import Boundary
+from kc_otel.diagnose.boundaries import OUTPUT, SAMPLER, Boundary
 from kc_otel.stats import Binned, Interval, fraction_interval, holm, quantile_interval
 
 NOISE_FACTOR: Final = 2.0
@@ -104,7 +104,7 @@ def boundary_drift(
 
     `alpha` is the chance that any is named although none is above noise; no floor is below `rounding`.
     """
-    if not measured:
+    if measured.keys() <= {OUTPUT, SAMPLER}:
         raise ValueError("no boundary was measured; the two kernels share no operator by name")
     rows = []
     for boundary, errors in measured.items():

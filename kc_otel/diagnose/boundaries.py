@@ -64,6 +64,9 @@ class Boundary:
         return boundary_name(self.layer, self.operator, self.part)
 
 
+HEAD: Final = Boundary(None, "head")
+OUTPUT: Final = Boundary(None, "model_output")
+"""Boundary at which a model hands out its logits: after what follows the head, such as a scale or a soft cap."""
 SAMPLER: Final = Boundary(None, "sampler")
 """Boundary at which sampling parameters have been applied to the logits."""
 TOKENS: Final = Boundary(None, "tokens")

@@ -33,11 +33,12 @@ from kc_otel.diagnose.above_noise import (
     boundary_drift,
     enough_sequences,
 )
-from kc_otel.diagnose.boundaries import SAMPLER, Boundary, by_operator, in_order
+from kc_otel.diagnose.boundaries import HEAD, OUTPUT, SAMPLER, Boundary, by_operator, in_order
 from kc_otel.diagnose.located import (
     Divergence,
     Located,
     NotComparableError,
+    after_the_last,
     batch_findings,
     between,
     cut_vocabulary,
@@ -47,12 +48,11 @@ from kc_otel.diagnose.located import (
     settings_of,
 )
 
-FORMAT: Final = "kc-otel capture 3"
+FORMAT: Final = "kc-otel capture 5"
 _PROJECTED_FEATURES: Final = 64
 _MAX_POSITIONS: Final = 32
 _MAX_CAPTURE_BYTES: Final = 1 << 31
 _HEADER, _SEAL = "header.json", "seal.json"
-_HEAD: Final = Boundary(None, "head")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -102,13 +102,20 @@ def _directions(features: int) -> NDArray[np.float32]:
     return np.asarray((2 * signs - 1) / np.sqrt(_PROJECTED_FEATURES), dtype=np.float32)
 
 
-def relative_error(reference: NDArray[np.float32], other: NDArray[np.float32]) -> float:
-    """Root mean square of the difference in shares of the reference's; inf where only one is finite."""
+def relative_error(
+    reference: NDArray[np.float32], other: NDArray[np.float32], *, free: NDArray[np.float32] | None = None
+) -> float:
+    """Root mean square of the difference in shares of the reference's; inf where only one is finite.
+
+    A difference in direction of `free` [features] does not count: logits may differ by a constant.
+    """
     ours, theirs = reference.astype(np.float64), other.astype(np.float64)
     with np.errstate(invalid="ignore"):
         difference = np.where((ours == theirs) | (np.isnan(ours) & np.isnan(theirs)), 0.0, theirs - ours)
     if not np.isfinite(difference).all():
         return float("inf")
+    if free is not None:
+        difference -= np.outer(difference @ free / (free @ free), free)
     size = float(np.linalg.norm(np.where(np.isfinite(ours), ours, 0.0)))
     error = float(np.linalg.norm(difference))
     return error / size if size else (float("inf") if error else 0.0)
@@ -260,7 +267,7 @@ def compare_captures(
     keys = list(first)
     features = [(key, a.features[key], b.features[key]) for key, (a, b) in first.items() if key != SAMPLER]
     cut = cut_vocabulary(shape for shape in features if shape[1] != shape[2])
-    keys = [key for key in keys if key not in {finding.boundary for finding in cut} and not (cut and key == SAMPLER)]
+    keys = [key for key in keys if not cut or key not in {HEAD, OUTPUT, SAMPLER}]
     enough_sequences(len(pairs), len(keys), alpha)
     nan = np.full(len(pairs), np.nan)
     ours_alone = [a.noise for a, _ in pairs], [a.precision for a, _ in pairs]
@@ -269,9 +276,7 @@ def compare_captures(
         noise, precision = (np.asarray([of.get(key, np.nan) for of in found]) for found in ours_alone)
         measured[key] = Measured(
             local=nan,
-            drift=np.asarray(
-                [relative_error(of[0].outputs[key], of[1].outputs[key]) if of else np.nan for of in of_both[key]]
-            ),
+            drift=np.asarray([_part(key, *of) if of else np.nan for of in of_both[key]]),
             train_noise=noise,
             inference_noise=np.asarray([b.noise.get(key, np.nan) for _, b in pairs]),
             precision=precision,
@@ -279,8 +284,8 @@ def compare_captures(
             prefill=np.asarray([_part(key, *of, decode=False) if of else np.nan for of in of_both[key]]),
             decode=np.asarray([_part(key, *of, decode=True) if of else np.nan for of in of_both[key]]),
         )
-    if all(key in measured and not np.isnan(measured[key].drift).any() for key in (SAMPLER, _HEAD)):
-        inherited = _inherited(pairs, measured[_HEAD].drift)
+    if all(key in measured and not np.isnan(measured[key].drift).any() for key in (SAMPLER, OUTPUT)):
+        inherited = _inherited(pairs, measured[OUTPUT].drift)
         measured[SAMPLER] = replace(measured[SAMPLER], train_noise=np.fmax(measured[SAMPLER].train_noise, inherited))
     embedding = Boundary(None, "embedding")
     related(measured[embedding].drift if embedding in measured else None)
@@ -316,7 +321,7 @@ def _inherited(
     pairs: Sequence[tuple[CapturedSequence, CapturedSequence]], of_logits: NDArray[np.float64]
 ) -> NDArray[np.float64]:
     """The log-probabilities' relative difference due to the logits': each is its logit less a mean, twice at most."""
-    sizes = [[float(np.linalg.norm(a.outputs[key].astype(np.float64))) for key in (_HEAD, SAMPLER)] for a, _ in pairs]
+    sizes = [[float(np.linalg.norm(a.outputs[key].astype(np.float64))) for key in (OUTPUT, SAMPLER)] for a, _ in pairs]
     logits, logprobs = np.array(sizes).T
     with np.errstate(divide="ignore", invalid="ignore"):
         return np.asarray(2.0 * of_logits * logits / logprobs, dtype=np.float64)
@@ -330,15 +335,19 @@ def _first(rows: Sequence[BoundaryDrift]) -> list[Divergence]:
     difference = (
         f"relative difference {between(row.drift)}, {number(row.drift.estimate / row.floor)} times the noise floor"
     )
+    if row.boundary == OUTPUT:
+        return [Divergence("drift", row.boundary, "", f"{after_the_last(rows, {})}; {difference}")]
     if row.boundary == SAMPLER:
         said = f"of the sampled distribution, while the logits before it do not differ: {difference}"
         return [Divergence("sampler", row.boundary, "", said)]
     return [Divergence("drift", row.boundary, "", f"{difference}; what lies behind it inherits it")]
 
 
-def _part(key: Boundary, a: CapturedSequence, b: CapturedSequence, *, decode: bool) -> float:
-    chosen = (a.positions >= a.prompt_tokens) == decode
-    return relative_error(a.outputs[key][chosen], b.outputs[key][chosen]) if chosen.any() else float("nan")
+def _part(key: Boundary, a: CapturedSequence, b: CapturedSequence, *, decode: bool | None = None) -> float:
+    """The relative error at all positions, or those of the completion, or of the prompt."""
+    chosen = np.full(a.positions.shape, True) if decode is None else (a.positions >= a.prompt_tokens) == decode
+    free = projected(np.ones((1, a.features[key]), dtype=np.float32))[0] if key == OUTPUT else None
+    return relative_error(a.outputs[key][chosen], b.outputs[key][chosen], free=free) if chosen.any() else float("nan")
 
 
 def _notes(train: Capture, inference: Capture, pairs: Sequence[tuple[CapturedSequence, CapturedSequence]]) -> list[str]:

@@ -21,7 +21,7 @@ from kc_otel.diagnose.above_noise import (
     least_sequences,
     sequences_to_name,
 )
-from kc_otel.diagnose.boundaries import TOKENS, Boundary, by_operator
+from kc_otel.diagnose.boundaries import HEAD, OUTPUT, SAMPLER, TOKENS, Boundary, by_operator
 from kc_otel.diagnose.shares import ComponentShare, Shares
 from kc_otel.judge.plain_json import to_plain
 from kc_otel.stats import Interval
@@ -165,14 +165,14 @@ def cut_vocabulary(shapes: Iterable[tuple[Boundary, int, int]], module: str = ""
     """A head with another vocabulary; anything else whose features differ is refused as another model."""
     found = []
     for boundary, ours, theirs in shapes:
-        if boundary != Boundary(None, "head"):
+        if boundary not in {HEAD, OUTPUT}:
             raise NotComparableError(
                 f"{boundary} has {ours} features in training and {theirs} in inference: "
                 "the kernels are not the same checkpoint; give both the same"
             )
         sentence = f"{ours} tokens in training and {theirs} in inference: the vocabulary is cut"
         found.append(Divergence("shape", boundary, module, sentence))
-    return found
+    return found[:1]  # what a head lacks its output lacks, too
 
 
 def other_tokens(prompts: Iterable[tuple[Sequence[int], Sequence[int]]], of: int) -> list[Divergence]:
@@ -188,6 +188,14 @@ def other_tokens(prompts: Iterable[tuple[Sequence[int], Sequence[int]]], of: int
         "compare the tokenizer and the chat template"
     )
     return [Divergence("tokens", TOKENS, "", sentence)]
+
+
+def after_the_last(rows: Sequence[BoundaryDrift], modules: Mapping[Boundary, str]) -> str:
+    """A difference of the models' outputs in words: what it comes after, and whether an operator differs, too."""
+    operators = [row for row in rows if row.boundary not in {OUTPUT, SAMPLER}]
+    place = modules.get(operators[-1].boundary) or str(operators[-1].boundary)
+    agree = "" if any(row.is_above for row in operators) else " though every operator agrees"
+    return f"after {place}: the outputs differ{agree}"
 
 
 def by_size(findings: Sequence[Divergence], rows: Sequence[BoundaryDrift]) -> Divergence | None:

@@ -21,7 +21,7 @@ import numpy as np
 
 from kc_otel._extras import extra
 from kc_otel.contract.slices import Scalar
-from kc_otel.diagnose.boundaries import INPUT_OF, Boundary, boundaries_of, fused, fused_parts, layer_of
+from kc_otel.diagnose.boundaries import INPUT_OF, OUTPUT, Boundary, boundaries_of, fused, fused_parts, layer_of
 from kc_otel.diagnose.token_sequences import TokenSequence
 from kc_otel.recordings.scoring import processed
 
@@ -128,7 +128,9 @@ class TorchKernel:
                 logits[row] = given[place, : len(ids_of[row])].float().cpu()
         if self.is_fused:
             found = fused(found, lambda parts: [torch.cat(columns, 1) for columns in zip(*parts, strict=True)])
-        return found, logits
+        if added and OUTPUT in added:
+            logits = [own + error for own, error in zip(logits, added[OUTPUT], strict=True)]
+        return {**found, OUTPUT: logits} if taken else found, logits
 
     def distributions(self, sequences: Sequence[TokenSequence], logits: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """Log-probabilities [completion, vocabulary] as sampled from logits; of all but one token without a prompt."""

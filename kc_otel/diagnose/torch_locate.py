@@ -24,10 +24,11 @@ from kc_otel.diagnose.above_noise import (
     boundary_drift,
     enough_sequences,
 )
-from kc_otel.diagnose.boundaries import SAMPLER, Boundary, by_operator, fused_parts
+from kc_otel.diagnose.boundaries import HEAD, OUTPUT, SAMPLER, Boundary, by_operator, fused_parts
 from kc_otel.diagnose.located import (
     Divergence,
     Located,
+    after_the_last,
     batch_findings,
     between,
     by_size,
@@ -109,10 +110,10 @@ def locate(
         notes.append(f"the training kernel does not run in {wanted}: rounding to it counts as a difference")
     modules = {boundary: name for name, boundary in inference.named.items()}
     shapes = ((gap.boundary, *gap.features) for gap in missing if gap.features)
-    findings += cut_vocabulary(shapes, modules.get(Boundary(None, "head"), ""))
+    findings += cut_vocabulary(shapes, modules.get(HEAD, ""))
     above = [row for row in rows if row.is_above]
     scales = saturated_scales(train, inference, {_module(row.boundary, modules) for row in above} - {""}, sequences)
-    findings += [_drift_finding(row, modules, weights, scales) for row in above]
+    findings += [_drift_finding(row, rows, modules, weights, scales) for row in above]
     findings += batch_findings(measured, alpha / 2, rounding, modules)
     shared: Shares | None = None
     culprit = by_size(findings, rows)
@@ -245,6 +246,7 @@ def _module(boundary: Boundary, modules: Mapping[Boundary, str]) -> str:
 
 def _drift_finding(
     row: BoundaryDrift,
+    rows: Sequence[BoundaryDrift],
     modules: Mapping[Boundary, str],
     weights: Mapping[Boundary, tuple[TensorDifference, ...]],
     scales: Mapping[str, tuple[str, str]],
@@ -261,6 +263,8 @@ def _drift_finding(
     sentence = f"relative error {between(error)} on the training kernel's inputs, {times} times the noise floor"
     if error.estimate >= NOT_FINITE:
         sentence = "its numbers are NaN or infinite on inputs on which the training kernel's are finite"
+    if row.boundary == OUTPUT:
+        sentence = f"{after_the_last(rows, modules)}; {sentence}"
     if differing:
         by = differing[0].relative
         differs = f"differs by {number(100 * by)} %" if math.isfinite(by) else "is zero in training, and here not"

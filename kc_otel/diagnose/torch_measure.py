@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from kc_otel._extras import extra
 from kc_otel.diagnose.above_noise import Measured
-from kc_otel.diagnose.boundaries import SAMPLER, Boundary, fused, in_order
+from kc_otel.diagnose.boundaries import OUTPUT, SAMPLER, Boundary, fused, in_order
 from kc_otel.diagnose.captures import relative_error
 from kc_otel.diagnose.token_sequences import TokenSequence
 from kc_otel.diagnose.torch_kernel import Activations, TorchKernel
@@ -165,9 +165,9 @@ class _ParametersUsed(TorchFunctionMode):  # type: ignore[misc]
 
 def tokens_at_a_time(kernel: TorchKernel) -> int:
     """Return the number of tokens whose outputs at every boundary fit the memory limit."""
-    outputs, logits = kernel.run([TokenSequence((0, 0))], [[0]])
+    outputs, _ = kernel.run([TokenSequence((0, 0))], [[0]])
     of_two = sum(int(value.nbytes) for values in outputs.values() for value in values)
-    return max(1, 2 * _MAX_OUTPUT_BYTES // (of_two + int(logits[0].nbytes)))
+    return max(1, 2 * _MAX_OUTPUT_BYTES // of_two)
 
 
 def chunks_of(sequences: Sequence[TokenSequence], batch_tokens: int) -> list[list[TokenSequence]]:
@@ -263,7 +263,11 @@ Errors = dict[Boundary, NDArray[np.float64]]
 
 
 def _errors(reference: Activations, other: Activations, spans: Sequence[tuple[int, int]] | None = None) -> Errors:
-    return {key: relative(values, other[key], spans) for key, values in reference.items() if key in other}
+    return {
+        key: relative(values, other[key], spans, shifted=key == OUTPUT)
+        for key, values in reference.items()
+        if key in other
+    }
 
 
 def _largest(runs: Iterable[Errors]) -> Errors:
@@ -286,9 +290,16 @@ def _sampler(
 
 
 def relative(
-    reference: Sequence[torch.Tensor], other: Sequence[torch.Tensor], spans: Sequence[tuple[int, int]] | None = None
+    reference: Sequence[torch.Tensor],
+    other: Sequence[torch.Tensor],
+    spans: Sequence[tuple[int, int]] | None = None,
+    *,
+    shifted: bool = False,
 ) -> NDArray[np.float64]:
-    """`relative_error` per sequence of [tokens, features], over its span if given; nan without tokens on both sides."""
+    """`relative_error` per sequence of [tokens, features], over its span if given; nan without tokens on both sides.
+
+    With `shifted`, a constant that is added to a token's features is no difference, as it is none of logits.
+    """
     found = np.full(len(reference), np.nan)
     if any(a.shape != b.shape or a.ndim != 2 for a, b in zip(reference, other, strict=True)):
         return found
@@ -296,7 +307,8 @@ def relative(
         tokens = slice(None) if spans is None else slice(*spans[row])
         ours, theirs = (tensor[tokens].float().cpu().numpy() for tensor in pair)
         if len(ours):
-            found[row] = relative_error(ours, theirs)
+            free = np.ones(ours.shape[1], dtype=np.float32) if shifted else None
+            found[row] = relative_error(ours, theirs, free=free)
     return found
 
 

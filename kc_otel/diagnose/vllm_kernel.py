@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import cached_property, partial
 from pathlib import Path
@@ -19,7 +19,7 @@ import numpy as np
 
 from kc_otel._extras import extra
 from kc_otel.contract.slices import Scalar
-from kc_otel.diagnose.boundaries import INPUT_OF, Boundary, boundaries_of, layer_of
+from kc_otel.diagnose.boundaries import HEAD, INPUT_OF, OUTPUT, Boundary, boundaries_of, layer_of
 from kc_otel.diagnose.same_checkpoint import complete_layers
 from kc_otel.diagnose.token_sequences import TokenSequence, chat_encoder
 from kc_otel.diagnose.torch_kernel import Activations, TorchKernel
@@ -44,7 +44,8 @@ _ENVIRONMENT: Final = {
     "VLLM_USE_V2_MODEL_RUNNER": "0",
 }
 """Environment of the engine: its own log does not mix with the output, and its first model runner has known rows."""
-_HEAD: Final = Boundary(None, "head")
+_HEAD_PRODUCT: Final = "_get_logits"
+"""Method of vLLM's LogitsProcessor that gives the head's product; where it is another, the model's output counts."""
 _SAMPLING: Final = ("temperature", "top_k", "top_p", "min_p")
 _OTHER_PROCESS_ERROR: Final = (
     "the engine runs in another process, where its layers cannot be watched: "
@@ -181,7 +182,7 @@ class VllmKernel:
     @torch.no_grad()  # type: ignore[untyped-decorator]
     def distributions(self, sequences: Sequence[TokenSequence], logits: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """As of a `TorchKernel`, by the engine's own sampler, which is given these logits instead of the engine's."""
-        visit = EngineVisit(sequences, {_HEAD: list(logits)}, taken=False, sampled=True)
+        visit = EngineVisit(sequences, {OUTPUT: list(logits)}, taken=False, sampled=True)
         with self._watched(visit):
             self._go(visit, range(len(sequences)), 0)
         return visit.sampled()
@@ -234,7 +235,7 @@ class VllmKernel:
             known = set(self.named.values())
             for module in {id(watched): watched for watched in modules.values()}.values():
                 at = by_module[id(module)]
-                if Boundary(None, "head") in at.values():  # engines call what is in it, and not the module
+                if HEAD in at.values():  # engines call what is in it, and not the module
                     continue
                 handles.append(module.register_forward_hook(partial(_after, visit, at)))
                 before = {
@@ -260,13 +261,25 @@ class VllmKernel:
     def _after_forward(self, visit: EngineVisit, _: torch.nn.Module, __: tuple[Any, ...], hidden: Any) -> None:
         states = hidden[0] if isinstance(hidden, tuple) else hidden
         if visit.wants_logits:
-            visit(_HEAD, self.module.compute_logits(states[: visit.rows]))
+            with self._head_watched(visit):
+                visit(OUTPUT, self.module.compute_logits(states[: visit.rows]))
         watched = self.named.items() if visit.is_taken else ()
         for name, boundary in watched:
             for place, row, tokens in visit.ended if boundary.operator == "attention" else ():
                 found = read_back(self.module.get_submodule(name), place, tokens)
                 if found is not None:
                     visit.cache(Boundary(boundary.layer, "kv_cache"), row, found)
+
+    @contextmanager
+    def _head_watched(self, visit: EngineVisit) -> Iterator[None]:
+        """Have the product of the head visited, before the engine's own module scales or caps it."""
+        with ExitStack() as stack:
+            for module in self.module.modules():
+                product = getattr(module, _HEAD_PRODUCT, None)
+                if product is not None:
+                    setattr(module, _HEAD_PRODUCT, partial(_visited, visit, product))
+                    stack.callback(delattr, module, _HEAD_PRODUCT)
+            yield
 
 
 def _watchable(eager: bool, caching: bool) -> None:
@@ -307,6 +320,12 @@ def _after(
 def _before(visit: EngineVisit, at: Mapping[int | None, Boundary], _: torch.nn.Module, args: tuple[Any, ...]) -> Any:
     changed = visit(_running(visit, at), args[0])
     return None if changed is None else (changed, *args[1:])
+
+
+def _visited(visit: EngineVisit, product: Callable[..., Any], *args: Any, **options: Any) -> Any:
+    output = product(*args, **options)
+    changed = visit(HEAD, output)
+    return output if changed is None else changed
 
 
 def _before_sampling(visit: EngineVisit, sampler: Any, _: tuple[Any, ...], options: dict[str, Any]) -> None:

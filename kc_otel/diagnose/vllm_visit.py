@@ -7,14 +7,13 @@ from dataclasses import replace
 from typing import Any, Final
 
 from kc_otel._extras import extra
-from kc_otel.diagnose.boundaries import Boundary
+from kc_otel.diagnose.boundaries import OUTPUT, Boundary
 from kc_otel.diagnose.token_sequences import TokenSequence
 from kc_otel.diagnose.torch_kernel import Activations
 
 with extra("torch", "locating in an engine"):
     import torch
 
-_HEAD: Final = Boundary(None, "head")
 _IN_PARTS: Final = frozenset({"rotary"})
 """Operators with several outputs; of others the first counts: beside it a residual or a bias is handed on."""
 
@@ -88,7 +87,7 @@ class EngineVisit:
         if not self._is_sampled:
             return
         ends = [(row or 0, first + stop - start) for row, first, start, stop in self._segments]
-        given = torch.stack([self._replaced[_HEAD][row][end - 1] for row, end in ends]).to(logits.device)
+        given = torch.stack([self._replaced[OUTPUT][row][end - 1] for row, end in ends]).to(logits.device)
         asked = replace(metadata, max_num_logprobs=1)
         made = sampler.sample(sampler.apply_logits_processors(given, asked, False), asked)[1]
         for place, (row, end) in enumerate(ends):
@@ -113,7 +112,7 @@ class EngineVisit:
             for key, values in self._found.items()
             if all(len(value) == len(asked.token_ids) for value, asked in zip(values, self._sequences, strict=True))
         }
-        return whole, self._logits
+        return {**whole, OUTPUT: self._logits} if self.is_taken else whole, self._logits
 
     def sampled(self) -> list[torch.Tensor]:
         """Log-probabilities [completion, vocabulary] of each sequence."""
@@ -132,9 +131,9 @@ class EngineVisit:
         return (*given, *output[parts:])
 
     def _take(self, boundary: Boundary, values: torch.Tensor) -> None:
-        if boundary == _HEAD:
+        if boundary == OUTPUT:
             self._put(self._logits, values)
-        if self.is_taken:
+        elif self.is_taken:
             self._put(self._home(boundary), values)
 
     def _home(self, boundary: Boundary) -> list[torch.Tensor]:
@@ -151,7 +150,7 @@ class EngineVisit:
 
     def _changed(self, boundary: Boundary, output: torch.Tensor) -> Any:
         new = self._replaced.get(boundary)
-        if new is None or boundary == _HEAD:
+        if new is None or boundary == OUTPUT:
             return None
         features = output[0].numel()
         if any(row is not None and new[row].shape[-1] != features for row, *_ in self._segments):

@@ -14,7 +14,7 @@ pytest.importorskip("torch")
 from typer.testing import CliRunner
 
 from kc_otel import cli
-from kc_otel.diagnose.boundaries import SAMPLER, Boundary, fused
+from kc_otel.diagnose.boundaries import HEAD, OUTPUT, SAMPLER, Boundary, fused
 from kc_otel.diagnose.captures import (
     Capture,
     CapturedSequence,
@@ -160,7 +160,6 @@ def test_two_machines_need_two_commands_and_one_more(tmp_path, monkeypatch):
 @pytest.mark.parametrize(("temperature", "named"), [(1.0, False), (0.9, True)])
 def test_what_is_sampled_from_inherits_the_rounding_of_the_logits(temperature, named):
     rng = np.random.default_rng(0)
-    head = Boundary(None, "head")
 
     def capture(rounded):
         made = []
@@ -170,9 +169,9 @@ def test_what_is_sampled_from_inherits_the_rounding_of_the_logits(temperature, n
             logits = logits * (1.0 + noise)
             scaled = logits / (temperature if rounded else 1.0)
             logprobs = scaled - np.log(np.exp(scaled).sum(-1, keepdims=True))
-            outputs = {head: logits.astype(np.float32), SAMPLER: logprobs.astype(np.float32)}
+            outputs = {**dict.fromkeys((HEAD, OUTPUT), logits.astype(np.float32)), SAMPLER: logprobs.astype(np.float32)}
             tokens = tuple(range(number, number + 8))
-            precision = {head: 0.003}
+            precision = dict.fromkeys((HEAD, OUTPUT), 0.003)
             made.append(CapturedSequence(tokens, 2, np.arange(8), outputs, dict.fromkeys(outputs, 32), {}, precision))
         return Capture("rounded" if rounded else "exact", tuple(made))
 

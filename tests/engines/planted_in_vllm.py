@@ -139,6 +139,15 @@ def _cut(kernel: Any, _: int, stack: ExitStack) -> None:
     processor.org_vocab_size -= 8
 
 
+def _after_head(name: str, value: float) -> Callable[[Any, int, ExitStack], None]:
+    def plant(kernel: Any, _: int, stack: ExitStack) -> None:
+        processor = kernel.module.logits_processor
+        stack.callback(setattr, processor, name, getattr(processor, name))
+        setattr(processor, name, value)
+
+    return plant
+
+
 def _template(kernel: Any, _: int, stack: ExitStack) -> None:
     """As with a server's own --chat-template."""
     tokenizer = kernel._tokenizer
@@ -164,6 +173,12 @@ ENGINE_FAULTS = (
     EngineFault("batch-dependent reduction", _hooked("self_attn.o_proj", _by_batch), "o_proj", "batch"),
 )
 """Nine of the ten; scales are planted in a checkpoint, because an engine packs them with its weights."""
+
+CAP = 0.5
+AFTER_HEAD = (
+    EngineFault("a logit scale", _after_head("scale", 1.25), "model_output", in_layer=False),
+    EngineFault("a soft cap", _after_head("soft_cap", CAP), "model_output", in_layer=False),
+)
 
 
 @contextmanager

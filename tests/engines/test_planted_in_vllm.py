@@ -8,6 +8,8 @@ import pytest
 
 from kc_otel.diagnose.captures import Capture, compare_captures
 from tests.engines.planted_in_vllm import (
+    AFTER_HEAD,
+    CAP,
     CONTRACT,
     ENGINE,
     ENGINE_FAULTS,
@@ -67,6 +69,39 @@ def test_a_fault_is_named_from_captures(pair, captured, training_capture, fault)
     _, kernel, _ = pair
     with planted(kernel, fault, LAYER):
         is_named(compare_captures(CONTRACT, training_capture, captured(kernel)), fault)
+
+
+@pytest.mark.parametrize("fault", AFTER_HEAD, ids=lambda fault: fault.name)
+def test_a_difference_after_the_head_of_an_engine_is_named(pair, captured, training_capture, fault):
+    from kc_otel.diagnose.torch_locate import locate
+
+    train, kernel, sequences = pair
+    with planted(kernel, fault, LAYER):
+        answers = {
+            "lm_head": locate(CONTRACT, train, kernel, sequences, shares=False),
+            "head": compare_captures(CONTRACT, training_capture, captured(kernel)),
+        }
+    for place, found in answers.items():
+        is_named(found, fault)
+        assert found.culprit.sentence.startswith(f"after {place}: the outputs differ though every operator agrees; ")
+
+
+def test_a_cap_of_both_kernels_is_no_fault_of_the_head(pair):
+    """An engine has it within its head's module, and a training kernel behind its head."""
+    from kc_otel.diagnose.torch_locate import locate
+
+    train, kernel, sequences = pair
+
+    def capped(_, __, output):
+        output.logits = CAP * (output.logits / CAP).tanh()
+        return output
+
+    handle = train.module.register_forward_hook(capped)
+    try:
+        with planted(kernel, AFTER_HEAD[1], LAYER):
+            assert locate(CONTRACT, train, kernel, sequences, shares=False).findings == ()
+    finally:
+        handle.remove()
 
 
 def test_nothing_is_named_in_a_mended_engine(pair, captured, training_capture):
