@@ -131,7 +131,7 @@ STATE_ALERTS: Final = (
         "The kernel, or a recorder of it, fell silent beside others, and no verdict has refuted the breach or the "
         "invalid input: it may still serve. Silence does not end this alert; its recorder's return, `kc-otel promote "
         "{contract} {kernel_inference} --rollback --why ...` or, once it is known to serve nobody, `kc-otel alerts ack "
-        "{contract} --why ...` does.",
+        "{contract} --close --why ...` does.",
     ),
     StateAlert(
         "KernelContractPointsMissing",

@@ -16,7 +16,7 @@ from kc_otel.judge.incidents.incident import IncidentState
 from kc_otel.judge.promotion.stages import Stage
 from kc_otel.judge.verdict import Status
 from kc_otel.serve.core import Core
-from kc_otel.serve.people_orders import acknowledge, pin, silence
+from kc_otel.serve.people_orders import close, pin, silence
 from kc_otel.serve.store.state_file import open_state
 from kc_otel.serve.webhooks.outbox import DeliveryState
 from tests.judge.conftest import NOW, Sender, counted, info_request, merge
@@ -109,7 +109,7 @@ def shut_down(fleet: Fleet) -> None:
 
 
 def closed_by_a_person(fleet: Fleet) -> None:
-    acknowledge(fleet.core, "policy", None, None, "ada", "it was killed", fleet.now)
+    close(fleet.core, "policy", None, None, "ada", "it was killed", fleet.now)
 
 
 def rolled_back_by_a_person(fleet: Fleet) -> None:
@@ -563,7 +563,7 @@ def test_an_unproven_breach_is_told_once_the_silence_that_it_began_in_has_ended(
     (message,) = fleet.core.outbox.messages(DeliveryState.WAITING)
     body = json.loads(message.body)
     assert (body["status"], body["notification_reason"]) == ("firing", "unproven")
-    acknowledge(fleet.core, "policy", None, None, "ada", "it was killed", fleet.now)
+    close(fleet.core, "policy", None, None, "ada", "it was killed", fleet.now)
     fleet.run(10, healthy=0.001)
     assert len(fleet.ends()) == 1
     fleet.connection.close()
