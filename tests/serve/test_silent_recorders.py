@@ -569,6 +569,17 @@ def test_an_unproven_breach_is_told_once_the_silence_that_it_began_in_has_ended(
     fleet.connection.close()
 
 
+def test_what_is_measured_within_a_window_of_a_rollback_is_taken_for_a_backlog(fleet: Fleet) -> None:
+    """A breach of a version that serves nobody is over, though its requests are scored for longer than a heartbeat."""
+    rolled_back_by_a_person(fleet)
+    fleet.run(45, broken=0.4, healthy=0.001)
+    assert fleet.core.promotions.of("policy", "b" * 12).seen_serving is None
+    assert [incident.gone for incident in fleet.core.incidents()] == [True]
+    fleet.run(30, broken=0.4, healthy=0.001)
+    assert fleet.core.promotions.of("policy", "b" * 12).seen_serving is not None
+    assert [incident.gone for incident in fleet.core.incidents()] == [False]
+
+
 def test_a_version_that_is_started_again_after_its_rollback_is_not_taken_for_one_that_serves_nobody(
     tmp_path: Path,
 ) -> None:

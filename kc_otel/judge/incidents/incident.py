@@ -10,7 +10,7 @@ from types import MappingProxyType
 from typing import Final, Literal
 
 from kc_otel.contract.slices import ALL
-from kc_otel.contract.words import RUN_ENDED, interval, listed, moment, number, place
+from kc_otel.contract.words import MEASURED_LATER, RUN_ENDED, interval, listed, moment, number, place
 from kc_otel.judge.decisions import DecisionTable, Route
 from kc_otel.judge.verdict import Verdict
 
@@ -521,8 +521,8 @@ def _in_words(
             text = f"a webhook to {action.target} was given up: it was rejected or has expired"
         return ActionTaken(action.at, action.kind, text)
     if action.kind in {"roll-back", "serves"}:
-        serves = "a version still serves after its rollback: its drift has been measured since"
-        return ActionTaken(action.at, action.kind, serves if action.kind == "serves" else action.target)
+        later = f"measured after its rollback: {MEASURED_LATER}"
+        return ActionTaken(action.at, action.kind, later if action.kind == "serves" else action.target)
     where = listed([place(name) for name in action.slices])
     if action.kind == "route":
         routes = routes_of(incident, action.slices, table)
