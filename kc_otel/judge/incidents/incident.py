@@ -336,7 +336,20 @@ class Incident:
 
     @property
     def headline(self) -> str:
-        """Subject and scope of the incident, as a sentence."""
+        """Subject and scope of the incident, as a sentence; it names what of it alone went away without proof."""
+        over = [cell for cell in self.cells if cell.until is not None and not cell.refuted]
+        gone = [cell for cell in over if self.unproven(cell.clause, cell.slice)]
+        if not gone or len(gone) == len(self.cells):
+            return self._what_broke
+        where = dict.fromkeys(
+            place(cell.slice) for cell in sorted(gone, key=lambda cell: (cell.slice == ALL, cell.since))
+        )
+        what = tuple(dict.fromkeys(cell.clause for cell in gone))
+        of = f"{listed(what)} " * (what != tuple(dict.fromkeys(cell.clause for cell in self.shown or self.current)))
+        return f"{self._what_broke}; {of}unproven on {listed(list(where))}"
+
+    @property
+    def _what_broke(self) -> str:
         cells = self.shown or self.current
         slices = [place(name) for name in self.slices if any(cell.slice == name for cell in cells)]
         clauses = tuple(dict.fromkeys(cell.clause for cell in cells))
