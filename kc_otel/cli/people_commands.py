@@ -56,21 +56,27 @@ def ack(
     why: Why,
     clause: OnlyClause = None,
     slice: OnlySlice = None,
+    close: Annotated[
+        bool, typer.Option("--close", help="Close the incidents that went away without proof of recovery instead.")
+    ] = False,
     by: By = None,
     url: Url = DEFAULT_URL,
 ) -> None:
     """Acknowledge alerts: they keep firing, without reminders, until they resolve.
 
-    It also closes the incidents that went away without proof of recovery: `kc-otel alerts list` has them.
+    An incident that went away without proof of recovery stays open; `--close` closes it, and acknowledges nothing.
+    `kc-otel alerts list` prints such incidents.
 
     Examples:
       kc-otel alerts ack policy-7b --why 'rolling back'
       kc-otel alerts ack policy-7b --clause token-tv --slice code --why 'rolling back'
+      kc-otel alerts ack policy-7b --close --why 'the run was killed'
     """
-    cells = {"contract": contract, "clause": clause, "slice": slice}
-    answer = _order(url, "alerts/acknowledge", by, why, **cells)
+    order = {"contract": contract, "clause": clause, "slice": slice, "close": close}
+    answer = _order(url, "alerts/acknowledge", by, why, **order)
     if closed := answer["closed"]:
-        typer.echo(f"{len(closed)} incident{'s' * (len(closed) != 1)} closed without proof of recovery")
+        many = f"{len(closed)} incident{'s' * (len(closed) != 1)}"
+        typer.echo(f"{many} closed without proof of recovery: {', '.join(closed)}")
     if taken := answer["fingerprints"]:
         typer.echo(f"{len(taken)} alert{'s' * (len(taken) != 1)} acknowledged: no reminders until they resolve")
 

@@ -17,7 +17,7 @@ import typer
 from kc_otel.cli.api_client import DEFAULT_URL, Url, get, get_record, poll, post
 from kc_otel.cli.terminal import ApiJson, By, in_sections, local_time, refuse, unusable
 from kc_otel.contract.json_text import read_json_text
-from kc_otel.contract.words import did_you_mean
+from kc_otel.contract.words import MEASURED_LATER, did_you_mean
 from kc_otel.judge.promotion.stages import Stage
 
 _SIGNED: Final = ("hold", "force", "rollback")
@@ -152,7 +152,7 @@ def _lines(found: dict[str, Any]) -> list[str]:
         lines = [f"{kernel} is rolled back and must serve nothing", f"  {found['reason']}"]
         if found["seen_serving"]:
             lines += [
-                f"  {local_time(found['seen_serving'])}: it was measured after that, so something served it",
+                f"  {local_time(found['seen_serving'])}: it was measured after that: {MEASURED_LATER}",
                 f"  once nothing serves it: {promote} --rollback --why ...",
             ]
         return [*lines, f"  to start once more: {promote} --start"]

@@ -15,7 +15,7 @@ from rich.text import Text
 
 from kc_otel.cli.api_client import DEFAULT_URL, Url, get, warnings
 from kc_otel.cli.terminal import STATUS_STYLE, ApiJson, OnlyContract, local_time, together
-from kc_otel.contract.words import FAILS_CHECKS, RUN_ENDED, listed, place
+from kc_otel.contract.words import FAILS_CHECKS, MEASURED_LATER, RUN_ENDED, listed, place
 
 _WORST_FIRST = ("FAIL", "INVALID_INPUT", "NO_DATA", "INCONCLUSIVE", "PASS")
 _WIDE_TERMINAL = 110
@@ -110,7 +110,8 @@ def _stray(promotions: Sequence[Mapping[str, Any]]) -> list[Text]:
     return [
         Text(
             f"{entry['contract']}: {entry['kernel']} was rolled back, and was measured after that "
-            f"({local_time(at, '%H:%M:%S')}); see kc-otel promote {entry['contract']} {entry['kernel']}",
+            f"({local_time(at, '%H:%M:%S')}): {MEASURED_LATER}; "
+            f"see kc-otel promote {entry['contract']} {entry['kernel']}",
             style="bold red",
         )
         for entry in promotions
@@ -147,6 +148,9 @@ def _incidents(
         if incident["status"] != "FAIL" or incident.get("on") == "invalid-input":
             extents = list(dict.fromkeys(text for _, text in incident["extents"]))
             lines += [Text(f"  {text}") for text in extents[:_MAX_DETAILED]]
+        if incident["state"] == "unproven":
+            close = f"kc-otel alerts ack {incident['contract']} --close --why ..."
+            lines.append(Text(f"  if the kernel serves nobody, close the incident with {close}"))
         lines += [Text(f"  {diagnosis['kind']}: {diagnosis['text']}") for diagnosis in incident["diagnoses"]]
         sides = (incident["kernel_inference"], incident["kernel_train"])
         kernels = [named.get((incident["contract"], side), side) for side in sides]

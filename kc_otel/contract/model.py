@@ -169,6 +169,11 @@ class Observability(Strict):
     max_series: int = Field(default=2000, ge=1, strict=True)
     """Largest number of streams per contract; the rest counts as slice `other`."""
 
+    @property
+    def late(self) -> float:
+        """Seconds after a rollback within which what a version had answered before is measured."""
+        return max(self.heartbeat, self.window)
+
     def minimum(self, clause: Clause) -> tuple[str, int]:
         """Name and value of the minimum that a mean, quantile or fraction is subject to."""
         if clause.quantity is not None and clause.quantity.per in {Unit.SEQUENCE, Unit.PROMPT}:

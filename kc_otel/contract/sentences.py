@@ -29,9 +29,9 @@ REMEDIES: Final[Mapping[str, str]] = MappingProxyType(
         "rolled-back": "check that no router, pin or mirror sends it traffic",
         "unproven": "`kc-otel status` names points that are not judged; restart a recorder that fell silent under the "
         "same `service.instance.id`; if the kernel serves nobody, roll it back, or close the incident with `kc-otel "
-        "alerts ack {contract} --why '...'`",
+        "alerts ack {contract} --close --why '...'`",
         "clause-gone": "roll the kernel back if it is in doubt, or close the incident with `kc-otel alerts ack "
-        "{contract} --why '...'`",
+        "{contract} --close --why '...'`",
     }
 )
 """First action by the subject of an alert, as the end of a sentence that begins with `Now:`."""

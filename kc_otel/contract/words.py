@@ -16,6 +16,8 @@ NO_REPORT: Final = "no report for"
 """First words of a NO_DATA cell's reason where nobody knows why its recorder is silent; how long it is follows."""
 RUN_ENDED: Final = "the run ended"
 """First words of a NO_DATA cell's reason where its recorder shut down cleanly."""
+MEASURED_LATER: Final = "it may still serve, or what it had answered before is measured late"
+"""What measurements of a version after its rollback show."""
 _ROUNDING_ERROR: Final = 1e-9
 """Relative error that floating-point arithmetic may have added; rounding ignores it."""
 _MAX_SEARCHED_NAMES: Final = 100

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from kc_otel.contract.prometheus_names import label, selector
+from kc_otel.contract.words import MEASURED_LATER
 from kc_otel.generate.links import (
     EVALUATED_ID,
     HEALTH_UID,
@@ -42,7 +43,7 @@ _ROLL_BACK: Final = ("contract", "kernel_inference")
 _PAIR_LABELS: Final = ("contract", "kernel_train", "kernel_inference")
 _MISSING_LABELS: Final = (*_PAIR_LABELS, "outcome")
 _ALERT_DURATION: Final = "1h"
-"""For how long a roll-back is news; that the version serves is said for as long as it does."""
+"""For how long a roll-back is news; measurements after it are said until a person acts on them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,10 +116,11 @@ STATE_ALERTS: Final = (
         f"{_by(_ROLL_BACK, _STAGE_QUERY, 'min')} == -2",
         _ROLL_BACK,
         (PROMOTION_UID, STAGE_ID),
-        "{contract}: {kernel_inference} served after it was rolled back",
-        "Its drift was measured more than a heartbeat after the rollback: a serving process does not ask a router, or "
-        "a mirror sends it requests. Silence does not end this alert; `kc-otel promote CONTRACT KERNEL --rollback "
-        f"--why ...` does. {_ADVICE}",
+        "{contract}: {kernel_inference} was measured after its rollback",
+        "Its drift was measured later than the longer of heartbeat and window after the rollback: "
+        f"{MEASURED_LATER}. Check that every serving process asks a router, and that no mirror sends it requests. "
+        "Silence does not end this alert; `kc-otel promote CONTRACT KERNEL --rollback --why ...` does. "
+        f"{_ADVICE}",
     ),
     StateAlert(
         "KernelContractUnproven",
@@ -131,7 +133,7 @@ STATE_ALERTS: Final = (
         "The kernel, or a recorder of it, fell silent beside others, and no verdict has refuted the breach or the "
         "invalid input: it may still serve. Silence does not end this alert; its recorder's return, `kc-otel promote "
         "{contract} {kernel_inference} --rollback --why ...` or, once it is known to serve nobody, `kc-otel alerts ack "
-        "{contract} --why ...` does.",
+        "{contract} --close --why ...` does.",
     ),
     StateAlert(
         "KernelContractPointsMissing",

@@ -380,6 +380,7 @@ class Core:
             behind=cache(behind),
             silent=self.evaluator.silent(name, now),
             heartbeat=self.contracts[name].observability.heartbeat,
+            late=self.contracts[name].observability.late,
             listening=self.evaluator.listening_since(now),
             taken={
                 incident.kernel_inference: incident.taken_at

@@ -25,42 +25,57 @@ from kc_otel.serve.core import Core
 
 def acknowledge(
     core: Core, contract: str, clause: str | None, slice: str | None, by: str, why: str, now: float
-) -> tuple[tuple[Alert, ...], tuple[Incident, ...]]:
-    """Acknowledge the alerts that fire for a clause on a slice, which ends their reminders; return them.
-
-    Incidents that went away without proof of recovery there, and nowhere else, are closed, and returned beside them.
-    """
+) -> tuple[Alert, ...]:
+    """Acknowledge the alerts that fire for a clause on a slice, which ends their reminders; return them."""
     _known(core, contract, clause, slice)
     firing = core.policies[contract].firing
     meant = [alert for alert in firing if clause in {None, alert.cell.clause} and slice in {None, alert.cell.slice}]
-    unproven = [incident for incident in core.incidents(contract) if incident.state is IncidentState.UNPROVEN]
-    there = {
-        incident.id: [
-            clause in {None, cell.clause} and slice in {None, ALL, cell.slice}
-            for cell in incident.cells
-            if not cell.refuted
-        ]
-        for incident in unproven
-    }
-    closed = tuple(incident for incident in unproven if all(there[incident.id]))
-    if not meant and not closed and (partly := [id for id, inside in there.items() if any(inside)]):
-        raise LookupError(f"incident {partly[0]} went away without proof elsewhere, too; close it as a whole")
+    if not meant and (unproven := [row.id for row, inside in _unproven(core, contract, clause, slice) if any(inside)]):
+        raise LookupError(
+            f"no such alert fires; incident {unproven[0]} went away without proof of recovery, and `--close` closes it"
+        )
     known = {ack.fingerprint for ack in core.people.acknowledgements}
-    words: dict[str, dict[str, Any]] = {}
-    if closed:
-        ids = [incident.id for incident in closed]
-        words["closed"] = _word(by, f"closed {listed([f'incident {id}' for id in ids])}", why, incidents=ids)
-        if all(alert.fingerprint in known for alert in meant):
-            core.amend(contract, words, now)
-            return (), closed
     after = notices.acknowledge(core.people, meant, by, why, now)
     new = {ack.fingerprint for ack in after.acknowledgements} - known
     taken = tuple(alert for alert in meant if alert.fingerprint in new)
     places = dict.fromkeys(f"{alert.cell.clause} on {place(alert.cell.slice)}" for alert in taken)
     done = f"acknowledged {listed(list(places))}"
-    words["acknowledged"] = _word(by, done, why, clause=clause, slice=slice, fingerprints=sorted(new))
-    core.amend(contract, words, now, people=after)
-    return taken, closed
+    said = _word(by, done, why, clause=clause, slice=slice, fingerprints=sorted(new))
+    core.amend(contract, {"acknowledged": said}, now, people=after)
+    return taken
+
+
+def close(
+    core: Core, contract: str, clause: str | None, slice: str | None, by: str, why: str, now: float
+) -> tuple[Incident, ...]:
+    """Close the incidents that went away without proof of recovery there, and nowhere else; return them."""
+    _known(core, contract, clause, slice)
+    found = _unproven(core, contract, clause, slice)
+    closed = tuple(incident for incident, inside in found if all(inside))
+    if not closed:
+        if partly := [incident.id for incident, inside in found if any(inside)]:
+            raise LookupError(f"incident {partly[0]} went away without proof elsewhere, too; close it as a whole")
+        raise LookupError("no incident there went away without proof of recovery")
+    ids = [incident.id for incident in closed]
+    said = _word(by, f"closed {listed([f'incident {id}' for id in ids])}", why, incidents=ids)
+    core.amend(contract, {"closed": said}, now)
+    return closed
+
+
+def _unproven(core: Core, contract: str, clause: str | None, slice: str | None) -> list[tuple[Incident, list[bool]]]:
+    """The incidents that went away without proof, and for each cell that no verdict has refuted if it is meant."""
+    return [
+        (
+            incident,
+            [
+                clause in {None, cell.clause} and slice in {None, ALL, cell.slice}
+                for cell in incident.cells
+                if not cell.refuted
+            ],
+        )
+        for incident in core.incidents(contract)
+        if incident.state is IncidentState.UNPROVEN
+    ]
 
 
 def silence(

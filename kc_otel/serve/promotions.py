@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from kc_otel.contract.model import Contract
-from kc_otel.contract.words import listed
+from kc_otel.contract.words import MEASURED_LATER, listed, moment
 from kc_otel.judge.decisions import Canary, DecisionTable, DirectiveKind, Promoted, changed
 from kc_otel.judge.evaluator import Evaluator
 from kc_otel.judge.incidents.incident import Incident, IncidentState
@@ -282,13 +282,13 @@ class Promotions:
         return said
 
     def _overheard(self, before: Promotion, after: Promotion, now: float) -> list[Announcement]:
-        """Write that a version which was rolled back serves, once."""
+        """Write that a version was measured after its roll-back, once."""
         if after == before:
             return []
         self._save(after)
         message = (
-            f"{after.version} was rolled back but still serves: its drift has been measured since; "
-            "check that every serving process asks a router"
+            f"{after.version} was measured after its rollback (at {moment(now)}): {MEASURED_LATER}; check that every "
+            "serving process asks a router"
         )
         return [self._said(after, "serves", message, now, "critical")]
 

@@ -16,7 +16,9 @@ from kc_otel.cli import api_client, status_command
 from kc_otel.cli.terminal import local_time
 from kc_otel.client.doctor import _declared
 from kc_otel.contract.load import load_text
+from kc_otel.judge.escalation.alerts import PolicyState
 from kc_otel.judge.escalation.webhook_body import encode
+from kc_otel.judge.incidents.incident import IncidentState
 from kc_otel.judge.recorders import KernelInfo
 from kc_otel.judge.verdict import Cell, Evaluation, Status, Verdict
 from kc_otel.serve.core import Core
@@ -108,6 +110,21 @@ def test_an_alert_is_listed_and_acknowledged(kc):
     code, shown = kc("alerts", "ack", "policy", "--why", "again", "--by", "bob")
     assert code != 0
     assert "acknowledged already, by ada" in shown
+
+
+@pytest.mark.slow
+def test_what_went_away_without_proof_is_closed_only_where_that_is_asked_for(kc):
+    (broken,) = kc.core.escalation.incidents["policy"]
+    unproven = replace(broken, state=IncidentState.UNPROVEN)
+    kc.core.escalation = replace(
+        kc.core.escalation, incidents={"policy": (unproven,)}, policies={"policy": PolicyState("policy")}
+    )
+    assert "close the incident with kc-otel alerts ack policy --close --why ..." in kc("status")[1]
+    code, shown = kc("alerts", "ack", "policy", "--why", "looking")
+    assert code != 0
+    assert "`--close` closes it" in shown
+    code, shown = kc("alerts", "ack", "policy", "--close", "--why", "it was killed")
+    assert (code, shown) == (0, f"1 incident closed without proof of recovery: {broken.id}\n")
 
 
 @pytest.mark.slow

@@ -161,7 +161,7 @@ def test_before_any_data_nothing_is_broken(make_core: Callable[..., Core]) -> No
 
 
 def test_a_breach_that_only_went_away_is_shown(core: Core) -> None:
-    """With a metric of its own value, until a person closes it; no alert fires that they could acknowledge."""
+    """With a metric of its own value, until a person closes all of it: an acknowledgement does not."""
     (before,) = core.incidents()
     unproven = replace(before, state=IncidentState.UNPROVEN)
     core.escalation = replace(
@@ -175,6 +175,12 @@ def test_a_breach_that_only_went_away_is_shown(core: Core) -> None:
     wrong = {"contract": "policy", "by": "ada", "why": " "}
     assert client.post("/api/v1/alerts/acknowledge", json=wrong).status_code == 422
     said = wrong | {"why": "the run was killed"}
+    refused = client.post("/api/v1/alerts/acknowledge", json=said)
+    assert (refused.status_code, refused.json()["detail"]) == (
+        404, f"no such alert fires; incident {before.id} went away without proof of recovery, and `--close` closes it"
+    )  # fmt: skip
+    assert core.incidents() == (unproven,)
+    said["close"] = True
     assert client.post("/api/v1/alerts/acknowledge", json=said | {"slice": "code"}).status_code == 404, "not all of it"
     answer = client.post("/api/v1/alerts/acknowledge", json=said).json()
     assert answer == {"fingerprints": [], "closed": [before.id]}
@@ -182,21 +188,25 @@ def test_a_breach_that_only_went_away_is_shown(core: Core) -> None:
     assert event.data["message"] == f"ada closed incident {before.id}: the run was killed"
 
 
-def test_a_breach_that_only_went_away_is_closed_beside_alerts_that_fire(core: Core) -> None:
-    """With the first acknowledgement, and with a later one too; another incident is not said to be closed."""
+def test_an_acknowledgement_closes_nothing_and_closing_acknowledges_nothing(core: Core) -> None:
+    """Also where one incident is broken and another went away: each order is about its own, or refused."""
     (before,) = core.incidents()
     gone = replace(before, id="0123456789ab", kernel_inference="c" * 12, state=IncidentState.UNPROVEN)
     core.escalation = replace(core.escalation, incidents={"policy": (before, gone)})
     client = client_of(core)
     order = {"contract": "policy", "by": "ada", "why": "it was killed"}
-    first = client.post("/api/v1/alerts/acknowledge", json=order).json()
-    assert (len(first["fingerprints"]), first["closed"]) == (len(core.policies["policy"].firing), [gone.id])
+    closing = order | {"close": True}
+    assert client.post("/api/v1/alerts/acknowledge", json=closing).json() == {"fingerprints": [], "closed": [gone.id]}
+    assert core.people.acknowledgements == ()
     words = {incident.id: [word.kind for word in incident.words] for incident in core.incidents()}
-    assert words == {before.id: ["acknowledged"], gone.id: ["closed", "acknowledged"]}
-    again = client.post("/api/v1/alerts/acknowledge", json=order)
-    assert again.json() == {"fingerprints": [], "closed": [gone.id]}
-    kinds = [event.kind for event in core.events.events("policy", 0, 1000)][-3:]
-    assert kinds == ["closed", "acknowledged", "closed"]
+    assert words == {before.id: [], gone.id: ["closed"]}
+    first = client.post("/api/v1/alerts/acknowledge", json=order).json()
+    assert (len(first["fingerprints"]), first["closed"]) == (len(core.policies["policy"].firing), [])
+    assert [event.kind for event in core.events.events("policy", 0, 1000)][-2:] == ["closed", "acknowledged"]
+    core.escalation = replace(core.escalation, incidents={"policy": (before,)})
+    refused = client.post("/api/v1/alerts/acknowledge", json=closing)
+    assert refused.status_code == 404
+    assert refused.json()["detail"] == "no incident there went away without proof of recovery"
 
 
 def test_points_that_are_not_judged_are_shown(make_core: Callable[..., Core], drift: Callable) -> None:

@@ -37,6 +37,7 @@ statistical: [{id: token-tv, metric: tv_token, unit: token, limit: 0.02}]
 observability: {window: 1m, long_window: 5m, min_samples: 500, heartbeat: 30s}
 promotion: {windows: 1, steps: [1%, 10%], approve: [full], skip: [offline-ci]}
 """
+MEASURED_LATER = "was measured after its rollback: it may still serve, or what it had answered before is measured late"
 NUMBERS = {"PASS": (0.01, 0.005, 0.015), "INCONCLUSIVE": (0.02, 0.01, 0.03), "FAIL": (0.05, 0.04, 0.06)}
 
 
@@ -478,21 +479,24 @@ def test_a_version_that_is_rolled_back_and_serves_is_said_at_once(slow: Driven) 
     slow.tick(1, v2="PASS")
     slow.tick(61, v2="FAIL")
     paged(core)
-    for at, newest["at"] in ((80.0, 80.0), (91.0, 91.0)):
+    for at, newest["at"] in ((93.0, 93.0), (121.0, 121.0)):
         slow.tick(at, v2="FAIL")
-        assert core.promotions.of("policy", "v2").seen_serving is None, "it was under way"
-    newest["at"] = 92.0
-    slow.tick(93.0, v2="FAIL")
-    assert core.promotions.of("policy", "v2").seen_serving == 93.0
+        assert core.promotions.of("policy", "v2").seen_serving is None, "it was under way, or a backlog"
+    newest["at"] = 122.0
+    slow.tick(123.0, v2="FAIL")
+    assert core.promotions.of("policy", "v2").seen_serving == 123.0
     (body,) = paged(core)
     assert body["alerts"][0]["labels"]["severity"] == "critical"
-    assert "was rolled back but still serves" in body["alerts"][0]["annotations"]["summary"]
-    assert slow.events()[-1]["order"] == "serves"
-    newest["at"] = 99.0
-    slow.tick(100.0, v2="FAIL")
+    assert body["alerts"][0]["annotations"]["summary"].endswith(f", which {MEASURED_LATER}")
+    assert slow.events()[-1]["message"] == (
+        "v2 was measured after its rollback (at 1970-01-01 00:02:03 UTC): it may still serve, or what it had answered "
+        "before is measured late; check that every serving process asks a router"
+    )
+    newest["at"] = 129.0
+    slow.tick(130.0, v2="FAIL")
     assert paged(core) == [], "once"
     slow.tick(2000.0)
-    assert core.promotions.of("policy", "v2").seen_serving == 93.0
+    assert core.promotions.of("policy", "v2").seen_serving == 123.0
     assert paged(core) == [], "it may still serve"
     assert [incident.state for incident in core.incidents("policy")] == [IncidentState.UNPROVEN]
     core.promotions.tell("policy", "v2", "rollback", "ada", "every process asks the router now", 2010.0)
@@ -503,10 +507,10 @@ def test_a_version_that_is_rolled_back_and_serves_is_said_at_once(slow: Driven) 
     assert "whether the version that was rolled back still serves is not known" in last
     assert core.incidents("policy") == ()
     assert core.promotions.of("policy", "v2").seen_serving is None
-    newest["at"] = 2041.0
-    slow.tick(2042.0)
-    assert core.promotions.of("policy", "v2").seen_serving == 2042.0
-    core.promotions.tell("policy", "v2", "force", "ada", "it was the router", 2050.0, stage=Stage.CANARY)
+    newest["at"] = 2071.0
+    slow.tick(2072.0)
+    assert core.promotions.of("policy", "v2").seen_serving == 2072.0
+    core.promotions.tell("policy", "v2", "force", "ada", "it was the router", 2080.0, stage=Stage.CANARY)
     forced = core.promotions.of("policy", "v2")
     assert (forced.seen_serving, forced.proof_from) == (None, 2010.0), (
         "evidence from before the rollback proves nothing"
@@ -522,14 +526,14 @@ def test_a_version_that_never_was_promoted_is_rolled_back_as_often_as_it_serves(
     assert [event["message"] for event in slow.events()] == ["ada rolls v2 back: broken on code"]
     slow.tick(11, v2="FAIL")
     paged(core)
-    for entered, served in ((10.0, 50.0), (100.0, 150.0), (200.0, 250.0)):
+    for entered, served in ((10.0, 80.0), (130.0, 200.0), (250.0, 320.0)):
         newest["at"] = served
         slow.tick(served, v2="FAIL")
         (body,) = paged(core)
         description = body["alerts"][0]["annotations"]["description"]
-        times = f"Rolled back at 1970-01-01 00:{entered // 60:02.0f}:{entered % 60:02.0f} UTC, seen to serve at "
+        times = f"Rolled back at 1970-01-01 00:{entered // 60:02.0f}:{entered % 60:02.0f} UTC, measured after that at "
         times += f"1970-01-01 00:{served // 60:02.0f}:{served % 60:02.0f} UTC. "
-        assert description.startswith(f"A version that was rolled back still serves requests. {times}")
+        assert description.startswith(f"A version {MEASURED_LATER}. {times}")
         core.promotions.tell("policy", "v2", "rollback", "ada", "still there", served + 50.0)
         slow.tick(served + 51.0, v2="FAIL")
         paged(core)
@@ -550,14 +554,14 @@ def test_a_version_that_serves_after_a_person_rolled_it_back_is_told_though_it_b
     core.promotions.tell("policy", "v2", "rollback", "ada", "users report broken tables", 2.0)
     slow.tick(3, v2="PASS")
     assert paged(core) == []
-    core.evaluator.newest_of = lambda *_: 40.0  # type: ignore[method-assign]
-    slow.tick(41, v2="PASS")
+    core.evaluator.newest_of = lambda *_: 70.0  # type: ignore[method-assign]
+    slow.tick(71, v2="PASS")
     (body,) = paged(core)
     (alert,) = body["alerts"]
-    assert alert["annotations"]["summary"] == "policy: vllm bfloat16 (v2) was rolled back but still serves"
+    assert alert["annotations"]["summary"] == f"policy: vllm bfloat16 (v2) {MEASURED_LATER}"
     assert (alert["labels"]["severity"], body["kernelContract"]["incident"]) == ("critical", None)
-    assert body["kernelContract"]["impact"] == "A version that was rolled back still serves requests."
-    for at in (42, 5000):
+    assert body["kernelContract"]["impact"] == f"A version {MEASURED_LATER}."
+    for at in (72, 5000):
         slow.tick(at, v2="PASS")
         assert paged(core) == [], "once, and silence ends nothing"
     core.promotions.tell("policy", "v2", "rollback", "ada", "every process asks the router now", 5001.0)
@@ -581,10 +585,10 @@ def test_a_rolled_back_version_that_serves_undecided_is_told_in_its_incident(slo
     core.promotions.tell("policy", "v2", "rollback", "ada", "every process asks the router now", 3662.0)
     slow.tick(3663, v2="INCONCLUSIVE")
     paged(core)
-    newest["at"] = 3700.0
-    slow.tick(3701, v2="INCONCLUSIVE")
+    newest["at"] = 3730.0
+    slow.tick(3731, v2="INCONCLUSIVE")
     (body,) = paged(core)
-    assert "was rolled back but still serves" in body["alerts"][0]["annotations"]["summary"]
+    assert MEASURED_LATER in body["alerts"][0]["annotations"]["summary"]
     assert body["kernelContract"]["incident"] is not None
 
 

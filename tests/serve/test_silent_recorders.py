@@ -16,7 +16,7 @@ from kc_otel.judge.incidents.incident import IncidentState
 from kc_otel.judge.promotion.stages import Stage
 from kc_otel.judge.verdict import Status
 from kc_otel.serve.core import Core
-from kc_otel.serve.people_orders import acknowledge, pin, silence
+from kc_otel.serve.people_orders import close, pin, silence
 from kc_otel.serve.store.state_file import open_state
 from kc_otel.serve.webhooks.outbox import DeliveryState
 from tests.judge.conftest import NOW, Sender, counted, info_request, merge
@@ -111,7 +111,7 @@ def shut_down(fleet: Fleet) -> None:
 
 
 def closed_by_a_person(fleet: Fleet) -> None:
-    acknowledge(fleet.core, "policy", None, None, "ada", "it was killed", fleet.now)
+    close(fleet.core, "policy", None, None, "ada", "it was killed", fleet.now)
 
 
 def rolled_back_by_a_person(fleet: Fleet) -> None:
@@ -656,10 +656,21 @@ def test_an_unproven_breach_is_told_once_the_silence_that_it_began_in_has_ended(
     (message,) = fleet.core.outbox.messages(DeliveryState.WAITING)
     body = json.loads(message.body)
     assert (body["status"], body["notification_reason"]) == ("firing", "unproven")
-    acknowledge(fleet.core, "policy", None, None, "ada", "it was killed", fleet.now)
+    close(fleet.core, "policy", None, None, "ada", "it was killed", fleet.now)
     fleet.run(10, healthy=0.001)
     assert len(fleet.ends()) == 1
     fleet.connection.close()
+
+
+def test_what_is_measured_within_a_window_of_a_rollback_is_taken_for_a_backlog(fleet: Fleet) -> None:
+    """A breach of a version that serves nobody is over, though its requests are scored for longer than a heartbeat."""
+    rolled_back_by_a_person(fleet)
+    fleet.run(45, broken=0.4, healthy=0.001)
+    assert fleet.core.promotions.of("policy", "b" * 12).seen_serving is None
+    assert [incident.gone for incident in fleet.core.incidents()] == [True]
+    fleet.run(30, broken=0.4, healthy=0.001)
+    assert fleet.core.promotions.of("policy", "b" * 12).seen_serving is not None
+    assert [incident.gone for incident in fleet.core.incidents()] == [False]
 
 
 def test_a_version_that_is_started_again_after_its_rollback_is_not_taken_for_one_that_serves_nobody(

@@ -14,7 +14,7 @@ from kc_otel.contract.load import load_text
 from kc_otel.judge.incidents.incident import IncidentState
 from kc_otel.judge.statistics import metric_name
 from kc_otel.judge.verdict import Status
-from kc_otel.serve.people_orders import acknowledge
+from kc_otel.serve.people_orders import acknowledge, close
 from kc_otel.serve.webhooks.formats import alertmanager_alerts, pagerduty_event, slack_message
 from kc_otel.serve.webhooks.outbox import DeliveryState
 from tests.judge.conftest import NOW, Sender, counted
@@ -146,7 +146,7 @@ def test_whoever_was_told_of_a_breach_is_told_that_it_went_away_without_proof(fl
     )
     contract, (alert,) = body["kernelContract"], body["alerts"]
     assert (body["status"], contract["impact"], contract["evidence"]) == ("firing", impact, "")
-    assert "or close the incident with `kc-otel alerts ack policy --why '...'`" in contract["next"]
+    assert "or close the incident with `kc-otel alerts ack policy --close --why '...'`" in contract["next"]
     first = "policy: a breach of token-tv on all traffic went away without proof of recovery for"
     assert alert["annotations"]["summary"].startswith(first)
     assert alert["annotations"]["description"].startswith(impact)
@@ -162,7 +162,11 @@ def test_whoever_was_told_of_a_breach_is_told_that_it_went_away_without_proof(fl
     assert event["payload"]["custom_details"]["next"] == contract["next"]
     (posted,) = alertmanager_alerts(body, fleet.now)
     assert posted["annotations"]["summary"].startswith(first)
-    acknowledge(fleet.core, "policy", None, None, "ada", "it was killed", fleet.now)
+    with pytest.raises(LookupError, match="`--close` closes it"):
+        acknowledge(fleet.core, "policy", None, None, "ada", "looking", fleet.now)
+    fleet.run(10, healthy=0.001)
+    assert [incident.state for incident in fleet.core.incidents()] == [IncidentState.UNPROVEN]
+    close(fleet.core, "policy", None, None, "ada", "it was killed", fleet.now)
     fleet.run(10, healthy=0.001)
     assert reasons(fleet) == ["firing", "unproven", "resolved"]
 
@@ -182,9 +186,9 @@ def test_a_word_about_one_slice_closes_no_breach_of_another(tmp_path: Path) -> N
     run(30, broken=0.4, healthy=0.001)
     run(300, healthy=0.001)
     with pytest.raises(LookupError, match="elsewhere, too"):
-        acknowledge(fleet.core, "policy", None, "code", "ada", "it was killed", fleet.now)
+        close(fleet.core, "policy", None, "code", "ada", "it was killed", fleet.now)
     assert [incident.state for incident in fleet.core.incidents()] == [IncidentState.UNPROVEN]
-    acknowledge(fleet.core, "policy", None, None, "ada", "it was killed", fleet.now)
+    close(fleet.core, "policy", None, None, "ada", "it was killed", fleet.now)
     run(10, healthy=0.001)
     assert fleet.core.incidents() == ()
     fleet.connection.close()
@@ -278,7 +282,7 @@ def test_a_clause_of_the_same_name_that_measures_something_else_ends_no_breach(
     report(400, 0.001)
     (incident,) = fleet.core.incidents()
     assert (incident.id, incident.state) == (begun.id, IncidentState.UNPROVEN), "the new clause has recovered alone"
-    acknowledge(fleet.core, "policy", None, None, "ada", "measured by hand", fleet.now)
+    close(fleet.core, "policy", None, None, "ada", "measured by hand", fleet.now)
     report(10, 0.001)
     (end,) = fleet.ends()
     assert fleet.core.incidents() == ()

@@ -15,7 +15,7 @@ from kc_otel.generate.links import PROMOTION_UID, STAGE_ID
 from kc_otel.judge.verdict import Status
 
 _PLACES: Final = {
-    "-2": ("rolled back, serves", "dark-red"),
+    "-2": ("rolled back, measured", "dark-red"),
     "-1": ("rolled back", "red"),
     "0": ("offline CI", "text"),
     "1": ("shadow", "purple"),

@@ -172,11 +172,11 @@ def _roll_backs(
     verdicts: Sequence[Verdict],
     now: float,
 ) -> list[Notice]:
-    """Notices of versions that are rolled back, or that serve after it, said at once where that is new.
+    """Notices of versions that are rolled back, or measured after it, said at once where that is new.
 
     Every endpoint of the ladder's steps on FAIL is told, whatever a step waits for: somebody else has acted by then. A
-    version that serves after its rollback and breaks nothing has no incident, and a message of its own, whose end is
-    said once a person has rolled it back again or started it.
+    version that is measured after its rollback and breaks nothing has no incident, and a message of its own, whose end
+    is said once a person has rolled it back again or started it.
     """
     webhooks = (action for step in contract.escalation if step.on == "fail" for action in step.do)
     actions = tuple(dict.fromkeys(action for action in webhooks if action.kind == "webhook"))

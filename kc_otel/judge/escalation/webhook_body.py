@@ -21,7 +21,7 @@ from kc_otel.contract.model import Contract
 from kc_otel.contract.sentences import REMEDIES, consequence, reading
 from kc_otel.contract.slices import ALL
 from kc_otel.contract.units import format_duration
-from kc_otel.contract.words import NO_REPORT, RUN_ENDED, listed, moment, number, place
+from kc_otel.contract.words import MEASURED_LATER, NO_REPORT, RUN_ENDED, listed, moment, number, place
 from kc_otel.judge.escalation.alerts import ROLLED_BACK, WENT_AWAY, Transition, What
 from kc_otel.judge.incidents.incident import CLAUSE_GONE, Incident, IncidentState
 from kc_otel.judge.plain_json import finite_or_none
@@ -234,7 +234,8 @@ def summary(transition: Transition, names: Mapping[tuple[str, str], str], incide
             return f"{cell.contract}: {over}{of}; {said}"
         return f"{cell.contract}: {_over(transition, where, of, incident)}"
     if transition.step == ROLLED_BACK:
-        said = "was rolled back but still serves" if transition.severity == "critical" else "was rolled back"
+        later = f"was measured after its rollback: {MEASURED_LATER}"
+        said = later if transition.severity == "critical" else "was rolled back"
         if not _shows(transition):
             return f"{cell.contract}: {names.get(('inference', cell.kernel_inference), cell.kernel_inference)} {said}"
         return f"{cell.contract}: {cell.clause} is broken on {where}{of}, which {said}"
@@ -298,7 +299,7 @@ def _alert(
 
 
 def _since(transition: Transition, incident: Incident | None) -> str:
-    """Say since when it has been so; of a version that was rolled back, when that was and when it served after it."""
+    """Say since when it has been so; of a version that was rolled back, when, and when it was measured later."""
     if transition.step != ROLLED_BACK:
         rows = () if incident is None else incident.cells
         onsets = [row.since for row in rows if (row.clause, row.slice) == transition.cell[1:3]]
@@ -312,8 +313,8 @@ def _since(transition: Transition, incident: Incident | None) -> str:
     done = () if incident is None else incident.actions
     rolled = [action.at for action in done if action.kind == "roll-back" and action.at <= transition.started_at]
     if not rolled:
-        return f"Seen to serve at {moment(transition.started_at)}."
-    return f"Rolled back at {moment(max(rolled))}, seen to serve at {moment(transition.started_at)}."
+        return f"Measured after that at {moment(transition.started_at)}."
+    return f"Rolled back at {moment(max(rolled))}, measured after that at {moment(transition.started_at)}."
 
 
 def _contained(incident: Incident | None) -> bool:
@@ -339,11 +340,9 @@ def _impact(
     firing = [edge for edge in firing if _shows(edge)] or firing
     first = min(firing, key=lambda edge: not getattr(clauses.get(edge.cell.clause), "metric", "").startswith("reward_"))
     if first.step == ROLLED_BACK:
-        serves = first.severity == "critical"
+        later = f"A version was measured after its rollback: {MEASURED_LATER}."
         return (
-            "A version that was rolled back still serves requests."
-            if serves
-            else "A version was rolled back and should no longer serve requests."
+            later if first.severity == "critical" else "A version was rolled back and should no longer serve requests."
         )
     slices = slices or (incident.slices if incident is not None else (first.cell.slice,))
     where = (

@@ -10,7 +10,7 @@ from types import MappingProxyType
 from typing import Final, Literal
 
 from kc_otel.contract.slices import ALL
-from kc_otel.contract.words import RUN_ENDED, interval, listed, moment, number, place
+from kc_otel.contract.words import MEASURED_LATER, RUN_ENDED, interval, listed, moment, number, place
 from kc_otel.judge.decisions import DecisionTable, Route
 from kc_otel.judge.verdict import Verdict
 
@@ -341,7 +341,20 @@ class Incident:
 
     @property
     def headline(self) -> str:
-        """Subject and scope of the incident, as a sentence."""
+        """Subject and scope of the incident, as a sentence; it names what of it alone went away without proof."""
+        over = [cell for cell in self.cells if cell.until is not None and not cell.refuted]
+        gone = [cell for cell in over if self.unproven(cell.clause, cell.slice)]
+        if not gone or len(gone) == len(self.cells):
+            return self._what_broke
+        where = dict.fromkeys(
+            place(cell.slice) for cell in sorted(gone, key=lambda cell: (cell.slice == ALL, cell.since))
+        )
+        what = tuple(dict.fromkeys(cell.clause for cell in gone))
+        of = f"{listed(what)} " * (what != tuple(dict.fromkeys(cell.clause for cell in self.shown or self.current)))
+        return f"{self._what_broke}; {of}unproven on {listed(list(where))}"
+
+    @property
+    def _what_broke(self) -> str:
         cells = self.shown or self.current
         slices = [place(name) for name in self.slices if any(cell.slice == name for cell in cells)]
         clauses = tuple(dict.fromkeys(cell.clause for cell in cells))
@@ -526,8 +539,8 @@ def _in_words(
             text = f"a webhook to {action.target} was given up: it was rejected or has expired"
         return ActionTaken(action.at, action.kind, text)
     if action.kind in {"roll-back", "serves"}:
-        serves = "a version still serves after its rollback: its drift has been measured since"
-        return ActionTaken(action.at, action.kind, serves if action.kind == "serves" else action.target)
+        later = f"measured after its rollback: {MEASURED_LATER}"
+        return ActionTaken(action.at, action.kind, later if action.kind == "serves" else action.target)
     where = listed([place(name) for name in action.slices])
     if action.kind == "route":
         routes = routes_of(incident, action.slices, table)

@@ -109,6 +109,8 @@ class TrafficSeen:
     """Whether nobody reports any more: no silence is excused then."""
     heartbeat: float = 60.0
     """Seconds within which what was under way when an order was taken is measured, and every recorder exports."""
+    late: float = 60.0
+    """Seconds within which what was answered before a roll-back is measured: `Observability.late`."""
     listening: float = -math.inf
     """Since when the evaluator has listened without a gap, Unix seconds."""
     taken: Mapping[str, float] = field(default_factory=dict)
@@ -261,7 +263,7 @@ def with_actions(
 
 
 def with_roll_backs(incidents: Sequence[Incident], rolled: Iterable[Promotion]) -> tuple[Incident, ...]:
-    """The incidents of versions that were rolled back, with that, and with whether they serve all the same."""
+    """The incidents of versions that were rolled back, with that, and with whether they were measured later."""
     by_version = {(promotion.contract, promotion.version): promotion for promotion in rolled}
 
     def acted(incident: Incident) -> Incident:
@@ -514,7 +516,7 @@ def _gone(incident: Incident, table: DecisionTable, now: float, traffic: Traffic
             for share in table.canaries
         )
         and traffic.kept(ALL, version) >= rolled_back
-        and not traffic.was_measured(ALL, version, rolled_back, None)
+        and traffic.measured(ALL, version) <= rolled_back + traffic.late
     )
     return (
         traffic.ended(incident.kernel_train, version)

@@ -110,13 +110,14 @@ def next_position(promotion: Promotion, terms: PromotionTerms) -> Position | Non
 
 
 def overheard(promotion: Promotion, newest: float, contract: Contract, now: float) -> Promotion:
-    """The promotion of a version that was rolled back, with since when it is known to serve.
+    """The promotion of a version that was rolled back, with since when it is known to be measured later.
 
     Silence afterwards does not show that it serves nobody: this lasts until a person rolls it back again or starts it.
-    Within a heartbeat what was under way at the roll-back is measured; `newest` is the time of its newest observation.
+    For a heartbeat, and a window at least, long answers and a backlog from before the roll-back are measured: a backlog
+    may last longer. `newest` is the time of its newest observation.
     """
-    serves = newest > promotion.entered + contract.observability.heartbeat
-    return replace(promotion, seen_serving=now) if serves and promotion.seen_serving is None else promotion
+    later = newest > promotion.entered + contract.observability.late
+    return replace(promotion, seen_serving=now) if later and promotion.seen_serving is None else promotion
 
 
 def replaced(promotion: Promotion, version: str, now: float) -> Moved:
@@ -222,7 +223,7 @@ def force(
 
 
 def roll_back(promotion: Promotion, by: str, why: str, now: float) -> Moved:
-    """Take a version out of all traffic; once more where it was seen to serve after that."""
+    """Take a version out of all traffic; once more where it was measured after that."""
     _explained(why)
     if promotion.seen_serving is None:
         _running(promotion)

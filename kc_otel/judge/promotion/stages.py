@@ -315,7 +315,7 @@ class Promotion:
     missing: tuple[str, ...] = ()
     reason: str = ""
     seen_serving: float | None = None
-    """When drift of it was first measured after it was rolled back."""
+    """When drift of it was first measured later than its roll-back explains; it may serve."""
     proof_from: float = 0.0
     """When its last attempt was rolled back: evidence from before proves nothing."""
     elsewhere: str = ""

@@ -194,8 +194,15 @@ class AlertsRequest(SignedOrder):
     """Only alerts on this slice."""
 
 
+class AcknowledgeRequest(AlertsRequest):
+    """Request to acknowledge alerts, or to close incidents."""
+
+    close: bool = False
+    """Close the incidents that went away without proof of recovery; no alert is acknowledged then."""
+
+
 class Acknowledged(View):
-    """Alerts that were taken on, and incidents that were closed."""
+    """Alerts that were acknowledged, or incidents that were closed."""
 
     fingerprints: list[str]
     closed: list[str]
@@ -257,13 +264,15 @@ def people_routes(core: Core, decided: Changes) -> APIRouter:
         return AlertList(at=core.evaluated_at, alerts=found)
 
     @router.post("/alerts/acknowledge", tags=["people"])
-    async def acknowledge(request: AlertsRequest) -> Acknowledged:
-        """Acknowledge firing alerts, which continue without reminders, and close unproven incidents."""
+    async def acknowledge(request: AcknowledgeRequest) -> Acknowledged:
+        """Acknowledge firing alerts, which continue without reminders; or `close` unproven incidents instead."""
+        order = request.model_dump(exclude={"close"})
         async with ordered(core):
-            taken, closed = people.acknowledge(core, **request.model_dump(), now=time.time())
-        return Acknowledged(
-            fingerprints=[alert.fingerprint for alert in taken], closed=[incident.id for incident in closed]
-        )
+            if request.close:
+                closed = people.close(core, **order, now=time.time())
+                return Acknowledged(fingerprints=[], closed=[incident.id for incident in closed])
+            taken = people.acknowledge(core, **order, now=time.time())
+        return Acknowledged(fingerprints=[alert.fingerprint for alert in taken], closed=[])
 
     @router.get("/silences", tags=["people"])
     async def silences() -> SilenceList:

@@ -128,7 +128,7 @@ class PromotionView(View):
     reason: str
     """Reason for its position, in a sentence."""
     seen_serving: float | None
-    """Unix time since which its drift is measured although it was rolled back; else null."""
+    """Unix time at which it was measured late after its rollback; null without such a measurement."""
     elsewhere: str
     """Sentence that says which of its evidence was made under another contract; empty for none."""
 

@@ -122,7 +122,7 @@ const kernels = (one, contracts) => {
 function stage(one, promotions) {
   const found = promotions.find((each) => each.contract === one.contract && each.kernel === one.kernel_inference);
   if (found?.status !== "rolled-back") return found && `in ${found.position}`;
-  return found.seen_serving ? "rolled back, and served after that" : "rolled back";
+  return found.seen_serving ? "rolled back, and measured after that" : "rolled back";
 }
 
 function card(one, contracts, place) {

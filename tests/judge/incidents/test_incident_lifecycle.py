@@ -219,6 +219,29 @@ def test_what_came_since_and_refutes_nothing_is_not_told_as_a_recovery() -> None
         assert incident.state_text == "Was broken; its alert still fires"
 
 
+def test_what_went_away_without_proof_is_named_beside_what_is_broken_or_refuted() -> None:
+    """In the headline, until verdicts refute it or a person closes it; where all of it went away, the state says so."""
+    evaluator, prose = Evaluator(QUIET), verdict_of("PASS", slice="prose")
+    evaluator.tick(0.0, fail("code"), fail("prose"), fail("prose", clause="tail", lower=0.005))
+    (incident,) = evaluator.tick(60.0, fail("prose"), fail("prose", clause="tail", lower=0.005))
+    said = "token-tv and tail are above their limits on prose; token-tv unproven on code"
+    assert (incident.state_text, incident.headline) == ("Broken", said)
+    (incident,) = evaluator.tick(120.0, fail("prose"))
+    assert incident.headline == "token-tv is above its limit on prose; token-tv and tail unproven on code and prose"
+    (incident,) = evaluator.tick(180.0, fail("prose"), verdict_of("PASS", slice="prose", clause="tail"))
+    assert incident.headline == "token-tv is above its limit on prose; unproven on code"
+    (incident,) = evaluator.tick(240.0, prose)
+    assert incident.headline == "token-tv and tail were above their limits on code and prose; token-tv unproven on code"
+    assert incident.state_text == "Went away without proof of recovery"
+    (incident,) = evaluator.tick(300.0, fail("prose"), verdict_of("PASS"))
+    assert incident.headline == "token-tv is above its limit on prose"
+    evaluator = Evaluator(QUIET)
+    evaluator.tick(0.0, fail("code"), fail("prose"))
+    (incident,) = evaluator.tick(60.0, verdict_of("PASS", slice="other"))
+    assert incident.headline == "token-tv was above its limit on code and prose"
+    assert incident.state_text == "Went away without proof of recovery"
+
+
 def test_a_slice_that_nobody_has_ever_reported_to_is_not_told_as_recovered() -> None:
     evaluator = Evaluator([{"on": "no-data", "for": "3m", "do": ["notify"]}])
     for now in (0.0, 180.0, 190.0):
