@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import os
 import sys
-import traceback
 from importlib import import_module
 from typing import Annotated, Any
 
@@ -143,11 +142,7 @@ def main() -> None:
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     outlive_readers()
     _register(sys.argv[1] if len(sys.argv) > 1 else None)
-    try:
-        app(prog_name="kc-otel")
-    except Exception:  # noqa: BLE001 - an error that nobody foresaw is no answer, which 1 may be
-        traceback.print_exc()
-        sys.exit(os.EX_SOFTWARE)
+    app(prog_name="kc-otel")
 
 
 class _Unbroken(io.FileIO):

@@ -11,7 +11,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from kc_otel import cli
+from kc_otel import __main__, cli
 from kc_otel.cli import _SUBJECTS
 
 NAMES = [name for commands in _SUBJECTS.values() for name in commands]
@@ -88,6 +88,6 @@ def test_an_error_that_nobody_foresaw_has_an_exit_code_of_its_own(monkeypatch, c
     monkeypatch.setattr(cli, "app", lambda **_: 1 / 0)
     monkeypatch.setattr(cli, "_register", lambda _: None)
     with pytest.raises(SystemExit) as ended:
-        cli.main()
+        __main__.main()
     assert ended.value.code == 70
     assert "ZeroDivisionError" in capsys.readouterr().err
