@@ -29,7 +29,8 @@ _API_PORT: Final = 4320
 _MAX_SKEW_SECONDS: Final = 5.0
 _LATE_SECONDS: Final = 30.0
 _TAKEN_OUTCOMES: Final = frozenset({"accepted", "partial"})
-_COUNTED_OUTCOMES: Final = frozenset({"accepted", "baseline", "behind", "two_writers", "unjudged"})
+_JUDGED_OUTCOMES: Final = frozenset({"accepted", "two_writers"})
+_SERVED_OUTCOMES: Final = _JUDGED_OUTCOMES | {"baseline", "behind", "unjudged"}
 _REFUSAL_REMEDIES: Final[Mapping[str, str]] = {
     "malformed": "see the evaluator's answer in the sender's log, which names the field; send with kc_otel's recorder",
     "unknown_contract": "serve the recorder's contract, or give the recorder a contract that is served",
@@ -309,20 +310,26 @@ def _arrived(health: Mapping[str, Any]) -> Iterator[Finding]:
         requests[outcome] = requests.get(outcome, 0) + count
     points = health["points"]
     taken = sum(count for outcome, count in requests.items() if outcome in _TAKEN_OUTCOMES)
-    counted = sum(count for outcome, count in points.items() if outcome in _COUNTED_OUTCOMES)
+    served = sum(count for outcome, count in points.items() if outcome in _SERVED_OUTCOMES)
+    judged = sum(count for outcome, count in points.items() if outcome in _JUDGED_OUTCOMES)
     if not taken:
         yield _error(
             "the evaluator has accepted no OTLP request since it started",
             "point OTEL_EXPORTER_OTLP_ENDPOINT of the recorder's process at an OTLP port that `kc-otel serve` printed",
         )
-    elif not counted:
+    elif not served:
         yield _error(
             f"{taken:,} OTLP requests were accepted, but none has a point of a served contract",
             "check that the process creates a kc_otel.Recorder and calls compare, and that no other program is the "
             "sender",
         )
+    elif not judged:
+        yield _warning(
+            f"{served:,} points of served contracts have arrived, and none is judged",
+            "wait for the next export: the first one after a long pause only begins a count",
+        )
     else:
-        yield Finding("ok", f"{taken:,} OTLP requests were accepted, and {counted:,} of their points are judged")
+        yield Finding("ok", f"{taken:,} OTLP requests were accepted, and {judged:,} of their points are judged")
     for outcome, remedy in _REQUESTS.items():
         if requests.get(outcome):
             yield _warning(f"{requests[outcome]:,} requests were rejected: {outcome}", remedy)

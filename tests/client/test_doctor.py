@@ -232,6 +232,15 @@ def test_an_evaluator_with_nothing_wrong(running: Callable[..., Running], contra
     assert errors(iter(driven.findings(contract))) == []
 
 
+@pytest.mark.parametrize("outcome", ["baseline", "behind", "unjudged"])
+def test_points_of_which_none_is_judged_are_no_good_news(outcome: str) -> None:
+    health: dict[str, Any] = {"evaluated_at": 100.0, "failures": {}, "invalid": {}, "outbox": []}
+    health |= {"requests": {"grpc accepted": 10}, "points": {outcome: 500}}
+    found = list(of_evaluator(health, [], [], 100.0, 100.0))
+    assert "500 points of served contracts have arrived, and none is judged" in [finding.what for finding in found]
+    assert not any("are judged" in finding.what for finding in found if finding.level == "ok")
+
+
 def test_what_a_version_lacks_that_another_measures(running: Callable[..., Running]) -> None:
     driven = running()
     for metric in ("kc.drift.tv_token", "kc.drift.logit_half_range"):
