@@ -345,6 +345,7 @@ class Core:
 
     def _owe(self, name: str, incidents: Iterable[Incident]) -> None:
         """Have the recorders that measure what is broken show, each for itself, when it is over."""
+        before = self.evaluated_at or self._evaluated_before  # what begins now began after that
         broken: dict[SeriesKey, float] = {}
         kept: set[SeriesKey] = set()
         for incident in incidents:
@@ -353,7 +354,7 @@ class Core:
                 if (key := self.evaluator.series_of_cell(where)) is not None:
                     kept.add(key)
                     if cell.until is None and not cell.held:
-                        broken[key] = min(cell.since, broken.get(key, cell.since))
+                        broken[key] = min(cell.since, before, broken.get(key, cell.since))
         self.evaluator.states[name].recorders.owe(broken, kept)
 
     def traffic(self, name: str, before: EscalationState, now: float) -> TrafficSeen:

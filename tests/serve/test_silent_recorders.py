@@ -311,6 +311,22 @@ def test_a_breach_of_the_last_that_a_recorder_measured_of_a_slice_is_not_refuted
     fleet.connection.close()
 
 
+def test_a_recorder_that_died_while_nothing_was_evaluated_has_refuted_nothing(tmp_path: Path) -> None:
+    """The FAIL begins at the first evaluation after the pause."""
+    fleet = Fleet(tmp_path / "state.sqlite")
+    fleet.run(60, broken=0.001, healthy=0.001)
+    for number in range(23):
+        fleet.now += STEP
+        for sender, mean in (("broken", 0.4), ("healthy", 0.001)):
+            if sender == "healthy" or number < 3:
+                fleet.core.metrics(fleet.report(fleet.senders[sender], mean), fleet.now)
+    fleet.core.tick(fleet.now + 0.5)
+    assert [incident.state for incident in fleet.core.incidents()] == [IncidentState.BROKEN]
+    fleet.run(300, healthy=0.001)
+    assert [incident.state for incident in fleet.core.incidents()] == [IncidentState.UNPROVEN]
+    fleet.connection.close()
+
+
 @pytest.mark.parametrize("meanwhile", ["another metric", "another contract", "an export late"])
 def test_a_recorder_shows_by_new_observations_of_what_it_broke(tmp_path: Path, meanwhile: str) -> None:
     """What it measures of another metric, or for another contract, and two exports in one message, show nothing."""
