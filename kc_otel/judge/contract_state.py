@@ -282,7 +282,10 @@ class ContractState:
         if self.recorders.moved_since(pair[1], -math.inf if measured else since):
             return False
         heard = self.heard.get(pair)
-        return self.recorders.all_ended(pair[1], -math.inf if heard is None else heard.last)
+        last = -math.inf if heard is None else heard.last
+        if self.recorders.all_ended(pair[1], last):
+            return True
+        return last < self.clock - self._window and self.recorders.all_who_broke_ended(pair)
 
     def pairs(self, metric: str, slice: str) -> dict[Pair, Series]:
         """Series of a metric on a slice, by kernel pair."""

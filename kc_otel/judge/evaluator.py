@@ -380,7 +380,10 @@ class Evaluator:
         So it is while points of the version arrive that are not judged: they may be what was broken.
         """
         state, key = self.states[cell.contract], self.series_of_cell(cell)
-        if any(refused.pair[1] == cell.kernel_inference for refused in state.refused.present(now)):
+        if any(
+            refused.pair[1] == cell.kernel_inference and refused.outcome != "dropped"
+            for refused in state.refused.present(now)
+        ):
             return True
         return key is not None and state.recorders.unheard(key, self._silence(now), now)
 

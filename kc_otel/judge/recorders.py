@@ -18,7 +18,7 @@ from kc_otel.contract.model import KernelSpecs
 from kc_otel.contract.slices import Scalar
 from kc_otel.contract.units import format_duration
 from kc_otel.judge.points import INVALID
-from kc_otel.judge.series import SeriesKey
+from kc_otel.judge.series import Pair, SeriesKey
 
 _PREFIX: Final = "kc.kernel."
 _MAX_KERNELS: Final = 256
@@ -123,12 +123,15 @@ _MORE_RECORDERS: Final = "\0"
 """Stands for those of a version that are forgotten, of which nobody knows whether they ended."""
 _ANOTHER_VERSION: Final = ""
 """The version to which a recorder moved, where it is not said which."""
+_SHUT_DOWN: Final = "\0\0"
+"""Stands for those that have shut down."""
 _HEARTBEATS: Final = 2.0
 """Heartbeats without a report after which a recorder is silent: one export of it may be late or lost."""
 
 _NOT_YET: Final = 0.0
 _AT_ONCE: Final = 1.0
-"""A time long before any window."""
+_ENDED: Final = 2.0
+"""Times long before any window: who measured again without a pause, and who has shut down."""
 _MAX_NAMED: Final = 3
 """Recorders that a sentence names."""
 
@@ -159,8 +162,8 @@ class Recorders:
     Each exports within a `heartbeat`. `by_version` has the last reports by version and sender, `ended` when a recorder
     last said that it is done with a version, `moved` when one went over to another, by the version that it left.
     `measured` has, by sender, when it last observed each series; those of `INVALID` are by slice. `owed` has, of each
-    series that is or was broken, the senders that measured it then, and when they measured it again: _NOT_YET, or
-    _AT_ONCE where they had not paused.
+    series that is or was broken, the senders that measured it then, and when they measured it again, or _NOT_YET,
+    _AT_ONCE, _ENDED.
     """
 
     def __init__(self, heartbeat: float, window: float) -> None:
@@ -169,6 +172,7 @@ class Recorders:
         self.moved: dict[str, dict[str, float]] = {}
         self.measured: dict[str, dict[SeriesKey, float]] = {}
         self.owed: dict[SeriesKey, dict[str, float]] = {}
+        self._merges = False  # another process has what is measured of series
         self._patience = _HEARTBEATS * heartbeat
         self._window = window
 
@@ -234,8 +238,8 @@ class Recorders:
 
     def _last(self, sender: str, key: SeriesKey) -> float:
         """Time at which a recorder last measured a series; of one that another process heard, whatever it measured."""
-        if (seen := self.measured.get(sender)) is not None:
-            return seen.get(key, -math.inf)
+        if not self._merges or sender in self.measured:
+            return self.measured.get(sender, {}).get(key, -math.inf)
         report = self.by_version.get(key.kernel_inference, {}).get(sender)
         return -math.inf if report is None else report.measured
 
@@ -253,6 +257,7 @@ class Recorders:
 
     def merge(self, version: str, sender: str, report: LastReport, *, done: bool, moved: bool) -> None:
         """Note what another process has heard: one that begins tells all that it remembers, also what is over."""
+        self._merges = True
         known = self.by_version.get(version, {}).get(sender)
         if report.at > (self.ended.get(version, -math.inf) if known is None else known.at):
             self.hear(version, sender, report, done=done)
@@ -272,13 +277,14 @@ class Recorders:
 
     def move(self, sender: str, done: Mapping[str, bool], now: float) -> None:
         """Note all that a recorder says of versions in one message: where it is done with each, it shuts down."""
-        shuts_down = all(done.values())
+        shuts_down = all(done.values()) and not self.versions_of(sender)  # a collector may have split the message
         for version in self.moved if shuts_down else [version for version, left in done.items() if not left]:
             self.moved.get(version, {}).pop(sender, None)
         if shuts_down:
             self.measured.pop(sender, None)
             for owing in self.owed.values():
-                owing.pop(sender, None)
+                if owing.pop(sender, None) is not None:
+                    owing[_SHUT_DOWN] = _ENDED
         for version in () if shuts_down else [version for version, left in done.items() if left]:
             if version in self.by_version:
                 full = sum(map(len, self.moved.values())) >= _MAX_RECORDERS
@@ -320,6 +326,11 @@ class Recorders:
         named += [f"{len(lately) - _MAX_NAMED} more"] if len(lately) > _MAX_NAMED else []
         are = f"{len(lately)} of {all_of_it} recorders {'is' if len(lately) == 1 else 'are'}"
         return len(lately), f"{are} silent without having shut down: {', '.join(named)}"
+
+    def all_who_broke_ended(self, pair: Pair) -> bool:
+        """Return True if each recorder that measured a pair while something of it was broken has shut down since."""
+        owed = [owing for key, owing in self.owed.items() if key.pair == pair]
+        return bool(owed) and all(owing and set(owing.values()) == {_ENDED} for owing in owed)
 
     def lost(self, version: str, since: float, until: float, silence: Callable[[float], float]) -> bool:
         """Return True if a recorder that reported a version from `since` on is silent, or was at `until` and since."""

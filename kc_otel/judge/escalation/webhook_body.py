@@ -23,7 +23,7 @@ from kc_otel.contract.slices import ALL
 from kc_otel.contract.units import format_duration
 from kc_otel.contract.words import MEASURED_LATER, NO_REPORT, RUN_ENDED, listed, moment, number, place
 from kc_otel.judge.escalation.alerts import ROLLED_BACK, WENT_AWAY, Transition, What
-from kc_otel.judge.incidents.incident import CLAUSE_GONE, Incident, IncidentState
+from kc_otel.judge.incidents.incident import CLAUSE_GONE, BrokenCell, Incident, IncidentState
 from kc_otel.judge.plain_json import finite_or_none
 from kc_otel.judge.recorders import KernelInfo, kernel_names, pair_name
 from kc_otel.judge.verdict import Status, Verdict
@@ -194,24 +194,7 @@ def _over(transition: Transition, where: str, of: str, incident: Incident | None
         return f"{cell.clause} on {where} is no longer asked for{of}: {CLAUSE_GONE}"
     match transition.on:
         case "fail":
-            passes = last.status is Status.PASS or last.ended
-            if row is not None and row.loosened_to is not None:
-                changed = f"its limit was changed from {number(row.strictest)} to {number(row.loosened_to)}"
-                how = f"closed{of}: {changed}; the drift may be as it was"
-            elif (row is None and passes) or (row is not None and row.refuted):
-                how = f"resolved{of}"
-            elif passes and row is not None and row.until is None and not row.changed:
-                # What refutes it is known once that ends, too.
-                how = f"no longer measured as broken{of}; another alert of it still fires"
-            elif _contained(incident):
-                how = f"contained{of}: routers avoid the kernel, which is not repaired"
-            else:
-                why = "the pair, or a recorder of it, fell silent while others reported, or the contract has changed"
-                why = CLAUSE_GONE if row is not None and row.changed else why
-                if incident is not None and incident.state is IncidentState.RESOLVED and incident.closing:
-                    why = incident.closing
-                how = f"closed{of} without proof of recovery: {why}"
-            return f"{cell.clause} on {where} is {how}"
+            return f"{cell.clause} on {where} is {_breach_over(transition, of, incident, row)}"
         case "no-data":
             said = {Status.NO_DATA: "are no longer watched", Status.INVALID_INPUT: "arrive again, but are invalid"}
             end = transition.end or said.get(last.status, "arrive again")
@@ -220,6 +203,39 @@ def _over(transition: Transition, where: str, of: str, incident: Incident | None
             return f"{cell.clause} on {where} is no longer undecided{of}"
     closing = "" if incident is None or row is None or row.refuted else incident.closing
     return f"no sequences fail the input checks any more{of}" + f", without proof: {closing}" * bool(closing)
+
+
+def _breach_over(transition: Transition, of: str, incident: Incident | None, row: BrokenCell | None) -> str:
+    cell, last = transition.cell, transition.verdict
+    passes = last.status is Status.PASS or last.ended
+    if row is not None and row.loosened_to is not None:
+        changed = f"its limit was changed from {number(row.strictest)} to {number(row.loosened_to)}"
+        return f"closed{of}: {changed}; the drift may be as it was"
+    if (row is None and passes) or (row is not None and row.refuted):
+        return f"resolved{of}"
+    if passes and (open_slices := _open_slices(cell.clause, cell.slice, incident)):
+        return f"no longer measured as broken{of}; {open_slices}"
+    if passes and row is not None and row.until is None and not row.changed:
+        # What refutes it is known once that ends, too.
+        return f"no longer measured as broken{of}; another alert of it still fires"
+    if _contained(incident):
+        return f"contained{of}: routers avoid the kernel, which is not repaired"
+    why = "the pair, or a recorder of it, fell silent while others reported, or the contract has changed"
+    why = CLAUSE_GONE if row is not None and row.changed else why
+    if incident is not None and incident.state is IncidentState.RESOLVED and incident.closing:
+        why = incident.closing
+    return f"closed{of} without proof of recovery: {why}"
+
+
+def _open_slices(clause: str, slice: str, incident: Incident | None) -> str:
+    """Say which slices keep a breach of all traffic from being over; empty for none."""
+    if incident is None or incident.state is IncidentState.RESOLVED or slice != ALL:
+        return ""
+    rows = incident.cells
+    names = [row.slice for row in rows if row.clause == clause and row.slice != ALL and not row.over]
+    if not names:
+        return ""
+    return f"{listed(names)} {'are' if len(names) > 1 else 'is'} not over"
 
 
 def summary(transition: Transition, names: Mapping[tuple[str, str], str], incident: Incident | None = None) -> str:
