@@ -17,7 +17,7 @@ NO_REPORT: Final = "no report for"
 RUN_ENDED: Final = "the run ended"
 """First words of a NO_DATA cell's reason where its recorder shut down cleanly."""
 MEASURED_LATER: Final = "it may still serve, or what it had answered before is measured late"
-"""What measurements of a version after its rollback show."""
+"""Explanation of measurements of a version after its rollback."""
 _ROUNDING_ERROR: Final = 1e-9
 """Relative error that floating-point arithmetic may have added; rounding ignores it."""
 _MAX_SEARCHED_NAMES: Final = 100

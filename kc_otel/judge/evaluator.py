@@ -377,7 +377,8 @@ class Evaluator:
     def unheard(self, cell: Cell, now: float) -> bool:
         """Return True if a recorder that measured a cell while it was broken has not shown that it is over.
 
-        So it is while points of the version arrive that are not judged: they may be what was broken.
+        So it is while points of the version arrive that are not judged: they may be what was broken. A batch that is
+        dropped now and then, as in any large fleet, is told as missing and keeps nothing open.
         """
         state, key = self.states[cell.contract], self.series_of_cell(cell)
         if any(

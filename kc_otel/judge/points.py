@@ -129,7 +129,7 @@ class Point:
     """0 when unknown."""
     time: int
     cumulative: bool
-    """Whether counts go back to `start`; else they are those since the stream's last point."""
+    """True if counts go back to `start`; else they are those since the stream's last point."""
     histogram: Histogram | None
     """None for an info. Of a step, its number as a count."""
     operator: str | None = None
@@ -137,7 +137,7 @@ class Point:
     """Of the point among all exponential ones of its request, in their order; nothing for others."""
     applied: AppliedContract = AppliedContract()
     tail: bytes = b""
-    """What identifies the stream besides resource and scope, see `digest_of`."""
+    """Identity of the stream besides resource and scope, see `digest_of`."""
 
     @property
     def series(self) -> str:

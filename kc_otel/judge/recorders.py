@@ -131,7 +131,7 @@ _HEARTBEATS: Final = 2.0
 _NOT_YET: Final = 0.0
 _AT_ONCE: Final = 1.0
 _ENDED: Final = 2.0
-"""Times long before any window: who measured again without a pause, and who has shut down."""
+"""Times long before any window, of recorders that have not measured again, have without a pause, and have shut down."""
 _MAX_NAMED: Final = 3
 """Recorders that a sentence names."""
 
@@ -186,7 +186,7 @@ class Recorders:
             self.ended.pop(oldest, None)
             self.moved.pop(oldest, None)
             for name in gone:
-                self.measured.pop(name, None)
+                self._drop_measured(name)
         before = senders.pop(sender, None)  # the newest is at the end
         if done:
             self.ended[version] = report.at
@@ -200,11 +200,16 @@ class Recorders:
         for version, senders in self.by_version.items():
             if (sender := next((name for name in senders if name != _MORE_RECORDERS), None)) is not None:
                 senders[_MORE_RECORDERS] = senders.pop(sender)
-                self.measured.pop(sender, None)
+                self._drop_measured(sender)
                 for key, owing in self.owed.items():
                     if key.kernel_inference == version and owing.pop(sender, None) is not None:
                         owing[_MORE_RECORDERS] = _NOT_YET
                 return
+
+    def _drop_measured(self, sender: str) -> None:
+        """Forget what a recorder measured, unless it reports another version."""
+        if not self.versions_of(sender):
+            self.measured.pop(sender, None)
 
     def observe(self, sender: str, keys: Collection[SeriesKey], now: float) -> None:
         """Note that a recorder has observed something new of some series."""

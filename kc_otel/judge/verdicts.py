@@ -64,7 +64,7 @@ class Evidence:
     absence: str = ""
     """Why there is nothing to judge, as a sentence; empty when there is something."""
     followed: bool = False
-    """Whether observations are held against the limit as they come; else samples are judged once."""
+    """True if observations are held against the limit as they come; else samples are judged once."""
     share: float = math.nan
     """What is held against the limit, in 0..1 of what an alarm takes; nan where nothing can be."""
     failing: bool = False

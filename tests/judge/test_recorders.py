@@ -212,6 +212,19 @@ def test_what_recorders_measure_is_bounded() -> None:
     assert recorders.owed == {}
 
 
+def test_a_recorder_of_a_version_that_is_forgotten_is_still_known_by_another() -> None:
+    """What it measured of the other is, too: it owes that."""
+    recorders, key = Recorders(heartbeat=60.0, window=300.0), SeriesKey("kc.drift.tv_token", "code", "a" * 12, "b" * 12)
+    recorders.hear("old", "gpu-0", LastReport(NOW), done=False)
+    recorders.hear("b" * 12, "gpu-0", LastReport(NOW), done=False)
+    recorders.observe("gpu-0", [key], NOW)
+    for number in range(255):
+        recorders.hear(f"{number:012x}", "many", LastReport(NOW), done=False)
+    assert "old" not in recorders.by_version
+    recorders.owe({key: NOW}, [key])
+    assert recorders.unheard(key, lambda _: 0.0, NOW + 1e6)
+
+
 def test_recorders_that_move_are_bounded_and_none_of_them_is_taken_for_ended() -> None:
     """Forged ones too: of versions that are forgotten nothing is kept, and those beyond the bound stand for others."""
     recorders = Recorders(heartbeat=60.0, window=300.0)

@@ -308,6 +308,8 @@ def test_a_breach_of_the_last_that_a_recorder_measured_of_a_slice_is_not_refuted
     assert run(300, None, 0.001, None) == [IncidentState.UNPROVEN]
     assert fleet.ends() == []
     assert run(80, 0.001, 0.001, None) == []
+    assert run(10, None, 0.9, None) == [IncidentState.BROKEN]
+    assert run(300, None, 0.001, None) == [IncidentState.UNPROVEN], "it measured the slice within a window before, too"
     fleet.connection.close()
 
 

@@ -121,8 +121,8 @@ class TrafficSeen:
     ended: Callable[[str, str], bool] = lambda _train, _inference: False
     """Whether the last recorder of a kernel pair that reported said that it shuts down."""
     unheard: Callable[[Cell], bool] = lambda _cell: False
-    """Whether a recorder that measured a cell while it was broken has not shown since that it is over, or points of its
-    version arrive that are not judged."""
+    """Returns True if a recorder that measured a cell while it was broken has not shown that it is over, or if points
+    of its version arrive that are not judged."""
     failing: Mapping[tuple[Pair, str], Mapping[str, int]] = field(default_factory=dict)
     """Sequences that failed an input check in the window, by kernel pair and slice, and by reason."""
     lost: Callable[[str, float, float], bool] = lambda _version, _since, _until: False

@@ -106,15 +106,15 @@ class ColumnMessage:
     request: Any
     """The same as protobuf read it."""
     whole: bool
-    """Whether nothing is to be taken from the columns, because most of it is not plain."""
+    """True if nothing is to be taken from the columns, because most of it is not plain."""
     new: int = 0
-    """How many of its points get a row when it is taken."""
+    """Number of its points that get a row when it is taken."""
     taken: NDArray[np.int8] = field(init=False)
     """Of each point whether it was taken from the columns."""
     series: NDArray[np.int64] = field(init=False)
     """Number of the series of each point, if it was."""
     grown: NDArray[np.bool_] = field(init=False)
-    """Whether a point that was taken has new observations."""
+    """Mask of the points that were taken and have new observations."""
 
     def __post_init__(self) -> None:
         self.taken, self.series = np.zeros(self.rows.size, np.int8), np.full(self.rows.size, -1)
