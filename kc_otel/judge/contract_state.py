@@ -320,6 +320,7 @@ class ContractState:
         """Mark everything as saved once the transaction commits; return the function to call if it does not."""
         streams, rows, cells = self.changed_streams, self.panes.changed, self.evidence.changed
         self.changed_streams, self.panes.changed, self.evidence.changed = set(), {}, set()
+        senders, self.recorders.unsaved = self.recorders.unsaved, set()
         changed_rows = None if self.rows is None else self.rows.saved()
 
         def unsaved() -> None:
@@ -327,6 +328,7 @@ class ContractState:
             for pane, changed in rows.items():
                 self.panes.changed.setdefault(pane, []).extend(changed)
             self.evidence.changed |= cells
+            self.recorders.unsaved |= senders
             if changed_rows is not None:
                 changed_rows()
 

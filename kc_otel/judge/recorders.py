@@ -163,7 +163,7 @@ class Recorders:
     last said that it is done with a version, `moved` when one went over to another, by the version that it left.
     `measured` has, by sender, when it last observed each series; those of `INVALID` are by slice. `owed` has, of each
     series that is or was broken, the senders that measured it then, and when they measured it again, or _NOT_YET,
-    _AT_ONCE, _ENDED.
+    _AT_ONCE, _ENDED. `unsaved` has the senders whose entry in `measured` has changed.
     """
 
     def __init__(self, heartbeat: float, window: float) -> None:
@@ -172,6 +172,7 @@ class Recorders:
         self.moved: dict[str, dict[str, float]] = {}
         self.measured: dict[str, dict[SeriesKey, float]] = {}
         self.owed: dict[SeriesKey, dict[str, float]] = {}
+        self.unsaved: set[str] = set()
         self._merges = False  # another process has what is measured of series
         self._patience = _HEARTBEATS * heartbeat
         self._window = window
@@ -209,7 +210,11 @@ class Recorders:
     def _drop_measured(self, sender: str) -> None:
         """Forget what a recorder measured, unless it reports another version."""
         if not self.versions_of(sender):
-            self.measured.pop(sender, None)
+            self._forget_measured(sender)
+
+    def _forget_measured(self, sender: str) -> None:
+        self.measured.pop(sender, None)
+        self.unsaved.add(sender)
 
     def observe(self, sender: str, keys: Collection[SeriesKey], now: float) -> None:
         """Note that a recorder has observed something new of some series."""
@@ -227,6 +232,7 @@ class Recorders:
                 paused = now - max(seen.get(of, 0.0) for of in shown) > self._patience
                 owing[sender] = now if paused else _AT_ONCE
         seen.update(dict.fromkeys(keys, now))
+        self.unsaved.add(sender)
 
     def owe(self, broken: Mapping[SeriesKey, float], kept: Collection[SeriesKey]) -> None:
         """Have each who measured a broken series, since a window before it broke, show that it is over.
@@ -286,7 +292,7 @@ class Recorders:
         for version in self.moved if shuts_down else [version for version, left in done.items() if not left]:
             self.moved.get(version, {}).pop(sender, None)
         if shuts_down:
-            self.measured.pop(sender, None)
+            self._forget_measured(sender)
             for owing in self.owed.values():
                 if owing.pop(sender, None) is not None:
                     owing[_SHUT_DOWN] = _ENDED

@@ -313,6 +313,20 @@ def test_a_breach_of_the_last_that_a_recorder_measured_of_a_slice_is_not_refuted
     fleet.connection.close()
 
 
+def test_a_restart_knows_who_measured_a_slice_just_before_it_broke(fleet: Fleet) -> None:
+    """Both measured it; after the restart one observes nothing more, and only the other's breach is over."""
+    fleet.run(200, broken=0.001, healthy=0.001)
+    assert fleet.core.incidents() == ()
+    fleet.connection.close()
+    fleet.begin()
+    fleet.run(10, broken=None, healthy=0.9)
+    assert [incident.state for incident in fleet.core.incidents()] == [IncidentState.BROKEN]
+    fleet.run(300, broken=None, healthy=0.001)
+    assert [incident.state for incident in fleet.core.incidents()] == [IncidentState.UNPROVEN]
+    fleet.run(80, broken=0.001, healthy=0.001)
+    assert fleet.core.incidents() == ()
+
+
 def test_a_recorder_that_died_while_nothing_was_evaluated_has_refuted_nothing(tmp_path: Path) -> None:
     """The FAIL begins at the first evaluation after the pause."""
     fleet = Fleet(tmp_path / "state.sqlite")

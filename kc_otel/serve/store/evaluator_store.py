@@ -13,6 +13,7 @@ from collections import defaultdict
 from collections.abc import Callable, Collection, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from itertools import count
 from typing import Final
 
 import numpy as np
@@ -23,7 +24,7 @@ from kc_otel.judge.evaluator import Evaluator
 from kc_otel.judge.fail_evidence import whole_side
 from kc_otel.judge.plain_json import read_json, to_json
 from kc_otel.judge.points import INVALID, metric_of
-from kc_otel.judge.recorders import KernelInfo, LastReport
+from kc_otel.judge.recorders import KernelInfo, LastReport, Recorders
 from kc_otel.judge.refused_points import RefusedSender
 from kc_otel.judge.series import LONG, SHORT, Heard, SeriesKey
 from kc_otel.judge.verdict import Cell
@@ -42,7 +43,7 @@ from kc_otel.serve.store.codecs import (
 from kc_otel.serve.store.state_connection import StateError, UnitOfWork
 from kc_otel.stats.histogram import Histogram
 
-SCHEMA_VERSION: Final = 12
+SCHEMA_VERSION: Final = 13
 
 _TABLES: Final = {
     "evaluator_meta": "key TEXT PRIMARY KEY, value TEXT NOT NULL",
@@ -57,6 +58,9 @@ _TABLES: Final = {
         data BLOB NOT NULL, PRIMARY KEY (contract, clause, slice, kernel_train, kernel_inference)""",
     "evaluator_most_cells": "contract TEXT PRIMARY KEY, cells INTEGER NOT NULL",
     "evaluator_facts": "contract TEXT PRIMARY KEY, data TEXT NOT NULL",
+    "evaluator_measured": "contract TEXT, sender TEXT, data TEXT NOT NULL, PRIMARY KEY (contract, sender)",
+    "evaluator_measured_series": """contract TEXT, place INTEGER, metric TEXT NOT NULL, slice TEXT NOT NULL,
+        kernel_train TEXT NOT NULL, kernel_inference TEXT NOT NULL, PRIMARY KEY (contract, place)""",
 }
 
 
@@ -86,6 +90,7 @@ class EvaluatorStore:
         self._saved_blocks: dict[str, set[int]] = defaultdict(set)
         self._heads: dict[tuple[str, int], int] = {}
         self._facts: dict[str, str] = {}
+        self._measured: dict[str, dict[SeriesKey, int]] = defaultdict(dict)
         self._judged_at = -math.inf
         for table, columns in _TABLES.items():
             connection.execute(f"CREATE TABLE IF NOT EXISTS {table} ({columns})")
@@ -137,6 +142,7 @@ class EvaluatorStore:
                 self._forget_panes(name, state)
                 self._save_evidence(name, state)
                 self._save_facts(name, evaluator)
+                self._save_measured(name, state.recorders)
                 unit.on_rollback(state.saved())
 
     def _rolled_back(self) -> None:
@@ -151,6 +157,9 @@ class EvaluatorStore:
             self._saved_blocks[name].add(block)
         self._heads.clear()
         self._facts.clear()
+        self._measured.clear()
+        for name, place, *key in self._connection.execute("SELECT * FROM evaluator_measured_series"):
+            self._measured[name][SeriesKey(*key)] = place
         self._judged_at = -math.inf
 
     def restore(self, evaluator: Evaluator) -> None:
@@ -159,13 +168,14 @@ class EvaluatorStore:
         Contracts, slices and metrics that are no longer there are left out, and deleted; so are redefined slices.
         """
         served = json.dumps([*evaluator.states])
-        for table in ("streams", "rows", "series", "evidence", "most_cells", "facts"):
+        for table in ("streams", "rows", "series", "evidence", "most_cells", "facts", "measured", "measured_series"):
             self._connection.execute(
                 f"DELETE FROM evaluator_{table} WHERE contract NOT IN (SELECT value FROM json_each(?))",  # noqa: S608 - names of tables
                 (served,),
             )
         evaluator.listened(float(self._meta("judged_at") or -math.inf))
         redefined, changed = self._restore_facts(evaluator)
+        self._restore_measured(evaluator)
         self._restore_series(evaluator, redefined)
         self._restore_rows(evaluator)
         self._restore_streams(evaluator)
@@ -276,6 +286,38 @@ class EvaluatorStore:
         if self._facts.get(name) != data:
             self._facts[name] = data
             self._connection.execute("INSERT OR REPLACE INTO evaluator_facts VALUES (?, ?)", (name, data))
+
+    def _save_measured(self, name: str, recorders: Recorders) -> None:
+        """Write when recorders measured each series; the series' names are in a table of their own, each once."""
+        places, changed = self._measured[name], recorders.unsaved & recorders.measured.keys()
+        added = {key for sender in changed for key in recorders.measured[sender]} - places.keys()
+        new = dict(zip(added, count(1 + max(places.values(), default=0)), strict=False))
+        places |= new
+        self._connection.executemany(
+            "INSERT INTO evaluator_measured_series VALUES (?, ?, ?, ?, ?, ?)",
+            [(name, place, *key) for key, place in new.items()],
+        )
+        kept: list[tuple[str, str, str]] = []
+        for sender in changed:
+            times: dict[float, list[int]] = {}
+            for key, at in recorders.measured[sender].items():
+                times.setdefault(at, []).append(places[key])
+            kept.append((name, sender, json.dumps([*times.items()])))
+        self._connection.executemany("INSERT OR REPLACE INTO evaluator_measured VALUES (?, ?, ?)", kept)
+        self._connection.executemany(
+            "DELETE FROM evaluator_measured WHERE contract = ? AND sender = ?",
+            [(name, sender) for sender in recorders.unsaved - recorders.measured.keys()],
+        )
+
+    def _restore_measured(self, evaluator: Evaluator) -> None:
+        for name, place, *key in self._connection.execute("SELECT * FROM evaluator_measured_series"):
+            self._measured[name][SeriesKey(*key)] = place
+        keys = {name: {place: key for key, place in places.items()} for name, places in self._measured.items()}
+        for name, sender, data in self._connection.execute("SELECT * FROM evaluator_measured"):
+            of = keys[name]
+            evaluator.states[name].recorders.measured[sender] = {
+                of[place]: at for at, places in json.loads(data) for place in places
+            }
 
     def _restore_streams(self, evaluator: Evaluator) -> None:
         for name, key, data in self._connection.execute("SELECT contract, stream, data FROM evaluator_streams"):
