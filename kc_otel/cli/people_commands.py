@@ -57,15 +57,15 @@ def ack(
     clause: OnlyClause = None,
     slice: OnlySlice = None,
     close: Annotated[
-        bool, typer.Option("--close", help="Close the incidents that went away without proof of recovery instead.")
+        bool, typer.Option("--close", help="Close incidents that ended without proof of recovery instead.")
     ] = False,
     by: By = None,
     url: Url = DEFAULT_URL,
 ) -> None:
     """Acknowledge alerts: they keep firing, without reminders, until they resolve.
 
-    An incident that went away without proof of recovery stays open; `--close` closes it, and acknowledges nothing.
-    `kc-otel alerts list` prints such incidents.
+    An incident that went away without proof of recovery stays open, and so does one of a slice whose traffic has ended;
+    `--close` closes them, and acknowledges nothing. `kc-otel status` prints such incidents.
 
     Examples:
       kc-otel alerts ack policy-7b --why 'rolling back'

@@ -148,9 +148,11 @@ def _incidents(
         if incident["status"] != "FAIL" or incident.get("on") == "invalid-input":
             extents = list(dict.fromkeys(text for _, text in incident["extents"]))
             lines += [Text(f"  {text}") for text in extents[:_MAX_DETAILED]]
-        if incident["state"] == "unproven":
+        held = incident["state"] == "broken" and incident["state_text"].endswith("nothing has refuted it since")
+        if held or incident["state"] == "unproven":
             close = f"kc-otel alerts ack {incident['contract']} --close --why ..."
-            lines.append(Text(f"  if the kernel serves nobody, close the incident with {close}"))
+            why = "its traffic has ended" if held else "the kernel serves nobody"
+            lines.append(Text(f"  if {why}, close the incident with {close}"))
         lines += [Text(f"  {diagnosis['kind']}: {diagnosis['text']}") for diagnosis in incident["diagnoses"]]
         sides = (incident["kernel_inference"], incident["kernel_train"])
         kernels = [named.get((incident["contract"], side), side) for side in sides]

@@ -18,8 +18,8 @@ from kc_otel.judge import decisions
 from kc_otel.judge.escalation import notices
 from kc_otel.judge.escalation.alerts import Alert
 from kc_otel.judge.escalation.notices import Silence
-from kc_otel.judge.incidents.incident import Diagnosis, Incident, IncidentState
-from kc_otel.judge.verdict import INPUT_CLAUSE
+from kc_otel.judge.incidents.incident import OF_RECORDERS, Diagnosis, Incident, IncidentState
+from kc_otel.judge.verdict import INPUT_CLAUSE, Status
 from kc_otel.serve.core import Core
 
 
@@ -48,7 +48,10 @@ def acknowledge(
 def close(
     core: Core, contract: str, clause: str | None, slice: str | None, by: str, why: str, now: float
 ) -> tuple[Incident, ...]:
-    """Close the incidents that went away without proof of recovery there, and nowhere else; return them."""
+    """Close the incidents that went away without proof of recovery there, and nowhere else; return them.
+
+    So does one that nothing has been measured of since: where its traffic never returns, its alert would fire for ever.
+    """
     _known(core, contract, clause, slice)
     found = _unproven(core, contract, clause, slice)
     closed = tuple(incident for incident, inside in found if all(inside))
@@ -74,8 +77,19 @@ def _unproven(core: Core, contract: str, clause: str | None, slice: str | None) 
             ],
         )
         for incident in core.incidents(contract)
-        if incident.state is IncidentState.UNPROVEN
+        if incident.state is IncidentState.UNPROVEN or _stopped(core, incident)
     ]
+
+
+def _stopped(core: Core, incident: Incident) -> bool:
+    """Return whether an incident lasts only because nothing is measured where it is broken."""
+    pair, silent = (incident.kernel_train, incident.kernel_inference), {Status.NO_DATA, Status.INVALID_INPUT}
+    verdicts = [verdict for verdict, _ in core.history.cells() if verdict.cell.contract == incident.contract]
+    measured = {
+        verdict.cell.slice for verdict in verdicts if verdict.cell[-2:] == pair and verdict.status not in silent
+    }
+    broken = {cell.slice for cell in incident.broken}
+    return incident.on in OF_RECORDERS and bool(broken) and not broken & (measured | ({ALL} if measured else set()))
 
 
 def silence(

@@ -171,6 +171,40 @@ def test_whoever_was_told_of_a_breach_is_told_that_it_went_away_without_proof(fl
     assert reasons(fleet) == ["firing", "unproven", "resolved"]
 
 
+def test_a_person_closes_a_breach_whose_traffic_has_ended(tmp_path: Path) -> None:
+    """Every slice broke and was mended, and the prompts of one are finished: its alert would fire for ever."""
+    slices = "slices: {code: {where: {task: code}}, prose: {where: {task: prose}}}\nstatistical:"
+    fleet = Fleet(tmp_path / "state.sqlite", text=TEXT.replace("statistical:", slices))
+    of = {slice: Sender(slice=slice, instance="broken", start=NOW - 1.0) for slice in ("code", "prose")}
+
+    def run(seconds: float, **means: float) -> None:
+        fleet.feed(seconds, lambda: [fleet.report(of[slice], mean) for slice, mean in means.items()])
+
+    def closes(why: str) -> bool:
+        try:
+            return bool(close(fleet.core, "policy", None, None, "ada", why, fleet.now))
+        except LookupError:
+            return False
+
+    run(60, code=0.001, prose=0.001)
+    run(60, code=0.4, prose=0.4)
+    assert not closes("it is measured as broken")
+    run(60, code=0.001)
+    assert not closes("the window still has what it measured")
+    run(600, code=0.001)
+    (incident,) = [incident for incident in fleet.core.incidents() if incident.on == "fail"]
+    assert incident.state_text == "Was broken; nothing has refuted it since"
+    assert closes("its prompts are finished")
+    run(10, code=0.001)
+    assert [incident.on for incident in fleet.core.incidents()] == ["no-data"]
+    assert [alert.on for alert in fleet.core.policies["policy"].firing] == []
+    assert reasons(fleet)[-1] == "resolved"
+    assert told(fleet)[-1]["kernelContract"]["impact"] == ""
+    run(60, code=0.001, prose=0.4)
+    assert [incident.on for incident in fleet.core.incidents()] == ["fail"], "it is broken once more"
+    fleet.connection.close()
+
+
 def test_a_word_about_one_slice_closes_no_breach_of_another(tmp_path: Path) -> None:
     slices = "slices: {code: {where: {task: code}}, prose: {where: {task: prose}}}\nstatistical:"
     fleet = Fleet(tmp_path / "state.sqlite", text=TEXT.replace("statistical:", slices))

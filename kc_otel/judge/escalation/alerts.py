@@ -31,7 +31,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Final
@@ -180,13 +180,15 @@ def advance(
     invalid_input: Mapping[Pair, Mapping[str, int]],
     now: float,
     kept_away: Callable[[str, str], bool] = lambda _slice, _version: False,
+    closed: Collection[tuple[str, str, str]] = (),
 ) -> tuple[PolicyState, tuple[Transition, ...]]:
     """Evaluate the ladder once; return the new state, and what fired or resolved, in the order of the ladder.
 
     The contract may differ from the one of the evaluation before: state of steps and cells that still exist is kept,
     and alerts of steps that left it resolve at once. A cell without a verdict has gone. `invalid_input` counts the
     sequences that failed an input check within the contract's window, by kernel pair and reason. The silence of a slice
-    whose requests are `kept_away` from a version of the inference kernel is no alert.
+    whose requests are `kept_away` from a version of the inference kernel is no alert. A person has `closed` incidents,
+    by their key, since the last evaluation: alerts of theirs end that nothing has been measured of.
     """
     matching = {_MATCHES[step.on] for step in contract.escalation}
     concerned = selected(verdicts, matching, (alert.cell for alert in state.alerts))
@@ -208,6 +210,10 @@ def advance(
             before, verdict = known.get((key, cell)), watched.get(cell)
             alert = _first(key, step, verdict, now) if before is None and verdict is not None else before
             assert alert is not None  # a cell is here because it matched or because it was known
+            unmeasured = verdict is None or verdict.status is Status.NO_DATA
+            if unmeasured and alert.fires and (step.on, *cell[-2:]) in closed:
+                transitions.append(edge(alert, What.RESOLVED, now, verdict))
+                continue
             waits = cell.clause == INPUT_CLAUSE or step.on == "fail"
             if waits and verdict is None and not _measures(verdicts, cell):
                 # That none fails where none comes is no news, and nobody has replaced a kernel where none is measured.

@@ -97,7 +97,9 @@ def escalate(
     def kept_away(slice: str, version: str) -> bool:
         return traffic.excuses(slice, version, ordered)
 
-    policy, transitions = advance(contract, known, evaluation.verdicts, invalid, now, kept_away)
+    incidents = before.incidents.get(name, ())
+    closed = {incident.key for incident in incidents if incident.closed_at >= known.at}
+    policy, transitions = advance(contract, known, evaluation.verdicts, invalid, now, kept_away, closed)
     people, ended = current(before.people, name, {alert.fingerprint for alert in policy.firing}, now)
     decisions = apply(before.decisions, () if dry_run else transitions, contract, now)
     dry_run_decisions, said = before.dry_run_decisions, tuple[Notice, ...]()
@@ -105,7 +107,7 @@ def escalate(
         dry_run_decisions = apply(dry_run_decisions, transitions, contract, now)
     else:
         policy, said = notices(contract, known, policy, transitions, people, now)
-    incidents = before.incidents.get(name, ())
+    incidents = tuple(incident.ended(known.at) if incident.key in closed else incident for incident in incidents)
     for silence in ended:
         incidents = with_word(incidents, "unsilenced", ended_silence(silence), now)
     after = follow(

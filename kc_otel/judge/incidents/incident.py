@@ -224,6 +224,16 @@ class Incident:
         return (closed or [action.target for action in self.actions if action.kind == "roll-back"] or [""])[-1]
 
     @property
+    def closed_at(self) -> float:
+        """Unix time in seconds at which a person last closed it; -inf for never."""
+        return max((word.at for word in self.words if word.kind == "closed"), default=-math.inf)
+
+    def ended(self, at: float) -> Incident:
+        """Return the incident of which nothing is broken any more since a Unix time in seconds."""
+        cells = tuple(replace(cell, until=at if cell.until is None else cell.until) for cell in self.cells)
+        return replace(self, cells=cells)
+
+    @property
     def state_text(self) -> str:
         """State of the incident in words, as the beginning of a sentence."""
         if self.on == "no-data" and not self.kernel_inference:

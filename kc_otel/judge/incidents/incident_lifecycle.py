@@ -521,7 +521,7 @@ def _gone(incident: Incident, table: DecisionTable, now: float, traffic: Traffic
     return (
         traffic.ended(incident.kernel_train, version)
         or (obeyed and not traffic.behind(ALL, rolled_back, None))
-        or any(word.kind == "closed" and word.at > ended for word in incident.words)
+        or incident.closed_at >= ended
     )
 
 
