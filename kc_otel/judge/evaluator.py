@@ -6,7 +6,7 @@ import gc
 import logging
 import math
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Final, NamedTuple
 
@@ -387,6 +387,12 @@ class Evaluator:
         ):
             return True
         return key is not None and state.recorders.unheard(key, self._silence(now), now)
+
+    def unsliced(self, cell: Cell, slices: Iterable[str]) -> bool:
+        """Return True if a recorder has not shown the end of a breach by requests of none of the slices."""
+        whole = self.series_of_cell(cell)
+        parts = [whole._replace(slice=slice) for slice in slices] if whole is not None else []
+        return whole is not None and self.states[cell.contract].recorders.owed_apart(whole, parts)
 
     def series_of_cell(self, cell: Cell) -> SeriesKey | None:
         """The series that a cell rests on, also one of invalid input; None where the contract has no such clause."""

@@ -266,6 +266,11 @@ class Recorders:
             for sender, at in self.owed.get(key, {}).items()
         )
 
+    def owed_apart(self, key: SeriesKey, others: Collection[SeriesKey]) -> bool:
+        """Return True if a recorder that owes a series, and has not measured it again, owes none of some others."""
+        owing = {sender for sender, at in self.owed.get(key, {}).items() if at == _NOT_YET}
+        return not owing <= {sender for other in others for sender in self.owed.get(other, ())}
+
     def merge(self, version: str, sender: str, report: LastReport, *, done: bool, moved: bool) -> None:
         """Note what another process has heard: one that begins tells all that it remembers, also what is over."""
         self._merges = True

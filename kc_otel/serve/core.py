@@ -396,6 +396,7 @@ class Core:
             ended=lambda train, inference: self.evaluator.states[name].has_ended((train, inference)),
             failing=self.evaluator.failing(name, now),
             unheard=lambda cell: self.evaluator.unheard(cell, now),
+            unsliced=self.evaluator.unsliced,
             lost=lambda version, since, until: self.evaluator.lost(name, version, since, until, now),
         )
 

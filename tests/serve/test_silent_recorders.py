@@ -327,6 +327,40 @@ def test_a_restart_knows_who_measured_a_slice_just_before_it_broke(fleet: Fleet)
     assert fleet.core.incidents() == ()
 
 
+@pytest.mark.parametrize(("sliced", "state"), [(False, IncidentState.BROKEN), (True, IncidentState.CONTAINED)])
+def test_a_slice_that_is_kept_away_contains_no_breach_by_requests_of_no_slice(
+    tmp_path: Path, sliced: bool, state: IncidentState
+) -> None:
+    """Who broke all traffic is drained; that its requests were of the slice which a person pins is not known."""
+    fleet = Fleet(
+        tmp_path / "state.sqlite",
+        text=TEXT.replace("statistical:", "slices: {code: {where: {task: code}}}\nstatistical:"),
+    )
+    code = {name: Sender(instance=name, slice="code", start=NOW - 1.0) for name in ("broken", "healthy")}
+
+    def run(seconds: float, broken: float | None, healthy: float, of_code: float | None) -> None:
+        fleet.feed(
+            seconds,
+            lambda: [
+                merge(
+                    fleet.report(fleet.senders[name], mean),
+                    code[name].request(fleet.now, np.full(0 if part is None else 2000, part or 0.0)),
+                )
+                for name, mean, part in (("broken", broken, broken if sliced else None), ("healthy", healthy, of_code))
+            ],
+        )
+
+    run(60, 0.001, 0.001, 0.001)
+    run(40, 0.4, 0.02, 0.4)
+    run(150, None, 0.001, 0.4)
+    pin(fleet.core, "policy", "code", "train-kernel", None, "ada", "keep users away", fleet.now)
+    for _ in range(15):
+        route_kept(fleet.core, fleet.now, "code")
+        run(20, None, 0.001, None)
+    assert [incident.state for incident in fleet.core.incidents() if incident.on == "fail"] == [state]
+    fleet.connection.close()
+
+
 def test_a_recorder_that_died_while_nothing_was_evaluated_has_refuted_nothing(tmp_path: Path) -> None:
     """The FAIL begins at the first evaluation after the pause."""
     fleet = Fleet(tmp_path / "state.sqlite")

@@ -24,12 +24,18 @@ def client_of(core: Core, **options: bool) -> TestClient:
     return TestClient(api_of(core), **options)
 
 
-def route_kept(core: Core, now: float) -> None:
-    """A router says that it keeps all requests from the kernel that it sent them to."""
+def route_kept(core: Core, now: float, slice: str = "all") -> None:
+    """A router says that it keeps all requests, or those of a slice, from the kernel that it sent them to."""
     versions = core.inference_versions("policy")
     assert versions
-    kept = [f"policy/all/{version}" for version in versions]
+    kept = [f"policy/{slice}/{version}" for version in versions]
+    defined = "".join(core.contracts["policy"].slice_ids.values())
     core.listeners.heard(
-        ["policy/route"], core.contracts, now, instance="router", table_at=core.decisions.at, kept=kept,
+        [f"policy/route/{defined}" if defined else "policy/route"],
+        core.contracts,
+        now,
+        instance="router",
+        table_at=core.decisions.at,
+        kept=kept,
         versions=core.inference_versions,
-    )  # fmt: skip
+    )

@@ -28,7 +28,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any, Final, Literal
@@ -123,6 +123,8 @@ class TrafficSeen:
     unheard: Callable[[Cell], bool] = lambda _cell: False
     """Returns True if a recorder that measured a cell while it was broken has not shown that it is over, or if points
     of its version arrive that are not judged."""
+    unsliced: Callable[[Cell, Collection[str]], bool] = lambda _cell, _slices: False
+    """Returns True if a recorder that broke a cell on all traffic, by requests of none of the slices, fell silent."""
     failing: Mapping[tuple[Pair, str], Mapping[str, int]] = field(default_factory=dict)
     """Sequences that failed an input check in the window, by kernel pair and slice, and by reason."""
     lost: Callable[[str, float, float], bool] = lambda _version, _since, _until: False
@@ -420,6 +422,14 @@ def _settled(incident: Incident, table: DecisionTable, now: float, traffic: Traf
     incident = replace(incident, gone=_gone(incident, table, now, traffic))
     slices, version = {cell.slice for cell in incident.broken}, incident.kernel_inference
     unproven = {cell.slice for cell in incident.cells if not cell.over and cell.slice != ALL}
+    pair, parts = (incident.kernel_train, version), unproven - {ALL}
+    if any(
+        cell.slice == ALL
+        and not cell.over
+        and traffic.unsliced(Cell(incident.contract, cell.clause, ALL, *pair), parts)
+        for cell in incident.cells
+    ):
+        unproven.add(ALL)
     if incident.on == "no-data" and slices:  # no order mends that nobody sees
         return replace(incident, state=IncidentState.BROKEN, **_NO_ORDER)
     kept = kept_since(table, incident.contract)
