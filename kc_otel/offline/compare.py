@@ -158,6 +158,8 @@ def compare(
     if promise.assumptions.density:
         attributes = tuple({**row, DENSITY: True} for row in attributes)
     if groups is not None:
+        if any(isinstance(name, list | tuple | np.ndarray) for name in groups):
+            raise TypeError("groups: names of prompts, such as texts or numbers; give prompt tokens as prompt_ids")
         named = _attributes({"group": groups}, sequences, "groups")
         attributes = tuple({**row, **name} for row, name in zip(attributes, named, strict=True))
     if prompt_ids is not None:

@@ -102,6 +102,8 @@ def test_rollouts_of_one_prompt_count_together_and_unknown_prompts_are_noted(sid
         assert found.status is not Status.PASS
     with pytest.raises(ValueError, match="groups: group has 2 values for 1024 sequences"):
         kc_otel.compare(train, rollout, contract=contract, groups=["a", "b"])
+    with pytest.raises(TypeError, match="give prompt tokens as prompt_ids"):
+        kc_otel.compare(train, rollout, contract=contract, groups=[[1, 2], [3]])
     with pytest.raises(ValueError, match="prompt_ids: 1 prompts for 1024 sequences"):
         kc_otel.compare(train, rollout, contract=contract, prompt_ids=[[1, 2]])
     train, rollout, task = sides

@@ -123,7 +123,7 @@ def remedy(recording: Recording, contract: Contract, trainers: Sequence[Trainer]
     Raises:
         ValueError: If older weights sampled all of the recording: a contract's clauses count none of that.
     """
-    table = SliceTable.whole(contract)
+    table, recording = SliceTable.whole(contract), recording.by_age()
     inside = table.of_batch(recording.attributes, range(recording.lengths.size), recording.lengths.size)
     slices = {name: inside[:, column] for column, name in enumerate(table.names) if inside[:, column].any()}
     if ALL not in slices:

@@ -195,6 +195,10 @@ def test_what_older_weights_sampled_is_said_to_be_apart_and_refused_where_it_is_
     said = "4,000 more sequences, 32,000 tokens, are slice stale: older weights sampled them."
     assert said in remedy_sentence(of)
     assert said in " ".join(remedy_lines(of))
+    steps = [
+        {**row, "train_weights": 7, "inference_weights": 7 - place % 2} for place, row in enumerate(rollouts.attributes)
+    ]
+    assert said in remedy_sentence(remedy(replace(rollouts, attributes=tuple(steps)), contract(REWARD)))
     with pytest.raises(ValueError, match="older weights sampled all of it, and no clause counts that"):
         remedy(replace(rollouts, attributes=tuple({**row, "lag": 1} for row in aged)), contract(REWARD))
 
