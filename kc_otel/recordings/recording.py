@@ -51,6 +51,17 @@ def with_prompt(attributes: Mapping[str, Scalar], row: Mapping[str, Any]) -> Map
 DENSITY: Final = "density"
 """Attribute that is true where both sides are log-densities, which may exceed 0."""
 
+ONE_MODEL: Final = "one_model"
+"""Attribute that names the model where it both sampled and scored: its decoding is compared with its prefill."""
+
+
+def of_one_model(name: str, file: object) -> str:
+    """Why a gate decides nothing on a recording of one model."""
+    return (
+        f"no decision: {name} both sampled and scored, so that this compares its decoding with its prefill, the floor "
+        f"of such comparisons, and not two kernels; kc-otel compare {file} shows it"
+    )
+
 
 def prompt_id(token_ids: NDArray[np.int64]) -> str:
     """A name for a prompt that has none, made of its tokens: equal prompts have equal names."""

@@ -167,9 +167,12 @@ def test_models_of_other_names_are_told(run, endpoints):
     code, _, err = run(*asked(inference, inference, "--inference-model", "fp9", "--train-model", "bf16"))
     assert (code, "--inference-model: serves no 'fp9'; it serves bf16, fp8" in err) == (2, True)
     assert run(*asked(inference, inference, "--inference-model", "fp8", "--train-model", "bf16"))[0] == 0
-    code, out, err = run(*asked(inference, inference, "--inference-model", "fp8", "--train-model", "fp8"))
+    models = ("--inference-model", "fp8", "--train-model", "fp8", "--record", "floor.npz")
+    code, out, err = run(*asked(inference, inference, *models))
     assert (code, out, "its decoding with its prefill" in err) == (2, "", True)
     assert "no decision: fp8 both sampled and scored" in err
+    code, out, err = run("gate", "run", "policy.yaml", "floor.npz", "--require", "token-tv")
+    assert (code, out, "no decision: fp8 both sampled and scored" in err) == (2, "", True), "nor later"
 
 
 @pytest.mark.parametrize("reason", ["abort", "error"])

@@ -30,7 +30,7 @@ from kc_otel.record.measure.arrays import Block
 from kc_otel.record.measure.remarks import remarks
 from kc_otel.record.measure.rounding import CoarseSide, coarse_side
 from kc_otel.record.slice_table import SliceTable
-from kc_otel.recordings.recording import Recording
+from kc_otel.recordings.recording import ONE_MODEL, Recording, of_one_model
 from kc_otel.recordings.recording_files import load_recording
 from kc_otel.recordings.request import NEUTRAL
 
@@ -97,6 +97,8 @@ class OfflineGate:
 def read_input(path: str | Path, terms: GateTerms = GateTerms()) -> tuple[GatedRecording, Recording]:
     """A recording without what it repeats, which is no further observation, and what identifies its file."""
     whole = load_recording(path, columns=terms.columns or None).with_attributes(terms.attributes)
+    if (model := next((row[ONE_MODEL] for row in whole.attributes if ONE_MODEL in row), None)) is not None:
+        raise ValueError(of_one_model(str(model), Path(path)))
     (first,) = first_of_each(whole)
     recording = whole.only(first)
     digest, size = digest_of(Path(path))

@@ -33,7 +33,7 @@ from kc_otel.recordings.endpoints.endpoint_client import (
     RequestFailedError,
 )
 from kc_otel.recordings.read_table import ATTRIBUTES, Problems, arrow, lines, scalars_of
-from kc_otel.recordings.recording import Recording, RecordingError, prompt_id
+from kc_otel.recordings.recording import ONE_MODEL, Recording, RecordingError, of_one_model, prompt_id
 from kc_otel.recordings.recording_files import format_of, save_recording
 from kc_otel.recordings.request import NEUTRAL, effective
 
@@ -292,20 +292,18 @@ def record_endpoints(
         if where is None:
             where = Path(tempfile.mkdtemp(prefix="kc-otel-gate-")) / "recording.npz"
             say("the recording is kept in a temporary folder; pass --record FILE or --evidence to keep it elsewhere")
-        save_recording(collected.recording, where)
+        kept = collected.recording.with_attributes({ONE_MODEL: lone} if lone else {})
+        save_recording(kept, where)
         tokens, sequences = collected.recording.train.size, collected.recording.lengths.size
         say(f"recording: {where} ({sequences:,} completions, {tokens:,} tokens)")
         if not collected.missing:
             if (whole := len(asked) * pair.samples) > sequences:
                 say(f"decided after {sequences:,} of {whole:,} completions; the others were not requested")
             if lone:
-                raise ValueError(
-                    f"no decision: {lone} both sampled and scored, so that this compares its decoding with "
-                    f"its prefill, the floor of such comparisons, and not two kernels; kc-otel compare {where} shows it"
-                )
+                raise ValueError(of_one_model(lone, where))
             return where
-    kept = None if collected.recording is None else where
-    raise IncompleteError("\n".join(_missing(collected, prompts)), kept)
+    file = None if collected.recording is None else where
+    raise IncompleteError("\n".join(_missing(collected, prompts)), file)
 
 
 async def _collected(
