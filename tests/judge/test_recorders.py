@@ -200,7 +200,8 @@ def test_what_recorders_measure_is_bounded() -> None:
         recorders.hear("b" * 12, f"r{number}", LastReport(NOW + number), done=False)
         recorders.observe(f"r{number}", [key], NOW + number)
         recorders.observe(f"forged{number}", [key], NOW + number)
-        recorders.owe({key: NOW + number}, [key])
+        if number % 500 == 499:
+            recorders.owe({key: NOW + number}, [key])
     assert len(recorders.measured) <= 4096
     assert recorders.owed[key].keys() == {*recorders.measured, "\0"}
     for number in range(6000):
