@@ -15,10 +15,9 @@ from kc_otel.contract.plain_text import plain
 from kc_otel.contract.slices import STALE
 from kc_otel.contract.words import number, place
 from kc_otel.judge.statistics import rounded
-from kc_otel.offline.remedy import remedy as replays
-from kc_otel.offline.remedy.corrections import TRAINERS, Trainer, line
-from kc_otel.offline.remedy.promises import RemedyBound
-from kc_otel.offline.remedy.remedy import CorrectionReplay, Remedy, as_data
+from kc_otel.offline import remedy as replays
+from kc_otel.offline.corrections import TRAINERS, Trainer, line
+from kc_otel.offline.remedy import CorrectionReplay, Remedy, RemedyBound, as_data
 from kc_otel.recordings.recording_files import load_recording
 
 _COSTS: Final = ("Slice", "Variance", "ESS", "Tokens dropped", "with A > 0", "with A < 0", "Sequences dropped")
@@ -116,7 +115,7 @@ def _answer(of: Remedy, trainer: Trainer) -> str:
         limits = f"{'the' if of.beyond else 'all'} {len(of.promises)} limits" if len(of.promises) > 1 else "the limit"
         limits += " that a correction can change," * bool(of.beyond)
         return f"{chosen.correction.name} keeps {limits} with the lowest variance."
-    near = of.closest(trainer)
+    near = of.closest[trainer]
     assert near.worst is not None
     name = near.correction.name
     return f"No correction keeps the contract. The closest is {name}: {_left(near.worst)}; {_why(of, trainer)}."

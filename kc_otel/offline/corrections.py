@@ -104,6 +104,12 @@ class Ratios:
         self.log_sequence: Floats = self.sums(self.log_w)
 
     @cached_property
+    def sides(self) -> dict[str, NDArray[np.bool_]]:
+        """Tokens with a positive advantage and with a negative one, bool [N]; nothing without advantages."""
+        advantages = self.recording.advantages
+        return {} if advantages is None else {"positive": advantages > 0.0, "negative": advantages < 0.0}
+
+    @cached_property
     def token(self) -> Floats:
         """W of each token, [N]."""
         return np.exp(self.log_w)
