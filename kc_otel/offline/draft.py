@@ -19,16 +19,25 @@ from kc_otel.contract.registry.clause_metrics import Unit
 from kc_otel.contract.slices import ALL
 from kc_otel.contract.words import rounded
 from kc_otel.judge.sample_sizes import Needed, observations_to_pass, typical_size
-from kc_otel.offline.draft.draft import CAP_IN_LIMITS, Draft, DraftClause, NoiseFloor, clauses_of, cut, exact, floors
+from kc_otel.offline.draft_clauses import (
+    BUDGET,
+    CAP_IN_LIMITS,
+    TAIL_OF_TV,
+    Draft,
+    DraftClause,
+    NoiseFloor,
+    clauses_of,
+    cut,
+    exact,
+    floors,
+)
 from kc_otel.offline.gate.recorded_verdicts import by_contract
 from kc_otel.recordings.recording import Recording
 
 _LINE_CHARACTERS: Final = 112
-BUDGET: Final = "reward"
-"""The clause that is the budget itself: no baseline changes it."""
-_TAIL_OF_TV: Final = "token-tv-tail"
-PROMPTS_OF_A_GATE: Final = 400
-_MAX_RAISED_FACTOR: Final = 10.0
+_RAISE: Final = 1.25
+_MOST_RAISES: Final = 11
+"""Times that a margin is raised at most, more than tenfold together."""
 _LEAST_TRUTH: Final = 0.05
 """In limits: a smaller value is decided no sooner."""
 _LEAST_LIMIT: Final = 1e-6
@@ -60,9 +69,7 @@ class Written:
         return tuple(name for name in self.contract.slices if there and name not in there)
 
 
-def write(
-    draft: Draft, baseline: Recording | None = None, *, margin: float = 2.0, prompts: int = PROMPTS_OF_A_GATE
-) -> Written:
+def write(draft: Draft, baseline: Recording | None = None, *, margin: float = 2.0, prompts: int = 400) -> Written:
     """The contract of a draft; without a recording, comments explain what would guarantee the budget token by token.
 
     With the `baseline` of an accepted pair, limits on tokens are `margin` times what it keeps, raised until a pair like
@@ -74,130 +81,122 @@ def write(
     rewarded = draft.data in _REWARD_PATHS or (baseline is not None and baseline.rewards is not None)
     draft = replace(draft, rewards=rewarded and not why_not(_REWARD_DRIFT, draft.data))
 
-    def contract_of(clauses: Sequence[DraftClause]) -> Contract:
-        return load_text("\n".join(_lines(draft, clauses)), f"{draft.name}.yaml")
-
-    clauses = clauses_of(draft)
-    contract = contract_of(clauses)
     found: tuple[NoiseFloor, ...] = ()
     measured: tuple[str, ...] = ()
-    older = 0
+    older, name = 0, ""
+    clauses = clauses_of(draft)
     if baseline is not None:
-        fresh = by_contract(baseline, contract).get(ALL)
+        name = Path(baseline.source).name
+        every = _contract(draft, clauses, explained=True)
+        fresh = by_contract(baseline, every).get(ALL)
         if fresh is None:
             raise ValueError(
                 f"{baseline.source}: older weights sampled all of it, so that its drift includes staleness; record a "
                 "baseline at lag 0"
             )
-        older, baseline = baseline.train.size - fresh.train.size, fresh
+        older = baseline.train.size - fresh.train.size
         # A cap that follows from the budget would cut the baseline.
-        found = tuple(floors(contract_of([replace(clause, explains=False) for clause in clauses]), baseline))
-        capped, name = clauses_of(draft, capped=True), Path(baseline.source).name
-        clauses, measured = _measured(capped, found, dict.fromkeys([clause.id for clause in capped], margin), name)
-        margins = _margins(contract_of(clauses), found, margin, baseline, prompts)
-        clauses, measured = _measured(capped, found, margins, name)
-        contract = contract_of(clauses)
-        clauses = tuple(_passable_tail(contract, clause, prompts) for clause in clauses)
-        contract = contract_of(clauses)
+        found = tuple(floors(every, fresh))
+        capped = clauses_of(draft, capped=True)
+        clauses, measured = _measured(_contract(draft, capped, explained=True), capped, found, margin, fresh, prompts)
+    contract = _contract(draft, clauses)
     needed = tuple(observations_to_pass(contract, clause, ALL) for clause in contract.clauses)
     if never := [cell.clause for cell in needed if cell.observations is None]:
         msg = f"{', '.join(never)}: no number of observations can PASS it, even of identical kernels; raise the budget"
         raise ValueError(msg)
-    text = "\n".join(_lines(draft, clauses, needed, baseline.source if baseline is not None else ""))
+    text = "\n".join(_lines(draft, clauses, needed, name))
     return Written(text, load_text(text, f"{draft.name}.yaml"), needed, found, measured, older)
 
 
+def _contract(draft: Draft, clauses: Sequence[DraftClause], *, explained: bool = False) -> Contract:
+    """The contract of these clauses, and if asked for of those that only explain."""
+    asked = [replace(clause, explains=clause.explains and not explained) for clause in clauses]
+    return load_text("\n".join(_lines(draft, asked)), f"{draft.name}.yaml")
+
+
 def _measured(
-    clauses: Sequence[DraftClause], found: Sequence[NoiseFloor], margins: Mapping[str, float], source: str
+    contract: Contract,
+    clauses: Sequence[DraftClause],
+    found: Sequence[NoiseFloor],
+    margin: float,
+    baseline: Recording,
+    prompts: int,
 ) -> tuple[tuple[DraftClause, ...], tuple[str, ...]]:
-    """Clauses with limits that the baseline keeps by their margins, and the ids of those that it decides."""
-    by = {(bound.clause, bound.slice): bound for bound in found if math.isfinite(bound.upper)}
+    """Clauses with limits that the baseline keeps by a margin, and the ids of those that it decides.
+
+    The margin is raised until a pair like the baseline typically passes with so many prompts.
+    """
+    by = {(floor.clause, floor.slice): floor for floor in found if math.isfinite(floor.interval.upper)}
+    there = baseline.lengths.size if baseline.prompts is None else int(baseline.prompts.max()) + 1
+    most = {Unit.TOKEN: prompts * int(baseline.lengths.sum()) // there}
     result, ids = [], []
     cap: float | None = None
-    for clause in clauses:
-        floor = by.get((clause.id, ALL))
-        if clause.id == _TAIL_OF_TV and cap is not None:
-            result.append(replace(clause, statistic=f"fraction > {exact(cap)}"))
-        elif clause.id == BUDGET and floor is not None and floor.breaks_limit:
-            derivation = (
-                f"{clause.derivation} The pair of {source} breaks it: {_figure(floor)}. It covers the worst possible "
-                "reward: record rewards to limit reward_drift itself."
-            )
-            result.append(replace(clause, derivation=derivation, explains=True))
-        elif clause.id == BUDGET or floor is None:
-            result.append(clause)
+    for draft in clauses:
+        own = {slice: floor for (clause, slice), floor in by.items() if clause == draft.clause.id}
+        floor = own.get(ALL)
+        if draft.clause.id == TAIL_OF_TV:
+            if cap is not None:
+                tail = draft.changed(draft.derivation, statistic=f"fraction > {exact(cap)}")
+                result.append(_passable(contract, tail, prompts))
+        elif floor is None:
+            result.append(draft)
+        elif draft.clause.id == BUDGET:
+            result.append(_broken_budget(draft, floor, baseline.source) if floor.breaks_limit else draft)
         else:
-            ids.append(clause.id)
-            margin = margins[clause.id]
-            limit = _above(floor, margin)
-            slices = {
-                slice: above
-                for (name, slice), bound in by.items()
-                if name == clause.id and slice != ALL and (above := _above(bound, margin)) > limit
-            }
-            if clause.cap is not None:
-                cap = cut(CAP_IN_LIMITS * max(limit, *slices.values(), 0.0))
-                cap = cap if cap < 1.0 else None
-            result.append(
-                replace(
-                    clause, limit=limit, slices=slices, explains=False, cap=cap if clause.cap is not None else None,
-                    derivation=f"{margin:.3g} x the drift of {source}: {_figure(floor)}. The budget alone would give "
-                    f"{rounded(floor.limit)}: this limit does not guarantee it.",
-                    breaks="The kernels are further apart than the accepted pair, by more than the margin.",
-                )
-            )  # fmt: skip
-    if cap is None:
-        result = [clause for clause in result if clause.id != _TAIL_OF_TV]
+            for step in range(_MOST_RAISES + 1):
+                made = _with_margin(draft, own, margin * _RAISE**step, baseline.source)
+                truth = max(floor.interval.estimate / made.clause.limit_for(ALL), _LEAST_TRUTH)
+                size = typical_size(contract, made.clause, ALL, truth)
+                if size is None or size <= most.get(made.clause.quantity.per, prompts):  # type: ignore[union-attr]
+                    break
+            ids.append(made.clause.id)
+            result.append(made)
+            cap = made.clause.cap if draft.clause.cap is not None else cap
     return tuple(result), tuple(ids)
 
 
-def _margins(
-    contract: Contract, found: Sequence[NoiseFloor], margin: float, baseline: Recording, prompts: int
-) -> dict[str, float]:
-    """Per clause the margin with which a pair like the baseline typically passes with so many prompts, this or more."""
-    named = baseline.prompts
-    there = baseline.lengths.size if named is None else int(named.max()) + 1
-    most = {Unit.TOKEN: prompts * int(baseline.lengths.sum()) // there}
-    estimates = {floor.clause: floor.estimate for floor in found if floor.slice == ALL}
-    margins = {}
-    for clause in contract.clauses:
-        limit, raised = clause.limit_for(ALL), 1.0
-        while clause.quantity is not None and clause.id in estimates and raised < _MAX_RAISED_FACTOR:
-            tried = {"limit": limit * raised, "cap": None if clause.cap is None else clause.cap * raised}
-            truth = max(estimates[clause.id] / (limit * raised), _LEAST_TRUTH)
-            size = typical_size(contract, clause.model_copy(update=tried), ALL, truth)
-            if size is None or size <= most.get(clause.quantity.per, prompts):
-                break
-            raised *= 1.25
-        margins[clause.id] = margin * raised
-    return margins
+def _with_margin(draft: DraftClause, own: Mapping[str, NoiseFloor], margin: float, source: str) -> DraftClause:
+    limits = {
+        slice: max(min(cut(margin * of.interval.upper * 1.005), 0.999), _LEAST_LIMIT) for slice, of in own.items()
+    }
+    limit = limits.pop(ALL)
+    slices = {slice: higher for slice, higher in limits.items() if higher > limit}
+    cap = cut(CAP_IN_LIMITS * max(limit, *slices.values(), 0.0))
+    return draft.changed(
+        f"{margin:.3g} x the drift of {Path(source).name}: {_figure(own[ALL])}. The budget alone would give "
+        f"{rounded(own[ALL].limit)}: this limit does not guarantee it.",
+        limit=limit,
+        slices=slices,
+        cap=cap if draft.clause.cap is not None and cap < 1.0 else None,
+        description="The kernels are further apart than the accepted pair, by more than the margin.",
+    )
 
 
-def _passable_tail(contract: Contract, clause: DraftClause, prompts: int) -> DraftClause:
+def _broken_budget(draft: DraftClause, floor: NoiseFloor, source: str) -> DraftClause:
+    said = (
+        f"{draft.derivation} The pair of {Path(source).name} breaks it: {_figure(floor)}. It covers the worst possible "
+    )
+    return replace(draft, derivation=said + "reward: record rewards to limit reward_drift itself.", explains=True)
+
+
+def _passable(contract: Contract, draft: DraftClause, prompts: int) -> DraftClause:
     """The clause on what is above the cap, with a limit that so many prompts without any can PASS."""
-    known = next((candidate for candidate in contract.clauses if candidate.id == clause.id == _TAIL_OF_TV), None)
-    if known is None:
-        return clause
-    limit = clause.limit
+    limit = first = draft.clause.limit_for(ALL)
     while limit < 1.0:
-        needed = observations_to_pass(contract, known.model_copy(update={"limit": limit}), ALL).observations
+        needed = observations_to_pass(contract, draft.clause.model_copy(update={"limit": limit}), ALL).observations
         if needed is not None and needed <= prompts:
             break
         limit *= 1.1
-    if limit == clause.limit:
-        return clause
+    if limit == first:
+        return draft
     said = "The share of prompts above the cap of token-tv, which that clause does not limit. The smallest share that "
-    return replace(clause, limit=cut(min(limit, 0.999)), derivation=f"{said}{prompts:,} prompts can confirm.")
-
-
-def _above(floor: NoiseFloor, margin: float) -> float:
-    """A limit of three digits that is `margin` times the floor or a little more, within what a share can be."""
-    return max(min(cut(margin * floor.upper * 1.005), 0.999), _LEAST_LIMIT)
+    return draft.changed(f"{said}{prompts:,} prompts can confirm.", limit=cut(min(limit, 0.999)))
 
 
 def _figure(floor: NoiseFloor) -> str:
     """A baseline's figure: its estimate, its upper bound, and what it rests on."""
-    return f"{rounded(floor.estimate)}, at most {rounded(floor.upper)}, from {floor.samples:,} {floor.unit}s"
+    found = floor.interval
+    return f"{rounded(found.estimate)}, at most {rounded(found.upper)}, from {found.samples:,} {floor.unit}s"
 
 
 def _lines(
@@ -207,7 +206,7 @@ def _lines(
     yield "statistical:  # from the log-probabilities of sampled tokens"
     for clause in clauses:
         yield from _clause(clause, needed)
-    yield from _foot(draft, [clause.id for clause in clauses if not clause.explains])
+    yield from _foot(draft, [clause.clause.id for clause in clauses if not clause.explains])
 
 
 def _head(draft: Draft, source: str) -> Iterator[str]:
@@ -220,7 +219,7 @@ def _head(draft: Draft, source: str) -> Iterator[str]:
     yield "#"
     if source:
         yield from _comment(
-            f"Limits on tokens are the drift of the accepted pair in {Path(source).name}, times a margin. "
+            f"Limits on tokens are the drift of the accepted pair in {source}, times a margin. "
             "`kc-otel gate plan` says how much traffic decides them."
         )
         yield "#"
@@ -307,24 +306,25 @@ def _step(after: str, actions: str, clauses: str) -> str:
     return "\n".join(["  - on: fail", *(f"    {name}: {value}" for name, value in fields.items())])
 
 
-def _clause(clause: DraftClause, needed: Sequence[Needed]) -> Iterator[str]:
-    explained = f"Not a clause, {clause.id}: " if clause.explains else ""
-    yield from _comment(explained + clause.derivation, "  ")
+def _clause(draft: DraftClause, needed: Sequence[Needed]) -> Iterator[str]:
+    clause = draft.clause
+    explained = f"Not a clause, {clause.id}: " if draft.explains else ""
+    yield from _comment(explained + draft.derivation, "  ")
     for cell in needed:
         if cell.clause == clause.id and cell.observations is not None:
             count = f"{cell.observations:,} {cell.unit}s"
             yield from _comment(f"A PASS takes at least {count}, even from identical kernels.", "  ")
-    if clause.explains:
+    if draft.explains:
         return
     yield f"  - id: {clause.id}"
-    yield f"    metric: {clause.metric}"
     fields = {
+        "metric": clause.metric,
         "statistic": clause.statistic,
         "unit": clause.unit,
-        "cap": "" if clause.cap is None else exact(clause.cap),
-        "limit": exact(clause.limit),
-        "slices": _inline({name: exact(limit) for name, limit in clause.slices.items()}) if clause.slices else "",
-        "description": _text(clause.breaks),
+        "cap": clause.cap and exact(clause.cap),
+        "limit": exact(clause.limit_for(ALL)),
+        "slices": clause.slices and _inline({name: exact(clause.limit_for(name)) for name in clause.slices}),
+        "description": _text(clause.description),
     }
     yield from (f"    {name}: {value}" for name, value in fields.items() if value)
 

@@ -12,10 +12,11 @@ import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from decimal import Decimal
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 
+from kc_otel.contract.clause import Clause
 from kc_otel.contract.measuring_paths import MeasuringPath
 from kc_otel.contract.model import Contract
 from kc_otel.contract.slices import ALL
@@ -23,8 +24,12 @@ from kc_otel.contract.words import rounded, rounded_down
 from kc_otel.judge.statistics import clause_interval
 from kc_otel.offline.gate.recorded_verdicts import RecordingObservations
 from kc_otel.recordings.recording import Recording
+from kc_otel.stats import Interval
 from kc_otel.stats.rewards import mean_token_tv_for_sequence_tv, token_kl_for_sequence_tv, tv_for_reward_budget
 
+BUDGET: Final = "reward"
+"""The clause that is the budget itself: no baseline changes it."""
+TAIL_OF_TV: Final = "token-tv-tail"
 CAP_IN_LIMITS: Final = 5.0
 """Cap of a capped mean, in limits: it needs a fiftieth of the prompts, and kernels within the limit seldom reach it."""
 _TAIL_SHARE: Final = 0.01
@@ -55,21 +60,18 @@ class Draft:
 
 @dataclass(frozen=True, slots=True)
 class DraftClause:
-    """One clause of a new contract; an empty statistic or unit is the metric's default.
+    """A clause of a new contract, and how its limit follows; one that `explains` would be enough, and is not asked for.
 
-    `derivation` says how the limit follows; one that `explains` would be sufficient, and is not asked for.
+    The clause's description says what breaks beyond the limit.
     """
 
-    id: str
-    metric: str
-    statistic: str
-    unit: str
-    limit: float
+    clause: Clause
     derivation: str
-    breaks: str
-    slices: Mapping[str, float] = field(default_factory=dict)
-    cap: float | None = None
     explains: bool = False
+
+    def changed(self, derivation: str, *, explains: bool = False, **fields: Any) -> DraftClause:
+        """Return the clause with other fields, and how its limit follows then."""
+        return DraftClause(Clause(**(self.clause.model_dump(exclude_unset=True) | fields)), derivation, explains)
 
 
 def clauses_of(draft: Draft, *, capped: bool = False) -> tuple[DraftClause, ...]:
@@ -89,49 +91,54 @@ def clauses_of(draft: Draft, *, capped: bool = False) -> tuple[DraftClause, ...]
     width = f"{high:g} - {low:g}" if low >= 0 else f"{high:g} - ({low:g})"
     kl_formula = "2 TV^2 / T" if kl.name == "Pinsker" else "-log(1 - TV^2) / T"
     b_tv = rounded(tv)
-    return (
-        _budget(draft, f"{budget:g} / ({width}) = {b_tv}"),
-        DraftClause(
-            "token-kl",
-            "k3",
-            "",
-            "token",
-            cut(kl.value),
-            f"Enough for the budget by itself, P << Q: KL adds up over tokens, then {kl.name}: {kl_formula} = "
-            f"{rounded(kl.value)} nat.",
-            "The tokens' KL divergences no longer guarantee the budget; KL weighs rare tokens more than TV does.",
-            explains=True,
-        ),
-        *_token_tv(mean, f"{b_tv} / {horizon} = {rounded(mean)}", capped=capped),
-        DraftClause(
-            "tail",
-            "tv_token",
-            f"fraction > {_FAR_TV:g}",
-            "token",
-            cut(mean / 2.0),
-            f"Tokens that probably differ may use half of the token budget: a share f of them adds at most f to the "
-            f"mean, so f <= {rounded(mean)} / 2 = {rounded(mean / 2.0)}.",
-            "Single tokens are far off: suspect an expert, a mask, a cached prefix or a quantisation scale.",
-            explains=True,
-        ),
-    )
-
-
-def _budget(draft: Draft, formula: str) -> DraftClause:
-    """The budget itself: measured where rewards are known, else its bound."""
     if draft.rewards:
-        derivation = (
+        measured = (
             "The budget itself, measured from the rewards of the sampled sequences: |E_P r - E_Q r| = |E_Q[(W-1) r]|. "
             "It needs no horizon and no worst case."
         )
     else:
-        derivation = (
-            f"The budget itself: |E_P r - E_Q r| <= (r_max - r_min) TV_seq, so TV_seq <= {formula}. Measured on whole "
-            "sequences, TV_seq = E_Q[(1-W)+]: this needs no horizon and no worst case."
+        measured = (
+            f"The budget itself: |E_P r - E_Q r| <= (r_max - r_min) TV_seq, so TV_seq <= {budget:g} / ({width}) = "
+            f"{b_tv}. Measured on whole sequences, TV_seq = E_Q[(1-W)+]: this needs no horizon and no worst case."
         )
-    metric = "reward_drift" if draft.rewards else "reward_drift_bound"
-    breaks = "The mean reward under the two kernels may differ by more than the budget."
-    return DraftClause("reward", metric, "", "", draft.reward_budget, derivation, breaks)
+    reward = Clause(
+        id=BUDGET,
+        metric="reward_drift" if draft.rewards else "reward_drift_bound",
+        limit=budget,
+        description="The mean reward under the two kernels may differ by more than the budget.",
+    )
+    token_kl = Clause(
+        id="token-kl",
+        metric="k3",
+        unit="token",
+        limit=cut(kl.value),
+        description="The tokens' KL divergences no longer guarantee the budget; KL weighs rare tokens more than TV "
+        "does.",
+    )
+    tail = Clause(
+        id="tail",
+        metric="tv_token",
+        statistic=f"fraction > {_FAR_TV:g}",
+        unit="token",
+        limit=cut(mean / 2.0),
+        description="Single tokens are far off: suspect an expert, a mask, a cached prefix or a quantisation scale.",
+    )
+    return (
+        DraftClause(reward, measured),
+        DraftClause(
+            token_kl,
+            f"Enough for the budget by itself, P << Q: KL adds up over tokens, then {kl.name}: {kl_formula} = "
+            f"{rounded(kl.value)} nat.",
+            explains=True,
+        ),
+        *_token_tv(mean, f"{b_tv} / {horizon} = {rounded(mean)}", capped=capped),
+        DraftClause(
+            tail,
+            f"Tokens that probably differ may use half of the token budget: a share f of them adds at most f to the "
+            f"mean, so f <= {rounded(mean)} / 2 = {rounded(mean / 2.0)}.",
+            explains=True,
+        ),
+    )
 
 
 def _token_tv(mean: float, formula: str, *, capped: bool) -> Iterator[DraftClause]:
@@ -140,29 +147,26 @@ def _token_tv(mean: float, formula: str, *, capped: bool) -> Iterator[DraftClaus
     limit = cut(mean)
     cap = CAP_IN_LIMITS * limit
     if not capped or cap >= 1.0:
+        clause = Clause(id="token-tv", metric="tv_token", unit="token", limit=limit, description=breaks)
         derivation = f"Enough for the budget by itself: TV_seq <= T x mean (on policy), so mean <= {formula}."
-        yield DraftClause("token-tv", "tv_token", "", "token", limit, derivation, breaks, explains=True)
+        yield DraftClause(clause, derivation, explains=True)
         return
     yield DraftClause(
-        "token-tv",
-        "tv_token",
-        "",
-        "",
-        limit,
+        Clause(id="token-tv", metric="tv_token", cap=cap, limit=limit, description=breaks),
         f"TV_seq <= T x mean (on policy), so mean <= {formula} is enough for the budget if none is above the cap. "
         f"A prompt counts with at most {rounded(cap)}, {CAP_IN_LIMITS:g} limits, so a few hundred are enough.",
-        breaks,
-        cap=cap,
     )
     yield DraftClause(
-        "token-tv-tail",
-        "tv_token",
-        f"fraction > {exact(cap)}",
-        "prompt",
-        _TAIL_SHARE,
+        Clause(
+            id=TAIL_OF_TV,
+            metric="tv_token",
+            statistic=f"fraction > {exact(cap)}",
+            unit="prompt",
+            limit=_TAIL_SHARE,
+            description="More prompts than that drift by more than five limits; see which.",
+        ),
         f"The share of prompts above the cap of token-tv, which that clause does not limit. {100 * _TAIL_SHARE:g} % "
         "is a choice.",
-        "More prompts than that drift by more than five limits; see which.",
     )
 
 
@@ -186,16 +190,13 @@ class NoiseFloor:
     clause: str
     slice: str
     limit: float
-    estimate: float
-    lower: float
-    upper: float
-    samples: int
+    interval: Interval
     unit: str
 
     @property
     def breaks_limit(self) -> bool:
         """Return whether the recording surely exceeds the limit, so that it could never pass."""
-        return self.lower > self.limit
+        return self.interval.lower > self.limit
 
 
 def floors(contract: Contract, recording: Recording) -> Iterator[NoiseFloor]:
@@ -212,5 +213,4 @@ def floors(contract: Contract, recording: Recording) -> Iterator[NoiseFloor]:
             if clause.quantity is None or sample is None:
                 continue
             found = clause_interval(clause, contract.assumptions, sample, alpha_lower=alpha, alpha_upper=alpha)
-            numbers = found.estimate, found.lower, found.upper, found.samples
-            yield NoiseFloor(clause.id, slice, clause.limit_for(slice), *numbers, str(clause.quantity.per))
+            yield NoiseFloor(clause.id, slice, clause.limit_for(slice), found, str(clause.quantity.per))
