@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -14,7 +14,7 @@ import typer
 from kc_otel.cli.terminal import PrintJson, refuse, table_lines, together, unusable
 from kc_otel.contract.clause import About
 from kc_otel.contract.diff import diff
-from kc_otel.contract.errors import LintFinding, problem_lines
+from kc_otel.contract.errors import problem_lines
 from kc_otel.contract.input_reasons import REASONS
 from kc_otel.contract.load import Checked, check_all, load
 from kc_otel.contract.measuring_paths import Coverage, MeasuringPath, coverage
@@ -37,13 +37,6 @@ def check(
     path: Annotated[
         MeasuringPath | None, typer.Option("--for", help="Also list the clauses that this way of measuring can judge.")
     ] = None,
-    traffic: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="SLICE=NUMBER",
-            help="Sequences an hour on a slice: also list the clauses that can never PASS with that many.",
-        ),
-    ] = None,
     as_json: PrintJson = False,
 ) -> None:
     """Report every error in contracts, with file and line.
@@ -53,14 +46,10 @@ def check(
     Examples:
       kc-otel check contracts
       kc-otel check policy.yaml --for vllm
-      kc-otel check policy.yaml --traffic all=1200
     """
-    rates = _rates(traffic or ())
     with unusable():
         results = [
-            result
-            if result.contract is None
-            else result.with_findings((*shut_gates(result.contract), *_undecided(result.contract, rates)))
+            result if result.contract is None else result.with_findings(shut_gates(result.contract))
             for result in check_all(paths)
         ]
     problems = [problem for result in results for problem in result.problems]
@@ -89,26 +78,6 @@ def check(
             typer.echo("\n".join(_coverage(source, str(path), found)))
     if len(judged) < len(results):
         raise typer.Exit(2)
-
-
-def _rates(given: Sequence[str]) -> dict[str, float]:
-    """Sequences an hour by slice."""
-    found = {}
-    for text in given:
-        name, _, number = text.partition("=")
-        try:
-            found[name] = float(number)
-        except ValueError:
-            raise typer.BadParameter(f"--traffic: {text!r} is not SLICE=NUMBER, such as all=1200") from None
-    return found
-
-
-def _undecided(contract: Contract, rates: Mapping[str, float]) -> Sequence[LintFinding]:
-    if not rates:
-        return ()
-    from kc_otel.judge.sample_sizes import undecided_by_traffic  # noqa: PLC0415 - SciPy
-
-    return undecided_by_traffic(contract, rates)
 
 
 def _coverage(source: str, path: str, found: Coverage) -> Iterator[str]:

@@ -66,15 +66,6 @@ def test_check_says_which_clauses_take_sequences_for_independent(run, files):
     assert f"{path}: assumes that sequences are independent: own" in run("check", path)[1].splitlines()
 
 
-def test_check_says_what_the_traffic_of_a_slice_never_decides(run, files):
-    (path,) = files(x=("limit: 0.01", "limit: 0.0001"))
-    assert "on all no PASS is possible: it takes " in run("check", path, "--traffic", "all=1200")[1]
-    assert "no PASS is possible" not in run("check", path)[1]
-    assert run("check", path, "--traffic", "all")[0] == 2
-    code, _, err = run("check", path, "--traffic", "nowhere=5")
-    assert (code, "no slice 'nowhere'" in err) == (2, True)
-
-
 def test_check_prints_every_problem_of_every_file(run, files):
     """By file and line, with a summary and exit code 2."""
     first, second = files(x=("limit: 0.01", "limit: 4"), y=("owner: o", "ownr: o"))
