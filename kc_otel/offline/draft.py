@@ -1,4 +1,8 @@
-"""A draft as a commented contract: YAML in which every limit says where it comes from and what breaks beyond it."""
+"""A contract from a reward budget and a recording of an accepted pair, as YAML whose comments say how limits follow.
+
+The budget itself is one clause. A baseline, a recording of an accepted pair, adds clauses on tokens, with limits of
+its own: limits that would guarantee the budget token by token are ones that real kernels break while they keep it.
+"""
 
 from __future__ import annotations
 
@@ -7,9 +11,12 @@ import math
 import re
 import textwrap
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from decimal import Decimal
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
+
+import numpy as np
 
 from kc_otel.contract.clause import Clause
 from kc_otel.contract.load import load_text
@@ -17,23 +24,25 @@ from kc_otel.contract.measuring_paths import TRAINERS, MeasuringPath, why_not
 from kc_otel.contract.model import Contract
 from kc_otel.contract.registry.clause_metrics import Unit
 from kc_otel.contract.slices import ALL
-from kc_otel.contract.words import rounded
+from kc_otel.contract.words import rounded, rounded_down
 from kc_otel.judge.sample_sizes import Needed, observations_to_pass, typical_size
-from kc_otel.offline.draft_clauses import (
-    BUDGET,
-    CAP_IN_LIMITS,
-    TAIL_OF_TV,
-    Draft,
-    DraftClause,
-    NoiseFloor,
-    clauses_of,
-    cut,
-    exact,
-    floors,
-)
-from kc_otel.offline.gate.recorded_verdicts import by_contract
+from kc_otel.judge.statistics import clause_interval
+from kc_otel.offline.gate.recorded_verdicts import RecordingObservations, by_contract
 from kc_otel.recordings.recording import Recording
+from kc_otel.stats import Interval, tv_for_reward_budget
 
+BUDGET: Final = "reward"
+"""The clause that is the budget itself: no baseline changes it."""
+_CAPPED, _TAIL_OF_CAPPED = "token-tv", "token-tv-tail"
+_CAP_IN_LIMITS: Final = 5.0
+"""Cap of a capped mean, in limits: it needs a fiftieth of the prompts, and kernels within the limit seldom reach it."""
+_ON_TOKENS: Final = (
+    Clause(id="token-kl", metric="k3", unit="token", limit=0.5),
+    Clause(id=_CAPPED, metric="tv_token", unit="token", limit=0.5),
+    Clause(id=_TAIL_OF_CAPPED, metric="tv_token", statistic="fraction > 0.5", unit="prompt", limit=0.01),
+    Clause(id="tail", metric="tv_token", statistic="fraction > 0.5", unit="token", limit=0.5),
+)
+"""Clauses that a baseline gives their limits. Above a (1-w)+ of 0.5 a token is another one more often than not."""
 _LINE_CHARACTERS: Final = 112
 _RAISE: Final = 1.25
 _MOST_RAISES: Final = 11
@@ -46,6 +55,65 @@ _LAG_CLAUSE: Final = Clause(id="weights-lag", metric="weights_lag", limit=1)
 _REWARD_DRIFT: Final = Clause(id=BUDGET, metric="reward_drift", limit=1)
 _REWARD_PATHS: Final = frozenset({MeasuringPath.TRL, MeasuringPath.VERL})
 """Measuring paths on which sequences have rewards without further setup."""
+
+
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """Inputs of a new contract: both kernels' fields, the largest acceptable drift of the mean reward, and its range.
+
+    `horizon` is in generated tokens; clauses that the measuring path `data` cannot measure are left out.
+    """
+
+    name: str
+    owner: str
+    train: Mapping[str, str]
+    inference: Mapping[str, str]
+    reward_budget: float
+    reward_range: tuple[float, float] = (0.0, 1.0)
+    horizon: int = 4096
+    clip: float | None = None
+    slices: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    confidence: float = 0.99
+    data: MeasuringPath = MeasuringPath.LOOP
+
+
+@dataclass(frozen=True, slots=True)
+class DraftClause:
+    """A clause of a new contract, and how its limit follows; one that only `explains` is not asked for.
+
+    The clause's description says what breaks beyond the limit.
+    """
+
+    clause: Clause
+    derivation: str
+    explains: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class NoiseFloor:
+    """A clause's statistic on a recording, with its bounds: the upper one is the floor."""
+
+    clause: str
+    slice: str
+    interval: Interval
+    unit: str
+
+
+def floors(contract: Contract, recording: Recording) -> Iterator[NoiseFloor]:
+    """The floor of each clause that log-probabilities decide, on every slice of which the recording has sequences."""
+    alpha = (1.0 - contract.observability.confidence) / 2.0
+    members = [contract.slices_of(attributes) for attributes in recording.attributes]
+    for slice in (ALL, *contract.slices):
+        inside = np.array([slice in names for names in members], dtype=np.bool_)
+        if not inside.any():
+            continue
+        observed = RecordingObservations(recording.only(inside))
+        for clause in contract.clauses:
+            sample = None if clause.quantity is None else observed.of(clause.quantity.key)
+            if clause.quantity is None or sample is None:
+                continue
+            found = clause_interval(clause, contract.assumptions, sample, alpha_lower=alpha, alpha_upper=alpha)
+            yield NoiseFloor(clause.id, slice, found, str(clause.quantity.per))
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +138,7 @@ class Written:
 
 
 def write(draft: Draft, baseline: Recording | None = None, *, margin: float = 2.0, prompts: int = 400) -> Written:
-    """The contract of a draft; without a recording, comments explain what would guarantee the budget token by token.
+    """The contract of a draft; without a recording, the budget is its only clause on drift.
 
     With the `baseline` of an accepted pair, limits on tokens are `margin` times what it keeps, raised until a pair like
     it typically passes with `prompts`; a bound of the budget that it breaks is explained and not asked for. What older
@@ -79,118 +147,131 @@ def write(draft: Draft, baseline: Recording | None = None, *, margin: float = 2.
     if not margin >= 1.0:
         raise ValueError(f"margin: {margin!r} is below 1, so the limit would be below the pair's own drift; write 2")
     rewarded = draft.data in _REWARD_PATHS or (baseline is not None and baseline.rewards is not None)
-    draft = replace(draft, rewards=rewarded and not why_not(_REWARD_DRIFT, draft.data))
-
+    budget = _budget(draft, measured=rewarded and not why_not(_REWARD_DRIFT, draft.data))
+    clauses: list[DraftClause] = [budget]
     found: tuple[NoiseFloor, ...] = ()
-    measured: tuple[str, ...] = ()
     older, name = 0, ""
-    clauses = clauses_of(draft)
     if baseline is not None:
         name = Path(baseline.source).name
-        every = _contract(draft, clauses, explained=True)
-        fresh = by_contract(baseline, every).get(ALL)
+        contract = _contract(draft, [budget, *(DraftClause(clause, "") for clause in _ON_TOKENS)])
+        fresh = by_contract(baseline, contract).get(ALL)
         if fresh is None:
             raise ValueError(
                 f"{baseline.source}: older weights sampled all of it, so that its drift includes staleness; record a "
                 "baseline at lag 0"
             )
         older = baseline.train.size - fresh.train.size
-        # A cap that follows from the budget would cut the baseline.
-        found = tuple(floors(every, fresh))
-        capped = clauses_of(draft, capped=True)
-        clauses, measured = _measured(_contract(draft, capped, explained=True), capped, found, margin, fresh, prompts)
+        found = tuple(floors(contract, fresh))
+        broken = next((floor for floor in found if (floor.clause, floor.slice) == (BUDGET, ALL)), None)
+        if broken is not None and broken.interval.lower > draft.reward_budget:
+            said = f"{budget.derivation} The pair of {name} breaks it: {_figure(broken)}. It covers the worst possible"
+            said += " reward: record rewards to limit reward_drift itself."
+            clauses = [replace(budget, derivation=said, explains=True)]
+        clauses += _measured(contract, found, margin, fresh, prompts, name)
     contract = _contract(draft, clauses)
     needed = tuple(observations_to_pass(contract, clause, ALL) for clause in contract.clauses)
     if never := [cell.clause for cell in needed if cell.observations is None]:
         msg = f"{', '.join(never)}: no number of observations can PASS it, even of identical kernels; raise the budget"
         raise ValueError(msg)
     text = "\n".join(_lines(draft, clauses, needed, name))
+    measured = tuple(made.clause.id for made in clauses if made.clause.id not in {BUDGET, _TAIL_OF_CAPPED})
     return Written(text, load_text(text, f"{draft.name}.yaml"), needed, found, measured, older)
 
 
-def _contract(draft: Draft, clauses: Sequence[DraftClause], *, explained: bool = False) -> Contract:
-    """The contract of these clauses, and if asked for of those that only explain."""
-    asked = [replace(clause, explains=clause.explains and not explained) for clause in clauses]
-    return load_text("\n".join(_lines(draft, asked)), f"{draft.name}.yaml")
+def _budget(draft: Draft, *, measured: bool) -> DraftClause:
+    """The budget itself: measured where rewards are known, else its bound."""
+    budget, (low, high) = draft.reward_budget, draft.reward_range
+    tv = tv_for_reward_budget(budget, draft.reward_range)
+    if not 0.0 < tv < 1.0:
+        raise ValueError(
+            f"reward budget: {budget!r} is not above 0 and below the width of the reward range, {high - low:g}; write "
+            f"the largest acceptable loss, such as {0.02 * (high - low):g}"
+        )
+    breaks = "The mean reward under the two kernels may differ by more than the budget."
+    if measured:
+        derivation = (
+            "The budget itself, measured from the rewards of the sampled sequences: |E_P r - E_Q r| = |E_Q[(W-1) r]|. "
+            "It needs no horizon and no worst case."
+        )
+        return DraftClause(Clause(id=BUDGET, metric="reward_drift", limit=budget, description=breaks), derivation)
+    width = f"{high:g} - {low:g}" if low >= 0 else f"{high:g} - ({low:g})"
+    derivation = (
+        f"The budget itself: |E_P r - E_Q r| <= (r_max - r_min) TV_seq, so TV_seq <= {budget:g} / ({width}) = "
+        f"{rounded(tv)}. Measured on whole sequences, TV_seq = E_Q[(1-W)+]: this needs no horizon and no worst case."
+    )
+    return DraftClause(Clause(id=BUDGET, metric="reward_drift_bound", limit=budget, description=breaks), derivation)
+
+
+def _contract(draft: Draft, clauses: Sequence[DraftClause]) -> Contract:
+    return load_text("\n".join(_lines(draft, clauses)), f"{draft.name}.yaml")
 
 
 def _measured(
-    contract: Contract,
-    clauses: Sequence[DraftClause],
-    found: Sequence[NoiseFloor],
-    margin: float,
-    baseline: Recording,
-    prompts: int,
-) -> tuple[tuple[DraftClause, ...], tuple[str, ...]]:
-    """Clauses with limits that the baseline keeps by a margin, and the ids of those that it decides.
+    contract: Contract, found: Sequence[NoiseFloor], margin: float, baseline: Recording, prompts: int, source: str
+) -> Iterator[DraftClause]:
+    """Clauses on tokens with limits that the baseline keeps by a margin.
 
     The margin is raised until a pair like the baseline typically passes with so many prompts.
     """
-    by = {(floor.clause, floor.slice): floor for floor in found if math.isfinite(floor.interval.upper)}
     there = baseline.lengths.size if baseline.prompts is None else int(baseline.prompts.max()) + 1
     most = {Unit.TOKEN: prompts * int(baseline.lengths.sum()) // there}
-    result, ids = [], []
     cap: float | None = None
-    for draft in clauses:
-        own = {slice: floor for (clause, slice), floor in by.items() if clause == draft.clause.id}
-        floor = own.get(ALL)
-        if draft.clause.id == TAIL_OF_TV:
+    for clause in _ON_TOKENS:
+        if clause.id == _TAIL_OF_CAPPED:
             if cap is not None:
-                tail = draft.changed(draft.derivation, statistic=f"fraction > {exact(cap)}")
-                result.append(_passable(contract, tail, prompts))
-        elif floor is None:
-            result.append(draft)
-        elif draft.clause.id == BUDGET:
-            result.append(_broken_budget(draft, floor, baseline.source) if floor.breaks_limit else draft)
-        else:
-            for step in range(_MOST_RAISES + 1):
-                made = _with_margin(draft, own, margin * _RAISE**step, baseline.source)
-                truth = max(floor.interval.estimate / made.clause.limit_for(ALL), _LEAST_TRUTH)
-                size = typical_size(contract, made.clause, ALL, truth)
-                if size is None or size <= most.get(made.clause.quantity.per, prompts):  # type: ignore[union-attr]
-                    break
-            ids.append(made.clause.id)
-            result.append(made)
-            cap = made.clause.cap if draft.clause.cap is not None else cap
-    return tuple(result), tuple(ids)
+                yield _tail(contract, clause, cap, prompts)
+            continue
+        own = {floor.slice: floor for floor in found if floor.clause == clause.id}
+        for step in range(_MOST_RAISES + 1):
+            made = _with_margin(clause, own, margin * _RAISE**step, source)
+            truth = max(own[ALL].interval.estimate / made.clause.limit_for(ALL), _LEAST_TRUTH)
+            size = typical_size(contract, made.clause, ALL, truth)
+            if size is None or size <= most.get(Unit.PROMPT if clause.id == _CAPPED else Unit.TOKEN, prompts):
+                break
+        cap = made.clause.cap if clause.id == _CAPPED else cap
+        yield made
 
 
-def _with_margin(draft: DraftClause, own: Mapping[str, NoiseFloor], margin: float, source: str) -> DraftClause:
-    limits = {
-        slice: max(min(cut(margin * of.interval.upper * 1.005), 0.999), _LEAST_LIMIT) for slice, of in own.items()
-    }
+def _with_margin(clause: Clause, own: Mapping[str, NoiseFloor], margin: float, source: str) -> DraftClause:
+    above = {slice: cut(margin * of.interval.upper * 1.005) for slice, of in own.items()}
+    limits = {slice: max(min(limit, 0.999), _LEAST_LIMIT) for slice, limit in above.items()}
     limit = limits.pop(ALL)
     slices = {slice: higher for slice, higher in limits.items() if higher > limit}
-    cap = cut(CAP_IN_LIMITS * max(limit, *slices.values(), 0.0))
-    return draft.changed(
-        f"{margin:.3g} x the drift of {Path(source).name}: {_figure(own[ALL])}. The budget alone would give "
-        f"{rounded(own[ALL].limit)}: this limit does not guarantee it.",
-        limit=limit,
-        slices=slices,
-        cap=cap if draft.clause.cap is not None and cap < 1.0 else None,
-        description="The kernels are further apart than the accepted pair, by more than the margin.",
-    )
+    description = "The kernels are further apart than the accepted pair, by more than the margin."
+    changed: dict[str, Any] = {"limit": limit, "slices": slices, "description": description}
+    derivation = f"{margin:.3g} x the drift of {source}: {_figure(own[ALL])}."
+    cap = cut(_CAP_IN_LIMITS * max(limit, *slices.values(), 0.0))
+    if clause.id == _CAPPED:
+        changed |= {"unit": None, "cap": cap if cap < 1.0 else None}
+    return DraftClause(Clause(**clause.model_dump(exclude_unset=True) | changed), derivation)
 
 
-def _broken_budget(draft: DraftClause, floor: NoiseFloor, source: str) -> DraftClause:
-    said = (
-        f"{draft.derivation} The pair of {Path(source).name} breaks it: {_figure(floor)}. It covers the worst possible "
-    )
-    return replace(draft, derivation=said + "reward: record rewards to limit reward_drift itself.", explains=True)
-
-
-def _passable(contract: Contract, draft: DraftClause, prompts: int) -> DraftClause:
+def _tail(contract: Contract, clause: Clause, cap: float, prompts: int) -> DraftClause:
     """The clause on what is above the cap, with a limit that so many prompts without any can PASS."""
-    limit = first = draft.clause.limit_for(ALL)
+    said = "The share of prompts above the cap of token-tv, which that clause does not limit."
+    fields = clause.model_dump(exclude_unset=True) | {"statistic": f"fraction > {exact(cap)}"}
+    fields["description"] = "More prompts than that drift by more than five limits; see which."
+    limit, derivation = clause.limit_for(ALL), f"{said} {100 * clause.limit_for(ALL):g} % is a choice."
     while limit < 1.0:
-        needed = observations_to_pass(contract, draft.clause.model_copy(update={"limit": limit}), ALL).observations
+        needed = observations_to_pass(contract, Clause(**fields | {"limit": limit}), ALL).observations
         if needed is not None and needed <= prompts:
             break
         limit *= 1.1
-    if limit == first:
-        return draft
-    said = "The share of prompts above the cap of token-tv, which that clause does not limit. The smallest share that "
-    return draft.changed(f"{said}{prompts:,} prompts can confirm.", limit=cut(min(limit, 0.999)))
+        derivation = f"{said} The smallest share that {prompts:,} prompts can confirm."
+    return DraftClause(Clause(**fields | {"limit": cut(min(limit, 0.999))}), derivation)
+
+
+def cut(value: float) -> float:
+    """A limit cut to three significant digits, so that it is still enough."""
+    return float(rounded_down(value).replace(",", ""))
+
+
+def exact(value: float) -> str:
+    """A number as YAML reads back the same one, without an exponent."""
+    if not math.isfinite(value):
+        raise ValueError(f"value: {value!r} cannot be written as a limit; give a finite number")
+    text = format(Decimal(repr(float(value))), "f")
+    return text.removesuffix(".0")
 
 
 def _figure(floor: NoiseFloor) -> str:
@@ -223,13 +304,9 @@ def _head(draft: Draft, source: str) -> Iterator[str]:
             "`kc-otel gate plan` says how much traffic decides them."
         )
         yield "#"
-    explained = (
-        "Comments below it name token limits that would guarantee it. They are no clauses, because real kernels "
-        "exceed them while the measured budget holds."
-    )
     yield from _comment(
-        "P is train, Q inference, w = P/Q of a sampled token, W of a sequence. "
-        f"{'' if source else 'Clause reward is the budget. ' + explained}"
+        "P is train, Q inference, w = P/Q of a sampled token, W of a sequence."
+        + " Clause reward is the budget." * (not source)
     )
     yield "apiVersion: kernel-contract/v1"
     yield "kind: KernelContract"
