@@ -39,17 +39,22 @@ class Range:
 def range_of(clause: Clause, assumptions: Assumptions) -> Range | None:
     """Values that the clause's statistic can take; None when an assumption that it needs is missing."""
     statistic, metric = clause.parsed_statistic, clause.metric
+    noun = _NOUN.get(metric, metric)
     if statistic.kind == "fraction":
         return Range(0.0, 1.0, "a fraction")
-    if metric in DERIVED:
-        return _derived(clause, assumptions)
-    if metric not in QUANTITIES:
+    if metric == "support_deficit":
+        return Range(0.0, 1.0, noun)
+    if clause.base not in QUANTITIES:
         return Range(0.0, math.inf, metric)
-    quantity, noun = QUANTITIES[metric], _NOUN.get(metric, metric)
+    quantity = QUANTITIES[clause.base]
+    scale = scale_of(metric, assumptions) if metric in DERIVED else 1.0
+    if scale is None:
+        return None
+    low = 0.0 if metric in DERIVED else quantity.low
     cap = clause.cap or quantity.cap
     if statistic.kind != "mean" or cap >= quantity.high:
-        return Range(quantity.low, quantity.high, noun)
-    return Range(max(quantity.low, -cap), cap, noun, cap)
+        return Range(low, scale * quantity.high, noun)
+    return Range(max(low, -cap), scale * cap, noun, cap)
 
 
 def scale_of(metric: str, assumptions: Assumptions) -> float | None:
@@ -58,19 +63,6 @@ def scale_of(metric: str, assumptions: Assumptions) -> float | None:
         return abs(factors(metric, assumptions)[0])
     except ValueError:
         return None
-
-
-def _derived(clause: Clause, assumptions: Assumptions) -> Range | None:
-    scale = scale_of(clause.metric, assumptions)
-    if scale is None:
-        return None
-    base, noun = QUANTITIES[DERIVED[clause.metric].base], _NOUN.get(clause.metric, clause.metric)
-    if clause.metric == "support_deficit":
-        return Range(0.0, 1.0, noun)
-    cap = clause.cap or base.cap
-    if cap >= base.high:
-        return Range(0.0, scale * base.high, noun)
-    return Range(0.0, scale * cap, noun, cap)
 
 
 def factors(metric: str, assumptions: Assumptions) -> tuple[float, float]:

@@ -123,8 +123,7 @@ def promises(contract: Contract, slices: Sequence[str], *, advantages: bool) -> 
     asked: list[RemedyTarget] = []
     beyond: list[str] = []
     for clause in contract.clauses:
-        base = DERIVED[clause.metric].base if clause.metric in DERIVED else clause.metric
-        aim = _AIMS.get(base)
+        aim = _AIMS.get(clause.base)
         if aim is None:
             beyond.append(f"{clause.id}: {clause.metric_text} is of the kernels themselves: weights do not change it")
         elif clause.parsed_statistic.kind != "mean":

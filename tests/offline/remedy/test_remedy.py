@@ -14,7 +14,7 @@ from examples.rl_bias.policy import Policy
 from examples.rl_bias.rollouts import SEED, record
 from kc_otel.cli.remedy_command import _left, remedy_lines, remedy_sentence
 from kc_otel.contract.load import load_text
-from kc_otel.judge.sample_sizes import rounded
+from kc_otel.judge.statistics import rounded
 from kc_otel.offline import remedy as module
 from kc_otel.offline.corrections import Correction, Rejection, Weight
 from kc_otel.offline.remedy import as_data, remedy
