@@ -104,10 +104,10 @@ class Ratios:
         self.log_sequence: Floats = self.sums(self.log_w)
 
     @cached_property
-    def sides(self) -> dict[str, NDArray[np.bool_]]:
-        """Tokens with a positive advantage and with a negative one, bool [N]; nothing without advantages."""
-        advantages = self.recording.advantages
-        return {} if advantages is None else {"positive": advantages > 0.0, "negative": advantages < 0.0}
+    def sides(self) -> dict[str, Floats]:
+        """Advantages [N] of tokens with a positive one, and with a negative one, else 0; nothing without any."""
+        of = self.recording.advantages
+        return {} if of is None else {"positive": np.maximum(of, 0.0), "negative": np.minimum(of, 0.0)}
 
     @cached_property
     def token(self) -> Floats:

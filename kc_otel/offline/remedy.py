@@ -77,10 +77,10 @@ def effects(of: Ratios, correction: Correction) -> Effects:
         "sequence": of.means(np.maximum(c - of.sequence, 0.0) + half),
         "kept": of.sums(used),
     }
-    for side, inside in of.sides.items():
-        pushed, many = of.sums(np.where(inside, (of.token - c) * of.recording.advantages, 0.0)), of.sums(inside)
+    for side, advantages in of.sides.items():
+        pushed, many = of.sums((of.token - c) * advantages), of.sums(advantages != 0.0)
         found[side] = np.divide(pushed, many, out=np.full(many.size, np.nan), where=many > 0.0)
-        found[f"kept_{side}"] = of.sums(used & inside)
+        found[f"kept_{side}"] = of.sums(used & (advantages != 0.0))
     return found
 
 
@@ -349,7 +349,9 @@ def remedy(recording: Recording, contract: Contract, trainers: Sequence[Trainer]
     alpha = (1.0 - contract.observability.confidence) / max(1, 2 * len(tried) * checked)
     terms: dict[str, Any] = {"alpha": alpha, "fewest": contract.observability.min_sequences}
     ratios = Ratios(recording)
-    totals = {"kept": ratios.recording.lengths} | {f"kept_{side}": ratios.sums(of) for side, of in ratios.sides.items()}
+    totals = {"kept": ratios.recording.lengths} | {
+        f"kept_{side}": ratios.sums(of != 0.0) for side, of in ratios.sides.items()
+    }
 
     def by_unit(found: Effects, inside: NDArray[np.bool_]) -> Effects:
         """Effects on a slice by prompt, if the recording names prompts."""
