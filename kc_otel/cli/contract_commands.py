@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from kc_otel.cli.terminal import PrintJson, refuse, table_lines, together, unusable
+from kc_otel.cli.terminal import PrintJson, refuse, show, table_lines, together, unusable
 from kc_otel.contract.clause import About
 from kc_otel.contract.diff import diff
 from kc_otel.contract.errors import problem_lines
@@ -55,27 +55,22 @@ def check(
     problems = [problem for result in results for problem in result.problems]
     judged = [(result.source, result.contract) for result in results if result.contract is not None]
     covered = {} if path is None else {source: coverage(contract, path) for source, contract in judged}
-    if as_json:
-        files = [
-            _result(result) | ({"coverage": asdict(covered[result.source])} if result.source in covered else {})
-            for result in results
-        ]
-        typer.echo(json.dumps({"files": files}, indent=2))
-    else:
-        for line in problem_lines(problems):
-            typer.echo(line)
-        for result in results:
-            for scope in scopes(_abouts(result.contract)):
-                typer.echo(f"{result.source}: verdicts {scope}")
-            clauses = result.contract.clauses if result.contract else ()
-            if assumed := ", ".join(clause.id for clause in clauses if clause.unit == "sequence"):
-                typer.echo(f"{result.source}: assumes that sequences are independent: {assumed}")
-        errors = sum(problem.level == "error" for problem in problems)
-        typer.echo(
-            f"{_count(len(results), 'file')}: {_count(errors, 'error')}, {_count(len(problems) - errors, 'warning')}"
-        )
-        for source, found in covered.items():
-            typer.echo("\n".join(_coverage(source, str(path), found)))
+    lines = list(problem_lines(problems))
+    for result in results:
+        lines += [f"{result.source}: verdicts {scope}" for scope in scopes(_abouts(result.contract))]
+        clauses = result.contract.clauses if result.contract else ()
+        if assumed := ", ".join(clause.id for clause in clauses if clause.unit == "sequence"):
+            lines.append(f"{result.source}: assumes that sequences are independent: {assumed}")
+    errors = sum(problem.level == "error" for problem in problems)
+    counts = f"{_count(errors, 'error')}, {_count(len(problems) - errors, 'warning')}"
+    lines.append(f"{_count(len(results), 'file')}: {counts}")
+    for source, found in covered.items():
+        lines += _coverage(source, str(path), found)
+    files = [
+        _result(result) | ({"coverage": asdict(covered[result.source])} if result.source in covered else {})
+        for result in results
+    ]
+    show(lines, {"files": files}, as_json=as_json)
     if len(judged) < len(results):
         raise typer.Exit(2)
 
@@ -173,15 +168,10 @@ def diff_command(
     with unusable():
         changes = diff(load(old), load(new))
     loosening = [change for change in changes if change.loosening]
-    if as_json:
-        listed = [asdict(change) for change in changes]
-        typer.echo(json.dumps({"loosens": bool(loosening), "changes": listed}, indent=2, default=str))
-    else:
-        for change in changes:
-            typer.echo(f"{change.kind:<9} {change.field}: {change.sentence}")
-        typer.echo(
-            f"{_count(len(changes), 'change')}, {len(loosening) or 'none'} loosening" if changes else "no difference"
-        )
+    lines = [f"{change.kind:<9} {change.field}: {change.sentence}" for change in changes]
+    total = f"{_count(len(changes), 'change')}, {len(loosening) or 'none'} loosening" if changes else "no difference"
+    data = {"loosens": bool(loosening), "changes": list(map(asdict, changes))}
+    show([*lines, total], data, as_json=as_json)
     if loosening:
         raise typer.Exit(1)
 

@@ -32,12 +32,12 @@ from kc_otel.cli.terminal import (
     pairs,
     refuse,
     seconds,
+    show,
     stopped_by_signals,
     table_lines,
     unusable,
 )
 from kc_otel.contract.load import load
-from kc_otel.contract.plain_text import plain
 from kc_otel.contract.slices import ALL
 from kc_otel.contract.units import format_duration
 from kc_otel.contract.words import did_you_mean
@@ -141,7 +141,7 @@ def run(
         else:
             located = _of_kernels(promise, train, infer, given, slice, failing, precision, arguments, shares=shares)
     answer = located_json(located)
-    typer.echo(json.dumps(answer, indent=2, allow_nan=False) if as_json else "\n".join(located_lines(located)))
+    show(located_lines(located), answer, as_json=as_json)
     if cell is not None:
         asked = {"contract": promise.hash, "train": train, "inference": infer, "sequences": sequences}
         evidence = {**answer, "asked": asked, "version": version("kc-otel")}
@@ -237,10 +237,7 @@ def operators(
         where = "; ".join(getattr(error, "__notes__", ()))
         refuse(f"{comparisons}: {type(error).__name__}: {error} ({where})")
     verdicts, left_out = judge(promise, reports) if promise is not None else ((), ())
-    if as_json:
-        typer.echo(json.dumps(json_of(reports, verdicts, left_out), indent=2, allow_nan=False))
-    else:
-        _print_cases(reports, verdicts, left_out)
+    show(_case_lines(reports, verdicts, left_out), json_of(reports, verdicts, left_out), as_json=as_json)
     if any(verdict.status == "FAIL" for verdict in verdicts) or any(report.not_finite for report in reports):
         raise typer.Exit(1)
 
@@ -346,7 +343,7 @@ def _clause(contract: Contract, wanted: str | None) -> Clause | None:
     return refuse(f"--clause: {wanted!r} is not in the contract; {hint}")
 
 
-def _print_cases(reports: Sequence[CaseReport], verdicts: Sequence[Verdict], left_out: Sequence[str]) -> None:
+def _case_lines(reports: Sequence[CaseReport], verdicts: Sequence[Verdict], left_out: Sequence[str]) -> list[str]:
     from kc_otel.offline.operator_verdicts import COLUMNS, cells_of  # noqa: PLC0415
 
     def row(cells: Iterable[str]) -> str:
@@ -368,8 +365,7 @@ def _print_cases(reports: Sequence[CaseReport], verdicts: Sequence[Verdict], lef
     if verdicts or left_out:
         judged = [(str(found.status), found.cell.clause, found.cell.slice, found.reason) for found in verdicts]
         lines += ["", "Verdicts", *table_lines(("verdict", "clause", "slice", "why"), judged)]
-    for line in (*lines, *(f"not judged: {sentence}" for sentence in left_out)):
-        typer.echo(plain(line))
+    return [*lines, *(f"not judged: {sentence}" for sentence in left_out)]
 
 
 def follow_incidents(

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from typing import Annotated, Final
 
 import typer
 
 from kc_otel.cli.api_client import DEFAULT_URL, IncidentId, Url, attach, failing_cell
-from kc_otel.cli.terminal import By, Columns, PrintJson, columns_of, table_lines, unusable
+from kc_otel.cli.terminal import By, Columns, PrintJson, columns_of, show, table_lines, unusable
 from kc_otel.contract.load import load
-from kc_otel.contract.plain_text import plain
 from kc_otel.contract.slices import STALE
 from kc_otel.contract.words import number, place
 from kc_otel.judge.statistics import rounded
@@ -59,11 +57,7 @@ def remedy(
         promise = load(contract)
         cell = None if incident is None else failing_cell(url, promise, incident)
         found = replays.remedy(load_recording(recording, columns=columns_of(columns)), promise, wanted)
-    if as_json:
-        typer.echo(json.dumps(as_data(found), indent=2, allow_nan=False))
-    else:
-        for said in remedy_lines(found):
-            typer.echo(plain(said))
+    show(remedy_lines(found), as_data(found), as_json=as_json)
     if cell is not None:
         text = remedy_sentence(found)
         typer.echo(attach(url, cell.incident, "remedy", cell.slice, text, as_data(found), by), err=True)

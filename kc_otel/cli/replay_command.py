@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import sys
 from collections import Counter
@@ -13,9 +12,9 @@ from typing import Annotated, Final
 
 import typer
 
-from kc_otel.cli.terminal import PrintJson, seconds, unusable
+from kc_otel.cli.terminal import PrintJson, seconds, show, unusable
 from kc_otel.contract.load import load
-from kc_otel.contract.plain_text import plain, plain_lines
+from kc_otel.contract.plain_text import plain_lines
 from kc_otel.contract.units import format_duration
 from kc_otel.judge.escalation.notices import GroupTiming
 from kc_otel.offline.replay import Replayed, TrafficFileError, as_data, replay_recordings
@@ -63,7 +62,7 @@ def replay(
         print(plain_lines(sentence), file=sys.stderr)
     if len(found.damage) > _MAX_NAMED_DAMAGES:
         print(f"and {len(found.damage) - _MAX_NAMED_DAMAGES:,} more messages that could not be read", file=sys.stderr)
-    typer.echo(json.dumps(as_data(found), indent=2) if as_json else "\n".join(map(plain, replay_lines(found))))
+    show(replay_lines(found), as_data(found), as_json=as_json)
     raise typer.Exit(1 if found.changed else 0)
 
 
