@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -17,7 +17,6 @@ from kc_otel.contract.diff import diff
 from kc_otel.contract.errors import problem_lines
 from kc_otel.contract.input_reasons import REASONS
 from kc_otel.contract.load import Checked, check_all, load
-from kc_otel.contract.measuring_paths import Coverage, MeasuringPath, coverage
 from kc_otel.contract.model import Contract
 from kc_otel.contract.registry.clause_metrics import DERIVED, QUANTITIES, Origin
 from kc_otel.contract.schema import json_schema
@@ -34,9 +33,6 @@ def check(
     paths: Annotated[
         list[str], typer.Argument(metavar="PATH...", help="Contracts, folders of contracts, or - for standard input.")
     ],
-    path: Annotated[
-        MeasuringPath | None, typer.Option("--for", help="Also list the clauses that this way of measuring can judge.")
-    ] = None,
     as_json: PrintJson = False,
 ) -> None:
     """Report every error in contracts, with file and line.
@@ -45,7 +41,6 @@ def check(
 
     Examples:
       kc-otel check contracts
-      kc-otel check policy.yaml --for vllm
     """
     with unusable():
         results = [
@@ -53,8 +48,6 @@ def check(
             for result in check_all(paths)
         ]
     problems = [problem for result in results for problem in result.problems]
-    judged = [(result.source, result.contract) for result in results if result.contract is not None]
-    covered = {} if path is None else {source: coverage(contract, path) for source, contract in judged}
     lines = list(problem_lines(problems))
     for result in results:
         lines += [f"{result.source}: verdicts {scope}" for scope in scopes(_abouts(result.contract))]
@@ -64,30 +57,9 @@ def check(
     errors = sum(problem.level == "error" for problem in problems)
     counts = f"{_count(errors, 'error')}, {_count(len(problems) - errors, 'warning')}"
     lines.append(f"{_count(len(results), 'file')}: {counts}")
-    for source, found in covered.items():
-        lines += _coverage(source, str(path), found)
-    files = [
-        _result(result) | ({"coverage": asdict(covered[result.source])} if result.source in covered else {})
-        for result in results
-    ]
-    show(lines, {"files": files}, as_json=as_json)
-    if len(judged) < len(results):
+    show(lines, {"files": list(map(_result, results))}, as_json=as_json)
+    if any(result.contract is None for result in results):
         raise typer.Exit(2)
-
-
-def _coverage(source: str, path: str, found: Coverage) -> Iterator[str]:
-    automatic = f"{found.automatic} of them without configuration"
-    yield f"{source}: {path} can fill {found.reachable} of {found.cells} cells, {automatic}"
-    if found.measured:
-        yield f"  measured: {', '.join(found.measured)}"
-    for clause, argument in found.arguments.items():
-        yield f"  {clause} needs {argument}"
-    for attribute, where in found.attributes.items():
-        yield f"  slices need {attribute}: {where}"
-    for clause, why in found.unmeasured.items():
-        yield f"  cannot measure {clause}: {why}"
-    for action, why in found.unobeyed.items():
-        yield f"  no process carries out {action}: {why}"
 
 
 def plan(
