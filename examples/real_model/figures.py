@@ -16,8 +16,7 @@ from examples.real_model.prompts import SLICES, prompts
 from examples.rl_bias.gradient_bounds import clip_budget_share
 from examples.rl_bias.sequence_bounds import tv_sequence_uniform
 from examples.rl_bias.token_bounds import token_tv, tv_from_kl
-from kc_otel.offline.draft.draft import Draft
-from kc_otel.offline.draft.draft_yaml import write
+from kc_otel.offline.draft import Draft, write
 from kc_otel.record.measure.logits import LOGITS
 from kc_otel.recordings.recording_files import load_recording
 from kc_otel.stats import (

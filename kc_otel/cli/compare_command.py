@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 import time
 from collections.abc import Iterator, Mapping
+from dataclasses import asdict
 from itertools import accumulate
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
@@ -19,6 +19,7 @@ from kc_otel.cli.terminal import (
     attributes_of,
     columns_of,
     pairs,
+    show,
     table_lines,
     unusable,
 )
@@ -77,9 +78,6 @@ def compare(
     width = clip or (promise.assumptions.clip if promise is not None else None) or 0.2
     judged = judged.on(slice) if judged is not None and slice else judged
     data = comparison_data(log, parts, judged, confidence=confidence, clip=width)
-    if as_json:
-        typer.echo(json.dumps(data, indent=2, allow_nan=False))
-        return
     lines = [*_table_lines(data, shutil.get_terminal_size().columns), ""]
     if judged is not None:
         why = {
@@ -88,8 +86,8 @@ def compare(
         lines += ["Verdicts", *(verdict_line(verdict) + why.get(verdict, "") for verdict in judged.verdicts), ""]
     assumed = judged.prompts_note(promise) if judged is not None and promise is not None else ""
     lines += [assumed] if assumed else []
-    for line in (*lines, *_notes(data, judged, coarse_side(log.train, log.inference))):
-        typer.echo(plain(line))
+    lines += _notes(data, judged, coarse_side(log.train, log.inference))
+    show(lines, data, as_json=as_json)
 
 
 def _chosen(names: list[str], parts: dict[str, Recording | None]) -> dict[str, Recording | None]:
@@ -179,18 +177,12 @@ def diagnose(
         roles = roles_of(log, pairs("--name", name or [], "ROLE=NAME"))
         findings = diagnose_run(log, roles)
     steps = max(int(logged.size) for logged, _ in log.values())
-    if as_json:
-        found = [{"rule": finding.rule, "found": finding.found, "said": finding.said} for finding in findings]
-        typer.echo(json.dumps({"steps": steps, "roles": roles, "rules": found, "cannot_tell": list(cannot_tell())}))
-        return
-    typer.echo(plain(f"{path}: {len(log)} numbers, {steps} steps"))
-    typer.echo(
-        plain("read as: " + (", ".join(f"{role} = {log_name}" for role, log_name in roles.items()) or "nothing"))
-    )
+    read = ", ".join(f"{role} = {log_name}" for role, log_name in roles.items()) or "nothing"
+    lines = [f"{path}: {len(log)} numbers, {steps} steps", f"read as: {read}"]
     for mark, wanted in (("FOUND", True), ("not found", False), ("cannot tell", None)):
-        for finding in findings:
-            if finding.found is wanted:
-                typer.echo(plain(f"{mark:11}  {finding.rule}: {finding.said}"))
-    typer.echo("averages do not say:")
-    for sentence in cannot_tell():
-        typer.echo(f"  {sentence}")
+        said = (finding for finding in findings if finding.found is wanted)
+        lines += [f"{mark:11}  {finding.rule}: {finding.said}" for finding in said]
+    lines += ["averages do not say:", *(f"  {sentence}" for sentence in cannot_tell())]
+    rules = list(map(asdict, findings))
+    data = {"steps": steps, "roles": roles, "rules": rules, "cannot_tell": list(cannot_tell())}
+    show(lines, data, as_json=as_json)

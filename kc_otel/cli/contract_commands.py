@@ -4,20 +4,19 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from kc_otel.cli.terminal import PrintJson, refuse, table_lines, together, unusable
+from kc_otel.cli.terminal import PrintJson, refuse, show, table_lines, together, unusable
 from kc_otel.contract.clause import About
 from kc_otel.contract.diff import diff
-from kc_otel.contract.errors import LintFinding, problem_lines
+from kc_otel.contract.errors import problem_lines
 from kc_otel.contract.input_reasons import REASONS
 from kc_otel.contract.load import Checked, check_all, load
-from kc_otel.contract.measuring_paths import Coverage, MeasuringPath, coverage
 from kc_otel.contract.model import Contract
 from kc_otel.contract.registry.clause_metrics import DERIVED, QUANTITIES, Origin
 from kc_otel.contract.schema import json_schema
@@ -34,16 +33,6 @@ def check(
     paths: Annotated[
         list[str], typer.Argument(metavar="PATH...", help="Contracts, folders of contracts, or - for standard input.")
     ],
-    path: Annotated[
-        MeasuringPath | None, typer.Option("--for", help="Also list the clauses that this way of measuring can judge.")
-    ] = None,
-    traffic: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="SLICE=NUMBER",
-            help="Sequences an hour on a slice: also list the clauses that can never PASS with that many.",
-        ),
-    ] = None,
     as_json: PrintJson = False,
 ) -> None:
     """Report every error in contracts, with file and line.
@@ -52,78 +41,25 @@ def check(
 
     Examples:
       kc-otel check contracts
-      kc-otel check policy.yaml --for vllm
-      kc-otel check policy.yaml --traffic all=1200
     """
-    rates = _rates(traffic or ())
     with unusable():
         results = [
-            result
-            if result.contract is None
-            else result.with_findings((*shut_gates(result.contract), *_undecided(result.contract, rates)))
+            result if result.contract is None else result.with_findings(shut_gates(result.contract))
             for result in check_all(paths)
         ]
     problems = [problem for result in results for problem in result.problems]
-    judged = [(result.source, result.contract) for result in results if result.contract is not None]
-    covered = {} if path is None else {source: coverage(contract, path) for source, contract in judged}
-    if as_json:
-        files = [
-            _result(result) | ({"coverage": asdict(covered[result.source])} if result.source in covered else {})
-            for result in results
-        ]
-        typer.echo(json.dumps({"files": files}, indent=2))
-    else:
-        for line in problem_lines(problems):
-            typer.echo(line)
-        for result in results:
-            for scope in scopes(_abouts(result.contract)):
-                typer.echo(f"{result.source}: verdicts {scope}")
-            clauses = result.contract.clauses if result.contract else ()
-            if assumed := ", ".join(clause.id for clause in clauses if clause.unit == "sequence"):
-                typer.echo(f"{result.source}: assumes that sequences are independent: {assumed}")
-        errors = sum(problem.level == "error" for problem in problems)
-        typer.echo(
-            f"{_count(len(results), 'file')}: {_count(errors, 'error')}, {_count(len(problems) - errors, 'warning')}"
-        )
-        for source, found in covered.items():
-            typer.echo("\n".join(_coverage(source, str(path), found)))
-    if len(judged) < len(results):
+    lines = list(problem_lines(problems))
+    for result in results:
+        lines += [f"{result.source}: verdicts {scope}" for scope in scopes(_abouts(result.contract))]
+        clauses = result.contract.clauses if result.contract else ()
+        if assumed := ", ".join(clause.id for clause in clauses if clause.unit == "sequence"):
+            lines.append(f"{result.source}: assumes that sequences are independent: {assumed}")
+    errors = sum(problem.level == "error" for problem in problems)
+    counts = f"{_count(errors, 'error')}, {_count(len(problems) - errors, 'warning')}"
+    lines.append(f"{_count(len(results), 'file')}: {counts}")
+    show(lines, {"files": list(map(_result, results))}, as_json=as_json)
+    if any(result.contract is None for result in results):
         raise typer.Exit(2)
-
-
-def _rates(given: Sequence[str]) -> dict[str, float]:
-    """Sequences an hour by slice."""
-    found = {}
-    for text in given:
-        name, _, number = text.partition("=")
-        try:
-            found[name] = float(number)
-        except ValueError:
-            raise typer.BadParameter(f"--traffic: {text!r} is not SLICE=NUMBER, such as all=1200") from None
-    return found
-
-
-def _undecided(contract: Contract, rates: Mapping[str, float]) -> Sequence[LintFinding]:
-    if not rates:
-        return ()
-    from kc_otel.judge.sample_sizes import undecided_by_traffic  # noqa: PLC0415 - SciPy
-
-    return undecided_by_traffic(contract, rates)
-
-
-def _coverage(source: str, path: str, found: Coverage) -> Iterator[str]:
-    automatic = f"{found.automatic} of them without configuration"
-    yield f"{source}: {path} can fill {found.reachable} of {found.cells} cells, {automatic}"
-    if found.measured:
-        yield f"  measured: {', '.join(found.measured)}"
-    for clause, argument in found.arguments.items():
-        yield f"  {clause} needs {argument}"
-    for attribute, where in found.attributes.items():
-        yield f"  slices need {attribute}: {where}"
-    for clause, why in found.unmeasured.items():
-        yield f"  cannot measure {clause}: {why}"
-    for action, why in found.unobeyed.items():
-        yield f"  no process carries out {action}: {why}"
 
 
 def plan(
@@ -204,15 +140,10 @@ def diff_command(
     with unusable():
         changes = diff(load(old), load(new))
     loosening = [change for change in changes if change.loosening]
-    if as_json:
-        listed = [asdict(change) for change in changes]
-        typer.echo(json.dumps({"loosens": bool(loosening), "changes": listed}, indent=2, default=str))
-    else:
-        for change in changes:
-            typer.echo(f"{change.kind:<9} {change.field}: {change.sentence}")
-        typer.echo(
-            f"{_count(len(changes), 'change')}, {len(loosening) or 'none'} loosening" if changes else "no difference"
-        )
+    lines = [f"{change.kind:<9} {change.field}: {change.sentence}" for change in changes]
+    total = f"{_count(len(changes), 'change')}, {len(loosening) or 'none'} loosening" if changes else "no difference"
+    data = {"loosens": bool(loosening), "changes": list(map(asdict, changes))}
+    show([*lines, total], data, as_json=as_json)
     if loosening:
         raise typer.Exit(1)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 import time
@@ -29,20 +30,16 @@ from kc_otel.contract.load import check
 from kc_otel.contract.model import Contract
 from kc_otel.contract.sentences import scopes
 from kc_otel.contract.words import listed
-from kc_otel.judge.promotion.gate_evidence import EvidenceError
 from kc_otel.judge.recorders import ONE_KERNEL
 from kc_otel.judge.sample_sizes import observations_to_pass
 from kc_otel.offline.gate import gate_report
 from kc_otel.offline.gate.evidence import (
-    beside_problems,
     evidence_file,
     offline_evidence,
     read_evidence,
     recording_beside,
-    remove_evidence,
     verify_evidence,
     verify_recordings,
-    write_evidence,
     write_text,
 )
 from kc_otel.offline.gate.gate_report import GateFinding, findings, for_whom, headline, how_far, missing, notes
@@ -223,8 +220,8 @@ def verify(
 ) -> None:
     """Verify evidence: its checksum, and that its verdicts follow from its numbers.
 
-    The contract and the recording beside the evidence must be those that it names. With --recordings, every number is
-    recomputed from the files. Exits with 1 if a check fails.
+    With --recordings, or with the recording that `gate live` left beside the evidence, every number is recomputed from
+    the files. Exits with 1 if a check fails.
 
     Examples:
       kc-otel gate verify evidence
@@ -233,13 +230,12 @@ def verify(
     file = evidence_file(record)
     try:
         content = read_evidence(file)
-        if recordings:
+        beside = recording_beside(file.parent if file.name == evidence_file(file.parent).name else file)
+        if recordings := recordings or ([beside] if beside.exists() else []):
             files = (sorted(path.rglob("*")) if path.is_dir() else [path] for path in recordings)
             verify_recordings(content, [path for found in files for path in found if not path.is_dir()])
         else:
             verify_evidence(content)
-        if problems := beside_problems(content, file):
-            raise EvidenceError("; ".join(problems))
     except OSError as error:
         refuse(f"{error.filename or file}: cannot be read ({error.strerror})")
     except ValueError as error:
@@ -274,7 +270,7 @@ def _judge(
     """
     if evidence is not None:
         with unusable(files="written"):
-            remove_evidence(evidence)
+            evidence_file(evidence).unlink(missing_ok=True)
     with unusable():
         checked = check(contract)
         promise, text = checked.sound(), checked.text
@@ -413,4 +409,6 @@ def _write(
             file.write(summary + "\n")
     if evidence is None:
         return []
-    return [f"evidence: {write_evidence(offline_evidence(gate, contract), evidence, contract)}"]
+    record = json.dumps(offline_evidence(gate, contract), indent=2, sort_keys=True, allow_nan=False)
+    write_text(evidence_file(evidence), record + "\n")
+    return [f"evidence: {evidence_file(evidence)}"]

@@ -13,7 +13,7 @@ from kc_otel.contract.measuring_paths import MeasuringPath
 from kc_otel.contract.model import KernelSpec
 
 if TYPE_CHECKING:
-    from kc_otel.offline.draft.draft_yaml import Written
+    from kc_otel.offline.draft import Written
 
 _KERNEL_FIELDS: Final = tuple(KernelSpec.model_fields)
 _CONDITION: Final = re.compile(r"\s*([A-Za-z_][\w.]*)\s*(>=|<=|!=|==|=|>|<)\s*(\S.*?)\s*")
@@ -62,15 +62,13 @@ def init(
     """Write a commented first contract.
 
     With --baseline, the usual way, token limits follow from a recorded pair of kernels that you accept, and the budget
-    is one more clause. Without it, the budget is the only clause on drift; comments explain which token limits would
-    guarantee it.
+    is one more clause. Without it, the budget is the only clause on drift.
 
     Examples:
       kc-otel init --reward-budget 0.05
       kc-otel init --out policy.yaml --reward-budget 0.05 --baseline rollouts.npz
     """
-    from kc_otel.offline.draft.draft import Draft  # noqa: PLC0415 - a quick --help
-    from kc_otel.offline.draft.draft_yaml import write  # noqa: PLC0415
+    from kc_otel.offline.draft import Draft, write  # noqa: PLC0415 - a quick --help
     from kc_otel.recordings.recording_files import load_recording  # noqa: PLC0415
 
     target = out if out is not None else Path(f"{name}.yaml")
@@ -130,7 +128,7 @@ def _slices(text: str) -> dict[str, dict[str, str]]:
 
 
 def _summary(written: Written, target: Path) -> list[str]:
-    from kc_otel.offline.draft.draft_yaml import BUDGET  # noqa: PLC0415
+    from kc_otel.offline.draft import BUDGET  # noqa: PLC0415
 
     lines = [] if str(target) == "-" else [f"wrote {target}"]
     lines += [

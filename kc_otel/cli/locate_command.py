@@ -32,12 +32,12 @@ from kc_otel.cli.terminal import (
     pairs,
     refuse,
     seconds,
+    show,
     stopped_by_signals,
     table_lines,
     unusable,
 )
 from kc_otel.contract.load import load
-from kc_otel.contract.plain_text import plain
 from kc_otel.contract.slices import ALL
 from kc_otel.contract.units import format_duration
 from kc_otel.contract.words import did_you_mean
@@ -141,7 +141,7 @@ def run(
         else:
             located = _of_kernels(promise, train, infer, given, slice, failing, precision, arguments, shares=shares)
     answer = located_json(located)
-    typer.echo(json.dumps(answer, indent=2, allow_nan=False) if as_json else "\n".join(located_lines(located)))
+    show(located_lines(located), answer, as_json=as_json)
     if cell is not None:
         asked = {"contract": promise.hash, "train": train, "inference": infer, "sequences": sequences}
         evidence = {**answer, "asked": asked, "version": version("kc-otel")}
@@ -237,10 +237,7 @@ def operators(
         where = "; ".join(getattr(error, "__notes__", ()))
         refuse(f"{comparisons}: {type(error).__name__}: {error} ({where})")
     verdicts, left_out = judge(promise, reports) if promise is not None else ((), ())
-    if as_json:
-        typer.echo(json.dumps(json_of(reports, verdicts, left_out), indent=2, allow_nan=False))
-    else:
-        _print_cases(reports, verdicts, left_out)
+    show(_case_lines(reports, verdicts, left_out), json_of(reports, verdicts, left_out), as_json=as_json)
     if any(verdict.status == "FAIL" for verdict in verdicts) or any(report.not_finite for report in reports):
         raise typer.Exit(1)
 
@@ -257,12 +254,13 @@ def _follow(contract: str, options: Sequence[str], url: str, by: str | None, bud
         with suppress(OSError):
             os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
     with router, stopped_by_signals() as stop:
-        Follower(
+        follow_incidents(
             lambda: router.to_locate(name),
             lambda: get(url, "/api/v1/incidents", contract=name)["incidents"],
             lambda incident: run_within(["locate", "run", contract, *options, "--incident", incident], budget, stop),
             lambda incident, why: attach(url, incident, "locate", ALL, why, {}, by),
-        ).run(stop)
+            stop,
+        )
 
 
 def _of_kernels(
@@ -345,7 +343,7 @@ def _clause(contract: Contract, wanted: str | None) -> Clause | None:
     return refuse(f"--clause: {wanted!r} is not in the contract; {hint}")
 
 
-def _print_cases(reports: Sequence[CaseReport], verdicts: Sequence[Verdict], left_out: Sequence[str]) -> None:
+def _case_lines(reports: Sequence[CaseReport], verdicts: Sequence[Verdict], left_out: Sequence[str]) -> list[str]:
     from kc_otel.offline.operator_verdicts import COLUMNS, cells_of  # noqa: PLC0415
 
     def row(cells: Iterable[str]) -> str:
@@ -367,52 +365,38 @@ def _print_cases(reports: Sequence[CaseReport], verdicts: Sequence[Verdict], lef
     if verdicts or left_out:
         judged = [(str(found.status), found.cell.clause, found.cell.slice, found.reason) for found in verdicts]
         lines += ["", "Verdicts", *table_lines(("verdict", "clause", "slice", "why"), judged)]
-    for line in (*lines, *(f"not judged: {sentence}" for sentence in left_out)):
-        typer.echo(plain(line))
+    return [*lines, *(f"not judged: {sentence}" for sentence in left_out)]
 
 
-class Follower:
-    """Looks at each incident of a contract once, while `asked` has slices to locate.
+def follow_incidents(
+    asked: Callable[[], Mapping[str, str]],
+    incidents: Callable[[], Sequence[Mapping[str, Any]]],
+    look: Callable[[str], str | None],
+    fail: Callable[[str, str], object],
+    stop: threading.Event,
+) -> None:
+    """Look at each incident that lasts once, the most urgent first, while `asked` has slices to locate, until stopped.
 
-    `incidents` are those that last, `look` returns None or why there is no answer, `fail` puts that on an incident.
+    `look` returns None, or why there is no answer, which `fail` puts on the incident. An evaluator that does not answer
+    is asked again.
     """
-
-    def __init__(
-        self,
-        asked: Callable[[], Mapping[str, str]],
-        incidents: Callable[[], Sequence[Mapping[str, Any]]],
-        look: Callable[[str], str | None],
-        fail: Callable[[str, str], object],
-    ) -> None:
-        self._asked, self._incidents, self._look, self._fail = asked, incidents, look, fail
-        self._done: set[str] = set()
-
-    def step(self) -> str | None:
-        """Look at the most urgent incident that nobody has looked at. Returns its id; None where there is none."""
-        if not self._asked():
-            return None
-        for entry in self._incidents():
-            located = any(diagnosis["kind"] == "locate" for diagnosis in entry["diagnoses"])
-            if entry["on"] == "fail" and entry["until"] is None and not located and entry["id"] not in self._done:
+    done: set[str] = set()
+    while not stop.is_set():
+        try:
+            for entry in incidents() if asked() else ():
+                located = any(diagnosis["kind"] == "locate" for diagnosis in entry["diagnoses"])
+                found = str(entry["id"])
+                if entry["on"] != "fail" or entry["until"] is not None or located or found in done:
+                    continue
+                done.add(found)
+                _log.info("looking at incident %s: %s", found, entry["headline"])
+                if (why := look(found)) is not None:
+                    _log.warning("incident %s: %s", found, why)
+                    fail(found, why)
                 break
-        else:
-            return None
-        found = str(entry["id"])
-        self._done.add(found)
-        _log.info("looking at incident %s: %s", found, entry["headline"])
-        if (why := self._look(found)) is not None:
-            _log.warning("incident %s: %s", found, why)
-            self._fail(found, why)
-        return found
-
-    def run(self, stop: threading.Event, every: float = 2.0) -> None:
-        """Examine each requested incident until stopped; keep asking an evaluator that does not answer."""
-        while not stop.is_set():
-            try:
-                self.step()
-            except typer.Exit:  # said already
-                stop.wait(15.0)
-            stop.wait(every)
+        except typer.Exit:  # said already
+            stop.wait(15.0)
+        stop.wait(2.0)
 
 
 def run_within(command: Sequence[str], budget: float, stop: threading.Event) -> str | None:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import getpass
-import json
 import time
 from typing import Annotated, Any
 
 import typer
 
 from kc_otel.cli.api_client import DEFAULT_URL, Url, get, post, warnings
-from kc_otel.cli.terminal import ApiJson, By, OnlyContract, local_time, seconds
+from kc_otel.cli.terminal import ApiJson, By, OnlyContract, local_time, seconds, show
 
 ContractArgument = Annotated[str, typer.Argument(metavar="CONTRACT", help="Name of the contract.")]
 OnlyClause = Annotated[str | None, typer.Option(help="Only this clause.")]
@@ -33,21 +32,15 @@ def list_command(url: Url = DEFAULT_URL, contract: OnlyContract = None, as_json:
     incidents = [row for row in get(url, "/api/v1/overview")["incidents"] if contract in {None, row["contract"]}]
     unproven = [row for row in incidents if row["state"] == "unproven"]
     silences = [row for row in get(url, "/api/v1/silences")["silences"] if contract in {None, row["contract"]}]
-    if as_json:
-        typer.echo(json.dumps({"alerts": found, "silences": silences}, indent=2))
-    else:
-        for line in warned:
-            typer.echo(line)
-        for alert in sorted(found, key=lambda row: (row["phase"], row["contract"], row["clause"], row["slice"])):
-            typer.echo(_alert_line(alert))
-        for row in silences:
-            typer.echo(
-                f"silence {row['id']}  {_where(row)} until {local_time(row['until'])}, {row['by']}: {row['why']}"
-            )
-        for row in unproven:
-            typer.echo(f"unproven  {row['contract']}: {row['headline']}; {row['state_text']}")
-        if not found and not silences and not unproven:
-            typer.echo("nothing waits, fires or is silenced")
+    ordered = sorted(found, key=lambda row: (row["phase"], row["contract"], row["clause"], row["slice"]))
+    lines = list(map(_alert_line, ordered))
+    lines += [
+        f"silence {row['id']}  {_where(row)} until {local_time(row['until'])}, {row['by']}: {row['why']}"
+        for row in silences
+    ]
+    lines += [f"unproven  {row['contract']}: {row['headline']}; {row['state_text']}" for row in unproven]
+    lines = [*warned, *(lines or ["nothing waits, fires or is silenced"])]
+    show(lines, {"alerts": found, "silences": silences}, as_json=as_json)
     raise typer.Exit(1 if any(alert["phase"] == "firing" for alert in found) else 3 if warned or unproven else 0)
 
 
@@ -192,14 +185,11 @@ def events(
     """
     wanted: dict[str, str | int] = {"newest": newest} | ({"contract": contract} if contract else {})
     found = get(url, "/api/v1/events", **wanted)["events"]
-    if as_json:
-        typer.echo(json.dumps(found, indent=2))
-        return
+    lines = []
     for event in found:
         message = event["message"].removeprefix(f"{event['contract']}: ")
-        typer.echo(f"{local_time(event['at'])}  {event['kind']:<13} {event['contract']}: {message}")
-    if not found:
-        typer.echo("nothing has happened yet")
+        lines.append(f"{local_time(event['at'])}  {event['kind']:<13} {event['contract']}: {message}")
+    show(lines or ["nothing has happened yet"], found, as_json=as_json)
 
 
 def _alert_line(alert: dict[str, Any]) -> str:

@@ -15,7 +15,7 @@ from typing import Annotated, Any, Final
 import typer
 
 from kc_otel.cli.api_client import DEFAULT_URL, Url, get, get_record, poll, post
-from kc_otel.cli.terminal import ApiJson, By, in_sections, local_time, refuse, unusable
+from kc_otel.cli.terminal import ApiJson, By, in_sections, local_time, refuse, show, unusable
 from kc_otel.contract.json_text import read_json_text
 from kc_otel.contract.words import MEASURED_LATER, did_you_mean
 from kc_otel.judge.promotion.stages import Stage
@@ -110,7 +110,7 @@ def promote(
         found = follow(url, path, before=hook_before, after=hook_after, timeout=hook_timeout)
     else:
         found = get(url, path)
-        typer.echo(json.dumps(found, indent=2) if as_json else "\n".join(_lines(found)))
+        show(_lines(found), found, as_json=as_json)
     if save is not None:
         _save(url, path, save)
     if orders and not watch:

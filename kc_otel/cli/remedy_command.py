@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from typing import Annotated, Final
 
 import typer
 
 from kc_otel.cli.api_client import DEFAULT_URL, IncidentId, Url, attach, failing_cell
-from kc_otel.cli.terminal import By, Columns, PrintJson, columns_of, table_lines, unusable
+from kc_otel.cli.terminal import By, Columns, PrintJson, columns_of, show, table_lines, unusable
 from kc_otel.contract.load import load
-from kc_otel.contract.plain_text import plain
 from kc_otel.contract.slices import STALE
 from kc_otel.contract.words import number, place
 from kc_otel.judge.statistics import rounded
-from kc_otel.offline.remedy import remedy as replays
-from kc_otel.offline.remedy.corrections import TRAINERS, Trainer, line
-from kc_otel.offline.remedy.promises import RemedyBound
-from kc_otel.offline.remedy.remedy import CorrectionReplay, Remedy, as_data
+from kc_otel.offline import remedy as replays
+from kc_otel.offline.corrections import TRAINERS, Trainer, line
+from kc_otel.offline.remedy import CorrectionReplay, Remedy, RemedyBound, as_data
 from kc_otel.recordings.recording_files import load_recording
 
 _COSTS: Final = ("Slice", "Variance", "ESS", "Tokens dropped", "with A > 0", "with A < 0", "Sequences dropped")
@@ -60,11 +57,7 @@ def remedy(
         promise = load(contract)
         cell = None if incident is None else failing_cell(url, promise, incident)
         found = replays.remedy(load_recording(recording, columns=columns_of(columns)), promise, wanted)
-    if as_json:
-        typer.echo(json.dumps(as_data(found), indent=2, allow_nan=False))
-    else:
-        for said in remedy_lines(found):
-            typer.echo(plain(said))
+    show(remedy_lines(found), as_data(found), as_json=as_json)
     if cell is not None:
         text = remedy_sentence(found)
         typer.echo(attach(url, cell.incident, "remedy", cell.slice, text, as_data(found), by), err=True)
@@ -116,7 +109,7 @@ def _answer(of: Remedy, trainer: Trainer) -> str:
         limits = f"{'the' if of.beyond else 'all'} {len(of.promises)} limits" if len(of.promises) > 1 else "the limit"
         limits += " that a correction can change," * bool(of.beyond)
         return f"{chosen.correction.name} keeps {limits} with the lowest variance."
-    near = of.closest(trainer)
+    near = of.closest[trainer]
     assert near.worst is not None
     name = near.correction.name
     return f"No correction keeps the contract. The closest is {name}: {_left(near.worst)}; {_why(of, trainer)}."

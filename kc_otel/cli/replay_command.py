@@ -2,24 +2,23 @@
 
 from __future__ import annotations
 
-import json
 import math
 import sys
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Final
 
 import typer
 
-from kc_otel.cli.terminal import PrintJson, seconds, unusable
+from kc_otel.cli.terminal import PrintJson, seconds, show, unusable
 from kc_otel.contract.load import load
-from kc_otel.contract.plain_text import plain, plain_lines
+from kc_otel.contract.plain_text import plain_lines
 from kc_otel.contract.units import format_duration
 from kc_otel.judge.escalation.notices import GroupTiming
-from kc_otel.offline.replay.replay_files import Replayed, TrafficFileError, as_data, replay_recordings
-from kc_otel.offline.replay.timeline import AlertSpan, DecisionSpan, MovedSpan, ReplayTimeline, TimelineDifferences
+from kc_otel.offline.replay import Replayed, TrafficFileError, as_data, replay_recordings
+from kc_otel.offline.timeline import MovedSpan, ReplayTimeline, Span, TimelineDifferences
 
 _MAX_NAMED_DAMAGES: Final = 5
 """Pieces of damage that are named; the others are counted."""
@@ -63,7 +62,7 @@ def replay(
         print(plain_lines(sentence), file=sys.stderr)
     if len(found.damage) > _MAX_NAMED_DAMAGES:
         print(f"and {len(found.damage) - _MAX_NAMED_DAMAGES:,} more messages that could not be read", file=sys.stderr)
-    typer.echo(json.dumps(as_data(found), indent=2) if as_json else "\n".join(map(plain, replay_lines(found))))
+    show(replay_lines(found), as_data(found), as_json=as_json)
     raise typer.Exit(1 if found.changed else 0)
 
 
@@ -75,7 +74,7 @@ def replay_lines(found: Replayed) -> Iterator[str]:
     yield f"replayed:  {new.evaluations:,} evaluations of {new.cells:,} cells"
     yield ""
     yield _totals(new)
-    yield from _spans(" ", new.alerts, new.decisions)
+    yield from _spans(" ", (*new.alerts, *new.decisions))
     sent = Counter((message.endpoint, message.reason) for message in new.messages)
     yield from (f"  webhook {endpoint}: {count} {reason}" for (endpoint, reason), count in sorted(sent.items()))
     if found.old is not None and found.changed is not None:
@@ -92,46 +91,37 @@ def _differences(changed: TimelineDifferences) -> Iterator[str]:
     if not changed:
         yield "no difference"
         return
-    for title, sign, alerts, decisions in (
-        ("only with the old contract:", "-", changed.alerts_dropped, changed.decisions_dropped),
-        ("only with the new contract:", "+", changed.alerts_added, changed.decisions_added),
-    ):
-        if alerts or decisions:
-            yield title
-            yield from _spans(sign, alerts, decisions)
-    if changed.alerts_moved or changed.decisions_moved:
+    for version, sign, spans in (("old", "-", changed.dropped), ("new", "+", changed.added)):
+        if spans:
+            yield f"only with the {version} contract:"
+            yield from _spans(sign, spans)
+    if changed.moved:
         yield "with both, but differently:"
-    for pair in changed.alerts_moved:
-        yield f"~ {_alert(pair.new)}: {', '.join(_how(pair))}"
-    for moved in changed.decisions_moved:
-        yield f"~ {_thing(moved.new)}: {', '.join(_when(moved, 'begins', 'ends'))}"
+    for pair in changed.moved:
+        yield f"~ {_named(pair.new)}: {', '.join(_how(pair))}"
     for (endpoint, reason), (before, after) in changed.messages.items():
         yield f"webhook {endpoint}: {after} {reason} instead of {before}"
 
 
-def _spans(sign: str, alerts: Sequence[AlertSpan], decisions: Sequence[DecisionSpan]) -> Iterator[str]:
-    for alert in alerts:
-        yield f"{sign} {_from_to(alert)}  {_alert(alert)} -> {', '.join(alert.actions)}"
-        yield f"    {alert.reason}"
-    for decision in decisions:
-        yield f"{sign} {_from_to(decision)}  {_thing(decision)}"
+def _spans(sign: str, spans: Iterable[Span]) -> Iterator[str]:
+    for span in spans:
+        end = "still at the end" if span.end is None else _at(span.end)
+        does = f" -> {', '.join(span.actions)}" if span.actions else ""
+        yield f"{sign} {_at(span.start)} - {end}  {_named(span)}{does}"
+        if span.reason:
+            yield f"    {span.reason}"
 
 
-def _how(pair: MovedSpan[AlertSpan]) -> Iterator[str]:
-    yield from _when(pair, "fires", "resolves")
-    if pair.old.severity != pair.new.severity:
-        yield f"{pair.new.severity} instead of {pair.old.severity}"
-    before, after = set(pair.old.actions), set(pair.new.actions)
-    if before != after:
-        yield "; ".join(
-            f"{word} {', '.join(sorted(actions))}"
-            for word, actions in (("no longer", before - after), ("also", after - before))
-            if actions
-        )
+def _named(span: Span) -> str:
+    if not span.clause:
+        return f"{span.what} on {span.slice}" + f" away from {span.kernel_inference}" * bool(span.kernel_inference)
+    kernels = f" ({span.kernel_train} / {span.kernel_inference})" if span.kernel_inference else ""
+    return f"{span.severity} {span.what}: {span.clause} on {span.slice}{kernels}"
 
 
-def _when(pair: MovedSpan[AlertSpan] | MovedSpan[DecisionSpan], begins: str, ends: str) -> Iterator[str]:
+def _how(pair: MovedSpan) -> Iterator[str]:
     old, new = pair.old, pair.new
+    begins, ends = ("fires", "resolves") if new.clause else ("begins", "ends")
     for verb, later, before, after in (
         (begins, pair.later, old.start, new.start),
         (ends, pair.ends_later, old.end, new.end),
@@ -142,15 +132,14 @@ def _when(pair: MovedSpan[AlertSpan] | MovedSpan[DecisionSpan], begins: str, end
             word = "later" if later > 0 else "earlier"
             lasting = float(round(abs(later))) if abs(later) >= 1 else round(abs(later), 3)
             yield f"{verb} {format_duration(lasting)} {word} ({_at(after)} instead of {_at(before)})"
-
-
-def _alert(alert: AlertSpan) -> str:
-    kernels = f" ({alert.kernel_train} / {alert.kernel_inference})" if alert.kernel_inference else ""
-    return f"{alert.severity} {alert.on}: {alert.clause} on {alert.slice}{kernels}"
-
-
-def _thing(decision: DecisionSpan) -> str:
-    return f"{decision.what} on {decision.slice}" + (f" away from {decision.avoid}" if decision.avoid else "")
+    if old.severity != new.severity:
+        yield f"{new.severity} instead of {old.severity}"
+    for word, actions in (
+        ("no longer", set(old.actions) - set(new.actions)),
+        ("also", set(new.actions) - set(old.actions)),
+    ):
+        if actions:
+            yield f"{word} {', '.join(sorted(actions))}"
 
 
 def _totals(timeline: ReplayTimeline) -> str:
@@ -161,10 +150,6 @@ def _totals(timeline: ReplayTimeline) -> str:
     )
     said = ", ".join(f"{count:,} {single if count == 1 else many}" for count, single, many in counts)
     return f"{timeline.name} v{timeline.version} ({timeline.hash[:12]}): {said}"
-
-
-def _from_to(span: AlertSpan | DecisionSpan) -> str:
-    return f"{_at(span.start)} - {'still at the end' if span.end is None else _at(span.end)}"
 
 
 def _at(time: float | None) -> str:

@@ -15,7 +15,7 @@ from rich.text import Text
 
 from kc_otel.cli.api_client import DEFAULT_URL, Url, get, warnings
 from kc_otel.cli.terminal import STATUS_STYLE, ApiJson, OnlyContract, local_time, together
-from kc_otel.contract.words import FAILS_CHECKS, MEASURED_LATER, RUN_ENDED, listed, place
+from kc_otel.contract.words import FAILS_CHECKS, MEASURED_LATER, RUN_ENDED, listed, number, place
 
 _WORST_FIRST = ("FAIL", "INVALID_INPUT", "NO_DATA", "INCONCLUSIVE", "PASS")
 _WIDE_TERMINAL = 110
@@ -198,16 +198,16 @@ def _table(cells: list[dict[str, Any]], now: float, width: int, *, kernels: tupl
     table.add_column("fires", no_wrap=True)
     for cell in cells:
         verdict = cell["verdict"]
-        interval = f"[{_number(verdict['lower'])}, {_number(verdict['upper'])}]" if verdict["samples"] else "-"
+        interval = f"[{number(verdict['lower'])}, {number(verdict['upper'])}]" if verdict["samples"] else "-"
         table.add_row(
             Text(_word(verdict), style=STATUS_STYLE[verdict["status"]]),
             _ago(now - cell["since"]),
             verdict["clause"],
             verdict["slice"],
             *(verdict[side] for side in sides),
-            _number(verdict["estimate"]),
+            number(verdict["estimate"]),
             *([Text(interval)] if wide else []),
-            _number(verdict["limit"]),
+            number(verdict["limit"]),
             *([f"{verdict['samples']:,}"] if wide else []),
             Text(", ".join(cell["firing"]) or "-", style="bold red" if cell["firing"] else ""),
         )
@@ -259,7 +259,11 @@ def _outdated(routes: list[dict[str, Any]]) -> str:
 
 def _in_force(overview: dict[str, Any], contract: str | None) -> list[Text]:
     return [
-        Text.assemble((entry["kind"], "bold"), f"  {entry['contract']}: {entry['text']}{_until(entry.get('until'))}")
+        Text.assemble(
+            (entry["kind"], "bold"),
+            f"  {entry['contract']}: {entry['text']}",
+            local_time(entry["until"], ", until %Y-%m-%d %H:%M") if entry.get("until") is not None else "",
+        )
         for entry in overview["in_force"]
         if entry["kind"] != "route" and contract in {None, entry["contract"]}
     ]
@@ -275,14 +279,6 @@ def _shards(found: list[dict[str, Any]]) -> list[Text]:
         Text(f"{len(found)} shards, {streams:,} streams, {behind:,} bytes behind"),
         *(Text(f"shard {shard['number']} {shard['trouble']}", style="bold red") for shard in found if shard["trouble"]),
     ]
-
-
-def _until(end: float | None) -> str:
-    return "" if end is None else local_time(end, ", until %Y-%m-%d %H:%M")
-
-
-def _number(value: float | None) -> str:
-    return "-" if value is None else f"{value:.3g}"
 
 
 def _ago(seconds: float) -> str:

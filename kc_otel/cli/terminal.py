@@ -16,7 +16,7 @@ from typing import Annotated, Any, Final, NoReturn, TypeVar
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from kc_otel.contract.plain_text import plain_lines
+from kc_otel.contract.plain_text import plain, plain_lines
 
 STATUS_STYLE: Final = {
     "PASS": "green",
@@ -101,6 +101,15 @@ def add_group(app: typer.Typer, name: str, help: str, subject: str, *commands: C
     for command in commands:
         group.command(command.__name__.removesuffix("_command").replace("_", "-"), cls=Command)(command)
     app.add_typer(group, name=name, rich_help_panel=subject)
+
+
+def show(lines: Iterable[object], data: Any = None, *, as_json: bool = False) -> None:
+    """Print JSON where that is asked for, else lines without anything that drives a terminal."""
+    if as_json:
+        typer.echo(json.dumps(data, indent=2, allow_nan=False, default=str))
+    else:
+        for line in lines:
+            typer.echo(plain(line))
 
 
 def refuse(why: object) -> NoReturn:

@@ -109,7 +109,7 @@ def of_sender(
 
 
 def of_path(contracts: Sequence[Contract], path: MeasuringPath) -> Iterator[Finding]:
-    """Report clauses that a way of measuring can never judge, and the sources of its attributes."""
+    """Report clauses and actions that a way of measuring leaves open, and the sources of its attributes."""
     for contract in contracts:
         covered = coverage(contract, path)
         for clause, why in covered.unmeasured.items():
@@ -118,6 +118,8 @@ def of_path(contracts: Sequence[Contract], path: MeasuringPath) -> Iterator[Find
             yield Finding("ok", f"{contract.name}: clause {clause} needs {argument}")
         for attribute, source in covered.attributes.items():
             yield Finding("ok", f"{contract.name}: slices need the attribute `{attribute}` of every sequence: {source}")
+        for action, why in covered.unobeyed.items():
+            yield _warning(f"{contract.name}: no process carries out {action}", why)
 
 
 def of_evaluator(

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from kc_otel.contract.limits import factors
+from kc_otel.contract.limits import scale_of
 from kc_otel.contract.registry.clause_metrics import DERIVED, QUANTITIES, RECORDED, SAMPLING, Quantity, Unit
 from kc_otel.contract.slices import ALL
 
@@ -77,10 +77,8 @@ def _told_apart(contract: Contract, clause: Clause, slice: str) -> float:
         return abs(statistic.argument)
     limit = clause.limit_for(slice)
     if clause.metric in DERIVED:
-        try:
-            limit /= abs(factors(clause.metric, contract.assumptions)[0])
-        except ValueError:  # an assumption is missing; the evaluator reports it
-            return 0.0
+        scale = scale_of(clause.metric, contract.assumptions)
+        limit = 0.0 if scale is None else limit / scale  # the evaluator reports a missing assumption
     return abs(limit)
 
 

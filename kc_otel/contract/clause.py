@@ -156,11 +156,8 @@ class Clause(Strict):
         """UCUM unit of the limit: the metric's, or 1 for a fraction."""
         if self.parsed_statistic.kind == "fraction":
             return "1"
-        if self.metric in QUANTITIES:
-            return QUANTITIES[self.metric].unit
-        if self.metric in DERIVED:
-            return DERIVED[self.metric].unit
-        return "s"
+        known = QUANTITIES.get(self.metric) or DERIVED.get(self.metric)
+        return "s" if known is None else known.unit
 
     @property
     def quantity(self) -> Quantity | None:
@@ -214,8 +211,13 @@ class Clause(Strict):
         return self.metric if self.averaged is None or by_itself else f"{self.metric} by {self.averaged}"
 
     @property
+    def base(self) -> str:
+        """The metric, or what a derived one is computed from."""
+        return DERIVED[self.metric].base if self.metric in DERIVED else self.metric
+
+    @property
     def _recorded(self) -> Quantity | None:
-        return QUANTITIES.get(DERIVED[self.metric].base if self.metric in DERIVED else self.metric)
+        return QUANTITIES.get(self.base)
 
     @cached_property
     def parsed_statistic(self) -> Statistic:
@@ -237,12 +239,11 @@ class Clause(Strict):
     @property
     def tail_text(self) -> str:
         """Beginning of a clause on the share above the cap: its metric, statistic and unit."""
-        metric = DERIVED[self.metric].base if self.metric in DERIVED else self.metric
         of = f", operator: {self.operator}" if self.operator is not None else ""
         unit = self.averaged or self.unit
         per = f", unit: {unit}" if unit is not None else ""
         above = repr(self.cap).removesuffix(".0")
-        return f"metric: {metric}{of}, statistic: fraction > {above}{per}"
+        return f"metric: {self.base}{of}, statistic: fraction > {above}{per}"
 
     def allows_none(self, slice: str) -> bool:
         """Return True if a slice limits a share to 0: one observation breaks the promise, and none keeps it.

@@ -10,7 +10,7 @@ some traffic leaves, and one that more traffic belongs to, unless every clause l
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any, Final, Literal
@@ -196,9 +196,7 @@ def _rank(clause: Clause) -> tuple[str, float]:
     if statistic.kind == "fraction":
         return "fraction", -statistic.argument
     if statistic.kind == "mean":
-        base = DERIVED[clause.metric].base if clause.metric in DERIVED else clause.metric
-        cap = QUANTITIES[base].cap if base in QUANTITIES else 0.0
-        return "mean", clause.cap or cap
+        return "mean", clause.cap or (QUANTITIES[clause.base].cap if clause.base in QUANTITIES else 0.0)
     return "quantile", 1.0 if statistic.kind == "max" else statistic.argument
 
 
@@ -255,23 +253,18 @@ def _shown(value: Any) -> str:
     return "nothing" if value is None or value == "" else repr(value)
 
 
-_PairingKey = Callable[[EscalationStep], object]
-
-_KEYS: Final[tuple[_PairingKey, ...]] = (
-    lambda step: (step.on, frozenset(step.clauses), step.severity, step.after, frozenset(map(str, step.do))),
-    lambda step: (step.on, frozenset(step.clauses), step.severity),
-    lambda step: (step.on, frozenset(step.clauses)),
-    lambda step: (step.on, step.severity),
-    lambda step: step.on,
-)
+def _waits_for(step: EscalationStep) -> tuple[object, ...]:
+    """What tells steps apart, the most telling first."""
+    return step.on, frozenset(step.clauses), step.severity, step.after, frozenset(map(str, step.do))
 
 
 def _escalation(old: Sequence[EscalationStep], new: Sequence[EscalationStep]) -> Iterator[ContractChange]:
     left, right = list(range(len(old))), list(range(len(new)))
     pairs: list[tuple[int, int]] = []
-    for key in _KEYS:
+    for alike in (5, 3, 2, 1):
         for index in tuple(left):
-            match = next((other for other in right if key(new[other]) == key(old[index])), None)
+            wanted = _waits_for(old[index])[:alike]
+            match = next((other for other in right if _waits_for(new[other])[:alike] == wanted), None)
             if match is not None:
                 pairs.append((index, match))
                 left.remove(index)

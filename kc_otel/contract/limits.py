@@ -39,37 +39,30 @@ class Range:
 def range_of(clause: Clause, assumptions: Assumptions) -> Range | None:
     """Values that the clause's statistic can take; None when an assumption that it needs is missing."""
     statistic, metric = clause.parsed_statistic, clause.metric
+    noun = _NOUN.get(metric, metric)
     if statistic.kind == "fraction":
         return Range(0.0, 1.0, "a fraction")
-    if metric in DERIVED:
-        return _derived(clause, assumptions)
-    if metric not in QUANTITIES:
+    if metric == "support_deficit":
+        return Range(0.0, 1.0, noun)
+    if clause.base not in QUANTITIES:
         return Range(0.0, math.inf, metric)
-    quantity, noun = QUANTITIES[metric], _NOUN.get(metric, metric)
+    quantity = QUANTITIES[clause.base]
+    scale = scale_of(metric, assumptions) if metric in DERIVED else 1.0
+    if scale is None:
+        return None
+    low = 0.0 if metric in DERIVED else quantity.low
     cap = clause.cap or quantity.cap
     if statistic.kind != "mean" or cap >= quantity.high:
-        return Range(quantity.low, quantity.high, noun)
-    return Range(max(quantity.low, -cap), cap, noun, cap)
+        return Range(low, scale * quantity.high, noun)
+    return Range(max(low, -cap), scale * cap, noun, cap)
 
 
 def scale_of(metric: str, assumptions: Assumptions) -> float | None:
     """Return the size of the factor from a derived metric's base mean to the metric; None without an assumption."""
-    if any(getattr(assumptions, name) is None for name in DERIVED[metric].needs):
+    try:
+        return abs(factors(metric, assumptions)[0])
+    except ValueError:
         return None
-    return abs(factors(metric, assumptions)[0])
-
-
-def _derived(clause: Clause, assumptions: Assumptions) -> Range | None:
-    scale = scale_of(clause.metric, assumptions)
-    if scale is None:
-        return None
-    base, noun = QUANTITIES[DERIVED[clause.metric].base], _NOUN.get(clause.metric, clause.metric)
-    if clause.metric == "support_deficit":
-        return Range(0.0, 1.0, noun)
-    cap = clause.cap or base.cap
-    if cap >= base.high:
-        return Range(0.0, scale * base.high, noun)
-    return Range(0.0, scale * cap, noun, cap)
 
 
 def factors(metric: str, assumptions: Assumptions) -> tuple[float, float]:
@@ -79,26 +72,8 @@ def factors(metric: str, assumptions: Assumptions) -> tuple[float, float]:
     TV_seq; gradient bias <= 2 A_max G_seq TV_seq, G_seq = horizon * score_norm_max. Source: Xu and Wu 2026,
     arXiv:2606.07581. Raises ValueError if an assumption is missing.
     """
-    missing = [name for name in DERIVED[metric].needs if getattr(assumptions, name) is None]
-    if missing:
+    given = {name: getattr(assumptions, name) for name in DERIVED[metric].needs}
+    if missing := [name for name, value in given.items() if value is None]:
         msg = f"{metric} needs assumptions.{' and assumptions.'.join(missing)}; write them into the contract"
         raise ValueError(msg)
-    match metric:
-        case "k1":
-            return -1.0, 0.0
-        case "support_deficit":
-            return -1.0, 1.0
-        case "clip_budget_share":
-            assert assumptions.clip is not None
-            return 1.0 / math.log1p(assumptions.clip), 0.0
-        case "reward_drift" | "reward_drift_bound":
-            assert assumptions.reward_range is not None
-            low, high = assumptions.reward_range
-            return high - low, 0.0
-        case "gradient_bias_bound":
-            a, g, t = assumptions.advantage_max, assumptions.score_norm_max, assumptions.horizon
-            assert a is not None
-            assert g is not None
-            assert t is not None
-            return 2.0 * a * g * t, 0.0
-    raise ValueError(f"{metric} has no formula")
+    return DERIVED[metric].factors(*given.values())

@@ -10,7 +10,7 @@ from typing import Final
 from kc_otel.contract.clause import Clause
 from kc_otel.contract.model import Contract
 from kc_otel.contract.registry.clause_metrics import Origin
-from kc_otel.contract.slices import ALL, LENGTH, OF_TOKENS
+from kc_otel.contract.slices import LENGTH, OF_TOKENS
 
 
 class MeasuringPath(StrEnum):
@@ -98,41 +98,28 @@ _GEN_AI: Final = "latencies come from the server: `kc-otel scrape` sends vLLM's,
 
 @dataclass(frozen=True, slots=True)
 class Coverage:
-    """Coverage of a contract by a path.
+    """What a path leaves open of a contract, by what of it, each with words.
 
-    Ids of measured clauses; what a caller has to pass for some; why the others are not; where attributes of slices
-    come from; pairs of a clause and a slice, those measured, and those that need nothing from anybody; and actions that
-    nothing on the path carries out, with why.
+    Clauses that it never measures, and why; arguments that a caller has to pass for some; attributes of slices, and
+    where they come from; actions that nothing on the path carries out, and why.
     """
 
-    measured: tuple[str, ...]
-    arguments: Mapping[str, str]
     unmeasured: Mapping[str, str]
+    arguments: Mapping[str, str]
     attributes: Mapping[str, str]
-    cells: int
-    reachable: int
-    automatic: int
     unobeyed: Mapping[str, str]
 
 
 def coverage(contract: Contract, path: MeasuringPath) -> Coverage:
-    """Return the part of a contract that a path can fill while everything works."""
-    unmeasured = {clause.id: why for clause in contract.clauses if (why := why_not(clause, path))}
-    measured = tuple(clause.id for clause in contract.clauses if clause.id not in unmeasured)
+    """Return what a path leaves open of a contract while everything works."""
     loop = path is MeasuringPath.LOOP
-    arguments = {
-        clause.id: _ARGUMENTS[clause.metric] for clause in contract.clauses if loop and clause.metric in _ARGUMENTS
-    }
-    wanted = {ALL: set[str]()}
-    wanted |= {name: spec.conditions.keys() - AUTOMATIC[path] for name, spec in contract.slices.items()}
+    attributes = {name for spec in contract.slices.values() for name in spec.conditions.keys() - AUTOMATIC[path]}
     return Coverage(
-        measured,
-        arguments,
-        unmeasured,
-        dict.fromkeys(sorted(set().union(*wanted.values())), _ATTRIBUTES[path]),
-        cells=len(contract.clauses) * len(wanted),
-        reachable=len(measured) * len(wanted),
-        automatic=(len(measured) - len(arguments)) * sum(not attributes for attributes in wanted.values()),
+        unmeasured={clause.id: why for clause in contract.clauses if (why := why_not(clause, path))},
+        arguments={
+            clause.id: _ARGUMENTS[clause.metric] for clause in contract.clauses if loop and clause.metric in _ARGUMENTS
+        },
+        attributes=dict.fromkeys(sorted(attributes), _ATTRIBUTES[path]),
         unobeyed={
             str(action): why
             for step in contract.escalation

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
 from decimal import ROUND_FLOOR, ROUND_HALF_EVEN, Context, Decimal
@@ -100,11 +99,6 @@ def listed(names: Sequence[str], most: int = 3) -> str:
     if len(names) > most + 1:
         return f"{', '.join(names[:most])} and {len(names) - most} more"
     return " and ".join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else names)
-
-
-def visible(text: str) -> str:
-    """Without characters that are not seen but change how the others are read, or that no XML may contain."""
-    return re.sub(r"[\x00-\x08\x0b-\x1f\x7f\u202a-\u202e\u2066-\u2069\ud800-\udfff\ufffe\uffff]", "\ufffd", text)
 
 
 def _digits(value: float, digits: int, rounding: str) -> str:

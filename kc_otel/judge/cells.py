@@ -349,7 +349,7 @@ def _why_nothing(state: ContractState, now: float) -> str:
         return untimely
     if others := len({name for name in state.newest if metric_of(name) != INVALID}):
         return (
-            f"{others} other {'metric arrives' if others == 1 else 'metrics arrive'}; `kc-otel check --for` says "
+            f"{others} other {'metric arrives' if others == 1 else 'metrics arrive'}; `kc-otel doctor --path` says "
             "which of them a way of measuring can fill"
         )
     return "does the recorder's OTLP endpoint point here?"

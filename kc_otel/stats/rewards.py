@@ -210,29 +210,6 @@ def tv_for_reward_budget(budget: float, reward_range: tuple[float, float]) -> fl
     return min(1.0, real("budget", float(budget)) / width_of(reward_range))
 
 
-def mean_token_tv_for_sequence_tv(sequence_tv: float, horizon: int) -> float:
-    """The mean total variation of a token, over Q's rollouts, that is enough: `TV_seq / T`.
-
-    Inverse of `TV_seq <= E_Q[sum_t TV_t]`. A mean over tokens of sequences with at most T of them.
-
-    >>> mean_token_tv_for_sequence_tv(0.02, 4096)
-    4.8828125e-06
-    """
-    return _tv(sequence_tv) / horizon_of(horizon)
-
-
-def token_kl_for_sequence_tv(sequence_tv: float, horizon: int) -> Bound:
-    """The mean per-token KL that is enough, nats: the larger of `2 TV^2 / T` and `-log(1 - TV^2) / T`.
-
-    Inverses of Pinsker's and of Bretagnolle and Huber's bound after adding up over steps.
-    """
-    tv, steps = _tv(sequence_tv), horizon_of(horizon)
-    pinsker, bretagnolle_huber = 2.0 * tv * tv, math.inf if tv == 1.0 else -math.log1p(-tv * tv)
-    if pinsker >= bretagnolle_huber:
-        return Bound(pinsker / steps, "Pinsker")
-    return Bound(bretagnolle_huber / steps, "Bretagnolle-Huber")
-
-
 def horizon_of(value: int) -> int:
     """Return a number of steps, if it is a whole number of at least 1."""
     if isinstance(value, bool) or int(value) != value or value < 1:
@@ -247,7 +224,3 @@ def width_of(reward_range: tuple[float, float]) -> float:
         msg = f"reward_range: {reward_range!r} is not a range; write the smallest reward first, such as (0, 1)"
         raise ValueError(msg)
     return float(high) - float(low)
-
-
-def _tv(value: float) -> float:
-    return real("sequence_tv", float(value), high=1.0, what="a total variation")

@@ -19,7 +19,7 @@ from pathlib import Path
 
 from kc_otel.judge.escalation.notices import GroupTiming
 from kc_otel.judge.otlp.traffic_entries import marked_frame
-from kc_otel.offline.replay.replay_files import read_recordings, replay
+from kc_otel.offline.replay import read_recordings, replay
 from tests.tools.real_messages import CONTRACTS, INTERVAL, Case, Sender, contract, messages
 
 EXPORTS = 60

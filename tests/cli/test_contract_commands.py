@@ -66,15 +66,6 @@ def test_check_says_which_clauses_take_sequences_for_independent(run, files):
     assert f"{path}: assumes that sequences are independent: own" in run("check", path)[1].splitlines()
 
 
-def test_check_says_what_the_traffic_of_a_slice_never_decides(run, files):
-    (path,) = files(x=("limit: 0.01", "limit: 0.0001"))
-    assert "on all no PASS is possible: it takes " in run("check", path, "--traffic", "all=1200")[1]
-    assert "no PASS is possible" not in run("check", path)[1]
-    assert run("check", path, "--traffic", "all")[0] == 2
-    code, _, err = run("check", path, "--traffic", "nowhere=5")
-    assert (code, "no slice 'nowhere'" in err) == (2, True)
-
-
 def test_check_prints_every_problem_of_every_file(run, files):
     """By file and line, with a summary and exit code 2."""
     first, second = files(x=("limit: 0.01", "limit: 4"), y=("owner: o", "ownr: o"))
@@ -187,38 +178,6 @@ def test_the_table_of_invalid_input_is_printed(run):
     out = run("reference", "invalid-input")[1]
     for name, reason in REASONS.items():
         assert f"{name}\n    {reason.meaning}\n    {reason.remedy}" in out
-
-
-def test_check_says_what_a_plain_vllm_cannot_fill(run):
-    code, out, _ = run("check", _CONTRACTS / "serving-int8.yaml", "--for", "vllm")
-    assert code == 0
-    assert "vllm can fill 8 of 24 cells, 4 of them without configuration" in out
-    assert "measured: token-kl, token-tv\n" in out
-    assert "slices need task: clients send it in vllm_xargs" in out
-    assert [line.split(":")[0].strip() for line in out.splitlines() if line.startswith("  cannot measure")] == [
-        "cannot measure logit-kl", "cannot measure top1", "cannot measure first-token", "cannot measure next-token",
-    ]  # fmt: skip
-    found = json.loads(run("check", _CONTRACTS / "serving-int8.yaml", "--for", "gate", "--json")[1])
-    assert set(found["files"][0]["coverage"]["unmeasured"]) == {"first-token", "next-token"}
-
-
-def test_check_says_which_arguments_a_loop_has_to_pass(run):
-    """A loop that leaves out the weights' versions never measures their lag; the contract's actions are a trainer's."""
-    out = run("check", _CONTRACTS / "rl-rollouts-bf16-fp8.yaml", "--for", "loop")[1]
-    assert "loop can fill 18 of 18 cells, 10 of them without configuration" in out
-    assert "\n  weights-lag needs weights= of compare\n" in out
-    for way in ("loop", "trl", "verl"):
-        assert "no process carries out" not in run("check", _CONTRACTS / "rl-rollouts-bf16-fp8.yaml", "--for", way)[1]
-    assert "weights-lag needs" not in run("check", _CONTRACTS / "rl-rollouts-bf16-fp8.yaml", "--for", "verl")[1]
-
-
-def test_check_says_which_actions_nobody_carries_out(run, files):
-    steps = "escalation: [{on: fail, do: [{route: train-kernel}, halt, notify]}]"
-    (path,) = files(many=(_TEXT.splitlines()[-1], f"{_TEXT.splitlines()[-1]}\n{steps}"))
-    for way, expected in (("loop", "route"), ("vllm", "halt")):
-        code, out, _ = run("check", path, "--for", way)
-        said = [line.split(":")[0].strip() for line in out.splitlines() if "no process carries out" in line]
-        assert (code, said) == (0, [f"no process carries out {expected}"])
 
 
 TEXT = """apiVersion: kernel-contract/v1

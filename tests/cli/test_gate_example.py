@@ -75,7 +75,7 @@ def test_the_workflow_s_commands_run_as_they_are_written(step, tmp_path):
         done = step(name)
         assert done.returncode == 0, (name, done.stdout, done.stderr)
     assert (tmp_path / "summary.md").read_text(encoding="utf-8").startswith("## ✅ torch")
-    assert {path.name for path in (tmp_path / "gate").iterdir()} == {"contract.yaml", "evidence.json", "junit.xml"}
+    assert {path.name for path in (tmp_path / "gate").iterdir()} == {"evidence.json", "junit.xml"}
 
 
 @pytest.mark.slow

@@ -146,7 +146,7 @@ def test_keys_go_to_their_own_endpoint_and_are_never_printed(run, endpoints, mon
     code, out, err = run(*asked(inference, train, "--evidence", "gate"))
     assert code == 0
     for server, key in ((inference, "sk-sample"), (train, "sk-score")):
-        assert {headers["Authorization"] for headers in server.headers} == {f"Bearer {key}"}
+        assert {headers["authorization"] for headers in server.headers} == {f"Bearer {key}"}
     shown = out + err + Path("gate/evidence.json").read_text()
     train.fault = lambda *_: ({"error": {"message": "no such key: sk-score"}}, 400, {})
     shown += "".join(run(*asked(inference, train, "--train-model", "tiny", "--record", "log.npz"))[1:])

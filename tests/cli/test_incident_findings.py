@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import typer
 
-from kc_otel.cli.locate_command import Follower, run_within
+from kc_otel.cli.locate_command import follow_incidents, run_within
 from kc_otel.contract.load import load_text
 from kc_otel.judge.verdict import Cell, Evaluation, Status, Verdict
 from kc_otel.serve.core import Core
@@ -101,64 +101,54 @@ def test_a_remedy_of_rollouts_stands_on_the_incident_too(core, command, tmp_path
     assert " trl: No correction keeps the contract. The closest is " in found.text
 
 
-class Policy:
-    """What a follower sees and does, without processes."""
+class Stop(threading.Event):
+    """Is set after so many waits, of which it keeps how long they were to be."""
 
-    def __init__(self):
-        self.asked, self.looked, self.failed = {}, [], []
-        self.why = None
-        self.found = [self.incident("a"), self.incident("b", on="no-data"), self.incident("c")]
+    def __init__(self, waits, meanwhile=lambda _: None):
+        super().__init__()
+        self.waited, self._most, self._meanwhile = [], waits, meanwhile
 
-    @staticmethod
-    def incident(id, on="fail", until=None, diagnoses=()):
-        return {"id": id, "on": on, "until": until, "headline": "tv is above its limit", "diagnoses": list(diagnoses)}
+    def wait(self, timeout=None):
+        self.waited.append(timeout)
+        self._meanwhile(len(self.waited))
+        if len(self.waited) == self._most:
+            self.set()
+        return self.is_set()
 
-    def follower(self):
-        def look(id):
-            self.looked.append(id)
-            return self.why
 
-        return Follower(lambda: self.asked, lambda: self.found, look, lambda *said: self.failed.append(said))
+def incident(id, on="fail", until=None, diagnoses=()):
+    return {"id": id, "on": on, "until": until, "headline": "tv is above its limit", "diagnoses": list(diagnoses)}
+
+
+FOUND = [incident("a", diagnoses=[{"kind": "remedy"}]), incident("b", on="no-data"), incident("c")]
 
 
 def test_each_incident_is_looked_at_once_while_it_is_asked_for():
-    policy = Policy()
-    follower = policy.follower()
-    assert follower.step() is None
-    policy.asked = {"code": "tv is above its limit"}
-    policy.found[0]["diagnoses"] = [{"kind": "remedy"}]
-    assert [follower.step() for _ in range(4)] == ["a", "c", None, None]
-    policy.found = [policy.incident("d", until=5.0), policy.incident("e", diagnoses=[{"kind": "locate"}])]
-    assert follower.step() is None
-    assert policy.failed == []
+    """Whatever is over or located already is left alone."""
+    asked, looked, failed = {}, [], []
+    found = [*FOUND, incident("d", until=5.0), incident("e", diagnoses=[{"kind": "locate"}])]
+    stop = Stop(6, lambda waited: asked.update(code="why") if waited == 2 else looked.append(waited))
+    follow_incidents(lambda: asked, lambda: found, looked.append, lambda *said: failed.append(said), stop)
+    assert looked == [1, "a", 3, "c", 4, 5, 6]
+    assert failed == []
 
 
 def test_why_there_is_no_answer_is_on_the_incident_and_it_goes_on():
     """One attempt an incident: what could not be done once would only be tried for ever."""
-    policy = Policy()
-    policy.asked, policy.why = {"code": "why"}, "not located: kernels.py: is no Python file"
-    follower = policy.follower()
-    assert [follower.step() for _ in range(3)] == ["a", "c", None]
-    assert policy.failed == [("a", policy.why), ("c", policy.why)]
+    failed = []
+    follow_incidents(
+        lambda: {"code": "why"}, lambda: FOUND, lambda _: "not located", lambda *said: failed.append(said), Stop(4)
+    )
+    assert failed == [("a", "not located"), ("c", "not located")]
 
 
 def test_an_evaluator_that_is_gone_does_not_end_the_follower():
-    policy, stop, asked = Policy(), threading.Event(), []
-
-    class Patience(threading.Event):
-        def wait(self, timeout=None):
-            asked.append(timeout)
-            if len(asked) == 3:
-                self.set()
-            return self.is_set()
-
-    policy.asked, stop = {"code": "why"}, Patience()
-
     def gone():
         raise typer.Exit(2)
 
-    Follower(lambda: policy.asked, gone, lambda _: None, lambda *_: None).run(stop, every=1.0)
-    assert asked == [15.0, 1.0, 15.0, 1.0]
+    stop = Stop(3)
+    follow_incidents(lambda: {"code": "why"}, gone, lambda _: None, lambda *_: None, stop)
+    assert stop.waited == [15.0, 2.0, 15.0, 2.0]
 
 
 @pytest.mark.slow

@@ -5,7 +5,7 @@ import shlex
 
 import pytest
 
-from kc_otel.offline.remedy import remedy as module
+from kc_otel.offline import remedy as module
 from kc_otel.recordings.recording_files import save_recording
 from tests.cli.test_compare_command import CONTRACT, make
 from tests.offline.remedy.test_remedy import SOME

@@ -69,7 +69,7 @@ def test_the_same_contract_exits_with_0_and_another_with_1(run: Any, recording: 
 def test_a_program_gets_json(run: Any, recording: Path, contract: Any) -> None:
     old, new = contract("old.yaml"), contract("new.yaml", after="1m", version=2)
     found = json.loads(run(recording, "--contract", new, "--against", old, "--json")[1])
-    moved, _ = found["changed"]["alerts_moved"]
+    moved = found["changed"]["moved"][0]
     assert (moved["later"], moved["ends_later"]) == (40.0, 0.0)
     assert moved["new"]["start"] == found["new"]["alerts"][0]["start"] == found["old"]["alerts"][0]["start"] + 40
     assert found["new"]["version"] == 2

@@ -22,6 +22,7 @@ from kc_otel.serve.core import Core
 from kc_otel.serve.self_metrics import read
 from kc_otel.serve.store.state_file import open_state
 from tests.judge.conftest import Sender
+from tests.tools.contracts import contract_of
 
 POLICY = """\
 apiVersion: kernel-contract/v1
@@ -257,3 +258,21 @@ def test_a_gate_needs_no_endpoint_and_no_evaluator(contract: Contract) -> None:
     found = list(of_path([contract], MeasuringPath.GATE))
     assert found
     assert {finding.level for finding in found} <= {"ok", "warning"}
+
+
+@pytest.mark.parametrize(
+    ("way", "said"),
+    [
+        ("loop", {"no process carries out route:train-kernel", "clause weights-lag needs weights= of compare"}),
+        ("vllm", {"vllm never measures clause weights-lag", "no process carries out halt"}),
+    ],
+)
+def test_what_a_way_of_measuring_leaves_to_somebody_is_said(way: str, said: set[str]) -> None:
+    """A loop has to pass the versions of its weights; a trainer has no router, and served requests no trainer."""
+    contract = contract_of(
+        statistical=[{"id": "tv", "metric": "tv_token", "limit": 0.1}],
+        runtime=[{"id": "weights-lag", "metric": "weights_lag", "limit": 1}],
+        escalation=[{"on": "fail", "do": [{"route": "train-kernel"}, "halt", "notify"]}],
+    )
+    found = {finding.what.removeprefix("policy: ") for finding in of_path([contract], MeasuringPath(way))}
+    assert found == said

@@ -8,7 +8,7 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("trl")
 
-from kc_otel.offline.remedy.corrections import Ratios, catalogue, line, weights  # noqa: E402  # noqa: E402
+from kc_otel.offline.corrections import Ratios, catalogue, line, weights  # noqa: E402  # noqa: E402
 from kc_otel.recordings.recording import Recording  # noqa: E402
 
 

@@ -19,7 +19,7 @@ from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportM
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2_grpc import MetricsServiceStub
 
 from kc_otel.judge.verdict import Status
-from kc_otel.offline.replay.replay_files import read_recordings
+from kc_otel.offline.replay import read_recordings
 from tests.integration.conftest import Evaluator, ForkedEvaluator, Pager
 
 KILLS = int(os.environ.get("KC_OTEL_KILLS", "6"))

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import re
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
-from http.server import BaseHTTPRequestHandler
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Self
 
@@ -24,9 +24,9 @@ import kc_otel
 from kc_otel.client.router import Router
 from kc_otel.contract.load import load
 from tests.tools.chromium import Chromium
-from tests.tools.servers import free_address, running
+from tests.tools.servers import Answer, answering, free_address, running
 
-from .conftest import Evaluator, LocalServer, Meanwhile, logprobs, wrong
+from .conftest import Evaluator, Meanwhile, logprobs, wrong
 
 pytestmark = pytest.mark.slow
 
@@ -64,38 +64,28 @@ CALM, DRIFT = 0.005, 0.2
 """Standard deviations of a token's log ratio."""
 
 
-class Limited(LocalServer):
+class Limited:
     """A receiver that takes so many requests a minute, a few at once, and answers 429 to others, as to the first."""
 
     def __init__(self, per_minute: float, burst: float) -> None:
+        self.url = ""
         self.taken: list[dict[str, Any]] = []
         self.refused = 0
-        limited, lock, tokens, then = self, threading.Lock(), 0.0, 0.0
+        self._per_minute, self._burst = per_minute, burst
+        self._lock, self._tokens, self._then = threading.Lock(), 0.0, 0.0
 
-        class Handler(BaseHTTPRequestHandler):
-            def do_POST(self) -> None:
-                nonlocal tokens, then
-                body = json.loads(self.rfile.read(int(self.headers["content-length"])))
-                with lock:
-                    now = time.monotonic()
-                    # Others have used up what there was when the first request comes.
-                    tokens = min(burst, tokens + (now - then) * per_minute / 60) if then else 0.0
-                    then = now
-                    if tokens >= 1:
-                        tokens -= 1
-                        limited.taken.append(body)
-                        self.send_response(202)
-                    else:
-                        limited.refused += 1
-                        self.send_response(429)
-                        self.send_header("retry-after", "1")
-                self.send_header("content-length", "0")
-                self.end_headers()
-
-            def log_message(self, *_: object) -> None:
-                """Stay quiet."""
-
-        super().__init__(Handler)
+    def answer(self, _path: str, _headers: Mapping[str, str], body: bytes) -> Answer:
+        with self._lock:
+            now = time.monotonic()
+            # Others have used up what there was when the first request comes.
+            earned = (now - self._then) * self._per_minute / 60 if self._then else -math.inf
+            self._tokens, self._then = max(0.0, min(self._burst, self._tokens + earned)), now
+            if self._tokens >= 1:
+                self._tokens -= 1
+                self.taken.append(json.loads(body))
+                return 202, {}, b""
+            self.refused += 1
+            return 429, {"retry-after": "1"}, b""
 
 
 class Fleet(Meanwhile):
@@ -143,16 +133,16 @@ def contract_file(tmp_path: Path) -> Path:
 def pagerduty() -> Iterator[Limited]:
     """120 events a minute."""
     server = Limited(120, 4)
-    yield server
-    server.close()
+    with answering(server.answer) as server.url:
+        yield server
 
 
 @pytest.fixture
 def slack() -> Iterator[Limited]:
     """One message a second."""
     server = Limited(60, 1)
-    yield server
-    server.close()
+    with answering(server.answer) as server.url:
+        yield server
 
 
 def until(true: Callable[[], Any], what: str, seconds: float = 60.0) -> None:

@@ -308,8 +308,8 @@ def test_two_places_to_put_requests_are_refused(contract, tmp_path):
         settings_of({}, contract=contract(), sink=Sink(), spool=tmp_path / "spool.sqlite")
 
 
-def test_check_knows_what_every_request_has():
-    """`check --for vllm` asks nobody to send an attribute that each request has, and relies on no other."""
+def test_doctor_knows_what_every_request_has():
+    """`doctor --path vllm` asks nobody to send an attribute that each request has, and relies on no other."""
     request = request_of(completion(lora="sql"), Kernel("vllm"), "raw", {})
     assert set(request.attributes) | OF_TOKENS == AUTOMATIC[MeasuringPath.VLLM]
     assert AUTOMATIC[MeasuringPath.TRL] == OWN | OF_TOKENS

@@ -552,7 +552,7 @@ def test_where_nothing_arrives_the_reason_names_what_does(contract: Any, sender:
         "nothing received for kc.drift.tv_token yet; does the recorder's OTLP endpoint point here?"
     )
     evaluator.ingest_metrics(sender("kc.drift.abs_log_ratio", inference=NEWER).request(now, [0.1] * 10), now)
-    assert "; 1 other metric arrives; `kc-otel check --for` says" in reason(now)
+    assert "; 1 other metric arrives; `kc-otel doctor --path` says" in reason(now)
     evaluator.ingest_metrics(counted("nan", 1000, now - 5, now), now)
     evaluator.ingest_metrics(counted("shift", 20, now - 5, now), now)
     said = reason(now, Status.INVALID_INPUT)

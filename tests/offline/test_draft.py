@@ -11,10 +11,8 @@ from kc_otel.contract.diff import diff
 from kc_otel.contract.load import check_text
 from kc_otel.contract.measuring_paths import MeasuringPath
 from kc_otel.judge.sample_sizes import observations_to_pass, typical_size
-from kc_otel.offline.draft.draft import Draft, clauses_of, exact
-from kc_otel.offline.draft.draft_yaml import write
+from kc_otel.offline.draft import Draft, exact, write
 from kc_otel.recordings.recording import Recording
-from kc_otel.stats.rewards import mean_token_tv_for_sequence_tv, token_kl_for_sequence_tv, tv_for_reward_budget
 
 
 def draft(**changes):
@@ -60,26 +58,14 @@ def test_every_draft_is_sound_and_meets_its_budget(share, horizon, low, width, c
     written = write(made)
     assert check_text(written.text).problems == ()
     assert all(cell.observations is not None for cell in written.needed)
-    assert "token-kl" not in {clause.id for clause in written.contract.clauses}
-    limits = {clause.id: clause.limit for clause in clauses_of(made)}
-    tv = tv_for_reward_budget(budget, (low, low + width))
-    assert limits["reward"] == budget
-    for name, derived in (
-        ("token-tv", mean_token_tv_for_sequence_tv(tv, horizon)),
-        ("token-kl", token_kl_for_sequence_tv(tv, horizon).value),
-        ("tail", mean_token_tv_for_sequence_tv(tv, horizon) / 2),
-    ):
-        assert derived * 0.99 <= limits[name] <= derived * (1 + 1e-8)
+    assert {clause.id: clause.limit for clause in written.contract.statistical} == {"reward": budget}
 
 
 def test_the_text_says_how_each_limit_follows_and_what_breaks():
     text = write(draft()).text
     assert "TV_seq <= 0.1 / (1 - 0) = 0.1" in text
-    assert "mean <= 0.1 / 32 = 0.00313" in " ".join(text.replace("#", " ").split())
-    assert "2 TV^2 / T = 0.000625 nat" in " ".join(text.replace("#", " ").split())
     assert text.count("A PASS takes at least") == 1
     assert text.count("description:") == 2
-    assert text.count("# Not a clause, ") == 3
     assert max(map(len, text.splitlines())) <= 120
     assert diff(write(draft()).contract, write(draft()).contract) == []
 
@@ -97,8 +83,8 @@ def test_limits_are_what_the_baseline_keeps_with_room(deviation):
     written = write(draft(reward_budget=0.3), recording(deviation), margin=1.5)
     assert set(written.measured) == {"token-tv", "token-kl", "tail"}
     clause, limit, floor = of(written, "token-tv")
-    assert limit >= 1.5 * floor.upper * 0.999
-    assert floor.lower <= deviation * np.sqrt(1 / (2 * np.pi)) * 1.02
+    assert limit >= 1.5 * floor.interval.upper * 0.999
+    assert floor.interval.lower <= deviation * np.sqrt(1 / (2 * np.pi)) * 1.02
     assert clause.cap == pytest.approx(5 * max(limit, clause.limit_for("code")), rel=0.01)
     assert of(written, "token-tv-tail")[0].parsed_statistic.argument == clause.cap
     assert of(written, "reward")[1] == 0.3
@@ -106,11 +92,10 @@ def test_limits_are_what_the_baseline_keeps_with_room(deviation):
 
 
 def test_the_comment_beside_a_limit_names_the_figure_that_it_comes_from():
-    """The recording, its estimate and bound, what they rest on, and what the budget would have given."""
+    """The recording, its estimate and bound, and what they rest on."""
     written = write(draft(), recording(0.03))
     text = " ".join(written.text.replace("#", " ").split())
     assert "2 x the drift of noise.npz: 0.0116, at most 0.0122, from 12,800 tokens." in text
-    assert "The budget alone would give 0.00312: this limit does not guarantee it." in text
 
 
 @pytest.mark.parametrize(
@@ -147,7 +132,7 @@ def test_a_slice_that_is_worse_than_the_rest_gets_a_limit_of_its_own():
     """A slice on which the accepted pair drifts three times as far would fail for ever by the average's limit."""
     written = write(draft(), recording(0.03, code=3.0))
     _, limit, floor = of(written, "token-tv", "code")
-    assert limit >= 2 * floor.upper * 0.999
+    assert limit >= 2 * floor.interval.upper * 0.999
     assert limit > 1.3 * of(written, "token-tv")[1]
 
 
@@ -175,7 +160,7 @@ def test_a_pair_like_the_baseline_typically_passes_with_the_prompts_that_there_a
     written = write(draft(), recording(0.03), margin=1.05, prompts=prompts)
     contract = written.contract
     clause, limit, floor = of(written, "token-tv")
-    assert typical_size(contract, clause, "all", floor.estimate / limit) <= max(prompts, 100)  # min_sequences
+    assert typical_size(contract, clause, "all", floor.interval.estimate / limit) <= max(prompts, 100)  # min_sequences
     tail = of(written, "token-tv-tail")[0]
     assert observations_to_pass(contract, tail, "all").observations <= prompts
     if prompts == 400:

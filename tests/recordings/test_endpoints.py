@@ -111,7 +111,7 @@ def test_a_server_scores_what_waits_for_rescoring(sglang):
         score = endpoint_scorer(f"{server.address}/v1", "secret")
         ((first, second),) = score([np.array([5])], [np.array([6, 7])])
         assert (first, second) == (pytest.approx(server.logprobs[5, 6]), pytest.approx(server.logprobs[6, 7]))
-        assert {headers["Authorization"] for headers in server.headers} == {"Bearer secret"}
+        assert {headers["authorization"] for headers in server.headers} == {"Bearer secret"}
         server.fault = after(1, 400, on="/generate" if sglang else "/v1/completions", error="no such token")
         with pytest.raises(NotTakenError, match="400: no such token"):
             score([[1]], [[2]])
@@ -287,7 +287,7 @@ def test_keys_are_sent_and_what_refuses_them_names_the_variable():
     with completions(table(), fault=after(1, 400, error="bad key sk-1234?")) as server:
         with pytest.raises(RequestFailedError, match=r"400: bad key \*\*\*\?"):
             ask(server, lambda client: client.sample("tiny", "Hi", 5), key="sk-1234")
-        assert server.headers[-1]["Authorization"] == "Bearer sk-1234"
+        assert server.headers[-1]["authorization"] == "Bearer sk-1234"
         server.fault = after(3, 401)
         with pytest.raises(RefusedError, match="401: the key in KC_OTEL_INFERENCE_API_KEY is refused"):
             ask(server, lambda client: client.sample("tiny", "Hi", 5), key="sk-1234")

@@ -20,7 +20,7 @@ from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2_grpc import Me
 
 from kc_otel import machine_code
 from kc_otel.judge.verdict import Status
-from kc_otel.offline.replay.replay_files import evaluations_recorded, read_recordings
+from kc_otel.offline.replay import evaluations_recorded, read_recordings
 from kc_otel.serve.core import Core
 from kc_otel.serve.durable_sink import DurableSink, NotKeptError, TrafficRecording, recover
 from kc_otel.serve.self_metrics import read

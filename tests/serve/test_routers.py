@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, closing
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -27,6 +26,7 @@ from kc_otel.serve.people_orders import pin, unpin
 from kc_otel.serve.store.state_file import open_state
 from tests.judge.conftest import NOW, Sender, info_request, merge
 from tests.tools.api import client_of
+from tests.tools.servers import Answer, answering
 
 pytestmark = pytest.mark.slow
 
@@ -58,36 +58,22 @@ class Service:
         self.joined = threading.Event()
         self.joined.set()
         self.answered = 0
-        service = self
-
-        class Link(BaseHTTPRequestHandler):
-            protocol_version = "HTTP/1.1"
-
-            def do_GET(self) -> None:
-                if not service.joined.is_set():
-                    service.joined.wait()
-                    self.close_connection = True
-                    return
-                asked = [pair for pair in parse_qsl(urlsplit(self.path).query) if pair[0] != "wait"]
-                with evaluator.turn:
-                    answer = evaluator.client.get("/api/v1/decisions", params=asked)
-                service.answered += "closing=true" not in self.path
-                self.send_response(answer.status_code)
-                for name in ("etag", "age"):
-                    self.send_header(name, answer.headers.get(name, ""))
-                self.send_header("content-length", str(len(answer.content)))
-                self.end_headers()
-                self.wfile.write(answer.content)
-
-            def log_message(self, *_: object) -> None:
-                """Stay quiet."""
-
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Link)
-        self._server.daemon_threads = True
-        threading.Thread(target=self._server.serve_forever, args=(0.01,), daemon=True).start()
-        url = f"http://127.0.0.1:{self._server.server_port}"
+        self._evaluator = evaluator
+        self._link = ExitStack()
+        url = self._link.enter_context(answering(self._ask))
         self.router = Router(url, contracts=[load_text(text)], refresh=0.01, keep=False)
         assert self.router.wait_for_table(60.0)
+
+    def _ask(self, path: str, _headers: Mapping[str, str], _body: bytes) -> Answer:
+        """What the evaluator answers; while the link is cut, nothing."""
+        if not self.joined.is_set():
+            self.joined.wait()
+            raise ConnectionError
+        asked = [pair for pair in parse_qsl(urlsplit(path).query) if pair[0] != "wait"]
+        with self._evaluator.turn:
+            answer = self._evaluator.client.get("/api/v1/decisions", params=asked)
+        self.answered += "closing=true" not in path
+        return answer.status_code, {name: answer.headers.get(name, "") for name in ("etag", "age")}, answer.content
 
     def serve(self) -> str:
         """Return the kernel of a request of slice code."""
@@ -104,8 +90,7 @@ class Service:
     def end(self) -> None:
         self.joined.set()
         self.router.close()
-        self._server.shutdown()
-        self._server.server_close()
+        self._link.close()
 
 
 class Evaluator:

@@ -49,14 +49,6 @@ class Kernels:
     def reward(self):
         return LOW + (HIGH - LOW) / (1 + np.exp(-np.clip(self.value, -30, 30)))
 
-    def mean_over_tokens(self, of_prefix):
-        """The mean over Q's tokens of a number of each prefix."""
-        reached = [np.ones((len(of_prefix), 1))]
-        for t in range(T - 1):
-            steps = self.q_table[:, 2**t - 1 : 2 ** (t + 1) - 1]
-            reached.append((reached[-1][:, :, None] * steps).reshape(len(of_prefix), -1))
-        return (np.concatenate(reached, axis=1) * of_prefix).sum(axis=1) / T
-
 
 def over(truth, bound):
     """Truth over bound, 0 where both are next to nothing: what is left there is rounding."""
@@ -84,20 +76,6 @@ def reward_within_budget(theta):
     return np.abs((share[:, None] * (kernels.p - kernels.q) * kernels.reward).sum(axis=1)) / 0.8
 
 
-def tv_within_mean_tv(theta):
-    """Kernels whose mean total variation of a token is within what TV_seq <= 0.3 allows."""
-    kernels = Kernels(theta, 18.0)
-    mean = kernels.mean_over_tokens(np.abs(kernels.p_table - kernels.q_table).sum(axis=2) / 2)
-    return np.where(mean <= rewards.mean_token_tv_for_sequence_tv(0.3, T), kernels.tv / 0.3, 0.0)
-
-
-def tv_within_mean_kl(theta):
-    kernels = Kernels(theta)
-    kl = (kernels.q_table * np.log(kernels.q_table / kernels.p_table)).sum(axis=2)
-    allowed = rewards.token_kl_for_sequence_tv(0.3, T).value
-    return np.where(kernels.mean_over_tokens(kl) <= allowed, kernels.tv / 0.3, 0.0)
-
-
 @dataclass(frozen=True)
 class Case:
     """Free numbers [N, size] to truth / bound [N]; 1 is reached where the bound is attained, around `known`."""
@@ -110,13 +88,10 @@ class Case:
 ALIKE = (0.5,) * PREFIXES + (-0.5,) * PREFIXES
 PLUS = tuple(6.0 if sum(bits) * 2 > T else -6.0 for bits in BIT)
 UP = (9.0,) * (2 * PREFIXES)
-SPENT = (0.619, *([-5.9] * (PREFIXES - 1)), -0.619, *([-5.9] * (PREFIXES - 1)))
 CASES = [
     Case(reward_drift, ALIKE + PLUS + UP),
     Case(gradient_bias, ALIKE + PLUS + UP),
     Case(reward_within_budget, (2.0,) * PREFIXES + (-2.0,) * PREFIXES + PLUS + UP),
-    Case(tv_within_mean_tv, SPENT + PLUS + UP),
-    Case(tv_within_mean_kl, (0.18,) * PREFIXES + (-0.18,) * PREFIXES + PLUS + UP, reaches=0.97),
 ]
 
 

@@ -9,7 +9,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from examples.rl_bias.sequence_bounds import sequence_tv
 from kc_otel.record.telemetry.buckets import slots
 from kc_otel.stats import Binned, estimated_reward_drift, rewards
 from kc_otel.stats.rewards import reward_drift_bounds, reward_drift_interval, reward_sides
@@ -174,17 +173,11 @@ def test_a_baseline_does_not_depend_on_its_own_sequence():
     assert (found.drift, found.prompts) == (pytest.approx((first + second) / 2), 2)
 
 
-@given(st.floats(0.0, 0.99), st.integers(1, 10_000))
-def test_budgets_invert_the_chain(budget, horizon):
+@given(st.floats(0.0, 0.99))
+def test_a_budget_inverts_the_chain(budget):
     tv = rewards.tv_for_reward_budget(2 * budget, (-1.0, 1.0))
     assert tv == pytest.approx(budget)
-    mean = rewards.mean_token_tv_for_sequence_tv(tv, horizon)
-    assert sequence_tv(horizon, token_tv_mean=mean).value == pytest.approx(tv)
-    kl = rewards.token_kl_for_sequence_tv(tv, horizon)
-    assert sequence_tv(horizon, token_kl_mean=kl.value).value == pytest.approx(tv, rel=1e-6, abs=1e-9)
-    assert rewards.token_kl_for_sequence_tv(0.95, 10).name == "Bretagnolle-Huber"
 
 
 def test_a_budget_as_wide_as_the_range_allows_everything():
     assert rewards.tv_for_reward_budget(3.0, (0.0, 1.0)) == 1.0
-    assert rewards.token_kl_for_sequence_tv(1.0, 100).value == math.inf

@@ -13,10 +13,11 @@ import json
 import threading
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from itertools import pairwise
 
 import numpy as np
+
+from tests.tools.servers import answering
 
 VOCABULARY = 16
 
@@ -118,44 +119,17 @@ def completions(logits, *, fault=None, models=("tiny",), sglang=False, version="
     logprobs = logits - np.log(np.exp(logits).sum(axis=1, keepdims=True))
     served = Completions("", logprobs, fault, sglang, models, version)
 
-    class Handler(BaseHTTPRequestHandler):
-        protocol_version = "HTTP/1.1"
-        wbufsize = -1  # headers and body in one packet: in two, the second waits for an acknowledgement
+    def respond(path, headers, body):
+        asked = json.loads(body or b"{}")
+        with served.lock:
+            served.requests.append((path, asked))
+            served.headers.append(headers)
+        answer, status, more = served.answer(path, asked), 200, {}
+        if served.fault is not None:
+            answer, status, more = served.fault(path, asked, answer)
+        elif answer is None:
+            answer, status = {"error": {"message": "Not Found", "code": 404}}, 404
+        return status, {"content-type": "application/json", **more}, json.dumps(answer).encode()
 
-        def do_GET(self):
-            self._reply({})
-
-        def do_POST(self):
-            self._reply(json.loads(self.rfile.read(int(self.headers["content-length"]))))
-
-        def log_message(self, *_):
-            pass
-
-        def _reply(self, body):
-            with served.lock:
-                served.requests.append((self.path, body))
-                served.headers.append(dict(self.headers))
-            answer, status, headers = served.answer(self.path, body), 200, {}
-            if served.fault is not None:
-                answer, status, headers = served.fault(self.path, body, answer)
-            elif answer is None:
-                answer, status = {"error": {"message": "Not Found", "code": 404}}, 404
-            content = json.dumps(answer).encode()
-            self.send_response(status)
-            for name, value in {"content-type": "application/json", **headers}.items():
-                self.send_header(name, value)
-            self.send_header("content-length", str(len(content)))
-            self.end_headers()
-            self.wfile.write(content)
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    server.daemon_threads = True
-    served.address = f"http://127.0.0.1:{server.server_port}"
-    thread = threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True)
-    thread.start()
-    try:
+    with answering(respond) as served.address:
         yield served
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join()

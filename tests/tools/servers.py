@@ -26,6 +26,7 @@ def answering(respond: Callable[[str, Mapping[str, str], bytes], Answer]) -> Ite
 
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
+        wbufsize = -1  # headers and body in one packet: in two, the second waits for an acknowledgement
 
         def do_GET(self) -> None:
             length = int(self.headers.get("content-length") or 0)

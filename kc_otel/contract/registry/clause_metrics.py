@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Final
@@ -58,7 +59,7 @@ class Quantity:
 
 @dataclass(frozen=True, slots=True)
 class Derived:
-    """A metric that is `scale * mean(base) + offset`, with factors from the contract's assumptions (`needs`).
+    """A metric that is `scale * mean(base) + offset`; `factors` gives these two for the assumptions that it `needs`.
 
     `opposite` is the key of the quantity that bounds it from the other side, where its limit holds on either side of 0.
     """
@@ -67,6 +68,7 @@ class Derived:
     base: str
     unit: str
     needs: tuple[str, ...]
+    factors: Callable[..., tuple[float, float]]
     meaning: str
     source_text: str
     opposite: str | None = None
@@ -256,18 +258,20 @@ RECORDED: Final[dict[str, Quantity]] = {
 """Every quantity that can be recorded as a histogram, by key."""
 
 _DERIVED: Final = (
-    Derived("k1", "log_ratio", "{nat}", (), "Mean of -l: the plain estimate of KL(Q||P).", _SCHULMAN),
-    Derived("support_deficit", "ratio", "1", (),
+    Derived("k1", "log_ratio", "{nat}", (), lambda: (-1.0, 0.0),
+        "Mean of -l: the plain estimate of KL(Q||P).", _SCHULMAN),
+    Derived("support_deficit", "ratio", "1", (), lambda: (-1.0, 1.0),
         "1 - E_Q[w]: probability of the training kernel that the inference kernel can never sample.", _XU_WU),
-    Derived("clip_budget_share", "abs_log_ratio", "1", ("clip",),
+    Derived("clip_budget_share", "abs_log_ratio", "1", ("clip",), lambda clip: (1.0 / math.log1p(clip), 0.0),
         "E|l| / log(1+clip): share of the PPO clip range that the kernels spend before the policy has moved.", _XU_WU),
-    Derived("reward_drift_bound", "tv_seq", "1", ("reward_range",),
+    Derived("reward_drift_bound", "tv_seq", "1", ("reward_range",), lambda span: (span[1] - span[0], 0.0),
         "(r_max - r_min) * TV_seq: upper bound on the difference of the kernels' expected rewards.", _XU_WU),
-    Derived("reward_drift", "reward_above", "1", ("reward_range",),
+    Derived("reward_drift", "reward_above", "1", ("reward_range",), lambda span: (span[1] - span[0], 0.0),
         "|E_P[r] - E_Q[r]|: difference of the kernels' expected rewards, estimated from the rewards of sampled "
         "sequences; limited in both directions, without assuming common support.", _REWARD_SIDES,
         opposite="reward_below"),
     Derived("gradient_bias_bound", "tv_seq", "1", ("advantage_max", "score_norm_max", "horizon"),
+        lambda advantage, norm, horizon: (2.0 * advantage * norm * horizon, 0.0),
         "2 A_max G_seq TV_seq with G_seq = horizon * score_norm_max: upper bound on the bias of the policy gradient "
         "from sampling with the inference kernel.", _XU_WU),
 )  # fmt: skip

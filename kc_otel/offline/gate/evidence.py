@@ -36,8 +36,6 @@ _RECORDING_FIELDS: Final = ("name", "sha256", "size", "sequences", "tokens", "id
 _NUMBER_FIELDS: Final = ("limit", "estimate", "lower", "upper")
 _RELATIVE_TOLERANCE: Final = 1e-9
 """Relative difference that two machines' summation may make to a bound."""
-_NAME: Final = "evidence.json"
-_CONTRACT: Final = "contract.yaml"
 
 
 def offline_evidence(gate: OfflineGate, text: str) -> dict[str, Any]:
@@ -237,26 +235,13 @@ def _shown(value: Any) -> str:
 
 
 def evidence_file(where: Path) -> Path:
-    """The record's file, given that file or the folder that it is in."""
-    return where / _NAME if where.is_dir() else where
+    """The record's file: a .json file itself, or the one in a folder."""
+    return where if where.suffix == ".json" or where.is_file() else where / "evidence.json"
 
 
-def remove_evidence(where: Path) -> None:
-    """Remove the record of an earlier gate, which says nothing of one that comes to no decision."""
-    _file_below(where).unlink(missing_ok=True)
-
-
-def _file_below(where: Path) -> Path:
-    return where if where.suffix == ".json" else where / _NAME
-
-
-def write_evidence(record: Mapping[str, Any], where: Path, contract: str | None = None) -> Path:
-    """Write a record into a .json file, or into a folder with the contract's text; returns the record's file."""
-    file = _file_below(where)
-    if contract is not None and file != where:
-        write_text(file.with_name(_CONTRACT), contract)
-    write_text(file, json.dumps(record, indent=2, sort_keys=True, allow_nan=False) + "\n")
-    return file
+def recording_beside(where: Path) -> Path:
+    """Return the path of the recording made for evidence that is written here."""
+    return where.with_suffix(".npz") if where.suffix == ".json" else where / "recording.npz"
 
 
 def read_evidence(file: Path) -> Any:
@@ -267,35 +252,6 @@ def read_evidence(file: Path) -> Any:
         raise ValueError(
             f"is not a gate's evidence, which is JSON ({error}); `kc-otel gate run ... --evidence FILE` writes it"
         ) from None
-
-
-def beside_problems(record: Mapping[str, Any], file: Path) -> list[str]:
-    """Return the files beside a record that do not match it: the contract, the recording."""
-    problems = []
-    contract = file.with_name(_CONTRACT)
-    if file.name == _NAME and contract.exists():
-        text = contract.read_text(encoding="utf-8", errors="replace")
-        try:
-            same = load_text(text, _CONTRACT).hash == record["contract"]["hash"]
-        except ContractError:
-            same = False
-        if not same or text != record.get("offline", {}).get("contract", text):
-            problems.append(
-                f"{contract.name} is not the contract of the record: it was changed, or belongs to another gate"
-            )
-    recording = recording_beside(file.parent if file.name == _NAME else file)
-    if recording.exists() and "offline" in record:
-        known = {entry["sha256"] for entry in record["offline"]["recordings"]}
-        if digest_of(recording)[0] not in known:
-            problems.append(
-                f"{recording.name} is not one of the record's recordings: it was changed, or belongs to another gate"
-            )
-    return problems
-
-
-def recording_beside(where: Path) -> Path:
-    """Return the path of the recording made for this evidence, which names its checksum."""
-    return where.with_suffix(".npz") if where.suffix == ".json" else where / "recording.npz"
 
 
 def write_text(path: Path, text: str) -> None:

@@ -12,14 +12,7 @@ from hypothesis import strategies as st
 
 from kc_otel.contract.load import load_text
 from kc_otel.judge.promotion.gate_evidence import EvidenceError, checksum_of
-from kc_otel.offline.gate.evidence import (
-    beside_problems,
-    offline_evidence,
-    recording_beside,
-    verify_evidence,
-    verify_recordings,
-    write_evidence,
-)
+from kc_otel.offline.gate.evidence import offline_evidence, verify_evidence, verify_recordings
 from kc_otel.offline.gate.recorded_gate import GateTerms, gate_recordings, read_input
 from kc_otel.record.kernel import Kernel
 from kc_otel.recordings.recording import Recording
@@ -218,20 +211,6 @@ def test_evidence_of_a_gate_that_waits_is_sound_whatever_the_order_of_slices(fil
     verify_recordings(found, files)
     with pytest.raises(EvidenceError, match="the verdicts lead to 'wait'"):
         verify_evidence(sealed(changed(found, ("decision", "missing"), found["decision"]["missing"][1:])))
-
-
-def test_files_beside_the_record_are_its_own(record, files, tmp_path):
-    file = write_evidence(record, tmp_path / "gate", TEXT)
-    beside = recording_beside(tmp_path / "gate")
-    beside.write_bytes(files[0].read_bytes())
-    assert beside_problems(record, file) == []
-    (tmp_path / "gate" / "contract.yaml").write_text(TEXT.replace("0.05", "0.5"))
-    make(beside, 9)
-    contract, recording = beside_problems(record, file)
-    assert contract.startswith("contract.yaml is not the contract of the record")
-    assert recording.startswith("recording.npz is not one of the record's recordings")
-    (tmp_path / "gate" / "contract.yaml").write_text(TEXT + "# a comment\n")
-    assert beside_problems(record, file) == [contract, recording]
 
 
 def test_online_evidence_has_no_recordings(contract, make_verdict):

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kc_otel.offline.remedy.corrections import TRAINERS, Correction, Ratios, Rejection, Weight, catalogue, line, weights
-from kc_otel.offline.remedy.promises import effects
+from kc_otel.offline.corrections import TRAINERS, Correction, Ratios, Rejection, Weight, catalogue, line, weights
+from kc_otel.offline.remedy import effects
 from kc_otel.recordings.recording import Recording
 
 V, T = 3, 3
@@ -68,12 +68,13 @@ def test_the_distance_is_that_between_what_is_learned_from_and_the_training_kern
     """Its mean over rollouts is half the L1 distance of the weighted rollouts to P, also without common support."""
     of = Policies(seed, drift, dropped=dropped)
     ratios = Ratios(of.recording)
-    for correction, found in zip(CORRECTIONS, effects(ratios, CORRECTIONS), strict=True):
+    for correction in CORRECTIONS:
+        found = effects(ratios, correction)
         c = weights(ratios, correction)
         steps = np.abs(c * ratios.spread(of.q) - ratios.spread(of.p))
-        assert of.q @ found.sequence == pytest.approx(0.5 * ratios.means(steps).sum(), abs=2e-7), correction.name
-        assert of.q @ found.weight == pytest.approx(of.q @ ratios.means(c)), correction.name
-        assert of.q @ found.square == pytest.approx(of.q @ ratios.means(c**2)), correction.name
+        assert of.q @ found["sequence"] == pytest.approx(0.5 * ratios.means(steps).sum(), abs=2e-7), correction.name
+        assert of.q @ found["weight"] == pytest.approx(of.q @ ratios.means(c)), correction.name
+        assert of.q @ found["square"] == pytest.approx(of.q @ ratios.means(c**2)), correction.name
 
 
 @pytest.mark.parametrize("seed", range(6))
@@ -84,11 +85,12 @@ def test_no_bias_of_a_gradient_is_beyond_its_bound(seed):
     scores = list(of.scores())
     longest = max(np.linalg.norm(score, axis=1).max() for score in scores)
     spend = []
-    for correction, found in zip(CORRECTIONS, effects(ratios, CORRECTIONS), strict=True):
+    for correction in CORRECTIONS:
+        found = effects(ratios, correction)
         c = np.split(weights(ratios, correction), of.recording.starts[1:])
         under_q = sum(q * a * (w @ s) / w.size for q, a, w, s in zip(of.q, of.advantage, c, scores, strict=True))
         under_p = sum(p * a * s.mean(axis=0) for p, a, s in zip(of.p, of.advantage, scores, strict=True))
-        bound = 2.0 * np.abs(of.advantage).max() * longest * (of.q @ found.sequence)
+        bound = 2.0 * np.abs(of.advantage).max() * longest * (of.q @ found["sequence"])
         bias = np.linalg.norm(under_q - under_p)
         assert bias <= bound * (1 + 1e-9) + 1e-6, correction.name
         spend.append(bias / max(bound, 1e-6))
@@ -99,11 +101,11 @@ def test_a_missing_push_is_what_the_weights_leave_by_sign_of_the_advantage():
     of = Recording(
         np.log([0.5, 0.2, 0.3]), np.log([0.25, 0.4, 0.3]), np.array([2, 1]), ({}, {}), advantages=np.array([1.0, 1, -2])
     )
-    (found,) = effects(Ratios(of), (Correction(Weight("token", "truncate", 0.0, 1.5)),))
-    assert found.positive[0] == pytest.approx((2.0 - 1.5 + 0.0) / 2)
-    assert found.negative[1] == pytest.approx(0.0)
-    assert np.isnan(found.positive[1])
-    assert np.isnan(found.negative[0])
+    found = effects(Ratios(of), Correction(Weight("token", "truncate", 0.0, 1.5)))
+    assert found["positive"][0] == pytest.approx((2.0 - 1.5 + 0.0) / 2)
+    assert found["negative"][1] == pytest.approx(0.0)
+    assert np.isnan(found["positive"][1])
+    assert np.isnan(found["negative"][0])
 
 
 log_ratios = st.lists(
@@ -145,13 +147,14 @@ def test_a_wider_range_drops_no_more(rows, first, other):
 def test_integrands_stay_in_the_range_that_their_intervals_take_for_granted(rows):
     """1/2 - c/2 to 1/2 + c/2, and to 1/2 where no weight is above its ratio; whatever the log ratios."""
     ratios = Ratios(recorded(rows))
-    for correction, found in zip(CORRECTIONS, effects(ratios, CORRECTIONS), strict=True):
+    for correction in CORRECTIONS:
+        found = effects(ratios, correction)
         most = correction.largest
-        for level, values in (("token", found.token), ("sequence", found.sequence)):
+        for level, values in (("token", found["token"]), ("sequence", found["sequence"])):
             high = 0.5 if correction.never_above(level) else 0.5 + 0.5 * most
             assert (values <= high + 1e-9).all(), correction.name
             assert (values >= min(0.0, 0.5 - 0.5 * most) - 1e-9).all(), correction.name
-        assert (found.square <= most * most + 1e-9).all()
+        assert (found["square"] <= most * most + 1e-9).all()
 
 
 @settings(max_examples=60, deadline=None)
@@ -160,9 +163,9 @@ def test_truncation_far_above_every_ratio_is_the_ratio_itself(rows):
     """With cap to infinity nothing is left of the integrand but half of 1 - r, whose mean is half the mass Q misses."""
     ratios = Ratios(recorded(rows))
     for level in ("token", "sequence"):
-        (found,) = effects(ratios, (Correction(Weight(level, "truncate", 0.0, 1e9)),))
+        found = effects(ratios, Correction(Weight(level, "truncate", 0.0, 1e9)))
         expected = 0.5 - 0.5 * ratios.means(getattr(ratios, level))
-        assert getattr(found, level) == pytest.approx(expected, rel=1e-9, abs=1e-9)
+        assert found[level] == pytest.approx(expected, rel=1e-9, abs=1e-9)
 
 
 def test_masking_sequences_by_their_advantage_takes_advantages():

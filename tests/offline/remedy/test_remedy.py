@@ -14,10 +14,10 @@ from examples.rl_bias.policy import Policy
 from examples.rl_bias.rollouts import SEED, record
 from kc_otel.cli.remedy_command import _left, remedy_lines, remedy_sentence
 from kc_otel.contract.load import load_text
-from kc_otel.judge.sample_sizes import rounded
-from kc_otel.offline.remedy import remedy as module
-from kc_otel.offline.remedy.corrections import Correction, Rejection, Weight
-from kc_otel.offline.remedy.remedy import as_data, remedy
+from kc_otel.judge.statistics import rounded
+from kc_otel.offline import remedy as module
+from kc_otel.offline.corrections import Correction, Rejection, Weight
+from kc_otel.offline.remedy import as_data, remedy
 from kc_otel.recordings.recording import Recording
 from kc_otel.recordings.recording_files import load_recording
 
@@ -87,7 +87,7 @@ def test_the_least_variance_that_keeps_every_promise_is_chosen_for_each_trainer(
     assert states[SOME[3]]
     assert of.chosen["verl"].correction == of.chosen["trl"].correction == SOME[2]
     assert of.chosen["slime"] is None
-    assert of.closest("slime").correction == SOME[1]
+    assert of.closest["slime"].correction == SOME[1]
     assert found(of, SOME[1], "reward", "tables").state == "broken"
 
 
@@ -124,7 +124,7 @@ def test_a_fp8_kv_cache_has_corrections_before_none_and_clauses_that_none_change
     assert (chi2.interval.lower, chi2.interval.upper, chi2.state) == (0.0, 0.0, "met")
     none = next(replay for replay in of.replayed if replay.correction == SOME[0])
     assert none.worst.promise.clause == "token-tv"
-    assert of.closest("verl").correction == SOME[1]
+    assert of.closest["verl"].correction == SOME[1]
     assert "token-chi2 on code 0, limit 1" in "".join(_left(found) for found in none.findings)
     assert {verdict.cell.clause for verdict in of.exceeded} == {"clip-share", "token-kl"}
     said = remedy_sentence(of)
@@ -164,7 +164,7 @@ def test_a_slice_without_a_sequence_is_open_under_every_correction(rollouts):
     tables = rollouts.only(np.array([row["task"] == "tables" for row in rollouts.attributes]))
     of = remedy(tables, contract("  - {id: tv, metric: tv_token, limit: 0.02}\n"))
     assert of.chosen == dict.fromkeys(of.chosen)
-    assert of.closest("verl").correction == SOME[1]
+    assert of.closest["verl"].correction == SOME[1]
     assert found(of, SOME[1], "tv", "tables").state == "met"
     (said,) = (row for row in as_data(of)["corrections"][1]["findings"] if row["promise"]["slice"] == "prose")
     assert (said["interval"]["samples"], said["interval"]["upper"], said["state"]) == (0, None, "open")
@@ -211,7 +211,7 @@ def test_what_is_not_decided_says_how_many_more_sequences_decide_it(rollouts, mo
     def of(recording, limit):
         return remedy(recording, contract(f"  - {{id: tv, metric: tv_token, limit: {limit!r}}}\n", text=TABLES_ONLY))
 
-    near = of(few, 0.9).closest("verl").worst.interval
+    near = of(few, 0.9).closest["verl"].worst.interval
     between = float(near.estimate + near.upper) / 2
     undecided = of(few, between)
     more = undecided.lacking["verl"]

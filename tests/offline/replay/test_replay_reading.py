@@ -14,7 +14,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 from kc_otel.judge.escalation.notices import GroupTiming
 from kc_otel.judge.evaluator import Evaluator
 from kc_otel.judge.otlp.traffic_entries import EVALUATED, RECEIVED, entry_of, judged_metrics, marked_frame
-from kc_otel.offline.replay.replay_files import TrafficFileError, evaluations_recorded, read_recordings, replay
+from kc_otel.offline.replay import TrafficFileError, evaluations_recorded, read_recordings, replay
 from tests.tools.verdicts import verdicts_of
 
 START = 1_800_000_000.0

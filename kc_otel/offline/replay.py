@@ -12,9 +12,9 @@ import math
 import struct
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
-from itertools import chain, islice
+from itertools import chain, count, islice
 from pathlib import Path
-from typing import IO, Any, Final
+from typing import Any, Final
 
 from kc_otel.contract.model import Contract
 from kc_otel.judge.cell_columns import cells_of, selected
@@ -29,14 +29,7 @@ from kc_otel.judge.otlp.traffic_entries import EVALUATED, MOST_BYTES, OWN_FILES,
 from kc_otel.judge.plain_json import finite_or_none
 from kc_otel.judge.statistics import metric_name
 from kc_otel.judge.verdict import Status
-from kc_otel.offline.replay.timeline import (
-    AlertSpan,
-    DecisionSpan,
-    ReplayTimeline,
-    SentWebhook,
-    TimelineDifferences,
-    differences,
-)
+from kc_otel.offline.timeline import ReplayTimeline, SentWebhook, Span, TimelineDifferences, differences
 
 _LENGTH: Final = struct.Struct(">I")
 _BUFFER_BYTES: Final = 256 * 1024
@@ -55,12 +48,15 @@ class TrafficFileError(Exception):
 
 def read_recordings(paths: Sequence[Path], damage: list[str]) -> Iterator[TrafficEntry]:
     """The entries of all files and folders by time; `damage` takes a sentence for everything that was left out."""
-    return heapq.merge(*(_entries(path, damage) for path in paths), key=lambda entry: entry.at)
+    each = (chain.from_iterable(_entries(file, damage) for file in recorded_files(path)) for path in paths)
+    return heapq.merge(*each, key=lambda entry: entry.at)
 
 
 def evaluations_recorded(paths: Iterable[Path]) -> bool:
     """Return True if every recording states when the evaluator judged."""
-    return all(any(entry.is_evaluation for entry in islice(_entries(path, []), _HEAD_ENTRIES)) for path in paths)
+    return all(
+        any(entry.is_evaluation for entry in islice(read_recordings([path], []), _HEAD_ENTRIES)) for path in paths
+    )
 
 
 def recorded_files(path: Path) -> list[Path]:
@@ -77,63 +73,46 @@ def recorded_files(path: Path) -> list[Path]:
 
 
 def _entries(path: Path, damage: list[str]) -> Iterator[TrafficEntry]:
-    for file in recorded_files(path):
-        yield from _entries_of(file, damage)
-
-
-def _entries_of(path: Path, damage: list[str]) -> Iterator[TrafficEntry]:
     try:
         with path.open("rb", buffering=_BUFFER_BYTES) as file:
-            first = file.read(1)
-            if first and first[0] > MOST_BYTES >> 24:
-                raise TrafficFileError(
-                    f"{path}: is no recording; give what `kc-otel serve --record` wrote, or the Collector's file "
-                    "exporter with `format: proto` and no compression"
-                )
-            yield from _of(_messages(path, first, file, damage), damage)
+            for number in count(1):
+
+                def damaged(said: str, where: str = f"{path}: message {number}") -> None:
+                    damage.append(f"{where}: {said[:_MAX_QUOTED_CHARACTERS]}")
+
+                head = file.read(_LENGTH.size)
+                if not head:
+                    return
+                if number == 1 and head[0] > MOST_BYTES >> 24:
+                    raise TrafficFileError(
+                        f"{path}: is no recording; give what `kc-otel serve --record` wrote, or the Collector's file "
+                        "exporter with `format: proto` and no compression"
+                    )
+                length = _LENGTH.unpack(head)[0] if len(head) == _LENGTH.size else 0
+                if length > MOST_BYTES:
+                    damaged(f"a length of {length:,} bytes is none; what follows is lost")
+                    return
+                message = file.read(length)
+                if len(head) < _LENGTH.size or len(message) < length:
+                    damaged("the file ends in the middle of it")
+                    return
+                if (entry := _entry(message, damaged)) is not None:
+                    yield entry
     except OSError as error:
         raise TrafficFileError(f"{path}: cannot be read ({error.strerror or error})") from None
 
 
-def _of(messages: Iterable[tuple[str, bytes]], damage: list[str]) -> Iterator[TrafficEntry]:
-    for where, message in messages:
-
-        def damaged(said: str, where: str = where) -> None:
-            damage.append(f"{where}: {said[:_MAX_QUOTED_CHARACTERS]}")
-
-        if (marked := unmarked(message)) is not None:
-            what, at, body = marked
-            if what == EVALUATED:
-                yield TrafficEntry(at)
-            elif body:
-                yield TrafficEntry(at, body=body, damaged=damaged)
-            continue
-        try:
-            request = from_protobuf(message, METRICS, OWN_FILES)
-        except BadRequestError as error:
-            damaged(str(error))
-            continue
-        if (entry := entry_of(request)) is not None:
-            yield entry
-
-
-def _messages(path: Path, first: bytes, file: IO[bytes], damage: list[str]) -> Iterator[tuple[str, bytes]]:
-    number, head = 1, first
-    while True:
-        where = f"{path}: message {number}"
-        head += file.read(_LENGTH.size - len(head))
-        if not head:
-            return
-        length = _LENGTH.unpack(head)[0] if len(head) == _LENGTH.size else 0
-        if length > MOST_BYTES:
-            damage.append(f"{where}: a length of {length:,} bytes is none; what follows is lost")
-            return
-        message = file.read(length)
-        if len(head) < _LENGTH.size or len(message) < length:
-            damage.append(f"{where}: the file ends in the middle of it")
-            return
-        yield where, message
-        number, head = number + 1, b""
+def _entry(message: bytes, damaged: Callable[[str], object]) -> TrafficEntry | None:
+    if (marked := unmarked(message)) is not None:
+        what, at, body = marked
+        if what == EVALUATED:
+            return TrafficEntry(at)
+        return TrafficEntry(at, body=body, damaged=damaged) if body else None
+    try:
+        return entry_of(from_protobuf(message, METRICS, OWN_FILES))
+    except BadRequestError as error:
+        damaged(str(error))
+        return None
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,16 +149,11 @@ def replay_recordings(
 
 
 def as_data(found: Replayed) -> dict[str, Any]:
-    """A replay as JSON data: the dataclasses' fields, and by how many seconds what moved is later."""
+    """A replay as JSON data: the dataclasses' fields; what does not end any more, or does now, is later by null."""
     plain = asdict(found)
     if found.changed is not None:
-        plain["changed"] |= {
-            name: [
-                asdict(moved) | {"later": moved.later, "ends_later": finite_or_none(moved.ends_later)}
-                for moved in getattr(found.changed, name)
-            ]
-            for name in ("alerts_moved", "decisions_moved")
-        }
+        for moved in plain["changed"]["moved"]:
+            moved["ends_later"] = finite_or_none(moved["ends_later"])
         plain["changed"]["messages"] = [
             {"endpoint": endpoint, "reason": reason, "old": before, "new": after}
             for (endpoint, reason), (before, after) in found.changed.messages.items()
@@ -223,13 +197,9 @@ def replay(
     contract: Contract, entries: Iterable[TrafficEntry], every: float | None, timing: GroupTiming
 ) -> ReplayTimeline:
     """Replay a recording, evaluated at multiples of `every` seconds; None for the recording's own times."""
-    if every is not None and not (math.isfinite(every) and every > 0):
-        raise ValueError(f"every: {every!r} is not a number of seconds above 0")
-    upcoming = iter(entries)
-    first, due = next(upcoming, None), math.nan
-    run = _Run(contract, timing, math.nan if first is None else first.at)
+    run, due = _Run(contract, timing), math.nan
     with without_collector():
-        for entry in () if first is None else chain([first], upcoming):
+        for entry in entries:
             if entry.is_evaluation:
                 if every is None:
                     run.judge(entry.at)
@@ -240,7 +210,7 @@ def replay(
                     run.judge(due)
                     due = _next(due, every)
             run.take(entry)
-        if every is not None and not math.isnan(due):
+        if not math.isnan(due):
             run.judge(due)
         return run.timeline()
 
@@ -263,22 +233,22 @@ class _OrdersObeyed(TrafficSeen):
 class _Run:
     """The evaluator's process without its sockets and files."""
 
-    def __init__(self, contract: Contract, timing: GroupTiming, start: float) -> None:
+    def __init__(self, contract: Contract, timing: GroupTiming) -> None:
         self._contract, self._timing = contract, timing
         self._evaluator = Evaluator([contract])
         self._evaluator.use_columns()
         self._state = EscalationState()
-        self._firing: dict[str, AlertSpan] = {}
-        self._in_force: dict[tuple[str, str, str], DecisionSpan] = {}
-        self._alerts: list[AlertSpan] = []
-        self._decisions: list[DecisionSpan] = []
+        self._firing: dict[str, Span] = {}
+        self._in_force: dict[tuple[str, str, str], Span] = {}
+        self._ended: list[Span] = []
         self._messages: list[SentWebhook] = []
         self._silent = {(clause.id, slice) for clause in contract.clauses for slice in contract.slices_for(clause)}
-        self._start = self._end = start
+        self._start = self._end = math.nan
         self._evaluations = self._requests = self._cells = 0
 
     def take(self, entry: TrafficEntry) -> None:
         """A request arrives."""
+        self._start = entry.at if math.isnan(self._start) else self._start
         columns = self._evaluator.columns_of(entry.body, _MAX_ITEMS) if entry.body else None
         self._evaluator.ingest_metrics(entry.read() if columns is None else columns, entry.at)
         self._requests += 1
@@ -286,6 +256,7 @@ class _Run:
     def judge(self, now: float) -> None:
         """Evaluate every cell, and escalate as the evaluator does."""
         contract, before = self._contract, self._state.decisions
+        self._start = now if math.isnan(self._start) else self._start
         evaluation = self._evaluator.evaluate(now)[contract.name]
         invalid = self._evaluator.invalid_input(contract.name, now, contract.observability.window)
         traffic = _OrdersObeyed(silent=self._evaluator.silent(contract.name, now))
@@ -303,35 +274,35 @@ class _Run:
             self._silent -= {(cell.clause, cell.slice) for cell in cells_of(evaluation.verdicts) if cell not in no_data}
 
     def _note_alerts(self, transitions: Iterable[Transition]) -> None:
-        for transition in transitions:
-            if transition.what is What.FIRING:
-                cell = transition.cell
-                self._firing[transition.fingerprint] = AlertSpan(
-                    transition.step, transition.on, transition.severity, tuple(map(str, transition.actions)),
-                    cell.clause, cell.slice, cell.kernel_train, cell.kernel_inference, transition.verdict.reason,
-                    transition.at,
+        for found in transitions:
+            if found.what is What.FIRING:
+                cell, actions = found.cell, tuple(map(str, found.actions))
+                self._firing[found.fingerprint] = Span(
+                    found.on, cell.slice, cell.kernel_inference, found.at, clause=cell.clause,
+                    kernel_train=cell.kernel_train, step=found.step, severity=found.severity, actions=actions,
+                    reason=found.verdict.reason,
                 )  # fmt: skip
             else:
-                self._alerts.append(replace(self._firing.pop(transition.fingerprint), end=transition.at))
+                self._ended.append(replace(self._firing.pop(found.fingerprint), end=found.at))
 
     def _note_decisions(self, table: DecisionTable, now: float) -> None:
         keys = [(f"route:{route.kernel}", route.slice, route.avoid) for route in table.routes]
         keys += [(directive.kind.value, directive.slice, "") for directive in table.directives]
         for key in self._in_force.keys() - keys:
-            self._decisions.append(replace(self._in_force.pop(key), end=now))
+            self._ended.append(replace(self._in_force.pop(key), end=now))
         for key in keys:
-            self._in_force.setdefault(key, DecisionSpan(*key, now))
+            self._in_force.setdefault(key, Span(*key, now))
 
     def timeline(self) -> ReplayTimeline:
         """Return the timeline of the replay so far."""
         contract = self._contract
-        alerts, decisions = [*self._alerts, *self._firing.values()], [*self._decisions, *self._in_force.values()]
-        alerts.sort(key=lambda span: (span.start, span.step, span.clause, span.slice))
-        decisions.sort(key=lambda span: (span.start, span.what, span.slice, span.avoid))
+        spans = [*self._ended, *self._firing.values(), *self._in_force.values()]
+        spans.sort(key=lambda span: (span.start, span.step, span.clause, span.what, span.slice, span.kernel_inference))
         return ReplayTimeline(
             name=contract.name, version=contract.metadata.version, hash=contract.hash, start=self._start,
             end=self._end, evaluations=self._evaluations, requests=self._requests, cells=self._cells,
-            points=dict(sorted(self._evaluator.counters.items())), alerts=tuple(alerts), decisions=tuple(decisions),
+            points=dict(sorted(self._evaluator.counters.items())),
+            alerts=tuple(span for span in spans if span.step), decisions=tuple(span for span in spans if not span.step),
             messages=tuple(self._messages), not_recorded=tuple(not_recorded(contract, self._silent)),
         )  # fmt: skip
 

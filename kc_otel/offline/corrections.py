@@ -104,6 +104,12 @@ class Ratios:
         self.log_sequence: Floats = self.sums(self.log_w)
 
     @cached_property
+    def sides(self) -> dict[str, Floats]:
+        """Advantages [N] of tokens with a positive one, and with a negative one, else 0; nothing without any."""
+        of = self.recording.advantages
+        return {} if of is None else {"positive": np.maximum(of, 0.0), "negative": np.minimum(of, 0.0)}
+
+    @cached_property
     def token(self) -> Floats:
         """W of each token, [N]."""
         return np.exp(self.log_w)

@@ -1,0 +1,426 @@
+"""A contract from a reward budget and a recording of an accepted pair, as YAML whose comments say how limits follow.
+
+The budget itself is one clause. A baseline, a recording of an accepted pair, adds clauses on tokens, with limits of
+its own: limits that would guarantee the budget token by token are ones that real kernels break while they keep it.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import textwrap
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from decimal import Decimal
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+
+from kc_otel.contract.clause import Clause
+from kc_otel.contract.load import load_text
+from kc_otel.contract.measuring_paths import TRAINERS, MeasuringPath, why_not
+from kc_otel.contract.model import Contract
+from kc_otel.contract.registry.clause_metrics import Unit
+from kc_otel.contract.slices import ALL
+from kc_otel.contract.words import rounded, rounded_down
+from kc_otel.judge.sample_sizes import Needed, observations_to_pass, typical_size
+from kc_otel.judge.statistics import clause_interval
+from kc_otel.offline.gate.recorded_verdicts import RecordingObservations, by_contract
+from kc_otel.recordings.recording import Recording
+from kc_otel.stats import Interval, tv_for_reward_budget
+
+BUDGET: Final = "reward"
+"""The clause that is the budget itself: no baseline changes it."""
+_CAPPED, _TAIL_OF_CAPPED = "token-tv", "token-tv-tail"
+_CAP_IN_LIMITS: Final = 5.0
+"""Cap of a capped mean, in limits: it needs a fiftieth of the prompts, and kernels within the limit seldom reach it."""
+_ON_TOKENS: Final = (
+    Clause(id="token-kl", metric="k3", unit="token", limit=0.5),
+    Clause(id=_CAPPED, metric="tv_token", unit="token", limit=0.5),
+    Clause(id=_TAIL_OF_CAPPED, metric="tv_token", statistic="fraction > 0.5", unit="prompt", limit=0.01),
+    Clause(id="tail", metric="tv_token", statistic="fraction > 0.5", unit="token", limit=0.5),
+)
+"""Clauses that a baseline gives their limits. Above a (1-w)+ of 0.5 a token is another one more often than not."""
+_LINE_CHARACTERS: Final = 112
+_RAISE: Final = 1.25
+_MOST_RAISES: Final = 11
+"""Times that a margin is raised at most, more than tenfold together."""
+_LEAST_TRUTH: Final = 0.05
+"""In limits: a smaller value is decided no sooner."""
+_LEAST_LIMIT: Final = 1e-6
+"""A pair that is the same to the last bit keeps any limit; below this one rounding alone is a breach."""
+_LAG_CLAUSE: Final = Clause(id="weights-lag", metric="weights_lag", limit=1)
+_REWARD_DRIFT: Final = Clause(id=BUDGET, metric="reward_drift", limit=1)
+_REWARD_PATHS: Final = frozenset({MeasuringPath.TRL, MeasuringPath.VERL})
+"""Measuring paths on which sequences have rewards without further setup."""
+
+
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """Inputs of a new contract: both kernels' fields, the largest acceptable drift of the mean reward, and its range.
+
+    `horizon` is in generated tokens; clauses that the measuring path `data` cannot measure are left out.
+    """
+
+    name: str
+    owner: str
+    train: Mapping[str, str]
+    inference: Mapping[str, str]
+    reward_budget: float
+    reward_range: tuple[float, float] = (0.0, 1.0)
+    horizon: int = 4096
+    clip: float | None = None
+    slices: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    confidence: float = 0.99
+    data: MeasuringPath = MeasuringPath.LOOP
+
+
+@dataclass(frozen=True, slots=True)
+class DraftClause:
+    """A clause of a new contract, and how its limit follows; one that only `explains` is not asked for.
+
+    The clause's description says what breaks beyond the limit.
+    """
+
+    clause: Clause
+    derivation: str
+    explains: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class NoiseFloor:
+    """A clause's statistic on a recording, with its bounds: the upper one is the floor."""
+
+    clause: str
+    slice: str
+    interval: Interval
+    unit: str
+
+
+def floors(contract: Contract, recording: Recording) -> Iterator[NoiseFloor]:
+    """The floor of each clause that log-probabilities decide, on every slice of which the recording has sequences."""
+    alpha = (1.0 - contract.observability.confidence) / 2.0
+    members = [contract.slices_of(attributes) for attributes in recording.attributes]
+    for slice in (ALL, *contract.slices):
+        inside = np.array([slice in names for names in members], dtype=np.bool_)
+        if not inside.any():
+            continue
+        observed = RecordingObservations(recording.only(inside))
+        for clause in contract.clauses:
+            sample = None if clause.quantity is None else observed.of(clause.quantity.key)
+            if clause.quantity is None or sample is None:
+                continue
+            found = clause_interval(clause, contract.assumptions, sample, alpha_lower=alpha, alpha_upper=alpha)
+            yield NoiseFloor(clause.id, slice, found, str(clause.quantity.per))
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """A contract as text, the observations that a PASS takes, and the baseline's floors and clauses that it decides.
+
+    `older` tokens of the baseline, which older weights sampled, are in no floor.
+    """
+
+    text: str
+    contract: Contract
+    needed: tuple[Needed, ...]
+    floors: tuple[NoiseFloor, ...] = ()
+    measured: tuple[str, ...] = ()
+    older: int = 0
+
+    @property
+    def empty(self) -> tuple[str, ...]:
+        """Slices that the baseline has no sequence of: their limits are those of all traffic."""
+        there = {floor.slice for floor in self.floors}
+        return tuple(name for name in self.contract.slices if there and name not in there)
+
+
+def write(draft: Draft, baseline: Recording | None = None, *, margin: float = 2.0, prompts: int = 400) -> Written:
+    """The contract of a draft; without a recording, the budget is its only clause on drift.
+
+    With the `baseline` of an accepted pair, limits on tokens are `margin` times what it keeps, raised until a pair like
+    it typically passes with `prompts`; a bound of the budget that it breaks is explained and not asked for. What older
+    weights sampled is left out: its drift includes staleness, which no gate holds against the kernels.
+    """
+    if not margin >= 1.0:
+        raise ValueError(f"margin: {margin!r} is below 1, so the limit would be below the pair's own drift; write 2")
+    rewarded = draft.data in _REWARD_PATHS or (baseline is not None and baseline.rewards is not None)
+    budget = _budget(draft, measured=rewarded and not why_not(_REWARD_DRIFT, draft.data))
+    clauses: list[DraftClause] = [budget]
+    found: tuple[NoiseFloor, ...] = ()
+    older, name = 0, ""
+    if baseline is not None:
+        name = Path(baseline.source).name
+        contract = _contract(draft, [budget, *(DraftClause(clause, "") for clause in _ON_TOKENS)])
+        fresh = by_contract(baseline, contract).get(ALL)
+        if fresh is None:
+            raise ValueError(
+                f"{baseline.source}: older weights sampled all of it, so that its drift includes staleness; record a "
+                "baseline at lag 0"
+            )
+        older = baseline.train.size - fresh.train.size
+        found = tuple(floors(contract, fresh))
+        broken = next((floor for floor in found if (floor.clause, floor.slice) == (BUDGET, ALL)), None)
+        if broken is not None and broken.interval.lower > draft.reward_budget:
+            said = f"{budget.derivation} The pair of {name} breaks it: {_figure(broken)}. It covers the worst possible"
+            said += " reward: record rewards to limit reward_drift itself."
+            clauses = [replace(budget, derivation=said, explains=True)]
+        clauses += _measured(contract, found, margin, fresh, prompts, name)
+    contract = _contract(draft, clauses)
+    needed = tuple(observations_to_pass(contract, clause, ALL) for clause in contract.clauses)
+    if never := [cell.clause for cell in needed if cell.observations is None]:
+        msg = f"{', '.join(never)}: no number of observations can PASS it, even of identical kernels; raise the budget"
+        raise ValueError(msg)
+    text = "\n".join(_lines(draft, clauses, needed, name))
+    measured = tuple(made.clause.id for made in clauses if made.clause.id not in {BUDGET, _TAIL_OF_CAPPED})
+    return Written(text, load_text(text, f"{draft.name}.yaml"), needed, found, measured, older)
+
+
+def _budget(draft: Draft, *, measured: bool) -> DraftClause:
+    """The budget itself: measured where rewards are known, else its bound."""
+    budget, (low, high) = draft.reward_budget, draft.reward_range
+    tv = tv_for_reward_budget(budget, draft.reward_range)
+    if not 0.0 < tv < 1.0:
+        raise ValueError(
+            f"reward budget: {budget!r} is not above 0 and below the width of the reward range, {high - low:g}; write "
+            f"the largest acceptable loss, such as {0.02 * (high - low):g}"
+        )
+    breaks = "The mean reward under the two kernels may differ by more than the budget."
+    if measured:
+        derivation = (
+            "The budget itself, measured from the rewards of the sampled sequences: |E_P r - E_Q r| = |E_Q[(W-1) r]|. "
+            "It needs no horizon and no worst case."
+        )
+        return DraftClause(Clause(id=BUDGET, metric="reward_drift", limit=budget, description=breaks), derivation)
+    width = f"{high:g} - {low:g}" if low >= 0 else f"{high:g} - ({low:g})"
+    derivation = (
+        f"The budget itself: |E_P r - E_Q r| <= (r_max - r_min) TV_seq, so TV_seq <= {budget:g} / ({width}) = "
+        f"{rounded(tv)}. Measured on whole sequences, TV_seq = E_Q[(1-W)+]: this needs no horizon and no worst case."
+    )
+    return DraftClause(Clause(id=BUDGET, metric="reward_drift_bound", limit=budget, description=breaks), derivation)
+
+
+def _contract(draft: Draft, clauses: Sequence[DraftClause]) -> Contract:
+    return load_text("\n".join(_lines(draft, clauses)), f"{draft.name}.yaml")
+
+
+def _measured(
+    contract: Contract, found: Sequence[NoiseFloor], margin: float, baseline: Recording, prompts: int, source: str
+) -> Iterator[DraftClause]:
+    """Clauses on tokens with limits that the baseline keeps by a margin.
+
+    The margin is raised until a pair like the baseline typically passes with so many prompts.
+    """
+    there = baseline.lengths.size if baseline.prompts is None else int(baseline.prompts.max()) + 1
+    most = {Unit.TOKEN: prompts * int(baseline.lengths.sum()) // there}
+    cap: float | None = None
+    for clause in _ON_TOKENS:
+        if clause.id == _TAIL_OF_CAPPED:
+            if cap is not None:
+                yield _tail(contract, clause, cap, prompts)
+            continue
+        own = {floor.slice: floor for floor in found if floor.clause == clause.id}
+        for step in range(_MOST_RAISES + 1):
+            made = _with_margin(clause, own, margin * _RAISE**step, source)
+            truth = max(own[ALL].interval.estimate / made.clause.limit_for(ALL), _LEAST_TRUTH)
+            size = typical_size(contract, made.clause, ALL, truth)
+            if size is None or size <= most.get(Unit.PROMPT if clause.id == _CAPPED else Unit.TOKEN, prompts):
+                break
+        cap = made.clause.cap if clause.id == _CAPPED else cap
+        yield made
+
+
+def _with_margin(clause: Clause, own: Mapping[str, NoiseFloor], margin: float, source: str) -> DraftClause:
+    above = {slice: cut(margin * of.interval.upper * 1.005) for slice, of in own.items()}
+    limits = {slice: max(min(limit, 0.999), _LEAST_LIMIT) for slice, limit in above.items()}
+    limit = limits.pop(ALL)
+    slices = {slice: higher for slice, higher in limits.items() if higher > limit}
+    description = "The kernels are further apart than the accepted pair, by more than the margin."
+    changed: dict[str, Any] = {"limit": limit, "slices": slices, "description": description}
+    derivation = f"{margin:.3g} x the drift of {source}: {_figure(own[ALL])}."
+    cap = cut(_CAP_IN_LIMITS * max(limit, *slices.values(), 0.0))
+    if clause.id == _CAPPED:
+        changed |= {"unit": None, "cap": cap if cap < 1.0 else None}
+    return DraftClause(Clause(**clause.model_dump(exclude_unset=True) | changed), derivation)
+
+
+def _tail(contract: Contract, clause: Clause, cap: float, prompts: int) -> DraftClause:
+    """The clause on what is above the cap, with a limit that so many prompts without any can PASS."""
+    said = "The share of prompts above the cap of token-tv, which that clause does not limit."
+    fields = clause.model_dump(exclude_unset=True) | {"statistic": f"fraction > {exact(cap)}"}
+    fields["description"] = "More prompts than that drift by more than five limits; see which."
+    limit, derivation = clause.limit_for(ALL), f"{said} {100 * clause.limit_for(ALL):g} % is a choice."
+    while limit < 1.0:
+        needed = observations_to_pass(contract, Clause(**fields | {"limit": limit}), ALL).observations
+        if needed is not None and needed <= prompts:
+            break
+        limit *= 1.1
+        derivation = f"{said} The smallest share that {prompts:,} prompts can confirm."
+    return DraftClause(Clause(**fields | {"limit": cut(min(limit, 0.999))}), derivation)
+
+
+def cut(value: float) -> float:
+    """A limit cut to three significant digits, so that it is still enough."""
+    return float(rounded_down(value).replace(",", ""))
+
+
+def exact(value: float) -> str:
+    """A number as YAML reads back the same one, without an exponent."""
+    if not math.isfinite(value):
+        raise ValueError(f"value: {value!r} cannot be written as a limit; give a finite number")
+    text = format(Decimal(repr(float(value))), "f")
+    return text.removesuffix(".0")
+
+
+def _figure(floor: NoiseFloor) -> str:
+    """A baseline's figure: its estimate, its upper bound, and what it rests on."""
+    found = floor.interval
+    return f"{rounded(found.estimate)}, at most {rounded(found.upper)}, from {found.samples:,} {floor.unit}s"
+
+
+def _lines(
+    draft: Draft, clauses: Sequence[DraftClause], needed: Sequence[Needed] = (), source: str = ""
+) -> Iterator[str]:
+    yield from _head(draft, source)
+    yield "statistical:  # from the log-probabilities of sampled tokens"
+    for clause in clauses:
+        yield from _clause(clause, needed)
+    yield from _foot(draft, [clause.clause.id for clause in clauses if not clause.explains])
+
+
+def _head(draft: Draft, source: str) -> Iterator[str]:
+    low, high = draft.reward_range
+    yield from _comment(
+        f"{draft.name}: how far {draft.inference['engine']} may be from {draft.train['engine']} so that the mean "
+        f"reward, in [{low:g}, {high:g}], moves by at most {draft.reward_budget:g} over answers of up to "
+        f"{draft.horizon} tokens."
+    )
+    yield "#"
+    if source:
+        yield from _comment(
+            f"Limits on tokens are the drift of the accepted pair in {source}, times a margin. "
+            "`kc-otel gate plan` says how much traffic decides them."
+        )
+        yield "#"
+    yield from _comment(
+        "P is train, Q inference, w = P/Q of a sampled token, W of a sequence."
+        + " Clause reward is the budget." * (not source)
+    )
+    yield "apiVersion: kernel-contract/v1"
+    yield "kind: KernelContract"
+    yield "metadata:"
+    yield f"  name: {_text(draft.name)}"
+    yield "  version: 1"
+    yield f"  owner: {_text(draft.owner)}"
+    yield "kernels:"
+    for role, fields in (("train", draft.train), ("inference", draft.inference)):
+        yield f"  {role}: {_inline(fields)}"
+    yield from _comment(
+        "Measurements that contradict these prevent a PASS: in longer answers the same drift costs more."
+    )
+    yield "assumptions:"
+    yield f"  reward_range: [{exact(low)}, {exact(high)}]"
+    yield f"  horizon: {draft.horizon}"
+    if draft.clip is not None:
+        yield f"  clip: {exact(draft.clip)}  # PPO's epsilon"
+    if draft.slices:
+        yield "slices:"
+        for name, where in draft.slices.items():
+            yield f"  {_text(name)}: {{where: {_inline(where)}}}"
+
+
+def _foot(draft: Draft, asked: Sequence[str]) -> Iterator[str]:
+    lag = not why_not(_LAG_CLAUSE, draft.data)
+    if lag:
+        yield "runtime:"
+        yield from _comment(
+            "With older weights, drift includes the policy's own change. Asynchronous recipes run at 1; write 0 if "
+            "rollouts wait for the sync.",
+            "  ",
+        )
+        yield f"  - id: {_LAG_CLAUSE.id}"
+        yield f"    metric: {_LAG_CLAUSE.metric}"
+        yield "    limit: 1"
+        yield "    description: Rollouts come from older weights than the recipe allows; look at the weight sync first."
+    yield from _comment(
+        "A PASS needs the whole confidence interval below the limit. A kernel pair that reports nothing for a "
+        "heartbeat is NO_DATA, which is not a PASS."
+    )
+    yield "observability:"
+    yield "  window: 5m"
+    yield "  long_window: 1h"
+    yield f"  confidence: {exact(draft.confidence)}"
+    yield "  min_samples: 2000"
+    yield "  min_sequences: 100"
+    yield "  sampling: 0.25  # sample-more raises it to 1"
+    yield "  heartbeat: 60s"
+    yield "escalation:"
+    yield from _comment("Any clause: notify, and measure more.", "  ")
+    yield "  - {on: fail, severity: warning, do: [notify, sample-more]}"
+    critical, what = ([BUDGET], "The budget") if BUDGET in asked else (asked, "The kernels' distance")
+    what = f"{what} or the weights" if lag else what
+    # Only a service has a router; a trainer can leave rollouts out, send its weights again and stop.
+    serves = draft.data not in TRAINERS
+    done = "route to the training kernel" if serves else "leave its rollouts out of the loss"
+    yield from _comment(f"{what}: {done}, and page.", "  ")
+    clauses = ", ".join([*critical, *([_LAG_CLAUSE.id] if lag else [])])
+    first = "{route: train-kernel}" if serves else "quarantine-rollouts, resync-weights"
+    yield _step("2m", f"[{first}, {{webhook: pager}}]", clauses)
+    later = "notify, hold-promotion" if serves else "halt, hold-promotion"
+    ends = "notify again, and hold promotions" if serves else "stop training"
+    yield from _comment(f"After half an hour: {ends}.", "  ")
+    yield _step("30m", f"[{later}]", clauses)
+    yield from _comment("Neither silence nor unusable input is a PASS.", "  ")
+    yield "  - {on: no-data, for: 3m, severity: warning, do: [notify, hold-promotion]}"
+    yield "  - {on: invalid-input, severity: warning, do: [notify]}"
+    yield ""
+
+
+def _step(after: str, actions: str, clauses: str) -> str:
+    fields = {"for": after, "clear_for": "10m", "severity": "critical", "do": actions, "clauses": f"[{clauses}]"}
+    return "\n".join(["  - on: fail", *(f"    {name}: {value}" for name, value in fields.items())])
+
+
+def _clause(draft: DraftClause, needed: Sequence[Needed]) -> Iterator[str]:
+    clause = draft.clause
+    explained = f"Not a clause, {clause.id}: " if draft.explains else ""
+    yield from _comment(explained + draft.derivation, "  ")
+    for cell in needed:
+        if cell.clause == clause.id and cell.observations is not None:
+            count = f"{cell.observations:,} {cell.unit}s"
+            yield from _comment(f"A PASS takes at least {count}, even from identical kernels.", "  ")
+    if draft.explains:
+        return
+    yield f"  - id: {clause.id}"
+    fields = {
+        "metric": clause.metric,
+        "statistic": clause.statistic,
+        "unit": clause.unit,
+        "cap": clause.cap and exact(clause.cap),
+        "limit": exact(clause.limit_for(ALL)),
+        "slices": clause.slices and _inline({name: exact(clause.limit_for(name)) for name in clause.slices}),
+        "description": _text(clause.description),
+    }
+    yield from (f"    {name}: {value}" for name, value in fields.items() if value)
+
+
+def _comment(text: str, indent: str = "") -> Iterable[str]:
+    return textwrap.wrap(
+        text, _LINE_CHARACTERS, initial_indent=f"{indent}# ", subsequent_indent=f"{indent}# ", break_long_words=False
+    )
+
+
+def _inline(fields: Mapping[str, str]) -> str:
+    return "{" + ", ".join(f"{_text(key)}: {_text(value)}" for key, value in fields.items()) + "}"
+
+
+_YAML_WORDS: Final = frozenset({"true", "false", "yes", "no", "on", "off", "null", "y", "n"})
+
+
+def _text(value: str) -> str:
+    """Text as YAML reads it back, quoted where it would be anything else; plain numbers stay numbers."""
+    is_number = re.fullmatch(r"\d{1,15}(\.\d{1,15})?", value)
+    is_word = re.fullmatch(r"[A-Za-z](?:[A-Za-z0-9_. -]*[A-Za-z0-9_.-])?", value) and value.lower() not in _YAML_WORDS
+    return value if is_number or is_word else json.dumps(value, ensure_ascii=False)

@@ -1,1 +1,0 @@
-"""A contract from a reward budget: clauses, limits and how each follows, as commented YAML."""
