@@ -14,8 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kc_otel.contract.input_reasons import remedy
-from kc_otel.record.measure.arrays import as_bool, is_tensor, largest, on_gpu
-from kc_otel.record.work import QueuedBatch, on_host
+from kc_otel.record.measure.arrays import as_bool, is_tensor, largest, on_gpu, on_host
+from kc_otel.record.work import QueuedBatch
 
 _BLOCK: Final = 1 << 17
 """Elements worked on at a time on a CPU: four float64 copies of them stay in cache."""

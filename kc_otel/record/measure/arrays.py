@@ -1,8 +1,8 @@
 """Batches of sampled log-probabilities, NumPy or torch of any floating dtype, in blocks that stay in cache.
 
-Half precision becomes float32, which holds it exactly, only for the rows that are being worked on; float64 stays. Every
-step after this reads a block's tokens as one flat array, row after row: padding costs nothing, and never counts. torch
-is imported only where somebody passed a tensor.
+They are measured in host memory, wherever they come from: two numbers a token are little to read back, and a trainer's
+device has better to do. Every step after this reads a block's tokens as one flat array, row after row: padding costs
+nothing, and never counts. torch is imported only where somebody passed a tensor.
 """
 
 from __future__ import annotations
@@ -34,13 +34,33 @@ def largest(values: Any) -> Any:
     return values.amax(-1) if is_tensor(values) else values.max(-1)
 
 
-def as_host(data: Any) -> NDArray[Any]:
-    """A NumPy view of an array of numbers that NumPy has a dtype for, not bfloat16; a copy only from another device."""
-    if on_gpu(data):
-        return _read_back(data.detach())
-    if is_tensor(data):
-        return data.detach().cpu().numpy()  # type: ignore[no-any-return]
-    return np.asarray(data)
+def on_host(data: Any) -> NDArray[Any]:
+    """Numbers in host memory, a view where that is possible; a tensor's half precision as float32, which holds it.
+
+    ValueError for a tensor that NumPy has no dtype or layout for.
+    """
+    if not is_tensor(data):
+        return np.asarray(data)
+    data = data.detach()
+    if str(data.dtype) in {"torch.bfloat16", "torch.float16"} and str(data.layout) == "torch.strided":
+        data = data.float()
+    try:
+        return _read_back(data) if on_gpu(data) else data.cpu().numpy()
+    except TypeError as error:
+        kind = data.dtype if str(data.layout) == "torch.strided" else data.layout
+        raise ValueError(
+            f"dtype: {kind} is not read on a CPU; pass a dense tensor of half precision or more"
+        ) from error
+
+
+def floats(data: Any) -> Floats:
+    """Real numbers in host memory as float32, or as float64 where they are that; ValueError for anything else."""
+    array = on_host(data)
+    if array.dtype.name != "bfloat16" and array.dtype.kind not in "fiu":
+        raise ValueError(
+            f"dtype: {array.dtype} does not hold real numbers; pass floating-point log-probabilities or logits"
+        )
+    return array if array.dtype == np.float64 else array.astype(np.float32, copy=False)
 
 
 def _read_back(data: Any) -> NDArray[Any]:
@@ -60,7 +80,7 @@ def as_bool(data: Any) -> NDArray[np.bool_]:
 
     ValueError for what no mask has: labels say -100 and additive masks -inf where a token does not count.
     """
-    mask = as_host(data)
+    mask = on_host(data)
     if mask.dtype == np.bool_:
         return mask
     if mask.dtype.kind not in "fiu":
@@ -72,53 +92,6 @@ def as_bool(data: Any) -> NDArray[np.bool_]:
         )
     counts: NDArray[np.bool_] = mask != 0
     return counts
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class HostRows:
-    """A floating array in host memory whose rows are read as float32, or float64 where they are float64."""
-
-    data: NDArray[Any]  # [rows, ...]; bfloat16 as its bits, uint16
-    bfloat16: bool
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """Shape of the array."""
-        return self.data.shape
-
-    def read(self, rows: Any) -> Floats:
-        """Return the selected part as float32 or float64; it may be a view, so never write into it."""
-        part = self.data[rows]
-        if self.bfloat16:
-            bits: NDArray[np.uint32] = part.astype(np.uint32) << np.uint32(16)
-            return bits.view(np.float32)
-        floats: Floats = part if part.dtype == np.float64 else part.astype(np.float32, copy=False)
-        return floats
-
-
-def host_rows(data: Any) -> HostRows:
-    """Rows of a NumPy array, a tensor on any device or nested lists, without a copy where there is one on the host."""
-    if is_tensor(data):
-        data = data.detach().cpu()
-        if str(data.dtype) == "torch.bfloat16":
-            import torch  # noqa: PLC0415 - a caller with a tensor has loaded it
-
-            return HostRows(data.view(torch.int16).numpy().view(np.uint16), bfloat16=True)
-        try:
-            data = data.numpy()
-        except TypeError as error:
-            kind = data.dtype if str(data.layout) == "torch.strided" else data.layout
-            raise ValueError(
-                f"dtype: {kind} is not read on a CPU; pass a dense tensor of half precision or more"
-            ) from error
-    array = np.asarray(data)
-    if array.dtype.name == "bfloat16":
-        return HostRows(array.view(np.uint16), bfloat16=True)
-    if array.dtype.kind not in "fiu":
-        raise ValueError(
-            f"dtype: {array.dtype} does not hold real numbers; pass floating-point log-probabilities or logits"
-        )
-    return HostRows(array, bfloat16=False)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -147,15 +120,15 @@ class Block:
 class SampledBatch:
     """Log-probabilities of sampled tokens from both kernels, [sequences, tokens], in host memory."""
 
-    train: HostRows
-    inference: HostRows
+    train: Floats
+    inference: Floats
     mask: NDArray[np.bool_] | None  # which tokens count; None when all do
     lengths: NDArray[np.intp]  # tokens of each sequence that count
 
     @classmethod
     def of(cls, train: Any, inference: Any, mask: Any = None) -> SampledBatch:
         """Pack arrays of one shape [sequences, tokens]."""
-        left, right = host_rows(train), host_rows(inference)
+        left, right = floats(train), floats(inference)
         kept = None if mask is None else as_bool(mask)
         for name, shape in (("inference", right.shape), ("mask", left.shape if kept is None else kept.shape)):
             if shape != left.shape:
@@ -180,15 +153,15 @@ class SampledBatch:
         lengths = self.lengths[rows]
         # Neighbouring rows are read through a view; others are gathered.
         where = slice(int(rows[0]), int(rows[-1]) + 1) if (np.diff(rows) == 1).all() else rows
-        train, inference = self.train.read(where), self.inference.read(where)
+        train, inference = self.train[where], self.inference[where]
         if self.mask is None:
             return Block(rows, _starts(lengths), lengths, train.reshape(-1), inference.reshape(-1))
         mask = self.mask[where]
         return Block(rows, _starts(lengths), lengths, train[mask], inference[mask])
 
-    def packed(self, values: HostRows, rows: NDArray[np.intp]) -> Floats:
+    def packed(self, values: Floats, rows: NDArray[np.intp]) -> Floats:
         """Other numbers, [sequences] or [sequences, tokens], one per packed token of these rows."""
-        part = values.read(rows)
+        part = values[rows]
         if part.ndim == 1:
             return np.repeat(part, self.lengths[rows])
         return part.reshape(-1) if self.mask is None else part[self.mask[rows]]

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from kc_otel.contract.input_reasons import InvalidReason
 from kc_otel.record.measure.altered import left_out, looks_altered, never_sure, no_logprobs, shifted
-from kc_otel.record.measure.arrays import Block, SampledBatch, as_host, is_tensor
+from kc_otel.record.measure.arrays import Block, SampledBatch, as_bool, on_host
 from kc_otel.record.measure.fillers import agree_in_runs, constants
 from kc_otel.record.measure.processing import processing_faults
 from kc_otel.record.measure.rounding import looks_rounded
@@ -93,13 +93,8 @@ def check_declared(
     """Check what the caller says of a batch, before anybody looks at log-probabilities; int8 [sequences]."""
     codes = np.zeros(sequences, dtype=np.int8)
     if train_token_ids is not None and inference_token_ids is not None:
-        given = [train_token_ids, inference_token_ids] + ([] if mask is None else [mask])
-        if not all(is_tensor(array) and array.device == given[0].device for array in given):
-            given = [as_host(array) for array in given]
-        differs = given[0] != given[1]
-        for kept in given[2:]:
-            differs &= kept != 0
-        codes[as_host(differs.any(1))] = InvalidReason.TOKEN_MISMATCH
+        differs = on_host(train_token_ids) != on_host(inference_token_ids)
+        codes[(differs if mask is None else differs & as_bool(mask)).any(1)] = InvalidReason.TOKEN_MISMATCH
     if processing is not None and dict(processing[0]) != dict(processing[1]):
         codes[:] = InvalidReason.PROCESSING_MISMATCH
     return codes

@@ -32,7 +32,7 @@ from numpy.typing import NDArray
 
 from kc_otel import machine_code
 from kc_otel.machine_code import ADDRESS, NUMBER, function
-from kc_otel.record.measure.arrays import HostRows, as_host, host_rows, largest, on_gpu
+from kc_otel.record.measure.arrays import Floats, floats, is_tensor, largest, on_gpu, on_host
 from kc_otel.record.measure.sampled import LOWEST
 
 LOGITS: Final = (
@@ -85,7 +85,7 @@ def logit_drift(
         raise ValueError(
             f"inference: shape {tuple(inference.shape)} is not train's {tuple(train.shape)}, or not [..., vocab]"
         )
-    tokens = None if targets is None else as_host(targets).astype(np.intp)
+    tokens = None if targets is None else on_host(targets).astype(np.intp)
     if tokens is not None:
         rows = math.prod(train.shape[:-1]) if at is None else at[0].size
         if tokens.shape != (rows,):
@@ -97,15 +97,47 @@ def logit_drift(
         at = tuple(axis.reshape(-1) for axis in np.indices(train.shape[:-1]))
     if on_gpu(train) if _tensors is None else _tensors:
         return _on_device(train, inference, at, tokens)
-    left, right = host_rows(train), host_rows(inference)
+    left, right = _host_rows(train), _host_rows(inference)
     quick = np.float64 not in (left.data.dtype, right.data.dtype) and machine_code.is_available()
     with np.errstate(invalid="ignore", over="ignore", under="ignore", divide="ignore"):
         values, logprobs = (_by_machine_code if quick else _in_blocks)(left, right, at, tokens)
     return _result(values, None if targets is None else logprobs)
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class _HostRows:
+    """Logits in host memory, of which rows are read as float32, or as float64 where they are that."""
+
+    data: NDArray[Any]  # [rows, ...]; bfloat16 as its bits, uint16
+    bfloat16: bool
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.data.shape
+
+    def read(self, rows: Any) -> Floats:
+        """Return the selected part; it may be a view, so never write into it."""
+        part = self.data[rows]
+        if not self.bfloat16:
+            return floats(part)
+        bits: NDArray[np.uint32] = part.astype(np.uint32) << np.uint32(16)
+        return bits.view(np.float32)
+
+
+def _host_rows(data: Any) -> _HostRows:
+    """Rows of a NumPy array or a tensor, without a copy where they are on the host."""
+    if is_tensor(data) and str(data.dtype) == "torch.bfloat16":
+        import torch  # noqa: PLC0415 - a caller with a tensor has loaded it
+
+        return _HostRows(on_host(data.detach().view(torch.int16)).view(np.uint16), bfloat16=True)
+    array = on_host(data)
+    if array.dtype.name == "bfloat16":
+        return _HostRows(array.view(np.uint16), bfloat16=True)
+    return _HostRows(array, bfloat16=False)
+
+
 def _by_machine_code(
-    left: HostRows, right: HostRows, at: tuple[NDArray[np.intp], ...], tokens: NDArray[np.intp] | None
+    left: _HostRows, right: _HostRows, at: tuple[NDArray[np.intp], ...], tokens: NDArray[np.intp] | None
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Compute what `_in_blocks` does with machine code, for every format but float64."""
     rows, vocab = at[0].size, left.shape[-1]
@@ -153,7 +185,7 @@ def _measure_rows(
 
 
 def _in_blocks(
-    left: HostRows, right: HostRows, at: tuple[NDArray[np.intp], ...], tokens: NDArray[np.intp] | None
+    left: _HostRows, right: _HostRows, at: tuple[NDArray[np.intp], ...], tokens: NDArray[np.intp] | None
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Quantities [rows, 7] and, of targets, log-probabilities [2, rows], with NumPy."""
     rows, vocab = at[0].size, left.shape[-1]
@@ -185,7 +217,7 @@ def _on_device(
     with torch.no_grad():
         rows, tokens = tuple(there(axis) for axis in at), None if targets is None else there(targets)
         values, logprobs = device_drift(train, there(inference), rows, tokens)
-        host = as_host(values if logprobs is None else torch.cat([values, logprobs], 1))
+        host = on_host(values if logprobs is None else torch.cat([values, logprobs], 1))
     return _result(host[:, : len(LOGITS)], None if targets is None else host[:, len(LOGITS) :].T)
 
 

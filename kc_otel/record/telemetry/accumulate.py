@@ -1,14 +1,14 @@
 """Accumulate tensors into exponential histograms: the part of recording that must keep up with the kernels.
 
-A batch is checked, measured and counted in one pass (`reduce_host`, or `reduce_device` where a GPU holds the tensors),
-then added to what has accumulated. Histograms are made from counts when somebody asks for a snapshot.
+A batch is checked, measured and counted in one pass (`reduce`), then added to what has accumulated. Histograms are made
+from counts when somebody asks for a snapshot.
 """
 
 from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
+from collections.abc import Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from kc_otel.contract.input_reasons import InvalidReason
 from kc_otel.contract.registry.clause_metrics import QUANTITIES, RECORDED, TV_PLACE, Unit
-from kc_otel.record.measure.arrays import SampledBatch, as_bool, as_host, host_rows, is_tensor, on_gpu
+from kc_otel.record.measure.arrays import SampledBatch, as_bool, floats, on_host
 from kc_otel.record.measure.checks import check_declared, difference, failed, held_together, same_shape
 from kc_otel.record.measure.logits import LOGITS, logit_drift
 from kc_otel.record.measure.places import Places, TokenSlice
@@ -27,7 +27,7 @@ from kc_otel.record.measure.token_checks import LOOK, TOO_SURE, more_than_all, p
 from kc_otel.record.telemetry.buckets import cells
 from kc_otel.record.telemetry.moments import QuantityStream, TokenStreams
 from kc_otel.record.telemetry.prompt_means import Finished, PlaceMeans, PromptMeans, Rollouts
-from kc_otel.record.telemetry.reduce_host import ADVANTAGE, Reduced, reduce_host
+from kc_otel.record.telemetry.reduce import ADVANTAGE, Reduced, reduce
 from kc_otel.stats.histogram import ExponentialHistogram
 from kc_otel.stats.rewards import reward_sides
 from kc_otel.stats.surplus import Surplus
@@ -156,7 +156,6 @@ class Accumulator:
         density: bool = False,
         places: Places | None = None,
         parts: Sequence[TokenSlice] = (),
-        _tensors: bool | None = None,
     ) -> Batch:
         """Record a batch of sampled tokens' log-probabilities, NumPy or torch, any floating dtype and device.
 
@@ -167,7 +166,7 @@ class Accumulator:
         no evidence of how tokens were sampled. Sequences that fail a check of `measure.checks` are counted and recorded
         nowhere. A reward outside of the range counts as one that is not known.
         """
-        train, inference = (side if is_tensor(side) else np.asarray(side) for side in (train, inference))
+        train, inference = floats(train), floats(inference)
         if not same_shape(train, inference, mask, token_ids, inference_token_ids, train_kept, inference_kept):
             return _nothing(train.shape[0], InvalidReason.SHAPE_MISMATCH)
         if len(train.shape) != 2:
@@ -180,9 +179,10 @@ class Accumulator:
         train, inference = renormalised(train, train_kept), renormalised(inference, inference_kept)
         member = self._membership(membership, sequences)
         codes = check_declared(sequences, mask, token_ids, inference_token_ids, processing)
-        tensors = on_gpu(train) if _tensors is None else _tensors
-        reduce = self._reducer(train, inference, advantages, tensors=tensors)
-        reduced = reduce(mask, codes, member, density=density, bounds=None if places is None else places.bounds)
+        advantages = None if advantages is None else floats(advantages)
+        bounds = None if places is None else places.bounds
+        batch = SampledBatch.of(train, inference, mask)
+        reduced = reduce(batch, codes, member, self._cells, advantages, density=density, bounds=bounds)
         if density:
             reduced.bets[1] = 0.0  # how sure Q may be of its tokens is a question of probabilities
             reduced = self._held(reduced)
@@ -194,13 +194,15 @@ class Accumulator:
         for part in parts:
             only = self._only(part.column, sequences)
             # What the checks of whole sequences let pass is not checked again in parts of them.
-            within.append((reduce(part.mask, reduced.codes, only, density=True), only, part.mask))
+            batch = SampledBatch.of(train, inference, part.mask)
+            of_part = reduce(batch, reduced.codes, only, self._cells, advantages, density=True)
+            within.append((of_part, only, part.mask))
         means, outside = self._record_sampled(reduced, member, mask, train_kept, rewards, rollouts)
         of_parts = [self._record_sampled(*part, train_kept, rewards, rollouts)[0] for part in within]
         self._add_means(means, rollouts, of_parts)
         self._places.add(reduced, member[:, 0], rollouts)
         if "advantage_abs" in self._sampling and advantages is not None and reduced.rows.size:
-            size = np.abs(host_rows(advantages).read(reduced.rows)).astype(np.float64)
+            size = np.abs(advantages[reduced.rows]).astype(np.float64)
             if size.ndim > 1:
                 size = (size if mask is None else np.where(as_bool(mask)[reduced.rows], size, 0.0)).max(1)
             self._stream("advantage_abs").add(size, member[reduced.rows])
@@ -218,7 +220,6 @@ class Accumulator:
         rollouts: Rollouts = _UNKNOWN_ROLLOUTS,
         places: Places | None = None,
         parts: Sequence[TokenSlice] = (),
-        _tensors: bool | None = None,
     ) -> Batch:
         """Record a batch of full logits [sequences, tokens, vocab]; arguments as in `add_sampled`.
 
@@ -231,18 +232,12 @@ class Accumulator:
         if not same_shape(train, inference) or not same_shape(np.empty(shape, dtype=np.bool_), mask, targets):
             return _nothing(shape[0], InvalidReason.SHAPE_MISMATCH)
         kept = np.ones(shape, dtype=np.bool_) if mask is None else as_bool(mask)
-        tokens = None if targets is None else as_host(targets)
+        tokens = None if targets is None else on_host(targets)
         member = self._membership(membership, shape[0])
         codes = check_declared(shape[0], None, None, None, processing)
         codes[(codes == InvalidReason.VALID) & ~kept.any(1)] = InvalidReason.NO_TOKENS
         at = np.nonzero(kept & (codes == InvalidReason.VALID)[:, None])
-        found = logit_drift(
-            train,
-            inference,
-            at=at,
-            targets=None if tokens is None else tokens[at],
-            _tensors=_tensors,
-        )
+        found = logit_drift(train, inference, at=at, targets=None if tokens is None else tokens[at])
         codes[at[0][~found.valid]] = InvalidReason.NAN_LOGITS
         reduced: Reduced | None = None
         means = _Noted(member, rollouts.whole)
@@ -251,7 +246,7 @@ class Accumulator:
             pair[0][at], pair[1][at] = found.train_logprob, found.inference_logprob
             batch = SampledBatch.of(pair[0], pair[1], kept)
             bounds = None if places is None else places.bounds
-            reduced = self._held(reduce_host(batch, codes, member, self._cells, None, bounds=bounds))
+            reduced = self._held(reduce(batch, codes, member, self._cells, None, bounds=bounds))
             codes = reduced.codes
             self._record(reduced, means)
         valid = codes[at[0]] == InvalidReason.VALID
@@ -262,7 +257,7 @@ class Accumulator:
             inside, of_part = part.mask[at][valid], _Noted(self._only(part.column, shape[0]), rollouts.whole)
             if reduced is not None:
                 within = SampledBatch.of(pair[0], pair[1], kept & part.mask)
-                of_tokens = reduce_host(within, codes, of_part.membership, self._cells, None, density=True)
+                of_tokens = reduce(within, codes, of_part.membership, self._cells, None, density=True)
                 self._record(of_tokens, of_part)
             self._record_logits(values[inside], rows[inside], of_part)
             of_parts.append(of_part)
@@ -278,7 +273,7 @@ class Accumulator:
 
     def add_values(self, quantity: str, values: Any, *, membership: Any = None) -> None:
         """Record finite observations of one quantity that were made elsewhere, such as `weights_lag`: [n] or one."""
-        numbers = np.atleast_1d(host_rows(values).read(...)).astype(np.float64)
+        numbers = np.atleast_1d(floats(values)).astype(np.float64)
         self._stream(quantity).add(numbers, self._membership(membership, numbers.size))
 
     def add_operator(
@@ -355,19 +350,6 @@ class Accumulator:
             reduced.why[InvalidReason.NOT_SAMPLED] = prompts or known or (mean if surplus else TOO_SURE)
         return reduced if codes is reduced.codes else reduced.held(codes)
 
-    def _reducer(self, train: Any, inference: Any, advantages: Any, *, tensors: bool) -> Callable[..., Reduced]:
-        """Return `reduce_host` or `reduce_device` of a batch, as a function of its mask, codes and membership."""
-        if tensors:
-            from kc_otel.record.telemetry.reduce_device import reduce_device  # noqa: PLC0415 - it needs torch
-
-            return lambda mask, codes, member, **more: reduce_device(
-                train, inference, mask, codes, member, self._cells, advantages, **more
-            )
-        weights = None if advantages is None else host_rows(advantages)
-        return lambda mask, codes, member, **more: reduce_host(
-            SampledBatch.of(train, inference, mask), codes, member, self._cells, weights, **more
-        )
-
     def _only(self, column: int, sequences: int) -> NDArray[np.bool_]:
         """Membership of sequences of which all are in one slice."""
         return np.tile(np.arange(len(self.slices)) == column, (sequences, 1))
@@ -403,26 +385,26 @@ class Accumulator:
         """Record what was measured, and note what is to be averaged further."""
         membership, rows = means.membership[reduced.rows], reduced.rows
         self._tokens.add(reduced, membership)
-        whole_rows, (tokens, log_w) = means.summed(rows, reduced.tokens, reduced.totals[:, _LOG_RATIO])
+        whole_rows, (tokens, log_w) = means.summed(rows, reduced.tokens, reduced.stats[0, :, _LOG_RATIO])
         if "sequence_tokens" in self._sampling:
             self._stream("sequence_tokens").add(tokens.astype(np.float64), means.membership[whole_rows])
         for quantity, of in SEQUENCE.items():
             self._record_whole(means, quantity, of(log_w, tokens), whole_rows)
         for column, quantity in enumerate(TOKEN):
-            self._note_means(means, quantity, reduced.totals[:, column], reduced.tokens, rows)
+            self._note_means(means, quantity, reduced.stats[0, :, column], reduced.tokens, rows)
         if reduced.slots is not None:
             for side, quantity in enumerate(ADVANTAGE):
-                ends = [sums[:, len(TOKEN) + side] for sums in (reduced.totals, reduced.low, reduced.high)]
+                stats = reduced.stats[:, :, len(TOKEN) + side]
                 if quantity in self._recorded:
-                    self._stream(quantity).add_counted(reduced.slots[:, side], membership, *ends)
-                self._note_means(means, quantity, ends[0], reduced.sides[:, side], rows)
+                    self._stream(quantity).add_counted(reduced.slots[:, side], membership, stats)
+                self._note_means(means, quantity, stats[0], reduced.sides[:, side], rows)
 
     def _add_rewards(self, reduced: Reduced, rewards: Any, means: _Noted) -> NDArray[np.intp]:
         """Record what the measured sequences' rewards say. Returns whose are outside of their range, [n]."""
         if self._reward_range is None:
             return _NO_ROWS
-        rows, (log_w,) = means.summed(reduced.rows, reduced.totals[:, _LOG_RATIO])
-        given = host_rows(rewards).read(rows).astype(np.float64)
+        rows, (log_w,) = means.summed(reduced.rows, reduced.stats[0, :, _LOG_RATIO])
+        given = floats(rewards)[rows].astype(np.float64)
         sides = reward_sides(saturated(log_w), given, self._reward_range)
         for quantity, values in zip(REWARD, sides, strict=True):
             self._record_whole(means, quantity, values, rows)
@@ -498,7 +480,7 @@ class Accumulator:
         why = {reason.name.lower(): words for reason, words in reduced.why.items()}
         if not rows.size:
             return Batch(0, 0, math.nan, None, (), failed(reduced.codes), why)
-        low, high = reduced.low[:, _LOG_RATIO], reduced.high[:, _LOG_RATIO]
+        _, low, high = reduced.stats[:, :, _LOG_RATIO]
         row = int(rows[np.argmax(np.maximum(-low, high))])
         # One row is read again, so that no token's place has to be kept while a million of them are counted.
         only = slice(row, row + 1)
@@ -513,7 +495,7 @@ class Accumulator:
             None if token_ids is None else int(token_ids[row][position]),
             self._named(member[row : row + 1]),
         )
-        mean = float(reduced.totals[:, _TV].sum()) / tokens
+        mean = float(reduced.stats[0, :, _TV].sum()) / tokens
         return Batch(rows.size, tokens, mean, worst, self._named(member[rows]), failed(reduced.codes), why)
 
     def _stream(self, quantity: str) -> QuantityStream:
@@ -546,11 +528,11 @@ def _nothing(sequences: int, reason: InvalidReason) -> Batch:
 def _penalty(reduced: Reduced, train: Any, inference: Any, mask: Any, token_ids: Any) -> str:
     """Return the reason where one side has a penalty; empty for none, and without token ids."""
     tokens = reduced.tokens
-    if token_ids is None or not reduced.totals[:, _ABS_LOG_RATIO].sum() > DRIFT * tokens.sum():
+    if token_ids is None or not reduced.stats[0, :, _ABS_LOG_RATIO].sum() > DRIFT * tokens.sum():
         return ""
     few = reduced.rows[: int(np.searchsorted(np.cumsum(tokens), LOOK)) + 1].tolist()
     part = SampledBatch.of(train[few], inference[few], None if mask is None else mask[few])
-    block, ids = part.block(np.arange(len(few))), as_host(token_ids[few])
+    block, ids = part.block(np.arange(len(few))), on_host(token_ids[few])
     return penalised(
         block.train, block.inference, ids.reshape(-1) if part.mask is None else ids[part.mask], block.lengths
     )
@@ -564,5 +546,4 @@ def _first_tokens(
     if prompts is None or not rows.size:
         return ""
     at = np.zeros(rows.size, dtype=np.intp) if mask is None else as_bool(mask)[rows].argmax(1)
-    first = host_rows(inference[rows, at]).read(...)
-    return more_than_all(first, as_host(token_ids)[rows, at], [prompts[row] for row in rows.tolist()])
+    return more_than_all(inference[rows, at], on_host(token_ids)[rows, at], [prompts[row] for row in rows.tolist()])

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from kc_otel.record.measure.sampled import TOKEN
 from kc_otel.record.telemetry.buckets import LogRatioCells, Slots
-from kc_otel.record.telemetry.reduce_host import Reduced
+from kc_otel.record.telemetry.reduce import Reduced
 from kc_otel.stats.histogram import ExponentialHistogram
 
 _ROWS_PER_GROWTH: Final = 64
@@ -24,14 +24,9 @@ class Moments:
         self.low = np.full((slices, width), np.inf)
         self.high = np.full((slices, width), -np.inf)
 
-    def add(
-        self,
-        membership: NDArray[np.bool_],
-        totals: NDArray[np.float64],
-        low: NDArray[np.float64],
-        high: NDArray[np.float64],
-    ) -> None:
-        """Add rows [n, width] that belong to slices as `membership` [n, slices] says."""
+    def add(self, membership: NDArray[np.bool_], stats: NDArray[np.float64]) -> None:
+        """Add sums, minima and maxima of rows [3, n, width] that belong to slices as `membership` [n, slices] says."""
+        totals, low, high = stats
         # Not a matrix product: its threads would compete with the caller's, and rows are few.
         for slice in np.flatnonzero(membership.any(0)):
             rows = membership[:, slice]
@@ -63,8 +58,7 @@ class TokenStreams:
     def add(self, reduced: Reduced, membership: NDArray[np.bool_]) -> None:
         """Add a batch whose measured rows belong to slices as `membership` [rows, slices] says."""
         self._counts += reduced.cells
-        of_tokens = (ends[:, : len(TOKEN)] for ends in (reduced.totals, reduced.low, reduced.high))
-        self._moments.add(membership, *of_tokens)
+        self._moments.add(membership, reduced.stats[:, :, : len(TOKEN)])
 
     def histograms(self, slice: int, quantities: Collection[str]) -> dict[str, ExponentialHistogram]:
         """Histogram of each of the quantities that is one of tokens; empty when nothing was counted."""
@@ -102,15 +96,8 @@ class QuantityStream:
         np.add.at(self._counts, (slices, slot - self._first), 1)
         self._moments.add_by_slice(values)
 
-    def add_counted(
-        self,
-        counts: NDArray[np.int64],
-        membership: NDArray[np.bool_],
-        totals: NDArray[np.float64],
-        low: NDArray[np.float64],
-        high: NDArray[np.float64],
-    ) -> None:
-        """Add counts per slice and slot [slices, slots], with sums and extremes per row [n]."""
+    def add_counted(self, counts: NDArray[np.int64], membership: NDArray[np.bool_], stats: NDArray[np.float64]) -> None:
+        """Add counts per slice and slot [slices, slots], with sums, minima and maxima per row [3, n]."""
         used = np.flatnonzero(counts.any(0))
         if not used.size:
             return
@@ -118,7 +105,7 @@ class QuantityStream:
         self._reserve(first, last)
         at = first - self._first
         self._counts[:, at : at + last - first + 1] += counts[:, first : last + 1]
-        self._moments.add(membership, totals[:, None], low[:, None], high[:, None])
+        self._moments.add(membership, stats[:, :, None])
 
     def histogram(self, slice: int) -> ExponentialHistogram | None:
         """The slice's histogram; None when nothing was counted."""

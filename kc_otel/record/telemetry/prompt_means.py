@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from kc_otel.contract.slices import PLACES, TURN
 from kc_otel.record.telemetry.buckets import Slots
 from kc_otel.record.telemetry.moments import QuantityStream
-from kc_otel.record.telemetry.reduce_host import Reduced
+from kc_otel.record.telemetry.reduce import Reduced
 from kc_otel.stats.histogram import ExponentialHistogram
 
 Floats = NDArray[np.float64]
