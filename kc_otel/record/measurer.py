@@ -27,7 +27,8 @@ from kc_otel.contract.input_reasons import remedy
 from kc_otel.contract.model import Contract
 from kc_otel.contract.registry.clause_metrics import RECORDED, Unit
 from kc_otel.record.kernel import KernelPair
-from kc_otel.record.measure.arrays import SampledBatch, as_bool, on_host
+from kc_otel.record.measure.arrays import as_bool, on_host
+from kc_otel.record.measure.blocks import SampledBatch
 from kc_otel.record.measure.places import Places
 from kc_otel.record.measure.rounding import coarse_side
 from kc_otel.record.operator_drift import observed, observed_routes

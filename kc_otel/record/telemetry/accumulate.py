@@ -17,8 +17,9 @@ from numpy.typing import NDArray
 
 from kc_otel.contract.input_reasons import InvalidReason
 from kc_otel.contract.registry.clause_metrics import QUANTITIES, RECORDED, TV_PLACE, Unit
-from kc_otel.record.measure.arrays import SampledBatch, as_bool, floats, on_host
-from kc_otel.record.measure.checks import check_declared, difference, failed, held_together, same_shape
+from kc_otel.record.measure.arrays import as_bool, floats, on_host
+from kc_otel.record.measure.blocks import SampledBatch
+from kc_otel.record.measure.checks import check_declared, failed, held_together, same_shape
 from kc_otel.record.measure.logits import LOGITS, logit_drift
 from kc_otel.record.measure.places import Places, TokenSlice
 from kc_otel.record.measure.row_faults import DRIFT
@@ -485,7 +486,7 @@ class Accumulator:
         # One row is read again, so that no token's place has to be kept while a million of them are counted.
         only = slice(row, row + 1)
         batch = SampledBatch.of(train[only], inference[only], None if mask is None else mask[only])
-        log_w = np.asarray(saturated(difference(batch.block(np.zeros(1, dtype=np.intp)))), dtype=np.float32)
+        log_w = np.asarray(saturated(batch.block(np.zeros(1, dtype=np.intp)).log_w), dtype=np.float32)
         index = int(np.argmax(np.abs(log_w)))
         position = batch.position(0, index)
         worst = WorstToken(

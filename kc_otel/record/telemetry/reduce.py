@@ -11,8 +11,9 @@ from numpy.typing import NDArray
 
 from kc_otel.contract.input_reasons import InvalidReason
 from kc_otel.contract.slices import PLACES
-from kc_otel.record.measure.arrays import Block, Floats, SampledBatch
-from kc_otel.record.measure.checks import check_block, difference
+from kc_otel.record.measure.arrays import Floats
+from kc_otel.record.measure.blocks import Block, SampledBatch
+from kc_otel.record.measure.checks import check_block
 from kc_otel.record.measure.places import BETWEEN
 from kc_otel.record.measure.sampled import TOKEN, saturated
 from kc_otel.record.telemetry.buckets import LogRatioCells
@@ -99,8 +100,7 @@ def reduce(
     current = membership[order, 0]
     blocks = chain.from_iterable(enumerate(batch.blocks(part)) for part in (order[current], order[~current]))
     for number, block in blocks:
-        log_w = difference(block)
-        checked = check_block(block, log_w, sample=number % _SAMPLED_BLOCKS == 0 or any(why), density=density)
+        checked = check_block(block, sample=number % _SAMPLED_BLOCKS == 0 or any(why), density=density)
         found = checked.codes
         for reason, words in checked.why.items():
             why.setdefault(reason, words)
@@ -112,8 +112,7 @@ def reduce(
             block = block.only(found == InvalidReason.VALID)  # noqa: PLW2901 - what is left of it
             if not block.rows.size:
                 continue
-            log_w = difference(block)
-        exact = saturated(log_w.astype(np.float32, copy=False))
+        exact = saturated(block.log_w.astype(np.float32, copy=False))
         counted.append(cells.partition.locate(exact))
         wide = exact.astype(np.float64)
         change = np.expm1(wide)

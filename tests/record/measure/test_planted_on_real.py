@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from kc_otel.offline.gate.recorded_gate import read_input
-from kc_otel.record.measure.arrays import Block
-from kc_otel.record.measure.checks import check_block, difference
+from kc_otel.record.measure.blocks import Block
+from kc_otel.record.measure.checks import check_block
 from kc_otel.record.measure.token_checks import more_than_all
 from kc_otel.record.telemetry.accumulate import Accumulator, Rollouts
 from kc_otel.recordings.recording import RecordingError
@@ -490,7 +490,7 @@ def test_no_cut_of_a_real_recording_is_accused():
             for kept in (np.asarray, np.float16, lambda side: np.round(side, 1), lambda side: np.round(side, 3)):
                 sides = [np.float32(kept(side[at])) for side in (train, inference)]
                 block = Block(np.arange(n.size), np.cumsum(n) - n, n, *sides)
-                assert not check_block(block, difference(block)).codes.any(), (path, rows, tokens)
+                assert not check_block(block).codes.any(), (path, rows, tokens)
                 assert not surely_surplus(sureness(sides[1]))
                 first = (sides[1][block.starts], arrays["token_ids"][at][block.starts])
                 assert not more_than_all(*first, arrays["group"][rows].tolist())
