@@ -223,7 +223,7 @@ def observed_routes(work: QueuedBatch) -> Observed:
     ours, theirs = train[sequence, token], inference[sequence, token]
     apart = route_disagreement(ours, theirs)
     absent = [(side.astype(np.int64) < 0).any(-1) for side in (ours, theirs)]
-    missing = (absent[0] != absent[1]).any(1) | (absent[0] & absent[1]).all(1)
+    missing = (absent[0] != absent[1]).any(1) | np.all(absent[0] & absent[1], axis=1)
     unrelated = as_unrelated(ours, theirs, apart)
     apart[:, unrelated] = np.nan
     known = ~np.isnan(apart)

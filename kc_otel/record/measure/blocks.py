@@ -69,7 +69,8 @@ class Block:
     @cached_property
     def same(self) -> Mask:
         """Tokens in which both sides are the same number, as float32: either may have been kept as that."""
-        return np.equal(self.train.astype(np.float32, copy=False), self.inference.astype(np.float32, copy=False))
+        same: Mask = self.train.astype(np.float32, copy=False) == self.inference.astype(np.float32, copy=False)
+        return same
 
     @cached_property
     def agree(self) -> Mask:
@@ -95,7 +96,8 @@ class Block:
     @cached_property
     def place(self) -> Indices:
         """Place of each token in its row, [tokens]."""
-        return np.arange(self.train.size) - self.by_token(self.starts)
+        place: Indices = np.arange(self.train.size) - self.by_token(self.starts)
+        return place
 
     def count(self, tokens: Mask) -> Indices:
         """Number of these tokens in each row, [rows]."""

@@ -139,7 +139,7 @@ def _unlike_rows(part: Block) -> tuple[Mask, NDArray[np.float64]]:
         unlike[of_row[window]] |= _rank_correlation(part.train[here], part.inference[here]) < _UNLIKE_CORRELATION
     row_effective = np.add.reduceat(effective, first)
     for row in np.flatnonzero(_surely_unlike(by_row, row_effective) & ~unlike):
-        here = part.span(row)
+        here = part.span(int(row))
         unlike[row] = _rank_correlation(part.train[here], part.inference[here]) < _UNLIKE_CORRELATION
     low = (by_row < _UNLIKE_CORRELATION) | ~np.isfinite(by_row)
     alike = np.count_nonzero(unlike)

@@ -9,7 +9,7 @@ each sequence is taken to be one.
 from __future__ import annotations
 
 from collections import Counter, OrderedDict
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
@@ -50,6 +50,8 @@ class Rollouts:
 
     def repeated(self, times: int, sequences: int) -> Rollouts:
         """Append, so many times, a further part of each sequence."""
+        if not times:
+            return self
         again = np.ones((1 + times) * sequences, dtype=np.bool_)
         again[:sequences] = False if self.again is None else self.again
         names = None if self.prompts is None else [*self.prompts] * (1 + times)
@@ -149,9 +151,8 @@ class PromptMeans:
         """Prompts and steps that wait for more."""
         return len(self._open) + (self._step is not None)
 
-    def add(self, values: Mapping[str, Floats], membership: NDArray[np.bool_], of: Rollouts) -> Finished:
-        """Take a batch: of each quantity its value in each sequence [n], NaN for none; and their slices [n, slices]."""
-        given = np.stack([values[key] for key in self.quantities])
+    def add(self, given: Floats, membership: NDArray[np.bool_], of: Rollouts) -> Finished:
+        """Take a batch: values of sequences [quantities, n], NaN for none; and their slices [n, slices]."""
         if of.prompts is None:
             found = np.where(membership, given[..., None], np.nan)
             some = ~np.isnan(given).all(0)
@@ -267,7 +268,7 @@ class PlaceMeans:
             return
         names = [(of.step, name) for name in of.prompts]  # a step of its own would be waited for
         once = Rollouts(names, of.size, None, of.at, of.again)
-        self._count(self._prompts.add(dict(zip(PLACES, means, strict=True)), members[:, None], once))
+        self._count(self._prompts.add(means, members[:, None], once))
 
     def expire(self, now: float) -> None:
         """Count the prompts that were waited for long enough; `now` is monotonic seconds."""
