@@ -75,7 +75,8 @@ class Block:
     @cached_property
     def agree(self) -> Mask:
         """Tokens in which both sides are the same number, and not 0, of which both kernels may be sure."""
-        return self.same & (self.inference != 0.0)
+        agree: Mask = self.same & (self.inference != 0.0)
+        return agree
 
     @cached_property
     def repeats(self) -> tuple[Mask, Mask]:

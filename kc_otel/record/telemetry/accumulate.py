@@ -88,7 +88,7 @@ class _Rows:
         if self.whole is None:
             return sums
         found = np.zeros_like(sums)
-        np.add.at(found, (..., self.whole), sums)
+        np.add.at(found.T, self.whole, sums.T)
         found[..., self.whole[~self.measured]] = 0.0
         return found
 
@@ -123,7 +123,9 @@ class Accumulator:
         self._sampling: Final = frozenset(sampling)
         self._reward_range: Final = reward_range
         self._place: Final = {base: place for place, base in enumerate(self._units)}
-        self._limits: Final = np.array([(QUANTITIES[base].low, QUANTITIES[base].high) for base in self._units])
+        self._limits: Final = np.array([(QUANTITIES[base].low, QUANTITIES[base].high) for base in self._units]).reshape(
+            -1, 2
+        )
         wider = [base for base, units in self._units.items() if {Unit.PROMPT, Unit.STEP}.intersection(units)]
         self._means: Final = PromptMeans(wider, len(self.slices), patience=patience) if wider else None
         self._cells: Final = cells()
@@ -443,11 +445,10 @@ class Accumulator:
 
     def _mean(self, sums: NDArray[np.float64]) -> NDArray[np.float64]:
         """Means [quantities, rows]; NaN where a row has none."""
-        if not self._units:
-            return sums[0]
-        found = np.divide(sums[0], sums[1], out=np.full(sums.shape[1:], np.nan), where=sums[1] > 0)
+        found: NDArray[np.float64] = np.full(sums.shape[1:], np.nan)
+        np.divide(sums[0], sums[1], out=found, where=sums[1] > 0)
         # A mean lies between the values it is of; a sum's last digit may not.
-        return np.clip(found, self._limits[:, :1], self._limits[:, 1:])
+        return found.clip(self._limits[:, :1], self._limits[:, 1:])
 
     def _count_finished(self, means: PromptMeans, found: Finished) -> None:
         for unit, means_of in ((Unit.PROMPT, found.prompts), (Unit.STEP, found.steps)):
