@@ -25,8 +25,7 @@ from kc_otel.record.measure.places import Places, TokenSlice
 from kc_otel.record.measure.row_faults import DRIFT
 from kc_otel.record.measure.sampled import REWARD, SEQUENCE, TOKEN, outside_mass, renormalised, saturated
 from kc_otel.record.measure.token_checks import LOOK, TOO_SURE, more_than_all, penalised
-from kc_otel.record.telemetry.buckets import cells
-from kc_otel.record.telemetry.moments import QuantityStream, TokenStreams
+from kc_otel.record.telemetry.buckets import QuantityStream, TokenStreams, cells
 from kc_otel.record.telemetry.prompt_means import Finished, PlaceMeans, PromptMeans, Rollouts
 from kc_otel.record.telemetry.reduce import ADVANTAGE, Reduced, reduce
 from kc_otel.stats.histogram import ExponentialHistogram
@@ -390,7 +389,7 @@ class Accumulator:
         """Record what was measured of tokens and sequences. Returns the whole sequences' rows, and their sums of l."""
         rows, membership = reduced.rows, into.membership[reduced.rows]
         into.measured[rows] = True
-        self._tokens.add(reduced, membership)
+        self._tokens.add(reduced.cells, membership, reduced.stats[:, :, : len(TOKEN)])
         for column, quantity in enumerate(TOKEN):
             self._note(into, quantity, reduced.stats[0, :, column], reduced.tokens, rows)
         sums = np.zeros((2, into.measured.size))

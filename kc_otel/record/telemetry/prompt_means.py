@@ -17,8 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kc_otel.contract.slices import PLACES, TURN
-from kc_otel.record.telemetry.buckets import Slots
-from kc_otel.record.telemetry.moments import QuantityStream
+from kc_otel.record.telemetry.buckets import QuantityStream, Slots
 from kc_otel.record.telemetry.reduce import Reduced
 from kc_otel.stats.histogram import ExponentialHistogram
 
