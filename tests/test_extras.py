@@ -157,7 +157,7 @@ def test_every_module_without_any_extra_works_or_says_what_to_install(tmp_path):
     assert not odd, "\n".join(odd)
     for module, name in (
         ("kc_otel.serve.server", "serve"), ("kc_otel.offline.run_log.run_rules", "stats"),
-        ("kc_otel.recordings.endpoints.endpoint_recording", "cli"), ("kc_otel.record.telemetry.reduce_device", "torch"),
+        ("kc_otel.recordings.endpoints.endpoint_recording", "cli"),
         ("kc_otel.cli.serve_command", "cli"), ("kc_otel.recordings.endpoints.endpoint_client", "cli"),
         ("kc_otel.client.openfeature", "openfeature"), ("kc_otel.generate.grafana.sdk", "grafana"),
         ("kc_otel.integrations.torch", "torch"), ("kc_otel.integrations.vllm.instrumentor", "vllm"),

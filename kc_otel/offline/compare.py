@@ -35,9 +35,10 @@ with extra("stats", "kc_otel.compare"):
         judge,
         verdict_for_others,
     )
+    from kc_otel.record.measure.arrays import on_host
     from kc_otel.record.measure.logits import LOGITS
     from kc_otel.record.measure.rounding import CoarseSide, coarse_side
-    from kc_otel.record.work import on_host, taken
+    from kc_otel.record.work import taken
     from kc_otel.recordings.assemble import assembled
     from kc_otel.recordings.read_table import RaggedTable
     from kc_otel.recordings.recording import DENSITY, Recording, RecordingError, with_prompt

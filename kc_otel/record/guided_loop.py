@@ -25,12 +25,12 @@ from kc_otel.contract.clause import Clause, Statistic
 from kc_otel.contract.input_reasons import InvalidReason
 from kc_otel.contract.model import Contract
 from kc_otel.contract.slices import ALL
-from kc_otel.record.measure.arrays import as_bool, host_rows, is_tensor
+from kc_otel.record.measure.arrays import as_bool, floats, is_tensor, on_host
 from kc_otel.record.measure.checks import check
 from kc_otel.record.measure.sampled import SEQUENCE, TOKEN, log_ratio, renormalised
 from kc_otel.record.slice_table import Attributes, each_row, own_attributes
 from kc_otel.record.weight_versions import as_version, split
-from kc_otel.record.work import laid_out, on_host
+from kc_otel.record.work import laid_out
 
 if TYPE_CHECKING:
     from kc_otel.record.recorder import Recorder
@@ -96,7 +96,7 @@ def quarantine(
             raise ValueError("train, inference, mask: sequences of different lengths")
         train, inference, mask = (rows.arrays[name] for name in ("train", "inference", "mask"))
     p, q = (
-        renormalised(*(array if array is None else host_rows(array).read(...) for array in pair))
+        renormalised(*(array if array is None else floats(array) for array in pair))
         for pair in zip((train, inference), kept or (None, None), strict=True)
     )
     given = np.ones(p.shape, dtype=np.bool_) if mask is None else as_bool(mask)

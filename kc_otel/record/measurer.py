@@ -27,7 +27,8 @@ from kc_otel.contract.input_reasons import remedy
 from kc_otel.contract.model import Contract
 from kc_otel.contract.registry.clause_metrics import RECORDED, Unit
 from kc_otel.record.kernel import KernelPair
-from kc_otel.record.measure.arrays import SampledBatch, as_bool, is_tensor
+from kc_otel.record.measure.arrays import as_bool, on_host
+from kc_otel.record.measure.blocks import SampledBatch
 from kc_otel.record.measure.places import Places
 from kc_otel.record.measure.rounding import coarse_side
 from kc_otel.record.operator_drift import observed, observed_routes
@@ -53,7 +54,6 @@ from kc_otel.record.work import (
     Work,
     laid_out,
     measuring,
-    on_host,
     one_shape,
     per_sequence,
 )
@@ -467,8 +467,7 @@ def _in_parts(parts: Parts, rows: Rows, arrays: dict[str, Any]) -> tuple[Rows, d
     """A batch with a row for each part of its sequences, and which tokens that is."""
     if parts.mask is None:
         return rows, arrays
-    mask = parts.mask if not is_tensor(arrays["train"]) else arrays["train"].new_tensor(parts.mask).bool()
-    found = {name: data if data is None else data[parts.row] for name, data in arrays.items()} | {"mask": mask}
+    found = {name: data if data is None else data[parts.row] for name, data in arrays.items()} | {"mask": parts.mask}
     return replace(rows, arrays=found, kept=[rows.kept[row] for row in parts.row.tolist()]), found
 
 

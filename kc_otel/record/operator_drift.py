@@ -14,8 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kc_otel.contract.input_reasons import remedy
-from kc_otel.record.measure.arrays import as_bool, is_tensor, largest, on_gpu
-from kc_otel.record.work import QueuedBatch, on_host
+from kc_otel.record.measure.arrays import as_bool, is_tensor, largest, on_gpu, on_host
+from kc_otel.record.work import QueuedBatch
 
 _BLOCK: Final = 1 << 17
 """Elements worked on at a time on a CPU: four float64 copies of them stay in cache."""
@@ -223,7 +223,7 @@ def observed_routes(work: QueuedBatch) -> Observed:
     ours, theirs = train[sequence, token], inference[sequence, token]
     apart = route_disagreement(ours, theirs)
     absent = [(side.astype(np.int64) < 0).any(-1) for side in (ours, theirs)]
-    missing = (absent[0] != absent[1]).any(1) | (absent[0] & absent[1]).all(1)
+    missing = (absent[0] != absent[1]).any(1) | np.all(absent[0] & absent[1], axis=1)
     unrelated = as_unrelated(ours, theirs, apart)
     apart[:, unrelated] = np.nan
     known = ~np.isnan(apart)

@@ -19,8 +19,8 @@ from opentelemetry.trace import SpanContext
 
 from kc_otel.contract.slices import Scalar
 from kc_otel.record.kernel import Kernel, KernelPair
-from kc_otel.record.measure.arrays import as_bool, is_tensor
-from kc_otel.record.work import Processing, QueuedBatch, Role, Rows, Tree, Weights, on_host, per_sequence, row_of
+from kc_otel.record.measure.arrays import as_bool, is_tensor, on_host
+from kc_otel.record.work import Processing, QueuedBatch, Role, Rows, Tree, Weights, per_sequence, row_of
 
 
 def content_key(token_ids: ArrayLike, prompt_ids: ArrayLike = ()) -> str:

@@ -15,8 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from kc_otel.record.measure.arrays import as_bool, on_gpu
-from kc_otel.record.work import on_host
+from kc_otel.record.measure.arrays import as_bool, on_gpu, on_host
 
 _MAX_NAMED_VERSIONS = 8
 """Versions that are spelled out; more are counted."""

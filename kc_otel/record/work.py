@@ -22,7 +22,7 @@ from opentelemetry.context import Context
 
 from kc_otel.contract.slices import Scalar
 from kc_otel.record.kernel import KernelPair
-from kc_otel.record.measure.arrays import as_bool, is_tensor
+from kc_otel.record.measure.arrays import as_bool, is_tensor, on_host
 from kc_otel.record.slice_table import own_attributes
 
 Tree = Any
@@ -125,7 +125,7 @@ def laid_out(arrays: dict[str, Tree], *, like: str, trailing: int = 0) -> Rows:
     if np.ndim(arrays[like]) == 0:
         raise ValueError(f"{like}: is one number; give those of a sequence, [tokens]")
     given = {name: tree for name, tree in arrays.items() if tree is not None}
-    if not all(is_tensor(tree) for tree in given.values()):
+    if not (trailing and all(is_tensor(tree) for tree in given.values())):  # logits are measured where they are
         given = {name: on_host(tree) for name, tree in given.items()}
     if given[like].ndim == 1 + trailing:
         given = {
@@ -175,16 +175,6 @@ def one_shape(arrays: dict[str, Any]) -> bool:
     if len(shapes.get("advantages", ())) == 1:
         del shapes["advantages"]
     return len(set(shapes.values())) == 1
-
-
-def on_host(data: Any) -> Any:
-    """A NumPy array of what was taken; half precision becomes float32, which holds it exactly."""
-    if not is_tensor(data):
-        return np.asarray(data)
-    torch = sys.modules["torch"]
-    if data.dtype in (torch.bfloat16, torch.float16):
-        data = data.float()
-    return data.cpu().numpy()
 
 
 def _padded(arrays: dict[str, Tree], like: str) -> Rows:

@@ -11,8 +11,9 @@ from numpy.typing import NDArray
 from kc_otel.contract.input_reasons import InvalidReason, remedy
 from kc_otel.contract.slices import LENGTH
 from kc_otel.record.measure.altered import offset_by_row
-from kc_otel.record.measure.arrays import Block, as_bool
-from kc_otel.record.measure.checks import check_block, difference
+from kc_otel.record.measure.arrays import as_bool
+from kc_otel.record.measure.blocks import Block
+from kc_otel.record.measure.checks import check_block
 from kc_otel.record.measure.remarks import swapped
 from kc_otel.record.measure.sampled import renormalised, saturated
 from kc_otel.record.measure.token_checks import LOOK, TOO_SURE, more_than_all, penalised
@@ -167,14 +168,13 @@ def _check(
     if problems.all():
         return
     block = Block(*of_rows, given["train"], given["inference"])
-    log_w = difference(block)
-    checked = check_block(block, log_w, density=density)
+    checked = check_block(block, density=density)
     sound = checked.codes == InvalidReason.VALID
     tokens = np.repeat(sound, lengths)
     roles: tuple[str, ...] = ("train", "inference", "token_ids")
     parts = {role: given[role][tokens] for role in roles if role in given}
     said = (
-        _not_sampled(table, parts, lengths[sound], numbers[sound], log_w[tokens])
+        _not_sampled(table, parts, lengths[sound], numbers[sound], block.log_w[tokens])
         if not density and 2 * sound.sum() > sound.size
         else None
     )

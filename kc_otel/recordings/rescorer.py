@@ -24,7 +24,7 @@ import numpy as np
 from opentelemetry import trace
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
-from kc_otel.record.measure.arrays import host_rows
+from kc_otel.record.measure.arrays import floats
 from kc_otel.record.pairing import content_key
 from kc_otel.record.recorder import Recorder
 from kc_otel.record.telemetry.counters import RecorderStats
@@ -273,7 +273,7 @@ def _checked(requests: Sequence[SampledRequest], logprobs: Sequence[Any], rows: 
                 f"request {request.request_id}: the score function returned shape {np.shape(scores)} for "
                 f"{request.token_ids.size} sampled tokens; return one log-probability per sampled token{more}"
             )
-        values = host_rows(scores).read(...)
+        values = floats(scores)
         wrong = values[~(values <= _ABOVE_ZERO_TOLERANCE)]
         if wrong.size:
             raise RescoreError(

@@ -65,17 +65,12 @@ def surplus(changes: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 def sureness(logprobs: NDArray[np.floating]) -> NDArray[np.float64]:
-    """Log of the wealth, at least, that each bet makes of sampled tokens with these log q, in nats, [bets]."""
-    capped = -float(np.maximum(logprobs, -LIKELY).sum())
-    return sureness_of_sums(capped, int(np.count_nonzero(logprobs <= -LIKELY)))
-
-
-def sureness_of_sums(capped: float, improbable: int) -> NDArray[np.float64]:
-    """The same from the sum of -log q, each at most `LIKELY`, and the number of tokens with half of the mass or less.
+    """Log of the wealth, at least, that each bet makes of sampled tokens with these log q, in nats, [bets].
 
     (1 - q)/q >= x = -log q, log(1 + y) >= y - y^2/2, and x^2 <= LIKELY x of a likely token.
     """
-    likely = max(capped - LIKELY * improbable, 0.0)
+    improbable = int(np.count_nonzero(logprobs <= -LIKELY))
+    likely = max(-float(np.maximum(logprobs, -LIKELY).sum()) - LIKELY * improbable, 0.0)
     return np.asarray(
         (_BET_SHARES - _BET_SHARES**2 * LIKELY / 2.0) * likely + improbable * np.log1p(-_BET_SHARES * _TOO_FEW_FACTOR)
     )

@@ -10,8 +10,7 @@ import pytest
 from kc_otel.judge.fail_evidence import HeldEvidence
 from kc_otel.judge.fault_end import Fault
 from kc_otel.judge.statistics import MeanTest
-from kc_otel.record.telemetry.buckets import cells
-from kc_otel.record.telemetry.moments import QuantityStream
+from kc_otel.record.telemetry.buckets import QuantityStream, cells
 from kc_otel.serve.store.codecs import decode_evidence, encode_evidence
 from kc_otel.stats import ExponentialHistogram
 

@@ -22,7 +22,7 @@ from kc_otel.judge.verdict import Causes, Cell, Status, Verdict
 from kc_otel.judge.verdicts import Evidence, Window, decide
 from kc_otel.record.measure.logits import LOGITS, logit_drift
 from kc_otel.record.measure.places import Places
-from kc_otel.record.measure.sampled import REWARD, SEQUENCE, TOKEN, advantage_drift, log_ratio, saturated
+from kc_otel.record.measure.sampled import REWARD, SEQUENCE, TOKEN, log_ratio, saturated
 from kc_otel.record.slice_table import SliceTable
 from kc_otel.recordings.recording import GROUPS, PROMPT_IDS, Recording
 from kc_otel.stats import Binned, reward_sides
@@ -148,7 +148,7 @@ class RecordingObservations:
             return values, np.ones(values.size, dtype=np.bool_)
         if quantity in ADVANTAGE and of.advantages is not None:
             side = of.advantages > 0.0 if quantity == ADVANTAGE[0] else of.advantages < 0.0
-            return advantage_drift(log_ratio(of.train, of.inference), of.advantages), side
+            return np.expm1(log_ratio(of.train, of.inference)) * of.advantages, side
         if quantity == "outside_mass" and of.train_kept is not None:
             return -np.expm1(np.minimum(of.train_kept, 0.0)) + 0.0, np.ones(of.train_kept.size, dtype=np.bool_)
         if quantity in LOGITS and of.train_logits is not None and of.inference_logits is not None:

@@ -14,7 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kc_otel.contract.input_reasons import InvalidReason
-from kc_otel.record.measure.arrays import Block
+from kc_otel.record.measure.arrays import Floats
+from kc_otel.record.measure.blocks import Block, Mask
 from kc_otel.record.measure.row_faults import (
     CHANCE,
     DRIFT,
@@ -22,24 +23,21 @@ from kc_otel.record.measure.row_faults import (
     NUCLEUS,
     RUN,
     UNSURE,
-    Floats,
     Found,
-    Mask,
     RowFault,
-    equal_numbers,
     every_row,
     fault_at,
     fine,
     improbable,
-    row_of,
     runs_of,
-    same_numbers,
     surely_more,
 )
 
 _LOOK_TOKENS: Final = 1024
 """Tokens of a block that are looked at first for what a program does to all of them."""
 _FEW: Final = 256
+_APART_NATS: Final = 0.5
+"""Largest drift of a row from which the inference side may be sound where the training side is not."""
 _SMOOTH_RATIO: Final = 0.15
 """Squared steps from token to token over squared distances from the row's mean (von Neumann's ratio): 2 for numbers in
 any order, 0.5 for means over 4 tokens, 0.05 for means over all tokens so far, less for sums. How improbable a sampled
@@ -96,20 +94,17 @@ _DRIFTING_ROWS: Final = 4
 """Rows that drift, at least, where others are called copies: of equal kernels a single one may go wrong."""
 
 
-def looks_altered(block: Block, log_w: Floats, edges: tuple[Floats, ...]) -> bool:
-    """Return True if numbers look changed enough for the checks here and in `fillers`, however small the drift.
-
-    `log_w` is l of each token; `edges` are the largest log P and log Q of each row, and the smallest ones.
-    """
-    some = slice(0, _LOOK_TOKENS)
+def looks_altered(block: Block) -> bool:
+    """Return True if numbers look changed enough for the checks here and in `fillers`, however small the drift."""
+    some, log_w = slice(0, _LOOK_TOKENS), block.log_w
     for number, (side, other, _) in enumerate(block.sides):
-        low = edges[2 + number]
+        low = block.lowest[number]
         if np.count_nonzero(low == (lowest := low.min())) >= max(2, block.rows.size // 10):
             near = np.count_nonzero(side[some] <= lowest + FLOOR_NATS)
             if 4 * np.count_nonzero(side[some] == lowest) > 3 * near >= 3 * _REPEATED_TOKENS:
                 return True
-        zero = edges[number] == 0.0
-        if zero.any() and 4 * np.count_nonzero(zero & (edges[1 - number] < 0.0)) > block.rows.size:
+        zero = block.highest[number] == 0.0
+        if zero.any() and 4 * np.count_nonzero(zero & (block.highest[1 - number] < 0.0)) > block.rows.size:
             inside = side[some][(other[some] < -NUCLEUS) & (other[some] > -10.0 * NUCLEUS)]
             if inside.size >= 2 * RUN and np.mean(inside == 0.0) > 0.8:
                 return True
@@ -126,15 +121,12 @@ def looks_altered(block: Block, log_w: Floats, edges: tuple[Floats, ...]) -> boo
     )
 
 
-def no_logprobs(block: Block, edges: tuple[Floats, ...], *, apart: bool) -> Found:
-    """Sides whose numbers are sums or means over tokens, or went through a softmax twice.
-
-    `apart` says that the sides differ by nats, so that the inference side may be sound where the other is not.
-    """
+def no_logprobs(block: Block) -> Found:
+    """Sides whose numbers are sums or means over tokens, or went through a softmax twice."""
     if found := offset_by_row(block):
         return found
     for number, (side, _, name) in reversed([*enumerate(block.sides)]):
-        if number == 0 and not (apart or found):
+        if number == 0 and not (found or block.drift.max() > _APART_NATS):
             break
         said, some = "", side[:_LOOK_TOKENS]
         step, off = some[1:] - some[:-1], some - some.sum() / some.size
@@ -142,9 +134,11 @@ def no_logprobs(block: Block, edges: tuple[Floats, ...], *, apart: bool) -> Foun
             said = "change less from token to token than along the sequence: they are sums, or means, over tokens"
         elif step @ step < _NEIGHBOURS[1] * 3.5 * (off @ off) and _of_neighbours(block, side):
             said = "go together with the next token's and not with the one after: they are means over two tokens"
-        elif rows := _probabilities(block, side, edges[2 + number]):
+        elif rows := _probabilities(block, side, block.lowest[number]):
             said = f"of {rows:,} sequences lie between -1 and 0, and most of them next to -1: they are probabilities"
-        elif (high := edges[number].max()) < _TWICE[1] and (span := high - edges[2 + number].min()) < _TWICE[3]:
+        elif (high := block.highest[number].max()) < _TWICE[1] and (span := high - block.lowest[number].min()) < _TWICE[
+            3
+        ]:
             outer = np.abs(side - (high - span / 2.0)) > 0.4 * span
             if span > _TWICE[2] and np.mean(outer) > _TWICE[4] and np.unique(side).size >= _TWICE[0]:
                 said = f"lie within {span:.2g} nats around {side.mean():.3g}: a softmax of probabilities"
@@ -160,13 +154,13 @@ def offset_by_row(block: Block) -> Found:
         return []
     # A sum that would be above 0 may have been cut there.
     cut = (block.train == 0.0) | (block.inference == 0.0)
-    log_w = block.train.astype(np.float64) - block.inference
+    log_w = block.exact_log_w
     low, high = (
         end.reduceat(np.where(cut, nothing, log_w), block.starts)
         for end, nothing in ((np.minimum, np.inf), (np.maximum, -np.inf))
     )
-    varies = np.maximum.reduceat(block.inference, block.starts) - np.minimum.reduceat(block.inference, block.starts)
-    long = (np.add.reduceat(~cut, block.starts, dtype=np.intp) >= RUN) & (varies > UNSURE)
+    varies = block.highest[1] - block.lowest[1]
+    long = (block.count(~cut) >= RUN) & (varies > UNSURE)
     one = long & (high - low <= _LAST_BITS) & (np.abs(low) > _LAST_BITS)
     rows = np.flatnonzero(one)
     if rows.size < _DRIFTING_ROWS or 2 * rows.size <= np.count_nonzero(long):
@@ -180,13 +174,13 @@ def offset_by_row(block: Block) -> Found:
     return [RowFault(InvalidReason.NOT_LOGPROBS, rows, said)]
 
 
-def never_sure(block: Block, edges: tuple[Floats, ...]) -> Found:
+def never_sure(block: Block) -> Found:
     """Numbers of which none is half of the mass, many are nearly as much as any, and others are far below.
 
     The k-th entry of a list of the likeliest tokens is at most 1/k, on both sides where one function reads both lists,
     and next to nothing where the model is sure of the first. Of a sampled text it would be sure of some tokens.
     """
-    high = float(edges[1].max())
+    high = float(block.highest[1].max())
     if not _NEVER[1] < high < _NEVER[2] or block.inference.size < _NEVER[0]:
         return []
     low, middle, top = np.quantile(block.inference, (0.01, 0.5, 0.99))
@@ -230,11 +224,12 @@ def _of_neighbours(block: Block, side: Floats) -> bool:
     if side.size < _NEIGHBOURS[0]:
         return False
     values = np.maximum(side, _LOWEST).astype(np.float64)
-    off = values - np.repeat(np.add.reduceat(values, block.starts) / block.lengths, block.lengths)
+    off = values - block.by_token(np.add.reduceat(values, block.starts) / block.lengths)
     if not (total := float(off @ off)) > 0.0:
         return False
-    place = np.arange(off.size) - np.repeat(block.starts, block.lengths)
-    near, next_one, third = (float((off[lag:] * off[:-lag])[place[lag:] >= lag].sum()) / total for lag in (1, 2, 3))
+    near, next_one, third = (
+        float((off[lag:] * off[:-lag])[block.place[lag:] >= lag].sum()) / total for lag in (1, 2, 3)
+    )
     return near > _NEIGHBOURS[1] and near - next_one > _NEIGHBOURS[2] and abs(next_one - third) < _NEIGHBOURS[3]
 
 
@@ -246,7 +241,7 @@ def _probabilities(block: Block, side: Floats, lowest: Floats) -> int:
     rows = (lowest >= -1.0) & (lowest < _PROBABILITIES[1] - 1.0)
     if np.count_nonzero(rows) < _PROBABILITIES[0]:
         return 0
-    here = side[np.repeat(rows, block.lengths)]
+    here = side[block.by_token(rows)]
     here = here[fine(here)]
     edge = np.unique(here[here < _PROBABILITIES[1] - 1.0]).size - np.count_nonzero(rows)
     above = np.count_nonzero(here < _PROBABILITIES[2] - 1.0) - np.count_nonzero(here < _PROBABILITIES[1] - 1.0)
@@ -263,7 +258,7 @@ def _steps_and_distances(rows: Floats) -> tuple[Floats, Floats]:
 def repeated_in_rows(block: Block, known: Mask) -> Found:
     """Numbers on no coarse grid that a row has again and again, on both sides at the same tokens, amid others."""
     telling = np.flatnonzero(_telling(block) & ~known)
-    row, value = row_of(block, telling), block.inference[telling]
+    row, value = block.row_of(telling), block.inference[telling]
     order = np.lexsort((block.train[telling], value, row))
     telling, row, value = telling[order], row[order], value[order]
     keys = (row, value, block.train[telling])
@@ -284,21 +279,12 @@ def repeated_in_rows(block: Block, known: Mask) -> Found:
 
 def copied_runs(block: Block, known: Mask) -> Found:
     """Runs in which both sides are one number, after tokens of the row that drift: copied, and not computed."""
-    equal = equal_numbers(block)
-    begin, length = runs_of(equal, opening=False)
-    fresh = ~known[begin]
-    begin, length = begin[fresh], length[fresh]
-    if not begin.size:
-        return []
-    row = row_of(block, begin)
-    differ = np.concatenate([[0], np.cumsum(~same_numbers(block))])
-    before = differ[begin] - differ[block.starts[row]]
+    begin, length = runs_of(block.agree, opening=False)
+    differ = np.concatenate([[0], np.cumsum(~block.same)])
+    before = differ[begin] - differ[block.starts[block.row_of(begin)]]
     # Kernels that agree bit for bit up to some length, or over short rows, are a fact of their own.
-    begin, length = begin[before >= RUN], length[before >= RUN]
-    if not begin.size:
-        return []
-    tokens = improbable(block, equal, begin, length, sure=True)
-    if tokens is None:
+    odd = (before >= RUN) & ~known[begin]
+    if not odd.any() or (tokens := improbable(block, block.agree, begin[odd], length[odd], sure=True)) is None:
         return []
     said = f"{tokens.sum():,} tokens are the same number on both sides, up to {length.max():,} in a row, where others "
     return [fault_at(block, tokens, said + "differ: one side is a copy of the other there")]
@@ -306,12 +292,12 @@ def copied_runs(block: Block, known: Mask) -> Found:
 
 def copied_tokens(block: Block, known: Mask) -> Found:
     """Tokens of which one side is a copy of the other, after some of the row that drift and among others that do."""
-    equal, telling, after, apart = _agreement(block, known)
+    telling, after, apart = _agreement(block, known)
     telling &= after
-    others, count = telling & ~equal, np.count_nonzero(telling)
+    others, count = telling & ~block.same, np.count_nonzero(telling)
     if np.count_nonzero(others) < _TELLING_TOKENS or (median := float(np.median(apart[others]))) < _SCALE:
         return []
-    tokens = telling & equal
+    tokens = telling & block.same
     near = np.count_nonzero(apart[others] < 1e-3 * median)
     if not surely_more(np.unique(block.inference[tokens]).size, count, (near + 1) / (count + 2)):
         return []
@@ -328,13 +314,13 @@ def copied_tokens(block: Block, known: Mask) -> Found:
 
 def copied_rows(block: Block, known: Mask) -> Found:
     """Whole rows in which one side is a copy of the other, where all others drift, and do so from early on."""
-    whole = np.logical_and.reduceat(same_numbers(block), block.starts)
+    whole = block.whole(block.same)
     if not whole.any():
         return []
-    _, telling, after, apart = _agreement(block, known)
-    tokens = np.add.reduceat(telling, block.starts, dtype=np.intp)
+    telling, after, apart = _agreement(block, known)
+    tokens = block.count(telling)
     drifting = ~whole & (tokens > 0)
-    of_drifting = np.repeat(drifting, block.lengths) & telling
+    of_drifting = block.by_token(drifting) & telling
     if drifting.sum() < _DRIFTING_ROWS or not np.mean(apart[of_drifting]) > DRIFT:
         return []
     # Kernels that agree up to some length do so in the other rows as well.
@@ -343,18 +329,16 @@ def copied_rows(block: Block, known: Mask) -> Found:
     if not copies.any():
         return []
     said = "both sides are the same number in every token, where other sequences differ by "
-    which = np.repeat(copies, block.lengths)
     said += f"{np.mean(apart[of_drifting]):.2g}: one side is a copy of the other, or those came from another kernel"
-    return [fault_at(block, which, said)]
+    return [fault_at(block, block.by_token(copies), said)]
 
 
 def clipped(block: Block, known: Mask) -> Found:
     """Differences of the sides of which many have the largest size that there is, while hardly any come near it."""
-    log_w = block.train.astype(np.float64) - block.inference
+    log_w = block.exact_log_w
     # A constant that was added to a row is that row's drift.
-    ends = np.minimum.reduceat(log_w, block.starts), np.maximum.reduceat(log_w, block.starts)
-    varies = np.repeat(ends[1] - ends[0] > _LAST_BITS, block.lengths)
-    telling = _telling(block) & fine(block.train) & varies & ~known
+    varies = np.maximum.reduceat(log_w, block.starts) - np.minimum.reduceat(log_w, block.starts) > _LAST_BITS
+    telling = _telling(block) & fine(block.train) & block.by_token(varies) & ~known
     for sign in (1.0, -1.0):
         size = sign * log_w[telling]
         if size.size < _TELLING_TOKENS or (largest := float(size.max())) < _SCALE:
@@ -378,9 +362,8 @@ def left_out(block: Block) -> Found:
     Two mixtures of the same two models differ by no more than the ratio of their weights either: they come to a pile
     there where the models differ much, and to hardly any where they differ little. A tail that was cut goes on evenly.
     """
-    log_w = block.train.astype(np.float64) - block.inference
     telling = _telling(block) & fine(block.train)
-    sides = [(sign, np.where(telling, sign * log_w, 0.0)) for sign in (1.0, -1.0)]
+    sides = [(sign, np.where(telling, sign * block.exact_log_w, 0.0)) for sign in (1.0, -1.0)]
     tails = [[np.count_nonzero(size > share * size.max()) for share in (0.8, 0.9, 0.98)] for _, size in sides]
     if any(2 * tail - math.sqrt(tail) > more for more, tail, _ in tails):
         return []
@@ -407,10 +390,8 @@ def _telling(block: Block) -> Mask:
     return telling
 
 
-def _agreement(block: Block, known: Mask) -> tuple[Mask, Mask, Mask, NDArray[np.float64]]:
-    """Tokens that are equal, that tell something, that come after one that differs; and |l|."""
-    equal = same_numbers(block)
-    differ = np.cumsum(~equal)
-    after = differ > np.repeat(differ[block.starts] - ~equal[block.starts], block.lengths)
-    apart = np.abs(block.train.astype(np.float64) - block.inference).clip(max=1e3)
-    return equal, _telling(block) & ~known, after, apart
+def _agreement(block: Block, known: Mask) -> tuple[Mask, Mask, NDArray[np.float64]]:
+    """Tokens that tell something, and that come after one that differs; and |l|."""
+    differ = np.cumsum(~block.same)
+    after = differ > block.by_token(differ[block.starts] - ~block.same[block.starts])
+    return _telling(block) & ~known, after, np.abs(block.exact_log_w).clip(max=1e3)

@@ -17,17 +17,17 @@ from numpy.typing import NDArray
 
 from kc_otel.contract.input_reasons import InvalidReason
 from kc_otel.record.measure.altered import left_out, looks_altered, never_sure, no_logprobs, shifted
-from kc_otel.record.measure.arrays import Block, SampledBatch, as_host, is_tensor
+from kc_otel.record.measure.arrays import as_bool, on_host
+from kc_otel.record.measure.blocks import Block, SampledBatch
 from kc_otel.record.measure.fillers import agree_in_runs, constants
 from kc_otel.record.measure.processing import processing_faults
 from kc_otel.record.measure.rounding import looks_rounded
-from kc_otel.record.measure.row_faults import DRIFT, Found, RowFault, without
+from kc_otel.record.measure.row_faults import DRIFT, Found, RowFault
 from kc_otel.record.measure.same_tokens import likeliest, not_told, other_places, other_tokens
-from kc_otel.record.measure.sampled import saturated
 
 _TOLERANCE: Final = 1e-3
 """Tolerance for a log-probability above 0: a log-softmax in half precision, or a sum in another order."""
-LOWEST_LOGPROB: Final = -100.0
+_LOWEST_LOGPROB: Final = -100.0
 """log-probability below which nobody has sampled a token: a mask's or a sentinel's number, as -inf."""
 _PROCESSING: Final = (InvalidReason.TEMPERATURE_MISMATCH, InvalidReason.TRUNCATED_SAMPLING)
 _PAIRING: Final = (InvalidReason.NOT_SAME_TOKENS, InvalidReason.ONE_VALUE, InvalidReason.NOT_LOGPROBS)
@@ -68,7 +68,7 @@ def check(train: Any, inference: Any, *, mask: Any = None, density: bool = False
     batch = SampledBatch.of(train, inference, mask)
     codes = np.where(batch.lengths == 0, np.int8(InvalidReason.NO_TOKENS), np.int8(InvalidReason.VALID))
     for block in batch.blocks(np.flatnonzero(batch.lengths)):
-        codes[block.rows] = check_block(block, difference(block), density=density).codes
+        codes[block.rows] = check_block(block, density=density).codes
     return held_together(codes)
 
 
@@ -93,58 +93,40 @@ def check_declared(
     """Check what the caller says of a batch, before anybody looks at log-probabilities; int8 [sequences]."""
     codes = np.zeros(sequences, dtype=np.int8)
     if train_token_ids is not None and inference_token_ids is not None:
-        given = [train_token_ids, inference_token_ids] + ([] if mask is None else [mask])
-        if not all(is_tensor(array) and array.device == given[0].device for array in given):
-            given = [as_host(array) for array in given]
-        differs = given[0] != given[1]
-        for kept in given[2:]:
-            differs &= kept != 0
-        codes[as_host(differs.any(1))] = InvalidReason.TOKEN_MISMATCH
+        differs = on_host(train_token_ids) != on_host(inference_token_ids)
+        codes[(differs if mask is None else differs & as_bool(mask)).any(1)] = InvalidReason.TOKEN_MISMATCH
     if processing is not None and dict(processing[0]) != dict(processing[1]):
         codes[:] = InvalidReason.PROCESSING_MISMATCH
     return codes
 
 
-def difference(block: Block) -> NDArray[Any]:
-    """Difference log P(y) - log Q(y) of a block's tokens, not yet saturated; NaN where both are infinite."""
-    with np.errstate(invalid="ignore", over="ignore"):
-        return np.subtract(block.train, block.inference)
+def check_block(block: Block, *, sample: bool = True, density: bool = False) -> CheckedRows:
+    """Check a block's rows, from their log-probabilities.
 
-
-def check_block(block: Block, log_w: NDArray[Any], *, sample: bool = True, density: bool = False) -> CheckedRows:
-    """Check a block's rows, from their log-probabilities and their `difference`.
-
-    `sample` is to look for what a program does to all rows (`measure.altered`). With `density` they are log-densities,
-    which may be any finite number, whatever else they look like; one of the training kernel may be -inf.
+    Unless it is a `sample`, nothing is looked for that a program does to all rows. With `density` they are
+    log-densities, which may be any finite number, whatever else they look like; one of the training kernel may be -inf.
     """
     found = CheckedRows(np.zeros(block.rows.size, dtype=np.int8), {})
     if density:
         found.note(_single_densities(block))
         return found
     with np.errstate(invalid="ignore", over="ignore"):
-        drift = np.add.reduceat(np.abs(saturated(log_w)), block.starts, dtype=np.float64) / block.lengths
-        edges = tuple(
-            reduce(side, block.starts)
-            for reduce in (np.maximum.reduceat, np.minimum.reduceat)
-            for side in (block.train, block.inference)
-        )
-        wrong = no_logprobs(block, edges, apart=bool(drift.max() > 0.5)) or never_sure(block, edges) if sample else []
-        altered = sample and (looks_altered(block, log_w, edges) or looks_rounded(block))
+        wrong = no_logprobs(block) or never_sure(block) if sample else []
+        altered = sample and (looks_altered(block) or looks_rounded(block))
     if wrong:
         found.note(wrong)
         found.codes[:] = wrong[0].reason
         return found
-    found.note(_single_numbers(block, edges))
+    found.note(_single_numbers(block))
     if found.codes.any():
         sound = found.codes == InvalidReason.VALID
-        rest = block.only(sound)
-        if rest.rows.size:
+        if sound.any():
             of_rest = CheckedRows(found.codes[sound], found.why)
-            _check_pairs(rest, drift[sound], of_rest, altered=altered)
+            _check_pairs(block.only(sound), of_rest, altered=altered)
             found.codes[sound] = of_rest.codes
         return found
-    _check_pairs(block, drift, found, altered=altered)
-    if sample and not found.codes.any() and (said := not_told(block, drift)):
+    _check_pairs(block, found, altered=altered)
+    if sample and not found.codes.any() and (said := not_told(block)):
         found.why[InvalidReason.VALID] = said
     return found
 
@@ -161,34 +143,33 @@ def held_together(codes: NDArray[np.int8]) -> NDArray[np.int8]:
     return codes
 
 
-def _check_pairs(block: Block, drift: NDArray[np.float64], found: CheckedRows, *, altered: bool) -> None:
+def _check_pairs(block: Block, found: CheckedRows, *, altered: bool) -> None:
     """Note the faults of rows whose single numbers are log-probabilities."""
-    suspicious = drift > DRIFT
-    if not (altered or suspicious.any() or agree_in_runs(block).any()):
+    suspicious = bool((block.drift > DRIFT).any())
+    if not (altered or suspicious or agree_in_runs(block)):
         return
-    fillers, filler = constants(block, drift, altered=altered)
-    rest, at = without(block, filler) if filler.any() else (block, None)
-    found.note([*other_tokens(rest, drift if at is None else drift[rest.rows], at), *fillers])
-    if suspicious.any() and not found.codes.any():
+    fillers, filler = constants(block, altered=altered)
+    found.note([*other_tokens(block, filler), *fillers])
+    if suspicious and not found.codes.any():
         found.note(shifted(block) or other_places(block))
     if {InvalidReason.NOT_SAME_TOKENS, InvalidReason.PLACEHOLDER} <= found.why.keys():
         found.why[InvalidReason.NOT_SAME_TOKENS] += f"; and {found.why[InvalidReason.PLACEHOLDER]}"
-    found.note(processing_faults(block, drift, found.codes == InvalidReason.VALID))
-    if suspicious.any() and not found.codes.any():
-        found.note(likeliest(block, drift))
+    found.note(processing_faults(block, found.codes == InvalidReason.VALID))
+    if suspicious and not found.codes.any():
+        found.note(likeliest(block))
     if altered and not found.codes.any():
         found.note(left_out(block))
 
 
-def _single_numbers(block: Block, edges: tuple[NDArray[Any], ...]) -> Found:
+def _single_numbers(block: Block) -> Found:
     """Rows in which a number cannot be a log-probability, with how many tokens are wrong and which is the first."""
-    most, sides = np.maximum(*edges[:2]), (block.train, block.inference)
+    most, sides = np.maximum(*block.highest), (block.train, block.inference)
     with np.errstate(invalid="ignore"):
-        nan, above, never = np.isnan(most), most > _TOLERANCE, edges[3] < LOWEST_LOGPROB
+        nan, above, never = np.isnan(most), most > _TOLERANCE, block.lowest[1] < _LOWEST_LOGPROB
         if not (nan | above | never).any():
             return []
         filler = InvalidReason.PLACEHOLDER if (most[above] == _FILLER).all() else InvalidReason.POSITIVE_LOGPROB
-        sampled = (np.zeros(block.inference.size, dtype=np.bool_), block.inference < LOWEST_LOGPROB)
+        sampled = (np.zeros(block.inference.size, dtype=np.bool_), block.inference < _LOWEST_LOGPROB)
         looks = (
             (InvalidReason.NAN_LOGPROB, nan, [np.isnan(side) for side in sides]),
             (filler, above, [side > _TOLERANCE for side in sides]),
@@ -198,17 +179,15 @@ def _single_numbers(block: Block, edges: tuple[NDArray[Any], ...]) -> Found:
     for reason, rows, wrong in looks:
         if not rows.any():
             continue
-        of_rows = np.repeat(rows, block.lengths)
+        of_rows = block.by_token(rows)
         name, side, tokens = next(
             (name, side, tokens)
             for name, side, here in zip(("training", "inference"), sides, wrong, strict=True)
             if (tokens := np.flatnonzero(here & of_rows)).size
         )
         first = int(tokens[0])
-        row = int(np.searchsorted(block.starts, first, side="right")) - 1
-        said = (
-            f"{tokens.size:,} tokens on the {name} side, the first of them token {first - int(block.starts[row])} of "
-        )
+        row = int(block.row_of(tokens[0]))
+        said = f"{tokens.size:,} tokens on the {name} side, the first of them token {block.place[first]} of "
         said += f"sequence {int(block.rows[row])}, which is {side[first]:.4g}"
         found.append(RowFault(reason, np.flatnonzero(rows), said))
     return found
@@ -216,8 +195,7 @@ def _single_numbers(block: Block, edges: tuple[NDArray[Any], ...]) -> Found:
 
 def _single_densities(block: Block) -> Found:
     """Rows in which a number cannot be the log-density of something sampled."""
-    most = np.maximum(*(np.maximum.reduceat(side, block.starts) for side in (block.train, block.inference)))
-    never = np.minimum.reduceat(block.inference, block.starts) == -np.inf
+    most, never = np.maximum(*block.highest), block.lowest[1] == -np.inf
     return [
         RowFault(InvalidReason.NAN_LOGPROB, np.flatnonzero(np.isnan(most))),
         RowFault(InvalidReason.POSITIVE_LOGPROB, np.flatnonzero(most == np.inf)),

@@ -7,13 +7,11 @@ because a model that copies a text is entirely sure of many tokens in a row.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
-from functools import partial
 from typing import Final
 
 import numpy as np
-from numpy.typing import NDArray
 
 from kc_otel.contract.input_reasons import InvalidReason
 from kc_otel.record.measure.altered import (
@@ -24,22 +22,19 @@ from kc_otel.record.measure.altered import (
     repeated_in_rows,
     shifted,
 )
-from kc_otel.record.measure.arrays import Block
+from kc_otel.record.measure.blocks import Block, Mask
 from kc_otel.record.measure.rounding import rounded_rows
 from kc_otel.record.measure.row_faults import (
     FLOOR_NATS,
     NUCLEUS,
     RUN,
     UNSURE,
-    Found,
-    Mask,
-    equal_numbers,
+    Faults,
+    RowFault,
     eroded,
     fault_at,
     fine,
     improbable,
-    repeated_numbers,
-    row_of,
     runs_of,
     spread,
     surely_more,
@@ -85,29 +80,23 @@ _VALUES: Final = 8
 """Different constants of a block that are looked at; of more, those with the most tokens."""
 
 
-def agree_in_runs(block: Block) -> Mask:
-    """Rows with a run of one value on a side, or of tokens in which both sides are the same number, [rows]."""
-    found = np.zeros(block.rows.size, dtype=np.bool_)
+def agree_in_runs(block: Block) -> bool:
+    """Return True if some row has a run of one value on a side, or of tokens in which both sides agree."""
     if block.train.size < RUN:
-        return found
-    for same in (*repeated_numbers(block), equal_numbers(block)):
-        long = eroded(same, RUN - 1)
-        if long.size and long.any():
-            found[np.unique(row_of(block, np.flatnonzero(long)))] = True
-    for edge in (block.starts, block.starts + block.lengths - 1):
-        zero = (block.train[edge] == 0.0) & (block.inference[edge] == 0.0)
-        if np.count_nonzero(zero) >= EDGE_ROWS * zero.size:
-            found |= zero
-    return found
+        return False
+    if any(eroded(same, RUN - 1).any() for same in (*block.repeats, block.agree)):
+        return True
+    zero = (block.train == 0.0) & (block.inference == 0.0)
+    return any(0 < EDGE_ROWS * edge.size <= np.count_nonzero(zero[edge]) for edge in (block.starts, block.last))
 
 
-def constants(block: Block, drift: NDArray[np.float64], *, altered: bool) -> tuple[Found, Mask]:
+def constants(block: Block, *, altered: bool) -> tuple[list[RowFault], Mask]:
     """Findings, and which tokens are not numbers; a token is told of once. For `altered` see `looks_altered`."""
-    found: Found = []
+    found: list[RowFault] = []
     known = np.zeros(block.train.size, dtype=np.bool_)
-    looks: tuple[Callable[[Block, Mask], Found], ...] = (
+    looks: tuple[Callable[[Block, Mask], Iterable[RowFault]], ...] = (
         _sentinels,
-        partial(_whole_rows, drift),
+        _whole_rows,
         _runs_of_one,
         _edges,
         _floors,
@@ -128,24 +117,19 @@ def constants(block: Block, drift: NDArray[np.float64], *, altered: bool) -> tup
     return found, known
 
 
-def _sentinels(block: Block, _known: Mask) -> Found:
+def _sentinels(block: Block, _known: Mask) -> Faults:
     tokens = (block.train < SENTINEL) & np.isfinite(block.train)
-    if not tokens.any():
-        return []
-    return [fault_at(block, tokens, f"{tokens.sum():,} tokens are {block.train[tokens][0]:.4g}")]
+    if tokens.any():
+        yield fault_at(block, tokens, f"{tokens.sum():,} tokens are {block.train[tokens][0]:.4g}")
 
 
-def _whole_rows(drift: NDArray[np.float64], block: Block, _known: Mask) -> Found:
+def _whole_rows(block: Block, _known: Mask) -> Faults:
     """Rows of which one side is a single value and the other is not."""
-    found = []
-    flat = [
-        np.minimum.reduceat(side, block.starts) == np.maximum.reduceat(side, block.starts)
-        for side in (block.train, block.inference)
-    ]
+    flat = [low == high for low, high in zip(block.lowest, block.highest, strict=True)]
     for (side, _, name), here, there in zip(block.sides, flat, flat[::-1], strict=True):
         zero = here & (side[block.starts] == 0.0)
-        unwritten = zero & (block.lengths >= 2) & (drift * block.lengths > _UNWRITTEN_NATS)
-        rows = here & ~there & (block.lengths >= 3) & (drift > UNSURE)
+        unwritten = zero & (block.lengths >= 2) & (block.drift * block.lengths > _UNWRITTEN_NATS)
+        rows = here & ~there & (block.lengths >= 3) & (block.drift > UNSURE)
         several = 2 * np.count_nonzero(rows) > np.count_nonzero(block.lengths >= 3)
         if not (several and np.count_nonzero(rows) >= 4):
             rows &= block.lengths >= RUN
@@ -158,79 +142,66 @@ def _whole_rows(drift: NDArray[np.float64], block: Block, _known: Mask) -> Found
             (rows & ~zero, InvalidReason.ONE_VALUE, told),
         ):
             if which.any():
-                tokens = np.repeat(which, block.lengths)
-                said = f"{words} on the {name} side; e.g. {side[tokens][0]:.4g}"
-                found.append(fault_at(block, tokens, said, reason))
-    return found
+                tokens = block.by_token(which)
+                yield fault_at(block, tokens, f"{words} on the {name} side; e.g. {side[tokens][0]:.4g}", reason)
 
 
-def _runs_of_one(block: Block, known: Mask) -> Found:
+def _runs_of_one(block: Block, known: Mask) -> Faults:
     """Runs of one value that the rest of the block, and the run's neighbours, do not explain."""
-    found = []
-    repeats = repeated_numbers(block)
-    both = repeats[0] & repeats[1]
+    both = block.repeats[0] & block.repeats[1]
     taken = known.copy()
-    for name, same, side in (
-        ("both", both, block.inference),
-        ("training", repeats[0], block.train),
-        ("inference", repeats[1], block.inference),
+    for where, same, side in (
+        ("both sides", both, block.inference),
+        ("the training side", block.repeats[0], block.train),
+        ("the inference side", block.repeats[1], block.inference),
     ):
         begin, length = runs_of(same)
-        fresh = ~taken[begin] if begin.size else np.zeros(0, dtype=np.bool_)
-        begin, length = begin[fresh], length[fresh]
-        if name != "both" and begin.size:
-            alone = np.add.reduceat(np.append(both, False), np.column_stack([begin, begin + length]).ravel(), dtype=int)
-            one_side = 2 * alone[::2] < length
+        begin, length = begin[~taken[begin]], length[~taken[begin]]
+        if same is not both and begin.size:
+            apart = np.abs(block.exact_log_w).clip(max=16.0)
+            ends = np.column_stack([begin, begin + length]).ravel()
+            alike, level = (np.add.reduceat(np.append(of, 0), ends)[::2] for of in (both.astype(np.intp), apart))
+            one_side = (2 * alike < length) & (level > UNSURE * length)
             begin, length = begin[one_side], length[one_side]
-        if name != "both" and begin.size:
-            apart = np.abs(block.train.astype(np.float64) - block.inference).clip(max=16.0)
-            level = np.add.reduceat(np.append(apart, 0.0), np.column_stack([begin, begin + length]).ravel())[::2]
-            begin, length = begin[level > UNSURE * length], length[level > UNSURE * length]
         if not begin.size:
             continue
         values, total = np.unique(side[begin], return_counts=True)
         for value in values[np.argsort(-total)][:_VALUES]:
-            equal = side == value
-            if name == "both":
-                equal &= np.isin(block.train, block.train[begin[side[begin] == value]])
-            runs = side[begin] == value
-            sure = name == "both" and abs(float(value)) < UNSURE
+            runs, equal = side[begin] == value, side == value
+            if same is both:
+                equal &= np.isin(block.train, block.train[begin[runs]])
+            sure = same is both and abs(float(value)) < UNSURE
             tokens = improbable(block, equal, begin[runs], length[runs], sure=sure)
             if tokens is None:
                 continue
             tokens |= _ending_alike(block, equal, tokens)
             taken |= tokens
-            longest = int(length[runs].max())
             amount = "exactly 0" if value == 0.0 else f"{value:.6g}"
-            where = "on both sides" if name == "both" else f"on the {name} side"
-            said = f"{tokens.sum():,} tokens are {amount} {where}, up to {longest:,} in a row"
-            found.append(fault_at(block, tokens, said))
-    return found
+            said = f"{tokens.sum():,} tokens are {amount} on {where}, up to {int(length[runs].max()):,} in a row"
+            yield fault_at(block, tokens, said)
 
 
 def _ending_alike(block: Block, equal: Mask, tokens: Mask) -> Mask:
     """The ends of other rows, however short, where several rows end in this filler: a mask is missing for all rows."""
-    ends = block.starts + block.lengths - 1
     rare = np.count_nonzero(equal & ~tokens) < 0.02 * np.count_nonzero(~tokens) + block.rows.size
-    if np.count_nonzero(tokens[ends]) < 2 or not rare:
+    if np.count_nonzero(tokens[block.last]) < 2 or not rare:
         return np.zeros_like(tokens)
-    whole = np.logical_and.reduceat(equal, block.starts)
-    ending: Mask = np.repeat(equal[ends] & ~tokens[ends] & ~whole, block.lengths) & trailing(block, equal)
+    rows = equal[block.last] & ~tokens[block.last] & ~block.whole(equal)
+    ending: Mask = block.by_token(rows) & trailing(block, equal)
     return ending
 
 
-def _edges(block: Block, known: Mask) -> Found:
+def _edges(block: Block, known: Mask) -> Faults:
     """Exact zeros on both sides with which nearly every row begins, or ends, and which hardly come elsewhere."""
     zero = (block.train == 0.0) & (block.inference == 0.0) & ~known
-    found: Found = []
     if not zero.any():
-        return found
+        return
     low, high = np.minimum(block.train, block.inference), np.maximum(block.train, block.inference)
     nearly_zero = np.count_nonzero((high < 0.0) & (low > -1e-3))
-    ends, place = block.starts + block.lengths, np.arange(zero.size)
+    ends, place = block.last + 1, np.arange(zero.size)
     first = np.minimum.reduceat(np.where(zero, zero.size, place), block.starts)
     last = np.maximum.reduceat(np.where(zero, -1, place), block.starts)
-    leading, trailing = np.minimum(first, ends) - block.starts, ends - 1 - np.maximum(last, block.starts - 1)
+    leading, trailing = np.minimum(first, ends) - block.starts, block.last - np.maximum(last, block.starts - 1)
     for where, size, begin in (("begin", leading, block.starts), ("end", trailing, ends - trailing)):
         some = (size > 0) & (size < block.lengths)
         usual = int(np.quantile(np.where(some, size, 0), 1.0 - EDGE_ROWS, method="lower"))
@@ -240,109 +211,92 @@ def _edges(block: Block, known: Mask) -> Found:
             continue
         if others >= _EDGE_TOKENS and elsewhere <= _EDGE_ELSEWHERE * others:
             said = f"{tokens.sum():,} tokens with which the sequences {where} are exactly 0 on both sides"
-            found.append(fault_at(block, tokens, f"{said}, {usual} in most"))
-    return found
+            yield fault_at(block, tokens, f"{said}, {usual} in most")
 
 
-def _nucleus(block: Block, known: Mask) -> Found:
+def _nucleus(block: Block, known: Mask) -> Faults:
     """Exact zeros of one side wherever the other is surer than some top-p, and nowhere else: one token was left.
 
     In float32 an exact 0 is a probability above 1 - 6e-8, from which no drift makes 0.99. Only rows with one count.
     """
-    found = []
     for side, other, name in block.sides:
         zero = (side == 0.0) & (other < -NUCLEUS) & ~known
         if np.count_nonzero(zero) < _NUCLEUS_TOKENS or not np.mean(fine(side[side < -UNSURE])) > _FINE_SHARE:
             continue
         edge, middle = np.quantile(other[zero], (0.02, 0.5))
-        of_rows = np.repeat(np.logical_or.reduceat(zero, block.starts), block.lengths)
-        inside = of_rows & (other < -NUCLEUS) & (other > middle)
+        rows = block.count(zero) > 0
+        inside = block.by_token(rows) & (other < -NUCLEUS) & (other > middle)
         if edge > -_TOP_P_NATS and np.mean(zero[inside]) > _NUCLEUS_SHARE:
-            kept = f"{math.exp(edge):.3g} to 0.999"
-            said = f"tokens to which the other side gives {kept} are exactly 0 on the {name} side"
-            most = bool(2 * np.count_nonzero(np.logical_or.reduceat(zero, block.starts)) > block.rows.size)
-            found.append(fault_at(block, zero, said, InvalidReason.TRUNCATED_SAMPLING, of_all=most))
-    return found
+            said = (
+                f"tokens to which the other side gives {math.exp(edge):.3g} to 0.999 are exactly 0 on the {name} side"
+            )
+            most = bool(2 * np.count_nonzero(rows) > rows.size)
+            yield fault_at(block, zero, said, InvalidReason.TRUNCATED_SAMPLING, of_all=most)
 
 
-def _of_the_token_before(block: Block, known: Mask) -> Found:
+def _of_the_token_before(block: Block, known: Mask) -> Faults:
     """Tokens with the number of the one before them on one side, where the other side has another: no two are equal.
 
     The same of both sides where it is the last token of many sequences, each time with another number, and no other.
     """
-    found = []
-    repeats = repeated_numbers(block)
-    both = repeats[0] & repeats[1] & (block.inference < -UNSURE) & ~known
+    both = block.repeats[0] & block.repeats[1] & (block.inference < -UNSURE) & ~known
     both[both] = fine(block.inference[both])
     last = np.zeros_like(both)
-    last[(block.starts + block.lengths - 1)[block.lengths > RUN]] = True
+    last[block.last[block.lengths > RUN]] = True
     count, elsewhere = np.count_nonzero(both & last), np.count_nonzero(both & ~last)
     different = np.unique(block.inference[both & last]).size
     if 2 * different > count and surely_more(different, np.count_nonzero(last), (elsewhere + 1) / (both.size + 2)):
         said = f"the last token of {count:,} sequences has the number of the one before it, on both sides"
-        found.append(fault_at(block, both & last, said))
-    for (side, other, name), same in zip(block.sides, repeats, strict=True):
+        yield fault_at(block, both & last, said)
+    for (side, other, name), same in zip(block.sides, block.repeats, strict=True):
         apart = np.abs(np.diff(np.maximum(other, SENTINEL), prepend=0.0)) > UNSURE
         tokens = same & apart & ~known & (side < -UNSURE)
         tokens[tokens] = fine(side[tokens])
         if np.unique(side[tokens]).size >= RUN:
             said = f"{np.count_nonzero(tokens):,} tokens have the number of the token before them on the {name} side"
-            found.append(fault_at(block, tokens, said))
-    return found
+            yield fault_at(block, tokens, said)
 
 
-def _cleared(block: Block, known: Mask) -> Found:
+def _cleared(block: Block, known: Mask) -> Faults:
     """Exact zeros on both sides in the place of all likely tokens: of any text some are likely and not certain."""
     low = np.minimum(block.train, block.inference)
     zero = (low == 0.0) & ~known
     others = block.inference[low < 0.0]
     if np.count_nonzero(zero) < _NUCLEUS_TOKENS or others.size < _EDGE_TOKENS:
-        return []
-    if (top := low[low < 0.0].max()) > -FLOOR_NATS or np.mean(fine(others)) < _FINE_SHARE:
-        return []
-    said = f"{zero.sum():,} tokens are exactly 0 on both sides, and no others above {top:.3g}"
-    return [fault_at(block, zero, said)]
+        return
+    if (top := low[low < 0.0].max()) <= -FLOOR_NATS and np.mean(fine(others)) >= _FINE_SHARE:
+        yield fault_at(block, zero, f"{zero.sum():,} tokens are exactly 0 on both sides, and no others above {top:.3g}")
 
 
-def _single_zeros(block: Block, known: Mask) -> Found:
+def _single_zeros(block: Block, known: Mask) -> Faults:
     """Exact zeros of one side where the other is unsure, against how often a sure token of that side is exactly 0."""
-    found = []
     for side, other, name in block.sides:
-        zero = side == 0.0
-        if not zero.any():
-            continue
-        sure = side > -_SURE_NATS
+        zero, sure = side == 0.0, side > -_SURE_NATS
         unsure = sure & (other < -UNSURE) & ~known
         if not (zero & unsure).any():
             continue
         # Rows that were rounded to a decimal or two have zeros that others have not.
         asked = side < -UNSURE
-        ratio = [np.add.reduceat(which, block.starts, dtype=np.intp) for which in (asked & fine(side), asked)]
-        coarse = 2 * ratio[0] < ratio[1]
-        unsure &= ~(np.repeat(coarse, block.lengths) & (other > -_ROUNDED))
+        coarse = 2 * block.count(asked & fine(side)) < block.count(asked)
+        unsure &= ~(block.by_token(coarse) & (other > -_ROUNDED))
         agreed = sure & ~unsure & ~known
-        count, of = np.count_nonzero(zero & unsure), np.count_nonzero(unsure)
         share = (np.count_nonzero(zero & agreed) + 1) / (np.count_nonzero(agreed) + 2)
         tokens = zero & unsure
-        if not surely_more(count, of, share):
+        if not surely_more(np.count_nonzero(tokens), np.count_nonzero(unsure), share):
             tokens &= other < -_SURELY_UNSURE
             if np.count_nonzero(tokens) < max(RUN, 0.01 * side.size):
                 continue
         amount = np.count_nonzero(tokens)
-        last = block.starts + block.lengths - 1
-        where = ", each the last of its sequence" if np.count_nonzero(tokens[last]) == amount else ""
+        where = ", each the last of its sequence" if np.count_nonzero(tokens[block.last]) == amount else ""
         said = f"{amount:,} tokens ({amount / side.size:.1%}) are exactly 0 on the {name} side where the other gives "
-        said += f"{np.median(other[tokens]):.3g}{where}"
-        found.append(fault_at(block, tokens, said))
-    return found
+        yield fault_at(block, tokens, f"{said}{np.median(other[tokens]):.3g}{where}")
 
 
-def _floors(block: Block, known: Mask) -> Found:
+def _floors(block: Block, known: Mask) -> Faults:
     """A lowest value that many tokens share, more than any other, while hardly any come near it.
 
     Of numbers that no program cut, those a little above the lowest are no rarer than it.
     """
-    found = []
     for side, other, name in block.sides:
         usable = np.where(known, 0.0, side)
         lowest = usable.min()
@@ -361,16 +315,13 @@ def _floors(block: Block, known: Mask) -> Found:
         if not surely_more(count, count + near, 0.5) and (both or count <= 3 * near or np.ptp(other[tokens]) < UNSURE):
             continue
         where = "both sides, below which they have" if both else f"the {name} side, below which it has"
-        said = f"{count:,} tokens are {lowest:.4g} on {where} none: a floor"
-        found.append(fault_at(block, tokens, said, of_all=True))
+        yield fault_at(block, tokens, f"{count:,} tokens are {lowest:.4g} on {where} none: a floor", of_all=True)
         if both:
             break
-    return found
 
 
-def _blurred_floors(block: Block, known: Mask) -> Found:
+def _blurred_floors(block: Block, known: Mask) -> Faults:
     """Tokens that one side has at its lowest number wherever the other is far below: log(q + epsilon), or noise."""
-    found: Found = []
     for side, other, name in block.sides:
         usable = np.where(known, 0.0, side)
         lowest = float(usable.min())
@@ -391,13 +342,11 @@ def _blurred_floors(block: Block, known: Mask) -> Found:
             continue
         said = f"{count:,} tokens to which the other side gives less than {lowest - _BLURRED_FLOOR[0]:.4g} are "
         said += f"{lowest:.4g} or little more on the {name} side: a floor, noise on one, or log(p + epsilon)"
-        found.append(replace(fault_at(block, far, said, of_all=True), tokens=far & low))
-    return found
+        yield replace(fault_at(block, far, said, of_all=True), tokens=far & low)
 
 
-def _one_number(block: Block, known: Mask) -> Found:
+def _one_number(block: Block, known: Mask) -> Faults:
     """Tokens that have one number on a side, far more than any other number has, where the other side's lie apart."""
-    found = []
     for side, other, name in block.sides:
         values, often = np.unique(side[~known & (side < -UNSURE)], return_counts=True)
         if values.size < _FLOOR_VALUES or (count := int(often.max())) < _ONE_NUMBER[0]:
@@ -409,9 +358,7 @@ def _one_number(block: Block, known: Mask) -> Found:
         low, high = np.quantile(other[tokens], (0.25, 0.75))
         if high - low > _ONE_NUMBER[2]:
             said = f"{count:,} tokens are {value:.6g} on the {name} side, where the other lies between {low:.3g} and "
-            said += f"{high:.3g} for half of them: a floor or a filler"
-            found.append(fault_at(block, tokens, said, of_all=True))
-    return found
+            yield fault_at(block, tokens, f"{said}{high:.3g} for half of them: a floor or a filler", of_all=True)
 
 
 def _uniform(value: float) -> bool:

@@ -2,7 +2,8 @@
 
 Written naively this makes a dozen arrays as large as the logits. `logit_rows.c` goes through them a row at a time,
 where the package was installed with a compiler; `guarded` has the same formulas in float64, every product and logarithm
-guarded, so that -inf and differences of any size come out as they should. Tensors on a GPU stay there: `logit_device`.
+guarded, so that -inf and differences of any size come out as they should. Tensors on a GPU stay there: the
+kernel of `logit_kernel` compares them where Triton is, and torch where it is not.
 
 The difference of the log-probabilities, d = log p - log q, is taken from the difference of the logits, and p - q as
 q expm1(d): nothing is obtained by subtracting two nearly equal numbers, so float32 is enough for kernels that differ
@@ -23,16 +24,20 @@ one side only, d above 60 or maxima far apart, is left to `guarded`.
 
 from __future__ import annotations
 
+import logging
 import math
+import os
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from kc_otel import machine_code
+from kc_otel._extras import MissingExtraError
 from kc_otel.machine_code import ADDRESS, NUMBER, function
-from kc_otel.record.measure.arrays import HostRows, as_host, host_rows, largest, on_gpu
+from kc_otel.record.measure.arrays import Floats, floats, is_tensor, largest, on_gpu, on_host
 from kc_otel.record.measure.sampled import LOWEST
 
 LOGITS: Final = (
@@ -55,6 +60,13 @@ _float32_rows: Final = function("kc_float32_rows", *_ARGUMENTS, long=True)
 _bfloat16_rows: Final = function("kc_bfloat16_rows", *_ARGUMENTS, long=True)
 _BLOCK: Final = 32_768
 """Logits per block and side, of which a dozen arrays of float64 exist."""
+_DEVICE_BLOCK: Final = 1 << 20
+"""The same of torch on a device."""
+_LANES: Final = 1024
+_KERNEL_TYPES: Final = frozenset({"torch.bfloat16", "torch.float16", "torch.float32"})
+_log: Final = logging.getLogger(__name__)
+_failed: Final[list[bool]] = []
+"""Not empty once the Triton kernel failed in this process: it is not tried again."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -85,7 +97,7 @@ def logit_drift(
         raise ValueError(
             f"inference: shape {tuple(inference.shape)} is not train's {tuple(train.shape)}, or not [..., vocab]"
         )
-    tokens = None if targets is None else as_host(targets).astype(np.intp)
+    tokens = None if targets is None else on_host(targets).astype(np.intp)
     if tokens is not None:
         rows = math.prod(train.shape[:-1]) if at is None else at[0].size
         if tokens.shape != (rows,):
@@ -97,15 +109,47 @@ def logit_drift(
         at = tuple(axis.reshape(-1) for axis in np.indices(train.shape[:-1]))
     if on_gpu(train) if _tensors is None else _tensors:
         return _on_device(train, inference, at, tokens)
-    left, right = host_rows(train), host_rows(inference)
+    left, right = _host_rows(train), _host_rows(inference)
     quick = np.float64 not in (left.data.dtype, right.data.dtype) and machine_code.is_available()
     with np.errstate(invalid="ignore", over="ignore", under="ignore", divide="ignore"):
         values, logprobs = (_by_machine_code if quick else _in_blocks)(left, right, at, tokens)
     return _result(values, None if targets is None else logprobs)
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class _HostRows:
+    """Logits in host memory, of which rows are read as float32, or as float64 where they are that."""
+
+    data: NDArray[Any]  # [rows, ...]; bfloat16 as its bits, uint16
+    bfloat16: bool
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.data.shape
+
+    def read(self, rows: Any) -> Floats:
+        """Return the selected part; it may be a view, so never write into it."""
+        part = self.data[rows]
+        if not self.bfloat16:
+            return floats(part)
+        bits: NDArray[np.uint32] = part.astype(np.uint32) << np.uint32(16)
+        return bits.view(np.float32)
+
+
+def _host_rows(data: Any) -> _HostRows:
+    """Rows of a NumPy array or a tensor, without a copy where they are on the host."""
+    if is_tensor(data) and str(data.dtype) == "torch.bfloat16":
+        import torch  # noqa: PLC0415 - a caller with a tensor has loaded it
+
+        return _HostRows(on_host(data.detach().view(torch.int16)).view(np.uint16), bfloat16=True)
+    array = on_host(data)
+    if array.dtype.name == "bfloat16":
+        return _HostRows(array.view(np.uint16), bfloat16=True)
+    return _HostRows(array, bfloat16=False)
+
+
 def _by_machine_code(
-    left: HostRows, right: HostRows, at: tuple[NDArray[np.intp], ...], tokens: NDArray[np.intp] | None
+    left: _HostRows, right: _HostRows, at: tuple[NDArray[np.intp], ...], tokens: NDArray[np.intp] | None
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Compute what `_in_blocks` does with machine code, for every format but float64."""
     rows, vocab = at[0].size, left.shape[-1]
@@ -153,7 +197,7 @@ def _measure_rows(
 
 
 def _in_blocks(
-    left: HostRows, right: HostRows, at: tuple[NDArray[np.intp], ...], tokens: NDArray[np.intp] | None
+    left: _HostRows, right: _HostRows, at: tuple[NDArray[np.intp], ...], tokens: NDArray[np.intp] | None
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Quantities [rows, 7] and, of targets, log-probabilities [2, rows], with NumPy."""
     rows, vocab = at[0].size, left.shape[-1]
@@ -177,16 +221,89 @@ def _on_device(
     """The same on the tensors' device, where only a row's few numbers leave it."""
     import torch  # noqa: PLC0415 - a caller with a tensor has loaded it
 
-    from kc_otel.record.measure.logit_device import device_drift  # noqa: PLC0415 - it needs torch
-
     def there(data: Any) -> Any:
         return torch.as_tensor(data, device=train.device)
 
     with torch.no_grad():
         rows, tokens = tuple(there(axis) for axis in at), None if targets is None else there(targets)
         values, logprobs = device_drift(train, there(inference), rows, tokens)
-        host = as_host(values if logprobs is None else torch.cat([values, logprobs], 1))
+        host = on_host(values if logprobs is None else torch.cat([values, logprobs], 1))
     return _result(host[:, : len(LOGITS)], None if targets is None else host[:, len(LOGITS) :].T)
+
+
+def device_drift(train: Any, inference: Any, at: tuple[Any, ...], targets: Any = None) -> tuple[Any, Any]:
+    """Compare logits, in one launch where Triton is.
+
+    Both are [..., vocab] on one device, of any floating types and strides; `at` has the rows, one int64 tensor for each
+    leading axis, and `targets` a token of each. Nothing waits for the device. Returns the quantities of `LOGITS`,
+    float64 [rows, 7], beyond their limits too and NaN in rows that are not valid; and both sides' log-probabilities of
+    the targets, float64 [rows, 2].
+    """
+    import torch  # noqa: PLC0415 - a caller with a tensor has loaded it
+
+    if train.is_complex() or inference.is_complex():
+        raise ValueError("logits: complex numbers; pass real ones")
+    sides = train.detach(), inference.detach()
+    if at[0].numel() and by_kernel(*sides):
+        try:
+            return _launched(*sides, at, targets)
+        except Exception:  # noqa: BLE001 - a kernel that cannot be built here must not fail its caller
+            _failed.append(True)
+            _log.warning("logits are compared by torch: the Triton kernel failed", exc_info=True)
+    step = max(1, _DEVICE_BLOCK // train.shape[-1])
+    values, logprobs = [], []
+    for first in range(0, max(at[0].numel(), 1), step):
+        some = slice(first, first + step)
+        z_p, z_q = (side[tuple(axis[some] for axis in at)].double() for side in sides)
+        values.append(guarded(z_p, z_q, torch))
+        if targets is not None:
+            place = targets[some, None]
+            logprobs.append(torch.cat([z.log_softmax(-1).gather(1, place) for z in (z_p, z_q)], 1))
+    return torch.cat(values), torch.cat(logprobs) if logprobs else None
+
+
+def _launched(train: Any, inference: Any, at: tuple[Any, ...], targets: Any) -> tuple[Any, Any]:
+    import torch  # noqa: PLC0415 - a caller with a tensor has loaded it
+
+    rows, vocab, sides = at[0].numel(), train.shape[-1], (train, inference)
+    values = torch.empty((rows, len(LOGITS)), dtype=torch.float64, device=train.device)
+    logprobs = None if targets is None else values.new_empty((rows, 2))
+    begins = [sum(axis * step for axis, step in zip(at, z.stride()[:-1], strict=True)) for z in sides]
+    with torch.cuda.device_of(train):  # Triton launches on the current device
+        _kernel().drift_kernel[(rows,)](
+            *sides,
+            *begins,
+            *(z.stride(-1) for z in sides),
+            vocab,
+            begins[0] if targets is None else targets,
+            values,
+            values if logprobs is None else logprobs,
+            TARGETS=targets is not None,
+            ALIGNED=all(step % 8 == 0 for z in sides for step in z.stride()[:-1]),
+            BLOCK=min(_LANES, 1 << max(vocab - 1, 15).bit_length()),
+            num_warps=8,
+        )
+    return values, logprobs
+
+
+def by_kernel(*logits: Any) -> bool:
+    """Return True if the Triton kernel accepts these logits; with TRITON_INTERPRET=1, as in tests, on the host too."""
+    if _failed or any(str(z.dtype) not in _KERNEL_TYPES for z in logits):
+        return False
+    return (logits[0].is_cuda or os.environ.get("TRITON_INTERPRET") == "1") and _kernel() is not None
+
+
+@cache
+def _kernel() -> Any:
+    """Module `logit_kernel`; None where Triton is not installed or does not load."""
+    try:
+        from kc_otel.record.measure import logit_kernel  # noqa: PLC0415 - an extra
+    except MissingExtraError:
+        return None
+    except Exception:  # noqa: BLE001 - as when it cannot be built
+        _log.warning("logits are compared by torch: Triton does not load", exc_info=True)
+        return None
+    return logit_kernel
 
 
 def _result(values: NDArray[np.float64], logprobs: NDArray[np.float64] | None) -> LogitDrift:

@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kc_otel.contract.input_reasons import InvalidReason
-from kc_otel.record.measure.arrays import Block
+from kc_otel.record.measure.blocks import Block
 from kc_otel.record.measure.row_faults import DRIFT, Found, RowFault
 from kc_otel.record.measure.sampled import saturated
 
@@ -103,16 +103,17 @@ class Pattern:
     effective: NDArray[np.float64]  # tokens that sum |l| is made of, in effect: (sum |l|)^2 / sum l^2
 
 
-def processing_faults(block: Block, drift: NDArray[np.float64], valid: NDArray[np.bool_]) -> Found:
+def processing_faults(block: Block, valid: NDArray[np.bool_]) -> Found:
     """Faults of sampling processing in rows that are `valid` so far, from many tokens together."""
     found: Found = []
+    drift = block.drift
 
     def add(reason: InvalidReason, rows: NDArray[np.intp]) -> None:
         valid[rows] = False
         found.append(RowFault(reason, rows))
 
     if (look := (drift > DRIFT) & (block.lengths >= _TOKENS) & valid).any():
-        part, rows = block if look.all() else block.only(look), np.flatnonzero(look)
+        part, rows = block.only(look), np.flatnonzero(look)
         pattern = patterns(part)
         colder = temperature_like(part, pattern)
         add(InvalidReason.TEMPERATURE_MISMATCH, rows[colder])
@@ -170,7 +171,7 @@ def surer_rows(block: Block) -> NDArray[np.bool_]:
     p, q = (np.minimum(side.astype(np.float64), 0.0) for side in (block.train, block.inference))
     larger = np.maximum(p, q)
     sure = (np.minimum(p, q) < _SURE_BETWEEN[1]) & (larger < 0.0) & (larger > _SURE_BETWEEN[0])
-    count, upward = (np.add.reduceat(which, block.starts, dtype=np.intp) for which in (sure, sure & (p > q)))
+    count, upward = block.count(sure), block.count(sure & (p > q))
     for one_way in (upward, count - upward):
         rows = (count >= _SURE_ROW[0]) & (one_way >= _SURE_ROW[1] * count)
         if count[rows].sum() < _SURE_TOKENS:

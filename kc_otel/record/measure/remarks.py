@@ -8,7 +8,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from kc_otel.record.measure.arrays import Block
+from kc_otel.record.measure.blocks import Block
 from kc_otel.record.measure.rounding import rounded_column
 from kc_otel.record.measure.same_tokens import not_told
 from kc_otel.record.measure.sampled import saturated
@@ -39,12 +39,11 @@ average, 58 to 70 %."""
 
 def remarks(block: Block, token_ids: NDArray[np.integer] | None) -> str:
     """Return what to look at before a verdict on these rows is believed; empty for nothing."""
-    log_w = saturated(block.train.astype(np.float64) - block.inference)
-    drift = np.add.reduceat(np.abs(log_w), block.starts) / block.lengths
+    log_w = saturated(block.exact_log_w)
     likely = block.inference > _LIKELY_NATS
     ranged = "" if token_ids is None else in_one_range(log_w[likely], token_ids[likely])
     copied = rounded_column(block) or _even(block, log_w)
-    found = [ranged, swapped(log_w), copied, like_a_setting(block, log_w), not_told(block, drift)]
+    found = [ranged, swapped(log_w), copied, like_a_setting(block, log_w), not_told(block)]
     return "; ".join(said for said in found if said)
 
 

@@ -22,8 +22,9 @@ from typing import Final, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from kc_otel.record.measure.arrays import Block, Floats
-from kc_otel.record.measure.row_faults import CHANCE, RUN, UNSURE, Found, Mask, fault_at
+from kc_otel.record.measure.arrays import Floats
+from kc_otel.record.measure.blocks import Block, Mask
+from kc_otel.record.measure.row_faults import CHANCE, RUN, UNSURE, Found, fault_at
 
 _SIGNIFICAND: Final = {"bfloat16": 8, "float16": 11}
 """Bits of significand, the leading one included; the coarser format first."""
@@ -155,21 +156,21 @@ def looks_rounded(block: Block) -> bool:
 def rounded_rows(block: Block, known: Mask) -> Found:
     """Return the whole rows of which one side is the other one rounded; none where the side is coarse elsewhere too."""
     telling = (block.train < -UNSURE) & (block.inference < -UNSURE) & ~known
-    tokens = np.add.reduceat(telling, block.starts, dtype=np.intp)
+    tokens = block.count(telling)
     for name, rounded in _ROUNDED.items():
         for one, other, side in block.sides:
             equal = _is(one, rounded(other))
-            whole = np.logical_and.reduceat(equal, block.starts) & (tokens >= RUN)
+            whole = block.whole(equal) & (tokens >= RUN)
             if not whole.any() or np.count_nonzero(~whole & (tokens > 0)) < _FEWEST_ROWS:
                 continue
-            rest = np.repeat(~whole, block.lengths) & telling
+            rest = block.by_token(~whole) & telling
             if np.mean(_is(one[rest], rounded(one[rest]))) > 0.5:
                 continue
             copies = whole & (-tokens * np.log(max(float(np.mean(equal[rest])), 0.1)) > CHANCE)
             if copies.any():
                 said = f"the {side} side is the other one rounded {name} in every token, and has more digits in other "
                 said += "sequences: it is a copy there"
-                return [fault_at(block, np.repeat(copies, block.lengths), said)]
+                return [fault_at(block, block.by_token(copies), said)]
     return []
 
 

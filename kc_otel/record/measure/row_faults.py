@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
-from numpy.typing import NDArray
 
 from kc_otel.contract.input_reasons import InvalidReason
-from kc_otel.record.measure.arrays import Block
+from kc_otel.record.measure.arrays import Floats
+from kc_otel.record.measure.blocks import Block, Indices, Mask
 
-Mask = NDArray[np.bool_]
-Floats = NDArray[np.floating]
 Found = list["RowFault"]
+Faults = Iterator["RowFault"]
 
 DRIFT: Final = 0.03
 """Mean |l| from which faults of the pairing and of the sampler are looked for: below, both kernels agree or are sure of
@@ -43,36 +43,13 @@ class RowFault:
     """One fault of a block."""
 
     reason: InvalidReason
-    rows: NDArray[np.intp]  # of the block
+    rows: Indices  # of the block
     what: str = ""  # where it adds to the reason
     tokens: Mask | None = None  # that are no numbers, and tell nothing to other checks
 
     def of(self, sequences: int) -> str:
         """The fault as a sentence; `sequences` are those that were looked at."""
         return f"{self.rows.size:,} of {sequences:,} sequences: {self.what}"
-
-
-def repeated_numbers(block: Block) -> tuple[Mask, Mask]:
-    """Mark the tokens of each side whose number equals the one before it in the row."""
-    found = []
-    for side in (block.train, block.inference):
-        same = np.zeros(side.size, dtype=np.bool_)
-        np.equal(side[1:], side[:-1], out=same[1:])
-        same[block.starts] = False
-        found.append(same)
-    return found[0], found[1]
-
-
-def equal_numbers(block: Block) -> Mask:
-    """Tokens in which both sides are the same number, and not 0, of which both kernels may be sure."""
-    equal: Mask = same_numbers(block) & (block.inference != 0.0)
-    return equal
-
-
-def same_numbers(block: Block) -> Mask:
-    """Tokens in which both sides are the same number, as float32: either may have been kept as that."""
-    same: Mask = block.train.astype(np.float32, copy=False) == block.inference.astype(np.float32, copy=False)
-    return same
 
 
 def eroded(mask: Mask, times: int) -> Mask:
@@ -84,7 +61,7 @@ def eroded(mask: Mask, times: int) -> Mask:
     return mask if width >= times else mask[:0]
 
 
-def runs_of(same: Mask, *, opening: bool = True) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
+def runs_of(same: Mask, *, opening: bool = True) -> tuple[Indices, Indices]:
     """First token and length of runs of `RUN` or more that are set, with the one before them (`opening`) or alone."""
     if not eroded(same, RUN - opening).any():
         return np.zeros(0, dtype=np.intp), np.zeros(0, dtype=np.intp)
@@ -94,12 +71,7 @@ def runs_of(same: Mask, *, opening: bool = True) -> tuple[NDArray[np.intp], NDAr
     return begin[long], (end - begin)[long]
 
 
-def row_of(block: Block, tokens: NDArray[np.intp]) -> NDArray[np.intp]:
-    """Row of each token."""
-    return np.searchsorted(block.starts, tokens, side="right") - 1
-
-
-def spread(begin: NDArray[np.intp], length: NDArray[np.intp], size: int) -> Mask:
+def spread(begin: Indices, length: Indices, size: int) -> Mask:
     """Tokens of runs, bool [size]."""
     steps = np.zeros(size + 1, dtype=np.int64)
     np.add.at(steps, begin, 1)
@@ -107,22 +79,12 @@ def spread(begin: NDArray[np.intp], length: NDArray[np.intp], size: int) -> Mask
     return np.asarray(np.cumsum(steps[:-1]) > 0)
 
 
-def next_to(block: Block, begin: NDArray[np.intp], length: NDArray[np.intp]) -> Mask:
+def _next_to(block: Block, begin: Indices, length: Indices) -> Mask:
     """Tokens next to runs, in the same row."""
-    row, end = row_of(block, begin), begin + length
+    row, end = block.row_of(begin), begin + length
     low = np.maximum(begin - _NEIGHBOURS, block.starts[row])
     high = np.minimum(end + _NEIGHBOURS, block.starts[row] + block.lengths[row])
     return spread(low, begin - low, block.train.size) | spread(end, high - end, block.train.size)
-
-
-def without(block: Block, tokens: Mask) -> tuple[Block, NDArray[np.intp]]:
-    """The block without some tokens and without rows that are left empty; `rows` number those of `block`."""
-    kept = ~tokens
-    lengths = np.add.reduceat(kept, block.starts, dtype=np.intp)
-    rows = np.flatnonzero(lengths)
-    lengths = lengths[rows]
-    starts = np.cumsum(lengths) - lengths
-    return Block(rows, starts, lengths, block.train[kept], block.inference[kept]), np.flatnonzero(kept)
 
 
 def fault_at(
@@ -133,7 +95,7 @@ def fault_at(
     It is `of_all` rows where a program chooses tokens by their numbers: it leaves the others a biased choice.
     """
     places = np.flatnonzero(tokens)
-    of = row_of(block, places)
+    of = block.row_of(places)
     rows = np.unique(of)
     here = places[of == rows[0]] - block.starts[rows[0]]
     where = f"tokens {here[0]} to {here[-1]}" if here.size > 1 else f"token {here[0]}"
@@ -167,9 +129,7 @@ def fine(side: Floats) -> Mask:
     return found
 
 
-def improbable(
-    block: Block, equal: Mask, begin: NDArray[np.intp], length: NDArray[np.intp], *, sure: bool
-) -> Mask | None:
+def improbable(block: Block, equal: Mask, begin: Indices, length: Indices, *, sure: bool) -> Mask | None:
     """Tokens of the runs that are too long for how often such tokens (`equal`) come elsewhere, and next to the runs.
 
     Of tokens that both kernels may be `sure` of, which come in stretches, that is taken to be far more than on average.
@@ -181,10 +141,10 @@ def improbable(
         return None
     open_ended = outside & ~trailing(block, equal)
     share = (np.count_nonzero(equal & open_ended) + 1) / (np.count_nonzero(open_ended) + 2)
-    beside = ~inside & next_to(block, begin, length)
     # Neighbours that lie in another run count as well: a sure text is interrupted, and goes on.
-    close = next_to(block, begin, length)
-    local = (np.count_nonzero(equal & close) + 1) / (np.count_nonzero(close) + 2) if beside.any() else share
+    close = _next_to(block, begin, length)
+    alone = not (close & outside).any()
+    local = share if alone else (np.count_nonzero(equal & close) + 1) / (np.count_nonzero(close) + 2)
     rate = math.sqrt(max(math.sqrt(share), local)) if sure else max(share, local)
     wrong = -length * math.log(rate) > (CHANCE if sure else _CHANCE_UNSURE)
     return spread(begin[wrong], length[wrong], equal.size) if wrong.any() else None
@@ -192,6 +152,5 @@ def improbable(
 
 def trailing(block: Block, equal: Mask) -> Mask:
     """Tokens of `equal` after which nothing else comes in their row."""
-    place = np.where(equal, -1, np.arange(equal.size))
-    last = np.maximum.reduceat(place, block.starts)
-    return np.arange(equal.size) > np.repeat(last, block.lengths)
+    place = np.arange(equal.size)
+    return place > block.by_token(np.maximum.reduceat(np.where(equal, -1, place), block.starts))

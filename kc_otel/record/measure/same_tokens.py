@@ -17,17 +17,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kc_otel.contract.input_reasons import InvalidReason
-from kc_otel.record.measure.arrays import Block
+from kc_otel.record.measure.arrays import Floats
+from kc_otel.record.measure.blocks import Block, Mask
 from kc_otel.record.measure.row_faults import (
     DRIFT,
     RUN,
-    Floats,
     Found,
-    Mask,
     RowFault,
     every_row,
     improbable,
-    row_of,
     runs_of,
     surely_more,
 )
@@ -87,12 +85,13 @@ _RARE_LOGPROB: Final = -4.0
 """log-probability below which hardly any position's likeliest token is; of sampled tokens several percent are."""
 
 
-def other_tokens(block: Block, drift: NDArray[np.float64], at: NDArray[np.intp] | None) -> Found:
-    """Find other tokens on one side, by window, by row, and over all rows; `at` is each token's own place."""
-    look = (drift > DRIFT) & (block.lengths >= 2)
+def other_tokens(whole: Block, filler: Mask) -> Found:
+    """Find other tokens on one side, by window, by row, and over all rows, apart from tokens that are no numbers."""
+    block = whole.without(filler)
+    look = (whole.drift[block.rows] > DRIFT) & (block.lengths >= 2)
     if not look.any():
         return []
-    part = block if look.all() else block.only(look)
+    part = block.only(look)
     unlike, by_row = _unlike_rows(part)
     rows = np.flatnonzero(unlike)
     if not rows.size:
@@ -101,17 +100,14 @@ def other_tokens(block: Block, drift: NDArray[np.float64], at: NDArray[np.intp] 
     lag = _common_lag(part, rows, onset)
     begin = np.zeros(unlike.size, dtype=np.intp)
     begin[rows] = onset
-    place = np.arange(part.train.size) - np.repeat(part.starts, part.lengths)
-    tokens = np.repeat(unlike, part.lengths) & (place >= np.repeat(begin, part.lengths))
-    ratio = np.exp((part.train[tokens].astype(np.float64) - part.inference[tokens]).clip(-16.0, 7.0))
+    tokens = part.by_token(unlike) & (part.place >= part.by_token(begin))
+    ratio = np.exp(part.exact_log_w[tokens].clip(-16.0, 7.0))
     won = np.log1p(_RARE_BET[0] * (np.minimum(ratio, _RARE_BET[1]) - 1.0)).sum() > _RARE_BET[2]
     if float(np.minimum(ratio, RATIO_CUT).mean()) <= _SURPLUS and not won and lag is None:
         return []
-    where = np.flatnonzero(look)[rows]
-    first = int(onset[0])
-    if at is not None:  # as the row was given, with what is no number in it
-        start = int(block.starts[where[0]])
-        first, where = int(at[start + first] - at[start]), block.rows[where]
+    where = part.rows[rows]
+    at = np.flatnonzero(~filler[whole.span(where[0])])  # as the row was given, with what is no number in it
+    first = int(at[onset[0]] - at[0])
     since = f"from token {first} of the first on" if np.median(onset) else "from the first token on"
     until = [_onset(*(side[::-1] for side in _cut(part, int(row)))) for row in rows]
     if not np.median(onset) and np.median(until):
@@ -143,7 +139,7 @@ def _unlike_rows(part: Block) -> tuple[Mask, NDArray[np.float64]]:
         unlike[of_row[window]] |= _rank_correlation(part.train[here], part.inference[here]) < _UNLIKE_CORRELATION
     row_effective = np.add.reduceat(effective, first)
     for row in np.flatnonzero(_surely_unlike(by_row, row_effective) & ~unlike):
-        here = slice(int(part.starts[row]), int(part.starts[row] + part.lengths[row]))
+        here = part.span(int(row))
         unlike[row] = _rank_correlation(part.train[here], part.inference[here]) < _UNLIKE_CORRELATION
     low = (by_row < _UNLIKE_CORRELATION) | ~np.isfinite(by_row)
     alike = np.count_nonzero(unlike)
@@ -209,7 +205,7 @@ def _ranks(values: Floats) -> NDArray[np.float64]:
 
 def _cut(block: Block, row: int) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """A row's log P and log Q as they are correlated."""
-    here = slice(int(block.starts[row]), int(block.starts[row] + block.lengths[row]))
+    here = block.span(row)
     p, q = (np.maximum(side[here], _LOWEST).astype(np.float64) for side in (block.train, block.inference))
     return p, q
 
@@ -262,19 +258,18 @@ def other_places(block: Block) -> Found:
     if tokens is not None:
         said = f"{np.count_nonzero(tokens):,} tokens in runs of up to {length.max():,} have a probability below "
         said += f"{math.exp(_LOWEST):.1g}: mask padding, the prompt and tool output"
-        rows = np.unique(row_of(block, np.flatnonzero(tokens)))
+        rows = np.unique(block.row_of(np.flatnonzero(tokens)))
         return [RowFault(InvalidReason.NOT_SAMPLED, rows, said)]
-    far = np.minimum(np.abs(block.train.astype(np.float64) - block.inference), 3.0)
-    wide, ends = far > _FAR_EDGE, block.starts + block.lengths
-    many = block.lengths >= RUN
-    for name, edge in (("last token is another one: it differs", ends[many] - 1), _odd_places(block, wide)):
+    far = np.minimum(np.abs(block.exact_log_w), 3.0)
+    wide, last = far > _FAR_EDGE, block.last[block.lengths >= RUN]
+    for name, edge in (("last token is another one: it differs", last), _odd_places(block, wide)):
         rest = np.count_nonzero(wide) - np.count_nonzero(wide[edge])
         if edge.size < _PLACE_ROWS or np.mean(wide[edge]) <= 0.5 or rest >= _EDGE_DIFFERENCE * (far.size - edge.size):
             continue
         if _unrelated(block.train[edge], block.inference[edge]):
             said = f"only the {name} by {far[edge].mean():.2g} nats on average, all tokens by {far.mean():.2g}"
             return every_row(block, InvalidReason.NOT_SAME_TOKENS, said)
-    if said := _some_last(block, ends[many] - 1):
+    if said := _some_last(block, last):
         return every_row(block, InvalidReason.NOT_SAME_TOKENS, said)
     begins, decays = _beginnings(block)
     if begins and decays:
@@ -289,8 +284,7 @@ def _some_last(block: Block, last: NDArray[np.intp]) -> str:
     Weights that end answers otherwise, and a bias of the end's logit, change the last tokens of all that end by much
     the same, or by anything from little to much.
     """
-    log_w = block.train.astype(np.float64) - block.inference
-    far, here = np.abs(log_w) > _LAST_NATS[0], log_w[last]
+    far, here = np.abs(block.exact_log_w) > _LAST_NATS[0], block.exact_log_w[last]
     odd = far[last]
     count, elsewhere = np.count_nonzero(odd), np.count_nonzero(far) - np.count_nonzero(odd)
     if not surely_more(count, last.size, (elsewhere + 1) / (far.size - last.size + 2)):
@@ -305,21 +299,20 @@ def _some_last(block: Block, last: NDArray[np.intp]) -> str:
 
 def _odd_places(block: Block, wide: Mask) -> tuple[str, NDArray[np.intp]]:
     """Places from the rows' beginning at which most rows differ widely, in words, and the tokens that are there."""
-    place = np.arange(wide.size) - np.repeat(block.starts, block.lengths)
-    count, often = np.bincount(place), np.bincount(place, wide).astype(np.intp)
+    count, often = np.bincount(block.place), np.bincount(block.place, wide).astype(np.intp)
     likely = np.flatnonzero((count >= _PLACE_ROWS) & (2 * often > count))
     odd = [int(at) for at in likely if surely_more(often[at], count[at], _EDGE_DIFFERENCE)]
     which = ", ".join(map(str, odd[:4])) + (", ..." if len(odd) > 4 else "")
     name = "first token is another one: it differs" if odd == [0] else f"tokens at {which} are others: they differ"
-    return name, np.flatnonzero(np.isin(place, odd))
+    return name, np.flatnonzero(np.isin(block.place, odd))
 
 
-def not_told(block: Block, drift: NDArray[np.float64]) -> str:
+def not_told(block: Block) -> str:
     """Say which of these checks the rows are too short, too sure or too ambiguous for; empty where none is."""
-    look, total = drift > DRIFT, drift * block.lengths
+    look, total = block.drift > DRIFT, block.drift * block.lengths
     if total[look].sum() <= 0.5 * total.sum() or not look.any():
         return ""
-    part = block if look.all() else block.only(look)
+    part = block.only(look)
     p, q = (np.maximum(side, _LOWEST).astype(np.float64) for side in (part.train, part.inference))
     starts, _ = _windows(part)
     effective = _effective(p, q, starts, np.diff(starts, append=p.size).astype(np.float64)).sum(keepdims=True)
@@ -334,7 +327,7 @@ def not_told(block: Block, drift: NDArray[np.float64]) -> str:
             f"not checked whether the prompts are the same: {begins}, which other prompts do, and weights that changed "
             "how answers begin; record the prompts and the weights' versions of both sides"
         )
-    ratio = np.exp((block.train.astype(np.float64) - block.inference).clip(-16.0, math.log(_RARE_BET[1])))
+    ratio = np.exp(block.exact_log_w.clip(-16.0, math.log(_RARE_BET[1])))
     if ratio.size >= _MIN_LIKELIEST_TOKENS and 1.0 - ratio.mean() > _MISSING * ratio.std() / math.sqrt(ratio.size):
         said.append(
             f"the mean of P/Q is {ratio.mean():.4f}, significantly below 1: P has mass on tokens that Q never "
@@ -363,9 +356,9 @@ def _beginnings(block: Block) -> tuple[str, bool]:
     long = block.lengths >= _WINDOW
     if np.count_nonzero(long) < _PLACE_ROWS:
         return "", False
-    far = np.minimum(np.abs(block.train.astype(np.float64) - block.inference), 3.0)
+    far = np.minimum(np.abs(block.exact_log_w), 3.0)
     sums = [np.append(0.0, np.cumsum(values)) for values in (far, -np.maximum(block.inference, -3.0) + 0.01)]
-    start, end = block.starts[long], (block.starts + block.lengths)[long]
+    start, end = block.starts[long], block.last[long] + 1
     begins, then, later = (
         [total[until] - total[since] for total in sums]
         for since, until in ((start, start + RUN), (start + RUN, start + 3 * RUN), (end - _WINDOW // 2, end))
@@ -381,13 +374,13 @@ def _beginnings(block: Block) -> tuple[str, bool]:
     return said, bool(shares[1] - shares[2] > _FORGOTTEN * (shares[0] - shares[2]))
 
 
-def likeliest(block: Block, drift: NDArray[np.float64]) -> Found:
+def likeliest(block: Block) -> Found:
     """Find rows in which one side has the likeliest token's log-probability in place of the sampled one's.
 
     It is never below, and it differs as often as the likeliest token is not sampled, which is the sum of 1 - Q.
     """
     train, inference = (side.astype(np.float64) for side in (block.train, block.inference))
-    differ = drift > DRIFT
+    differ = block.drift > DRIFT
     for low, high, name in ((train, inference, "inference"), (inference, train, "training")):
         apart = (high - low).clip(-3.0, 3.0)
         above, size, squares = (
@@ -395,10 +388,10 @@ def likeliest(block: Block, drift: NDArray[np.float64]) -> Found:
         )
         alone = (above > _ONE_SIDED * size) & (size * size > _MIN_ONE_SIDED_TOKENS * squares)
         for rows in (differ, differ & alone):
-            here = np.repeat(rows, block.lengths)
+            here = block.by_token(rows)
             if not _of_the_likeliest(low[here], high[here]):
                 continue
-            mean = float(np.exp((train - inference)[here].clip(-16.0, 3.0)).mean())
+            mean = float(np.exp(block.exact_log_w[here].clip(-16.0, 3.0)).mean())
             said = f"the {name} side gives the likeliest token's log-probability, not the sampled one's; mean P/Q "
             return [RowFault(InvalidReason.NOT_SAMPLED, np.flatnonzero(rows), f"{said}{mean:.2f}")]
     return []

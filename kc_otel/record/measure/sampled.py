@@ -12,8 +12,6 @@ Where Q was cut to a set K of tokens (top-p, top-k, min-p) before it was sampled
 trainer has that number: its log P(y) is of the whole vocabulary. Over the same set both are distributions again,
 P(y)/P(K) and Q(y)/Q(K), of which w is the ratio, and TV = E_Q[(1-w)+] holds as ever. What P has outside of K is an
 observation of its own, `outside_mass`: TV(P, Q/Q(K)) <= TV(P/P(K), Q/Q(K)) + 1 - P(K), since TV(P, P/P(K)) = 1 - P(K).
-
-All but `log_ratio` take NumPy arrays or torch tensors and return the same kind.
 """
 
 from __future__ import annotations
@@ -25,7 +23,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from kc_otel.record.measure.arrays import as_bool, host_rows, is_tensor
+from kc_otel.record.measure.arrays import as_bool, floats
 
 LOWEST: Final = -64.0
 """Smallest log ratio that is told apart from smaller ones, nats."""
@@ -54,29 +52,25 @@ def saturated(log_w: Any) -> Any:
     return log_w.clip(LOWEST, HIGHEST)
 
 
-def _ratio(log_w: Any) -> Any:
-    return _of(log_w).exp(log_w)
-
-
 def _tv(log_w: Any) -> Any:
     # + 0.0 turns -0.0, from l = 0, into 0.0
-    return (-_of(log_w).expm1(log_w)).clip(min=0.0) + 0.0
+    return (-np.expm1(log_w)).clip(min=0.0) + 0.0
 
 
 def _k3(log_w: Any) -> Any:
     # w - 1 - l with expm1: for small l the two terms of w - 1 would cancel before l is even subtracted
-    return _of(log_w).expm1(log_w) - log_w
+    return np.expm1(log_w) - log_w
 
 
 def _chi2(log_w: Any) -> Any:
-    return _of(log_w).expm1(log_w) ** 2
+    return np.expm1(log_w) ** 2
 
 
 TOKEN: Final[Mapping[str, Callable[[Any], Any]]] = MappingProxyType(
     {
         "log_ratio": lambda log_w: log_w,
         "abs_log_ratio": abs,
-        "ratio": _ratio,
+        "ratio": np.exp,
         "tv_token": _tv,
         "k3": _k3,
         "chi2_token": _chi2,
@@ -91,7 +85,7 @@ SEQUENCE: Final[Mapping[str, Callable[[Any, Any], Any]]] = MappingProxyType(
     {
         "tv_seq": lambda L, _: _tv(saturated(L)),
         "log_ratio_seq": lambda L, _: L,
-        "geometric_ratio": lambda L, T: _ratio(L / T),
+        "geometric_ratio": lambda L, T: np.exp(L / T),
         "chi2_seq": lambda L, _: _chi2(saturated(L)),
     }
 )
@@ -102,19 +96,6 @@ the kernels' distributions over whole sequences.
 """
 
 
-def advantage_drift(log_w: Any, advantage: Any) -> Any:
-    """(w-1) A: the kernels' mismatch, added to the push of a token with advantage A."""
-    return _of(log_w).expm1(log_w) * advantage
-
-
-def _of(log_w: Any) -> Any:
-    if is_tensor(log_w):
-        import torch  # noqa: PLC0415 - a caller with a tensor has loaded it
-
-        return torch
-    return np
-
-
 def renormalised(logprobs: Any, kept: Any) -> Any:
     """Log-probabilities given that a token is among those that were kept: log P(y) - log P(K), K of each token its own.
 
@@ -123,19 +104,13 @@ def renormalised(logprobs: Any, kept: Any) -> Any:
     """
     if kept is None:
         return logprobs
-    if is_tensor(logprobs):
-        import torch  # noqa: PLC0415 - a caller with a tensor has loaded it
-
-        mass = torch.as_tensor(kept, device=logprobs.device)
-        wide = torch.float64 if torch.float64 in (logprobs.dtype, mass.dtype) else torch.float32
-        return (logprobs.to(wide) - mass.to(wide).clamp(max=0)).masked_fill(mass > _TOLERANCE, float("inf"))
-    given, mass = (host_rows(array).read(...) for array in (logprobs, kept))
+    given, mass = (floats(array) for array in (logprobs, kept))
     with np.errstate(invalid="ignore"):
         return np.where(mass > _TOLERANCE, np.inf, given - np.minimum(mass, 0))
 
 
 def outside_mass(kept: Any, rows: NDArray[np.intp], mask: Any) -> tuple[NDArray[np.float64], NDArray[np.intp]]:
     """1 - P(K) of the tokens of some rows that count, [tokens], row after row, and how many each row has, [rows]."""
-    mass = host_rows(kept).read(rows)
+    mass = floats(kept)[rows]
     counts = np.ones(mass.shape, dtype=np.bool_) if mask is None else as_bool(mask)[rows]
     return -np.expm1(np.minimum(mass[counts].astype(np.float64), 0.0)) + 0.0, np.count_nonzero(counts, axis=1)

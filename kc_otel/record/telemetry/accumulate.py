@@ -1,14 +1,14 @@
 """Accumulate tensors into exponential histograms: the part of recording that must keep up with the kernels.
 
-A batch is checked, measured and counted in one pass (`reduce_host`, or `reduce_device` where a GPU holds the tensors),
-then added to what has accumulated. Histograms are made from counts when somebody asks for a snapshot.
+A batch is checked, measured and counted in one pass (`reduce`), then added to what has accumulated. Histograms are made
+from counts when somebody asks for a snapshot.
 """
 
 from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
+from collections.abc import Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
@@ -17,17 +17,17 @@ from numpy.typing import NDArray
 
 from kc_otel.contract.input_reasons import InvalidReason
 from kc_otel.contract.registry.clause_metrics import QUANTITIES, RECORDED, TV_PLACE, Unit
-from kc_otel.record.measure.arrays import SampledBatch, as_bool, as_host, host_rows, is_tensor, on_gpu
-from kc_otel.record.measure.checks import check_declared, difference, failed, held_together, same_shape
+from kc_otel.record.measure.arrays import as_bool, floats, on_host
+from kc_otel.record.measure.blocks import SampledBatch
+from kc_otel.record.measure.checks import check_declared, failed, held_together, same_shape
 from kc_otel.record.measure.logits import LOGITS, logit_drift
 from kc_otel.record.measure.places import Places, TokenSlice
 from kc_otel.record.measure.row_faults import DRIFT
 from kc_otel.record.measure.sampled import REWARD, SEQUENCE, TOKEN, outside_mass, renormalised, saturated
 from kc_otel.record.measure.token_checks import LOOK, TOO_SURE, more_than_all, penalised
-from kc_otel.record.telemetry.buckets import cells
-from kc_otel.record.telemetry.moments import QuantityStream, TokenStreams
+from kc_otel.record.telemetry.buckets import QuantityStream, TokenStreams, cells
 from kc_otel.record.telemetry.prompt_means import Finished, PlaceMeans, PromptMeans, Rollouts
-from kc_otel.record.telemetry.reduce_host import ADVANTAGE, Reduced, reduce_host
+from kc_otel.record.telemetry.reduce import ADVANTAGE, Reduced, reduce
 from kc_otel.stats.histogram import ExponentialHistogram
 from kc_otel.stats.rewards import reward_sides
 from kc_otel.stats.surplus import Surplus
@@ -38,7 +38,6 @@ _LOG_RATIO: Final = list(TOKEN).index("log_ratio")
 _ABS_LOG_RATIO: Final = list(TOKEN).index("abs_log_ratio")
 _TV: Final = list(TOKEN).index("tv_token")
 _UNKNOWN_ROLLOUTS: Final = Rollouts()
-_NO_ROWS: Final = np.zeros(0, dtype=np.intp)
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,8 +70,8 @@ class Batch:
 
 
 @dataclass(slots=True, eq=False)
-class _Noted:
-    """Values of a batch's rows that are averaged further, by quantity, [rows]; NaN where a row has none.
+class _Rows:
+    """Rows of a batch, and the sums of their values that are averaged further.
 
     A row is a sequence, or the part of one that weights of one age sampled. Prompts and steps take the means over the
     tokens of parts; what is about a whole sequence counts once, at the row that `Rollouts.whole` names.
@@ -80,23 +79,17 @@ class _Noted:
 
     membership: NDArray[np.bool_]  # slices of the rows, bool [rows, slices]
     whole: NDArray[np.intp] | None
-    by_part: dict[str, NDArray[np.float64]] = field(default_factory=dict)
-    by_sequence: dict[str, NDArray[np.float64]] = field(default_factory=dict)
+    sums: NDArray[np.float64]  # of values, and how many they are [2, quantities, rows]
+    measured: NDArray[np.bool_]  # [rows]
 
-    def summed(self, rows: NDArray[np.intp], *sums: NDArray[Any]) -> tuple[NDArray[np.intp], list[NDArray[Any]]]:
-        """Sums over whole sequences, of those over their parts [n, ...]; none of a sequence of which a part lacks."""
+    def of_sequences(self, sums: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Sums [..., rows] over whole sequences, at their rows; 0 elsewhere, and for sequences that lack a part."""
         if self.whole is None:
-            return rows, list(sums)
-        lacking = np.ones(self.whole.size, dtype=np.bool_)
-        lacking[rows] = False
-        found = np.setdiff1d(self.whole[rows], self.whole[lacking])
-        place = np.full(self.whole.size, -1)
-        place[found] = np.arange(found.size)
-        at = place[self.whole[rows]]
-        totals = [np.zeros((found.size, *of.shape[1:]), of.dtype) for of in sums]
-        for total, of in zip(totals, sums, strict=True):
-            np.add.at(total, at[at >= 0], of[at >= 0])
-        return found, totals
+            return sums
+        found = np.zeros_like(sums)
+        np.add.at(found.T, self.whole, sums.T)
+        found[..., self.whole[~self.measured]] = 0.0
+        return found
 
 
 class Accumulator:
@@ -128,6 +121,10 @@ class Accumulator:
             self._units.setdefault(RECORDED[key].base, []).append(RECORDED[key].per)
         self._sampling: Final = frozenset(sampling)
         self._reward_range: Final = reward_range
+        self._place: Final = {base: place for place, base in enumerate(self._units)}
+        self._limits: Final = np.array([(QUANTITIES[base].low, QUANTITIES[base].high) for base in self._units]).reshape(
+            -1, 2
+        )
         wider = [base for base, units in self._units.items() if {Unit.PROMPT, Unit.STEP}.intersection(units)]
         self._means: Final = PromptMeans(wider, len(self.slices), patience=patience) if wider else None
         self._cells: Final = cells()
@@ -156,7 +153,6 @@ class Accumulator:
         density: bool = False,
         places: Places | None = None,
         parts: Sequence[TokenSlice] = (),
-        _tensors: bool | None = None,
     ) -> Batch:
         """Record a batch of sampled tokens' log-probabilities, NumPy or torch, any floating dtype and device.
 
@@ -167,7 +163,7 @@ class Accumulator:
         no evidence of how tokens were sampled. Sequences that fail a check of `measure.checks` are counted and recorded
         nowhere. A reward outside of the range counts as one that is not known.
         """
-        train, inference = (side if is_tensor(side) else np.asarray(side) for side in (train, inference))
+        train, inference = floats(train), floats(inference)
         if not same_shape(train, inference, mask, token_ids, inference_token_ids, train_kept, inference_kept):
             return _nothing(train.shape[0], InvalidReason.SHAPE_MISMATCH)
         if len(train.shape) != 2:
@@ -180,9 +176,10 @@ class Accumulator:
         train, inference = renormalised(train, train_kept), renormalised(inference, inference_kept)
         member = self._membership(membership, sequences)
         codes = check_declared(sequences, mask, token_ids, inference_token_ids, processing)
-        tensors = on_gpu(train) if _tensors is None else _tensors
-        reduce = self._reducer(train, inference, advantages, tensors=tensors)
-        reduced = reduce(mask, codes, member, density=density, bounds=None if places is None else places.bounds)
+        advantages = None if advantages is None else floats(advantages)
+        bounds = None if places is None else places.bounds
+        batch = SampledBatch.of(train, inference, mask)
+        reduced = reduce(batch, codes, member, self._cells, advantages, density=density, bounds=bounds)
         if density:
             reduced.bets[1] = 0.0  # how sure Q may be of its tokens is a question of probabilities
             reduced = self._held(reduced)
@@ -190,17 +187,18 @@ class Accumulator:
             prompts = "" if token_ids is None else _first_tokens(reduced, inference, mask, token_ids, rollouts.prompts)
             reduced = self._held(reduced, _penalty(reduced, train, inference, mask, token_ids), prompts)
         found = self._sampled_batch(reduced, member, train, inference, mask, token_ids)
-        within = []
+        tables = [(reduced, member, mask)]
         for part in parts:
             only = self._only(part.column, sequences)
             # What the checks of whole sequences let pass is not checked again in parts of them.
-            within.append((reduce(part.mask, reduced.codes, only, density=True), only, part.mask))
-        means, outside = self._record_sampled(reduced, member, mask, train_kept, rewards, rollouts)
-        of_parts = [self._record_sampled(*part, train_kept, rewards, rollouts)[0] for part in within]
-        self._add_means(means, rollouts, of_parts)
+            batch = SampledBatch.of(train, inference, part.mask)
+            tables.append((reduce(batch, reduced.codes, only, self._cells, advantages, density=True), only, part.mask))
+        recorded = [self._record_sampled(*table, train_kept, rewards, rollouts) for table in tables]
+        self._add_means([rows for rows, _ in recorded], rollouts)
+        outside = recorded[0][1]
         self._places.add(reduced, member[:, 0], rollouts)
         if "advantage_abs" in self._sampling and advantages is not None and reduced.rows.size:
-            size = np.abs(host_rows(advantages).read(reduced.rows)).astype(np.float64)
+            size = np.abs(advantages[reduced.rows]).astype(np.float64)
             if size.ndim > 1:
                 size = (size if mask is None else np.where(as_bool(mask)[reduced.rows], size, 0.0)).max(1)
             self._stream("advantage_abs").add(size, member[reduced.rows])
@@ -218,7 +216,6 @@ class Accumulator:
         rollouts: Rollouts = _UNKNOWN_ROLLOUTS,
         places: Places | None = None,
         parts: Sequence[TokenSlice] = (),
-        _tensors: bool | None = None,
     ) -> Batch:
         """Record a batch of full logits [sequences, tokens, vocab]; arguments as in `add_sampled`.
 
@@ -231,43 +228,36 @@ class Accumulator:
         if not same_shape(train, inference) or not same_shape(np.empty(shape, dtype=np.bool_), mask, targets):
             return _nothing(shape[0], InvalidReason.SHAPE_MISMATCH)
         kept = np.ones(shape, dtype=np.bool_) if mask is None else as_bool(mask)
-        tokens = None if targets is None else as_host(targets)
+        tokens = None if targets is None else on_host(targets)
         member = self._membership(membership, shape[0])
         codes = check_declared(shape[0], None, None, None, processing)
         codes[(codes == InvalidReason.VALID) & ~kept.any(1)] = InvalidReason.NO_TOKENS
         at = np.nonzero(kept & (codes == InvalidReason.VALID)[:, None])
-        found = logit_drift(
-            train,
-            inference,
-            at=at,
-            targets=None if tokens is None else tokens[at],
-            _tensors=_tensors,
-        )
+        found = logit_drift(train, inference, at=at, targets=None if tokens is None else tokens[at])
         codes[at[0][~found.valid]] = InvalidReason.NAN_LOGITS
         reduced: Reduced | None = None
-        means = _Noted(member, rollouts.whole)
+        tables = [self._rows(member, rollouts)]
         pair = np.zeros((2, *shape))
         if found.train_logprob is not None and found.inference_logprob is not None:
             pair[0][at], pair[1][at] = found.train_logprob, found.inference_logprob
             batch = SampledBatch.of(pair[0], pair[1], kept)
             bounds = None if places is None else places.bounds
-            reduced = self._held(reduce_host(batch, codes, member, self._cells, None, bounds=bounds))
+            reduced = self._held(reduce(batch, codes, member, self._cells, None, bounds=bounds))
             codes = reduced.codes
-            self._record(reduced, means)
+            self._record(reduced, tables[0])
         valid = codes[at[0]] == InvalidReason.VALID
         rows, values = at[0][valid], found.values[valid]
-        self._record_logits(values, rows, means)
-        of_parts = []
+        self._record_logits(values, rows, tables[0])
         for part in parts:
-            inside, of_part = part.mask[at][valid], _Noted(self._only(part.column, shape[0]), rollouts.whole)
+            inside, of_part = part.mask[at][valid], self._rows(self._only(part.column, shape[0]), rollouts)
             if reduced is not None:
                 within = SampledBatch.of(pair[0], pair[1], kept & part.mask)
-                of_tokens = reduce_host(within, codes, of_part.membership, self._cells, None, density=True)
+                of_tokens = reduce(within, codes, of_part.membership, self._cells, None, density=True)
                 self._record(of_tokens, of_part)
             self._record_logits(values[inside], rows[inside], of_part)
-            of_parts.append(of_part)
+            tables.append(of_part)
         if rows.size:
-            self._add_means(means, rollouts, of_parts)
+            self._add_means(tables, rollouts)
             if reduced is not None:
                 self._places.add(reduced, member[:, 0], rollouts)
         mean = float(values[:, LOGITS.index("tv_exact")].mean()) if rows.size else math.nan
@@ -278,7 +268,7 @@ class Accumulator:
 
     def add_values(self, quantity: str, values: Any, *, membership: Any = None) -> None:
         """Record finite observations of one quantity that were made elsewhere, such as `weights_lag`: [n] or one."""
-        numbers = np.atleast_1d(host_rows(values).read(...)).astype(np.float64)
+        numbers = np.atleast_1d(floats(values)).astype(np.float64)
         self._stream(quantity).add(numbers, self._membership(membership, numbers.size))
 
     def add_operator(
@@ -355,40 +345,36 @@ class Accumulator:
             reduced.why[InvalidReason.NOT_SAMPLED] = prompts or known or (mean if surplus else TOO_SURE)
         return reduced if codes is reduced.codes else reduced.held(codes)
 
-    def _reducer(self, train: Any, inference: Any, advantages: Any, *, tensors: bool) -> Callable[..., Reduced]:
-        """Return `reduce_host` or `reduce_device` of a batch, as a function of its mask, codes and membership."""
-        if tensors:
-            from kc_otel.record.telemetry.reduce_device import reduce_device  # noqa: PLC0415 - it needs torch
-
-            return lambda mask, codes, member, **more: reduce_device(
-                train, inference, mask, codes, member, self._cells, advantages, **more
-            )
-        weights = None if advantages is None else host_rows(advantages)
-        return lambda mask, codes, member, **more: reduce_host(
-            SampledBatch.of(train, inference, mask), codes, member, self._cells, weights, **more
-        )
-
     def _only(self, column: int, sequences: int) -> NDArray[np.bool_]:
         """Membership of sequences of which all are in one slice."""
         return np.tile(np.arange(len(self.slices)) == column, (sequences, 1))
 
+    def _rows(self, membership: NDArray[np.bool_], of: Rollouts) -> _Rows:
+        """Rows of which nothing is recorded yet."""
+        rows = membership.shape[0]
+        return _Rows(membership, of.whole, np.zeros((2, len(self._units), rows)), np.zeros(rows, dtype=np.bool_))
+
     def _record_sampled(
         self, reduced: Reduced, member: NDArray[np.bool_], mask: Any, train_kept: Any, rewards: Any, rollouts: Rollouts
-    ) -> tuple[_Noted, NDArray[np.intp]]:
+    ) -> tuple[_Rows, NDArray[np.intp]]:
         """`_record` log-probabilities and what came with them. Returns whose rewards are out of range too."""
-        means = _Noted(member, rollouts.whole)
-        self._record(reduced, means)
+        into = self._rows(member, rollouts)
+        whole, log_w = self._record(reduced, into)
         if train_kept is not None and reduced.rows.size:
             mass, tokens = outside_mass(train_kept, reduced.rows, mask)
             if "outside_mass" in self._recorded:
                 self._stream("outside_mass").add(mass, np.repeat(member[reduced.rows], tokens, axis=0))
-            totals = np.add.reduceat(mass, np.cumsum(tokens) - tokens)
-            self._note_means(means, "outside_mass", totals, tokens, reduced.rows)
-        return means, _NO_ROWS if rewards is None else self._add_rewards(reduced, rewards, means)
+            self._note(into, "outside_mass", np.add.reduceat(mass, np.cumsum(tokens) - tokens), tokens, reduced.rows)
+        if rewards is None or self._reward_range is None:
+            return into, whole[:0]
+        given, (low, high) = floats(rewards)[whole].astype(np.float64), self._reward_range
+        for quantity, values in zip(REWARD, reward_sides(saturated(log_w), given, self._reward_range), strict=True):
+            self._record_whole(into, quantity, values, whole)
+        return into, whole[(given < low) | (given > high)]
 
-    def _record_logits(self, values: NDArray[np.float64], rows: NDArray[np.intp], means: _Noted) -> None:
-        """Record the quantities of logits of tokens [n] that belong to sequences `rows`; note sequences' means."""
-        membership = means.membership[rows]
+    def _record_logits(self, values: NDArray[np.float64], rows: NDArray[np.intp], into: _Rows) -> None:
+        """Record the quantities of logits of tokens [n] that belong to sequences `rows`."""
+        membership = into.membership[rows]
         for column, quantity in enumerate(LOGITS):
             if quantity in self._recorded:
                 self._stream(quantity).add(values[:, column], membership)
@@ -397,87 +383,71 @@ class Accumulator:
             starts = np.flatnonzero(np.diff(rows, prepend=-1))
             totals, lengths = np.add.reduceat(values, starts), np.diff(starts, append=rows.size)
             for column, quantity in enumerate(LOGITS):
-                self._note_means(means, quantity, totals[:, column], lengths, rows[starts])
+                self._note(into, quantity, totals[:, column], lengths, rows[starts])
 
-    def _record(self, reduced: Reduced, means: _Noted) -> None:
-        """Record what was measured, and note what is to be averaged further."""
-        membership, rows = means.membership[reduced.rows], reduced.rows
-        self._tokens.add(reduced, membership)
-        whole_rows, (tokens, log_w) = means.summed(rows, reduced.tokens, reduced.totals[:, _LOG_RATIO])
-        if "sequence_tokens" in self._sampling:
-            self._stream("sequence_tokens").add(tokens.astype(np.float64), means.membership[whole_rows])
-        for quantity, of in SEQUENCE.items():
-            self._record_whole(means, quantity, of(log_w, tokens), whole_rows)
+    def _record(self, reduced: Reduced, into: _Rows) -> tuple[NDArray[np.intp], NDArray[np.float64]]:
+        """Record what was measured of tokens and sequences. Returns the whole sequences' rows, and their sums of l."""
+        rows, membership = reduced.rows, into.membership[reduced.rows]
+        into.measured[rows] = True
+        self._tokens.add(reduced.cells, membership, reduced.stats[:, :, : len(TOKEN)])
         for column, quantity in enumerate(TOKEN):
-            self._note_means(means, quantity, reduced.totals[:, column], reduced.tokens, rows)
+            self._note(into, quantity, reduced.stats[0, :, column], reduced.tokens, rows)
+        sums = np.zeros((2, into.measured.size))
+        sums[:, rows] = reduced.tokens, reduced.stats[0, :, _LOG_RATIO]
+        tokens, log_w = into.of_sequences(sums)
+        whole = np.flatnonzero(tokens)
+        tokens, log_w = tokens[whole], log_w[whole]
+        if "sequence_tokens" in self._sampling:
+            self._stream("sequence_tokens").add(tokens, into.membership[whole])
+        for quantity, of in SEQUENCE.items():
+            self._record_whole(into, quantity, of(log_w, tokens), whole)
         if reduced.slots is not None:
             for side, quantity in enumerate(ADVANTAGE):
-                ends = [sums[:, len(TOKEN) + side] for sums in (reduced.totals, reduced.low, reduced.high)]
+                stats = reduced.stats[:, :, len(TOKEN) + side]
                 if quantity in self._recorded:
-                    self._stream(quantity).add_counted(reduced.slots[:, side], membership, *ends)
-                self._note_means(means, quantity, ends[0], reduced.sides[:, side], rows)
+                    self._stream(quantity).add_counted(reduced.slots[:, side], membership, stats)
+                self._note(into, quantity, stats[0], reduced.sides[:, side], rows)
+        return whole, log_w
 
-    def _add_rewards(self, reduced: Reduced, rewards: Any, means: _Noted) -> NDArray[np.intp]:
-        """Record what the measured sequences' rewards say. Returns whose are outside of their range, [n]."""
-        if self._reward_range is None:
-            return _NO_ROWS
-        rows, (log_w,) = means.summed(reduced.rows, reduced.totals[:, _LOG_RATIO])
-        given = host_rows(rewards).read(rows).astype(np.float64)
-        sides = reward_sides(saturated(log_w), given, self._reward_range)
-        for quantity, values in zip(REWARD, sides, strict=True):
-            self._record_whole(means, quantity, values, rows)
-        low, high = self._reward_range
-        return rows[(given < low) | (given > high)]
-
-    def _record_whole(self, means: _Noted, quantity: str, values: NDArray[np.float64], rows: NDArray[np.intp]) -> None:
-        """Record whole sequences' values of a quantity, and note them if means are asked for."""
+    def _record_whole(self, into: _Rows, quantity: str, values: NDArray[np.float64], rows: NDArray[np.intp]) -> None:
+        """Record whole sequences' values of a quantity; NaN for none."""
         if quantity in self._recorded:
-            self._stream(quantity).add(values, means.membership[rows])
-        if quantity in self._units:
-            noted = means.by_part[quantity] = means.by_sequence[quantity] = np.full(means.membership.shape[0], np.nan)
-            noted[rows] = values
+            self._stream(quantity).add(values, into.membership[rows])
+        known = ~np.isnan(values)
+        self._note(into, quantity, np.where(known, values, 0.0), known, rows)
 
-    def _note_means(
-        self,
-        means: _Noted,
-        quantity: str,
-        totals: NDArray[np.float64],
-        tokens: NDArray[np.intp],
-        rows: NDArray[np.intp],
+    def _note(
+        self, into: _Rows, quantity: str, totals: NDArray[np.float64], counts: NDArray[Any], rows: NDArray[np.intp]
     ) -> None:
-        """Note a token quantity's mean over each sequence, from sums and numbers of tokens, if it is asked for."""
-        if quantity not in self._units:
-            return
-        known = QUANTITIES[quantity]
+        """Note sums of a quantity over rows, and of how many values they are, if means are asked for."""
+        if (place := self._place.get(quantity)) is not None:
+            into.sums[0, place, rows] = totals
+            into.sums[1, place, rows] = counts
 
-        def mean(at: NDArray[np.intp], total: NDArray[np.float64], count: NDArray[np.intp]) -> NDArray[np.float64]:
-            some, found = count > 0, np.full(means.membership.shape[0], np.nan)
-            # A mean lies between the values it is of; a sum's last digit may not.
-            found[at[some]] = np.clip(total[some] / count[some], known.low, known.high)
-            return found
-
-        of_parts = means.by_part[quantity] = mean(rows, totals, tokens)
-        whole_rows, sums = means.summed(rows, totals, tokens)
-        means.by_sequence[quantity] = of_parts if means.whole is None else mean(whole_rows, sums[0], sums[1])
-
-    def _add_means(self, means: _Noted, of: Rollouts, parts: Sequence[_Noted]) -> None:
-        """Count sequences, prompts and steps once each, as far as that is asked for; parts on their slices alone."""
-        every_part, sequences = [means, *parts], means.membership.shape[0]
-        membership = np.concatenate([part.membership for part in every_part])
-        by_part = _joined([found.by_part for found in every_part], sequences)
-        by_sequence = _joined([found.by_sequence for found in every_part], sequences)
-        if parts:
-            of = of.repeated(len(parts), sequences)
+    def _add_means(self, tables: Sequence[_Rows], of: Rollouts) -> None:
+        """Count sequences, prompts and steps once each, as far as that is asked for; slices of tokens on their own."""
+        sequences = tables[0].measured.size
+        membership = np.concatenate([table.membership for table in tables])
+        by_part = self._mean(np.concatenate([table.sums for table in tables], axis=2))
+        by_sequence = self._mean(np.concatenate([table.of_sequences(table.sums) for table in tables], axis=2))
+        of = of.repeated(len(tables) - 1, sequences)
         # Where nobody knows the prompts, each sequence is one.
-        for unit, known in ((Unit.SEQUENCE, by_sequence), (Unit.PROMPT, {} if of.prompts is not None else by_part)):
-            for quantity, values in known.items():
-                if unit in self._units[quantity]:
-                    some = ~np.isnan(values)
-                    self._stream(f"{quantity}_by_{unit}").add(values[some], membership[some])
+        alone = {Unit.SEQUENCE: by_sequence, **({Unit.PROMPT: by_part} if of.prompts is None else {})}
+        for quantity, place in self._place.items():
+            for unit in alone.keys() & set(self._units[quantity]):
+                values = alone[unit][place]
+                some = ~np.isnan(values)
+                self._stream(f"{quantity}_by_{unit}").add(values[some], membership[some])
         if self._means is not None and sequences:
-            none = np.full(membership.shape[0], np.nan)
-            every = {quantity: by_part.get(quantity, none) for quantity in self._means.quantities}
-            self._count_finished(self._means, self._means.add(every, membership, of))
+            wider = by_part[[self._place[quantity] for quantity in self._means.quantities]]
+            self._count_finished(self._means, self._means.add(wider, membership, of))
+
+    def _mean(self, sums: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Means [quantities, rows]; NaN where a row has none."""
+        found: NDArray[np.float64] = np.full(sums.shape[1:], np.nan)
+        np.divide(sums[0], sums[1], out=found, where=sums[1] > 0)
+        # A mean lies between the values it is of; a sum's last digit may not.
+        return found.clip(self._limits[:, :1], self._limits[:, 1:])
 
     def _count_finished(self, means: PromptMeans, found: Finished) -> None:
         for unit, means_of in ((Unit.PROMPT, found.prompts), (Unit.STEP, found.steps)):
@@ -498,12 +468,12 @@ class Accumulator:
         why = {reason.name.lower(): words for reason, words in reduced.why.items()}
         if not rows.size:
             return Batch(0, 0, math.nan, None, (), failed(reduced.codes), why)
-        low, high = reduced.low[:, _LOG_RATIO], reduced.high[:, _LOG_RATIO]
+        _, low, high = reduced.stats[:, :, _LOG_RATIO]
         row = int(rows[np.argmax(np.maximum(-low, high))])
         # One row is read again, so that no token's place has to be kept while a million of them are counted.
         only = slice(row, row + 1)
         batch = SampledBatch.of(train[only], inference[only], None if mask is None else mask[only])
-        log_w = np.asarray(saturated(difference(batch.block(np.zeros(1, dtype=np.intp)))), dtype=np.float32)
+        log_w = np.asarray(saturated(batch.block(np.zeros(1, dtype=np.intp)).log_w), dtype=np.float32)
         index = int(np.argmax(np.abs(log_w)))
         position = batch.position(0, index)
         worst = WorstToken(
@@ -513,7 +483,7 @@ class Accumulator:
             None if token_ids is None else int(token_ids[row][position]),
             self._named(member[row : row + 1]),
         )
-        mean = float(reduced.totals[:, _TV].sum()) / tokens
+        mean = float(reduced.stats[0, :, _TV].sum()) / tokens
         return Batch(rows.size, tokens, mean, worst, self._named(member[rows]), failed(reduced.codes), why)
 
     def _stream(self, quantity: str) -> QuantityStream:
@@ -531,14 +501,6 @@ class Accumulator:
         return tuple(self.slices[index] for index in np.flatnonzero(membership.any(0)))
 
 
-def _joined(parts: Sequence[Mapping[str, NDArray[np.float64]]], rows: int) -> Mapping[str, NDArray[np.float64]]:
-    """Values of each quantity in one part of a batch after the other, NaN where a part has none of it."""
-    if len(parts) == 1:
-        return parts[0]
-    none = np.full(rows, np.nan)
-    return {key: np.concatenate([found.get(key, none) for found in parts]) for key in sorted(set[str]().union(*parts))}
-
-
 def _nothing(sequences: int, reason: InvalidReason) -> Batch:
     return Batch(0, 0, math.nan, None, (), {reason.name.lower(): np.arange(sequences)} if sequences else {})
 
@@ -546,11 +508,11 @@ def _nothing(sequences: int, reason: InvalidReason) -> Batch:
 def _penalty(reduced: Reduced, train: Any, inference: Any, mask: Any, token_ids: Any) -> str:
     """Return the reason where one side has a penalty; empty for none, and without token ids."""
     tokens = reduced.tokens
-    if token_ids is None or not reduced.totals[:, _ABS_LOG_RATIO].sum() > DRIFT * tokens.sum():
+    if token_ids is None or not reduced.stats[0, :, _ABS_LOG_RATIO].sum() > DRIFT * tokens.sum():
         return ""
     few = reduced.rows[: int(np.searchsorted(np.cumsum(tokens), LOOK)) + 1].tolist()
     part = SampledBatch.of(train[few], inference[few], None if mask is None else mask[few])
-    block, ids = part.block(np.arange(len(few))), as_host(token_ids[few])
+    block, ids = part.block(np.arange(len(few))), on_host(token_ids[few])
     return penalised(
         block.train, block.inference, ids.reshape(-1) if part.mask is None else ids[part.mask], block.lengths
     )
@@ -564,5 +526,4 @@ def _first_tokens(
     if prompts is None or not rows.size:
         return ""
     at = np.zeros(rows.size, dtype=np.intp) if mask is None else as_bool(mask)[rows].argmax(1)
-    first = host_rows(inference[rows, at]).read(...)
-    return more_than_all(first, as_host(token_ids)[rows, at], [prompts[row] for row in rows.tolist()])
+    return more_than_all(inference[rows, at], on_host(token_ids)[rows, at], [prompts[row] for row in rows.tolist()])

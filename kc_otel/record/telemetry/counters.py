@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal
 
@@ -25,6 +25,13 @@ _SPLIT_PROMPT_WARNING: Final = (
     "group_size= and all rollouts of a prompt to one process"
 )
 _ROLLOUTS: Final = ("kc.quarantine.sequences", "kc.quarantine.tokens", "kc.quarantine.tv")
+_ATTRIBUTES: Final = {
+    "kc.recorder.dropped": ("kc.reason",),
+    "kc.input.invalid": ("kc.reason", "kc.slice", "kc.kernel.train", "kc.kernel.inference"),
+    "kc.recorder.prompts": ("kc.outcome",),
+    **dict.fromkeys(_ROLLOUTS, ("kc.outcome",)),
+}
+"""Metric -> attributes by which it counts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,9 +69,8 @@ class Counters:
         self._noted = ReasonCounts(f"contract {contract}: input doubtful (%s)")
         self._failures = ReasonCounts(f"contract {contract}: %s failed")
         self._rejected = self._last_rejected = ""
-        self._failed: Counter[tuple[str, str, str, str]] = Counter()
-        self._rollouts: dict[str, tuple[int, int, float]] = {}
-        self._prompts: Counter[str] = Counter()
+        self._by: defaultdict[tuple[str, ...], float] = defaultdict(int)
+        """Counts of a metric by its attributes' values; an empty one is left out."""
 
     def measured(self, sequences: int, tokens: int) -> None:
         """Count a measured batch."""
@@ -101,7 +107,8 @@ class Counters:
         with self._lock:
             for slice, some in ({"": count} if slices is None else slices).items():
                 if some:
-                    self._failed[reason, slice, pair.train.fingerprint, pair.inference.fingerprint] += some
+                    of = reason, slice, pair.train.fingerprint, pair.inference.fingerprint
+                    self._by["kc.input.invalid", *of] += some
         self._invalid.add(reason, remedy(reason) if why is None else why, count)
 
     def noted(self, kind: str, what: object) -> None:
@@ -111,15 +118,16 @@ class Counters:
     def rollouts(self, outcome: Literal["kept", "quarantined"], sequences: int, tokens: int, tv_sum: float) -> None:
         """Count sequences by their outcome in quarantine: how many, their tokens, and the sum of (1-w)+ over these."""
         with self._lock:
-            before = self._rollouts.get(outcome, (0, 0, 0.0))
-            self._rollouts[outcome] = (before[0] + sequences, before[1] + tokens, before[2] + tv_sum)
+            for name, value in zip(_ROLLOUTS, (sequences, tokens, tv_sum), strict=True):
+                self._by[name, outcome] += value
             if outcome == "quarantined":
                 self._plain["quarantined"] += sequences
 
     def prompts(self, outcomes: Mapping[str, int]) -> None:
         """Prompts counted, by how."""
         with self._lock:
-            self._prompts.update(outcomes)
+            for outcome, count in outcomes.items():
+                self._by["kc.recorder.prompts", outcome] += count
         if outcomes.get("part"):
             self.noted("prompt-parts", _SPLIT_PROMPT_WARNING)
         if outcomes.get("assumed"):
@@ -158,24 +166,14 @@ class Counters:
         """The counts as cumulative sums from `start` to `now`, unix nanoseconds."""
         values = self.values()
         with self._lock:
-            invalid, rollouts, prompts = dict(self._failed), dict(self._rollouts), dict(self._prompts)
+            by = dict(self._by)
+        by |= {("kc.recorder.dropped", reason): count for reason, count in values.dropped.items()}
         contract: dict[str, Scalar] = {"kc.contract": self._contract}
-
-        def by(attribute: str, counts: Mapping[str, float]) -> list[tuple[Mapping[str, Scalar], float]]:
-            return [({**contract, attribute: key}, count) for key, count in sorted(counts.items())]
-
-        failures = values.export_failures + values.exports_in_part
-        failed = []
-        for (reason, slice, train, inference), count in sorted(invalid.items()):
-            of = {"kc.reason": reason, "kc.kernel.train": train, "kc.kernel.inference": inference}
-            failed.append(({**contract, **of, **({"kc.slice": slice} if slice else {})}, count))
-        points: dict[str, Sequence[tuple[Mapping[str, Scalar], float]]] = {
+        points: dict[str, list[tuple[Mapping[str, Scalar], float]]] = {
             "kc.recorder.tokens": [(contract, values.tokens)],
-            "kc.recorder.export.failures": [(contract, failures)],
-            "kc.recorder.dropped": by("kc.reason", values.dropped),
-            "kc.input.invalid": failed,
-            "kc.recorder.prompts": by("kc.outcome", prompts),
+            "kc.recorder.export.failures": [(contract, values.export_failures + values.exports_in_part)],
         }
-        for place, name in enumerate(_ROLLOUTS):
-            points[name] = by("kc.outcome", {outcome: totals[place] for outcome, totals in rollouts.items()})
-        return [counter(name, found, start, now) for name, found in points.items() if found]
+        for (name, *said), count in sorted(by.items()):
+            of = {attribute: text for attribute, text in zip(_ATTRIBUTES[name], said, strict=True) if text}
+            points.setdefault(name, []).append(({**contract, **of}, count))
+        return [counter(name, found, start, now) for name, found in points.items()]

@@ -9,7 +9,7 @@ each sequence is taken to be one.
 from __future__ import annotations
 
 from collections import Counter, OrderedDict
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
@@ -17,9 +17,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kc_otel.contract.slices import PLACES, TURN
-from kc_otel.record.telemetry.buckets import Slots
-from kc_otel.record.telemetry.moments import QuantityStream
-from kc_otel.record.telemetry.reduce_host import Reduced
+from kc_otel.record.telemetry.buckets import QuantityStream, Slots
+from kc_otel.record.telemetry.reduce import Reduced
 from kc_otel.stats.histogram import ExponentialHistogram
 
 Floats = NDArray[np.float64]
@@ -50,6 +49,8 @@ class Rollouts:
 
     def repeated(self, times: int, sequences: int) -> Rollouts:
         """Append, so many times, a further part of each sequence."""
+        if not times:
+            return self
         again = np.ones((1 + times) * sequences, dtype=np.bool_)
         again[:sequences] = False if self.again is None else self.again
         names = None if self.prompts is None else [*self.prompts] * (1 + times)
@@ -70,56 +71,12 @@ class Finished(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class _Sums:
-    """Partial sums of a prompt or a step: sums and counts [quantities, slices]."""
+    """Partial sums of a prompt or a step."""
 
-    totals: Floats
-    counts: Floats
+    sums: Floats  # of values, and how many they are [2, quantities, slices]
     since: float = 0.0
     arrived: int = 0
-    squares: float = 0.0
-
-    def add(self, other: _Sums) -> None:
-        self.totals = self.totals + other.totals
-        self.counts = self.counts + other.counts
-        self.squares += other.squares
-        self.arrived += other.arrived
-        self.since = min(self.since, other.since)
-
-
-@dataclass(slots=True)
-class _Variance:
-    """Sums of a one-way analysis of variance of the first quantity in the first slice, rollouts by prompt."""
-
-    prompts: float = 0.0
-    rollouts: float = 0.0
-    sizes_squared: float = 0.0
-    total: float = 0.0
-    squares: float = 0.0
-    between: float = 0.0
-
-    def add(self, totals: Floats, counts: Floats, squares: Floats) -> None:
-        """Add prompts [n]."""
-        some = counts > 0
-        totals, counts, squares = totals[some], counts[some], squares[some]
-        self.prompts += counts.size
-        self.rollouts += float(counts.sum())
-        self.sizes_squared += float((counts * counts).sum())
-        self.total += float(totals.sum())
-        self.squares += float(squares.sum())
-        self.between += float((totals * totals / counts).sum())
-
-    @property
-    def design_effect(self) -> float:
-        """1 + (m - 1) rho, m rollouts a prompt, rho their intra-class correlation; NaN while it is not known."""
-        if self.prompts < 2 or self.rollouts <= self.prompts:
-            return np.nan
-        within = max(self.squares - self.between, 0.0) / (self.rollouts - self.prompts)
-        among = max(self.between - self.total * self.total / self.rollouts, 0.0) / (self.prompts - 1)
-        size = (self.rollouts - self.sizes_squared / self.rollouts) / (self.prompts - 1)
-        whole = among + (size - 1.0) * within
-        if size <= 1.0 or whole <= 0.0:
-            return np.nan
-        return float(max(1.0, 1.0 + (size - 1.0) * (among - within) / whole))
+    squares: float = 0.0  # sum of squares of the first quantity in the first slice
 
 
 class PromptMeans:
@@ -137,21 +94,33 @@ class PromptMeans:
         self._open: OrderedDict[_Key, _Sums] = OrderedDict()
         self._counted: OrderedDict[_Key, None] = OrderedDict()
         self._step: tuple[Hashable, _Sums] | None = None
-        self._variance = _Variance()
+        self._variance = np.zeros(6)
+        """Of the first quantity in the first slice: prompts, rollouts n_i, sums of n_i^2, x, x^2, (sum x)_i^2 / n_i."""
 
     @property
     def design_effect(self) -> float:
-        """Factor by which a prompt's rollouts tell less than independent sequences; NaN while unknown."""
-        return self._variance.design_effect
+        """Factor 1 + (m - 1) rho by which a prompt's rollouts tell less than independent sequences; NaN while unknown.
+
+        There are m rollouts a prompt, and rho is their intra-class correlation, by a one-way analysis of variance.
+        """
+        prompts, rollouts, sizes_squared, total, squares, between = self._variance.tolist()
+        if prompts < 2 or rollouts <= prompts:
+            return np.nan
+        within = max(squares - between, 0.0) / (rollouts - prompts)
+        among = max(between - total * total / rollouts, 0.0) / (prompts - 1)
+        size = (rollouts - sizes_squared / rollouts) / (prompts - 1)
+        whole = among + (size - 1.0) * within
+        if size <= 1.0 or whole <= 0.0:
+            return np.nan
+        return float(max(1.0, 1.0 + (size - 1.0) * (among - within) / whole))
 
     @property
     def waiting(self) -> int:
         """Prompts and steps that wait for more."""
         return len(self._open) + (self._step is not None)
 
-    def add(self, values: Mapping[str, Floats], membership: NDArray[np.bool_], of: Rollouts) -> Finished:
-        """Take a batch: of each quantity its value in each sequence [n], NaN for none; and their slices [n, slices]."""
-        given = np.stack([values[key] for key in self.quantities])
+    def add(self, given: Floats, membership: NDArray[np.bool_], of: Rollouts) -> Finished:
+        """Take a batch: values of sequences [quantities, n], NaN for none; and their slices [n, slices]."""
         if of.prompts is None:
             found = np.where(membership, given[..., None], np.nan)
             some = ~np.isnan(given).all(0)
@@ -159,8 +128,8 @@ class PromptMeans:
             return Finished(None, self._in_steps(found[:, some], of), np.zeros(0))
         number: dict[Hashable, int] = {}
         prompt = np.fromiter((number.setdefault(name, len(number)) for name in of.prompts), np.intp)
-        totals, counts = _summed(given, prompt, membership, len(number))
-        squares, _ = _summed(given[:1] * given[:1], prompt, membership[:, :1], len(number))
+        sums = _summed(given, prompt, membership, len(number))
+        squares = _summed(given[:1] * given[:1], prompt, membership[:, :1], len(number))[0, 0, :, 0].tolist()
         expected = np.zeros(len(number), np.int64)
         if of.size is not None:
             np.maximum.at(expected, prompt, of.size)
@@ -168,13 +137,13 @@ class PromptMeans:
         arrived = np.bincount(whole, minlength=len(number)).tolist()
         ready: list[tuple[_Key, _Sums, bool]] = []
         for place, (name, size) in enumerate(zip(number, expected.tolist(), strict=True)):
-            key, square = (of.step, name), float(squares[0, place, 0])
-            part = _Sums(totals[:, place], counts[:, place], of.at, arrived[place], square)
+            key, part = (of.step, name), _Sums(sums[:, :, place], of.at, arrived[place], squares[place])
             if key in self._counted:
                 ready.append((key, part, False))
                 continue
             if (known := self._open.pop(key, None)) is not None:
-                part.add(known)
+                total, count = known.sums + part.sums, known.arrived + part.arrived
+                part = _Sums(total, min(known.since, of.at), count, known.squares + part.squares)
             if part.arrived < size:
                 self._open[key] = part
                 continue
@@ -209,10 +178,13 @@ class PromptMeans:
         none = np.zeros((quantities, 0, slices))
         if not ready:
             return Finished(none, none, np.zeros(0))
-        totals = np.stack([prompt.totals for _, prompt, _ in ready], axis=1)
-        counts = np.stack([prompt.counts for _, prompt, _ in ready], axis=1)
-        self._variance.add(totals[0, :, 0], counts[0, :, 0], np.array([prompt.squares for _, prompt, _ in ready]))
-        return Finished(_ratio(totals, counts), none, np.array([float(prompt.arrived) for _, prompt, _ in ready]))
+        sums = np.stack([prompt.sums for _, prompt, _ in ready], axis=2)
+        some = sums[1, 0, :, 0] > 0
+        totals, counts = sums[:, 0, some, 0]
+        squares, arrived = np.array([(prompt.squares, prompt.arrived) for _, prompt, _ in ready]).T
+        terms = np.ones_like(counts), counts, counts**2, totals, squares[some], totals**2 / counts
+        self._variance += [term.sum() for term in terms]
+        return Finished(_ratio(sums), none, arrived)
 
     def _remember(self, key: _Key) -> None:
         self._counted[key] = None
@@ -226,10 +198,9 @@ class PromptMeans:
             ended.append(self._end_step())
         if found.shape[1]:
             if self._step is None:
-                self._step = of.step, _Sums(np.zeros(self._shape), np.zeros(self._shape), of.at)
+                self._step = of.step, _Sums(np.zeros((2, *self._shape)), of.at)
             there = ~np.isnan(found)
-            self._step[1].totals += np.where(there, found, 0.0).sum(1)
-            self._step[1].counts += there.sum(1)
+            self._step[1].sums += np.stack([np.where(there, found, 0.0), there]).sum(2)
             self._step[1].since = max(self._step[1].since, of.at)
         if of.step is None and self._step is not None:
             ended.append(self._end_step())
@@ -238,7 +209,7 @@ class PromptMeans:
     def _end_step(self) -> Floats:
         assert self._step is not None
         (_, sums), self._step = self._step, None
-        return _ratio(sums.totals, sums.counts)[:, None]
+        return _ratio(sums.sums)[:, None]
 
 
 class PlaceMeans:
@@ -257,9 +228,8 @@ class PlaceMeans:
         """Take a batch, of which the sequences `members`, bool [sequences], count."""
         if reduced.places is None:
             return
-        sums, counts = reduced.places
         means = np.full((len(PLACES), members.size), np.nan)
-        means[:, reduced.rows] = np.divide(sums, counts, out=np.full(sums.shape, np.nan), where=counts > 0).T
+        means[:, reduced.rows] = _ratio(reduced.places).T
         means = np.minimum(means, 1.0)  # a mean is at most its largest value; a sum's last digit may not be
         means[:, ~members] = np.nan
         if of.prompts is None:
@@ -267,7 +237,7 @@ class PlaceMeans:
             return
         names = [(of.step, name) for name in of.prompts]  # a step of its own would be waited for
         once = Rollouts(names, of.size, None, of.at, of.again)
-        self._count(self._prompts.add(dict(zip(PLACES, means, strict=True)), members[:, None], once))
+        self._count(self._prompts.add(means, members[:, None], once))
 
     def expire(self, now: float) -> None:
         """Count the prompts that were waited for long enough; `now` is monotonic seconds."""
@@ -285,20 +255,17 @@ class PlaceMeans:
             self._stream.add_by_slice(found.prompts[..., 0].T)
 
 
-def _summed(
-    values: Floats, prompt: NDArray[np.intp], membership: NDArray[np.bool_], prompts: int
-) -> tuple[Floats, Floats]:
-    """Sums and counts of values [quantities, n] over the sequences of each prompt [quantities, prompts, slices]."""
+def _summed(values: Floats, prompt: NDArray[np.intp], membership: NDArray[np.bool_], prompts: int) -> Floats:
+    """Sums of values [quantities, n] by prompt, and how many they are [2, quantities, prompts, slices]."""
     if not prompt.size:
-        none = np.zeros((values.shape[0], prompts, membership.shape[1]))
-        return none, none
+        return np.zeros((2, values.shape[0], prompts, membership.shape[1]))
     order = np.argsort(prompt, kind="stable")
     starts = np.flatnonzero(np.diff(prompt[order], prepend=-1))
     values, there = values[:, order, None], ~np.isnan(values)[:, order, None] & membership[order]
-    totals = np.add.reduceat(np.where(there, values, 0.0), starts, axis=1)
-    return totals, np.add.reduceat(there, starts, axis=1, dtype=np.float64)
+    return np.add.reduceat(np.stack([np.where(there, values, 0.0), there]), starts, axis=2)
 
 
-def _ratio(totals: Floats, counts: Floats) -> Floats:
-    found: Floats = np.divide(totals, counts, out=np.full(totals.shape, np.nan), where=counts > 0)
+def _ratio(sums: Floats) -> Floats:
+    """Means from sums and numbers of values, stacked; NaN of none."""
+    found: Floats = np.divide(sums[0], sums[1], out=np.full(sums[0].shape, np.nan), where=sums[1] > 0)
     return found

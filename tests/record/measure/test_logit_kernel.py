@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 pytest.importorskip("triton")
 
-from kc_otel.record.measure import logit_device
+from kc_otel.record.measure import logits as measured_logits
 from kc_otel.record.measure.logits import SATURATION, logit_drift
 from tests.record.measure import test_logits
 
@@ -30,8 +30,8 @@ pytestmark = [
 def _few_lanes(monkeypatch):
     """Several blocks a row, also of a small vocabulary, and no failure that another test left."""
     failures = []
-    monkeypatch.setattr(logit_device, "_LANES", 32)
-    monkeypatch.setattr(logit_device, "_failed", failures)
+    monkeypatch.setattr(measured_logits, "_LANES", 32)
+    monkeypatch.setattr(measured_logits, "_failed", failures)
     yield
     assert not failures
 
@@ -95,7 +95,7 @@ def test_whatever_the_logits_are_the_kernel_says_what_float64_says(sides):
 @pytest.mark.slow
 def test_a_vocabulary_of_262144(monkeypatch):
     """One row of it, whose last token is the target and the most likely; with more lanes than on a GPU, to be quick."""
-    monkeypatch.setattr(logit_device, "_LANES", 8192)
+    monkeypatch.setattr(measured_logits, "_LANES", 8192)
     train, inference = pair(0.05, rows=1, vocab=1 << 18)
     train[0, -1] = 40.0
     drift = by_kernel(train, inference, [(1 << 18) - 1])
@@ -125,8 +125,8 @@ def test_any_strides_and_types_are_read_in_place():
 def test_a_kernel_that_fails_is_said_once_and_torch_does_the_work(monkeypatch, caplog):
     """Whoever is watched notices nothing, and the log says why it is slower, once."""
     train, inference = pair(0.1)
-    kernel = logit_device._kernel()
-    monkeypatch.setattr(logit_device, "_failed", [])
+    kernel = measured_logits._kernel()
+    monkeypatch.setattr(measured_logits, "_failed", [])
     monkeypatch.setattr(kernel, "drift_kernel", None)
     for _ in range(2):
         values = logit_drift(train, inference, _tensors=True).values

@@ -13,7 +13,7 @@ from scipy.special import log_softmax
 
 from kc_otel import machine_code
 from kc_otel.contract.registry.clause_metrics import QUANTITIES, Origin
-from kc_otel.record.measure import logit_device
+from kc_otel.record.measure import logits as measured_logits
 from kc_otel.record.measure.logits import LOGITS, SATURATION, logit_drift
 
 CODE = pytest.mark.skipif(not machine_code.is_available(), reason="needs a C compiler")
@@ -30,10 +30,10 @@ def compared(path, train, inference, **arguments):
     """`logit_drift`, by NumPy, as machine code, by torch or by the Triton kernel, interpreted."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(machine_code, "is_available", lambda: path == "code")
-        patch.setattr(logit_device, "_failed", [True] if path == "torch" else [])
-        patch.setattr(logit_device, "_LANES", 256)
+        patch.setattr(measured_logits, "_failed", [True] if path == "torch" else [])
+        patch.setattr(measured_logits, "_LANES", 256)
         found = logit_drift(train, inference, _tensors=path in {"torch", "kernel"}, **arguments)
-        assert logit_device._failed == ([True] if path == "torch" else [])
+        assert measured_logits._failed == ([True] if path == "torch" else [])
         return found
 
 

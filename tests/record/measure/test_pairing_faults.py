@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from kc_otel.contract.input_reasons import InvalidReason
-from kc_otel.record.measure.arrays import Block
-from kc_otel.record.measure.checks import check, check_block, difference, failed, held_together
+from kc_otel.record.measure.blocks import Block
+from kc_otel.record.measure.checks import check, check_block, failed, held_together
 from kc_otel.record.telemetry.accumulate import Accumulator
 from kc_otel.stats.surplus import surely_surplus, surplus, surplus_of_sums
 from tests.tools.planted_faults import FAULTS, FAULTS_OF_BATCHES, HONEST, healthy, honest, log_softmax, sampled, texts
@@ -19,7 +19,7 @@ def block_of(rows):
 
 def checked(rows):
     block = block_of(rows)
-    found = check_block(block, difference(block))
+    found = check_block(block)
     counted = {reason: rows.size for reason, rows in failed(found.codes).items()}
     return counted, {reason.name.lower(): words for reason, words in found.why.items()}
 
@@ -253,3 +253,13 @@ def test_a_mean_ratio_is_not_called_above_one_by_chance():
         assert (
             bound <= np.array([np.log1p(bet * (changes - 0.02)).sum() for bet in (0.005, 0.05, 0.2, 0.5)]) + 1e-6
         ).all()
+
+
+@pytest.mark.parametrize("name", FAULTS_OF_BATCHES)
+def test_a_fault_that_only_a_batch_shows_is_named(name):
+    plant, reason, _ = FAULTS[name]
+    rows = plant(healthy(40), np.random.default_rng(1))
+    mask = np.arange(max(train.size for train, _ in rows)) < np.array([[train.size] for train, _ in rows])
+    sides = np.full((2, *mask.shape), -1.0)
+    sides[:, mask] = [np.concatenate(side) for side in zip(*rows, strict=True)]
+    assert reason in Accumulator(["all"]).add_sampled(*sides, mask=mask).invalid

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from kc_otel.record.measure.arrays import Block
+from kc_otel.record.measure.blocks import Block
 from kc_otel.record.measure.remarks import remarks
 from kc_otel.recordings.recording_files import load_recording
 from tests.tools.planted_faults import HONEST, honest, sampled, texts

@@ -4,8 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from kc_otel.record.measure.logit_device import device_drift
-from kc_otel.record.measure.logits import logit_drift
+from kc_otel.record.measure.logits import device_drift, logit_drift
 from kc_otel.record.telemetry.accumulate import Accumulator
 
 pytestmark = [

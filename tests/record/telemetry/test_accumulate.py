@@ -19,7 +19,6 @@ from kc_otel.record.telemetry.accumulate import Accumulator
 
 SLICES = ("all", "code", "prose", "long")
 ADVANTAGE = ("advantage_drift_positive", "advantage_drift_negative")
-PATHS = pytest.mark.parametrize("as_device", [False, True], ids=["numpy", "torch"])
 
 
 def by_sequence(keys):
@@ -91,7 +90,6 @@ def assert_same(snapshot, expected):
 
 
 @pytest.mark.slow
-@PATHS
 @given(
     st.integers(0, 10_000),
     st.sampled_from([0.0, 1e-6, 0.05, 2.0]),
@@ -100,63 +98,24 @@ def assert_same(snapshot, expected):
     st.booleans(),
 )
 @settings(max_examples=20, deadline=None)
-def test_histograms_hold_every_token_once_per_slice(as_device, seed, noise, sequences, tokens, per_token) -> None:
+def test_histograms_hold_every_token_once_per_slice(seed, noise, sequences, tokens, per_token) -> None:
     """And the mean of each sequence that has such tokens once, by side of the advantage too; padding never counts."""
     given_batch = batch(seed, (sequences, tokens), noise)
     shape = (sequences, tokens) if per_token else (sequences,)
     advantages = np.random.default_rng(seed).integers(-2, 3, shape).astype(np.float32)
     accumulator = Accumulator(SLICES, averaged=by_sequence((*TOKEN, *ADVANTAGE)))
-    arrays = {key: torch.from_numpy(value) for key, value in given_batch.items()} if as_device else given_batch
-    result = accumulator.add_sampled(**arrays, advantages=advantages, _tensors=as_device)
+    result = accumulator.add_sampled(**given_batch, advantages=advantages)
     if not result.invalid:
         assert_same(accumulator.snapshot(), observed(**given_batch, advantages=advantages, averaged=True))
 
 
-@pytest.mark.slow
-@given(st.integers(0, 10_000), st.booleans())
-@settings(max_examples=15, deadline=None)
-def test_torch_counts_what_numpy_counts(seed, faults) -> None:
-    """On tensors, what is counted, found invalid and called worst is bit for bit what it is on arrays."""
-    arrays = batch(seed, (20, 160), noise=0.3)
-    rng = np.random.default_rng(seed)
-    advantages = rng.standard_normal(arrays["train"].shape)
-    if faults:
-        arrays["train"][3, 0], arrays["mask"][3, 0] = np.nan, True
-        arrays["inference"][7] = 0
-        arrays["train"][9] = np.roll(arrays["train"][9], 1)
-        advantages[11] = np.inf
-        arrays["mask"][[13, 15]] = True
-        arrays["inference"][[13, 15]] = np.log(rng.uniform(0.02, 1, (2, 160)))
-        arrays["train"][15] = arrays["inference"][15] + 0.3 * rng.standard_normal(160)
-        arrays["train"][13] = 1.4 * arrays["inference"][13]
-        arrays["train"][15] = np.minimum(arrays["train"][15], 0)
-        arrays["train"][15, -20:] = 0
-    numpy, tensors = Accumulator(SLICES), Accumulator(SLICES)
-    first = numpy.add_sampled(**arrays, advantages=advantages)
-    other = {key: torch.from_numpy(value) for key, value in arrays.items()}
-    second = tensors.add_sampled(**other, advantages=torch.from_numpy(advantages), _tensors=True)
-    assert (first.sequences, first.tokens, first.worst, first.slices, first.invalid) == (
-        (second.sequences, second.tokens, second.worst, second.slices, second.invalid)
-    )
-    assert not faults or {"temperature_mismatch", "placeholder"} <= set(first.invalid)
-    assert first.tv_token == pytest.approx(second.tv_token, rel=1e-12, nan_ok=True)
-    expected, two = numpy.snapshot(), tensors.snapshot()
-    assert set(expected) == set(two)
-    for key, histogram in expected.items():
-        assert counts(histogram) == counts(two[key])
-        assert histogram.sum == pytest.approx(two[key].sum, rel=1e-9, abs=1e-12)
-        assert histogram.minimum == pytest.approx(two[key].minimum, rel=1e-12, abs=1e-15)
-        assert histogram.maximum == pytest.approx(two[key].maximum, rel=1e-12, abs=1e-15)
-
-
-@PATHS
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
-def test_any_floating_dtype_is_read_for_what_it_holds(as_device, dtype) -> None:
+def test_any_floating_dtype_is_read_for_what_it_holds(dtype) -> None:
     """Half precision counts as its float32 copy does; float64 differences are taken in float64."""
     arrays = {key: torch.from_numpy(value) for key, value in batch().items()}
     arrays |= {side: arrays[side].to(dtype) for side in ("train", "inference")}
     accumulator = Accumulator(SLICES)
-    accumulator.add_sampled(**arrays, _tensors=as_device)
+    accumulator.add_sampled(**arrays)
     wide = torch.float64 if dtype == torch.float64 else torch.float32
     expected = {
         key: value.numpy()
@@ -194,8 +153,7 @@ def test_the_worst_token_is_named() -> None:
     assert (result.sequences, result.tokens) == (9, arrays["mask"].sum())
 
 
-@PATHS
-def test_invalid_sequences_are_counted_and_recorded_nowhere(as_device) -> None:
+def test_invalid_sequences_are_counted_and_recorded_nowhere() -> None:
     arrays = batch(noise=0.01)
     arrays["mask"][:] = True
     drawn = np.log(np.random.default_rng(1).uniform(0.02, 0.9, arrays["train"].shape)).astype(np.float32)
@@ -204,8 +162,7 @@ def test_invalid_sequences_are_counted_and_recorded_nowhere(as_device) -> None:
     arrays["train"][2, 5] = np.nan
     arrays["inference"][5, 5] = 2.0
     accumulator = Accumulator(SLICES)
-    tensors = {key: torch.from_numpy(value) for key, value in arrays.items()}
-    result = accumulator.add_sampled(**tensors, _tensors=as_device)
+    result = accumulator.add_sampled(**arrays)
     assert result.invalid == {"nan_logprob": 1, "positive_logprob": 1}
     assert result.sequences == 7
     valid = np.array([0, 1, 3, 4, 6, 7, 8])
@@ -228,13 +185,10 @@ def logits(seed=0, shape=(4, 6, 50)):
     return train.astype(np.float32), inference.astype(np.float32), mask, membership, rng.integers(0, 50, shape[:2])
 
 
-@PATHS
-def test_logits_are_recorded_per_token_and_slice(as_device) -> None:
+def test_logits_are_recorded_per_token_and_slice() -> None:
     train, inference, mask, membership, _ = logits()
     accumulator = Accumulator(SLICES, averaged=by_sequence(LOGITS))
-    result = accumulator.add_logits(
-        torch.from_numpy(train), torch.from_numpy(inference), mask=mask, membership=membership, _tensors=as_device
-    )
+    result = accumulator.add_logits(train, inference, mask=mask, membership=membership)
     drift = logit_drift(train[mask], inference[mask]).values
     snapshot = accumulator.snapshot()
     of_logits = {k for k, quantity in QUANTITIES.items() if quantity.source is Origin.LOGITS}
@@ -252,13 +206,11 @@ def test_logits_are_recorded_per_token_and_slice(as_device) -> None:
     assert result.tv_token == pytest.approx(drift[:, LOGITS.index("tv_exact")].mean(), rel=1e-4)
 
 
-@PATHS
-def test_targets_make_logits_a_sample_too(as_device) -> None:
+def test_targets_make_logits_a_sample_too() -> None:
     """With the sampled tokens, logits record what their log-probabilities would have recorded."""
     train, inference, mask, membership, targets = logits()
     accumulator, sampled = Accumulator(SLICES), Accumulator(SLICES)
-    tensors = torch.from_numpy(train), torch.from_numpy(inference)
-    result = accumulator.add_logits(*tensors, mask=mask, membership=membership, targets=targets, _tensors=as_device)
+    result = accumulator.add_logits(train, inference, mask=mask, membership=membership, targets=targets)
     scored = [np.take_along_axis(log_softmax(z, 2), targets[..., None], 2)[..., 0] for z in (train, inference)]
     other = sampled.add_sampled(*scored, mask=mask, membership=membership, token_ids=targets)
     found = accumulator.snapshot()

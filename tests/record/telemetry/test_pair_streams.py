@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import numpy as np
-import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from opentelemetry.exporter.otlp.proto.common.metrics_encoder import encode_metrics
 from opentelemetry.sdk.metrics.export import AggregationTemporality, MetricsData, ResourceMetrics, ScopeMetrics
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 
-from kc_otel.contract.registry.clause_metrics import OPERATORS, QUANTITIES
+from kc_otel.contract.registry.clause_metrics import QUANTITIES
 from kc_otel.contract.registry.own_metrics import METRICS
 from kc_otel.record.telemetry import pair_streams as points
-from kc_otel.record.telemetry.accumulate import Accumulator
 from kc_otel.stats.histogram import Buckets, ExponentialHistogram
 
 VALUE = ExponentialHistogram(
@@ -61,35 +57,3 @@ def test_gauges_leave_out_what_is_not_a_number():
     metric = points.gauge("kc.recorder.sampling", values, 5, 7)
     assert [point.value for point in metric.data.data_points] == [0.5]
     assert metric.unit == METRICS["kc.recorder.sampling"].unit
-
-
-SLICES = ("all", "code", "long")
-ROWS = st.lists(
-    st.tuples(
-        st.sampled_from(["attention", "mlp", "norm"]),
-        st.sampled_from(sorted(OPERATORS)),
-        st.floats(0, 1e30, allow_nan=False),
-        st.lists(st.booleans(), min_size=2, max_size=2),
-    ),
-    max_size=40,
-)
-
-
-@given(ROWS)
-def test_each_operator_and_slice_counts_its_own_rows(rows):
-    made = Accumulator(SLICES, more_operators=3)
-    for operator, quantity, value, inside in rows:
-        made.add_operator(operator, {quantity: np.array([value])}, np.array([[True, *inside]]))
-    expected: dict[tuple[str, str, str], list[float]] = {}
-    for operator, quantity, value, inside in rows:
-        for name, belongs in zip(SLICES, (True, *inside), strict=True):
-            if belongs:
-                expected.setdefault((quantity, operator, name), []).append(value)
-    found = made.operator_snapshot()
-    assert found.keys() == expected.keys()
-    for key, values in expected.items():
-        histogram = found[key]
-        assert isinstance(histogram, ExponentialHistogram)
-        assert histogram.count == len(values)
-        assert histogram.sum == pytest.approx(sum(values))
-        assert (histogram.minimum, histogram.maximum) == (min(values), max(values))

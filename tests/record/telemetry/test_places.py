@@ -16,13 +16,6 @@ SLICES = ("all", "late", "second", "stale")
 AVERAGED = ("tv_token_by_prompt", "tv_token_by_sequence", "tv_seq_by_prompt", "advantage_drift_positive_by_prompt")
 
 
-@pytest.fixture(params=[False, True], ids=["numpy", "torch"])
-def tensors(request):
-    if request.param:
-        pytest.importorskip("torch")
-    return request.param
-
-
 def batch(seed=0, sequences=12, tokens=120):
     rng = np.random.default_rng(seed)
     inference = -rng.exponential(size=(sequences, tokens)).astype(np.float32) - 0.2
@@ -33,39 +26,31 @@ def batch(seed=0, sequences=12, tokens=120):
     return train, inference, mask, advantages, [f"p{row // 3}" for row in range(sequences)]
 
 
-def as_given(arrays, tensors):
-    if not tensors:
-        return arrays
-    import torch
-
-    return [torch.as_tensor(array) for array in arrays]
-
-
 def parts_of(places):
     late = places.counts & (places.positions >= 40)
     return [TokenSlice(1, late), TokenSlice(2, places.counts & (places.turns == 2))]
 
 
-def recorded(given, prompts, tensors, *, parts=True, size=None):
+def recorded(given, prompts, *, parts=True, size=None):
     train, inference, mask, advantages = given
     places = Places(mask)
     accumulator = Accumulator(SLICES, averaged=AVERAGED)
     result = accumulator.add_sampled(
-        *as_given([train, inference], tensors),
+        train,
+        inference,
         mask=mask,
         advantages=advantages,
         rollouts=Rollouts(prompts, size, 1, 0.0),
         places=places,
         parts=parts_of(places) if parts else (),
-        _tensors=tensors,
     )
     return accumulator, result, places
 
 
-def test_slices_of_tokens_hold_these_tokens_and_no_others(tensors):
+def test_slices_of_tokens_hold_these_tokens_and_no_others():
     *given, prompts = batch()
-    accumulator, _, places = recorded(given, prompts, tensors)
-    alone, _, _ = recorded(given, prompts, tensors, parts=False)
+    accumulator, _, places = recorded(given, prompts)
+    alone, _, _ = recorded(given, prompts, parts=False)
     found, without = accumulator.snapshot(), alone.snapshot()
     for key, histogram in without.items():
         assert (found[key].count, found[key].sum) == (histogram.count, pytest.approx(histogram.sum)), key
@@ -88,10 +73,10 @@ def test_slices_of_tokens_hold_these_tokens_and_no_others(tensors):
 @pytest.mark.parametrize("size", [None, 3])
 def test_parts_are_no_further_prompts(size):
     *given, prompts = batch()
-    accumulator, result, _ = recorded(given, prompts, False, size=size)
+    accumulator, result, _ = recorded(given, prompts, size=size)
     assert result.sequences == 12
     assert accumulator.take_outcomes() == {"whole": 4}
-    alone, _, _ = recorded(given, prompts, False, parts=False, size=size)
+    alone, _, _ = recorded(given, prompts, parts=False, size=size)
     assert accumulator.waiting == alone.waiting
     rollouts = accumulator.snapshot()["prompt_rollouts", "all"]
     assert (rollouts.count, rollouts.sum) == (4, 12.0)
@@ -130,9 +115,9 @@ def test_what_is_checked_as_a_whole_is_not_checked_in_parts():
     assert accumulator.snapshot()["tv_token", "late"].count == 40 * 40
 
 
-def test_drift_by_place_is_one_mean_for_each_prompt(tensors):
+def test_drift_by_place_is_one_mean_for_each_prompt():
     *given, prompts = batch(tokens=400)
-    accumulator, _, places = recorded(given, prompts, tensors, parts=False)
+    accumulator, _, places = recorded(given, prompts, parts=False)
     found = {slice: histogram for (key, slice), histogram in accumulator.snapshot().items() if key == "tv_place"}
     tv = TOKEN["tv_token"]((given[0] - given[1]).astype(np.float64))
     bins = np.searchsorted(POSITION_EDGES, places.positions, side="right") - 1

@@ -107,7 +107,7 @@ def test_the_design_effect_is_what_the_variances_say(among: float, within: float
     means = PromptMeans(("tv_token",), 1)
     names = [row // rollouts for row in range(values.size)]
     for half in (slice(None, values.size // 2), slice(values.size // 2, None)):
-        means.add({"tv_token": values[half]}, np.ones((values[half].size, 1), bool), Rollouts(names[half]))
+        means.add(values[None, half], np.ones((values[half].size, 1), bool), Rollouts(names[half]))
     rho = among**2 / (among**2 + within**2)
     assert means.design_effect == pytest.approx(1 + (rollouts - 1) * rho, rel=0.1)
 
