@@ -1,10 +1,9 @@
-"""One sequence as every importer gives it, and the records that could not become one."""
+"""One sequence as every importer gives it."""
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
@@ -89,19 +88,6 @@ Records = Iterator[tuple[str, Callable[[], Imported | None]]]
 
 It raises KeyError for a column that is missing, and ValueError or TypeError for other numbers than one for each token.
 """
-
-
-@dataclass(slots=True)
-class Refusals:
-    """Records that could not become sequences, by `contract.input_reasons`; the first of each with its place."""
-
-    counts: Counter[str] = field(default_factory=Counter)
-    first: dict[str, str] = field(default_factory=dict)
-
-    def add(self, reason: str, why: str) -> None:
-        """Count a record; `why` names the file, the line and the field."""
-        self.counts[reason] += 1
-        self.first.setdefault(reason, why)
 
 
 def plain(values: Mapping[str, Any]) -> dict[str, Scalar]:

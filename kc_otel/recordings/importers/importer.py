@@ -23,7 +23,7 @@ import numpy as np
 from kc_otel.contract.slices import Scalar
 from kc_otel.record.recorder import Recorder
 from kc_otel.recordings.confirmation import NO_ENDPOINT, why_unexported
-from kc_otel.recordings.importers.imported import Imported, Refusals
+from kc_otel.recordings.importers.imported import Imported
 from kc_otel.recordings.importers.trainer_formats import (
     LINE_ENDINGS,
     FormatName,
@@ -31,7 +31,7 @@ from kc_otel.recordings.importers.trainer_formats import (
     prime_rl_is_complete,
     read_file,
 )
-from kc_otel.recordings.read_table import LinesRead, lines
+from kc_otel.recordings.read_table import LinesRead, Problems, lines
 from kc_otel.recordings.recording import DENSITY, RecordingError, reward_of
 
 _CHUNK_TOKENS: Final = 262_144
@@ -52,7 +52,7 @@ class ImportTotals:
     tokens: int = 0
     identical: int = 0
     age_unknown: int = 0
-    refusals: Refusals = field(default_factory=Refusals)
+    refusals: Problems = field(default_factory=Problems)
     failed: dict[Path, str] = field(default_factory=dict)
     copies: dict[Path, str] = field(default_factory=dict)
 

@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 
 from kc_otel.contract.slices import Scalar
 from kc_otel.recordings.importers import batch_formats
-from kc_otel.recordings.importers.imported import Imported, Records, Refusals, imported, plain
-from kc_otel.recordings.read_table import LinesRead, first_record, records
+from kc_otel.recordings.importers.imported import Imported, Records, imported, plain
+from kc_otel.recordings.read_table import LinesRead, Problems, first_record, records
 from kc_otel.recordings.recording import RecordingError
 from kc_otel.recordings.recording_files import load_own
 
@@ -71,13 +71,13 @@ def format_of(path: Path) -> FormatName:
 
 def read_file(
     path: Path,
-    refusals: Refusals,
+    refusals: Problems,
     format: FormatName | None = None,
     *,
     columns: Mapping[str, str] | None = None,
     read: LinesRead | None = None,
 ) -> Iterator[Imported]:
-    """Read the sequences of a file; records that cannot become one are counted in `refusals`.
+    """Read the sequences of a file; records that cannot become one are `refusals`, by `contract.input_reasons`.
 
     `format` is None to find out whose it is; `columns` are for generic files. Lines that `read` counts are skipped, and
     it advances with each further one.
@@ -93,12 +93,12 @@ def read_file(
         except RecordingError:
             raise
         except KeyError as error:
-            refusals.add("no_logprobs", f"{place}: has no {error.args[0]}")
+            refusals.add(f"{place}: has no {error.args[0]}", kind="no_logprobs")
         except (ValueError, TypeError) as error:
-            refusals.add("shape_mismatch", f"{place}: {error}")
+            refusals.add(f"{place}: {error}", kind="shape_mismatch")
         else:
             if found is None:
-                refusals.add("no_tokens", f"{place}: {known.masks} leave no token")
+                refusals.add(f"{place}: {known.masks} leave no token", kind="no_tokens")
             else:
                 yield found
 
@@ -118,7 +118,8 @@ def _generic(path: Path, columns: Mapping[str, str] | None, read: LinesRead | No
 def _lines(
     sequence: Callable[[Path, dict[str, Any], str], Imported | None], path: Path, read: LinesRead | None = None
 ) -> Records:
-    for place, record in records(path, read):
+    for number, record in records(path, read):
+        place = f"{path}:{number}"
         yield place, partial(sequence, path, record, place)
 
 
