@@ -62,14 +62,14 @@ def load_own(path: Path, columns: Mapping[str, str] | None, read: LinesRead | No
 def _trainers(path: Path, columns: Mapping[str, str] | None) -> Recording:
     """Read what a trainer wrote, or a recording of one's own where no trainer did."""
     # The importers read recordings of one's own with what is above.
-    from kc_otel.recordings.importers import trainer_formats as formats  # noqa: PLC0415
+    from kc_otel.recordings.importers import trainer_files  # noqa: PLC0415
 
     refusals = Problems()
     try:
-        if path.is_file() and formats.format_of(path) == "generic":
+        if path.is_file() and trainer_files.format_of(path) == "generic":
             return load_own(path, columns)
-        files = formats.files_of([path])
-        rows = [row for file in files for row in formats.read_file(file, refusals, columns=columns)]
+        files = trainer_files.files_of([path])
+        rows = [row for file in files for row in trainer_files.read_file(file, refusals, columns=columns)]
     except OSError as error:
         raise RecordingError(str(error)) from None
     masked = refusals.counts["no_tokens"]

@@ -12,9 +12,9 @@ import pytest
 import torch
 
 from kc_otel.record.telemetry.counters import RecorderStats
-from kc_otel.recordings.importers import batch_formats
+from kc_otel.recordings.importers import pickled_batches
 from kc_otel.recordings.importers.importer import Importer
-from kc_otel.recordings.importers.trainer_formats import format_of, read_file
+from kc_otel.recordings.importers.trainer_files import format_of, read_file
 from kc_otel.recordings.read_table import Problems
 from kc_otel.recordings.recording import RecordingError
 from tests.recordings.test_importers_formats import read
@@ -224,7 +224,7 @@ def test_what_rolls_correction_and_normalisation_change_is_read_from_before_them
 def test_a_container_of_one_trainer_is_none_of_another(tmp_path, skyrl_dump):
     content = skyrl_dump().read_bytes()
     with pytest.raises(RecordingError, match="_rebuild_tensor_batch"):
-        batch_formats.unpickled(tmp_path, content, "roll")
+        pickled_batches.unpickled(tmp_path, content, "roll")
 
 
 def test_the_importer_takes_each_of_them(slime_dump, skyrl_dump, roll_batch):

@@ -23,14 +23,14 @@ import numpy as np
 from kc_otel.contract.slices import Scalar
 from kc_otel.record.recorder import Recorder
 from kc_otel.recordings.confirmation import NO_ENDPOINT, why_unexported
-from kc_otel.recordings.importers.imported import Imported
-from kc_otel.recordings.importers.trainer_formats import (
+from kc_otel.recordings.importers.trainer_files import (
     LINE_ENDINGS,
-    FormatName,
+    Imported,
     files_of,
     prime_rl_is_complete,
     read_file,
 )
+from kc_otel.recordings.importers.trainer_formats import FormatName
 from kc_otel.recordings.read_table import LinesRead, Problems, lines
 from kc_otel.recordings.recording import DENSITY, RecordingError, reward_of
 
