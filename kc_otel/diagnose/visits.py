@@ -38,7 +38,7 @@ class Visit:
         self,
         sequences: Sequence[TokenSequence],
         replaced: Activations | None,
-        added: Activations | None,
+        added: Activations | None = None,
         *,
         taken: bool,
     ) -> None:
