@@ -154,8 +154,10 @@ class Importer:
             self.totals.sequences += len(chunk)
             self.totals.tokens += size
             unflushed += size
-            if rest is not None and by_lines:
+            if rest is not None:
                 self._ledger.note(path, _Measured(0, 0, rest.count, rest.digest))
+                if not by_lines:  # it cannot be gone on with
+                    self._ledger.lose(path)
             if unflushed >= _MAX_UNFLUSHED_TOKENS:
                 self._recorder.force_flush(self._patience)
                 if self._steps is not None:
