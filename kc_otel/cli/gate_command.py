@@ -55,7 +55,7 @@ from kc_otel.offline.gate.recorded_gate import (
 from kc_otel.record.kernel import Kernel
 from kc_otel.recordings.endpoints.endpoint_client import CompletionEndpoint
 from kc_otel.recordings.endpoints.endpoint_recording import EndpointPair, IncompleteError, record_endpoints
-from kc_otel.recordings.importers.trainer_formats import files_of
+from kc_otel.recordings.importers.trainer_files import files_of
 from kc_otel.recordings.recording import Recording
 
 _EXIT: Final = {"advance": 0, "rollback": 1, "wait": 3}

@@ -89,7 +89,8 @@ def import_files(
     from kc_otel.record.recorder import Recorder  # noqa: PLC0415
     from kc_otel.record.telemetry.environment import instance_of  # noqa: PLC0415
     from kc_otel.recordings.importers.importer import Importer, Ledger, unseen  # noqa: PLC0415
-    from kc_otel.recordings.importers.trainer_formats import FORMATS, files_of  # noqa: PLC0415
+    from kc_otel.recordings.importers.trainer_files import files_of  # noqa: PLC0415
+    from kc_otel.recordings.importers.trainer_formats import FORMATS  # noqa: PLC0415
 
     log_to_terminal()
     if format != "auto" and format not in FORMATS:

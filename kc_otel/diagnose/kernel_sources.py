@@ -19,8 +19,9 @@ from kc_otel.diagnose.boundaries import SAMPLER, Boundary
 from kc_otel.diagnose.captures import CapturedSequence, kept_positions, projected, relative_error
 from kc_otel.diagnose.located import NotComparableError
 from kc_otel.diagnose.token_sequences import TokenSequence, chat_encoder
-from kc_otel.diagnose.torch_kernel import Activations, TorchKernel
+from kc_otel.diagnose.torch_kernel import TorchKernel
 from kc_otel.diagnose.torch_measure import OTHER_PADDING, kernel_in, not_run, unreached
+from kc_otel.diagnose.visits import Activations
 from kc_otel.diagnose.vllm_kernel import VllmKernel, WatchedKernel
 from kc_otel.offline.python_names import python_name
 

@@ -66,7 +66,7 @@ def read_sequences(
     if _is_spool(path):
         rows = _spooled(path)
     elif _has_tokens(path):
-        rows = (_row(where, row) for where, row in records(path))
+        rows = (_row(f"{path}:{number}", row) for number, row in records(path))
     else:
         rows = _recorded(path)
     return _found(rows, source, contract, slice, most)

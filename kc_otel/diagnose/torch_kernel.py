@@ -10,8 +10,7 @@ from __future__ import annotations
 
 import re
 import sys
-from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial, wraps
@@ -23,6 +22,7 @@ from kc_otel._extras import extra
 from kc_otel.contract.slices import Scalar
 from kc_otel.diagnose.boundaries import INPUT_OF, OUTPUT, Boundary, boundaries_of, fused, fused_parts, layer_of
 from kc_otel.diagnose.token_sequences import TokenSequence
+from kc_otel.diagnose.visits import Activations, TorchVisit
 from kc_otel.recordings.scoring import processed
 
 with extra("torch", "locating in a torch module"):
@@ -33,13 +33,6 @@ _ROTARY: Final = re.compile(r"apply_\w*(?:rotary|rope)\w*")
 _CACHES: Final = ("past_key_values", "past_key_value", "layer_past")
 _OnOutput = Callable[[Boundary, Any], Any]
 """From a boundary and its output to the output to go on with, or None for the same."""
-Activations = dict[Boundary, list[torch.Tensor]]
-"""By boundary, in the order of execution, the output of each sequence, [tokens, features].
-
-Whole numbers are a router's choices: they are handed on with its weights, and are no numbers to compare.
-"""
-_HEADS_FIRST: Final = frozenset({"rotary", "kv_cache"})
-"""Operators whose outputs are [sequences, heads, tokens, ...] even where there are as many heads as tokens."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -71,12 +64,7 @@ class TorchKernel:
     @property
     def named(self) -> dict[str, Boundary]:
         """The boundary of each watched module, by the module's name."""
-        leaves = (
-            (name, not any(module.children()) and any(True for _ in module.parameters(recurse=False)))
-            for name, module in self.module.named_modules()
-            if name
-        )
-        return boundaries_of(leaves)
+        return boundaries_in(self.module.named_modules())
 
     @property
     def dtype(self) -> torch.dtype:
@@ -107,25 +95,25 @@ class TorchKernel:
         taken, `added` is added to it; `padding` are tokens of something else, behind the longest.
         """
         ids_of = [torch.as_tensor(np.asarray(sequence.token_ids, dtype=np.int64)) for sequence in sequences]
-        replaced, added = self._apart(replaced), self._apart(added)
-        found: Activations = {}
+        visit = TorchVisit(sequences, self._apart(replaced), self._apart(added), taken=taken)
         logits: list[torch.Tensor] = [torch.empty(0)] * len(sequences)
-        for rows in batches:
-            width = max(len(ids_of[row]) for row in rows) + padding
-            ids = torch.full((len(rows), width), _PAD_TOKEN_ID, dtype=torch.int64)
-            for place, row in enumerate(rows):
-                ids[place, : len(ids_of[row])] = ids_of[row]
-            visit = Visit(found, rows, [len(token_ids) for token_ids in ids_of], width, replaced, added, taken=taken)
-            region = torch.autocast(self.device.type, dtype=self.autocast, enabled=self.autocast is not None)
-            with self._watched(visit), region:
+        region = torch.autocast(self.device.type, dtype=self.autocast, enabled=self.autocast is not None)
+        with self._watched(visit), region:
+            for rows in batches:
+                width = max(len(ids_of[row]) for row in rows) + padding
+                ids = torch.full((len(rows), width), _PAD_TOKEN_ID, dtype=torch.int64)
+                for place, row in enumerate(rows):
+                    ids[place, : len(ids_of[row])] = ids_of[row]
+                visit.begin(rows, width)
                 options = {} if self.cache is None else {"past_key_values": self.cache()}
                 output = self.module(ids.to(self.device), **options)
-            given = getattr(output, "logits", output)
-            if not isinstance(given, torch.Tensor) or given.shape[:2] != ids.shape or given.ndim != 3:
-                got = tuple(given.shape) if isinstance(given, torch.Tensor) else type(given).__name__
-                raise ValueError(f"the model returned {got}, not logits [sequences, tokens, vocabulary]")
-            for place, row in enumerate(rows):
-                logits[row] = given[place, : len(ids_of[row])].float().cpu()
+                given = getattr(output, "logits", output)
+                if not isinstance(given, torch.Tensor) or given.shape[:2] != ids.shape or given.ndim != 3:
+                    got = tuple(given.shape) if isinstance(given, torch.Tensor) else type(given).__name__
+                    raise ValueError(f"the model returned {got}, not logits [sequences, tokens, vocabulary]")
+                for place, row in enumerate(rows):
+                    logits[row] = given[place, : len(ids_of[row])].float().cpu()
+        found = visit.found
         if self.is_fused:
             found = fused(found, lambda parts: [torch.cat(columns, 1) for columns in zip(*parts, strict=True)])
         if added and OUTPUT in added:
@@ -160,7 +148,7 @@ class TorchKernel:
         return found
 
     @contextmanager
-    def _watched(self, visit: Visit) -> Iterator[None]:
+    def _watched(self, visit: TorchVisit) -> Iterator[None]:
         handles = []
         named = self.named
         operators = set(named.values())
@@ -179,11 +167,20 @@ class TorchKernel:
                 handle.remove()
 
 
-def _after(visit: Visit, boundary: Boundary, _: torch.nn.Module, __: tuple[Any, ...], output: Any) -> Any:
+def boundaries_in(modules: Iterable[tuple[str, torch.nn.Module]]) -> dict[str, Boundary]:
+    """`boundaries_of` some named modules."""
+    return boundaries_of(
+        (name, not any(module.children()) and any(True for _ in module.parameters(recurse=False)))
+        for name, module in modules
+        if name
+    )
+
+
+def _after(visit: TorchVisit, boundary: Boundary, _: torch.nn.Module, __: tuple[Any, ...], output: Any) -> Any:
     return visit(boundary, output)
 
 
-def _before(visit: Visit, boundary: Boundary, _: torch.nn.Module, args: tuple[Any, ...]) -> Any:
+def _before(visit: TorchVisit, boundary: Boundary, _: torch.nn.Module, args: tuple[Any, ...]) -> Any:
     changed = visit(boundary, args[0]) if args else None
     return None if changed is None else (changed, *args[1:])
 
@@ -266,90 +263,3 @@ class _SeenCache:
         output = self._cache.update(*args, **options)
         changed = self._visit(output)
         return output if changed is None else changed
-
-
-class Visit:
-    """Actions at each boundary of one forward over the sequences `rows`, padded to `width` tokens.
-
-    Outputs are taken into `found`, then replaced or added to; a router's choices are always replaced.
-    """
-
-    def __init__(
-        self,
-        found: Activations,
-        rows: Sequence[int],
-        lengths: Sequence[int],
-        width: int,
-        replaced: Activations | None,
-        added: Activations | None,
-        *,
-        taken: bool,
-    ) -> None:
-        self._found, self._rows, self._lengths, self._width = found, rows, lengths, width
-        self._replaced, self._added, self._taken = replaced, added, taken
-        self._parts: Counter[Boundary] = Counter()
-
-    def __call__(self, boundary: Boundary, output: Any) -> Any:
-        """Take a module's output; returns the one to go on with, or None for the same."""
-        if isinstance(output, tuple | list):
-            members = [self(boundary, member) if isinstance(member, torch.Tensor) else None for member in output]
-            if all(member is None for member in members):
-                return None
-            return type(output)(old if new is None else new for old, new in zip(output, members, strict=True))
-        if not isinstance(output, torch.Tensor) or output.dtype == torch.bool:
-            return None
-        if not output.is_floating_point() and boundary.operator != "router":
-            return None
-        if output.ndim > 2 and output.shape[:2] == (1, self._width):  # the same for every sequence, as angles are
-            output = output.expand(len(self._rows), *output.shape[1:])
-        axes = self._axes(output, heads_first=boundary.operator in _HEADS_FIRST)
-        if axes is None:
-            return None
-        key = replace(boundary, part=self._parts[boundary])
-        self._parts[boundary] += 1
-        view = axes(output)
-        if self._taken:
-            outputs = self._found.setdefault(key, [torch.empty(0)] * len(self._lengths))
-            for place, row in enumerate(self._rows):
-                outputs[row] = view[place, : self._lengths[row]].flatten(1).detach().clone()
-        return self._changed(key, output, axes)
-
-    def _changed(self, key: Boundary, output: torch.Tensor, axes: Callable[[torch.Tensor], torch.Tensor]) -> Any:
-        new = (self._replaced or self._added or {}).get(key)
-        features = output[0].numel() // self._width if output.shape[0] == len(self._rows) else output[0].numel()
-        if new is None or any(new[row].numel() != self._lengths[row] * features for row in self._rows):
-            return None
-        # Padding gets nothing of a kernel whose numbers may not be finite: masked attention would pass NaN on.
-        written = self._replaced is not None or not output.is_floating_point()
-        changed = (
-            torch.zeros_like(output, memory_format=torch.contiguous_format)
-            if self._replaced
-            else output.clone(memory_format=torch.contiguous_format)
-        )
-        view = axes(changed)
-        for place, row in enumerate(self._rows):
-            target = view[place, : self._lengths[row]]
-            value = new[row].to(device=target.device, dtype=torch.float32).reshape(target.shape)
-            target.copy_(value if written else target.float() + value)
-        return changed
-
-    def _axes(self, tensor: torch.Tensor, *, heads_first: bool) -> Callable[[torch.Tensor], torch.Tensor] | None:
-        """Return a function that views a tensor as [sequences, tokens, ...]; None if it does not have these axes."""
-        batch, width, shape = len(self._rows), self._width, tensor.shape
-        if heads_first and len(shape) == 4 and shape[0] == batch and shape[2] == width:
-            return _heads_first
-        if len(shape) >= 3 and shape[0] == batch and shape[1] == width:
-            return _same
-        if len(shape) == 4 and shape[0] == batch and shape[2] == width:
-            return _heads_first
-        if len(shape) >= 2 and shape[0] == batch * width:
-            return lambda flat: flat.view(batch, width, *shape[1:])
-        return None
-
-
-def _same(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor
-
-
-def _heads_first(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.transpose(1, 2)

@@ -21,7 +21,8 @@ from kc_otel.diagnose.above_noise import Measured
 from kc_otel.diagnose.boundaries import OUTPUT, SAMPLER, Boundary, fused, in_order
 from kc_otel.diagnose.captures import relative_error
 from kc_otel.diagnose.token_sequences import TokenSequence
-from kc_otel.diagnose.torch_kernel import Activations, TorchKernel
+from kc_otel.diagnose.torch_kernel import TorchKernel
+from kc_otel.diagnose.visits import Activations
 from kc_otel.diagnose.vllm_kernel import WatchedKernel
 
 with extra("torch", "locating in a torch module"):

@@ -19,11 +19,11 @@ import numpy as np
 
 from kc_otel._extras import extra
 from kc_otel.contract.slices import Scalar
-from kc_otel.diagnose.boundaries import HEAD, INPUT_OF, OUTPUT, Boundary, boundaries_of, layer_of
+from kc_otel.diagnose.boundaries import HEAD, INPUT_OF, OUTPUT, Boundary, layer_of
 from kc_otel.diagnose.same_checkpoint import complete_layers
 from kc_otel.diagnose.token_sequences import TokenSequence, chat_encoder
-from kc_otel.diagnose.torch_kernel import Activations, TorchKernel
-from kc_otel.diagnose.vllm_visit import EngineVisit
+from kc_otel.diagnose.torch_kernel import TorchKernel, boundaries_in
+from kc_otel.diagnose.visits import Activations, EngineVisit
 
 with extra("torch", "locating in an engine"):
     import torch
@@ -116,11 +116,7 @@ class VllmKernel:
         modules: dict[tuple[int, int | None], tuple[str, torch.nn.Module]] = {}
         for name, module in self.module.named_modules(remove_duplicate=False):
             modules.setdefault((id(module), layer_of(name)), (name, module))
-        return boundaries_of(
-            (name, not any(module.children()) and any(True for _ in module.parameters(recurse=False)))
-            for name, module in modules.values()
-            if name
-        )
+        return boundaries_in(modules.values())
 
     @property
     def dtype(self) -> torch.dtype:

@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any, Final
 
 from kc_otel.contract.model import Contract
 from kc_otel.contract.slices import Scalar
-from kc_otel.record.kernel import Kernel
 from kc_otel.record.recorder import Recorder
 from kc_otel.record.work import Processing, Weights
 from kc_otel.recordings.scoring import Scorer, hf_scorer
@@ -64,7 +63,7 @@ class KernelContractCallback(TrainerCallback):  # type: ignore[misc]
     over processes (FSDP, DeepSpeed) cannot be run by one of them, which is counted as dropped.
 
     Args:
-        contract: The contract, the path of its YAML file, or a recorder that has one.
+        contract: The contract, the path of its YAML file, or a recorder that has one, and knows the kernels' versions.
         score: The inference kernel.
         samples: Sequences to score, or a function that returns new ones for each comparison.
         every: Optimizer steps between comparisons; None to compare at each evaluation.
@@ -72,12 +71,9 @@ class KernelContractCallback(TrainerCallback):  # type: ignore[misc]
         weights: Returns the optimizer step whose weights the inference kernel has, after `sync`; None if unknown.
         processing: Temperature, top_p, top_k and min_p that both kernels apply.
         batch_size: Sequences of one forward.
-        train: The training kernel's version; None for what the contract declares. Not with a recorder.
-        inference: The inference kernel's version, likewise.
 
     Raises:
         ValueError: If a number is not positive or the contract is not valid.
-        TypeError: If kernels are given with a recorder.
         OSError: If the contract cannot be read.
     """
 
@@ -92,18 +88,11 @@ class KernelContractCallback(TrainerCallback):  # type: ignore[misc]
         weights: Callable[[], Weights] | None = None,
         processing: Processing | None = None,
         batch_size: int = 16,
-        train: Kernel | None = None,
-        inference: Kernel | None = None,
     ) -> None:
         for name, value in (("every", every), ("batch_size", batch_size)):
             if value is not None and value < 1:
                 raise ValueError(f"{name}: {value!r} is not 1 or more")
-        if isinstance(contract, Recorder):
-            if train is not None or inference is not None:
-                raise TypeError("train, inference: the recorder has its kernels; give them to the recorder")
-            self.recorder = contract
-        else:
-            self.recorder = Recorder(contract, train=train, inference=inference)
+        self.recorder = contract if isinstance(contract, Recorder) else Recorder(contract)
         self._score = score
         self._samples = samples
         self._every = every

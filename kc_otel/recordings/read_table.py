@@ -130,23 +130,23 @@ _VARYING_PART: Final = re.compile(r"[-+]?\d[\d.,e+-]*|\b(?:nan|inf)\b")
 
 @dataclass(slots=True)
 class Problems:
-    """Problems of a file: the first occurrence of each fault, and a count."""
+    """Faults of a file's rows by kind: how many there are, and a sentence about the first of each."""
 
-    source: str
-    _first: dict[str, str] = field(default_factory=dict)
-    _count: Counter[str] = field(default_factory=Counter)
+    source: str = ""
+    counts: Counter[str] = field(default_factory=Counter)
+    first: dict[str, str] = field(default_factory=dict)
 
-    def add(self, sentence: str, *, times: int = 1) -> None:
-        """Note a fault, and that it occurs so many times; sentences that differ in numbers alone are one fault."""
-        kind = _VARYING_PART.sub("#", sentence)
-        self._first.setdefault(kind, sentence)
-        self._count[kind] += times
+    def add(self, sentence: str, *, kind: str = "", times: int = 1) -> None:
+        """Note a fault, and that it occurs so many times; without a kind, numbers alone make no other fault."""
+        kind = kind or _VARYING_PART.sub("#", sentence)
+        self.first.setdefault(kind, f"{self.source}: {sentence}" if self.source else sentence)
+        self.counts[kind] += times
 
     def all(self) -> tuple[str, ...]:
-        """Return a sentence for each fault."""
+        """Return a sentence for each kind."""
         return tuple(
-            f"{self.source}: {first}" + (f" ({more:,} more like this)" if (more := self._count[kind] - 1) else "")
-            for kind, first in self._first.items()
+            first + (f" ({more:,} more like this)" if (more := self.counts[kind] - 1) else "")
+            for kind, first in self.first.items()
         )
 
 
@@ -164,38 +164,30 @@ class LinesRead:
 def read_jsonl(path: Path, columns: Mapping[str, str] | None, read: LinesRead | None = None) -> RaggedTable:
     """Read the objects of a .jsonl file, line by line; everything that is wrong is one RecordingError."""
     problems = Problems(str(path))
-
-    def rows() -> Iterator[tuple[str, Mapping[str, Any]]]:
-        for number, text in lines(path, read):
-            try:
-                row = read_json_text(text)
-            except ValueError as error:
-                problems.add(f"line {number}: is not JSON ({error}); every line is one object")
-                continue
-            if isinstance(row, dict):
-                yield f"line {number}", row
-            else:
-                problems.add(f"line {number}: is {type(row).__name__}, not an object with one sequence")
-
-    return table_of_rows(rows(), columns, problems)
+    rows = ((f"line {number}", row) for number, row in records(path, read, problems))
+    return table_of_rows(rows, columns, problems)
 
 
 def table_of_rows(
-    rows: Iterable[tuple[str, Mapping[str, Any]]], columns: Mapping[str, str] | None, problems: Problems
+    rows: Iterable[tuple[str, Mapping[str, Any]]],
+    columns: Mapping[str, str] | None,
+    problems: Problems,
+    names: Mapping[str, str] | None = None,
 ) -> RaggedTable:
-    """Put rows, a place for messages and values by column, into arrays; the first row has every column."""
-    names: dict[str, str] = {}
+    """Put rows, a place for messages and values by column, into arrays.
+
+    `names` are what `resolve` returns; without them the first row has every column.
+    """
     parts: dict[str, list[NDArray[Any]]] = {}
     attributes: list[Mapping[str, Scalar]] = []
     unread: dict[str, str] = {}
     places: list[str] = []
     for place, row in rows:
-        if not names:
+        if names is None:
             names = _resolved(problems.source, row, columns)
-            parts = {role: [] for role in names}
         for role, name in names.items():
-            parts[role].append(_numbers(role, name, row.get(name), place, problems))
-        given = _row_attributes(row, names)
+            parts.setdefault(role, []).append(_numbers(role, name, row.get(name), place, problems))
+        given = _row_attributes(row, names, place, problems)
         attributes.append(with_prompt(scalars_of(given), given))
         for name in given.keys() - attributes[-1].keys() - unread.keys():
             if given[name] is not None:
@@ -205,7 +197,7 @@ def table_of_rows(
         problems.add("has no sequence; write one object or row for each")
     if problems.all():
         raise RecordingError(*problems.all())
-    return RaggedTable(problems.source, parts, names, attributes, places.__getitem__, unread)
+    return RaggedTable(problems.source, parts, names or {}, attributes, places.__getitem__, unread)
 
 
 def first_record(path: Path) -> dict[str, Any] | None:
@@ -215,17 +207,25 @@ def first_record(path: Path) -> dict[str, Any] | None:
     return None
 
 
-def records(path: Path, read: LinesRead | None = None) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield each line's object, with its place for messages, one at a time: a file's size does not matter."""
+def records(
+    path: Path, read: LinesRead | None = None, problems: Problems | None = None
+) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Yield each line's number and object, one at a time: a file's size does not matter.
+
+    A line that holds none is noted in `problems`; without these it is a RecordingError.
+    """
     for number, line in lines(path, read):
-        place = f"{path}:{number}"
         try:
             record = read_json_text(line)
+            said = "" if isinstance(record, dict) else f"is not a JSON object but {type(record).__name__}"
         except ValueError as error:
-            raise RecordingError(f"{place}: is not JSON ({error}); is the file still being written?") from None
-        if not isinstance(record, dict):
-            raise RecordingError(f"{place}: is not a JSON object but {type(record).__name__}")
-        yield place, record
+            said = f"is not JSON ({error}); every line is one object; is the file still being written?"
+        if not said:
+            yield number, record
+        elif problems is None:
+            raise RecordingError(f"{path}:{number}: {said}")
+        else:
+            problems.add(f"line {number}: {said}")
 
 
 def scalars_of(values: Mapping[str, Any]) -> dict[str, Scalar]:
@@ -278,6 +278,8 @@ def _resolved(source: str, row: Mapping[str, Any], columns: Mapping[str, str] | 
 def _numbers(role: str, name: str, value: Any, place: str, problems: Problems) -> NDArray[Any]:
     if role == "advantages" and isinstance(value, int | float):
         value = [value]
+    if isinstance(value, np.ndarray) and value.dtype.kind in "biuf":
+        return value
     if isinstance(value, list):
         with suppress(ValueError, TypeError, OverflowError):
             # None becomes NaN, which is told of with its place when the columns are put together
@@ -289,17 +291,21 @@ def _numbers(role: str, name: str, value: Any, place: str, problems: Problems) -
     return np.empty(0)
 
 
-def _row_attributes(row: Mapping[str, Any], names: Mapping[str, str]) -> Mapping[str, Any]:
+def _row_attributes(row: Mapping[str, Any], names: Mapping[str, str], place: str, problems: Problems) -> dict[str, Any]:
     """Return a row's attributes: its other columns, and the content of `attributes`."""
     found = {name: value for name, value in row.items() if name not in names.values()}
     written = found.pop(ATTRIBUTES, None)
-    if isinstance(written, str):  # as a column of .parquet has it
-        written = read_json_text(written)
-    return found | written if isinstance(written, dict) else found
+    if isinstance(written, str):  # as columns of .npz and .parquet have it
+        with suppress(ValueError):
+            written = read_json_text(written)
+    if written is not None and not isinstance(written, dict):
+        problems.add(f"{place}: {ATTRIBUTES}: {_short(written)} is not a JSON object")
+        return found
+    return found | (written or {})
 
 
 def _short(value: Any) -> str:
-    text = json.dumps(value, default=str)
+    text = json.dumps(value.tolist() if isinstance(value, np.ndarray) else value, default=str)
     return text if len(text) <= 40 else text[:37] + "..."
 
 
@@ -327,8 +333,35 @@ def read_parquet(path: Path, columns: Mapping[str, str] | None) -> RaggedTable:
 
 
 def read_npz(path: Path, columns: Mapping[str, str] | None) -> RaggedTable:
-    """Read the arrays of a .npz file; nothing in it is unpickled."""
-    source = str(path)
+    """Read the arrays of a .npz file, padded or packed, as rows; nothing in it is unpickled."""
+    arrays, problems = _arrays(path), Problems(str(path))
+    names = resolve(problems.source, arrays, columns)
+    lengths, shape = _layout(arrays, names, problems)
+    given = arrays.pop(names.pop("lengths", ""), None)
+    if shape and given is not None and not problems.all():
+        names[f"{MASK} of lengths"] = "lengths"
+        arrays["lengths"] = np.arange(shape[1]) < np.asarray(given)[:, None]
+    if "token_ids" in names and arrays[names["token_ids"]].dtype.kind == "U":
+        del names["token_ids"]
+    role_of = {name: role for role, name in names.items()}
+    values: dict[str, Sequence[Any]] = {}
+    unread: dict[str, str] = {}
+    for name, array in arrays.items():
+        held = f"holds {'text' if array.dtype.kind == 'U' else array.dtype} of shape {array.shape}"
+        if (found := _by_row(name, array, role_of.get(name), lengths, shape)) is not None:
+            values[name] = found
+        elif name in role_of:
+            problems.add(f"{name}: {held}, not a number for each of {lengths.sum():,} tokens in {lengths.size:,} rows")
+        else:
+            unread[name] = f"{held}, not a plain value for each of {lengths.size:,} rows"
+    if problems.all():
+        raise RecordingError(*problems.all())
+    rows = ((f"row {row}", {name: of[row] for name, of in values.items()}) for row in range(lengths.size))
+    table = table_of_rows(rows, columns, problems, names)
+    return replace(table, unread={**table.unread, **unread})
+
+
+def _arrays(path: Path) -> dict[str, NDArray[Any]]:
     try:
         # Opened here: of an archive that is broken, NumPy leaves the file open.
         with path.open("rb") as content:
@@ -337,124 +370,63 @@ def read_npz(path: Path, columns: Mapping[str, str] | None) -> RaggedTable:
             with np.load(content, allow_pickle=False) if is_one else nullcontext() as file:
                 arrays = {} if file is None else {name: file[name] for name in file.files}
     except OSError as error:
-        raise RecordingError(f"{source}: cannot be read ({error.strerror or error})") from None
+        raise RecordingError(f"{path}: cannot be read ({error.strerror or error})") from None
     except ValueError as error:
         raise RecordingError(
-            f"{source}: cannot be read ({error}); arrays of Python objects are not: save rows of different lengths "
+            f"{path}: cannot be read ({error}); arrays of Python objects are not: save rows of different lengths "
             f"packed, one after the other, with an array `lengths`"
         ) from None
     except Exception as error:  # noqa: BLE001 - zipfile and NumPy raise what they like for a broken archive
-        raise RecordingError(f"{source}: is not a .npz file ({error})") from None
+        raise RecordingError(f"{path}: is not a .npz file ({error})") from None
     if not is_one:
-        raise RecordingError(f"{source}: is not a .npz file, whatever its name says; numpy.savez writes one")
-    names = resolve(source, arrays, columns)
-    chosen = {role: arrays[name] for role, name in names.items()}
-    problems = Problems(source)
-    lengths = _lengths(chosen, names, problems)
-    shape = chosen[_leading(chosen)].shape[:2]
-    rows = {
-        role: part
-        for role, array in chosen.items()
-        if role != "lengths" and (part := _rows(role, array, shape, lengths, names, problems)) is not None
-    }
-    others = {name: array for name, array in arrays.items() if name not in names.values()}
-    attributes, unread = _attributes(others, lengths.size, problems)
-    if problems.all():
-        raise RecordingError(*problems.all())
-    prompts = {name: of for name, of in others.items() if name in PROMPT_IDS and of.shape[:1] == lengths.shape}
-    attributes = tuple(
-        with_prompt(row, {name: ids[place] for name, ids in prompts.items()}) for place, row in enumerate(attributes)
-    )
-    if chosen[_leading(chosen)].ndim > 1 + (_leading(chosen) in LOGITS) and "lengths" in chosen:
-        rows[f"{MASK} of lengths"] = list(np.arange(shape[1]) < np.asarray(chosen["lengths"])[:, None])
-        names[f"{MASK} of lengths"] = names["lengths"]
-    return RaggedTable(source, rows, names, attributes, lambda row: f"row {row}", unread)
+        raise RecordingError(f"{path}: is not a .npz file, whatever its name says; numpy.savez writes one")
+    return arrays
 
 
-def _leading(chosen: Mapping[str, NDArray[Any]]) -> str:
-    """The role whose shape says how the file is laid out."""
-    return "train" if "train" in chosen else "train_logits"
-
-
-def _lengths(chosen: Mapping[str, NDArray[Any]], names: Mapping[str, str], problems: Problems) -> NDArray[np.int64]:
-    """Numbers stored of each row, padding included."""
-    role = _leading(chosen)
-    leading = chosen[role]
-    flat = leading.ndim == 1 + (role in LOGITS)
-    given = chosen.get("lengths")
+def _layout(
+    arrays: Mapping[str, NDArray[Any]], names: Mapping[str, str], problems: Problems
+) -> tuple[NDArray[np.int64], tuple[int, ...]]:
+    """Numbers stored of each row, padding included, and the shape of padded rows; () where rows are packed."""
+    role = "train" if "train" in names else LOGITS[0]
+    leading, tail = arrays[names[role]], int(role in LOGITS)
+    given = arrays[names["lengths"]] if "lengths" in names else None
     whole = given is not None and given.ndim == 1 and given.dtype.kind in "iu" and given.min(initial=0) >= 0
-    if not flat:
-        if leading.ndim != 2 + (role in LOGITS):
-            problems.add(f"{names[role]}: shape {leading.shape} is neither padded [S, T] nor packed [N]")
-            return np.zeros(0, dtype=np.int64)
-        sequences, width = leading.shape[:2]
-        if given is not None and not (whole and given.size == sequences and given.max(initial=0) <= width):
-            problems.add(f"{names['lengths']}: {_shown(given)} are not {sequences} whole numbers from 0 to {width}")
-        return np.full(sequences, width, dtype=np.int64)
-    if given is None:
-        return np.array([leading.shape[0]], dtype=np.int64)
-    if not (whole and int(given.sum()) == leading.shape[0]):
+    if leading.ndim == 1 + tail:
+        total = leading.shape[0]
+        if given is None or (whole and int(given.sum()) == total):
+            return np.array([total] if given is None else given, dtype=np.int64), ()
         problems.add(
-            f"{names['lengths']}: {_shown(given)} do not add up to the {leading.shape[0]} numbers of {names[role]}: "
+            f"{names['lengths']}: {_shown(given)} do not add up to the {total} numbers of {names[role]}: "
             f"write one whole number per sequence"
         )
-        return np.array([leading.shape[0]], dtype=np.int64)
-    return given.astype(np.int64)
+        return np.array([total]), ()
+    if leading.ndim != 2 + tail:
+        problems.add(f"{names[role]}: shape {leading.shape} is neither padded [S, T] nor packed [N]")
+        return np.zeros(0, dtype=np.int64), ()
+    sequences, width = shape = leading.shape[:2]
+    if given is not None and not (whole and given.size == sequences and given.max(initial=0) <= width):
+        problems.add(f"{names['lengths']}: {_shown(given)} are not {sequences} whole numbers from 0 to {width}")
+    return np.full(sequences, width, dtype=np.int64), shape
 
 
-def _rows(
-    role: str,
-    array: NDArray[Any],
-    shape: tuple[int, ...],
-    lengths: NDArray[np.int64],
-    names: Mapping[str, str],
-    problems: Problems,
-) -> list[NDArray[Any]] | None:
-    """A role's numbers of each row; `shape` is that of the padded rows, where they are padded."""
-    tail = 1 if role in LOGITS else 0
-    stored = int(lengths.sum())
-    if array.dtype.kind not in "biuf":
-        if role == "token_ids":  # text under one of its names: an attribute at best
+def _by_row(
+    name: str, array: NDArray[Any], role: str | None, lengths: NDArray[np.int64], shape: tuple[int, ...]
+) -> Sequence[Any] | None:
+    """Each row's part of an array, a row's tokens or its plain value; None where it has another shape."""
+    of_rows = array.shape[:1] == lengths.shape
+    if role is not None and array.dtype.kind in "biuf":
+        axes = 1 + (role in LOGITS)
+        if shape and array.ndim == 1 + axes and array.shape[:2] == shape:
+            return list(array)
+        if array.ndim == axes and array.shape[0] == lengths.sum():
+            return np.split(array, np.cumsum(lengths)[:-1])
+        if role != "advantages":
             return None
-        problems.add(f"{names[role]}: holds {array.dtype}, not numbers")
-        return None
-    if array.ndim == 2 + tail and array.shape[:2] == shape:
+    if of_rows and name in PROMPT_IDS:
         return list(array)
-    if array.ndim == 1 + tail and array.shape[0] == stored:
-        return np.split(array, np.cumsum(lengths)[:-1])
-    if role == "advantages" and array.shape == (lengths.size,):
-        return list(array[:, None])
-    problems.add(f"{names[role]}: shape {array.shape} does not go with {lengths.size} rows of {stored} numbers in all")
+    if array.shape in {lengths.shape, ()} and array.dtype.kind in "biufU":
+        return list(np.broadcast_to(array, lengths.shape).tolist())
     return None
-
-
-def _attributes(
-    others: Mapping[str, NDArray[Any]], rows: int, problems: Problems
-) -> tuple[tuple[Mapping[str, Scalar], ...], Mapping[str, str]]:
-    """Attributes of each row; a single value is every row's. And the arrays that are none, with the reason."""
-    columns: dict[str, list[Any]] = {}
-    unread: dict[str, str] = {}
-    for name, array in others.items():
-        if name == ATTRIBUTES:
-            continue
-        if array.shape in {(rows,), ()} and array.dtype.kind in "biufU":
-            columns[name] = np.broadcast_to(array, rows).tolist()
-        else:
-            kind = "text" if array.dtype.kind == "U" else array.dtype
-            unread[name] = f"holds {kind} of shape {array.shape}, not a plain value for each of {rows:,} rows"
-    found: list[dict[str, Scalar]] = [{name: values[row] for name, values in columns.items()} for row in range(rows)]
-    written = others.get(ATTRIBUTES)
-    if written is None:
-        return tuple(found), unread
-    if written.shape != (rows,) or written.dtype.kind != "U":
-        problems.add(f"{ATTRIBUTES}: {_shown(written)} are not {rows} JSON objects, one per row")
-        return tuple(found), unread
-    for row, (into, text) in enumerate(zip(found, written.tolist(), strict=True)):
-        try:
-            into.update(read_json_text(text))
-        except ValueError as error:
-            problems.add(f"row {row}: {ATTRIBUTES}: {text!r} is not a JSON object ({error})")
-    return tuple(found), unread
 
 
 def _shown(array: NDArray[Any]) -> str:

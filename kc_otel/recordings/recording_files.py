@@ -18,6 +18,7 @@ from kc_otel.recordings.read_table import (
     ATTRIBUTES,
     LOGITS,
     LinesRead,
+    Problems,
     RaggedTable,
     arrow,
     read_jsonl,
@@ -61,23 +62,20 @@ def load_own(path: Path, columns: Mapping[str, str] | None, read: LinesRead | No
 def _trainers(path: Path, columns: Mapping[str, str] | None) -> Recording:
     """Read what a trainer wrote, or a recording of one's own where no trainer did."""
     # The importers read recordings of one's own with what is above.
-    from kc_otel.recordings.importers import trainer_formats as formats  # noqa: PLC0415
-    from kc_otel.recordings.importers.imported import Refusals  # noqa: PLC0415
+    from kc_otel.recordings.importers import trainer_files  # noqa: PLC0415
 
-    refusals = Refusals()
+    refusals = Problems()
     try:
-        if path.is_file() and formats.format_of(path) == "generic":
+        if path.is_file() and trainer_files.format_of(path) == "generic":
             return load_own(path, columns)
-        files = formats.files_of([path])
-        rows = [row for file in files for row in formats.read_file(file, refusals, columns=columns)]
+        files = trainer_files.files_of([path])
+        rows = [row for file in files for row in trainer_files.read_file(file, refusals, columns=columns)]
     except OSError as error:
         raise RecordingError(str(error)) from None
-    if faults := [
-        f"{refusals.first[reason]}" + (f" ({more:,} more like this)" if (more := count - 1) else "")
-        for reason, count in sorted(refusals.counts.items())
-        if reason in {"no_logprobs", "shape_mismatch"}
-    ]:
-        raise RecordingError(*faults)
+    masked = refusals.counts["no_tokens"]
+    if refusals.counts.keys() - {"no_tokens"}:
+        refusals.first.pop("no_tokens", None)
+        raise RecordingError(*refusals.all())
     if not rows:
         raise RecordingError(f"{path}: holds no sequence with a token that counts")
     columns_of = {"train": [row.train if row.train_kept is None else row.train + row.train_kept for row in rows]}
@@ -87,7 +85,7 @@ def _trainers(path: Path, columns: Mapping[str, str] | None) -> Recording:
             columns_of[role] = values
     names = {"train": "train log-probabilities", "inference": "inference log-probabilities"}
     table = RaggedTable(str(path), columns_of, names, [row.attributes for row in rows], "sequence {}".format)
-    return replace(assembled(table), masked=({},) * sum(refusals.counts.values()))
+    return replace(assembled(table), masked=({},) * masked)
 
 
 def save_recording(recording: Recording, path: str | Path) -> None:

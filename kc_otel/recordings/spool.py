@@ -14,8 +14,8 @@ import logging
 import os
 import sqlite3
 import time
-from collections.abc import Iterable, Sequence
-from contextlib import ExitStack
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, Self
@@ -197,38 +197,43 @@ class SpoolReader:
 
 def _connect(path: Path, max_bytes: int | None = None) -> sqlite3.Connection:
     """Open or create a spool, of at most so many bytes where it is written."""
+    other = SpoolError(f"{path}: is a database of something else; give the spool a file of its own")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        # Prompts and answers of users: for the account that serves, whatever its umask is. SQLite gives the files
-        # beside it the same mode.
-        os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
-        with ExitStack() as unless_it_works:
-            connection = sqlite3.connect(path, isolation_level=None, timeout=_RETRY_SECONDS, check_same_thread=False)
-            unless_it_works.callback(connection.close)
-            _prepare(path, connection, max_bytes)
-            unless_it_works.pop_all()
+        with private_database(path, _APPLICATION_ID, _TABLE, other) as connection:
+            connection.execute("PRAGMA journal_mode=WAL")
+            connection.execute("PRAGMA synchronous=NORMAL")
+            connection.execute(f"PRAGMA wal_autocheckpoint={_WAL_PAGES}")
+            if max_bytes is not None:
+                page = connection.execute("PRAGMA page_size").fetchone()[0]
+                connection.execute(f"PRAGMA max_page_count={max(max_bytes, MIN_BYTES) // page}")
     except (sqlite3.Error, OSError) as error:
         raise _unusable(path, error) from error
     return connection
 
 
-def _prepare(path: Path, connection: sqlite3.Connection, max_bytes: int | None) -> None:
-    """Make an empty database into a spool; refuse one that is something else."""
-    tables = connection.execute("SELECT count(*) FROM sqlite_schema").fetchone()[0]
-    if tables and connection.execute("PRAGMA application_id").fetchone()[0] != _APPLICATION_ID:
-        raise SpoolError(f"{path}: is a database of something else; give the spool a file of its own")
-    connection.execute("PRAGMA journal_mode=WAL")
-    connection.execute("PRAGMA synchronous=NORMAL")
-    connection.execute(f"PRAGMA wal_autocheckpoint={_WAL_PAGES}")
-    connection.execute("PRAGMA secure_delete=ON")  # what is removed is overwritten: it is what people asked and got
-    if not tables:
-        connection.execute("BEGIN IMMEDIATE")
-        with connection:
-            connection.execute(_TABLE)
-            connection.execute(f"PRAGMA application_id={_APPLICATION_ID}")
-    if max_bytes is not None:
-        page = connection.execute("PRAGMA page_size").fetchone()[0]
-        connection.execute(f"PRAGMA max_page_count={max(max_bytes, MIN_BYTES) // page}")
+@contextmanager
+def private_database(path: Path, application_id: int, table: str, other: Exception) -> Iterator[sqlite3.Connection]:
+    """Open or create a database of one kind, closed if the block raises; `other` is raised for another kind.
+
+    It holds prompts and answers of users: it is for the account that serves, whatever its umask is, SQLite gives the
+    files beside it the same mode, and what is removed is overwritten.
+    """
+    os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
+    with ExitStack() as unless_it_works:
+        connection = sqlite3.connect(path, isolation_level=None, timeout=_RETRY_SECONDS, check_same_thread=False)
+        unless_it_works.callback(connection.close)
+        tables = connection.execute("SELECT count(*) FROM sqlite_schema").fetchone()[0]
+        if tables and connection.execute("PRAGMA application_id").fetchone()[0] != application_id:
+            raise other
+        connection.execute("PRAGMA secure_delete=ON")
+        if not tables:
+            connection.execute("BEGIN IMMEDIATE")
+            with connection:
+                connection.execute(table)
+                connection.execute(f"PRAGMA application_id={application_id}")
+        yield connection
+        unless_it_works.pop_all()
 
 
 def _forget(connection: sqlite3.Connection, numbers: Iterable[int]) -> None:

@@ -14,7 +14,7 @@ import os
 import secrets
 import sqlite3
 from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import ExitStack, closing
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -29,6 +29,7 @@ from kc_otel.contract.registry.clause_metrics import DERIVED
 from kc_otel.contract.slices import ALL
 from kc_otel.record.measure.sampled import SEQUENCE, TOKEN, log_ratio
 from kc_otel.recordings.request import SampledRequest
+from kc_otel.recordings.spool import private_database
 
 _TABLE: Final = """CREATE TABLE IF NOT EXISTS worst (
     contract TEXT NOT NULL,
@@ -40,7 +41,6 @@ _TABLE: Final = """CREATE TABLE IF NOT EXISTS worst (
     request_id TEXT NOT NULL,
     content TEXT NOT NULL
 ) STRICT"""
-_SALT: Final = "CREATE TABLE IF NOT EXISTS salt (value BLOB NOT NULL) STRICT"
 _APPLICATION_ID: Final = 0x6B63_5753  # "kcWS"
 _NEUTRAL_VALUE: Final = {"ratio": 1.0, "geometric_ratio": 1.0}
 _MAX_TOKENS: Final = 4096
@@ -153,7 +153,8 @@ def read_worst(path: Path, contract: str, clause: str, slice: str, kernel: str) 
     """Read the stored sequences of a cell, the worst first, of one inference kernel by its fingerprint, or of any."""
     try:
         with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True, timeout=2.0)) as connection:
-            _check(path, connection)
+            if connection.execute("PRAGMA application_id").fetchone()[0] != _APPLICATION_ID:
+                raise _other_file(path)
             rows = connection.execute(
                 "SELECT value, at, request_id, content FROM worst WHERE (contract, clause, slice) = (?, ?, ?) "
                 "AND ? IN ('', kernel) ORDER BY value DESC LIMIT 100",
@@ -175,31 +176,21 @@ def _read(path: Path, rows: Sequence[Any]) -> Iterator[WorstSequence]:
 
 
 def _opened(path: Path) -> tuple[sqlite3.Connection, bytes]:
-    os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
     try:
-        with ExitStack() as unless_it_works:
-            connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
-            unless_it_works.enter_context(closing(connection))
-            if connection.execute("SELECT count(*) FROM sqlite_schema").fetchone()[0]:
-                _check(path, connection)
-            connection.execute("PRAGMA secure_delete=ON")
+        with private_database(path, _APPLICATION_ID, _TABLE, _other_file(path)) as connection:
             connection.execute("BEGIN IMMEDIATE")
             with connection:
-                connection.execute(_TABLE)
-                connection.execute(_SALT)
-                connection.execute(f"PRAGMA application_id={_APPLICATION_ID}")
+                connection.execute("CREATE TABLE IF NOT EXISTS salt (value BLOB NOT NULL) STRICT")
                 if not (row := connection.execute("SELECT value FROM salt").fetchone()):
                     row = (secrets.token_bytes(32),)
                     connection.execute("INSERT INTO salt VALUES (?)", row)
-            unless_it_works.pop_all()
     except sqlite3.Error as error:
         raise OSError(f"{path}: cannot be used ({error}); give a file of its own") from None
     return connection, row[0]
 
 
-def _check(path: Path, connection: sqlite3.Connection) -> None:
-    if connection.execute("PRAGMA application_id").fetchone()[0] != _APPLICATION_ID:
-        raise ValueError(f"{path}: holds no worst sequences; give the file that kc-otel rescore --worst wrote")
+def _other_file(path: Path) -> ValueError:
+    return ValueError(f"{path}: holds no worst sequences; give the file that kc-otel rescore --worst wrote")
 
 
 def _value_of(clause: Clause) -> Callable[[NDArray[np.float64]], float] | None:

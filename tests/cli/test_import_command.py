@@ -74,7 +74,8 @@ def test_a_copy_is_named_and_does_not_count_again(run, tmp_path):
     (step / "rank_1.jsonl").write_bytes((step / "rank_0.jsonl").read_bytes())
     code, out, _ = run("token_exports", "--contract", "contract.yaml", width=300)
     assert code == 0
-    assert "rank_1.jsonl: is a copy of token_exports/step_3/rank_0.jsonl, and does not count again" in out
+    assert "/rank_1.jsonl: is a copy of /" in out
+    assert "/token_exports/step_3/rank_0.jsonl, and does not count again" in out
     assert "1 files exported, 0 failed; of 2 sequences 2 measured: 80 tokens" in out
 
 

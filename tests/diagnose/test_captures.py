@@ -28,7 +28,7 @@ from kc_otel.diagnose.kernel_sources import capture_kernel
 from kc_otel.diagnose.located import NotComparableError
 from kc_otel.diagnose.torch_kernel import TorchKernel
 from tests.diagnose.planted_faults import FAULTS, Model, conversations, pair
-from tests.tools.contracts import contract_of
+from tests.tools.contracts import contract_of, contract_text
 
 CONTRACT = contract_of("planted")
 
@@ -134,11 +134,8 @@ def test_two_machines_need_two_commands_and_one_more(tmp_path, monkeypatch):
     (tmp_path / "kernels.py").write_text(
         "from tests.diagnose.planted_faults import FAULTS, pair\ntrain, infer = pair(FAULTS[2], 1)\n"
     )
-    (tmp_path / "contract.yaml").write_text(
-        "apiVersion: kernel-contract/v1\nkind: KernelContract\nmetadata: {name: planted, version: 1, owner: tests}\n"
-        "kernels: {train: {engine: torch}, inference: {engine: torch}}\n"
-        "statistical: [{id: token-tv, metric: tv_token, limit: 0.01}]\n"
-    )
+    clauses = [{"id": "token-tv", "metric": "tv_token", "limit": 0.01}]
+    (tmp_path / "contract.yaml").write_text(contract_text("planted", statistical=clauses))
     rows = [{"token_ids": sequence.token_ids} for sequence in conversations(6)]
     (tmp_path / "tokens.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
 

@@ -9,20 +9,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from kc_otel.contract.load import load_text
 from kc_otel.diagnose.token_sequences import read_sequences
 from kc_otel.record.kernel import Kernel
 from kc_otel.recordings.request import SampledRequest
 from kc_otel.recordings.spool import Spool, SpoolReader
+from tests.tools.contracts import contract_of
 
-CONTRACT = load_text("""\
-apiVersion: kernel-contract/v1
-kind: KernelContract
-metadata: {name: policy, version: 1, owner: tests}
-kernels: {train: {engine: torch}, inference: {engine: vllm}}
-slices: {code: {where: {task: code}}, prose: {where: {task: prose}}}
-statistical: [{id: token-tv, metric: tv_token, limit: 0.02}]
-""")
+CONTRACT = contract_of(slices={task: {"where": {"task": task}} for task in ("code", "prose")})
 PROGRAM = """\
 asked = []
 def rows(slice):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import json
 from types import SimpleNamespace
 
 import pytest
@@ -105,7 +104,7 @@ def test_the_docstrings_examples_run(trainer, samples, tmp_path, monkeypatch):
     """A trainer with each callback, as a reader would copy it."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("OTEL_METRICS_EXPORTER", "none")
-    (tmp_path / "contract.yaml").write_text(json.dumps(CONTRACT.model_dump(mode="json", by_alias=True)))
+    (tmp_path / "contract.yaml").write_text(CONTRACT.model_dump_json(by_alias=True))
     running = trainer(max_steps=2)
     running.vllm_generation = SimpleNamespace(sync_weights=lambda: None)
     score = hf_scorer(copy.deepcopy(running.model).bfloat16())

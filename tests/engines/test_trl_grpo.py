@@ -5,7 +5,6 @@ The libraries are imported where they are used: collecting the tests is quick, a
 
 from __future__ import annotations
 
-import json
 import shutil
 from collections import Counter
 from functools import partial
@@ -183,7 +182,7 @@ def test_the_docstrings_example_runs(trainer, tmp_path, monkeypatch):
     """A GRPO trainer, instrumented as a reader would copy it."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("OTEL_METRICS_EXPORTER", "none")
-    (tmp_path / "contract.yaml").write_text(json.dumps(contract().model_dump(mode="json", by_alias=True)))
+    (tmp_path / "contract.yaml").write_text(contract().model_dump_json(by_alias=True))
     run_examples("kc_otel.integrations.trl.attach", trainer=trainer(max_steps=2))
 
 

@@ -9,6 +9,7 @@ import sys
 import pytest
 
 from tests.handbook.snippets import HANDBOOK, ROOT, snippets
+from tests.tools.contracts import contract_text
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 
@@ -21,11 +22,8 @@ def test_whole_distributions(tiny_model, tmp_path):
         if snippet.run_by.endswith("::test_whole_distributions")
     )
     (tmp_path / "logits.py").write_text(block.text.replace("Qwen/Qwen2.5-0.5B-Instruct", str(tiny_model)))
-    (tmp_path / "policy.yaml").write_text(
-        "apiVersion: kernel-contract/v1\nkind: KernelContract\nmetadata: {name: p, version: 1, owner: tests}\n"
-        "kernels: {train: {engine: torch}, inference: {engine: vllm}}\n"
-        "numerical: [{id: exact-tv, metric: tv_exact, unit: token, limit: 0.01}]\n"
-    )
+    clauses = [{"id": "exact-tv", "metric": "tv_exact", "unit": "token", "limit": 0.01}]
+    (tmp_path / "policy.yaml").write_text(contract_text(numerical=clauses))
     done = subprocess.run(
         [sys.executable, "logits.py"], check=False, cwd=tmp_path, capture_output=True, text=True, timeout=1500,
         env=os.environ | {"PYTHONPATH": str(ROOT), "OTEL_METRICS_EXPORTER": "none", "VLLM_CPU_KVCACHE_SPACE": "1"},

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from importlib.metadata import version
 
 import numpy as np
@@ -76,7 +75,7 @@ def test_the_docstrings_example_runs(llm, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("OTEL_METRICS_EXPORTER", "none")
     promised = contract(statistical=[{"id": "token-tv", "metric": "tv_token", "unit": "token", "limit": 0.05}])
-    (tmp_path / "contract.yaml").write_text(json.dumps(promised.model_dump(mode="json", by_alias=True)))
+    (tmp_path / "contract.yaml").write_text(promised.model_dump_json(by_alias=True))
     run_examples("kc_otel.integrations.vllm.instrumentor", llm=llm, prompts=TEXTS)
 
 

@@ -10,13 +10,9 @@ import torch
 from kc_otel.integrations.slime import slime_hooks
 from kc_otel.integrations.slime.slime_hooks import record_mismatch, record_rollout
 from tests.integrations.test_verl_watch import Recorded
+from tests.tools.contracts import contract_text
 
-CONTRACT = """apiVersion: kernel-contract/v1
-kind: KernelContract
-metadata: {name: policy, version: 1, owner: rl}
-kernels: {train: {engine: megatron}, inference: {engine: sglang}}
-statistical: [{id: token-tv, metric: tv_token, limit: 0.05}]
-"""
+CONTRACT = contract_text(statistical=[{"id": "token-tv", "metric": "tv_token", "limit": 0.05}])
 ARGS = SimpleNamespace(rollout_temperature=0.8, bf16=True, sglang_kv_cache_dtype="fp8_e4m3")
 
 

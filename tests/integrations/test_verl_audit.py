@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 import torch
 
-from kc_otel.contract.load import load_text
 from kc_otel.integrations.verl.audit import audited, pop_audited
 from kc_otel.integrations.verl.first_pass import FirstPassWatch
 from kc_otel.integrations.verl.watch import TrainerWatch
@@ -124,7 +123,7 @@ def run(monkeypatch):
         monkeypatch.setitem(sys.modules, name, module)
     monkeypatch.setenv("KC_OTEL_AUDIT_SHARE", "0.5")
 
-    watch = TrainerWatch(load_text(CONTRACT), into(made))
+    watch = TrainerWatch(CONTRACT, into(made))
     watch.audits._clock = lambda: clock.now
     settings = config(bypass=True, log_prob_use_dynamic_bsz=False, log_prob_micro_batch_size_per_gpu=MICRO_BATCH)
     trainer = SimpleNamespace(config=settings, global_steps=8, actor_rollout_wg=Workers(queue, clock))
@@ -158,7 +157,7 @@ def run(monkeypatch):
 
 def counted_by_a_worker(names, meta):
     """Names of the sequences that a worker counts of an update whose meta has gone to it."""
-    worker = FirstPassWatch(load_text(CONTRACT))
+    worker = FirstPassWatch(CONTRACT)
     worker._audited = pop_audited(dict(meta.extra_info))
     return [name for name in names if worker._counts(name)]
 
@@ -237,4 +236,4 @@ def test_settings_that_are_none_are_refused(monkeypatch, wrong):
     for name, value in wrong.items():
         monkeypatch.setenv(name, value)
     with pytest.raises(ValueError, match="KC_OTEL_AUDIT"):
-        TrainerWatch(load_text(CONTRACT))
+        TrainerWatch(CONTRACT)

@@ -10,7 +10,6 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from kc_otel.contract.load import load_text
 from kc_otel.integrations.verl.first_pass import FirstPassWatch
 from tests.integrations.test_verl_watch import CONTRACT, Given, config, into
 
@@ -122,7 +121,7 @@ def made():
 @pytest.fixture
 def workers(made):
     losses, workers = verl()
-    watch = FirstPassWatch(load_text(CONTRACT), into(made))
+    watch = FirstPassWatch(CONTRACT, into(made))
     watch.attach(losses)
     watch.attach(workers)
     return workers
@@ -213,6 +212,4 @@ def test_nothing_is_raised_into_a_worker(workers, made, caplog):
 
 def test_modules_that_have_changed_are_said():
     with pytest.raises(AttributeError, match="get_policy_loss_fn"):
-        FirstPassWatch(load_text(CONTRACT)).attach(
-            SimpleNamespace(__name__="verl.workers.utils.losses", ppo_loss=print)
-        )
+        FirstPassWatch(CONTRACT).attach(SimpleNamespace(__name__="verl.workers.utils.losses", ppo_loss=print))

@@ -9,19 +9,16 @@ import numpy as np
 import pytest
 import torch
 
-from kc_otel.contract.load import load_text
 from kc_otel.integrations.verl.shared import attributes_of, kernels, processings
 from kc_otel.integrations.verl.watch import TrainerWatch
 from kc_otel.record.telemetry.environment import resource_of_run
+from tests.tools.contracts import contract_of
 
-CONTRACT = """apiVersion: kernel-contract/v1
-kind: KernelContract
-metadata: {name: policy, version: 1, owner: rl}
-kernels: {train: {engine: fsdp}, inference: {engine: vllm}}
-slices: {code: {where: {data_source: code}}}
-assumptions: {reward_range: [0, 1]}
-statistical: [{id: token-tv, metric: tv_token, limit: 0.05}]
-"""
+CONTRACT = contract_of(
+    slices={"code": {"where": {"data_source": "code"}}},
+    assumptions={"reward_range": [0, 1]},
+    statistical=[{"id": "token-tv", "metric": "tv_token", "limit": 0.05}],
+)
 ROWS, WIDTH = 6, 5
 
 
@@ -95,7 +92,7 @@ def made():
 
 @pytest.fixture
 def watch(made):
-    return TrainerWatch(load_text(CONTRACT), into(made))
+    return TrainerWatch(CONTRACT, into(made))
 
 
 def done(*_, **__):

@@ -25,8 +25,14 @@ from kc_otel.integrations.vllm.delivery import (
 )
 from kc_otel.integrations.vllm.engines import EngineCapture, Engines, RequestCapture, kernel_of, logprobs_mode_of
 from kc_otel.integrations.vllm.plugin import configured, described
-from kc_otel.integrations.vllm.request_attributes import HEADERS, RequestHeaders, attributes_of, sources_of
-from kc_otel.integrations.vllm.settings import default_spool, settings_of
+from kc_otel.integrations.vllm.settings import (
+    HEADERS,
+    RequestHeaders,
+    attributes_of,
+    default_spool,
+    settings_of,
+    sources_of,
+)
 from kc_otel.record.kernel import Kernel
 from kc_otel.record.sampling import Sampler
 

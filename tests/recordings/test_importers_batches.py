@@ -12,10 +12,10 @@ import pytest
 import torch
 
 from kc_otel.record.telemetry.counters import RecorderStats
-from kc_otel.recordings.importers import batch_formats
-from kc_otel.recordings.importers.imported import Refusals
+from kc_otel.recordings.importers import pickled_batches
 from kc_otel.recordings.importers.importer import Importer
-from kc_otel.recordings.importers.trainer_formats import format_of, read_file
+from kc_otel.recordings.importers.trainer_files import format_of, read_file
+from kc_otel.recordings.read_table import Problems
 from kc_otel.recordings.recording import RecordingError
 from tests.recordings.test_importers_formats import read
 
@@ -63,7 +63,7 @@ def slime_dump(tmp_path, sides):
 
 def test_slime_dumps_are_read(slime_dump, sides):
     assert format_of(slime_dump) == "slime"
-    refusals = Refusals()
+    refusals = Problems()
     second, first = read_file(slime_dump, refusals, "slime")
     np.testing.assert_array_equal(first.train, sides[0][0])
     np.testing.assert_array_equal(second.inference, sides[1][1, 2:])
@@ -78,7 +78,7 @@ def test_slime_samples_that_cannot_be_compared_are_counted(tmp_path, slime_dump)
     del dump["samples"][0]["log_probs"]
     dump["samples"][1]["rollout_log_probs"] = torch.zeros(WIDTH - 1)
     torch.save(dump, slime_dump)
-    refusals = Refusals()
+    refusals = Problems()
     assert len(list(read_file(slime_dump, refusals, "slime"))) == 1
     assert refusals.counts == {"no_logprobs": 1, "shape_mismatch": 1}
     assert "17.pt: sample 0: has no log_probs; dump with --save-debug-train-data" in refusals.first["no_logprobs"]
@@ -134,7 +134,7 @@ def skyrl_dump(tmp_path, sides, monkeypatch):
 def test_skyrl_dumps_are_read_without_skyrl(skyrl_dump, sides):
     path = skyrl_dump()
     assert format_of(path) == "skyrl"
-    refusals = Refusals()
+    refusals = Problems()
     first, second = read_file(path, refusals, "skyrl")
     np.testing.assert_array_equal(first.train, sides[0][0])
     np.testing.assert_array_equal(second.inference, sides[1][1, 2:])
@@ -144,7 +144,7 @@ def test_skyrl_dumps_are_read_without_skyrl(skyrl_dump, sides):
 
 def test_a_skyrl_token_counts_under_both_masks(skyrl_dump, sides):
     other = plain((np.arange(WIDTH) > 0).astype(np.float64)[None].repeat(3, 0))
-    first, *_ = read_file(skyrl_dump(loss_mask=plain(np.ones((3, WIDTH))), response_mask=other), Refusals(), "skyrl")
+    first, *_ = read_file(skyrl_dump(loss_mask=plain(np.ones((3, WIDTH))), response_mask=other), Problems(), "skyrl")
     np.testing.assert_array_equal(first.train, sides[0][0][1:])
 
 
@@ -224,7 +224,7 @@ def test_what_rolls_correction_and_normalisation_change_is_read_from_before_them
 def test_a_container_of_one_trainer_is_none_of_another(tmp_path, skyrl_dump):
     content = skyrl_dump().read_bytes()
     with pytest.raises(RecordingError, match="_rebuild_tensor_batch"):
-        batch_formats.unpickled(tmp_path, content, "roll")
+        pickled_batches.unpickled(tmp_path, content, "roll")
 
 
 def test_the_importer_takes_each_of_them(slime_dump, skyrl_dump, roll_batch):

@@ -46,7 +46,7 @@ NAN, ROWS = float("nan"), np.full((2, 3), -1.0)
         ({**GOOD, "train_logprobs": [0.0, 0.0]}, "every token is exactly 0 on the training side"),
         ({**GOOD, "inference_logprobs": [-np.inf, -1.0]}, "The inference kernel gives probability 0 to a token"),
         ("{not json", "line 2: is not JSON"),
-        ("[1, 2]", "line 2: is list, not an object"),
+        ("[1, 2]", "line 2: is not a JSON object but list"),
     ],
 )
 def test_a_bad_row_is_named(problems, row, message):
@@ -155,7 +155,7 @@ def test_a_file_with_nothing_in_it(problems, tmp_path):
     assert problems("") == ["has no sequence; write one object or row for each"]
     assert problems({**GOOD, "mask": [0, 0]}) == ["mask leaves no token of any row; 1 means that a token counts"]
     np.savez(tmp_path / "a.npz", train_logprobs=np.zeros((0, 4)), inference_logprobs=np.zeros((0, 4)))
-    with pytest.raises(RecordingError, match="has no token"):
+    with pytest.raises(RecordingError, match="has no sequence"):
         load_recording(tmp_path / "a.npz")
 
 
@@ -173,12 +173,12 @@ def test_a_file_that_is_missing_or_something_else(tmp_path, name):
     [
         ({"lengths": [1]}, r"lengths: int64 \[1\] of shape \(1,\) do not add up to the 2 numbers of train_logprobs"),
         ({"lengths": [1.0, 1.0]}, "lengths: float64"),
-        ({"inference_logprobs": [-1.0]}, r"inference_logprobs: shape \(1,\) does not go with 1 rows of 2 numbers"),
+        ({"inference_logprobs": [-1.0]}, r"inference_logprobs: holds float64 of shape \(1,\), not a number for"),
         ({"train_logprobs": np.zeros((1, 1, 2))}, r"train_logprobs: shape \(1, 1, 2\) is neither padded"),
-        ({"train_logprobs": np.array(["a", "b"])}, "train_logprobs: holds <U1, not numbers"),
+        ({"train_logprobs": np.array(["a", "b"])}, "train_logprobs: holds text of shape"),
         ({"train_logprobs": np.array([[1], [2, 3]], dtype=object)}, "save rows of different lengths packed"),
-        ({"lengths": [1, 1], "attributes": np.array(["{}", "{"])}, "row 1: attributes: '{' is not a JSON object"),
-        ({"lengths": [1, 1], "attributes": np.array([1, 2])}, "attributes: .* are not 2 JSON objects"),
+        ({"lengths": [1, 1], "attributes": np.array(["{}", "{"])}, 'row 1: attributes: "{" is not a JSON object'),
+        ({"lengths": [1, 1], "attributes": np.array([1, 2])}, "row 0: attributes: 1 is not a JSON object"),
         ({"lengths": [1, 1], "advantages": [1.0, np.inf]}, "row 1: advantages: token 0 is inf; an advantage is"),
         (
             {"train_logprobs": ROWS, "inference_logprobs": ROWS, "lengths": [4, 1]},

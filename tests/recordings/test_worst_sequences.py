@@ -9,24 +9,21 @@ from contextlib import closing
 import numpy as np
 import pytest
 
-from kc_otel.contract.load import load_text
 from kc_otel.record.kernel import Kernel
 from kc_otel.recordings.request import SampledRequest
 from kc_otel.recordings.worst_sequences import WorstSequences, read_worst
+from tests.tools.contracts import contract_of
 
-POLICY = """\
-apiVersion: kernel-contract/v1
-kind: KernelContract
-metadata: {name: policy, version: 1, owner: tests}
-kernels: {train: {engine: torch}, inference: {engine: vllm}}
-assumptions: {reward_range: [0, 1]}
-slices: {code: {where: {task: code}}}
-numerical: [{id: logits, metric: logit_half_range, limit: 1}]
-statistical:
-  - {id: token-tv, metric: tv_token, limit: 0.02}
-  - {id: largest, metric: abs_log_ratio, statistic: max, limit: 2}
-  - {id: reward, metric: reward_drift_bound, limit: 0.1}
-"""
+POLICY = contract_of(
+    assumptions={"reward_range": [0, 1]},
+    slices={"code": {"where": {"task": "code"}}},
+    numerical=[{"id": "logits", "metric": "logit_half_range", "limit": 1}],
+    statistical=[
+        {"id": "token-tv", "metric": "tv_token", "limit": 0.02},
+        {"id": "largest", "metric": "abs_log_ratio", "statistic": "max", "limit": 2},
+        {"id": "reward", "metric": "reward_drift_bound", "limit": 0.1},
+    ],
+)
 NOW = 1_000_000.0
 KERNEL = Kernel("vllm", dtype="fp8")
 
@@ -47,7 +44,7 @@ def keep(tmp_path):
     made = []
 
     def keeping(*pairs, now=NOW, **options):
-        kept = WorstSequences(tmp_path / "worst.sqlite", load_text(POLICY), **options)
+        kept = WorstSequences(tmp_path / "worst.sqlite", POLICY, **options)
         made.append(kept)
         kept.add([request for request, _ in pairs], [train for _, train in pairs], now)
         return lambda clause, where="all", kernel="": read_worst(
@@ -104,7 +101,7 @@ def test_redaction_leaves_neither_prompt_nor_completion(keep, tmp_path):
     held = (tmp_path / "worst.sqlite").read_bytes()
     assert b"WORDS" not in held
     path = tmp_path / "elsewhere.sqlite"
-    with closing(WorstSequences(path, load_text(POLICY), redacted=["prompts"])) as elsewhere:
+    with closing(WorstSequences(path, POLICY, redacted=["prompts"])) as elsewhere:
         elsewhere.add(*map(list, zip(served("a", [-0.5, -0.1]), strict=True)), NOW)
     (third,) = read_worst(path, "policy", "token-tv", "all", "")
     assert third.prompt_hash not in {"", sequence.prompt_hash}
@@ -123,13 +120,13 @@ def test_a_file_of_something_else_is_refused(tmp_path, damage):
         read_worst(path, "policy", "token-tv", "all", "")
     if damage:
         with pytest.raises(OSError, match="give a file of its own"):
-            WorstSequences(path, load_text(POLICY))
+            WorstSequences(path, POLICY)
     foreign = tmp_path / "foreign"
     with sqlite3.connect(foreign) as connection:
         connection.execute("CREATE TABLE a (b)")
     connection.close()
     with pytest.raises(ValueError, match="holds no worst sequences"):
-        WorstSequences(foreign, load_text(POLICY))
+        WorstSequences(foreign, POLICY)
 
 
 def test_numbers_that_are_none_are_not_kept(keep):

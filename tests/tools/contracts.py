@@ -6,7 +6,7 @@ from typing import Any
 
 from kc_otel.contract.model import Contract
 
-__all__ = ["contract_of"]
+__all__ = ["contract_of", "contract_text"]
 
 
 def contract_of(name: str = "policy", version: int = 1, **parts: Any) -> Contract:
@@ -20,3 +20,8 @@ def contract_of(name: str = "policy", version: int = 1, **parts: Any) -> Contrac
             **parts,
         }
     )
+
+
+def contract_text(name: str = "policy", **parts: Any) -> str:
+    """Return the text of a file with that contract."""
+    return contract_of(name, **parts).model_dump_json(by_alias=True)

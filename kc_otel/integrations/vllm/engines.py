@@ -34,7 +34,7 @@ from kc_otel.integrations.vllm.delivery import (
     traceparent_of,
 )
 from kc_otel.integrations.vllm.plugin import WORKER_METHOD
-from kc_otel.integrations.vllm.request_attributes import HEADERS
+from kc_otel.integrations.vllm.settings import HEADERS
 from kc_otel.record.kernel import Kernel, parallelism_of
 from kc_otel.record.sampling import Sampler
 

@@ -26,7 +26,7 @@ from typing import Any
 from kc_otel._extras import extra
 from kc_otel.integrations.vllm.engines import Engines
 from kc_otel.integrations.vllm.plugin import WORKER_METHODS, WORKER_MODULE
-from kc_otel.integrations.vllm.request_attributes import RequestHeaders
+from kc_otel.integrations.vllm.settings import RequestHeaders
 
 _log = logging.getLogger(__name__)
 

@@ -10,7 +10,6 @@ answers, short ones come first. A failure ends the looking.
 from __future__ import annotations
 
 import asyncio
-import json
 import tempfile
 import time
 from collections import Counter
@@ -23,7 +22,6 @@ from typing import Any, Final
 import numpy as np
 
 from kc_otel._extras import extra
-from kc_otel.contract.json_text import read_json_text
 from kc_otel.contract.slices import Scalar
 from kc_otel.recordings.endpoints.answers import Sampled
 from kc_otel.recordings.endpoints.endpoint_client import (
@@ -32,7 +30,7 @@ from kc_otel.recordings.endpoints.endpoint_client import (
     CompletionEndpointError,
     RequestFailedError,
 )
-from kc_otel.recordings.read_table import ATTRIBUTES, Problems, arrow, lines, scalars_of
+from kc_otel.recordings.read_table import ATTRIBUTES, Problems, arrow, records, scalars_of
 from kc_otel.recordings.recording import ONE_MODEL, Recording, RecordingError, of_one_model, prompt_id
 from kc_otel.recordings.recording_files import format_of, save_recording
 from kc_otel.recordings.request import NEUTRAL, effective
@@ -68,12 +66,11 @@ def read_prompts(path: str | Path) -> tuple[Prompt, ...]:
     """
     problems = Problems(str(path))
     found = []
-    for line, content in lines(Path(path)):
+    for line, row in records(Path(path), problems=problems):
         try:
-            found.append(_prompt(line, read_json_text(content)))
+            found.append(_prompt(line, row))
         except ValueError as error:
-            said = f"is not JSON ({error}); every line is one object"
-            problems.add(f"line {line}: {said if isinstance(error, json.JSONDecodeError) else error}")
+            problems.add(f"line {line}: {error}")
     if not found and not problems.all():
         problems.add("has no prompt; write one JSON object per line, such as {'prompt': 'Hello'} in double quotes")
     if problems.all():
@@ -81,9 +78,7 @@ def read_prompts(path: str | Path) -> tuple[Prompt, ...]:
     return tuple(found)
 
 
-def _prompt(line: int, row: Any) -> Prompt:
-    if not isinstance(row, dict):
-        raise ValueError(f"is {type(row).__name__}, not an object with a prompt")  # noqa: TRY004 - the file is wrong
+def _prompt(line: int, row: Mapping[str, Any]) -> Prompt:
     given = [name for name in ("prompt", "prompt_token_ids", "messages") if row.get(name)]
     if len(given) != 1:
         said = " and ".join(given) if given else "none"

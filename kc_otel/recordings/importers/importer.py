@@ -23,15 +23,15 @@ import numpy as np
 from kc_otel.contract.slices import Scalar
 from kc_otel.record.recorder import Recorder
 from kc_otel.recordings.confirmation import NO_ENDPOINT, why_unexported
-from kc_otel.recordings.importers.imported import Imported, Refusals
-from kc_otel.recordings.importers.trainer_formats import (
+from kc_otel.recordings.importers.trainer_files import (
     LINE_ENDINGS,
-    FormatName,
+    Imported,
     files_of,
     prime_rl_is_complete,
     read_file,
 )
-from kc_otel.recordings.read_table import LinesRead, lines
+from kc_otel.recordings.importers.trainer_formats import FormatName
+from kc_otel.recordings.read_table import LinesRead, Problems, lines
 from kc_otel.recordings.recording import DENSITY, RecordingError, reward_of
 
 _CHUNK_TOKENS: Final = 262_144
@@ -52,7 +52,7 @@ class ImportTotals:
     tokens: int = 0
     identical: int = 0
     age_unknown: int = 0
-    refusals: Refusals = field(default_factory=Refusals)
+    refusals: Problems = field(default_factory=Problems)
     failed: dict[Path, str] = field(default_factory=dict)
     copies: dict[Path, str] = field(default_factory=dict)
 
@@ -103,10 +103,7 @@ class Importer:
         self._stopped = stopped
         self._steps = steps
         self._ledger = Ledger(None) if ledger is None else ledger
-        self._measured: dict[Path, _Measured] = {}
-        self._unexported: dict[Path, _Measured] = {}
         self._awaiting: set[Path] = set()
-        self._names: dict[str, str] = {}
 
     def file(self, path: Path) -> bool:
         """Import what is new in a file; whether all was measured and exported. A later export holds what is open."""
@@ -121,8 +118,7 @@ class Importer:
             self._steps.end_of_file()
         why = self._why_unexported(self._patience)
         if (lost := sum(self._recorder.stats().dropped.values()) - before) > 0:
-            self._unexported.pop(path, None)
-            self._names = {digest: name for digest, name in self._names.items() if name != str(path)}
+            self._ledger.lose(path)
             self.totals.failed[path] = f"{path}: {lost} batches were dropped; see the log and import the file again"
         elif why and path not in self.totals.failed:
             self._awaiting.add(path)
@@ -133,11 +129,11 @@ class Importer:
 
     def finish(self) -> None:
         """Export once more, for files that an endpoint has not taken yet."""
-        if self._unexported and not self._why_unexported(0.0):
+        if self._ledger.unsaved and not self._why_unexported(0.0):
             self._confirm()
 
     def _measure(self, path: Path) -> None:
-        known = self._measured.get(path) or self._ledger.measured(path)
+        known = self._ledger.measured(path)
         about, by_lines = path.stat(), path.name.lower().endswith(LINE_ENDINGS)
         read = LinesRead(known.lines, known.digest) if known is not None and by_lines else LinesRead()
         whole = "" if by_lines else _digest(path)
@@ -159,17 +155,15 @@ class Importer:
             self.totals.tokens += size
             unflushed += size
             if rest is not None:
-                self._measured[path] = _Measured(0, 0, rest.count, rest.digest)
-                if by_lines:
-                    self._unexported[path] = self._measured[path]
+                self._ledger.note(path, _Measured(0, 0, rest.count, rest.digest))
+                if not by_lines:  # it cannot be gone on with
+                    self._ledger.lose(path)
             if unflushed >= _MAX_UNFLUSHED_TOKENS:
                 self._recorder.force_flush(self._patience)
                 if self._steps is not None:
                     self._steps.flush()
                 unflushed = 0
-        self._measured[path] = _Measured(about.st_size, about.st_mtime_ns, read.count, whole or read.digest)
-        self._unexported[path] = self._measured[path]
-        self._names[self._measured[path].digest] = str(path)
+        self._ledger.note(path, _Measured(about.st_size, about.st_mtime_ns, read.count, whole or read.digest))
 
     def _copied(self, path: Path, digest: str, about: os.stat_result) -> str:
         """Return the file that has a new file's content and is measured, and note this one as measured; else ""."""
@@ -178,21 +172,15 @@ class Importer:
             for _ in lines(path, read):
                 pass
         digest = digest or read.digest
-        name = self._names.get(digest) or self._ledger.name(digest)
-        if name:
-            self._measured[path] = _Measured(about.st_size, about.st_mtime_ns, read.count, digest)
-            self._unexported[path] = self._measured[path]
+        if name := self._ledger.name(digest):
+            self._ledger.note(path, _Measured(about.st_size, about.st_mtime_ns, read.count, digest))
         return name
 
     def _confirm(self) -> None:
         """Note that everything measured is exported."""
-        for path, measured in self._unexported.items():
-            self._ledger.add(path, measured)
-            if measured.changed:
-                self.totals.done.add(path)
+        self.totals.done |= self._ledger.save()
         for path in self._awaiting:
             del self.totals.failed[path]
-        self._unexported.clear()
         self._awaiting.clear()
 
     def _chunks(
@@ -289,12 +277,13 @@ class _Measured:
 
 
 class Ledger:
-    """Progress in files, remembered in a file, one JSON list a line; None is for this run alone."""
+    """Progress in files, remembered in a file once it is exported, one JSON list a line; None is for this run alone."""
 
     def __init__(self, path: Path | None) -> None:
         self._path = path
         self._known: dict[str, _Measured] = {}
         self._names: dict[str, str] = {}
+        self.unsaved: dict[Path, _Measured] = {}
         lines = path.read_text(encoding="utf-8").splitlines() if path is not None and path.exists() else ()
         for number, line in enumerate(lines, 1):
             try:
@@ -306,25 +295,37 @@ class Ledger:
             self._names[digest] = name
 
     def __contains__(self, path: Path) -> bool:
-        known = self.measured(path)
+        known = None if path in self.unsaved else self.measured(path)
         return known is not None and _state(path)[1:] == (known.size, known.changed)
 
     def name(self, digest: str) -> str:
-        """Return the name of a file that is done and has this content, empty for none."""
+        """Return the name of a file that is measured and has this content, empty for none."""
         return self._names.get(digest, "")
 
     def measured(self, path: Path) -> _Measured | None:
-        """Return how far a file is done."""
+        """Return how far a file is measured."""
         return self._known.get(str(path.resolve()))
 
-    def add(self, path: Path, measured: _Measured) -> None:
-        """Note how far a file is done."""
+    def note(self, path: Path, measured: _Measured) -> None:
+        """Note how far a file is measured; it is saved when that is exported."""
         name = str(path.resolve())
-        self._known[name] = measured
+        self._known[name] = self.unsaved[path] = measured
         self._names[measured.digest] = name
+
+    def lose(self, path: Path) -> None:
+        """Note that something of a file was lost: it is not done, and its copies count."""
+        if measured := self.unsaved.pop(path, None):
+            self._names.pop(measured.digest, None)
+
+    def save(self) -> set[Path]:
+        """Save what was noted, and return the files that are done."""
         if self._path is not None:
             with self._path.open("a", encoding="utf-8") as file:
-                file.write(json.dumps([name, *astuple(measured)]) + "\n")
+                for path, measured in self.unsaved.items():
+                    file.write(json.dumps([str(path.resolve()), *astuple(measured)]) + "\n")
+        done = {path for path, measured in self.unsaved.items() if measured.changed}
+        self.unsaved.clear()
+        return done
 
 
 def unseen(

@@ -1,11 +1,10 @@
-"""Trainers of files, and the sequences that these hold: a table of the formats that trainers write."""
+"""The formats that trainers write: a declaration for each, and what its records say beside log-probabilities."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any, Final, Literal, get_args
 
@@ -13,116 +12,185 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kc_otel.contract.slices import Scalar
-from kc_otel.recordings.importers import batch_formats
-from kc_otel.recordings.importers.imported import Imported, Records, Refusals, imported, plain
-from kc_otel.recordings.read_table import LinesRead, first_record, records
+from kc_otel.recordings.importers import pickled_batches as batches
+from kc_otel.recordings.read_table import LinesRead, records
 from kc_otel.recordings.recording import RecordingError
-from kc_otel.recordings.recording_files import load_own
 
 FormatName = Literal["verl", "slime", "skyrl", "roll", "prime-rl", "nemo-rl", "generic"]
 FORMATS: Final[tuple[FormatName, ...]] = get_args(FormatName)
-LINE_ENDINGS: Final = (".jsonl", ".jsonl.gz")
-_BATCH_ENDINGS: Final = (".pkl", ".pickle", ".pt", ".pth", ".dp")
-_ENDINGS: Final = (*LINE_ENDINGS, ".npz", ".parquet", *_BATCH_ENDINGS)
+OTHERS, META = "other columns", "meta"
+"""Keys in a batch's row: plain values of the columns that are no tensors, and what is said of the whole batch."""
+_LONGEST_TEXT: Final = 200
+"""Characters from which a text is content, not an attribute."""
 _NEMO_NAME: Final = re.compile(r"train_data_step(\d+)\.jsonl(\.gz)?$")
+_SKYRL_NAME: Final = re.compile(r"global_step_(\d+)_training_input\.pkl$")
 _PRIME_SCHEMA: Final = 1
+_SLIME_VERSION: Final = 2
+_SLIME_REMEDY: Final = (
+    "dump with --save-debug-train-data, of rollouts that have log-probabilities (--use-tis or the like)"
+)
 
 
-def files_of(paths: Iterable[Path]) -> list[Path]:
-    """The files that paths name: themselves, and of folders whatever could be imported, by name in natural order."""
-    found: list[Path] = []
-    for path in paths:
-        if path.is_dir():
-            inside = (file for file in path.rglob("*") if file.is_file())
-            found += sorted((file for file in inside if file.name.lower().endswith(_ENDINGS)), key=_natural)
-        elif path.exists():
-            found.append(path)
-        else:
-            raise FileNotFoundError(f"{path}: there is no such file or folder")
-    return list(dict.fromkeys(found))
+@dataclass(frozen=True, slots=True, eq=False)
+class Columns:
+    """What a record says of a sequence beside its log-probabilities, whose tokens the mask has, too."""
+
+    mask: NDArray[np.bool_]
+    attributes: Mapping[str, Scalar]
+    weights: tuple[int | None, int | None] = (None, None)
+    token_ids: Any = None
+    prompt_ids: Any = None
+    advantages: Any = None
 
 
-def _natural(path: Path) -> list[int | str]:
-    """Step 9 before step 10."""
-    return [int(part) if place % 2 else part for place, part in enumerate(re.split(r"([0-9]+)", str(path)))]
+def _lines(path: Path, read: LinesRead | None) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    return ((f"{path}:{number}", record) for number, record in records(path, read))
 
 
-def format_of(path: Path) -> FormatName:
-    """Return the format of a file, from its name and its begin."""
-    name = path.name.lower()
-    if name.endswith(_BATCH_ENDINGS):
-        marked = (
-            format for format, known in _TABLE.items() if known.marks and batch_formats.names_in(path, *known.marks)
-        )
-        return next(marked, "verl")
-    if not name.endswith(LINE_ENDINGS):
-        return "generic"
-    keys = (first_record(path) or {}).keys()
-    if {"input", "output", "step"} <= keys and keys.isdisjoint({"old_log_probs", "rollout_log_probs"}):
-        raise RecordingError(
-            f"{path}: is a dump of trainer.rollout_data_dir: text and scores without log-probabilities; set "
-            f"rollout.calculate_log_probs=True and save batches with DataProto.save_to_disk"
-        )
-    for format, known in _TABLE.items():
-        if known.keys and (known.keys <= keys or (known.name is not None and known.name.search(path.as_posix()))):
-            return format
-    return "generic"
+@dataclass(frozen=True, slots=True)
+class Format:
+    """A trainer's files: the columns of log P, log Q and what else is `needed`, and the rest of a record.
 
-
-def read_file(
-    path: Path,
-    refusals: Refusals,
-    format: FormatName | None = None,
-    *,
-    columns: Mapping[str, str] | None = None,
-    read: LinesRead | None = None,
-) -> Iterator[Imported]:
-    """Read the sequences of a file; records that cannot become one are counted in `refusals`.
-
-    `format` is None to find out whose it is; `columns` are for generic files. Lines that `read` counts are skipped, and
-    it advances with each further one.
+    Records are those of a `batch`, which has all columns in each row, or what `records` gives. JSON lines are told by
+    the `keys` of the first, or by the file's `name`, pickles by bytes in their begin, `marks`. `masks` leave out
+    tokens, and `hint` says how to have what is missing.
     """
-    format = format or format_of(path)
-    if format == "generic":
-        yield from _generic(path, columns, read)
-        return
-    known = _TABLE[format]
-    for place, make in known.records(path, read) if known.keys else known.records(path):
-        try:
-            found = make()
-        except RecordingError:
-            raise
-        except KeyError as error:
-            refusals.add("no_logprobs", f"{place}: has no {error.args[0]}")
-        except (ValueError, TypeError) as error:
-            refusals.add("shape_mismatch", f"{place}: {error}")
-        else:
-            if found is None:
-                refusals.add("no_tokens", f"{place}: {known.masks} leave no token")
-            else:
-                yield found
+
+    needed: tuple[str, ...]
+    columns: Callable[[Mapping[str, Any], Path], Columns]
+    batch: Callable[[Path], batches.Batch] | None = None
+    records: Callable[[Path, LinesRead | None], Iterator[tuple[str, Mapping[str, Any]]]] = _lines
+    masks: str = "its masks"
+    hint: str = ""
+    keys: frozenset[str] = frozenset()
+    name: re.Pattern[str] | None = None
+    marks: tuple[bytes, ...] = ()
 
 
-def _generic(path: Path, columns: Mapping[str, str] | None, read: LinesRead | None) -> Iterator[Imported]:
-    """The sequences of a recording; a file with one bad sequence is refused as a whole."""
-    log = load_own(path, columns, read)
-    ends = np.cumsum(log.lengths)
-    per_token = ("token_ids", "advantages", "train_kept", "versions")
-    given = {name: values for name in per_token if (values := getattr(log, name)) is not None}
-    for begin, end, attributes in zip(ends - log.lengths, ends, log.attributes, strict=True):
-        here = slice(int(begin), int(end))
-        numbers = {name: values[here] for name, values in given.items()}
-        yield Imported(log.train[here], log.inference[here], attributes, **numbers)
+def _verl(record: Mapping[str, Any], path: Path) -> Columns:
+    """A `DataProto` pickle of verl (`DataProto.save_to_disk`), or the same fields saved by `torch.save`.
+
+    Source: verl 0.9.1 as released, and the same in verl-project/verl at 1dda039b9c63: verl/trainer/ppo/ray_trainer.py
+    (`old_log_probs` log P at the start of the step, `rollout_log_probs` log Q with rollout.calculate_log_probs=True,
+    `response_mask`, `responses`, `advantages`, `meta_info["temperature"]`), all of [sequences, response], whichever of
+    FSDP or Megatron trains; verl/experimental/fully_async_policy/detach_utils.py (`min_global_steps` and
+    `max_global_steps`, the oldest and the newest weights that a response was sampled with;
+    workers/rollout/llm_server.py keeps no more of what it sampled in between, so that there is no version for each
+    token, and the oldest stands for all). The weights are called by the step that made them: `old_log_probs` of step n
+    are of version n - 1, which trainer/ppo/v1/trainer_base.py takes its staleness from.
+    """
+    others, meta, attention = record[OTHERS], record[META], record.get("attention_mask")
+    width = np.size(record["old_log_probs"])
+    masks = [record[name] for name in ("response_mask", "loss_mask") if name in record]
+    if not masks and attention is None:
+        raise RecordingError(
+            f"{path}: has neither response_mask nor attention_mask, so that padding would count; save one of them"
+        )
+    scores = (record.get(name) for name in ("token_level_scores", "rm_scores"))
+    step = _whole(meta.get("global_steps"))  # the one that the trainer is in, counted from 1
+    own = given(
+        prompt_tokens=None if attention is None else int((attention[:-width] != 0).sum()),
+        reward=next((float(values.sum()) for values in scores if np.ndim(values) == 1), None),
+        step=step,
+    )
+    return Columns(
+        np.logical_and.reduce([mask != 0 for mask in masks or [attention[-width:]]]),
+        {**plain({name: meta[name] for name in ("temperature",) if name in meta}), **others, **own},
+        (None if step is None else step - 1, _whole(others.get("min_global_steps"))),
+        record.get("responses"),
+        record.get("prompts"),
+        record.get("advantages"),
+    )
 
 
-def _lines(
-    sequence: Callable[[Path, dict[str, Any], str], Imported | None], path: Path, read: LinesRead | None = None
-) -> Records:
-    for place, record in records(path, read):
-        yield place, partial(sequence, path, record, place)
+def _skyrl(record: Mapping[str, Any], path: Path) -> Columns:
+    """A batch of SkyRL with `trainer.dump_data_batch=true`: `dumped_data/global_step_N_training_input.pkl`.
+
+    Source: NovaSky-AI/SkyRL 0.3.0 at a9564572eb8e, skyrl/train/trainer.py (`dump_data`, after log-probabilities and
+    advantages are there; rewards are gone by then), skyrl/train/dataset/preprocess.py: `sequences` [sequences, prompt
+    and response] are padded on the left, and what is of responses alone, [sequences, response], too.
+    `action_log_probs` are log P at the start of the step, `rollout_logprobs` log Q where the engine was asked for them
+    (`generator.sampling_params.logprobs`); a token counts under `response_mask` and `loss_mask` both.
+    """
+    step, mask = _step_in(_SKYRL_NAME, path), record["loss_mask"] != 0
+    own, prompt = _split(record.get("sequences"), mask.size)
+    return Columns(
+        mask & (record.get("response_mask", mask) != 0),
+        given(step=step),
+        (step, None),
+        own,
+        prompt,
+        record.get("advantages"),
+    )
 
 
-def _nemo_rl(path: Path, record: dict[str, Any], _: str) -> Imported | None:
+def _roll(record: Mapping[str, Any], _: Path) -> Columns:
+    """A pickled `DataProto` of ROLL.
+
+    Source: alibaba/ROLL 0.3.0 at 8eb27cc2dc34, roll/pipeline/rlvr/rlvr_pipeline.py and agentic/agentic_pipeline.py:
+    `old_log_probs` are log P at the start of the step, and zeros where `enable_old_logprobs_recompute` is off;
+    `infer_logprobs` are log Q, both [sequences, tokens - 1] with entry t of token t + 1, under `response_mask`
+    [sequences, tokens]. The correction of train_infer_corrections.py takes tokens out of that mask because the sides
+    differ there; `origin_response_mask` is from before, as raw rewards are in `scores` or `episode_scores` once
+    `response_level_rewards` are normalised. `traj_group_id` names what an environment's rollouts share. ROLL's own
+    dumps (`rollout_mock` with mode `dump`) are from before the trainer has scored anything. Its text dumps
+    (`rollout_dump_dir`) have no log-probabilities.
+    """
+    others, ids = record[OTHERS], record.get("input_ids")
+    mask = record.get("origin_response_mask", record["response_mask"])[1:] != 0
+    raw = () if "origin_response_mask" in record else ("response_level_rewards",)
+    scores = (record.get("scores"), others.get("episode_scores"), *(record.get(name) for name in raw))
+    reward = next((float(score) for score in scores if score is not None and np.ndim(score) == 0), None)
+    return Columns(
+        mask,
+        {**others, **given(reward=reward, group=others.get("traj_group_id"))},
+        (_whole(record[META].get("global_step")), None),
+        None if ids is None else ids[1:],
+        None if ids is None else ids[: int(mask.argmax()) + 1],
+        record.get("advantages"),
+    )
+
+
+def _slime(record: Mapping[str, Any], _: Path) -> Columns:
+    """A sample of slime's dump with `--save-debug-train-data PATH` (or `--dump-details`): `{rollout_id}.pt`.
+
+    Source: THUDM/slime 0.3.1 at 624b824a898a, slime/observability/train_data_utils.py (`_build_dump_payload`, format
+    version 2: `samples`, a mapping for each, with tensors over the response's tokens), and actor.py beside the trainer:
+    `log_probs` are log P, from the forward before training or that of training itself, `rollout_log_probs` log Q; both
+    at the rollout's temperature. `raw_reward` is in the order of `rollout_position`. Weight versions are in the dump of
+    rollouts (`--save-debug-rollout-data`) alone, which has no log P.
+    """
+    step, reward = record[META]
+    mask = np.asarray(record.get("loss_masks", np.ones(np.shape(record["log_probs"])))) != 0
+    own, prompt = _split(record.get("tokens"), mask.size)
+    named = plain({name: value for name, value in record.items() if name != "data_parallel_rank"})
+    return Columns(
+        mask,
+        {**named, "prompt_tokens": np.size(prompt) if prompt is not None else 0, **given(reward=reward)},
+        (step, None),
+        own,
+        prompt,
+        record.get("advantages"),
+    )
+
+
+def _slime_samples(path: Path, _: LinesRead | None) -> Iterator[tuple[str, dict[str, Any]]]:
+    dump = batches.torch_load(path, path.read_bytes())
+    samples = dump.get("samples") if isinstance(dump, Mapping) else None
+    if not isinstance(samples, list) or dump.get("format_version") != _SLIME_VERSION:
+        raise RecordingError(
+            f"{path}: is no dump of slime's training data of format version {_SLIME_VERSION}; {_SLIME_REMEDY}"
+        )
+    rewards = dump.get("raw_reward")
+    for row, sample in enumerate(samples):
+        place = sample.get("rollout_position", row)
+        reward = rewards[place] if isinstance(rewards, list) and place < len(rewards) else None
+        said = float(reward) if isinstance(reward, int | float) else None
+        own = {name: batches.arrays({name: value}).get(name, value) for name, value in sample.items()}
+        yield f"{path}: sample {row}", {**own, META: (_whole(dump.get("rollout_id")), said)}
+
+
+def _nemo_rl(record: Mapping[str, Any], path: Path) -> Columns:
     """A sample of NeMo-RL: `train_data_step{N}.jsonl` in the log folder.
 
     Source: NVIDIA-NeMo/RL at 7ea279abfbeb, nemo_rl/algorithms/grpo.py and grpo_sync.py (`log_data`: content, rewards,
@@ -134,31 +202,24 @@ def _nemo_rl(path: Path, record: dict[str, Any], _: str) -> Imported | None:
     which weights sampled it, by token or by sample, nor does any of an asynchronous run: the replay buffer's
     `weight_version` is not written.
     """
-    lone = {name: value[0] for name, value in record.items() if isinstance(value, list) and len(value) == 1}
-    record = {**record, **lone}
-    names = ("prev_logprobs", "generation_logprobs", "token_loss_mask")
-    train, inference, mask = (_floats(record[name]) for name in names)
-    kept = (mask != 0) & (float(record.get("sample_loss_mask", 1)) != 0)
+    kept = (floats(record["token_loss_mask"]) != 0) & (float(record.get("sample_loss_mask", 1)) != 0)
     kept[:1] = False
-    advantages = record.get("advantages")
+    advantages, rewards = record.get("advantages"), record.get("rewards")
     if advantages is not None:
-        advantages = _floats(advantages) if isinstance(advantages, list) else np.full(kept.size, float(advantages))
-    ids, prompt = record.get("token_ids"), _first(kept)
-    named = _NEMO_NAME.search(path.name)
-    step = int(named[1]) if named else None
-    attributes: dict[str, Scalar] = {
-        **plain({name: value for name, value in record.items() if name not in ("content", "idx")}),
-        **({} if "rewards" not in record else {"reward": float(record["rewards"])}),
-        **({} if step is None else {"step": step}),
-        "prompt_tokens": prompt,
-    }
-    return imported(
-        kept, train, inference, attributes, weights=(step, None), token_ids=ids, advantages=advantages,
-        prompt_ids=ids and ids[:prompt],
-    )  # fmt: skip
+        advantages = floats(advantages) if isinstance(advantages, list) else np.full(kept.size, float(advantages))
+    ids, prompt, step = record.get("token_ids"), _first(kept), _step_in(_NEMO_NAME, path)
+    named = plain({name: value for name, value in record.items() if name not in ("content", "idx")})
+    own = given(reward=None if rewards is None else float(rewards), step=step, prompt_tokens=prompt)
+    return Columns(kept, {**named, **own}, (step, None), ids, ids and ids[:prompt], advantages)
 
 
-def _prime_rl(_: Path, record: dict[str, Any], place: str) -> Imported | None:
+def _nemo_lines(path: Path, read: LinesRead | None) -> Iterator[tuple[str, dict[str, Any]]]:
+    for place, record in _lines(path, read):
+        lone = {name: value[0] for name, value in record.items() if isinstance(value, list) and len(value) == 1}
+        yield place, {**record, **lone}
+
+
+def _prime_rl(record: Mapping[str, Any], path: Path) -> Columns:
     """A trained sequence of prime-rl with `enable_token_export`: `token_exports/step_N/rank_R.jsonl`.
 
     Source: PrimeIntellect-ai/prime-rl at 559b44772e47, src/prime_rl/trainer/rl/token_export.py, schema version 1, and
@@ -170,24 +231,20 @@ def _prime_rl(_: Path, record: dict[str, Any], place: str) -> Imported | None:
     """
     if (version := record.get("schema_version", _PRIME_SCHEMA)) != _PRIME_SCHEMA:
         said = f"{version!r} is not {_PRIME_SCHEMA}; use --format generic with --columns"
-        raise RecordingError(f"{place}: schema_version: {said}")
-    train, inference = _floats(record["trainer_logprobs"]), _floats(record["inference_logprobs"])
+        raise RecordingError(f"{path}: schema_version: {said}")
     kept = _prime_sampled(record)
     ids, prompt = record.get("token_ids"), _first(kept)
     step = record.get("export_step", record.get("step"))
     attributes: dict[str, Scalar] = {**plain(record), "prompt_tokens": prompt}
-    if record.get("rewards") and np.isfinite(reward := _floats(record["rewards"])[prompt]):
+    if record.get("rewards") and np.isfinite(reward := floats(record["rewards"])[prompt]):
         attributes["reward"] = float(reward)
-    advantages = _floats(record["advantages"]) if record.get("advantages") else None
+    advantages = floats(record["advantages"]) if record.get("advantages") else None
     if advantages is not None and np.all(np.isnan(advantages), where=kept):
         advantages = None
-    return imported(
-        kept, train, inference, attributes, weights=(step if isinstance(step, int) else None, None), token_ids=ids,
-        advantages=advantages, prompt_ids=ids and ids[:prompt],
-    )  # fmt: skip
+    return Columns(kept, attributes, (_whole(step), None), ids, ids and ids[:prompt], advantages)
 
 
-def _prime_sampled(record: dict[str, Any]) -> NDArray[np.bool_]:
+def _prime_sampled(record: Mapping[str, Any]) -> NDArray[np.bool_]:
     """Return which tokens are trained on and were sampled by the inference kernel.
 
     Tokens that neither rl_weights nor ref_kl_weights count were sampled by another model, which is distilled, and have
@@ -207,57 +264,97 @@ def _counted(weights: list[float | None] | None) -> NDArray[np.bool_] | None:
     """Return where weights are not 0; None where the loss has no component."""
     if weights is None or all(weight is None for weight in weights):
         return None
-    return np.asarray(np.nan_to_num(_floats(weights)) != 0.0)
+    return np.asarray(np.nan_to_num(floats(weights)) != 0.0)
 
 
-def prime_rl_is_complete(path: Path) -> bool:
-    """Return True if the folder of an export holds the file STABLE; files elsewhere count as complete."""
-    return path.parent.parent.name != "token_exports" or (path.parent / "STABLE").exists()
+def plain(values: Mapping[str, Any]) -> dict[str, Scalar]:
+    """The values that can be attributes: truth values, numbers, and texts that are names rather than content."""
+    found: dict[str, Scalar] = {}
+    for name, value in values.items():
+        if isinstance(value, np.generic):
+            value = value.item()  # noqa: PLW2901 - what NumPy keeps in an object array
+        if isinstance(value, bool | int | float) or (isinstance(value, str) and len(value) <= _LONGEST_TEXT):
+            found[str(name)] = value
+    return found
+
+
+def given(**values: Scalar | None) -> dict[str, Scalar]:
+    """The values that are there."""
+    return {name: value for name, value in values.items() if value is not None}
+
+
+def _whole(value: Any) -> int | None:
+    return value if isinstance(value, int) else None
+
+
+def _step_in(name: re.Pattern[str], path: Path) -> int | None:
+    named = name.search(path.name)
+    return int(named[1]) if named else None
+
+
+def _split(ids: Any, own: int) -> tuple[Any, Any]:
+    """Token ids of a response, the last ones, and of its prompt; None where there are none."""
+    return (None, None) if ids is None else (ids[-own:], ids[:-own])
 
 
 def _first(kept: NDArray[np.bool_]) -> int:
     return int(next(iter(np.flatnonzero(kept)), 0))
 
 
-def _floats(values: Any) -> NDArray[np.float64]:
+def floats(values: Any) -> NDArray[np.float64]:
     """A list of numbers; null is NaN, which is how a file without NaN writes it."""
-    if not isinstance(values, list):
+    if not isinstance(values, list | np.ndarray | np.generic):
         raise ValueError(f"{values!r:.60} is not a list of numbers")  # noqa: TRY004 - a wrong value in a file
-    found = np.array([np.nan if value is None else value for value in values], dtype=np.float64)
+    listed = [np.nan if value is None else value for value in values] if isinstance(values, list) else values
+    found = np.array(listed, dtype=np.float64)
     if found.ndim != 1:
         raise ValueError(f"has shape {found.shape}, not one number per token")
     return found
 
 
-@dataclass(frozen=True, slots=True)
-class _Format:
-    """Reader of a trainer's files, the masks that leave out tokens, and how to tell its files.
-
-    JSON lines are told by the `keys` of the first, or by the file's `name`, pickles by bytes in their begin, `marks`.
-    """
-
-    records: Callable[..., Records]
-    masks: str
-    keys: frozenset[str] = frozenset()
-    name: re.Pattern[str] | None = None
-    marks: tuple[bytes, ...] = ()
-
-
-_TABLE: Final[Mapping[FormatName, _Format]] = {
-    "skyrl": _Format(batch_formats.skyrl, "its masks", marks=(b"skyrl", b"_rebuild_tensor_batch")),
-    "roll": _Format(batch_formats.roll, "its masks", marks=(b"roll.distributed.scheduler.protocol", b"DataProto")),
-    "slime": _Format(batch_formats.slime, "loss_masks", marks=(b"rollout_id", b"samples")),
-    "verl": _Format(batch_formats.verl, "its masks"),
-    "prime-rl": _Format(
-        partial(_lines, _prime_rl),
-        "loss_mask and rl_weights",
-        frozenset({"trainer_logprobs", "inference_logprobs", "loss_mask"}),
-        re.compile(r"(^|/)step_[^/]*/rank_[^/]*$"),
+TABLE: Final[Mapping[FormatName, Format]] = {
+    "skyrl": Format(
+        ("action_log_probs", "rollout_logprobs", "loss_mask"),
+        _skyrl,
+        batches.skyrl_batch,
+        hint="; set generator.sampling_params.logprobs=1 and let the trainer compute action_log_probs",
+        marks=(b"skyrl", b"_rebuild_tensor_batch"),
     ),
-    "nemo-rl": _Format(
-        partial(_lines, _nemo_rl),
-        "token_loss_mask and sample_loss_mask",
-        frozenset({"prev_logprobs", "generation_logprobs"}),
-        _NEMO_NAME,
+    "roll": Format(
+        ("old_log_probs", "infer_logprobs", "response_mask"),
+        _roll,
+        batches.roll_batch,
+        hint="; rollout_mock dumps before the trainer has scored: pickle the batch after old_log_probs, of an engine "
+        "that returns log-probabilities",
+        marks=(b"roll.distributed.scheduler.protocol", b"DataProto"),
+    ),
+    "slime": Format(
+        ("log_probs", "rollout_log_probs"),
+        _slime,
+        records=_slime_samples,
+        masks="loss_masks",
+        hint=f"; {_SLIME_REMEDY}",
+        marks=(b"rollout_id", b"samples"),
+    ),
+    "verl": Format(
+        ("old_log_probs", "rollout_log_probs"),
+        _verl,
+        batches.verl_batch,
+        hint="; set rollout.calculate_log_probs=True and save the batch after old_log_probs are computed",
+    ),
+    "prime-rl": Format(
+        ("trainer_logprobs", "inference_logprobs"),
+        _prime_rl,
+        masks="loss_mask and rl_weights",
+        keys=frozenset({"trainer_logprobs", "inference_logprobs", "loss_mask"}),
+        name=re.compile(r"(^|/)step_[^/]*/rank_[^/]*$"),
+    ),
+    "nemo-rl": Format(
+        ("prev_logprobs", "generation_logprobs"),
+        _nemo_rl,
+        records=_nemo_lines,
+        masks="token_loss_mask and sample_loss_mask",
+        keys=frozenset({"prev_logprobs", "generation_logprobs"}),
+        name=_NEMO_NAME,
     ),
 }

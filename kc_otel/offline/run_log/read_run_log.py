@@ -1,0 +1,340 @@
+"""Scalars by step, from what trainers and their loggers leave behind; binary files are read without their packages.
+
+TensorBoard: TFRecord frames of `Event` (tensorflow/core/util/event.proto). W&B: LevelDB's log in blocks of 32 KiB, with
+records of `Record` (wandb/proto/wandb_internal.proto). A run that was killed leaves half a record at the end.
+"""
+
+from __future__ import annotations
+
+import csv
+import math
+import re
+import struct
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+from google.protobuf.empty_pb2 import Empty
+from google.protobuf.message import DecodeError
+from google.protobuf.unknown_fields import UnknownFieldSet
+from numpy.typing import NDArray
+
+from kc_otel.contract.json_text import read_json_text
+
+RunLog = Mapping[str, tuple[NDArray[np.int64], NDArray[np.float64]]]
+"""Name -> steps that rise, int64 [n], and values, float64 [n]; of a step that was written twice, the last value."""
+
+_STEPS: Final = (
+    "training_step", "train/global_step", "trainer/global_step", "training/global_step", "global_step", "step",
+    "train/step", "rollout/step", "iteration", "_step", "Step",
+)  # fmt: skip
+"""Names of a row's step: the trainer's, and last the logger's, which counts rows (Open-Instruct's global_step counts
+episodes beside its training_step)."""
+_CONSOLE: Final = re.compile(r"\bstep:(\d+) - (.+)")
+_CONSOLE_PAIR: Final = re.compile(r"([^\s:]+):(?:np\.\w+\()?(-?(?:\d[\d.eE+-]*|nan|inf))\)?(?= - |\s*$)")
+_PRINTED: Final = re.compile(r"(?:\b(\d+): )?(\{'.*\})")
+_PRINTED_PAIR: Final = re.compile(r"'([^']+)': (?:np\.\w+\()?'?(-?(?:\d[\d.eE+-]*|nan|inf))\b")
+_PROGRESS_BAR: Final = re.compile(r"(\d+)/\d+ \[")
+_MAX_FILE_BYTES: Final = 1 << 30
+_MAX_STEP: Final = 1 << 53
+_STEPS_APART: Final = 10
+"""Steps of which two files say other numbers that make them two runs."""
+
+
+class RunLogError(ValueError):
+    """A file has an unknown format; the message names it and the known ones."""
+
+
+def read_run_log(path: Path, say: Callable[[str], None] = lambda _: None) -> RunLog:
+    """Scalars of a run: of a file, or of every known file in a folder, the same step of the last one counting.
+
+    The step is the trainer's, in a number's own row, and the logger's count of rows only where no row has one. `say`
+    takes a sentence on steps that have several numbers.
+    """
+    files = sorted(_logs_in(path)) if path.is_dir() else [path]
+    if not files:
+        raise RunLogError(
+            f"{path}: holds no log that is known; give an events.out.tfevents.* file, run-*.wandb, a history as .csv "
+            "or .jsonl, the console output of verl, TRL, slime or OpenRLHF, or trainer_state.json"
+        )
+    found: dict[str, dict[int, float]] = {}
+    before: Path | None = None
+    repeated: set[int] = set()
+    for file in files:
+        own: dict[str, dict[int, float]] = {}
+        try:
+            repeated |= _put(own, _scalars(file))
+        except (ValueError, csv.Error, OverflowError) as error:
+            raise RunLogError(f"{file}: {error}") from None
+        if any(_are_two(found.get(name, {}), by_step) for name, by_step in own.items()):
+            raise RunLogError(
+                f"{before} and {file}: say other numbers of the same steps, as two runs do; give one of them"
+            )
+        repeated |= _put(found, ((step, name, value) for name, by in own.items() for step, value in by.items()))
+        before = file if own else before
+    if not found:
+        raise RunLogError(f"{path}: holds no number by step; is it the log of another program?")
+    if repeated:
+        said = f"{len(repeated)} steps from {min(repeated)} to {max(repeated)}"
+        say(f"{path}: {said} have several numbers, as after a resume: the last of each counts")
+    return {name: _columns(by_step) for name, by_step in sorted(found.items())}
+
+
+def _put(into: dict[str, dict[int, float]], scalars: Iterable[Scalar]) -> set[int]:
+    """Add scalars; returns the steps of those that had another number before."""
+    repeated = set()
+    for step, name, value in scalars:
+        if not -_MAX_STEP < step < _MAX_STEP:
+            raise RunLogError(f"{name} has the step {step:.3g}, which no run gets to")
+        known = into.setdefault(name, {})
+        if not _agree(known.get(step, value), value):
+            repeated.add(step)
+        known[step] = value
+    return repeated
+
+
+def _are_two(run: Mapping[int, float], other: Mapping[int, float]) -> bool:
+    """Return True if two files belong to different runs: a resumed run repeats only a few steps of the first."""
+    both = run.keys() & other.keys()
+    apart = sum(not _agree(run[step], other[step]) for step in both)
+    return apart > 0.5 * min(len(run), len(other)) and apart >= _STEPS_APART
+
+
+def _agree(value: float, other: float) -> bool:
+    return math.isclose(value, other, rel_tol=1e-4, abs_tol=1e-12) or (math.isnan(value) and math.isnan(other))
+
+
+def _columns(by_step: Mapping[int, float]) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+    steps = sorted(by_step)
+    return np.array(steps, dtype=np.int64), np.array([by_step[step] for step in steps])
+
+
+def _logs_in(folder: Path) -> Iterator[Path]:
+    known = (".wandb", ".csv", ".jsonl", ".log")
+    for file in folder.rglob("*"):
+        if file.is_file() and (
+            file.suffix in known or "tfevents" in file.name or file.name in {"trainer_state.json", "output.log"}
+        ):
+            yield file
+
+
+def _scalars(file: Path) -> Iterable[Scalar]:
+    if (size := file.stat().st_size) > _MAX_FILE_BYTES:
+        raise RunLogError(f"has {size >> 20} MiB; a log of scalars is never so large: export its history")
+    data = file.read_bytes()
+    if data.startswith(WANDB_MAGIC):
+        return _rows(wandb_rows(data))
+    if "tfevents" in file.name:
+        return event_scalars(data)
+    text = data.decode("utf-8-sig", "replace")
+    if file.suffix == ".csv":
+        return _csv(text)
+    if file.suffix == ".json":
+        state = read_json_text(text)
+        history = state.get("log_history") if isinstance(state, dict) else state
+        if not isinstance(history, list):
+            raise RunLogError("has no list log_history; give trainer_state.json")
+        return _rows(history)
+    if file.suffix == ".jsonl":
+        return _rows(_lines(text))
+    return _console(text)
+
+
+def _lines(text: str) -> Iterator[Any]:
+    lines = text.splitlines()
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        try:
+            yield read_json_text(line)
+        except ValueError as error:
+            if number == len(lines):
+                return  # a run that was killed while it wrote
+            raise RunLogError(f"line {number}: is not JSON ({error})") from None
+
+
+def _rows(rows: Iterable[Any]) -> Iterator[Scalar]:
+    for row in rows:
+        if not isinstance(row, dict):
+            continue
+        values = {**row, **row["data"]} if isinstance(row.get("data"), dict) else row
+        numbers = {str(name): number for name, value in values.items() if (number := _number(value)) is not None}
+        steps = {name: int(step) for name, step in numbers.items() if _is_step(name) and math.isfinite(step)}
+        of_row = next((steps[name] for name in _STEPS if name in steps), None)
+        for name, number in numbers.items():
+            part = name.partition("/")[0]
+            step = steps.get(f"{part}/step", steps.get(f"{part}/global_step", of_row))
+            if step is not None and not _is_step(name) and not name.startswith("_"):
+                yield step, name, number
+
+
+def _is_step(name: str) -> bool:
+    return name in _STEPS or name.endswith(("/step", "/global_step"))
+
+
+def _csv(text: str) -> Iterator[Scalar]:
+    lines = text.splitlines()
+    head = lines[0] if lines else ""
+    table = csv.DictReader(lines, delimiter=max(",;\t", key=head.count))
+    columns = [name for name in table.fieldnames or () if " - " in name and not name.endswith(("__MIN", "__MAX"))]
+    runs = list(dict.fromkeys(name.rpartition(" - ")[0] for name in columns if name.rpartition(" - ")[2] not in _STEPS))
+    if len(runs) > 1:
+        raise RunLogError(f"has the columns of {len(runs)} runs, {', '.join(runs[:5])}; export one run alone")
+    # W&B's page writes a column "RUN - METRIC" for each run, and its extremes beside it.
+    yield from _rows(
+        {
+            name.rpartition(" - ")[2]: value
+            for name, value in row.items()
+            if name and isinstance(value, str) and not name.endswith(("__MIN", "__MAX"))
+        }
+        for row in table
+    )
+
+
+def _console(text: str) -> Iterator[Scalar]:
+    """Lines of verl, and dicts of TRL, slime and OpenRLHF, whose step stands before them, or in the progress bar."""
+    last = bar = 0
+    for line in re.split(r"[\r\n]+", text):
+        if match := _CONSOLE.search(line):
+            for name, value in _CONSOLE_PAIR.findall(match[2]):
+                if (number := _number(value)) is not None:
+                    yield int(match[1]), name, number
+            continue
+        printed = _PRINTED.search(line)
+        if bars := _PROGRESS_BAR.findall(line[: printed.start()] if printed else line):
+            bar = int(bars[-1])
+        if printed is None or "'train_runtime'" in line:
+            continue
+        found = _PRINTED_PAIR.findall(printed[2])
+        if printed[1]:
+            last = int(printed[1])
+        elif not any(name.startswith("eval_") for name, _ in found):
+            last = max(bar, last + 1)
+        yield from ((last, name, float(value)) for name, value in found if _number(value) is not None)
+
+
+def _number(value: Any) -> float | None:
+    if isinstance(value, bool) or value is None:
+        return None
+    if isinstance(value, int | float):
+        return float(value)
+    try:
+        return float(value) if isinstance(value, str) else None
+    except ValueError:
+        return None
+
+
+WANDB_MAGIC: Final = b":W&B\xe1\xbe"
+_BLOCK_BYTES: Final = 32768
+_HEADER_BYTES: Final = 7
+_FULL, _FIRST, _LAST = 1, 2, 4
+_FLOAT_OF_WIRE_TYPE: Final = {1: ("<Q", "<d"), 5: ("<I", "<f")}
+"""Wire type of a fixed number -> its bits as a whole number, and what they are."""
+
+Scalar = tuple[int, str, float]
+
+
+def event_scalars(data: bytes) -> Iterator[Scalar]:
+    """Scalars of an event file, as `add_scalar` and `tf.summary.scalar` write them."""
+    at = 0
+    while at + 12 <= len(data):
+        (size,) = struct.unpack_from("<Q", data, at)
+        begin, at = at + 12, at + 16 + size
+        if at > len(data):
+            return
+        event = dict(_fields(data[begin : begin + size]))
+        if isinstance(summary := event.get(5), bytes):
+            step = _signed(event.get(2, 0))
+            for number, value in _fields(summary):
+                if number == 1 and isinstance(value, bytes) and (found := _summary_value(value)) is not None:
+                    yield step, *found
+
+
+def wandb_rows(data: bytes) -> Iterator[dict[str, float]]:
+    """Rows of the history in `run-*.wandb`; `_step` is W&B's count of them."""
+    for record in _leveldb_records(data):
+        for number, history in _fields(record):
+            if number == 2 and isinstance(history, bytes):
+                yield _history_row(history)
+
+
+def _history_row(history: bytes) -> dict[str, float]:
+    row: dict[str, float] = {}
+    for number, value in _fields(history):
+        if number == 2 and isinstance(value, bytes):
+            row["_step"] = _signed(dict(_fields(value)).get(1, 0))
+        elif number == 1 and isinstance(value, bytes):
+            names, text = [], b""
+            for field, content in _fields(value):
+                if field in {1, 2} and isinstance(content, bytes):
+                    names.append(content.decode("utf-8", "replace"))
+                elif field == 16 and isinstance(content, bytes):
+                    text = content
+            with suppress(ValueError):  # W&B writes "NaN" and "Infinity" as texts
+                if (scalar := _number(read_json_text(text))) is not None:
+                    row.setdefault("/".join(filter(None, names)), scalar)
+    return row
+
+
+def _leveldb_records(data: bytes) -> Iterator[bytes]:
+    at, parts = _HEADER_BYTES, b""
+    while at + _HEADER_BYTES <= len(data):
+        left = _BLOCK_BYTES - at % _BLOCK_BYTES
+        if left < _HEADER_BYTES:
+            at += left
+            continue
+        _, size, kind = struct.unpack_from("<IHB", data, at)
+        begin, at = at + _HEADER_BYTES, at + _HEADER_BYTES + size
+        if at > len(data) or kind == 0:
+            return
+        piece = data[begin:at]
+        parts = piece if kind in {_FULL, _FIRST} else parts + piece
+        if kind in {_FULL, _LAST}:
+            yield parts
+
+
+def _summary_value(data: bytes) -> tuple[str, float] | None:
+    tag, found = "", None
+    for number, value in _fields(data):
+        if number == 1 and isinstance(value, bytes):
+            tag = value.decode("utf-8", "replace")
+        elif number == 2 and isinstance(value, float):
+            found = value
+        elif number == 8 and isinstance(value, bytes):
+            found = _scalar_tensor(value)
+    return (tag, found) if tag and found is not None else None
+
+
+def _scalar_tensor(data: bytes) -> float | None:
+    """A float32 (1) or float64 (2) TensorProto of one element."""
+    fields = dict(_fields(data))
+    if isinstance(content := fields.get(4), bytes) and len(content) in {4, 8}:
+        return float(struct.unpack("<f" if len(content) == 4 else "<d", content)[0])
+    for number, form in ((5, "<f"), (6, "<d")):
+        value = fields.get(number)
+        if isinstance(value, float):
+            return value
+        if isinstance(value, bytes) and len(value) == struct.calcsize(form):
+            return float(struct.unpack(form, value)[0])
+    return None
+
+
+def _fields(data: bytes) -> Iterator[tuple[int, bytes | int | float]]:
+    """Numbers and values of a message's fields; a fixed 32-bit value as a float, and one of 64 bits as a double."""
+    try:
+        fields = UnknownFieldSet(Empty.FromString(data))
+    except DecodeError:
+        raise ValueError("a record is cut or of another format") from None
+    for field in fields:  # type: ignore[attr-defined]  # it is a sequence, which its stubs do not say
+        if field.wire_type in _FLOAT_OF_WIRE_TYPE:
+            whole, real = _FLOAT_OF_WIRE_TYPE[field.wire_type]
+            yield field.field_number, struct.unpack(real, struct.pack(whole, field.data))[0]
+        else:
+            yield field.field_number, field.data
+
+
+def _signed(value: bytes | float) -> int:
+    number = value if isinstance(value, int) else 0
+    return number - (1 << 64) if number >= 1 << 63 else number
