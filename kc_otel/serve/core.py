@@ -10,6 +10,7 @@ also written: a crash either repeats a tick or never sees it.
 
 from __future__ import annotations
 
+import json
 import logging
 import math
 import sqlite3
@@ -126,7 +127,8 @@ class Core:
             self._evaluator_store = EvaluatorStore(connection)
             self._evaluator_store.restore(self.evaluator)
             self._evaluated_before = max(self.evaluator.judged_at, 0.0)
-            self.merged = self._evaluator_store.merged
+            self.merged: dict[str, int] = json.loads(self._evaluator_store.meta("merged") or "{}")
+            """Number of the last batch in the state of each shard, by its name; and `shards`, how many there are."""
             self.settled = dict(self.merged)
             self.inbox = Inbox(connection)
             self.events = EventLog(connection)
@@ -276,7 +278,7 @@ class Core:
             self.inbox.take_out(unit)
             merged = dict(self.merged)
             if merged != self.settled:
-                self._evaluator_store.save_merged(merged)
+                self._evaluator_store.save_meta("merged", json.dumps(merged))
             unit.on_commit(lambda: self._adopt(state, now, merged, renews=renews))
             unit.on_commit(lambda: setattr(self.listeners, "unsaved", False))
             unit.on_commit(lambda: self.announce_all(announcements))

@@ -93,6 +93,11 @@ def take(evaluator: Evaluator, request: Any, now: float) -> None:
     evaluator.ingest_metrics(request if columns is None else columns, now)
 
 
+def values(connection: sqlite3.Connection, kind: str) -> dict[Any, Any]:
+    """What the file has of a kind, by key."""
+    return dict(connection.execute("SELECT key, data FROM evaluator_values WHERE kind = ?", (kind,)))
+
+
 needs_machine_code = pytest.mark.skipif(not machine_code.is_available(), reason="needs a C compiler")
 
 
@@ -137,17 +142,17 @@ def test_rows_of_streams_are_saved_in_blocks_that_changed(contract, sender, now,
     evaluator, senders = in_rows(contract(), sender, now)
     store = EvaluatorStore(connection)
     written(store, evaluator, connection)
-    blocks = dict(connection.execute("SELECT block, data FROM evaluator_rows"))
+    blocks = values(connection, "rows")
     assert [*blocks] == [0, 1]
-    assert connection.execute("SELECT count(*) FROM evaluator_streams").fetchone() == (0,)
+    assert len(values(connection, "streams")) == 0
     take(evaluator, senders[39].request(now + 2, [0.5]), now + 2)
     written(store, evaluator, connection)
-    after = dict(connection.execute("SELECT block, data FROM evaluator_rows"))
+    after = values(connection, "rows")
     assert [after[block] == blocks[block] for block in (0, 1)] == [True, False]
     evaluator.evaluate(now + 10**5)
     assert evaluator.stream_count == 0
     written(store, evaluator, connection)
-    assert connection.execute("SELECT count(*) FROM evaluator_rows").fetchone() == (0,)
+    assert len(values(connection, "rows")) == 0
 
 
 @needs_machine_code
@@ -162,7 +167,7 @@ def test_a_stream_that_leaves_its_row_is_saved_once(contract, sender, now, conne
     for step in (2, 3):
         take(evaluator, senders[1].request(now + step, [0.5]), now + step)
     written(store, evaluator, connection)
-    assert connection.execute("SELECT count(*) FROM evaluator_streams").fetchone() == (2,)
+    assert len(values(connection, "streams")) == 2
     again = restored(connection, contract())
     assert again.stream_count == 2
     found, expected = ({key: encode_stream(of) for _, key, of in either.streams()} for either in (again, evaluator))
@@ -180,7 +185,7 @@ def test_a_row_without_a_series_is_a_stream_that_takes_points_by_itself(contract
     store.restore(again)
     assert len(again.states["policy"].streams) == again.stream_count == 40
     written(store, again, connection)
-    assert connection.execute("SELECT count(*) FROM evaluator_rows").fetchone() == (0,)
+    assert len(values(connection, "rows")) == 0
     for source in senders:
         again.ingest_metrics(source.request(now + 2, [0.5]), now + 2)
     assert again.distribution(*again.series(), 300, now + 2).total == 40
@@ -209,7 +214,7 @@ def test_damaged_blocks_of_rows_are_refused_or_rows(contract, sender, now, data)
     evaluator, _ = in_rows(contract(), sender, now, 3)
     database = sqlite3.connect(":memory:", isolation_level=None)
     written(EvaluatorStore(database), evaluator, database)
-    (content,) = database.execute("SELECT data FROM evaluator_rows").fetchone()
+    (content,) = values(database, "rows").values()
     database.close()
     at = data.draw(st.integers(0, len(content)))
     damaged = content[:at] + data.draw(st.binary(max_size=8)) + content[at + data.draw(st.integers(0, 8)) :]
@@ -328,13 +333,12 @@ def test_the_file_does_not_grow_with_time(contract, sender, now, connection):
         evaluator.ingest_metrics(sender(inference=f"{step // 20:012d}", start=time - 1).request(time, [0.5]), time)
         evaluator.evaluate(time)
         written(store, evaluator, connection)
-    panes, series, streams = (
-        connection.execute(f"SELECT count(*) FROM evaluator_{name}").fetchone()[0]
-        for name in ("panes", "series", "streams")
+    panes, series = (
+        connection.execute(f"SELECT count(*) FROM evaluator_{name}").fetchone()[0] for name in ("panes", "series")
     )
     assert panes <= 40
     assert series == evaluator.series_count <= 6
-    assert streams == evaluator.stream_count <= 6
+    assert len(values(connection, "streams")) == evaluator.stream_count <= 6
 
 
 def test_contracts_and_slices_that_are_gone_are_left_out(contract, sender, now, connection):
@@ -380,7 +384,11 @@ def test_damaged_rows_are_refused(contract, sender, now, connection, table):
         evaluator.use_columns()
     take(evaluator, sender().request(now, [0.5]), now)
     store.save(evaluator, UnitOfWork())
-    connection.execute(f"UPDATE evaluator_{table} SET data = ?", (b"\x00\x01" if table != "facts" else "{",))
+    damage = b"\x00\x01" if table != "facts" else "{"
+    if table == "panes":
+        connection.execute("UPDATE evaluator_panes SET data = ?", (damage,))
+    else:
+        connection.execute("UPDATE evaluator_values SET data = ? WHERE kind = ?", (damage, table))
     with pytest.raises(DamagedStateError, match="damaged"), reading_state(connection):
         restored(connection, contract())
 
@@ -393,7 +401,7 @@ def test_the_store_never_commits(contract: Any, sender: Any, now: float, connect
     store.save(evaluator, UnitOfWork())
     assert connection.in_transaction
     connection.execute("ROLLBACK")
-    assert connection.execute("SELECT count(*) FROM evaluator_streams").fetchone() == (0,)
+    assert len(values(connection, "streams")) == 0
 
 
 widths = st.sampled_from([2**8, 2**16, 2**32]).flatmap(lambda most: st.integers(most - 1, most))
@@ -486,7 +494,7 @@ def test_evidence_survives_a_restart_where_the_limit_is_the_same(contract, sende
         connection, contract(statistical=[{"id": "token-tv", "metric": "tv_token", "unit": "token", "limit": 0.005}])
     )
     assert other.states[made.name].evidence.cells == {}
-    assert connection.execute("SELECT count(*) FROM evaluator_evidence").fetchone() == (0,)
+    assert len(values(connection, "evidence")) == 0
 
 
 @pytest.mark.parametrize("spoil", [lambda data: data[:-1], lambda data: data[:80] + bytes([255] * 8) + data[88:]])
@@ -495,8 +503,8 @@ def test_damaged_evidence_is_said_to_be_damaged(contract, sender, now, connectio
     evaluator.ingest_metrics(sender().request(now, RNG.beta(1, 100, 400)), now)
     evaluator.evaluate(now)
     written(store, evaluator, connection)
-    (data,) = connection.execute("SELECT data FROM evaluator_evidence").fetchone()
-    connection.execute("UPDATE evaluator_evidence SET data = ?", (spoil(data),))
+    (data,) = values(connection, "evidence").values()
+    connection.execute("UPDATE evaluator_values SET data = ? WHERE kind = 'evidence'", (spoil(data),))
     with pytest.raises(DamagedStateError, match=r"damaged.*not evidence"), reading_state(connection):
         restored(connection, contract())
 
