@@ -28,8 +28,6 @@ from kc_otel.judge.refused_points import RefusedSender
 from kc_otel.judge.series import LONG, SHORT, Heard, SeriesKey
 from kc_otel.judge.verdict import Cell
 from kc_otel.serve.store.codecs import (
-    check_observed,
-    check_stream,
     decode_evidence,
     decode_histogram,
     decode_rows,
@@ -277,7 +275,7 @@ class EvaluatorStore:
 
     def _restore_streams(self, evaluator: Evaluator) -> None:
         for name, key, data in self._read(_STREAMS):
-            state, stream = evaluator.states[name], check_stream(decode_stream(data))
+            state, stream = evaluator.states[name], decode_stream(data)
             row = -1 if state.rows is None else state.rows.row_of.get(key, -1)
             if row >= 0 and state.rows is not None:
                 state.rows.others[row] = stream
@@ -318,7 +316,6 @@ class EvaluatorStore:
             # A window whose length was changed has panes of another width: each goes where its middle lies.
             index = pane if width == grid.width else grid.index((pane + 0.5) * width)
             of_series, content = state.series[key], decode_histogram(data)
-            check_observed(content)
             if content.layout == layouts.setdefault(id, content.layout):
                 of_series.layout = content.layout
                 of, parts = held.setdefault((name, number, index), ([], []))

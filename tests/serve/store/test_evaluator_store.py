@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,6 @@ from kc_otel.judge.point_streams import LatestValue, PointStream
 from kc_otel.judge.series import SeriesKey
 from kc_otel.serve.store.codecs import (
     CodecError,
-    check_stream,
     decode_histogram,
     decode_rows,
     decode_stream,
@@ -218,12 +218,9 @@ def test_damaged_blocks_of_rows_are_refused_or_rows(contract, sender, now, data)
     database.close()
     at = data.draw(st.integers(0, len(content)))
     damaged = content[:at] + data.draw(st.binary(max_size=8)) + content[at + data.draw(st.integers(0, 8)) :]
-    try:
-        rows = decode_rows(damaged)
-    except CodecError:
-        return
-    for _, stream in rows.streams():
-        check_stream(stream)
+    with suppress(CodecError):
+        for _, stream in decode_rows(damaged).streams():
+            decode_stream(encode_stream(stream))
 
 
 def test_who_was_silent_before_a_restart_still_is(contract, sender, now, connection):
@@ -411,8 +408,9 @@ finite = st.floats(allow_nan=False, allow_infinity=False)
 
 @pytest.mark.slow
 @settings(max_examples=200, deadline=None)
-@given(counts, counts, st.integers(-(2**31), 2**31), st.integers(-10, 20), finite, st.booleans(), st.integers(0, 2**53))
-def test_histograms_survive_encoding(positive, negative, offset, scale, total, observed, zero):
+@given(counts, counts, st.integers(-500, 500), st.integers(0, 20), finite, st.booleans(), st.integers(0, 2**53))
+def test_histograms_survive_encoding(positive, negative, exponent, scale, total, observed, zero):
+    offset = exponent * 2**scale
     value = ExponentialHistogram(
         scale, int(positive.sum() + negative.sum()) + zero, total, zero, Buckets(offset, positive),
         Buckets(-offset, negative), -1.5, 2.5, 2.0**-30, observed,
@@ -433,9 +431,9 @@ def test_histograms_survive_encoding(positive, negative, offset, scale, total, o
     assert [(last.start, last.time, last.histogram.count) for last in again.writers] == [(3, 4, value.count), (5, 6, 6)]
 
 
-buckets = st.builds(Buckets, st.integers(-1000, 1000), counts)
+buckets = st.builds(Buckets, st.integers(-500, 500), counts)
 histograms = st.builds(
-    ExponentialHistogram, st.integers(-10, 20), st.integers(0, 2**53), finite, st.integers(0, 2**53), buckets, buckets,
+    ExponentialHistogram, st.integers(0, 20), st.integers(0, 2**53), finite, st.integers(0, 2**53), buckets, buckets,
     finite, finite, finite, st.booleans(),
 )  # fmt: skip
 
@@ -547,6 +545,6 @@ def test_a_bucket_that_nobody_can_have_observed_is_damage(scale: int, offset: in
     """Added up with others it would be an array of every bucket between, which ends whoever tries."""
     side = Buckets(offset, np.array([3]))
     value = ExponentialHistogram(scale, 3, 0.3, 0, side, Buckets.empty(), 0.1, 0.1, 0.0)
-    with pytest.raises(CodecError, match="not a histogram"):
-        check_stream(PointStream(1.0, [LatestValue(3, 4, ExponentialHistogram.empty(20), value)], [], 0))
-    check_stream(PointStream(1.0, [LatestValue(3, 4, ExponentialHistogram.empty(20))], [], 0))
+    stream = PointStream(1.0, [LatestValue(3, 4, ExponentialHistogram.empty(20), value)], [], 0)
+    with pytest.raises(CodecError, match="not a histogram: bucket"):
+        decode_stream(encode_stream(stream))
