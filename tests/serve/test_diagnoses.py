@@ -59,7 +59,7 @@ def test_it_survives_a_restart_and_the_end_of_the_incident(make_core, drift, ope
     first.tick(now)
     (incident,) = first.incidents()
     digest = attached(first).json()["evidence"]
-    first._connection.close()
+    first.connection.close()
     second = make_core(open_file(tmp_path / "state.db"))
     assert [diagnosis.text for diagnosis in second.incident(incident.id).diagnoses] == [FOUND["text"]]
     assert json.loads(second.evidence(incident.id, digest)) == FOUND["evidence"]
@@ -123,7 +123,7 @@ def test_only_the_newest_are_kept_and_the_same_is_kept_once(core):
         attached(core, evidence={"number": number})
     (incident,) = core.incidents()
     assert len(incident.diagnoses) == 10
-    kept = core._connection.execute("SELECT evidence FROM diagnoses").fetchall()
+    kept = core.connection.execute("SELECT evidence FROM diagnoses").fetchall()
     assert sorted(json.loads(text)["number"] for (text,) in kept) == list(range(2, 12))
 
 

@@ -206,7 +206,7 @@ def test_a_webhook_is_sent_once_the_disk_has_what_it_says(core: Core, disk: Disk
 
         async def enqueue() -> None:
             async with core.turn():
-                with unit_of_work(core._connection):
+                with unit_of_work(core.connection):
                     core.outbox.enqueue("another", "policy", body, time.time())
 
         enqueuing = asyncio.create_task(enqueue())

@@ -39,7 +39,7 @@ ACCESS = {
 @contextmanager
 def _served():
     made = core_of_policy()
-    with closing(made._connection):
+    with closing(made.connection):
         made.tick(time.time())
         yield made
 
@@ -218,7 +218,7 @@ def changed(client: TestClient, headers: dict[str, str]) -> bool:
 @pytest.fixture(scope="module")
 def client() -> Iterator[TestClient]:
     core = core_of_policy()
-    with closing(core._connection):
+    with closing(core.connection):
         yield TestClient(OwnSite(api_of(core), HostNames(["evaluator", "kc.example.com"]), "kc.example.com"))
 
 

@@ -50,7 +50,7 @@ def make_site(core: Core, path: Path) -> OwnSite:
 
 def operations() -> list[tuple[str, str]]:
     core = core_of_policy()
-    with closing(core._connection):
+    with closing(core.connection):
         document = api_of(core).openapi()
     return [(path, method) for path, found in document["paths"].items() for method in found]
 
@@ -107,7 +107,7 @@ class Documented:
 def asked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Documented]:
     """A site with one contract and no traffic: what is asked here changes nothing."""
     core = core_of_policy()
-    with closing(core._connection):
+    with closing(core.connection):
         core.tick(time.time())
         yield Documented(core, tmp_path_factory.mktemp("site"))
 
@@ -116,7 +116,7 @@ def asked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Documented]:
 def busy(drift: Callable[[float], object], tmp_path: Path) -> Iterator[Documented]:
     """One that has a failing kernel, with all that comes of it."""
     core = core_of_policy()
-    with closing(core._connection):
+    with closing(core.connection):
         core.metrics(drift(0.3))
         core.tick(time.time())
         yield Documented(core, tmp_path)
