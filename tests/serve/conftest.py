@@ -89,6 +89,19 @@ def drift() -> Callable[..., ExportMetricsServiceRequest]:
     return make
 
 
+def grown(request: ExportMetricsServiceRequest, times: int) -> ExportMetricsServiceRequest:
+    """What a sender of cumulative histograms says later, when it has observed all of it so many times."""
+    later = ExportMetricsServiceRequest()
+    later.CopyFrom(request)
+    for metric in later.resource_metrics[0].scope_metrics[0].metrics:
+        for point in metric.exponential_histogram.data_points:
+            point.time_unix_nano += times * 10**6
+            point.count, point.sum, point.zero_count = point.count * times, point.sum * times, point.zero_count * times
+            for side in (point.positive, point.negative):
+                side.bucket_counts[:] = [count * times for count in side.bucket_counts]
+    return later
+
+
 @pytest.fixture
 def core(make_core: Callable[..., Core], drift: Callable[..., ExportMetricsServiceRequest]) -> Core:
     """A core that has just said that its contract is broken, on both slices."""

@@ -23,10 +23,7 @@ from kc_otel.serve.store.state_file import StateError
 from kc_otel.serve.webhooks.deliver import Dispatcher
 from kc_otel.serve.webhooks.endpoints import WebhookEndpoint
 from kc_otel.serve.webhooks.formats import Format
-from tests.serve.conftest import contract, drift, make_core, open_file
 from tests.tools.api import api_of
-
-__all__ = ["contract", "drift", "make_core", "open_file"]
 
 _COMMIT = UnitOfWork.commit
 STILL = 0.1

@@ -266,23 +266,6 @@ def test_that_a_run_ended_and_what_is_refused_survive_a_restart(contract, sender
     assert verdict.reason.startswith("the run ended"), verdict.reason
 
 
-def test_what_a_crash_loses_a_cumulative_sender_says_again(contract, sender, now, connection):
-    """Points taken after the last save are found again in the difference that the next point makes."""
-    made, source = contract(), sender()
-    evaluator = Evaluator([made])
-    store = EvaluatorStore(connection)
-    values = [RNG.beta(1, 500, 200) for _ in range(5)]
-    for step, part in enumerate(values[:4]):
-        evaluator.ingest_metrics(source.request(now + step, part), now + step)
-        if step == 1:
-            store.save(evaluator, UnitOfWork())
-    after = restored(connection, made)
-    after.ingest_metrics(source.request(now + 9, values[4]), now + 9)
-    (series,) = after.series()
-    assert after.distribution(series, 300, now + 9).total == 1000
-    assert after.distribution(series, 300, now + 9).sum == pytest.approx(sum(part.sum() for part in values))
-
-
 def test_only_what_changed_is_written(contract: Any, sender: Any, now: float, connection: sqlite3.Connection) -> None:
     evaluator, store = Evaluator([contract()]), EvaluatorStore(connection)
     senders = [sender(instance=str(i)) for i in range(50)]
@@ -374,12 +357,15 @@ def test_another_schema_version_is_refused(connection: sqlite3.Connection, versi
         EvaluatorStore(connection)
 
 
-@pytest.mark.parametrize("table", ["streams", "panes", "facts", pytest.param("rows", marks=needs_machine_code)])
+@pytest.mark.parametrize(
+    "table", ["streams", "panes", "facts", "evidence", pytest.param("rows", marks=needs_machine_code)]
+)
 def test_damaged_rows_are_refused(contract, sender, now, connection, table):
     evaluator, store = Evaluator([contract()]), EvaluatorStore(connection)
     if table == "rows":
         evaluator.use_columns()
     take(evaluator, sender().request(now, [0.5]), now)
+    evaluator.evaluate(now)
     store.save(evaluator, UnitOfWork())
     damage = b"\x00\x01" if table != "facts" else "{"
     if table == "panes":
@@ -388,17 +374,6 @@ def test_damaged_rows_are_refused(contract, sender, now, connection, table):
         connection.execute("UPDATE evaluator_values SET data = ? WHERE kind = ?", (damage, table))
     with pytest.raises(DamagedStateError, match="damaged"), reading_state(connection):
         restored(connection, contract())
-
-
-def test_the_store_never_commits(contract: Any, sender: Any, now: float, connection: sqlite3.Connection) -> None:
-    store = EvaluatorStore(connection)
-    evaluator = Evaluator([contract()])
-    evaluator.ingest_metrics(sender().request(now, [0.5]), now)
-    connection.execute("BEGIN IMMEDIATE")
-    store.save(evaluator, UnitOfWork())
-    assert connection.in_transaction
-    connection.execute("ROLLBACK")
-    assert len(values(connection, "streams")) == 0
 
 
 widths = st.sampled_from([2**8, 2**16, 2**32]).flatmap(lambda most: st.integers(most - 1, most))
@@ -493,18 +468,6 @@ def test_evidence_survives_a_restart_where_the_limit_is_the_same(contract, sende
     )
     assert other.states[made.name].evidence.cells == {}
     assert len(values(connection, "evidence")) == 0
-
-
-@pytest.mark.parametrize("spoil", [lambda data: data[:-1], lambda data: data[:80] + bytes([255] * 8) + data[88:]])
-def test_damaged_evidence_is_said_to_be_damaged(contract, sender, now, connection, spoil):
-    evaluator, store = Evaluator([contract()]), EvaluatorStore(connection)
-    evaluator.ingest_metrics(sender().request(now, RNG.beta(1, 100, 400)), now)
-    evaluator.evaluate(now)
-    written(store, evaluator, connection)
-    (data,) = values(connection, "evidence").values()
-    connection.execute("UPDATE evaluator_values SET data = ? WHERE kind = 'evidence'", (spoil(data),))
-    with pytest.raises(DamagedStateError, match=r"damaged.*not evidence"), reading_state(connection):
-        restored(connection, contract())
 
 
 def test_a_clock_that_went_back_while_nobody_ran_is_noticed(contract, sender, now, connection):

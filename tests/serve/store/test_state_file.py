@@ -19,7 +19,7 @@ from kc_otel.serve.core import Core
 from kc_otel.serve.store.codecs import encode_histogram, encode_stream
 from kc_otel.serve.store.state_file import DamagedStateError, open_state, set_aside
 from kc_otel.stats import Buckets, ExponentialHistogram
-from tests.serve.conftest import contract, drift, make_core, open_file
+from tests.serve.conftest import contract, drift, grown, make_core, open_file
 
 __all__ = ["contract", "drift", "make_core", "open_file"]
 
@@ -35,15 +35,7 @@ def going_on(drift: Callable[..., ExportMetricsServiceRequest]) -> Callable[[flo
         if sigma not in made:
             made[sigma] = drift(sigma)
             return made[sigma]
-        later = ExportMetricsServiceRequest()
-        later.CopyFrom(made[sigma])
-        for metric in later.resource_metrics[0].scope_metrics[0].metrics:
-            for point in metric.exponential_histogram.data_points:
-                point.time_unix_nano += 10**6
-                point.count, point.sum, point.zero_count = 2 * point.count, 2.0 * point.sum, 2 * point.zero_count
-                for side in (point.positive, point.negative):
-                    side.bucket_counts[:] = [2 * count for count in side.bucket_counts]
-        return later
+        return grown(made[sigma], 2)
 
     return make
 
