@@ -130,6 +130,9 @@ observability: {window: 1m, long_window: 5m, min_samples: 500, heartbeat: 30s}
 escalation:
   - {on: fail, clear_for: 1s, severity: critical, DO}
 """
+SLICED = TEXT.replace(
+    "statistical:", "slices: {code: {where: {task: code}}, prose: {where: {task: prose}}}\nstatistical:"
+)
 STEP = 10.0
 
 

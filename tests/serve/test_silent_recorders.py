@@ -18,7 +18,7 @@ from kc_otel.serve.core import Core
 from kc_otel.serve.people_orders import close, pin, silence
 from kc_otel.serve.webhooks.outbox import DeliveryState
 from tests.judge.conftest import NOW, Sender, counted, info_request, merge
-from tests.serve.conftest import STEP, TEXT, Fleet, MakeFleet
+from tests.serve.conftest import SLICED, STEP, TEXT, Fleet, MakeFleet
 from tests.tools.api import client_of, route_kept
 
 pytestmark = pytest.mark.slow
@@ -178,10 +178,7 @@ def test_a_recorder_that_measures_other_slices_than_it_broke_proves_nothing(
     make_fleet: MakeFleet, elsewhere: str, columns: bool
 ) -> None:
     """A balancer gives the slice to a healthy one, or only older weights sample: the slice may come back to it."""
-    text = TEXT.replace(
-        "statistical:", "slices: {code: {where: {task: code}}, prose: {where: {task: prose}}}\nstatistical:"
-    )
-    fleet = make_fleet(text=text)
+    fleet = make_fleet(text=SLICED)
     if columns:
         fleet.core.evaluator.use_columns()
     made: dict[tuple[str, str], Sender] = {}
@@ -371,10 +368,7 @@ def test_a_breach_of_a_trainer_that_was_mended_is_over_once_all_who_measured_it_
 
 def test_a_breach_is_not_contained_while_one_of_its_slices_is_neither_over_nor_kept_away(make_fleet: MakeFleet) -> None:
     """Code went away without proof; prose, which still breaks, is pinned, and a router takes that; then code, too."""
-    text = TEXT.replace(
-        "statistical:", "slices: {code: {where: {task: code}}, prose: {where: {task: prose}}}\nstatistical:"
-    )
-    fleet = make_fleet(text=text)
+    fleet = make_fleet(text=SLICED)
     made: dict[tuple[str, str], Sender] = {}
 
     def run(seconds: float, **measured: tuple[str, float]) -> list[IncidentState]:

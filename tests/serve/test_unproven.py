@@ -18,7 +18,7 @@ from kc_otel.serve.people_orders import acknowledge, close
 from kc_otel.serve.webhooks.formats import alertmanager_alerts, pagerduty_event, slack_message
 from kc_otel.serve.webhooks.outbox import DeliveryState
 from tests.judge.conftest import NOW, Sender, counted
-from tests.serve.conftest import STEP, TEXT, Fleet, MakeFleet
+from tests.serve.conftest import SLICED, STEP, TEXT, Fleet, MakeFleet
 from tests.serve.test_silent_recorders import closed_by_a_person, shut_down
 from tests.tools.api import client_of
 
@@ -171,8 +171,7 @@ def test_whoever_was_told_of_a_breach_is_told_that_it_went_away_without_proof(fl
 
 
 def test_a_word_about_one_slice_closes_no_breach_of_another(make_fleet: MakeFleet) -> None:
-    slices = "slices: {code: {where: {task: code}}, prose: {where: {task: prose}}}\nstatistical:"
-    fleet = make_fleet(text=TEXT.replace("statistical:", slices))
+    fleet = make_fleet(text=SLICED)
     of = {
         name: [Sender(slice=slice, instance=name, start=NOW - 1.0) for slice in ("code", "prose")]
         for name in ("broken", "healthy")
