@@ -10,6 +10,7 @@ also written: a crash either repeats a tick or never sees it.
 
 from __future__ import annotations
 
+import json
 import logging
 import math
 import sqlite3
@@ -117,7 +118,7 @@ class Core:
         self.tick_seconds = 0.0
         self.causes: Mapping[Cell, Causes] = {}
         self._refusals: set[str] = set()
-        self._connection = connection
+        self.connection = connection
         self._forgetful = frozenset(forgetful)
         self._timing = timing
         self._renewed_at = now
@@ -126,7 +127,8 @@ class Core:
             self._evaluator_store = EvaluatorStore(connection)
             self._evaluator_store.restore(self.evaluator)
             self._evaluated_before = max(self.evaluator.judged_at, 0.0)
-            self.merged = self._evaluator_store.merged
+            self.merged: dict[str, int] = json.loads(self._evaluator_store.meta("merged") or "{}")
+            """Number of the last batch in the state of each shard, by its name; and `shards`, how many there are."""
             self.settled = dict(self.merged)
             self.inbox = Inbox(connection)
             self.events = EventLog(connection)
@@ -210,28 +212,18 @@ class Core:
             _log.warning("not judged: %s; further ones are only counted", plain(result.message))
         return result
 
-    @property
-    def state_path(self) -> Path | None:
-        """The state file; None for one in memory."""
-        return self._connection.path
-
-    @property
-    def commit_seconds(self) -> float | None:
-        """Seconds that the disk took for the last commit; None if nothing was committed."""
-        return self._connection.commit_seconds
-
     async def aclose(self) -> None:
         """Close the state file, once nobody waits for the disk any more."""
         await self.inbox.settle()
-        await self._connection.aclose()
+        await self.connection.aclose()
 
     def turn(self) -> AbstractAsyncContextManager[object]:
         """Hold the exclusive turn of one order: it is on the disk when the context ends, or raises a StateError."""
-        return self._connection.turn()
+        return self.connection.turn()
 
     async def evaluate(self, now: float | None = None) -> None:
         """Evaluate every cell in a turn, at a Unix time or, for None, once those before have had their turn."""
-        async with self._connection.turn():
+        async with self.connection.turn():
             self.tick(self.clock() if now is None else now)
 
     def clock(self) -> float:
@@ -260,7 +252,7 @@ class Core:
         evaluations = self.evaluator.evaluate(now)
         renews = abs(now - self._renewed_at) >= _RENEWAL_SECONDS
         announcements: list[Announcement] = []
-        with unit_of_work(self._connection) as unit:
+        with unit_of_work(self.connection) as unit:
             state = self.escalation
             for name, evaluation in evaluations.items():
                 with self._alone(name, "history", "its verdicts", unit):
@@ -276,10 +268,15 @@ class Core:
             self.inbox.take_out(unit)
             merged = dict(self.merged)
             if merged != self.settled:
-                self._evaluator_store.save_merged(merged)
-            unit.on_commit(lambda: self._adopt(state, now, merged, renews=renews))
-            unit.on_commit(lambda: setattr(self.listeners, "unsaved", False))
-            unit.on_commit(lambda: self.announce_all(announcements))
+                self._evaluator_store.save_meta("merged", json.dumps(merged))
+
+            def adopt() -> None:
+                self.escalation, self.evaluated_at, self.settled = state, now, merged
+                self._renewed_at = now if renews else self._renewed_at
+                self.listeners.unsaved = False
+                self.announce_all(announcements)
+
+            unit.on_commit(adopt)
         self.causes = {cell: of for evaluation in evaluations.values() for cell, of in evaluation.causes.items()}
         if self.recording is not None:
             self.recording.evaluated(now)
@@ -287,7 +284,7 @@ class Core:
     def _set_back(self, now: float, ahead: float) -> None:
         """The clock was set back: nothing that is remembered happened later than now."""
         state = not_later(self.escalation, now, ahead)
-        with unit_of_work(self._connection) as unit:
+        with unit_of_work(self.connection) as unit:
             self._store.save(self.escalation, state)
             self.promotions.set_back(now, ahead, unit)
             unit.on_commit(lambda: setattr(self, "escalation", state))
@@ -302,7 +299,7 @@ class Core:
         """A step of one contract: where it fails, what held of this contract still holds, and the others go on."""
         errors: dict[str, Exception] = {}
         try:
-            with unit.apart(self._connection):
+            with unit.apart(self.connection):
                 yield
         except sqlite3.Error:  # the disk's fault is everybody's
             raise
@@ -359,10 +356,10 @@ class Core:
 
     def traffic(self, name: str, before: EscalationState, now: float) -> TrafficSeen:
         """Return what is known of a contract's traffic; it is looked at where something is broken or ordered."""
-        decided = before.decisions
+        decided, lasting = before.decisions, before.incidents.get(name, ())
         ordered = {route.contract for route in decided.routes} | {pin.contract for pin in decided.pins}
         ordered |= {canary.contract for canary in decided.canaries}
-        newest = self.evaluator.newest(name) if name in ordered or before.incidents.get(name) else {}
+        newest = self.evaluator.newest(name) if name in ordered or lasting else {}
         never = (-math.inf, -math.inf)
         changed = {(route.slice, route.since): route.outdated for route in decided.routes if route.contract == name}
         changed |= {(pin.slice, pin.at): pin.outdated for pin in decided.pins if pin.contract == name}
@@ -383,16 +380,8 @@ class Core:
             heartbeat=self.contracts[name].observability.heartbeat,
             late=self.contracts[name].observability.late,
             listening=self.evaluator.listening_since(now),
-            taken={
-                incident.kernel_inference: incident.taken_at
-                for incident in before.incidents.get(name, ())
-                if incident.taken_at is not None
-            },
-            disobeyed={
-                incident.kernel_inference: incident.disobeyed_at
-                for incident in before.incidents.get(name, ())
-                if incident.disobeyed_at is not None
-            },
+            taken={of.kernel_inference: of.taken_at for of in lasting if of.taken_at is not None},
+            disobeyed={of.kernel_inference: of.disobeyed_at for of in lasting if of.disobeyed_at is not None},
             ended=lambda train, inference: self.evaluator.states[name].has_ended((train, inference)),
             failing=self.evaluator.failing(name, now),
             unheard=lambda cell: self.evaluator.unheard(cell, now),
@@ -434,7 +423,7 @@ class Core:
             people=people or before.people,
             incidents={**before.incidents, contract: incidents},
         )
-        with unit_of_work(self._connection) as unit:
+        with unit_of_work(self.connection) as unit:
             self._store.save(before, after)
             announcements = [self.events.record(contract, kind, said, now) for kind, said in words.items()]
             unit.on_commit(lambda: setattr(self, "escalation", after))
@@ -448,7 +437,7 @@ class Core:
         state = replace(self.escalation, incidents={**self.escalation.incidents, incident.contract: incidents})
         message = f"{found.by} on incident {incident.id}: {found.text}"
         said = {"incident": incident.id, "slice": found.slice, "by": found.by, "message": message}
-        with unit_of_work(self._connection) as unit:
+        with unit_of_work(self.connection) as unit:
             self._store.incidents.diagnosed(after, found.evidence, evidence)
             announcement = self.events.record(incident.contract, found.kind, said, now)
             unit.on_commit(lambda: setattr(self, "escalation", state))
@@ -477,11 +466,6 @@ class Core:
         for announcement in announcements:
             _log.info("%s", announcement.message, extra={"attributes": announcement.attributes})
             self.announce(announcement)
-
-    def _adopt(self, state: EscalationState, now: float, merged: dict[str, int], *, renews: bool) -> None:
-        self.escalation, self.evaluated_at, self.settled = state, now, merged
-        if renews:
-            self._renewed_at = now
 
     def _write(
         self, contract: Contract, before: EscalationState, escalation: Escalation, now: float

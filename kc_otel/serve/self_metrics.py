@@ -68,7 +68,7 @@ def read(
 
     `requests` counts (transport, outcome), `attempts` (endpoint, outcome); `in_flight` are bytes of requests.
     """
-    now, state, evaluator = core.evaluated_at, core.state_path, core.evaluator
+    now, state, evaluator = core.evaluated_at, core.connection.path, core.evaluator
     verdicts = [(cell_attributes(verdict.cell), verdict, since) for verdict, since in core.history.cells()]
     queues = core.outbox.status()
     shards = [shard for shard in core.shards if shard.answered]
@@ -117,7 +117,7 @@ def read(
             ({}, sum(contract.observability.max_series for contract in core.contracts.values()))
         ],
         "kc.evaluator.tick.duration": [({}, core.tick_seconds)],
-        "kc.evaluator.sync.duration": [] if core.commit_seconds is None else [({}, core.commit_seconds)],
+        "kc.evaluator.sync.duration": [] if (took := core.connection.commit_seconds) is None else [({}, took)],
         "kc.evaluator.last_evaluation": [] if now is None else [({}, now)],
         "kc.evaluator.inbox.size": [] if state is None else [({}, core.inbox.bytes)],
         "kc.evaluator.disk.free": [] if state is None else free_space(state.parent),

@@ -181,7 +181,7 @@ def running(contract: Contract) -> Iterator[Callable[..., Running]]:
 
     yield make
     for running_evaluator in made:
-        running_evaluator.core._connection.close()
+        running_evaluator.core.connection.close()
 
 
 @pytest.mark.slow

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import sqlite3
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, closing
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -16,9 +18,12 @@ from starlette.testclient import TestClient
 import kc_otel
 from kc_otel.contract.load import load_text
 from kc_otel.contract.model import Contract
+from kc_otel.judge.incidents.incident import IncidentState
 from kc_otel.serve.core import Core
 from kc_otel.serve.store.state_connection import StateConnection
 from kc_otel.serve.store.state_file import open_state
+from kc_otel.serve.webhooks.outbox import DeliveryState
+from tests.judge.conftest import NOW, Sender, info_request, merge
 from tests.tools.api import client_of
 from tests.tools.memory import Memory
 
@@ -84,6 +89,19 @@ def drift() -> Callable[..., ExportMetricsServiceRequest]:
     return make
 
 
+def grown(request: ExportMetricsServiceRequest, times: int) -> ExportMetricsServiceRequest:
+    """What a sender of cumulative histograms says later, when it has observed all of it so many times."""
+    later = ExportMetricsServiceRequest()
+    later.CopyFrom(request)
+    for metric in later.resource_metrics[0].scope_metrics[0].metrics:
+        for point in metric.exponential_histogram.data_points:
+            point.time_unix_nano += times * 10**6
+            point.count, point.sum, point.zero_count = point.count * times, point.sum * times, point.zero_count * times
+            for side in (point.positive, point.negative):
+                side.bucket_counts[:] = [count * times for count in side.bucket_counts]
+    return later
+
+
 @pytest.fixture
 def core(make_core: Callable[..., Core], drift: Callable[..., ExportMetricsServiceRequest]) -> Core:
     """A core that has just said that its contract is broken, on both slices."""
@@ -97,3 +115,90 @@ def core(make_core: Callable[..., Core], drift: Callable[..., ExportMetricsServi
 def client(core: Core) -> TestClient:
     """A client of that core's API."""
     return client_of(core)
+
+
+TEXT = """\
+apiVersion: kernel-contract/v1
+kind: KernelContract
+metadata: {name: policy, version: 1, owner: tests}
+kernels:
+  train: {engine: torch, dtype: float32}
+  inference: {engine: vllm, dtype: bfloat16}
+statistical:
+  - {id: token-tv, metric: tv_token, unit: token, limit: 0.02}
+observability: {window: 1m, long_window: 5m, min_samples: 500, heartbeat: 30s}
+escalation:
+  - {on: fail, clear_for: 1s, severity: critical, DO}
+"""
+SLICED = TEXT.replace(
+    "statistical:", "slices: {code: {where: {task: code}}, prose: {where: {task: prose}}}\nstatistical:"
+)
+STEP = 10.0
+
+
+class Fleet:
+    """Recorders of one kernel version, and a core that they report to, which evaluates so many seconds later."""
+
+    judged_after = 0.0
+
+    def __init__(self, path: Path, do: str = "do: [{webhook: pager}]", text: str = TEXT) -> None:
+        self.path, self.now, self.contract = path, NOW, load_text(text.replace("DO", do), "policy.yaml")
+        self.senders = {name: Sender(instance=name, start=NOW - 1.0) for name in ("broken", "healthy", "third")}
+        self.begin()
+
+    def begin(self) -> None:
+        """Start the evaluator; nobody else may hold its state file."""
+        self.connection = open_state(self.path)
+        self.core = Core([self.contract], self.connection, external_url="", now=self.now)
+
+    def close(self) -> None:
+        self.connection.close()
+
+    def restart(self) -> None:
+        """Another evaluator goes on with the state file."""
+        self.close()
+        self.begin()
+
+    def states(self, *on: str) -> list[IncidentState]:
+        """States of the incidents that last; of those on such a fault, where any is named."""
+        return [incident.state for incident in self.core.incidents() if not on or incident.on in on]
+
+    def feed(self, seconds: float, requests: Callable[[], Iterable[ExportMetricsServiceRequest]]) -> None:
+        """Take what is sent at each step, and judge it."""
+        for _ in range(round(seconds / STEP)):
+            self.now += STEP
+            for request in requests():
+                self.core.metrics(request, self.now)
+            self.core.tick(self.now + self.judged_after)
+
+    def report(
+        self, sender: Sender, mean: float | None, age: float = 0.0, version: str = "b" * 12
+    ) -> ExportMetricsServiceRequest:
+        """An export of a recorder with observations of about this size, or none at all."""
+        observed = sender.request(self.now - age, np.full(0 if mean is None else 2000, mean or 0.0))
+        return merge(observed, info_request(self.now, 1, sender.instance, version))
+
+    def run(self, seconds: float, **means: float | None) -> None:
+        """Recorders of these names report observations of about this size, or none at all, and the others nothing."""
+        self.feed(seconds, lambda: [self.report(self.senders[name], mean) for name, mean in means.items()])
+
+    def ends(self) -> list[str]:
+        """First lines of the webhooks that told of an end."""
+        bodies = [json.loads(message.body) for message in self.core.outbox.messages(DeliveryState.WAITING)]
+        return [body["alerts"][0]["annotations"]["summary"] for body in bodies if body["status"] == "resolved"]
+
+
+MakeFleet = Callable[..., Fleet]
+
+
+@pytest.fixture
+def make_fleet(tmp_path: Path) -> Iterator[MakeFleet]:
+    """Makes a fleet on a state file, and closes that after the test."""
+    with ExitStack() as stack:
+
+        def make(*arguments: str, kind: type[Fleet] = Fleet, **options: str) -> Fleet:
+            made = kind(tmp_path / "state.sqlite", *arguments, **options)
+            stack.callback(made.close)
+            return made
+
+        yield make

@@ -198,7 +198,7 @@ def test_an_incident_shows_drift_by_position_and_its_metrics_do(make_core, drift
     bounds = [{of["kc.slice"]: value for of, value in found[f"kc.place.{name}"]} for name in ("lower", "upper")]
     assert list(bounds[0]) == ["position:0", "position:16"]
     assert all(0.0 < bounds[0][place] < bounds[1][place] < 1.0 for place in bounds[0])
-    core._connection.close()
+    core.connection.close()
     again = make_core(open_file(tmp_path / "state.db"), time.time())
     again.tick(time.time())
     assert again.by_place(again.incidents()[0]).keys() == {"position:0", "position:16"}

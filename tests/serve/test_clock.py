@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import sqlite3
 import time
-from collections.abc import Iterator
-from pathlib import Path
 from types import SimpleNamespace
 from unittest import mock
 
@@ -17,7 +15,7 @@ from kc_otel.judge.set_back import not_later
 from kc_otel.serve import core as core_module
 from kc_otel.serve.listeners import Listeners, RouterReport
 from tests.judge.conftest import NOW
-from tests.serve.test_silent_recorders import Fleet
+from tests.serve.conftest import Fleet, MakeFleet
 from tests.tools.api import route_kept
 
 VERSION = "b" * 12
@@ -26,13 +24,12 @@ ROUTED = "do: [{route: train-kernel}, {webhook: pager}]"
 
 
 @pytest.fixture
-def fleet(tmp_path: Path) -> Iterator[Fleet]:
+def fleet(make_fleet: MakeFleet) -> Fleet:
     """One whose clock is an hour ahead."""
-    made = Fleet(tmp_path / "state.sqlite", ROUTED)
+    made = make_fleet(ROUTED)
     made.run(60, broken=0.001, healthy=0.001)
     made.now += AHEAD
-    yield made
-    made.connection.close()
+    return made
 
 
 def test_what_happened_is_not_later_than_now() -> None:
@@ -60,8 +57,7 @@ def test_a_version_that_was_rolled_back_ahead_of_time_and_serves_is_said(fleet: 
     fleet.run(120, broken=0.001)
     (promotion,) = fleet.core.promotions.all("policy")
     assert promotion.seen_serving is not None
-    fleet.connection.close()
-    fleet.begin()
+    fleet.restart()
     assert fleet.core.promotions.all("policy")[0].entered <= fleet.now, "it is kept, too"
 
 
@@ -90,9 +86,9 @@ def test_a_recorder_that_died_ahead_of_time_is_missed(fleet: Fleet) -> None:
     assert "a recorder of this kernel has not been heard of since" in incident.state_text
 
 
-def test_a_clock_that_is_set_forward_is_no_heartbeat(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_clock_that_is_set_forward_is_no_heartbeat(make_fleet: MakeFleet, monkeypatch: pytest.MonkeyPatch) -> None:
     """A route was taken a moment ago, and the broken kernel may be measured within a heartbeat."""
-    fleet, steady = Fleet(tmp_path / "state.sqlite", ROUTED), 0.0
+    fleet, steady = make_fleet(ROUTED), 0.0
     clock = SimpleNamespace(time=lambda: fleet.now, perf_counter=lambda: steady)
     monkeypatch.setattr(core_module, "time", clock)
     fleet.core._clocks = fleet.now, steady
@@ -110,22 +106,19 @@ def test_a_clock_that_is_set_forward_is_no_heartbeat(tmp_path: Path, monkeypatch
     fleet.now += AHEAD
     for _ in range(3):
         step(1.0, None)
-        assert [incident.state for incident in fleet.core.incidents()] == [IncidentState.BROKEN]
+        assert fleet.states() == [IncidentState.BROKEN]
     for _ in range(4):
         step(10.0, None)
-    assert [incident.state for incident in fleet.core.incidents()] == [IncidentState.CONTAINED]
-    fleet.connection.close()
+    assert fleet.states() == [IncidentState.CONTAINED]
 
 
-def test_a_table_is_as_old_as_the_last_evaluation_of_any_process(tmp_path: Path) -> None:
+def test_a_table_is_as_old_as_the_last_evaluation_of_any_process(make_fleet: MakeFleet) -> None:
     """A process that was started and has evaluated nothing publishes what an earlier one decided."""
-    fleet = Fleet(tmp_path / "state.sqlite")
+    fleet = make_fleet()
     assert fleet.core.age > 10**9, "none has evaluated"
     fleet.now = time.time() - 600.0
     fleet.run(10, broken=0.001)
-    fleet.connection.close()
-    fleet.begin()
+    fleet.restart()
     with pytest.raises(sqlite3.Error), mock.patch.object(fleet.core.inbox, "take_out", side_effect=sqlite3.Error):
         fleet.core.tick(time.time())
     assert fleet.core.age == pytest.approx(590.0, abs=60.0), "also where nothing can be written"
-    fleet.connection.close()

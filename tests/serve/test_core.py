@@ -177,12 +177,13 @@ def test_what_was_decided_survives_a_restart(make_core, open_file, drift, tmp_pa
     core.metrics(drift(0.3))
     began = time.time()
     core.tick(began)
+    connection.execute("DELETE FROM events")
     connection.close()
-
     again = make_core(open_file(path))
     assert again.decisions == core.decisions
     assert again.firing() == core.firing()
     assert again.acting() == core.acting()
+    assert again.incidents() == core.incidents() != ()
     assert len(again.outbox.due(time.time())) == 1
     again.tick(began + 5)
     assert {since for _, since in again.history.cells()} == {began}
@@ -373,23 +374,6 @@ def test_a_fault_anywhere_in_one_contracts_step_is_its_own(contract, open_file, 
     assert len(core.escalation.policies["policy"].firing) == 2
     assert {message.contract for message in core.outbox.due(now + 41)} == {"policy", "other"}
     assert core.escalation.people.silences == ()
-
-
-def test_an_incident_survives_the_evaluator_and_its_events(contract: Contract, drift: Callable, tmp_path: Path) -> None:
-    """The next process goes on with it under its id and onset, though no event of it is left."""
-    now, ids = time.time(), set()
-    for tick in range(2):
-        connection = open_state(tmp_path / "state.sqlite")
-        core = Core([contract], connection, external_url="", now=now)
-        if not tick:
-            core.metrics(drift(0.3))
-        core.tick(now + tick)
-        (incident,) = core.incidents()
-        ids.add((incident.id, incident.since))
-        assert {action.kind for action in incident.actions} == {"route", "webhook", "halt"}
-        connection.execute("DELETE FROM events")
-        connection.close()
-    assert len(ids) == 1
 
 
 def many(contract: str, slice: str, count: int, points: int, now: float) -> ExportMetricsServiceRequest:

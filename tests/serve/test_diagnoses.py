@@ -8,12 +8,11 @@ import time
 from collections import Counter
 
 import pytest
-import yaml
 from starlette.testclient import TestClient
 
-from kc_otel.serve.access.access_file import AccessFile, digest_of
 from kc_otel.serve.access.site_guard import GuardedSite
 from kc_otel.serve.webhooks.formats import alertmanager_alerts, pagerduty_event, slack_message
+from tests.tools.access import access_of, bearer
 from tests.tools.api import api_of, client_of
 
 FOUND = {
@@ -59,7 +58,7 @@ def test_it_survives_a_restart_and_the_end_of_the_incident(make_core, drift, ope
     first.tick(now)
     (incident,) = first.incidents()
     digest = attached(first).json()["evidence"]
-    first._connection.close()
+    first.connection.close()
     second = make_core(open_file(tmp_path / "state.db"))
     assert [diagnosis.text for diagnosis in second.incident(incident.id).diagnoses] == [FOUND["text"]]
     assert json.loads(second.evidence(incident.id, digest)) == FOUND["evidence"]
@@ -123,24 +122,18 @@ def test_only_the_newest_are_kept_and_the_same_is_kept_once(core):
         attached(core, evidence={"number": number})
     (incident,) = core.incidents()
     assert len(incident.diagnoses) == 10
-    kept = core._connection.execute("SELECT evidence FROM diagnoses").fetchall()
+    kept = core.connection.execute("SELECT evidence FROM diagnoses").fetchall()
     assert sorted(json.loads(text)["number"] for (text,) in kept) == list(range(2, 12))
 
 
 def test_a_token_for_diagnoses_is_good_for_nothing_else(core, tmp_path):
     """May attach to incidents, and pins nothing."""
-    tokens = {name: f"kc_{name}_" + "r4nd0m" * 7 for name in ("worker", "reader")}
-    entries = [
-        {"name": "worker", "may": ["read", "diagnose"], "sha256": digest_of(tokens["worker"])},
-        {"name": "reader", "may": ["read"], "sha256": digest_of(tokens["reader"])},
-    ]
-    path = tmp_path / "access.yaml"
-    path.write_text(yaml.safe_dump({"tokens": entries}))
-    site = GuardedSite(AccessFile(path), api_of(core), Counter())
+    access = access_of(tmp_path, worker="read diagnose", reader="read")
+    site = GuardedSite(access, api_of(core), Counter())
     client, (incident,) = TestClient(site), core.incidents()
 
     def ask(who, where, body):
-        return client.post(where, json=body, headers={"authorization": f"Bearer {tokens[who]}"}).status_code
+        return client.post(where, json=body, headers=bearer(who)).status_code
 
     attach, pin = f"/api/v1/incidents/{incident.id}/diagnoses", "/api/v1/decisions/pin"
     pinned = {"contract": "policy", "slice": "code", "kernel": "train-kernel", "by": "ada", "why": "why"}
@@ -148,5 +141,4 @@ def test_a_token_for_diagnoses_is_good_for_nothing_else(core, tmp_path):
     assert ask("worker", pin, pinned) == 403
     (found,) = core.incidents()[0].diagnoses
     assert found.by == "worker (as ada)"
-    headers = {"authorization": f"Bearer {tokens['reader']}"}
-    assert client.get(f"{attach}/{found.evidence}", headers=headers).status_code == 200
+    assert client.get(f"{attach}/{found.evidence}", headers=bearer("reader")).status_code == 200

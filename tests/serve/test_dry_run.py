@@ -74,7 +74,7 @@ def test_what_ran_dry_acts_from_the_start_that_is_not_dry(
     core = start(path)
     core.metrics(request)
     core.tick(time.time())
-    core._connection.close()
+    core.connection.close()
     again = start(path, dry=False)
     assert again.policies["policy"].alerts == ()
     assert again.escalation.dry_run_decisions.routes == ()
@@ -90,7 +90,7 @@ def test_a_start_that_is_dry_lifts_no_route(start: Callable[..., Core], drift: C
     core = start(path, dry=False)
     core.metrics(request)
     core.tick(time.time())
-    core._connection.close()
+    core.connection.close()
     again = start(path)
     again.tick(time.time())
     assert {route.slice for route in again.decisions.routes} == {"all", "code"}
@@ -106,7 +106,7 @@ def test_a_dry_run_goes_on_after_a_restart(start: Callable[..., Core], drift: Ca
     core = start(path)
     core.metrics(request)
     core.tick(time.time())
-    core._connection.close()
+    core.connection.close()
     again = start(path)
     again.tick(time.time())
     assert again.escalation.dry_run_decisions == core.escalation.dry_run_decisions

@@ -15,7 +15,6 @@ from typing import Any
 import grpc
 import httpx
 import pytest
-from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2_grpc import MetricsServiceStub
 
 from kc_otel import machine_code
@@ -27,6 +26,7 @@ from kc_otel.serve.self_metrics import read
 from kc_otel.serve.store import inbox
 from kc_otel.serve.store.state_connection import UnitOfWork
 from kc_otel.serve.store.state_file import StateError
+from tests.serve.conftest import grown
 from tests.tools.full_disk import refuse_commits, relieve
 from tests.tools.receivers import http_app, start_grpc
 
@@ -219,26 +219,6 @@ def test_more_than_the_disk_takes_is_refused(make_core, open_file, drift, tmp_pa
     assert len(core.inbox) == 3
 
 
-def growing(request: Any, reports: int) -> list[Any]:
-    """The same cumulative histograms, reported again and again while they grow."""
-    found = []
-    for number in range(1, reports + 1):
-        later = ExportMetricsServiceRequest()
-        later.CopyFrom(request)
-        for metric in later.resource_metrics[0].scope_metrics[0].metrics:
-            for point in metric.exponential_histogram.data_points:
-                point.time_unix_nano += number * 1_000_000
-                point.count, point.sum, point.zero_count = (
-                    point.count * number,
-                    point.sum * number,
-                    point.zero_count * number,
-                )
-                for side in (point.positive, point.negative):
-                    side.bucket_counts[:] = [count * number for count in side.bucket_counts]
-        found.append(later)
-    return found
-
-
 @pytest.mark.slow
 @pytest.mark.skipif(not machine_code.is_available(), reason="needs a C compiler")
 def test_much_traffic_is_read_as_columns_and_says_the_same(make_core, open_file, drift, tmp_path):
@@ -246,7 +226,8 @@ def test_much_traffic_is_read_as_columns_and_says_the_same(make_core, open_file,
     connection = open_file(tmp_path / "state")
     core, plain = make_core(connection), make_core()
     core.evaluator.use_columns()
-    requests = growing(drift(0.3), 6)
+    first = drift(0.3)
+    requests = [grown(first, number) for number in range(1, 7)]
 
     async def send() -> None:
         sink = DurableSink(core)

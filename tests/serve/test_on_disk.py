@@ -23,10 +23,7 @@ from kc_otel.serve.store.state_file import StateError
 from kc_otel.serve.webhooks.deliver import Dispatcher
 from kc_otel.serve.webhooks.endpoints import WebhookEndpoint
 from kc_otel.serve.webhooks.formats import Format
-from tests.serve.conftest import contract, drift, make_core, open_file
 from tests.tools.api import api_of
-
-__all__ = ["contract", "drift", "make_core", "open_file"]
 
 _COMMIT = UnitOfWork.commit
 STILL = 0.1
@@ -206,7 +203,7 @@ def test_a_webhook_is_sent_once_the_disk_has_what_it_says(core: Core, disk: Disk
 
         async def enqueue() -> None:
             async with core.turn():
-                with unit_of_work(core._connection):
+                with unit_of_work(core.connection):
                     core.outbox.enqueue("another", "policy", body, time.time())
 
         enqueuing = asyncio.create_task(enqueue())

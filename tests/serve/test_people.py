@@ -165,7 +165,7 @@ def test_an_endpoint_that_answered_410_is_sent_nothing_until_the_evaluator_resta
     said = f"the webhook to pager is still waiting: the endpoint answered HTTP 410 at {moment(now)[11:16]} UTC"
     assert any(action["text"].startswith(said) for action in incident["actions"])
     assert 'kc_outbox_disabled_seconds{kc_endpoint="pager"} ' in client.get("/metrics").text
-    again = make_core(failing._connection)
+    again = make_core(failing.connection)
     assert [due.id for due in again.outbox.due(now + 3600)] == [message.id]
     assert again.outbox.status()[0].disabled_at is None
 

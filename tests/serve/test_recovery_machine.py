@@ -16,15 +16,12 @@ import pytest
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
 
 from tests.judge.conftest import NOW, Sender, info_request, merge
-from tests.serve.test_silent_recorders import TEXT, Fleet
+from tests.serve.conftest import SLICED, Fleet
 
 pytestmark = pytest.mark.slow
 
 SLICES = ("code", "prose")
 WINDOW = 60.0
-WITH_SLICES = TEXT.replace(
-    "statistical:", "slices: {code: {where: {task: code}}, prose: {where: {task: prose}}}\nstatistical:"
-)
 
 
 @dataclass
@@ -96,7 +93,7 @@ class Machine:
     """Recorders x, y and z, and the evaluator that they report to."""
 
     def __init__(self, path: Path, *, columns: bool) -> None:
-        self.fleet, self.columns = Fleet(path, text=WITH_SLICES), columns
+        self.fleet, self.columns = Fleet(path, text=SLICED), columns
         self.fleet.judged_after = 0.5
         self.recorders = [Recorder(name) for name in "xyz"]
         self.seen: set[str] = set()

@@ -25,30 +25,15 @@ from kc_otel.serve.core import Core
 from kc_otel.serve.people_orders import pin, unpin
 from kc_otel.serve.store.state_file import open_state
 from tests.judge.conftest import NOW, Sender, info_request, merge
+from tests.serve.conftest import SLICED, STEP
 from tests.tools.api import client_of
 from tests.tools.servers import Answer, answering
 
 pytestmark = pytest.mark.slow
 
-TEXT = """\
-apiVersion: kernel-contract/v1
-kind: KernelContract
-metadata: {name: policy, version: 1, owner: tests}
-kernels:
-  train: {engine: torch, dtype: float32}
-  inference: {engine: vllm, dtype: bfloat16}
-slices:
-  code: {where: {task: code}}
-  prose: {where: {task: prose}}
-statistical:
-  - {id: token-tv, metric: tv_token, unit: token, limit: 0.02}
-observability: {window: 1m, long_window: 5m, min_samples: 500, heartbeat: 30s}
-escalation:
-  - {on: fail, clear_for: 1s, severity: critical, do: [{route: train-kernel}, {webhook: pager}]}
-"""
+TEXT = SLICED.replace("DO", "do: [{route: train-kernel}, {webhook: pager}]")
 VERSION = "b" * 12
 CODE = {"task": "code"}
-STEP = 10.0
 
 
 class Service:

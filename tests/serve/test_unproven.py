@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,8 @@ from kc_otel.serve.people_orders import acknowledge, close
 from kc_otel.serve.webhooks.formats import alertmanager_alerts, pagerduty_event, slack_message
 from kc_otel.serve.webhooks.outbox import DeliveryState
 from tests.judge.conftest import NOW, Sender, counted
-from tests.serve.test_silent_recorders import STEP, TEXT, Fleet, closed_by_a_person, shut_down
+from tests.serve.conftest import SLICED, STEP, TEXT, Fleet, MakeFleet
+from tests.serve.test_silent_recorders import closed_by_a_person, shut_down
 from tests.tools.api import client_of
 
 pytestmark = pytest.mark.slow
@@ -60,19 +61,19 @@ def reasons(fleet: Fleet) -> list[str]:
 
 
 @pytest.fixture
-def delayed(tmp_path: Path) -> Iterator[Delayed]:
-    made = Delayed(tmp_path / "state.sqlite")
+def delayed(make_fleet: MakeFleet) -> Delayed:
+    made = make_fleet(kind=Delayed)
+    assert isinstance(made, Delayed)
     made.late(60, 0.0, broken=0.001, healthy=0.001)
     made.late(30, 0.0, broken=0.4, healthy=0.001)
     assert made.status is Status.FAIL
-    yield made
-    made.connection.close()
+    return made
 
 
 def test_a_breach_does_not_end_while_a_recorder_of_it_sends_points_that_no_window_has(delayed: Delayed) -> None:
     """They are older than the window and younger than a minute: named with the remedy, and proof of nothing."""
     delayed.late(600, 45.0, broken=0.001, healthy=0.001)
-    assert [incident.state for incident in delayed.core.incidents()] == [IncidentState.UNPROVEN]
+    assert delayed.states() == [IncidentState.UNPROVEN]
     (row,) = delayed.core.missing("policy")
     assert (row.outcome, row.senders) == ("behind", 1)
     assert "make observability.window longer" in row.text
@@ -92,9 +93,9 @@ def test_late_points_alone_clear_no_fail(delayed: Delayed) -> None:
     assert delayed.status is Status.PASS
 
 
-def test_a_version_of_which_many_sequences_fail_the_input_checks_is_not_proven(tmp_path: Path) -> None:
+def test_a_version_of_which_many_sequences_fail_the_input_checks_is_not_proven(make_fleet: MakeFleet) -> None:
     """What is measured passes: the breach is not refuted, the version waits, and status and page say it."""
-    fleet = Fleet(tmp_path / "state.sqlite")
+    fleet = make_fleet()
     lengths = Sender("kc.sampling.tokens", instance="broken", start=NOW - 1.0)
 
     def run(seconds: float, mean: float, failing: int) -> None:
@@ -112,7 +113,7 @@ def test_a_version_of_which_many_sequences_fail_the_input_checks_is_not_proven(t
     run(300, 0.001, 150)
     ((verdict, _),) = fleet.core.history.cells()
     assert verdict.status is Status.PASS
-    assert [incident.state for incident in fleet.core.incidents()] == [IncidentState.UNPROVEN]
+    assert fleet.states() == [IncidentState.UNPROVEN]
     (row,) = client_of(fleet.core).get("/api/v1/overview").json()["missing"]
     assert (row["outcome"], row["kernel_inference"]) == ("invalid", VERSION)
     assert row["text"].startswith("60 % of the sequences failed the input checks in the window, most of them nan_")
@@ -123,16 +124,14 @@ def test_a_version_of_which_many_sequences_fail_the_input_checks_is_not_proven(t
     run(90, 0.001, 0)
     assert fleet.core.missing("policy") == []
     assert fleet.core.incidents() == ()
-    fleet.connection.close()
 
 
 @pytest.fixture
-def fleet(tmp_path: Path) -> Iterator[Fleet]:
-    made = Fleet(tmp_path / "state.sqlite")
+def fleet(make_fleet: MakeFleet) -> Fleet:
+    made = make_fleet()
     made.run(60, broken=0.001, healthy=0.001)
     made.run(30, broken=0.4, healthy=0.001)
-    yield made
-    made.connection.close()
+    return made
 
 
 def test_whoever_was_told_of_a_breach_is_told_that_it_went_away_without_proof(fleet: Fleet) -> None:
@@ -165,16 +164,15 @@ def test_whoever_was_told_of_a_breach_is_told_that_it_went_away_without_proof(fl
     with pytest.raises(LookupError, match="`--close` closes it"):
         acknowledge(fleet.core, "policy", None, None, "ada", "looking", fleet.now)
     fleet.run(10, healthy=0.001)
-    assert [incident.state for incident in fleet.core.incidents()] == [IncidentState.UNPROVEN]
+    assert fleet.states() == [IncidentState.UNPROVEN]
     close(fleet.core, "policy", None, None, "ada", "it was killed", fleet.now)
     fleet.run(10, healthy=0.001)
     assert reasons(fleet) == ["firing", "unproven", "resolved"]
 
 
-def test_a_person_closes_a_breach_whose_traffic_has_ended(tmp_path: Path) -> None:
+def test_a_person_closes_a_breach_whose_traffic_has_ended(make_fleet: MakeFleet) -> None:
     """Every slice broke and was mended, and the prompts of one are finished: its alert would fire for ever."""
-    slices = "slices: {code: {where: {task: code}}, prose: {where: {task: prose}}}\nstatistical:"
-    fleet = Fleet(tmp_path / "state.sqlite", text=TEXT.replace("statistical:", slices))
+    fleet = make_fleet(text=SLICED)
     of = {slice: Sender(slice=slice, instance="broken", start=NOW - 1.0) for slice in ("code", "prose")}
 
     def run(seconds: float, **means: float) -> None:
@@ -202,12 +200,10 @@ def test_a_person_closes_a_breach_whose_traffic_has_ended(tmp_path: Path) -> Non
     assert told(fleet)[-1]["kernelContract"]["impact"] == ""
     run(60, code=0.001, prose=0.4)
     assert [incident.on for incident in fleet.core.incidents()] == ["fail"], "it is broken once more"
-    fleet.connection.close()
 
 
-def test_a_word_about_one_slice_closes_no_breach_of_another(tmp_path: Path) -> None:
-    slices = "slices: {code: {where: {task: code}}, prose: {where: {task: prose}}}\nstatistical:"
-    fleet = Fleet(tmp_path / "state.sqlite", text=TEXT.replace("statistical:", slices))
+def test_a_word_about_one_slice_closes_no_breach_of_another(make_fleet: MakeFleet) -> None:
+    fleet = make_fleet(text=SLICED)
     of = {
         name: [Sender(slice=slice, instance=name, start=NOW - 1.0) for slice in ("code", "prose")]
         for name in ("broken", "healthy")
@@ -221,11 +217,10 @@ def test_a_word_about_one_slice_closes_no_breach_of_another(tmp_path: Path) -> N
     run(300, healthy=0.001)
     with pytest.raises(LookupError, match="elsewhere, too"):
         close(fleet.core, "policy", None, "code", "ada", "it was killed", fleet.now)
-    assert [incident.state for incident in fleet.core.incidents()] == [IncidentState.UNPROVEN]
+    assert fleet.states() == [IncidentState.UNPROVEN]
     close(fleet.core, "policy", None, None, "ada", "it was killed", fleet.now)
     run(10, healthy=0.001)
     assert fleet.core.incidents() == ()
-    fleet.connection.close()
 
 
 def other_version(fleet: Fleet, seconds: float) -> None:
@@ -246,10 +241,10 @@ def rolled_back(fleet: Fleet) -> None:
 
 @pytest.mark.parametrize("ends", [shut_down, closed_by_a_person, rolled_back])
 def test_invalid_input_that_only_went_away_stays_until_proof_a_rollback_or_a_person(
-    tmp_path: Path, ends: Callable[[Fleet], Any]
+    make_fleet: MakeFleet, ends: Callable[[Fleet], Any]
 ) -> None:
     """As a FAIL does: another version's valid sequences prove nothing of it."""
-    fleet = Fleet(tmp_path / "state.sqlite", "do: [{webhook: pager}]}\n  - {on: invalid-input, do: [{webhook: pager}]")
+    fleet = make_fleet("do: [{webhook: pager}]}\n  - {on: invalid-input, do: [{webhook: pager}]")
     fleet.run(60, broken=0.001)
     invalid = counted("nan_logprob", 3, NOW, fleet.now + STEP, ("a" * 12, VERSION))
     fleet.core.metrics(invalid, fleet.now + STEP)
@@ -281,10 +276,10 @@ def test_invalid_input_that_only_went_away_stays_until_proof_a_rollback_or_a_per
     ],
 )
 def test_a_clause_of_the_same_name_that_measures_something_else_ends_no_breach(
-    tmp_path: Path, clause: str, said: str
+    make_fleet: MakeFleet, clause: str, said: str
 ) -> None:
     """It passes, which proves nothing of what was broken; nor does it once the new clause broke and passes again."""
-    fleet = Fleet(tmp_path / "state.sqlite")
+    fleet = make_fleet()
     fleet.run(60, healthy=0.001)
     fleet.run(30, healthy=0.4)
     (begun,) = fleet.core.incidents()

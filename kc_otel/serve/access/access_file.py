@@ -18,11 +18,11 @@ import secrets
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import Annotated, Final
 
-import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from kc_otel.contract.yaml_document import parse
 from kc_otel.judge.otlp.requests import ForbiddenError, UnauthenticatedError
 from kc_otel.serve.api.shapes import Name, refusals
 from kc_otel.serve.watched_files import WatchedFiles
@@ -76,20 +76,6 @@ class _Document(BaseModel):
     tokens: list[_Entry]
 
 
-class _TwiceError(yaml.MarkedYAMLError):
-    """A key is written twice. YAML's own reader takes the last without a word: a token would have other roles."""
-
-
-class _Loader(yaml.SafeLoader):
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        seen = set()
-        for key, _ in node.value:
-            if isinstance(key, yaml.ScalarNode) and key.value in seen:
-                raise _TwiceError(problem_mark=key.start_mark)
-            seen.add(str(key.value))
-        return super().construct_mapping(node, deep)
-
-
 class AccessFile:
     """The tokens of a file."""
 
@@ -139,24 +125,19 @@ class AccessFile:
             raise AccessError(f"{self._path}: cannot be read ({error.strerror})") from None
         if len(text) > _LARGEST_FILE:
             raise AccessError(f"{self._path}: is larger than {_LARGEST_FILE:,} bytes")
+        found, problems = parse(text.decode(errors="replace"), str(self._path))
+        if found is None:
+            raise AccessError(
+                f"{self._path}:{problems[0].line}: must be a mapping in YAML: the line `tokens:`, and the entries "
+                "below it, without anchors and with each key once"
+            )
         try:
-            content = _Loader(text).get_single_data()
-            if not isinstance(content, dict):
-                raise AccessError(f"{self._path}: must be a mapping: the line `tokens:`, and the entries below it")
-            document = _Document.model_validate(content)
+            entries = _Document.model_validate(found.data).tokens
         except ValidationError as error:
             said = refusals([{**problem, "loc": ("file", *problem["loc"])} for problem in error.errors()])
             raise AccessError(f"{self._path}: {said}") from None
-        except (yaml.YAMLError, ValueError, RecursionError) as error:
-            line = getattr(getattr(error, "problem_mark", None), "line", None)
-            where = "" if line is None else f":{line + 1}"
-            said = "a key is written twice" if isinstance(error, _TwiceError) else "is not YAML"
-            raise AccessError(f"{self._path}{where}: {said}") from None
-        return self._callers_of(document)
-
-    def _callers_of(self, document: _Document) -> tuple[Caller, ...]:
         callers: dict[str, Caller] = {}
-        for number, entry in enumerate(document.tokens):
+        for number, entry in enumerate(entries):
             if entry.sha256 in callers:
                 raise AccessError(
                     f"{self._path}: tokens[{number}].sha256: is also that of {callers[entry.sha256].name!r}; give "

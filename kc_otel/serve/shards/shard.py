@@ -15,6 +15,7 @@ import logging
 import os
 import time
 import uuid
+from base64 import b64decode, b64encode
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -35,11 +36,6 @@ from kc_otel.serve.store.state_file import open_state
 _log: Final = logging.getLogger(__name__)
 _LOCK_WAIT_SECONDS: Final = 20.0
 """Seconds that the shard waits for the lock of the process before it."""
-_TABLES: Final = {
-    "shard_meta": "key TEXT PRIMARY KEY, value TEXT NOT NULL",
-    "shard_counted": """contract TEXT, metric TEXT, slice TEXT, kernel_train TEXT, kernel_inference TEXT, time REAL,
-        arrived REAL, data BLOB""",
-}
 
 Stream = tuple[str, bytes, bytes]
 """Contract, digest and encoding of a stream."""
@@ -105,10 +101,8 @@ class Shard:
         with unit_of_work(self._connection):
             self._store = EvaluatorStore(self._connection)
             self._store.restore(self.evaluator)
-            for table, columns in _TABLES.items():
-                self._connection.execute(f"CREATE TABLE IF NOT EXISTS {table} ({columns})")
-            self._name = self._meta("name") or uuid.uuid4().hex
-            self._save_meta("name", self._name)
+            self._name = self._store.meta("shard") or uuid.uuid4().hex
+            self._store.save_meta("shard", self._name)
             self.inbox = Inbox(self._connection)
         self._batch = self._read_batch()
         self._points: dict[str, int] = {}
@@ -203,28 +197,16 @@ class Shard:
         )
 
     def _write_batch(self, batch: ShardBatch) -> None:
-        self._connection.execute("DELETE FROM shard_counted")
-        self._connection.executemany(
-            "INSERT INTO shard_counted VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
-            [(row.contract, *row.key, row.time, row.now, encode_histogram(row.histogram)) for row in batch.counted],
-        )
-        self._save_meta("batch", json.dumps([batch.number, batch.notes, batch.points]))
+        counted = [
+            (row.contract, row.key, row.time, row.now, b64encode(encode_histogram(row.histogram)).decode())
+            for row in batch.counted
+        ]
+        self._store.save_meta("batch", json.dumps([batch.number, counted, batch.notes, batch.points]))
 
     def _read_batch(self) -> ShardBatch:
-        said = self._meta("batch")
-        if said is None:
-            return ShardBatch(0)
-        number, notes, points = json.loads(said)
-        rows = self._connection.execute("SELECT * FROM shard_counted").fetchall()
+        number, rows, notes, points = json.loads(self._store.meta("batch") or "[0, [], {}, {}]")
         counted = [
-            Counted(contract, SeriesKey(*key), at, arrived, decode_histogram(data))
-            for contract, *key, at, arrived, data in rows
+            Counted(contract, SeriesKey(*key), at, arrived, decode_histogram(b64decode(data)))
+            for contract, key, at, arrived, data in rows
         ]
         return ShardBatch(number, counted, notes, points)
-
-    def _meta(self, key: str) -> str | None:
-        row = self._connection.execute("SELECT value FROM shard_meta WHERE key = ?", (key,)).fetchone()
-        return None if row is None else str(row[0])
-
-    def _save_meta(self, key: str, value: str) -> None:
-        self._connection.execute("INSERT OR REPLACE INTO shard_meta VALUES (?, ?)", (key, value))

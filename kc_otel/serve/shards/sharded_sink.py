@@ -13,7 +13,11 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
+from hashlib import blake2b
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from google.protobuf.message import DecodeError
+from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
 
 from kc_otel.judge.otlp import requests
 from kc_otel.judge.otlp.requests import ColumnSink, ExportResult, Limits, ReceiveError, ThrottledError
@@ -21,7 +25,6 @@ from kc_otel.judge.otlp.traffic_entries import judged_metrics
 from kc_otel.judge.shard_state import ShardBatch, merge
 from kc_otel.serve.core import Core
 from kc_otel.serve.durable_sink import NotKeptError
-from kc_otel.serve.shards.sender_routing import SenderRouting
 from kc_otel.serve.shards.shard import Refused, ShardHealth, ShardReport, ShardSeen
 
 if TYPE_CHECKING:
@@ -33,6 +36,8 @@ _SHARD_WAIT_SECONDS: Final = 1.0
 _START_SECONDS: Final = 60.0
 """Seconds within which every shard has to answer at the start."""
 _SEEN: Final = ("number", "answered", "waiting", "trouble")
+_SHORT_BYTES: Final = 256 * 1024
+"""Longest request that is split on the event loop; longer ones are decoded on a thread, and cut."""
 _SHARDS: Final = "shards"
 """Beside the names of shards in what is merged: how many there are."""
 
@@ -46,13 +51,15 @@ class ShardedSink(ColumnSink):
 
     def __init__(self, core: Core, start: Callable[[int], RayShard]) -> None:
         self._core, self._begin = core, start
-        self._routing = SenderRouting()
         self._shards: list[ShardLine] = []
         core.evaluator.listen(time.time())  # while nobody listened, nobody was silent
 
-    def columns(self, body: bytes, limits: Limits) -> dict[int, bytes]:  # noqa: ARG002 - shards hold them against it
-        """Split a serialized ExportMetricsServiceRequest by shard; the shards decode the points."""
-        return self._routing.split(body, len(self._shards))
+    def columns(self, body: bytes, limits: Limits) -> dict[int, bytes] | None:  # noqa: ARG002 - shards hold it against it
+        """Split a short serialized ExportMetricsServiceRequest by shard; None for others."""
+        try:
+            return split(body, len(self._shards)) if len(body) <= _SHORT_BYTES else None
+        except DecodeError:
+            return None
 
     async def metrics(self, request: Any) -> ExportResult:
         """Take an ExportMetricsServiceRequest, or its parts by shards.
@@ -61,7 +68,7 @@ class ShardedSink(ColumnSink):
         there.
         """
         if not isinstance(request, dict):
-            request = self._routing.split(judged_metrics(request).SerializeToString(), len(self._shards))
+            request = split(judged_metrics(request).SerializeToString(), len(self._shards))
         at = time.time()
         parts = (self._shards[shard].take(body, at) for shard, body in request.items())
         taken = await asyncio.gather(*parts, return_exceptions=True)
@@ -192,6 +199,33 @@ class ShardedSink(ColumnSink):
     def _settled(self, shard: ShardLine) -> int:
         """Number of a shard's last batch that is in the state; -1 while nothing is known of it."""
         return -1 if shard.health is None else self._core.settled.get(shard.health.name, -1)
+
+
+def split(body: bytes, shards: int) -> dict[int, bytes]:
+    """Parts of a serialized ExportMetricsServiceRequest by the shard that owns them; together they are all.
+
+    A resource is one process that sends: all its series, of every contract, have one owner. As streams are told apart,
+    it is a set of attributes. A DecodeError if it is no request.
+    """
+    parts: dict[int, ExportMetricsServiceRequest] = {}
+    for resource in ExportMetricsServiceRequest.FromString(body).resource_metrics:
+        attributes = sorted(pair.SerializeToString() for pair in resource.resource.attributes)
+        key = int.from_bytes(blake2b(b"\0".join(attributes), digest_size=8).digest(), "little")
+        parts.setdefault(owner(key, shards), ExportMetricsServiceRequest()).resource_metrics.append(resource)
+    return {shard: part.SerializeToString() for shard, part in parts.items()}
+
+
+def owner(key: int, shards: int) -> int:
+    """Number of the shard that owns a key of 64 bits: jump consistent hashing moves none between those that stay.
+
+    Source: Lamping and Veach, A Fast, Minimal Memory, Consistent Hash Algorithm, 2014 (arXiv:1406.2294).
+    """
+    chosen, jump = -1, 0
+    while jump < shards:
+        chosen = jump
+        key = (key * 2862933555777941757 + 1) & (2**64 - 1)
+        jump = int((chosen + 1) * (2**31 / ((key >> 33) + 1)))
+    return chosen
 
 
 _MAX_WAITING_BYTES: Final = 32 * 1024 * 1024

@@ -89,7 +89,11 @@ def encode_histograms(columns: HistogramColumns) -> list[bytes]:
 
 
 def decode_histogram(data: bytes) -> Histogram:
-    """A histogram from its bytes."""
+    """A histogram from its bytes.
+
+    A CodecError also if there are buckets where nothing can have been observed: added up with others, they would be an
+    array of every bucket between.
+    """
     try:
         if data[0]:
             _, observed, total, minimum, maximum, size = _EXPLICIT.unpack_from(data)
@@ -102,21 +106,12 @@ def decode_histogram(data: bytes) -> Histogram:
         negative, _ = _decode_run(data, at)
     except (struct.error, IndexError, KeyError, ValueError) as error:
         raise CodecError(f"not a histogram: {error}") from None
+    for side in (positive, negative):
+        if not can_be_observed(*map(np.array, (scale, side.offset, side.counts.size))):
+            raise CodecError(f"not a histogram: bucket {side.offset} at scale {scale}")
     return ExponentialHistogram(
         scale, count, total, zero_count, positive, negative, minimum, maximum, threshold, bool(observed)
     )
-
-
-def check_observed(histogram: Histogram) -> None:
-    """Raise a CodecError if there are buckets where nothing can have been observed.
-
-    Added up with others, they would be an array of every bucket between.
-    """
-    if not isinstance(histogram, ExponentialHistogram):
-        return
-    for side in (histogram.positive, histogram.negative):
-        if not can_be_observed(*(np.array(number) for number in (histogram.scale, side.offset, side.counts.size))):
-            raise CodecError(f"not a histogram: bucket {side.offset} at scale {histogram.scale}")
 
 
 def can_be_observed(scale: NDArray[np.int64], offset: NDArray[np.int64], size: NDArray[np.int64]) -> NDArray[np.bool_]:
@@ -194,15 +189,6 @@ def decode_stream(data: bytes) -> PointStream:
             stream.writers[number].doubted = decode_histogram(data[at - size : at])
     except (struct.error, ValueError, IndexError) as error:
         raise CodecError(f"not a stream: {error}") from None
-    return stream
-
-
-def check_stream(stream: PointStream) -> PointStream:
-    """A stream; a CodecError if it holds what nobody can have observed."""
-    for last in stream.writers:
-        for histogram in (last.histogram, last.doubted):
-            if histogram is not None:
-                check_observed(histogram)
     return stream
 
 

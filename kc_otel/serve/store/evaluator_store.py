@@ -10,11 +10,11 @@ import json
 import math
 import sqlite3
 from collections import defaultdict
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from itertools import count
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 
@@ -29,8 +29,6 @@ from kc_otel.judge.refused_points import RefusedSender
 from kc_otel.judge.series import LONG, SHORT, Heard, SeriesKey
 from kc_otel.judge.verdict import Cell
 from kc_otel.serve.store.codecs import (
-    check_observed,
-    check_stream,
     decode_evidence,
     decode_histogram,
     decode_rows,
@@ -43,24 +41,20 @@ from kc_otel.serve.store.codecs import (
 from kc_otel.serve.store.state_connection import StateError, UnitOfWork
 from kc_otel.stats.histogram import Histogram
 
-SCHEMA_VERSION: Final = 13
+SCHEMA_VERSION: Final = 14
 
+_STREAMS, _ROWS, _EVIDENCE, _FACTS = "streams", "rows", "evidence", "facts"
+"""Kinds of values: streams by their digests, rows of streams by block, evidence by cell, facts of a contract."""
+_MEASURED, _MEASURED_SERIES = "measured", "measured series"
+"""When a sender measured what, by sender; and the names of the series there, by their number."""
 _TABLES: Final = {
     "evaluator_meta": "key TEXT PRIMARY KEY, value TEXT NOT NULL",
-    "evaluator_streams": "contract TEXT, stream BLOB, data BLOB NOT NULL, PRIMARY KEY (contract, stream)",
-    "evaluator_rows": "contract TEXT, block INTEGER, data BLOB NOT NULL, PRIMARY KEY (contract, block)",
+    "evaluator_values": "contract TEXT, kind TEXT, key, data BLOB NOT NULL, PRIMARY KEY (contract, kind, key)",
     "evaluator_series": """id INTEGER PRIMARY KEY AUTOINCREMENT, contract TEXT NOT NULL, metric TEXT NOT NULL,
         slice TEXT NOT NULL, kernel_train TEXT NOT NULL, kernel_inference TEXT NOT NULL, newest REAL NOT NULL,
         UNIQUE (contract, metric, slice, kernel_train, kernel_inference)""",
     "evaluator_panes": """series INTEGER, length INTEGER, pane INTEGER, width REAL NOT NULL, data BLOB NOT NULL,
         PRIMARY KEY (series, length, pane)""",
-    "evaluator_evidence": """contract TEXT, clause TEXT, slice TEXT, kernel_train TEXT, kernel_inference TEXT,
-        data BLOB NOT NULL, PRIMARY KEY (contract, clause, slice, kernel_train, kernel_inference)""",
-    "evaluator_most_cells": "contract TEXT PRIMARY KEY, cells INTEGER NOT NULL",
-    "evaluator_facts": "contract TEXT PRIMARY KEY, data TEXT NOT NULL",
-    "evaluator_measured": "contract TEXT, sender TEXT, data TEXT NOT NULL, PRIMARY KEY (contract, sender)",
-    "evaluator_measured_series": """contract TEXT, place INTEGER, metric TEXT NOT NULL, slice TEXT NOT NULL,
-        kernel_train TEXT NOT NULL, kernel_inference TEXT NOT NULL, PRIMARY KEY (contract, place)""",
 }
 
 
@@ -78,6 +72,7 @@ class _Facts:
     refused: list[RefusedSender]
     newest: list[tuple[str, str, str, float]]
     kernels: list[KernelInfo]
+    most_cells: int
 
 
 class EvaluatorStore:
@@ -86,16 +81,16 @@ class EvaluatorStore:
     def __init__(self, connection: sqlite3.Connection) -> None:
         self._connection = connection
         self._ids: dict[tuple[str, SeriesKey], int] = {}
-        self._saved_streams: set[tuple[str, bytes]] = set()
-        self._saved_blocks: dict[str, set[int]] = defaultdict(set)
+        self._keys: dict[tuple[str, str], set[Any]] = defaultdict(set)
+        """Keys of the values that are in the file, by contract and kind."""
         self._heads: dict[tuple[str, int], int] = {}
         self._facts: dict[str, str] = {}
         self._measured: dict[str, dict[SeriesKey, int]] = defaultdict(dict)
         self._judged_at = -math.inf
         for table, columns in _TABLES.items():
             connection.execute(f"CREATE TABLE IF NOT EXISTS {table} ({columns})")
-        if (version := self._meta("schema_version")) is None:
-            self._save_meta("schema_version", version := str(SCHEMA_VERSION))
+        if (version := self.meta("schema_version")) is None:
+            self.save_meta("schema_version", version := str(SCHEMA_VERSION))
         if version != str(SCHEMA_VERSION):
             msg = (
                 f"the evaluator's state has schema version {version}, this program reads {SCHEMA_VERSION}; use the "
@@ -104,20 +99,13 @@ class EvaluatorStore:
             )
             raise StateError(msg)
 
-    @property
-    def merged(self) -> dict[str, int]:
-        """Number of the last batch in the state of each shard, by its name; and `shards`, how many there are."""
-        return dict(json.loads(self._meta("merged") or "{}"))
-
-    def save_merged(self, merged: Mapping[str, int]) -> None:
-        """Write it, in the transaction that also has `save`."""
-        self._save_meta("merged", json.dumps(merged))
-
-    def _meta(self, key: str) -> str | None:
+    def meta(self, key: str) -> str | None:
+        """Return what `save_meta` has written; None for nothing."""
         row = self._connection.execute("SELECT value FROM evaluator_meta WHERE key = ?", (key,)).fetchone()
         return None if row is None else row[0]
 
-    def _save_meta(self, key: str, value: str) -> None:
+    def save_meta(self, key: str, value: str) -> None:
+        """Write a value that is of no contract."""
         self._connection.execute("INSERT OR REPLACE INTO evaluator_meta VALUES (?, ?)", (key, value))
 
     def save(
@@ -132,7 +120,7 @@ class EvaluatorStore:
         evaluator.settle()
         if self._judged_at != evaluator.judged_at:
             self._judged_at = evaluator.judged_at
-            self._save_meta("judged_at", repr(self._judged_at))
+            self.save_meta("judged_at", repr(self._judged_at))
         for name, state in evaluator.states.items():
             with alone(name) if alone is not None else nullcontext():
                 unit.on_rollback(self._rolled_back)
@@ -151,15 +139,14 @@ class EvaluatorStore:
             "SELECT id, contract, metric, slice, kernel_train, kernel_inference FROM evaluator_series"
         )
         self._ids = {(name, SeriesKey(*key)): id for id, name, *key in rows}
-        self._saved_streams = set(self._connection.execute("SELECT contract, stream FROM evaluator_streams"))
-        self._saved_blocks.clear()
-        for name, block in self._connection.execute("SELECT contract, block FROM evaluator_rows"):
-            self._saved_blocks[name].add(block)
+        self._keys.clear()
+        for name, kind, key in self._connection.execute("SELECT contract, kind, key FROM evaluator_values"):
+            self._keys[name, kind].add(key)
         self._heads.clear()
         self._facts.clear()
         self._measured.clear()
-        for name, place, *key in self._connection.execute("SELECT * FROM evaluator_measured_series"):
-            self._measured[name][SeriesKey(*key)] = place
+        for name, number, data in self._read(_MEASURED_SERIES):
+            self._measured[name][SeriesKey(*json.loads(data))] = number
         self._judged_at = -math.inf
 
     def restore(self, evaluator: Evaluator) -> None:
@@ -168,12 +155,12 @@ class EvaluatorStore:
         Contracts, slices and metrics that are no longer there are left out, and deleted; so are redefined slices.
         """
         served = json.dumps([*evaluator.states])
-        for table in ("streams", "rows", "series", "evidence", "most_cells", "facts", "measured", "measured_series"):
+        for table in ("values", "series"):
             self._connection.execute(
                 f"DELETE FROM evaluator_{table} WHERE contract NOT IN (SELECT value FROM json_each(?))",  # noqa: S608 - names of tables
                 (served,),
             )
-        evaluator.listened(float(self._meta("judged_at") or -math.inf))
+        evaluator.listened(float(self.meta("judged_at") or -math.inf))
         redefined, changed = self._restore_facts(evaluator)
         self._restore_measured(evaluator)
         self._restore_series(evaluator, redefined)
@@ -181,40 +168,52 @@ class EvaluatorStore:
         self._restore_streams(evaluator)
         self._restore_evidence(evaluator, redefined, changed)
 
+    def _write(self, name: str, kind: str, values: Mapping[Any, bytes | str | None]) -> None:
+        """Write values of a contract by their keys; None for those that are gone."""
+        known = self._keys[name, kind]
+        kept = {key: data for key, data in values.items() if data is not None}
+        gone = (values.keys() - kept.keys()) & known
+        self._connection.executemany(
+            "INSERT OR REPLACE INTO evaluator_values VALUES (?, ?, ?, ?)",
+            [(name, kind, key, data) for key, data in kept.items()],
+        )
+        self._connection.executemany(
+            "DELETE FROM evaluator_values WHERE contract = ? AND kind = ? AND key = ?",
+            [(name, kind, key) for key in gone],
+        )
+        known.update(kept)
+        known.difference_update(gone)
+
+    def _read(self, kind: str) -> Iterator[tuple[str, Any, Any]]:
+        """Contract, key and data of all values of a kind, by key."""
+        rows = self._connection.execute(
+            "SELECT contract, key, data FROM evaluator_values WHERE kind = ? ORDER BY key", (kind,)
+        )
+        for name, key, data in rows.fetchall():
+            self._keys[name, kind].add(key)
+            yield name, key, data
+
     def _save_streams(self, name: str, state: ContractState) -> None:
-        kept: list[tuple[str, bytes, bytes]] = []
-        gone: list[tuple[str, bytes]] = []
+        values: dict[bytes, bytes | None] = {}
         for key in state.changed_streams:
             stream = state.streams.get(key)
             if stream is None and state.rows is not None:
                 stream = state.rows.others.get(state.rows.row_of.get(key, -1))
-            if stream is not None:
-                kept.append((name, key, encode_stream(stream)))
-            elif (name, key) in self._saved_streams:
-                gone.append((name, key))
-        self._connection.executemany("INSERT OR REPLACE INTO evaluator_streams VALUES (?, ?, ?)", kept)
-        self._connection.executemany("DELETE FROM evaluator_streams WHERE contract = ? AND stream = ?", gone)
-        self._saved_streams.update((name, key) for _, key, _ in kept)
-        self._saved_streams.difference_update(gone)
+            values[key] = None if stream is None else encode_stream(stream)
+        self._write(name, _STREAMS, values)
 
     def _save_rows(self, name: str, state: ContractState, evaluator: Evaluator) -> None:
-        saved, data = self._saved_blocks[name], dict[int, bytes]()
+        values: dict[int, bytes | None] = dict.fromkeys(self._keys[name, _ROWS])
         if state.rows is not None:
+            values = dict.fromkeys(values.keys() - state.rows.blocks)
             blocks, rows = state.rows.unsaved()
             content = state.rows.content(rows)
             numbers, of = np.unique(content.records["series"], return_inverse=True)
             ids = [self._id(name, key) for key in evaluator.series_of_rows(numbers.tolist())]
             content.records["series"] = np.array(ids, np.int64)[of]
-            data = dict(zip(blocks.tolist(), encode_rows(blocks, rows, content), strict=True))
-        kept = {block for block in data if data[block]}
-        gone = (saved & data.keys()) - kept | (saved - (state.rows.blocks if state.rows is not None else set()))
-        self._connection.executemany(
-            "INSERT OR REPLACE INTO evaluator_rows VALUES (?, ?, ?)", [(name, block, data[block]) for block in kept]
-        )
-        self._connection.executemany(
-            "DELETE FROM evaluator_rows WHERE contract = ? AND block = ?", [(name, block) for block in gone]
-        )
-        self._saved_blocks[name] = saved - gone | kept
+            encoded = encode_rows(blocks, rows, content)
+            values |= {block: data or None for block, data in zip(blocks.tolist(), encoded, strict=True)}
+        self._write(name, _ROWS, values)
 
     def _save_panes(self, name: str, state: ContractState) -> None:
         rows: list[tuple[int, int, int, float, bytes]] = []
@@ -251,20 +250,15 @@ class EvaluatorStore:
                 )
 
     def _save_evidence(self, name: str, state: ContractState) -> None:
-        evidence = state.evidence
-        if not evidence.changed:
-            return
-        kept = [cell for cell in evidence.changed if cell in evidence.cells]
-        self._connection.executemany(
-            "INSERT OR REPLACE INTO evaluator_evidence VALUES (?, ?, ?, ?, ?, ?)",
-            [(*cell, encode_evidence(evidence.cells[cell])) for cell in kept],
+        cells = state.evidence.cells
+        self._write(
+            name,
+            _EVIDENCE,
+            {
+                json.dumps(cell): encode_evidence(cells[cell]) if cell in cells else None
+                for cell in state.evidence.changed
+            },
         )
-        self._connection.executemany(
-            "DELETE FROM evaluator_evidence WHERE contract = ? AND clause = ? AND slice = ? AND kernel_train = ? "
-            "AND kernel_inference = ?",
-            [tuple(cell) for cell in evidence.changed if cell not in evidence.cells],
-        )
-        self._connection.execute("INSERT OR REPLACE INTO evaluator_most_cells VALUES (?, ?)", (name, evidence.most))
 
     def _save_facts(self, name: str, evaluator: Evaluator) -> None:
         state = evaluator.states[name]
@@ -281,48 +275,41 @@ class EvaluatorStore:
                 refused=[*state.refused.found.values()],
                 newest=[(metric, *pair, at) for metric, pairs in state.newest.items() for pair, at in pairs.items()],
                 kernels=[*state.kernels.known.values()],
+                most_cells=state.evidence.most,
             )
         )
         if self._facts.get(name) != data:
             self._facts[name] = data
-            self._connection.execute("INSERT OR REPLACE INTO evaluator_facts VALUES (?, ?)", (name, data))
+            self._write(name, _FACTS, {"": data})
 
     def _save_measured(self, name: str, recorders: Recorders) -> None:
-        """Write when recorders measured each series; the series' names are in a table of their own, each once."""
-        places, changed = self._measured[name], recorders.unsaved & recorders.measured.keys()
-        added = {key for sender in changed for key in recorders.measured[sender]} - places.keys()
-        new = dict(zip(added, count(1 + max(places.values(), default=0)), strict=False))
-        places |= new
-        self._connection.executemany(
-            "INSERT INTO evaluator_measured_series VALUES (?, ?, ?, ?, ?, ?)",
-            [(name, place, *key) for key, place in new.items()],
-        )
-        kept: list[tuple[str, str, str]] = []
+        """Write when recorders measured each series; a series is a number there, and named once."""
+        numbers, changed = self._measured[name], recorders.unsaved & recorders.measured.keys()
+        added = {key for sender in changed for key in recorders.measured[sender]} - numbers.keys()
+        new = dict(zip(added, count(1 + max(numbers.values(), default=0)), strict=False))
+        numbers |= new
+        values: dict[str, str | None] = dict.fromkeys(recorders.unsaved)
         for sender in changed:
             times: dict[float, list[int]] = {}
             for key, at in recorders.measured[sender].items():
-                times.setdefault(at, []).append(places[key])
-            kept.append((name, sender, json.dumps([*times.items()])))
-        self._connection.executemany("INSERT OR REPLACE INTO evaluator_measured VALUES (?, ?, ?)", kept)
-        self._connection.executemany(
-            "DELETE FROM evaluator_measured WHERE contract = ? AND sender = ?",
-            [(name, sender) for sender in recorders.unsaved - recorders.measured.keys()],
-        )
+                times.setdefault(at, []).append(numbers[key])
+            values[sender] = json.dumps([*times.items()])
+        self._write(name, _MEASURED_SERIES, {number: json.dumps(key) for key, number in new.items()})
+        self._write(name, _MEASURED, values)
 
     def _restore_measured(self, evaluator: Evaluator) -> None:
-        for name, place, *key in self._connection.execute("SELECT * FROM evaluator_measured_series"):
-            self._measured[name][SeriesKey(*key)] = place
-        keys = {name: {place: key for key, place in places.items()} for name, places in self._measured.items()}
-        for name, sender, data in self._connection.execute("SELECT * FROM evaluator_measured"):
-            of = keys[name]
+        keys: dict[tuple[str, int], SeriesKey] = {}
+        for name, number, data in self._read(_MEASURED_SERIES):
+            key = keys[name, number] = SeriesKey(*json.loads(data))
+            self._measured[name][key] = number
+        for name, sender, data in self._read(_MEASURED):
             evaluator.states[name].recorders.measured[sender] = {
-                of[place]: at for at, places in json.loads(data) for place in places
+                keys[name, number]: at for at, numbers in json.loads(data) for number in numbers
             }
 
     def _restore_streams(self, evaluator: Evaluator) -> None:
-        for name, key, data in self._connection.execute("SELECT contract, stream, data FROM evaluator_streams"):
-            self._saved_streams.add((name, key))
-            state, stream = evaluator.states[name], check_stream(decode_stream(data))
+        for name, key, data in self._read(_STREAMS):
+            state, stream = evaluator.states[name], decode_stream(data)
             row = -1 if state.rows is None else state.rows.row_of.get(key, -1)
             if row >= 0 and state.rows is not None:
                 state.rows.others[row] = stream
@@ -333,11 +320,10 @@ class EvaluatorStore:
 
     def _restore_rows(self, evaluator: Evaluator) -> None:
         keys = {id: key for (_, key), id in self._ids.items()}
-        for name, block, data in self._connection.execute("SELECT * FROM evaluator_rows ORDER BY block").fetchall():
+        for name, _, data in self._read(_ROWS):
             content = decode_rows(data)
             series = [keys.get(id) for id in content.records["series"].tolist()]
             evaluator.restore_rows(name, content, series)
-            self._saved_blocks[name].add(block)
 
     def _restore_series(self, evaluator: Evaluator, redefined: Collection[tuple[str, str]]) -> None:
         found: dict[int, tuple[str, SeriesKey]] = {}
@@ -364,7 +350,6 @@ class EvaluatorStore:
             # A window whose length was changed has panes of another width: each goes where its middle lies.
             index = pane if width == grid.width else grid.index((pane + 0.5) * width)
             of_series, content = state.series[key], decode_histogram(data)
-            check_observed(content)
             if content.layout == layouts.setdefault(id, content.layout):
                 of_series.layout = content.layout
                 of, parts = held.setdefault((name, number, index), ([], []))
@@ -380,13 +365,11 @@ class EvaluatorStore:
         self, evaluator: Evaluator, redefined: Collection[tuple[str, str]], changed: Collection[tuple[str, str]]
     ) -> None:
         """Restore the evidence against cells; delete evidence against a limit, clause or slice that has changed."""
-        for name, most in self._connection.execute("SELECT * FROM evaluator_most_cells"):
-            evaluator.states[name].evidence.most = most
-        for row, *fields, data in self._connection.execute("SELECT rowid, * FROM evaluator_evidence").fetchall():
-            cell, held = Cell(*fields), decode_evidence(data)
-            other = (cell.contract, cell.slice) in redefined or (cell.contract, whole_side(cell).clause) in changed
-            if other or not evaluator.states[cell.contract].evidence.restore(cell, held):
-                self._connection.execute("DELETE FROM evaluator_evidence WHERE rowid = ?", (row,))
+        for name, key, data in self._read(_EVIDENCE):
+            cell, held = Cell(*json.loads(key)), decode_evidence(data)
+            other = (name, cell.slice) in redefined or (name, whole_side(cell).clause) in changed
+            if other or not evaluator.states[name].evidence.restore(cell, held):
+                self._write(name, _EVIDENCE, {key: None})
 
     def _restore_facts(self, evaluator: Evaluator) -> tuple[set[tuple[str, str]], set[tuple[str, str]]]:
         """Restore what is known beside the numbers.
@@ -395,7 +378,7 @@ class EvaluatorStore:
         """
         redefined: set[tuple[str, str]] = set()
         changed: set[tuple[str, str]] = set()
-        for name, data in self._connection.execute("SELECT contract, data FROM evaluator_facts"):
+        for name, _, data in self._read(_FACTS):
             state = evaluator.states[name]
             facts = read_json(_Facts, data)
             own, measured = state.contract.slice_digests, state.contract.quantity_digests
@@ -411,6 +394,7 @@ class EvaluatorStore:
             for metric, train, inference, at in facts.newest:
                 state.newest.setdefault(metric, {})[train, inference] = at
             state.kernels.known.update({(info.role, info.version): info for info in facts.kernels})
+            state.evidence.most = facts.most_cells
         return redefined, changed
 
     def _id(self, name: str, key: SeriesKey) -> int:

@@ -76,7 +76,7 @@ def test_the_same_contract_does_what_the_live_evaluator_did(make_contract, traff
     assert len(timeline.messages) == len(core.outbox.messages()) == 2
     assert timeline.evaluations > 300
     assert damage == []
-    core._connection.close()
+    core.connection.close()
 
 
 def test_a_tighter_limit_fires_earlier_and_a_longer_for_later(make_contract, collector_file):

@@ -8,26 +8,19 @@ from collections import Counter
 import grpc
 import httpx
 import pytest
-import yaml
 from google.rpc.status_pb2 import Status
 
-from kc_otel.serve.access.access_file import AccessFile, digest_of
 from tests.serve.receivers.conftest import RecordingSink
+from tests.tools.access import access_of, token_of
 from tests.tools.receivers import http_app, start_grpc
 
 EXPORT = "/opentelemetry.proto.collector.metrics.v1.MetricsService/Export"
-TOKENS = {"sender": "kc_" + "s3nder" * 7, "reader": "kc_" + "r3ader" * 7}
 
 
 @pytest.fixture
 def senders(tmp_path):
     """Who is let in: one who sends, and one who only reads and acts."""
-    entries = [
-        {"name": name, "may": may, "sha256": digest_of(TOKENS[name])}
-        for name, may in (("sender", ["send"]), ("reader", ["read", "act"]))
-    ]
-    (tmp_path / "access.yaml").write_text(yaml.safe_dump({"tokens": entries}))
-    return AccessFile(tmp_path / "access.yaml")
+    return access_of(tmp_path, sender="send", reader="read act")
 
 
 def over_grpc(sink, senders, counts, header, body):
@@ -72,8 +65,8 @@ def over_http(sink, senders, counts, header, body):
     [
         (None, 16, "unauthenticated"),
         ("Bearer kc_guess", 16, "unauthenticated"),
-        (f"Basic {TOKENS['sender']}", 16, "unauthenticated"),
-        (f"Bearer {TOKENS['reader']}", 7, "forbidden"),
+        (f"Basic {token_of('sender')}", 16, "unauthenticated"),
+        (f"Bearer {token_of('reader')}", 7, "forbidden"),
     ],
 )
 def test_who_may_not_send_is_told_and_counted(senders, name, over, header, code, outcome):
@@ -81,6 +74,6 @@ def test_who_may_not_send_is_told_and_counted(senders, name, over, header, code,
     sink, counts = RecordingSink(), Counter()
     found, message = over(sink, senders, counts, header, b"not even read")
     assert found == code
-    assert not any(token in message for token in TOKENS.values())
+    assert not any(token_of(name) in message for name in ("sender", "reader"))
     assert sink.requests == []
     assert counts == {(name, outcome): 1}

@@ -10,36 +10,23 @@ from contextlib import closing, contextmanager
 
 import numpy as np
 import pytest
-import yaml
 from starlette.testclient import TestClient
 
 from kc_otel.record.kernel import Kernel
 from kc_otel.recordings.request import SampledRequest
 from kc_otel.recordings.worst_sequences import WorstSequences
 from kc_otel.serve.access import site_guard
-from kc_otel.serve.access.access_file import AccessFile, digest_of
+from kc_otel.serve.access.access_file import digest_of
 from kc_otel.serve.access.site_guard import GuardedSite, HostNames, OwnSite
 from tests.serve.conftest import core_of_policy
+from tests.tools.access import access_of, bearer, token_of
 from tests.tools.api import api_of
-
-TOKENS = {name: f"kc_{name}_" + "r4nd0m" * 7 for name in ("ada", "reader", "sender", "reviewer")}
-ACCESS = {
-    "tokens": [
-        {"name": name, "may": may, "sha256": digest_of(TOKENS[name])}
-        for name, may in (
-            ("ada", ["read", "act"]),
-            ("reader", ["read"]),
-            ("reviewer", ["read", "prompts"]),
-            ("sender", ["send"]),
-        )
-    ]
-}
 
 
 @contextmanager
 def _served():
     made = core_of_policy()
-    with closing(made._connection):
+    with closing(made.connection):
         made.tick(time.time())
         yield made
 
@@ -63,9 +50,8 @@ def site(core, tmp_path, counts):
 
 
 def _site_of(core, folder, counts):
-    path = folder / "access.yaml"
-    path.write_text(yaml.safe_dump(ACCESS))
-    return GuardedSite(AccessFile(path), api_of(core), counts)
+    access = access_of(folder, ada="read act", reader="read", reviewer="read prompts", sender="send")
+    return GuardedSite(access, api_of(core), counts)
 
 
 @pytest.fixture
@@ -78,7 +64,7 @@ def _asking(site):
     client = TestClient(site, follow_redirects=False)
 
     def asked(who, method, path, **options):
-        headers = {"authorization": f"Bearer {TOKENS.get(who, who)}"} if who else {}
+        headers = bearer(who) if who else {}
         return client.request(method, path, headers=headers | options.pop("headers", {}), **options)
 
     return asked
@@ -121,7 +107,7 @@ def test_prompts_are_for_those_who_may_read_them(core, ask, tmp_path, caplog):
         (None, "GET", "/metrics", 401),
         (None, "POST", "/api/v1/decisions/pin", 401),
         (None, "GET", "/no-such-path", 401),
-        ("kc_guess", "GET", "/api/v1/verdicts", 401),
+        ("stranger", "GET", "/api/v1/verdicts", 401),
         ("sender", "GET", "/api/v1/verdicts", 403),
         ("sender", "POST", "/api/v1/decisions/pin", 403),
         ("reader", "POST", "/api/v1/decisions/pin", 403),
@@ -171,13 +157,13 @@ def _browser(site, password, **headers):
 
 def test_in_a_browser_the_token_is_a_password(site):
     """Of any user name; on the page that asks for it, it reads and acts."""
-    client = _browser(site, TOKENS["ada"], sec_fetch_site="same-origin")
+    client = _browser(site, token_of("ada"), sec_fetch_site="same-origin")
     assert client.get("/").status_code == 200
     assert [contract["name"] for contract in client.get("/api/v1/contracts").json()["contracts"]] == ["policy"]
     assert client.post("/api/v1/decisions/pin", json=PIN).status_code == 200
 
 
-@pytest.mark.parametrize("password", ["", "kc_guess", TOKENS["sender"], "\u00e9", digest_of(TOKENS["ada"])])
+@pytest.mark.parametrize("password", ["", "kc_guess", token_of("sender"), "\u00e9", digest_of(token_of("ada"))])
 def test_a_password_that_may_not_read_is_asked_for_again(site, counts, password):
     """Also one that is for sending only; what was given is not repeated."""
     answer = _browser(site, password).get("/")
@@ -196,7 +182,7 @@ def test_a_header_that_is_no_password_is_nobody(site, header):
 @pytest.mark.parametrize("elsewhere", ["cross-site", "same-site"])
 def test_a_page_of_another_site_asks_for_nothing_with_a_password(site, counts, elsewhere):
     """A browser sends it by itself, whoever asks: only a link to the page may come from elsewhere."""
-    client = _browser(site, TOKENS["ada"], sec_fetch_site=elsewhere)
+    client = _browser(site, token_of("ada"), sec_fetch_site=elsewhere)
     navigating = {"sec-fetch-mode": "navigate"}
     assert client.get("/api/v1/decisions?obeys=policy/halt").status_code == 403
     assert client.get("/api/v1/decisions?obeys=policy/halt", headers=navigating).status_code == 403
@@ -204,21 +190,20 @@ def test_a_page_of_another_site_asks_for_nothing_with_a_password(site, counts, e
     assert client.post("/api/v1/decisions/pin", json=PIN).status_code == 403
     assert counts == {("api", "forbidden"): 4}
     assert client.get("/", headers=navigating).status_code == 200
-    bearer = {"authorization": f"Bearer {TOKENS['ada']}"}
-    assert TestClient(site, headers={"sec-fetch-site": elsewhere} | bearer).get("/api/v1/verdicts").status_code == 200
-
-
-ORDER = {"contract": "policy", "kernel": "train-kernel", "by": "ada", "why": "because"}
+    assert (
+        TestClient(site, headers={"sec-fetch-site": elsewhere} | bearer("ada")).get("/api/v1/verdicts").status_code
+        == 200
+    )
 
 
 def changed(client: TestClient, headers: dict[str, str]) -> bool:
-    return client.post("/api/v1/decisions/pin", json=ORDER, headers=headers).status_code == 200
+    return client.post("/api/v1/decisions/pin", json=PIN, headers=headers).status_code == 200
 
 
 @pytest.fixture(scope="module")
 def client() -> Iterator[TestClient]:
     core = core_of_policy()
-    with closing(core._connection):
+    with closing(core.connection):
         yield TestClient(OwnSite(api_of(core), HostNames(["evaluator", "kc.example.com"]), "kc.example.com"))
 
 
@@ -226,16 +211,8 @@ def client() -> Iterator[TestClient]:
 @pytest.mark.parametrize(
     "host",
     [
-        "evil.example",
-        "localhost.evil.example",
-        "127.0.0.1.evil.example",
-        "evil.example:4320",
-        "evilevaluator",
-        "evil.evaluator",
-        "",
-        "a b",
-        "[::1",
-        "[x]:1",
+        *("evil.example", "localhost.evil.example", "127.0.0.1.evil.example", "evil.example:4320", "evilevaluator"),
+        *("evil.evaluator", "", "a b", "[::1", "[x]:1"),
     ],
 )
 def test_a_name_that_is_not_ours_is_not_answered(client: TestClient, path: str, host: str) -> None:
@@ -259,22 +236,17 @@ def test_addresses_and_configured_names_are_answered(client: TestClient, host: s
 
 
 @pytest.mark.parametrize(
-    "headers",
+    ("name", "value"),
     [
-        {"origin": "https://evil.example"},
-        {"origin": "http://evil.example:4320"},
-        {"origin": "http://127.0.0.1:8080"},
-        {"origin": "null"},
-        {"origin": ""},
-        {"origin": "http://[::1"},
-        {"sec-fetch-site": "cross-site"},
-        {"sec-fetch-site": "same-site"},
+        *(("origin", f"http://{host}") for host in ("evil.example", "evil.example:4320", "127.0.0.1:8080", "[::1")),
+        *(("origin", text) for text in ("https://evil.example", "null", "")),
+        *(("sec-fetch-site", site) for site in ("cross-site", "same-site")),
     ],
 )
-def test_a_page_of_another_site_changes_nothing(client: TestClient, headers: dict[str, str]) -> None:
+def test_a_page_of_another_site_changes_nothing(client: TestClient, name: str, value: str) -> None:
     """Whatever an operator has open in another tab; a page on another port of the same machine is another site."""
-    headers = {"host": "127.0.0.1:4320", **headers}
-    answer = client.post("/api/v1/decisions/unpin", json=ORDER, headers=headers)
+    headers = {"host": "127.0.0.1:4320", name: value}
+    answer = client.post("/api/v1/decisions/unpin", json=PIN, headers=headers)
     assert (answer.status_code, answer.headers["content-type"]) == (403, "application/problem+json")
 
 

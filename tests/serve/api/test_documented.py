@@ -12,26 +12,18 @@ from typing import Any
 
 import jsonschema
 import pytest
-import yaml
 from starlette.testclient import TestClient
 
 from kc_otel.serve import people_orders
-from kc_otel.serve.access.access_file import AccessFile, digest_of
 from kc_otel.serve.access.site_guard import GuardedSite, HostNames, OwnSite
 from kc_otel.serve.api.shapes import PUBLIC
 from kc_otel.serve.core import Core
 from kc_otel.serve.store.state_file import StateError
 from tests.serve.api.test_hostile_requests import GOOD
 from tests.serve.conftest import core_of_policy
+from tests.tools.access import access_of, bearer
 from tests.tools.api import api_of
 
-TOKENS = {name: f"kc_{name}_" + "r4nd0m" * 7 for name in ("acts", "reads")}
-ACCESS = {
-    "tokens": [
-        {"name": "acts", "may": ["read", "act"], "sha256": digest_of(TOKENS["acts"])},
-        {"name": "reads", "may": ["read"], "sha256": digest_of(TOKENS["reads"])},
-    ]
-}
 METHODS = ("get", "post", "put", "patch", "delete", "options")
 KNOWN = {
     "contract": "policy", "clause": "token-tv", "slice": "code", "kernel": "v2", "stage": "canary", "id": "none",
@@ -41,16 +33,9 @@ KNOWN = {
 HOSTILE = ("", "nan", "inf", "-inf", "-1", "1e400", "9" * 40, "\x00", "a\u202eb", "%ff", "x" * 5000, "[]", "ß")
 
 
-def make_site(core: Core, path: Path) -> OwnSite:
-    """As `kc-otel serve --access` has it."""
-    path.write_text(yaml.safe_dump(ACCESS))
-    api = api_of(core)
-    return OwnSite(GuardedSite(AccessFile(path), api, Counter()), HostNames(["testserver"]))
-
-
 def operations() -> list[tuple[str, str]]:
     core = core_of_policy()
-    with closing(core._connection):
+    with closing(core.connection):
         document = api_of(core).openapi()
     return [(path, method) for path, found in document["paths"].items() for method in found]
 
@@ -63,12 +48,13 @@ class Documented:
 
     def __init__(self, core: Core, folder: Path) -> None:
         self.core = core
-        self._client = TestClient(make_site(core, folder / "access.yaml"), raise_server_exceptions=False)
+        guarded = GuardedSite(access_of(folder, acts="read act", reads="read"), api_of(core), Counter())
+        self._client = TestClient(OwnSite(guarded, HostNames(["testserver"])), raise_server_exceptions=False)
         self.document = self._client.get("/openapi.json").json()
 
     def ask(self, path: str, method: str, who: str | None = "acts", **options: Any) -> Any:
         """The answer; fails where the document has none such."""
-        headers = {"authorization": f"Bearer {TOKENS[who]}"} if who else {}
+        headers = bearer(who) if who else {}
         where, query = self.address(path, method, options.pop("values", {}))
         if method == "post" and not {"content", "json"} & options.keys():
             options["json"] = GOOD.get(path)
@@ -107,7 +93,7 @@ class Documented:
 def asked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Documented]:
     """A site with one contract and no traffic: what is asked here changes nothing."""
     core = core_of_policy()
-    with closing(core._connection):
+    with closing(core.connection):
         core.tick(time.time())
         yield Documented(core, tmp_path_factory.mktemp("site"))
 
@@ -116,7 +102,7 @@ def asked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Documented]:
 def busy(drift: Callable[[float], object], tmp_path: Path) -> Iterator[Documented]:
     """One that has a failing kernel, with all that comes of it."""
     core = core_of_policy()
-    with closing(core._connection):
+    with closing(core.connection):
         core.metrics(drift(0.3))
         core.tick(time.time())
         yield Documented(core, tmp_path)

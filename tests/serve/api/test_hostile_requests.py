@@ -58,7 +58,7 @@ HOSTILE = {
 def core() -> Iterator[Core]:
     """One for all tests in which nothing may change: they show that nothing did."""
     made = core_of_policy()
-    with closing(made._connection):
+    with closing(made.connection):
         yield made
 
 

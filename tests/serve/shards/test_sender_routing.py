@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
 
-from kc_otel.serve.shards.sender_routing import SenderRouting, owner
+from kc_otel.serve.shards.sharded_sink import owner, split
 
 
 def request(*senders: dict[str, str]) -> ExportMetricsServiceRequest:
@@ -24,15 +24,12 @@ def request(*senders: dict[str, str]) -> ExportMetricsServiceRequest:
 def test_the_parts_of_an_export_are_all_of_it_each_with_its_owner() -> None:
     """A Collector's export of many senders: every resource is in the part of its owner, once, with all that it has."""
     whole = request(*({"service.instance.id": str(number)} for number in range(40)))
-    parts = SenderRouting().split(whole.SerializeToString(), 3)
+    parts = split(whole.SerializeToString(), 3)
     assert sorted(parts) == [0, 1, 2]
     found = {shard: ExportMetricsServiceRequest.FromString(part) for shard, part in parts.items()}
     for resource in whole.resource_metrics:
-        [(shard, only)] = (
-            SenderRouting()
-            .split(ExportMetricsServiceRequest(resource_metrics=[resource]).SerializeToString(), 3)
-            .items()
-        )
+        alone = ExportMetricsServiceRequest(resource_metrics=[resource]).SerializeToString()
+        [(shard, only)] = split(alone, 3).items()
         assert resource in found[shard].resource_metrics
         assert ExportMetricsServiceRequest.FromString(only).resource_metrics[0] == resource
     assert sum(len(part.resource_metrics) for part in found.values()) == 40
@@ -40,14 +37,13 @@ def test_the_parts_of_an_export_are_all_of_it_each_with_its_owner() -> None:
 
 def test_a_sender_is_the_set_of_its_attributes() -> None:
     """Their order, and fields that are not known yet, change nothing."""
-    routing = SenderRouting()
     for number in range(20):
         pairs = {"service.instance.id": str(number), "host.name": "a"}
-        [shard] = routing.split(request(pairs).SerializeToString(), 7)
+        [shard] = split(request(pairs).SerializeToString(), 7)
         turned = request(dict(reversed(pairs.items())))
-        assert list(routing.split(turned.SerializeToString(), 7)) == [shard]
+        assert list(split(turned.SerializeToString(), 7)) == [shard]
         later = request(pairs).SerializeToString() + b"\x98\x06\x01"
-        assert list(routing.split(later, 7)) == [shard]
+        assert list(split(later, 7)) == [shard]
 
 
 @given(st.integers(0, 2**64 - 1), st.integers(1, 60))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,6 @@ from kc_otel.judge.point_streams import LatestValue, PointStream
 from kc_otel.judge.series import SeriesKey
 from kc_otel.serve.store.codecs import (
     CodecError,
-    check_stream,
     decode_histogram,
     decode_rows,
     decode_stream,
@@ -93,6 +93,11 @@ def take(evaluator: Evaluator, request: Any, now: float) -> None:
     evaluator.ingest_metrics(request if columns is None else columns, now)
 
 
+def values(connection: sqlite3.Connection, kind: str) -> dict[Any, Any]:
+    """What the file has of a kind, by key."""
+    return dict(connection.execute("SELECT key, data FROM evaluator_values WHERE kind = ?", (kind,)))
+
+
 needs_machine_code = pytest.mark.skipif(not machine_code.is_available(), reason="needs a C compiler")
 
 
@@ -137,17 +142,17 @@ def test_rows_of_streams_are_saved_in_blocks_that_changed(contract, sender, now,
     evaluator, senders = in_rows(contract(), sender, now)
     store = EvaluatorStore(connection)
     written(store, evaluator, connection)
-    blocks = dict(connection.execute("SELECT block, data FROM evaluator_rows"))
+    blocks = values(connection, "rows")
     assert [*blocks] == [0, 1]
-    assert connection.execute("SELECT count(*) FROM evaluator_streams").fetchone() == (0,)
+    assert len(values(connection, "streams")) == 0
     take(evaluator, senders[39].request(now + 2, [0.5]), now + 2)
     written(store, evaluator, connection)
-    after = dict(connection.execute("SELECT block, data FROM evaluator_rows"))
+    after = values(connection, "rows")
     assert [after[block] == blocks[block] for block in (0, 1)] == [True, False]
     evaluator.evaluate(now + 10**5)
     assert evaluator.stream_count == 0
     written(store, evaluator, connection)
-    assert connection.execute("SELECT count(*) FROM evaluator_rows").fetchone() == (0,)
+    assert len(values(connection, "rows")) == 0
 
 
 @needs_machine_code
@@ -162,7 +167,7 @@ def test_a_stream_that_leaves_its_row_is_saved_once(contract, sender, now, conne
     for step in (2, 3):
         take(evaluator, senders[1].request(now + step, [0.5]), now + step)
     written(store, evaluator, connection)
-    assert connection.execute("SELECT count(*) FROM evaluator_streams").fetchone() == (2,)
+    assert len(values(connection, "streams")) == 2
     again = restored(connection, contract())
     assert again.stream_count == 2
     found, expected = ({key: encode_stream(of) for _, key, of in either.streams()} for either in (again, evaluator))
@@ -180,7 +185,7 @@ def test_a_row_without_a_series_is_a_stream_that_takes_points_by_itself(contract
     store.restore(again)
     assert len(again.states["policy"].streams) == again.stream_count == 40
     written(store, again, connection)
-    assert connection.execute("SELECT count(*) FROM evaluator_rows").fetchone() == (0,)
+    assert len(values(connection, "rows")) == 0
     for source in senders:
         again.ingest_metrics(source.request(now + 2, [0.5]), now + 2)
     assert again.distribution(*again.series(), 300, now + 2).total == 40
@@ -209,16 +214,13 @@ def test_damaged_blocks_of_rows_are_refused_or_rows(contract, sender, now, data)
     evaluator, _ = in_rows(contract(), sender, now, 3)
     database = sqlite3.connect(":memory:", isolation_level=None)
     written(EvaluatorStore(database), evaluator, database)
-    (content,) = database.execute("SELECT data FROM evaluator_rows").fetchone()
+    (content,) = values(database, "rows").values()
     database.close()
     at = data.draw(st.integers(0, len(content)))
     damaged = content[:at] + data.draw(st.binary(max_size=8)) + content[at + data.draw(st.integers(0, 8)) :]
-    try:
-        rows = decode_rows(damaged)
-    except CodecError:
-        return
-    for _, stream in rows.streams():
-        check_stream(stream)
+    with suppress(CodecError):
+        for _, stream in decode_rows(damaged).streams():
+            decode_stream(encode_stream(stream))
 
 
 def test_who_was_silent_before_a_restart_still_is(contract, sender, now, connection):
@@ -262,23 +264,6 @@ def test_that_a_run_ended_and_what_is_refused_survive_a_restart(contract, sender
     again.listen(now + 1.0)
     (verdict,) = verdicts_of(again, now + 500.0)
     assert verdict.reason.startswith("the run ended"), verdict.reason
-
-
-def test_what_a_crash_loses_a_cumulative_sender_says_again(contract, sender, now, connection):
-    """Points taken after the last save are found again in the difference that the next point makes."""
-    made, source = contract(), sender()
-    evaluator = Evaluator([made])
-    store = EvaluatorStore(connection)
-    values = [RNG.beta(1, 500, 200) for _ in range(5)]
-    for step, part in enumerate(values[:4]):
-        evaluator.ingest_metrics(source.request(now + step, part), now + step)
-        if step == 1:
-            store.save(evaluator, UnitOfWork())
-    after = restored(connection, made)
-    after.ingest_metrics(source.request(now + 9, values[4]), now + 9)
-    (series,) = after.series()
-    assert after.distribution(series, 300, now + 9).total == 1000
-    assert after.distribution(series, 300, now + 9).sum == pytest.approx(sum(part.sum() for part in values))
 
 
 def test_only_what_changed_is_written(contract: Any, sender: Any, now: float, connection: sqlite3.Connection) -> None:
@@ -328,13 +313,12 @@ def test_the_file_does_not_grow_with_time(contract, sender, now, connection):
         evaluator.ingest_metrics(sender(inference=f"{step // 20:012d}", start=time - 1).request(time, [0.5]), time)
         evaluator.evaluate(time)
         written(store, evaluator, connection)
-    panes, series, streams = (
-        connection.execute(f"SELECT count(*) FROM evaluator_{name}").fetchone()[0]
-        for name in ("panes", "series", "streams")
+    panes, series = (
+        connection.execute(f"SELECT count(*) FROM evaluator_{name}").fetchone()[0] for name in ("panes", "series")
     )
     assert panes <= 40
     assert series == evaluator.series_count <= 6
-    assert streams == evaluator.stream_count <= 6
+    assert len(values(connection, "streams")) == evaluator.stream_count <= 6
 
 
 def test_contracts_and_slices_that_are_gone_are_left_out(contract, sender, now, connection):
@@ -373,27 +357,23 @@ def test_another_schema_version_is_refused(connection: sqlite3.Connection, versi
         EvaluatorStore(connection)
 
 
-@pytest.mark.parametrize("table", ["streams", "panes", "facts", pytest.param("rows", marks=needs_machine_code)])
+@pytest.mark.parametrize(
+    "table", ["streams", "panes", "facts", "evidence", pytest.param("rows", marks=needs_machine_code)]
+)
 def test_damaged_rows_are_refused(contract, sender, now, connection, table):
     evaluator, store = Evaluator([contract()]), EvaluatorStore(connection)
     if table == "rows":
         evaluator.use_columns()
     take(evaluator, sender().request(now, [0.5]), now)
+    evaluator.evaluate(now)
     store.save(evaluator, UnitOfWork())
-    connection.execute(f"UPDATE evaluator_{table} SET data = ?", (b"\x00\x01" if table != "facts" else "{",))
+    damage = b"\x00\x01" if table != "facts" else "{"
+    if table == "panes":
+        connection.execute("UPDATE evaluator_panes SET data = ?", (damage,))
+    else:
+        connection.execute("UPDATE evaluator_values SET data = ? WHERE kind = ?", (damage, table))
     with pytest.raises(DamagedStateError, match="damaged"), reading_state(connection):
         restored(connection, contract())
-
-
-def test_the_store_never_commits(contract: Any, sender: Any, now: float, connection: sqlite3.Connection) -> None:
-    store = EvaluatorStore(connection)
-    evaluator = Evaluator([contract()])
-    evaluator.ingest_metrics(sender().request(now, [0.5]), now)
-    connection.execute("BEGIN IMMEDIATE")
-    store.save(evaluator, UnitOfWork())
-    assert connection.in_transaction
-    connection.execute("ROLLBACK")
-    assert connection.execute("SELECT count(*) FROM evaluator_streams").fetchone() == (0,)
 
 
 widths = st.sampled_from([2**8, 2**16, 2**32]).flatmap(lambda most: st.integers(most - 1, most))
@@ -403,8 +383,9 @@ finite = st.floats(allow_nan=False, allow_infinity=False)
 
 @pytest.mark.slow
 @settings(max_examples=200, deadline=None)
-@given(counts, counts, st.integers(-(2**31), 2**31), st.integers(-10, 20), finite, st.booleans(), st.integers(0, 2**53))
-def test_histograms_survive_encoding(positive, negative, offset, scale, total, observed, zero):
+@given(counts, counts, st.integers(-500, 500), st.integers(0, 20), finite, st.booleans(), st.integers(0, 2**53))
+def test_histograms_survive_encoding(positive, negative, exponent, scale, total, observed, zero):
+    offset = exponent * 2**scale
     value = ExponentialHistogram(
         scale, int(positive.sum() + negative.sum()) + zero, total, zero, Buckets(offset, positive),
         Buckets(-offset, negative), -1.5, 2.5, 2.0**-30, observed,
@@ -425,9 +406,9 @@ def test_histograms_survive_encoding(positive, negative, offset, scale, total, o
     assert [(last.start, last.time, last.histogram.count) for last in again.writers] == [(3, 4, value.count), (5, 6, 6)]
 
 
-buckets = st.builds(Buckets, st.integers(-1000, 1000), counts)
+buckets = st.builds(Buckets, st.integers(-500, 500), counts)
 histograms = st.builds(
-    ExponentialHistogram, st.integers(-10, 20), st.integers(0, 2**53), finite, st.integers(0, 2**53), buckets, buckets,
+    ExponentialHistogram, st.integers(0, 20), st.integers(0, 2**53), finite, st.integers(0, 2**53), buckets, buckets,
     finite, finite, finite, st.booleans(),
 )  # fmt: skip
 
@@ -486,19 +467,7 @@ def test_evidence_survives_a_restart_where_the_limit_is_the_same(contract, sende
         connection, contract(statistical=[{"id": "token-tv", "metric": "tv_token", "unit": "token", "limit": 0.005}])
     )
     assert other.states[made.name].evidence.cells == {}
-    assert connection.execute("SELECT count(*) FROM evaluator_evidence").fetchone() == (0,)
-
-
-@pytest.mark.parametrize("spoil", [lambda data: data[:-1], lambda data: data[:80] + bytes([255] * 8) + data[88:]])
-def test_damaged_evidence_is_said_to_be_damaged(contract, sender, now, connection, spoil):
-    evaluator, store = Evaluator([contract()]), EvaluatorStore(connection)
-    evaluator.ingest_metrics(sender().request(now, RNG.beta(1, 100, 400)), now)
-    evaluator.evaluate(now)
-    written(store, evaluator, connection)
-    (data,) = connection.execute("SELECT data FROM evaluator_evidence").fetchone()
-    connection.execute("UPDATE evaluator_evidence SET data = ?", (spoil(data),))
-    with pytest.raises(DamagedStateError, match=r"damaged.*not evidence"), reading_state(connection):
-        restored(connection, contract())
+    assert len(values(connection, "evidence")) == 0
 
 
 def test_a_clock_that_went_back_while_nobody_ran_is_noticed(contract, sender, now, connection):
@@ -539,6 +508,6 @@ def test_a_bucket_that_nobody_can_have_observed_is_damage(scale: int, offset: in
     """Added up with others it would be an array of every bucket between, which ends whoever tries."""
     side = Buckets(offset, np.array([3]))
     value = ExponentialHistogram(scale, 3, 0.3, 0, side, Buckets.empty(), 0.1, 0.1, 0.0)
-    with pytest.raises(CodecError, match="not a histogram"):
-        check_stream(PointStream(1.0, [LatestValue(3, 4, ExponentialHistogram.empty(20), value)], [], 0))
-    check_stream(PointStream(1.0, [LatestValue(3, 4, ExponentialHistogram.empty(20))], [], 0))
+    stream = PointStream(1.0, [LatestValue(3, 4, ExponentialHistogram.empty(20), value)], [], 0)
+    with pytest.raises(CodecError, match="not a histogram: bucket"):
+        decode_stream(encode_stream(stream))

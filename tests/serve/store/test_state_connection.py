@@ -12,7 +12,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -394,51 +394,3 @@ def test_a_snapshot_takes_out_what_was_applied_and_not_what_waits_for_that(state
         assert inbox.bytes == 4 * len(inbox)
 
     asyncio.run(main())
-
-
-@pytest.fixture
-def plain() -> Iterator[sqlite3.Connection]:
-    with closing(sqlite3.connect(":memory:", isolation_level=None)) as connection:
-        connection.execute("CREATE TABLE content (value TEXT)")
-        yield connection
-
-
-def test_what_is_committed_takes_force_in_the_order_of_the_calls(plain: sqlite3.Connection) -> None:
-    done: list[str] = []
-    with unit_of_work(plain) as unit:
-        unit.on_commit(lambda: done.append("first"))
-        unit.on_commit(lambda: done.append("second"))
-        unit.on_rollback(lambda: done.append("never"))
-        plain.execute("INSERT INTO content VALUES ('a')")
-        assert done == []
-    assert done == ["first", "second"]
-    assert plain.execute("SELECT value FROM content").fetchall() == [("a",)]
-
-
-def test_a_commit_that_is_refused_takes_force_nowhere(plain: sqlite3.Connection) -> None:
-    done: list[str] = []
-    refuse_commits(plain)
-
-    def write() -> None:
-        with unit_of_work(plain) as unit:
-            unit.on_commit(lambda: done.append("never"))
-            unit.on_rollback(lambda: done.append("undone"))
-            plain.execute("INSERT INTO content VALUES ('a')")
-
-    with pytest.raises(StateError, match="nothing is decided"):
-        write()
-    plain.set_authorizer(None)
-    assert (done, plain.in_transaction) == (["undone"], False)
-    assert plain.execute("SELECT value FROM content").fetchall() == []
-
-
-def test_what_goes_wrong_inside_is_raised_as_it_is(plain: sqlite3.Connection) -> None:
-
-    def write() -> None:
-        with unit_of_work(plain):
-            plain.execute("INSERT INTO content VALUES ('a')")
-            raise LookupError("no such route")
-
-    with pytest.raises(LookupError, match="no such route"):
-        write()
-    assert plain.execute("SELECT value FROM content").fetchall() == []

@@ -19,7 +19,7 @@ from kc_otel.serve.core import Core
 from kc_otel.serve.store.codecs import encode_histogram, encode_stream
 from kc_otel.serve.store.state_file import DamagedStateError, open_state, set_aside
 from kc_otel.stats import Buckets, ExponentialHistogram
-from tests.serve.conftest import contract, drift, make_core, open_file
+from tests.serve.conftest import contract, drift, grown, make_core, open_file
 
 __all__ = ["contract", "drift", "make_core", "open_file"]
 
@@ -35,15 +35,7 @@ def going_on(drift: Callable[..., ExportMetricsServiceRequest]) -> Callable[[flo
         if sigma not in made:
             made[sigma] = drift(sigma)
             return made[sigma]
-        later = ExportMetricsServiceRequest()
-        later.CopyFrom(made[sigma])
-        for metric in later.resource_metrics[0].scope_metrics[0].metrics:
-            for point in metric.exponential_histogram.data_points:
-                point.time_unix_nano += 10**6
-                point.count, point.sum, point.zero_count = 2 * point.count, 2.0 * point.sum, 2 * point.zero_count
-                for side in (point.positive, point.negative):
-                    side.bucket_counts[:] = [2 * count for count in side.bucket_counts]
-        return later
+        return grown(made[sigma], 2)
 
     return make
 
@@ -138,18 +130,25 @@ def test_damage_among_the_last_commits_takes_the_later_ones_with_it_and_nothing_
     assert said < 20
 
 
-@pytest.mark.parametrize("table", ["evaluator_streams", "evaluator_panes"])
-def test_buckets_where_nothing_can_be_are_damage(state, table, tmp_path, make_core):
+FAR = ExponentialHistogram(3, 3, 0.3, 0, Buckets(2**40, np.array([3])), Buckets.empty(), 0.1, 0.1, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("damage", "content"),
+    [
+        (
+            "UPDATE evaluator_values SET data = ? WHERE kind = 'streams'",
+            encode_stream(PointStream(1.0, [LatestValue(3, 4, FAR)], [], 0)),
+        ),
+        ("UPDATE evaluator_panes SET data = ?", encode_histogram(FAR)),
+    ],
+)
+def test_buckets_where_nothing_can_be_are_damage(state, damage, content, tmp_path, make_core):
     """Held against what comes next they would be an array of every bucket between, and its sender refused for ever."""
     path = tmp_path / "state.sqlite"
     path.write_bytes(state)
-    far = ExponentialHistogram(3, 3, 0.3, 0, Buckets(2**40, np.array([3])), Buckets.empty(), 0.1, 0.1, 0.0)
-    content = {
-        "evaluator_streams": encode_stream(PointStream(1.0, [LatestValue(3, 4, far)], [], 0)),
-        "evaluator_panes": encode_histogram(far),
-    }[table]
     with closing(open_state(path)) as connection:
-        assert connection.execute(f"UPDATE {table} SET data = ?", (content,)).rowcount
+        assert connection.execute(damage, (content,)).rowcount
         with pytest.raises(DamagedStateError, match="the state file is damaged"):
             make_core(connection, now=time.time())
 
