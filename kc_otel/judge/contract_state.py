@@ -453,8 +453,6 @@ class ContractState:
 
     def _fits(self, point: Point, slices: Iterable[str], pair: Pair, now: float) -> bool:
         """Return True if the point's buckets match those of its series, where these are still in use."""
-        if point.histogram is None:
-            return True
         for name in slices:
             series = self.series.get(SeriesKey(point.series, name, *pair))
             if series is not None and now - series.newest <= self._window and not series.accepts(point.histogram):
