@@ -337,7 +337,7 @@ class _Bounds:
             if found is not None:
                 of = cells[rows.places]
                 self.values[:, of] = (found.estimate, found.lower, found.upper, found.samples)
-                self.odd[of], self.notes[of], self.method = found.odd, found.note, found.method
+                self.odd[of], self.notes[of], self.method = False, found.note, found.method
 
 
 class Verdicts(Sequence[Verdict]):
