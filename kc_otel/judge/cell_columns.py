@@ -233,11 +233,10 @@ class _Group:
         usual = self._plain(now)
         short, long = self._known
         short.look(now, held[SHORT], usual, level, alpha)
-        usual &= ~short.odd
         passes, fails = self._said(short.values)
         open_ = usual & ~passes & ~(fails & self.detected)
         long.look(now, held[LONG], open_, level, alpha)
-        usual &= ~open_ | (~long.odd & (long.values[3] > 0.0))
+        usual &= ~open_ | (long.values[3] > 0.0)
         values = np.where(open_, long.values, short.values)
         above = usual & ((short.values[0] > self._limits) | (values[0] > self._limits))
         passes = np.where(open_, self._said(long.values)[0], passes)
@@ -306,7 +305,7 @@ class _Group:
 class _Bounds:
     """The bounds of a group's cells in one window; those of cells that have not changed are not computed again.
 
-    `values` are estimate, lower and upper bound, and observations [4, cells]; `odd` cells are to be judged one by one.
+    `values` are estimate, lower and upper bound, and observations [4, cells].
     """
 
     def __init__(self, clause: Clause, state: ContractState, rows: Numbers, window: int) -> None:
@@ -314,7 +313,7 @@ class _Bounds:
         self._panes, self._grid = state.panes, state.grids[window]
         self._version, self._seen = np.full(rows.size, -1), (0, math.nan, math.nan)
         self.values = np.tile(_EMPTY_WINDOW, (1, rows.size))
-        self.odd, self.notes, self.method = np.zeros(rows.size, np.bool_), np.full(rows.size, "", np.object_), ""
+        self.notes, self.method = np.full(rows.size, "", np.object_), ""
 
     def look(self, now: float, held: SeriesContent, wanted: NDArray[np.bool_], level: float, alpha: float) -> None:
         """Bring the bounds of the wanted cells up to date; the others' may be of before."""
@@ -328,16 +327,14 @@ class _Bounds:
             self._version[new] = version[new]
 
     def _compute(self, held: SeriesContent, cells: Numbers, level: float, alpha: float) -> None:
-        self.values[:, cells], self.odd[cells], self.notes[cells] = _EMPTY_WINDOW, False, ""
+        self.values[:, cells], self.notes[cells] = _EMPTY_WINDOW, ""
         there, at = held.places(self._rows[cells])
         cells = cells[there]
-        self.odd[cells] = True
         for rows in rows_of(held.columns.taken(at)):
             found = intervals_of_rows(self._clause, self._assumptions, rows, alpha_lower=level, alpha_upper=alpha)
-            if found is not None:
-                of = cells[rows.places]
-                self.values[:, of] = (found.estimate, found.lower, found.upper, found.samples)
-                self.odd[of], self.notes[of], self.method = False, found.note, found.method
+            of = cells[rows.places]
+            self.values[:, of] = (found.estimate, found.lower, found.upper, found.samples)
+            self.notes[of], self.method = found.note, found.method
 
 
 class Verdicts(Sequence[Verdict]):

@@ -317,15 +317,13 @@ class FailEvidence:
 
     def _gains(self, found: _Arrivals, columns: HistogramColumns) -> Floats:
         """Return the gain of each bet on the new observations [cells, bets]."""
-        gains = np.full((found.parts.size, BETS.size), math.nan)
+        gains = np.empty((found.parts.size, BETS.size))
         some = columns if found.plain else columns.taken(found.parts)
         for rows in rows_of(some):
             whole = rows.places.size == found.parts.size
             for begin, end, kind in found.alike if whole else found.those_alike(rows.places):
                 part = rows.part(begin, end)
-                gains[part.places] = self._different[kind].gains_of_rows(part)
-        for place in np.flatnonzero(np.isnan(gains[:, 0])).tolist():
-            gains[place] = self._different[found.kinds[place]].gains(columns[int(found.parts[place])].binned())
+                gains[part.places] = self._different[kind].gains(part)
         return gains
 
     def _fails(self, cell: Cell) -> bool:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import numpy as np
@@ -23,11 +23,11 @@ from kc_otel.contract.model import Assumptions, Observability
 from kc_otel.contract.registry.clause_metrics import DERIVED, Unit
 from kc_otel.contract.slices import ALL
 from kc_otel.judge.points import series_name
-from kc_otel.stats import Binned, Interval, reward_drift_interval, support_deficit
+from kc_otel.stats import Binned, Interval, reward_drift_interval
 from kc_otel.stats.e_detector import BETS
 from kc_otel.stats.interval import nothing
 from kc_otel.stats.interval_rows import HistogramRows, IntervalRows
-from kc_otel.stats.means import METHOD, mean_intervals
+from kc_otel.stats.means import METHOD, mean_intervals, support_deficits
 from kc_otel.stats.quantiles import (
     MAXIMUM_METHOD,
     QUANTILE_METHOD,
@@ -98,21 +98,15 @@ def clause_interval(
     makes the sides hold at all sizes at once, for a sample that is looked at as it grows.
     """
     levels = {"alpha_lower": alpha_lower, "alpha_upper": alpha_upper}
-    is_mean = clause.parsed_statistic.kind == "mean"
-    if is_mean and clause.opposite is not None:
+    if clause.parsed_statistic.kind == "mean" and clause.opposite is not None:
         assert assumptions.reward_range is not None
         # Where only one side is at hand, as of identical kernels, it stands for both.
         opposite = sample.opposite or sample
         return reward_drift_interval(sample, opposite, assumptions.reward_range, **levels, anytime=anytime)
-    if is_mean and clause.metric == "support_deficit":
-        assert clause.quantity is not None
-        cap = clause.cap or clause.quantity.cap
-        return support_deficit(sample, cap=cap, highest=clause.cap, **levels, anytime=anytime)
     if not sample.total:
-        return nothing(_method(clause, anytime=anytime))
-    rows = intervals_of_rows(clause, assumptions, HistogramRows.of(sample), **levels, anytime=anytime)
-    assert rows is not None
-    return rows[0]
+        empty = nothing(_method(clause, anytime=anytime))
+        return replace(empty, lower=0.0, upper=1.0) if clause.metric == "support_deficit" else empty
+    return intervals_of_rows(clause, assumptions, HistogramRows.of(sample), **levels, anytime=anytime)[0]
 
 
 def _method(clause: Clause, *, anytime: bool) -> str:
@@ -133,8 +127,8 @@ def intervals_of_rows(
     alpha_lower: float,
     alpha_upper: float,
     anytime: bool = False,
-) -> IntervalRows | None:
-    """`clause_interval` of each row; None for a clause whose intervals take more than rows."""
+) -> IntervalRows:
+    """`clause_interval` of each row, for a clause without an `opposite`."""
     statistic = clause.parsed_statistic
     levels: dict[str, Any] = {"alpha_lower": alpha_lower, "alpha_upper": alpha_upper, "anytime": anytime}
     match statistic.kind:
@@ -145,8 +139,9 @@ def intervals_of_rows(
         case "fraction":
             # Values that recorders count as 0 are not above it, however wide the histogram's zero bucket is.
             return fraction_intervals(rows, statistic.argument or ZERO_THRESHOLD, **levels)
-    if clause.metric == "support_deficit" or clause.opposite is not None:
-        return None
+    if clause.metric == "support_deficit":
+        assert clause.quantity is not None
+        return support_deficits(rows, cap=clause.cap or clause.quantity.cap, highest=clause.cap, **levels)
     scale, offset = factors(clause.metric, assumptions) if clause.metric in DERIVED else (1.0, 0.0)
     if scale < 0:  # the sides change places, and their error probabilities with them
         levels |= {"alpha_lower": alpha_upper, "alpha_upper": alpha_lower}
@@ -204,11 +199,7 @@ class MeanTest:
             return 1.0 / self.limit
         return math.inf if self.top is not None else (self.cap - self.low) / self.limit
 
-    def gains(self, sample: Binned) -> Floats:
-        """Return the gain of each bet on observations [bets]."""
-        return self.gains_of_rows(HistogramRows.of(sample))[0]
-
-    def gains_of_rows(self, rows: HistogramRows) -> Floats:
+    def gains(self, rows: HistogramRows) -> Floats:
         """Return the gain of each bet on each sample [R, bets]."""
         if self.above is not None:
             surely = rows.surely_above(self.above)

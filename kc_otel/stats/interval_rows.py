@@ -52,12 +52,12 @@ class HistogramRows:
     observed: NDArray[np.bool_]
 
     @classmethod
-    def of(cls, sample: Binned) -> HistogramRows:
+    def of(cls, sample: Binned, place: int = 0) -> HistogramRows:
         """One row, of a sample that is not empty."""
         usable(sample)
         unknown = math.isnan(sample.maximum)
         return cls(
-            places=np.zeros(1, np.int64),
+            places=np.array([place]),
             shared=np.array([sample.lower, sample.upper], np.float64),
             count=sample.count[None].astype(np.float64),
             total=np.array([sample.total], np.float64),
@@ -136,10 +136,12 @@ class HistogramRows:
 
 
 def rows_of(columns: HistogramColumns) -> Iterator[HistogramRows]:
-    """The exponential histograms that fit beside each other, a few hundred at a time."""
+    """Histograms that fit beside each other, a few hundred at a time, and those that do not; none that is empty."""
     known = columns.minimum <= columns.maximum
     fits = (columns.count > 0) & (columns.count < MAX_EXACT_COUNT) & (columns.scale != EXPLICIT)
     fits &= known | (np.isnan(columns.minimum) & np.isnan(columns.maximum))
+    for place in np.flatnonzero(~fits & (columns.count > 0)).tolist():
+        yield HistogramRows.of(columns[place].binned(), place)
     left = np.flatnonzero(fits)
     while left.size:
         alike = np.ones(left.size, np.bool_)
@@ -157,7 +159,10 @@ def _fitting(places: Numbers, parts: HistogramColumns) -> Iterator[HistogramRows
     edges = bins.edges(int(parts.scale[0]), float(parts.zero_threshold[0])) if bins.size <= _MAX_BINS else None
     if edges is None or not np.isfinite(edges).all():
         middle = places.size // 2
-        for half in (slice(None, middle), slice(middle, None)) if middle else ():
+        if not middle:
+            yield HistogramRows.of(parts[0].binned(), int(places[0]))
+            return
+        for half in (slice(None, middle), slice(middle, None)):
             yield from _fitting(places[half], parts.taken(np.arange(places.size)[half]))
         return
     begins = np.arange(places.size) * bins.size

@@ -232,30 +232,39 @@ def support_deficit(
         raise ValueError(f"cap: {cap!r} is not a finite ratio above 1")
     if highest is not None and not (math.isfinite(highest) and highest >= 1.0):
         raise ValueError(f"highest: {highest!r} is not a finite ratio of at least 1")
-    mean_of = partial(
-        capped_mean_interval,
-        ratio,
-        low=0.0,
-        high=math.inf,
-        alpha_lower=alpha_upper,
-        alpha_upper=alpha_lower,
-        anytime=anytime,
-    )
-    mean = mean_of(cap=cap)
-    if not mean.samples:
-        return replace(mean, lower=0.0, upper=1.0)
-    lower, said = 0.0, "a lower one above 0 would take a ratio that none exceeds"
+    level("alpha_lower", alpha_lower)
+    level("alpha_upper", alpha_upper)
+    if not ratio.total:
+        return replace(nothing(METHOD[anytime]), lower=0.0, upper=1.0)
+    levels = {"alpha_lower": alpha_lower, "alpha_upper": alpha_upper}
+    return support_deficits(HistogramRows.of(ratio), cap=cap, highest=highest, **levels, anytime=anytime)[0]
+
+
+def support_deficits(
+    rows: HistogramRows,
+    *,
+    cap: float,
+    highest: float | None,
+    alpha_lower: float,
+    alpha_upper: float,
+    anytime: bool = False,
+) -> IntervalRows:
+    """`support_deficit` of each row."""
+    levels = {"alpha_lower": alpha_upper, "alpha_upper": alpha_lower}
+    mean_of = partial(mean_intervals, rows, low=0.0, high=math.inf, **levels, anytime=anytime)
+    mean, lower = mean_of(cap=cap), np.zeros(rows.total.size)
+    said = ["a lower one above 0 would take a ratio that none exceeds"] * lower.size
     if highest is not None:
-        most = mean_of(cap=highest).upper
-        seen = "; larger ones were observed, so only 0 is claimed" if most == math.inf else ""
-        lower, said = 1.0 - most, f"the lower one if no ratio is above {highest:g}{seen}"
-    return Interval(
-        estimate=1.0 - mean.estimate,
-        lower=min(max(lower, 0.0), 1.0),
-        upper=min(max(1.0 - mean.lower, 0.0), 1.0),
-        samples=mean.samples,
-        method=mean.method,
-        note=f"the upper bound, with w cut at {cap:g}, holds for any tail of w; {said}",
+        lower = 1.0 - mean_of(cap=highest).upper
+        seen = "; larger ones were observed, so only 0 is claimed"
+        said = [f"the lower one if no ratio is above {highest:g}{seen * (low == -math.inf)}" for low in lower.tolist()]
+    return IntervalRows(
+        1.0 - mean.estimate,
+        np.clip(lower, 0.0, 1.0),
+        np.clip(1.0 - mean.lower, 0.0, 1.0),
+        mean.samples,
+        mean.method,
+        [f"the upper bound, with w cut at {cap:g}, holds for any tail of w; {lower_one}" for lower_one in said],
     )
 
 
