@@ -37,7 +37,6 @@ from kc_otel.judge.verdict import Cell, Status, Verdict
 from kc_otel.judge.verdicts import (
     Evidence,
     JudgedWindow,
-    Memo,
     Terms,
     Window,
     decide,
@@ -107,7 +106,6 @@ class CellColumns:
         self.state = state
         self._cells: dict[str, _ClauseCells] = {}
         self._places: list[Place] = []
-        self._memo = Memo()
         self._alpha = (1.0 - state.contract.observability.confidence) / 2.0
 
     def verdicts(self, now: float, listening: Listening) -> tuple[Verdicts, dict[str, Exception]]:
@@ -118,7 +116,7 @@ class CellColumns:
         judged = self.judge(now, listening)
         self._places = judged.places
         items = [evidence_of(self.state, judged.places[number], now) for number in judged.left]
-        made, errors = decide_apart(self.state.contract, items, now, self._memo)
+        made, errors = decide_apart(self.state.contract, items, now)
         evidence = self.state.evidence
         for verdict in made:
             passes = verdict.status is Status.PASS and evidence.failing(verdict.cell)

@@ -41,7 +41,7 @@ from kc_otel.judge.points import (
 )
 from kc_otel.judge.recorders import KernelInfo, LastReport, RecorderReports
 from kc_otel.judge.refused_points import OUTCOME_SENTENCES, Missing, missing
-from kc_otel.judge.series import Listening, Pair, Series, SeriesKey
+from kc_otel.judge.series import LONG, SHORT, Listening, Pair, Series, SeriesKey
 from kc_otel.judge.statistics import metric_name
 from kc_otel.judge.verdict import INPUT_CLAUSE, Causes, Cell, Evaluation, Verdict
 from kc_otel.judge.verdicts import said_of
@@ -641,8 +641,8 @@ def _other_slices(contract: Contract, applied: AppliedContract) -> str:
 
 
 def _within(state: ContractState, series: Series, now: float, window: float) -> Histogram | None:
-    short, long = series.histories
-    return (short if window <= state.contract.observability.window else long).last(now, window)
+    grid = SHORT if window <= state.contract.observability.window else LONG
+    return state.panes.last(grid, series.number, now, window)
 
 
 def _pair(attributes: Mapping[str, Scalar]) -> Pair:

@@ -307,7 +307,7 @@ class StreamColumns:
         for _, group in groupby(filter(_EXPONENTIAL, message.wire.spans), _SCOPE):
             spans = [*group]
             here = np.arange(spans[0].first, spans[-1].last)[message.grown[spans[0].first : spans[-1].last]]
-            for contract in np.unique(contracts[here]).tolist():
+            for contract in {*contracts[here].tolist()}:
                 numbers = message.series[here[contracts[here] == contract]].tolist()
                 keys = [self._slots.owners[number][1] for number in numbers]
                 yield origin_of(*message.wire.origin(spans[0])).sender, self._states[contract].contract.name, keys
