@@ -239,8 +239,8 @@ class IntervalRows:
     note: Sequence[str]
 
     def __getitem__(self, row: int) -> Interval:
-        numbers = (float(column[row]) for column in (self.estimate, self.lower, self.upper))
-        return Interval(*numbers, int(self.samples[row]), self.method, self.note[row])
+        estimate, lower, upper = (float(column[row]) for column in (self.estimate, self.lower, self.upper))
+        return Interval(estimate, lower, upper, int(self.samples[row]), self.method, self.note[row])
 
     def affine(self, scale: float, offset: float) -> IntervalRows:
         """`interval.affine` of each row."""

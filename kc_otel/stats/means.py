@@ -250,8 +250,15 @@ def support_deficits(
     anytime: bool = False,
 ) -> IntervalRows:
     """`support_deficit` of each row."""
-    levels = {"alpha_lower": alpha_upper, "alpha_upper": alpha_lower}
-    mean_of = partial(mean_intervals, rows, low=0.0, high=math.inf, **levels, anytime=anytime)
+    mean_of = partial(
+        mean_intervals,
+        rows,
+        low=0.0,
+        high=math.inf,
+        alpha_lower=alpha_upper,
+        alpha_upper=alpha_lower,
+        anytime=anytime,
+    )
     mean, lower = mean_of(cap=cap), np.zeros(rows.total.size)
     said = ["a lower one above 0 would take a ratio that none exceeds"] * lower.size
     if highest is not None:

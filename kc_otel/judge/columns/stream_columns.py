@@ -272,15 +272,16 @@ class StreamColumns:
         if len(self._pairs) >= _MAX_PAIRS or len(self._slots) >= _MAX_SPELLINGS:
             self._release_all()
         series, pair = self._slots.number_of(of, key), self._pair_number(of, key)
-        self._rows[of].load(point.stream, stream, series, pair)
+        self._rows[of].load(point.stream, series, pair)
         if sum(map(len, self._spellings.values())) >= _MAX_SPELLINGS:
             self._spellings.clear()
         where = message.wire.points[point.number]
-        metric, key = message.wire.spans[where["metric"]], message.wire.body[where["key_begin"] : where["key_end"]]
-        family = message.wire.origin(metric)[1], message.wire.body[metric.begin : metric.head_end], metric.temporality
-        spellings, spelling = self._spellings.setdefault(family, {}), _Spelling(key, point.tail, of, series, pair)
-        if spellings.get(key) != spelling:
-            spellings[key] = spelling
+        metric, body = message.wire.spans[where["metric"]], message.wire.body
+        family = message.wire.origin(metric)[1], body[metric.begin : metric.head_end], metric.temporality
+        spelling = _Spelling(body[where["key_begin"] : where["key_end"]], point.tail, of, series, pair)
+        spellings = self._spellings.setdefault(family, {})
+        if spellings.get(spelling.key) != spelling:
+            spellings[spelling.key] = spelling
             self._forget_layouts()
 
     def _pair_number(self, contract: int, key: SeriesKey) -> int:
@@ -319,7 +320,7 @@ class StreamColumns:
         for (name, record, counts), key in zip(content.rows(), keys, strict=True):
             if key is not None:
                 record["series"], record["pair"] = self._slots.number_of(of, key), self._pair_number(of, key)
-            if key is None or not rows.restore(name, record, counts):
+            if key is None or rows.put(name, record, counts) < 0:
                 state.streams[name] = stream_of(record, counts)
                 state.changed_streams.add(name)
 
