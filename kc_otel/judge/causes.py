@@ -46,7 +46,7 @@ def causes_of(state: ContractState, now: float) -> dict[Cell, Causes]:
 
     def sample(metric: str, pair: Pair, window: int, slice: str) -> Binned | None:
         series = state.pairs(metric, slice).get(pair)
-        return None if series is None else series.histories[window].binned(now)
+        return None if series is None else state.binned(series, window, now)
 
     for clause in contract.clauses:
         if not _additive(clause):
@@ -142,7 +142,7 @@ def drift_by_place(state: ContractState, pair: Pair, now: float) -> dict[str, In
     for window in (SHORT, LONG):
         found = {
             place: mean_interval(
-                series.histories[window].binned(now), low=0.0, high=1.0, alpha_lower=alpha, alpha_upper=alpha
+                state.binned(series, window, now), low=0.0, high=1.0, alpha_lower=alpha, alpha_upper=alpha
             )
             for place, series in of.items()
             if series is not None

@@ -9,9 +9,8 @@ what a verdict is, and tests hold the columns against them. Bounds of rows that 
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Final, NamedTuple, overload
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from typing import Final, overload
 
 import numpy as np
 from numpy.typing import NDArray
@@ -37,7 +36,6 @@ from kc_otel.judge.verdict import Cell, Status, Verdict
 from kc_otel.judge.verdicts import (
     Evidence,
     JudgedWindow,
-    Memo,
     Terms,
     Window,
     decide,
@@ -51,53 +49,9 @@ from kc_otel.stats.interval_rows import rows_of
 Floats = NDArray[np.float64]
 Numbers = NDArray[np.int64]
 _WINDOWS: Final[tuple[Window, Window]] = ("short", "long")
+_LEFT: Final = -1
 _EMPTY_WINDOW: Final = np.array([math.nan, -math.inf, math.inf, 0.0])[:, None]
 """Estimate, lower and upper bound, and observations of a window that holds none."""
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class ClauseColumns:
-    """Judged cells of one clause at one time; all columns are [cells]."""
-
-    at: float
-    alpha: float
-    """Error probability of the upper bounds."""
-    level: float
-    """Error probability of the lower bounds."""
-    method: str
-    group: _Group
-    which: Numbers
-    passes: NDArray[np.bool_]
-    window: Numbers
-    bounds: Floats
-    """Estimate, lower and upper bound, and observations, in the deciding window [4, cells]."""
-    notes: NDArray[np.object_]
-    shares: Floats
-    """Evidence against them, as a share of an alarm; nan where they are judged once."""
-    held: tuple[SeriesContent, SeriesContent]
-    above: bool
-
-    def verdict(self, number: int) -> Verdict:
-        """The verdict of one of the cells."""
-        place, share, window = int(self.which[number]), float(self.shares[number]), _WINDOWS[self.window[number]]
-        estimate, lower, upper, samples = self.bounds[:, number].tolist()
-        interval = Interval(estimate, lower, upper, int(samples), self.method, self.notes[number])
-        status = Status.PASS if self.passes[number] else Status.INCONCLUSIVE
-        evidence = self.group.evidence(place, self.held, share)
-        case = JudgedWindow(evidence, window, self.group.terms[place], self.level, interval, status)
-        return verdict_of(self.group.state.contract, case, self.alpha, self.at)
-
-
-class Judged(NamedTuple):
-    """Result for all cells of a contract."""
-
-    places: list[Place]
-    """Every cell, by clause, slice and pair."""
-    columns: list[tuple[Numbers, ClauseColumns]]
-    """Numbers of the cells that were judged, with their results."""
-    left: list[int]
-    """Numbers of those that are to be judged one by one."""
-    errors: dict[str, Exception]
 
 
 class CellColumns:
@@ -107,7 +61,6 @@ class CellColumns:
         self.state = state
         self._cells: dict[str, _ClauseCells] = {}
         self._places: list[Place] = []
-        self._memo = Memo()
         self._alpha = (1.0 - state.contract.observability.confidence) / 2.0
 
     def verdicts(self, now: float, listening: Listening) -> tuple[Verdicts, dict[str, Exception]]:
@@ -115,16 +68,17 @@ class CellColumns:
 
         A PASS ends what is held against a cell, and so does input that is no sample of its kernels.
         """
-        judged = self.judge(now, listening)
+        judged, errors = self.judge(now, listening)
         self._places = judged.places
         items = [evidence_of(self.state, judged.places[number], now) for number in judged.left]
-        made, errors = decide_apart(self.state.contract, items, now, self._memo)
+        made, failed = decide_apart(self.state.contract, items, now)
+        judged.put(made)
         evidence = self.state.evidence
         for verdict in made:
             passes = verdict.status is Status.PASS and evidence.failing(verdict.cell)
             if passes or verdict.status is Status.INVALID_INPUT:
                 evidence.clear(verdict.cell)
-        return Verdicts(judged, dict(zip(judged.left, made, strict=True))), judged.errors | errors
+        return judged, errors | failed
 
     def unjudged(self, now: float, error: Exception) -> tuple[Verdict, ...]:
         """NO_DATA of the cells that there were, of all that are remembered before any: to lose one resolves alerts."""
@@ -137,30 +91,23 @@ class CellColumns:
         ]
         return decide(contract, [unjudged(Evidence(*cell, nothing), error) for cell in cells], now)
 
-    def judge(self, now: float, listening: Listening) -> Judged:
-        """Judge what can be judged at once, at a Unix time in seconds."""
-        state = self.state
-        held = state.panes.window(SHORT, now), state.panes.window(LONG, now)
+    def judge(self, now: float, listening: Listening) -> tuple[Verdicts, dict[str, Exception]]:
+        """Judge what can be judged at once, at a Unix time in seconds; returns what failed, too."""
         everything, groups = self._groups(now, listening)
-        found: list[tuple[Numbers, ClauseColumns]] = []
-        once: list[tuple[Numbers, ClauseColumns]] = []
-        errors: dict[str, Exception] = {}
-        shares = state.evidence.shares()
+        judged, errors = Verdicts(self.state, everything, now, self._alpha), dict[str, Exception]()
+        shares = self.state.evidence.shares()
         family, usual = sum(group.size for _, group in groups if not group.detected), True
         for begin, group in groups:
             level = self._alpha if group.detected else self._alpha / family
             try:
-                columns = group.judge(now, held, shares, level, self._alpha)
+                usual &= group.judge(judged, begin, shares, level)
             except Exception as error:  # noqa: BLE001 - its cells are judged one by one, to see which of them it is
                 errors[f"clause {group.clause.id}, all cells at once"], usual = error, usual and group.detected
-                continue
-            (found if group.detected else once).append((begin + group.numbers[columns.which], columns))
-            usual &= group.detected or (columns.which.size == group.size and not columns.above)
-        found += once if usual else []
-        left = np.ones(len(everything), np.bool_)
-        for numbers, _ in found:
-            left[numbers] = False
-        return Judged(everything, found, np.flatnonzero(left).tolist(), errors)
+        if not usual:  # Holm's procedure has something to decide
+            for begin, group in groups:
+                if not group.detected:
+                    judged.status[begin + group.numbers] = _LEFT
+        return judged, errors
 
     def _groups(self, now: float, listening: Listening) -> tuple[list[Place], list[tuple[int, _Group]]]:
         """Every cell, and those that are judged alike, with where the cells of their clause begin."""
@@ -216,9 +163,9 @@ class _Group:
         self.clause = self.places[0].clause
         slices = {place.cell.slice for place in self.places}
         terms = {slice: Terms.of(state.contract, self.clause, slice) for slice in slices}
-        self.terms = [terms[place.cell.slice] for place in self.places]
-        self._limits = np.array([term.limit for term in self.terms])
-        self._none = np.array([term.allows_none for term in self.terms])
+        self._needed = next(iter(terms.values())).needed
+        self._limits = np.array([terms[place.cell.slice].limit for place in self.places])
+        self._none = np.array([terms[place.cell.slice].allows_none for place in self.places])
         series = [place.series for place in self.places]
         self.rows = np.array([-1 if own is None else own.number for own in series])
         self._there = self.rows >= 0
@@ -226,47 +173,28 @@ class _Group:
         self._known = tuple(_Bounds(self.clause, state, self.rows, window) for window in (SHORT, LONG))
         self._held, self._held_at = np.full(self.size, -1), -1
 
-    def judge(
-        self, now: float, held: tuple[SeriesContent, SeriesContent], shares: Floats, level: float, alpha: float
-    ) -> ClauseColumns:
-        """Judge those that can be judged at once; `shares` is the evidence by a cell's number in `FailEvidence`."""
-        usual = self._plain(now)
-        short, long = self._known
-        short.look(now, held[SHORT], usual, level, alpha)
-        usual &= ~short.odd
+    def judge(self, into: Verdicts, begin: int, shares: Floats, level: float) -> bool:
+        """Judge those that can be judged at once, whose clause's cells begin at a number.
+
+        `shares` is the evidence by a cell's number in `FailEvidence`. Returns False if some are judged once, and one is
+        left or above its limit.
+        """
+        usual, (short, long) = self._plain(into.at), self._known
+        short.look(into.at, into.held[SHORT], usual, level, into.alpha)
         passes, fails = self._said(short.values)
         open_ = usual & ~passes & ~(fails & self.detected)
-        long.look(now, held[LONG], open_, level, alpha)
-        usual &= ~open_ | (~long.odd & (long.values[3] > 0.0))
+        long.look(into.at, into.held[LONG], open_, level, into.alpha)
+        usual &= ~open_ | (long.values[3] > 0.0)
         values = np.where(open_, long.values, short.values)
         above = usual & ((short.values[0] > self._limits) | (values[0] > self._limits))
         passes = np.where(open_, self._said(long.values)[0], passes)
-        which = np.flatnonzero(usual)
-        return ClauseColumns(
-            at=now,
-            alpha=alpha,
-            level=level,
-            method=short.method or long.method,
-            group=self,
-            which=which,
-            passes=passes[which],
-            window=np.where(open_, LONG, SHORT)[which],
-            bounds=values[:, which],
-            notes=np.where(open_, long.notes, short.notes)[which],
-            shares=self._shares(shares)[which],
-            held=held,
-            above=bool(above.any()),
-        )
-
-    def evidence(self, number: int, held: tuple[SeriesContent, SeriesContent], share: float) -> Evidence:
-        """Return the evidence on a cell at a time when it was not judged by an alarm."""
-
-        def sample(window: Window) -> Binned:
-            known = held[_WINDOWS.index(window)].of(int(self.rows[number]))
-            return (known or ExponentialHistogram.empty(0)).binned()
-
-        place = self.places[number]
-        return Evidence(place.cell, place.clause, sample, followed=True, share=round(share, SHARE_DIGITS))
+        numbers = begin + self.numbers[usual]
+        into.status[numbers] = np.where(passes, Status.PASS.code, Status.INCONCLUSIVE.code)[usual]
+        into.window[numbers], into.values[:, numbers] = np.where(open_, LONG, SHORT)[usual], values[:, usual]
+        into.notes[numbers] = np.where(open_, long.notes, short.notes)[usual]
+        into.shares[numbers], into.level[numbers] = self._shares(shares)[usual], level
+        into.methods[numbers] = short.method or long.method
+        return self.detected or bool(usual.all() and not above.any())
 
     def _plain(self, now: float) -> NDArray[np.bool_]:
         """Mask of the cells that are in the columns of the windows and are not judged by an alarm."""
@@ -287,7 +215,7 @@ class _Group:
     def _said(self, values: Floats) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
         """Masks of the cells that pass, and of those with enough observations whose lower bound is above the limit."""
         estimate, lower, upper, samples = values
-        enough = samples >= self.terms[0].needed
+        enough = samples >= self._needed
         kept = (upper <= self._limits) | (self._none & (estimate == 0.0))
         return kept & enough & ~(lower > self._limits), (lower > self._limits) & enough
 
@@ -306,7 +234,7 @@ class _Group:
 class _Bounds:
     """The bounds of a group's cells in one window; those of cells that have not changed are not computed again.
 
-    `values` are estimate, lower and upper bound, and observations [4, cells]; `odd` cells are to be judged one by one.
+    `values` are estimate, lower and upper bound, and observations [4, cells].
     """
 
     def __init__(self, clause: Clause, state: ContractState, rows: Numbers, window: int) -> None:
@@ -314,7 +242,7 @@ class _Bounds:
         self._panes, self._grid = state.panes, state.grids[window]
         self._version, self._seen = np.full(rows.size, -1), (0, math.nan, math.nan)
         self.values = np.tile(_EMPTY_WINDOW, (1, rows.size))
-        self.odd, self.notes, self.method = np.zeros(rows.size, np.bool_), np.full(rows.size, "", np.object_), ""
+        self.notes, self.method = np.full(rows.size, "", np.object_), ""
 
     def look(self, now: float, held: SeriesContent, wanted: NDArray[np.bool_], level: float, alpha: float) -> None:
         """Bring the bounds of the wanted cells up to date; the others' may be of before."""
@@ -328,43 +256,70 @@ class _Bounds:
             self._version[new] = version[new]
 
     def _compute(self, held: SeriesContent, cells: Numbers, level: float, alpha: float) -> None:
-        self.values[:, cells], self.odd[cells], self.notes[cells] = _EMPTY_WINDOW, False, ""
+        self.values[:, cells], self.notes[cells] = _EMPTY_WINDOW, ""
         there, at = held.places(self._rows[cells])
         cells = cells[there]
-        self.odd[cells] = True
         for rows in rows_of(held.columns.taken(at)):
             found = intervals_of_rows(self._clause, self._assumptions, rows, alpha_lower=level, alpha_upper=alpha)
-            if found is not None:
-                of = cells[rows.places]
-                self.values[:, of] = (found.estimate, found.lower, found.upper, found.samples)
-                self.odd[of], self.notes[of], self.method = found.odd, found.note, found.method
+            of = cells[rows.places]
+            self.values[:, of] = (found.estimate, found.lower, found.upper, found.samples)
+            self.notes[of], self.method = found.note, found.method
 
 
 class Verdicts(Sequence[Verdict]):
-    """Verdicts of all cells of a contract, made of columns when they are asked for, unless `made` has them."""
+    """Verdicts of all cells of a contract at a Unix time, made of columns [cells] when they are asked for.
 
-    def __init__(self, judged: Judged, made: Mapping[int, Verdict]) -> None:
-        self._places, size = judged.places, len(judged.places)
+    `status` is a code, or _LEFT for a cell that is to be judged by itself; `window` is the one that decides; `values`
+    are estimate, lower and upper bound, and observations in it [4, cells]; `level` and `alpha` are error probabilities
+    of lower and upper bounds, `shares` the evidence as a share of an alarm, nan where cells are judged once.
+    """
+
+    def __init__(self, state: ContractState, places: list[Place], at: float, alpha: float) -> None:
+        self._state, self.places, self.at, self.alpha = state, places, at, alpha
+        self.held = state.panes.window(SHORT, at), state.panes.window(LONG, at)
+        size = len(places)
+        self.status, self.window = np.full(size, _LEFT, np.int8), np.zeros(size, np.int8)
+        self.values, self.level, self.shares = np.zeros((4, size)), np.zeros(size), np.zeros(size)
+        self.notes, self.methods = np.full(size, "", np.object_), np.full(size, "", np.object_)
         self._made: list[Verdict | None] = [None] * size
-        self._status = np.zeros(size, np.int8)
-        self._where = np.zeros((2, size), np.int64)
-        self._columns: list[ClauseColumns] = []
         self._numbers: dict[Cell, int] = {}
-        for number, verdict in made.items():
-            self._made[number], self._status[number] = verdict, verdict.status.code
-        for numbers, found in judged.columns:
-            self._where[0, numbers], self._where[1, numbers] = len(self._columns), np.arange(numbers.size)
-            self._status[numbers] = np.where(found.passes, Status.PASS.code, Status.INCONCLUSIVE.code)
-            self._columns.append(found)
+
+    @property
+    def left(self) -> list[int]:
+        """Numbers of the cells that are to be judged one by one."""
+        found: list[int] = np.flatnonzero(self.status == _LEFT).tolist()
+        return found
+
+    def put(self, verdicts: Iterable[Verdict]) -> None:
+        """Have the verdicts of those that are `left`."""
+        for number, verdict in zip(self.left, verdicts, strict=True):
+            self._made[number], self.status[number] = verdict, verdict.status.code
+
+    def _judged(self, number: int) -> Verdict:
+        cell, clause, series, *_ = self.places[number]
+
+        def sample(window: Window) -> Binned:
+            known = None if series is None else self.held[_WINDOWS.index(window)].of(series.number)
+            return (known or ExponentialHistogram.empty(0)).binned()
+
+        share = round(float(self.shares[number]), SHARE_DIGITS)
+        estimate, lower, upper, samples = self.values[:, number].tolist()
+        case = JudgedWindow(
+            Evidence(cell, clause, sample, followed=True, share=share),
+            _WINDOWS[self.window[number]],
+            Terms.of(self._state.contract, clause, cell.slice),
+            float(self.level[number]),
+            Interval(estimate, lower, upper, int(samples), self.methods[number], self.notes[number]),
+            Status.PASS if self.status[number] == Status.PASS.code else Status.INCONCLUSIVE,
+        )
+        return verdict_of(self._state.contract, case, self.alpha, self.at)
 
     def selected(self, statuses: Collection[Status], cells: Iterable[Cell] = ()) -> list[Verdict]:
         """Those that have one of some statuses, and those of some cells, in their order; no other is made."""
-        wanted = np.zeros(self._status.size, np.bool_)
-        for status in statuses:
-            wanted |= self._status == status.code
+        wanted = np.isin(self.status, [status.code for status in statuses])
         for cell in cells:
             if not self._numbers:
-                self._numbers = {place.cell: number for number, place in enumerate(self._places)}
+                self._numbers = {place.cell: number for number, place in enumerate(self.places)}
             if cell in self._numbers:
                 wanted[self._numbers[cell]] = True
         return [self[number] for number in np.flatnonzero(wanted).tolist()]
@@ -372,7 +327,7 @@ class Verdicts(Sequence[Verdict]):
     @property
     def cells(self) -> list[Cell]:
         """The cells, in the order of their verdicts."""
-        return [place.cell for place in self._places]
+        return [place.cell for place in self.places]
 
     def __len__(self) -> int:
         return len(self._made)
@@ -389,8 +344,7 @@ class Verdicts(Sequence[Verdict]):
             return [self[at] for at in range(*number.indices(len(self)))]
         verdict = self._made[number]
         if verdict is None:
-            column, place = self._where[:, number].tolist()
-            verdict = self._made[number] = self._columns[column].verdict(place)
+            verdict = self._made[number] = self._judged(number)
         return verdict
 
 

@@ -202,7 +202,7 @@ def evidence_of(state: ContractState, place: Place, now: float) -> Evidence:
     return Evidence(
         cell,
         clause,
-        partial(_sample, series, now, opposite) if series is not None and there else nothing,
+        partial(_sample, state, series, now, opposite) if series is not None and there else nothing,
         absence,
         followed=True,
         share=evidence.share(cell),
@@ -223,11 +223,11 @@ def assumption_broken(state: ContractState, place: Place, now: float) -> str:
 
     def observed(quantity: str) -> Binned | None:
         series = state.pairs(SAMPLING[quantity].name, slice).get(pair)
-        return None if series is None else series.histories[LONG].binned(now)
+        return None if series is None else state.binned(series, LONG, now)
 
     def outside() -> int:
         return sum(
-            _count(series, now, LONG)
+            state.counted(series, LONG, now)
             for key, series in state.invalid(slice).items()
             if key.slice == _OUT_OF_RANGE and key.pair in (pair, NO_PAIR)
         )
@@ -307,17 +307,17 @@ def _refused(state: ContractState, metric: str, now: float) -> dict[Where, str]:
         newest[NO_PAIR] = max(newest.values())
         for pair, time in newest.items():
             own = [(key, series) for key, series in failed.items() if pair == NO_PAIR or key.pair in {pair, NO_PAIR}]
-            if said := _all_fail(own, max(time + seen.heartbeat, now - seen.window), now):
+            if said := _all_fail(state, own, max(time + seen.heartbeat, now - seen.window), now):
                 refused[slice, pair] = said
     return refused
 
 
-def _all_fail(failed: Iterable[tuple[SeriesKey, Series]], since: float, now: float) -> str:
+def _all_fail(state: ContractState, failed: Iterable[tuple[SeriesKey, Series]], since: float, now: float) -> str:
     """Return the reason for which every sequence since a time fails the input checks; empty where none does."""
     found: Counter[str] = Counter()
     for key, series in failed:
         if key.slice != _OUT_OF_RANGE and series.newest > since:
-            found[key.slice] += _count(series, now)
+            found[key.slice] += state.counted(series, SHORT, now)
     if not found.total():
         return ""
     reason, count = found.most_common(1)[0]
@@ -338,7 +338,7 @@ def _why_nothing(state: ContractState, now: float) -> str:
     """The likely cause of a metric that never came, as the end of a sentence."""
     found: Counter[str] = Counter()
     for key, series in state.invalid(ALL).items():
-        found[key.slice] += _count(series, now, LONG)
+        found[key.slice] += state.counted(series, LONG, now)
     if found.total():
         reason, count = found.most_common(1)[0]
         more = f" and {found.total() - count:,} for other reasons" if found.total() > count else ""
@@ -387,14 +387,14 @@ def _other_operators(state: ContractState, clause: Clause) -> str:
 def _opposite(state: ContractState, clause: Clause, slice: str, pair: Pair) -> Series | None:
     """The series that bounds a clause's from the other side: an empty one before it came, None where there is none."""
     name = opposite_name(clause)
-    return None if name is None else state.pairs(name, slice).get(pair) or state.empty_series()
+    return None if name is None else state.pairs(name, slice).get(pair) or Series(-1)
 
 
-def _sample(series: Series, now: float, opposite: Series | None, window: Window) -> Binned:
+def _sample(state: ContractState, series: Series, now: float, opposite: Series | None, window: Window) -> Binned:
     """Return what a window holds of a series, and of its opposite."""
-    number = SHORT if window == "short" else LONG
-    own = series.histories[number].binned(now)
-    return own if opposite is None else replace(own, opposite=opposite.histories[number].binned(now))
+    grid = SHORT if window == "short" else LONG
+    own = state.binned(series, grid, now)
+    return own if opposite is None else replace(own, opposite=state.binned(opposite, grid, now))
 
 
 def _sample_since(
@@ -404,7 +404,7 @@ def _sample_since(
     seen, held = state.contract.observability, state.evidence.cells[cell]
     length = seen.window if window == "short" else max(seen.window, seen.long_window)
     if now - held.peak >= length:
-        return _sample(series, now, opposite, window)
+        return _sample(state, series, now, opposite, window)
     if opposite is None:
         return held.binned_after()
     other = state.evidence.cells.get(other_side(cell))
@@ -429,7 +429,7 @@ def not_sampled(state: ContractState, now: float) -> dict[Where, str]:
     found: dict[Where, str] = {}
     for (key, series), look in zip(ratios.items(), high.tolist(), strict=True):
         if look and key.slice not in UNJUDGED:
-            bins = series.histories[SHORT].binned(now)
+            bins = state.binned(series, SHORT, now)
             if is_surplus(bins.lower, bins.upper, bins.count, bins.sum):
                 said = f"the mean of P/Q over {bins.total:,} tokens is {bins.sum / bins.total:.3g}"
                 found[key.slice, key.pair] = f"{INVALID_INPUT}, not_sampled: {said}. {remedy('not_sampled')}"
@@ -442,7 +442,7 @@ def too_many(state: ContractState, now: float) -> dict[Pair, str]:
     for slice in (ALL, *state.contract.slices):
         failed = state.invalid(ALL) if slice == ALL else state.series_of(invalid_on(slice))
         for key, series in failed.items():
-            if key.slice not in {_OUT_OF_RANGE, _NOTHING_SAMPLED} and (count := _count(series, now)):
+            if key.slice not in {_OUT_OF_RANGE, _NOTHING_SAMPLED} and (count := state.counted(series, SHORT, now)):
                 failing.setdefault(slice, {}).setdefault(key.pair, Counter())[key.slice] += count
     if not failing:
         return {}
@@ -450,7 +450,7 @@ def too_many(state: ContractState, now: float) -> dict[Pair, str]:
     for key, series in state.series.items():
         if key.slice in failing:
             on = measured[key.slice].setdefault((key.pair, "[" in key.metric), {})
-            on[key.metric] = _count(series, now)
+            on[key.metric] = state.counted(series, SHORT, now)
     found: dict[Pair, str] = {}
     for slice, by_pair in failing.items():
         found = _failing_on(slice, by_pair, measured[slice]) | found
@@ -474,11 +474,6 @@ def _failing_on(slice: str, failed: dict[Pair, Counter[str]], measured: _Measure
                 share += "" if slice == ALL else f" on slice {slice}"
                 found[pair] = f"{share} failed the input checks in the window, most of them {reason}: {remedy(reason)}"
     return found
-
-
-def _count(series: Series, now: float, window: int = SHORT) -> int:
-    content = series.histories[window].window(now)
-    return 0 if content is None else content.count
 
 
 def sampling_notes(state: ContractState) -> list[str]:
@@ -507,5 +502,5 @@ def _said(state: ContractState, pair: Pair, *, several: bool) -> str:
 def _held(state: ContractState, metric: str, pair: Pair) -> Binned | None:
     """Return the long window's content of a metric; None if empty."""
     series = state.pairs(metric, ALL).get(pair)
-    held = None if series is None else series.histories[LONG].binned(state.clock)
+    held = None if series is None else state.binned(series, LONG, state.clock)
     return None if held is None or not held.total else held

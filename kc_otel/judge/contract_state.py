@@ -31,6 +31,7 @@ from kc_otel.judge.recorders import KernelVersions, Recorders
 from kc_otel.judge.refused_points import RefusedPoints
 from kc_otel.judge.series import LONG, PAIRS, SHORT, Heard, Pair, PaneColumns, Series, SeriesKey, SeriesTable, grids
 from kc_otel.judge.statistics import metric_name, opposite_name
+from kc_otel.stats import Binned
 from kc_otel.stats.histogram import Histogram
 from kc_otel.stats.histogram_columns import HistogramColumns
 
@@ -116,7 +117,7 @@ class ContractState:
         self.metrics = {clause.id: metric_name(clause) for clause in contract.clauses}
         self._judged = {*self.metrics.values()}
         self._judged |= {name for clause in contract.clauses if (name := opposite_name(clause)) is not None}
-        self._table = SeriesTable(self.grids, self.panes)
+        self._table = SeriesTable(self.panes)
         self.series = self._table.by_key
         self._most_streams = STREAMS_PER_SERIES * contract.observability.max_series
         self._window = contract.observability.window
@@ -299,9 +300,18 @@ class ContractState:
         """Series of invalid sequences on a slice, by key, and of those whose slices nobody knows."""
         return {**self._table.of(INVALID), **self._table.of(invalid_on(slice))}
 
-    def empty_series(self) -> Series:
-        """Return an empty series that is none of these."""
-        return self._table.empty()
+    def binned(self, series: Series, grid: int, now: float) -> Binned:
+        """What a window, SHORT or LONG, that ends now holds of a series."""
+        return self.panes.binned(grid, series.number, now)
+
+    def counted(self, series: Series, grid: int, now: float) -> int:
+        """How many observations that are."""
+        whole = self.panes.window(grid, now).of(series.number)
+        return 0 if whole is None else whole.count
+
+    def accepts(self, series: Series, histogram: Histogram) -> bool:
+        """Return True if a histogram has the same buckets as what the panes hold of a series."""
+        return histogram.layout == series.layout or not self.panes.holds(series.number)
 
     def unsaved(self) -> Iterator[UnsavedPane]:
         """Yield the content that differs from what was saved, by pane."""
@@ -430,7 +440,7 @@ class ContractState:
         if without is None or not 0 <= now - without.since <= self._window:
             crowded = key not in self.series and len(self.series) >= self.contract.observability.max_series
             held = {
-                pair: 0 if (window := series.histories[SHORT].window(now)) is None else window.count
+                pair: self.counted(series, SHORT, now)
                 for pair, series in self.pairs(key.metric, ALL).items()
                 if crowded or series.newest > now - self._window
             }
@@ -455,11 +465,9 @@ class ContractState:
 
     def _fits(self, point: Point, slices: Iterable[str], pair: Pair, now: float) -> bool:
         """Return True if the point's buckets match those of its series, where these are still in use."""
-        if point.histogram is None:
-            return True
         for name in slices:
             series = self.series.get(SeriesKey(point.series, name, *pair))
-            if series is not None and now - series.newest <= self._window and not series.accepts(point.histogram):
+            if series is not None and now - series.newest <= self._window and not self.accepts(series, point.histogram):
                 return False
         return True
 

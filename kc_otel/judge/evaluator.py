@@ -40,8 +40,8 @@ from kc_otel.judge.points import (
     walk,
 )
 from kc_otel.judge.recorders import KernelInfo, LastReport, RecorderReports
-from kc_otel.judge.refused_points import OUTCOME_SENTENCES, Missing, missing, sender_of, sender_of_bytes
-from kc_otel.judge.series import Listening, Pair, Series, SeriesKey
+from kc_otel.judge.refused_points import OUTCOME_SENTENCES, Missing, missing
+from kc_otel.judge.series import LONG, SHORT, Listening, Pair, Series, SeriesKey
 from kc_otel.judge.statistics import metric_name
 from kc_otel.judge.verdict import INPUT_CLAUSE, Causes, Cell, Evaluation, Verdict
 from kc_otel.judge.verdicts import said_of
@@ -277,10 +277,14 @@ class Evaluator:
             counts["accepted"] += taken - behind
             if behind:
                 count("behind", behind, OUTCOME_SENTENCES["behind"])
-            for resource, name, keys in self._columns.observed(columns):
-                reports.observe(self.states[name].recorders, sender_of_bytes(resource), keys)
-        left, taken_already = (request, b"") if columns is None else (columns.request, columns.taken.tobytes())
-        for point in walk(left, self._gen_ai, counts, taken_already):
+            for sender, name, keys in self._columns.observed(columns):
+                reports.observe(self.states[name].recorders, sender, keys)
+        points = (
+            walk(request, self._gen_ai, counts)
+            if columns is None
+            else columns.points(self._gen_ai, counts, columns.taken.tobytes())
+        )
+        for point in points:
             if isinstance(point, ImpossiblePoint):
                 self._note_impossible(now, point)
                 count("malformed", 1, point.message)
@@ -486,7 +490,7 @@ class Evaluator:
             return
         if isinstance(point.histogram, ExplicitHistogram):
             into.close(point.series)
-        elif message is not None and point.histogram is not None:
+        elif message is not None:
             name = str(point.attributes["kc.contract"])
             slice, pair = self._place(point, name)
             into.learn(message, point, name, SeriesKey(point.series, slice, *pair))
@@ -521,15 +525,15 @@ class Evaluator:
         observed = state.observed
         if observed and point.metric == INVALID:
             observed = [SeriesKey(INVALID, str(point.attributes.get("kc.slice", ALL)), *pair)]
-        reports.observe(state.recorders, sender_of(point.resource), observed)
+        reports.observe(state.recorders, point.origin.sender, observed)
         return _noted(state, outcome, point, now), ""
 
     def _take_info(self, point: Point, state: ContractState, now: float, reports: RecorderReports) -> str:
         if not state.kernels.see(point.attributes, now):
             raise _RefusedError("malformed", f"{point.metric} names no kernel role and version")
-        done = point.histogram is not None and not point.histogram.count
-        version, sender = str(point.attributes["kc.kernel.version"]), sender_of(point.resource)
-        applied, contract = point.applied, state.contract
+        done = not point.histogram.count
+        version, sender = str(point.attributes["kc.kernel.version"]), point.origin.sender
+        applied, contract = point.origin.applied, state.contract
         report = LastReport(
             now,
             version=applied.version,
@@ -546,7 +550,7 @@ class Evaluator:
         reason = str(point.attributes.get("kc.reason", "unknown"))[:80]
         if not dropped or reason in _NOT_MISSING:
             return "accepted"
-        sender, known = sender_of(point.resource), state.kernels.known
+        sender, known = point.origin.sender, state.kernels.known
         versions = state.recorders.versions_of(sender)
         train = [version for version in versions if ("train", version) in known][-1:] or [""]
         said = f"its recorder dropped batches ({reason}); the recorder's log says why"
@@ -555,7 +559,6 @@ class Evaluator:
         return "dropped"
 
     def _take_step(self, point: Point, steps: dict[Pair, int]) -> str:
-        assert point.histogram is not None
         pair = _pair(point.attributes)
         steps.pop(pair, None)  # the newest is at the end
         steps[pair] = int(point.histogram.count)
@@ -574,7 +577,7 @@ class Evaluator:
 
     def _note_impossible(self, now: float, point: ImpossiblePoint) -> None:
         for state in self._concerned(point.metric, point.attributes):
-            pair, sender = _pair(point.attributes), sender_of(point.resource)
+            pair, sender = _pair(point.attributes), point.origin.sender
             state.refused.add("malformed", pair, sender, 0.0, now, point.message)
 
     def _concerned(self, metric: str, attributes: Mapping[str, Scalar]) -> Sequence[ContractState]:
@@ -587,8 +590,8 @@ class Evaluator:
 
     def _place(self, point: Point, contract: str) -> tuple[str, Pair]:
         served = self.states[contract].contract
-        if point.applied.differs(served, str(point.attributes.get("kc.slice"))):
-            raise _RefusedError("unknown_slice", _other_slices(served, point.applied))
+        if point.origin.applied.differs(served, str(point.attributes.get("kc.slice"))):
+            raise _RefusedError("unknown_slice", _other_slices(served, point.origin.applied))
         if point.metric == INVALID:
             if (slice := point.attributes.get("kc.slice")) is not None and slice not in self._slices[contract]:
                 raise _RefusedError("unknown_slice", f"contract {contract} has no slice {str(slice)[:80]!r}")
@@ -608,7 +611,7 @@ class Evaluator:
         outcome = "ignored"
         for state in self._gen_ai[point.metric]:
             if only in {None, state.contract.name}:
-                slices = state.contract.slices_of({**point.resource, **point.attributes})
+                slices = state.contract.slices_of({**point.origin.resource, **point.attributes})
                 pair = _pair(point.attributes)
                 outcome = _noted(state, state.take(point, slices, pair, horizons[state.contract.name], now), point, now)
         return outcome
@@ -629,7 +632,7 @@ def without_collector() -> Iterator[None]:
 def _noted(state: ContractState, outcome: str, point: Point, now: float, message: str = "") -> str:
     """Return what became of a point, after noting that it is missing where it is."""
     if outcome in _MISSING_OUTCOMES:
-        sender = sender_of(point.resource)
+        sender = point.origin.sender
         state.refused.add(outcome, _pair(point.attributes), sender, now - point.time / 1e9, now, message)
     return outcome
 
@@ -644,8 +647,8 @@ def _other_slices(contract: Contract, applied: AppliedContract) -> str:
 
 
 def _within(state: ContractState, series: Series, now: float, window: float) -> Histogram | None:
-    short, long = series.histories
-    return (short if window <= state.contract.observability.window else long).last(now, window)
+    grid = SHORT if window <= state.contract.observability.window else LONG
+    return state.panes.last(grid, series.number, now, window)
 
 
 def _pair(attributes: Mapping[str, Scalar]) -> Pair:

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import pairwise
 from typing import Final
@@ -64,32 +64,29 @@ def whole_side(cell: Cell) -> Cell:
     return cell._replace(clause=cell.clause.removesuffix(_OTHER_SIDE))
 
 
+def row_of(log_sums: Floats, pane: int = 0) -> Floats:
+    """The row of a cell whose bets have these logarithms of M [bets] since a pane."""
+    return np.array([*log_sums, float(EDetector(log_sums[None]).log_evidence[0]), pane])
+
+
+@dataclass(slots=True, eq=False)
 class HeldEvidence:
-    """Evidence held against one cell.
+    """Evidence held against one cell."""
 
-    `row` holds the logarithms of M [bets], of their mean, and the pane; `FailEvidence` has them of all cells in an
-    array, and `number` is that of the row there. `peak` is when M was at the level last, -inf before that. `after` are
-    the observations since then; None once it is older than the long window. `fault` began with the first alarm and has
-    not ended; `ended` says that one has, and neither has the cell passed since nor a fault begun anew.
-    """
-
-    __slots__ = ("after", "ended", "failing", "fault", "number", "peak", "row", "test")
-
-    def __init__(
-        self,
-        test: MeanTest,
-        log_sums: Floats | None = None,
-        pane: int = 0,
-        failing: bool = False,
-        peak: float = -math.inf,
-        after: Histogram | None = None,
-        fault: Fault | None = None,
-        ended: bool = False,
-    ) -> None:
-        sums = np.zeros(BETS.size) if log_sums is None else log_sums
-        self.test, self.failing, self.peak, self.after, self.number = test, failing, peak, after, 0
-        self.fault, self.ended = fault, ended
-        self.row = np.array([*sums, float(EDetector(sums[None]).log_evidence[0]), pane])
+    test: MeanTest
+    row: Floats = field(default_factory=lambda: row_of(np.zeros(BETS.size)))
+    """Logarithms of M [bets], of their mean, and the pane; `FailEvidence` has those of all cells in an array."""
+    failing: bool = False
+    peak: float = -math.inf
+    """When M was at the level last; -inf before that."""
+    after: Histogram | None = None
+    """The observations since then; None once it is older than the long window."""
+    fault: Fault | None = None
+    """Begun with the first alarm, and not ended."""
+    ended: bool = False
+    """Whether one has ended, and neither has the cell passed since nor another begun."""
+    number: int = 0
+    """That of the row in the array."""
 
     @property
     def log_sums(self) -> Floats:
@@ -109,10 +106,6 @@ class HeldEvidence:
     def binned_after(self) -> Binned:
         """`after`, as the view that bounds are computed from."""
         return (self.after or ExponentialHistogram.empty(0)).binned()
-
-    def __repr__(self) -> str:
-        said = (self.test, self.log_sums, self.pane, self.failing, self.peak, self.after, self.fault, self.ended)
-        return f"HeldEvidence({', '.join(map(repr, said))})"
 
 
 @dataclass(slots=True, eq=False)
@@ -317,15 +310,13 @@ class FailEvidence:
 
     def _gains(self, found: _Arrivals, columns: HistogramColumns) -> Floats:
         """Return the gain of each bet on the new observations [cells, bets]."""
-        gains = np.full((found.parts.size, BETS.size), math.nan)
+        gains = np.empty((found.parts.size, BETS.size))
         some = columns if found.plain else columns.taken(found.parts)
         for rows in rows_of(some):
             whole = rows.places.size == found.parts.size
             for begin, end, kind in found.alike if whole else found.those_alike(rows.places):
                 part = rows.part(begin, end)
-                gains[part.places] = self._different[kind].gains_of_rows(part)
-        for place in np.flatnonzero(np.isnan(gains[:, 0])).tolist():
-            gains[place] = self._different[found.kinds[place]].gains(columns[int(found.parts[place])].binned())
+                gains[part.places] = self._different[kind].gains(part)
         return gains
 
     def _fails(self, cell: Cell) -> bool:

@@ -10,17 +10,18 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from enum import Enum
+from functools import lru_cache
 from hashlib import blake2b
 from itertools import pairwise
 from typing import Any, Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from opentelemetry.proto.common.v1.common_pb2 import InstrumentationScope
+from opentelemetry.proto.common.v1.common_pb2 import InstrumentationScope, KeyValue
 from opentelemetry.proto.resource.v1.resource_pb2 import Resource
 
 from kc_otel.contract.bucket_layouts import WIDEST_ZERO
@@ -38,6 +39,7 @@ INVALID: Final = "kc.input.invalid"
 DROPPED: Final = "kc.recorder.dropped"
 KERNEL_INFO: Final = "kc.kernel.info"
 TRAIN_STEP: Final = "kc.train.step"
+_OTHER_NAMES: Final = frozenset({INVALID, DROPPED, KERNEL_INFO, TRAIN_STEP})
 
 _DELTA, CUMULATIVE = 1, 2
 _NO_RECORDED_VALUE = 1
@@ -61,6 +63,11 @@ _MAX_ATTRIBUTE_CHARACTERS: Final = 1024
 """Characters that a name or a value of an attribute may have."""
 _MAX_CHARACTERS_TOGETHER: Final = 8192
 """Characters that all names and values of a point may have."""
+_SENDER_ATTRIBUTES: Final = ("service.name", "host.name", "service.instance.id")
+_MAX_SENDER_CHARACTERS: Final = 120
+"""Longest text of a sender's attributes that is kept whole."""
+_SENDER_END_CHARACTERS: Final = 48
+"""Characters at each end of a longer text that are shown before its digest."""
 
 
 def series_name(metric: str, operator: str | None) -> str:
@@ -105,6 +112,8 @@ class AppliedContract:
 
     def otherwise(self, contract: Contract) -> tuple[str, ...]:
         """Names of a contract's slices that are other ones here, or none."""
+        if self.slices == contract.slice_digests:
+            return ()
         return tuple(name for name in contract.slices if self.differs(contract, name))
 
     def unmeasured(self, contract: Contract) -> tuple[str, ...]:
@@ -114,30 +123,39 @@ class AppliedContract:
         return tuple(id for id, digest in contract.recorded_digests.items() if digest not in self.quantities)
 
 
+class Origin(NamedTuple):
+    """Resource and scope of points."""
+
+    digest: bytes
+    """Identity of both as the OTel data model has it, 16 bytes."""
+    resource: dict[str, Scalar]
+    applied: AppliedContract
+    sender: str
+    """Identity of the sender, for people: see `sender_of`."""
+
+
 @dataclass(frozen=True, slots=True)
 class Point:
     """One decoded data point; of attributes only those with a scalar value. Times are Unix ns."""
 
     kind: PointKind
     metric: str
+    origin: Origin
     stream: bytes
-    """Digest of the stream's identity as the OTel data model has it: resource, scope, metric name, unit, type,
-    temporality and attributes. 16 bytes."""
+    """Digest of the stream's identity as the OTel data model has it, 16 bytes."""
+    tail: bytes
+    """That identity besides the origin: metric name, unit, type, temporality and attributes."""
     attributes: dict[str, Scalar]
-    resource: dict[str, Scalar]
     start: int
     """0 when unknown."""
     time: int
     cumulative: bool
     """True if counts go back to `start`; else they are those since the stream's last point."""
-    histogram: Histogram | None
-    """None for an info. Of a step, its number as a count."""
+    histogram: Histogram
+    """Of an info and a step, their number as a count."""
     operator: str | None = None
     number: int = 0
     """Of the point among all exponential ones of its request, in their order; nothing for others."""
-    applied: AppliedContract = AppliedContract()
-    tail: bytes = b""
-    """Identity of the stream besides resource and scope, see `digest_of`."""
 
     @property
     def series(self) -> str:
@@ -153,7 +171,7 @@ class ImpossiblePoint(NamedTuple):
 
     metric: str
     attributes: dict[str, Scalar]
-    resource: dict[str, Scalar]
+    origin: Origin
     message: str
 
 
@@ -161,52 +179,33 @@ class _MalformedError(ValueError):
     pass
 
 
-def walk(
-    request: Any, gen_ai: Collection[str], counts: Counter[str], taken: bytes = b""
-) -> Iterator[Point | ImpossiblePoint]:
-    """The points of an ExportMetricsServiceRequest that are ours, in order, those of some `gen_ai.*` metrics included.
-
-    Those of others are added to the `ignored` in `counts`. `taken` says of each exponential point, in their order, that
-    it is to be left out; empty for none.
-    """
-    number = 0
+def walk(request: Any, gen_ai: Collection[str], counts: Counter[str]) -> Iterator[Point | ImpossiblePoint]:
+    """The points of an ExportMetricsServiceRequest that are ours, in order, as `points_of` has them."""
     for resource_metrics in request.resource_metrics:
-        resource: dict[str, Scalar] | None = None
+        resource = resource_metrics.resource.SerializeToString()
         for scope_metrics in resource_metrics.scope_metrics:
-            origin, applied = b"", AppliedContract()
+            origin = origin_of(resource, scope_metrics.scope.SerializeToString())
             for metric in scope_metrics.metrics:
-                name, field = metric.name, metric.WhichOneof("data")
-                points = getattr(metric, field).data_points if field else ()
-                first, left = number, [*range(len(points))]
-                if field == "exponential_histogram":
-                    number += len(points)
-                    if taken and number > first and taken.find(b"\0", first, number) < 0:
-                        continue
-                    left = [place for place in left if not taken[first + place]] if taken else left
-                if not (name in DRIFT_NAMES or name in (INVALID, DROPPED, KERNEL_INFO, TRAIN_STEP) or name in gen_ai):
-                    counts["ignored"] += len(points)
-                    continue
-                if resource is None:
-                    resource = _resource(resource_metrics.resource.attributes)
-                if not origin:
-                    origin = _origin(resource_metrics.resource, scope_metrics.scope)
-                    applied = _applied(scope_metrics.scope)
-                numbered = [(first + place, points[place]) for place in left]
-                yield from _points(metric, numbered, resource, applied, origin, counts)
+                yield from points_of(metric, origin, gen_ai, counts)
 
 
-def _points(
-    metric: Any,
-    points: Sequence[tuple[int, Any]],
-    resource: dict[str, Scalar],
-    applied: AppliedContract,
-    origin: bytes,
-    counts: Counter[str],
+def points_of(
+    metric: Any, origin: Origin, gen_ai: Collection[str], counts: Counter[str], *, taken: bytes = b"", first: int = 0
 ) -> Iterator[Point | ImpossiblePoint]:
-    def malformed(point: Any, message: str) -> ImpossiblePoint:
-        return ImpossiblePoint(name, _address(point.attributes), resource, message)
+    """A metric's points if they are ours, those of some `gen_ai.*` metrics included; others are counted as `ignored`.
 
+    `taken` says of each whether it is to be left out; empty for none. The number of the first one is `first`.
+    """
     name, field = metric.name, metric.WhichOneof("data")
+    every = getattr(metric, field).data_points if field else ()
+    if not (name in DRIFT_NAMES or name in _OTHER_NAMES or name in gen_ai):
+        counts["ignored"] += len(every)
+        return
+    points = [(number, point) for number, point in enumerate(every) if not (taken and taken[number])]
+
+    def malformed(point: Any, message: str) -> ImpossiblePoint:
+        return ImpossiblePoint(name, _address(point.attributes), origin, message)
+
     kind, decode = _reader(name, field, metric)
     if decode is None:
         yield from (malformed(point, f"{name} cannot be a {field}") for _, point in points)
@@ -223,7 +222,8 @@ def _points(
             if point.flags & _NO_RECORDED_VALUE:
                 counts["ignored"] += 1
                 continue
-            attributes = _scalars(point.attributes)
+            pairs = tuple(pair.SerializeToString() for pair in point.attributes)
+            attributes = _scalars_of(pairs)
             operator = _operator(attributes) if name in _OF_OPERATORS else None
             start, time = _times(point, temporality)
             histogram = decode(point)
@@ -231,21 +231,20 @@ def _points(
             yield malformed(point, f"a point of {name} is impossible: {error}")
             continue
         # Attributes are a set: a sender may list them in another order next time.
-        tail = b"\0".join((family, *sorted(pair.SerializeToString() for pair in point.attributes)))
+        tail = b"\0".join((family, *sorted(pairs)))
         yield Point(
             kind=kind,
             metric=name,
-            stream=digest_of(origin, tail),
+            origin=origin,
+            stream=digest_of(origin.digest, tail),
             tail=tail,
             attributes=attributes,
-            resource=resource,
-            applied=applied,
             start=start,
             time=time,
             cumulative=temporality == CUMULATIVE,
             histogram=histogram,
             operator=operator,
-            number=number,
+            number=first + number,
         )
 
 
@@ -268,7 +267,7 @@ def _times(point: Any, temporality: int) -> tuple[int, int]:
     return start, time
 
 
-def _reader(name: str, field: str, metric: Any) -> tuple[PointKind, Callable[[Any], Histogram | None] | None]:
+def _reader(name: str, field: str, metric: Any) -> tuple[PointKind, Callable[[Any], Histogram] | None]:
     if name == KERNEL_INFO:
         return PointKind.INFO, _counter if field in {"gauge", "sum"} else None
     if name == TRAIN_STEP:
@@ -380,6 +379,12 @@ def _extreme(point: Any, name: str) -> float:
     return value if point.HasField(name) and math.isfinite(value) and point.count else math.nan
 
 
+@lru_cache(maxsize=1024)
+def _scalars_of(pairs: tuple[bytes, ...]) -> dict[str, Scalar]:
+    """`_scalars` of serialized attributes; the same come again."""
+    return _scalars([KeyValue.FromString(pair) for pair in pairs])
+
+
 def _scalars(attributes: Any) -> dict[str, Scalar]:
     """Attributes with a scalar value.
 
@@ -439,11 +444,6 @@ def _resource(attributes: Any) -> dict[str, Scalar]:
     }
 
 
-def resource_of(body: bytes) -> dict[str, Scalar]:
-    """Attributes of a serialized Resource, as points have them."""
-    return _resource(Resource.FromString(body).attributes)
-
-
 def _applied(scope: Any) -> AppliedContract:
     said = {pair.key: pair.value for pair in scope.attributes[:_MAX_ATTRIBUTES]}
     version, slices = said.get("kc.contract.version"), said.get("kc.contract.slices")
@@ -459,17 +459,30 @@ def _applied(scope: Any) -> AppliedContract:
     )
 
 
-def _origin(resource: Any, scope: Any) -> bytes:
-    parts = sorted(pair.SerializeToString() for pair in resource.attributes)
-    parts += [b"\0", scope.name.encode(), scope.version.encode()]
-    return blake2b(b"\0".join(parts), digest_size=16).digest()
-
-
-def origin_of(resource: bytes, scope: bytes) -> bytes:
-    """Return what identifies a serialized Resource and InstrumentationScope."""
-    return _origin(Resource.FromString(resource), InstrumentationScope.FromString(scope))
+@lru_cache(maxsize=4096)
+def origin_of(resource: bytes, scope: bytes) -> Origin:
+    """The origin that a serialized Resource and InstrumentationScope say; the same senders come again."""
+    attributes = Resource.FromString(resource).attributes
+    known, of = _resource(attributes), InstrumentationScope.FromString(scope)
+    parts = sorted(pair.SerializeToString() for pair in attributes)
+    parts += [b"\0", of.name.encode(), of.version.encode()]
+    digest = blake2b(b"\0".join(parts), digest_size=16).digest()
+    return Origin(digest, known, _applied(of), sender_of(known))
 
 
 def digest_of(origin: bytes, tail: bytes) -> bytes:
-    """Return the digest of a stream, from what identifies resource and scope, and what identifies it besides."""
+    """Return the digest of a stream, from those of its origin and the rest of its identity."""
     return blake2b(origin + tail, digest_size=16).digest()
+
+
+def sender_of(resource: Mapping[str, Scalar]) -> str:
+    """Return the identity of a sender by its resource's attributes: their text, or its two ends and a digest of it.
+
+    >>> sender_of({"service.name": "rollout", "service.instance.id": "gpu-3"})
+    'rollout, gpu-3'
+    """
+    text = ", ".join(str(resource[name]) for name in _SENDER_ATTRIBUTES if name in resource)
+    if len(text) <= _MAX_SENDER_CHARACTERS:
+        return text
+    digest = blake2b(text.encode(), digest_size=8).hexdigest()
+    return f"{text[:_SENDER_END_CHARACTERS]}...{text[-_SENDER_END_CHARACTERS:]} {digest}"

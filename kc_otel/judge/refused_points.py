@@ -10,15 +10,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
-from hashlib import blake2b
 from typing import Final
 
-from kc_otel.contract.slices import Scalar
 from kc_otel.contract.units import format_duration
 from kc_otel.contract.words import FAILS_CHECKS
 from kc_otel.judge.point_streams import REMEMBERED_TIMES
-from kc_otel.judge.points import resource_of
 from kc_otel.judge.series import PAIRS, Pair
 
 OUTCOME_SENTENCES: Final = {
@@ -43,11 +39,6 @@ OF_CLOCKS: Final = frozenset({"future", "late", "behind"})
 """Outcomes of points whose time cannot be right."""
 _MAX_KEPT: Final = 64
 """Senders, kernel pairs and outcomes of a contract that are told apart; further senders have no name."""
-_SENDER_ATTRIBUTES: Final = ("service.name", "host.name", "service.instance.id")
-_MAX_SENDER_CHARACTERS: Final = 120
-"""Longest text of a sender's attributes that is kept whole."""
-_SENDER_END_CHARACTERS: Final = 48
-"""Characters at each end of a longer text that are shown before its digest."""
 _MAX_NAMED: Final = 3
 """Senders that a sentence names."""
 
@@ -155,22 +146,3 @@ def _text(outcome: str, found: Sequence[RefusedSender]) -> str:
     senders = [refused.sender for refused in found if refused.sender]
     names = [*senders[:_MAX_NAMED], *([f"{len(senders) - _MAX_NAMED} more"] if len(senders) > _MAX_NAMED else [])]
     return f"{said}; from {'; '.join(names)}" if names else said
-
-
-@lru_cache(maxsize=4096)
-def sender_of_bytes(resource: bytes) -> str:
-    """`sender_of` a serialized Resource; the same senders come again."""
-    return sender_of(resource_of(resource))
-
-
-def sender_of(resource: Mapping[str, Scalar]) -> str:
-    """Return the identity of a sender by its resource's attributes: their text, or its two ends and a digest of it.
-
-    >>> sender_of({"service.name": "rollout", "service.instance.id": "gpu-3"})
-    'rollout, gpu-3'
-    """
-    text = ", ".join(str(resource[name]) for name in _SENDER_ATTRIBUTES if name in resource)
-    if len(text) <= _MAX_SENDER_CHARACTERS:
-        return text
-    digest = blake2b(text.encode(), digest_size=8).hexdigest()
-    return f"{text[:_SENDER_END_CHARACTERS]}...{text[-_SENDER_END_CHARACTERS:]} {digest}"

@@ -176,6 +176,18 @@ class PaneColumns:
         parts = self._panes[grid].get(pane)
         return SeriesContent.whole(parts) if parts else None
 
+    def binned(self, grid: int, row: int, now: float) -> Binned:
+        """What the window that ends now holds of a row, as the view that bounds are computed from."""
+        return (self.window(grid, now).of(row) or ExponentialHistogram.empty(0)).binned()
+
+    def last(self, grid: int, row: int, now: float, seconds: float) -> Histogram | None:
+        """What a row's panes that began within the last `seconds` hold, at most the window; None for nothing."""
+        width, size = self._grids[grid].width, self._grids[grid].size
+        some = self._grids[grid].window(now)[-min(max(math.ceil(seconds / width), 1), size) :]
+        contents = [content for pane in some if (content := self.whole(grid, pane)) is not None]
+        parts = [part for content in contents if (part := content.of(row)) is not None]
+        return union(parts) if parts else None
+
     def turn_back(self, now: float) -> None:
         """Move what lies ahead of a clock that went back to where it is now."""
         self.settle()
@@ -278,43 +290,6 @@ def _left(parts: Iterable[SeriesContent], rows: Numbers) -> list[SeriesContent]:
     ]
 
 
-@dataclass(slots=True)
-class PaneHistory:
-    """Panes of one series and one grid: `number` is that of the grid, `row` that of the series."""
-
-    grid: PaneGrid
-    columns: PaneColumns
-    number: int
-    row: int
-    _window: tuple[int, int, Histogram | None] | None = None
-    _binned: Binned | None = None
-
-    def window(self, now: float) -> Histogram | None:
-        """Everything in the window that ends now, None when nothing is; the same object until there is more or less."""
-        at = self.grid.index(now), int(self.columns.versions(np.array([self.row]))[0])
-        if self._window is None or self._window[:2] != at:
-            self._window, self._binned = (*at, self.columns.window(self.number, now).of(self.row)), None
-        return self._window[2]
-
-    def binned(self, now: float) -> Binned:
-        """The window that ends now, as the view that bounds are computed from."""
-        whole = self.window(now)
-        if self._binned is None:
-            self._binned = (whole or ExponentialHistogram.empty(0)).binned()
-        return self._binned
-
-    def last(self, now: float, seconds: float) -> Histogram | None:
-        """Everything in the panes that began within the last `seconds`, at most the window; None when nothing is."""
-        panes = min(max(math.ceil(seconds / self.grid.width), 1), self.grid.size)
-        parts = [part for pane in self.grid.window(now)[-panes:] if (part := self.pane(pane)) is not None]
-        return union(parts) if parts else None
-
-    def pane(self, index: int) -> Histogram | None:
-        """Everything in one pane."""
-        content = self.columns.whole(self.number, index)
-        return None if content is None else content.of(self.row)
-
-
 class SeriesKey(NamedTuple):
     """A series within a contract.
 
@@ -335,23 +310,14 @@ class SeriesKey(NamedTuple):
 
 @dataclass(slots=True)
 class Series:
-    """The panes of a series; Unix times in seconds of its newest observation, and of the last arrival of any."""
+    """A series; Unix times in seconds of its newest observation, and of the last arrival of any."""
 
-    histories: tuple[PaneHistory, PaneHistory]
+    number: int
+    """Its row in the panes, which is given to another series once this one is gone; -1 for one that holds nothing."""
     newest: float = 0.0
     arrived: float = 0.0
     layout: tuple[float, ...] | None = None
     """Explicit bounds of what it holds; None for exponential histograms."""
-
-    @property
-    def number(self) -> int:
-        """Its row in the panes, which is given to another series once this one is gone."""
-        return self.histories[SHORT].row
-
-    def accepts(self, histogram: Histogram) -> bool:
-        """Return True if the histogram has the same buckets as the panes' content."""
-        short = self.histories[SHORT]
-        return histogram.layout == self.layout or not short.columns.holds(short.row)
 
 
 @dataclass(slots=True)
@@ -406,11 +372,11 @@ def grids(contract: Contract) -> tuple[PaneGrid, PaneGrid]:
 class SeriesTable:
     """The series that there are, by key, and by what is looked for."""
 
-    def __init__(self, grids: tuple[PaneGrid, PaneGrid], panes: PaneColumns) -> None:
+    def __init__(self, panes: PaneColumns) -> None:
         self.by_key: dict[SeriesKey, Series] = {}
         self._by_slice: dict[tuple[str, str], dict[Pair, Series]] = {}
         self._by_metric: dict[str, dict[SeriesKey, Series]] = {}
-        self._grids, self._panes = grids, panes
+        self._panes = panes
         self._keys: list[SeriesKey | None] = []  # by number
         self._free: list[int] = []
 
@@ -441,15 +407,10 @@ class SeriesTable:
             self._keys.append(None)
         number = self._free.pop()
         self._keys[number] = key
-        series = self.by_key[key] = self.empty(number)
+        series = self.by_key[key] = Series(number)
         self._by_slice.setdefault((key.metric, key.slice), {})[key.pair] = series
         self._by_metric.setdefault(key.metric, {})[key] = series
         return series
-
-    def empty(self, number: int = -1) -> Series:
-        """A series that holds nothing; by itself it has no number."""
-        short, long = self._grids
-        return Series((PaneHistory(short, self._panes, SHORT, number), PaneHistory(long, self._panes, LONG, number)))
 
     def end(self, gone: Sequence[SeriesKey]) -> None:
         """Series that are no more, and what the panes hold of them."""

@@ -231,7 +231,7 @@ def merge(evaluator: Evaluator, batches: Iterable[ShardBatch], now: float) -> No
 def _count(evaluator: Evaluator, state: ContractState, counted: Counted) -> None:
     series = state.series.get(counted.key)
     window = state.contract.observability.window
-    if series is not None and counted.now - series.newest <= window and not series.accepts(counted.histogram):
+    if series is not None and counted.now - series.newest <= window and not state.accepts(series, counted.histogram):
         evaluator.counters["other_buckets"] += 1  # shards hear of the layout in use from their own senders alone
     elif not state.count(counted.key, counted.histogram, counted.time, counted.now):
         evaluator.counters["unjudged"] += 1

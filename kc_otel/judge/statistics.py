@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Final
+from dataclasses import dataclass, replace
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,29 +23,21 @@ from kc_otel.contract.model import Assumptions, Observability
 from kc_otel.contract.registry.clause_metrics import DERIVED, Unit
 from kc_otel.contract.slices import ALL
 from kc_otel.judge.points import series_name
-from kc_otel.stats import (
-    Binned,
-    Interval,
-    affine,
-    capped_mean_interval,
-    fraction_interval,
-    maximum_interval,
-    quantile_interval,
-    reward_drift_interval,
-    support_deficit,
-    two_valued_mean_interval,
-)
+from kc_otel.stats import Binned, Interval, reward_drift_interval
 from kc_otel.stats.e_detector import BETS
-from kc_otel.stats.interval_rows import (
-    HistogramRows,
-    IntervalRows,
+from kc_otel.stats.interval import nothing
+from kc_otel.stats.interval_rows import HistogramRows, IntervalRows
+from kc_otel.stats.means import METHOD, mean_intervals, support_deficits
+from kc_otel.stats.quantiles import (
+    MAXIMUM_METHOD,
+    QUANTILE_METHOD,
+    SHARE_METHOD,
     fraction_intervals,
     maximum_intervals,
-    mean_intervals,
     quantile_intervals,
+    surely_above,
     two_valued_mean_intervals,
 )
-from kc_otel.stats.quantiles import surely_above
 
 _CAP_IN_LIMITS: Final = 100.0
 """Cap of a `gen_ai.*` metric's mean, in limits, where the clause has none: such metrics have no range of their own."""
@@ -105,72 +97,60 @@ def clause_interval(
     The sample is of the metric `metric_name(clause)`; where the clause has an `opposite`, with those of that. `anytime`
     makes the sides hold at all sizes at once, for a sample that is looked at as it grows.
     """
-    statistic = clause.parsed_statistic
-    match statistic.kind:
-        case "max":
-            return maximum_interval(sample)
-        case "quantile":
-            return quantile_interval(
-                sample, statistic.argument, alpha_lower=alpha_lower, alpha_upper=alpha_upper, anytime=anytime
-            )
-        case "fraction":
-            # Values that recorders count as 0 are not above it, however wide the histogram's zero bucket is.
-            above = statistic.argument or ZERO_THRESHOLD
-            return fraction_interval(sample, above, alpha_lower=alpha_lower, alpha_upper=alpha_upper, anytime=anytime)
-    if clause.metric not in DERIVED:
-        return _mean(clause, sample, alpha_lower, alpha_upper, anytime=anytime)
-    return _derived(clause, assumptions, sample, alpha_lower, alpha_upper, anytime=anytime)
+    levels = {"alpha_lower": alpha_lower, "alpha_upper": alpha_upper}
+    if clause.parsed_statistic.kind == "mean" and clause.opposite is not None:
+        assert assumptions.reward_range is not None
+        # Where only one side is at hand, as of identical kernels, it stands for both.
+        opposite = sample.opposite or sample
+        return reward_drift_interval(sample, opposite, assumptions.reward_range, **levels, anytime=anytime)
+    if not sample.total:
+        empty = nothing(_method(clause, anytime=anytime))
+        return replace(empty, lower=0.0, upper=1.0) if clause.metric == "support_deficit" else empty
+    return intervals_of_rows(clause, assumptions, HistogramRows.of(sample), **levels, anytime=anytime)[0]
+
+
+def _method(clause: Clause, *, anytime: bool) -> str:
+    kind, quantity = clause.parsed_statistic.kind, clause.quantity
+    if kind == "max":
+        return MAXIMUM_METHOD
+    if kind == "quantile":
+        return QUANTILE_METHOD[anytime]
+    of_shares = kind == "fraction" or (quantity is not None and quantity.two_valued)
+    return (SHARE_METHOD if of_shares else METHOD)[anytime]
 
 
 def intervals_of_rows(
-    clause: Clause, assumptions: Assumptions, rows: HistogramRows, *, alpha_lower: float, alpha_upper: float
-) -> IntervalRows | None:
-    """`clause_interval` of each row, for sizes fixed beforehand; None where each is to be asked by itself."""
-    statistic, levels = clause.parsed_statistic, {"alpha_lower": alpha_lower, "alpha_upper": alpha_upper}
+    clause: Clause,
+    assumptions: Assumptions,
+    rows: HistogramRows,
+    *,
+    alpha_lower: float,
+    alpha_upper: float,
+    anytime: bool = False,
+) -> IntervalRows:
+    """`clause_interval` of each row, for a clause without an `opposite`."""
+    statistic = clause.parsed_statistic
+    levels: dict[str, Any] = {"alpha_lower": alpha_lower, "alpha_upper": alpha_upper, "anytime": anytime}
     match statistic.kind:
         case "max":
             return maximum_intervals(rows)
         case "quantile":
             return quantile_intervals(rows, statistic.argument, **levels)
         case "fraction":
+            # Values that recorders count as 0 are not above it, however wide the histogram's zero bucket is.
             return fraction_intervals(rows, statistic.argument or ZERO_THRESHOLD, **levels)
-    if clause.metric not in DERIVED:
-        return _mean_of_rows(clause, rows, alpha_lower, alpha_upper)
-    if clause.metric == "support_deficit" or clause.opposite is not None:
-        return None
-    scale, offset = factors(clause.metric, assumptions)
-    sides = (alpha_upper, alpha_lower) if scale < 0 else (alpha_lower, alpha_upper)
-    return _mean_of_rows(clause, rows, *sides).affine(scale, offset)
-
-
-def _derived(
-    clause: Clause, assumptions: Assumptions, sample: Binned, alpha_lower: float, alpha_upper: float, *, anytime: bool
-) -> Interval:
     if clause.metric == "support_deficit":
         assert clause.quantity is not None
-        return support_deficit(
-            sample,
-            cap=clause.cap or clause.quantity.cap,
-            highest=clause.cap,
-            alpha_lower=alpha_lower,
-            alpha_upper=alpha_upper,
-            anytime=anytime,
-        )
-    scale, offset = factors(clause.metric, assumptions)
-    if clause.opposite is not None:
-        assert assumptions.reward_range is not None
-        # Where only one side is at hand, as of identical kernels, it stands for both.
-        return reward_drift_interval(
-            sample,
-            sample.opposite or sample,
-            assumptions.reward_range,
-            alpha_lower=alpha_lower,
-            alpha_upper=alpha_upper,
-            anytime=anytime,
-        )
+        return support_deficits(rows, cap=clause.cap or clause.quantity.cap, highest=clause.cap, **levels)
+    scale, offset = factors(clause.metric, assumptions) if clause.metric in DERIVED else (1.0, 0.0)
     if scale < 0:  # the sides change places, and their error probabilities with them
-        alpha_lower, alpha_upper = alpha_upper, alpha_lower
-    return affine(_mean(clause, sample, alpha_lower, alpha_upper, anytime=anytime), scale, offset)
+        levels |= {"alpha_lower": alpha_upper, "alpha_upper": alpha_lower}
+    low, high, cap = mean_range(clause)
+    if clause.quantity is not None and clause.quantity.two_valued:
+        found = two_valued_mean_intervals(rows, low=low, high=high, **levels)
+    else:
+        found = mean_intervals(rows, low=low, high=high, cap=cap, cut=clause.cap is not None, **levels)
+    return found.affine(scale, offset) if clause.metric in DERIVED else found
 
 
 def mean_range(clause: Clause) -> tuple[float, float, float]:
@@ -179,33 +159,6 @@ def mean_range(clause: Clause) -> tuple[float, float, float]:
     if quantity is None:
         return 0.0, math.inf, clause.cap or _CAP_IN_LIMITS * max(clause.limit_for("all"), 1e-9)
     return quantity.low, quantity.high, clause.cap or quantity.cap
-
-
-def _mean(clause: Clause, sample: Binned, alpha_lower: float, alpha_upper: float, *, anytime: bool) -> Interval:
-    quantity = clause.quantity
-    low, high, cap = mean_range(clause)
-    if quantity is not None and quantity.two_valued:
-        return two_valued_mean_interval(
-            sample, low=low, high=high, alpha_lower=alpha_lower, alpha_upper=alpha_upper, anytime=anytime
-        )
-    return capped_mean_interval(
-        sample,
-        low=low,
-        high=high,
-        cap=cap,
-        alpha_lower=alpha_lower,
-        alpha_upper=alpha_upper,
-        cut=clause.cap is not None,
-        anytime=anytime,
-    )
-
-
-def _mean_of_rows(clause: Clause, rows: HistogramRows, alpha_lower: float, alpha_upper: float) -> IntervalRows:
-    low, high, cap = mean_range(clause)
-    levels = {"alpha_lower": alpha_lower, "alpha_upper": alpha_upper}
-    if clause.quantity is not None and clause.quantity.two_valued:
-        return two_valued_mean_intervals(rows, low=low, high=high, **levels)
-    return mean_intervals(rows, low=low, high=high, cap=cap, cut=clause.cap is not None, **levels)
 
 
 Floats = NDArray[np.float64]
@@ -246,12 +199,7 @@ class MeanTest:
             return 1.0 / self.limit
         return math.inf if self.top is not None else (self.cap - self.low) / self.limit
 
-    def gains(self, sample: Binned) -> Floats:
-        """Return the gain of each bet on observations [bets]."""
-        values, counts = self.in_limits(sample)
-        return np.asarray(counts @ _gain(values))
-
-    def gains_of_rows(self, rows: HistogramRows) -> Floats:
+    def gains(self, rows: HistogramRows) -> Floats:
         """Return the gain of each bet on each sample [R, bets]."""
         if self.above is not None:
             surely = rows.surely_above(self.above)

@@ -33,8 +33,6 @@ _NAMED_UNITS: Final = frozenset({Unit.SEQUENCE, Unit.PROMPT, Unit.STEP})
 """Units that sentences name; other observations are samples."""
 INVALID_INPUT: Final = "INVALID INPUT"
 """First words of the reason of a cell that input is no sample for."""
-_MEMO_INTERVALS: Final = 4
-"""Intervals per cell that a memo keeps: two windows, and as many of cells that are gone."""
 _DISTANCES: Final = frozenset(
     key for key, quantity in QUANTITIES.items() if quantity.low == 0.0 and key not in {"ratio", "geometric_ratio"}
 ) - {"weights_lag", "updates_rounded_away"}
@@ -60,7 +58,7 @@ class Evidence:
     cell: Cell
     clause: Clause
     sample: Callable[[Window], Binned]
-    """The observations in a window, the same object until they change; asked for only where they are needed."""
+    """The observations in a window; asked for only where they are needed."""
     absence: str = ""
     """Why there is nothing to judge, as a sentence; empty when there is something."""
     followed: bool = False
@@ -135,97 +133,47 @@ def _status(item: Evidence, terms: Terms, interval: Interval) -> Status:
     return Status.PASS if kept and not few and not item.broken else Status.INCONCLUSIVE
 
 
-class Memo:
-    """Intervals of samples that have not changed since they were computed, and what the clauses of one contract say."""
-
-    def __init__(self) -> None:
-        self._kept: dict[tuple[Cell, Window], tuple[Binned, float, float, Interval]] = {}
-        self._terms: dict[tuple[str, str], Terms] = {}
-
-    def terms(self, contract: Contract, item: Evidence) -> Terms:
-        """Return the terms of a cell's clause on its slice."""
-        where = (item.clause.id, item.cell.slice)
-        known = self._terms.get(where)
-        if known is None:
-            known = self._terms[where] = Terms.of(contract, item.clause, item.cell.slice)
-        return known
-
-    def interval(
-        self, contract: Contract, item: Evidence, window: Window, alpha_lower: float, alpha_upper: float
-    ) -> Interval:
-        """A cell's interval on a window."""
-        sample = item.sample(window)
-        kept = self._kept.get((item.cell, window))
-        if kept is not None and _same(kept[0], sample) and kept[1] == alpha_lower and kept[2] == alpha_upper:
-            return kept[3]
-        interval = clause_interval(
-            item.clause,
-            contract.assumptions,
-            sample,
-            alpha_lower=alpha_lower,
-            alpha_upper=alpha_upper,
-            anytime=item.anytime,
-        )
-        self._kept[item.cell, window] = (sample, alpha_lower, alpha_upper, interval)
-        return interval
-
-    def clear(self) -> None:
-        """Start over."""
-        self._kept.clear()
-
-    def forget(self, cells: int) -> None:
-        """Start over when most of what is kept cannot be of the contract's `cells` cells any more."""
-        if len(self._kept) > _MEMO_INTERVALS * cells:
-            self.clear()
-
-
-def decide(
-    contract: Contract, evidence: Sequence[Evidence], now: float, memo: Memo | None = None
-) -> tuple[Verdict, ...]:
+def decide(contract: Contract, evidence: Sequence[Evidence], now: float) -> tuple[Verdict, ...]:
     """A verdict for every cell of a contract, in the order given.
 
-    `evidence` has all its cells: Holm's procedure has to know how many of them are judged once. `memo` saves time where
-    samples have not changed since the last call; it changes no verdict.
+    `evidence` has all its cells: Holm's procedure has to know how many of them are judged once.
     """
-    memo = memo or Memo()
-    memo.forget(len(evidence))
     alpha = (1.0 - contract.observability.confidence) / 2.0
-    live = [item for item in evidence if not item.absence]
-    once = [item for item in live if not item.detected]
-    followed = [item for item in live if item.detected]
-    decided = {case.evidence.cell: case for case in _judged(contract, once, "short", alpha, len(once), memo)}
+    once = [item for item in evidence if not (item.absence or item.detected)]
+    decided = {case.evidence.cell: case for case in _judged(contract, once, "short", alpha, len(once))}
     open_ = [item for item in once if decided[item.cell].status is Status.INCONCLUSIVE]
-    decided.update({case.evidence.cell: case for case in _judged(contract, open_, "long", alpha, len(once), memo)})
-    decided.update({item.cell: _followed(contract, item, alpha, memo) for item in followed})
+    decided.update({case.evidence.cell: case for case in _judged(contract, open_, "long", alpha, len(once))})
+    followed = (item for item in evidence if item.detected and not item.absence)
+    decided.update({item.cell: _followed(contract, item, alpha) for item in followed})
     return tuple(
-        _silence(contract, item, now, memo) if item.absence else verdict_of(contract, decided[item.cell], alpha, now)
+        _silence(contract, item, now) if item.absence else verdict_of(contract, decided[item.cell], alpha, now)
         for item in evidence
     )
 
 
-def _followed(contract: Contract, item: Evidence, alpha: float, memo: Memo) -> JudgedWindow:
+def _followed(contract: Contract, item: Evidence, alpha: float) -> JudgedWindow:
     """A cell whose observations are followed: windows that begin after the last alarm, or why it still fails."""
     recent = item if item.since is None else replace(item, sample=item.since)
-    case = _case(contract, recent, "short", alpha, alpha, memo)
+    case = _case(contract, recent, "short", alpha, alpha)
     # The longer window does not take back a breach in this one.
     above = case.interval.lower > case.terms.limit and case.interval.samples >= case.terms.needed
     if case.status is Status.INCONCLUSIVE and not above:
-        case = _case(contract, recent, "long", alpha, alpha, memo)
+        case = _case(contract, recent, "long", alpha, alpha)
     if not item.failing or case.status is Status.PASS:
         return case
-    whole = _case(contract, item, "short", alpha, alpha, memo)
+    whole = _case(contract, item, "short", alpha, alpha)
     if not whole.interval.samples:
-        whole = _case(contract, item, "long", alpha, alpha, memo)
+        whole = _case(contract, item, "long", alpha, alpha)
     return whole._replace(status=Status.FAIL)
 
 
 def _judged(
-    contract: Contract, evidence: Sequence[Evidence], window: Window, alpha: float, family: int, memo: Memo
+    contract: Contract, evidence: Sequence[Evidence], window: Window, alpha: float, family: int
 ) -> list[JudgedWindow]:
     if not evidence:
         return []
     strictest = alpha / family
-    cases = [_case(contract, item, window, strictest, alpha, memo) for item in evidence]
+    cases = [_case(contract, item, window, strictest, alpha) for item in evidence]
 
     def fails(case: JudgedWindow) -> Callable[[float], bool]:
         def at(level: float) -> bool:
@@ -234,7 +182,8 @@ def _judged(
                 return False
             if not case.interval.estimate > case.terms.limit:
                 return False
-            return memo.interval(contract, case.evidence, window, level, alpha).lower > case.terms.limit
+            known = case if level == strictest else _case(contract, case.evidence, window, level, alpha)
+            return known.interval.lower > case.terms.limit
 
         return at
 
@@ -244,18 +193,32 @@ def _judged(
     if level == strictest:
         return cases
     return [
-        _case(contract, case.evidence, window, level, alpha, memo)
-        if case.interval.estimate > case.terms.limit
-        else case
+        _case(contract, case.evidence, window, level, alpha) if case.interval.estimate > case.terms.limit else case
         for case in cases
     ]
 
 
-def _case(
-    contract: Contract, item: Evidence, window: Window, alpha_lower: float, alpha_upper: float, memo: Memo
-) -> JudgedWindow:
-    terms, interval = memo.terms(contract, item), memo.interval(contract, item, window, alpha_lower, alpha_upper)
-    return JudgedWindow(item, window, terms, alpha_lower, interval, _status(item, terms, interval))
+def _case(contract: Contract, item: Evidence, window: Window, level: float, alpha: float) -> JudgedWindow:
+    terms, interval = (
+        Terms.of(contract, item.clause, item.cell.slice),
+        _interval_of(contract, item, window, level, alpha),
+    )
+    return JudgedWindow(item, window, terms, level, interval, _status(item, terms, interval))
+
+
+def _interval_of(
+    contract: Contract, item: Evidence, window: Window, level: float, alpha: float, times: int = 1
+) -> Interval:
+    """The interval that so many times as many observations like those of a window give."""
+    sample = item.sample(window)
+    return clause_interval(
+        item.clause,
+        contract.assumptions,
+        sample if times == 1 else sample.times(times),
+        alpha_lower=level,
+        alpha_upper=alpha,
+        anytime=item.anytime,
+    )
 
 
 def verdict_of(contract: Contract, case: JudgedWindow, alpha: float, now: float) -> Verdict:
@@ -282,8 +245,8 @@ def verdict_of(contract: Contract, case: JudgedWindow, alpha: float, now: float)
     )
 
 
-def _silence(contract: Contract, item: Evidence, now: float, memo: Memo) -> Verdict:
-    terms = memo.terms(contract, item)
+def _silence(contract: Contract, item: Evidence, now: float) -> Verdict:
+    terms = Terms.of(contract, item.clause, item.cell.slice)
     return Verdict(
         cell=item.cell,
         status=Status.INVALID_INPUT if item.absence.startswith(INVALID_INPUT) else Status.NO_DATA,
@@ -302,12 +265,6 @@ def _silence(contract: Contract, item: Evidence, now: float, memo: Memo) -> Verd
         evidence=item.share,
         observed=item.observed,
     )
-
-
-def _same(sample: Binned, other: Binned) -> bool:
-    """Return True if two samples are the same object, or are composed of the same objects."""
-    together = sample.opposite is not None and sample.opposite is other.opposite
-    return sample is other or (together and sample.count is other.count and sample.lower is other.lower)
 
 
 def reason_of(contract: Contract, case: JudgedWindow, alpha: float) -> str:
@@ -361,19 +318,6 @@ def _undecided(contract: Contract, case: JudgedWindow, alpha: float, what: str, 
     return f"{said} with {count} in {span}: {'; '.join(filter(None, parts))}"
 
 
-def _interval_of(contract: Contract, case: JudgedWindow, alpha: float, times: int = 1) -> Interval:
-    """The interval that so many times as many observations like those of a window would give."""
-    sample, item = case.evidence.sample(case.window), case.evidence
-    return clause_interval(
-        item.clause,
-        contract.assumptions,
-        sample if times == 1 else sample.times(times),
-        alpha_lower=case.level,
-        alpha_upper=alpha,
-        anytime=item.anytime,
-    )
-
-
 def _with_a_cap(contract: Contract, case: JudgedWindow, alpha: float) -> str:
     """Suggest a cap and the observations that it takes; empty if none is possible or it saves little."""
     clause, quantity, now = case.evidence.clause, case.evidence.clause.quantity, case.interval
@@ -390,7 +334,7 @@ def _with_a_cap(contract: Contract, case: JudgedWindow, alpha: float) -> str:
     ):
         return ""
     evidence = replace(case.evidence, clause=clause.model_copy(update={"cap": cap}))
-    interval = _interval_of(contract, case._replace(evidence=evidence), alpha)
+    interval = _interval_of(contract, evidence, case.window, case.level, alpha)
     if not interval.upper - interval.estimate <= _WORTH_A_CAP * (now.upper - now.estimate):
         return ""
     said = f"with `cap: {cap:.4g}` the upper bound is {interval.upper:.4g}"
@@ -468,7 +412,7 @@ def _samples_to_decide(contract: Contract, case: JudgedWindow, alpha: float) -> 
     gap = abs(now.estimate - case.terms.limit)
 
     def half_width(times: int) -> float:
-        found = _interval_of(contract, case, alpha, times)
+        found = _interval_of(contract, case.evidence, case.window, case.level, alpha, times)
         return found.estimate - found.lower if above else found.upper - found.estimate
 
     half = now.estimate - now.lower if above else now.upper - now.estimate
@@ -502,13 +446,13 @@ def place_of(cell: Cell) -> str:
 
 
 def decide_apart(
-    contract: Contract, evidence: Sequence[Evidence], now: float, memo: Memo
+    contract: Contract, evidence: Sequence[Evidence], now: float
 ) -> tuple[tuple[Verdict, ...], dict[str, Exception]]:
     """`decide`, without the cells for which it fails: these are NO_DATA. Returns what failed, too, by where."""
     try:
-        return decide(contract, evidence, now, memo), {}
-    except Exception:  # noqa: BLE001 - the cause is found below, and the caller reports it
-        memo.clear()
+        return decide(contract, evidence, now), {}
+    except Exception:  # noqa: BLE001, S110 - the cause is found below, and the caller reports it
+        pass
     errors: dict[str, Exception] = {}
     sound = []
     for item in evidence:

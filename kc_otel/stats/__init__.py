@@ -26,10 +26,15 @@ if TYPE_CHECKING:
     from kc_otel.stats.e_detector import EDetector
     from kc_otel.stats.gradient_estimates import GradientBias, estimated_gradient_bias
     from kc_otel.stats.histogram import Buckets, ExponentialHistogram
-    from kc_otel.stats.interval import Binned, Interval, affine, maximum_interval
+    from kc_otel.stats.interval import Binned, Interval, affine
     from kc_otel.stats.means import capped_mean_interval, mean_interval, support_deficit
     from kc_otel.stats.multiplicity import Holm, holm
-    from kc_otel.stats.quantiles import fraction_interval, quantile_interval, two_valued_mean_interval
+    from kc_otel.stats.quantiles import (
+        fraction_interval,
+        maximum_interval,
+        quantile_interval,
+        two_valued_mean_interval,
+    )
     from kc_otel.stats.rewards import (
         Bound,
         RewardDriftEstimate,
@@ -50,14 +55,14 @@ _HOMES: Final = {
     "e_detector": ("EDetector",),
     "gradient_estimates": ("GradientBias", "estimated_gradient_bias"),
     "histogram": ("Buckets", "ExponentialHistogram"),
-    "interval": ("Binned", "Interval", "affine", "maximum_interval"),
+    "interval": ("Binned", "Interval", "affine"),
     "means": ("capped_mean_interval", "mean_interval", "support_deficit"),
     "multiplicity": ("Holm", "holm"),
     "rewards": (
         *("Bound", "RewardDriftEstimate", "estimated_reward_drift", "reward_drift_interval", "reward_sides"),
         "tv_for_reward_budget",
     ),
-    "quantiles": ("fraction_interval", "quantile_interval", "two_valued_mean_interval"),
+    "quantiles": ("fraction_interval", "maximum_interval", "quantile_interval", "two_valued_mean_interval"),
 }
 __getattr__ = lazy(__name__, {name: module for module, names in _HOMES.items() for name in names})
 

@@ -19,8 +19,6 @@ from numpy.typing import NDArray
 
 _ROUNDING_ERROR: Final = 1e-12
 """Distance beyond the end of its range at which a number still counts as that end: more than sums of floats err by."""
-MAXIMUM: Final = "observed maximum"
-MAXIMUM_NOTE: Final = "largest observation; larger ones may exist that were not observed"
 _OPPOSITE: Final = {
     "upper": "lower",
     "lower": "upper",
@@ -213,20 +211,6 @@ def note_in_unit(note: str, scale: float, offset: float) -> str:
     note = re.sub(r"\b(min|max)\(value, (\S+)\)", lambda said: f"{word(said[1])}(value, {end(said[2])})", note)
     note = re.sub(r"\b(above|below) (\S+)(?=: no )", lambda said: f"{word(said[1])} {end(said[2])}", note)
     return re.sub(r"\bcut to \[(\S+), (\S+)\]", ends, note)
-
-
-def maximum_interval(sample: Binned) -> Interval:
-    """The largest observation. It describes the sample only: nothing bounds what was not observed.
-
-    Where the sample does not say which value was the largest, the sides are the edges of the bin that holds it.
-    """
-    if not sample.total:
-        return nothing(MAXIMUM)
-    usable(sample)
-    low, high = float(sample.lower[-1]), float(sample.upper[-1])
-    if sample.maximum_observed and not math.isnan(sample.maximum):
-        low = high = sample.maximum
-    return Interval(high, low, high, sample.total, MAXIMUM, MAXIMUM_NOTE)
 
 
 def real(name: str, value: float, *, low: float = 0.0, high: float = math.inf, what: str = "a finite number") -> float:

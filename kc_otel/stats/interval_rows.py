@@ -1,18 +1,15 @@
-"""Many exponential histograms as the rows of one matrix, and the intervals of all of them by array operations.
+"""Samples as the rows of one matrix, and intervals of all of them in columns: of one, or of many histograms.
 
 Rows share the edges of their bins; where a histogram's extremes draw in the outermost bins, the row has edges of its
-own there, as `ExponentialHistogram.binned` would give it. The intervals are those of `means` and
-`shares`, up to rounding, for sizes fixed beforehand. For means the edges are shared, so what each bet wins from each
-bin is one matrix [B, J], and the wealth of all rows is a product of counts with it. What does not fit beside the others
-(edges that are not finite, one extreme that is unknown), and rows about which there is more to say (observations
-outside of a range), are for the functions for one sample.
+own there, as `ExponentialHistogram.binned` would give it. A histogram that does not fit beside the others (edges that
+are not finite, one extreme that is unknown) is a matrix of its own.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from functools import cached_property, lru_cache
 from typing import Final, NamedTuple
 
@@ -21,17 +18,15 @@ from numpy.typing import NDArray
 
 from kc_otel.stats.histogram import EXPLICIT, edges_of
 from kc_otel.stats.histogram_columns import MAX_EXACT_COUNT, HistogramColumns
-from kc_otel.stats.interval import MAXIMUM, MAXIMUM_NOTE, note_in_unit
-from kc_otel.stats.means import grid_of, lower_bounds, note_of, span_of
-from kc_otel.stats.quantiles import binomial_ranks, clopper_pearson, upper_bound_needs
+from kc_otel.stats.interval import Binned, Interval, note_in_unit, usable
 
 Floats = NDArray[np.float64]
 Numbers = NDArray[np.int64]
 
 _BLOCK_ROWS: Final = 512
 """Rows at a time: their matrices stay in a core's cache."""
-_ROWS_PER_SEARCH: Final = 128
-"""Rows whose bounds are looked for together, for the same reason."""
+_BINS_PER_BLOCK: Final = 1024
+"""Bins at a time, for the same reason: an exact sample has one for each value."""
 _BIN_MULTIPLE: Final = 16
 """Buckets that rows' bins are a multiple of."""
 _MAX_BINS: Final = 2048
@@ -55,6 +50,22 @@ class HistogramRows:
     minimum: Floats
     maximum: Floats
     observed: NDArray[np.bool_]
+
+    @classmethod
+    def of(cls, sample: Binned, place: int = 0) -> HistogramRows:
+        """One row, of a sample that is not empty."""
+        usable(sample)
+        unknown = math.isnan(sample.maximum)
+        return cls(
+            places=np.array([place]),
+            shared=np.array([sample.lower, sample.upper], np.float64),
+            count=sample.count[None].astype(np.float64),
+            total=np.array([sample.total], np.float64),
+            sum=np.array([sample.sum], np.float64),
+            minimum=np.array([-math.inf if math.isnan(sample.minimum) else sample.minimum]),
+            maximum=np.array([math.inf if unknown else sample.maximum]),
+            observed=np.array([sample.maximum_observed and not unknown]),
+        )
 
     @cached_property
     def ends(self) -> NDArray[np.int64]:
@@ -98,22 +109,23 @@ class HistogramRows:
 
         The function takes edges [k] to values [k, J]; `weight` is how often each edge counts [R, B].
         """
-        side = int(upper)
-        values = of(self.shared[side])
-        total: Floats = weight @ values
+        edges, side = self.shared[int(upper)], int(upper)
+        total: Floats = weight[:, :_BINS_PER_BLOCK] @ of(edges[:_BINS_PER_BLOCK])
+        for begin in range(_BINS_PER_BLOCK, edges.size, _BINS_PER_BLOCK):
+            total += weight[:, begin : begin + _BINS_PER_BLOCK] @ of(edges[begin : begin + _BINS_PER_BLOCK])
         drawn = self.own[side] != self.shared[side][self.ends]
         drawn[1] &= self.ends[1] != self.ends[0]
         which, row = drawn.nonzero()
         if row.size:
             bins = self.ends[which, row]
-            moved = (of(self.own[side][which, row]) - values[bins]) * weight[row, bins][:, None]
+            moved = (of(self.own[side][which, row]) - of(edges[bins])) * weight[row, bins][:, None]
             firsts = np.count_nonzero(drawn[0])  # a row is among them once
             total[row[:firsts]] += moved[:firsts]
             total[row[firsts:]] += moved[firsts:]
         return total
 
     def surely_above(self, threshold: float) -> Floats:
-        """`fractions.surely_above` of each row [R]."""
+        """Observations of each row above a threshold for certain: none in a bin that it may cut [R]."""
         surely: Floats = self.added_up(lambda edges: (edges > threshold)[:, None].astype(np.float64), self.count)[:, 0]
         if threshold > 0.0:  # a positive bucket that begins at the threshold is open there
             (begins,) = np.nonzero((self.shared[0] == threshold) & (self.shared[1] > threshold))
@@ -124,10 +136,12 @@ class HistogramRows:
 
 
 def rows_of(columns: HistogramColumns) -> Iterator[HistogramRows]:
-    """The exponential histograms that fit beside each other, a few hundred at a time."""
+    """Histograms that fit beside each other, a few hundred at a time, and those that do not; none that is empty."""
     known = columns.minimum <= columns.maximum
     fits = (columns.count > 0) & (columns.count < MAX_EXACT_COUNT) & (columns.scale != EXPLICIT)
     fits &= known | (np.isnan(columns.minimum) & np.isnan(columns.maximum))
+    for place in np.flatnonzero(~fits & (columns.count > 0)).tolist():
+        yield HistogramRows.of(columns[place].binned(), place)
     left = np.flatnonzero(fits)
     while left.size:
         alike = np.ones(left.size, np.bool_)
@@ -145,7 +159,10 @@ def _fitting(places: Numbers, parts: HistogramColumns) -> Iterator[HistogramRows
     edges = bins.edges(int(parts.scale[0]), float(parts.zero_threshold[0])) if bins.size <= _MAX_BINS else None
     if edges is None or not np.isfinite(edges).all():
         middle = places.size // 2
-        for half in (slice(None, middle), slice(middle, None)) if middle else ():
+        if not middle:
+            yield HistogramRows.of(parts[0].binned(), int(places[0]))
+            return
+        for half in (slice(None, middle), slice(middle, None)):
             yield from _fitting(places[half], parts.taken(np.arange(places.size)[half]))
         return
     begins = np.arange(places.size) * bins.size
@@ -212,7 +229,7 @@ def _rounded(span: tuple[int, int]) -> tuple[int, int]:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class IntervalRows:
-    """Intervals of many samples, in columns [R]; of an `odd` row the others say nothing."""
+    """Intervals of many samples, in columns [R]."""
 
     estimate: Floats
     lower: Floats
@@ -220,7 +237,10 @@ class IntervalRows:
     samples: Floats
     method: str
     note: Sequence[str]
-    odd: NDArray[np.bool_]
+
+    def __getitem__(self, row: int) -> Interval:
+        estimate, lower, upper = (float(column[row]) for column in (self.estimate, self.lower, self.upper))
+        return Interval(estimate, lower, upper, int(self.samples[row]), self.method, self.note[row])
 
     def affine(self, scale: float, offset: float) -> IntervalRows:
         """`interval.affine` of each row."""
@@ -228,119 +248,4 @@ class IntervalRows:
         lower, upper = ends if scale > 0 else ends[::-1]
         notes = {text: note_in_unit(text, scale, offset) for text in set(self.note)}
         note = [notes[text] for text in self.note]
-        return IntervalRows(self.estimate * scale + offset, lower, upper, self.samples, self.method, note, self.odd)
-
-
-def maximum_intervals(rows: HistogramRows) -> IntervalRows:
-    """`maximum_interval` of each row."""
-    row, last = np.arange(rows.total.size), rows.ends[1]
-    low = np.where(rows.observed, rows.maximum, rows.lower[row, last])
-    high = np.where(rows.observed, rows.maximum, rows.upper[row, last])
-    return IntervalRows(high, low, high, rows.total, MAXIMUM, [MAXIMUM_NOTE] * row.size, np.zeros(row.size, np.bool_))
-
-
-def fraction_intervals(rows: HistogramRows, above: float, *, alpha_lower: float, alpha_upper: float) -> IntervalRows:
-    """`fraction_interval` of each row."""
-    n = rows.total
-    surely = rows.surely_above(above)
-    maybe = (rows.count * (rows.upper > above)).sum(axis=1)
-    lower, upper = clopper_pearson(surely, maybe, n, alpha_lower, alpha_upper)
-    within = f" of them in the bin of the threshold {above:g}"
-    note = [f"{int(more)}{within}" if more else "" for more in (maybe - surely).tolist()]
-    estimate = (surely + maybe) / (2.0 * n)
-    return IntervalRows(estimate, lower, upper, n, "Clopper-Pearson", note, np.zeros(n.size, np.bool_))
-
-
-def two_valued_mean_intervals(
-    rows: HistogramRows, *, low: float, high: float, alpha_lower: float, alpha_upper: float
-) -> IntervalRows:
-    """`two_valued_mean_interval` of each row; odd where an observation is neither of the two values."""
-    is_low = (rows.lower <= low) & (low <= rows.upper)
-    is_high = (rows.lower <= high) & (high <= rows.upper)
-    neither = np.any((rows.count > 0) & ~(is_low | is_high), axis=1)
-    shares = fraction_intervals(rows, (low + high) / 2.0, alpha_lower=alpha_lower, alpha_upper=alpha_upper)
-    return replace(shares.affine(high - low, low), odd=neither)
-
-
-def quantile_intervals(rows: HistogramRows, rank: float, *, alpha_lower: float, alpha_upper: float) -> IntervalRows:
-    """`quantile_interval` of each row."""
-    n, row = rows.total, np.arange(rows.total.size)
-    first, last = binomial_ranks(n, rank, alpha_lower, alpha_upper)
-    middle = np.clip(np.ceil(n * rank), 1.0, n)
-    reached = np.cumsum(rows.count, axis=1)
-
-    def bin_of(order: Floats) -> NDArray[np.int64]:
-        found: NDArray[np.int64] = (reached >= order[:, None]).argmax(axis=1)
-        return found
-
-    m, r, s = bin_of(middle), bin_of(np.maximum(first, 1.0)), bin_of(np.minimum(last, n))
-    low, count = rows.lower[row, m], rows.count[row, m]
-    estimate = low + (middle - 0.5 - (reached[row, m] - count)) / count * (rows.upper[row, m] - low)
-    lower = np.where(first >= 1.0, rows.lower[row, r], -math.inf)
-    upper = np.where(last <= n, rows.upper[row, s], math.inf)
-    note = ["" if most < math.inf else upper_bound_needs(rank, alpha_upper) for most in upper.tolist()]
-    return IntervalRows(estimate, lower, upper, n, "order statistics", note, np.zeros(n.size, np.bool_))
-
-
-def mean_intervals(
-    rows: HistogramRows,
-    *,
-    low: float,
-    high: float,
-    cap: float,
-    alpha_lower: float,
-    alpha_upper: float,
-    cut: bool = False,
-) -> IntervalRows:
-    """`capped_mean_interval` of each row; odd where an observation is, or may be, beyond the range or the cap."""
-    floor, ceiling = max(low, -cap), min(high, cap)
-    width, n, count = ceiling - floor, rows.total, rows.count
-    # Edges ascend, so that what is beyond the range is beyond it in the outermost bins.
-    (low_begin, high_begin), (low_end, high_end) = rows.own
-    odd = np.zeros(n.size, np.bool_)
-    if floor == low or not cut:
-        odd |= (low_end if floor == low else low_begin) < floor
-    if ceiling == high or not cut:
-        odd |= (high_begin if ceiling == high else high_end) > ceiling
-    total = np.where(np.isfinite(rows.sum), rows.sum, math.nan)
-    lower, upper, taken_least, taken_most = rows.lower, rows.upper, np.zeros(1), np.zeros(1)
-    if low_begin.min() < floor or ceiling < high_end.max():
-        lower, upper = np.clip(lower, floor, ceiling), np.clip(upper, floor, ceiling)
-        taken_least, taken_most = _dot(count, rows.lower - lower), _dot(count, rows.upper - upper)
-    at_least = _dot(count, lower)
-    raised, other = np.fmax(at_least, total - taken_most), np.fmin(_dot(count, upper), total - taken_least)
-    least, most = np.minimum(raised, other) / n, np.maximum(raised, other) / n
-    # The worst placement with a mean: upper edges go to the highest bins first.
-    room = count * (upper - lower)
-    reach, divisor = np.cumsum(room[:, ::-1], axis=1)[:, ::-1] - room, np.where(room > 0.0, room, 1.0)
-    bets, log_weights = grid_of([span_of(int(size)) for size in n.tolist()])
-
-    def scores(mean: Floats, place: Callable[[Floats], Floats], alpha: float) -> Floats:
-        """Logarithms of the wealth of bets on `place`, of their weights and of alpha [R, J]."""
-        raised = (mean * n - at_least)[:, None] - reach
-        np.minimum(np.maximum(raised, 0.0, out=raised), room, out=raised)
-        raised /= divisor
-        raised *= count
-
-        def won(edges: Floats) -> Floats:
-            return np.asarray(np.log(1.0 + bets * place(np.clip(edges, floor, ceiling))[:, None]))
-
-        grown = rows.added_up(won, count - raised) + rows.added_up(won, raised, upper=True)
-        return grown + log_weights + math.log(alpha)
-
-    below = scores(least, lambda x: (x - floor) / width, alpha_lower)
-    above = scores(most, lambda x: (ceiling - x) / width, alpha_upper)
-    both, sizes = np.concatenate([below, above]), np.tile(n, 2)
-    parts = [slice(begin, begin + _ROWS_PER_SEARCH) for begin in range(0, sizes.size, _ROWS_PER_SEARCH)]
-    shares = np.concatenate([lower_bounds(bets, both[part], sizes[part]) for part in parts])
-    bound_below = np.maximum(floor, np.minimum(least, floor + width * shares[: n.size]))
-    bound_above = np.minimum(ceiling, np.maximum(most, ceiling - width * shares[n.size :]))
-    middle = (least + most) / 2.0
-    estimate = middle if cut else np.where(np.isfinite(rows.sum), rows.sum / n, middle)
-    note = [note_of(low, high, floor, ceiling, cut=cut)] * n.size
-    return IntervalRows(estimate, bound_below, bound_above, n, "mixture betting", note, odd)
-
-
-def _dot(a: Floats, b: Floats) -> Floats:
-    product: Floats = np.einsum("rb,rb->r", a, b)
-    return product
+        return IntervalRows(self.estimate * scale + offset, lower, upper, self.samples, self.method, note)

@@ -29,13 +29,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache, partial
+from functools import cached_property, lru_cache, partial
 from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from kc_otel.stats.interval import Binned, Interval, finite_range, level, nothing, usable
+from kc_otel.stats.interval import Binned, Interval, finite_range, level, nothing
+from kc_otel.stats.interval_rows import HistogramRows, IntervalRows
 
 Floats = NDArray[np.float64]
 Bets = tuple[Floats, Floats]
@@ -48,12 +49,14 @@ _SMALLEST_BET: Final = 4.0
 """Smallest bet for n observations, in 1/sqrt(n): about the best one for a coin, which has the largest variance."""
 _LARGEST_BET: Final = 16.0
 """Largest bet for few observations; for more than that it is n, which one observation of 1 among n zeros pays."""
-_ALL_BET_POWERS: Final = (-16, 20)
-"""Powers of 2 that the bets for any number of observations span."""
+EVER: Final = (-16 * _PER_OCTAVE, 20 * _PER_OCTAVE)
+"""Numbers of the first and the last of the bets for any number of observations."""
 _TOLERANCE_NATS: Final = 1e-9
 """Nats by which the wealth at a bound may exceed 1/alpha: the bound is that much too cautious, never too bold."""
-_VALUES_PER_BLOCK: Final = 1024
-"""Values at a time: for all bets together they stay in a core's cache, which halves the time."""
+_ROWS_PER_SEARCH: Final = 128
+"""Rows whose bounds are looked for together: their bets stay in a core's cache."""
+METHOD: Final = ("mixture betting", "anytime mixture betting")
+"""Name of the interval, of a size fixed beforehand and of all sizes at once."""
 _MAX_NEWTON_STEPS: Final = 50
 """Newton steps; three or four are usual."""
 
@@ -89,28 +92,58 @@ def capped_mean_interval(
     level("alpha_upper", alpha_upper)
     floor, ceiling = max(low, -cap), min(high, cap)
     finite_range(floor, ceiling)
-    method, width = "anytime mixture betting" if anytime else "mixture betting", ceiling - floor
     if not sample.total:
-        return nothing(method)
-    known = Placement.of(sample, floor, ceiling)
-    below = above = 0
-    if sample.lower[0] < floor or sample.upper[-1] > ceiling:
+        return nothing(METHOD[anytime])
+    return mean_intervals(
+        HistogramRows.of(sample),
+        low=low,
+        high=high,
+        cap=cap,
+        alpha_lower=alpha_lower,
+        alpha_upper=alpha_upper,
+        cut=cut,
+        anytime=anytime,
+    )[0]
+
+
+def mean_intervals(
+    rows: HistogramRows,
+    *,
+    low: float,
+    high: float,
+    cap: float,
+    alpha_lower: float,
+    alpha_upper: float,
+    cut: bool = False,
+    anytime: bool = False,
+) -> IntervalRows:
+    """`capped_mean_interval` of each row."""
+    floor, ceiling = max(low, -cap), min(high, cap)
+    width, known = ceiling - floor, Placement.of(rows, floor, ceiling)
+    below = above = np.zeros(rows.total.size)
+    if known.is_cut:
         # A promised end is broken only by a bin that lies wholly outside; a cap already by one that may.
         if floor == low or not cut:
-            below = int(sample.count[(sample.upper if floor == low else sample.lower) < floor].sum())
+            below = (rows.count * ((rows.upper if floor == low else rows.lower) < floor)).sum(axis=1)
         if ceiling == high or not cut:
-            above = int(sample.count[(sample.lower if ceiling == high else sample.upper) > ceiling].sum())
+            above = (rows.count * ((rows.lower if ceiling == high else rows.upper) > ceiling)).sum(axis=1)
+    share_below = known.bounds(known.least, lambda x: (x - floor) / width, alpha_lower, anytime=anytime)
+    share_above = known.bounds(known.most, lambda x: (ceiling - x) / width, alpha_upper, anytime=anytime)
     # Every side holds the sample's own mean, and may miss it only by rounding.
-    lower, upper = -math.inf, math.inf
-    if not below:
-        share = worst_bound(known, known.least, lambda x: (x - floor) / width, alpha_lower, anytime=anytime)
-        lower = max(floor, min(known.least, floor + width * share))
-    if not above:
-        share = worst_bound(known, known.most, lambda x: (ceiling - x) / width, alpha_upper, anytime=anytime)
-        upper = min(ceiling, max(known.most, ceiling - width * share))
-    estimate = (known.least + known.most) / 2.0 if cut else known.estimate
-    note = note_of(low, high, floor, ceiling, below, above, cut=cut)
-    return Interval(estimate, lower, upper, sample.total, method, note)
+    lower = np.maximum(floor, np.minimum(known.least, floor + width * share_below))
+    upper = np.minimum(ceiling, np.maximum(known.most, ceiling - width * share_above))
+    middle = (known.least + known.most) / 2.0
+    return IntervalRows(
+        middle if cut else np.where(np.isfinite(rows.sum), rows.sum / rows.total, middle),
+        np.where(below > 0, -math.inf, lower),
+        np.where(above > 0, math.inf, upper),
+        rows.total,
+        METHOD[anytime],
+        [
+            note_of(low, high, floor, ceiling, int(under), int(over), cut=cut)
+            for under, over in zip(below.tolist(), above.tolist(), strict=True)
+        ],
+    )
 
 
 def mean_interval(
@@ -199,109 +232,122 @@ def support_deficit(
         raise ValueError(f"cap: {cap!r} is not a finite ratio above 1")
     if highest is not None and not (math.isfinite(highest) and highest >= 1.0):
         raise ValueError(f"highest: {highest!r} is not a finite ratio of at least 1")
+    level("alpha_lower", alpha_lower)
+    level("alpha_upper", alpha_upper)
+    if not ratio.total:
+        return replace(nothing(METHOD[anytime]), lower=0.0, upper=1.0)
+    levels = {"alpha_lower": alpha_lower, "alpha_upper": alpha_upper}
+    return support_deficits(HistogramRows.of(ratio), cap=cap, highest=highest, **levels, anytime=anytime)[0]
+
+
+def support_deficits(
+    rows: HistogramRows,
+    *,
+    cap: float,
+    highest: float | None,
+    alpha_lower: float,
+    alpha_upper: float,
+    anytime: bool = False,
+) -> IntervalRows:
+    """`support_deficit` of each row."""
     mean_of = partial(
-        capped_mean_interval,
-        ratio,
+        mean_intervals,
+        rows,
         low=0.0,
         high=math.inf,
         alpha_lower=alpha_upper,
         alpha_upper=alpha_lower,
         anytime=anytime,
     )
-    mean = mean_of(cap=cap)
-    if not mean.samples:
-        return replace(mean, lower=0.0, upper=1.0)
-    lower, said = 0.0, "a lower one above 0 would take a ratio that none exceeds"
+    mean, lower = mean_of(cap=cap), np.zeros(rows.total.size)
+    said = ["a lower one above 0 would take a ratio that none exceeds"] * lower.size
     if highest is not None:
-        most = mean_of(cap=highest).upper
-        seen = "; larger ones were observed, so only 0 is claimed" if most == math.inf else ""
-        lower, said = 1.0 - most, f"the lower one if no ratio is above {highest:g}{seen}"
-    return Interval(
-        estimate=1.0 - mean.estimate,
-        lower=min(max(lower, 0.0), 1.0),
-        upper=min(max(1.0 - mean.lower, 0.0), 1.0),
-        samples=mean.samples,
-        method=mean.method,
-        note=f"the upper bound, with w cut at {cap:g}, holds for any tail of w; {said}",
+        lower = 1.0 - mean_of(cap=highest).upper
+        seen = "; larger ones were observed, so only 0 is claimed"
+        said = [f"the lower one if no ratio is above {highest:g}{seen * (low == -math.inf)}" for low in lower.tolist()]
+    return IntervalRows(
+        1.0 - mean.estimate,
+        np.clip(lower, 0.0, 1.0),
+        np.clip(1.0 - mean.lower, 0.0, 1.0),
+        mean.samples,
+        mean.method,
+        [f"the upper bound, with w cut at {cap:g}, holds for any tail of w; {lower_one}" for lower_one in said],
     )
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, eq=False)
 class Placement:
-    """A sample cut to [low, high], as far as its bins tell: edges, cut, and counts as doubles [k].
+    """Samples cut to [low, high], as far as their bins tell: edges, cut [R, B], and the mean of each in [least, most].
 
-    `estimate` is the mean of the sample, not cut; the mean of the cut sample lies in [least, most], which are equal
-    where the sum is exact and nothing is cut.
+    These two [R] are equal where the sum is exact and nothing is cut.
     """
 
-    n: int
-    lower: NDArray[np.float64]
-    upper: NDArray[np.float64]
-    count: NDArray[np.float64]
-    estimate: float
-    least: float
-    most: float
+    rows: HistogramRows
+    low: float
+    high: float
+    is_cut: bool
+    lower: Floats
+    upper: Floats
+    least: Floats
+    most: Floats
 
     @classmethod
-    def of(cls, sample: Binned, low: float, high: float) -> Placement:
-        """Return the possible placements of min(max(x, low), high), for a sample that is not empty.
+    def of(cls, rows: HistogramRows, low: float, high: float) -> Placement:
+        """Return the possible placements of min(max(x, low), high).
 
         The sum of the cut values lies between the sums of the cut edges, and also between the exact sum less the most
         and less the least that the cutting can have taken away.
         """
-        usable(sample)
-        n = sample.total
-        count = sample.count.astype(np.float64)
-        lower, upper = sample.lower, sample.upper
-        total = sample.sum if math.isfinite(sample.sum) else math.nan
-        taken_least = taken_most = 0.0
-        if lower[0] < low or upper[-1] > high:
-            lower, upper = np.minimum(np.maximum(lower, low), high), np.minimum(np.maximum(upper, low), high)
-            taken_least = float(count @ (sample.lower - lower))
-            taken_most = float(count @ (sample.upper - upper))
-        floor, ceiling = float(count @ lower), float(count @ upper)
+        total = np.where(np.isfinite(rows.sum), rows.sum, math.nan)
+        lower, upper, taken_least, taken_most = rows.lower, rows.upper, np.zeros(1), np.zeros(1)
+        is_cut = bool(rows.own[0, 0].min() < low or high < rows.own[1, 1].max())
+        if is_cut:
+            lower, upper = np.clip(lower, low, high), np.clip(upper, low, high)
+            taken_least, taken_most = _dot(rows.count, rows.lower - lower), _dot(rows.count, rows.upper - upper)
         # fmax and fmin skip the nan of an unknown sum. Bins and sum can disagree by rounding: then cover both.
-        first = float(np.fmax(floor, total - taken_most))
-        second = float(np.fmin(ceiling, total - taken_least))
-        least, most = min(first, second), max(first, second)
-        return cls(
-            n=n,
-            lower=lower,
-            upper=upper,
-            count=count,
-            estimate=(total if math.isfinite(total) else (least + most) / 2.0) / n,
-            least=least / n,
-            most=most / n,
-        )
+        first = np.fmax(_dot(rows.count, lower), total - taken_most)
+        second = np.fmin(_dot(rows.count, upper), total - taken_least)
+        least, most = np.minimum(first, second) / rows.total, np.maximum(first, second) / rows.total
+        return cls(rows, low, high, is_cut, lower, upper, least, most)
 
-    def worst(self, mean: float) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        """The worst placement with a given mean of the cut sample: values [j] and the observations [j] each stands for.
+    @cached_property
+    def _room(self) -> tuple[Floats, Floats]:
+        """By how much all of a bin's values can rise, and the same of the higher bins together [R, B]."""
+        room = self.rows.count * (self.upper - self.lower)
+        return room, np.cumsum(room[:, ::-1], axis=1)[:, ::-1] - room
 
-        Where the sum ends inside a bin, the bin is shared between its two edges. The number of observations on an edge
-        is then not whole, which is worse than any placement that can be.
+    def raised(self, mean: Floats) -> Floats:
+        """Observations on upper edges in the worst placement with a mean of the cut sample [R]; the others on lower.
+
+        Where the sum ends inside a bin, their number is not whole, which is worse than any placement that can be.
         """
-        if self.lower is self.upper:
-            return self.lower, self.count
-        width = self.upper - self.lower
-        room = self.count * width
-        above = np.cumsum(room[::-1])[::-1] - room
-        fill = mean * self.n - float(self.count @ self.lower)
-        raised = np.minimum(np.maximum(fill - above, 0.0), room)
-        share = raised / np.where(room > 0.0, room, 1.0)
-        inside = np.flatnonzero((share > 0.0) & (share < 1.0))
-        values = np.where(share >= 1.0, self.upper, self.lower)
-        if not inside.size:
-            return values, self.count
-        # A shared bin: what stays on its lower edge, and at the end what is raised to its upper one.
-        kept = self.count.copy()
-        kept[inside] *= 1.0 - share[inside]
-        return np.append(values, self.upper[inside]), np.append(kept, (self.count * share)[inside])
+        (room, above), count = self._room, self.rows.count
+        raised = (mean * self.rows.total - _dot(count, self.lower))[:, None] - above
+        np.minimum(np.maximum(raised, 0.0, out=raised), room, out=raised)
+        raised /= np.where(room > 0.0, room, 1.0)
+        raised *= count
+        return raised
+
+    def bounds(self, mean: Floats, place: Callable[[Floats], Floats], alpha: float, *, anytime: bool) -> Floats:
+        """`lower_bounds` of the worst placements with a mean [R], whose values `place` puts into [0, 1]."""
+        sizes, raised = self.rows.total, self.raised(mean)
+        bets, log_weights = grid_of([EVER if anytime else span_of(int(size)) for size in sizes.tolist()])
+
+        def won(edges: Floats) -> Floats:
+            # log, and not log1p: five times as fast, and wrong by 1e-16 per observation at most.
+            return np.asarray(np.log(1.0 + bets * place(np.clip(edges, self.low, self.high))[:, None]))
+
+        grown = self.rows.added_up(won, self.rows.count - raised)
+        if raised.any():
+            grown += self.rows.added_up(won, raised, upper=True)
+        scores = grown + log_weights + math.log(alpha)
+        parts = [slice(begin, begin + _ROWS_PER_SEARCH) for begin in range(0, sizes.size, _ROWS_PER_SEARCH)]
+        return np.concatenate([lower_bounds(bets, scores[part], sizes[part]) for part in parts])
 
 
-def bets_for(n: int, *, anytime: bool = False) -> Bets:
-    """The bets for a sample of a size that is known beforehand, or for any size; the same for every alpha."""
-    first, last = (_PER_OCTAVE * power for power in _ALL_BET_POWERS) if anytime else span_of(n)
-    return _geometric(first, last)
+def _dot(a: Floats, b: Floats) -> Floats:
+    product: Floats = np.einsum("rb,rb->r", a, b)
+    return product
 
 
 @lru_cache(maxsize=4096)
@@ -330,29 +376,12 @@ def _geometric(first: int, last: int) -> Bets:
     return bets, np.log(weights / weights.sum())
 
 
-def growth(bets: Floats, values: Floats, weights: Floats) -> Floats:
-    """Sum over observations of log(1 + c x) for each bet [J], from values in [0, 1] [k] that stand for weights [k]."""
-    total = np.zeros(len(bets))
-    for first in range(0, len(values), _VALUES_PER_BLOCK):
-        block = slice(first, first + _VALUES_PER_BLOCK)
-        stakes = np.multiply.outer(bets, values[block])
-        stakes += 1.0
-        # log, and not log1p: five times as fast, and wrong by 1e-16 per observation at most.
-        total += np.log(stakes, out=stakes) @ weights[block]
-    return total
-
-
-def lower_bound(bets: Bets, grown: Floats, n: float, alpha: float) -> float:
-    """The mean in [0, 1] at which the mixture's wealth is 1/alpha; all smaller ones are refuted. 0 when none is.
-
-    Newton's method from below on a convex, falling function never passes the root, so that every step is a valid bound.
-    """
-    scores = grown + bets[1] + math.log(alpha)
-    return float(lower_bounds(bets[0], scores[None], np.array([n]))[0])
-
-
 def lower_bounds(bets: Floats, scores: Floats, n: Floats) -> Floats:
-    """`lower_bound` of many samples [R], from bets [J], the logs of wealth, weight and alpha [R, J], and sizes [R]."""
+    """The mean in [0, 1] at which a mixture's wealth is 1/alpha; all smaller ones are refuted. 0 when none is [R].
+
+    From bets [J], the logarithms of wealth, weight and alpha together [R, J], and sizes [R]. Newton's method from below
+    on a convex, falling function never passes the root, so that every step is a valid bound.
+    """
     # Alone, each bet has its root in closed form. The mixture refutes at least what the luckiest of them refutes.
     mean: Floats = np.clip((np.expm1(scores / n[:, None]) / bets).max(axis=1), 0.0, 1.0)
     active = np.arange(n.size)
@@ -364,14 +393,6 @@ def lower_bounds(bets: Floats, scores: Floats, n: Floats) -> Floats:
         active = active[on]
         mean[active] = np.minimum(mean[active] - excess[on] / slope[on], 1.0)
     return mean
-
-
-def worst_bound(
-    known: Placement, mean: float, place: Callable[[Floats], Floats], alpha: float, *, anytime: bool
-) -> float:
-    """`lower_bound` of a sample's worst placement with this mean, whose values `place` puts into [0, 1]."""
-    bets, (values, weights) = bets_for(known.n, anytime=anytime), known.worst(mean)
-    return lower_bound(bets, growth(bets[0], place(values), weights), known.n, alpha)
 
 
 def _wealth(bets: Floats, scores: Floats, n: Floats, mean: Floats) -> tuple[Floats, Floats]:

@@ -1,4 +1,4 @@
-"""Confidence intervals for a quantile, and for a share of observations above a threshold, for any distribution.
+"""Confidence intervals for a quantile, for a share of observations above a threshold, and the maximum.
 
 The `rank` quantile is the smallest x with P(X <= x) >= rank. Its interval is a pair of order statistics: the r-th
 smallest observation below and the s-th smallest above.
@@ -11,17 +11,38 @@ from bisect import bisect_left
 from collections.abc import Callable
 from dataclasses import replace
 from functools import lru_cache
-from typing import TypeVar
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from kc_otel._extras import extra
-from kc_otel.stats.interval import Binned, Interval, affine, finite_range, level, nothing, usable
-from kc_otel.stats.means import bets_for, growth, lower_bound
+from kc_otel.stats.interval import Binned, Interval, finite_range, level, nothing
+from kc_otel.stats.interval_rows import HistogramRows, IntervalRows
+from kc_otel.stats.means import EVER, METHOD, grid_of, lower_bounds
 
 Floats = NDArray[np.float64]
-Counts = TypeVar("Counts", int, NDArray[np.float64])
+MAXIMUM_METHOD: Final = "observed maximum"
+SHARE_METHOD: Final = ("Clopper-Pearson", METHOD[True])
+QUANTILE_METHOD: Final = ("order statistics", "anytime order statistics")
+"""Names of the intervals, of a size fixed beforehand and of all sizes at once."""
+_MAXIMUM_NOTE: Final = "largest observation; larger ones may exist that were not observed"
+
+
+def maximum_interval(sample: Binned) -> Interval:
+    """The largest observation. It describes the sample only: nothing bounds what was not observed.
+
+    Where the sample does not say which value was the largest, the sides are the edges of the bin that holds it.
+    """
+    return maximum_intervals(HistogramRows.of(sample))[0] if sample.total else nothing(MAXIMUM_METHOD)
+
+
+def maximum_intervals(rows: HistogramRows) -> IntervalRows:
+    """`maximum_interval` of each row."""
+    row, last = np.arange(rows.total.size), rows.ends[1]
+    low = np.where(rows.observed, rows.maximum, rows.lower[row, last])
+    high = np.where(rows.observed, rows.maximum, rows.upper[row, last])
+    return IntervalRows(high, low, high, rows.total, MAXIMUM_METHOD, [_MAXIMUM_NOTE] * row.size)
 
 
 def fraction_interval(
@@ -45,30 +66,31 @@ def fraction_interval(
     level("alpha_upper", alpha_upper)
     if math.isnan(above):
         raise ValueError(f"above: {above!r} is not a threshold")
-    n, method = sample.total, "anytime mixture betting" if anytime else "Clopper-Pearson"
-    if not n:
-        return nothing(method)
-    usable(sample)
-    surely = surely_above(sample, above)
-    maybe = int(sample.count[np.searchsorted(sample.upper, above, side="right") :].sum())
+    if not sample.total:
+        return nothing(SHARE_METHOD[anytime])
+    rows = HistogramRows.of(sample)
+    return fraction_intervals(rows, above, alpha_lower=alpha_lower, alpha_upper=alpha_upper, anytime=anytime)[0]
+
+
+def fraction_intervals(
+    rows: HistogramRows, above: float, *, alpha_lower: float, alpha_upper: float, anytime: bool = False
+) -> IntervalRows:
+    """`fraction_interval` of each row."""
+    n, surely = rows.total, rows.surely_above(above)
+    maybe = (rows.count * (rows.upper > above)).sum(axis=1)
     if anytime:
-        lower, upper = share_ever(surely, n, alpha_lower), 1.0 - share_ever(n - maybe, n, alpha_upper)
+        lower, upper = _shares_ever(surely, n, alpha_lower), 1.0 - _shares_ever(n - maybe, n, alpha_upper)
     else:
-        lower, upper = map(float, clopper_pearson(surely, maybe, n, alpha_lower, alpha_upper))
-    return Interval(
-        estimate=(surely + maybe) / (2.0 * n),
-        lower=lower,
-        upper=upper,
-        samples=n,
-        method=method,
-        note="" if surely == maybe else f"{maybe - surely} of them in the bin of the threshold {above:g}",
-    )
+        lower, upper = clopper_pearson(surely, maybe, n, alpha_lower, alpha_upper)
+    within = f" of them in the bin of the threshold {above:g}"
+    note = [f"{int(more)}{within}" if more else "" for more in (maybe - surely).tolist()]
+    return IntervalRows((surely + maybe) / (2.0 * n), lower, upper, n, SHARE_METHOD[anytime], note)
 
 
 def clopper_pearson(
-    surely: Counts, maybe: Counts, n: Counts, alpha_lower: float, alpha_upper: float
-) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Both sides of one or many samples, from the observations surely above the threshold, and those maybe above it."""
+    surely: Floats, maybe: Floats, n: Floats, alpha_lower: float, alpha_upper: float
+) -> tuple[Floats, Floats]:
+    """Both sides of many samples [R], from the observations surely above the threshold, and those maybe above it."""
     with extra("stats", "an exact interval"):
         from scipy.special import betainccinv, betaincinv  # noqa: PLC0415 - a third of a second that not everybody needs
 
@@ -88,9 +110,14 @@ def share_ever(count: int, n: int, alpha: float) -> float:
     """
     if not count:
         return 0.0
-    bets = bets_for(n, anytime=True)
-    grown = growth(bets[0], np.array([1.0]), np.array([float(count)]))
-    return min(lower_bound(bets, grown, float(n), alpha), count / n)
+    bets, log_weights = grid_of([EVER])
+    bound = lower_bounds(bets, count * np.log(1.0 + bets) + log_weights + math.log(alpha), np.array([float(n)]))
+    return min(float(bound[0]), count / n)
+
+
+def _shares_ever(counts: Floats, n: Floats, alpha: float) -> Floats:
+    sizes = zip(counts.tolist(), n.tolist(), strict=True)
+    return np.array([share_ever(int(count), int(size), alpha) for count, size in sizes])
 
 
 def surely_above(sample: Binned, above: float) -> int:
@@ -99,8 +126,7 @@ def surely_above(sample: Binned, above: float) -> int:
     >>> surely_above(Binned.of_samples(np.array([0.0, 0.5, 0.7])), 0.5)
     1
     """
-    beyond = int(np.searchsorted(sample.lower, above, side="right"))
-    return int(sample.count[beyond:].sum()) + _just_above(sample, beyond - 1, above)
+    return int(HistogramRows.of(sample).surely_above(above)[0]) if sample.total else 0
 
 
 def two_valued_mean_interval(
@@ -117,29 +143,30 @@ def two_valued_mean_interval(
     (0.0019, 0.005, 0.0107)
     """
     finite_range(low, high)
-    share = fraction_interval(
-        sample, (low + high) / 2.0, alpha_lower=alpha_lower, alpha_upper=alpha_upper, anytime=anytime
+    if not sample.total:
+        return nothing(SHARE_METHOD[anytime])
+    levels = {"alpha_lower": alpha_lower, "alpha_upper": alpha_upper}
+    return two_valued_mean_intervals(HistogramRows.of(sample), low=low, high=high, **levels, anytime=anytime)[0]
+
+
+def two_valued_mean_intervals(
+    rows: HistogramRows, *, low: float, high: float, alpha_lower: float, alpha_upper: float, anytime: bool = False
+) -> IntervalRows:
+    """`two_valued_mean_interval` of each row."""
+    share = fraction_intervals(
+        rows, (low + high) / 2.0, alpha_lower=alpha_lower, alpha_upper=alpha_upper, anytime=anytime
+    ).affine(high - low, low)
+    is_low = (rows.lower <= low) & (low <= rows.upper)
+    is_high = (rows.lower <= high) & (high <= rows.upper)
+    neither = (rows.count * ~(is_low | is_high)).sum(axis=1)
+    odd, no_bound = neither > 0, f"observations are neither {low:g} nor {high:g}: no bound is claimed"
+    return replace(
+        share,
+        estimate=np.where(odd, rows.sum / rows.total, share.estimate),
+        lower=np.where(odd, -math.inf, share.lower),
+        upper=np.where(odd, math.inf, share.upper),
+        note=[f"{int(many)} {no_bound}" if many else said for many, said in zip(neither, share.note, strict=True)],
     )
-    if not share.samples:
-        return share
-    is_low = (sample.lower <= low) & (low <= sample.upper)
-    is_high = (sample.lower <= high) & (high <= sample.upper)
-    neither = int(sample.count[~(is_low | is_high)].sum())
-    if neither:
-        note = f"{neither} observations are neither {low:g} nor {high:g}: no bound is claimed"
-        return replace(share, estimate=sample.sum / sample.total, lower=-math.inf, upper=math.inf, note=note)
-    return affine(share, high - low, low)
-
-
-def _just_above(sample: Binned, place: int, above: float) -> int:
-    """Observations of the bin that begins exactly at the threshold, where its lower edge is known to be open.
-
-    Positive buckets are open below, unless the edge is the smallest observation and not the bucket's own.
-    """
-    if place < 0 or above <= 0.0 or sample.minimum >= above:
-        return 0
-    begins = sample.lower[place] == above < sample.upper[place]
-    return int(sample.count[place]) if begins else 0
 
 
 def quantile_interval(
@@ -164,25 +191,39 @@ def quantile_interval(
     level("alpha_upper", alpha_upper)
     if not 0.0 < rank < 1.0:
         raise ValueError(f"rank: {rank!r} is not strictly between 0 and 1; write 0.999 for p99.9")
-    n, method = sample.total, "anytime order statistics" if anytime else "order statistics"
-    if not n:
-        return nothing(method)
-    usable(sample)
-    first, last = (_ranks_ever if anytime else _binomial_ranks)(n, rank, alpha_lower, alpha_upper)
-    reached = np.cumsum(sample.count)
-    middle = min(max(math.ceil(n * rank), 1), n)
-    r, m, s = (int(i) for i in np.searchsorted(reached, (max(first, 1), middle, min(last, n))))
-    low, high = float(sample.lower[m]), float(sample.upper[m])
-    share = (middle - 0.5 - (reached[m] - sample.count[m])) / sample.count[m]
-    inside = low + share * (high - low) if math.isfinite(high - low) else (low if math.isfinite(low) else high)
-    return Interval(
-        estimate=float(inside),
-        lower=float(sample.lower[r]) if first >= 1 else -math.inf,
-        upper=float(sample.upper[s]) if last <= n else math.inf,
-        samples=n,
-        method=method,
-        note="" if last <= n else upper_bound_needs(rank, alpha_upper, anytime=anytime),
-    )
+    if not sample.total:
+        return nothing(QUANTILE_METHOD[anytime])
+    rows = HistogramRows.of(sample)
+    return quantile_intervals(rows, rank, alpha_lower=alpha_lower, alpha_upper=alpha_upper, anytime=anytime)[0]
+
+
+def quantile_intervals(
+    rows: HistogramRows, rank: float, *, alpha_lower: float, alpha_upper: float, anytime: bool = False
+) -> IntervalRows:
+    """`quantile_interval` of each row."""
+    n, row = rows.total, np.arange(rows.total.size)
+    if anytime:
+        ranks = [_ranks_ever(int(size), rank, alpha_lower, alpha_upper) for size in n.tolist()]
+        first, last = np.array(ranks, np.float64).T
+    else:
+        first, last = binomial_ranks(n, rank, alpha_lower, alpha_upper)
+    middle = np.clip(np.ceil(n * rank), 1.0, n)
+    reached = np.cumsum(rows.count, axis=1)
+
+    def bin_of(order: Floats) -> NDArray[np.int64]:
+        found: NDArray[np.int64] = (reached >= order[:, None]).argmax(axis=1)
+        return found
+
+    m, r, s = bin_of(middle), bin_of(np.maximum(first, 1.0)), bin_of(np.minimum(last, n))
+    low, high, count = rows.lower[row, m], rows.upper[row, m], rows.count[row, m]
+    with np.errstate(invalid="ignore"):
+        inside = low + (middle - 0.5 - (reached[row, m] - count)) / count * (high - low)
+    estimate = np.where(np.isfinite(high - low), inside, np.where(np.isfinite(low), low, high))
+    lower = np.where(first >= 1.0, rows.lower[row, r], -math.inf)
+    upper = np.where(last <= n, rows.upper[row, s], math.inf)
+    needs = upper_bound_needs(rank, alpha_upper, anytime=anytime) if (last > n).any() else ""
+    note = [needs if over else "" for over in (last > n).tolist()]
+    return IntervalRows(estimate, lower, upper, n, QUANTILE_METHOD[anytime], note)
 
 
 def upper_bound_needs(rank: float, alpha_upper: float, *, anytime: bool = False) -> str:
@@ -206,12 +247,6 @@ def _ranks_ever(n: int, rank: float, alpha_lower: float, alpha_upper: float) -> 
     """(r, s): no x below the r-th smallest has a share of `rank` at or below it, every one from the s-th on has."""
     below = bisect_left(range(n), True, key=lambda k: 1.0 - share_ever(n - k, n, alpha_lower) >= rank)
     return below, bisect_left(range(n + 1), True, key=lambda k: share_ever(k, n, alpha_upper) >= rank)
-
-
-@lru_cache(maxsize=4096)
-def _binomial_ranks(n: int, rank: float, alpha_lower: float, alpha_upper: float) -> tuple[int, int]:
-    below, above = binomial_ranks(np.array([float(n)]), rank, alpha_lower, alpha_upper)
-    return int(below[0]), int(above[0])
 
 
 def binomial_ranks(n: Floats, rank: float, alpha_lower: float, alpha_upper: float) -> tuple[Floats, Floats]:

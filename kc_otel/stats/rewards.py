@@ -38,7 +38,8 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from kc_otel.stats.interval import Binned, Interval, level, nothing, real
-from kc_otel.stats.means import Placement, worst_bound
+from kc_otel.stats.interval_rows import HistogramRows
+from kc_otel.stats.means import Placement
 
 _DISTANCE_SCALE = 2.0
 """1 - x is in units of it, so that its mean, 1 -+ d, is in [0, 1]."""
@@ -123,9 +124,9 @@ def _most(sample: Binned, alpha: float, *, anytime: bool) -> float:
     """Upper bound for a mean of values that are at most 1, in [-1, 1]."""
     if not sample.total:
         return 1.0
-    known = Placement.of(sample, float(min(sample.lower[0], 0.0)), 1.0)
-    share = worst_bound(known, known.most, lambda x: (1.0 - x) / _DISTANCE_SCALE, alpha, anytime=anytime)
-    return min(1.0, max(1.0 - _DISTANCE_SCALE * share, known.most, -1.0))
+    known = Placement.of(HistogramRows.of(sample), float(min(sample.lower[0], 0.0)), 1.0)
+    share = known.bounds(known.most, lambda x: (1.0 - x) / _DISTANCE_SCALE, alpha, anytime=anytime)
+    return min(1.0, max(1.0 - _DISTANCE_SCALE * float(share[0]), float(known.most[0]), -1.0))
 
 
 @dataclass(frozen=True, slots=True)

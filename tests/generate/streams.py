@@ -22,6 +22,7 @@ from kc_otel.record.telemetry.accumulate import Accumulator
 from kc_otel.stats import ExponentialHistogram, Interval, affine
 from kc_otel.stats.histogram import union
 from kc_otel.stats.interval import Binned
+from kc_otel.stats.interval_rows import HistogramRows
 from kc_otel.stats.means import Placement, capped_mean_interval, mean_interval
 
 STEP = 15
@@ -162,9 +163,9 @@ def bernstein_interval(sample: Binned, *, low: float, high: float, alpha_lower: 
     )
     if not plain.samples:
         return plain
-    known = Placement.of(sample, low, high)
-    lower = max(low, known.least - _deviation(known, high - low, alpha_lower))
-    upper = min(high, known.most + _deviation(known, high - low, alpha_upper))
+    known = Placement.of(HistogramRows.of(sample), low, high)
+    lower = max(low, known.least[0] - _deviation(known, high - low, alpha_lower))
+    upper = min(high, known.most[0] + _deviation(known, high - low, alpha_upper))
     return replace(
         plain,
         lower=lower if math.isfinite(plain.lower) else plain.lower,
@@ -173,10 +174,8 @@ def bernstein_interval(sample: Binned, *, low: float, high: float, alpha_lower: 
 
 
 def _deviation(known: Placement, width: float, alpha: float) -> float:
-    if known.n < 2:
-        return math.inf
-    log = math.log(2.0 / alpha)
-    return math.sqrt(2.0 * _variance(known) * log / known.n) + 7.0 * width * log / (3.0 * (known.n - 1))
+    n, log = known.rows.total[0], math.log(2.0 / alpha)
+    return math.sqrt(2.0 * _variance(known) * log / n) + 7.0 * width * log / (3.0 * (n - 1)) if n > 1 else math.inf
 
 
 def _variance(known: Placement) -> float:
@@ -185,11 +184,12 @@ def _variance(known: Placement) -> float:
     Of all worst placements it is the one that raises exactly the bins whose middle lies above the centre, or, where
     the sum does not allow that, the nearest one that it allows.
     """
-    center = (known.least + known.most) / 2.0
-    room = known.count * (known.upper - known.lower)
-    best = float(known.count @ known.lower + room[known.lower + known.upper > 2.0 * center].sum()) / known.n
-    values, weights = known.worst(min(max(best, known.least), known.most))
-    return float(weights @ (values - center) ** 2) / (known.n - 1)
+    count, n = known.rows.count[0], known.rows.total[0]
+    lower, upper, least, most = known.lower[0], known.upper[0], known.least[0], known.most[0]
+    center = (least + most) / 2.0
+    best = float(count @ lower + (count * (upper - lower))[lower + upper > 2.0 * center].sum()) / n
+    raised = known.raised(np.array([min(max(best, least), most)]))[0]
+    return float((count - raised) @ (lower - center) ** 2 + raised @ (upper - center) ** 2) / (n - 1)
 
 
 def truth(clause: Clause, contract: Contract, ratios: np.ndarray) -> tuple[float, float]:

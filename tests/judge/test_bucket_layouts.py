@@ -16,6 +16,7 @@ from kc_otel.contract.registry.clause_metrics import DERIVED, Unit
 from kc_otel.judge.statistics import clause_interval, mean_range, mean_test
 from kc_otel.record.telemetry.buckets import slots
 from kc_otel.stats import ExponentialHistogram
+from kc_otel.stats.interval_rows import HistogramRows
 from tests.tools.real_messages import contract, drift
 
 SEQUENCES = 4096
@@ -97,7 +98,7 @@ def test_a_fail_at_twice_the_limit_takes_little_longer(name: str, id: str) -> No
     assert test is not None
     fine = counted(values)
     sent = fine.sized(*bucket_layout(promised, clause.quantity), MOST_BUCKETS)
-    before, after = (float(test.gains(histogram.binned()).max()) for histogram in (fine, sent))
+    before, after = (float(test.gains(HistogramRows.of(histogram.binned())).max()) for histogram in (fine, sent))
     assert after <= before * (1 + 1e-9)
     assert before <= 1.15 * after
 

@@ -18,7 +18,7 @@ from kc_otel.judge.verdict import Cell
 from kc_otel.stats import Buckets, ExponentialHistogram
 from kc_otel.stats.histogram import ExplicitHistogram
 from kc_otel.stats.histogram_columns import HistogramColumns
-from kc_otel.stats.interval_rows import rows_of
+from kc_otel.stats.interval_rows import HistogramRows, rows_of
 from tests.judge.conftest import NOW, make_contract
 
 WIDTH = 30.0
@@ -197,5 +197,5 @@ def test_many_samples_gain_what_each_does(test: MeanTest, counts: list[int]) -> 
         for minimum, maximum in ((first * 1.01, end / 1.01), (first * 1.01, end), (first, end / 1.01), (first, end))
     ]
     (rows,) = rows_of(HistogramColumns.of(samples))
-    expected = [test.gains(sample.binned()) for sample in samples]
-    assert test.gains_of_rows(rows) == pytest.approx(np.array(expected), rel=1e-12)
+    expected = [test.gains(HistogramRows.of(sample.binned()))[0] for sample in samples]
+    assert test.gains(rows) == pytest.approx(np.array(expected), rel=1e-12)

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kc_otel.judge.series import PaneColumns, PaneGrid, PaneHistory
+from kc_otel.judge.series import PaneColumns, PaneGrid
 from kc_otel.stats import Buckets, ExponentialHistogram
 from kc_otel.stats.histogram import ExplicitHistogram, Histogram
 
@@ -19,15 +19,13 @@ class Panes:
     def __init__(self) -> None:
         self.grid = PaneGrid(WIDTH, SIZE)
         self.columns = PaneColumns([self.grid])
-        self.history = PaneHistory(self.grid, self.columns, 0, 1)
 
     def add(self, time: float, now: float, part: Histogram) -> None:
         for row in (2, 1, 0):
             self.columns.count(row, min(time, now), now, part)
 
     def count(self, now: float) -> int:
-        whole = self.history.window(now)
-        return 0 if whole is None else whole.count
+        return self.columns.binned(0, 1, now).total
 
 
 def of(exponents: list[int]) -> ExponentialHistogram:
@@ -81,12 +79,12 @@ def test_window_equals_a_direct_histogram(events: list[tuple[int, int, list[int]
             for value in values
         ]
         if now in reads or now == 1000:
-            bins = history.history.binned(NOW + now)
+            bins = history.columns.binned(0, 1, NOW + now)
             assert bins.total == len(inside) == history.count(NOW + now)
             if inside:
                 assert bins.sum == sum(2.0**value for value in inside)
                 assert bins.upper.tolist() == sorted({2.0**value for value in inside})
                 assert bins.count.tolist() == np.unique(inside, return_counts=True)[1].tolist()
                 assert (bins.minimum, bins.maximum) == (2.0 ** min(inside), 2.0 ** max(inside))
-            parts = history.history.last(NOW + now, WIDTH * SIZE)
+            parts = history.columns.last(0, 1, NOW + now, WIDTH * SIZE)
             assert (parts.count if parts else 0) == len(inside)

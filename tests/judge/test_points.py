@@ -115,7 +115,7 @@ def test_a_long_attribute_of_a_resource_leaves_the_others(sender: Any, now: floa
     resource.attributes.add(key="process.command_line").value.string_value = "x" * 5000
     resource.attributes.add(key="deployment.environment.name").value.string_value = "prod"
     (found,) = read(request)[0]
-    assert found.resource == {"service.instance.id": "0", "deployment.environment.name": "prod"}
+    assert found.origin.resource == {"service.instance.id": "0", "deployment.environment.name": "prod"}
 
 
 def test_buckets_beyond_every_number_are_malformed(sender: Any, now: float) -> None:

@@ -20,7 +20,7 @@ from kc_otel import machine_code
 from kc_otel.contract.model import Contract
 from kc_otel.judge.evaluator import Evaluator
 from kc_otel.judge.otlp.wire_columns import read_columns
-from kc_otel.judge.series import PaneHistory
+from kc_otel.judge.series import LONG, SHORT
 from kc_otel.serve.store.evaluator_store import EvaluatorStore
 from kc_otel.serve.store.state_connection import unit_of_work
 from tests.judge.conftest import NOW, ZERO, Sender, make_contract, merge, ns
@@ -115,8 +115,10 @@ def said(histogram: Any) -> Any:
     )
 
 
-def numbers_of(history: PaneHistory) -> list[int]:
-    return [pane for pane in history.columns.panes(history.number) if history.pane(pane) is not None]
+def panes_of(state: Any, series: Any, grid: int) -> list[Any]:
+    """Number and content of each pane that holds anything of a series."""
+    held = ((pane, state.panes.whole(grid, pane).of(series.number)) for pane in state.panes.panes(grid))
+    return [(pane, said(content)) for pane, content in held if content is not None]
 
 
 def streams_of(evaluator: Evaluator) -> dict[Any, Any]:
@@ -135,10 +137,7 @@ def remembered(evaluator: Evaluator) -> Any:
     found |= streams_of(evaluator)
     for name, state in evaluator.states.items():
         for key, series in state.series.items():
-            panes = [
-                (index, said(history.pane(index))) for history in series.histories for index in numbers_of(history)
-            ]
-            found[name, key] = (series.newest, panes)
+            found[name, key] = (series.newest, [panes_of(state, series, grid) for grid in (SHORT, LONG)])
         found[name] = ({k: (h.last, h.gaps) for k, h in state.heard.items()}, state.newest)
     return found
 
@@ -148,12 +147,10 @@ def kept(evaluator: Evaluator) -> Any:
     found: dict[Any, Any] = {}
     for name, state in evaluator.states.items():
         for key, series in state.series.items():
-            grids = [(history, history.grid.oldest(state.clock)) for history in series.histories]
+            oldest = [grid.oldest(state.clock) for grid in state.grids]
             found[name, key] = [
-                (number, said(history.pane(number)))
-                for history, oldest in grids
-                for number in numbers_of(history)
-                if number >= oldest
+                [(pane, content) for pane, content in panes_of(state, series, grid) if pane >= oldest[grid]]
+                for grid in (SHORT, LONG)
             ]
         for cell, held in state.evidence.cells.items():
             found[cell] = (rounded(held.log_evidence), held.failing, held.peak, said(held.after))

@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kc_otel.stats import Binned, capped_mean_interval, fraction_interval, mean_interval, quantile_interval
+from kc_otel.stats.interval_rows import HistogramRows
 from kc_otel.stats.means import Placement
 
 anytime_mean_interval = functools.partial(mean_interval, anytime=True)
@@ -82,11 +83,11 @@ def test_bins_widen_a_bet_by_little(histogram_of, interval):
 def test_a_cut_sample_has_a_mean_within_what_its_bins_say(histogram_of, x, cap):
     cut = np.clip(x, -cap, cap)
     for sample, exact in ((Binned.of_samples(x), True), (histogram_of(x).binned(), False)):
-        known = Placement.of(sample, -cap, cap)
-        assert known.least <= cut.mean() + 1e-9
-        assert known.most >= cut.mean() - 1e-9
+        known = Placement.of(HistogramRows.of(sample), -cap, cap)
+        assert known.least[0] <= cut.mean() + 1e-9
+        assert known.most[0] >= cut.mean() - 1e-9
         if exact:
-            assert known.least == pytest.approx(known.most, abs=1e-9)
+            assert known.least[0] == pytest.approx(known.most[0], abs=1e-9)
 
 
 @given(unit_samples, st.integers(0, 6))

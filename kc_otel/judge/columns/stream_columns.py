@@ -15,37 +15,42 @@ first; `settle` brings series up to date.
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import groupby
+from operator import attrgetter
 from typing import Final, NamedTuple
 
 import numpy as np
 from google.protobuf.message import DecodeError
 from numpy.typing import NDArray
-from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
 
 from kc_otel.judge.columns.fold import CLOSED, LIMITS, NONE, SLOT, SPAN, Known, used_parts
 from kc_otel.judge.columns.stream_rows import ContractRows, RowContent, RowMemory, stream_of
 from kc_otel.judge.contract_state import ContractState
-from kc_otel.judge.otlp.requests import METRICS
 from kc_otel.judge.otlp.wire_columns import ColumnMessage, WireColumns, read_columns
 from kc_otel.judge.point_streams import Horizon
-from kc_otel.judge.points import MAX_COUNT, Point, PointKind, digest_of, origin_of, walk
-from kc_otel.judge.refused_points import sender_of_bytes
+from kc_otel.judge.points import DRIFT_NAMES, MAX_COUNT, Point, PointKind, digest_of, origin_of
 from kc_otel.judge.series import LONG, SHORT, Heard, SeriesKey
 from kc_otel.stats.histogram import ExplicitHistogram
 from kc_otel.stats.histogram_columns import HistogramColumns
 
 _MAX_SPELLINGS: Final = 65_536
 """Spellings of attributes that are known; processes that record the same share them."""
-_MAX_NAMES: Final = 2048
-"""Senders of a spelling whose streams are known by name."""
+_MAX_LAYOUT_BYTES: Final = 2**27
+"""Memory for what senders' messages are of, at most; 1,024 of 170 points take a quarter of it."""
+_BYTES_OF_A_POINT: Final = 100
+"""Memory for a point there, besides its attributes."""
 _MAX_PAIRS: Final = 4096
 """Pairs of kernels, of all contracts, that are known by a number."""
 _POINTS_PER_CHUNK: Final = 1024
 """Points that are folded at once; they may need a slot each."""
 Numbers = NDArray[np.int64]
 _SLOT_COUNT: Final = 4096
+_DRIFT_NAMES: Final = frozenset(name.encode() for name in DRIFT_NAMES)
+_EXPONENTIAL: Final = attrgetter("exponential")
+_SCOPE: Final = attrgetter("scope_begin")
 
 
 class StreamColumns:
@@ -66,6 +71,7 @@ class StreamColumns:
     def forget(self) -> None:
         """Forget the numbers of series and pairs; rows have none then, and counts must be settled before."""
         self._spellings: dict[tuple[bytes, bytes, int], dict[bytes, _Spelling]] = {}
+        self._forget_layouts()
         self._pairs: dict[tuple[int, str, str], int] = {}
         self._pair_names: list[tuple[int, str, str]] = []
         self._memory = RowMemory()
@@ -75,7 +81,7 @@ class StreamColumns:
         self._slots.forget()
 
     def message(self, body: bytes, most: int) -> ColumnMessage | None:
-        """A request as columns, and as protobuf reads it.
+        """A request as columns.
 
         None where it is something else, has more than `most` resources, scopes, metrics and points in it, or has a
         metric that no contract can be about.
@@ -83,23 +89,25 @@ class StreamColumns:
         wire = read_columns(body, most)
         if wire is None or wire.items > most:
             return None
-        if not all(wire.name(metric).startswith((b"kc.", b"gen_ai.")) for metric in wire.spans):
+        if not all(name.startswith((b"kc.", b"gen_ai.")) for name in wire.names):
             return None
         try:
             rows, new = self._rows_of(wire)
-            request = ExportMetricsServiceRequest.FromString(body)
+            left = rows < 0
+            left[[first.point for first in new]] = False
+            new_rows = int(np.count_nonzero((rows < 0) & ~left))
+            left |= wire.points["plain"] == 0
+            # Explicit bounds of one of our quantities: a series' layout may then depend on the first point.
+            named = zip(wire.names, wire.spans, strict=True)
+            others = any(name in _DRIFT_NAMES and not of.exponential for name, of in named)
+            whole = others or bool(4 * np.count_nonzero(left) > left.size)
+            message = ColumnMessage(wire, rows, None if new else self._memory.token, whole, new_rows)
+            items = wire.items
+            for of, metric in message.metrics((~left & (not whole)).tobytes()):
+                items += 0 if of.exponential else len(getattr(metric, metric.WhichOneof("data")).data_points)
         except DecodeError:
             return None
-        left = rows < 0
-        left[[first.point for first in new]] = False
-        left |= wire.points["plain"] == 0
-        # Explicit bounds of one of our quantities: a series' layout may then depend on the first point.
-        others = any(not of.exponential and wire.is_drift(of) for of in wire.spans)
-        whole = others or bool(4 * np.count_nonzero(left) > left.size)
-        if whole and sum(METRICS.items(request)) > most:
-            return None
-        new_rows = int(np.count_nonzero((rows < 0) & ~left))
-        return ColumnMessage(wire, rows, None if new else self._memory.token, request, whole, new_rows)
+        return None if items > most else message
 
     def fold(self, message: ColumnMessage, horizons: Mapping[str, Horizon], now: float) -> tuple[int, int]:
         """Take the plain points that arrived at `now`, Unix seconds, and note in the message which ones.
@@ -155,9 +163,9 @@ class StreamColumns:
             state, old = self._states[number], taken[contracts == number]
             old = old[ages[old] > state.timely]
             for place in {self._memory.rows["pair"][message.rows[number]]: number for number in old}.values():
-                resource, *_ = message.wire.origin(int(message.wire.points["metric"][place]))
+                origin = message.wire.origin(message.wire.spans[message.wire.points["metric"][place]])
                 _, train, inference = self._pair_names[self._memory.rows["pair"][message.rows[place]]]
-                state.refused.add("behind", (train, inference), sender_of_bytes(resource), float(ages[place]), now)
+                state.refused.add("behind", (train, inference), origin_of(*origin).sender, float(ages[place]), now)
             found += old.size
         return found
 
@@ -187,34 +195,50 @@ class StreamColumns:
 
     def _rows_of(self, wire: WireColumns) -> tuple[Numbers, list[_FirstPoint]]:
         """The row of each of a message's points, -1 for none [points], and those of streams that are new."""
-        found: list[int] = []
+        found: list[Numbers] = []
         new: list[_FirstPoint] = []
-        origins: dict[tuple[bytes, bytes], bytes] = {}
-        body = wire.body
-        begins, ends = wire.points["key_begin"].tolist(), wire.points["key_end"].tolist()
-        for number, metric in enumerate(wire.spans):
-            resource, scope, head, temporality = wire.origin(number)
-            spellings = self._spellings.get((scope, head, temporality))
-            if spellings is None:
-                found += [-1] * (metric.last - metric.first)
-                continue
-            origin = origins.get((resource, scope)) or origins.setdefault((resource, scope), origin_of(resource, scope))
-            for point in range(metric.first, metric.last):
-                known = spellings.get(body[begins[point] : ends[point]])
-                if known is None:
-                    found.append(-1)
-                    continue
-                name = known.names.get(origin) or known.name_of(origin)
-                row = self._rows[known.contract].row_of.get(name, -1)
-                found.append(row)
-                if row < 0 and name not in self._states[known.contract].streams:
-                    new.append(_FirstPoint(point, known, name))
-        return np.array(found, np.int64), new
+        body, places = wire.body, zip(wire.points["key_begin"].tolist(), wire.points["key_end"].tolist(), strict=True)
+        keys = [body[begin:end] for begin, end in places]
+        for _, group in groupby(filter(_EXPONENTIAL, wire.spans), _SCOPE):
+            spans = [*group]
+            origin, first, last = wire.origin(spans[0]), spans[0].first, spans[-1].last
+            heads = [(body[of.begin : of.head_end], of.temporality, of.last - of.first) for of in spans]
+            layout = self._layouts.get(origin)
+            if layout is None or layout.heads != heads or layout.keys != keys[first:last]:
+                layout = self._layout(origin, heads, keys[first:last])
+            if layout.known is not self._memory.token:
+                rows = [
+                    -1 if known is None else self._rows[known.contract].row_of.get(name, -1)
+                    for known, name in zip(layout.spellings, layout.names, strict=True)
+                ]
+                layout.rows = np.array(rows, np.int64)
+                layout.known = self._memory.token if -1 not in rows else None
+                for point, (row, known, name) in enumerate(zip(rows, layout.spellings, layout.names, strict=True)):
+                    if row < 0 and known is not None and name not in self._states[known.contract].streams:
+                        new.append(_FirstPoint(first + point, known, name))
+            found.append(layout.rows)
+        return np.concatenate(found) if found else np.zeros(0, np.int64), new
+
+    def _layout(self, origin: tuple[bytes, bytes], heads: list[_Head], keys: list[bytes]) -> _Layout:
+        """Find what is known of a sender's attributes, and remember it for its next message."""
+        digest = origin_of(*origin).digest
+        families = [self._spellings.get((origin[1], *head[:2]), {}) for head in heads]
+        of = (family for family, head in zip(families, heads, strict=True) for _ in range(head[2]))
+        spellings = [family.get(key) for family, key in zip(of, keys, strict=True)]
+        same = [key if known is None else known.key for known, key in zip(spellings, keys, strict=True)]
+        names = [b"" if known is None else digest_of(digest, known.tail) for known in spellings]
+        self._layout_bytes += sum(map(len, keys)) + _BYTES_OF_A_POINT * len(keys)
+        if self._layout_bytes > _MAX_LAYOUT_BYTES:
+            self._forget_layouts()
+        layout = self._layouts[origin] = _Layout(heads, same, spellings, names)
+        return layout
+
+    def _forget_layouts(self) -> None:
+        self._layouts, self._layout_bytes = {}, 0
 
     def _block_unknown(self, message: ColumnMessage) -> None:
         """Leave the points of streams that are known, but not in this spelling, to be taken in their order."""
-        known = (message.rows >= 0).tobytes()
-        for point in walk(message.request, (), Counter(), known):
+        for point in message.points((), Counter(), (message.rows >= 0).tobytes()):
             if (
                 isinstance(point, Point)
                 and (rows := self._of(point)) is not None
@@ -248,14 +272,17 @@ class StreamColumns:
         if len(self._pairs) >= _MAX_PAIRS or len(self._slots) >= _MAX_SPELLINGS:
             self._release_all()
         series, pair = self._slots.number_of(of, key), self._pair_number(of, key)
-        self._rows[of].load(point.stream, stream, series, pair)
+        self._rows[of].load(point.stream, series, pair)
         if sum(map(len, self._spellings.values())) >= _MAX_SPELLINGS:
             self._spellings.clear()
         where = message.wire.points[point.number]
-        spellings = self._spellings.setdefault(message.wire.origin(int(where["metric"]))[1:], {})
-        spellings[message.wire.body[where["key_begin"] : where["key_end"]]] = _Spelling(
-            point.tail, of, series, pair, {}
-        )
+        metric, body = message.wire.spans[where["metric"]], message.wire.body
+        family = message.wire.origin(metric)[1], body[metric.begin : metric.head_end], metric.temporality
+        spelling = _Spelling(body[where["key_begin"] : where["key_end"]], point.tail, of, series, pair)
+        spellings = self._spellings.setdefault(family, {})
+        if spellings.get(spelling.key) != spelling:
+            spellings[spelling.key] = spelling
+            self._forget_layouts()
 
     def _pair_number(self, contract: int, key: SeriesKey) -> int:
         number = self._pairs.setdefault((contract, *key.pair), len(self._pair_names))
@@ -275,21 +302,16 @@ class StreamColumns:
         """The series that rows have these numbers of."""
         return [self._slots.key(number) for number in numbers]
 
-    def observed(self, message: ColumnMessage) -> Iterator[tuple[bytes, str, list[SeriesKey]]]:
-        """Yield what was observed of series in a message: serialized Resource, name of the contract, the series."""
-        by_resource: dict[bytes, list[int]] = defaultdict(list)
-        for of in message.wire.spans:
-            if of.exponential and message.grown[of.first : of.last].any():
-                resource = message.wire.body[of.resource_begin : of.resource_end]
-                by_resource[resource] += message.series[of.first : of.last][message.grown[of.first : of.last]].tolist()
-        owners = self._slots.owners
-        for resource, numbers in by_resource.items():
-            found: dict[int, list[SeriesKey]] = defaultdict(list)
-            for number in numbers:
-                contract, key = owners[number]
-                found[contract].append(key)
-            for contract, keys in found.items():
-                yield resource, self._states[contract].contract.name, keys
+    def observed(self, message: ColumnMessage) -> Iterator[tuple[str, str, list[SeriesKey]]]:
+        """Yield what was observed of series in a message: the sender, name of the contract, the series."""
+        contracts = self._memory.rows["contract"][message.rows]
+        for _, group in groupby(filter(_EXPONENTIAL, message.wire.spans), _SCOPE):
+            spans = [*group]
+            here = np.arange(spans[0].first, spans[-1].last)[message.grown[spans[0].first : spans[-1].last]]
+            for contract in {*contracts[here].tolist()}:
+                numbers = message.series[here[contracts[here] == contract]].tolist()
+                keys = [self._slots.owners[number][1] for number in numbers]
+                yield origin_of(*message.wire.origin(spans[0])).sender, self._states[contract].contract.name, keys
 
     def restore(self, contract: str, content: RowContent, keys: Sequence[SeriesKey | None]) -> None:
         """Streams that were saved in rows; those without room, or a series, take points by themselves."""
@@ -298,7 +320,7 @@ class StreamColumns:
         for (name, record, counts), key in zip(content.rows(), keys, strict=True):
             if key is not None:
                 record["series"], record["pair"] = self._slots.number_of(of, key), self._pair_number(of, key)
-            if key is None or not rows.restore(name, record, counts):
+            if key is None or rows.put(name, record, counts) < 0:
                 state.streams[name] = stream_of(record, counts)
                 state.changed_streams.add(name)
 
@@ -308,6 +330,7 @@ class StreamColumns:
         if gone := self._slots.gone(number):
             self._rows[number].release_series(gone)
             self._spellings.clear()
+            self._forget_layouts()
 
     def settle(self) -> None:
         """Bring all series up to date."""
@@ -317,18 +340,32 @@ class StreamColumns:
 class _Spelling(NamedTuple):
     """Attributes as a sender lists them: what `points.digest_of` needs, numbers of contract, series and pair."""
 
+    key: bytes
     tail: bytes
     contract: int
     series: int
     pair: int
-    names: dict[bytes, bytes]
-    """Digests of the streams, by the senders' origins."""
 
-    def name_of(self, origin: bytes) -> bytes:
-        """The digest of a sender's stream, remembered."""
-        if len(self.names) >= _MAX_NAMES:
-            self.names.clear()
-        return self.names.setdefault(origin, digest_of(origin, self.tail))
+
+_Head = tuple[bytes, int, int]
+"""Name, description and unit of a metric, its temporality, and how many points it has."""
+
+
+@dataclass(slots=True)
+class _Layout:
+    """What the points of a resource and scope are of, in their order: mostly the same in the next message."""
+
+    heads: list[_Head]
+    """The metrics."""
+    keys: list[bytes]
+    """Attributes [points]."""
+    spellings: list[_Spelling | None]
+    """The same as far as they are known [points]."""
+    names: list[bytes]
+    """Digests of the streams [points]."""
+    rows: Numbers = field(default_factory=lambda: np.zeros(0, np.int64))
+    known: object = None
+    """`RowMemory.token` that `rows` are of; None where some point has none."""
 
 
 class _FirstPoint(NamedTuple):

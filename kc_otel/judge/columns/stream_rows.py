@@ -135,57 +135,45 @@ class ContractRows:
     def __len__(self) -> int:
         return len(self.row_of)
 
-    def load(self, name: bytes, stream: PointStream, series: int, pair: int) -> bool:
-        """Move a stream into a row, with the numbers of its series and pair; False where its points are not plain."""
-        value = stream.writers[-1]
-        histogram, before = value.histogram, stream.writers[:-1]
-        if value.doubted is not None or any(other.start == value.start for other in before):
-            return False
-        if not isinstance(histogram, ExponentialHistogram) or not histogram.maximum_observed:
-            return False
-        positive, negative = histogram.positive, histogram.negative
-        if max(positive.counts.size, negative.counts.size) > SIDE:
-            return False
-        row = self._begin(name)
-        if row < 0:
-            return False
-        if not self._memory.put(row, np.concatenate([positive.counts, negative.counts])):
-            self.free(row)
-            return False
-        into = self._memory.rows[row]
-        into["heard"], into["start"], into["time"] = stream.heard, value.start, value.time
-        into["count"], into["zero_count"], into["sum"] = histogram.count, histogram.zero_count, histogram.sum
-        into["min"], into["max"], into["scale"] = histogram.minimum, histogram.maximum, histogram.scale
-        into["zero_threshold"], into["magnitude"] = histogram.zero_threshold, magnitude(histogram)
-        into["positive_offset"], into["positive_size"] = positive.offset, positive.counts.size
-        into["negative_offset"], into["negative_size"] = negative.offset, negative.counts.size
-        scale = histogram.scale
-        into["least"], into["least_negative"] = positive.least(scale), negative.least(scale)
-        into["series"], into["pair"], into["contract"] = series, pair, self._contract
-        into["loaded"], into["dirty"] = LOADED, 1
+    def load(self, name: bytes, series: int, pair: int) -> None:
+        """Move a stream into a row, with the numbers of its series and pair, if its points are plain."""
+        stream = self._state.streams[name]
+        found, before = record_of(stream.writers[-1]), stream.writers[:-1]
+        if found is None or any(other.start == stream.writers[-1].start for other in before):
+            return
+        record, counts = found
+        record["heard"], record["series"], record["pair"] = stream.heard, series, pair
+        if (row := self.put(name, record, counts)) < 0:
+            return
         if before or stream.times or stream.forgotten >= 0:
             self.others[row] = PointStream(0.0, before, stream.times, stream.forgotten)
         del self._state.streams[name]
-        self.row_of[name] = row
         self._state.changed_streams.add(name)
-        return True
 
     def begin(self, name: bytes, series: int, pair: int, size: int) -> int:
         """A row for the first point of a stream, with so many buckets; -1 where there is no room."""
         if name in self.row_of:
             return self.row_of[name]
-        row = self._begin(name)
-        if row < 0:
-            return -1
-        self.row_of[name] = row
-        if not self._memory.make_room(row, min(size, 2 * SIDE)):
+        record = _NEW_ROW.copy()
+        record["series"], record["pair"] = series, pair
+        return self.put(name, record, np.zeros(min(size, 2 * SIDE), np.int64), NEW)
+
+    def put(self, name: bytes, record: Any, counts: Numbers, loaded: int = LOADED) -> int:
+        """Give a stream a row with this record and these counts; -1 where there is no room."""
+        if not self._free:
+            block = self._memory.block()
+            if block is None:
+                return -1
+            self.blocks.add(block)
+            self._free += range((block + 1) * BLOCK - 1, block * BLOCK - 1, -1)
+        row = self._free.pop()
+        self._memory.names[row], self.row_of[name] = name, row
+        into = self._memory.rows[row]
+        self._memory.rows[row] = record
+        into["contract"], into["loaded"], into["dirty"], into["room"] = self._contract, loaded, 1, 0
+        if not self._memory.put(row, counts):
             self.free(row)
             return -1
-        into = self._memory.rows[row]
-        at, room = int(into["at"]), int(into["room"])
-        self._memory.rows[row] = _NEW_ROW
-        into["at"], into["room"] = at, room
-        into["series"], into["pair"], into["contract"] = series, pair, self._contract
         return row
 
     def end_begin(self, row: int) -> None:
@@ -267,32 +255,6 @@ class ContractRows:
 
         return unsaved
 
-    def restore(self, name: bytes, record: Any, counts: Numbers) -> bool:
-        """A stream that was saved, with the numbers that series and pairs have now; False where there is no room."""
-        row = self._begin(name)
-        if row < 0:
-            return False
-        into = self._memory.rows[row]
-        self._memory.rows[row] = record
-        into["contract"], into["loaded"], into["dirty"], into["room"] = self._contract, LOADED, 1, 0
-        if not self._memory.put(row, counts):
-            self.free(row)
-            return False
-        self.row_of[name] = row
-        return True
-
-    def _begin(self, name: bytes) -> int:
-        """A row for a stream; -1 where there is no room."""
-        if not self._free:
-            block = self._memory.block()
-            if block is None:
-                return -1
-            self.blocks.add(block)
-            self._free += range((block + 1) * BLOCK - 1, block * BLOCK - 1, -1)
-        row = self._free.pop()
-        self._memory.names[row] = name
-        return row
-
     def _loaded(self) -> Numbers:
         return np.fromiter(self.row_of.values(), np.int64, len(self.row_of))
 
@@ -301,6 +263,25 @@ class ContractRows:
         others = self.others.get(row, PointStream())
         [(_, stream)] = self.content(np.array([row])).streams()
         return PointStream(stream.heard, [*others.writers, *stream.writers], list(others.times), others.forgotten)
+
+
+def record_of(value: LatestValue) -> tuple[Any, Numbers] | None:
+    """The record of a row with a stream's newest value, and the counts of its buckets; None where it fits into none."""
+    histogram = value.histogram
+    if value.doubted is not None or not isinstance(histogram, ExponentialHistogram) or not histogram.maximum_observed:
+        return None
+    positive, negative, scale = histogram.positive, histogram.negative, histogram.scale
+    if max(positive.counts.size, negative.counts.size) > SIDE:
+        return None
+    into = np.zeros((), ROW)
+    into["start"], into["time"], into["scale"] = value.start, value.time, scale
+    into["count"], into["zero_count"], into["sum"] = histogram.count, histogram.zero_count, histogram.sum
+    into["min"], into["max"], into["zero_threshold"] = histogram.minimum, histogram.maximum, histogram.zero_threshold
+    into["positive_offset"], into["positive_size"] = positive.offset, positive.counts.size
+    into["negative_offset"], into["negative_size"] = negative.offset, negative.counts.size
+    into["least"], into["least_negative"] = positive.least(scale), negative.least(scale)
+    into["magnitude"] = magnitude(histogram)
+    return into, np.concatenate([positive.counts, negative.counts])
 
 
 def stream_of(record: Any, counts: Numbers) -> PointStream:

@@ -1,22 +1,24 @@
-"""A metrics request as columns: its exponential points in arrays, beside the request as protobuf reads it.
+"""A metrics request as columns: its exponential points in arrays.
 
 One walk along the wire format, in C (`wire_columns.c`), leaves the columns. It gives up on whatever is not exactly what
 senders write. It decodes numbers only: names and attributes stay bytes. The consumer takes the plain points from the
-arrays and marks them; the others are taken one by one from protobuf's request.
+arrays and marks them; protobuf reads only the metrics of the others, which are taken one by one.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
+from opentelemetry.proto.metrics.v1.metrics_pb2 import Metric
 
-from kc_otel.judge.points import CUMULATIVE, DRIFT_NAMES
+from kc_otel.judge.points import ImpossiblePoint, Point, origin_of, points_of
 from kc_otel.machine_code import ADDRESS, NUMBER, function
 
 POINT: Final = np.dtype(
@@ -72,26 +74,15 @@ class WireColumns:
         """The same as `metrics`, for a loop."""
         return [*map(MetricSpan._make, self.metrics.tolist())]
 
-    def origin(self, metric: int) -> tuple[bytes, bytes, bytes, int]:
-        """Return the fields shared by all points of a metric: resource, scope, names and unit, temporality."""
-        of, body = self.spans[metric], self.body
-        resource, scope = body[of.resource_begin : of.resource_end], body[of.scope_begin : of.scope_end]
-        return resource, scope, body[of.begin : of.head_end], of.temporality
+    @cached_property
+    def names(self) -> list[bytes]:
+        """Name of each metric; empty where the metric does not begin with it."""
+        heads = ((of.begin + 2, self.body[of.begin : of.begin + 2]) for of in self.spans)
+        return [self.body[at : at + head[1]] if head[0] == 0x0A and head[1] < 128 else b"" for at, head in heads]
 
-    def name(self, of: MetricSpan) -> bytes:
-        """Name of a metric; empty where the metric does not begin with it."""
-        head = self.body[of.begin : of.begin + 2]
-        return self.body[of.begin + 2 : of.begin + 2 + head[1]] if head[0] == 0x0A and head[1] < 128 else b""
-
-    def is_drift(self, of: MetricSpan) -> bool:
-        """Return whether a metric is one of the drift quantities."""
-        return self.name(of).decode("utf-8", "replace") in DRIFT_NAMES
-
-    def drift_metrics(self) -> Iterator[tuple[MetricSpan, bytes, bool]]:
-        """Yield the exponential drift metrics, with the resource of each and whether it is cumulative."""
-        for of in self.spans:
-            if of.exponential and self.is_drift(of):
-                yield of, self.body[of.resource_begin : of.resource_end], of.temporality == CUMULATIVE
+    def origin(self, of: MetricSpan) -> tuple[bytes, bytes]:
+        """Return the serialized Resource and InstrumentationScope of a metric."""
+        return self.body[of.resource_begin : of.resource_end], self.body[of.scope_begin : of.scope_end]
 
 
 @dataclass(slots=True)
@@ -103,11 +94,9 @@ class ColumnMessage:
     """Row of each of its points in `StreamColumns`, -1 where there is none."""
     known: object
     """`RowMemory.token` that the rows are of; None where new streams get one when it is taken."""
-    request: Any
-    """The same as protobuf read it."""
     whole: bool
     """True if nothing is to be taken from the columns, because most of it is not plain."""
-    new: int = 0
+    new: int
     """Number of its points that get a row when it is taken."""
     taken: NDArray[np.int8] = field(init=False)
     """Of each point whether it was taken from the columns."""
@@ -115,10 +104,25 @@ class ColumnMessage:
     """Number of the series of each point, if it was."""
     grown: NDArray[np.bool_] = field(init=False)
     """Mask of the points that were taken and have new observations."""
+    _read: dict[int, Any] = field(init=False, default_factory=dict)
 
     def __post_init__(self) -> None:
         self.taken, self.series = np.zeros(self.rows.size, np.int8), np.full(self.rows.size, -1)
         self.grown = np.zeros(self.rows.size, np.bool_)
+
+    def metrics(self, taken: bytes) -> Iterator[tuple[MetricSpan, Any]]:
+        """Yield the metrics with points that are not taken [points], as protobuf reads them; a DecodeError if not."""
+        for number, of in enumerate(self.wire.spans):
+            if not of.exponential or of.first == of.last or 0 in taken[of.first : of.last]:
+                if number not in self._read:
+                    self._read[number] = Metric.FromString(self.wire.body[of.begin : of.end])
+                yield of, self._read[number]
+
+    def points(self, gen_ai: Collection[str], counts: Counter[str], taken: bytes) -> Iterator[Point | ImpossiblePoint]:
+        """`points.walk` of those that are not taken [points]."""
+        for of, metric in self.metrics(taken):
+            here = taken[of.first : of.last]
+            yield from points_of(metric, origin_of(*self.wire.origin(of)), gen_ai, counts, taken=here, first=of.first)
 
 
 _scan: Final = function("kc_scan", ADDRESS, NUMBER, ADDRESS, NUMBER, ADDRESS, NUMBER, ADDRESS, result=NUMBER)

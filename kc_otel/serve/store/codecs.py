@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from kc_otel.judge.columns.fold import ROW, SIDE
 from kc_otel.judge.columns.stream_rows import BLOCK, RowContent
-from kc_otel.judge.fail_evidence import HeldEvidence
+from kc_otel.judge.fail_evidence import HeldEvidence, row_of
 from kc_otel.judge.fault_end import Fault, Recovery
 from kc_otel.judge.point_streams import LatestValue, PointStream
 from kc_otel.judge.statistics import MeanTest
@@ -273,7 +273,7 @@ def decode_evidence(data: bytes) -> HeldEvidence:
         raise CodecError("not evidence: a number is missing, or is none")
     said = (None if math.isnan(value) else value for value in (above, top))
     above, top = said
-    return HeldEvidence(MeanTest(limit, above, low, cap, top), sums, pane, failing, peak, after, fault, ended)
+    return HeldEvidence(MeanTest(limit, above, low, cap, top), row_of(sums, pane), failing, peak, after, fault, ended)
 
 
 def _encode_fault(fault: Fault) -> bytes:
