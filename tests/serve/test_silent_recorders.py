@@ -668,24 +668,6 @@ def test_a_routed_breach_that_loses_its_recorder_is_unproven_in_the_metrics(tmp_
     assert state() == 0.0
 
 
-def test_an_endpoint_that_forgets_is_told_of_a_version_that_serves_after_its_roll_back_for_as_long(
-    tmp_path: Path,
-) -> None:
-    """Alertmanager takes an alert that is not posted again for one that has ended."""
-    fleet = Fleet(tmp_path / "state.sqlite")
-    fleet.core = Core([fleet.contract], fleet.connection, external_url="", now=fleet.now, forgetful={"pager"})
-    fleet.run(60, healthy=0.001)
-    fleet.core.promotions.tell("policy", "b" * 12, "rollback", "ada", "broken tables", fleet.now, start=True)
-    for _ in range(60):
-        fleet.run(10, healthy=0.001)
-        for message in fleet.core.outbox.messages(DeliveryState.WAITING):
-            alerts = json.loads(message.body)["alerts"]
-            told, names = fleet.now, {alert["labels"]["alertname"] for alert in alerts if alert["status"] == "firing"}
-            fleet.core.outbox.accepted(message.id)
-    assert names == {"KernelContractRolledBack"}
-    assert fleet.now - told <= 120.0
-
-
 def test_the_last_message_says_what_keeps_requests_away_and_how_to_end_it(tmp_path: Path) -> None:
     """The breach is over at its time, and not broken; a route and a pin stay until a person ends them."""
     fleet = Fleet(tmp_path / "state.sqlite", "do: [{route: train-kernel}, {webhook: pager}]")

@@ -5,7 +5,7 @@
 | variable                            | meaning                                                              |
 | ----------------------------------- | -------------------------------------------------------------------- |
 | `URL`                               | where to POST                                                        |
-| `FORMAT`                            | kernel-contract (default), alertmanager, pagerduty or slack          |
+| `FORMAT`                            | kernel-contract (default), pagerduty or slack                        |
 | `SECRET`, or `SECRET_FILE`          | kernel-contract: `whsec_...`, several while one is rotated;          |
 |                                     | pagerduty: the routing key                                           |
 | `AUTHORIZATION`, or `..._FILE`      | value of the `Authorization` header, where the receiver wants one    |
@@ -99,11 +99,11 @@ def _endpoint(name: str, prefix: str, environ: Mapping[str, str]) -> WebhookEndp
     signs = format is Format.KERNEL_CONTRACT
     url, secret = environ.get(f"{prefix}_URL", "").strip(), _credential(f"{prefix}_SECRET", environ)
     wanted = [f"{prefix}_URL"] * (not url)
-    if not secret and format in {Format.KERNEL_CONTRACT, Format.PAGERDUTY}:
+    if not secret and format is not Format.SLACK:
         wanted.append(f"{prefix}_SECRET or {prefix}_SECRET_FILE{' to its routing key' * (not signs)}")
     if wanted:
         raise WebhookEndpointError(f"set {' and '.join(wanted)}")
-    if secret and format in {Format.ALERTMANAGER, Format.SLACK}:
+    if secret and format is Format.SLACK:
         raise WebhookEndpointError(
             f"{prefix}_SECRET: {format} messages are not signed; leave it out, or use {prefix}_AUTHORIZATION"
         )

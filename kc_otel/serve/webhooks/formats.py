@@ -3,7 +3,6 @@
 | format          | what is sent                                        | credential                    |
 | --------------- | --------------------------------------------------- | ----------------------------- |
 | kernel-contract | Alertmanager's version 4 body with `kernelContract` | Standard Webhooks signature   |
-| alertmanager    | alerts, to Alertmanager's own API version 2         | `Authorization`, if any       |
 | pagerduty       | one Events API v2 event for the incident            | routing key, in the body      |
 | slack           | a message in blocks about the incident              | the URL itself                |
 """
@@ -13,10 +12,9 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from datetime import UTC, datetime, timedelta
+from datetime import datetime
 from enum import StrEnum
 from typing import Any, Final
-from urllib.parse import urlsplit, urlunsplit
 
 from kc_otel.client.webhooks import Secret, sign
 
@@ -25,7 +23,6 @@ class Format(StrEnum):
     """Body format of a receiver."""
 
     KERNEL_CONTRACT = "kernel-contract"
-    ALERTMANAGER = "alertmanager"
     PAGERDUTY = "pagerduty"
     SLACK = "slack"
 
@@ -56,42 +53,8 @@ def render(
     if format is Format.KERNEL_CONTRACT:
         return Outgoing(url, sign(secrets, message_id, stored, now=now), stored)
     body: dict[str, Any] = json.loads(stored)
-    said: Any
-    if format is Format.ALERTMANAGER:
-        parts = urlsplit(url)  # the API's path where only the server is named
-        path = parts.path.rstrip("/").removesuffix("/api/v2/alerts") + "/api/v2/alerts"
-        url, said = urlunsplit(parts._replace(path=path)), alertmanager_alerts(body, now)
-    else:
-        said = pagerduty_event(body, key) if format is Format.PAGERDUTY else slack_message(body)
+    said = pagerduty_event(body, key) if format is Format.PAGERDUTY else slack_message(body)
     return Outgoing(url, {}, json.dumps(said, separators=(",", ":"), ensure_ascii=False, allow_nan=False).encode())
-
-
-_ENDS_IN: Final = timedelta(minutes=5)
-
-
-def alertmanager_alerts(body: Mapping[str, Any], now: float) -> list[dict[str, Any]]:
-    """The postable alerts of a stored body, posted at unix time `now`, seconds.
-
-    What was found out about their incident is an annotation, which has no part in which alert it is.
-
-    Alertmanager takes an alert that nobody repeats for resolved when it ends. So one that fires is posted again every
-    minute, and ends some minutes after each post, as Prometheus does it. Where the evaluator is gone, Alertmanager lets
-    go of its alerts after that time; that the evaluator is gone is told by an alert of Prometheus' own.
-    Source: prometheus/alertmanager, api/v2/openapi.yaml, `postableAlert`; prometheus/prometheus, rules/alerting.go.
-    """
-    ahead = (datetime.fromtimestamp(now, UTC) + _ENDS_IN).isoformat()
-    incident = body["kernelContract"]["incident"]
-    found = [] if incident is None else [f"{entry['kind']}: {entry['text']}" for entry in incident["diagnoses"]]
-    return [
-        {
-            "labels": alert["labels"],
-            "annotations": {**alert["annotations"], **({"diagnosis": "\n".join(found)} if found else {})},
-            "startsAt": alert["startsAt"],
-            "endsAt": ahead if alert["status"] == "firing" else alert["endsAt"],
-            **({"generatorURL": alert["generatorURL"]} if alert["generatorURL"] else {}),
-        }
-        for alert in body["alerts"]
-    ]
 
 
 _SUMMARY: Final = 1024

@@ -99,7 +99,7 @@ class EndpointStatus:
 class Outbox:
     """Messages that wait for their endpoints.
 
-    Enqueue and renew inside the transaction of what caused the message. The rest are transactions of their own, or
+    Enqueue inside the transaction of what caused the message. The rest are transactions of their own, or
     parts of a turn. `cap` is the longest pause of all, and the longest `Retry-After` that is believed, seconds; of
     delivered and parked messages, `keep` of each are kept for people to look at.
     """
@@ -132,16 +132,6 @@ class Outbox:
             (message_id, endpoint, contract, body, now, now),
         )
         return message_id
-
-    def renew(self, endpoint: str, contract: str, body: bytes, now: float) -> None:
-        """Repeat the current state: one message a lane, which replaces the one before, sent or not."""
-        message_id = f"renewal/{endpoint}/{contract}"
-        self._connection.execute("DELETE FROM outbox WHERE id = ? AND state <> 'waiting'", (message_id,))
-        self._connection.execute(
-            "INSERT INTO outbox (id, endpoint, contract, body, created, tried) VALUES (?, ?, ?, ?, ?, ?)"
-            " ON CONFLICT (id) DO UPDATE SET body = excluded.body, created = excluded.created",
-            (message_id, endpoint, contract, body, now, now),
-        )
 
     def due(self, now: float) -> tuple[WebhookMessage, ...]:
         """The oldest waiting message of every lane that may be tried now, oldest first.
