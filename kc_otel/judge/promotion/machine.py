@@ -31,8 +31,7 @@ from kc_otel.judge.promotion.stages import (
     PromotionStatus,
     Stage,
     Tally,
-    counted,
-    decided,
+    decide,
     path_of,
 )
 from kc_otel.judge.verdict import Evaluation, Status
@@ -84,10 +83,9 @@ def advance(promotion: Promotion, contract: Contract, evaluation: Evaluation, ho
     if offline:
         decision = _offline(promotion, asked)
     else:
-        terms = contract.promotion
-        gate = GateSpec.of(contract, promotion.position.stage, terms.windows, terms.failure_limit)
-        promotion = replace(promotion, tally=counted(gate, promotion.version, promotion.tally, evaluation))
-        decision = decided(gate, promotion.version, promotion.tally, evaluation, None, asked, now)
+        gate = GateSpec.of(contract, promotion.position.stage)
+        tally, decision = decide(gate, promotion.version, promotion.tally, [evaluation], asked, now)
+        promotion = replace(promotion, tally=tally)
     if decision.outcome is GateOutcome.ROLLBACK:
         said = f"{promotion.version} is rolled back from {promotion.position}: {'; '.join(decision.missing)}"
         return _rolled_back(promotion, now, said, decision)
