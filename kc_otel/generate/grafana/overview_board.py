@@ -44,18 +44,20 @@ def _counts() -> Iterator[Any]:
             id,
             title,
             description,
-            queries.count(f"{queries.cells('kc.verdict')} == {status.code}"),
+            queries.now(f"count({queries.cells('kc.verdict')} == {status.code})"),
             panels.STATUS_COLOURS[status],
             base,
             span,
         )
     about = "Steps of the escalation policies that fire."
-    yield panels.count(5, "Alerts firing", about, queries.count(queries.alerts()), panels.STATUS_COLOURS[Status.FAIL])
+    yield panels.count(
+        5, "Alerts firing", about, queries.now(f"count({queries.ALERTS})"), panels.STATUS_COLOURS[Status.FAIL]
+    )
     yield panels.count(
         6,
         "Routed away",
         "Slices that the decision table sends to the training kernel instead of the inference kernel.",
-        queries.count(queries.to_train(queries.ROUTE[:2])),
+        queries.now(f"count({queries.to_train(queries.ROUTE[:2])})"),
         "blue",
     ).data_links([panels.link("Promotion and routing", f"/d/{PROMOTION_UID}")])
     health = [panels.link("Health", f"/d/{HEALTH_UID}")]
@@ -75,7 +77,7 @@ def _over_time() -> Iterator[Any]:
         9,
         "Alerts over time",
         "When each step of the escalation policy fired, by clause, slice and severity. Empty means quiet.",
-        (target(queries.alerts(), legend(*queries.CELL[:3], "kc.severity")),),
+        (target(queries.ALERTS, legend(*queries.CELL[:3], "kc.severity")),),
         mapping({"1": ("firing", panels.STATUS_COLOURS[Status.FAIL])}),
         panels.STATUS_COLOURS[Status.FAIL],
         height=7,
@@ -86,7 +88,7 @@ def _over_time() -> Iterator[Any]:
         "What was done",
         "The actions of the steps that fired, for as long as they did. A route stays after its alert has resolved, "
         "until a person resumes the slice: see Promotion and routing.",
-        (target(queries.actions(), legend(*queries.CELL[:3], "kc.action")),),
+        (target(queries.ACTIONS, legend(*queries.CELL[:3], "kc.action")),),
         mapping({"1": ("in force", "blue")}),
         "blue",
         height=7,
@@ -129,9 +131,10 @@ def not_holding(id: int) -> Any:
         "Since": queries.since(),
         "Margin": queries.margin_share(),
         "Actions": queries.action_bits(),
-        "Alert": queries.severity(),
+        "Alert": queries.SEVERITY,
         "": queries.promises(),
     }
+    of_cell, failing = queries.labels(queries.CELL), f"{queries.cells('kc.verdict')} > {Status.PASS.code}"
     return panels.table(
         id,
         "What does not hold: since when, for whom, and what was done about it",
@@ -141,7 +144,7 @@ def not_holding(id: int) -> Any:
         "decide it yet. Margin is the distance from the bound that "
         "decides to the limit, as a share of the limit: negative is beyond it. Actions: the actions of the "
         "policy's steps that fire now. Click a state, clause or slice to look into it, a promise for what it means.",
-        {title: queries.not_holding(query) for title, query in columns.items()},
+        {title: f"({query}) and on ({of_cell}) {failing}" for title, query in columns.items()},
         {**_TITLES, label("kc.clause.promise"): "Promise"},
         {
             **_columns(),
@@ -213,7 +216,7 @@ def _columns() -> dict[str, dict[str, object]]:
 
 def _action_mapping() -> Any:
     """Every combination of actions in words, the gravest first."""
-    words = [text for _, _, text in queries.ACTION_BITS]
+    words = [text for _, text in queries.ACTION_BITS]
     combinations = itertools.product((0, 1), repeat=len(words))
     return mapping(
         {

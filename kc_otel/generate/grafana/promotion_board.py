@@ -36,13 +36,13 @@ def _panels() -> Iterator[Any]:
         "Routes over time",
         "Which kernel the decision table sends each slice to instead of a version. A route stays after its alert "
         "has resolved, until a person resumes the slice.",
-        (target(queries.routes(), legend(*queries.ROUTE)),),
+        (target(queries.ROUTES, legend(*queries.ROUTE)),),
         mapping({"0": ("inference kernel", "blue"), "1": ("training kernel", "purple")}),
         "blue",
         height=8,
     )
     yield from _stages()
-    pair, of, passes = legend(*queries.PAIR), ", ".join(map(label, queries.PAIR)), Status.PASS.code
+    pair, of, passes = legend(*queries.PAIR), queries.labels(queries.PAIR), Status.PASS.code
     worst = queries.by(queries.PAIR, queries.cells("kc.verdict"))
     margin = queries.by(queries.PAIR, queries.margin_share(), "min")
     passing = f"{worst} == bool {passes}"

@@ -14,8 +14,18 @@ from kc_otel.generate.links import SLICE_UID
 
 _OF_CONTRACT: Final = f'{label("kc.contract")}=~"$contract"'
 _CLAUSE: Final = f'{label("kc.clause")}="$clause"'
-_UNIT: Final = queries.in_units(_OF_CONTRACT, _CLAUSE)
 _PAIR: Final = f"{legend('kc.kernel.train')} → {legend('kc.kernel.inference')}"
+
+
+def _in_unit(shown: Any) -> Any:
+    """A panel whose numbers are in the clause's unit, as Grafana names it: none, s, or a suffix."""
+    unit = label("kc.clause.unit")
+    info = queries.by(("kc.clause.unit",), selector("kc.clause.info", None, _OF_CONTRACT, _CLAUSE), "group")
+    plain = f'label_replace(topk(1, {info}), "{unit}", "none", "{unit}", "1")'
+    asked = target(f'label_replace({plain}, "{unit}", "suffix: $1", "{unit}", "[{{](.*)[}}]")')
+    found = {"configRefId": "Unit", "mappings": [{"fieldName": unit, "handlerKey": "unit"}]}
+    shown.with_target(asked.ref_id("Unit").instant().format("table"))
+    return shown.with_transformation(sdk.models.DataTransformerConfig("configFromData", options=found))
 
 
 def slice_file() -> GeneratedFile:
@@ -51,7 +61,7 @@ def _now() -> Iterator[Any]:
         (3, "Estimate", "kc.bound.estimate", "The statistic that the clause limits, in the clause's unit."),
         (4, "Limit", "kc.bound.limit", "The most that the contract allows on this slice, in the clause's unit."),
     ):
-        yield panels.in_unit(panels.state(id, title, about, _cells(name), coloured=False).decimals(4), _UNIT)
+        yield _in_unit(panels.state(id, title, about, _cells(name), coloured=False).decimals(4))
     yield panels.state(
         5,
         "Margin",
@@ -68,7 +78,7 @@ def _now() -> Iterator[Any]:
         7,
         "Kernel that serves it",
         about,
-        queries.routes(),
+        queries.ROUTES,
         colours=thresholds("blue"),
         legend=of,
         text="value_and_name",
@@ -102,7 +112,7 @@ def _bands() -> Iterator[Any]:
     fill = {"custom.fillBelowTo": "lower", "custom.fillOpacity": 25}
     for name, values in (("upper", {**edge, **fill}), ("lower", edge), ("estimate", {**colour, "custom.lineWidth": 2})):
         band.override_by_name(name, panels.properties(values))
-    yield panels.in_unit(panels.with_limit(band, "/^limit$/"), _UNIT)
+    yield _in_unit(panels.with_limit(band, "/^limit$/"))
     versions = panels.graph(
         11,
         "By kernel version",
@@ -114,7 +124,7 @@ def _bands() -> Iterator[Any]:
         "short",
         height=10,
     )
-    yield panels.in_unit(panels.with_limit(versions, "/^limit$/"), _UNIT)
+    yield _in_unit(panels.with_limit(versions, "/^limit$/"))
     evidence = panels.graph(
         12,
         "Evidence against the limit",
