@@ -517,12 +517,8 @@ class Core:
             done = () if incident is None else actions_taken(incident, decisions)
             body = alert_body(
                 contract,
-                message.alerts,
-                receiver=message.endpoint,
+                message,
                 external_url=self.external_url,
-                reason=message.reason.value,
-                incident=incident,
-                lasting=message.lasting,
                 lifting=() if incident is None else lifting_commands(incident, decisions),
                 done=[action.text for action in done if action.kind not in _NOT_TOLD_ACTIONS],
                 kernels=self._kernels(contract.name),

@@ -20,10 +20,10 @@ from kc_otel.judge.escalation.notices import (
     silence,
     unsilence,
 )
-from kc_otel.judge.escalation.webhook_body import alert_body
 from kc_otel.judge.incidents.incident import IncidentState
 from kc_otel.judge.plain_json import read_json, to_json
 from kc_otel.judge.verdict import Cell, Evaluation
+from tests.tools.bodies import body_of
 
 
 def silenced(id="one", clause=None, slice=None, at=0.0, until=100.0, by="ada", why="planned work"):
@@ -171,8 +171,8 @@ def test_a_silence_holds_back_until_it_ends(pager):
 
 def test_the_body_says_why_it_is_sent(pager):
     edges = pager.step(0, code="FAIL").transitions
-    first = alert_body(pager.contract, edges, receiver="pager", reason="firing")
-    again = alert_body(pager.contract, [replace(edges[0], at=4600.0)], receiver="pager", reason="reminder")
+    first = body_of(pager.contract, edges, reason="firing")
+    again = body_of(pager.contract, [replace(edges[0], at=4600.0)], reason="reminder")
     assert first["kernelContract"]["reason"] == "firing"
     assert again["kernelContract"]["reason"] == "reminder"
     assert again["alerts"][0]["annotations"]["description"].startswith(
