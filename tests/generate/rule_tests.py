@@ -14,9 +14,19 @@ from typing import Any
 from kc_otel.contract.clause import Clause
 from kc_otel.contract.model import Contract
 from kc_otel.contract.prometheus_names import label, selector
-from kc_otel.generate.alert_steps import HELD_BY, AlertStep, CellText, alert_steps, annotation_texts, static_labels
+from kc_otel.generate.alert_texts import (
+    EVALUATOR_DOWN,
+    FRESH_SECONDS,
+    HELD_BY,
+    STATE_ALERTS,
+    AlertStep,
+    CellText,
+    StateAlert,
+    alert_steps,
+    annotation_texts,
+    static_labels,
+)
 from kc_otel.generate.prometheus.alerting_rules import BOUNDS
-from kc_otel.generate.state_alerts import EVALUATOR_DOWN, FRESH_SECONDS, STATE_ALERTS, StateAlert
 from kc_otel.judge.verdict import Status
 
 STEP = 10

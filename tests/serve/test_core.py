@@ -33,7 +33,7 @@ from kc_otel.serve.server import _tick_forever
 from kc_otel.serve.store.escalation_store import EscalationStore
 from kc_otel.serve.store.evaluator_store import EvaluatorStore
 from kc_otel.serve.store.state_file import StateError, StatePlace, open_state
-from kc_otel.serve.webhooks.formats import pagerduty_event, slack_message
+from kc_otel.serve.webhooks.endpoints import pagerduty_event, slack_message
 from kc_otel.serve.webhooks.outbox import Outbox
 from tests.judge.conftest import Sender
 from tests.tools.api import api_of

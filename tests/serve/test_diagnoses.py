@@ -13,7 +13,7 @@ from starlette.testclient import TestClient
 
 from kc_otel.serve.access.access_file import AccessFile, digest_of
 from kc_otel.serve.access.site_guard import GuardedSite
-from kc_otel.serve.webhooks.formats import pagerduty_event, slack_message
+from kc_otel.serve.webhooks.endpoints import pagerduty_event, slack_message
 from tests.tools.api import api_of, client_of
 
 FOUND = {

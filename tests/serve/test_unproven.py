@@ -15,7 +15,7 @@ from kc_otel.judge.incidents.incident import IncidentState
 from kc_otel.judge.statistics import metric_name
 from kc_otel.judge.verdict import Status
 from kc_otel.serve.people_orders import acknowledge, close
-from kc_otel.serve.webhooks.formats import pagerduty_event, slack_message
+from kc_otel.serve.webhooks.endpoints import pagerduty_event, slack_message
 from kc_otel.serve.webhooks.outbox import DeliveryState
 from tests.judge.conftest import NOW, Sender, counted
 from tests.serve.test_silent_recorders import STEP, TEXT, Fleet, closed_by_a_person, shut_down

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from kc_otel.contract.model import Contract
-from kc_otel.generate.alert_steps import unique_names
+from kc_otel.generate.alert_texts import unique_names
 from kc_otel.generate.files import GeneratedFile
 from kc_otel.generate.grafana.alerting import DATASOURCE_UID, alerting_file, evaluator_alerting_file
 from kc_otel.generate.grafana.health_board import health_file

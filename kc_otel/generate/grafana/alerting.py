@@ -14,11 +14,17 @@ from typing import Any, Final
 from kc_otel.contract.model import Contract
 from kc_otel.contract.slices import ALL
 from kc_otel.contract.units import format_duration
-from kc_otel.generate.alert_steps import (
+from kc_otel.generate.alert_texts import (
+    AGE,
     CELL_LABELS,
+    EVALUATOR_DOWN,
+    FRESH_SECONDS,
     HELD_BY,
+    LIVING,
+    STATE_ALERTS,
     AlertStep,
     CellText,
+    StateAlert,
     alert_steps,
     annotation_texts,
     cell_labels,
@@ -36,7 +42,6 @@ from kc_otel.generate.links import (
     Sites,
     slice_link,
 )
-from kc_otel.generate.state_alerts import AGE, EVALUATOR_DOWN, FRESH_SECONDS, LIVING, STATE_ALERTS, StateAlert
 from kc_otel.judge.verdict import Status
 
 DATASOURCE_UID: Final = "prometheus"

@@ -12,7 +12,7 @@ from typing import Final
 from kc_otel.contract.prometheus_names import INVALID_ONCE, label, prometheus_name, selector
 from kc_otel.contract.registry.clause_metrics import AVERAGED, RECORDED, Unit
 from kc_otel.contract.registry.own_metrics import METRICS
-from kc_otel.generate.state_alerts import LIVING
+from kc_otel.generate.alert_texts import LIVING
 from kc_otel.judge.verdict import Status
 
 CELL: Final = ("kc.contract", "kc.clause", "kc.slice", "kc.kernel.train", "kc.kernel.inference")

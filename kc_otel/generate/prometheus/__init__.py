@@ -13,7 +13,7 @@ from typing import Final
 import yaml
 
 from kc_otel.contract.model import Contract
-from kc_otel.generate.alert_steps import unique_names
+from kc_otel.generate.alert_texts import unique_names
 from kc_otel.generate.files import GeneratedFile, as_yaml
 from kc_otel.generate.links import NOWHERE, Sites
 from kc_otel.generate.prometheus.alerting_rules import evaluator_file, routes_file, rule_file

@@ -16,11 +16,15 @@ from kc_otel.contract.model import Contract
 from kc_otel.contract.policy import REPEAT_SECONDS
 from kc_otel.contract.prometheus_names import label, selector
 from kc_otel.contract.units import format_duration
-from kc_otel.generate.alert_steps import (
+from kc_otel.generate.alert_texts import (
     CELL_LABELS,
+    EVALUATOR_DOWN,
     HELD_BY,
+    LIVING,
+    STATE_ALERTS,
     AlertStep,
     CellText,
+    StateAlert,
     alert_steps,
     annotation_texts,
     cell_labels,
@@ -30,7 +34,6 @@ from kc_otel.generate.alert_steps import (
 )
 from kc_otel.generate.files import GeneratedFile, as_yaml
 from kc_otel.generate.links import NOWHERE, Sites
-from kc_otel.generate.state_alerts import EVALUATOR_DOWN, LIVING, STATE_ALERTS, StateAlert
 from kc_otel.judge.verdict import Status
 
 INTERVAL_SECONDS: Final = 15.0

@@ -20,7 +20,7 @@ from kc_otel.contract.model import Contract
 from kc_otel.contract.prometheus_names import label, metric, prometheus_name, selector
 from kc_otel.contract.slices import ALL, UNJUDGED
 from kc_otel.contract.units import format_duration
-from kc_otel.generate.alert_steps import CELL_LABELS, alert_steps
+from kc_otel.generate.alert_texts import CELL_LABELS, alert_steps
 from kc_otel.generate.files import GeneratedFile, as_yaml
 from kc_otel.generate.links import NOWHERE, Sites
 from kc_otel.generate.prometheus.alerting_rules import INTERVAL_SECONDS, VerdictSource, alert_rule

@@ -25,8 +25,7 @@ from urllib.parse import urlsplit, urlunsplit
 import httpx
 
 from kc_otel.serve.store.state_connection import StateError
-from kc_otel.serve.webhooks.endpoints import WebhookEndpoint
-from kc_otel.serve.webhooks.formats import Outgoing, render
+from kc_otel.serve.webhooks.endpoints import Outgoing, WebhookEndpoint, render
 from kc_otel.serve.webhooks.outbox import Outbox, WebhookMessage
 
 _log = logging.getLogger(__name__)

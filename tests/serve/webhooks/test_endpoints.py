@@ -5,8 +5,7 @@ import re
 import pytest
 
 from kc_otel.client.webhooks import Secret, new_secret
-from kc_otel.serve.webhooks.endpoints import Rotation, WebhookEndpoint, WebhookEndpointError, endpoints_from_env
-from kc_otel.serve.webhooks.formats import Format
+from kc_otel.serve.webhooks.endpoints import Format, Rotation, WebhookEndpoint, WebhookEndpointError, endpoints_from_env
 
 
 def test_endpoints_are_read_from_the_environment(tmp_path):

@@ -13,7 +13,7 @@ from kc_otel.judge.escalation.webhook_body import encode
 from kc_otel.judge.incidents.incident import IncidentState
 from kc_otel.judge.incidents.incident_lifecycle import follow
 from kc_otel.judge.recorders import KernelInfo
-from kc_otel.serve.webhooks.formats import Format, render
+from kc_otel.serve.webhooks.endpoints import Format, render
 from tests.tools.bodies import body_of
 
 AT = 1_700_000_000.0
