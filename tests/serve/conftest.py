@@ -6,6 +6,7 @@ import sqlite3
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -16,10 +17,12 @@ from starlette.testclient import TestClient
 import kc_otel
 from kc_otel.contract.load import load_text
 from kc_otel.contract.model import Contract
+from kc_otel.judge.incidents.incident import IncidentState
 from kc_otel.serve.core import Core
 from kc_otel.serve.store.state_connection import StateConnection
 from kc_otel.serve.store.state_file import open_state
 from tests.tools.api import client_of
+from tests.tools.fleet import Fleet, OpenFleet
 from tests.tools.memory import Memory
 
 POLICY = """\
@@ -97,3 +100,27 @@ def core(make_core: Callable[..., Core], drift: Callable[..., ExportMetricsServi
 def client(core: Core) -> TestClient:
     """A client of that core's API."""
     return client_of(core)
+
+
+@pytest.fixture
+def open_fleet(tmp_path: Path) -> Iterator[OpenFleet]:
+    """Makes a fleet, whose state file is closed after the test."""
+    made: list[Fleet] = []
+
+    def make(*given: str, kind: type[Fleet] = Fleet, **more: str) -> Fleet:
+        made.append(kind(tmp_path / "state.sqlite", *given, **more))
+        return made[-1]
+
+    yield make
+    for opened in made:
+        opened.connection.close()
+
+
+@pytest.fixture
+def fleet(open_fleet: OpenFleet) -> Fleet:
+    """One of which a recorder has just broken the limit."""
+    made = open_fleet()
+    made.run(60, broken=0.001, healthy=0.001)
+    made.run(30, broken=0.4, healthy=0.001)
+    assert made.states() == [IncidentState.BROKEN]
+    return made

@@ -17,8 +17,8 @@ from kc_otel.judge.set_back import not_later
 from kc_otel.serve import core as core_module
 from kc_otel.serve.listeners import Listeners, RouterReport
 from tests.judge.conftest import NOW
-from tests.serve.test_silent_recorders import Fleet
 from tests.tools.api import route_kept
+from tests.tools.fleet import Fleet
 
 VERSION = "b" * 12
 AHEAD = 3600.0

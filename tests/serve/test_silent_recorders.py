@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator
-from pathlib import Path
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -17,78 +16,12 @@ from kc_otel.judge.promotion.stages import Stage
 from kc_otel.judge.verdict import Status
 from kc_otel.serve.core import Core
 from kc_otel.serve.people_orders import close, pin, silence
-from kc_otel.serve.store.state_file import open_state
 from kc_otel.serve.webhooks.outbox import DeliveryState
 from tests.judge.conftest import NOW, Sender, counted, info_request, merge
 from tests.tools.api import client_of, route_kept
+from tests.tools.fleet import STEP, TEXT, Fleet, OpenFleet, closed_by_a_person, rolled_back_by_a_person, shut_down
 
 pytestmark = pytest.mark.slow
-
-TEXT = """\
-apiVersion: kernel-contract/v1
-kind: KernelContract
-metadata: {name: policy, version: 1, owner: tests}
-kernels:
-  train: {engine: torch, dtype: float32}
-  inference: {engine: vllm, dtype: bfloat16}
-statistical:
-  - {id: token-tv, metric: tv_token, unit: token, limit: 0.02}
-observability: {window: 1m, long_window: 5m, min_samples: 500, heartbeat: 30s}
-escalation:
-  - {on: fail, clear_for: 1s, severity: critical, DO}
-"""
-STEP = 10.0
-
-
-class Fleet:
-    """Recorders of one kernel version, and a core that they report to, which evaluates so many seconds later."""
-
-    judged_after = 0.0
-
-    def __init__(self, path: Path, do: str = "do: [{webhook: pager}]", text: str = TEXT) -> None:
-        self.path, self.now, self.contract = path, NOW, load_text(text.replace("DO", do), "policy.yaml")
-        self.senders = {name: Sender(instance=name, start=NOW - 1.0) for name in ("broken", "healthy", "third")}
-        self.begin()
-
-    def begin(self) -> None:
-        """Start the evaluator; nobody else may hold its state file."""
-        self.connection = open_state(self.path)
-        self.core = Core([self.contract], self.connection, external_url="", now=self.now)
-
-    def feed(self, seconds: float, requests: Callable[[], Iterable[ExportMetricsServiceRequest]]) -> None:
-        """Take what is sent at each step, and judge it."""
-        for _ in range(round(seconds / STEP)):
-            self.now += STEP
-            for request in requests():
-                self.core.metrics(request, self.now)
-            self.core.tick(self.now + self.judged_after)
-
-    def report(
-        self, sender: Sender, mean: float | None, age: float = 0.0, version: str = "b" * 12
-    ) -> ExportMetricsServiceRequest:
-        """An export of a recorder with observations of about this size, or none at all."""
-        observed = sender.request(self.now - age, np.full(0 if mean is None else 2000, mean or 0.0))
-        return merge(observed, info_request(self.now, 1, sender.instance, version))
-
-    def run(self, seconds: float, **means: float | None) -> None:
-        """Recorders of these names report observations of about this size, or none at all, and the others nothing."""
-        self.feed(seconds, lambda: [self.report(self.senders[name], mean) for name, mean in means.items()])
-
-    def ends(self) -> list[str]:
-        """First lines of the webhooks that told of an end."""
-        bodies = [json.loads(message.body) for message in self.core.outbox.messages(DeliveryState.WAITING)]
-        return [body["alerts"][0]["annotations"]["summary"] for body in bodies if body["status"] == "resolved"]
-
-
-@pytest.fixture
-def fleet(tmp_path: Path) -> Iterator[Fleet]:
-    made = Fleet(tmp_path / "state.sqlite")
-    made.run(60, broken=0.001, healthy=0.001)
-    made.run(30, broken=0.4, healthy=0.001)
-    (incident,) = made.core.incidents()
-    assert incident.state is IncidentState.BROKEN
-    yield made
-    made.connection.close()
 
 
 def test_a_breach_whose_recorder_died_is_not_resolved_by_what_others_measure(fleet: Fleet) -> None:
@@ -100,25 +33,9 @@ def test_a_breach_whose_recorder_died_is_not_resolved_by_what_others_measure(fle
         (incident,) = fleet.core.incidents()
         assert (verdict.status, incident.state) == (Status.PASS, IncidentState.UNPROVEN)
         assert fleet.ends() == []
-        fleet.connection.close()
-        fleet.begin()
+        fleet.restart()
     assert any("without proof of recovery" in event.message for event in fleet.core.events.newest(limit=50))
     assert not any("is resolved" in event.message for event in fleet.core.events.newest(limit=50))
-
-
-def shut_down(fleet: Fleet) -> None:
-    fleet.core.metrics(info_request(fleet.now, 0, "broken"), fleet.now)
-
-
-def closed_by_a_person(fleet: Fleet) -> None:
-    close(fleet.core, "policy", None, None, "ada", "it was killed", fleet.now)
-
-
-def rolled_back_by_a_person(fleet: Fleet) -> None:
-    core, version = fleet.core, "b" * 12
-    core.promotions.tell("policy", version, "rollback", "ada", "it is dead", fleet.now, start=True)
-    core.tick(fleet.now)
-    route_kept(core, fleet.now)
 
 
 @pytest.mark.parametrize(
@@ -134,7 +51,7 @@ def test_what_a_dead_recorder_left_ends_in_order_or_by_a_person(
 ) -> None:
     """A clean shutdown proves what the others measure; a person's word proves nothing, and the message says so."""
     fleet.run(200, healthy=0.001)
-    assert [incident.state for incident in fleet.core.incidents()] == [IncidentState.UNPROVEN]
+    assert fleet.states() == [IncidentState.UNPROVEN]
     happens(fleet)
     fleet.run(seconds, healthy=0.001)
     (end,) = fleet.ends()
@@ -148,10 +65,9 @@ def test_a_recorder_that_was_drained_proves_nothing_until_it_measures_again(flee
     """It reports itself and observes nothing, also after a restart of the evaluator: it may serve again."""
     for _ in range(2):
         fleet.run(300, healthy=0.001, broken=None)
-        assert [incident.state for incident in fleet.core.incidents()] == [IncidentState.UNPROVEN]
+        assert fleet.states() == [IncidentState.UNPROVEN]
         assert fleet.ends() == []
-        fleet.connection.close()
-        fleet.begin()
+        fleet.restart()
     fleet.run(50, healthy=0.001, broken=0.001)
     assert fleet.core.incidents(), "a window is not full of it"
     fleet.run(30, healthy=0.001, broken=0.001)
@@ -160,9 +76,11 @@ def test_a_recorder_that_was_drained_proves_nothing_until_it_measures_again(flee
 
 
 @pytest.mark.parametrize("shuts_down", [False, True])
-def test_a_breach_is_not_over_because_its_recorder_measures_another_version(tmp_path: Path, shuts_down: bool) -> None:
+def test_a_breach_is_not_over_because_its_recorder_measures_something_else(
+    open_fleet: OpenFleet, shuts_down: bool
+) -> None:
     """It may come back to the version, until a long window has passed without it, or the recorder shuts down."""
-    fleet = Fleet(tmp_path / "state.sqlite")
+    fleet = open_fleet()
     other = Sender(instance="broken", inference="c" * 12, start=NOW - 1.0)
     fleet.run(60, broken=0.001)
     fleet.run(30, broken=0.4)
@@ -171,15 +89,14 @@ def test_a_breach_is_not_over_because_its_recorder_measures_another_version(tmp_
         return [merge(info_request(fleet.now, 0, "broken"), fleet.report(other, 0.001, version="c" * 12))]
 
     fleet.feed(250, moved)
-    assert [incident.state for incident in fleet.core.incidents()] == [IncidentState.UNPROVEN]
+    assert fleet.states() == [IncidentState.UNPROVEN]
     if shuts_down:
         infos = info_request(fleet.now, 0, "broken"), info_request(fleet.now, 0, "broken", "c" * 12)
         fleet.core.metrics(merge(*infos), fleet.now)
         fleet.core.tick(fleet.now)
     else:
         fleet.feed(100, moved)
-    assert [incident for incident in fleet.core.incidents() if incident.on == "fail"] == []
-    fleet.connection.close()
+    assert fleet.states("fail") == []
 
 
 @pytest.mark.parametrize("shuts_down", [False, True])
@@ -195,22 +112,18 @@ def test_a_recorder_that_moved_to_another_version_has_refuted_nothing_of_its_bre
             fleet.report(fleet.senders["healthy"], 0.001),
         ]
 
-    def states() -> list[IncidentState]:
-        return [incident.state for incident in fleet.core.incidents() if incident.on == "fail"]
-
     fleet.feed(600, moved)
-    assert (states(), fleet.ends()) == ([IncidentState.UNPROVEN], [])
+    assert (fleet.states("fail"), fleet.ends()) == ([IncidentState.UNPROVEN], [])
     if shuts_down:
         infos = info_request(fleet.now, 0, "broken"), info_request(fleet.now, 0, "broken", "c" * 12)
         fleet.core.metrics(merge(*infos), fleet.now)
         fleet.run(10, healthy=0.001)
     else:
-        fleet.connection.close()
-        fleet.begin()
+        fleet.restart()
         fleet.run(300, broken=None, healthy=0.001)
-        assert (states(), fleet.ends()) == ([IncidentState.UNPROVEN], [])
+        assert (fleet.states("fail"), fleet.ends()) == ([IncidentState.UNPROVEN], [])
         fleet.run(80, broken=0.001, healthy=0.001)
-    assert states() == []
+    assert fleet.states("fail") == []
     assert "is resolved" in fleet.ends()[0]
 
 
@@ -229,7 +142,7 @@ def test_a_recorder_that_restarts_and_observes_nothing_proves_nothing(fleet: Fle
     fleet.run(100, healthy=0.001)
     fleet.senders["broken"].restart(fleet.now)
     fleet.run(300, healthy=0.001, broken=None)
-    assert [incident.state for incident in fleet.core.incidents()] == [IncidentState.UNPROVEN]
+    assert fleet.states() == [IncidentState.UNPROVEN]
     fleet.run(80, healthy=0.001, broken=0.001)
     assert fleet.core.incidents() == ()
 
@@ -237,13 +150,13 @@ def test_a_recorder_that_restarts_and_observes_nothing_proves_nothing(fleet: Fle
 @pytest.mark.parametrize("columns", [False, True])
 @pytest.mark.parametrize("elsewhere", ["prose", "stale"])
 def test_a_recorder_that_measures_other_slices_than_it_broke_proves_nothing(
-    tmp_path: Path, elsewhere: str, columns: bool
+    open_fleet: OpenFleet, elsewhere: str, columns: bool
 ) -> None:
     """A balancer gives the slice to a healthy one, or only older weights sample: the slice may come back to it."""
     text = TEXT.replace(
         "statistical:", "slices: {code: {where: {task: code}}, prose: {where: {task: prose}}}\nstatistical:"
     )
-    fleet = Fleet(tmp_path / "state.sqlite", text=text)
+    fleet = open_fleet(text=text)
     if columns:
         fleet.core.evaluator.use_columns()
     made: dict[tuple[str, str], Sender] = {}
@@ -264,27 +177,25 @@ def test_a_recorder_that_measures_other_slices_than_it_broke_proves_nothing(
                 fleet.core.metrics(message if taken is None else taken, fleet.now)
             fleet.core.tick(fleet.now)
 
-    def states() -> list[IncidentState]:
-        return [incident.state for incident in fleet.core.incidents() if incident.on == "fail"]
-
     run(60, broken=("code", 0.001), healthy=("prose", 0.001))
     run(60, broken=("code", 0.4), healthy=("prose", 0.001))
     run(300, broken=(elsewhere, 0.4 if elsewhere == "stale" else 0.001), healthy=("code", 0.001))
-    assert states() == [IncidentState.UNPROVEN]
-    fleet.connection.close()
-    fleet.begin()
+    assert fleet.states("fail") == [IncidentState.UNPROVEN]
+    fleet.restart()
     if columns:
         fleet.core.evaluator.use_columns()
     run(100, broken=(elsewhere, 0.4 if elsewhere == "stale" else 0.001), healthy=("code", 0.001))
-    assert states() == [IncidentState.UNPROVEN]
+    assert fleet.states("fail") == [IncidentState.UNPROVEN]
     run(100, broken=("code", 0.001), healthy=("code", 0.001))
-    assert states() == []
+    assert fleet.states("fail") == []
 
 
-def test_a_breach_of_the_last_that_a_recorder_measured_of_a_slice_is_not_refuted_by_others(tmp_path: Path) -> None:
+def test_a_breach_of_the_last_that_a_recorder_measured_is_not_refuted_by_others(
+    open_fleet: OpenFleet,
+) -> None:
     """It reports and measures other slices; one that has never broken the slice has nothing to refute."""
     text = TEXT.replace("statistical:", "slices: {code: {where: {task: code}}}\nstatistical:")
-    fleet = Fleet(tmp_path / "state.sqlite", text=text)
+    fleet = open_fleet(text=text)
     fleet.judged_after = 0.5
     made = {(name, of): Sender(instance=name, slice=of) for name in fleet.senders for of in ("all", "code")}
 
@@ -300,7 +211,7 @@ def test_a_breach_of_the_last_that_a_recorder_measured_of_a_slice_is_not_refuted
                 report("broken", 0.001, broken), report("healthy", 0.001, healthy), report("third", 0.001, third)
             ],
         )  # fmt: skip
-        return [incident.state for incident in fleet.core.incidents()]
+        return fleet.states()
 
     run(60, 0.001, 0.001, 0.001)
     run(120, 0.001, 0.001, None)
@@ -310,12 +221,11 @@ def test_a_breach_of_the_last_that_a_recorder_measured_of_a_slice_is_not_refuted
     assert run(80, 0.001, 0.001, None) == []
     assert run(10, None, 0.9, None) == [IncidentState.BROKEN]
     assert run(300, None, 0.001, None) == [IncidentState.UNPROVEN], "it measured the slice within a window before, too"
-    fleet.connection.close()
 
 
-def test_a_recorder_that_died_while_nothing_was_evaluated_has_refuted_nothing(tmp_path: Path) -> None:
+def test_a_recorder_that_died_while_nothing_was_evaluated_has_refuted_nothing(open_fleet: OpenFleet) -> None:
     """The FAIL begins at the first evaluation after the pause."""
-    fleet = Fleet(tmp_path / "state.sqlite")
+    fleet = open_fleet()
     fleet.run(60, broken=0.001, healthy=0.001)
     for number in range(23):
         fleet.now += STEP
@@ -323,17 +233,16 @@ def test_a_recorder_that_died_while_nothing_was_evaluated_has_refuted_nothing(tm
             if sender == "healthy" or number < 3:
                 fleet.core.metrics(fleet.report(fleet.senders[sender], mean), fleet.now)
     fleet.core.tick(fleet.now + 0.5)
-    assert [incident.state for incident in fleet.core.incidents()] == [IncidentState.BROKEN]
+    assert fleet.states() == [IncidentState.BROKEN]
     fleet.run(300, healthy=0.001)
-    assert [incident.state for incident in fleet.core.incidents()] == [IncidentState.UNPROVEN]
-    fleet.connection.close()
+    assert fleet.states() == [IncidentState.UNPROVEN]
 
 
 @pytest.mark.parametrize("meanwhile", ["another metric", "another contract", "an export late"])
-def test_a_recorder_shows_by_new_observations_of_what_it_broke(tmp_path: Path, meanwhile: str) -> None:
+def test_a_recorder_shows_by_new_observations_of_what_it_broke(open_fleet: OpenFleet, meanwhile: str) -> None:
     """What it measures of another metric, or for another contract, and two exports in one message, show nothing."""
     text = TEXT.replace("  - {id: token-tv", "  - {id: k3, metric: k3, unit: token, limit: 0.9}\n  - {id: token-tv")
-    fleet = Fleet(tmp_path / "state.sqlite", text=text)
+    fleet = open_fleet(text=text)
     tools = load_text(TEXT.replace("DO", "do: [notify]").replace("name: policy", "name: tools"), "tools.yaml")
     fleet.core = Core([fleet.contract, tools], fleet.connection, external_url="", now=fleet.now)
     metric = "kc.drift.tv_token" if meanwhile == "another contract" else "kc.drift.k3"
@@ -354,17 +263,16 @@ def test_a_recorder_shows_by_new_observations_of_what_it_broke(tmp_path: Path, m
     fleet.run(60, broken=0.001, healthy=0.001)
     fleet.run(30, broken=0.4, healthy=0.001)
     fleet.feed(400, drained)
-    states = [incident.state for incident in fleet.core.incidents() if incident.on == "fail"]
+    states = fleet.states("fail")
     assert states == [IncidentState.UNPROVEN]
-    fleet.connection.close()
 
 
 @pytest.mark.parametrize(("step", "apart"), [(90.0, 20.0), (120.0, 60.0)])
 def test_trainers_whose_steps_are_longer_than_a_window_show_that_a_breach_is_over(
-    tmp_path: Path, step: float, apart: float
+    open_fleet: OpenFleet, step: float, apart: float
 ) -> None:
     """Each by its own next step; they need not be there within one window."""
-    fleet = Fleet(tmp_path / "state.sqlite")
+    fleet = open_fleet()
     fleet.senders["healthy"].restart(NOW - 1.0)
 
     def reports(broken: float) -> Iterator[ExportMetricsServiceRequest]:
@@ -374,26 +282,23 @@ def test_trainers_whose_steps_are_longer_than_a_window_show_that_a_breach_is_ove
 
     fleet.feed(2 * step, lambda: reports(0.001))
     fleet.feed(2 * step, lambda: reports(0.4))
-    assert [incident.state for incident in fleet.core.incidents()] == [IncidentState.BROKEN]
+    assert fleet.states() == [IncidentState.BROKEN]
     fleet.feed(5 * step, lambda: reports(0.001))
-    assert [incident for incident in fleet.core.incidents() if incident.on == "fail"] == []
+    assert fleet.states("fail") == []
     assert "is resolved" in fleet.ends()[-1]
-    fleet.connection.close()
 
 
-def test_a_restart_has_nobody_owe_what_it_never_measured(tmp_path: Path) -> None:
+def test_a_restart_has_nobody_owe_what_it_never_measured(open_fleet: OpenFleet) -> None:
     """Of two recorders one measures another metric; it reports before the evaluator, which has begun, evaluates."""
     text = TEXT.replace("  - {id: token-tv", "  - {id: k3, metric: k3, unit: token, limit: 0.9}\n  - {id: token-tv")
-    fleet = Fleet(tmp_path / "state.sqlite", text=text)
+    fleet = open_fleet(text=text)
     fleet.senders["healthy"] = Sender("kc.drift.k3", instance="healthy", start=NOW - 1.0)
     fleet.run(60, broken=0.001, healthy=0.001)
     fleet.run(30, broken=0.4, healthy=0.001)
-    fleet.connection.close()
-    fleet.begin()
+    fleet.restart()
     fleet.run(20, broken=0.4, healthy=0.001)
     fleet.run(200, broken=0.001, healthy=0.001)
     assert fleet.core.incidents() == ()
-    fleet.connection.close()
 
 
 def test_a_message_that_a_collector_has_split_is_no_shutdown(fleet: Fleet) -> None:
@@ -410,7 +315,7 @@ def test_a_message_that_a_collector_has_split_is_no_shutdown(fleet: Fleet) -> No
 
     fleet.core.metrics(train, fleet.now)
     fleet.feed(300, moved)
-    assert [incident.state for incident in fleet.core.incidents() if incident.on == "fail"] == [IncidentState.UNPROVEN]
+    assert fleet.states("fail") == [IncidentState.UNPROVEN]
 
 
 def test_batches_that_are_dropped_keep_no_breach_from_its_end(fleet: Fleet) -> None:
@@ -435,16 +340,16 @@ def test_a_breach_of_a_trainer_that_was_mended_is_over_once_all_who_measured_it_
         fleet.core.metrics(info_request(fleet.now, 0, name), fleet.now)
     mended = Sender(instance="new", train="d" * 12, start=fleet.now)
     fleet.feed(500, lambda: [fleet.report(mended, 0.001)])
-    assert [incident for incident in fleet.core.incidents() if incident.on == "fail"] == []
+    assert fleet.states("fail") == []
     assert "without proof of recovery" in fleet.ends()[-1]
 
 
-def test_a_breach_is_not_contained_while_one_of_its_slices_is_neither_over_nor_kept_away(tmp_path: Path) -> None:
+def test_a_breach_is_not_contained_while_one_of_its_slices_is_neither_over_nor_kept_away(open_fleet: OpenFleet) -> None:
     """Code went away without proof; prose, which still breaks, is pinned, and a router takes that; then code, too."""
     text = TEXT.replace(
         "statistical:", "slices: {code: {where: {task: code}}, prose: {where: {task: prose}}}\nstatistical:"
     )
-    fleet = Fleet(tmp_path / "state.sqlite", text=text)
+    fleet = open_fleet(text=text)
     made: dict[tuple[str, str], Sender] = {}
 
     def run(seconds: float, **measured: tuple[str, float]) -> list[IncidentState]:
@@ -459,7 +364,7 @@ def test_a_breach_is_not_contained_while_one_of_its_slices_is_neither_over_nor_k
                 yield merge(*sent, info_request(fleet.now, 1, name))
 
         fleet.feed(seconds, reports)
-        return [incident.state for incident in fleet.core.incidents() if incident.on == "fail"]
+        return fleet.states("fail")
 
     run(60, broken=("code", 0.001), third=("prose", 0.001))
     run(60, broken=("code", 0.4), third=("prose", 0.4))
@@ -480,17 +385,16 @@ def test_a_breach_is_not_contained_while_one_of_its_slices_is_neither_over_nor_k
             pinned.append("code")
         seen |= {*states}
     assert IncidentState.CONTAINED in seen
-    fleet.connection.close()
 
 
 @pytest.mark.parametrize("replaced", [False, True])
 def test_invalid_input_of_a_slice_is_refuted_by_what_its_recorder_measures_of_that_slice(
-    tmp_path: Path, replaced: bool
+    open_fleet: OpenFleet, replaced: bool
 ) -> None:
     """Neither by its other slices, nor by those to whom the slice went; nobody is told of an end before."""
     steps = "do: [{webhook: pager}]}\n  - {on: invalid-input, do: [{webhook: pager}]"
     text = TEXT.replace("statistical:", "slices: {code: {where: {task: code}}}\nstatistical:")
-    fleet = Fleet(tmp_path / "state.sqlite", steps, text)
+    fleet = open_fleet(steps, text)
     made = {(name, of): Sender(instance=name, slice=of) for name in ("broken", "healthy") for of in ("all", "code")}
     failed = 0
 
@@ -509,7 +413,7 @@ def test_invalid_input_of_a_slice_is_refuted_by_what_its_recorder_measures_of_th
                 yield merge(*sent, *invalid * (name == "broken"), info_request(fleet.now, 1, name))
 
         fleet.feed(seconds, reports)
-        return [incident.state for incident in fleet.core.incidents() if incident.on == "invalid-input"]
+        return fleet.states("invalid-input")
 
     run(60, "broken")
     assert run(120, failing=10) == [IncidentState.BROKEN]
@@ -517,17 +421,15 @@ def test_invalid_input_of_a_slice_is_refuted_by_what_its_recorder_measures_of_th
     assert incident.slices == ("code", "all")
     for _ in range(2):
         assert run(300, *["healthy"] * replaced) == [IncidentState.UNPROVEN]
-        fleet.connection.close()
-        fleet.begin()
+        fleet.restart()
     assert fleet.ends() == []
     assert run(80, "broken") == []
     assert "no sequences fail the input checks any more" in fleet.ends()[0]
-    fleet.connection.close()
 
 
-def test_a_recorder_that_measured_nothing_of_a_breach_keeps_no_incident(tmp_path: Path) -> None:
+def test_a_recorder_that_measured_nothing_of_a_breach_keeps_no_incident(open_fleet: OpenFleet) -> None:
     """One that is idle since before it, and one that has never measured anything, have nothing to refute."""
-    fleet = Fleet(tmp_path / "state.sqlite")
+    fleet = open_fleet()
     fleet.run(60, broken=0.001, healthy=0.001, third=None)
     fleet.run(120, broken=None, healthy=0.001, third=None)
     fleet.run(30, broken=None, healthy=0.4, third=None)
@@ -541,15 +443,15 @@ def test_a_recorder_that_returns_proves_its_recovery_once_a_window_is_from_after
     """Its first report proves nothing: what it measures now has not filled a window yet."""
     fleet.run(200, healthy=0.001)
     fleet.run(50, healthy=0.001, broken=0.001)
-    assert [incident.state for incident in fleet.core.incidents()] == [IncidentState.UNPROVEN]
+    assert fleet.states() == [IncidentState.UNPROVEN]
     fleet.run(30, healthy=0.001, broken=0.001)
     assert fleet.core.incidents() == ()
     assert "is resolved" in fleet.ends()[0]
 
 
-def test_a_route_contains_nothing_while_a_recorder_of_the_breach_is_lost(tmp_path: Path) -> None:
+def test_a_route_contains_nothing_while_a_recorder_of_the_breach_is_lost(open_fleet: OpenFleet) -> None:
     """Its server may have no router that asks, and serve on; what a router keeps away elsewhere says nothing of it."""
-    fleet = Fleet(tmp_path / "state.sqlite", "do: [{route: train-kernel}, {webhook: pager}]")
+    fleet = open_fleet("do: [{route: train-kernel}, {webhook: pager}]")
     states: list[str] = []
 
     def run(seconds: float, **reported: float | None) -> None:
@@ -562,8 +464,7 @@ def test_a_route_contains_nothing_while_a_recorder_of_the_breach_is_lost(tmp_pat
     run(60, broken=0.4, healthy=0.4)
     run(600, healthy=None)
     assert set(states) == {"broken"}
-    fleet.connection.close()
-    fleet.begin()
+    fleet.restart()
     run(600, healthy=None)
     assert set(states) == {"broken"}
     shut_down(fleet)
@@ -577,9 +478,9 @@ def test_a_route_contains_nothing_while_a_recorder_of_the_breach_is_lost(tmp_pat
     assert states[-1] == "contained"
 
 
-def test_a_recorder_that_died_before_the_breach_keeps_no_incident(tmp_path: Path) -> None:
+def test_a_recorder_that_died_before_the_breach_keeps_no_incident(open_fleet: OpenFleet) -> None:
     """It measured nothing of it: the recovery of those that did is one."""
-    fleet = Fleet(tmp_path / "state.sqlite")
+    fleet = open_fleet()
     fleet.run(60, third=0.001, healthy=0.001)
     fleet.run(120, healthy=0.001)
     fleet.run(30, healthy=0.4)
@@ -589,9 +490,9 @@ def test_a_recorder_that_died_before_the_breach_keeps_no_incident(tmp_path: Path
     assert "is resolved" in fleet.ends()[0]
 
 
-def test_a_silent_member_of_a_healthy_fleet_is_told_while_it_is_silent(tmp_path: Path) -> None:
+def test_a_silent_member_of_a_healthy_fleet_is_told_while_it_is_silent(open_fleet: OpenFleet) -> None:
     """By status, the page and a metric, with its name; not once it reports again, and not where all are silent."""
-    fleet = Fleet(tmp_path / "state.sqlite")
+    fleet = open_fleet()
 
     def told() -> tuple[list[str], float]:
         about = 'kc_evaluator_silent{kc_contract="policy",kc_kernel_inference="bbbbbbbbbbbb"} '
@@ -619,26 +520,26 @@ def test_a_silent_member_of_a_healthy_fleet_is_told_while_it_is_silent(tmp_path:
     assert told() == ([], 0.0), "all are silent, which is another matter"
 
 
-def test_a_breach_of_latency_ends_where_what_arrives_passes(tmp_path: Path) -> None:
+def test_a_breach_of_latency_ends_where_what_arrives_passes(open_fleet: OpenFleet) -> None:
     """Servers say of no kernel whose latency it is, and come and go without a word."""
     clause = "runtime:\n  - {id: ttft, metric: gen_ai.server.time_to_first_token, statistic: p99, limit: 2s}\n"
     text = TEXT.replace("observability:", f"{clause}observability:")
-    fleet = Fleet(tmp_path / "state.sqlite", text=text)
+    fleet = open_fleet(text=text)
     edges, attributes = (0.1, 0.5, 1.0, 2.0, 5.0, 10.0), {"gen_ai.request.model": "m"}
     fleet.senders |= {
         name: Sender("gen_ai.server.time_to_first_token", instance=name, edges=edges, attributes=attributes)
         for name in ("slow", "quick")
     }
     fleet.run(40, healthy=0.001, slow=8.0, quick=0.2)
-    assert [incident.state for incident in fleet.core.incidents()] == [IncidentState.BROKEN]
+    assert fleet.states() == [IncidentState.BROKEN]
     fleet.run(200, healthy=0.001, quick=0.2)
     assert fleet.core.incidents() == ()
     assert "is resolved" in fleet.ends()[0]
 
 
-def test_a_version_whose_recorders_are_all_silent_is_told_while_another_reports(tmp_path: Path) -> None:
+def test_a_version_whose_recorders_are_all_silent_is_told_while_another_reports(open_fleet: OpenFleet) -> None:
     """It may serve on: that its cells are gone says nothing of it."""
-    fleet, other = Fleet(tmp_path / "state.sqlite"), Sender(instance="other", inference="c" * 12, start=NOW - 1.0)
+    fleet, other = open_fleet(), Sender(instance="other", inference="c" * 12, start=NOW - 1.0)
     for _ in range(12):
         fleet.run(STEP, healthy=0.001)
         fleet.core.metrics(fleet.report(other, 0.001, version="c" * 12), fleet.now)
@@ -649,9 +550,9 @@ def test_a_version_whose_recorders_are_all_silent_is_told_while_another_reports(
     )  # fmt: skip
 
 
-def test_a_routed_breach_that_loses_its_recorder_is_unproven_in_the_metrics(tmp_path: Path) -> None:
+def test_a_routed_breach_that_loses_its_recorder_is_unproven_in_the_metrics(open_fleet: OpenFleet) -> None:
     """The route stays, and the incident with it: rules on the metric fire as the webhook does, a window later."""
-    fleet = Fleet(tmp_path / "state.sqlite", "do: [{route: train-kernel}, {webhook: pager}]")
+    fleet = open_fleet("do: [{route: train-kernel}, {webhook: pager}]")
 
     def state() -> float:
         metrics = client_of(fleet.core).get("/metrics").text.splitlines()
@@ -668,9 +569,9 @@ def test_a_routed_breach_that_loses_its_recorder_is_unproven_in_the_metrics(tmp_
     assert state() == 0.0
 
 
-def test_the_last_message_says_what_keeps_requests_away_and_how_to_end_it(tmp_path: Path) -> None:
+def test_the_last_message_says_what_keeps_requests_away_and_how_to_end_it(open_fleet: OpenFleet) -> None:
     """The breach is over at its time, and not broken; a route and a pin stay until a person ends them."""
-    fleet = Fleet(tmp_path / "state.sqlite", "do: [{route: train-kernel}, {webhook: pager}]")
+    fleet = open_fleet("do: [{route: train-kernel}, {webhook: pager}]")
     fleet.run(60, healthy=0.001)
     fleet.run(30, healthy=0.4)
     pin(fleet.core, "policy", "all", "inference-kernel", None, "ada", "to measure", fleet.now)
@@ -689,10 +590,10 @@ def test_the_last_message_says_what_keeps_requests_away_and_how_to_end_it(tmp_pa
     assert contract["incident"]["state_text"].startswith(text)
 
 
-def test_the_first_of_two_alerts_that_ends_does_not_say_that_the_breach_is_resolved(tmp_path: Path) -> None:
+def test_the_first_of_two_alerts_that_ends_does_not_say_that_the_breach_is_resolved(open_fleet: OpenFleet) -> None:
     """Its recorder is silent, and returns before the second ends: neither event contradicts the other."""
     steps = "do: [{webhook: pager}]}\n  - {on: fail, clear_for: 45s, severity: warning, do: [notify]"
-    fleet = Fleet(tmp_path / "state.sqlite", steps)
+    fleet = open_fleet(steps)
     fleet.run(60, broken=0.001, healthy=0.001)
     fleet.run(30, broken=0.4, healthy=0.001)
     while not (ends := [event for event in fleet.core.events.newest(limit=50) if event.kind == "resolved"]):
@@ -705,17 +606,16 @@ def test_the_first_of_two_alerts_that_ends_does_not_say_that_the_breach_is_resol
     assert "without proof of recovery: the pair, or a recorder of it, fell silent" in last.message
 
 
-def test_an_unproven_breach_is_told_once_the_silence_that_it_began_in_has_ended(tmp_path: Path) -> None:
+def test_an_unproven_breach_is_told_once_the_silence_that_it_began_in_has_ended(open_fleet: OpenFleet) -> None:
     """Its alert began and ended during the silence, and its recorder died."""
-    fleet = Fleet(tmp_path / "state.sqlite")
+    fleet = open_fleet()
     fleet.run(60, broken=0.001, healthy=0.001)
     silence(fleet.core, "policy", None, None, fleet.now + 600.0, "ada", "planned work", fleet.now)
     fleet.run(60, broken=0.4, healthy=0.001)
     fleet.run(300, healthy=0.001)
-    fleet.connection.close()
-    fleet.begin()
+    fleet.restart()
     fleet.run(200, healthy=0.001)
-    assert [incident.state for incident in fleet.core.incidents()] == [IncidentState.UNPROVEN]
+    assert fleet.states() == [IncidentState.UNPROVEN]
     assert not fleet.core.outbox.messages(DeliveryState.WAITING)
     fleet.run(100, healthy=0.001)
     (message,) = fleet.core.outbox.messages(DeliveryState.WAITING)
@@ -724,7 +624,6 @@ def test_an_unproven_breach_is_told_once_the_silence_that_it_began_in_has_ended(
     close(fleet.core, "policy", None, None, "ada", "it was killed", fleet.now)
     fleet.run(10, healthy=0.001)
     assert len(fleet.ends()) == 1
-    fleet.connection.close()
 
 
 def test_what_is_measured_within_a_window_of_a_rollback_is_taken_for_a_backlog(fleet: Fleet) -> None:
@@ -739,11 +638,11 @@ def test_what_is_measured_within_a_window_of_a_rollback_is_taken_for_a_backlog(f
 
 
 def test_a_version_that_is_started_again_after_its_rollback_is_not_taken_for_one_that_serves_nobody(
-    tmp_path: Path,
+    open_fleet: OpenFleet,
 ) -> None:
     """Its breach is not over once its recorder dies, and its promotion waits."""
     text = TEXT.replace("observability:", "promotion: {failure_limit: 3}\nobservability:")
-    fleet = Fleet(tmp_path / "state.sqlite", text=text)
+    fleet = open_fleet(text=text)
     fleet.run(60, broken=0.001, healthy=0.001)
     fleet.run(30, broken=0.4, healthy=0.001)
     rolled_back_by_a_person(fleet)
@@ -757,4 +656,3 @@ def test_a_version_that_is_started_again_after_its_rollback_is_not_taken_for_one
     (incident,) = fleet.core.incidents()
     assert (incident.state, incident.gone) == (IncidentState.UNPROVEN, False)
     assert promotions.of("policy", version).position.stage is Stage.CANARY
-    fleet.connection.close()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +16,9 @@ from kc_otel.judge.statistics import metric_name
 from kc_otel.judge.verdict import Status
 from kc_otel.serve.people_orders import acknowledge, close
 from kc_otel.serve.webhooks.endpoints import pagerduty_event, slack_message
-from kc_otel.serve.webhooks.outbox import DeliveryState
 from tests.judge.conftest import NOW, Sender, counted
-from tests.serve.test_silent_recorders import STEP, TEXT, Fleet, closed_by_a_person, shut_down
 from tests.tools.api import client_of
+from tests.tools.fleet import STEP, TEXT, Fleet, OpenFleet, closed_by_a_person, shut_down
 
 pytestmark = pytest.mark.slow
 
@@ -50,36 +49,26 @@ class Delayed(Fleet):
         return verdict.status
 
 
-def told(fleet: Fleet) -> list[dict[str, Any]]:
-    """Bodies of all webhooks, oldest first."""
-    return [json.loads(message.body) for message in fleet.core.outbox.messages(DeliveryState.WAITING)][::-1]
-
-
-def reasons(fleet: Fleet) -> list[str]:
-    return [body["notification_reason"] for body in told(fleet)]
-
-
 @pytest.fixture
-def delayed(tmp_path: Path) -> Iterator[Delayed]:
-    made = Delayed(tmp_path / "state.sqlite")
+def delayed(open_fleet: OpenFleet) -> Delayed:
+    made = open_fleet(kind=Delayed)
     made.late(60, 0.0, broken=0.001, healthy=0.001)
     made.late(30, 0.0, broken=0.4, healthy=0.001)
     assert made.status is Status.FAIL
-    yield made
-    made.connection.close()
+    return made
 
 
 def test_a_breach_does_not_end_while_a_recorder_of_it_sends_points_that_no_window_has(delayed: Delayed) -> None:
     """They are older than the window and younger than a minute: named with the remedy, and proof of nothing."""
     delayed.late(600, 45.0, broken=0.001, healthy=0.001)
-    assert [incident.state for incident in delayed.core.incidents()] == [IncidentState.UNPROVEN]
+    assert delayed.states() == [IncidentState.UNPROVEN]
     (row,) = delayed.core.missing("policy")
     assert (row.outcome, row.senders) == ("behind", 1)
     assert "make observability.window longer" in row.text
-    assert reasons(delayed) == ["firing", "unproven"]
+    assert delayed.reasons() == ["firing", "unproven"]
     delayed.late(200, 0.0, broken=0.001, healthy=0.001)
     assert delayed.core.incidents() == ()
-    assert reasons(delayed) == ["firing", "unproven", "resolved"]
+    assert delayed.reasons() == ["firing", "unproven", "resolved"]
 
 
 def test_late_points_alone_clear_no_fail(delayed: Delayed) -> None:
@@ -92,9 +81,9 @@ def test_late_points_alone_clear_no_fail(delayed: Delayed) -> None:
     assert delayed.status is Status.PASS
 
 
-def test_a_version_of_which_many_sequences_fail_the_input_checks_is_not_proven(tmp_path: Path) -> None:
+def test_a_version_of_which_many_sequences_fail_the_input_checks_is_not_proven(open_fleet: OpenFleet) -> None:
     """What is measured passes: the breach is not refuted, the version waits, and status and page say it."""
-    fleet = Fleet(tmp_path / "state.sqlite")
+    fleet = open_fleet()
     lengths = Sender("kc.sampling.tokens", instance="broken", start=NOW - 1.0)
 
     def run(seconds: float, mean: float, failing: int) -> None:
@@ -112,7 +101,7 @@ def test_a_version_of_which_many_sequences_fail_the_input_checks_is_not_proven(t
     run(300, 0.001, 150)
     ((verdict, _),) = fleet.core.history.cells()
     assert verdict.status is Status.PASS
-    assert [incident.state for incident in fleet.core.incidents()] == [IncidentState.UNPROVEN]
+    assert fleet.states() == [IncidentState.UNPROVEN]
     (row,) = client_of(fleet.core).get("/api/v1/overview").json()["missing"]
     assert (row["outcome"], row["kernel_inference"]) == ("invalid", VERSION)
     assert row["text"].startswith("60 % of the sequences failed the input checks in the window, most of them nan_")
@@ -123,23 +112,13 @@ def test_a_version_of_which_many_sequences_fail_the_input_checks_is_not_proven(t
     run(90, 0.001, 0)
     assert fleet.core.missing("policy") == []
     assert fleet.core.incidents() == ()
-    fleet.connection.close()
-
-
-@pytest.fixture
-def fleet(tmp_path: Path) -> Iterator[Fleet]:
-    made = Fleet(tmp_path / "state.sqlite")
-    made.run(60, broken=0.001, healthy=0.001)
-    made.run(30, broken=0.4, healthy=0.001)
-    yield made
-    made.connection.close()
 
 
 def test_whoever_was_told_of_a_breach_is_told_that_it_went_away_without_proof(fleet: Fleet) -> None:
     """Once, in every format, with what was not proven and what to do; the incident stays open at the receiver."""
     fleet.run(600, healthy=0.001)
-    assert reasons(fleet) == ["firing", "unproven"]
-    body = told(fleet)[-1]
+    assert fleet.reasons() == ["firing", "unproven"]
+    body = fleet.told()[-1]
     impact = (
         "Nothing proves that token-tv keeps its limit again on all traffic: its kernel, or a recorder of it, fell "
         "silent, or its points arrive and are not judged. The kernel may still serve."
@@ -156,22 +135,22 @@ def test_whoever_was_told_of_a_breach_is_told_that_it_went_away_without_proof(fl
     assert "kc-otel alerts ack policy" in json.dumps(slack)
     assert (event["event_action"], event["dedup_key"]) == (
         "trigger",
-        pagerduty_event(told(fleet)[0], "")["dedup_key"],
+        pagerduty_event(fleet.told()[0], "")["dedup_key"],
     )
     assert event["payload"]["summary"].startswith(f"policy: {impact}")
     assert event["payload"]["custom_details"]["next"] == contract["next"]
     with pytest.raises(LookupError, match="`--close` closes it"):
         acknowledge(fleet.core, "policy", None, None, "ada", "looking", fleet.now)
     fleet.run(10, healthy=0.001)
-    assert [incident.state for incident in fleet.core.incidents()] == [IncidentState.UNPROVEN]
+    assert fleet.states() == [IncidentState.UNPROVEN]
     close(fleet.core, "policy", None, None, "ada", "it was killed", fleet.now)
     fleet.run(10, healthy=0.001)
-    assert reasons(fleet) == ["firing", "unproven", "resolved"]
+    assert fleet.reasons() == ["firing", "unproven", "resolved"]
 
 
-def test_a_word_about_one_slice_closes_no_breach_of_another(tmp_path: Path) -> None:
+def test_a_word_about_one_slice_closes_no_breach_of_another(open_fleet: OpenFleet) -> None:
     slices = "slices: {code: {where: {task: code}}, prose: {where: {task: prose}}}\nstatistical:"
-    fleet = Fleet(tmp_path / "state.sqlite", text=TEXT.replace("statistical:", slices))
+    fleet = open_fleet(text=TEXT.replace("statistical:", slices))
     of = {
         name: [Sender(slice=slice, instance=name, start=NOW - 1.0) for slice in ("code", "prose")]
         for name in ("broken", "healthy")
@@ -185,11 +164,10 @@ def test_a_word_about_one_slice_closes_no_breach_of_another(tmp_path: Path) -> N
     run(300, healthy=0.001)
     with pytest.raises(LookupError, match="elsewhere, too"):
         close(fleet.core, "policy", None, "code", "ada", "it was killed", fleet.now)
-    assert [incident.state for incident in fleet.core.incidents()] == [IncidentState.UNPROVEN]
+    assert fleet.states() == [IncidentState.UNPROVEN]
     close(fleet.core, "policy", None, None, "ada", "it was killed", fleet.now)
     run(10, healthy=0.001)
     assert fleet.core.incidents() == ()
-    fleet.connection.close()
 
 
 def other_version(fleet: Fleet, seconds: float) -> None:
@@ -210,10 +188,10 @@ def rolled_back(fleet: Fleet) -> None:
 
 @pytest.mark.parametrize("ends", [shut_down, closed_by_a_person, rolled_back])
 def test_invalid_input_that_only_went_away_stays_until_proof_a_rollback_or_a_person(
-    tmp_path: Path, ends: Callable[[Fleet], Any]
+    open_fleet: OpenFleet, ends: Callable[[Fleet], Any]
 ) -> None:
     """As a FAIL does: another version's valid sequences prove nothing of it."""
-    fleet = Fleet(tmp_path / "state.sqlite", "do: [{webhook: pager}]}\n  - {on: invalid-input, do: [{webhook: pager}]")
+    fleet = open_fleet("do: [{webhook: pager}]}\n  - {on: invalid-input, do: [{webhook: pager}]")
     fleet.run(60, broken=0.001)
     invalid = counted("nan_logprob", 3, NOW, fleet.now + STEP, ("a" * 12, VERSION))
     fleet.core.metrics(invalid, fleet.now + STEP)
@@ -223,13 +201,13 @@ def test_invalid_input_that_only_went_away_stays_until_proof_a_rollback_or_a_per
     other_version(fleet, 900)
     (incident,) = fleet.core.incidents()
     assert (incident.on, incident.state) == ("invalid-input", IncidentState.UNPROVEN)
-    assert reasons(fleet) == ["firing", "unproven"]
-    summary = told(fleet)[-1]["alerts"][0]["annotations"]["summary"]
+    assert fleet.reasons() == ["firing", "unproven"]
+    summary = fleet.told()[-1]["alerts"][0]["annotations"]["summary"]
     assert summary.startswith("policy: invalid input went away without proof of recovery for ")
     ends(fleet)
     other_version(fleet, 20)
     assert fleet.core.incidents() == ()
-    (last,) = [body for body in told(fleet) if body["notification_reason"] == "resolved"]
+    (last,) = [body for body in fleet.told() if body["notification_reason"] == "resolved"]
     assert last["kernelContract"]["incident"]["state_text"] == "Closed without proof of recovery"
 
 
@@ -245,10 +223,10 @@ def test_invalid_input_that_only_went_away_stays_until_proof_a_rollback_or_a_per
     ],
 )
 def test_a_clause_of_the_same_name_that_measures_something_else_ends_no_breach(
-    tmp_path: Path, clause: str, said: str
+    open_fleet: OpenFleet, clause: str, said: str
 ) -> None:
     """It passes, which proves nothing of what was broken; nor does it once the new clause broke and passes again."""
-    fleet = Fleet(tmp_path / "state.sqlite")
+    fleet = open_fleet()
     fleet.run(60, healthy=0.001)
     fleet.run(30, healthy=0.4)
     (begun,) = fleet.core.incidents()
@@ -269,13 +247,13 @@ def test_a_clause_of_the_same_name_that_measures_something_else_ends_no_breach(
     assert verdict.status is Status.PASS
     if said:
         assert fleet.core.incidents() == ()
-        assert told(fleet)[-1]["kernelContract"]["incident"]["state_text"] == said
+        assert fleet.told()[-1]["kernelContract"]["incident"]["state_text"] == said
         return
     (incident,) = fleet.core.incidents()
     assert (incident.id, incident.state) == (begun.id, IncidentState.UNPROVEN)
     assert fleet.ends() == []
     gone = "the contract no longer has this clause as it was"
-    assert gone in told(fleet)[-1]["kernelContract"]["impact"]
+    assert gone in fleet.told()[-1]["kernelContract"]["impact"]
     report(60, 0.95)
     report(400, 0.001)
     (incident,) = fleet.core.incidents()
