@@ -377,16 +377,7 @@ class Core:
             heartbeat=self.contracts[name].observability.heartbeat,
             late=self.contracts[name].observability.late,
             listening=self.evaluator.listening_since(now),
-            taken={
-                incident.kernel_inference: incident.taken_at
-                for incident in before.incidents.get(name, ())
-                if incident.taken_at is not None
-            },
-            disobeyed={
-                incident.kernel_inference: incident.disobeyed_at
-                for incident in before.incidents.get(name, ())
-                if incident.disobeyed_at is not None
-            },
+            incidents=before.incidents.get(name, ()),
             ended=lambda train, inference: self.evaluator.states[name].has_ended((train, inference)),
             failing=self.evaluator.failing(name, now),
             unheard=lambda cell: self.evaluator.unheard(cell, now),
