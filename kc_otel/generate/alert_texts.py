@@ -138,10 +138,7 @@ def cell_labels(alert: AlertStep, of: Callable[[str], str]) -> dict[str, str]:
 
 
 def pair_template(label: str) -> str:
-    """Return a template that prints a cell's kernels as the end of a sentence; nothing of one that is not known.
-
-    `label` is a template of the label whose name takes the place of `{}`.
-    """
+    """Return a template of the known kernels of a cell; `label` is a template of the label whose name replaces `{}`."""
     _, train, inference = map(label.format, CELL_LABELS)
     of, against = f"{{{{ with {inference} }}}} for {{{{ . }}}}", f"{{{{ with {train} }}}} against {{{{ . }}}}"
     return f"{of}{{{{ end }}}}{against}{{{{ end }}}}"

@@ -68,10 +68,7 @@ class EvidenceRecord:
 
 
 class Promotions:
-    """Every kernel version that is on its way, was rolled back, or was replaced.
-
-    Of contracts in `dry_run` nothing is promoted, and nothing rolled back.
-    """
+    """Every kernel version that is on its way, was rolled back, or was replaced; those of `dry_run` contracts stay."""
 
     def __init__(
         self,
@@ -128,10 +125,9 @@ class Promotions:
         now: float,
         unit: UnitOfWork,
     ) -> tuple[DecisionTable, list[Announcement], list[Promotion]]:
-        """Step every promotion of a contract with an evaluation. While an incident of a version lasts, it waits.
+        """Step every promotion of a contract with an evaluation.
 
-        Returns the decision table with every such version's share, what is to be announced, and the versions that are
-        rolled back.
+        Returns the decision table with each version's share, announcements, and the versions that are rolled back.
         """
         known = {key: promotion for key, promotion in self._known.items() if key[0] == name}
         unit.on_commit(lambda: self._adopt(known, name, evaluation))
@@ -365,10 +361,9 @@ def reasons_to_wait(
     kernels: Iterable[KernelInfo],
     missing: Iterable[Missing],
 ) -> list[str]:
-    """Return the reasons why a version stays in its stage whatever its verdicts are.
+    """Return the reasons why a version stays in its stage whatever its verdicts are: each hold once, with its slices.
 
-    Each hold is told once with the slices that it is about. A kernel that differs from the declaration, or does not
-    say, waits; so does a version of which points are not judged.
+    A kernel that differs from the declaration, or does not say, waits; so does one of which points are not judged.
     """
     held: dict[str, set[str]] = {}
     for directive in decisions.directives:
@@ -384,10 +379,7 @@ def reasons_to_wait(
 
 
 def unproven_of(version: str, incidents: Iterable[Incident], silent: str) -> list[str]:
-    """Return the reasons why what is measured of a version now does not show that it holds.
-
-    `silent` is a sentence about its recorders that fell silent without having shut down; empty for none.
-    """
+    """Return why what is measured of a version now does not show that it holds; `silent` is about its recorders."""
     reasons = [
         f"incident {incident.id} of it is not over: {incident.headline}; {incident.state_text[:1].lower()}"
         f"{incident.state_text[1:]}"

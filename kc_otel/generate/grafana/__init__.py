@@ -19,10 +19,7 @@ from kc_otel.generate.links import NOWHERE, Sites
 def grafana_files(
     contracts: Iterable[Contract], datasource_uid: str = DATASOURCE_UID, sites: Sites = NOWHERE
 ) -> tuple[GeneratedFile, ...]:
-    """The dashboards, and files of alerts: one that an evaluator lives and one for each contract.
-
-    Alerts query the data source. Raises ValueError if two contracts have the same name.
-    """
+    """The dashboards, and files of alerts that query the data source; ValueError if contracts share a name."""
     ordered = unique_names(contracts)
     return (
         overview_file(),

@@ -156,10 +156,7 @@ def _query(expression: str, datasource_uid: str) -> dict[str, Any]:
 
 
 def _condition(alert: AlertStep) -> dict[str, Any]:
-    """A threshold between the codes of the verdicts: only the one that the step waits for lies inside.
-
-    What is inside stays so while the verdict is one that does not clear an alert: a second threshold, of recovery.
-    """
+    """A threshold that only the step's verdict meets; a second one, of recovery, keeps in those that clear no alert."""
     if alert.status is None:
         return _threshold(_above(0))
     code = float(alert.status.code)

@@ -50,10 +50,7 @@ def standalone_file(contract: Contract, sites: Sites = NOWHERE) -> GeneratedFile
 
 
 def _groups(contract: Contract, sites: Sites) -> list[dict[str, Any]]:
-    """A group for each clause: its recording rules, in the order in which they read each other, then its alerts.
-
-    Mimir takes 20 rules in a group: more alerts, and those on invalid input, have another.
-    """
+    """A group for each clause: its rules, in the order in which they read each other, then alerts; Mimir takes 20."""
     rules = {clause.id: list(_clause_rules(clause, contract)) for clause in expressible(contract)}
     for alert in alert_steps(contract):
         if alert.clause is None or alert.clause_id in rules:

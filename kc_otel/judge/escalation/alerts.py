@@ -94,12 +94,12 @@ class Alert:
     on: str
     severity: str
     actions: tuple[Action, ...]
-    """Of the step; stored so that a step that left the contract can still be resolved."""
+    """Stored, so that a step that left the contract can still be resolved."""
     cell: Cell
     since: float
-    """Unix time of the first matching verdict, seconds."""
+    """Time of the first matching verdict."""
     started_at: float | None
-    """Unix time of firing, seconds; None while pending."""
+    """None while pending."""
     counting: bool
     """Whether the last evaluation counted towards `for` (pending) or `clear_for` (firing)."""
     held: float
@@ -159,10 +159,9 @@ _HOLDS: Final[Mapping[str, frozenset[Status]]] = {
 
 
 def step_keys(contract: Contract) -> tuple[str, ...]:
-    """A key for each step of the ladder, made of what it waits for and does, not of its place or its durations.
+    """A key for each step of the ladder, made of what it waits for and does: steps that are alike in this are numbered.
 
-    So a contract whose `for` was tuned or whose steps were reordered keeps its alerts, and a step that does something
-    else is a new step. Steps that are alike in all of this are numbered.
+    So a contract whose `for` was tuned or whose steps were reordered keeps its alerts.
     """
     seen: dict[str, int] = {}
     keys = []
@@ -183,10 +182,9 @@ def advance(
 ) -> tuple[PolicyState, tuple[Transition, ...]]:
     """Evaluate the ladder once; return the new state, and what fired or resolved, in the order of the ladder.
 
-    The contract may differ from the one of the evaluation before: state of steps and cells that still exist is kept,
-    and alerts of steps that left it resolve at once. A cell without a verdict has gone. `invalid_input` counts the
-    sequences that failed an input check within the contract's window, by kernel pair and reason. The silence of a slice
-    whose requests are `kept_away` from a version of the inference kernel is no alert.
+    The contract may differ from the one before: alerts of steps that left it resolve at once. A cell without a verdict
+    has gone. `invalid_input` counts the sequences that failed an input check within the window, by kernel pair and
+    reason. The silence of a slice whose requests are `kept_away` from a version of the inference kernel is no alert.
     """
     matching = {_MATCHES[step.on] for step in contract.escalation}
     concerned = selected(verdicts, matching, (alert.cell for alert in state.alerts))

@@ -116,8 +116,7 @@ class IncidentAction:
 
     kind: str
     target: str
-    """Kernel of `route`, endpoint of `webhook`; of `roll-back`, which version and from where, in words; empty for the
-    others."""
+    """Kernel of `route`, endpoint of `webhook`; of `roll-back`, what was done, in words."""
     at: float
     slices: tuple[str, ...]
     dry_run: bool = False
@@ -152,7 +151,7 @@ class Incident:
     """One breach for one reason on one pair of kernels; times are Unix seconds."""
 
     id: str
-    """Twelve hex digits; the same from the first breach to the end."""
+    """Twelve hex digits."""
     contract: str
     on: str
     kernel_train: str
@@ -183,10 +182,7 @@ class Incident:
         return next((cell for cell in self.cells if (cell.clause, cell.slice) == (clause, slice)), None)
 
     def unproven(self, clause: str, slice: str) -> bool:
-        """Return whether what recorders observed of one of its cells goes on, or went away without proof and may.
-
-        An alert of invalid input is about all slices.
-        """
+        """Return whether a breach of a cell goes on or went away without proof; of invalid input, one of any slice."""
         if self.on not in OF_RECORDERS or self.gone or self.state is IncidentState.RESOLVED:
             return False
         return any(
@@ -303,10 +299,7 @@ class Incident:
 
     @property
     def slices(self) -> tuple[str, ...]:
-        """Names of the slices where it is broken still, as they broke; `all` last, for it is made of the others.
-
-        Not by how bad they are: that changes with every evaluation, and what is read must not move.
-        """
+        """Slices where it is broken still, as they broke, for what is read must not move; `all` last."""
         onsets = sorted(self.current, key=lambda cell: (cell.slice == ALL, cell.since, cell.slice))
         return tuple(dict.fromkeys(onset.slice for onset in onsets))
 
@@ -423,11 +416,7 @@ def _at_least(times: float) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Undelivered:
-    """Messages about an incident that one endpoint has not accepted; times are Unix seconds, None where there is none.
-
-    `waiting` of them wait, the oldest since `oldest`. It refused `given_up`, or they expired; these were written from
-    `first_given_up` to `last_given_up`.
-    """
+    """Messages about an incident that one endpoint has not accepted: waiting or given up, and of which times."""
 
     endpoint: str
     waiting: int
@@ -446,8 +435,7 @@ class ActionTaken:
 
     at: float
     kind: str
-    """Kind of the action; `resumed`, `acknowledged` and the like for what a person did; `would-fire` for what a
-    contract that runs dry would have done."""
+    """Of the action, or of a person's word; `would-fire` in a contract that runs dry."""
     text: str
     in_force: bool | None = None
     """Whether it still holds; None for what is over once it is done."""

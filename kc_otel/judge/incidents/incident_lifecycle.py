@@ -167,10 +167,7 @@ def follow(
     causes: Mapping[Cell, Causes] = MappingProxyType({}),
     quantities: Mapping[Place, str] = MappingProxyType({}),
 ) -> tuple[Incident, ...]:
-    """The incidents after an evaluation: those that last, and those that it has ended.
-
-    `quantities` says what each clause of the contract measures on a slice: `Contract.quantity_digests`.
-    """
+    """The incidents after an evaluation, with those that it has ended; `quantities` are `Contract.quantity_digests`."""
     ordered = kept_since(table, contract)
 
     def excused(slice: str, version: str) -> bool:
@@ -190,9 +187,9 @@ def follow(
 
 
 def _refuted(incident: Incident, verdicts: Sequence[Verdict], traffic: TrafficSeen) -> Incident:
-    """The incident, whose cells that are over are marked where a verdict shows it.
+    """The incident, whose cells are marked as refuted where a verdict shows that they are over.
 
-    What other recorders measure refutes nothing while one that reported during a breach has not been heard of since.
+    What others measure refutes nothing while a recorder that reported during a breach has not been heard of since.
     """
     pair = incident.kernel_train, incident.kernel_inference
     over = {
@@ -478,10 +475,7 @@ def _obeyed(
 
 
 def _overridden(table: DecisionTable, incident: Incident, slices: Iterable[str]) -> tuple[str, float | None]:
-    """Return the end of a sentence: which pin wins over what was ordered of slices; and when that was ordered.
-
-    Empty and None where nothing was ordered of one of them.
-    """
+    """Return which pin wins over what was ordered of slices, as the end of a sentence, and when that was ordered."""
     found = {
         slice: overriding_pin(table, incident.contract, slice, incident.kernel_inference) for slice in sorted(slices)
     }

@@ -50,10 +50,9 @@ class EvidenceError(ValueError):
 def step_evidence(
     contract: Contract, promotion: Promotion, move: PromotionMove, verdicts: Sequence[Verdict], now: float
 ) -> dict[str, Any]:
-    """The record of a step that the evaluator or a person took, a JSON object that `verify_record` accepts.
+    """The record of a step that `verify_record` accepts; `promotion` is as before the step.
 
-    `promotion` is as before the step; `verdicts` are the evaluation that the gate's decision rests on, of any kernel
-    versions: a person may force a version on that has no verdict yet.
+    `verdicts` are of any versions, and none where a person forces a version on that has none yet.
     """
     own = [verdict for verdict in verdicts if verdict.cell.kernel_inference == promotion.version]
     if move.decision.outcome is GateOutcome.ADVANCE:
@@ -184,10 +183,9 @@ def _step_problems(record: Mapping[str, Any]) -> list[str]:
 
 
 def of_other_contracts(contract: Contract, records: Iterable[Mapping[str, Any]]) -> tuple[str, str]:
-    """Tell which of a version's passed gates were made under another contract, and what they lack under this one.
+    """Say which of a version's passed gates were made under another contract, and which cells they do not prove.
 
-    Returns a sentence that names the gates and their contracts, and one with the cells for which a record does not show
-    that this contract's limit holds for what its clause measures; each is empty where there is nothing to say.
+    Each sentence is empty where there is nothing to say.
     """
     passed = [record for record in records if record["decision"]["outcome"] == GateOutcome.ADVANCE]
     others = [record for record in passed if record["contract"]["hash"] != contract.hash]

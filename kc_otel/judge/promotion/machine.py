@@ -47,11 +47,7 @@ _MAX_AHEAD_SECONDS: Final = 300.0
 def begin(
     contract: Contract, version: str, by: str, now: float, *, previous: Promotion | None = None, failing: bool = False
 ) -> Moved:
-    """A version starts on its way, for the first time or again.
-
-    Where it is `failing` at the moment, data from before do not count against a new attempt, which a person wants
-    although they know it.
-    """
+    """A version starts on its way; of one that is known to be `failing` now, data from before do not count."""
     if previous is not None and previous.status is PromotionStatus.RUNNING:
         raise OrderError(f"{version} is already in promotion, in {previous.position}")
     attempt = 1 if previous is None else previous.attempt + 1
@@ -159,8 +155,7 @@ def _changed(
 ) -> tuple[dict[str, Any], str]:
     """Return what an order changes that moves nothing, and what it does in words.
 
-    A hold lets a FAIL roll back all the same. Where there is none, `resume` ends the wait for a process with hooks that
-    does not come back.
+    `resume` without a hold ends the wait for a process with hooks that does not come back.
     """
     version = promotion.version
     match order, stage:
@@ -293,11 +288,7 @@ def _whereabouts(promotion: Promotion) -> str:
 def admit(
     promotion: Promotion, contract: Contract, record: Mapping[str, Any], offline_problems: SectionProblems, now: float
 ) -> Promotion:
-    """Take the evidence of the offline stage in: the record of `kc-otel gate run ... --evidence`.
-
-    Raises OrderError if the version is not there, or the record is no sound evidence that its gate was open under this
-    contract.
-    """
+    """Take in what `kc-otel gate run ... --evidence` wrote; OrderError if it does not prove that the gate was open."""
     if promotion.position.stage is not Stage.OFFLINE_CI or promotion.status is not PromotionStatus.RUNNING:
         raise OrderError(f"{promotion.version} is not in offline-ci but {_whereabouts(promotion)}")
     try:

@@ -182,9 +182,9 @@ class Tally:
     seen: float | None = None
 
     def after_pass(self, at: float, span: float, most_silence: float) -> Tally:
-        """An evaluation at a Unix time in which everything that is asked for was PASS, on a window of `span` seconds.
+        """An evaluation in which everything that is asked for was PASS, on a window of `span` seconds.
 
-        A time of more than `most_silence` seconds in which nobody looked ends a streak; 0 for any time.
+        More than `most_silence` seconds in which nobody looked end a streak; 0 for any time.
         """
         before = self._restarted(at, most_silence)
         if before.pass_from is not None and at - span < before.pass_from:
@@ -280,7 +280,7 @@ class Promotion:
     tally: Tally
     status: PromotionStatus = PromotionStatus.RUNNING
     attempt: int = 1
-    """Counts up whenever a person starts again."""
+    """Counts up whenever a person starts it again."""
     offline: str = ""
     approved: tuple[str, ...] = ()
     hold: Hold | None = None

@@ -51,10 +51,7 @@ class WebhookEndpointError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class WebhookEndpoint:
-    """A receiver of webhooks.
-
-    Each of `secrets` signs, for the format kernel-contract only; `key` is the routing key of pagerduty.
-    """
+    """A receiver of webhooks: `secrets` sign for kernel-contract; `key` is the routing key of pagerduty."""
 
     name: str
     url: str = field(repr=False)
@@ -156,10 +153,7 @@ class Rotation:
         self._files = WatchedFiles(Path(path) for variable in variables if (path := environ.get(variable)))
 
     def renewed(self) -> dict[str, WebhookEndpoint] | None:
-        """The endpoints as they are configured now, where a file has changed since the last look; None otherwise.
-
-        While the new content is wrong, what was there before stays in force.
-        """
+        """The endpoints, where a file has changed since the last look; while its content is wrong, None."""
         if not self._files.changed():
             return None
         try:
@@ -190,10 +184,7 @@ def render(
     secrets: tuple[Secret, ...] = (),
     key: str = "",
 ) -> Outgoing:
-    """The request of one message: the same at every attempt, but for the time.
-
-    `secrets` are those of `kernel-contract`, `key` is that of `pagerduty`.
-    """
+    """The request of one message: the same at every attempt, but for the time."""
     if format is Format.KERNEL_CONTRACT:
         return Outgoing(url, sign(secrets, message_id, stored, now=now), stored)
     body: dict[str, Any] = json.loads(stored)

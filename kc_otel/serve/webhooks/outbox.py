@@ -80,10 +80,9 @@ class WebhookMessage:
 
 @dataclass(frozen=True, slots=True)
 class EndpointStatus:
-    """Delivery status of an endpoint. Unix times, seconds; None where there is nothing of the kind.
+    """Delivery status of an endpoint; Unix times, None where there is nothing of the kind.
 
-    `oldest` is when the oldest waiting message was enqueued, `given_up` the newest one that was parked, and
-    `disabled_at` when it answered 410. `error` is that of the last failed attempt of a waiting message.
+    `given_up` is the time of the newest message that was parked, `error` that of a waiting message's last attempt.
     """
 
     endpoint: str
@@ -134,10 +133,7 @@ class Outbox:
         return message_id
 
     def due(self, now: float) -> tuple[WebhookMessage, ...]:
-        """The oldest waiting message of every lane that may be tried now, oldest first.
-
-        A clock that has jumped back before the last attempt makes its message due: better early than hours late.
-        """
+        """The oldest waiting message of every lane that may be tried now; of a clock that was set back, early."""
         rows = self._connection.execute(
             f"SELECT {_COLUMNS} FROM outbox WHERE seq IN"  # noqa: S608 - a constant
             " (SELECT min(seq) FROM outbox WHERE state = 'waiting' GROUP BY endpoint, contract)"
