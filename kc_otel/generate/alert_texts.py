@@ -11,7 +11,8 @@ from __future__ import annotations
 import hashlib
 import itertools
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Final
 
 from kc_otel.contract.clause import Clause
@@ -147,46 +148,43 @@ def pair_template(label: str) -> str:
 _NOT_REFUTED: Final = "The last verdict does not show the breach, and nothing has refuted it."
 
 
-@dataclass(frozen=True, slots=True)
-class CellText:
-    """Texts of a cell in an alert, as values or as templates of an alerting system.
+def annotation_texts(
+    alert: AlertStep,
+    where: str,
+    kernels: str,
+    either: Callable[[str, str], str],
+    *,
+    slice: str = "",
+    bounds: Mapping[str, str] = MappingProxyType({}),
+    sites: Sites = NOWHERE,
+    text: Callable[[str], str] = str,
+) -> dict[str, str]:
+    """Return the texts that the on-call person reads, of values of a cell or templates of them.
 
     `either` makes one of a text while the verdict is FAIL and another while only the alert holds; `bounds` are empty
-    where numbers cannot be asked for.
+    where numbers cannot be asked for; `text` makes a contract's words fit into a template.
     """
-
-    slice: str
-    where: str
-    kernels: str
-    either: Callable[[str, str], str]
-    bounds: Mapping[str, str] = field(default_factory=dict)
-
-
-def annotation_texts(
-    alert: AlertStep, shown: CellText, sites: Sites = NOWHERE, *, text: Callable[[str], str] = str
-) -> dict[str, str]:
-    """Return the texts that the on-call person reads; `text` makes a contract's words fit into a template."""
     what = {
-        "fail": f"{alert.clause_id} broke its limit on {shown.where}",
-        "no-data": f"no data came for {alert.clause_id} on {shown.where}",
-        "inconclusive": f"{alert.clause_id} could not be decided on {shown.where}",
+        "fail": f"{alert.clause_id} broke its limit on {where}",
+        "no-data": f"no data came for {alert.clause_id} on {where}",
+        "inconclusive": f"{alert.clause_id} could not be decided on {where}",
         "invalid-input": "sequences failed the input checks",
     }[alert.step.on]  # stays true while the alert only waits for its `clear_for`
     with_numbers = alert.status in {Status.FAIL, Status.INCONCLUSIVE}
-    numbers = ", ".join(f"{name} {value}" for name, value in shown.bounds.items())
-    effect = consequence(alert.clause, alert.step.on, shown.where)
+    numbers = ", ".join(f"{name} {value}" for name, value in bounds.items())
+    effect = consequence(alert.clause, alert.step.on, where)
     description = (
-        shown.either(effect, _NOT_REFUTED) if alert.step.on == "fail" else effect,
+        either(effect, _NOT_REFUTED) if alert.step.on == "fail" else effect,
         f"Actions: {', '.join(map(str, alert.step.do))}.",
         f"Now: {REMEDIES[alert.step.on]}.",
         text(alert.promise),
         f"Measured: {numbers}." if with_numbers and numbers else "",
     )
     return {
-        "summary": f"{alert.contract.name}: {what}{shown.kernels}",
+        "summary": f"{alert.contract.name}: {what}{kernels}",
         "description": " ".join(filter(None, description)),
         "owner": text(alert.contract.metadata.owner),
-        **sites.dashboard(overview_link(alert.contract.name, "$__all" if alert.clause is None else shown.slice)),
+        **sites.dashboard(overview_link(alert.contract.name, "$__all" if alert.clause is None else slice)),
         **sites.runbook(alert.name, text(alert.contract.metadata.runbook or "")),
     }
 

@@ -305,14 +305,11 @@ def with_contract(table: DecisionTable, contract: Contract, now: float) -> Decis
         meets = {*_meeting(contract, pin.slice), *(pin.meets if why else ())}
         return replace(pin, outdated=why, meets=tuple(sorted(meets)))
 
+    routes = [
+        replace(route, outdated=outdated(route)) if route.contract == contract.name else route for route in table.routes
+    ]
     return changed(
-        table,
-        now,
-        routes=[
-            replace(route, outdated=outdated(route)) if route.contract == contract.name else route
-            for route in table.routes
-        ],
-        pins=[pin_now(pin) if pin.contract == contract.name else pin for pin in table.pins],
+        table, now, routes=routes, pins=[pin_now(pin) if pin.contract == contract.name else pin for pin in table.pins]
     )
 
 

@@ -480,12 +480,9 @@ class Core:
         announcements: list[Announcement] = []
         for transition in escalation.transitions:
             silenced = [silence.id for silence in people.silencing(transition.cell, now)]
+            dry_run = contract.name in self.dry_run
             said = self.events.transition(
-                transition,
-                names,
-                incidents.get(transition.incident),
-                dry_run=contract.name in self.dry_run,
-                silenced=silenced,
+                transition, names, incidents.get(transition.incident), dry_run=dry_run, silenced=silenced
             )
             announcements += [] if silenced else [said]
         for silence in escalation.ended_silences:

@@ -20,7 +20,6 @@ from kc_otel.generate.alert_texts import (
     HELD_BY,
     STATE_ALERTS,
     AlertStep,
-    CellText,
     StateAlert,
     alert_steps,
     annotation_texts,
@@ -91,7 +90,7 @@ def _bounds(clause: Clause) -> dict[str, float]:
 def _alert(alert: AlertStep, clause: Clause, *, held: bool) -> dict[str, Any]:
     slice, train, inference = CELL.values()
     bounds = {name: f"{value:.4g}" for name, value in _bounds(clause).items()}
-    shown = CellText(slice, "all traffic", f" for {inference} against {train}", lambda *texts: texts[held], bounds)
+    kernels = f" for {inference} against {train}"
     return {
         "exp_labels": {
             **{label(name): value for name, value in CELL.items()},
@@ -100,7 +99,9 @@ def _alert(alert: AlertStep, clause: Clause, *, held: bool) -> dict[str, Any]:
             "kernel_train": train,
             "kernel_inference": inference,
         },
-        "exp_annotations": annotation_texts(alert, shown),
+        "exp_annotations": annotation_texts(
+            alert, "all traffic", kernels, lambda *texts: texts[held], slice=slice, bounds=bounds
+        ),
     }
 
 

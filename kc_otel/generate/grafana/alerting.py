@@ -23,7 +23,6 @@ from kc_otel.generate.alert_texts import (
     LIVING,
     STATE_ALERTS,
     AlertStep,
-    CellText,
     StateAlert,
     alert_steps,
     annotation_texts,
@@ -188,8 +187,8 @@ def _texts(alert: AlertStep, sites: Sites) -> dict[str, str]:
     slice = f"{{{{ with index .Labels `{_SLICE}` }}}}"
     where = f"{slice}slice {{{{ . }}}}{{{{ else }}}}every slice{{{{ end }}}}"
     # Grafana's templates read no `$value`, which would tell a breach from an alert that is held.
-    shown = CellText("", where, pair_template("index .Labels `{}`"), lambda now, _: now)
-    texts = annotation_texts(alert, shown, Sites(evaluator=sites.evaluator), text=literal)
+    kernels, handbook = pair_template("index .Labels `{}`"), Sites(evaluator=sites.evaluator)
+    texts = annotation_texts(alert, where, kernels, lambda now, _: now, sites=handbook, text=literal)
     if alert.clause is None:
         return texts
     path = slice_link(alert.contract.name, alert.clause_id, f"{slice}{{{{ . }}}}{{{{ else }}}}{ALL}{{{{ end }}}}")

@@ -39,14 +39,10 @@ _Own = Callable[..., str]
 """From a metric, and optionally a window and a slice, to the selector of an earlier step of the same clause."""
 
 
-def standalone_path(contract: Contract) -> PurePosixPath:
-    """Place of a contract's standalone rules below the output folder."""
-    return PurePosixPath("prometheus", "standalone", "rules", f"{contract.name}.yaml")
-
-
 def standalone_file(contract: Contract, sites: Sites = NOWHERE) -> GeneratedFile:
     """The rule file of a contract for a Prometheus that judges by itself."""
-    return GeneratedFile(standalone_path(contract), as_yaml({"groups": _groups(contract, sites)}, *_notes(contract)))
+    path = PurePosixPath("prometheus", "standalone", "rules", f"{contract.name}.yaml")
+    return GeneratedFile(path, as_yaml({"groups": _groups(contract, sites)}, *_notes(contract)))
 
 
 def _groups(contract: Contract, sites: Sites) -> list[dict[str, Any]]:

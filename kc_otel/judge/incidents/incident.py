@@ -268,14 +268,11 @@ class Incident:
     @property
     def outline(self) -> Incident:
         """The incident without the numbers that change with every evaluation, except the largest estimate."""
-        return replace(
-            self,
-            cells=tuple(
-                replace(cell, limit=None, estimate=None, lower=None, upper=None, reason="", cause="", at=None)
-                for cell in sorted(self.cells, key=lambda cell: (cell.clause, cell.slice))
-            ),
-            disobeyed_at=None,
+        cells = tuple(
+            replace(cell, limit=None, estimate=None, lower=None, upper=None, reason="", cause="", at=None)
+            for cell in sorted(self.cells, key=lambda cell: (cell.clause, cell.slice))
         )
+        return replace(self, cells=cells, disobeyed_at=None)
 
     @property
     def broken(self) -> tuple[BrokenCell, ...]:
