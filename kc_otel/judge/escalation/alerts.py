@@ -204,8 +204,10 @@ def advance(
         cells |= {cell for at_step, cell in known if at_step == key}
         for cell in sorted(cells):
             before, verdict = known.get((key, cell)), watched.get(cell)
-            alert = _first(key, step, verdict, now) if before is None and verdict is not None else before
-            assert alert is not None  # a cell is here because it matched or because it was known
+            alert = before or Alert(
+                step=key, on=step.on, severity=step.severity, actions=step.do, cell=cell, since=now, started_at=None,
+                counting=False, held=0.0, verdict=watched[cell],
+            )  # fmt: skip
             waits = cell.clause == INPUT_CLAUSE or step.on == "fail"
             if waits and verdict is None and not _measures(verdicts, cell):
                 # That none fails where none comes is no news, and nobody has replaced a kernel where none is measured.
@@ -302,13 +304,6 @@ def _why_gone(
         return "arrive, but are invalid" if here else "have not arrived yet, but a kernel reports and is watched"
     in_place = ": other kernels report in its place" * any(verdict.cell[-2:] != cell[-2:] for verdict in others)
     return f"have not arrived again, and this kernel is no longer watched{in_place}"
-
-
-def _first(key: str, step: EscalationStep, verdict: Verdict, now: float) -> Alert:
-    return Alert(
-        step=key, on=step.on, severity=step.severity, actions=step.do, cell=verdict.cell,
-        since=now, started_at=None, counting=False, held=0.0, verdict=verdict,
-    )  # fmt: skip
 
 
 def _next(

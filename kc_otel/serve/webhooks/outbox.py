@@ -140,11 +140,8 @@ class Outbox:
             " AND (:now >= tried + pause OR :now < tried) ORDER BY seq",
             {"now": now},
         )
-        return tuple(message for message in map(_message, rows) if not self._holds_back(message.endpoint, now))
-
-    def _holds_back(self, endpoint: str, now: float) -> bool:
-        since, seconds = self._held.get(endpoint, (0.0, 0.0))
-        return endpoint in self._disabled or since <= now < since + seconds
+        held = {endpoint for endpoint, (since, seconds) in self._held.items() if since <= now < since + seconds}
+        return tuple(message for message in map(_message, rows) if message.endpoint not in held | self._disabled.keys())
 
     def accepted(self, message_id: str) -> DeliveryState:
         """Note that the endpoint accepted the message. Returns its state: parked if it expired meanwhile."""

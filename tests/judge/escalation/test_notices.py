@@ -152,23 +152,6 @@ def pager(make_contract, make_verdict):
     return Pager(make_contract([step]), make_verdict)
 
 
-def test_reminders_come_after_every_interval(pager):
-    assert pager.said(0, "FAIL") == [("firing", "firing")]
-    said = [pager.said(60, "FAIL") for _ in range(20)]
-    assert [index for index, messages in enumerate(said) if messages] == [9, 19]
-    assert said[9] == [("reminder", "firing")]
-    assert pager.said(60, "PASS") == [("resolved", "resolved")]
-    assert pager.said(600, "PASS") == []
-
-
-def test_a_silence_holds_back_until_it_ends(pager):
-    pager.silence(100)
-    assert pager.said(10, "FAIL") == []
-    assert pager.said(80, "FAIL") == []
-    assert pager.said(10, "FAIL") == [("silence-ended", "firing")]
-    assert pager.said(10, "PASS") == [("resolved", "resolved")]
-
-
 def test_the_body_says_why_it_is_sent(pager):
     edges = pager.step(0, code="FAIL").transitions
     first = body_of(pager.contract, edges, reason="firing")
@@ -332,14 +315,6 @@ def test_what_begins_and_ends_within_the_wait_is_not_said(fleet):
     assert escalation.tick(10, a="PASS", b="FAIL") == []
     assert escalation.tick(10, a="FAIL", b="FAIL") == []
     assert escalation.tick(300, a="FAIL", b="FAIL") == []
-
-
-def test_a_part_that_recovers_is_in_the_next_update(fleet):
-    escalation = fleet()
-    escalation.tick(0, a="FAIL", b="FAIL")
-    escalation.tick(30, a="FAIL", b="FAIL")
-    assert escalation.tick(10, a="PASS", b="FAIL") == []
-    assert escalation.tick(290, a="PASS", b="FAIL") == [("pager", "update", 0, 1, 1)]
 
 
 def test_a_step_that_was_not_told_waits_for_the_short_time_only(fleet):
