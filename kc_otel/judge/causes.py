@@ -37,10 +37,7 @@ _LAGS = dict(zip((ALL, *STALE_BY_LAG), ("0", "1", "2-3", "4-7", "8+"), strict=Tr
 
 
 def causes_of(state: ContractState, now: float) -> dict[Cell, Causes]:
-    """The causes of each clause that limits a mean, where anything stale was observed, by its cell on all traffic.
-
-    A clause on the weights' lag has those of the first such clause.
-    """
+    """Causes by the cell of each clause on a mean, where anything stale was observed; of a lag, the first clause's."""
     contract, found = state.contract, dict[Cell, Causes]()
     tokens = QUANTITIES[TOKENS].name
 

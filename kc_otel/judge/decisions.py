@@ -53,9 +53,9 @@ class Route:
     contract: str
     slice: str
     avoid: str
-    """Short fingerprint of the inference kernel version that is not used."""
+    """Version of the inference kernel that is not used."""
     train: str
-    """Short fingerprint of the training kernel version that was healthy beside it."""
+    """Version of the training kernel that was healthy beside it."""
     kernel: str
     clause: str
     reason: str
@@ -91,7 +91,7 @@ class Pin:
     why: str
     at: float
     until: float | None = None
-    """Unix time at which the pin ends by itself, seconds; None when a person has to end it."""
+    """None when a person has to end it."""
     slice_id: str = ""
     """`Contract.slice_ids` of the slice as it was pinned; empty for all traffic."""
     outdated: str = ""
@@ -107,10 +107,7 @@ class Pin:
 
 @dataclass(frozen=True, slots=True, order=True)
 class Canary:
-    """A version of the inference kernel serves a share of all requests; the training kernel serves the others.
-
-    It ends when the version's promotion does.
-    """
+    """A version of the inference kernel that is being promoted serves a share of all requests."""
 
     contract: str
     version: str
@@ -154,10 +151,7 @@ class DecisionTable:
 
     @classmethod
     def from_plain(cls, plain: Any) -> DecisionTable:
-        """Read the table that an evaluator sent; fields and kinds of directives that a later version added are ignored.
-
-        It is read by hand, because a serving process that routes has no need of pydantic.
-        """
+        """Read the table that an evaluator of any later version sent; without pydantic, which routing does not need."""
         if not isinstance(plain, Mapping):
             raise ValueError(f"a decision table is an object, not {type(plain).__name__}")  # noqa: TRY004 - as of bad JSON
         if missing := _REQUIRED - plain.keys():
@@ -257,18 +251,12 @@ def apply(table: DecisionTable, transitions: Sequence[Transition], contract: Con
 
 
 def resume(table: DecisionTable, contract: str, slice: str | None, now: float) -> DecisionTable:
-    """Give a slice back to the inference kernel; None for every route of the contract, `all` for those of all traffic.
-
-    Raises LookupError if there is no such route.
-    """
+    """End a slice's route, or with None every route of the contract; LookupError if there is no such route."""
     return _lifted(table, "route", contract, slice, now)
 
 
 def pin(table: DecisionTable, wanted: Pin) -> DecisionTable:
-    """Let a person decide which kernel serves a slice; it takes the place of an earlier pin of that slice.
-
-    Raises ValueError if the pin has ended already.
-    """
+    """Pin a slice in place of an earlier pin of it; ValueError if the pin has ended already."""
     if wanted.until is not None and wanted.until <= wanted.at:
         raise ValueError("until: lies in the past; give a later time, or none for a pin that a person ends")
     others = [pin for pin in table.pins if (pin.contract, pin.slice) != (wanted.contract, wanted.slice)]
@@ -317,14 +305,11 @@ def with_contract(table: DecisionTable, contract: Contract, now: float) -> Decis
         meets = {*_meeting(contract, pin.slice), *(pin.meets if why else ())}
         return replace(pin, outdated=why, meets=tuple(sorted(meets)))
 
+    routes = [
+        replace(route, outdated=outdated(route)) if route.contract == contract.name else route for route in table.routes
+    ]
     return changed(
-        table,
-        now,
-        routes=[
-            replace(route, outdated=outdated(route)) if route.contract == contract.name else route
-            for route in table.routes
-        ],
-        pins=[pin_now(pin) if pin.contract == contract.name else pin for pin in table.pins],
+        table, now, routes=routes, pins=[pin_now(pin) if pin.contract == contract.name else pin for pin in table.pins]
     )
 
 
@@ -354,10 +339,7 @@ def deciding_pin(table: DecisionTable, contract: str, slice: str) -> Pin | None:
 
 
 def overriding_pin(table: DecisionTable, contract: str, slice: str, version: str) -> tuple[Pin, float] | None:
-    """Return the pin that wins over the orders that keep a slice from a version, and when the newest was given.
-
-    None where no pin does, or there is no such order.
-    """
+    """Return the pin that wins over the orders that keep a slice from a version, and when the newest was given."""
     newest = deciding_pin(table, contract, slice)
     if newest is None or not newest.overrides(slice):
         return None

@@ -69,10 +69,7 @@ class Fault:
     """Mean before and after it improved last, in limits."""
 
     def take(self, parts: Iterable[Histogram], test: MeanTest, alpha: float) -> bool:
-        """Add the next observations; return True if the fault has ended.
-
-        `alpha` is the chance that a fault which lasts is ever said to have ended.
-        """
+        """Add the next observations; return True if the fault has ended: falsely at most with a chance of `alpha`."""
         new = together(parts)
         if new is None or not new.count:
             return False

@@ -28,7 +28,7 @@ from kc_otel.contract.plain_text import plain
 from kc_otel.contract.slices import ALL
 from kc_otel.contract.words import place
 from kc_otel.judge.decisions import DecisionTable, without_slice
-from kc_otel.judge.escalation.alerts import PolicyState, What, edge
+from kc_otel.judge.escalation.alerts import PolicyState
 from kc_otel.judge.escalation.escalate import (
     Escalation,
     EscalationState,
@@ -71,7 +71,7 @@ _POLICY: Final = "escalation"
 """Stage of a tick that carries a contract's policy out."""
 _BETWEEN_TICKS: Final = 60.0
 """Seconds after an evaluation within which the next one follows, and what is noted meanwhile happens."""
-_RENEWAL_SECONDS: Final = 60.0
+_ROUTERS_SAVED_SECONDS: Final = 60.0
 _MAX_LOGGED_REFUSALS: Final = 20
 """Reasons for which points are refused that the log names."""
 _NOT_TOLD_ACTIONS: Final = NOTIFYING | {"would-fire"}
@@ -83,7 +83,6 @@ class Core:
 
     The core owns the transactions of `connection`, the state file. `announce` is told of every change, after it has
     been written. Contracts of `dry_run` are escalated without consequences: their actions are only recorded.
-    `forgetful` are webhook endpoints that let go of an alert unless it is said again every minute: Alertmanagers.
     `external_url` is how a person reaches the API, for links; `worst` are files of sequences that may be shown;
     `offline_problems` checks the offline stage's section of evidence that a promotion is given.
     """
@@ -97,7 +96,6 @@ class Core:
         now: float,
         announce: Announce = lambda _announcement: None,
         dry_run: Collection[str] = (),
-        forgetful: Collection[str] = (),
         timing: GroupTiming = AT_ONCE,
         worst: Iterable[Path] = (),
         offline_problems: SectionProblems = unchecked_offline,
@@ -119,9 +117,8 @@ class Core:
         self.causes: Mapping[Cell, Causes] = {}
         self._refusals: set[str] = set()
         self.connection = connection
-        self._forgetful = frozenset(forgetful)
         self._timing = timing
-        self._renewed_at = now
+        self._routers_saved_at = now
         self.evaluator = Evaluator(contracts)
         with unit_of_work(connection), reading_state(connection):
             self._evaluator_store = EvaluatorStore(connection)
@@ -250,7 +247,7 @@ class Core:
         if now < self.evaluator.judged_at:
             self._set_back(now, self.evaluator.judged_at + _BETWEEN_TICKS)
         evaluations = self.evaluator.evaluate(now)
-        renews = abs(now - self._renewed_at) >= _RENEWAL_SECONDS
+        saves_routers = self.listeners.unsaved or abs(now - self._routers_saved_at) >= _ROUTERS_SAVED_SECONDS
         announcements: list[Announcement] = []
         with unit_of_work(self.connection) as unit:
             state = self.escalation
@@ -258,12 +255,12 @@ class Core:
                 with self._alone(name, "history", "its verdicts", unit):
                     announcements += self._judged(evaluation, name, now, unit)
                 with self._alone(name, _POLICY, "its policy", unit):
-                    state, said = self._escalated(state, evaluation, name, now, unit, renews=renews)
+                    state, said = self._escalated(state, evaluation, name, now, unit)
                     announcements += said
             self._evaluator_store.save(
                 self.evaluator, unit, lambda name: self._alone(name, "saving", "its state", unit)
             )
-            if renews or self.listeners.unsaved:
+            if saves_routers:
                 self._store.save_routers(self.listeners.routers)
             self.inbox.take_out(unit)
             merged = dict(self.merged)
@@ -272,8 +269,8 @@ class Core:
 
             def adopt() -> None:
                 self.escalation, self.evaluated_at, self.settled = state, now, merged
-                self._renewed_at = now if renews else self._renewed_at
-                self.listeners.unsaved = False
+                if saves_routers:
+                    self.listeners.unsaved, self._routers_saved_at = False, now
                 self.announce_all(announcements)
 
             unit.on_commit(adopt)
@@ -316,7 +313,7 @@ class Core:
         ]
 
     def _escalated(
-        self, before: EscalationState, evaluation: Evaluation, name: str, now: float, unit: UnitOfWork, *, renews: bool
+        self, before: EscalationState, evaluation: Evaluation, name: str, now: float, unit: UnitOfWork
     ) -> tuple[EscalationState, list[Announcement]]:
         """Carry out what a contract's verdicts lead to. Returns what holds from now on, and what is to be announced."""
         contract = self.contracts[name]
@@ -336,8 +333,6 @@ class Core:
         )  # fmt: skip
         self._owe(name, step.state.incidents.get(name, ()))
         announcements = self._write(contract, before, step, now)
-        if renews:
-            self._renew(contract, step.state, now)
         return step.state, announcements + moved
 
     def _owe(self, name: str, incidents: Iterable[Incident]) -> None:
@@ -380,8 +375,7 @@ class Core:
             heartbeat=self.contracts[name].observability.heartbeat,
             late=self.contracts[name].observability.late,
             listening=self.evaluator.listening_since(now),
-            taken={of.kernel_inference: of.taken_at for of in lasting if of.taken_at is not None},
-            disobeyed={of.kernel_inference: of.disobeyed_at for of in lasting if of.disobeyed_at is not None},
+            incidents=before.incidents.get(name, ()),
             ended=lambda train, inference: self.evaluator.states[name].has_ended((train, inference)),
             failing=self.evaluator.failing(name, now),
             unheard=lambda cell: self.evaluator.unheard(cell, now),
@@ -480,12 +474,9 @@ class Core:
         announcements: list[Announcement] = []
         for transition in escalation.transitions:
             silenced = [silence.id for silence in people.silencing(transition.cell, now)]
+            dry_run = contract.name in self.dry_run
             said = self.events.transition(
-                transition,
-                names,
-                incidents.get(transition.incident),
-                dry_run=contract.name in self.dry_run,
-                silenced=silenced,
+                transition, names, incidents.get(transition.incident), dry_run=dry_run, silenced=silenced
             )
             announcements += [] if silenced else [said]
         for silence in escalation.ended_silences:
@@ -508,12 +499,8 @@ class Core:
             done = () if incident is None else actions_taken(incident, decisions)
             body = alert_body(
                 contract,
-                message.alerts,
-                receiver=message.endpoint,
+                message,
                 external_url=self.external_url,
-                reason=message.reason.value,
-                incident=incident,
-                lasting=message.lasting,
                 lifting=() if incident is None else lifting_commands(incident, decisions),
                 done=[action.text for action in done if action.kind not in _NOT_TOLD_ACTIONS],
                 kernels=self._kernels(contract.name),
@@ -526,24 +513,3 @@ class Core:
 
     def _names(self, contract: str) -> dict[tuple[str, str], str]:
         return kernel_names(self._kernels(contract))
-
-    def _renew(self, contract: Contract, state: EscalationState, now: float) -> None:
-        """Tell endpoints that forget which of a contract's alerts still fire, of those that they were told of."""
-        groups, policy = state.groups[contract.name], state.policies[contract.name]
-        for target in self._forgetful:
-            own = [group for group in groups if group.endpoint == target]
-            told = {fingerprint for group in own for fingerprint in group.told}
-            firing = [edge(alert, What.FIRING, now) for alert in policy.firing if alert.fingerprint in told]
-            # Ends that nobody is told of yet: no verdict shows them.
-            ends = (notice.transition for group in own for notice in group.pending)
-            firing += [replace(end, what=What.FIRING) for end in ends if end.what is What.RESOLVED]
-            firing += [edge for group in own for edge in group.closing if edge.fingerprint in group.told]
-            if firing:
-                body = alert_body(
-                    contract,
-                    firing,
-                    receiver=target,
-                    external_url=self.external_url,
-                    kernels=self._kernels(contract.name),
-                )
-                self.outbox.renew(target, contract.name, encode(body), now)

@@ -164,10 +164,7 @@ class EventLog:
         return tuple(map(_event, rows))
 
     def newest(self, contract: str | None = None, limit: int = 100, *, verdicts: bool = True) -> tuple[Event, ...]:
-        """The last events, oldest first; of one contract, or of all when None; with or without changes of verdicts.
-
-        Verdicts near a limit change often, and would push actions out of the list.
-        """
+        """The last events, oldest first; of one contract or all. Verdicts change often and would push actions out."""
         where = "WHERE" if verdicts else "INDEXED BY events_rare WHERE kind <> 'verdict' AND"
         rows = self._connection.execute(
             f"{_EVENTS} {where} {_OF_CONTRACT} ORDER BY id DESC LIMIT :limit", {"contract": contract, "limit": limit}

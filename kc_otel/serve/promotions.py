@@ -16,7 +16,7 @@ from kc_otel.contract.model import Contract
 from kc_otel.contract.words import MEASURED_LATER, listed, moment
 from kc_otel.judge.decisions import Canary, DecisionTable, DirectiveKind, Promoted, changed
 from kc_otel.judge.evaluator import Evaluator
-from kc_otel.judge.incidents.incident import Incident, IncidentState
+from kc_otel.judge.incidents.incident import OF_RECORDERS, Incident, IncidentState
 from kc_otel.judge.plain_json import read_json, to_json
 from kc_otel.judge.promotion import machine
 from kc_otel.judge.promotion.gate_evidence import SectionProblems, of_other_contracts, step_evidence
@@ -68,10 +68,7 @@ class EvidenceRecord:
 
 
 class Promotions:
-    """Every kernel version that is on its way, was rolled back, or was replaced.
-
-    Of contracts in `dry_run` nothing is promoted, and nothing rolled back.
-    """
+    """Every kernel version that is on its way, was rolled back, or was replaced; those of `dry_run` contracts stay."""
 
     def __init__(
         self,
@@ -128,10 +125,9 @@ class Promotions:
         now: float,
         unit: UnitOfWork,
     ) -> tuple[DecisionTable, list[Announcement], list[Promotion]]:
-        """Step every promotion of a contract with an evaluation. While an incident of a version lasts, it waits.
+        """Step every promotion of a contract with an evaluation.
 
-        Returns the decision table with every such version's share, what is to be announced, and the versions that are
-        rolled back.
+        Returns the decision table with each version's share, announcements, and the versions that are rolled back.
         """
         known = {key: promotion for key, promotion in self._known.items() if key[0] == name}
         unit.on_commit(lambda: self._adopt(known, name, evaluation))
@@ -145,9 +141,8 @@ class Promotions:
                 said += self._overheard(before, known[key], now)
             if before.status is not PromotionStatus.RUNNING:
                 continue
-            reports = judge.kernels(name), judge.missing(name, now)
-            holds = reasons_to_wait(contract, before.version, before.position.stage, decisions, *reports)
-            holds += unproven_of(before.version, incidents, judge.silent_recorders(*key, now)[1])
+            reports = judge.kernels(name), judge.missing(name, now), incidents, judge.silent_recorders(*key, now)[1]
+            holds = reasons_to_wait(contract, before, decisions, *reports)
             known[key], move = machine.advance(self._under(contract, before), contract, evaluation, holds)
             if known[key] != before:
                 self._save(known[key])
@@ -243,7 +238,10 @@ class Promotions:
                     {} if record is None else {"evidence": self._keep(after, "offline gate", record, now)}
                 )
                 said.append(self._said(after, order, message, now, by=by, why=why, **data))
-            for key in self._too_old(known, contract.name):
+            over = [
+                key for key, of in known.items() if key[0] == contract.name and of.status is not PromotionStatus.RUNNING
+            ]
+            for key in sorted(over, key=lambda key: -known[key].started)[_MAX_ENDED:]:  # their evidence stays
                 self._connection.execute("DELETE FROM promotions WHERE contract = ? AND version = ?", key)
                 del known[key]
             unit.on_commit(lambda: setattr(self, "_known", known))
@@ -342,15 +340,6 @@ class Promotions:
         assert cursor.lastrowid is not None
         return cursor.lastrowid
 
-    def _too_old(self, known: Mapping[Key, Promotion], contract: str) -> list[Key]:
-        """Keys of the versions that are over and no longer among the newest, whose evidence stays."""
-        over = [
-            key
-            for key, promotion in known.items()
-            if key[0] == contract and promotion.status is not PromotionStatus.RUNNING
-        ]
-        return sorted(over, key=lambda key: -known[key].started)[_MAX_ENDED:]
-
     def _contract(self, name: str) -> Contract:
         if name not in self._contracts:
             raise LookupError(f"no contract {name!r}; there are {', '.join(self._contracts)}")
@@ -359,40 +348,33 @@ class Promotions:
 
 def reasons_to_wait(
     contract: Contract,
-    version: str,
-    stage: Stage,
+    promotion: Promotion,
     decisions: DecisionTable,
-    kernels: Iterable[KernelInfo],
+    kernels: Sequence[KernelInfo],
     missing: Iterable[Missing],
+    incidents: Iterable[Incident],
+    silent: str,
 ) -> list[str]:
-    """Return the reasons why a version stays in its stage whatever its verdicts are.
+    """Return the reasons why a version stays in its stage whatever its verdicts are: each hold once, with its slices.
 
-    Each hold is told once with the slices that it is about. A kernel that differs from the declaration, or does not
-    say, waits; so does a version of which points are not judged.
+    A kernel that differs from the declaration, or does not say, waits; so does one of which points are not judged or a
+    breach is not over, and one whose recorders fell silent, of which `silent` is a sentence.
     """
-    held: dict[str, set[str]] = {}
+    version, held = promotion.version, dict[str, set[str]]()
     for directive in decisions.directives:
         if directive.contract == contract.name and directive.kind is DirectiveKind.HOLD_PROMOTION:
             held.setdefault(directive.reason, set()).add(directive.slice)
     reasons = [f"{', '.join(sorted(slices))}: {reason}" for reason, slices in held.items()]
-    known = list(kernels)
-    found = [kernel for kernel in known if (kernel.role, kernel.version) == ("inference", version)]
-    if not found and stage is not Stage.OFFLINE_CI:
+    found = [kernel for kernel in kernels if (kernel.role, kernel.version) == ("inference", version)]
+    if not found and promotion.position.stage is not Stage.OFFLINE_CI:
         reasons.append("it has not reported its fields, so nothing shows that it is what the contract declares")
-    reasons += [said for kernel in found for said in unlike_declared(contract.kernels, kernel, known)]
-    return reasons + [f"{row.what} of it are not judged: {row.text}" for row in missing if row.pair[1] == version]
-
-
-def unproven_of(version: str, incidents: Iterable[Incident], silent: str) -> list[str]:
-    """Return the reasons why what is measured of a version now does not show that it holds.
-
-    `silent` is a sentence about its recorders that fell silent without having shut down; empty for none.
-    """
-    reasons = [
+    reasons += [said for kernel in found for said in unlike_declared(contract.kernels, kernel, kernels)]
+    reasons += [f"{row.what} of it are not judged: {row.text}" for row in missing if row.pair[1] == version]
+    reasons += [
         f"incident {incident.id} of it is not over: {incident.headline}; {incident.state_text[:1].lower()}"
         f"{incident.state_text[1:]}"
         for incident in incidents
-        if incident.kernel_inference == version and incident.on in {"fail", "invalid-input"}
+        if incident.kernel_inference == version and incident.on in OF_RECORDERS
         if incident.state in {IncidentState.BROKEN, IncidentState.UNPROVEN}
     ]
     return reasons + [silent] * bool(silent)

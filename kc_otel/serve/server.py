@@ -55,7 +55,6 @@ from kc_otel.serve.store.state_file import DamagedStateError, StateHeldError, St
 from kc_otel.serve.stream_places import engine, sink_of
 from kc_otel.serve.webhooks.deliver import Dispatcher
 from kc_otel.serve.webhooks.endpoints import Rotation, WebhookEndpoint, WebhookEndpointError, endpoints_from_env
-from kc_otel.serve.webhooks.formats import Format
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp
@@ -161,14 +160,12 @@ async def _serve(
     offline_problems: SectionProblems,
 ) -> None:
     stop, tls = _stop_on_signals(), _tls(config)
-    forgetful = [name for name, endpoint in endpoints.items() if endpoint.format is Format.ALERTMANAGER]
     make = partial(
         Core,
         contracts,
         external_url="",
         worst=config.worst,
         dry_run=dry_run,
-        forgetful=forgetful,
         timing=GroupTiming(config.group_wait, config.group_interval),
         offline_problems=offline_problems,
     )

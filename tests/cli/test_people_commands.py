@@ -23,7 +23,7 @@ from kc_otel.judge.recorders import KernelInfo
 from kc_otel.judge.verdict import Cell, Evaluation, Status, Verdict
 from kc_otel.serve.core import Core
 from kc_otel.serve.store.state_file import open_state
-from tests.serve.conftest import Fleet
+from tests.tools.fleet import Fleet
 
 CONTRACT = """\
 apiVersion: kernel-contract/v1

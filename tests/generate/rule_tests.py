@@ -14,9 +14,18 @@ from typing import Any
 from kc_otel.contract.clause import Clause
 from kc_otel.contract.model import Contract
 from kc_otel.contract.prometheus_names import label, selector
-from kc_otel.generate.alert_steps import HELD_BY, AlertStep, CellText, alert_steps, annotation_texts, static_labels
+from kc_otel.generate.alert_texts import (
+    EVALUATOR_DOWN,
+    FRESH_SECONDS,
+    HELD_BY,
+    STATE_ALERTS,
+    AlertStep,
+    StateAlert,
+    alert_steps,
+    annotation_texts,
+    static_labels,
+)
 from kc_otel.generate.prometheus.alerting_rules import BOUNDS
-from kc_otel.generate.state_alerts import EVALUATOR_DOWN, FRESH_SECONDS, STATE_ALERTS, StateAlert
 from kc_otel.judge.verdict import Status
 
 STEP = 10
@@ -81,7 +90,7 @@ def _bounds(clause: Clause) -> dict[str, float]:
 def _alert(alert: AlertStep, clause: Clause, *, held: bool) -> dict[str, Any]:
     slice, train, inference = CELL.values()
     bounds = {name: f"{value:.4g}" for name, value in _bounds(clause).items()}
-    shown = CellText(slice, "all traffic", f" for {inference} against {train}", lambda *texts: texts[held], bounds)
+    kernels = f" for {inference} against {train}"
     return {
         "exp_labels": {
             **{label(name): value for name, value in CELL.items()},
@@ -90,7 +99,9 @@ def _alert(alert: AlertStep, clause: Clause, *, held: bool) -> dict[str, Any]:
             "kernel_train": train,
             "kernel_inference": inference,
         },
-        "exp_annotations": annotation_texts(alert, shown),
+        "exp_annotations": annotation_texts(
+            alert, "all traffic", kernels, lambda *texts: texts[held], slice=slice, bounds=bounds
+        ),
     }
 
 

@@ -10,7 +10,7 @@ import yaml
 from kc_otel.contract.model import Contract
 from kc_otel.contract.sentences import REMEDIES
 from kc_otel.contract.units import format_duration
-from kc_otel.generate.alert_steps import alert_steps
+from kc_otel.generate.alert_texts import alert_steps
 from kc_otel.generate.grafana.alerting import alert_rule, alerting_file, evaluator_alerting_file
 from kc_otel.generate.prometheus.alerting_rules import alert_rule as prometheus_rule
 

@@ -267,7 +267,7 @@ def test_every_combination_of_actions_has_words(boards: dict) -> None:
     assert set(mapping["options"]) == {str(code) for code in range(2 ** len(ACTION_BITS))}
     kinds = get_args(Action.model_fields["kind"].annotation)
     assert all(
-        any(re.fullmatch(pattern, f"{kind}:x") or re.fullmatch(pattern, kind) for _, pattern, _ in ACTION_BITS)
+        any(re.fullmatch(pattern, f"{kind}:x") or re.fullmatch(pattern, kind) for pattern, _ in ACTION_BITS)
         for kind in kinds
     )
     assert mapping["options"]["0"]["text"] == "nothing yet"

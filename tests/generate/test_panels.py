@@ -161,8 +161,8 @@ def test_without_an_evaluator_nothing_is_zero(ask: Any, boards: dict, name: str)
 def test_numbers_are_those_that_were_sent(ask: Any) -> None:
     """Of lowest margins, worst verdicts, means of a histogram and what is derived from one."""
     assert set(ask(queries.margin_share())) == {1.0 / 0.5}
-    assert set(ask(queries.verdicts())) == {3.0}
-    assert set(ask(queries.severity())) == {3.0}
+    assert set(ask(queries.VERDICTS)) == {3.0}
+    assert set(ask(queries.SEVERITY)) == {3.0}
     assert set(ask(queries.action_bits())) == {2.0**5}
     assert ask(queries.mean("tv_seq")) == [pytest.approx(0.1)]
     assert ask(queries.scaled("abs_log_ratio", "clip_budget_share")) == [pytest.approx(0.1)]

@@ -130,12 +130,12 @@ CASES = {
         [],
     ),
     "the worst pair of kernels is shown": (
-        queries.verdicts(),
+        queries.VERDICTS,
         [(cell("kc_verdict"), "0x40"), (cell("kc_verdict").replace(INFERENCE, "cc"), "3x40")],
         [('{kc_contract="policy-7b", kc_clause="token-tv", kc_slice="all"}', 3)],
     ),
     "a route to the training kernel is one, to the inference kernel zero": (
-        queries.routes(),
+        queries.ROUTES,
         [
             (route("all", "v2", "inference-kernel"), "1x40"),
             (route("code", "v2", "inference-kernel"), "1x40"),
@@ -148,7 +148,7 @@ CASES = {
         ],
     ),
     "a firing step is one, a quiet one is not there": (
-        queries.alerts(),
+        queries.ALERTS,
         [
             ('kc_alert_firing{kc_contract="c", kc_clause="k", kc_slice="s", kc_severity="critical"}', "1x40"),
             ('kc_alert_firing{kc_contract="c", kc_clause="k", kc_slice="s", kc_severity="warning"}', "0x40"),

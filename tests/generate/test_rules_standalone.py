@@ -16,10 +16,10 @@ from kc_otel.contract.model import Contract
 from kc_otel.contract.prometheus_names import prometheus_name
 from kc_otel.contract.registry.clause_metrics import RECORDED
 from kc_otel.contract.registry.own_metrics import METRICS
+from kc_otel.generate.alert_texts import EVALUATOR_DOWN, LIVING
 from kc_otel.generate.prometheus.alerting_rules import SECRETS, routes_file, rule_file
 from kc_otel.generate.prometheus.closed_forms import Native, alphas, forms, rank_shift
-from kc_otel.generate.prometheus.standalone_rules import expressible, left_out, standalone_file, standalone_path
-from kc_otel.generate.state_alerts import EVALUATOR_DOWN, LIVING
+from kc_otel.generate.prometheus.standalone_rules import expressible, left_out, standalone_file
 from tests.handbook.snippets import HANDBOOK, commands, snippets
 
 RULES_IN_A_GROUP, GROUPS_OF_A_TENANT = 20, 70
@@ -203,7 +203,7 @@ def test_names_need_no_suffix_that_mimir_leaves_off() -> None:
 @pytest.mark.slow
 def test_the_handbooks_commands_name_files_that_are_generated(repository: Path) -> None:
     (snippet,) = (block for block in snippets(HANDBOOK / "run" / "scaling.md") if "mimirtool" in block.text)
-    written = {f"dashboards/{standalone_path(contract)}" for contract in load_all([repository / "contracts"])}
+    written = {f"dashboards/{standalone_file(contract).path}" for contract in load_all([repository / "contracts"])}
     named = {word for words in commands(snippet.text) for word in words if word.startswith("dashboards/")}
     assert named
     assert named <= written

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import sqlite3
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing
 from pathlib import Path
 
@@ -22,9 +21,8 @@ from kc_otel.judge.incidents.incident import IncidentState
 from kc_otel.serve.core import Core
 from kc_otel.serve.store.state_connection import StateConnection
 from kc_otel.serve.store.state_file import open_state
-from kc_otel.serve.webhooks.outbox import DeliveryState
-from tests.judge.conftest import NOW, Sender, info_request, merge
 from tests.tools.api import client_of
+from tests.tools.fleet import Fleet, MakeFleet
 from tests.tools.memory import Memory
 
 POLICY = """\
@@ -117,80 +115,6 @@ def client(core: Core) -> TestClient:
     return client_of(core)
 
 
-TEXT = """\
-apiVersion: kernel-contract/v1
-kind: KernelContract
-metadata: {name: policy, version: 1, owner: tests}
-kernels:
-  train: {engine: torch, dtype: float32}
-  inference: {engine: vllm, dtype: bfloat16}
-statistical:
-  - {id: token-tv, metric: tv_token, unit: token, limit: 0.02}
-observability: {window: 1m, long_window: 5m, min_samples: 500, heartbeat: 30s}
-escalation:
-  - {on: fail, clear_for: 1s, severity: critical, DO}
-"""
-SLICED = TEXT.replace(
-    "statistical:", "slices: {code: {where: {task: code}}, prose: {where: {task: prose}}}\nstatistical:"
-)
-STEP = 10.0
-
-
-class Fleet:
-    """Recorders of one kernel version, and a core that they report to, which evaluates so many seconds later."""
-
-    judged_after = 0.0
-
-    def __init__(self, path: Path, do: str = "do: [{webhook: pager}]", text: str = TEXT) -> None:
-        self.path, self.now, self.contract = path, NOW, load_text(text.replace("DO", do), "policy.yaml")
-        self.senders = {name: Sender(instance=name, start=NOW - 1.0) for name in ("broken", "healthy", "third")}
-        self.begin()
-
-    def begin(self) -> None:
-        """Start the evaluator; nobody else may hold its state file."""
-        self.connection = open_state(self.path)
-        self.core = Core([self.contract], self.connection, external_url="", now=self.now)
-
-    def close(self) -> None:
-        self.connection.close()
-
-    def restart(self) -> None:
-        """Another evaluator goes on with the state file."""
-        self.close()
-        self.begin()
-
-    def states(self, *on: str) -> list[IncidentState]:
-        """States of the incidents that last; of those on such a fault, where any is named."""
-        return [incident.state for incident in self.core.incidents() if not on or incident.on in on]
-
-    def feed(self, seconds: float, requests: Callable[[], Iterable[ExportMetricsServiceRequest]]) -> None:
-        """Take what is sent at each step, and judge it."""
-        for _ in range(round(seconds / STEP)):
-            self.now += STEP
-            for request in requests():
-                self.core.metrics(request, self.now)
-            self.core.tick(self.now + self.judged_after)
-
-    def report(
-        self, sender: Sender, mean: float | None, age: float = 0.0, version: str = "b" * 12
-    ) -> ExportMetricsServiceRequest:
-        """An export of a recorder with observations of about this size, or none at all."""
-        observed = sender.request(self.now - age, np.full(0 if mean is None else 2000, mean or 0.0))
-        return merge(observed, info_request(self.now, 1, sender.instance, version))
-
-    def run(self, seconds: float, **means: float | None) -> None:
-        """Recorders of these names report observations of about this size, or none at all, and the others nothing."""
-        self.feed(seconds, lambda: [self.report(self.senders[name], mean) for name, mean in means.items()])
-
-    def ends(self) -> list[str]:
-        """First lines of the webhooks that told of an end."""
-        bodies = [json.loads(message.body) for message in self.core.outbox.messages(DeliveryState.WAITING)]
-        return [body["alerts"][0]["annotations"]["summary"] for body in bodies if body["status"] == "resolved"]
-
-
-MakeFleet = Callable[..., Fleet]
-
-
 @pytest.fixture
 def make_fleet(tmp_path: Path) -> Iterator[MakeFleet]:
     """Makes a fleet on a state file, and closes that after the test."""
@@ -202,3 +126,13 @@ def make_fleet(tmp_path: Path) -> Iterator[MakeFleet]:
             return made
 
         yield make
+
+
+@pytest.fixture
+def fleet(make_fleet: MakeFleet) -> Fleet:
+    """One of which a recorder has just broken the limit."""
+    made = make_fleet()
+    made.run(60, broken=0.001, healthy=0.001)
+    made.run(30, broken=0.4, healthy=0.001)
+    assert made.states() == [IncidentState.BROKEN]
+    return made

@@ -15,8 +15,8 @@ from kc_otel.judge.set_back import not_later
 from kc_otel.serve import core as core_module
 from kc_otel.serve.listeners import Listeners, RouterReport
 from tests.judge.conftest import NOW
-from tests.serve.conftest import Fleet, MakeFleet
 from tests.tools.api import route_kept
+from tests.tools.fleet import Fleet, MakeFleet
 
 VERSION = "b" * 12
 AHEAD = 3600.0

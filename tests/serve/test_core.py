@@ -9,7 +9,6 @@ import logging
 import struct
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +21,7 @@ from kc_otel.judge.contract_state import ContractState
 from kc_otel.judge.escalation import escalate as escalate_module
 from kc_otel.judge.escalation.notices import People, Silence
 from kc_otel.judge.evaluator import Evaluator
-from kc_otel.judge.verdict import Evaluation, Status
+from kc_otel.judge.verdict import Status
 from kc_otel.serve import core as core_module
 from kc_otel.serve.api.routes_decisions import Changes
 from kc_otel.serve.config import ServeConfig
@@ -34,8 +33,8 @@ from kc_otel.serve.server import _tick_forever
 from kc_otel.serve.store.escalation_store import EscalationStore
 from kc_otel.serve.store.evaluator_store import EvaluatorStore
 from kc_otel.serve.store.state_file import StateError, StatePlace, open_state
-from kc_otel.serve.webhooks.formats import pagerduty_event, slack_message
-from kc_otel.serve.webhooks.outbox import DeliveryState, Outbox
+from kc_otel.serve.webhooks.endpoints import pagerduty_event, slack_message
+from kc_otel.serve.webhooks.outbox import Outbox
 from tests.judge.conftest import Sender
 from tests.tools.api import api_of
 from tests.tools.full_disk import fill_disk, refuse_commits, relieve
@@ -77,57 +76,6 @@ def test_why_points_are_refused_is_in_the_log_once(make_core, caplog):
     for index in range(100):
         core.metrics(Sender(contract=f"other-{index}", start=now - 1).request(now, [0.1]), now)
     assert len([record for record in caplog.records if "not judged" in record.getMessage()]) <= 20
-
-
-def _alerts(body: bytes) -> list[tuple[object, ...]]:
-    return [(alert["labels"], alert["status"], alert["startsAt"]) for alert in json.loads(body)["alerts"]]
-
-
-def test_an_endpoint_that_forgets_is_told_every_minute_what_still_fires(contract, open_file, drift):
-    """One message takes the place of the one before, also while that waits; others are told once."""
-    now = time.time()
-    for forgetful, expected in ((["pager"], [0, 1, 1]), (["another"], [0, 0, 0]), ([], [0, 0, 0])):
-        core = Core([contract], open_file(), external_url="", now=now, forgetful=forgetful)
-        core.metrics(drift(0.3))
-        core.tick(now + 1)
-        (fired,) = core.outbox.due(now + 1)
-        core.outbox.accepted(fired.id)
-        waiting = []
-        for seconds in (30, 62, 125):
-            core.tick(now + seconds)
-            waiting.append(core.outbox.messages(DeliveryState.WAITING))
-        assert [len(messages) for messages in waiting] == expected
-        if "pager" in forgetful:
-            assert _alerts(waiting[-1][0].body) == _alerts(fired.body)
-            core.outbox.accepted(waiting[-1][0].id)
-            core.tick(now + 190)
-            (again,) = core.outbox.messages(DeliveryState.WAITING)
-            assert (again.id, again.seq > waiting[-1][0].seq) == (waiting[-1][0].id, True)
-
-
-def test_an_endpoint_that_forgets_is_told_of_a_breach_that_only_went_away(contract, open_file, drift, monkeypatch):
-    """It would take silence for the end; it is told that nothing is proven, again and again, and nobody of an end."""
-    now = time.time()
-    core = Core([contract], open_file(), external_url="", now=now, forgetful=["pager"])
-    core.metrics(drift(0.3))
-    core.tick(now + 1)
-    (fired,) = core.outbox.due(now + 1)
-    core.outbox.accepted(fired.id)
-    core.evaluator.states["policy"].recorders.ended.clear()
-    healthy = [
-        replace(verdict, cell=verdict.cell._replace(kernel_inference="healthy"), status=Status.PASS)
-        for verdict, _ in core.history.cells()
-    ]
-    monkeypatch.setattr(core.evaluator, "evaluate", lambda at: {"policy": Evaluation(at, tuple(healthy))})
-    core.tick(now + 30)
-    assert not core.firing()
-    core.tick(now + 30 + contract.observability.window)
-    messages = core.outbox.messages(DeliveryState.WAITING)
-    assert [message.id.startswith("renewal/") for message in messages] == [True, False]
-    for message in messages:
-        assert sorted(map(str, _alerts(message.body))) == sorted(map(str, _alerts(fired.body)))
-        (*_, alert) = json.loads(message.body)["alerts"]
-        assert "went away without proof of recovery" in alert["annotations"]["summary"]
 
 
 def test_kernels_that_are_all_but_equal_are_judged(make_core: Callable[..., Core], drift: Callable) -> None:

@@ -21,8 +21,7 @@ from kc_otel.serve.self_metrics import read
 from kc_otel.serve.store.state_connection import UnitOfWork, unit_of_work
 from kc_otel.serve.store.state_file import StateError
 from kc_otel.serve.webhooks.deliver import Dispatcher
-from kc_otel.serve.webhooks.endpoints import WebhookEndpoint
-from kc_otel.serve.webhooks.formats import Format
+from kc_otel.serve.webhooks.endpoints import Format, WebhookEndpoint
 from tests.tools.api import api_of
 
 _COMMIT = UnitOfWork.commit

@@ -256,8 +256,6 @@ class Evaluations(RuleBasedStateMachine):
 
     @invariant()
     def every_action_is_in_the_outbox_or_the_table(self):
-        if self.core is None:
-            return
         missing = self.owed - self._messages() - self._held_back()
         assert not missing, f"never to be told: {missing}"
         routes = {(route.slice, route.avoid): route.train for route in self.core.decisions.routes}
@@ -273,15 +271,11 @@ class Evaluations(RuleBasedStateMachine):
 
     @invariant()
     def the_last_healthy_kernel_is_never_routed_away(self):
-        if self.core is None:
-            return
         routes = self.core.decisions.routes
         assert not {route.avoid for route in routes} & {route.train for route in routes}
 
     @invariant()
     def a_pin_always_wins(self):
-        if self.core is None:
-            return
         router = Router.from_table(self.core.decisions, contracts=[self.contract])
         pins = sorted(self.core.decisions.pins, key=lambda pin: pin.at)
         assert {pin.slice: pin.kernel for pin in pins} == self.pinned, "only a person ends what a person pinned"
@@ -293,8 +287,6 @@ class Evaluations(RuleBasedStateMachine):
 
     @invariant()
     def the_tables_version_never_goes_back(self):
-        if self.core is None:
-            return
         table = self.core.decisions
         assert table.version >= max(self.tables, default=0)
         assert self.tables.setdefault(table.version, table) == table, "two tables have one version"

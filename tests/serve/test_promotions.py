@@ -24,7 +24,7 @@ from kc_otel.judge.verdict import Cell, Evaluation, Status, Verdict
 from kc_otel.offline.gate.evidence import verify_evidence
 from kc_otel.serve import promotions
 from kc_otel.serve.core import Core
-from kc_otel.serve.webhooks.formats import pagerduty_event, slack_message
+from kc_otel.serve.webhooks.endpoints import pagerduty_event, slack_message
 from tests.tools.api import client_of
 
 TEXT = """\

@@ -16,7 +16,7 @@ import pytest
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
 
 from tests.judge.conftest import NOW, Sender, info_request, merge
-from tests.serve.conftest import SLICED, Fleet
+from tests.tools.fleet import SLICED, Fleet
 
 pytestmark = pytest.mark.slow
 

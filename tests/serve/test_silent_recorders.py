@@ -18,20 +18,19 @@ from kc_otel.serve.core import Core
 from kc_otel.serve.people_orders import close, pin, silence
 from kc_otel.serve.webhooks.outbox import DeliveryState
 from tests.judge.conftest import NOW, Sender, counted, info_request, merge
-from tests.serve.conftest import SLICED, STEP, TEXT, Fleet, MakeFleet
 from tests.tools.api import client_of, route_kept
+from tests.tools.fleet import (
+    SLICED,
+    STEP,
+    TEXT,
+    Fleet,
+    MakeFleet,
+    closed_by_a_person,
+    rolled_back_by_a_person,
+    shut_down,
+)
 
 pytestmark = pytest.mark.slow
-
-
-@pytest.fixture
-def fleet(make_fleet: MakeFleet) -> Fleet:
-    made = make_fleet()
-    made.run(60, broken=0.001, healthy=0.001)
-    made.run(30, broken=0.4, healthy=0.001)
-    (incident,) = made.core.incidents()
-    assert incident.state is IncidentState.BROKEN
-    return made
 
 
 def test_a_breach_whose_recorder_died_is_not_resolved_by_what_others_measure(fleet: Fleet) -> None:
@@ -46,21 +45,6 @@ def test_a_breach_whose_recorder_died_is_not_resolved_by_what_others_measure(fle
         fleet.restart()
     assert any("without proof of recovery" in event.message for event in fleet.core.events.newest(limit=50))
     assert not any("is resolved" in event.message for event in fleet.core.events.newest(limit=50))
-
-
-def shut_down(fleet: Fleet) -> None:
-    fleet.core.metrics(info_request(fleet.now, 0, "broken"), fleet.now)
-
-
-def closed_by_a_person(fleet: Fleet) -> None:
-    close(fleet.core, "policy", None, None, "ada", "it was killed", fleet.now)
-
-
-def rolled_back_by_a_person(fleet: Fleet) -> None:
-    core, version = fleet.core, "b" * 12
-    core.promotions.tell("policy", version, "rollback", "ada", "it is dead", fleet.now, start=True)
-    core.tick(fleet.now)
-    route_kept(core, fleet.now)
 
 
 @pytest.mark.parametrize(
@@ -101,7 +85,7 @@ def test_a_recorder_that_was_drained_proves_nothing_until_it_measures_again(flee
 
 
 @pytest.mark.parametrize("shuts_down", [False, True])
-def test_a_breach_is_not_over_because_its_recorder_measures_another_version(
+def test_a_breach_is_not_over_because_its_recorder_measures_something_else(
     make_fleet: MakeFleet, shuts_down: bool
 ) -> None:
     """It may come back to the version, until a long window has passed without it, or the recorder shuts down."""
@@ -212,7 +196,7 @@ def test_a_recorder_that_measures_other_slices_than_it_broke_proves_nothing(
     assert fleet.states("fail") == []
 
 
-def test_a_breach_of_the_last_that_a_recorder_measured_of_a_slice_is_not_refuted_by_others(
+def test_a_breach_of_the_last_that_a_recorder_measured_is_not_refuted_by_others(
     make_fleet: MakeFleet,
 ) -> None:
     """It reports and measures other slices; one that has never broken the slice has nothing to refute."""
@@ -251,9 +235,9 @@ def test_a_restart_knows_who_measured_a_slice_just_before_it_broke(fleet: Fleet)
     assert fleet.core.incidents() == ()
     fleet.restart()
     fleet.run(10, broken=None, healthy=0.9)
-    assert [incident.state for incident in fleet.core.incidents()] == [IncidentState.BROKEN]
+    assert fleet.states() == [IncidentState.BROKEN]
     fleet.run(300, broken=None, healthy=0.001)
-    assert [incident.state for incident in fleet.core.incidents()] == [IncidentState.UNPROVEN]
+    assert fleet.states() == [IncidentState.UNPROVEN]
     fleet.run(80, broken=0.001, healthy=0.001)
     assert fleet.core.incidents() == ()
 
@@ -285,7 +269,7 @@ def test_a_slice_that_is_kept_away_contains_no_breach_by_requests_of_no_slice(
     for _ in range(15):
         route_kept(fleet.core, fleet.now, "code")
         run(20, None, 0.001, None)
-    assert [incident.state for incident in fleet.core.incidents() if incident.on == "fail"] == [state]
+    assert fleet.states("fail") == [state]
 
 
 def test_a_recorder_that_died_while_nothing_was_evaluated_has_refuted_nothing(make_fleet: MakeFleet) -> None:
@@ -629,24 +613,6 @@ def test_a_routed_breach_that_loses_its_recorder_is_unproven_in_the_metrics(make
         fleet.run(10, healthy=0.001)
     fleet.run(60, healthy=0.001)
     assert state() == 0.0
-
-
-def test_an_endpoint_that_forgets_is_told_of_a_version_that_serves_after_its_roll_back_for_as_long(
-    make_fleet: MakeFleet,
-) -> None:
-    """Alertmanager takes an alert that is not posted again for one that has ended."""
-    fleet = make_fleet()
-    fleet.core = Core([fleet.contract], fleet.connection, external_url="", now=fleet.now, forgetful={"pager"})
-    fleet.run(60, healthy=0.001)
-    fleet.core.promotions.tell("policy", "b" * 12, "rollback", "ada", "broken tables", fleet.now, start=True)
-    for _ in range(60):
-        fleet.run(10, healthy=0.001)
-        for message in fleet.core.outbox.messages(DeliveryState.WAITING):
-            alerts = json.loads(message.body)["alerts"]
-            told, names = fleet.now, {alert["labels"]["alertname"] for alert in alerts if alert["status"] == "firing"}
-            fleet.core.outbox.accepted(message.id)
-    assert names == {"KernelContractRolledBack"}
-    assert fleet.now - told <= 120.0
 
 
 def test_the_last_message_says_what_keeps_requests_away_and_how_to_end_it(make_fleet: MakeFleet) -> None:

@@ -15,12 +15,10 @@ from kc_otel.judge.incidents.incident import IncidentState
 from kc_otel.judge.statistics import metric_name
 from kc_otel.judge.verdict import Status
 from kc_otel.serve.people_orders import acknowledge, close
-from kc_otel.serve.webhooks.formats import alertmanager_alerts, pagerduty_event, slack_message
-from kc_otel.serve.webhooks.outbox import DeliveryState
+from kc_otel.serve.webhooks.endpoints import pagerduty_event, slack_message
 from tests.judge.conftest import NOW, Sender, counted
-from tests.serve.conftest import SLICED, STEP, TEXT, Fleet, MakeFleet
-from tests.serve.test_silent_recorders import closed_by_a_person, shut_down
 from tests.tools.api import client_of
+from tests.tools.fleet import SLICED, STEP, TEXT, Fleet, MakeFleet, closed_by_a_person, shut_down
 
 pytestmark = pytest.mark.slow
 
@@ -51,15 +49,6 @@ class Delayed(Fleet):
         return verdict.status
 
 
-def told(fleet: Fleet) -> list[dict[str, Any]]:
-    """Bodies of all webhooks, oldest first."""
-    return [json.loads(message.body) for message in fleet.core.outbox.messages(DeliveryState.WAITING)][::-1]
-
-
-def reasons(fleet: Fleet) -> list[str]:
-    return [body["notification_reason"] for body in told(fleet)]
-
-
 @pytest.fixture
 def delayed(make_fleet: MakeFleet) -> Delayed:
     made = make_fleet(kind=Delayed)
@@ -77,10 +66,10 @@ def test_a_breach_does_not_end_while_a_recorder_of_it_sends_points_that_no_windo
     (row,) = delayed.core.missing("policy")
     assert (row.outcome, row.senders) == ("behind", 1)
     assert "make observability.window longer" in row.text
-    assert reasons(delayed) == ["firing", "unproven"]
+    assert delayed.reasons() == ["firing", "unproven"]
     delayed.late(200, 0.0, broken=0.001, healthy=0.001)
     assert delayed.core.incidents() == ()
-    assert reasons(delayed) == ["firing", "unproven", "resolved"]
+    assert delayed.reasons() == ["firing", "unproven", "resolved"]
 
 
 def test_late_points_alone_clear_no_fail(delayed: Delayed) -> None:
@@ -126,19 +115,11 @@ def test_a_version_of_which_many_sequences_fail_the_input_checks_is_not_proven(m
     assert fleet.core.incidents() == ()
 
 
-@pytest.fixture
-def fleet(make_fleet: MakeFleet) -> Fleet:
-    made = make_fleet()
-    made.run(60, broken=0.001, healthy=0.001)
-    made.run(30, broken=0.4, healthy=0.001)
-    return made
-
-
 def test_whoever_was_told_of_a_breach_is_told_that_it_went_away_without_proof(fleet: Fleet) -> None:
     """Once, in every format, with what was not proven and what to do; the incident stays open at the receiver."""
     fleet.run(600, healthy=0.001)
-    assert reasons(fleet) == ["firing", "unproven"]
-    body = told(fleet)[-1]
+    assert fleet.reasons() == ["firing", "unproven"]
+    body = fleet.told()[-1]
     impact = (
         "Nothing proves that token-tv keeps its limit again on all traffic: its kernel, or a recorder of it, fell "
         "silent, or its points arrive and are not judged. The kernel may still serve."
@@ -155,19 +136,17 @@ def test_whoever_was_told_of_a_breach_is_told_that_it_went_away_without_proof(fl
     assert "kc-otel alerts ack policy" in json.dumps(slack)
     assert (event["event_action"], event["dedup_key"]) == (
         "trigger",
-        pagerduty_event(told(fleet)[0], "")["dedup_key"],
+        pagerduty_event(fleet.told()[0], "")["dedup_key"],
     )
     assert event["payload"]["summary"].startswith(f"policy: {impact}")
     assert event["payload"]["custom_details"]["next"] == contract["next"]
-    (posted,) = alertmanager_alerts(body, fleet.now)
-    assert posted["annotations"]["summary"].startswith(first)
     with pytest.raises(LookupError, match="`--close` closes it"):
         acknowledge(fleet.core, "policy", None, None, "ada", "looking", fleet.now)
     fleet.run(10, healthy=0.001)
     assert fleet.states() == [IncidentState.UNPROVEN]
     close(fleet.core, "policy", None, None, "ada", "it was killed", fleet.now)
     fleet.run(10, healthy=0.001)
-    assert reasons(fleet) == ["firing", "unproven", "resolved"]
+    assert fleet.reasons() == ["firing", "unproven", "resolved"]
 
 
 def test_a_person_closes_a_breach_whose_traffic_has_ended(make_fleet: MakeFleet) -> None:
@@ -196,8 +175,8 @@ def test_a_person_closes_a_breach_whose_traffic_has_ended(make_fleet: MakeFleet)
     run(10, code=0.001)
     assert [incident.on for incident in fleet.core.incidents()] == ["no-data"]
     assert [alert.on for alert in fleet.core.policies["policy"].firing] == []
-    assert reasons(fleet)[-1] == "resolved"
-    assert told(fleet)[-1]["kernelContract"]["impact"] == ""
+    assert fleet.reasons()[-1] == "resolved"
+    assert fleet.told()[-1]["kernelContract"]["impact"] == ""
     run(60, code=0.001, prose=0.4)
     assert [incident.on for incident in fleet.core.incidents()] == ["fail"], "it is broken once more"
 
@@ -254,13 +233,13 @@ def test_invalid_input_that_only_went_away_stays_until_proof_a_rollback_or_a_per
     other_version(fleet, 900)
     (incident,) = fleet.core.incidents()
     assert (incident.on, incident.state) == ("invalid-input", IncidentState.UNPROVEN)
-    assert reasons(fleet) == ["firing", "unproven"]
-    summary = told(fleet)[-1]["alerts"][0]["annotations"]["summary"]
+    assert fleet.reasons() == ["firing", "unproven"]
+    summary = fleet.told()[-1]["alerts"][0]["annotations"]["summary"]
     assert summary.startswith("policy: invalid input went away without proof of recovery for ")
     ends(fleet)
     other_version(fleet, 20)
     assert fleet.core.incidents() == ()
-    (last,) = [body for body in told(fleet) if body["notification_reason"] == "resolved"]
+    (last,) = [body for body in fleet.told() if body["notification_reason"] == "resolved"]
     assert last["kernelContract"]["incident"]["state_text"] == "Closed without proof of recovery"
 
 
@@ -300,13 +279,13 @@ def test_a_clause_of_the_same_name_that_measures_something_else_ends_no_breach(
     assert verdict.status is Status.PASS
     if said:
         assert fleet.core.incidents() == ()
-        assert told(fleet)[-1]["kernelContract"]["incident"]["state_text"] == said
+        assert fleet.told()[-1]["kernelContract"]["incident"]["state_text"] == said
         return
     (incident,) = fleet.core.incidents()
     assert (incident.id, incident.state) == (begun.id, IncidentState.UNPROVEN)
     assert fleet.ends() == []
     gone = "the contract no longer has this clause as it was"
-    assert gone in told(fleet)[-1]["kernelContract"]["impact"]
+    assert gone in fleet.told()[-1]["kernelContract"]["impact"]
     report(60, 0.95)
     report(400, 0.001)
     (incident,) = fleet.core.incidents()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from kc_otel.contract.model import Contract
-from kc_otel.generate.alert_steps import unique_names
+from kc_otel.generate.alert_texts import unique_names
 from kc_otel.generate.files import GeneratedFile
 from kc_otel.generate.grafana.alerting import DATASOURCE_UID, alerting_file, evaluator_alerting_file
 from kc_otel.generate.grafana.health_board import health_file
@@ -19,10 +19,7 @@ from kc_otel.generate.links import NOWHERE, Sites
 def grafana_files(
     contracts: Iterable[Contract], datasource_uid: str = DATASOURCE_UID, sites: Sites = NOWHERE
 ) -> tuple[GeneratedFile, ...]:
-    """The dashboards, and files of alerts: one that an evaluator lives and one for each contract.
-
-    Alerts query the data source. Raises ValueError if two contracts have the same name.
-    """
+    """The dashboards, and files of alerts that query the data source; ValueError if contracts share a name."""
     ordered = unique_names(contracts)
     return (
         overview_file(),

@@ -14,11 +14,16 @@ from typing import Any, Final
 from kc_otel.contract.model import Contract
 from kc_otel.contract.slices import ALL
 from kc_otel.contract.units import format_duration
-from kc_otel.generate.alert_steps import (
+from kc_otel.generate.alert_texts import (
+    AGE,
     CELL_LABELS,
+    EVALUATOR_DOWN,
+    FRESH_SECONDS,
     HELD_BY,
+    LIVING,
+    STATE_ALERTS,
     AlertStep,
-    CellText,
+    StateAlert,
     alert_steps,
     annotation_texts,
     cell_labels,
@@ -36,7 +41,6 @@ from kc_otel.generate.links import (
     Sites,
     slice_link,
 )
-from kc_otel.generate.state_alerts import AGE, EVALUATOR_DOWN, FRESH_SECONDS, LIVING, STATE_ALERTS, StateAlert
 from kc_otel.judge.verdict import Status
 
 DATASOURCE_UID: Final = "prometheus"
@@ -151,10 +155,7 @@ def _query(expression: str, datasource_uid: str) -> dict[str, Any]:
 
 
 def _condition(alert: AlertStep) -> dict[str, Any]:
-    """A threshold between the codes of the verdicts: only the one that the step waits for lies inside.
-
-    What is inside stays so while the verdict is one that does not clear an alert: a second threshold, of recovery.
-    """
+    """A threshold that only the step's verdict meets; a second one, of recovery, keeps in those that clear no alert."""
     if alert.status is None:
         return _threshold(_above(0))
     code = float(alert.status.code)
@@ -186,8 +187,8 @@ def _texts(alert: AlertStep, sites: Sites) -> dict[str, str]:
     slice = f"{{{{ with index .Labels `{_SLICE}` }}}}"
     where = f"{slice}slice {{{{ . }}}}{{{{ else }}}}every slice{{{{ end }}}}"
     # Grafana's templates read no `$value`, which would tell a breach from an alert that is held.
-    shown = CellText("", where, pair_template("index .Labels `{}`"), lambda now, _: now)
-    texts = annotation_texts(alert, shown, Sites(evaluator=sites.evaluator), text=literal)
+    kernels, handbook = pair_template("index .Labels `{}`"), Sites(evaluator=sites.evaluator)
+    texts = annotation_texts(alert, where, kernels, lambda now, _: now, sites=handbook, text=literal)
     if alert.clause is None:
         return texts
     path = slice_link(alert.contract.name, alert.clause_id, f"{slice}{{{{ . }}}}{{{{ else }}}}{ALL}{{{{ end }}}}")

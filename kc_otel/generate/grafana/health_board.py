@@ -9,12 +9,12 @@ from kc_otel.contract.prometheus_names import label, prometheus_name, selector
 from kc_otel.contract.registry.clause_metrics import QUANTITIES
 from kc_otel.contract.registry.own_metrics import METRICS, Instrument
 from kc_otel.contract.slices import OTHER
+from kc_otel.generate.alert_texts import AGE, FRESH_SECONDS
 from kc_otel.generate.files import GeneratedFile
 from kc_otel.generate.grafana import panels, queries
 from kc_otel.generate.grafana.boards import STEP, board_file, scope, step
 from kc_otel.generate.grafana.panels import legend, target, thresholds
 from kc_otel.generate.links import EVALUATED_ID, HEALTH_UID, INVALID_INPUT_ID, MISSING_ID
-from kc_otel.generate.state_alerts import AGE, FRESH_SECONDS
 
 _USED_OUTCOMES: Final = "accepted|baseline"
 _EVALUATOR: Final = "From the evaluator's own metrics."
@@ -117,14 +117,12 @@ def _recorders() -> Iterator[Any]:
     yield _graph(26, 8, "Tokens measured", "kc.recorder.tokens", tokens)
     matchers = ", ".join((*queries.picked(of), f'{label("kc.slice")}="{OTHER}"'))
     over = f"rate({prometheus_name(QUANTITIES['tv_token'])}{{{matchers}}}[$__rate_interval])"
-    yield panels.graph(
-        31,
-        "Tokens counted as `other`",
+    about = (
         "Tokens per second on slices over the contract's cap: they are counted together as `other`, and no clause is "
-        f"judged on it. Anything here means that the cap hides what you asked to see. {_RECORDERS}",
-        (target(f"histogram_count({queries.by(of, over, 'sum')})", legend(*of), step=STEP),),
-        tokens,
+        f"judged on it. Anything here means that the cap hides what you asked to see. {_RECORDERS}"
     )
+    shown = (target(f"histogram_count({queries.by(of, over, 'sum')})", legend(*of), step=STEP),)
+    yield panels.graph(31, "Tokens counted as `other`", about, shown, tokens)
     yield _graph(29, 8, "Share of batches measured", "kc.recorder.sampling", "percentunit", "min")
     why = ("kc.contract", "kc.reason")
     yield _graph(INVALID_INPUT_ID, 12, "Invalid sequences, by reason", "kc.input.invalid", "cps", of=why)

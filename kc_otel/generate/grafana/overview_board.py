@@ -40,23 +40,15 @@ def _counts() -> Iterator[Any]:
     for id, (status, title, description) in enumerate(stats, start=1):
         base = "#808080" if status is Status.PASS else "green"
         span = 2 if status in {Status.INCONCLUSIVE, Status.PASS} else 3
-        yield panels.count(
-            id,
-            title,
-            description,
-            queries.count(f"{queries.cells('kc.verdict')} == {status.code}"),
-            panels.STATUS_COLOURS[status],
-            base,
-            span,
-        )
+        query = queries.now(f"count({queries.cells('kc.verdict')} == {status.code})")
+        yield panels.count(id, title, description, query, panels.STATUS_COLOURS[status], base, span)
     about = "Steps of the escalation policies that fire."
-    yield panels.count(5, "Alerts firing", about, queries.count(queries.alerts()), panels.STATUS_COLOURS[Status.FAIL])
     yield panels.count(
-        6,
-        "Routed away",
-        "Slices that the decision table sends to the training kernel instead of the inference kernel.",
-        queries.count(queries.to_train(queries.ROUTE[:2])),
-        "blue",
+        5, "Alerts firing", about, queries.now(f"count({queries.ALERTS})"), panels.STATUS_COLOURS[Status.FAIL]
+    )
+    about = "Slices that the decision table sends to the training kernel instead of the inference kernel."
+    yield panels.count(
+        6, "Routed away", about, queries.now(f"count({queries.to_train(queries.ROUTE[:2])})"), "blue"
     ).data_links([panels.link("Promotion and routing", f"/d/{PROMOTION_UID}")])
     health = [panels.link("Health", f"/d/{HEALTH_UID}")]
     yield invalid_panel(12).span(2).data_links(health)
@@ -64,33 +56,29 @@ def _counts() -> Iterator[Any]:
 
 
 def _over_time() -> Iterator[Any]:
-    yield panels.verdicts(
-        8,
-        "Verdicts over time",
+    about = (
         "Verdict of every clause on every slice, first of those that were broken at any time in the range; where "
-        "several pairs of kernel versions report, the worst. A gap is a time in which no evaluator was scraped.",
-        (target(queries.verdicts_broken(ever=True), _NAMES), target(queries.verdicts_broken(ever=False), _NAMES)),
+        "several pairs of kernel versions report, the worst. A gap is a time in which no evaluator was scraped."
     )
+    shown = (target(queries.verdicts_broken(ever=True), _NAMES), target(queries.verdicts_broken(ever=False), _NAMES))
+    yield panels.verdicts(8, "Verdicts over time", about, shown)
     yield panels.timeline(
         9,
         "Alerts over time",
         "When each step of the escalation policy fired, by clause, slice and severity. Empty means quiet.",
-        (target(queries.alerts(), legend(*queries.CELL[:3], "kc.severity")),),
+        (target(queries.ALERTS, legend(*queries.CELL[:3], "kc.severity")),),
         mapping({"1": ("firing", panels.STATUS_COLOURS[Status.FAIL])}),
         panels.STATUS_COLOURS[Status.FAIL],
         height=7,
         span=12,
     ).no_value("No step fired in this range")
-    yield panels.timeline(
-        10,
-        "What was done",
+    about = (
         "The actions of the steps that fired, for as long as they did. A route stays after its alert has resolved, "
-        "until a person resumes the slice: see Promotion and routing.",
-        (target(queries.actions(), legend(*queries.CELL[:3], "kc.action")),),
-        mapping({"1": ("in force", "blue")}),
-        "blue",
-        height=7,
-        span=12,
+        "until a person resumes the slice: see Promotion and routing."
+    )
+    shown = (target(queries.ACTIONS, legend(*queries.CELL[:3], "kc.action")),)
+    yield panels.timeline(
+        10, "What was done", about, shown, mapping({"1": ("in force", "blue")}), "blue", height=7, span=12
     ).no_value("Nothing had to be done in this range")
 
 
@@ -98,15 +86,13 @@ def _margins() -> Any:
     """One graph per contract. Shares of limits need no unit, so that clauses on different metrics fit into one."""
     contract, clause = (f"${{__field.labels.{label(name)}}}" for name in ("kc.contract", "kc.clause"))
     into = panels.link("Look into this clause", f"{slice_link(contract, clause, ALL)}&{panels.SAME_TIME}")
-    graph = panels.graph(
-        14,
-        "$contract: margin of each clause",
+    about = (
         "Distance from the bound that decides to the limit, as a share of the limit, of the slice and the pair of "
         "kernel versions that have least of it. At zero a clause is at its limit, below it is broken. Click a line "
-        "for the clause's bounds, limit and distribution.",
-        (target(queries.by(queries.CELL[:2], queries.margin_share(), "min"), legend("kc.clause")),),
-        "percentunit",
+        "for the clause's bounds, limit and distribution."
     )
+    shown = (target(queries.by(queries.CELL[:2], queries.margin_share(), "min"), legend("kc.clause")),)
+    graph = panels.graph(14, "$contract: margin of each clause", about, shown, "percentunit")
     return graph.thresholds(thresholds("red", (0.0, "green"))).repeat("contract").max_per_row(3).data_links([into])
 
 
@@ -129,9 +115,10 @@ def not_holding(id: int) -> Any:
         "Since": queries.since(),
         "Margin": queries.margin_share(),
         "Actions": queries.action_bits(),
-        "Alert": queries.severity(),
+        "Alert": queries.SEVERITY,
         "": queries.promises(),
     }
+    of_cell, failing = queries.labels(queries.CELL), f"{queries.cells('kc.verdict')} > {Status.PASS.code}"
     return panels.table(
         id,
         "What does not hold: since when, for whom, and what was done about it",
@@ -141,7 +128,7 @@ def not_holding(id: int) -> Any:
         "decide it yet. Margin is the distance from the bound that "
         "decides to the limit, as a share of the limit: negative is beyond it. Actions: the actions of the "
         "policy's steps that fire now. Click a state, clause or slice to look into it, a promise for what it means.",
-        {title: queries.not_holding(query) for title, query in columns.items()},
+        {title: f"({query}) and on ({of_cell}) {failing}" for title, query in columns.items()},
         {**_TITLES, label("kc.clause.promise"): "Promise"},
         {
             **_columns(),
@@ -213,7 +200,7 @@ def _columns() -> dict[str, dict[str, object]]:
 
 def _action_mapping() -> Any:
     """Every combination of actions in words, the gravest first."""
-    words = [text for _, _, text in queries.ACTION_BITS]
+    words = [text for _, text in queries.ACTION_BITS]
     combinations = itertools.product((0, 1), repeat=len(words))
     return mapping(
         {

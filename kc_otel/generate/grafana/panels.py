@@ -257,15 +257,6 @@ def with_limit(graph: Any, pattern: str = "/ limit$/") -> Any:
     return graph.override_by_regexp(pattern, properties({**red, "custom.lineStyle": {"fill": "dash", "dash": [8, 6]}}))
 
 
-def in_unit(shown: Any, units: str) -> Any:
-    """A panel whose numbers are in the unit that a query finds, under the label `kc_clause_unit`."""
-    asked = target(units).ref_id("Unit").instant().format("table")
-    mapped = {"fieldName": label("kc.clause.unit"), "handlerKey": "unit"}
-    found = {"configRefId": "Unit", "mappings": [mapped]}
-    configured = sdk.models.DataTransformerConfig("configFromData", options=found)
-    return shown.with_target(asked).with_transformation(configured)
-
-
 def panel(
     builder: Any,
     id: int,

@@ -36,13 +36,13 @@ def _panels() -> Iterator[Any]:
         "Routes over time",
         "Which kernel the decision table sends each slice to instead of a version. A route stays after its alert "
         "has resolved, until a person resumes the slice.",
-        (target(queries.routes(), legend(*queries.ROUTE)),),
+        (target(queries.ROUTES, legend(*queries.ROUTE)),),
         mapping({"0": ("inference kernel", "blue"), "1": ("training kernel", "purple")}),
         "blue",
         height=8,
     )
     yield from _stages()
-    pair, of, passes = legend(*queries.PAIR), ", ".join(map(label, queries.PAIR)), Status.PASS.code
+    pair, of, passes = legend(*queries.PAIR), queries.labels(queries.PAIR), Status.PASS.code
     worst = queries.by(queries.PAIR, queries.cells("kc.verdict"))
     margin = queries.by(queries.PAIR, queries.margin_share(), "min")
     passing = f"{worst} == bool {passes}"
@@ -73,38 +73,30 @@ def _panels() -> Iterator[Any]:
         sort=(("Worst verdict", True),),
         height=8,
     )
-    yield panels.verdicts(
-        13,
-        "Worst verdict of each kernel version over time",
+    about = (
         "All picked clauses and slices together, for each contract, training kernel and inference kernel: green "
-        "throughout is what opens a gate.",
-        (target(worst, pair),),
-        height=8,
+        "throughout is what opens a gate."
+    )
+    yield panels.verdicts(13, "Worst verdict of each kernel version over time", about, (target(worst, pair),), height=8)
+    about = (
+        "Distance from the bound that decides to the limit, as a share of the limit, of the clause and slice that "
+        "has least of it. Below zero something is broken."
     )
     yield panels.graph(
-        14,
-        "Smallest margin of each kernel version",
-        "Distance from the bound that decides to the limit, as a share of the limit, of the clause and slice that "
-        "has least of it. Below zero something is broken.",
-        (target(margin, pair),),
-        "percentunit",
-        span=24,
+        14, "Smallest margin of each kernel version", about, (target(margin, pair),), "percentunit", span=24
     ).thresholds(thresholds("red", (0.0, "green")))
 
 
 def _stages() -> Iterator[Any]:
     attributes = ("kc.contract", "kc.kernel.inference")
     version = legend(*attributes)
-    yield panels.timeline(
-        STAGE_ID,
-        "Stage of each kernel version",
+    about = (
         "Where an inference kernel's version is on its way to full traffic: offline CI, shadow, canary, full, or "
-        "rolled back, and then whether it was measured after that. Empty where the evaluator keeps no promotion.",
-        (target(queries.cells("kc.promotion.stage", attributes=attributes), version),),
-        mapping(_PLACES),
-        "text",
-        height=8,
-        span=8,
+        "rolled back, and then whether it was measured after that. Empty where the evaluator keeps no promotion."
+    )
+    shown = (target(queries.cells("kc.promotion.stage", attributes=attributes), version),)
+    yield panels.timeline(
+        STAGE_ID, "Stage of each kernel version", about, shown, mapping(_PLACES), "text", height=8, span=8
     )
     for id, title, name, unit, about in (
         (17, "Share of requests it may serve", "kc.promotion.share", "percentunit", "It grows step by step in canary."),

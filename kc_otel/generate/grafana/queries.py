@@ -12,24 +12,28 @@ from typing import Final
 from kc_otel.contract.prometheus_names import INVALID_ONCE, label, prometheus_name, selector
 from kc_otel.contract.registry.clause_metrics import AVERAGED, RECORDED, Unit
 from kc_otel.contract.registry.own_metrics import METRICS
-from kc_otel.generate.state_alerts import LIVING
+from kc_otel.generate.alert_texts import LIVING
 from kc_otel.judge.verdict import Status
 
 CELL: Final = ("kc.contract", "kc.clause", "kc.slice", "kc.kernel.train", "kc.kernel.inference")
 PAIR: Final = ("kc.contract", "kc.kernel.train", "kc.kernel.inference")
+ROUTE: Final = ("kc.contract", "kc.slice", "kc.kernel.inference")
+STREAM: Final = ("kc.contract", "kc.slice", "kc.kernel.train", "kc.kernel.inference")
+_CLAUSE: Final = CELL[:2]
+_OF_SLICE: Final = CELL[:3]
 SEVERITIES: Final = ("info", "warning", "critical")
 """From the least to the worst; the code of a severity is its place, from 1."""
 
 ACTION_BITS: Final = (
-    ("halt", "halt", "training halted"),
-    ("route", "route:.*", "sent to training kernel"),
-    ("quarantine", "quarantine-rollouts", "rollouts quarantined"),
-    ("hold", "hold-promotion", "promotion held"),
-    ("resync", "resync-weights", "weights asked for again"),
-    ("sample", "sample-more|locate", "looking closer"),
-    ("tell", "notify|webhook:.*", "people told"),
+    ("halt", "training halted"),
+    ("route:.*", "sent to training kernel"),
+    ("quarantine-rollouts", "rollouts quarantined"),
+    ("hold-promotion", "promotion held"),
+    ("resync-weights", "weights asked for again"),
+    ("sample-more|locate", "looking closer"),
+    ("notify|webhook:.*", "people told"),
 )
-"""(name, regular expression of `kc.action`, in words) of what a step can do; the first has the highest bit."""
+"""(regular expression of `kc.action`, in words) of what a step can do; the first has the highest bit."""
 
 _VARIABLES: Final = {
     "kc.contract": "contract",
@@ -37,8 +41,6 @@ _VARIABLES: Final = {
     "kc.kernel.train": "kernel_train",
     "kc.kernel.inference": "kernel_inference",
 }
-_OF_SLICE: Final = ("kc.contract", "kc.clause", "kc.slice")
-STREAM: Final = ("kc.contract", "kc.slice", "kc.kernel.train", "kc.kernel.inference")
 
 
 def picked(attributes: Iterable[str]) -> tuple[str, ...]:
@@ -46,38 +48,83 @@ def picked(attributes: Iterable[str]) -> tuple[str, ...]:
     return tuple(f'{label(name)}=~"${_VARIABLES[name]}"' for name in attributes if name in _VARIABLES)
 
 
+def of_picked(metric: str, *more: str) -> str:
+    """The series of a metric that a person picked; `more` are further matchers."""
+    return selector(metric, None, *picked(METRICS[metric].attributes), *more)
+
+
+def labels(attributes: Iterable[str]) -> str:
+    """The labels of attributes, as PromQL lists them."""
+    return ", ".join(map(label, attributes))
+
+
 def by(attributes: Iterable[str], expression: str, how: str = "max") -> str:
     """`expression` aggregated by attributes, or as a whole; evaluators that run side by side then count once."""
-    names = ", ".join(map(label, attributes))
+    names = labels(attributes)
     return f"{how} by ({names}) ({expression})" if names else f"{how}({expression})"
 
 
 def cells(metric: str, *more: str, attributes: Iterable[str] = CELL, how: str = "max") -> str:
     """A metric of the picked cells; `more` are further matchers."""
-    return by(attributes, selector(metric, None, *picked(METRICS[metric].attributes), *more), how)
+    return by(attributes, of_picked(metric, *more), how)
 
 
-def verdicts() -> str:
-    """Worst verdict of each clause and slice, over all pairs of kernel versions."""
-    return cells("kc.verdict", attributes=_OF_SLICE)
+def own(metric: str) -> str:
+    """A metric by all of its attributes."""
+    return cells(metric, attributes=METRICS[metric].attributes)
+
+
+def _spread(of_slice: str) -> str:
+    """A value of a clause on a slice, for every cell of it."""
+    return f"0 * {cells('kc.verdict')} + on ({labels(_OF_SLICE)}) group_left () ({of_slice})"
+
+
+VERDICTS: Final = cells("kc.verdict", attributes=_OF_SLICE)
+"""Worst verdict of each clause and slice, over all pairs of kernel versions."""
+ALERTS: Final = f"{own('kc.alert.firing')} >= 1"
+"""1 for each step of the policy that fires."""
+ACTIONS: Final = f"{own('kc.action.active')} >= 1"
+"""1 for each action of the steps that fire."""
+SEVERITY: Final = _spread(
+    by(
+        _OF_SLICE,
+        " or ".join(
+            f"{code} * ({cells('kc.alert.firing', matcher, attributes=(*_OF_SLICE, 'kc.severity'))} >= 1)"
+            for code, name in enumerate(SEVERITIES, start=1)
+            for matcher in [f'{label("kc.severity")}="{name}"']
+        ),
+    )
+)
+"""Code of the worst severity that fires for each cell."""
+
+
+def action_bits() -> str:
+    """Everything that the firing steps do for each cell, one bit for each of ACTION_BITS."""
+    parts = []
+    for place, (pattern, _) in enumerate(reversed(ACTION_BITS)):
+        part = cells("kc.action.active", f'{label("kc.action")}=~"{pattern}"', attributes=_OF_SLICE)
+        # A label of its own keeps the parts apart, or `or` would drop all but the first.
+        parts.append(f'label_replace({2**place} * ({part} >= bool 1), "{label("kc.action")}", "{place}", "", "")')
+    return _spread(by(_OF_SLICE, " or ".join(parts), "sum"))
+
+
+def promises() -> str:
+    """Every cell, with what its clause allows as a label; of several versions of a contract one counts."""
+    on, said = labels(_CLAUSE), "kc.clause.promise"
+    single = f"topk by ({on}) (1, {by((*_CLAUSE, said), selector('kc.clause.info', None, *picked(_CLAUSE)))})"
+    return f"0 * {cells('kc.verdict')} + on ({on}) group_left ({label(said)}) {single}"
 
 
 def verdicts_broken(*, ever: bool) -> str:
     """Those of clauses and slices that were FAIL or INVALID_INPUT at any time in the range; or that never were."""
-    selected = selector("kc.verdict", None, *picked(METRICS["kc.verdict"].attributes))
-    worst = by(_OF_SLICE, f"max_over_time({selected}[$__range] @ end())")
-    failed = f"on ({', '.join(map(label, _OF_SLICE))}) {worst} >= {Status.FAIL.code}"
-    return f"{verdicts()} {'and' if ever else 'unless'} {failed}"
+    worst = by(_OF_SLICE, f"max_over_time({of_picked('kc.verdict')}[$__range] @ end())")
+    failed = f"on ({labels(_OF_SLICE)}) {worst} >= {Status.FAIL.code}"
+    return f"{VERDICTS} {'and' if ever else 'unless'} {failed}"
 
 
 def now(expression: str) -> str:
     """A number that an evaluator says, 0 where it has nothing to say, and nothing where no evaluator lives."""
     return f"({expression} or vector(0)) and on () ({LIVING})"
-
-
-def count(expression: str) -> str:
-    """Number of series there are now, as in `now`."""
-    return now(f"count({expression})")
 
 
 def since(*more: str) -> str:
@@ -90,72 +137,17 @@ def margin_share(*more: str) -> str:
     return f"{cells('kc.bound.margin', *more, how='min')} / (abs({cells('kc.bound.limit', *more)}) > 0)"
 
 
-def not_holding(expression: str) -> str:
-    """Restrict an expression by cells to cells that are not PASS."""
-    on = ", ".join(label(name) for name in CELL)
-    return f"({expression}) and on ({on}) {cells('kc.verdict')} > {Status.PASS.code}"
-
-
-def alerts() -> str:
-    """1 for each step of the policy that fires."""
-    return f"{cells('kc.alert.firing', attributes=METRICS['kc.alert.firing'].attributes)} >= 1"
-
-
-def severity() -> str:
-    """Code of the worst severity that fires for each cell."""
-    worst = " or ".join(
-        f"{code} * ({cells('kc.alert.firing', matcher, attributes=(*_OF_SLICE, 'kc.severity'))} >= 1)"
-        for code, name in enumerate(SEVERITIES, start=1)
-        if (matcher := f'{label("kc.severity")}="{name}"')
-    )
-    return _spread(by(_OF_SLICE, worst))
-
-
-def actions() -> str:
-    """1 for each action of the steps that fire."""
-    return f"{cells('kc.action.active', attributes=METRICS['kc.action.active'].attributes)} >= 1"
-
-
-def action_bits() -> str:
-    """Everything that the firing steps do for each cell, one bit for each of ACTION_BITS."""
-    parts = []
-    for place, (_, pattern, _) in enumerate(reversed(ACTION_BITS)):
-        matcher = f'{label("kc.action")}=~"{pattern}"'
-        # A label of its own keeps the parts apart, or `or` would drop all but the first.
-        part = cells("kc.action.active", matcher, attributes=_OF_SLICE)
-        parts.append(f'label_replace({2**place} * ({part} >= bool 1), "{label("kc.action")}", "{place}", "", "")')
-    return _spread(by(_OF_SLICE, " or ".join(parts), "sum"))
-
-
-def promises() -> str:
-    """Every cell, with what its clause allows as a label; of several versions of a contract one counts."""
-    of, said = ("kc.contract", "kc.clause"), "kc.clause.promise"
-    on = ", ".join(map(label, of))
-    single = f"topk by ({on}) (1, {by((*of, said), selector('kc.clause.info', None, *picked(of)))})"
-    return f"0 * {cells('kc.verdict')} + on ({on}) group_left ({label(said)}) {single}"
-
-
 def of_metrics(expression: str, *metrics: str, statistic: str = "") -> str:
     """Restrict an expression to clauses on these metrics and, by a regular expression, statistics."""
     matchers = [f'{label("kc.clause.metric")}=~"{"|".join(metrics)}"']
     if statistic:
         matchers.append(f'{label("kc.clause.statistic")}=~"{statistic}"')
-    on = ", ".join(map(label, ("kc.contract", "kc.clause")))
-    return f"{expression} and on ({on}) {selector('kc.clause.info', None, *matchers)}"
+    return f"{expression} and on ({labels(_CLAUSE)}) {selector('kc.clause.info', None, *matchers)}"
 
 
 def limits(*metrics: str, statistic: str = "") -> str:
     """The limits of the clauses on these metrics, the smallest by contract and slice."""
-    limit = selector("kc.bound.limit", None, *picked(METRICS["kc.bound.limit"].attributes))
-    return by(("kc.contract", "kc.slice"), of_metrics(limit, *metrics, statistic=statistic), "min")
-
-
-def in_units(*matchers: str) -> str:
-    """One series whose label `kc_clause_unit` is Grafana's name of a clause's unit: none, s, or a suffix."""
-    unit = label("kc.clause.unit")
-    single = f"topk(1, {by(('kc.clause.unit',), selector('kc.clause.info', None, *matchers), 'group')})"
-    plain = f'label_replace({single}, "{unit}", "none", "{unit}", "1")'
-    return f'label_replace({plain}, "{unit}", "suffix: $1", "{unit}", "[{{](.*)[}}]")'
+    return by(STREAM[:2], of_metrics(of_picked("kc.bound.limit"), *metrics, statistic=statistic), "min")
 
 
 def minimum_step() -> str:
@@ -163,17 +155,7 @@ def minimum_step() -> str:
 
     Recorders export three times per heartbeat, which is more seldom than the data source is told.
     """
-    slowest = f"max({selector('kc.contract.heartbeat', None, *picked(('kc.contract',)))})"
-    return f"ceil(clamp_min({slowest}, 120) / 4) or vector(30)"
-
-
-ROUTE: Final = ("kc.contract", "kc.slice", "kc.kernel.inference")
-"""Attributes that tell routes apart."""
-
-
-def routes() -> str:
-    """1 for slices that the decision table sends to the training kernel instead of a version, 0 for the others."""
-    return f"({to_train()}) or 0 * {cells('kc.route', attributes=ROUTE)}"
+    return f"ceil(clamp_min(max({of_picked('kc.contract.heartbeat')}), 120) / 4) or vector(30)"
 
 
 def to_train(attributes: tuple[str, ...] = ROUTE) -> str:
@@ -182,22 +164,28 @@ def to_train(attributes: tuple[str, ...] = ROUTE) -> str:
     return f"{cells('kc.route', matcher, attributes=attributes)} == 1"
 
 
-def _of_contract(metric: str) -> tuple[str, ...]:
-    """Matchers of the picked contract: counters are of all its kernels, and some senders name none."""
+ROUTES: Final = f"({to_train()}) or 0 * {cells('kc.route', attributes=ROUTE)}"
+"""1 for slices that the decision table sends to the training kernel instead of a version, 0 for the others."""
+
+
+def _of_contract(metric: str, *more: str) -> str:
+    """A counter of the picked contract: counters are of all its kernels, and some senders name none."""
     once = (INVALID_ONCE,) if metric == "kc.input.invalid" else ()
-    return (*picked({"kc.contract"}.intersection(METRICS[metric].attributes)), *once)
+    return selector(metric, None, *picked({"kc.contract"}.intersection(METRICS[metric].attributes)), *once, *more)
+
+
+def _rate(selected: str) -> str:
+    return f"rate({selected}[$__rate_interval])"
 
 
 def rate(metric: str, attributes: Iterable[str], *more: str) -> str:
     """Increase per second of a counter."""
-    selected = selector(metric, None, *_of_contract(metric), *more)
-    return by(attributes, _rate(selected), "sum")
+    return by(attributes, _rate(_of_contract(metric, *more)), "sum")
 
 
 def increase(metric: str) -> str:
     """Increase of a recorders' counter over the dashboard's range; nothing where no evaluator lives."""
-    selected = selector(metric, None, *_of_contract(metric))
-    return f"sum(increase({selected}[$__range])) or (vector(0) and on () ({LIVING}))"
+    return f"sum(increase({_of_contract(metric)}[$__range])) or (vector(0) and on () ({LIVING}))"
 
 
 def health(metric: str, attributes: Iterable[str] = (), how: str = "sum") -> str:
@@ -205,12 +193,6 @@ def health(metric: str, attributes: Iterable[str] = (), how: str = "sum") -> str
     kernels = {"kc.kernel.train", "kc.kernel.inference"}  # nobody picks one on the board of health
     selected = selector(metric, None, *picked(name for name in METRICS[metric].attributes if name not in kernels))
     return by(attributes, selected, how)
-
-
-def _spread(of_slice: str) -> str:
-    """A value of a clause on a slice, for every cell of it."""
-    on = ", ".join(label(name) for name in _OF_SLICE)
-    return f"0 * {cells('kc.verdict')} + on ({on}) group_left () ({of_slice})"
 
 
 def histogram(quantity: str, attributes: Iterable[str] = STREAM[:2]) -> str:
@@ -233,10 +215,6 @@ def quantile(rank: float, of: str) -> str:
 
 def scaled(quantity: str, metric: str) -> str:
     """A derived metric by contract and slice: the mean of its base times the contract's factor, where it has one."""
-    of = label("kc.contract")
-    factor = by(("kc.contract",), selector("kc.contract.factor", {"kc.clause.metric": metric}))
-    return f"{mean(quantity)} * on ({of}) group_left () {factor}"
-
-
-def _rate(selected: str) -> str:
-    return f"rate({selected}[$__rate_interval])"
+    of = ("kc.contract",)
+    factor = by(of, selector("kc.contract.factor", {"kc.clause.metric": metric}))
+    return f"{mean(quantity)} * on ({labels(of)}) group_left () {factor}"

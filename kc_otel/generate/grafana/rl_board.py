@@ -44,12 +44,9 @@ def rl_file() -> GeneratedFile:
 def _panels() -> Iterator[Any]:
     names = legend(*queries.CELL[:3])
     verdict = selector("kc.verdict", None, *queries.picked(queries.CELL))
-    yield panels.verdicts(
-        13,
-        "Verdicts on what is shown below",
-        "The clauses of the picked contracts on these metrics, over time: with confidence, from the evaluator.",
-        (target(queries.by(queries.CELL[:3], queries.of_metrics(verdict, *_METRICS)), names),),
-    )
+    about = "The clauses of the picked contracts on these metrics, over time: with confidence, from the evaluator."
+    shown = (target(queries.by(queries.CELL[:3], queries.of_metrics(verdict, *_METRICS)), names),)
+    yield panels.verdicts(13, "Verdicts on what is shown below", about, shown)
     bound, limit = (selector(f"kc.bound.{part}", None, *queries.picked(queries.CELL)) for part in ("estimate", "limit"))
     share = queries.by(queries.CELL[:3], queries.of_metrics(f"{bound} / ({limit} > 0)", *_METRICS))
     yield panels.graph_over(
@@ -64,14 +61,12 @@ def _panels() -> Iterator[Any]:
         "percentunit",
     )
     ratio = queries.histogram("ratio")
-    yield _graph(
-        1,
-        "Importance ratio of sampled tokens",
+    about = (
         f"{QUANTITIES['ratio'].meaning} Far from 1 means that the update is about tokens that the trainer would hardly "
-        "have sampled, or would have sampled far more often.",
-        [(queries.quantile(rank, ratio), f"{_CELL} p{rank * 100:g}") for rank in (0.01, 0.5, 0.99, 0.999)],
-        queries.limits("ratio", statistic="p.+"),
+        "have sampled, or would have sampled far more often."
     )
+    shown = [(queries.quantile(rank, ratio), f"{_CELL} p{rank * 100:g}") for rank in (0.01, 0.5, 0.99, 0.999)]
+    yield _graph(1, "Importance ratio of sampled tokens", about, shown, queries.limits("ratio", statistic="p.+"))
     yield _graph(
         2,
         "Share of the clip range that the kernels spend",
@@ -81,18 +76,15 @@ def _panels() -> Iterator[Any]:
         _mean_limits("clip_budget_share"),
         "percentunit",
     )
-    yield _graph(
-        3,
-        "Effective sample size, per sample",
+    about = (
         "1 / (1 + chi-square) of the importance weights: which share of the rollouts is left to learn from. Token "
-        "weights and whole-sequence weights; the latter fall much faster with length.",
-        [
-            (f"1 / (1 + {queries.mean('chi2_token')})", f"{_CELL} tokens"),
-            (f"1 / (1 + {queries.mean('chi2_seq')})", f"{_CELL} sequences"),
-        ],
-        "",
-        "percentunit",
+        "weights and whole-sequence weights; the latter fall much faster with length."
     )
+    shown = [
+        (f"1 / (1 + {queries.mean('chi2_token')})", f"{_CELL} tokens"),
+        (f"1 / (1 + {queries.mean('chi2_seq')})", f"{_CELL} sequences"),
+    ]
+    yield _graph(3, "Effective sample size, per sample", about, shown, "", "percentunit")
     for id, title, key in (
         (4, "Total variation per token", "tv_token"),
         (5, "Total variation per sequence", "tv_seq"),
@@ -118,24 +110,19 @@ def _panels() -> Iterator[Any]:
     ):
         scaled = queries.scaled(DERIVED[key].base, key)
         yield _graph(id, title, f"{DERIVED[key].meaning} {_ASSUMPTIONS}", [(scaled, _CELL)], _mean_limits(key))
+    about = f"{DERIVED['support_deficit'].meaning} Below zero is sampling noise."
     yield _graph(
-        10,
-        "Support deficit",
-        f"{DERIVED['support_deficit'].meaning} Below zero is sampling noise.",
-        [(f"1 - {queries.mean('ratio')}", _CELL)],
-        _mean_limits("support_deficit"),
+        10, "Support deficit", about, [(f"1 - {queries.mean('ratio')}", _CELL)], _mean_limits("support_deficit")
     )
-    yield _graph(
-        11,
-        "Weight lag",
+    about = (
         f"{QUANTITIES['weights_lag'].meaning} Look here first: with stale weights every other number speaks of the "
-        "policy's own change.",
-        [
-            (queries.quantile(1.0, queries.histogram("weights_lag")), f"{_CELL} largest"),
-            (queries.mean("weights_lag"), f"{_CELL} mean"),
-        ],
-        queries.limits("weights_lag"),
+        "policy's own change."
     )
+    shown = [
+        (queries.quantile(1.0, queries.histogram("weights_lag")), f"{_CELL} largest"),
+        (queries.mean("weights_lag"), f"{_CELL} mean"),
+    ]
+    yield _graph(11, "Weight lag", about, shown, queries.limits("weights_lag"))
     yield from _quarantine()
 
 
@@ -147,21 +134,15 @@ def _quarantine() -> Iterator[Any]:
         queries.rate(f"kc.quarantine.{name}", attributes) for name in ("tv", "tokens", "sequences")
     )
     source = "From the trainer, by way of the Collector; empty where it does not quarantine rollouts."
-    yield panels.graph(
-        14,
-        "Drift of kept and of quarantined rollouts",
+    about = (
         "Total variation per token of the sequences that were kept and of those that were not: what quarantine spares "
-        f"the update. {source}",
-        (target(f"{tv} / {tokens}", names, step=STEP),),
-        "short",
+        f"the update. {source}"
     )
     yield panels.graph(
-        15,
-        "Sequences kept and quarantined",
-        f"{METRICS['kc.quarantine.sequences'].meaning} Per second. {source}",
-        (target(sequences, names, step=STEP),),
-        "cps",
+        14, "Drift of kept and of quarantined rollouts", about, (target(f"{tv} / {tokens}", names, step=STEP),), "short"
     )
+    about = f"{METRICS['kc.quarantine.sequences'].meaning} Per second. {source}"
+    yield panels.graph(15, "Sequences kept and quarantined", about, (target(sequences, names, step=STEP),), "cps")
 
 
 def _graph(id: int, title: str, about: str, series: Iterable[tuple[str, str]], limit: str, unit: str = "short") -> Any:

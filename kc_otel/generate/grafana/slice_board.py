@@ -14,8 +14,18 @@ from kc_otel.generate.links import SLICE_UID
 
 _OF_CONTRACT: Final = f'{label("kc.contract")}=~"$contract"'
 _CLAUSE: Final = f'{label("kc.clause")}="$clause"'
-_UNIT: Final = queries.in_units(_OF_CONTRACT, _CLAUSE)
 _PAIR: Final = f"{legend('kc.kernel.train')} → {legend('kc.kernel.inference')}"
+
+
+def _in_unit(shown: Any) -> Any:
+    """A panel whose numbers are in the clause's unit, as Grafana names it: none, s, or a suffix."""
+    unit = label("kc.clause.unit")
+    info = queries.by(("kc.clause.unit",), selector("kc.clause.info", None, _OF_CONTRACT, _CLAUSE), "group")
+    plain = f'label_replace(topk(1, {info}), "{unit}", "none", "{unit}", "1")'
+    asked = target(f'label_replace({plain}, "{unit}", "suffix: $1", "{unit}", "[{{](.*)[}}]")')
+    found = {"configRefId": "Unit", "mappings": [{"fieldName": unit, "handlerKey": "unit"}]}
+    shown.with_target(asked.ref_id("Unit").instant().format("table"))
+    return shown.with_transformation(sdk.models.DataTransformerConfig("configFromData", options=found))
 
 
 def slice_file() -> GeneratedFile:
@@ -51,27 +61,19 @@ def _now() -> Iterator[Any]:
         (3, "Estimate", "kc.bound.estimate", "The statistic that the clause limits, in the clause's unit."),
         (4, "Limit", "kc.bound.limit", "The most that the contract allows on this slice, in the clause's unit."),
     ):
-        yield panels.in_unit(panels.state(id, title, about, _cells(name), coloured=False).decimals(4), _UNIT)
+        yield _in_unit(panels.state(id, title, about, _cells(name), coloured=False).decimals(4))
+    about = "Distance from the bound that decides to the limit, as a share of the limit; negative is beyond it."
+    query = f"min({queries.margin_share(_CLAUSE)})"
     yield panels.state(
-        5,
-        "Margin",
-        "Distance from the bound that decides to the limit, as a share of the limit; negative is beyond it.",
-        f"min({queries.margin_share(_CLAUSE)})",
-        unit="percentunit",
-        colours=thresholds("red", (0.0, "yellow"), (0.2, "green")),
+        5, "Margin", about, query, unit="percentunit", colours=thresholds("red", (0.0, "yellow"), (0.2, "green"))
     ).decimals(1)
     about = "Observations that the verdict rests on: tokens, sequences, batches or rows, as the clause counts."
     yield panels.state(6, "Samples", about, _cells("kc.bound.samples"), unit="short", coloured=False)
     about = "Where the decision table sends this slice's requests instead of each version of the inference kernel."
     of = legend("kc.kernel.inference")
+    query = queries.ROUTES
     yield panels.state(
-        7,
-        "Kernel that serves it",
-        about,
-        queries.routes(),
-        colours=thresholds("blue"),
-        legend=of,
-        text="value_and_name",
+        7, "Kernel that serves it", about, query, colours=thresholds("blue"), legend=of, text="value_and_name"
     ).mappings([mapping({"0": ("inference", "blue"), "1": ("training", "purple")})])
     said = "kc.clause.promise"
     promise = queries.by((said,), selector("kc.clause.info", None, _OF_CONTRACT, _CLAUSE))
@@ -102,34 +104,25 @@ def _bands() -> Iterator[Any]:
     fill = {"custom.fillBelowTo": "lower", "custom.fillOpacity": 25}
     for name, values in (("upper", {**edge, **fill}), ("lower", edge), ("estimate", {**colour, "custom.lineWidth": 2})):
         band.override_by_name(name, panels.properties(values))
-    yield panels.in_unit(panels.with_limit(band, "/^limit$/"), _UNIT)
-    versions = panels.graph(
-        11,
-        "By kernel version",
-        "The same estimate for each pair of kernel versions, training → inference: which version brought the drift.",
-        (
-            target(queries.cells("kc.bound.estimate", _CLAUSE, attributes=queries.CELL[3:]), _PAIR),
-            target(_cells("kc.bound.limit"), "limit"),
-        ),
-        "short",
-        height=10,
+    yield _in_unit(panels.with_limit(band, "/^limit$/"))
+    about = "The same estimate for each pair of kernel versions, training → inference: which version brought the drift."
+    shown = (
+        target(queries.cells("kc.bound.estimate", _CLAUSE, attributes=queries.CELL[3:]), _PAIR),
+        target(_cells("kc.bound.limit"), "limit"),
     )
-    yield panels.in_unit(panels.with_limit(versions, "/^limit$/"), _UNIT)
-    evidence = panels.graph(
-        12,
-        "Evidence against the limit",
+    versions = panels.graph(11, "By kernel version", about, shown, "short", height=10)
+    yield _in_unit(panels.with_limit(versions, "/^limit$/"))
+    about = (
         "What speaks against the clause since it was last kept, by pair of kernel versions, training → inference. At "
         "100 %, the dashed line, the verdict is FAIL: chance alone gets there in any cell of a contract no more often "
         "than once per false_alarms of the contract. It grows while the limit is exceeded, slowly where it is only "
-        "just so, and falls again once what is observed is within it.",
-        (
-            target(queries.cells("kc.verdict.evidence", _CLAUSE, attributes=queries.CELL[3:]), _PAIR),
-            target("vector(1)", "limit"),
-        ),
-        "percentunit",
-        height=7,
-        span=24,
+        "just so, and falls again once what is observed is within it."
     )
+    shown = (
+        target(queries.cells("kc.verdict.evidence", _CLAUSE, attributes=queries.CELL[3:]), _PAIR),
+        target("vector(1)", "limit"),
+    )
+    evidence = panels.graph(12, "Evidence against the limit", about, shown, "percentunit", height=7, span=24)
     yield panels.with_limit(evidence, "/^limit$/").min(0.0)
 
 
@@ -139,13 +132,8 @@ def _around() -> Iterator[Any]:
     clauses = queries.cells("kc.verdict", attributes=("kc.clause",))
     yield _verdicts(41, "Every clause on this slice", "Does anything else not hold here?", clauses, "kc.clause")
     samples = queries.cells("kc.bound.samples", _CLAUSE, attributes=queries.CELL[3:])
-    yield panels.graph(
-        42,
-        "Samples behind the verdict",
-        "Observations within the window, by pair of kernel versions. Few samples make a wide band.",
-        (target(samples, _PAIR),),
-        "short",
-    )
+    about = "Observations within the window, by pair of kernel versions. Few samples make a wide band."
+    yield panels.graph(42, "Samples behind the verdict", about, (target(samples, _PAIR),), "short")
 
 
 def _places() -> Any:
@@ -187,46 +175,35 @@ def distribution_panels() -> Iterator[Any]:
     """Heatmaps and quantiles of the picked quantity and of the log ratio, from the recorders' histograms."""
     matchers = ('__name__="$quantity"', *queries.picked(queries.STREAM), f'{label("kc.operator")}=~"$operator"')
     chosen = f"sum(rate({{{', '.join(matchers)}}}[$__rate_interval]))"  # nothing, of a quantity that does not exist
-    yield _heatmap_panel(
-        20,
-        "Distribution of $quantity",
+    about = (
         "How many observations fell into each bucket, over time: a shift moves the bright band, a new failure mode "
         f"draws a second one, outliers show at the edge. Dots are single tokens; click one for its trace. Grafana "
-        f"draws the buckets on a logarithmic axis: of a signed quantity look at the quantiles beside it. {_SOURCE}",
-        target(chosen, exemplar=True, step=STEP),
+        f"draws the buckets on a logarithmic axis: of a signed quantity look at the quantiles beside it. {_SOURCE}"
     )
+    yield _heatmap_panel(20, "Distribution of $quantity", about, target(chosen, exemplar=True, step=STEP))
     ranks = ((0.5, "median"), (0.99, "99th percentile"), (0.999, "99.9th percentile"))
-    yield panels.graph(
-        21,
-        "$quantity: mean and quantiles",
-        f"Of everything recorded within the interval, without confidence bounds. {_SOURCE}",
-        (
-            target(f"histogram_avg({chosen})", "mean", exemplar=True, step=STEP),
-            *(target(queries.quantile(rank, chosen), name, step=STEP) for rank, name in ranks),
-        ),
-        "short",
-        height=9,
-        span=12,
+    about = f"Of everything recorded within the interval, without confidence bounds. {_SOURCE}"
+    shown = (
+        target(f"histogram_avg({chosen})", "mean", exemplar=True, step=STEP),
+        *(target(queries.quantile(rank, chosen), name, step=STEP) for rank, name in ranks),
     )
+    yield panels.graph(21, "$quantity: mean and quantiles", about, shown, "short", height=9, span=12)
     signed = queries.histogram("log_ratio", ())
-    yield panels.graph(
-        22,
-        "Signed log ratio: where the tokens lie",
+    about = (
         "Quantiles of l = log P(y) - log Q(y) of the sampled tokens, nats. A fan that is symmetric around zero is "
         "noise, a lopsided one is bias; a far lowest line is a kind of token that the inference kernel samples far "
-        f"too often. {_SOURCE}",
-        [target(queries.quantile(rank, signed), f"p{rank * 100:g}", step=STEP) for rank in _FAN_QUANTILES],
-        "suffix: nat",
-        height=9,
-        span=12,
-    ).no_value("Recorders send it where a clause is on log_ratio or k1")
-    yield _heatmap_panel(
-        23,
-        "Absolute log ratio, with the worst tokens",
-        "|l| of the sampled tokens, nats. Each dot is the worst token of a slice since the export before; click it to "
-        f"open the span of its batch. {_SOURCE}",
-        target(queries.histogram("abs_log_ratio", ()), exemplar=True, step=STEP),
+        f"too often. {_SOURCE}"
     )
+    shown = [target(queries.quantile(rank, signed), f"p{rank * 100:g}", step=STEP) for rank in _FAN_QUANTILES]
+    yield panels.graph(
+        22, "Signed log ratio: where the tokens lie", about, shown, "suffix: nat", height=9, span=12
+    ).no_value("Recorders send it where a clause is on log_ratio or k1")
+    about = (
+        "|l| of the sampled tokens, nats. Each dot is the worst token of a slice since the export before; click it to "
+        f"open the span of its batch. {_SOURCE}"
+    )
+    query = target(queries.histogram("abs_log_ratio", ()), exemplar=True, step=STEP)
+    yield _heatmap_panel(23, "Absolute log ratio, with the worst tokens", about, query)
 
 
 def _heatmap_panel(id: int, title: str, about: str, query: Any) -> Any:

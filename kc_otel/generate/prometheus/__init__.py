@@ -13,7 +13,7 @@ from typing import Final
 import yaml
 
 from kc_otel.contract.model import Contract
-from kc_otel.generate.alert_steps import unique_names
+from kc_otel.generate.alert_texts import unique_names
 from kc_otel.generate.files import GeneratedFile, as_yaml
 from kc_otel.generate.links import NOWHERE, Sites
 from kc_otel.generate.prometheus.alerting_rules import evaluator_file, routes_file, rule_file
@@ -33,10 +33,7 @@ def prometheus_files(contracts: Iterable[Contract], sites: Sites = NOWHERE) -> t
 
 
 def kubernetes_files(contracts: Iterable[Contract], sites: Sites = NOWHERE) -> tuple[GeneratedFile, ...]:
-    """Return a PrometheusRule for each rule file of `prometheus_files`; load one of the two folders.
-
-    The resource is the Prometheus Operator's, which Mimir's and VictoriaMetrics' operators read, too.
-    """
+    """Return a PrometheusRule for each rule file, which Mimir's and VictoriaMetrics' operators read, too."""
     files = prometheus_files(contracts, sites)
     return tuple(_rule_resource(file) for file in files if file.path.parent in _KUBERNETES_FOLDERS)
 

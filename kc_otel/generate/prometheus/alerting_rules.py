@@ -16,11 +16,14 @@ from kc_otel.contract.model import Contract
 from kc_otel.contract.policy import REPEAT_SECONDS
 from kc_otel.contract.prometheus_names import label, selector
 from kc_otel.contract.units import format_duration
-from kc_otel.generate.alert_steps import (
+from kc_otel.generate.alert_texts import (
     CELL_LABELS,
+    EVALUATOR_DOWN,
     HELD_BY,
+    LIVING,
+    STATE_ALERTS,
     AlertStep,
-    CellText,
+    StateAlert,
     alert_steps,
     annotation_texts,
     cell_labels,
@@ -30,7 +33,6 @@ from kc_otel.generate.alert_steps import (
 )
 from kc_otel.generate.files import GeneratedFile, as_yaml
 from kc_otel.generate.links import NOWHERE, Sites
-from kc_otel.generate.state_alerts import EVALUATOR_DOWN, LIVING, STATE_ALERTS, StateAlert
 from kc_otel.judge.verdict import Status
 
 INTERVAL_SECONDS: Final = 15.0
@@ -80,7 +82,16 @@ def rule_file(contract: Contract, sites: Sites = NOWHERE) -> GeneratedFile:
 
 def alert_rule(alert: AlertStep, source: VerdictSource = EVALUATOR, sites: Sites = NOWHERE) -> dict[str, Any]:
     """A rule with the step's own `for`, `clear_for` and severity, and labels named as in the evaluator's webhooks."""
-    texts = annotation_texts(alert, _templates(alert, source), sites, text=literal)
+    texts = annotation_texts(
+        alert,
+        _SLICE_TEXT,
+        pair_template("$labels.{}"),
+        lambda now, held: f"{{{{ if eq $value {Status.FAIL.code}.0 }}}}{now}{{{{ else }}}}{held}{{{{ end }}}}",
+        slice=f"{{{{ or $labels.{_SLICE} `$__all` }}}}",
+        bounds={name: _lookup(alert, f"{source.bound}.{end}") for name, end in BOUNDS.items()},
+        sites=sites,
+        text=literal,
+    )
     rule: dict[str, Any] = {"alert": alert.name, "expr": expression(alert, source)}
     if alert.step.after > 0:
         rule["for"] = format_duration(alert.step.after)
@@ -119,16 +130,6 @@ def expression(alert: AlertStep, source: VerdictSource = EVALUATOR) -> str:
 
 def _labels(alert: AlertStep) -> dict[str, str]:
     return cell_labels(alert, "{{{{ $labels.{} }}}}".format)
-
-
-def _templates(alert: AlertStep, source: VerdictSource) -> CellText:
-    return CellText(
-        slice=f"{{{{ or $labels.{_SLICE} `$__all` }}}}",
-        where=_SLICE_TEXT,
-        kernels=pair_template("$labels.{}"),
-        either=lambda now, held: f"{{{{ if eq $value {Status.FAIL.code}.0 }}}}{now}{{{{ else }}}}{held}{{{{ end }}}}",
-        bounds={name: _lookup(alert, f"{source.bound}.{end}") for name, end in BOUNDS.items()},
-    )
 
 
 def _lookup(alert: AlertStep, name: str) -> str:

@@ -66,10 +66,7 @@ def alphas(contract: Contract) -> Alphas:
 
 
 def forms(clause: Clause, contract: Contract, histogram: Native, samples: str) -> Forms:
-    """The statistic and its interval; `samples` are the numbers of observations, with the histograms' labels.
-
-    Raises ValueError if recorders do not send the metric, or an assumption is missing.
-    """
+    """The statistic and its interval; ValueError if recorders do not send the metric, or an assumption is missing."""
     if clause.quantity is None:
         msg = f"{clause.id}: {clause.metric} is not a quantity of recorders; rules from raw histograms cannot judge it"
         raise ValueError(msg)

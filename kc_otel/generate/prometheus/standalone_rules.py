@@ -20,7 +20,7 @@ from kc_otel.contract.model import Contract
 from kc_otel.contract.prometheus_names import label, metric, prometheus_name, selector
 from kc_otel.contract.slices import ALL, UNJUDGED
 from kc_otel.contract.units import format_duration
-from kc_otel.generate.alert_steps import CELL_LABELS, alert_steps
+from kc_otel.generate.alert_texts import CELL_LABELS, alert_steps
 from kc_otel.generate.files import GeneratedFile, as_yaml
 from kc_otel.generate.links import NOWHERE, Sites
 from kc_otel.generate.prometheus.alerting_rules import INTERVAL_SECONDS, VerdictSource, alert_rule
@@ -39,21 +39,14 @@ _Own = Callable[..., str]
 """From a metric, and optionally a window and a slice, to the selector of an earlier step of the same clause."""
 
 
-def standalone_path(contract: Contract) -> PurePosixPath:
-    """Place of a contract's standalone rules below the output folder."""
-    return PurePosixPath("prometheus", "standalone", "rules", f"{contract.name}.yaml")
-
-
 def standalone_file(contract: Contract, sites: Sites = NOWHERE) -> GeneratedFile:
     """The rule file of a contract for a Prometheus that judges by itself."""
-    return GeneratedFile(standalone_path(contract), as_yaml({"groups": _groups(contract, sites)}, *_notes(contract)))
+    path = PurePosixPath("prometheus", "standalone", "rules", f"{contract.name}.yaml")
+    return GeneratedFile(path, as_yaml({"groups": _groups(contract, sites)}, *_notes(contract)))
 
 
 def _groups(contract: Contract, sites: Sites) -> list[dict[str, Any]]:
-    """A group for each clause: its recording rules, in the order in which they read each other, then its alerts.
-
-    Mimir takes 20 rules in a group: more alerts, and those on invalid input, have another.
-    """
+    """A group for each clause: its rules, in the order in which they read each other, then alerts; Mimir takes 20."""
     rules = {clause.id: list(_clause_rules(clause, contract)) for clause in expressible(contract)}
     for alert in alert_steps(contract):
         if alert.clause is None or alert.clause_id in rules:

@@ -94,12 +94,12 @@ class Alert:
     on: str
     severity: str
     actions: tuple[Action, ...]
-    """Of the step; stored so that a step that left the contract can still be resolved."""
+    """Stored, so that a step that left the contract can still be resolved."""
     cell: Cell
     since: float
-    """Unix time of the first matching verdict, seconds."""
+    """Time of the first matching verdict."""
     started_at: float | None
-    """Unix time of firing, seconds; None while pending."""
+    """None while pending."""
     counting: bool
     """Whether the last evaluation counted towards `for` (pending) or `clear_for` (firing)."""
     held: float
@@ -159,10 +159,9 @@ _HOLDS: Final[Mapping[str, frozenset[Status]]] = {
 
 
 def step_keys(contract: Contract) -> tuple[str, ...]:
-    """A key for each step of the ladder, made of what it waits for and does, not of its place or its durations.
+    """A key for each step of the ladder, made of what it waits for and does: steps that are alike in this are numbered.
 
-    So a contract whose `for` was tuned or whose steps were reordered keeps its alerts, and a step that does something
-    else is a new step. Steps that are alike in all of this are numbered.
+    So a contract whose `for` was tuned or whose steps were reordered keeps its alerts.
     """
     seen: dict[str, int] = {}
     keys = []
@@ -184,11 +183,11 @@ def advance(
 ) -> tuple[PolicyState, tuple[Transition, ...]]:
     """Evaluate the ladder once; return the new state, and what fired or resolved, in the order of the ladder.
 
-    The contract may differ from the one of the evaluation before: state of steps and cells that still exist is kept,
-    and alerts of steps that left it resolve at once. A cell without a verdict has gone. `invalid_input` counts the
-    sequences that failed an input check within the contract's window, by kernel pair and reason. The silence of a slice
-    whose requests are `kept_away` from a version of the inference kernel is no alert. A person has `closed` incidents,
-    by their key, since the last evaluation: alerts of theirs end that nothing has been measured of.
+    The contract may differ from the one before: alerts of steps that left it resolve at once. A cell without a verdict
+    has gone. `invalid_input` counts the sequences that failed an input check within the window, by kernel pair and
+    reason. The silence of a slice whose requests are `kept_away` from a version of the inference kernel is no alert. A
+    person has `closed` incidents, by their key, since the last evaluation: alerts of theirs end that nothing has been
+    measured of.
     """
     matching = {_MATCHES[step.on] for step in contract.escalation}
     concerned = selected(verdicts, matching, (alert.cell for alert in state.alerts))
@@ -208,8 +207,10 @@ def advance(
         cells |= {cell for at_step, cell in known if at_step == key}
         for cell in sorted(cells):
             before, verdict = known.get((key, cell)), watched.get(cell)
-            alert = _first(key, step, verdict, now) if before is None and verdict is not None else before
-            assert alert is not None  # a cell is here because it matched or because it was known
+            alert = before or Alert(
+                step=key, on=step.on, severity=step.severity, actions=step.do, cell=cell, since=now, started_at=None,
+                counting=False, held=0.0, verdict=watched[cell],
+            )  # fmt: skip
             unmeasured = verdict is None or verdict.status is Status.NO_DATA
             if unmeasured and alert.fires and (step.on, *cell[-2:]) in closed:
                 transitions.append(edge(alert, What.RESOLVED, now, verdict))
@@ -310,13 +311,6 @@ def _why_gone(
         return "arrive, but are invalid" if here else "have not arrived yet, but a kernel reports and is watched"
     in_place = ": other kernels report in its place" * any(verdict.cell[-2:] != cell[-2:] for verdict in others)
     return f"have not arrived again, and this kernel is no longer watched{in_place}"
-
-
-def _first(key: str, step: EscalationStep, verdict: Verdict, now: float) -> Alert:
-    return Alert(
-        step=key, on=step.on, severity=step.severity, actions=step.do, cell=verdict.cell,
-        since=now, started_at=None, counting=False, held=0.0, verdict=verdict,
-    )  # fmt: skip
 
 
 def _next(

@@ -85,10 +85,9 @@ def escalate(
     traffic: TrafficSeen = TrafficSeen(),  # noqa: B008 - nothing changes it
     promote: Promote = lambda decisions, _incidents: (decisions, ()),
 ) -> Escalation:
-    """One evaluation of a contract's policy. Where it fails, what held before still holds, of this contract alone.
+    """One evaluation of a contract's policy; in a dry run nobody acts and nobody is told.
 
-    `invalid` counts the sequences that failed an input check within the contract's window, by kernel pair and reason.
-    In a dry run nobody acts and nobody is told.
+    `invalid` counts the sequences that failed an input check within the window, by kernel pair and reason.
     """
     name = contract.name
     known = before.policies.get(name, PolicyState(name))

@@ -72,11 +72,7 @@ class Silence:
 
     @property
     def where(self) -> str:
-        """Scope of the silence, in words.
-
-        >>> Silence("1", "policy", "token-tv", None, "ada", "planned", 0.0, 1.0).where
-        'token-tv on every slice'
-        """
+        """Scope of the silence, in words."""
         return f"{self.clause or 'every clause'} on {f'slice {self.slice}' if self.slice else 'every slice'}"
 
 
@@ -268,10 +264,9 @@ def group_messages(
     now: float,
     lasting: Collection[str] | None = None,
 ) -> tuple[tuple[MessageGroup, ...], tuple[IncidentMessage, ...]]:
-    """The groups after an evaluation, `passed` seconds after the one before, and the webhooks that are to be sent now.
+    """The groups after an evaluation, `passed` seconds after the one before, and the webhooks to be sent now.
 
-    `incidents` has those that this evaluation ended, too. `lasting` are fingerprints of alerts about rolled back
-    versions that have no incident and are not over; None for all.
+    `lasting` are fingerprints of alerts about rolled back versions without an incident that are not over; None for all.
     """
     by_id = {incident.id: incident for incident in incidents}
     by_key = {incident.key: incident.id for incident in incidents}

@@ -11,6 +11,7 @@ import json
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from ipaddress import ip_address
 from typing import Any, Final
@@ -23,21 +24,11 @@ from kc_otel.contract.slices import ALL
 from kc_otel.contract.units import format_duration
 from kc_otel.contract.words import MEASURED_LATER, NO_REPORT, RUN_ENDED, listed, moment, number, place
 from kc_otel.judge.escalation.alerts import ROLLED_BACK, WENT_AWAY, Transition, What
+from kc_otel.judge.escalation.notices import IncidentMessage
 from kc_otel.judge.incidents.incident import CLAUSE_GONE, BrokenCell, Incident, IncidentState
 from kc_otel.judge.plain_json import finite_or_none
 from kc_otel.judge.recorders import KernelInfo, kernel_names, pair_name
 from kc_otel.judge.verdict import Status, Verdict
-
-__all__ = [
-    "ALERT_NAMES",
-    "alert_body",
-    "alert_labels",
-    "encode",
-    "links_note",
-    "rfc3339",
-    "runbook_page",
-    "summary",
-]
 
 ALERT_NAMES: Final = {
     "fail": "KernelContractBroken",
@@ -57,55 +48,68 @@ _REPEATED_SENTENCES: Final = {
 _ZERO_TIME: Final = "0001-01-01T00:00:00Z"
 
 
+@dataclass(frozen=True, slots=True)
+class _Facts:
+    """One message, and what its texts are made of."""
+
+    contract: Contract
+    message: IncidentMessage
+    base: str
+    names: Mapping[tuple[str, str], str]
+    done: Sequence[str]
+    lifting: Sequence[str]
+
+    @property
+    def incident(self) -> Incident | None:
+        return self.message.incident
+
+    @property
+    def contained(self) -> bool:
+        return self.incident is not None and self.incident.state is IncidentState.CONTAINED
+
+    @property
+    def changed(self) -> bool:
+        """Whether the contract in force measures nothing of what the incident has not been refuted of."""
+        return self.incident is not None and all(cell.changed or cell.refuted for cell in self.incident.cells)
+
+
 def alert_body(
     contract: Contract,
-    transitions: Sequence[Transition],
+    message: IncidentMessage,
     *,
-    receiver: str,
     external_url: str = "",
-    reason: str = "",
-    incident: Incident | None = None,
-    lasting: int = 0,
     done: Sequence[str] = (),
     lifting: Sequence[str] = (),
     kernels: Iterable[KernelInfo] = (),
 ) -> dict[str, Any]:
     """One webhook about one contract, a JSON object; equal arguments give equal bytes through `encode`.
 
-    There is one transition at least. `external_url` is the evaluator's base URL as people reach it; links are empty
-    without it. `reason` is a NoticeReason, or empty for the first alert and the last. `lasting` counts the alerts of
-    the incident that the receiver knows to fire after this message, `done` are the actions taken on it in words, oldest
-    first, which every format has before all numbers, and `lifting` the commands that end the routes and pins left of
-    it: the last message names them.
+    `external_url` is the evaluator's base URL as people reach it; links are empty without it. `done` are the actions
+    taken on the incident in words, oldest first, which every format has before all numbers, and `lifting` the commands
+    that end the routes and pins left of it: the last message names them.
     """
-    base = external_url.rstrip("/")
-    note = links_note(base)
-    names = kernel_names(kernels)
-    firing = bool(lasting) or any(edge.what is What.FIRING for edge in transitions)
-    following = _next(transitions, incident) if firing else _lift(lifting)
-    alerts = [
-        _alert(contract, transition, base, reason, done, names, incident, "" if firing else following)
-        for transition in transitions
-    ]
+    facts = _Facts(contract, message, external_url.rstrip("/"), kernel_names(kernels), done, lifting)
+    transitions, incident, note = message.alerts, message.incident, links_note(facts.base)
+    firing = bool(message.lasting) or any(edge.what is What.FIRING for edge in transitions)
+    following = _next(facts, transitions) if firing else _lift(lifting)
+    alerts = [_alert(facts, transition, "" if firing else following) for transition in transitions]
     steps = Counter((edge.cell, edge.what) for edge in transitions)
     for alert, edge in zip(alerts, transitions, strict=True):
         if steps[edge.cell, edge.what] > 1:
             alert["annotations"]["summary"] += f" ({edge.severity}: {', '.join(map(str, edge.actions)) or 'no action'})"
-    for alert in alerts if note else ():
-        alert["annotations"]["description"] += f" {note}"
+        alert["annotations"]["description"] += f" {note}" * bool(note)
     labels = {"contract": contract.name} | ({"incident": incident.id} if incident is not None else {})
-    said = reason or transitions[0].what.value
     return {
         "version": "4",
         "groupKey": "{}:{" + ", ".join(f'{name}="{value}"' for name, value in labels.items()) + "}",
         "truncatedAlerts": 0,
         "status": "firing" if firing else "resolved",
-        "notification_reason": said,
-        "receiver": receiver,
+        "notification_reason": message.reason.value,
+        "receiver": message.endpoint,
         "groupLabels": labels,
         "commonLabels": _common([alert["labels"] for alert in alerts]),
         "commonAnnotations": _common([alert["annotations"] for alert in alerts]),
-        "externalURL": base,
+        "externalURL": facts.base,
         "alerts": alerts,
         "kernelContract": {
             "name": contract.name,
@@ -113,9 +117,9 @@ def alert_body(
             "hash": contract.hash,
             "owner": contract.metadata.owner,
             "description": contract.metadata.description,
-            "reason": said,
-            "incident": _incident(incident, base, lasting, done, names),
-            "impact": _impact(contract, transitions, incident),
+            "reason": message.reason.value,
+            "incident": None if incident is None else _incident(facts, incident),
+            "impact": _impact(facts, transitions),
             "next": following,
             "evidence": _evidence(contract, transitions),
             "links": note,
@@ -124,41 +128,33 @@ def alert_body(
     }
 
 
-def _incident(
-    incident: Incident | None, base: str, lasting: int, done: Sequence[str], names: Mapping[tuple[str, str], str]
-) -> dict[str, Any] | None:
-    if incident is None:
-        return None
-    ends = [cell.until for cell in incident.cells if cell.until is not None]
-    until = max(ends) if incident.recovered else incident.resolved_at
+def _incident(facts: _Facts, incident: Incident) -> dict[str, Any]:
+    train, inference = incident.kernel_train, incident.kernel_inference
+    until = incident.last_until if incident.recovered else incident.resolved_at
+    url = f"{facts.base}/#/incident/{incident.id}" if facts.base else ""
+    evidence = f"{facts.base}/api/v1/incidents/{incident.id}/diagnoses/"
     return {
         "id": incident.id,
         "state": "recovered" if incident.recovered else incident.state.value,
         "state_text": incident.state_text,
-        "done": list(done),
-        "headline": incident.headline + pair_name(names, incident.kernel_train, incident.kernel_inference),
+        "done": list(facts.done),
+        "headline": incident.headline + pair_name(facts.names, train, inference),
         "extents": [f"{clause}: {text}" for clause, text in incident.extents],
         "since": rfc3339(incident.since),
         "until": None if until is None else rfc3339(until),
         "slices": len(incident.slices),
         "grew": incident.growth_text,
         "kernels": {
-            "train": names.get(("train", incident.kernel_train), incident.kernel_train),
-            "inference": names.get(("inference", incident.kernel_inference), incident.kernel_inference),
+            "train": facts.names.get(("train", train), train),
+            "inference": facts.names.get(("inference", inference), inference),
         },
         "diagnoses": [
-            {
-                "kind": diagnosis.kind,
-                "slice": diagnosis.slice,
-                "text": diagnosis.text,
-                "by": diagnosis.by,
-                "at": rfc3339(diagnosis.at),
-            }
-            | {"url": f"{base}/api/v1/incidents/{incident.id}/diagnoses/{diagnosis.evidence}" if base else ""}
-            for diagnosis in incident.diagnoses
+            {name: getattr(found, name) for name in ("kind", "slice", "text", "by")}
+            | {"at": rfc3339(found.at), "url": f"{evidence}{found.evidence}" if facts.base else ""}
+            for found in incident.diagnoses
         ],
-        "alerts": lasting,
-        "url": f"{base}/#/incident/{incident.id}" if base else "",
+        "alerts": facts.message.lasting,
+        "url": url,
     }
 
 
@@ -218,7 +214,7 @@ def _breach_over(transition: Transition, of: str, incident: Incident | None, row
     if passes and row is not None and row.until is None and not row.changed:
         # What refutes it is known once that ends, too.
         return f"no longer measured as broken{of}; another alert of it still fires"
-    if _contained(incident):
+    if incident is not None and incident.state is IncidentState.CONTAINED:
         return f"contained{of}: routers avoid the kernel, which is not repaired"
     why = "the pair, or a recorder of it, fell silent while others reported, or the contract has changed"
     why = CLAUSE_GONE if row is not None and row.changed else why
@@ -273,35 +269,20 @@ def rfc3339(at: float) -> str:
     return datetime.fromtimestamp(at, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
-def _alert(
-    contract: Contract,
-    transition: Transition,
-    base: str,
-    reason: str,
-    done: Sequence[str],
-    names: Mapping[tuple[str, str], str],
-    incident: Incident | None,
-    lift: str,
-) -> dict[str, Any]:
-    cell = transition.cell
+def _alert(facts: _Facts, transition: Transition, lift: str) -> dict[str, Any]:
+    cell, reason = transition.cell, facts.message.reason.value
     path = "/".join(quote(part, safe="") for part in cell)
-    description = _description(contract, transition)
-    did = [f"Done: {'; '.join(done)}."] if done else []
+    did = [f"Done: {'; '.join(facts.done)}."] if facts.done else []
     if transition.what is What.FIRING:
-        did = [
-            _impact(contract, [transition], incident, (transition.cell.slice,)),
-            _since(transition, incident),
-            *did,
-            _next([transition], incident),
-        ]
+        impact, following = _impact(facts, [transition], (cell.slice,)), _next(facts, [transition])
+        did = [impact, _since(transition, facts.incident), *did, following]
     elif lift:
         did.append(lift)
-    description = " ".join((*did, description))
+    description = " ".join((*did, _description(facts.contract, transition)))
     if reason in _REPEATED_SENTENCES:
-        lasted = format_duration(max(1.0, round(transition.at - transition.started_at)))
-        description = f"{_REPEATED_SENTENCES[reason].format(lasted=lasted)} {description}"
-    annotations = {"summary": summary(transition, names, incident), "description": description}
-    if runbook := contract.metadata.runbook or runbook_page(base, _alert_name(transition)):
+        description = f"{_REPEATED_SENTENCES[reason].format(lasted=_lasted(transition))} {description}"
+    annotations = {"summary": summary(transition, facts.names, facts.incident), "description": description}
+    if runbook := facts.contract.metadata.runbook or runbook_page(facts.base, _alert_name(transition)):
         annotations["runbook_url"] = runbook
     return {
         "status": transition.what.value,
@@ -309,9 +290,13 @@ def _alert(
         "annotations": annotations,
         "startsAt": rfc3339(transition.started_at),
         "endsAt": rfc3339(transition.at) if transition.what is What.RESOLVED else _ZERO_TIME,
-        "generatorURL": f"{base}/#/cell/{path}" if base else "",
+        "generatorURL": f"{facts.base}/#/cell/{path}" if facts.base else "",
         "fingerprint": transition.fingerprint,
     }
+
+
+def _lasted(transition: Transition) -> str:
+    return format_duration(max(1.0, round(transition.at - transition.started_at)))
 
 
 def _since(transition: Transition, incident: Incident | None) -> str:
@@ -333,26 +318,12 @@ def _since(transition: Transition, incident: Incident | None) -> str:
     return f"Rolled back at {moment(max(rolled))}, measured after that at {moment(transition.started_at)}."
 
 
-def _contained(incident: Incident | None) -> bool:
-    return incident is not None and incident.state is IncidentState.CONTAINED
-
-
-def _changed(incident: Incident | None) -> bool:
-    """Return whether the contract in force measures nothing of what an incident has not been refuted of."""
-    return incident is not None and all(cell.changed or cell.refuted for cell in incident.cells)
-
-
-def _impact(
-    contract: Contract,
-    transitions: Sequence[Transition],
-    incident: Incident | None,
-    slices: tuple[str, ...] = (),
-) -> str:
+def _impact(facts: _Facts, transitions: Sequence[Transition], slices: tuple[str, ...] = ()) -> str:
     """Return the effect of firing alerts on users, in a sentence, rewards first; empty if nothing fires any more."""
     firing = [edge for edge in transitions if edge.what is What.FIRING]
     if not firing:
         return ""
-    clauses = {clause.id: clause for clause in contract.clauses}
+    clauses = {clause.id: clause for clause in facts.contract.clauses}
     firing = [edge for edge in firing if _shows(edge)] or firing
     first = min(firing, key=lambda edge: not getattr(clauses.get(edge.cell.clause), "metric", "").startswith("reward_"))
     if first.step == ROLLED_BACK:
@@ -360,7 +331,7 @@ def _impact(
         return (
             later if first.severity == "critical" else "A version was rolled back and should no longer serve requests."
         )
-    slices = slices or (incident.slices if incident is not None else (first.cell.slice,))
+    slices = slices or ((first.cell.slice,) if facts.incident is None else facts.incident.slices)
     where = (
         place(slices[0]) if slices == (ALL,) else f"slice{'s' * (len(slices) > 1)} {listed(list(map(place, slices)))}"
     )
@@ -368,10 +339,8 @@ def _impact(
         keeps = f"{first.cell.clause} keeps its limit again on {where}"
         what = "valid sequences come again" if first.on == "invalid-input" else keeps
         silent = "its kernel, or a recorder of it, fell silent, or its points arrive and are not judged"
-        return (
-            f"Nothing proves that {what}: {CLAUSE_GONE if _changed(incident) else silent}. The kernel may still serve."
-        )
-    if _contained(incident):
+        return f"Nothing proves that {what}: {CLAUSE_GONE if facts.changed else silent}. The kernel may still serve."
+    if facts.contained:
         return (
             f"Routers keep requests on {where} away from the kernel that broke it, which is no longer measured there."
         )
@@ -385,14 +354,14 @@ def _impact(
     return consequence(clauses.get(first.cell.clause), first.on, where, estimate)
 
 
-def _next(transitions: Sequence[Transition], incident: Incident | None) -> str:
+def _next(facts: _Facts, transitions: Sequence[Transition]) -> str:
     """Return the first action on firing alerts, in a sentence; empty if nothing fires any more."""
     first = next((edge for edge in transitions if edge.what is What.FIRING), None)
     if first is None:
         return ""
     about = ROLLED_BACK if first.step == ROLLED_BACK else first.on
     if first.end == WENT_AWAY:
-        about = "clause-gone" if _changed(incident) else "unproven"
+        about = "clause-gone" if facts.changed else "unproven"
     return f"Now: {REMEDIES[about].format(contract=first.contract)}."
 
 
@@ -425,22 +394,15 @@ def runbook_page(evaluator: str, alert: str) -> str:
 
 def _cell(transition: Transition) -> dict[str, Any]:
     cell, verdict = transition.cell, transition.verdict
+    numbers = ("limit", "estimate", "lower", "upper", "margin")
     return {
         "fingerprint": transition.fingerprint,
         "clause": cell.clause,
         "slice": cell.slice,
         "kernels": {"train": cell.kernel_train, "inference": cell.kernel_inference},
         "verdict": verdict.status.value,
-        "limit": finite_or_none(verdict.limit),
-        "estimate": finite_or_none(verdict.estimate),
-        "lower": finite_or_none(verdict.lower),
-        "upper": finite_or_none(verdict.upper),
-        "margin": finite_or_none(verdict.margin),
-        "samples": verdict.samples,
-        "window": verdict.window,
-        "method": verdict.method,
-        "about": verdict.about,
-        "reason": verdict.reason,
+        **{name: finite_or_none(getattr(verdict, name)) for name in numbers},
+        **{name: getattr(verdict, name) for name in ("samples", "window", "method", "about", "reason")},
         "at": rfc3339(verdict.at),
         "step": {"on": transition.on, "severity": transition.severity},
         "actions": [action.written for action in transition.actions],
@@ -463,8 +425,7 @@ def _description(contract: Contract, transition: Transition) -> str:
     if cell.kernel_train or cell.kernel_inference:
         parts.append(f"Training kernel {cell.kernel_train}, inference kernel {cell.kernel_inference}.")
     if transition.what is What.RESOLVED:
-        lasted = format_duration(max(1.0, round(transition.at - transition.started_at)))
-        parts.append(f"It lasted {lasted}.")
+        parts.append(f"It lasted {_lasted(transition)}.")
     else:
         parts.append(f"Actions: {', '.join(map(str, transition.actions))}.")
     return " ".join(parts)

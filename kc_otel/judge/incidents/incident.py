@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from types import MappingProxyType
-from typing import Final, Literal
+from typing import Any, Final, Literal
 
 from kc_otel.contract.slices import ALL
 from kc_otel.contract.words import MEASURED_LATER, RUN_ENDED, interval, listed, moment, number, place
@@ -71,7 +71,6 @@ class BrokenCell:
     upper: float | None = None
     reason: str = ""
     peak: float | None = None
-    """Largest estimate while it was broken."""
     peak_at: float | None = None
     cause: str = ""
     """What of it is the kernels' drift and what is the age of the weights, as a phrase; empty for not known."""
@@ -85,7 +84,7 @@ class BrokenCell:
     loosened_to: float | None = None
     """The changed limit without which the refuting verdict would not pass; None where the drift fell."""
     quantity: str = ""
-    """What its clause measured: `Contract.quantity_digests`; empty where no clause did."""
+    """`Contract.quantity_digests` of its clause; empty where no clause measured it."""
     changed: bool = False
     """Whether the contract in force measures nothing of it: it has no such clause, or another of that name."""
     stricter: float | None = None
@@ -117,8 +116,7 @@ class IncidentAction:
 
     kind: str
     target: str
-    """Kernel of `route`, endpoint of `webhook`; of `roll-back`, which version and from where, in words; empty for the
-    others."""
+    """Kernel of `route`, endpoint of `webhook`; of `roll-back`, what was done, in words."""
     at: float
     slices: tuple[str, ...]
     dry_run: bool = False
@@ -153,7 +151,7 @@ class Incident:
     """One breach for one reason on one pair of kernels; times are Unix seconds."""
 
     id: str
-    """Twelve hex digits; the same from the first breach to the end."""
+    """Twelve hex digits."""
     contract: str
     on: str
     kernel_train: str
@@ -184,10 +182,7 @@ class Incident:
         return next((cell for cell in self.cells if (cell.clause, cell.slice) == (clause, slice)), None)
 
     def unproven(self, clause: str, slice: str) -> bool:
-        """Return whether what recorders observed of one of its cells goes on, or went away without proof and may.
-
-        An alert of invalid input is about all slices.
-        """
+        """Return whether a breach of a cell goes on or went away without proof; of invalid input, one of any slice."""
         if self.on not in OF_RECORDERS or self.gone or self.state is IncidentState.RESOLVED:
             return False
         return any(
@@ -236,10 +231,10 @@ class Incident:
     @property
     def state_text(self) -> str:
         """State of the incident in words, as the beginning of a sentence."""
-        if self.on == "no-data" and not self.kernel_inference:
-            return self._first_data_text
         if self.state is not IncidentState.BROKEN:
             return self._over_text
+        if self.on == "no-data" and not self.kernel_inference:
+            return "Waiting for first data"
         if self._ended:
             return "Ended"
         if self.ordered_at is None:
@@ -254,17 +249,16 @@ class Incident:
         return f"{now}; routing to the training kernel was ordered at {at} UTC, but {self.obeyed_text}"
 
     @property
-    def _first_data_text(self) -> str:
-        if self.state is not IncidentState.RESOLVED:
-            return "Waiting for first data"
-        return "First data arrived" if any(cell.refuted for cell in self.cells) else "Closed before valid data arrived"
-
-    @property
     def _over_text(self) -> str:
-        if self.state is IncidentState.RESOLVED and not self.refuted:
-            return "Closed without proof of recovery"
-        loosened = self.state is IncidentState.RESOLVED and any(cell.loosened_to is not None for cell in self.cells)
-        return "Closed by a changed limit" if loosened else _STATE_WORDS[self.state]
+        if self.state is IncidentState.RESOLVED:
+            if self.on == "no-data" and not self.kernel_inference:
+                came = any(cell.refuted for cell in self.cells)
+                return "First data arrived" if came else "Closed before valid data arrived"
+            if not self.refuted:
+                return "Closed without proof of recovery"
+            if any(cell.loosened_to is not None for cell in self.cells):
+                return "Closed by a changed limit"
+        return _STATE_WORDS[self.state]
 
     @property
     def obeyed_text(self) -> str:
@@ -278,20 +272,17 @@ class Incident:
 
     @property
     def status(self) -> str:
-        """Status of its cells: FAIL, NO_DATA or INCONCLUSIVE."""
+        """FAIL, NO_DATA or INCONCLUSIVE."""
         return _STATUS[self.on]
 
     @property
     def outline(self) -> Incident:
         """The incident without the numbers that change with every evaluation, except the largest estimate."""
-        return replace(
-            self,
-            cells=tuple(
-                replace(cell, limit=None, estimate=None, lower=None, upper=None, reason="", cause="", at=None)
-                for cell in sorted(self.cells, key=lambda cell: (cell.clause, cell.slice))
-            ),
-            disobeyed_at=None,
+        cells = tuple(
+            replace(cell, limit=None, estimate=None, lower=None, upper=None, reason="", cause="", at=None)
+            for cell in sorted(self.cells, key=lambda cell: (cell.clause, cell.slice))
         )
+        return replace(self, cells=cells, disobeyed_at=None)
 
     @property
     def broken(self) -> tuple[BrokenCell, ...]:
@@ -315,10 +306,7 @@ class Incident:
 
     @property
     def slices(self) -> tuple[str, ...]:
-        """Names of the slices where it is broken still, as they broke; `all` last, for it is made of the others.
-
-        Not by how bad they are: that changes with every evaluation, and what is read must not move.
-        """
+        """Slices where it is broken still, as they broke, for what is read must not move; `all` last."""
         onsets = sorted(self.current, key=lambda cell: (cell.slice == ALL, cell.since, cell.slice))
         return tuple(dict.fromkeys(onset.slice for onset in onsets))
 
@@ -435,11 +423,7 @@ def _at_least(times: float) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Undelivered:
-    """Messages about an incident that one endpoint has not accepted; times are Unix seconds, None where there is none.
-
-    `waiting` of them wait, the oldest since `oldest`. It refused `given_up`, or they expired; these were written from
-    `first_given_up` to `last_given_up`.
-    """
+    """Messages about an incident that one endpoint has not accepted: waiting or given up, and of which times."""
 
     endpoint: str
     waiting: int
@@ -448,21 +432,8 @@ class Undelivered:
     first_given_up: float | None
     last_given_up: float | None
 
-    @property
-    def waiting_text(self) -> str:
-        """Number of messages that wait, in words; empty for none."""
-        many = "1 message to {} waits" if self.waiting == 1 else f"{self.waiting:,} messages to {{}} wait"
-        return many.format(self.endpoint) if self.waiting else ""
 
-    @property
-    def given_up_text(self) -> str:
-        """Number of messages that were given up, in words; empty for none."""
-        many = "1 message to {} was" if self.given_up == 1 else f"{self.given_up:,} messages to {{}} were"
-        return f"{many.format(self.endpoint)} given up: rejected or expired" if self.given_up else ""
-
-
-_NONE: Final[Mapping[str, Undelivered]] = MappingProxyType({})
-_NO_TIMES: Final[Mapping[str, float]] = MappingProxyType({})
+_NONE: Final[Mapping[str, Any]] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
@@ -471,8 +442,7 @@ class ActionTaken:
 
     at: float
     kind: str
-    """Kind of the action; `resumed`, `acknowledged` and the like for what a person did; `would-fire` for what a
-    contract that runs dry would have done."""
+    """Of the action, or of a person's word; `would-fire` in a contract that runs dry."""
     text: str
     in_force: bool | None = None
     """Whether it still holds; None for what is over once it is done."""
@@ -482,26 +452,34 @@ def actions_taken(
     incident: Incident,
     table: DecisionTable,
     undelivered: Mapping[str, Undelivered] = _NONE,
-    disabled: Mapping[str, float] = _NO_TIMES,
+    disabled: Mapping[str, float] = _NONE,
 ) -> tuple[ActionTaken, ...]:
     """Return the actions taken, oldest first, and for each if it is in force.
 
     By endpoint: the messages about the incident that are `undelivered`, and since when it is sent nothing because it
-    answered HTTP 410 (`disabled`, Unix seconds). Of an endpoint's messages there is one action for the first, one for
-    those that wait, at the time of the oldest, and one for those that were given up, at the time of the newest.
+    answered HTTP 410 (`disabled`). Of an endpoint's messages there is one action for the first, one for those that
+    wait, at the time of the oldest, and one for those that were given up, at the time of the newest.
     """
-    done = [_in_words(incident, action, table, undelivered, disabled) for action in incident.actions]
     said = [ActionTaken(word.at, word.kind, word.text) for word in incident.words]
+    for action in incident.actions:
+        text, in_force = _in_words(incident, action, table, undelivered, disabled)
+        said.append(ActionTaken(action.at, "would-fire" if action.dry_run else action.kind, text, in_force))
     told = {action.target: action.at for action in incident.actions if action.kind == "webhook" and not action.dry_run}
     for endpoint, first in told.items():
         if (of := undelivered.get(endpoint)) is None:
             continue
         if of.oldest is not None and of.oldest > first:
-            text = of.waiting_text + _disabled(endpoint, disabled)
+            text = f"{_messages(of.waiting, endpoint)} wait{'s' * (of.waiting == 1)}{_disabled(endpoint, disabled)}"
             said.append(ActionTaken(of.oldest, "webhook", text))
         if of.last_given_up is not None and of.last_given_up > first:
-            said.append(ActionTaken(of.last_given_up, "webhook", of.given_up_text))
-    return tuple(sorted([*done, *said], key=lambda action: (action.at, action.kind, action.text)))
+            were = "was" if of.given_up == 1 else "were"
+            text = f"{_messages(of.given_up, endpoint)} {were} given up: rejected or expired"
+            said.append(ActionTaken(of.last_given_up, "webhook", text))
+    return tuple(sorted(said, key=lambda action: (action.at, action.kind, action.text)))
+
+
+def _messages(count: int, endpoint: str) -> str:
+    return f"{count:,} message{'s' * (count != 1)} to {endpoint}"
 
 
 def _disabled(endpoint: str, disabled: Mapping[str, float]) -> str:
@@ -528,17 +506,30 @@ def lifting_commands(incident: Incident, table: DecisionTable) -> tuple[str, ...
     return (*[lift] * bool(routed), *[free] * bool(pinned))
 
 
+_DONE: Final = {
+    "notify": "announced in the log",
+    "serves": f"measured after its rollback: {MEASURED_LATER}",
+    "sample-more": "recorders asked to sample more",
+    "locate": "machines asked to locate the operator",
+    "hold-promotion": "promotions held",
+    "quarantine-rollouts": "trainers asked to quarantine rollouts of {where}",
+    "resync-weights": "trainers asked to send the weights again",
+    "halt": "trainers asked to halt",
+}
+_DONE_ONCE: Final = frozenset({"notify", "roll-back", "serves"})
+"""Actions that are over once they are done; the others last while a directive asks for them."""
+
+
 def _in_words(
     incident: Incident,
     action: IncidentAction,
     table: DecisionTable,
     undelivered: Mapping[str, Undelivered],
     disabled: Mapping[str, float],
-) -> ActionTaken:
+) -> tuple[str, bool | None]:
+    """Return an action in words, and whether it is in force; None for what is over once it is done."""
     if action.dry_run:
-        return ActionTaken(action.at, "would-fire", f"dry run: it would {action.kind} {action.target}".rstrip())
-    if action.kind == "notify":
-        return ActionTaken(action.at, action.kind, "announced in the log")
+        return f"dry run: it would {action.kind} {action.target}".rstrip(), None
     if action.kind == "webhook":
         of, text = undelivered.get(action.target), f"notified {action.target} by webhook"
         if of is not None and of.oldest is not None and of.oldest <= action.at:
@@ -547,10 +538,7 @@ def _in_words(
             text += _disabled(action.target, disabled)
         elif of is not None and of.first_given_up is not None and of.first_given_up <= action.at:
             text = f"a webhook to {action.target} was given up: it was rejected or has expired"
-        return ActionTaken(action.at, action.kind, text)
-    if action.kind in {"roll-back", "serves"}:
-        later = f"measured after its rollback: {MEASURED_LATER}"
-        return ActionTaken(action.at, action.kind, later if action.kind == "serves" else action.target)
+        return text, None
     where = listed([place(name) for name in action.slices])
     if action.kind == "route":
         routes = routes_of(incident, action.slices, table)
@@ -560,19 +548,10 @@ def _in_words(
             text += f", but {routes[0].outdated}"
         elif held and incident.state is IncidentState.BROKEN and incident.ordered_at is not None:
             text += f", but {incident.obeyed_text}"
-        return ActionTaken(action.at, action.kind, text, in_force=held)
-    text = {
-        "sample-more": "recorders asked to sample more",
-        "locate": "machines asked to locate the operator",
-        "hold-promotion": "promotions held",
-        "quarantine-rollouts": f"trainers asked to quarantine rollouts of {where}",
-        "resync-weights": "trainers asked to send the weights again",
-        "halt": "trainers asked to halt",
-    }.get(action.kind, action.kind)
-    asked = any(
-        (directive.contract, directive.kind) == (incident.contract, action.kind) for directive in table.directives
-    )
-    return ActionTaken(action.at, action.kind, text, in_force=asked)
+        return text, held
+    asked = {(directive.contract, directive.kind) for directive in table.directives}
+    text = _DONE.get(action.kind, action.target or action.kind).replace("{where}", where)
+    return text, None if action.kind in _DONE_ONCE else (incident.contract, action.kind) in asked
 
 
 def routes_of(incident: Incident, slices: Collection[str], table: DecisionTable) -> list[Route]:

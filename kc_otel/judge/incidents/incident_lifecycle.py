@@ -113,11 +113,9 @@ class TrafficSeen:
     """Seconds within which what was answered before a roll-back is measured: `Observability.late`."""
     listening: float = -math.inf
     """Since when the evaluator has listened without a gap, Unix seconds."""
-    taken: Mapping[str, float] = field(default_factory=dict)
-    """When a router first took an order of an incident, by version of the inference kernel: an evaluator that has just
-    begun has heard of no router."""
-    disobeyed: Mapping[str, float] = field(default_factory=dict)
-    """When measurements of a version arrived last in spite of an order that was taken: the windows forget them."""
+    incidents: Sequence[Incident] = ()
+    """The contract's, of the last evaluation: an evaluator that has just begun has heard of no router, and the windows
+    forget what was measured in spite of an order."""
     ended: Callable[[str, str], bool] = lambda _train, _inference: False
     """Whether the last recorder of a kernel pair that reported said that it shuts down."""
     unheard: Callable[[Cell], bool] = lambda _cell: False
@@ -135,10 +133,13 @@ class TrafficSeen:
         """Return whether an order explains silence: it was taken, also one for all traffic, and all report still."""
         if self.silent or ordered(slice, version) is None:
             return False
-        taken_at = self.taken.get(version)
+        known = [incident for incident in reversed(self.incidents) if incident.kernel_inference == version]
+        taken_at = next((at for incident in known if (at := incident.taken_at) is not None), None)
         all_since = ordered("", version)
         orders = {name: since for name in (slice, ALL) if (since := ordered(name, version)) is not None}
-        disobeyed_at = self.disobeyed.get(version, -math.inf)
+        disobeyed_at = next(
+            (at for incident in reversed(known) if (at := incident.disobeyed_at) is not None), -math.inf
+        )
         return all(
             self.has_taken(name, version, since, taken_at)
             and not self.behind(name, since, all_since)
@@ -168,10 +169,7 @@ def follow(
     causes: Mapping[Cell, Causes] = MappingProxyType({}),
     quantities: Mapping[Place, str] = MappingProxyType({}),
 ) -> tuple[Incident, ...]:
-    """The incidents after an evaluation: those that last, and those that it has ended.
-
-    `quantities` says what each clause of the contract measures on a slice: `Contract.quantity_digests`.
-    """
+    """The incidents after an evaluation, with those that it has ended; `quantities` are `Contract.quantity_digests`."""
     ordered = kept_since(table, contract)
 
     def excused(slice: str, version: str) -> bool:
@@ -191,9 +189,9 @@ def follow(
 
 
 def _refuted(incident: Incident, verdicts: Sequence[Verdict], traffic: TrafficSeen) -> Incident:
-    """The incident, whose cells that are over are marked where a verdict shows it.
+    """The incident, whose cells are marked as refuted where a verdict shows that they are over.
 
-    What other recorders measure refutes nothing while one that reported during a breach has not been heard of since.
+    What others measure refutes nothing while a recorder that reported during a breach has not been heard of since.
     """
     pair = incident.kernel_train, incident.kernel_inference
     over = {
@@ -487,10 +485,7 @@ def _obeyed(
 
 
 def _overridden(table: DecisionTable, incident: Incident, slices: Iterable[str]) -> tuple[str, float | None]:
-    """Return the end of a sentence: which pin wins over what was ordered of slices; and when that was ordered.
-
-    Empty and None where nothing was ordered of one of them.
-    """
+    """Return which pin wins over what was ordered of slices, as the end of a sentence, and when that was ordered."""
     found = {
         slice: overriding_pin(table, incident.contract, slice, incident.kernel_inference) for slice in sorted(slices)
     }

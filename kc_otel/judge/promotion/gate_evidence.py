@@ -17,7 +17,6 @@ from importlib.metadata import version as installed_version
 from typing import Any, Final
 
 from kc_otel.contract.model import Contract
-from kc_otel.contract.promotion import PromotionTerms
 from kc_otel.contract.words import listed, place
 from kc_otel.judge.escalation.webhook_body import rfc3339
 from kc_otel.judge.plain_json import finite_or_none, read_plain, to_plain
@@ -51,18 +50,27 @@ class EvidenceError(ValueError):
 def step_evidence(
     contract: Contract, promotion: Promotion, move: PromotionMove, verdicts: Sequence[Verdict], now: float
 ) -> dict[str, Any]:
-    """The record of a step that the evaluator or a person took, a JSON object that `verify_record` accepts.
+    """The record of a step that `verify_record` accepts; `promotion` is as before the step.
 
-    `promotion` is as before the step; `verdicts` are the evaluation that the gate's decision rests on, of any kernel
-    versions: a person may force a version on that has no verdict yet.
+    `verdicts` are of any versions, and none where a person forces a version on that has none yet.
     """
     own = [verdict for verdict in verdicts if verdict.cell.kernel_inference == promotion.version]
     if move.decision.outcome is GateOutcome.ADVANCE:
         asked = {(clause.id, slice) for clause in contract.clauses for slice in contract.slices_for(clause)}
         own = [verdict for verdict in own if (verdict.cell.clause, verdict.cell.slice) in asked]
     rows = [verdict_row(contract, verdict) for verdict in sorted(own, key=lambda verdict: (verdict.cell, verdict.at))]
-    more = {_STEP: _step_section(contract.promotion, promotion, move)}
-    return sealed(contract, move.before.stage, promotion.version, move.decision, rows, now, more)
+    terms = contract.promotion
+    step = {
+        "kind": move.kind.value,
+        "attempt": promotion.attempt,
+        "from": to_plain(move.before),
+        "to": to_plain(move.after),
+        "terms": {"windows": terms.windows, "failure_limit": terms.failure_limit},
+        "failed_windows": move.failed,
+        "by": move.by or None,
+        "why": move.why or None,
+    }
+    return sealed(contract, move.before.stage, promotion.version, move.decision, rows, now, {_STEP: step})
 
 
 def verify_record(record: Mapping[str, Any], offline_problems: SectionProblems) -> None:
@@ -140,66 +148,44 @@ def sealed(
     return record | {"checksum": checksum_of(record)}
 
 
-def _step_section(terms: PromotionTerms, promotion: Promotion, move: PromotionMove) -> dict[str, Any]:
-    """The section of a step, a JSON object; the promotion is as before the step."""
-    return {
-        "kind": move.kind.value,
-        "attempt": promotion.attempt,
-        "from": to_plain(move.before),
-        "to": to_plain(move.after),
-        "terms": {"windows": terms.windows, "failure_limit": terms.failure_limit},
-        "failed_windows": move.failed,
-        "by": move.by or None,
-        "why": move.why or None,
-    }
-
-
 def _step_problems(record: Mapping[str, Any]) -> list[str]:
-    """Check a record with such a section, and list what does not follow; raises if it has another shape."""
-    step = record["step"]
+    """Check a record with a step's section, and list what does not follow; raises if it has another shape."""
+    step, decision = record[_STEP], record["decision"]
     if set(step) != _STEP_FIELDS:
         raise ValueError(f"step has the fields {', '.join(sorted(step))}")
     kind, before, after = MoveKind(step["kind"]), read_plain(Position, step["from"]), read_plain(Position, step["to"])
-    outcome = GateOutcome(record["decision"]["outcome"])
-    problems = []
-    if before.stage != record["stage"]:
-        problems.append(f"the step leaves {before}, and the record is of stage {record['stage']}")
-    if kind is MoveKind.ADVANCE:
-        problems += _advanced(record, step, after)
-    elif kind is MoveKind.ROLLBACK:
-        problems += _rolled_back(outcome, step, after)
-    elif kind is not MoveKind.FORCE:
-        problems.append(f"{kind} is not a step that evidence is written of")
-    if kind is not MoveKind.ROLLBACK and after.rank <= before.rank:
-        problems.append(f"the step goes from {before} to {after}, which is not forward")
-    if (kind is MoveKind.FORCE or step["by"]) and not (step["by"] and step["why"]):
-        problems.append("a person decided the step, but the record does not say who and why")
-    return problems
-
-
-def _rolled_back(outcome: GateOutcome, step: Mapping[str, Any], after: Position) -> list[str]:
-    problems = [] if after.stage is Stage.OFFLINE_CI else [f"the step rolls back to {after}"]
-    if not step["by"] and outcome is not GateOutcome.ROLLBACK:
-        problems.append("the step rolls back, but neither the decision nor a person does")
-    if not step["by"] and step["failed_windows"] < step["terms"]["failure_limit"]:
-        problems.append("the step rolls back after fewer failing windows than its terms say")
-    return problems
-
-
-def _advanced(record: Mapping[str, Any], step: Mapping[str, Any], after: Position) -> list[str]:
-    problems, decision = [], record["decision"]
-    if decision["outcome"] != GateOutcome.ADVANCE or decision["stage"] != after.stage:
-        problems.append("the step advances, but the decision does not")
-    if decision["windows"] < step["terms"]["windows"]:
-        problems.append(f"the step advances after {decision['windows']} windows; its terms ask for more")
-    return problems
+    onward, back, forced = (kind is wanted for wanted in (MoveKind.ADVANCE, MoveKind.ROLLBACK, MoveKind.FORCE))
+    outcome, terms, alone = GateOutcome(decision["outcome"]), step["terms"], back and not step["by"]
+    agrees = outcome is GateOutcome.ADVANCE and decision["stage"] == after.stage
+    by_person = forced or bool(step["by"])
+    windows, failed = decision["windows"], step["failed_windows"]
+    checked = (
+        (before.stage != record["stage"], f"the step leaves {before}, and the record is of stage {record['stage']}"),
+        (onward and not agrees, "the step advances, but the decision does not"),
+        (onward and windows < terms["windows"], f"the step advances after {windows} windows; its terms ask for more"),
+        (back and after.stage is not Stage.OFFLINE_CI, f"the step rolls back to {after}"),
+        (
+            alone and outcome is not GateOutcome.ROLLBACK,
+            "the step rolls back, but neither the decision nor a person does",
+        ),
+        (
+            alone and failed < terms["failure_limit"],
+            "the step rolls back after fewer failing windows than its terms say",
+        ),
+        (not (onward or back or forced), f"{kind} is not a step that evidence is written of"),
+        (not back and after.rank <= before.rank, f"the step goes from {before} to {after}, which is not forward"),
+        (
+            by_person and not (step["by"] and step["why"]),
+            "a person decided the step, but the record does not say who and why",
+        ),
+    )
+    return [problem for is_so, problem in checked if is_so]
 
 
 def of_other_contracts(contract: Contract, records: Iterable[Mapping[str, Any]]) -> tuple[str, str]:
-    """Tell which of a version's passed gates were made under another contract, and what they lack under this one.
+    """Say which of a version's passed gates were made under another contract, and which cells they do not prove.
 
-    Returns a sentence that names the gates and their contracts, and one with the cells for which a record does not show
-    that this contract's limit holds for what its clause measures; each is empty where there is nothing to say.
+    Each sentence is empty where there is nothing to say.
     """
     passed = [record for record in records if record["decision"]["outcome"] == GateOutcome.ADVANCE]
     others = [record for record in passed if record["contract"]["hash"] != contract.hash]

@@ -31,8 +31,7 @@ from kc_otel.judge.promotion.stages import (
     PromotionStatus,
     Stage,
     Tally,
-    counted,
-    decided,
+    decide,
     path_of,
 )
 from kc_otel.judge.verdict import Evaluation, Status
@@ -48,11 +47,7 @@ _MAX_AHEAD_SECONDS: Final = 300.0
 def begin(
     contract: Contract, version: str, by: str, now: float, *, previous: Promotion | None = None, failing: bool = False
 ) -> Moved:
-    """A version starts on its way, for the first time or again.
-
-    Where it is `failing` at the moment, data from before do not count against a new attempt, which a person wants
-    although they know it.
-    """
+    """A version starts on its way; of one that is known to be `failing` now, data from before do not count."""
     if previous is not None and previous.status is PromotionStatus.RUNNING:
         raise OrderError(f"{version} is already in promotion, in {previous.position}")
     attempt = 1 if previous is None else previous.attempt + 1
@@ -84,10 +79,9 @@ def advance(promotion: Promotion, contract: Contract, evaluation: Evaluation, ho
     if offline:
         decision = _offline(promotion, asked)
     else:
-        terms = contract.promotion
-        gate = GateSpec.of(contract, promotion.position.stage, terms.windows, terms.failure_limit)
-        promotion = replace(promotion, tally=counted(gate, promotion.version, promotion.tally, evaluation))
-        decision = decided(gate, promotion.version, promotion.tally, evaluation, None, asked, now)
+        gate = GateSpec.of(contract, promotion.position.stage)
+        tally, decision = decide(gate, promotion.version, promotion.tally, [evaluation], asked, now)
+        promotion = replace(promotion, tally=tally)
     if decision.outcome is GateOutcome.ROLLBACK:
         said = f"{promotion.version} is rolled back from {promotion.position}: {'; '.join(decision.missing)}"
         return _rolled_back(promotion, now, said, decision)
@@ -141,77 +135,62 @@ def ordered(
     stage: Stage | None = None, position: str = "",
 ) -> tuple[Promotion, PromotionMove | None, str]:  # fmt: skip
     """Carry out a person's order about a promotion; says what it does where it makes no move."""
-    version = promotion.version
-    if stage is None and order in {"approve", "force"}:
+    if order in {"approve", "force"} and stage is None:
         raise OrderError(f"name the stage to {order}")
-    move: PromotionMove | None = None
-    said = ""
+    if order in {"hold", "force", "rollback"} and not why.strip():
+        raise OrderError("say why; the reason is recorded")
+    if order in {"approve", "hold", "hook"} or (order == "rollback" and promotion.seen_serving is None):
+        _running(promotion)
     match order, stage:
         case "force", Stage():
-            after, move = force(promotion, contract, stage, by, why, latest, now)
+            return *_forced(promotion, contract, stage, by, why, latest, now), ""
         case "rollback", _:
-            after, move = roll_back(promotion, by, why, now)
+            return *_taken_back(promotion, by, why, now), ""
+    changes, said = _changed(promotion, contract, order, stage, position, Hold(by, why, now))
+    return replace(promotion, **changes), None, said
+
+
+def _changed(
+    promotion: Promotion, contract: Contract, order: str, stage: Stage | None, position: str, hold: Hold
+) -> tuple[dict[str, Any], str]:
+    """Return what an order changes that moves nothing, and what it does in words.
+
+    `resume` without a hold ends the wait for a process with hooks that does not come back.
+    """
+    version = promotion.version
+    match order, stage:
         case "approve", Stage():
-            after, said = approve(promotion, contract, stage), f"lets {version} into {stage}"
+            return _approved(promotion, contract, stage), f"lets {version} into {stage}"
         case "hold", _:
-            after, said = hold(promotion, by, why, now), f"holds {version} in {promotion.position}"
+            return {"hold": hold, "awaiting": ""}, f"holds {version} in {promotion.position}"
         case "resume", _:
-            after, said = resume(promotion), f"lets {version} go on"
+            if promotion.hold is None and not promotion.hooked:
+                raise OrderError(f"nobody holds {version}")
+            ends = {"hold": None} if promotion.hold is not None else {"hooked": False, "awaiting": ""}
+            return ends, f"lets {version} go on"
         case "hook", _:
-            after, said = hook(promotion), f"confirms each step of {version} from now on"
+            return {"hooked": True}, f"confirms each step of {version} from now on"
         case "confirm", _:
-            after, said = confirm(promotion, position), f"confirms the step of {version} to {position}"
-        case _:
-            raise OrderError(f"{order!r} is no order")
-    return after, move, said
+            if promotion.awaiting != position or not position:
+                raise OrderError(f"the step to {position!r} is not awaited; {promotion.awaiting or 'none'} is")
+            return {"confirmed": position, "awaiting": ""}, f"confirms the step of {version} to {position}"
+    raise OrderError(f"{order!r} is no order")
 
 
-def approve(promotion: Promotion, contract: Contract, stage: Stage) -> Promotion:
-    """Let a version into a stage, as soon as its gate is open."""
-    _running(promotion)
+def _approved(promotion: Promotion, contract: Contract, stage: Stage) -> dict[str, Any]:
     asked = contract.promotion.approve
     if stage.value not in asked:
         who = f"it requires approval for {', '.join(asked)}" if asked else "it requires approval for no stage"
         raise OrderError(f"the contract requires no approval for {stage}; {who}")
     if list(Stage).index(stage) <= promotion.position.rank[0]:
         raise OrderError(f"{promotion.version} is in {promotion.position} already")
-    return replace(promotion, approved=tuple(sorted({*promotion.approved, stage.value})))
+    return {"approved": tuple(sorted({*promotion.approved, stage.value}))}
 
 
-def hold(promotion: Promotion, by: str, why: str, now: float) -> Promotion:
-    """Let a version go no further until somebody resumes it; a FAIL rolls it back all the same."""
-    _explained(why)
-    _running(promotion)
-    return replace(promotion, hold=Hold(by, why, now), awaiting="")
-
-
-def resume(promotion: Promotion) -> Promotion:
-    """End a hold; where there is none, the wait for a process with hooks that does not come back."""
-    if promotion.hold is not None:
-        return replace(promotion, hold=None)
-    if not promotion.hooked:
-        raise OrderError(f"nobody holds {promotion.version}")
-    return replace(promotion, hooked=False, awaiting="")
-
-
-def hook(promotion: Promotion) -> Promotion:
-    """Require a process to confirm every step before it is taken."""
-    _running(promotion)
-    return replace(promotion, hooked=True)
-
-
-def confirm(promotion: Promotion, position: str) -> Promotion:
-    """The hook before the step to a position, which has to be the awaited one, has succeeded."""
-    if promotion.awaiting != position or not position:
-        raise OrderError(f"the step to {position!r} is not awaited; {promotion.awaiting or 'none'} is")
-    return replace(promotion, confirmed=position, awaiting="")
-
-
-def force(
+def _forced(
     promotion: Promotion, contract: Contract, stage: Stage, by: str, why: str, latest: Evaluation, now: float
 ) -> Moved:
     """Take a version on to a stage although its gate is not open; what fails in `latest` is known, and forgiven."""
-    _explained(why)
     ahead = (at for at in path_of(contract.promotion) if at.stage is stage and at.rank > promotion.position.rank)
     target = next(ahead, None)
     if target is None or promotion.status is PromotionStatus.REPLACED:
@@ -222,11 +201,8 @@ def force(
     return _stepped(forced, MoveKind.FORCE, target, now, message, by=by, why=why, failing=failing)
 
 
-def roll_back(promotion: Promotion, by: str, why: str, now: float) -> Moved:
+def _taken_back(promotion: Promotion, by: str, why: str, now: float) -> Moved:
     """Take a version out of all traffic; once more where it was measured after that."""
-    _explained(why)
-    if promotion.seen_serving is None:
-        _running(promotion)
     again = promotion.status is PromotionStatus.ROLLED_BACK
     where = " again" if again else f" from {promotion.position}" if promotion.started < now else ""
     return _rolled_back(promotion, now, f"{by} rolls {promotion.version} back{where}: {why}", by=by, why=why)
@@ -298,11 +274,6 @@ def _agreement(promotion: Promotion, to: Position, terms: PromotionTerms) -> tup
     return "", ""
 
 
-def _explained(why: str) -> None:
-    if not why.strip():
-        raise OrderError("say why; the reason is recorded")
-
-
 def _running(promotion: Promotion) -> None:
     if promotion.status is not PromotionStatus.RUNNING:
         raise OrderError(f"{promotion.version} is {_whereabouts(promotion)}; start it again first")
@@ -317,11 +288,7 @@ def _whereabouts(promotion: Promotion) -> str:
 def admit(
     promotion: Promotion, contract: Contract, record: Mapping[str, Any], offline_problems: SectionProblems, now: float
 ) -> Promotion:
-    """Take the evidence of the offline stage in: the record of `kc-otel gate run ... --evidence`.
-
-    Raises OrderError if the version is not there, or the record is no sound evidence that its gate was open under this
-    contract.
-    """
+    """Take in what `kc-otel gate run ... --evidence` wrote; OrderError if it does not prove that the gate was open."""
     if promotion.position.stage is not Stage.OFFLINE_CI or promotion.status is not PromotionStatus.RUNNING:
         raise OrderError(f"{promotion.version} is not in offline-ci but {_whereabouts(promotion)}")
     try:

@@ -1,4 +1,4 @@
-"""The four stages of a kernel version, and the gate between two of them as a pure function of verdicts.
+"""The four stages of a kernel version, the gate between two of them, and what is remembered of a version on its way.
 
     offline CI  ->  shadow  ->  canary  ->  full
 
@@ -12,7 +12,7 @@ they share no data, or one good minute would open a gate of three.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
@@ -34,9 +34,7 @@ class Stage(StrEnum):
     @property
     def next(self) -> Stage | None:
         """The stage behind the gate; None after the last."""
-        stages = list(Stage)
-        place = stages.index(self) + 1
-        return stages[place] if place < len(stages) else None
+        return next(iter(list(Stage)[list(Stage).index(self) + 1 :]), None)
 
 
 class GateOutcome(StrEnum):
@@ -65,16 +63,16 @@ class GateSpec:
     """Observations below which a clause cannot pass, by its id, for the explanation of what is missing."""
 
     @classmethod
-    def of(cls, contract: Contract, stage: Stage, windows: int, failure_limit: int = 1) -> GateSpec:
+    def of(cls, contract: Contract, stage: Stage) -> GateSpec:
         """The gate that asks for every clause of a contract on all traffic and on every declared slice."""
-        offline, watched = stage is Stage.OFFLINE_CI, contract.observability
+        offline, watched, terms = stage is Stage.OFFLINE_CI, contract.observability, contract.promotion
         return cls(
             stage=stage,
-            windows=windows,
+            windows=terms.windows,
             window=0.0 if offline else watched.window,
             long_window=0.0 if offline else max(watched.window, watched.long_window),
             cells=tuple((clause.id, slice) for clause in contract.clauses for slice in contract.slices_for(clause)),
-            failure_limit=failure_limit,
+            failure_limit=terms.failure_limit,
             needed={clause.id: samples_needed(clause, watched) for clause in contract.clauses},
         )
 
@@ -91,49 +89,26 @@ class Decision:
     """For wait, the open requirements; for rollback, the failures; one sentence each."""
 
 
-def decide(gate: GateSpec, version: str, history: Sequence[Evaluation], holds: Iterable[str], now: float) -> Decision:
-    """Decide if a kernel version leaves its stage, by the evaluations since it entered it, oldest first.
+def decide(
+    gate: GateSpec, version: str, tally: Tally, evaluations: Iterable[Evaluation], holds: Iterable[str], now: float
+) -> tuple[Tally, Decision]:
+    """Return the tally after further evaluations, oldest first, and the decision if a kernel version leaves its stage.
 
     Rollback once the version had a FAIL in as many windows of the stage as the gate bears, held or not. Else wait while
     anything is missing. Else advance; a version in the last stage stays there.
     """
-    tally, failed = Tally(), dict[tuple[str, str, str], str]()
-    for evaluation in history:
-        tally = counted(gate, version, tally, evaluation)
-        failed |= _failures(version, evaluation)
-    return decided(gate, version, tally, history[-1] if history else None, failed, holds, now)
-
-
-def counted(gate: GateSpec, version: str, tally: Tally, evaluation: Evaluation) -> Tally:
-    """The tally after one more evaluation."""
-    own = evaluation.of_kernel(version)
-    failing = [verdict for verdict in own.verdicts if verdict.status is Status.FAIL]
-    if failing:
-        return tally.after_fail(own.at, max(_span(gate, verdict) for verdict in failing))
-    if _missing(gate, own):
-        return tally.after_doubt(own.at)
-    asked = [verdict for verdict in own.verdicts if (verdict.cell.clause, verdict.cell.slice) in gate.cells]
-    return tally.after_pass(own.at, max(_span(gate, verdict) for verdict in asked), gate.window)
-
-
-def decided(
-    gate: GateSpec,
-    version: str,
-    tally: Tally,
-    latest: Evaluation | None,
-    failed: Mapping[tuple[str, str, str], str] | None,
-    holds: Iterable[str],
-    now: float,
-) -> Decision:
-    """Return the decision for a tally that includes every evaluation so far; `decide` calls this with its own tally.
-
-    `failed` has failures as sentences by cell; None for those of the latest evaluation.
-    """
-    own = None if latest is None else latest.of_kernel(version)
-    if failed is None:
-        failed = {} if own is None else _failures(version, own)
+    failed, own = dict[tuple[str, str, str], str](), None
+    for evaluation in evaluations:
+        own = evaluation.of_kernel(version)
+        tally = _counted(gate, tally, own)
+        failed |= {
+            (verdict.cell.clause, verdict.cell.slice, verdict.cell.kernel_train): _said(verdict)
+            for verdict in own.verdicts
+            if verdict.status is Status.FAIL
+        }
     if tally.failed >= gate.failure_limit:
-        return Decision(GateOutcome.ROLLBACK, Stage.OFFLINE_CI, 0, tuple(said for _, said in sorted(failed.items())))
+        reasons = tuple(said for _, said in sorted(failed.items()))
+        return tally, Decision(GateOutcome.ROLLBACK, Stage.OFFLINE_CI, 0, reasons)
     windows = min(tally.passed, gate.windows)
     missing = [f"held: {reason}" for reason in holds]
     if own is None or now - own.at > gate.window > 0:
@@ -145,20 +120,23 @@ def decided(
         missing.append(f"{windows} of {gate.windows} consecutive windows have passed")
     following = gate.stage.next
     if missing or following is None:
-        return Decision(GateOutcome.WAIT, gate.stage, windows, tuple(missing) or (f"{gate.stage} is the last stage",))
-    return Decision(GateOutcome.ADVANCE, following, windows)
+        missing = missing or [f"{gate.stage} is the last stage"]
+        return tally, Decision(GateOutcome.WAIT, gate.stage, windows, tuple(missing))
+    return tally, Decision(GateOutcome.ADVANCE, following, windows)
 
 
-def _failures(version: str, evaluation: Evaluation) -> dict[tuple[str, str, str], str]:
-    return {
-        (verdict.cell.clause, verdict.cell.slice, verdict.cell.kernel_train): _said(verdict)
-        for verdict in evaluation.verdicts
-        if verdict.status is Status.FAIL and verdict.cell.kernel_inference == version
-    }
+def _counted(gate: GateSpec, tally: Tally, own: Evaluation) -> Tally:
+    """The tally after one more evaluation."""
 
+    def span(verdicts: Iterable[Verdict]) -> float:
+        return max(gate.long_window if verdict.window == "long" else gate.window for verdict in verdicts)
 
-def _span(gate: GateSpec, verdict: Verdict) -> float:
-    return gate.long_window if verdict.window == "long" else gate.window
+    if failing := [verdict for verdict in own.verdicts if verdict.status is Status.FAIL]:
+        return tally.after_fail(own.at, span(failing))
+    if _missing(gate, own):
+        return tally.after_doubt(own.at)
+    asked = [verdict for verdict in own.verdicts if (verdict.cell.clause, verdict.cell.slice) in gate.cells]
+    return tally.after_pass(own.at, span(asked), gate.window)
 
 
 def _missing(gate: GateSpec, evaluation: Evaluation) -> list[str]:
@@ -204,9 +182,9 @@ class Tally:
     seen: float | None = None
 
     def after_pass(self, at: float, span: float, most_silence: float) -> Tally:
-        """An evaluation at a Unix time in which everything that is asked for was PASS, on a window of `span` seconds.
+        """An evaluation in which everything that is asked for was PASS, on a window of `span` seconds.
 
-        A time of more than `most_silence` seconds in which nobody looked ends a streak; 0 for any time.
+        More than `most_silence` seconds in which nobody looked end a streak; 0 for any time.
         """
         before = self._restarted(at, most_silence)
         if before.pass_from is not None and at - span < before.pass_from:
@@ -219,9 +197,9 @@ class Tally:
 
     def after_fail(self, at: float, span: float) -> Tally:
         """An evaluation with a FAIL on a window of `span` seconds."""
-        if self.fail_from is not None and at - span < self.fail_from:
-            return replace(self, passed=0, seen=at)
-        return replace(self, passed=0, failed=self.failed + 1, fail_from=at, seen=at)
+        after = replace(self, passed=0, seen=at)
+        shared = self.fail_from is not None and at - span < self.fail_from
+        return after if shared else replace(after, failed=self.failed + 1, fail_from=at)
 
     def _restarted(self, at: float, most_silence: float) -> Tally:
         """Return the tally; silence, or a clock that was set back, ends its streak."""
@@ -302,7 +280,7 @@ class Promotion:
     tally: Tally
     status: PromotionStatus = PromotionStatus.RUNNING
     attempt: int = 1
-    """Counts up whenever a person starts again."""
+    """Counts up whenever a person starts it again."""
     offline: str = ""
     approved: tuple[str, ...] = ()
     hold: Hold | None = None

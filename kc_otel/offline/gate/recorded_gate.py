@@ -20,7 +20,7 @@ from kc_otel.contract.model import Contract
 from kc_otel.contract.promotion import SAMPLING_PARAMETERS
 from kc_otel.contract.slices import Scalar
 from kc_otel.contract.words import did_you_mean
-from kc_otel.judge.promotion.stages import Decision, GateOutcome, GateSpec, Stage, decide
+from kc_otel.judge.promotion.stages import Decision, GateOutcome, GateSpec, Stage, Tally, decide
 from kc_otel.judge.statistics import samples_needed
 from kc_otel.judge.verdict import Evaluation
 from kc_otel.offline.gate.copies import first_of_each
@@ -222,7 +222,8 @@ def gate_decision(
             for clause in contract.clauses
             if clause.id not in judgeable and recordable(clause)
         ]
-    return decide(gate, version, [Evaluation(now, result.verdicts) for result in judged], holds, now)
+    evaluations = [Evaluation(now, result.verdicts) for result in judged]
+    return decide(gate, version, Tally(), evaluations, holds, now)[1]
 
 
 def not_judged(judged: Sequence[RecordingVerdicts]) -> tuple[UnjudgedClause, ...]:

@@ -1,4 +1,4 @@
-"""Webhooks out: endpoints, a durable outbox, delivery, and a file for each format."""
+"""Webhooks out: endpoints and their formats, a durable outbox, delivery."""
 
 from kc_otel._extras import require
 

@@ -25,8 +25,7 @@ from urllib.parse import urlsplit, urlunsplit
 import httpx
 
 from kc_otel.serve.store.state_connection import StateError
-from kc_otel.serve.webhooks.endpoints import WebhookEndpoint
-from kc_otel.serve.webhooks.formats import Outgoing, render
+from kc_otel.serve.webhooks.endpoints import Outgoing, WebhookEndpoint, render
 from kc_otel.serve.webhooks.outbox import Outbox, WebhookMessage
 
 _log = logging.getLogger(__name__)
@@ -81,10 +80,7 @@ class Dispatcher:
         self._wake.set()
 
     def configure(self, endpoints: Mapping[str, WebhookEndpoint]) -> None:
-        """Go on with these endpoints, as after a rotation; attempts in flight end as they began.
-
-        Those whose configuration differs are sent to again, also after they answered 410.
-        """
+        """Go on with these endpoints, as after a rotation; what has changed is sent to again, also after a 410."""
         for name, endpoint in endpoints.items():
             if endpoint != self._endpoints.get(name):
                 self._outbox.enable(name)
@@ -212,10 +208,7 @@ class AddressError(Exception):
 
 
 async def pinned(url: str) -> tuple[str, dict[str, str], dict[str, Any]]:
-    """A URL whose host is a public address that it has, and the headers and httpx extensions to ask it with.
-
-    An AddressError if the host has no address, or only private, loopback or otherwise special ones.
-    """
+    """A URL with a public address of its host, and headers and httpx extensions to ask it; AddressError for none."""
     parts = urlsplit(url)
     host = str(parts.hostname)
     port = parts.port or _PORTS[parts.scheme]

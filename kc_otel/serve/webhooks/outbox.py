@@ -80,10 +80,9 @@ class WebhookMessage:
 
 @dataclass(frozen=True, slots=True)
 class EndpointStatus:
-    """Delivery status of an endpoint. Unix times, seconds; None where there is nothing of the kind.
+    """Delivery status of an endpoint; Unix times, None where there is nothing of the kind.
 
-    `oldest` is when the oldest waiting message was enqueued, `given_up` the newest one that was parked, and
-    `disabled_at` when it answered 410. `error` is that of the last failed attempt of a waiting message.
+    `given_up` is the time of the newest message that was parked, `error` that of a waiting message's last attempt.
     """
 
     endpoint: str
@@ -99,7 +98,7 @@ class EndpointStatus:
 class Outbox:
     """Messages that wait for their endpoints.
 
-    Enqueue and renew inside the transaction of what caused the message. The rest are transactions of their own, or
+    Enqueue inside the transaction of what caused the message. The rest are transactions of their own, or
     parts of a turn. `cap` is the longest pause of all, and the longest `Retry-After` that is believed, seconds; of
     delivered and parked messages, `keep` of each are kept for people to look at.
     """
@@ -133,32 +132,16 @@ class Outbox:
         )
         return message_id
 
-    def renew(self, endpoint: str, contract: str, body: bytes, now: float) -> None:
-        """Repeat the current state: one message a lane, which replaces the one before, sent or not."""
-        message_id = f"renewal/{endpoint}/{contract}"
-        self._connection.execute("DELETE FROM outbox WHERE id = ? AND state <> 'waiting'", (message_id,))
-        self._connection.execute(
-            "INSERT INTO outbox (id, endpoint, contract, body, created, tried) VALUES (?, ?, ?, ?, ?, ?)"
-            " ON CONFLICT (id) DO UPDATE SET body = excluded.body, created = excluded.created",
-            (message_id, endpoint, contract, body, now, now),
-        )
-
     def due(self, now: float) -> tuple[WebhookMessage, ...]:
-        """The oldest waiting message of every lane that may be tried now, oldest first.
-
-        A clock that has jumped back before the last attempt makes its message due: better early than hours late.
-        """
+        """The oldest waiting message of every lane that may be tried now; of a clock that was set back, early."""
         rows = self._connection.execute(
             f"SELECT {_COLUMNS} FROM outbox WHERE seq IN"  # noqa: S608 - a constant
             " (SELECT min(seq) FROM outbox WHERE state = 'waiting' GROUP BY endpoint, contract)"
             " AND (:now >= tried + pause OR :now < tried) ORDER BY seq",
             {"now": now},
         )
-        return tuple(message for message in map(_message, rows) if not self._holds_back(message.endpoint, now))
-
-    def _holds_back(self, endpoint: str, now: float) -> bool:
-        since, seconds = self._held.get(endpoint, (0.0, 0.0))
-        return endpoint in self._disabled or since <= now < since + seconds
+        held = {endpoint for endpoint, (since, seconds) in self._held.items() if since <= now < since + seconds}
+        return tuple(message for message in map(_message, rows) if message.endpoint not in held | self._disabled.keys())
 
     def accepted(self, message_id: str) -> DeliveryState:
         """Note that the endpoint accepted the message. Returns its state: parked if it expired meanwhile."""

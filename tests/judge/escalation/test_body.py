@@ -8,10 +8,11 @@ import pytest
 
 from kc_otel.judge.escalation.alerts import ROLLED_BACK, PolicyState, advance
 from kc_otel.judge.escalation.notices import AT_ONCE, MessageGroup, Notice, NoticeReason, People, group_messages
-from kc_otel.judge.escalation.webhook_body import ALERT_NAMES, alert_body, encode, rfc3339, summary
+from kc_otel.judge.escalation.webhook_body import ALERT_NAMES, encode, rfc3339, summary
 from kc_otel.judge.incidents.incident import BrokenCell, Incident, IncidentState
 from kc_otel.judge.recorders import KernelInfo, kernel_names
 from kc_otel.judge.verdict import Status
+from tests.tools.bodies import body_of
 
 AT = 1_700_000_000.0
 
@@ -30,7 +31,7 @@ def edges(contract, make_verdict):
 
 
 def test_body_is_alertmanager_version_4(contract, edges):
-    body = alert_body(contract, edges[0][1:], receiver="pager", external_url="https://kc.example/")
+    body = body_of(contract, edges[0][1:], external_url="https://kc.example/")
     assert {name: type(value) for name, value in body.items()} == {
         "version": str, "groupKey": str, "truncatedAlerts": int, "status": str, "receiver": str, "groupLabels": dict,
         "commonLabels": dict, "commonAnnotations": dict, "externalURL": str, "alerts": list, "kernelContract": dict,
@@ -55,7 +56,7 @@ def test_without_a_runbook_of_its_own_the_handbook_s_is_linked(contract, edges):
         ("https://kc.example", "https://kc.example/handbook/on-call.html#kernelcontractbroken"),
         ("", None),
     ):
-        (alert,) = alert_body(without, edges[0][1:], receiver="pager", external_url=base)["alerts"]
+        (alert,) = body_of(without, edges[0][1:], external_url=base)["alerts"]
         assert alert["annotations"].get("runbook_url") == expected
     pages = Path(__file__).parents[3] / "kc_otel" / "handbook" / "pages" / "on-call.md"
     headings = {line.removeprefix("## ") for line in pages.read_text().splitlines()}
@@ -63,7 +64,7 @@ def test_without_a_runbook_of_its_own_the_handbook_s_is_linked(contract, edges):
 
 
 def test_description_says_the_numbers_in_plain_words(contract, edges):
-    (alert,) = alert_body(contract, edges[0][1:], receiver="pager", done=["notified pager by webhook"])["alerts"]
+    (alert,) = body_of(contract, edges[0][1:], done=["notified pager by webhook"])["alerts"]
     assert alert["annotations"]["summary"] == (
         "policy-7b: token-tv is broken on slice code for bbbbbbbbbbbb against aaaaaaaaaaaa"
     )
@@ -78,16 +79,16 @@ def test_description_says_the_numbers_in_plain_words(contract, edges):
 
 
 def test_a_body_says_what_its_fails_rest_on(contract, edges, make_verdict):
-    said = [alert_body(contract, transitions, receiver="pager")["kernelContract"]["evidence"] for transitions in edges]
+    said = [body_of(contract, transitions)["kernelContract"]["evidence"] for transitions in edges]
     assert said == ["On average, chance alone raises such an alert at most once in 30d in the whole contract.", ""]
     _, seen = advance(contract, PolicyState(contract.name), [make_verdict("FAIL", at=AT)], {}, AT)
-    body = alert_body(contract, seen, receiver="pager")
+    body = body_of(contract, seen)
     assert body["kernelContract"]["evidence"].startswith("The observed value itself exceeds the limit")
     assert body["kernelContract"]["evidence"] in body["alerts"][0]["annotations"]["description"]
 
 
 def test_contract_fields_follow_the_alerts(contract, edges):
-    body = alert_body(contract, edges[0], receiver="pager")
+    body = body_of(contract, edges[0])
     extra = body["kernelContract"]
     assert (extra["name"], extra["version"], extra["hash"]) == ("policy-7b", 3, contract.hash)
     assert [cell["fingerprint"] for cell in extra["cells"]] == [alert["fingerprint"] for alert in body["alerts"]]
@@ -100,7 +101,7 @@ def test_contract_fields_follow_the_alerts(contract, edges):
 
 def test_resolved_alert_has_its_end(contract, edges):
     firing, resolved = edges
-    body = alert_body(contract, resolved, receiver="pager")
+    body = body_of(contract, resolved)
     by_slice = {alert["labels"]["slice"]: alert for alert in body["alerts"]}
     assert body["status"] == "resolved"
     assert by_slice["code"]["endsAt"] == rfc3339(AT + 90)
@@ -109,11 +110,11 @@ def test_resolved_alert_has_its_end(contract, edges):
 
 
 def test_group_fires_while_any_alert_does(contract, edges):
-    assert alert_body(contract, [*edges[1], edges[0][0]], receiver="pager")["status"] == "firing"
+    assert body_of(contract, [*edges[1], edges[0][0]])["status"] == "firing"
 
 
 def test_only_common_labels_are_common(contract, edges):
-    body = alert_body(contract, edges[0], receiver="pager")
+    body = body_of(contract, edges[0])
     assert "slice" not in body["commonLabels"]
     assert body["commonLabels"]["clause"] == "token-tv"
 
@@ -121,8 +122,8 @@ def test_only_common_labels_are_common(contract, edges):
 def test_encoding_is_strict_json_and_deterministic(make_contract, make_verdict):
     contract = make_contract([{"on": "no-data", "do": ["notify"]}])
     _, edges = advance(contract, PolicyState(contract.name), [make_verdict("NO_DATA")], {}, AT)
-    first = encode(alert_body(contract, edges, receiver="pager"))
-    assert first == encode(alert_body(contract, edges, receiver="pager"))
+    first = encode(body_of(contract, edges))
+    assert first == encode(body_of(contract, edges))
     body = json.loads(first, parse_constant=pytest.fail)
     assert body["kernelContract"]["cells"][0]["estimate"] is None
     assert body["alerts"][0]["annotations"]["description"].startswith("Nothing monitors slice code: ")
@@ -132,7 +133,7 @@ def test_encoding_is_strict_json_and_deterministic(make_contract, make_verdict):
 def test_unbounded_interval_is_said_in_words(contract, make_verdict):
     verdict = make_verdict("FAIL", upper=float("inf"))
     _, edges = advance(contract, PolicyState(contract.name), [verdict], {}, AT)
-    description = alert_body(contract, edges, receiver="pager")["alerts"][0]["annotations"]["description"]
+    description = body_of(contract, edges)["alerts"][0]["annotations"]["description"]
     assert "is 0.0123, at least 0.0101 at 99% confidence" in description
 
 
@@ -141,10 +142,10 @@ def test_since_when_no_data_are_missed_is_no_length_of_silence(contract, edges):
     edge = edges[0][0]
     reason = "no report for 52s (heartbeat 20s): its run ended, or its recorder died"
     missed = replace(edge, on="no-data", verdict=replace(edge.verdict, status=Status.NO_DATA, reason=reason))
-    (alert,) = alert_body(contract, [missed], receiver="pager")["alerts"]
+    (alert,) = body_of(contract, [missed])["alerts"]
     assert " Missed since 2023-11-14 22:13:20 UTC, when a report was overdue. " in alert["annotations"]["description"]
     ended = replace(missed, verdict=replace(missed.verdict, reason="the run ended: its last recorder shut down 9s ago"))
-    (alert,) = alert_body(contract, [ended], receiver="pager")["alerts"]
+    (alert,) = body_of(contract, [ended])["alerts"]
     assert " Missed since 2023-11-14 22:13:20 UTC. " in alert["annotations"]["description"]
 
 
@@ -199,7 +200,7 @@ def test_the_first_line_names_both_kernels_by_the_fields_in_which_they_differ(co
         " for vllm bfloat16, kv_cache_dtype fp8 (bbbbbbbbbbbb) "
         "against vllm bfloat16, kv_cache_dtype auto (aaaaaaaaaaaa)"
     )
-    body = alert_body(contract, edges[0][1:], receiver="pager", kernels=kernels)
+    body = body_of(contract, edges[0][1:], kernels=kernels)
     assert body["alerts"][0]["annotations"]["summary"] == f"policy-7b: token-tv is broken on slice code{of}"
     rolled_back = summary(replace(edges[0][1], step=ROLLED_BACK, severity="warning"), kernel_names(kernels))
     assert rolled_back == f"policy-7b: token-tv is broken on slice code{of}, which was rolled back"
@@ -207,20 +208,20 @@ def test_the_first_line_names_both_kernels_by_the_fields_in_which_they_differ(co
 
 def test_two_steps_that_fire_on_one_cell_do_not_look_alike(contract, edges):
     twice = [edges[0][0], replace(edges[0][0], severity="info")]
-    alerts = alert_body(contract, twice, receiver="pager")["alerts"]
+    alerts = body_of(contract, twice)["alerts"]
     assert len({alert["annotations"]["summary"] for alert in alerts}) == 2
     assert alerts[0]["annotations"]["summary"].endswith("(critical: webhook:pager, notify)")
 
 
 def test_an_alert_that_fires_over_a_recovery_does_not_say_that_it_is_broken(contract, edges, make_verdict):
     recovered = replace(edges[0][1], verdict=make_verdict("PASS"))
-    body = alert_body(contract, [recovered], receiver="pager")
+    body = body_of(contract, [recovered])
     (alert,) = body["alerts"]
     assert alert["annotations"]["summary"].startswith("policy-7b: token-tv was broken on slice code")
     assert body["kernelContract"]["impact"].startswith("The last verdict on slice code no longer shows a breach")
-    silent = alert_body(contract, [replace(recovered, verdict=make_verdict("NO_DATA"))], receiver="pager")
+    silent = body_of(contract, [replace(recovered, verdict=make_verdict("NO_DATA"))])
     assert "neither shows nor refutes the breach" in silent["kernelContract"]["impact"]
-    both = alert_body(contract, [recovered, edges[0][1]], receiver="pager")
+    both = body_of(contract, [recovered, edges[0][1]])
     assert "no breach" not in both["kernelContract"]["impact"]
 
 
@@ -230,5 +231,5 @@ def test_the_description_says_that_sequences_were_judged(make_contract, make_ver
         statistical=[{"id": "token-tv", "metric": "tv_token", "unit": "sequence", "limit": 0.004}],
     )
     _, firing = advance(contract, PolicyState(contract.name), [make_verdict("FAIL", at=AT)], {}, AT)
-    (alert,) = alert_body(contract, firing, receiver="pager")["alerts"]
+    (alert,) = body_of(contract, firing)["alerts"]
     assert "Mean of tv_token by sequence is 0.0123, between " in alert["annotations"]["description"]

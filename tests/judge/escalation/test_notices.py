@@ -20,10 +20,10 @@ from kc_otel.judge.escalation.notices import (
     silence,
     unsilence,
 )
-from kc_otel.judge.escalation.webhook_body import alert_body
 from kc_otel.judge.incidents.incident import IncidentState
 from kc_otel.judge.plain_json import read_json, to_json
 from kc_otel.judge.verdict import Cell, Evaluation
+from tests.tools.bodies import body_of
 
 
 def silenced(id="one", clause=None, slice=None, at=0.0, until=100.0, by="ada", why="planned work"):
@@ -152,27 +152,10 @@ def pager(make_contract, make_verdict):
     return Pager(make_contract([step]), make_verdict)
 
 
-def test_reminders_come_after_every_interval(pager):
-    assert pager.said(0, "FAIL") == [("firing", "firing")]
-    said = [pager.said(60, "FAIL") for _ in range(20)]
-    assert [index for index, messages in enumerate(said) if messages] == [9, 19]
-    assert said[9] == [("reminder", "firing")]
-    assert pager.said(60, "PASS") == [("resolved", "resolved")]
-    assert pager.said(600, "PASS") == []
-
-
-def test_a_silence_holds_back_until_it_ends(pager):
-    pager.silence(100)
-    assert pager.said(10, "FAIL") == []
-    assert pager.said(80, "FAIL") == []
-    assert pager.said(10, "FAIL") == [("silence-ended", "firing")]
-    assert pager.said(10, "PASS") == [("resolved", "resolved")]
-
-
 def test_the_body_says_why_it_is_sent(pager):
     edges = pager.step(0, code="FAIL").transitions
-    first = alert_body(pager.contract, edges, receiver="pager", reason="firing")
-    again = alert_body(pager.contract, [replace(edges[0], at=4600.0)], receiver="pager", reason="reminder")
+    first = body_of(pager.contract, edges, reason="firing")
+    again = body_of(pager.contract, [replace(edges[0], at=4600.0)], reason="reminder")
     assert first["kernelContract"]["reason"] == "firing"
     assert again["kernelContract"]["reason"] == "reminder"
     assert again["alerts"][0]["annotations"]["description"].startswith(
@@ -332,14 +315,6 @@ def test_what_begins_and_ends_within_the_wait_is_not_said(fleet):
     assert escalation.tick(10, a="PASS", b="FAIL") == []
     assert escalation.tick(10, a="FAIL", b="FAIL") == []
     assert escalation.tick(300, a="FAIL", b="FAIL") == []
-
-
-def test_a_part_that_recovers_is_in_the_next_update(fleet):
-    escalation = fleet()
-    escalation.tick(0, a="FAIL", b="FAIL")
-    escalation.tick(30, a="FAIL", b="FAIL")
-    assert escalation.tick(10, a="PASS", b="FAIL") == []
-    assert escalation.tick(290, a="PASS", b="FAIL") == [("pager", "update", 0, 1, 1)]
 
 
 def test_a_step_that_was_not_told_waits_for_the_short_time_only(fleet):

@@ -293,6 +293,11 @@ def test_a_routed_incident_is_contained_until_a_person_gives_the_traffic_back() 
     assert incident.state is IncidentState.RESOLVED
 
 
+def known(**changes: Any) -> tuple[Incident, ...]:
+    """An incident of version b, of which this is remembered."""
+    return (replace(Evaluator(QUIET).tick(0.0, fail("code", inference="b"))[0], **changes),)
+
+
 def ordered(evaluator: Evaluator, now: float, **seen: Any) -> Incident:
     """The incident after an evaluation that still sees a FAIL, with what is known of its traffic."""
     evaluator.traffic = TrafficSeen(**seen)
@@ -357,10 +362,10 @@ def test_an_order_contains_while_no_recorder_that_reported_the_kernel_is_lost() 
     ordered(evaluator, 0.0, **seen)
     incident = ordered(evaluator, 900.0, **seen)
     assert incident.state_text.endswith("but a recorder of this kernel has not been heard of since")
-    assert not TrafficSeen(**seen, taken={"b": 70.0}).excuses("code", "b", lambda *_: 0.0)
+    assert not TrafficSeen(**seen, incidents=known(taken_at=70.0)).excuses("code", "b", lambda *_: 0.0)
     last = 62.0
     assert ordered(evaluator, 910.0, **seen).state is IncidentState.CONTAINED
-    assert TrafficSeen(**seen, taken={"b": 1.0}).excuses("code", "b", lambda *_: 0.0)
+    assert TrafficSeen(**seen, incidents=known(taken_at=1.0)).excuses("code", "b", lambda *_: 0.0)
 
 
 def test_that_a_kernel_was_measured_in_spite_of_an_order_outlasts_the_windows() -> None:
@@ -377,7 +382,7 @@ def test_that_a_kernel_was_measured_in_spite_of_an_order_outlasts_the_windows() 
         assert (incident.state, incident.disobeyed_at) == (IncidentState.BROKEN, 300.0)
         assert incident.state_text.endswith(said)
         evaluator.traffic = TrafficSeen(**kept)
-    assert not TrafficSeen(**kept, disobeyed={"b": 300.0}).excuses("code", "b", lambda *_: 0.0)
+    assert not TrafficSeen(**kept, incidents=known(disobeyed_at=300.0)).excuses("code", "b", lambda *_: 0.0)
     last = 3990.0
     assert ordered(evaluator, 4010.0, **kept).state is IncidentState.CONTAINED
 
@@ -442,8 +447,8 @@ def test_silence_is_not_explained_by_an_order_for_all_traffic_that_somebody_diso
 
 
 def test_an_evaluator_that_has_just_begun_knows_what_was_contained() -> None:
-    for taken, explained in (({"b": 1.0}, True), ({"b": -1.0}, False), ({}, False)):
-        assert TrafficSeen(taken=taken).excuses("code", "b", lambda *_: 0.0) is explained
+    for taken_at, explained in ((1.0, True), (-1.0, False), (None, False)):
+        assert TrafficSeen(incidents=known(taken_at=taken_at)).excuses("code", "b", lambda *_: 0.0) is explained
 
 
 def test_silence_of_everybody_alerts_whatever_is_routed() -> None:

@@ -10,9 +10,8 @@ from hypothesis import strategies as st
 
 from kc_otel.contract.model import Contract
 from kc_otel.judge.plain_json import read_json, to_json
-from kc_otel.judge.promotion import machine
 from kc_otel.judge.promotion.gate_evidence import step_evidence
-from kc_otel.judge.promotion.machine import advance, begin, share_of
+from kc_otel.judge.promotion.machine import advance, begin, ordered, share_of
 from kc_otel.judge.promotion.stages import MoveKind, OrderError, Position, Promotion, PromotionStatus, Stage, path_of
 from kc_otel.judge.verdict import Evaluation
 from kc_otel.offline.gate.evidence import verify_evidence
@@ -43,6 +42,12 @@ def round_of(make_verdict):
         return Evaluation(now, tuple(verdicts))
 
     return make
+
+
+def tell(promotion, terms, order, why="", now=0.0, latest=None, **more):
+    """The promotion after an order of ada's, and its move."""
+    after, move, _ = ordered(promotion, terms, order, "ada", why, latest or Evaluation(now), now, **more)
+    return after, move
 
 
 def run(promotion, contract, round_of, script, holds=()):
@@ -112,38 +117,38 @@ def test_a_person_is_asked_where_the_contract_says(contract, round_of):
         f"the gate is open; a person has to let it into canary: `kc-otel promote policy-7b {V} --approve canary`",
     )
     with pytest.raises(OrderError, match="requires no approval for full; it requires approval for canary"):
-        machine.approve(promotion, terms, Stage.FULL)
-    promotion = machine.approve(promotion, terms, Stage.CANARY)
+        tell(promotion, terms, "approve", stage=Stage.FULL)[0]
+    promotion = tell(promotion, terms, "approve", stage=Stage.CANARY)[0]
     promotion, moves = run(promotion, terms, round_of, passes(900, 1))
     assert [str(move.after) for move in moves] == ["canary at 1%"]
     with pytest.raises(OrderError, match="is in canary at 1% already"):
-        machine.approve(promotion, terms, Stage.CANARY)
+        tell(promotion, terms, "approve", stage=Stage.CANARY)[0]
 
 
 def test_a_hold_waits_and_a_resume_goes_on(terms, round_of):
     promotion, _ = begin(terms, V, "ada", 0.0)
-    held = machine.hold(promotion, "bob", "the launch is on Friday", 10.0)
+    held = tell(promotion, terms, "hold", "the launch is on Friday", 10.0)[0]
     held, moves = run(held, terms, round_of, passes(0, 4))
-    assert (moves, held.missing) == ([], ("held: by bob: the launch is on Friday",))
-    resumed, moves = run(machine.resume(held), terms, round_of, passes(1200, 1))
+    assert (moves, held.missing) == ([], ("held: by ada: the launch is on Friday",))
+    resumed, moves = run(tell(held, terms, "resume")[0], terms, round_of, passes(1200, 1))
     assert (resumed.position.stage, len(moves)) == (Stage.CANARY, 1)
     waiting, moves = run(promotion, terms, round_of, passes(0, 4), holds=["prose is silent"])
     assert (moves, waiting.missing) == ([], ("held: prose is silent",))
     with pytest.raises(OrderError, match="nobody holds"):
-        machine.resume(promotion)
+        tell(promotion, terms, "resume")[0]
 
 
 def test_a_hook_confirms_each_step(terms, round_of):
-    promotion = machine.hook(begin(terms, V, "ada", 0.0)[0])
+    promotion = tell(begin(terms, V, "ada", 0.0)[0], terms, "hook")[0]
     promotion, moves = run(promotion, terms, round_of, passes(0, 3))
     assert (moves, promotion.awaiting) == ([], "canary at 1%")
     with pytest.raises(OrderError, match="'full' is not awaited; canary at 1% is"):
-        machine.confirm(promotion, "full")
-    promotion = machine.confirm(promotion, "canary at 1%")
+        tell(promotion, terms, "confirm", position="full")[0]
+    promotion = tell(promotion, terms, "confirm", position="canary at 1%")[0]
     promotion, moves = run(promotion, terms, round_of, passes(900, 3))
     assert [str(move.after) for move in moves] == ["canary at 1%"]
     assert (promotion.awaiting, promotion.confirmed) == ("canary at 10%", "")
-    held = machine.hold(promotion, "hook", "it ended with 3", 0.0)
+    held = tell(promotion, terms, "hold", "it ended with 3")[0]
     assert held.awaiting == "", "a hook that failed does not run again before somebody resumes"
     assert run(held, terms, round_of, passes(1800, 1))[0].awaiting == ""
 
@@ -151,20 +156,20 @@ def test_a_hook_confirms_each_step(terms, round_of):
 def test_force_needs_a_reason_and_a_place_ahead(terms):
     promotion, _ = begin(terms, V, "ada", 0.0)
     with pytest.raises(OrderError, match="say why"):
-        machine.force(promotion, terms, Stage.CANARY, "ada", " ", Evaluation(5.0), 5.0)
-    forced, move = machine.force(promotion, terms, Stage.CANARY, "ada", "the launch", Evaluation(5.0), 5.0)
+        tell(promotion, terms, "force", " ", 5.0, stage=Stage.CANARY)
+    forced, move = tell(promotion, terms, "force", "the launch", 5.0, stage=Stage.CANARY)
     assert (str(forced.position), move.kind, move.by, move.why) == (
         "canary at 1%",
         "force",
         "ada",
         "the launch",
     )
-    further, _ = machine.force(forced, terms, Stage.CANARY, "ada", "more", Evaluation(6.0), 6.0)
+    further, _ = tell(forced, terms, "force", "more", 6.0, stage=Stage.CANARY)
     assert str(further.position) == "canary at 10%"
     with pytest.raises(OrderError, match="cannot be forced into shadow: it is in canary at 10%"):
-        machine.force(further, terms, Stage.SHADOW, "ada", "back", Evaluation(7.0), 7.0)
+        tell(further, terms, "force", "back", 7.0, stage=Stage.SHADOW)
     with pytest.raises(OrderError, match="cannot be forced into canary"):
-        machine.force(further, terms, Stage.CANARY, "ada", "more", Evaluation(7.0), 7.0)
+        tell(further, terms, "force", "more", 7.0, stage=Stage.CANARY)
 
 
 def test_what_a_person_knew_when_they_forced_does_not_take_it_back_at_once(terms, round_of):
@@ -172,7 +177,7 @@ def test_what_a_person_knew_when_they_forced_does_not_take_it_back_at_once(terms
     promotion, _ = begin(terms, V, "ada", 0.0)
     failing = round_of(terms, 100.0, "FAIL")
     promotion, _ = advance(promotion, terms, failing, ())
-    forced, _ = machine.force(promotion, terms, Stage.CANARY, "ada", "we know", failing, 101.0)
+    forced, _ = tell(promotion, terms, "force", "we know", 101.0, failing, stage=Stage.CANARY)
     forced, moves = run(forced, terms, round_of, [(n, "FAIL") for n in range(102, 401)])
     assert (moves, forced.status) == ([], PromotionStatus.RUNNING)
     forced, moves = run(forced, terms, round_of, [(401, "FAIL")])
@@ -181,7 +186,7 @@ def test_what_a_person_knew_when_they_forced_does_not_take_it_back_at_once(terms
 
 def test_a_new_failure_after_force_takes_it_back_at_once(terms, round_of):
     promotion, _ = begin(terms, V, "ada", 0.0)
-    forced, _ = machine.force(promotion, terms, Stage.CANARY, "ada", "hurry", round_of(terms, 5.0), 5.0)
+    forced, _ = tell(promotion, terms, "force", "hurry", 5.0, round_of(terms, 5.0), stage=Stage.CANARY)
     _, moves = run(forced, terms, round_of, [(6, "FAIL")])
     assert [move.kind for move in moves] == [MoveKind.ROLLBACK]
 
@@ -190,9 +195,9 @@ def test_started_again_it_has_to_show_everything_again(terms):
     promotion, _ = begin(terms, V, "ada", 0.0)
     with pytest.raises(OrderError, match="already in promotion, in shadow"):
         begin(terms, V, "ada", 1.0, previous=promotion)
-    back, _ = machine.roll_back(promotion, "ada", "wrong weights", 10.0)
+    back, _ = tell(promotion, terms, "rollback", "wrong weights", 10.0)
     with pytest.raises(OrderError, match="is rolled back; start it again first"):
-        machine.hold(back, "ada", "x", 11.0)
+        tell(back, terms, "hold", "x", 11.0)
     again, move = begin(terms, V, "ada", 20.0, previous=back)
     assert (again.attempt, again.position.stage, move.message) == (
         2, Stage.SHADOW, f"ada starts the promotion of {V} in shadow, attempt 2",
@@ -237,9 +242,9 @@ def test_nothing_moves_on_without_proof_whatever_the_clock_does(contract, round_
     for turn, (step, status, order) in enumerate(script):
         now += step
         if order == "hold" and promotion.status is PromotionStatus.RUNNING:
-            promotion = machine.hold(promotion, "bob", "wait", now)
+            promotion = tell(promotion, terms, "hold", "wait", now)[0]
         elif order == "resume" and promotion.hold:
-            promotion = machine.resume(promotion)
+            promotion = tell(promotion, terms, "resume")[0]
         if turn in crashes:
             promotion = read_json(Promotion, to_json(promotion))
         before, evaluation = promotion, round_of(terms, now, status)

@@ -1,16 +1,22 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from kc_otel.contract.model import Contract
-from kc_otel.judge.promotion.stages import GateOutcome, GateSpec, Stage, Tally, decide
+from kc_otel.judge.promotion.stages import Decision, GateOutcome, GateSpec, Stage, Tally
+from kc_otel.judge.promotion.stages import decide as decided
 from kc_otel.judge.verdict import Evaluation
 
 GATE = GateSpec(Stage.CANARY, 3, 300.0, 3600.0, (("token-tv", "all"), ("token-tv", "code")), needed={"token-tv": 2000})
+
+
+def decide(gate, version, history, holds, now) -> Decision:
+    return decided(gate, version, Tally(), history, holds, now)[1]
 
 
 @pytest.fixture(scope="session")
@@ -78,7 +84,7 @@ def test_verdicts_of_the_long_window_need_its_distance(rounds):
 
 
 def test_offline_stage_counts_rounds(rounds, contract):
-    gate = GateSpec.of(contract, Stage.OFFLINE_CI, 1)
+    gate = replace(GateSpec.of(contract, Stage.OFFLINE_CI), windows=1)
     assert gate.cells == (("token-tv", "all"), ("token-tv", "code"))
     decision = decide(gate, "inferB", rounds((0, "PASS")), (), 1e9)
     assert (decision.outcome, decision.stage) == (GateOutcome.ADVANCE, Stage.SHADOW)
@@ -88,7 +94,7 @@ def test_offline_stage_counts_rounds(rounds, contract):
 def test_what_is_missing_is_counted_in_the_clause_s_own_unit(make_verdict, contract):
     content = contract.model_dump(by_alias=True)
     content["statistical"] = [*content["statistical"], {"id": "seq", "metric": "tv_seq", "limit": 0.004}]
-    gate = GateSpec.of(Contract.model_validate(content), Stage.CANARY, 1)
+    gate = replace(GateSpec.of(Contract.model_validate(content), Stage.CANARY), windows=1)
     verdicts = [make_verdict("INCONCLUSIVE", slice="all", clause=clause, samples=60) for clause in ("token-tv", "seq")]
     missing = decide(gate, "inferB", [Evaluation(0, tuple(verdicts))], (), 0).missing
     assert any(said.startswith("token-tv on all") and "1,940 more samples are needed" in said for said in missing)
@@ -96,7 +102,7 @@ def test_what_is_missing_is_counted_in_the_clause_s_own_unit(make_verdict, contr
 
 
 def test_last_stage_stays(rounds, contract):
-    gate = GateSpec.of(contract, Stage.FULL, 1)
+    gate = replace(GateSpec.of(contract, Stage.FULL), windows=1)
     assert gate.window == 300
     assert decide(gate, "inferB", rounds((0, "PASS")), (), 0).missing == ("full is the last stage",)
     assert decide(gate, "inferB", rounds((0, "FAIL")), (), 0).outcome is GateOutcome.ROLLBACK

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
-from datetime import datetime
 
 import pytest
 
 from kc_otel.judge.decisions import DecisionTable
 from kc_otel.judge.escalation.alerts import PolicyState, advance
-from kc_otel.judge.escalation.webhook_body import alert_body, encode
+from kc_otel.judge.escalation.webhook_body import encode
 from kc_otel.judge.incidents.incident import IncidentState
 from kc_otel.judge.incidents.incident_lifecycle import follow
 from kc_otel.judge.recorders import KernelInfo
-from kc_otel.serve.webhooks.formats import Format, render
+from kc_otel.serve.webhooks.endpoints import Format, render
+from tests.tools.bodies import body_of
 
 AT = 1_700_000_000.0
 
@@ -38,8 +38,7 @@ def stored(contract, make_verdict):
     state, fired = advance(contract, PolicyState(contract.name), [make_verdict("FAIL")], {}, AT)
     _, resolved = advance(contract, state, [make_verdict("PASS")], {}, AT + 60)
     return [
-        encode(alert_body(contract, transition, receiver="pager", external_url="https://kc.example/"))
-        for transition in (fired, resolved)
+        encode(body_of(contract, transition, external_url="https://kc.example/")) for transition in (fired, resolved)
     ]
 
 
@@ -47,32 +46,6 @@ def sent(format, stored, *, now=AT, **options):
     """The parsed body of a stored one, in a format."""
     request = render(format, options.pop("url", "https://hooks.example/x"), stored, "msg_1", now=now, **options)
     return json.loads(request.body)
-
-
-def test_alertmanager_gets_alerts_that_last_until_they_resolve(stored):
-    """A firing alert ends minutes after it is posted, whenever that is; a resolved one has its real end."""
-    (firing,), (resolved,) = (sent(Format.ALERTMANAGER, body) for body in stored)
-    assert firing["labels"] == resolved["labels"]
-    assert firing["labels"]["alertname"] == "KernelContractBroken"
-    assert datetime.fromisoformat(firing["startsAt"]).timestamp() == AT
-    assert datetime.fromisoformat(firing["endsAt"]).timestamp() == AT + 300
-    (later,) = sent(Format.ALERTMANAGER, stored[0], now=AT + 3600)
-    assert later == firing | {"endsAt": later["endsAt"]}
-    assert datetime.fromisoformat(later["endsAt"]).timestamp() == AT + 3900
-    assert datetime.fromisoformat(resolved["endsAt"]).timestamp() == AT + 60
-
-
-@pytest.mark.parametrize(
-    ("url", "expected"),
-    [
-        ("http://am:9093", "http://am:9093/api/v2/alerts"),
-        ("http://am:9093/prefix/", "http://am:9093/prefix/api/v2/alerts"),
-        ("http://am:9093/api/v2/alerts", "http://am:9093/api/v2/alerts"),
-    ],
-)
-def test_alertmanager_is_named_by_its_server(stored, url, expected):
-    request = render(Format.ALERTMANAGER, url, stored[0], "msg_1", now=AT)
-    assert request.url == expected
 
 
 def test_pagerduty_gets_an_event_of_an_alert_with_one_key_for_start_and_end(stored):
@@ -105,7 +78,7 @@ def test_slack_gets_a_message_whose_names_cannot_ping_anybody(stored):
 def test_links_that_open_nowhere_else_say_which_option_is_missing(contract, make_verdict, url):
     _, fired, begun = begun_of(contract, [make_verdict("FAIL")])
     for base, said in ((url, True), ("https://kc.example", False)):
-        body = alert_body(contract, fired, receiver="pager", external_url=base, incident=begun, lasting=1)
+        body = body_of(contract, fired, external_url=base, incident=begun, lasting=1)
         assert ("--external-url" in body["alerts"][0]["annotations"]["description"]) == said
         assert ("--external-url" in json.dumps(sent(Format.SLACK, encode(body)))) == said
         assert ".;" not in json.dumps(sent(Format.SLACK, encode(body)))
@@ -116,7 +89,7 @@ def test_an_update_in_which_nothing_new_fires_still_begins_with_its_headline(con
     state, _, begun = begun_of(contract, verdicts)
     later = [make_verdict("PASS", slice="a"), make_verdict("FAIL", slice="b")]
     _, ended = advance(contract, state, later, {}, AT + 60)
-    body = alert_body(contract, ended, receiver="pager", reason="update", incident=begun, lasting=1)
+    body = body_of(contract, ended, reason="update", incident=begun, lasting=1)
     event = sent(Format.PAGERDUTY, encode(body), key="R" * 32)
     assert event["payload"]["summary"].startswith("policy-7b: token-tv is above its limit on ")
 
@@ -127,7 +100,7 @@ def test_an_alert_says_since_when_its_cell_is_broken_not_since_when_its_step_fir
     verdicts = [make_verdict("FAIL")]
     state, _, begun = begun_of(contract, verdicts)
     _, fired = advance(contract, state, verdicts, {}, AT + 300)
-    body = alert_body(contract, fired, receiver="pager", incident=begun, lasting=1)
+    body = body_of(contract, fired, incident=begun, lasting=1)
     assert "Since 2023-11-14 22:13:20 UTC." in body["alerts"][0]["annotations"]["description"]
 
 
@@ -135,7 +108,7 @@ def test_a_message_about_what_is_contained_does_not_say_that_users_get_it(contra
     """Its window still holds the breach; no request that anybody measures reaches the kernel."""
     _, fired, begun = begun_of(contract, [make_verdict("FAIL")])
     for incident, answered in ((begun, True), (replace(begun, state=IncidentState.CONTAINED), False)):
-        body = alert_body(contract, fired, receiver="pager", incident=incident, lasting=1)
+        body = body_of(contract, fired, incident=incident, lasting=1)
         for text in (body["kernelContract"]["impact"], body["alerts"][0]["annotations"]["description"]):
             assert text.startswith("Routers keep requests on slice code away from the kernel") is not answered
 
@@ -149,8 +122,8 @@ def test_an_incident_is_one_event_and_one_message_from_its_first_to_its_last(con
     kernels = [KernelInfo("inference", "b" * 12, {"engine": "vllm", "engine.version": "0.32", "dtype": "fp8"}, AT)]
     bodies = [
         encode(
-            alert_body(
-                contract, edges, receiver="pager", external_url="https://kc.example/", reason=reason,
+            body_of(
+                contract, edges, external_url="https://kc.example/", reason=reason,
                 incident=incident, lasting=lasting, kernels=kernels,
             )
         )
@@ -195,6 +168,6 @@ def test_many_alerts_are_each_there_where_the_format_has_room(make_contract, mak
     )
     verdicts = [make_verdict("FAIL", slice=f"s{n}") for n in range(40)]
     _, fired = advance(contract, PolicyState(contract.name), verdicts, {}, AT)
-    body = encode(alert_body(contract, fired, receiver="pager"))
-    assert len(sent(Format.ALERTMANAGER, body)) == 40
+    body = encode(body_of(contract, fired))
+    assert len(json.loads(body)["alerts"]) == 40
     assert "39 more" in sent(Format.SLACK, body)["text"]
