@@ -12,11 +12,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from kc_otel.cli.terminal import PrintJson, refuse, show, table_lines, together, unusable
+from kc_otel.client.doctor import of_path
 from kc_otel.contract.clause import About
 from kc_otel.contract.diff import diff
 from kc_otel.contract.errors import problem_lines
 from kc_otel.contract.input_reasons import REASONS
 from kc_otel.contract.load import Checked, check_all, load
+from kc_otel.contract.measuring_paths import MeasuringPath
 from kc_otel.contract.model import Contract
 from kc_otel.contract.registry.clause_metrics import DERIVED, QUANTITIES, Origin
 from kc_otel.contract.schema import json_schema
@@ -33,6 +35,10 @@ def check(
     paths: Annotated[
         list[str], typer.Argument(metavar="PATH...", help="Contracts, folders of contracts, or - for standard input.")
     ],
+    path: Annotated[
+        MeasuringPath | None,
+        typer.Option("--for", help="Also say which clauses and actions this way of measuring leaves open."),
+    ] = None,
     as_json: PrintJson = False,
 ) -> None:
     """Report every error in contracts, with file and line.
@@ -41,6 +47,7 @@ def check(
 
     Examples:
       kc-otel check contracts
+      kc-otel check policy.yaml --for trl
     """
     with unusable():
         results = [
@@ -57,7 +64,11 @@ def check(
     errors = sum(problem.level == "error" for problem in problems)
     counts = f"{_count(errors, 'error')}, {_count(len(problems) - errors, 'warning')}"
     lines.append(f"{_count(len(results), 'file')}: {counts}")
-    show(lines, {"files": list(map(_result, results))}, as_json=as_json)
+    contracts = [result.contract for result in results if result.contract is not None]
+    open_parts = [] if path is None else list(of_path(contracts, path))
+    lines += [f"{found.what}: {found.remedy}" if found.remedy else found.what for found in open_parts]
+    said = {} if path is None else {str(path): [asdict(found) for found in open_parts]}
+    show(lines, {"files": list(map(_result, results)), **said}, as_json=as_json)
     if any(result.contract is None for result in results):
         raise typer.Exit(2)
 

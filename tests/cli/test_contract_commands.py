@@ -180,6 +180,16 @@ def test_the_table_of_invalid_input_is_printed(run):
         assert f"{name}\n    {reason.meaning}\n    {reason.remedy}" in out
 
 
+@pytest.mark.parametrize(("way", "nobody"), [("loop", "route"), ("vllm", "halt")])
+def test_check_says_which_actions_nobody_carries_out(run, files, way, nobody):
+    steps = "escalation: [{on: fail, do: [{route: train-kernel}, halt, notify]}]"
+    (path,) = files(many=(_TEXT.splitlines()[-1], f"{_TEXT.splitlines()[-1]}\n{steps}"))
+    code, out, _ = run("check", path, "--for", way)
+    said = [line.partition("no process carries out ")[2] for line in out.splitlines() if "carries out" in line]
+    assert (code, len(said), said[0].startswith(nobody)) == (0, 1, True)
+    assert nobody in json.dumps(json.loads(run("check", path, "--for", way, "--json")[1])[way])
+
+
 TEXT = """apiVersion: kernel-contract/v1
 kind: KernelContract
 metadata: {name: a, version: 1, owner: o}

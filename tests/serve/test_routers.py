@@ -25,8 +25,8 @@ from kc_otel.serve.core import Core
 from kc_otel.serve.people_orders import pin, unpin
 from kc_otel.serve.store.state_file import open_state
 from tests.judge.conftest import NOW, Sender, info_request, merge
-from tests.tools.fleet import SLICED
 from tests.tools.api import client_of
+from tests.tools.fleet import SLICED, STEP
 from tests.tools.servers import Answer, answering
 
 pytestmark = pytest.mark.slow
