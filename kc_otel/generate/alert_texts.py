@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Final
 
@@ -96,6 +96,11 @@ class AlertStep:
     def verdicts(self) -> str:
         """PromQL: the series of `kc.verdict` that the alert looks at."""
         return selector("kc.verdict", {"kc.contract": self.contract.name, "kc.clause": self.clause_id})
+
+    @property
+    def excused(self) -> str:
+        """PromQL: the cells without data whose requests are kept from the kernel, as ordered."""
+        return selector("kc.verdict.no_traffic", {"kc.contract": self.contract.name, "kc.clause": self.clause_id})
 
     @property
     def promise(self) -> str:
@@ -208,7 +213,13 @@ FRESH_SECONDS: Final = 60
 AGE: Final = f"time() - max({selector('kc.evaluator.last_evaluation', None)})"
 """PromQL: seconds since the last evaluation; nothing where no evaluator has ever said that there was one."""
 LIVING: Final = f"{selector('kc.evaluator.last_evaluation', None)} > time() - {FRESH_SECONDS}"
-"""PromQL: one series for each evaluator that has judged within the last minute."""
+"""PromQL: a series for each contract that an evaluator has judged within the last minute."""
+
+
+def living(contract: str) -> str:
+    """PromQL of `LIVING` for one contract."""
+    return f"{selector('kc.evaluator.last_evaluation', {'kc.contract': contract})} > time() - {FRESH_SECONDS}"
+
 
 _LABELS: Final = {
     "contract": "kc.contract",
@@ -221,8 +232,8 @@ _STAGE_QUERY: Final = selector("kc.promotion.stage", None)
 _ROLL_BACK: Final = ("contract", "kernel_inference")
 _PAIR_LABELS: Final = ("contract", "kernel_train", "kernel_inference")
 _MISSING_LABELS: Final = (*_PAIR_LABELS, "outcome")
-_ALERT_DURATION: Final = "1h"
-"""For how long a roll-back is news; measurements after it are said until a person acts on them."""
+_NEWS_SECONDS: Final = 3600
+"""Seconds for which a roll-back is news; measurements after it are said until a person acts on them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -243,10 +254,21 @@ class StateAlert:
     description: str
     runbook: str = ""
     after: float = 0.0
+    contract: str = ""
+    """The one that it is about, where the texts are not of any."""
 
     def labels(self, of: Callable[[str], str]) -> dict[str, str]:
         """Labels, where `of` is a template of the label that it is given."""
-        return {"severity": self.severity} | {name: of(label(_LABELS[name])) for name in self.given}
+        own = {"contract": self.contract} if self.contract else {}
+        return {"severity": self.severity, **own} | {name: of(label(_LABELS[name])) for name in self.given}
+
+    @property
+    def held(self) -> str:
+        """PromQL: the state, which is neither over nor new while nobody judges its contract."""
+        firing = f'ALERTS{{alertstate="firing", alertname="{self.name}", severity="{self.severity}"}}'
+        without = ", ".join(("alertname", "alertstate", "severity", *self.given))
+        contract = label("kc.contract")
+        return f"({self.expression})\nor\nmax without ({without}) ({firing}) unless on ({contract}) ({LIVING})"
 
     def texts(self, of: Callable[[str], str]) -> dict[str, str]:
         """Annotations."""
@@ -275,6 +297,21 @@ EVALUATOR_DOWN: Final = StateAlert(
     "then firing alerts stay, new breaches go unseen, routes stay as they are, and recorders retry.",
     after=30.0,  # a restart takes less, and with a scrape every 15 s it fires within a minute
 )
+
+
+def evaluator_down(contract: str) -> StateAlert:
+    """The alert that nobody judges a contract, while evaluators judge others; `EVALUATOR_DOWN` where none lives."""
+    return replace(
+        EVALUATOR_DOWN,
+        uid=f"kc-down-{hashlib.sha256(contract.encode()).hexdigest()[:16]}",
+        expression=f"absent({living(contract)}) and on () ({LIVING})",
+        summary=f"no evaluator judges {contract}, while others are judged",
+        description=f"No evaluator has judged {contract} within the last {FRESH_SECONDS} seconds: its evaluator is "
+        "down, hangs, or serves it no more. Alerts and dashboards show the past; a drift that begins now goes unseen.",
+        contract=contract,
+    )
+
+
 _ADVICE: Final = "`kc-otel promote {contract} {kernel_inference}` says why it was rolled back."
 STATE_ALERTS: Final = (
     StateAlert(
@@ -282,7 +319,7 @@ STATE_ALERTS: Final = (
         "kc-rolled-back-warning",
         "warning",
         f"{_by(_ROLL_BACK, _STAGE_QUERY, 'min')} < 0 and "
-        f"{_by(_ROLL_BACK, f'max_over_time({_STAGE_QUERY}[{_ALERT_DURATION}])')} >= 0",
+        f"{_by(_ROLL_BACK, selector('kc.promotion.since', None))} > time() - {_NEWS_SECONDS}",
         _ROLL_BACK,
         (PROMOTION_UID, STAGE_ID),
         "{contract}: {kernel_inference} was rolled back",

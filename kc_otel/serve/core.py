@@ -27,7 +27,7 @@ from kc_otel.contract.model import Contract
 from kc_otel.contract.plain_text import plain
 from kc_otel.contract.slices import ALL
 from kc_otel.contract.words import place
-from kc_otel.judge.decisions import DecisionTable, without_slice
+from kc_otel.judge.decisions import DecisionTable, kept_since, without_slice
 from kc_otel.judge.escalation.alerts import PolicyState
 from kc_otel.judge.escalation.escalate import (
     Escalation,
@@ -47,7 +47,7 @@ from kc_otel.judge.recorders import KernelInfo, kernel_names
 from kc_otel.judge.refused_points import Missing
 from kc_otel.judge.series import SeriesKey
 from kc_otel.judge.set_back import not_later
-from kc_otel.judge.verdict import Causes, Cell, Evaluation, Status
+from kc_otel.judge.verdict import Causes, Cell, Evaluation, Status, Verdict
 from kc_otel.serve.durable_sink import TrafficRecording
 from kc_otel.serve.event_log import NOTIFYING, Announcement, EventLog
 from kc_otel.serve.history import CellHistory
@@ -382,6 +382,21 @@ class Core:
             unsliced=self.evaluator.unsliced,
             lost=lambda version, since, until: self.evaluator.lost(name, version, since, until, now),
         )
+
+    def kept_away(self) -> Callable[[Verdict], bool]:
+        """Return what says of a verdict if it is NO_DATA because requests are kept from its kernel, as ordered."""
+        now = self.evaluated_at
+        orders = cache(lambda name: kept_since(self.decisions, name))
+        traffic = cache(lambda name: self.traffic(name, self.escalation, self.evaluated_at or 0.0))
+
+        def away(verdict: Verdict) -> bool:
+            name, _, slice, _, version = verdict.cell
+            if verdict.status is not Status.NO_DATA or not version or now is None or name not in self.contracts:
+                return False
+            ordered = orders(name)
+            return ordered(slice, version) is not None and traffic(name).excuses(slice, version, ordered)
+
+        return away
 
     def inference_versions(self, contract: str) -> frozenset[str]:
         """Versions of the inference kernel that have reported; "" where there is one, which routers need not name."""

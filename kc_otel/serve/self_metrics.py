@@ -70,7 +70,7 @@ def read(
     """
     now, state, evaluator = core.evaluated_at, core.connection.path, core.evaluator
     verdicts = [(cell_attributes(verdict.cell), verdict, since) for verdict, since in core.history.cells()]
-    queues = core.outbox.status()
+    queues, kept_away = core.outbox.status(), core.kept_away()
     shards = [shard for shard in core.shards if shard.answered]
     failures = evaluator.faults.counts
     return {
@@ -82,6 +82,7 @@ def read(
         **_places(core),
         **_promotions(core),
         "kc.verdict.since": [(cell, since) for cell, _, since in verdicts],
+        "kc.verdict.no_traffic": [(cell, 1.0) for cell, verdict, _ in verdicts if kept_away(verdict)],
         "kc.alert.firing": _series("contract clause slice severity", ((*firing, 1.0) for firing in core.firing())),
         "kc.action.active": _series("contract clause slice action", ((*acting, 1.0) for acting in core.acting())),
         "kc.incident": _series(
@@ -118,7 +119,7 @@ def read(
         ],
         "kc.evaluator.tick.duration": [({}, core.tick_seconds)],
         "kc.evaluator.sync.duration": [] if (took := core.connection.commit_seconds) is None else [({}, took)],
-        "kc.evaluator.last_evaluation": [] if now is None else [({}, now)],
+        "kc.evaluator.last_evaluation": _series("contract", ((of, now) for of in core.contracts if now is not None)),
         "kc.evaluator.inbox.size": [] if state is None else [({}, core.inbox.bytes)],
         "kc.evaluator.disk.free": [] if state is None else free_space(state.parent),
         "kc.evaluator.shard.streams": _series("shard", ((str(shard.number), shard.streams) for shard in shards)),
@@ -200,7 +201,7 @@ def _promises(contracts: Iterable[Contract]) -> dict[str, Series]:
 
 def _promotions(core: Core) -> dict[str, Series]:
     """Return the series of versions in promotion or rolled back; a replaced version has no stage."""
-    rows: dict[str, list[tuple[str, str, float]]] = {"stage": [], "share": [], "windows": []}
+    rows: dict[str, list[tuple[str, str, float]]] = {"stage": [], "since": [], "share": [], "windows": []}
     for promotion in core.promotions.all():
         if promotion.status is PromotionStatus.REPLACED:
             continue
@@ -209,6 +210,7 @@ def _promotions(core: Core) -> dict[str, Series]:
         back = -1 if promotion.seen_serving is None else -2
         rolled = promotion.status is PromotionStatus.ROLLED_BACK
         rows["stage"].append((*where, back if rolled else promotion.position.rank[0]))
+        rows["since"].append((*where, promotion.entered))
         rows["share"].append((*where, 1.0 if share is None else share))
         rows["windows"].append((*where, promotion.tally.passed))
     return {f"kc.promotion.{name}": _series("contract kernel.inference", found) for name, found in rows.items()}

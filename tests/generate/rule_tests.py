@@ -73,7 +73,7 @@ def _test(contract: Contract, clause: Clause, status: Status, steps: list[AlertS
 
 
 def _series(contract: Contract, moving: Clause, verdicts: str, steps: int) -> list[dict[str, str]]:
-    found = {selector("kc.evaluator.last_evaluation", None): f"0+{STEP}x{steps}"}
+    found = {selector("kc.evaluator.last_evaluation", {"kc.contract": contract.name}): f"0+{STEP}x{steps}"}
     for clause in contract.clauses:
         cell = {"kc.contract": contract.name, "kc.clause": clause.id, **CELL}
         found[selector("kc.verdict", cell)] = verdicts if clause is moving else f"{Status.PASS.code}x{steps}"
@@ -135,6 +135,8 @@ def state_tests() -> Iterator[dict[str, Any]]:
     series = {
         selector("kc.promotion.stage", {**of, "kc.kernel.inference": name}): text for name, text in values.items()
     }
+    since = {"v2": "0x23 120x23 120x23 120x2000", "v1": "-7200x2072"}
+    series |= {selector("kc.promotion.since", {**of, "kc.kernel.inference": name}): t for name, t in since.items()}
     warning, critical = ((alert, {**of, "kc.kernel.inference": "v2"}) for alert in STATE_ALERTS[:2])
     times = {115: [], 120: [warning], 235: [warning], 240: [warning, critical], 360: [warning], 3720: []}
     yield _state_test("a version is rolled back", series, STATE_ALERTS[0].name, times)
@@ -143,6 +145,8 @@ def state_tests() -> Iterator[dict[str, Any]]:
 def _state_test(
     name: str, series: Mapping[str, str], alert: str, times: Mapping[float, list[tuple[StateAlert, dict[str, str]]]]
 ) -> dict[str, Any]:
+    lives = {selector("kc.evaluator.last_evaluation", {"kc.contract": "policy-7b"}): "0+5x2072"}
+    series = {**series, **(lives if alert != EVALUATOR_DOWN.name else {})}
     return {
         "name": name,
         "interval": "5s",

@@ -21,7 +21,8 @@ GRAFANA = '{{ reReplaceAll "/*$" "" externalURL }}'
 def rules(policy: Contract) -> list[dict]:
     content = yaml.safe_load(alerting_file(policy).text)
     assert content["apiVersion"] == 1
-    (group,) = content["groups"]
+    group, down = content["groups"]
+    assert [rule["title"] for rule in down["rules"]] == ["KernelContractEvaluatorDown, policy-7b"]
     assert (group["orgId"], group["name"], group["folder"]) == (1, "policy-7b", "Kernel contracts")
     return group["rules"]
 
@@ -54,7 +55,7 @@ def test_without_an_evaluator_one_rule_fires_and_the_others_stay_as_they_are(
         assert rule["execErrState"] == "KeepLast"
     (group,) = yaml.safe_load(evaluator_alerting_file().text)["groups"]
     down, *states = group["rules"]
-    assert {(rule["noDataState"], rule["execErrState"]) for rule in states} == {("OK", "KeepLast")}
+    assert {(rule["noDataState"], rule["execErrState"]) for rule in states} == {("KeepLast", "KeepLast")}
     assert (down["noDataState"], down["execErrState"], down["labels"]) == (
         "Alerting",
         "Alerting",

@@ -18,7 +18,7 @@ from tests.generate.rule_tests import STEP, rule_tests, state_tests
 TRAIN, INFERENCE = "0123456789ab", "ba9876543210"
 
 
-LIVING = ("kc_evaluator_last_evaluation_seconds", "0+60x40")
+LIVING = ('kc_evaluator_last_evaluation_seconds{kc_contract="policy-7b"}', "0+60x40")
 """An evaluator that judges at every minute."""
 
 
@@ -116,6 +116,64 @@ def test_what_fires_goes_on_while_no_evaluator_lives(promtool, policy: Contract,
     }  # fmt: skip
     rules = [tmp_path / "prometheus" / "rules" / name for name in ("policy-7b.yaml", "_evaluator.yaml")]
     passes(promtool, tmp_path / "test.yaml", [test], rules)
+
+
+LIVES = 'kc_evaluator_last_evaluation_seconds{kc_contract="policy-7b"'
+PAIR = 'kc_contract="policy-7b",kc_kernel_train="a",kc_kernel_inference="b"'
+
+
+@pytest.mark.parametrize("another", [False, True])
+def test_states_go_on_while_nobody_judges_their_contract(
+    promtool, policy: Contract, tmp_path: Path, another: bool
+) -> None:
+    """They are neither over nor new because its evaluator died; one that judges another contract says nothing of it."""
+    write(prometheus_files([policy]), tmp_path)
+    series = {
+        f"{LIVES}}}": "0+15x20 stale _x39 900+15x20",
+        f'kc_incident{{{PAIR},kc_incident="i",kc_incident_on="fail"}}': "0x20 stale _x39 0x5 1x20",
+        'kc_promotion_stage{kc_contract="policy-7b",kc_kernel_inference="b"}': "-2x20 stale _x39 -2x5 -1x20",
+        f'kc_evaluator_missing{{{PAIR},kc_outcome="future"}}': "1x20 stale _x39 1x5 0x20",
+        cell("kc_verdict"): "3x20 stale _x39 3x5 0x20",
+    }
+    if another:
+        series['kc_evaluator_last_evaluation_seconds{kc_contract="other"}'] = "0+15x80"
+    names = ("Broken", "PointsMissing", "RolledBack", "Unproven")
+
+    def firing(at: str, *names: str) -> dict:
+        expected = [{"labels": f'{{alertname="KernelContract{name}"}}', "value": 1} for name in names]
+        firing = 'ALERTS{alertstate="firing", severity!="warning"} or ALERTS{alertstate="firing", clause=""}'
+        return {"expr": f"group by (alertname) ({firing})", "eval_time": at, "exp_samples": expected}
+
+    test = {
+        "interval": "15s",
+        "input_series": [{"series": name, "values": values} for name, values in series.items()],
+        "promql_expr_test": [
+            firing("4m45s", *names), firing("8m", *sorted((*names, "EvaluatorDown"))), firing("15m30s", *names)
+        ],
+    }  # fmt: skip
+    rules = [tmp_path / "prometheus" / "rules" / name for name in ("policy-7b.yaml", "_evaluator.yaml")]
+    passes(promtool, tmp_path / "test.yaml", [test], rules)
+
+
+def test_the_silence_of_a_slice_that_is_kept_away_as_ordered_is_no_alert(
+    promtool, policy: Contract, tmp_path: Path
+) -> None:
+    write(prometheus_files([policy]), tmp_path)
+    series = {
+        f"{LIVES}}}": "0+15x80",
+        cell("kc_verdict"): "2x80",
+        cell("kc_verdict", "code"): "2x80",
+        cell("kc_verdict_no_traffic", "code"): "1x80",
+    }
+    expr = 'group by (slice) (ALERTS{alertname="KernelContractNoData", alertstate="firing", clause="token-tv"})'
+    test = {
+        "interval": "15s",
+        "input_series": [{"series": name, "values": values} for name, values in series.items()],
+        "promql_expr_test": [
+            {"expr": expr, "eval_time": "19m", "exp_samples": [{"labels": '{slice="all"}', "value": 1}]}
+        ],
+    }
+    passes(promtool, tmp_path / "test.yaml", [test], [tmp_path / "prometheus" / "rules" / "policy-7b.yaml"])
 
 
 def route(slice: str, version: str, kernel: str) -> str:

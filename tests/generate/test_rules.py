@@ -21,8 +21,9 @@ def _rule(policy: Contract, clause: str, number: int) -> dict:
 
 def test_a_clause_without_any_verdict_has_no_data(policy: Contract) -> None:
     verdict, absent, held = _rule(policy, "reward", 3)["expr"].split("\nor\n")
-    assert verdict.endswith("== 2")
-    living = "on () (kc_evaluator_last_evaluation_seconds{} > time() - 60)"
+    kept_away = 'kc_verdict_no_traffic{kc_contract="policy-7b", kc_clause="reward"}'
+    assert verdict.endswith(f"== 2 unless on (kc_slice, kc_kernel_train, kc_kernel_inference) {kept_away}")
+    living = 'on () (kc_evaluator_last_evaluation_seconds{kc_contract="policy-7b"} > time() - 60)'
     assert absent == f'absent(kc_verdict{{kc_contract="policy-7b", kc_clause="reward"}}) and {living}'
     assert held.endswith(f" unless {living}")
 

@@ -177,6 +177,10 @@ def test_a_router_that_was_closed_holds_nothing_up(evaluator: Evaluator) -> None
     evaluator.run(30, 0.4)
     evaluator.run(100, None)
     assert evaluator.incident.state_text == "Contained"
+    evaluator.run(300, None)
+    metrics = evaluator.client.get("/metrics").text.splitlines()
+    (silent,) = [line for line in metrics if line.startswith("kc_verdict_no_traffic{")]
+    assert ('kc_slice="code"' in silent, silent.endswith(" 1.0")) == (True, True), "no rule takes it for missing data"
 
 
 def test_a_roll_back_that_a_router_has_not_taken_closes_nothing(evaluator: Evaluator) -> None:

@@ -81,6 +81,8 @@ _METRICS: Final = (
     _gauge("kc.contract.heartbeat", "s", ("kc.contract",), "Silence after which the contract's cells have no data."),
     _gauge("kc.verdict", "1", _CELL, "Verdict of a cell: 0 PASS, 1 INCONCLUSIVE, 2 NO_DATA, 3 FAIL, 4 INVALID_INPUT."),
     _gauge("kc.verdict.since", "s", _CELL, "Unix time since which a cell has had its verdict."),
+    _gauge("kc.verdict.no_traffic", "1", _CELL,
+        "1 for a cell without data whose requests are kept from the kernel, as ordered: its silence is no alert."),
     _gauge("kc.verdict.evidence", "1", _CELL,
         "Evidence against a cell's limit, 0 to 1: chance alone reaches 1 in some cell of the contract on average at "
         "most once per observability.false_alarms."),
@@ -128,6 +130,8 @@ _METRICS: Final = (
     _gauge("kc.promotion.stage", "1", ("kc.contract", "kc.kernel.inference"),
         "Stage of a kernel version: -2 rolled back and measured after that, -1 rolled back, 0 offline-ci, 1 shadow, 2 "
         "canary, 3 full."),
+    _gauge("kc.promotion.since", "s", ("kc.contract", "kc.kernel.inference"),
+        "Unix time since which a version of the inference kernel is in its stage, or rolled back."),
     _gauge("kc.promotion.share", "1", ("kc.contract", "kc.kernel.inference"),
         "Share of the requests that a kernel version may serve, 0 to 1."),
     _gauge("kc.promotion.windows", "{window}", ("kc.contract", "kc.kernel.inference"),
@@ -154,8 +158,8 @@ _METRICS: Final = (
         "Streams that a shard of a Ray cluster keeps state for."),
     _gauge("kc.evaluator.shard.lag", "By", ("kc.shard",),
         "Bytes received that wait for a shard, its disk or the judge."),
-    _gauge("kc.evaluator.last_evaluation", "s", (),
-        "Unix time of the last evaluation, at which every verdict was computed."),
+    _gauge("kc.evaluator.last_evaluation", "s", ("kc.contract",),
+        "Unix time of the last evaluation of a contract, at which its verdicts were computed."),
     _counter("kc.evaluator.failures", "{failure}", ("kc.contract",),
         "Cells or contracts that the evaluator failed to judge; without `kc.contract` if all failed together."),
     _gauge("kc.outbox.pending", "{message}", ("kc.endpoint",), "Webhook messages that wait to be delivered."),

@@ -27,7 +27,9 @@ from kc_otel.generate.alert_texts import (
     alert_steps,
     annotation_texts,
     cell_labels,
+    evaluator_down,
     literal,
+    living,
     pair_template,
 )
 from kc_otel.generate.files import GeneratedFile, as_yaml
@@ -58,36 +60,44 @@ _SLICE: Final = CELL_LABELS[0]
 def alerting_file(contract: Contract, datasource_uid: str = DATASOURCE_UID, sites: Sites = NOWHERE) -> GeneratedFile:
     """The rule group of a contract, for Grafana's folder `provisioning/alerting`."""
     rules = [alert_rule(alert, datasource_uid, sites) for alert in alert_steps(contract)]
-    return _file(contract.name, _INTERVAL, rules, f"Grafana-managed alerts of {contract.name}.")
+    down = _of_state(evaluator_down(contract.name), datasource_uid, sites)
+    groups = {contract.name: (_INTERVAL, rules), f"{contract.name}-evaluator": (_SHORTEST_INTERVAL, [down])}
+    return _file(contract.name, groups if rules else {}, f"Grafana-managed alerts of {contract.name}.")
 
 
 def evaluator_alerting_file(datasource_uid: str = DATASOURCE_UID, sites: Sites = NOWHERE) -> GeneratedFile:
     """Rules shared by all contracts: no evaluator lives (told within a minute), and those of STATE_ALERTS."""
     rules = [_of_state(alert, datasource_uid, sites) for alert in (EVALUATOR_DOWN, *STATE_ALERTS)]
     note = "Whether an evaluator lives, and what nobody judges; the same for every contract."
-    return _file("_evaluator", _SHORTEST_INTERVAL, rules, note)
+    return _file("_evaluator", {"_evaluator": (_SHORTEST_INTERVAL, rules)}, note)
 
 
 def _of_state(alert: StateAlert, datasource_uid: str, sites: Sites) -> dict[str, Any]:
     down = alert is EVALUATOR_DOWN
     # The series of a state are what fires, whatever their value; without an evaluator there are none.
-    query, above = (AGE, FRESH_SECONDS) if down else (f"({alert.expression}) * 0 + 1", 0.0)
+    lives = f"(vector(0) and on () ({LIVING}))"
+    query, above = (AGE, FRESH_SECONDS) if down else (f"({alert.expression}) * 0 + 1 or {lives}", 0.0)
     return _rule(
         alert.uid,
-        alert.name if down else f"{alert.name}, {alert.severity}",
+        alert.name if down else f"{alert.name}, {alert.contract or alert.severity}",
         [_query(query, datasource_uid), _threshold(_above(above))],
         alert.panel,
         alert.labels(_of),
         {**alert.texts(_of), "dashboard": f"{_GRAFANA_URL}/d/{alert.panel[0]}", **sites.runbook(alert.name)},
         after=alert.after,
-        no_data="Alerting" if down else "OK",
+        no_data="Alerting" if down else "KeepLast",
         on_error="Alerting" if down else "KeepLast",
     )
 
 
-def _file(name: str, interval: str, rules: list[dict[str, Any]], note: str) -> GeneratedFile:
-    group = {"orgId": 1, "name": name, "folder": FOLDER, "interval": interval, "rules": rules}
-    content: dict[str, Any] = {"apiVersion": 1, "groups": [group] if rules else []}
+def _file(name: str, groups: dict[str, tuple[str, list[dict[str, Any]]]], note: str) -> GeneratedFile:
+    content: dict[str, Any] = {
+        "apiVersion": 1,
+        "groups": [
+            {"orgId": 1, "name": group, "folder": FOLDER, "interval": interval, "rules": rules}
+            for group, (interval, rules) in groups.items()
+        ],
+    }
     return GeneratedFile(PurePosixPath("grafana", "alerting", f"{name}.yaml"), as_yaml(content, note))
 
 
@@ -141,8 +151,10 @@ def _value(alert: AlertStep) -> str:
     """The verdict of every cell, or the count; a clause without any verdict has no data, if an evaluator lives."""
     if alert.status is not Status.NO_DATA:
         return alert.value
-    none_at_all = f"{Status.NO_DATA.code} * absent({alert.verdicts}) and on () ({LIVING})"
-    return f"{alert.value} or {none_at_all}"
+    none_at_all = f"{Status.NO_DATA.code} * absent({alert.verdicts}) and on () ({living(alert.contract.name)})"
+    excused = f"on ({', '.join(CELL_LABELS)}) {alert.excused}"
+    # The silence of a slice whose requests are kept away, as ordered, is none.
+    return f"({alert.value} unless {excused}) or {none_at_all}"
 
 
 def _query(expression: str, datasource_uid: str) -> dict[str, Any]:

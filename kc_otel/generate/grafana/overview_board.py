@@ -33,14 +33,21 @@ def _counts() -> Iterator[Any]:
     yield evaluator_panel(15)
     stats = (
         (Status.FAIL, "Broken", "Cells (clause, slice, pair of kernel versions) whose lower bound is above the limit."),
-        (Status.NO_DATA, "No data", "Cells whose kernels have been silent for longer than the contract's heartbeat."),
+        (
+            Status.NO_DATA,
+            "No data",
+            "Cells whose kernels have been silent for longer than a heartbeat, unless requests are kept away as ordered.",
+        ),
         (Status.INCONCLUSIVE, "Undecided", "Cells whose interval contains the limit, or with too few samples."),
         (Status.PASS, "Holding", "Cells whose upper bound is at or below the limit, with enough samples."),
     )
     for id, (status, title, description) in enumerate(stats, start=1):
         base = "#808080" if status is Status.PASS else "green"
         span = 2 if status in {Status.INCONCLUSIVE, Status.PASS} else 3
-        query = queries.now(f"count({queries.cells('kc.verdict')} == {status.code})")
+        cells = f"{queries.cells('kc.verdict')} == {status.code}"
+        if status is Status.NO_DATA:
+            cells += f" unless {queries.cells('kc.verdict.no_traffic')}"
+        query = queries.now(f"count({cells})")
         yield panels.count(id, title, description, query, panels.STATUS_COLOURS[status], base, span)
     about = "Steps of the escalation policies that fire."
     yield panels.count(

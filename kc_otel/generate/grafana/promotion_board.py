@@ -46,6 +46,8 @@ def _panels() -> Iterator[Any]:
     worst = queries.by(queries.PAIR, queries.cells("kc.verdict"))
     margin = queries.by(queries.PAIR, queries.margin_share(), "min")
     passing = f"{worst} == bool {passes}"
+    version = queries.PAIR[0], queries.PAIR[2]
+    entered = queries.cells("kc.promotion.since", attributes=version)
     yield panels.table(
         12,
         "Evidence by kernel version",
@@ -54,6 +56,7 @@ def _panels() -> Iterator[Any]:
         {
             "Worst verdict": worst,
             "PASS since": f"{queries.by(queries.PAIR, queries.since())} and on ({of}) {worst} == {passes}",
+            "In its stage since": f"0 * {worst} + on ({queries.labels(version)}) group_left () (1000 * {entered})",
             "Share of the range in PASS": f"avg_over_time(({passing})[$__range:1m]) or ({passing})",
             "Smallest margin": margin,
             "Fewest samples": queries.by(queries.PAIR, queries.cells("kc.bound.samples", how="min"), "min"),
@@ -66,6 +69,7 @@ def _panels() -> Iterator[Any]:
                 "mappings": [panels.status_mapping()],
             },
             "PASS since": {"unit": "dateTimeFromNow", "noValue": "not now"},
+            "In its stage since": {"unit": "dateTimeFromNow"},
             "Share of the range in PASS": {"unit": "percentunit", "decimals": 1},
             "Smallest margin": panels.MARGIN,
             "Fewest samples": {"unit": "short"},

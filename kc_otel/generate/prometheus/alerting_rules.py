@@ -20,14 +20,15 @@ from kc_otel.generate.alert_texts import (
     CELL_LABELS,
     EVALUATOR_DOWN,
     HELD_BY,
-    LIVING,
     STATE_ALERTS,
     AlertStep,
     StateAlert,
     alert_steps,
     annotation_texts,
     cell_labels,
+    evaluator_down,
     literal,
+    living,
     pair_template,
     static_labels,
 )
@@ -53,14 +54,14 @@ _SAME_CELL_LABELS: Final = ["alertname", "contract", "clause", "slice", "kernel_
 
 @dataclass(frozen=True, slots=True)
 class VerdictSource:
-    """Metrics of verdicts and their numbers; `living` is PromQL that is empty while nobody publishes them."""
+    """Metrics of verdicts and their numbers, and whether they are those of an evaluator, which may be down."""
 
     verdict: str
     bound: str
-    living: str = ""
+    lives: bool = False
 
 
-EVALUATOR: Final = VerdictSource("kc.verdict", "kc.bound", LIVING)
+EVALUATOR: Final = VerdictSource("kc.verdict", "kc.bound", lives=True)
 """The evaluator's own metrics."""
 
 BOUNDS: Final = {"estimate": "estimate", "lower bound": "lower", "upper bound": "upper", "limit": "limit"}
@@ -73,10 +74,15 @@ _SLICE_TEXT: Final = (
 
 
 def rule_file(contract: Contract, sites: Sites = NOWHERE) -> GeneratedFile:
-    """The rule file of a contract: one group, so that its rules are evaluated at one time."""
+    """The rule file of a contract: its rules are one group, so that they are evaluated at one time."""
     rules = [alert_rule(alert, sites=sites) for alert in alert_steps(contract)]
     group = {"name": f"kernel-contract-{contract.name}", "interval": format_duration(INTERVAL_SECONDS), "rules": rules}
-    content = {"groups": [group] if rules else []}
+    alive = {
+        "name": f"kernel-contract-{contract.name}-evaluator",
+        "interval": format_duration(_STATE_INTERVAL_SECONDS),
+        "rules": [_state_rule(evaluator_down(contract.name), sites)],
+    }
+    content = {"groups": [group, alive] if rules else []}
     return GeneratedFile(_FOLDER / f"{contract.name}.yaml", as_yaml(content, f"Alerting rules of {contract.name}."))
 
 
@@ -110,6 +116,7 @@ def expression(alert: AlertStep, source: VerdictSource = EVALUATOR) -> str:
     status = alert.status
     if status is None:
         return f"{alert.value} > 0"
+    lives = f"on () ({living(alert.contract.name)})"
     verdicts = selector(source.verdict, {"kc.contract": alert.contract.name, "kc.clause": alert.clause_id})
     value = f"max by ({', '.join(CELL_LABELS)}) ({verdicts})"
     matches = f"{value} == {status.code}"
@@ -120,11 +127,13 @@ def expression(alert: AlertStep, source: VerdictSource = EVALUATOR) -> str:
         still = f"{value} >= {held[0].code}" if len(held) > 1 else f"{value} == {held[0].code}"
         cases.append(f"{still} and on ({', '.join(CELL_LABELS)}) {firing}")
     else:
-        cases.append(f"absent({verdicts}){f' and on () ({source.living})' if source.living else ''}")
-    if source.living:
+        # The silence of a slice whose requests are kept away, as ordered, is none.
+        cases = [f"{matches} unless on ({', '.join(CELL_LABELS)}) {alert.excused}" if source.lives else matches]
+        cases.append(f"absent({verdicts})" + f" and {lives}" * source.lives)
+    if source.lives:
         # An alert is known by its labels: without those that the rule gives it they are what the cases above find.
         given = ("alertname", "alertstate", *_labels(alert))
-        cases.append(f"max without ({', '.join(given)}) ({firing}) unless on () ({source.living})")
+        cases.append(f"max without ({', '.join(given)}) ({firing}) unless {lives}")
     return "\nor\n".join(cases)
 
 
@@ -157,7 +166,7 @@ def _state_rule(alert: StateAlert, sites: Sites) -> dict[str, Any]:
     links = {**sites.dashboard(f"/d/{alert.panel[0]}"), **sites.runbook(alert.name)}
     return {
         "alert": alert.name,
-        "expr": alert.expression,
+        "expr": alert.held if alert in STATE_ALERTS else alert.expression,
         **({"for": format_duration(alert.after)} if alert.after else {}),
         "labels": alert.labels(of),
         "annotations": {**alert.texts(of), **links},

@@ -23,7 +23,6 @@ from kc_otel.judge.incidents.incident import (
 )
 from kc_otel.judge.verdict import Cell, Status
 from kc_otel.serve import people_orders as people
-from kc_otel.serve.api.routes_verdicts import kept_away
 from kc_otel.serve.api.shapes import (
     ContractName,
     Name,
@@ -303,7 +302,7 @@ def overview_routes(core: Core, version: str) -> APIRouter:
 def _overview(core: Core, version: str) -> Overview:
     counts: dict[str, Counter[Status]] = {name: Counter() for name in core.contracts}
     silent: Counter[str] = Counter()
-    heard, away = False, kept_away(core)
+    heard, away = False, core.kept_away()
     for verdict, _ in core.history.cells():
         counts.setdefault(verdict.cell.contract, Counter())[verdict.status] += 1
         silent[verdict.cell.contract] += away(verdict)

@@ -17,9 +17,7 @@ from kc_otel.contract.clause import About
 from kc_otel.contract.model import Contract
 from kc_otel.contract.sentences import assurances, promise
 from kc_otel.contract.slices import ALL
-from kc_otel.judge.decisions import kept_since
 from kc_otel.judge.escalation.alerts import Alert
-from kc_otel.judge.incidents.incident_lifecycle import TrafficSeen
 from kc_otel.judge.plain_json import finite_or_none
 from kc_otel.judge.recorders import kernel_names, stand_in, unlike_declared
 from kc_otel.judge.verdict import INPUT_CLAUSE, Causes, Cell, Status, Verdict
@@ -228,7 +226,7 @@ def verdict_routes(core: Core) -> APIRouter:
         """Return the newest verdict of every cell; the header `Age` has the seconds since the last evaluation."""
         response.headers["Age"] = f"{core.age:.0f}"
         served_or_all(core, contract)
-        away = kept_away(core)
+        away = core.kept_away()
         found = [
             view_of(verdict, away, core.causes)
             for verdict, _ in core.history.cells(contract)
@@ -302,7 +300,7 @@ def _cells(core: Core, contract: str | None, clause: str | None, slice: str | No
     firing: dict[Cell, list[Alert]] = {}
     for alert in (fired for name, state in core.policies.items() if contract in {None, name} for fired in state.firing):
         firing.setdefault(alert.cell, []).append(alert)
-    found, away = [], kept_away(core)
+    found, away = [], core.kept_away()
     for verdict, since in core.history.cells(contract):
         fires = sorted({alert.severity for alert in firing.pop(verdict.cell, [])})
         found.append(CellView(verdict=view_of(verdict, away, core.causes), since=since, firing=fires))
@@ -375,27 +373,6 @@ def _kernels(core: Core, contract: Contract) -> list[KernelView]:
 
 
 KeptAway = Callable[[Verdict], bool]
-
-
-def kept_away(core: Core) -> KeptAway:
-    """Says of a verdict whether it is NO_DATA because requests are kept from its kernel, as ordered and obeyed."""
-    orders: dict[str, Callable[[str, str], float | None]] = {}
-    traffic: dict[str, TrafficSeen] = {}
-    now = core.evaluated_at
-
-    def away(verdict: Verdict) -> bool:
-        name, _, slice, _, version = verdict.cell
-        if verdict.status is not Status.NO_DATA or not version or now is None or name not in core.contracts:
-            return False
-        if name not in orders:
-            orders[name] = kept_since(core.decisions, name)
-        if orders[name](slice, version) is None:
-            return False
-        if name not in traffic:
-            traffic[name] = core.traffic(name, core.escalation, now)
-        return traffic[name].excuses(slice, version, orders[name])
-
-    return away
 
 
 def view_of(verdict: Verdict, kept_away: KeptAway, causes: Mapping[Cell, Causes]) -> VerdictView:
