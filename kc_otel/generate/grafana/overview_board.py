@@ -36,7 +36,7 @@ def _counts() -> Iterator[Any]:
         (
             Status.NO_DATA,
             "No data",
-            "Cells whose kernels have been silent for longer than a heartbeat, unless requests are kept away as ordered.",
+            "Cells whose kernels have been silent for a heartbeat, unless requests are kept away as ordered.",
         ),
         (Status.INCONCLUSIVE, "Undecided", "Cells whose interval contains the limit, or with too few samples."),
         (Status.PASS, "Holding", "Cells whose upper bound is at or below the limit, with enough samples."),
