@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -15,7 +15,7 @@ from kc_otel.cli.terminal import PrintJson, refuse, show, table_lines, together,
 from kc_otel.client.doctor import of_path
 from kc_otel.contract.clause import About
 from kc_otel.contract.diff import diff
-from kc_otel.contract.errors import problem_lines
+from kc_otel.contract.errors import LintFinding, problem_lines
 from kc_otel.contract.input_reasons import REASONS
 from kc_otel.contract.load import Checked, check_all, load
 from kc_otel.contract.measuring_paths import MeasuringPath
@@ -24,8 +24,7 @@ from kc_otel.contract.registry.clause_metrics import DERIVED, QUANTITIES, Origin
 from kc_otel.contract.schema import json_schema
 from kc_otel.contract.sentences import scopes
 from kc_otel.contract.slices import ALL
-from kc_otel.contract.words import listed, plural, spoken
-from kc_otel.offline.gate.gate_lint import shut_gates
+from kc_otel.contract.words import duration, listed, plural
 
 if TYPE_CHECKING:
     from kc_otel.judge.sample_sizes import Planned
@@ -71,6 +70,32 @@ def check(
     show(lines, {"files": list(map(_result, results)), **said}, as_json=as_json)
     if any(result.contract is None for result in results):
         raise typer.Exit(2)
+
+
+def shut_gates(contract: Contract) -> Iterator[LintFinding]:
+    """A finding for every limit that nothing can PASS where promotions depend on it; elsewhere it is a choice."""
+    holds = any(action.kind == "hold-promotion" for step in contract.escalation for action in step.do)
+    if "promotion" not in contract.model_fields_set and not holds:
+        return
+    from kc_otel.judge.sample_sizes import observations_to_pass  # noqa: PLC0415 - SciPy
+
+    known: dict[tuple[str, float], bool] = {}
+    for section in ("numerical", "statistical", "runtime"):
+        for index, clause in enumerate(getattr(contract, section)):
+            for slice in (ALL, *clause.slices):
+                limit = clause.limit_for(slice)
+                key = (clause.id, limit)
+                if key in known:
+                    continue
+                known[key] = observations_to_pass(contract, clause, slice).observations is not None
+                if not known[key]:
+                    where = (section, index, "limit") if slice == ALL else (section, index, "slices", slice)
+                    yield LintFinding(
+                        where,
+                        f"{limit:g} keeps every promotion gate shut: even for identical kernels, no number of "
+                        f"observations shows that {clause.id} is kept at confidence "
+                        f"{contract.observability.confidence:g}; write a larger limit",
+                    )
 
 
 def plan(
@@ -130,7 +155,7 @@ def plan(
     if timed := [(cell.seconds, cell) for cell in planned if cell.seconds is not None]:
         seconds, last = max(timed, key=lambda pair: pair[0])
         typer.echo(
-            f"at {100 * traffic.sampling:g}% sampling this gate needs about {spoken(seconds)}; "
+            f"at {100 * traffic.sampling:g}% sampling this gate needs about {duration(seconds)}; "
             f"{last.clause} on {last.slice} takes longest"
         )
 
@@ -231,4 +256,4 @@ def _observations(cell: Planned) -> str:
 def _time(cell: Planned) -> str:
     if cell.seconds is None:
         return "-"
-    return "never" if cell.seconds == math.inf else f"about {spoken(cell.seconds)}"
+    return "never" if cell.seconds == math.inf else f"about {duration(cell.seconds)}"

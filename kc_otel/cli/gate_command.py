@@ -22,6 +22,7 @@ from kc_otel.cli.terminal import (
     columns_of,
     pairs,
     refuse,
+    show,
     together,
     unusable,
 )
@@ -288,9 +289,7 @@ def _judge(
         gate = gate_recordings(promise, inputs, kernels, terms, round(time.time(), 3))
     with unusable(files="written"):
         written = _write(gate, text, junit, markdown, evidence)
-    _print(gate)
-    for line in written:
-        typer.echo(line)
+    show((*_lines(gate), *written))
     raise typer.Exit(_EXIT[gate.decision.outcome])
 
 
@@ -342,23 +341,22 @@ def _reported(contract: Contract, side: str, version: str, url: str) -> Kernel:
     return kernel
 
 
-def _print(gate: OfflineGate) -> None:
-    typer.echo(f"{gate.decision.outcome}: {headline(gate)}")
+def _lines(gate: OfflineGate) -> Iterator[str]:
+    yield f"{gate.decision.outcome}: {headline(gate)}"
     found, several = findings(gate), len(gate.inputs) > 1
-    for line in (*_decided(gate, found, several=several), *_without_data(found, several=several)):
-        typer.echo(f"  {line}")
+    yield from (f"  {line}" for line in _decided(gate, found, several=several))
+    yield from (f"  {line}" for line in _without_data(found, several=several))
     passed = sum(finding.verdict.status == "PASS" for finding in found)
-    typer.echo(f"  PASS: {passed} verdict{'s' * (passed != 1)}")
-    for scope in scopes({finding.verdict.cell.clause: finding.verdict.about for finding in found}):
-        typer.echo(f"  verdicts {scope}")
+    yield f"  PASS: {passed} verdict{'s' * (passed != 1)}"
+    about = {finding.verdict.cell.clause: finding.verdict.about for finding in found}
+    yield from (f"  verdicts {scope}" for scope in scopes(about))
     held = [reason.removeprefix("held: ") for reason in gate.decision.missing]
     for cell in gate.unjudged:
-        typer.echo(f"  not judged: {next((said for said in held if said.startswith(str(cell))), cell)}")
+        yield f"  not judged: {next((said for said in held if said.startswith(str(cell))), cell)}"
     for reason in missing(gate):
         if "windows have passed" in reason or reason.startswith("held: logits") or reason.endswith("no verdict yet"):
-            typer.echo(f"  {reason}")
-    for note in notes(gate):
-        typer.echo(f"  note: {note}")
+            yield f"  {reason}"
+    yield from (f"  note: {note}" for note in notes(gate))
 
 
 def _decided(gate: OfflineGate, found: Sequence[GateFinding], *, several: bool) -> Iterator[str]:

@@ -6,7 +6,6 @@ import math
 import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Final
 
@@ -16,6 +15,7 @@ from kc_otel.cli.terminal import PrintJson, seconds, show, unusable
 from kc_otel.contract.load import load
 from kc_otel.contract.plain_text import plain_lines
 from kc_otel.contract.units import format_duration
+from kc_otel.contract.words import moment
 from kc_otel.judge.escalation.notices import GroupTiming
 from kc_otel.offline.replay import Replayed, TrafficFileError, as_data, replay_recordings
 from kc_otel.offline.timeline import MovedSpan, ReplayTimeline, Span, TimelineDifferences
@@ -70,7 +70,7 @@ def replay_lines(found: Replayed) -> Iterator[str]:
     """Yield lines about the outcome of a recording, and how two contracts differ on it."""
     new = found.new
     points = ", ".join(f"{count:,} {outcome.replace('_', ' ')}" for outcome, count in new.points.items())
-    yield f"recording: {_at(new.start)} to {_at(new.end)}; {new.requests:,} requests, points: {points}"
+    yield f"recording: {moment(new.start)} to {moment(new.end)}; {new.requests:,} requests, points: {points}"
     yield f"replayed:  {new.evaluations:,} evaluations of {new.cells:,} cells"
     yield ""
     yield _totals(new)
@@ -105,9 +105,9 @@ def _differences(changed: TimelineDifferences) -> Iterator[str]:
 
 def _spans(sign: str, spans: Iterable[Span]) -> Iterator[str]:
     for span in spans:
-        end = "still at the end" if span.end is None else _at(span.end)
+        end = "still at the end" if span.end is None else moment(span.end)
         does = f" -> {', '.join(span.actions)}" if span.actions else ""
-        yield f"{sign} {_at(span.start)} - {end}  {_named(span)}{does}"
+        yield f"{sign} {moment(span.start)} - {end}  {_named(span)}{does}"
         if span.reason:
             yield f"    {span.reason}"
 
@@ -124,14 +124,14 @@ def _how(pair: MovedSpan) -> Iterator[str]:
     begins, ends = ("fires", "resolves") if new.clause else ("begins", "ends")
     for verb, later, before, after in (
         (begins, pair.later, old.start, new.start),
-        (ends, pair.ends_later, old.end, new.end),
+        (ends, pair.ends_later, old.until, new.until),
     ):
         if math.isinf(later):
-            yield f"no longer {verb}" if later > 0 else f"now {verb} at {_at(after)}"
+            yield f"no longer {verb}" if later > 0 else f"now {verb} at {moment(after)}"
         elif later:
             word = "later" if later > 0 else "earlier"
             lasting = float(round(abs(later))) if abs(later) >= 1 else round(abs(later), 3)
-            yield f"{verb} {format_duration(lasting)} {word} ({_at(after)} instead of {_at(before)})"
+            yield f"{verb} {format_duration(lasting)} {word} ({moment(after)} instead of {moment(before)})"
     if old.severity != new.severity:
         yield f"{new.severity} instead of {old.severity}"
     for word, actions in (
@@ -150,7 +150,3 @@ def _totals(timeline: ReplayTimeline) -> str:
     )
     said = ", ".join(f"{count:,} {single if count == 1 else many}" for count, single, many in counts)
     return f"{timeline.name} v{timeline.version} ({timeline.hash[:12]}): {said}"
-
-
-def _at(time: float | None) -> str:
-    return "-" if time is None else datetime.fromtimestamp(time, UTC).strftime("%Y-%m-%d %H:%M:%SZ")

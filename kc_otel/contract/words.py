@@ -66,16 +66,6 @@ def plural(unit: str) -> str:
     return f"{unit}es" if unit.endswith("ch") else f"{unit}s"
 
 
-def spoken(seconds: float) -> str:
-    """A time for people, in the largest unit of which there are two or more: `40 minutes`."""
-    for unit, length in (("day", 86400.0), ("hour", 3600.0), ("minute", 60.0)):
-        if seconds >= 2 * length:
-            number = seconds / length
-            return f"{number:.0f} {unit}s" if number >= 10 else f"{number:.2g} {unit}s"
-    number = math.ceil(seconds)
-    return f"{number} second{'s' * (number != 1)}"
-
-
 def interval(lower: float | None, upper: float | None) -> str:
     """A confidence interval; a side that is not known does not bound anything: `0.1 to unbounded`."""
     if lower is None and upper is None:

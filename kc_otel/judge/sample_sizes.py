@@ -19,7 +19,7 @@ from kc_otel.contract.limits import factors
 from kc_otel.contract.model import Contract
 from kc_otel.contract.registry.clause_metrics import DERIVED, Unit
 from kc_otel.contract.units import format_duration
-from kc_otel.contract.words import did_you_mean, plural, spoken
+from kc_otel.contract.words import did_you_mean, duration, plural
 from kc_otel.judge.statistics import clause_interval, samples_needed
 from kc_otel.stats import Binned
 
@@ -243,7 +243,7 @@ def plan_gate(contract: Contract, traffic: Traffic, windows: int) -> tuple[Plann
             seconds = None if rate is None else _seconds(contract, count / rate, windows)
             if rate is not None and seconds == math.inf:
                 why = (
-                    f"about {spoken(count / rate)} of traffic do not fit into the long window of "
+                    f"about {duration(count / rate)} of traffic do not fit into the long window of "
                     f"{format_duration(contract.observability.long_window)}; sample more, or lengthen it"
                 )
             found.append(Planned(clause.id, slice, count, needed.unit, seconds, why))

@@ -221,7 +221,9 @@ def _measured(
             if cap is not None:
                 yield _tail(contract, clause, cap, prompts)
             continue
-        own = {floor.slice: floor for floor in found if floor.clause == clause.id}
+        own = {of.slice: of for of in found if of.clause == clause.id and math.isfinite(of.interval.upper)}
+        if ALL not in own:
+            continue
         for step in range(_MOST_RAISES + 1):
             made = _with_margin(clause, own, margin * _RAISE**step, source)
             truth = max(own[ALL].interval.estimate / made.clause.limit_for(ALL), _LEAST_TRUTH)

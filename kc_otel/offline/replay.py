@@ -171,26 +171,11 @@ def _timeline(
         more = f" ({damage[0]})" if damage else ""
         raise TrafficFileError(f"{paths[0]}: holds no metrics{more}; give the recording of a pipeline of metrics")
     if timeline.points.get("unknown_contract") and not timeline.points.get("accepted"):
-        names = ", ".join(sorted(_names(paths)))
         raise TrafficFileError(
-            f"{paths[0]}: is a recording of {names}, not of {contract.name}; streams carry the name of their contract, "
-            "so metadata.name has to be the same"
+            f"{paths[0]}: has nothing of {contract.name}; streams carry the name of their contract, so metadata.name "
+            "has to be the same"
         )
     return timeline, tuple(damage)
-
-
-def _names(paths: Sequence[Path]) -> set[str]:
-    return {
-        pair.value.string_value
-        for entry in read_recordings(paths, [])
-        if not entry.is_evaluation
-        for resource in entry.read().resource_metrics
-        for scope in resource.scope_metrics
-        for metric in scope.metrics
-        for point in getattr(metric, metric.WhichOneof("data") or "gauge").data_points
-        for pair in point.attributes
-        if pair.key == "kc.contract"
-    }
 
 
 def replay(

@@ -8,10 +8,10 @@ from pathlib import Path
 import jsonschema
 import pytest
 
+from kc_otel.cli.contract_commands import shut_gates
 from kc_otel.contract.input_reasons import REASONS
 from kc_otel.contract.load import load_text
 from kc_otel.contract.registry.clause_metrics import DERIVED, QUANTITIES
-from kc_otel.offline.gate.gate_lint import shut_gates
 
 COMMANDS = ("check", "diff", "reference")
 

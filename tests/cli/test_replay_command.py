@@ -97,7 +97,7 @@ def test_bad_input_exits_with_2_and_says_what_to_do(run: Any, recording: Path, c
         ((tmp_path / "nowhere", "--contract", good), "cannot be read (No such file"),
         ((good, "--contract", good), "is no recording; give what"),
         ((recording, "--contract", tmp_path / "nowhere.yaml"), "nowhere.yaml"),
-        ((recording, "--contract", contract("moe.yaml", name="moe")), "is a recording of policy, not of moe"),
+        ((recording, "--contract", contract("moe.yaml", name="moe")), "has nothing of moe; streams carry"),
         ((recording, "--contract", contract("moe.yaml", name="moe"), "--against", good), "are two contracts"),
     ):
         code, out, err = run(*arguments)

@@ -109,6 +109,8 @@ _OLD = load_text(_TEXT)
         ("clear_for: 10m", "clear_for: 1m", ["loosens escalation[1].clear_for"]),
         ("clear_for: 10m", "clear_for: 20m", ["tightens escalation[1].clear_for"]),
         ("severity: critical", "severity: info", ["loosens escalation[1].severity"]),
+        ("severity: warning", "severity: warning, repeat: 1h", ["tightens escalation[0].repeat"]),
+        ("severity: warning", "severity: warning, repeat: 0s", ["loosens escalation[0].repeat"]),
         ("[notify, hold-promotion]", "[notify]", ["drops escalation[2].do"]),
         ("[notify, hold-promotion]", "[notify, halt]", ["drops escalation[2].do", "adds escalation[2].do"]),
         ("  - {on: no-data, for: 3m, do: [notify, hold-promotion]}\n", "", ["drops escalation[2]"]),

@@ -6,6 +6,8 @@ from kc_otel.contract.limits import scale_of
 from kc_otel.contract.lint import lint
 from kc_otel.contract.model import Assumptions, Contract
 
+_LATENCY = "runtime: [{id: ttft, metric: gen_ai.server.time_to_first_token, limit: 800ms}]"
+
 
 def _clause(section: str = "numerical", **fields: object) -> str:
     written = ", ".join(f"{name}: {value}" for name, value in {"id": "x", "limit": 0.1, **fields}.items())
@@ -141,6 +143,10 @@ def test_rules_about_derived_metrics_and_none(written, said, lines, problem):
         ([_clause(metric="js", statistic="p99.9")], "a p99.9 cannot PASS at confidence 0.99 with fewer than 5296 "),
         ([_clause(metric="logit_half_range")], "numerical[0].metric: a p99.9 cannot PASS"),
         ([_clause(metric="js", limit=0)], "0 can never PASS"),
+        (
+            [_LATENCY, "escalation: [{on: fail, clauses: [ttft], do: [{route: train-kernel}]}]"],
+            "escalation[0].do[0]: a route needs the kernel version of a breach",
+        ),
         (["observability: {max_series: 1}", "slices: {a: {where: {t: 1}}}"], "for each of 3 slices), more than 1: "),
     ],
 )
@@ -149,6 +155,18 @@ def test_what_is_probably_not_meant_is_a_warning(written, said, lines, problem):
     assert len(problems) == 1, problems
     assert ": warning: " in problems[0]
     assert problem in problems[0]
+
+
+@pytest.mark.parametrize(
+    "step",
+    [
+        "{on: fail, do: [halt]}",
+        "{on: fail, repeat: 30m, do: [{webhook: pager}]}",
+        "{on: fail, clauses: [token-tv, ttft], do: [{route: train-kernel}]}",
+    ],
+)
+def test_a_sound_step_is_accepted(written, said, step):
+    assert said(written(_LATENCY, f"escalation: [{step}]")) == []
 
 
 @pytest.mark.parametrize(

@@ -161,13 +161,6 @@ def test_readme_has_the_results_of_a_run(quick):
     assert compared > 40
 
 
-def test_results_replace_what_is_between_the_markers():
-    text = f"before\n{program.BEGIN}\nold\n{program.END}\nafter\n"
-    assert program.with_results(text, "new\n") == f"before\n{program.BEGIN}\nnew\n{program.END}\nafter\n"
-    with pytest.raises(ValueError, match="has to contain"):
-        program.with_results("no markers", "new")
-
-
 @pytest.mark.slow
 def test_quick_run_prints_tables(capsys):
     assert program.main(["--quick"]) == 0
@@ -175,10 +168,3 @@ def test_quick_run_prints_tables(capsys):
     assert "Bias of the uncorrected policy gradient" in first
     assert program.main(["--quick"]) == 0
     assert capsys.readouterr().out == first
-
-
-def test_readme_cannot_be_written_from_a_quick_run(capsys):
-    with pytest.raises(SystemExit) as stopped:
-        program.main(["--quick", "--write-readme"])
-    assert stopped.value.code == 2
-    assert "leave --quick out" in capsys.readouterr().err

@@ -155,12 +155,18 @@ def test_commands_exist_with_these_options(snippet: Snippet, kc_otel_command: An
         known(words, kc_otel_command)
 
 
+def named(command: Any, words: list[str]) -> tuple[Any, list[str]]:
+    """The command that words begin with, and the words after it."""
+    while words and words[0] in (getattr(command, "commands", None) or {}):
+        command, words = command.commands[words[0]], words[1:]
+    return command, words
+
+
 def known(words: list[str], command: Any) -> None:
     program, arguments = words[0], words[1:]
     if program == "kc-otel":
-        while getattr(command, "commands", None) and arguments:
-            assert arguments[0] in command.commands, f"no such command: {' '.join(words)}"
-            command, arguments = command.commands[arguments[0]], arguments[1:]
+        command, arguments = named(command, arguments)
+        assert not (getattr(command, "commands", None) and arguments), f"no such command: {' '.join(words)}"
         command.make_context("kc-otel", list(arguments))
     elif program == "make":
         targets = set(re.findall(r"^([a-z-]+):.*##", (ROOT / "Makefile").read_text(), re.MULTILINE))
@@ -206,11 +212,7 @@ def test_messages_name_commands_that_exist(kc_otel_command: Any) -> None:
         for said in COMMAND.finditer(path.read_text(encoding="utf-8")):
             if not said["quoted"] and " --" not in said["rest"]:
                 continue  # a sentence about kc-otel
-            command, words = kc_otel_command, said["words"].split()
-            while getattr(command, "commands", None) and words:
-                if words[0] not in command.commands:
-                    break
-                command = command.commands[words.pop(0)]
+            command, _ = named(kc_otel_command, said["words"].split())
             whole = command is not kc_otel_command and (
                 not getattr(command, "commands", None) or not said["rest"].strip(" `")
             )
@@ -252,11 +254,8 @@ def test_names_in_backticks_exist(page: Path, kc_otel_command: Any) -> None:
     source = "\n".join(path.read_text() for path in (ROOT / "kc_otel").rglob("*.py"))
     for code in re.findall(r"(?<!`)`([^`\n]+)`(?!`)", prose(page)):
         if re.match(r"kc-otel [a-z]", code):
-            words = shlex.split(code)[1:]
-            command = kc_otel_command
-            while getattr(command, "commands", None) and words and re.fullmatch(r"[a-z-]+", words[0]):
-                assert words[0] in command.commands, code
-                command, words = command.commands[words[0]], words[1:]
+            command, words = named(kc_otel_command, shlex.split(code)[1:])
+            assert command is not kc_otel_command, code
             options = {option for parameter in command.params for option in parameter.opts}
             assert {word.split("=")[0] for word in words if word.startswith("--")} <= {*options, "--help"}, code
         elif found := re.fullmatch(r"(kc_otel(?:\.\w+)+)(?:\(.*\))?", code):

@@ -8,7 +8,6 @@ where the last medians are at least twice, or at most half, of the first. Nothin
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final, NamedTuple
@@ -43,18 +42,6 @@ _FIRST_STEPS: Final = 10
 """Steps within which what is high at the beginning has come down."""
 _MAX_EXCEPTION_SHARE: Final = 0.1
 """Share of the steps from which on what stands out is no longer an exception."""
-_MAX_OFFERED_NAMES: Final = 3
-_DECIMALS: Final = re.compile(r"[^a-z0-9]+")
-_SIDES: Final = ("rollout", "vllm", "sglang", "infer", "sampl", "gen", "mismatch", "behav")
-_SIZES: Final = ("kl", "diff", "ratio", "error", "logp", "prob")
-_WORDS: Final[Mapping[Role, tuple[tuple[str, ...], ...]]] = {
-    "drift": (_SIDES, _SIZES), "k1": (_SIDES, ("kl",)),
-    "ratio": ((*_SIDES, "is", "rho"), ("ratio", "weight")),
-    "tail": (_SIDES, _SIZES, ("max",)), "largest": (_SIDES, ("prob",), ("max",)), "ess": (("ess", "eff"),),
-    "clipped": (("clip",), ("frac", "ratio")), "entropy": (("entropy",),), "reward": (("reward", "score", "return"),),
-    "lag": (("lag", "stale", "off_policy", "age"),),
-}  # fmt: skip
-"""Words of which a name that may be a role's has one of each group."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,20 +68,6 @@ def roles_of(log: RunLog, given: Mapping[str, str] | None = None) -> dict[str, s
     return found
 
 
-def candidates(log: RunLog, role: Role) -> list[str]:
-    """Return names of a log that may be a role's, by their words; none of evaluation or of a reference model."""
-    found = []
-    for name in log:
-        parts = _DECIMALS.sub("_", name.lower())
-        words = tuple(parts.split("_"))
-        if not {"ref", "reference", *_EVALUATION}.intersection(words) and all(
-            any(any(word.startswith(start) for word in words) or ("_" in start and start in parts) for start in group)
-            for group in _WORDS[role]
-        ):
-            found.append(name)
-    return found[:_MAX_OFFERED_NAMES]
-
-
 def diagnose_run(log: RunLog, roles: Mapping[str, str]) -> list[RunFinding]:
     """Apply every rule to a log, given the name of each role from `roles_of`."""
     return [RunFinding(rule, *_judged(log, roles, rule)) for rule in RULES]
@@ -103,7 +76,8 @@ def diagnose_run(log: RunLog, roles: Mapping[str, str]) -> list[RunFinding]:
 def _judged(log: RunLog, roles: Mapping[str, str], rule: str) -> tuple[bool | None, str]:
     needed, judge, otherwise, fewest = RULES[rule]
     if missing := [role for role in needed if role not in roles]:
-        return None, "not in the log: " + ", ".join(_wanted(log, role) for role in missing)
+        names = ", ".join(f"{role} (such as {ROLES[role][0]})" for role in missing)
+        return None, f"not in the log: {names}; if it has another name there: --name {missing[0]}=NAME"
     if rule == "drift-and-entropy" and (rises := _judged(log, roles, "drift-rises"))[0] is not True:
         return rises
     parts = [(log[roles[role]][0], _values(log, role, roles[role])) for role in needed]
@@ -140,12 +114,6 @@ def _values(log: RunLog, role: str, name: str) -> Floats:
     if role != "drift":
         return values
     return np.abs(values - 1.0 if _unit(name) == "factor" else values)
-
-
-def _wanted(log: RunLog, role: Role) -> str:
-    offered = candidates(log, role)
-    hint = f"; if {' or '.join(offered)} is it: --name {role}={offered[0]}" if offered else ""
-    return f"{role} (such as {ROLES[role][0]}{hint})"
 
 
 def _medians(values: Floats) -> Floats:

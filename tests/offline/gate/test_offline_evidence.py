@@ -151,11 +151,7 @@ def test_any_number_that_was_changed_and_sealed_again_is_found_from_the_recordin
         (("kernel",), "0" * 12, "do not match the fingerprint"),
         (("offline", "kernels", "train", "dtype"), "float16", "is about other kernels"),
         (("verdicts", 0, "limit"), 0.9, "the contract sets no such limit"),
-        (
-            ("verdicts", 0, "about"),
-            "population",
-            "`about` is population, and the contract's clause is about the traffic",
-        ),
+        (("verdicts", 0, "about"), "population", "`about` is population, and the contract's clause is about the traff"),
         (("verdicts", 0, "quantity"), "0" * 12, "`quantity` is not the digest of what the contract's clause measures"),
         (("verdicts", 0, "samples"), 3, "is a PASS with 3 observations, and the contract asks for"),
         (("verdicts", 0, "status"), "INCONCLUSIVE", "the verdicts lead to 'wait'"),

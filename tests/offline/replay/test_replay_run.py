@@ -91,20 +91,6 @@ def test_a_tighter_limit_fires_earlier_and_a_longer_for_later(make_contract, col
         assert found.not_recorded == ()
 
 
-def test_the_same_contract_differs_in_nothing(make_contract, collector_file):
-    found = replay_recordings([collector_file], make_contract(), make_contract())
-    assert not found.changed
-    assert found.old == found.new
-    assert len(found.new.alerts) == 2
-
-
-def test_a_limit_that_nothing_reaches_takes_the_alerts_away(make_contract, collector_file):
-    found = replay_recordings([collector_file], make_contract(limit=0.5, version=2), make_contract())
-    assert sorted(span.what for span in found.changed.dropped) == sorted(["fail", ROUTE, "halt"] * 2)
-    assert found.changed.messages == {("pager", "firing"): (1, 0), ("pager", "resolved"): (1, 0)}
-    assert found.new.alerts == ()
-
-
 def test_an_action_that_changes_is_the_same_alert(make_contract, collector_file):
     found = replay_recordings(
         [collector_file], make_contract(do="[{webhook: pager}, sample-more]", version=2), make_contract()

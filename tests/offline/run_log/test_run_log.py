@@ -177,20 +177,16 @@ def test_a_level_is_judged_in_its_numbers_unit():
     assert UNITS.keys() == {*ROLES["drift"]}
 
 
-def test_a_name_that_may_be_meant_is_offered():
-    """What a log calls otherwise is offered with the option to write, and nothing of a reference model is."""
-    log = {"actor/rollout_logprob_diff": (STEPS, STEPS / 300), "actor/ref_kl": (STEPS, STEPS / 300)}
-    said = next(finding.said for finding in diagnose_run(log, roles_of(log)) if finding.rule == "drift-rises")
-    assert said.endswith("if actor/rollout_logprob_diff is it: --name drift=actor/rollout_logprob_diff)")
-
-
 def test_what_is_missing_is_said():
     """A log without rewards, or too short, cannot tell, and says what it would take."""
     log = {"rollout_corr/k3_kl": (STEPS[:20], RISING[:20])}
     found = {finding.rule: finding for finding in diagnose_run(log, roles_of(log))}
     assert found.keys() == RULES.keys()
     assert found["ess-falls"].found is None
-    assert "rollout_corr/rollout_is_eff_sample_size" in found["ess-falls"].said
+    named = (
+        "not in the log: ess (such as rollout_corr/rollout_is_eff_sample_size); if it has another name there: --name "
+    )
+    assert found["ess-falls"].said == f"{named}ess=NAME"
     assert found["drift-rises"].said == "only 20 steps have all numbers; it takes 30"
 
 
