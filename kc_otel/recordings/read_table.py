@@ -337,10 +337,10 @@ def read_npz(path: Path, columns: Mapping[str, str] | None) -> RaggedTable:
     arrays, problems = _arrays(path), Problems(str(path))
     names = resolve(problems.source, arrays, columns)
     lengths, shape = _layout(arrays, names, problems)
-    given = arrays.pop(names.pop("lengths", ""), None)
+    given = arrays.pop(of_lengths := names.pop("lengths", ""), None)
     if shape and given is not None and not problems.all():
-        names[f"{MASK} of lengths"] = "lengths"
-        arrays["lengths"] = np.arange(shape[1]) < np.asarray(given)[:, None]
+        names[f"{MASK} of {of_lengths}"] = of_lengths
+        arrays[of_lengths] = np.arange(shape[1]) < np.asarray(given)[:, None]
     if "token_ids" in names and arrays[names["token_ids"]].dtype.kind == "U":
         del names["token_ids"]
     role_of = {name: role for role, name in names.items()}
@@ -352,6 +352,8 @@ def read_npz(path: Path, columns: Mapping[str, str] | None) -> RaggedTable:
             values[name] = found
         elif name in role_of:
             problems.add(f"{name}: {held}, not a number for each of {lengths.sum():,} tokens in {lengths.size:,} rows")
+        elif name == ATTRIBUTES:
+            problems.add(f"{name}: {held}, not a JSON object for each of {lengths.size:,} rows")
         else:
             unread[name] = f"{held}, not a plain value for each of {lengths.size:,} rows"
     if problems.all():
