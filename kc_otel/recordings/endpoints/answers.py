@@ -20,6 +20,7 @@ from typing import Any, Final
 from kc_otel.recordings.request import NEUTRAL
 
 _UNPROCESSED: Final = {name: values[0] for name, values in NEUTRAL.items()}
+COMPLETIONS: Final = "/v1/completions"
 GENERATE: Final = "/generate"
 _MINUS_INFINITY: Final = -9999.0
 """Value that vLLM and OpenAI write for the logarithm of 0, for which JSON has no number."""
