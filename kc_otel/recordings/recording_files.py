@@ -135,7 +135,9 @@ def assembled(table: RaggedTable) -> Recording:
     if problems.all():
         raise RecordingError(*problems.all())
     given.pop("inference_kept", None)
-    whole = {role: given[role].astype(np.int64) for role in ("token_ids", "versions") if role in given}
+    columns: dict[str, Any] = given | {
+        role: given[role].astype(np.int64) for role in ("token_ids", "versions") if role in given
+    }
     return Recording(
         lengths=lengths,
         attributes=tuple(
@@ -146,7 +148,7 @@ def assembled(table: RaggedTable) -> Recording:
         source=table.source,
         masked=tuple({LENGTH: 0, **table.attributes[row]} for row in np.flatnonzero(~used).tolist()),
         unread=table.unread,
-        **(given | whole),
+        **columns,
     )
 
 
