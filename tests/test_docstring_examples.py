@@ -13,7 +13,7 @@ PACKAGE = Path(kc_otel.__file__).parent
 ENGINES = Path(__file__).parent / "engines"
 WITH_AN_ENGINE = {
     "kc_otel.integrations.transformers": "test_hf_callbacks.py",
-    "kc_otel.integrations.trl.attach": "test_trl_grpo.py",
+    "kc_otel.integrations.trl.instrumented_trainer": "test_trl_grpo.py",
     "kc_otel.integrations.vllm.instrumentor": "test_vllm_offline.py",
 }
 """Modules whose examples need an engine or a trainer, and which of the engines' tests runs them."""

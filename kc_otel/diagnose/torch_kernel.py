@@ -12,7 +12,7 @@ import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property, partial, wraps
 from typing import Any, ClassVar, Final
 
@@ -20,7 +20,7 @@ import numpy as np
 
 from kc_otel._extras import extra
 from kc_otel.contract.slices import Scalar
-from kc_otel.diagnose.boundaries import INPUT_OF, OUTPUT, Boundary, boundaries_of, fused, fused_parts, layer_of
+from kc_otel.diagnose.boundaries import OUTPUT, Boundary, boundaries_of, fused, fused_parts, layer_of
 from kc_otel.diagnose.token_sequences import TokenSequence
 from kc_otel.diagnose.visits import Activations, TorchVisit
 from kc_otel.recordings.scoring import processed
@@ -98,7 +98,7 @@ class TorchKernel:
         visit = TorchVisit(sequences, self._apart(replaced), self._apart(added), taken=taken)
         logits: list[torch.Tensor] = [torch.empty(0)] * len(sequences)
         region = torch.autocast(self.device.type, dtype=self.autocast, enabled=self.autocast is not None)
-        with self._watched(visit), region:
+        with visit.of_modules(self.module, self.named), watched_functions(self.module, self.named, visit), region:
             for rows in batches:
                 width = max(len(ids_of[row]) for row in rows) + padding
                 ids = torch.full((len(rows), width), _PAD_TOKEN_ID, dtype=torch.int64)
@@ -147,25 +147,6 @@ class TorchKernel:
                 first += features
         return found
 
-    @contextmanager
-    def _watched(self, visit: TorchVisit) -> Iterator[None]:
-        handles = []
-        named = self.named
-        operators = set(named.values())
-        try:
-            for name, boundary in named.items():
-                module = self.module.get_submodule(name)
-                earlier = INPUT_OF.get(boundary.operator)
-                if earlier is not None and Boundary(boundary.layer, earlier) not in operators:
-                    before = replace(boundary, operator=earlier)
-                    handles.append(module.register_forward_pre_hook(partial(_before, visit, before)))
-                handles.append(module.register_forward_hook(partial(_after, visit, boundary)))
-            with watched_functions(self.module, named, visit):
-                yield
-        finally:
-            for handle in handles:
-                handle.remove()
-
 
 def boundaries_in(modules: Iterable[tuple[str, torch.nn.Module]]) -> dict[str, Boundary]:
     """`boundaries_of` some named modules."""
@@ -174,15 +155,6 @@ def boundaries_in(modules: Iterable[tuple[str, torch.nn.Module]]) -> dict[str, B
         for name, module in modules
         if name
     )
-
-
-def _after(visit: TorchVisit, boundary: Boundary, _: torch.nn.Module, __: tuple[Any, ...], output: Any) -> Any:
-    return visit(boundary, output)
-
-
-def _before(visit: TorchVisit, boundary: Boundary, _: torch.nn.Module, args: tuple[Any, ...]) -> Any:
-    changed = visit(boundary, args[0]) if args else None
-    return None if changed is None else (changed, *args[1:])
 
 
 @contextmanager

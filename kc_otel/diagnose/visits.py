@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
+from functools import partial
 from itertools import pairwise
 from typing import Any, Final
 
 from kc_otel._extras import extra
-from kc_otel.diagnose.boundaries import OUTPUT, Boundary
+from kc_otel.diagnose.boundaries import INPUT_OF, OUTPUT, Boundary
 from kc_otel.diagnose.token_sequences import TokenSequence
 
 with extra("torch", "locating in a kernel"):
@@ -45,7 +47,49 @@ class Visit:
         self._sequences, self.is_taken = sequences, taken
         self._replaced, self._added = replaced or {}, added or {}
         self.found: Activations = {}
+        self.layer: int | None = None
         self._segments: list[tuple[int, int, Any]] = []
+
+    def __call__(self, boundary: Boundary, output: Any) -> Any:
+        """Take an output; returns the one to go on with, or None for the same."""
+        raise NotImplementedError
+
+    @contextmanager
+    def of_modules(self, module: torch.nn.Module, named: Mapping[str, Boundary]) -> Iterator[None]:
+        """Visit the outputs of named modules, and inputs that are an operator's output where no module gives that.
+
+        A module that layers share stands for the layer that runs.
+        """
+        known, by_module = set(named.values()), dict[torch.nn.Module, dict[int | None, Boundary]]()
+        with ExitStack() as stack:
+            for name, boundary in named.items():
+                submodule = module.get_submodule(name)
+                by_module.setdefault(submodule, {})[boundary.layer] = boundary
+                if boundary.operator == "block":
+                    stack.callback(submodule.register_forward_pre_hook(partial(self._enter, boundary.layer)).remove)
+            for submodule, at in by_module.items():
+                stack.callback(submodule.register_forward_hook(partial(self._after, at)).remove)
+                before = {
+                    layer: Boundary(layer, earlier)
+                    for layer, boundary in at.items()
+                    if (earlier := INPUT_OF.get(boundary.operator)) and Boundary(layer, earlier) not in known
+                }
+                if before:
+                    stack.callback(submodule.register_forward_pre_hook(partial(self._before, before)).remove)
+            yield
+
+    def _enter(self, layer: int | None, *_: Any) -> None:
+        self.layer = layer
+
+    def _running(self, at: Mapping[int | None, Boundary]) -> Boundary:
+        return at[self.layer if len(at) > 1 else next(iter(at))]
+
+    def _after(self, at: Mapping[int | None, Boundary], _: torch.nn.Module, __: tuple[Any, ...], output: Any) -> Any:
+        return self(self._running(at), output)
+
+    def _before(self, at: Mapping[int | None, Boundary], _: torch.nn.Module, args: tuple[Any, ...]) -> Any:
+        changed = self(self._running(at), args[0]) if args else None
+        return None if changed is None else (changed, *args[1:])
 
     def _home(self, key: Boundary) -> list[torch.Tensor]:
         return self.found.setdefault(key, [torch.empty(0)] * len(self._sequences))
@@ -144,7 +188,6 @@ class EngineVisit(Visit):
         super().__init__(sequences, replaced, taken=taken)
         self._is_sampled = sampled
         self.wants_logits: Final = not sampled
-        self.layer: int | None = None
         self.rows = 0
         self.ended: list[tuple[int, int, int]] = []
         self._row_of: Mapping[int, int | None] = {}

@@ -19,7 +19,7 @@ import numpy as np
 
 from kc_otel._extras import extra
 from kc_otel.contract.slices import Scalar
-from kc_otel.diagnose.boundaries import HEAD, INPUT_OF, OUTPUT, Boundary, layer_of
+from kc_otel.diagnose.boundaries import HEAD, OUTPUT, Boundary, layer_of
 from kc_otel.diagnose.same_checkpoint import complete_layers
 from kc_otel.diagnose.token_sequences import TokenSequence, chat_encoder
 from kc_otel.diagnose.torch_kernel import TorchKernel, boundaries_in
@@ -214,37 +214,19 @@ class VllmKernel:
     @contextmanager
     def _watched(self, visit: EngineVisit) -> Iterator[None]:
         """Hooks for one visit: rows before a forward, outputs in it, head and cache after it, and the sampler."""
-        handles = [
-            self.module.register_forward_pre_hook(partial(self._rows_of, visit), with_kwargs=True),
-            self.module.register_forward_hook(partial(self._after_forward, visit)),
-            self._runner.sampler.register_forward_pre_hook(partial(_before_sampling, visit), with_kwargs=True),
-            self._runner.sampler.register_forward_hook(lambda _, __, output: visit.force(output.sampled_token_ids)),
-        ]
-        try:
-            by_module: dict[int, dict[int | None, Boundary]] = {}
-            modules: dict[str, torch.nn.Module] = {}
-            for name, boundary in self.named.items():
-                module = modules.setdefault(name, self.module.get_submodule(name))
-                if boundary.operator == "block":
-                    handles.append(module.register_forward_pre_hook(partial(_enter, visit, boundary.layer)))
-                by_module.setdefault(id(module), {})[boundary.layer] = boundary
-            known = set(self.named.values())
-            for module in {id(watched): watched for watched in modules.values()}.values():
-                at = by_module[id(module)]
-                if HEAD in at.values():  # engines call what is in it, and not the module
-                    continue
-                handles.append(module.register_forward_hook(partial(_after, visit, at)))
-                before = {
-                    layer: Boundary(layer, earlier)
-                    for layer, boundary in at.items()
-                    if (earlier := INPUT_OF.get(boundary.operator)) and Boundary(layer, earlier) not in known
-                }
-                if before:
-                    handles.append(module.register_forward_pre_hook(partial(_before, visit, before)))
+        model, sampler = self.module, self._runner.sampler
+        # Engines call what is in the head, and not its module.
+        named = {name: boundary for name, boundary in self.named.items() if boundary != HEAD}
+        with ExitStack() as stack:
+            for hook in (
+                model.register_forward_pre_hook(partial(self._rows_of, visit), with_kwargs=True),
+                model.register_forward_hook(partial(self._after_forward, visit)),
+                sampler.register_forward_pre_hook(partial(_before_sampling, visit), with_kwargs=True),
+                sampler.register_forward_hook(lambda _, __, output: visit.force(output.sampled_token_ids)),
+            ):
+                stack.callback(hook.remove)
+            stack.enter_context(visit.of_modules(model, named))
             yield
-        finally:
-            for handle in handles:
-                handle.remove()
 
     def _rows_of(self, visit: EngineVisit, _: torch.nn.Module, args: tuple[Any, ...], options: dict[str, Any]) -> None:
         count = int(self._runner.input_batch.num_reqs)
@@ -296,26 +278,6 @@ def _tensors(folder: Path) -> Iterator[str]:
 
 def _itself(worker: Any) -> Any:
     return worker
-
-
-def _enter(visit: EngineVisit, layer: int | None, *_: Any) -> None:
-    visit.layer = layer
-
-
-def _running(visit: EngineVisit, at: Mapping[int | None, Boundary]) -> Boundary:
-    """The boundary of a module; one that layers share stands for the layer that runs."""
-    return at[visit.layer if len(at) > 1 else next(iter(at))]
-
-
-def _after(
-    visit: EngineVisit, at: Mapping[int | None, Boundary], _: torch.nn.Module, __: tuple[Any, ...], output: Any
-) -> Any:
-    return visit(_running(visit, at), output)
-
-
-def _before(visit: EngineVisit, at: Mapping[int | None, Boundary], _: torch.nn.Module, args: tuple[Any, ...]) -> Any:
-    changed = visit(_running(visit, at), args[0])
-    return None if changed is None else (changed, *args[1:])
 
 
 def _visited(visit: EngineVisit, product: Callable[..., Any], *args: Any, **options: Any) -> Any:

@@ -59,7 +59,8 @@ class OperatorPair:
         train: The training kernel's operator, or the reference.
         inference: The inference kernel's operator.
         cases: Cases to call them with.
-        batch_sizes: Batches whose members are compared with the same members alone; see `compare_callables`.
+        batch_sizes: For each size n, the first n members of the case's batch are given to the inference kernel
+            together, and each of the first 8 of them alone.
         ulp_of: dtype whose units in the last place count; None for that of the inference kernel's output.
 
     Raises:
@@ -202,36 +203,23 @@ def compare_callables(
     Each gets its own copy of the inputs, so that operators that work in place do not disturb the other. Where one
     returns a tuple, its first array counts. torch runs without autograd.
 
-    Args:
-        train: The training kernel's operator, or the reference.
-        inference: The inference kernel's operator.
-        cases: What they are called with.
-        recorder: Recorder that records the observations too, without sampling, under the cases' attributes.
-        operator: Name of the operator, as a contract's clauses have it.
-        batch_sizes: For each size n, the first n members of the case's batch are given to the inference kernel
-            together, and each of the first 8 of them alone.
-        ulp_of: dtype whose units in the last place count; None for that of the inference kernel's output.
+    The arguments are those of an `OperatorPair`; `recorder` records the observations too, without sampling, under the
+    cases' attributes.
 
     Raises:
-        ValueError: If the name cannot be an operator's, outputs cannot be compared, or a batch is larger than a case's.
+        ValueError: If the name cannot be an operator's, there is no case, outputs cannot be compared, or a batch is
+            larger than a case's.
     """
-    operator_name(operator)
-    return [_report(train, inference, case, recorder, operator, batch_sizes, ulp_of) for case in cases]
+    pair = OperatorPair(operator, train, inference, list(cases), batch_sizes, ulp_of)
+    return [_report(pair, case, recorder) for case in pair.cases]
 
 
-def _report(
-    train: Callable[..., Any],
-    inference: Callable[..., Any],
-    case: Case,
-    recorder: Recorder | None,
-    operator: str,
-    batch_sizes: Sequence[int],
-    ulp_of: Any,
-) -> CaseReport:
+def _report(pair: OperatorPair, case: Case, recorder: Recorder | None) -> CaseReport:
+    operator, ulp_of = pair.operator, pair.ulp_of
     try:
         with measuring(None):
             inputs = list(case.inputs())
-            outputs = [output_of(kernel(*_copies(inputs))) for kernel in (train, inference)]
+            outputs = [output_of(kernel(*_copies(inputs))) for kernel in (pair.train, pair.inference)]
             mask = None if case.mask is None else case.mask()
             drift = compare_outputs(*outputs, mask=mask, ulp_of=ulp_of)
             if recorder is not None:
@@ -239,8 +227,8 @@ def _report(
                     operator, *outputs, mask=mask, attributes=case.attributes, ulp_of=ulp_of, presampled=True
                 )
             batches = {}
-            for size in batch_sizes:
-                alone, together = _in_batch(inference, inputs, case.batched, size)
+            for size in pair.batch_sizes:
+                alone, together = _in_batch(pair.inference, inputs, case.batched, size)
                 batches[size] = compare_outputs(alone, together, ulp_of=ulp_of)
                 if recorder is not None:
                     recorder.compare_operator(

@@ -39,9 +39,9 @@ with extra("stats", "kc_otel.compare"):
     from kc_otel.record.measure.logits import LOGITS
     from kc_otel.record.measure.rounding import CoarseSide, coarse_side
     from kc_otel.record.work import taken
-    from kc_otel.recordings.assemble import assembled
     from kc_otel.recordings.read_table import RaggedTable
     from kc_otel.recordings.recording import DENSITY, Recording, RecordingError, with_prompt
+    from kc_otel.recordings.recording_files import assembled
     from kc_otel.stats import (
         Interval,
         affine,

@@ -336,11 +336,11 @@ def read_npz(path: Path, columns: Mapping[str, str] | None) -> RaggedTable:
     """Read the arrays of a .npz file, padded or packed, as rows; nothing in it is unpickled."""
     arrays, problems = _arrays(path), Problems(str(path))
     names = resolve(problems.source, arrays, columns)
-    lengths, shape = _layout(arrays, names, problems)
-    given = arrays.pop(names.pop("lengths", ""), None)
-    if shape and given is not None and not problems.all():
-        names[f"{MASK} of lengths"] = "lengths"
-        arrays["lengths"] = np.arange(shape[1]) < np.asarray(given)[:, None]
+    lengths, shape = _layout(problems.source, arrays, names)
+    given = arrays.pop(of_lengths := names.pop("lengths", ""), None)
+    if shape and given is not None:
+        names[f"{MASK} of {of_lengths}"] = of_lengths
+        arrays[of_lengths] = np.arange(shape[1]) < np.asarray(given)[:, None]
     if "token_ids" in names and arrays[names["token_ids"]].dtype.kind == "U":
         del names["token_ids"]
     role_of = {name: role for role, name in names.items()}
@@ -352,6 +352,8 @@ def read_npz(path: Path, columns: Mapping[str, str] | None) -> RaggedTable:
             values[name] = found
         elif name in role_of:
             problems.add(f"{name}: {held}, not a number for each of {lengths.sum():,} tokens in {lengths.size:,} rows")
+        elif name == ATTRIBUTES:
+            problems.add(f"{name}: {held}, not a JSON object for each of {lengths.size:,} rows")
         else:
             unread[name] = f"{held}, not a plain value for each of {lengths.size:,} rows"
     if problems.all():
@@ -384,28 +386,27 @@ def _arrays(path: Path) -> dict[str, NDArray[Any]]:
 
 
 def _layout(
-    arrays: Mapping[str, NDArray[Any]], names: Mapping[str, str], problems: Problems
+    source: str, arrays: Mapping[str, NDArray[Any]], names: Mapping[str, str]
 ) -> tuple[NDArray[np.int64], tuple[int, ...]]:
     """Numbers stored of each row, padding included, and the shape of padded rows; () where rows are packed."""
     role = "train" if "train" in names else LOGITS[0]
     leading, tail = arrays[names[role]], int(role in LOGITS)
     given = arrays[names["lengths"]] if "lengths" in names else None
     whole = given is not None and given.ndim == 1 and given.dtype.kind in "iu" and given.min(initial=0) >= 0
+    shown = "" if given is None else f"{given.dtype} {np.array2string(given, threshold=6)} of shape {given.shape}"
     if leading.ndim == 1 + tail:
         total = leading.shape[0]
         if given is None or (whole and int(given.sum()) == total):
             return np.array([total] if given is None else given, dtype=np.int64), ()
-        problems.add(
-            f"{names['lengths']}: {_shown(given)} do not add up to the {total} numbers of {names[role]}: "
-            f"write one whole number per sequence"
-        )
-        return np.array([total]), ()
+        said = f"{names['lengths']}: {shown} do not add up to the {total} numbers of {names[role]}"
+        raise RecordingError(f"{source}: {said}: write one whole number per sequence")
     if leading.ndim != 2 + tail:
-        problems.add(f"{names[role]}: shape {leading.shape} is neither padded [S, T] nor packed [N]")
-        return np.zeros(0, dtype=np.int64), ()
+        said = f"{names[role]}: shape {leading.shape} is neither padded [S, T] nor packed [N]"
+        raise RecordingError(f"{source}: {said}")
     sequences, width = shape = leading.shape[:2]
     if given is not None and not (whole and given.size == sequences and given.max(initial=0) <= width):
-        problems.add(f"{names['lengths']}: {_shown(given)} are not {sequences} whole numbers from 0 to {width}")
+        said = f"{names['lengths']}: {shown} are not {sequences} whole numbers from 0 to {width}"
+        raise RecordingError(f"{source}: {said}")
     return np.full(sequences, width, dtype=np.int64), shape
 
 
@@ -427,7 +428,3 @@ def _by_row(
     if array.shape in {lengths.shape, ()} and array.dtype.kind in "biufU":
         return list(np.broadcast_to(array, lengths.shape).tolist())
     return None
-
-
-def _shown(array: NDArray[Any]) -> str:
-    return f"{array.dtype} {np.array2string(array, threshold=6)} of shape {array.shape}"

@@ -1,4 +1,4 @@
-"""Recordings in files: reading whatever wrote them, and writing the layout that is read back number by number."""
+"""Recordings in files: reading whatever wrote them, checking what measuring requires, and writing them again."""
 
 from __future__ import annotations
 
@@ -12,11 +12,21 @@ from typing import Any, Final, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from kc_otel.recordings.assemble import assembled
+from kc_otel.contract.input_reasons import InvalidReason, remedy
+from kc_otel.contract.slices import LENGTH
+from kc_otel.record.measure.altered import offset_by_row
+from kc_otel.record.measure.arrays import as_bool
+from kc_otel.record.measure.blocks import Block
+from kc_otel.record.measure.checks import check_block
+from kc_otel.record.measure.remarks import swapped
+from kc_otel.record.measure.sampled import renormalised, saturated
+from kc_otel.record.measure.token_checks import LOOK, TOO_SURE, more_than_all, penalised
 from kc_otel.recordings.read_table import (
     ALIASES,
     ATTRIBUTES,
+    FLOATS,
     LOGITS,
+    MASK,
     LinesRead,
     Problems,
     RaggedTable,
@@ -25,7 +35,8 @@ from kc_otel.recordings.read_table import (
     read_npz,
     read_parquet,
 )
-from kc_otel.recordings.recording import Recording, RecordingError
+from kc_otel.recordings.recording import DENSITY, Recording, RecordingError, group_of
+from kc_otel.stats.surplus import surely_surplus, sureness, surplus
 
 Format = Literal["npz", "jsonl", "parquet"]
 
@@ -37,6 +48,12 @@ _READERS: Final[Mapping[Format, Callable[[Path, Mapping[str, str] | None], Ragge
 
 _PER_TOKEN: Final = ("train", "inference", "token_ids", "advantages", "train_kept", "versions")
 _ENDINGS: Final[Mapping[str, Format]] = {".npz": "npz", ".jsonl": "jsonl", ".jsonl.gz": "jsonl", ".parquet": "parquet"}
+_HALF_PRECISION: Final = 0.25
+"""Nats by which a log-sum-exp that was rounded to bfloat16 lies below a logit of 32 to 64, at most."""
+_FEW_SEQUENCES_SHARE: Final = 0.05
+"""Share of sequences with a fault of their own up to which a fault of all others is told first."""
+_TOLERANCE_NATS: Final = 1e-3
+"""As in `measure.checks`: how far above 0 a log-probability may be."""
 
 
 def load_recording(path: str | Path, *, columns: Mapping[str, str] | None = None) -> Recording:
@@ -86,6 +103,220 @@ def _trainers(path: Path, columns: Mapping[str, str] | None) -> Recording:
     names = {"train": "train log-probabilities", "inference": "inference log-probabilities"}
     table = RaggedTable(str(path), columns_of, names, [row.attributes for row in rows], "sequence {}".format)
     return replace(assembled(table), masked=({},) * masked)
+
+
+def assembled(table: RaggedTable) -> Recording:
+    """The recording that a table holds; a RecordingError with each kind of fault, its first place and a count."""
+    problems = Problems(table.source)
+    lengths = np.array([len(row) for row in table.columns.get("train", table.columns.get(LOGITS[0], ()))], np.int64)
+    rows = _packed(table, lengths, problems)
+    if not lengths.sum():
+        problems.add("has no token; a recording has at least one sequence with one token")
+    if problems.all():
+        raise RecordingError(*problems.all())
+    if "train" not in rows or "inference" not in rows:
+        rows |= _from_logits(table, rows)
+    masks = {role: rows.pop(role) for role in list(rows) if role.startswith(MASK)}
+    named_masks = " and ".join(table.names.get(role, role) for role in masks)
+    kept: NDArray[np.bool_] | None = None
+    if masks:
+        try:
+            kept = np.logical_and.reduce([as_bool(values) for values in masks.values()])
+        except ValueError as error:
+            raise RecordingError(f"{table.source}: {named_masks}{str(error).removeprefix('mask')}") from None
+        lengths = np.add.reduceat(kept, np.cumsum(lengths) - lengths, dtype=np.int64)
+    given = {role: values if kept is None else values[kept] for role, values in rows.items()}
+    positions = None if kept is None else _positions(kept, lengths)
+    used = lengths > 0
+    if not used.any():
+        raise RecordingError(f"{table.source}: {named_masks} leaves no token of any row; 1 means that a token counts")
+    numbers = np.flatnonzero(used)
+    lengths = lengths[used]
+    _check(table, given, lengths, numbers, problems)
+    if problems.all():
+        raise RecordingError(*problems.all())
+    given.pop("inference_kept", None)
+    columns: dict[str, Any] = given | {
+        role: given[role].astype(np.int64) for role in ("token_ids", "versions") if role in given
+    }
+    return Recording(
+        lengths=lengths,
+        attributes=tuple(
+            {LENGTH: length, **table.attributes[row]}
+            for row, length in zip(numbers.tolist(), lengths.tolist(), strict=True)
+        ),
+        positions=positions,
+        source=table.source,
+        masked=tuple({LENGTH: 0, **table.attributes[row]} for row in np.flatnonzero(~used).tolist()),
+        unread=table.unread,
+        **columns,
+    )
+
+
+def _packed(table: RaggedTable, lengths: NDArray[np.int64], problems: Problems) -> dict[str, NDArray[Any]]:
+    """Every role's numbers, one per token of all rows; a row's single advantage is repeated over its tokens."""
+    found = {}
+    first = table.names.get("train", "train_logits")
+    for role, rows in table.columns.items():
+        values = np.concatenate(rows) if rows else np.empty(0)
+        own = np.array([len(row) for row in rows], np.int64)
+        if role == "advantages" and (own == 1).all():
+            values = np.repeat(values, lengths)
+        elif (differing := np.flatnonzero(own != lengths)).size:
+            row = int(differing[0])
+            problems.add(
+                f"{table.place(row)}: {table.names.get(role, role)}: has {own[row]} numbers where {first} has "
+                f"{lengths[row]}; both sides score the same tokens",
+                times=differing.size,
+            )
+        found[role] = values.astype(np.float64, copy=False) if role in FLOATS else values
+    if (empty := np.flatnonzero(lengths == 0)).size:
+        problems.add(f"{table.place(int(empty[0]))}: {first}: is empty; leave the row out", times=empty.size)
+    return found
+
+
+def _positions(kept: NDArray[np.bool_], lengths: NDArray[np.int64]) -> NDArray[np.int64] | None:
+    """Positions of the tokens that are kept, so many of each row; None where those of each row follow each other."""
+    at, ends = np.flatnonzero(kept), np.cumsum(lengths)
+    firsts = np.repeat(at[(ends - lengths)[lengths > 0]], lengths[lengths > 0])
+    positions = at - firsts
+    holes = np.diff(positions, prepend=-1) > 1
+    return positions if holes.any() else None
+
+
+def _from_logits(table: RaggedTable, rows: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[np.float64]]:
+    """The sampled tokens' log-probabilities, where a file has logits and tokens in their place."""
+    tokens = rows["token_ids"].astype(np.intp)
+    found = {}
+    for side, role in zip(("train", "inference"), LOGITS, strict=True):
+        logits = rows[role]
+        if tokens.shape != logits.shape[:1] or tokens.min(initial=0) < 0 or tokens.max(initial=0) >= logits.shape[1]:
+            said = f"do not index the {logits.shape} numbers of {table.names[role]}"
+            raise RecordingError(f"{table.source}: {table.names['token_ids']}: {said}")
+        values = np.empty(tokens.size)
+        step = max(1, (1 << 20) // logits.shape[1])
+        for first in range(0, tokens.size, step):
+            part = logits[first : first + step].astype(np.float64)
+            part -= part.max(axis=1, keepdims=True)
+            chosen = part[np.arange(part.shape[0]), tokens[first : first + step]]
+            values[first : first + step] = chosen - np.log(np.exp(part).sum(axis=1))
+        if side not in rows:
+            found[side] = values
+    return found
+
+
+def _check(
+    table: RaggedTable,
+    given: dict[str, NDArray[Any]],
+    lengths: NDArray[np.int64],
+    numbers: NDArray[np.intp],
+    problems: Problems,
+) -> None:
+    """Check the tokens that count; `numbers` are their rows in the file."""
+    starts = np.cumsum(lengths) - lengths
+    row_of = np.repeat(np.arange(lengths.size), lengths)
+
+    def note(role: str, wrong: NDArray[np.bool_], what: str) -> None:
+        """Tell of the first token that is wrong, and in how many rows there is one."""
+        if wrong.any():
+            place, name = int(wrong.argmax()), table.names.get(role, role)
+            row = row_of[place]
+            at, value = table.place(int(numbers[row])), given[role][place]
+            problems.add(
+                f"{at}: {name}: token {place - starts[row]} is {value:g}; {what}", times=np.unique(row_of[wrong]).size
+            )
+
+    density = all(table.attributes[row].get(DENSITY) is True for row in numbers)
+    of_rows = (np.arange(lengths.size), starts.astype(np.intp), lengths.astype(np.intp))
+    sides = " and ".join(table.names.get(side, side) for side in ("train", "inference"))
+    if not density and (wrong := offset_by_row(Block(*of_rows, given["train"], given["inference"]))):
+        problems.add(f"INVALID INPUT, not_logprobs: {sides}: {wrong[0].of(lengths.size)}. {remedy('not_logprobs')}")
+        return
+    for role in (name for name in FLOATS if name in given):
+        note(role, np.isnan(given[role]), "mask the token, leave the row out, or find out why")
+        note(role, *_impossible(role, given[role], density=density))
+    if problems.all():
+        return
+    _renormalise(given, note)
+    if problems.all():
+        return
+    block = Block(*of_rows, given["train"], given["inference"])
+    checked = check_block(block, density=density)
+    sound = checked.codes == InvalidReason.VALID
+    tokens = np.repeat(sound, lengths)
+    roles: tuple[str, ...] = ("train", "inference", "token_ids")
+    parts = {role: given[role][tokens] for role in roles if role in given}
+    said = (
+        _not_sampled(table, parts, lengths[sound], numbers[sound], block.log_w[tokens])
+        if not density and 2 * sound.sum() > sound.size
+        else None
+    )
+    found = []
+    codes, often = np.unique(checked.codes[~sound], return_counts=True)
+    for code in codes[np.argsort(-often, kind="stable")]:
+        rows, reason = np.flatnonzero(checked.codes == code), InvalidReason(code)
+        what = f"{checked.why[reason]}. " if reason in checked.why else ""
+        place = table.place(int(numbers[rows[0]]))
+        found.append((f"{reason.name.lower()}: {place}: {sides}: {what}{remedy(reason.name.lower())}", rows.size))
+    if said:  # what nearly all rows show comes before what few do, unless the few have an exact cause
+        few = np.count_nonzero(~sound) < _FEW_SEQUENCES_SHARE * sound.size and not checked.why
+        found.insert(0 if few else len(found), (f"{said[0]}: {sides}: {said[1]}. {remedy(said[0])}", 1))
+    for words, times in found:
+        problems.add(f"INVALID INPUT, {words}", times=times)
+
+
+def _not_sampled(
+    table: RaggedTable,
+    given: dict[str, NDArray[Any]],
+    lengths: NDArray[np.int64],
+    numbers: NDArray[np.intp],
+    log_w: NDArray[Any],
+) -> tuple[str, str] | None:
+    """Return the reason, and what was found, where the tokens together are no sample of the inference side."""
+    starts = np.cumsum(lengths) - lengths
+    if "token_ids" in given:
+        few = np.cumsum(lengths) <= max(LOOK, lengths[0])
+        train, inference, ids = (given[role][: lengths[few].sum()] for role in ("train", "inference", "token_ids"))
+        if said := penalised(train, inference, ids, lengths[few]):
+            return "penalised_sampling", said
+    prompts = [group_of(table.attributes[row]) for row in numbers]
+    first = ("token_ids" in given and None not in prompts) and (given["inference"][starts], given["token_ids"][starts])
+    if first and (said := more_than_all(*first, prompts)):
+        return "not_sampled", said
+    exact = saturated(log_w)
+    if surely_surplus(surplus(np.expm1(exact))):
+        said = f"the mean of P/Q over {log_w.size:,} tokens is {np.exp(exact).mean():.3g}"
+        return "not_sampled", swapped(exact.astype(np.float64)) or said
+    return ("not_sampled", TOO_SURE) if surely_surplus(sureness(given["inference"])) else None
+
+
+def _impossible(role: str, values: NDArray[np.float64], *, density: bool) -> tuple[NDArray[np.bool_], str]:
+    """Return a mask of values that are impossible in their column, and the reason."""
+    if role == "advantages":
+        return np.isinf(values), "an advantage is a finite number"
+    if role == "versions":
+        return values % 1 != 0, "the weights' version of a token is a step, an integer"
+    if density:
+        return values == np.inf, "a log-density is finite"
+    over = float(np.max(values, initial=0.0, where=np.isfinite(values)))
+    if role in {"train", "inference"} and over == 1.0 and (values[values > _TOLERANCE_NATS] == over).all():
+        return np.zeros(values.shape, dtype=np.bool_), ""  # a placeholder, for `check_block` to tell
+    if role in {"train", "inference"} and over <= _HALF_PRECISION:
+        why = "above 0 by the rounding of a log-sum-exp in half precision; compute the log-softmax in float32"
+        return values > _TOLERANCE_NATS, why
+    return values > _TOLERANCE_NATS, (
+        "a log-probability is at most 0: is it a logit or a probability? A loss is positive, and rows of log-densities "
+        "say density: true"
+    )
+
+
+def _renormalise(given: dict[str, NDArray[Any]], note: Callable[[str, NDArray[np.bool_], str], None]) -> None:
+    """Put both sides' log-probabilities over the tokens that truncation kept in the place of those from before it."""
+    for side in ("train", "inference"):
+        if (kept := given.get(f"{side}_kept")) is not None:
+            given[side] = renormalised(given[side], kept)
+            note(side, np.isnan(given[side]), "the kernel has no mass on the tokens that were kept")
+            note(side, given[side] > _TOLERANCE_NATS, f"over the mass in {side}_kept_logprobs: was the token kept?")
 
 
 def save_recording(recording: Recording, path: str | Path) -> None:

@@ -183,7 +183,7 @@ def test_the_docstrings_example_runs(trainer, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("OTEL_METRICS_EXPORTER", "none")
     (tmp_path / "contract.yaml").write_text(contract().model_dump_json(by_alias=True))
-    run_examples("kc_otel.integrations.trl.attach", trainer=trainer(max_steps=2))
+    run_examples("kc_otel.integrations.trl.instrumented_trainer", trainer=trainer(max_steps=2))
 
 
 def test_a_skipped_weight_sync_fails_the_contract_with_the_next_rollout(trainer, engine, recording):

@@ -1,12 +1,1 @@
-from tests.record.recorder.conftest import (
-    _clean_environment,
-    contract,
-    held,
-    logprobs,
-    memory,
-    recorders,
-    tracing,
-    wait_until,
-)
-
-__all__ = ["_clean_environment", "contract", "held", "logprobs", "memory", "recorders", "tracing", "wait_until"]
+from tests.record.recorder.conftest import _clean_environment, contract, memory, recorders  # noqa: F401 - fixtures

@@ -386,7 +386,7 @@ def test_failures_are_kept_with_their_lines_beside_what_succeeded():
     with completions(table(), fault=long_prompts) as inference, completions(table()) as train:
         some = gathered(inference, train, prompts[:9], max_tokens=3)
         many = gathered(inference, train, prompts, max_tokens=3, concurrency=1)
-    assert sorted(failure.line for failure in some.failures) == [3, 6, 9]
+    assert sorted(line for line, _ in some.failures) == [3, 6, 9]
     assert (some.asked, some.missing, some.recording.lengths.size) == (9, 3, 6)
     assert (len(many.failures), many.asked, many.missing) == (20, 90, 50)
 

@@ -198,18 +198,13 @@ def test_a_copy_of_a_file_counts_once(recorders, memory, tmp_path, ending):
         assert again.totals.sequences == 1
 
 
-def test_a_copy_of_what_was_dropped_is_measured(recorders, write):
-    importer = Importer(recorders(queue_bytes=1), patience=5)
-    assert not importer.file(write("log.jsonl", [sequence()]))
-    assert not importer.file(write("copy.jsonl", [sequence()]))
-    assert importer.totals.copies == {}
-
-
-def test_what_the_queue_cannot_hold_is_not_called_done(recorders, write):
+def test_what_the_queue_cannot_hold_is_not_called_done_and_its_copy_is_measured(recorders, write):
     importer = Importer(recorders(queue_bytes=1), patience=5)
     path = write("log.jsonl", [sequence()])
     assert not importer.file(path)
     assert "1 batches were dropped" in importer.totals.failed[path]
+    assert not importer.file(write("copy.jsonl", [sequence()]))
+    assert importer.totals.copies == {}
 
 
 def test_a_bad_file_does_not_stop_the_next(recorders, memory, write, tmp_path):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sqlite3
-import stat
 from contextlib import closing
 
 import numpy as np
@@ -105,11 +104,6 @@ def test_redaction_leaves_neither_prompt_nor_completion(keep, tmp_path):
         elsewhere.add(*map(list, zip(served("a", [-0.5, -0.1]), strict=True)), NOW)
     (third,) = read_worst(path, "policy", "token-tv", "all", "")
     assert third.prompt_hash not in {"", sequence.prompt_hash}
-
-
-def test_the_file_is_for_this_account_alone(keep, tmp_path):
-    keep(served("r", [-0.5]))
-    assert stat.S_IMODE((tmp_path / "worst.sqlite").stat().st_mode) == 0o600
 
 
 @pytest.mark.parametrize("damage", [b"no database at all, but long enough", b""])

@@ -33,7 +33,34 @@ def record_rollout(args: Any, rollout_id: int, rollout_data: dict[str, Any]) -> 
     to compare: `--get-mismatch-metrics` has them computed, or take `record_mismatch`.
     """
     with _guarded("slime's rollout is not recorded"):
-        _rollout(args, rollout_id, rollout_data)
+        recorder = _recorder(args)
+        if recorder is None or not _first_of_its_group():
+            return
+        train, inference = rollout_data.get("log_probs"), rollout_data.get("rollout_log_probs")
+        if not train or not inference:
+            missing = "log_probs of the trainer" if inference else "rollout_log_probs"
+            recorder.drop("no-logprobs", f"slime's rollout has no {missing}; give it --get-mismatch-metrics")
+            return
+        rewards = rollout_data.get("local_raw_reward") or rollout_data.get("raw_reward")
+        advantages, sources = rollout_data.get("advantages"), rollout_data.get("source_names")
+        masks, tokens = rollout_data["loss_masks"], rollout_data["tokens"]
+        prompts = [ids[: -len(mask)] for ids, mask in zip(tokens, masks, strict=True)]
+        recorder.compare(
+            _own(train),
+            _own(inference),
+            mask=_own(masks),
+            advantages=_own(advantages) if advantages is not None and len(advantages) == len(train) else None,
+            rewards=list(rewards) if rewards is not None and len(rewards) == len(train) else None,
+            token_ids=[ids[-len(mask) :] for ids, mask in zip(tokens, masks, strict=True)],
+            attributes=[
+                {"prompt_tokens": len(prompt), **({} if sources is None else {"source": str(sources[row])})}
+                for row, prompt in enumerate(prompts)
+            ],
+            processing=_processing(args),
+            weights=(rollout_id, None),
+            prompt_ids=prompts,
+            group_size=getattr(args, "n_samples_per_prompt", None),
+        )
 
 
 def record_mismatch(
@@ -47,37 +74,6 @@ def record_mismatch(
                 _own(train_log_probs), _own(rollout_log_probs), mask=_own(loss_masks), processing=_processing(args)
             )
     return pg_loss, loss_masks, {}
-
-
-def _rollout(args: Any, rollout_id: int, data: dict[str, Any]) -> None:
-    recorder = _recorder(args)
-    if recorder is None or not _first_of_its_group():
-        return
-    train, inference = data.get("log_probs"), data.get("rollout_log_probs")
-    if not train or not inference:
-        missing = "log_probs of the trainer" if inference else "rollout_log_probs"
-        recorder.drop("no-logprobs", f"slime's rollout has no {missing}; give it --get-mismatch-metrics")
-        return
-    count = len(train)
-    rewards = data.get("local_raw_reward") or data.get("raw_reward")
-    advantages = data.get("advantages")
-    sources = data.get("source_names")
-    recorder.compare(
-        _own(train),
-        _own(inference),
-        mask=_own(data["loss_masks"]),
-        advantages=_own(advantages) if advantages is not None and len(advantages) == count else None,
-        rewards=list(rewards) if rewards is not None and len(rewards) == count else None,
-        token_ids=[ids[-len(mask) :] for ids, mask in zip(data["tokens"], data["loss_masks"], strict=True)],
-        attributes=[
-            {"prompt_tokens": len(ids) - len(mask), **({} if sources is None else {"source": str(sources[row])})}
-            for row, (ids, mask) in enumerate(zip(data["tokens"], data["loss_masks"], strict=True))
-        ],
-        processing=_processing(args),
-        weights=(rollout_id, None),
-        prompt_ids=[ids[: -len(mask)] for ids, mask in zip(data["tokens"], data["loss_masks"], strict=True)],
-        group_size=getattr(args, "n_samples_per_prompt", None),
-    )
 
 
 def _own(values: Any) -> list[Any]:

@@ -71,7 +71,11 @@ class Watch(Guarded):
     def _record_batch(
         self, logged: LoggedBatch, config: Any, trained: Weights, rollouts: Mapping[str, int] | None = None
     ) -> None:
-        """Record a batch; arguments as in `record`, but for verl's configuration, None where it is not known."""
+        """Compare a batch, in one call for each version of the weights that sampled.
+
+        `config` is verl's, None where it is not known, `trained` the training side's weights, and `rollouts` the number
+        of each prompt's rollouts, by its name, where it has more than this batch holds.
+        """
         if self._recorder is None:
             said: Mapping[str, Any] = {}
             if config is not None:
@@ -81,8 +85,28 @@ class Watch(Guarded):
                 said = {"train": train, "inference": inference, "resource": run}
             self._recorder = self._make(self._contract, **said)
             atexit.register(self.flush)  # before the recorder's own end: it was registered earlier
-        processing = None if config is None else processings(config)
-        record(self._recorder, logged, processing=processing, trained=trained, rollouts=rollouts)
+        parts = list(by_version(logged))
+        if rollouts is None and logged.prompts:
+            # Rollouts of a prompt may be of several versions of the weights: they count together all the same.
+            rollouts = Counter(logged.prompts[row] for _, rows in parts for row in rows)
+        for version, rows in parts:
+            if not rows.size:
+                continue
+            prompts = [logged.prompts[row] for row in rows] if logged.prompts else None
+            taken = slice(None) if rows.size == len(logged.attributes) else rows
+            self._recorder.compare(
+                logged.train[taken],
+                logged.inference[taken],
+                mask=None if logged.mask is None else logged.mask[taken],
+                token_ids=logged.tokens[taken],
+                attributes=[logged.attributes[row] for row in rows],
+                advantages=None if logged.advantages is None else logged.advantages[taken],
+                rewards=None if logged.rewards is None else logged.rewards[taken],
+                processing=None if config is None else processings(config),
+                weights=(trained, version),
+                groups=prompts,
+                group_size=None if prompts is None or rollouts is None else [rollouts[prompt] for prompt in prompts],
+            )
 
 
 @dataclass(slots=True)
@@ -190,43 +214,6 @@ def by_version(logged: LoggedBatch) -> Iterator[tuple[Weights, np.ndarray]]:
         return
     for version in dict.fromkeys(logged.versions[row] for row in kept):
         yield version, np.array([row for row in kept if logged.versions[row] == version])
-
-
-def record(
-    recorder: Recorder,
-    logged: LoggedBatch,
-    *,
-    processing: tuple[Processing, Processing] | None,
-    trained: Weights,
-    rollouts: Mapping[str, int] | None = None,
-) -> None:
-    """Compare a batch, in one call for each version of the weights that sampled.
-
-    `processing` are the sampling parameters of both sides, `trained` the training side's weights, and `rollouts` the
-    number of each prompt's rollouts, by its name, where it has more than this batch holds.
-    """
-    parts = list(by_version(logged))
-    if rollouts is None and logged.prompts:
-        # Rollouts of a prompt may be of several versions of the weights: they count together all the same.
-        rollouts = Counter(logged.prompts[row] for _, rows in parts for row in rows)
-    for version, rows in parts:
-        if not rows.size:
-            continue
-        prompts = [logged.prompts[row] for row in rows] if logged.prompts else None
-        taken = slice(None) if rows.size == len(logged.attributes) else rows
-        recorder.compare(
-            logged.train[taken],
-            logged.inference[taken],
-            mask=None if logged.mask is None else logged.mask[taken],
-            token_ids=logged.tokens[taken],
-            attributes=[logged.attributes[row] for row in rows],
-            advantages=None if logged.advantages is None else logged.advantages[taken],
-            rewards=None if logged.rewards is None else logged.rewards[taken],
-            processing=processing,
-            weights=(trained, version),
-            groups=prompts,
-            group_size=None if prompts is None or rollouts is None else [rollouts[prompt] for prompt in prompts],
-        )
 
 
 def kernels(config: Any) -> tuple[Kernel, Kernel]:

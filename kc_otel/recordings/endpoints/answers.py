@@ -20,6 +20,7 @@ from typing import Any, Final
 from kc_otel.recordings.request import NEUTRAL
 
 _UNPROCESSED: Final = {name: values[0] for name, values in NEUTRAL.items()}
+COMPLETIONS: Final = "/v1/completions"
 GENERATE: Final = "/generate"
 _MINUS_INFINITY: Final = -9999.0
 """Value that vLLM and OpenAI write for the logarithm of 0, for which JSON has no number."""
@@ -41,27 +42,18 @@ class Sampled:
 
 def sampling_body(model: str, prompt: str | Sequence[int], max_tokens: int) -> dict[str, Any]:
     """A request for one completion, with the sampled tokens' ids and log-probabilities."""
-    return {
-        "model": model,
-        "prompt": prompt if isinstance(prompt, str) else list(prompt),
-        "max_tokens": max_tokens,
-        "logprobs": 0,
-        "return_token_ids": True,
-        **_UNPROCESSED,
-    }
+    return _completion_body(model, prompt, max_tokens) | {"logprobs": 0}
 
 
 def scoring_body(model: str, token_ids: Sequence[int]) -> dict[str, Any]:
     """A request for the log-probability of every one of these tokens after those before it."""
     # One token is generated and thrown away: no server takes a request for none.
-    return {
-        "model": model,
-        "prompt": list(token_ids),
-        "max_tokens": 1,
-        "prompt_logprobs": 0,
-        "return_token_ids": True,
-        **_UNPROCESSED,
-    }
+    return _completion_body(model, token_ids, 1) | {"prompt_logprobs": 0}
+
+
+def _completion_body(model: str, prompt: str | Sequence[int], max_tokens: int) -> dict[str, Any]:
+    sent = prompt if isinstance(prompt, str) else list(prompt)
+    return {"model": model, "prompt": sent, "max_tokens": max_tokens, "return_token_ids": True, **_UNPROCESSED}
 
 
 def sampled(answer: Any, prompt: str | Sequence[int]) -> Sampled:

@@ -11,7 +11,7 @@ import asyncio
 import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, TypeVar
 
 from kc_otel._extras import extra
 from kc_otel.contract.slices import Scalar
@@ -28,6 +28,8 @@ _MAX_ATTEMPTS: Final = 5
 _FIRST_WAIT, _LONGEST_WAIT = 0.5, 30.0
 _CONNECT_SECONDS: Final = 10.0
 _MAX_QUOTED_CHARACTERS: Final = 300
+
+_Read = TypeVar("_Read")
 
 
 class CompletionEndpointError(Exception):
@@ -141,31 +143,29 @@ class CompletionClient:
     async def tokenized(self, model: str, messages: Sequence[Mapping[str, Any]]) -> tuple[int, ...]:
         """Tokens of a conversation, by the endpoint's chat template."""
         body = {"model": model, "messages": list(messages), "add_generation_prompt": True}
-        try:
-            return answers.tokenized(await self._post("/tokenize", body))
-        except answers.AnswerError as error:
-            raise RefusedError(f"{self.endpoint}: {error}") from None
+        return await self._read("/tokenize", body, answers.tokenized)
 
     async def sample(self, model: str, sent: str | Sequence[int], max_tokens: int) -> answers.Sampled:
         """One completion of a prompt, text or tokens."""
-        try:
-            if self._generates:
-                answer = await self._post(answers.GENERATE, answers.generation_body(sent, max_tokens))
-                return answers.generated(answer, sent)
-            answer = await self._post("/v1/completions", answers.sampling_body(model, sent, max_tokens))
-            return answers.sampled(answer, sent)
-        except answers.AnswerError as error:
-            raise RefusedError(f"{self.endpoint}: {error}") from None
+        if self._generates:
+            body = answers.generation_body(sent, max_tokens)
+            return await self._read(answers.GENERATE, body, lambda answer: answers.generated(answer, sent))
+        body = answers.sampling_body(model, sent, max_tokens)
+        return await self._read(answers.COMPLETIONS, body, lambda answer: answers.sampled(answer, sent))
 
     async def score(self, model: str, prompt_ids: Sequence[int], token_ids: Sequence[int]) -> tuple[float, ...]:
         """Log-probabilities of given tokens after a prompt, nats."""
         tokens = (*prompt_ids, *token_ids)
+        if self._generates:
+            path, body, scored = answers.GENERATE, answers.scores_body(tokens), answers.scores
+        else:
+            path, body, scored = answers.COMPLETIONS, answers.scoring_body(model, tokens), answers.scored
+        return await self._read(path, body, lambda answer: scored(answer, prompt_ids, token_ids))
+
+    async def _read(self, path: str, body: Mapping[str, Any], read: Callable[[Any], _Read]) -> _Read:
+        """Return what `read` finds in the answer to a request; one that lacks it would lack it in every answer."""
         try:
-            if self._generates:
-                answer = await self._post(answers.GENERATE, answers.scores_body(tokens))
-                return answers.scores(answer, prompt_ids, token_ids)
-            answer = await self._post("/v1/completions", answers.scoring_body(model, tokens))
-            return answers.scored(answer, prompt_ids, token_ids)
+            return read(await self._post(path, body))
         except answers.AnswerError as error:
             raise RefusedError(f"{self.endpoint}: {error}") from None
 

@@ -102,27 +102,19 @@ def _prompt(line: int, row: Mapping[str, Any]) -> Prompt:
     return Prompt(line, text, tuple(token_ids), tuple(messages), attributes)
 
 
-@dataclass(frozen=True, slots=True)
-class Failure:
-    """A completion that is missing: the line of its prompt, and the failure, with the endpoint."""
-
-    line: int
-    why: str
-
-
-@dataclass(frozen=True, slots=True)
-class _Scored:
-    sampled: Sampled
-    train: tuple[float, ...]
-    attributes: Mapping[str, Scalar]
+_Scored = tuple[Sampled, tuple[float, ...], Mapping[str, Scalar]]
+"""A completion, the other kernel's log-probabilities of its tokens, and attributes."""
 
 
 @dataclass(frozen=True, slots=True)
 class Collected:
-    """Completions in the order of asking, None for none; `asked` is how many should be there: all, or enough."""
+    """Completions in the order of asking, None for none; `asked` is how many should be there: all, or enough.
+
+    `failures` are the line of a missing completion's prompt and the reason, with the endpoint.
+    """
 
     recording: Recording | None
-    failures: tuple[Failure, ...]
+    failures: tuple[tuple[int, str], ...]
     asked: int
 
     @property
@@ -152,7 +144,7 @@ async def collect(
     whole = len(prompts) * samples
     work = enumerate(_order(prompts, samples, shuffled=enough is not None))
     done: dict[int, _Scored] = {}
-    failures: list[Failure] = []
+    failures: list[tuple[int, str]] = []
     tokens = asked = 0
 
     async def worker(part: Iterator[tuple[int, Prompt]]) -> None:
@@ -162,9 +154,9 @@ async def collect(
                 return
             try:
                 done[place] = await _one(prompt, inference, train, max_tokens)
-                tokens += len(done[place].train)
+                tokens += len(done[place][1])
             except RequestFailedError as error:
-                failures.append(Failure(prompt.line, str(error)))
+                failures.append((prompt.line, str(error)))
             progress(len(done), len(failures), tokens)
 
     for until in _looked_at(() if enough is None else looks, samples, whole):
@@ -225,17 +217,17 @@ async def _one(
         automatic["finish_reason"] = found.finish_reason
     # The request names each of these, so that no default of the server is in force.
     asked = {parameter: values[0] for parameter, values in NEUTRAL.items()}
-    return _Scored(found, logprobs, automatic | dict(prompt.attributes) | asked)
+    return found, logprobs, automatic | dict(prompt.attributes) | asked
 
 
 def _recording(done: Mapping[int, _Scored]) -> Recording:
-    rows = [done[place] for place in sorted(done)]
+    sampled, train, attributes = zip(*(done[place] for place in sorted(done)), strict=True)
     return Recording(
-        train=np.array([value for row in rows for value in row.train], dtype=np.float64),
-        inference=np.array([value for row in rows for value in row.sampled.logprobs], dtype=np.float64),
-        lengths=np.array([len(row.train) for row in rows], dtype=np.int64),
-        attributes=tuple(row.attributes for row in rows),
-        token_ids=np.array([token for row in rows for token in row.sampled.token_ids], dtype=np.int64),
+        train=np.concatenate(train),
+        inference=np.concatenate([completion.logprobs for completion in sampled]),
+        lengths=np.array([len(logprobs) for logprobs in train], dtype=np.int64),
+        attributes=attributes,
+        token_ids=np.concatenate([completion.token_ids for completion in sampled]).astype(np.int64),
     )
 
 
@@ -370,9 +362,9 @@ def _progress(asked: int, say: _Say) -> Callable[[int, int, int], None]:
 def _missing(collected: Collected, prompts: Path) -> Iterator[str]:
     failures = collected.failures
     yield f"{collected.missing:,} of {collected.asked:,} completions are missing, {len(failures):,} of them failed:"
-    reasons = Counter(failure.why for failure in failures)
+    reasons = Counter(why for _, why in failures)
     for why, times in reasons.most_common(_MAX_LISTED_REASONS):
-        lines = sorted({failure.line for failure in failures if failure.why == why})
+        lines = sorted({line for line, reason in failures if reason == why})
         more = f" and {len(lines) - 3:,} more" if len(lines) > 3 else ""
         count = f" ({times:,} times)" if times > 1 else ""
         yield f"  {prompts}: line {', '.join(map(str, lines[:3]))}{more}: {why}{count}"

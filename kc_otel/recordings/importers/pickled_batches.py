@@ -43,7 +43,7 @@ def verl_batch(path: Path) -> Batch:
         tensors = torch_load(path, tensors)
     elif isinstance(tensors, tuple):
         tensors = {name: _from_bytes(path, name, part) for name, part in tensors[2].items()}
-    return arrays(tensors or {}), others or {}, meta or {}
+    return arrays({} if tensors is None else tensors), others or {}, meta or {}
 
 
 def _from_bytes(path: Path, name: str, part: Any) -> Any:

@@ -79,14 +79,15 @@ def _verl(record: Mapping[str, Any], path: Path) -> Columns:
     token, and the oldest stands for all). The weights are called by the step that made them: `old_log_probs` of step n
     are of version n - 1, which trainer/ppo/v1/trainer_base.py takes its staleness from.
     """
-    others, meta, attention = record[OTHERS], record[META], record.get("attention_mask")
+    others, meta = record[OTHERS], record[META]
+    attention: Any = record.get("attention_mask")
     width = np.size(record["old_log_probs"])
     masks = [record[name] for name in ("response_mask", "loss_mask") if name in record]
     if not masks and attention is None:
         raise RecordingError(
             f"{path}: has neither response_mask nor attention_mask, so that padding would count; save one of them"
         )
-    scores = (record.get(name) for name in ("token_level_scores", "rm_scores"))
+    scores: list[Any] = [record.get(name) for name in ("token_level_scores", "rm_scores")]
     step = _whole(meta.get("global_steps"))  # the one that the trainer is in, counted from 1
     own = given(
         prompt_tokens=None if attention is None else int((attention[:-width] != 0).sum()),
