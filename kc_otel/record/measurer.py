@@ -29,6 +29,7 @@ from kc_otel.contract.registry.clause_metrics import RECORDED, Unit
 from kc_otel.record.kernel import KernelPair
 from kc_otel.record.measure.arrays import as_bool, on_host
 from kc_otel.record.measure.blocks import SampledBatch
+from kc_otel.record.measure.checks import same_shape
 from kc_otel.record.measure.places import Places
 from kc_otel.record.measure.rounding import coarse_side
 from kc_otel.record.operator_drift import observed, observed_routes
@@ -54,7 +55,6 @@ from kc_otel.record.work import (
     Work,
     laid_out,
     measuring,
-    one_shape,
     per_sequence,
 )
 
@@ -407,7 +407,7 @@ class Measurer:
     def _pair_up(self, work: QueuedBatch, now: float) -> None:
         rows = laid_out(work.per_token, like="logprobs")
         self._count_ragged(work, rows)
-        if not one_shape(rows.arrays):
+        if not same_shape(*(data for name, data in rows.arrays.items() if name != "advantages" or np.ndim(data) > 1)):
             self._count_invalid("shape_mismatch", work, rows.kept, rows.given, _shapes(rows.arrays))
             return
         groups: defaultdict[Hashable, list[Pair]] = defaultdict(list)

@@ -187,6 +187,7 @@ class Accumulator:
         ids = None if density or token_ids is None else on_host(token_ids)
         prompts = _first_tokens(reduced, batch, ids, rollouts.prompts)
         reduced = self._held(reduced, _penalty(reduced, batch, ids), prompts)
+        found = self._sampled_batch(reduced, member, batch, token_ids)
         tables = self._tables(member, rollouts, parts, reduced, batch, advantages)
         outside, *_ = [self._record_sampled(rows, train_kept, rewards) for rows in tables]
         self._add_means(tables, rollouts)
@@ -196,7 +197,6 @@ class Accumulator:
             if size.ndim > 1:
                 size = (size if batch.mask is None else np.where(batch.mask[reduced.rows], size, 0.0)).max(1)
             self._stream("advantage_abs").add(size, member[reduced.rows])
-        found = self._sampled_batch(reduced, member, batch, token_ids)
         return replace(found, failed={**found.failed, "reward_out_of_range": outside}) if outside.size else found
 
     def add_logits(
