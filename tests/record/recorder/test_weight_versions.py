@@ -90,6 +90,17 @@ def test_a_sequence_of_both_ages_is_one_observation_among_those_of_older_weights
             assert points["stale-1"].sum == pytest.approx(max(-np.expm1((train - inference)[0].sum()), 0), abs=1e-6)
 
 
+def test_a_sequence_of_which_a_part_is_invalid_is_no_whole_one(recorders, memory, logprobs):
+    train, inference = logprobs(2, 10)
+    train[0, 2] = np.nan
+    recorder = recorders()
+    recorder.compare(train, inference, weights=(5, np.tile([4] * 6 + [5] * 4, (2, 1))))
+    assert recorder.force_flush()
+    assert (memory.count(), memory.count("stale")) == (8, 6)
+    whole = {point.attributes["kc.slice"]: point.count for point in memory.points("kc.drift.tv_seq")}
+    assert whole == {"stale": 1, "stale-1": 1}
+
+
 def test_kernels_that_agree_bit_by_bit_drift_on_older_weights_alone(recorders, logprobs):
     """Rows at lag 0 are no copies for being equal where those of older weights are not; among their own they are."""
     train, inference = logprobs(60, 40, drift=0.09)
