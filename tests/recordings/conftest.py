@@ -6,7 +6,6 @@ from tests.record.recorder.conftest import (
     memory,
     recorders,
     tracing,
-    wait_until,
 )
 
-__all__ = ["_clean_environment", "contract", "held", "logprobs", "memory", "recorders", "tracing", "wait_until"]
+__all__ = ["_clean_environment", "contract", "held", "logprobs", "memory", "recorders", "tracing"]
