@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -13,14 +12,11 @@ from opentelemetry.sdk.metrics.export import MetricExporter
 from kc_otel.contract.model import Contract
 from kc_otel.record.kernel import KernelPair
 from kc_otel.record.measurer import Measurer
-from kc_otel.record.telemetry import environment
 from kc_otel.record.telemetry.counters import Counters, RecorderStats
 from kc_otel.record.telemetry.export import ExportLoop
 from kc_otel.record.work import QueuedBatch, Work
 from kc_otel.record.worker import BoundedWorker
 
-_log: Final = logging.getLogger("kc_otel")
-_MAX_INTERVAL_SECONDS: Final = 60.0
 _WORK_BYTES: Final = 1024
 """Bytes that a queued batch counts besides its arrays, so that empty batches cannot pile up either."""
 _EXPIRY_SECONDS: Final = 1.0
@@ -102,23 +98,6 @@ class Engine:
     def _dropped(self, reason: str, why: object, count: int) -> None:
         known, remedy = _REASONS.get(reason, (reason, ""))
         self.counters.dropped(known, f"{why}; {remedy}" if remedy else why, count)
-
-
-def export_interval_of(given: float | None, heartbeat: float) -> float:
-    """Seconds between exports: as given, as the environment has it, or a third of the heartbeat."""
-    if given is not None:
-        if not given > 0.0:
-            raise ValueError(f"export_interval: {given!r} is not a number of seconds above 0")
-        return given
-    interval = environment.export_interval(min(heartbeat / 3.0, _MAX_INTERVAL_SECONDS))
-    if interval > heartbeat:
-        _log.warning(
-            "OTEL_METRIC_EXPORT_INTERVAL: every %g s is slower than the contract's heartbeat of %g s, "
-            "which will be taken for silence",
-            interval,
-            heartbeat,
-        )
-    return interval
 
 
 class DriftLog(Protocol):

@@ -29,6 +29,7 @@ from kc_otel.contract.registry.clause_metrics import RECORDED, Unit
 from kc_otel.record.kernel import KernelPair
 from kc_otel.record.measure.arrays import as_bool, on_host
 from kc_otel.record.measure.blocks import SampledBatch
+from kc_otel.record.measure.checks import same_shape
 from kc_otel.record.measure.places import Places
 from kc_otel.record.measure.rounding import coarse_side
 from kc_otel.record.operator_drift import observed, observed_routes
@@ -54,7 +55,6 @@ from kc_otel.record.work import (
     Work,
     laid_out,
     measuring,
-    one_shape,
     per_sequence,
 )
 
@@ -226,18 +226,21 @@ class Measurer:
         if rewards is not None:
             arrays["rewards"] = per_sequence("rewards", rewards, given)[rows.kept]
         train, inference = work.settings["weights"]
-        shape, per_token = arrays["train"].shape[:2], arrays.pop("versions", None)
-        places = self._places(arrays, arrays.pop("positions", None), shape)
-        lengths = _counted(arrays) if self._table.by_length else None
+        per_token, positions = arrays.pop("versions", None), arrays.pop("positions", None)
+        shape, mask = arrays["train"].shape[:2], arrays["mask"]
+        fits = mask is None or tuple(mask.shape) == tuple(shape)  # another shape is left to the input checks
+        counts = np.ones(shape, dtype=np.bool_) if mask is None or not fits else as_bool(mask)
+        places = Places(counts, positions) if self._table.places or self._table.by_token else None
+        lengths = counts.sum(1).tolist() if self._table.by_length else None
         membership = self._table.of_batch(work.attributes, rows.kept, given, lengths)
-        versions = batch_versions(inference, per_token, arrays["mask"], shape, membership)
-        parts = parts_by_lag(train, inference, per_token, arrays["mask"], shape)
+        versions = batch_versions(inference, per_token, counts, membership)
+        parts = parts_by_lag(train, inference, per_token, counts)
         if parts is not None and (self._table.by_lag or any(parts.lag)):
             rows, arrays = _in_parts(parts, rows, arrays)
-            lengths = _counted(arrays) if self._table.by_length else None
+            if parts.mask is not None:
+                lengths = None if lengths is None else parts.mask.sum(1).tolist()
+                places = None if places is None else places.of_parts(parts.row, parts.mask)
             membership = self._table.of_batch(work.attributes, rows.kept, given, lengths, parts.lag)
-            if places is not None and parts.mask is not None:
-                places = places.of_parts(parts.row, parts.mask)
         lags = None if parts is None else parts.lag
         of_tokens = self._table.of_tokens(places, each_row(work.attributes, rows.kept, given, lengths, lags))
         rollouts = self._rollouts(work, rows.kept, given, parts)
@@ -254,7 +257,7 @@ class Measurer:
             streams.batches += 1
             self._counters.prompts(streams.accumulator.take_outcomes())
             self._add_step(streams, train if batch.tokens else None, versions)
-        self._count_failed(work.pair, batch, arrays, membership)
+        self._count_failed(work.pair, batch, arrays, membership if fits or not self._table.by_length else None)
         if batch.tokens:
             self._counters.measured(batch.sequences, batch.tokens)
             if (unchecked := batch.why.get("valid")) is not None:
@@ -275,22 +278,13 @@ class Measurer:
         )
 
     def _count_failed(
-        self, pair: KernelPair, batch: Batch, arrays: Mapping[str, Any], membership: NDArray[np.bool_]
+        self, pair: KernelPair, batch: Batch, arrays: Mapping[str, Any], membership: NDArray[np.bool_] | None
     ) -> None:
         """Count the sequences that failed a check, on their slices where these are known."""
         for reason, failed in batch.failed.items():
             why = _shapes(arrays) if reason == "shape_mismatch" else _found(reason, batch.why)
-            unknown = self._table.by_length and _counted(arrays) is None
-            on = None if unknown else self._table.counted(membership[failed])
+            on = None if membership is None else self._table.counted(membership[failed])
             self._counters.invalid(reason, failed.size, pair, why, on)
-
-    def _places(self, arrays: Mapping[str, Any], positions: Any, shape: tuple[int, ...]) -> Places | None:
-        """Return the places of tokens, where they are asked for and the mask fits."""
-        mask = arrays["mask"]
-        if not (self._table.places or self._table.by_token) or (mask is not None and tuple(mask.shape) != tuple(shape)):
-            return None
-        counts = np.ones(shape, dtype=np.bool_) if mask is None else as_bool(mask)
-        return Places(counts, None if positions is None else on_host(positions))
 
     def _rollouts(self, work: QueuedBatch, kept: Sequence[int], given: int, parts: Parts | None) -> Rollouts:
         """Group the sequences of a batch that answer one prompt."""
@@ -413,7 +407,7 @@ class Measurer:
     def _pair_up(self, work: QueuedBatch, now: float) -> None:
         rows = laid_out(work.per_token, like="logprobs")
         self._count_ragged(work, rows)
-        if not one_shape(rows.arrays):
+        if not same_shape(*(data for name, data in rows.arrays.items() if name != "advantages" or np.ndim(data) > 1)):
             self._count_invalid("shape_mismatch", work, rows.kept, rows.given, _shapes(rows.arrays))
             return
         groups: defaultdict[Hashable, list[Pair]] = defaultdict(list)
@@ -480,14 +474,6 @@ def _shapes(arrays: Mapping[str, Any]) -> str:
     """The reason's words, and what was handed over."""
     given = ", ".join(f"{name} {tuple(data.shape)}" for name, data in arrays.items() if data is not None)
     return f"{given}. {remedy('shape_mismatch')}"
-
-
-def _counted(arrays: Mapping[str, Any]) -> list[int] | None:
-    """Tokens of each sequence that count; None where the mask has another shape, which is left to the input checks."""
-    train, mask = arrays["train"], arrays["mask"]
-    if mask is None:
-        return [train.shape[1]] * train.shape[0]
-    return (mask > 0).sum(1).tolist() if mask.shape == train.shape[:2] else None
 
 
 def _lengths(arrays: Mapping[str, Any]) -> str:

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections import OrderedDict, deque
+from collections import deque
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import count, takewhile
 from typing import Any
 
 import numpy as np
@@ -75,14 +76,6 @@ class Pair:
         return getattr(self.sampled, name) if said is None else said
 
 
-@dataclass(slots=True)
-class _Waiting:
-    role: Role
-    key: Hashable
-    side: Side
-    since: float = field(compare=False)
-
-
 class PairingBuffer:
     """Sides that wait for their partner: at most `max_tokens` tokens, each for at most `max_age` seconds.
 
@@ -93,8 +86,9 @@ class PairingBuffer:
         self._max_tokens = max_tokens
         self.max_age = max_age
         self._tokens = 0
-        self._next = 0
-        self._order: OrderedDict[int, _Waiting] = OrderedDict()
+        self._numbers = count()
+        self._order: dict[int, tuple[tuple[Role, Hashable], Side, float]] = {}
+        """Role and key of what waits, and since when, by number; the oldest comes first, here and by key."""
         self._by_key: dict[tuple[Role, Hashable], deque[int]] = {}
 
     def __len__(self) -> int:
@@ -113,13 +107,12 @@ class PairingBuffer:
         partner: Role = "scored" if role == "sampled" else "sampled"
         waiting = self._by_key.get((partner, key))
         if waiting:
-            other = self._remove(waiting[0]).side
+            other = self._remove(waiting[0])
             return (Pair(key, side, other) if role == "sampled" else Pair(key, other, side)), 0
         if side.tokens > self._max_tokens:
             return None, 1
-        number = self._next
-        self._next += 1
-        self._order[number] = _Waiting(role, key, side, now)
+        number = next(self._numbers)
+        self._order[number] = (role, key), side, now
         self._by_key.setdefault((role, key), deque()).append(number)
         self._tokens += side.tokens
         evicted = 0
@@ -130,24 +123,19 @@ class PairingBuffer:
 
     def expire(self, now: float) -> int:
         """Drop the sides that waited too long; return their number."""
-        expired = 0
-        while self._order:
-            oldest = next(iter(self._order))
-            if now - self._order[oldest].since <= self.max_age:
-                break
-            self._remove(oldest)
-            expired += 1
-        return expired
+        late = list(takewhile(lambda number: now - self._order[number][2] > self.max_age, self._order))
+        for number in late:
+            self._remove(number)
+        return len(late)
 
-    def _remove(self, number: int) -> _Waiting:
-        gone = self._order.pop(number)
-        # Only the oldest of a key is ever removed, be it paired or evicted, so it is the first of its queue.
-        queue = self._by_key[gone.role, gone.key]
-        queue.popleft()
-        if not queue:
-            del self._by_key[gone.role, gone.key]
-        self._tokens -= gone.side.tokens
-        return gone
+    def _remove(self, number: int) -> Side:
+        """Remove the oldest of a key, be it paired or evicted: it is the first of its queue."""
+        name, side, _ = self._order.pop(number)
+        self._by_key[name].popleft()
+        if not self._by_key[name]:
+            del self._by_key[name]
+        self._tokens -= side.tokens
+        return side
 
 
 def sides_of(work: QueuedBatch, rows: Rows) -> Iterator[tuple[Hashable, Side]]:

@@ -27,7 +27,7 @@ from kc_otel.contract.fields import operator_name
 from kc_otel.contract.load import load
 from kc_otel.contract.model import Contract
 from kc_otel.contract.registry.clause_metrics import QUANTITIES, SAMPLING, Origin
-from kc_otel.record.engine import DriftLog, Engine, export_interval_of
+from kc_otel.record.engine import DriftLog, Engine
 from kc_otel.record.guided_loop import Directives, GuidedLoop, Quarantine
 from kc_otel.record.kernel import Kernel, KernelPair
 from kc_otel.record.measure.arrays import is_tensor
@@ -123,7 +123,10 @@ class Recorder(PerProcess):
         self._tracer_provider = tracer_provider
         self._queue_bytes = queue_bytes
         self._pairing = pairing_tokens, pairing_seconds
-        self._interval = export_interval_of(export_interval, self.contract.observability.heartbeat)
+        if export_interval is not None and not export_interval > 0.0:
+            raise ValueError(f"export_interval: {export_interval!r} is not a number of seconds above 0")
+        heartbeat = self.contract.observability.heartbeat
+        self._interval = environment.export_interval(heartbeat) if export_interval is None else export_interval
         self._resource = resource
         self._serves = serves
         self._stopped = environment.sdk_disabled()

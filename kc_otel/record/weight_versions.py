@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from kc_otel.record.measure.arrays import as_bool, on_gpu, on_host
+from kc_otel.record.measure.arrays import on_gpu, on_host
 
 _MAX_NAMED_VERSIONS = 8
 """Versions that are spelled out; more are counted."""
@@ -59,9 +59,9 @@ def split(weights: Any) -> tuple[int | str | None, Any]:
 
 
 def batch_versions(
-    version: int | str | None, per_token: Any, mask: Any, shape: tuple[int, ...], membership: NDArray[np.bool_]
+    version: int | str | None, per_token: Any, counts: NDArray[np.bool_], membership: NDArray[np.bool_]
 ) -> BatchVersions | None:
-    """The versions of a batch, of a `shape` [sequences, tokens]; None where they are not known as steps.
+    """The versions of the tokens that count, [sequences, tokens]; None where they are not known as steps.
 
     All tokens have one `version`, or `per_token` has the step that sampled each. ValueError if these are not integers,
     or not one for each token.
@@ -69,8 +69,7 @@ def batch_versions(
     if per_token is None:
         known = isinstance(version, int)
         return BatchVersions(np.array([version]), membership.any(axis=0, keepdims=True), 0) if known else None
-    given = np.asarray(on_host(per_token))
-    counts = np.ones(shape, dtype=np.bool_) if mask is None else as_bool(on_host(mask))
+    given = on_host(per_token)
     if given.dtype.kind not in "iu" or counts.shape != given.shape:
         raise ValueError(
             f"weights: versions of tokens are {given.dtype} {given.shape}; give an integer step for each token"
@@ -106,19 +105,18 @@ class Parts:
 
 
 def parts_by_lag(
-    train: int | str | None, version: int | str | None, per_token: Any, mask: Any, shape: tuple[int, ...]
+    train: int | str | None, version: int | str | None, per_token: Any, counts: NDArray[np.bool_]
 ) -> Parts | None:
     """Split each sequence into the part that the training kernel's weights sampled and older parts; None if unknown.
 
     `train` is the training kernel's version; the others are as in `batch_versions`, which has found them to be right.
     """
-    rows = np.arange(shape[0], dtype=np.int64)
+    rows = np.arange(counts.shape[0], dtype=np.int64)
     if not isinstance(train, int):
         return None
     if per_token is None:
         return Parts(rows, [max(train - version, 0)] * rows.size) if isinstance(version, int) else None
-    counts = np.ones(shape, dtype=np.bool_) if mask is None else as_bool(on_host(mask))
-    lag = np.where(counts, np.maximum(train - np.asarray(on_host(per_token)).astype(np.int64), 0), 0)
+    lag = np.where(counts, np.maximum(train - on_host(per_token).astype(np.int64), 0), 0)
     oldest, stale = lag.max(axis=1, initial=0), lag > 0
     both = np.logical_and(stale.any(axis=1), (counts & ~stale).any(axis=1))
     if not both.any():

@@ -169,14 +169,6 @@ def per_sequence(name: str, data: Tree, sequences: int) -> NDArray[np.float64]:
     return found
 
 
-def one_shape(arrays: dict[str, Any]) -> bool:
-    """Return True if the arrays of a batch fit each other; `advantages` may have one value per sequence."""
-    shapes = {name: tuple(data.shape) for name, data in arrays.items() if data is not None}
-    if len(shapes.get("advantages", ())) == 1:
-        del shapes["advantages"]
-    return len(set(shapes.values())) == 1
-
-
 def _padded(arrays: dict[str, Tree], like: str) -> Rows:
     lists: dict[str, Any] = {name: _as_list(tree) for name, tree in arrays.items() if tree is not None}
     sequences = len(lists[like])

@@ -18,6 +18,7 @@ from kc_otel.client.router import Router
 from kc_otel.judge.decisions import Canary, DecisionTable, Promoted, Route, apply
 from kc_otel.judge.plain_json import to_json
 from tests.tools.servers import answering
+from tests.tools.waiting import eventually
 
 LONG, CODE, PROSE = {"prompt_tokens": 9000}, {"task": "code", "prompt_tokens": 10}, {"task": "prose"}
 
@@ -72,13 +73,6 @@ def evaluator():
 @pytest.fixture
 def routed(contract, make_transition):
     return apply(DecisionTable(), [make_transition()], contract, 100)
-
-
-def eventually(condition, seconds=120.0):
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "it did not happen"
-        time.sleep(0.005)
 
 
 def test_one_slice_is_routed_away_while_the_rest_stays(contract, routed):
@@ -282,10 +276,7 @@ def test_the_evaluator_is_told_which_directives_the_program_looks_at(evaluator):
         router.halted("policy")
         for number in range(200):
             router.quarantined(f"c{number}")
-        end = time.monotonic() + 60
-        while len(evaluator.obeys) < 64:
-            assert time.monotonic() < end
-            time.sleep(0.01)
+        eventually(lambda: len(evaluator.obeys) >= 64)
         assert {"policy/sample-more", "policy/halt", "c0/quarantine-rollouts"} <= set(evaluator.obeys)
         assert len(evaluator.obeys) == 64
 

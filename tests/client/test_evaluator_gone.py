@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import socket
 import sqlite3
-import time
 
 import pytest
 
@@ -15,6 +14,7 @@ from kc_otel.judge.escalation.escalate import EscalationState
 from kc_otel.serve.event_log import EventLog
 from kc_otel.serve.store.escalation_store import EscalationStore
 from tests.integration.conftest import CONTRACT, Evaluator
+from tests.tools.waiting import eventually
 
 pytestmark = pytest.mark.slow
 
@@ -53,13 +53,6 @@ def evaluator(tmp_path):
     for process in started:
         if process.process.poll() is None:
             process.kill()
-
-
-def eventually(true, seconds=SOON):
-    end = time.monotonic() + seconds
-    while not true():
-        assert time.monotonic() < end, "it did not happen"
-        time.sleep(0.02)
 
 
 def test_a_killed_evaluator_and_one_that_lost_its_state(evaluator, tmp_path):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import math
 import os
-import time
 
 import numpy as np
 import pytest
@@ -19,6 +18,7 @@ from kc_otel.judge.verdict import Cell, Status, Verdict
 from tests.integration.conftest import CONTRACT, Evaluator
 from tests.record.recorder.conftest import Memory
 from tests.tools.servers import answering
+from tests.tools.waiting import eventually
 
 SOON = 120.0
 
@@ -80,10 +80,7 @@ def test_asking_brings_the_next_answer_up_to_date(policy):
     with Recorder(policy, log=TrainingLog(), export_interval=1000.0) as recorder:
         assert recorder.scalars() == {}
         batch(recorder, 0.01, 1)
-        end = time.monotonic() + SOON
-        while "kc/failing" not in recorder.scalars() and time.monotonic() < end:
-            time.sleep(0.02)
-        assert recorder.scalars()["kc/failing"] == 0.0
+        eventually(lambda: recorder.scalars().get("kc/failing") == 0.0)
 
 
 def test_what_is_exported_elsewhere_is_the_same(policy):
@@ -134,15 +131,10 @@ def test_with_an_evaluator_it_is_what_that_says(policy, tmp_path, monkeypatch):
             assert recorder.force_flush(SOON)
             assert other.force_flush(SOON)
             both = pytest.approx((mine + theirs) / 2, rel=1e-3)
-            end = time.monotonic() + SOON
-            while recorder.scalars().get("kc/token-tv/worst/code") != both and time.monotonic() < end:
-                time.sleep(0.05)
-            assert recorder.scalars()["kc/token-tv/worst/code"] == both
+            eventually(lambda: recorder.scalars().get("kc/token-tv/worst/code") == both)
             assert recorder.scalars()["kc/token-tv/verdict"] == 3.0
             evaluator.kill()
-            while recorder.scalars() and time.monotonic() < end + SOON:
-                time.sleep(0.05)
-            assert recorder.scalars() == {}
+            eventually(lambda: recorder.scalars() == {})
             for sender in (recorder, other):
                 sender.shutdown(0.1)
     finally:
@@ -175,9 +167,7 @@ def test_a_token_does_not_follow_a_redirect(policy, monkeypatch, caplog):
     with answering(redirect) as url:
         log = TrainingLog(url, refresh=60.0)
         with Recorder(policy, log=log):
-            end = time.monotonic() + SOON
-            while "302" not in caplog.text and time.monotonic() < end and len(shown) < 2:
-                time.sleep(0.02)
+            eventually(lambda: "302" in caplog.text or len(shown) > 1)
     assert shown == [("/api/v1/verdicts", "Bearer kco_secret")]
 
 

@@ -1,1 +1,1 @@
-from tests.record.recorder.conftest import _clean_environment, contract, memory, recorders  # noqa: F401 - fixtures
+from tests.record.recorder.conftest import _clean_environment, contract, held, memory, recorders, tracing  # noqa: F401

@@ -181,7 +181,7 @@ class SampledBatch:
         mask = self.mask[where]
         return Block(rows, _starts(lengths), lengths, train[mask], inference[mask])
 
-    def packed(self, values: Floats, rows: Indices) -> Floats:
+    def packed(self, values: NDArray[Any], rows: Indices) -> NDArray[Any]:
         """Other numbers, [sequences] or [sequences, tokens], one per packed token of these rows."""
         part = values[rows]
         if part.ndim == 1:

@@ -118,14 +118,11 @@ def check_block(block: Block, *, sample: bool = True, density: bool = False) -> 
         found.codes[:] = wrong[0].reason
         return found
     found.note(_single_numbers(block))
-    if found.codes.any():
-        sound = found.codes == InvalidReason.VALID
-        if sound.any():
-            of_rest = CheckedRows(found.codes[sound], found.why)
-            _check_pairs(block.only(sound), of_rest, altered=altered)
-            found.codes[sound] = of_rest.codes
-        return found
-    _check_pairs(block, found, altered=altered)
+    sound = found.codes == InvalidReason.VALID
+    if sound.any():
+        of_rest = CheckedRows(found.codes[sound], found.why)
+        _check_pairs(block.only(sound), of_rest, altered=altered)
+        found.codes[sound] = of_rest.codes
     if sample and not found.codes.any() and (said := not_told(block)):
         found.why[InvalidReason.VALID] = said
     return found

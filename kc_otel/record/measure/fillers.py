@@ -46,7 +46,7 @@ _SURE_NATS: Final = 0.02
 _SURELY_UNSURE: Final = 1.0
 _UNWRITTEN_NATS: Final = 3.0
 """Nats that the other side's tokens cost together where a side is exactly 0 throughout a short sequence."""
-SENTINEL: Final = -1000.0
+_SENTINEL: Final = -1000.0
 """No log-softmax of a trained model goes below; lower values (-9999, the lowest float) are fillers."""
 _ROUNDED: Final = 0.5
 """The same where a row's numbers are on a coarse grid."""
@@ -66,7 +66,7 @@ _BLURRED_FLOOR: Final = (1.0, 32, 0.5, 0.9, 0.2)
 """Nats below one side's lowest number from which tokens of the other side lie far below it, such tokens at least, nats
 above the lowest within which that side has them where it is a floor, share of them, and its slope on the other side
 there. Tokens that a broken kernel alone found likely have any number on its side; another base has a slope."""
-EDGE_ROWS: Final = 0.9
+_EDGE_ROWS: Final = 0.9
 """Share of rows that begin, or end, with the same filler where a mask is missing."""
 _MIN_EDGE: Final = 3
 """Tokens from which such an edge is looked at: of a template's first token or two both kernels are entirely sure."""
@@ -86,8 +86,8 @@ def agree_in_runs(block: Block) -> bool:
         return False
     if any(eroded(same, RUN - 1).any() for same in (*block.repeats, block.agree)):
         return True
-    zero = (block.train == 0.0) & (block.inference == 0.0)
-    return any(0 < EDGE_ROWS * edge.size <= np.count_nonzero(zero[edge]) for edge in (block.starts, block.last))
+    zeros = [(block.train[edge] == 0.0) & (block.inference[edge] == 0.0) for edge in (block.starts, block.last)]
+    return any(np.count_nonzero(zero) >= _EDGE_ROWS * zero.size for zero in zeros)
 
 
 def constants(block: Block, *, altered: bool) -> tuple[list[RowFault], Mask]:
@@ -118,7 +118,7 @@ def constants(block: Block, *, altered: bool) -> tuple[list[RowFault], Mask]:
 
 
 def _sentinels(block: Block, _known: Mask) -> Faults:
-    tokens = (block.train < SENTINEL) & np.isfinite(block.train)
+    tokens = (block.train < _SENTINEL) & np.isfinite(block.train)
     if tokens.any():
         yield fault_at(block, tokens, f"{tokens.sum():,} tokens are {block.train[tokens][0]:.4g}")
 
@@ -204,7 +204,7 @@ def _edges(block: Block, known: Mask) -> Faults:
     leading, trailing = np.minimum(first, ends) - block.starts, block.last - np.maximum(last, block.starts - 1)
     for where, size, begin in (("begin", leading, block.starts), ("end", trailing, ends - trailing)):
         some = (size > 0) & (size < block.lengths)
-        usual = int(np.quantile(np.where(some, size, 0), 1.0 - EDGE_ROWS, method="lower"))
+        usual = int(np.quantile(np.where(some, size, 0), 1.0 - _EDGE_ROWS, method="lower"))
         tokens = spread(begin[some], size[some], zero.size)
         others, elsewhere = np.count_nonzero(~tokens), np.count_nonzero(zero & ~tokens)
         if usual < _MIN_EDGE and (elsewhere or where == "begin" or usual == 0 or nearly_zero < _NEARLY_ZERO):
@@ -249,7 +249,7 @@ def _of_the_token_before(block: Block, known: Mask) -> Faults:
         said = f"the last token of {count:,} sequences has the number of the one before it, on both sides"
         yield fault_at(block, both & last, said)
     for (side, other, name), same in zip(block.sides, block.repeats, strict=True):
-        apart = np.abs(np.diff(np.maximum(other, SENTINEL), prepend=0.0)) > UNSURE
+        apart = np.abs(np.diff(np.maximum(other, _SENTINEL), prepend=0.0)) > UNSURE
         tokens = same & apart & ~known & (side < -UNSURE)
         tokens[tokens] = fine(side[tokens])
         if np.unique(side[tokens]).size >= RUN:
@@ -331,7 +331,7 @@ def _blurred_floors(block: Block, known: Mask) -> Faults:
         if count < _BLURRED_FLOOR[1] or lowest > -0.5 or 2 * np.count_nonzero(low) > side.size:
             continue
         values, often = np.unique(side[far], return_counts=True)
-        off = np.maximum(other[far], SENTINEL).astype(np.float64)
+        off = np.maximum(other[far], _SENTINEL).astype(np.float64)
         off -= off.mean()
         if (
             np.count_nonzero(far & low) < _BLURRED_FLOOR[3] * count

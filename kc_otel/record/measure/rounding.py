@@ -26,8 +26,6 @@ from kc_otel.record.measure.arrays import Floats
 from kc_otel.record.measure.blocks import Block, Mask
 from kc_otel.record.measure.row_faults import CHANCE, RUN, UNSURE, Found, fault_at
 
-_SIGNIFICAND: Final = {"bfloat16": 8, "float16": 11}
-"""Bits of significand, the leading one included; the coarser format first."""
 _LOOK_NUMBERS: Final = 1024
 """Numbers of each side that are looked at, from its first one."""
 _FEWEST_NUMBERS: Final = 32
@@ -35,6 +33,10 @@ _FEWEST_NUMBERS: Final = 32
 most 2^-8 each even where they are differences of logits of 32, 2^-256 in all."""
 _MIN_ASKED_NATS: Final = 0.5
 """Smallest |log-probability| that is asked, nats."""
+_FINEST: Final = 2.0**-13
+"""Numbers from that on which are on a grid are multiples of it."""
+_LARGEST: Final = 2.0**15
+"""A larger number, which is no log-probability, counts as this one, which is on every grid."""
 _PLACES: Final = 6
 """Tokens of each row that are looked at before all are."""
 _COARSEST: Final = 0.006
@@ -76,16 +78,16 @@ def coarse_side(train: Floats, inference: Floats) -> CoarseSide | None:
     >>> coarse_side(inference.astype(np.float32), inference) is None
     True
     """
-    asked = {"train": _asked(train), "inference": _asked(inference)}
-    if any(np.unique(values).size < _FEWEST_NUMBERS for values in asked.values()):
+    asked = _asked(train), _asked(inference)
+    if any(np.unique(values).size < _FEWEST_NUMBERS for values in asked):
         return None
-    bits = {side: _bits(values) for side, values in asked.items()}
-    side: Literal["train", "inference"] = "train" if bits["train"] <= bits["inference"] else "inference"
-    grid = next((name for name, known in _SIGNIFICAND.items() if bits[side] <= known < max(bits.values())), None)
-    if grid is None:
-        return None
-    given = train if side == "train" else inference
-    return CoarseSide(side, grid, float(_spacing(given, asked[side], _SIGNIFICAND[grid]).mean()) / 4.0)
+    for grid, (rounded, significand) in _HALF.items():
+        on_grid = [bool((rounded(values) == values).all()) for values in asked]
+        if on_grid[0] != on_grid[1]:
+            at = on_grid.index(True)
+            spacing = _spacing((train, inference)[at], asked[at], significand)
+            return CoarseSide("inference" if at else "train", grid, float(spacing.mean()) / 4.0)
+    return None
 
 
 def _spacing(side: Floats, asked: NDArray[np.float64], significand: int) -> NDArray[np.float64]:
@@ -95,28 +97,16 @@ def _spacing(side: Floats, asked: NDArray[np.float64], significand: int) -> NDAr
     in it computed are differences of logits, and have the spacing of the largest logit everywhere.
     """
     some = np.abs(side[:_LOOK_NUMBERS][np.isfinite(side[:_LOOK_NUMBERS])], dtype=np.float64)
-    step = float(np.ldexp(_lowest_bit(asked).astype(np.float64), np.frexp(asked)[1] - 53).min())
-    stored = np.ldexp(1.0, np.frexp(some)[1] - significand)
-    smallest = np.ldexp(1.0, int(np.frexp(asked.min())[1]) - significand)
+    divisor = int(np.gcd.reduce((asked / _FINEST).astype(np.int64)))
+    step = (divisor & -divisor) * _FINEST
+    stored, smallest = (np.ldexp(1.0, np.frexp(values)[1] - significand) for values in (some, asked.min()))
     return np.full(some.size, step) if step > smallest else stored
-
-
-def _lowest_bit(values: NDArray[np.float64]) -> NDArray[np.int64]:
-    """The lowest bit of each number's significand, as an integer of 53 bits."""
-    whole = np.ldexp(np.frexp(values)[0], 53).astype(np.int64)
-    lowest: NDArray[np.int64] = whole & -whole
-    return lowest
 
 
 def _asked(side: Floats) -> NDArray[np.float64]:
     """Numbers far enough from 0 to tell a grid by, float64."""
     some = side[:_LOOK_NUMBERS]
-    return np.abs(some[np.isfinite(some) & (some <= -_MIN_ASKED_NATS)], dtype=np.float64)
-
-
-def _bits(values: NDArray[np.float64]) -> int:
-    """Bits of significand that the finest of these positive numbers needs, 1 to 53."""
-    return 54 - int(_lowest_bit(values).min()).bit_length()
+    return np.abs(some[np.isfinite(some) & (some <= -_MIN_ASKED_NATS)], dtype=np.float64).clip(max=_LARGEST)
 
 
 def _to_bfloat16(values: Floats) -> NDArray[np.float32]:
@@ -128,10 +118,13 @@ def _to_decimals(values: Floats, digits: int) -> Floats:
     return np.round(values, digits)
 
 
+_HALF: Final[Mapping[str, tuple[Callable[[Floats], Floats], int]]] = MappingProxyType(
+    {"bfloat16": (_to_bfloat16, 8), "float16": (lambda values: values.astype(np.float16).astype(np.float32), 11)}
+)
+"""Formats and their bits of significand, the leading one included; the coarser format first."""
 _ROUNDED: Final[Mapping[str, Callable[[Floats], Floats]]] = MappingProxyType(
     {
-        "to bfloat16": _to_bfloat16,
-        "to float16": lambda values: values.astype(np.float16).astype(np.float32),
+        **{f"to {name}": rounded for name, (rounded, _) in _HALF.items()},
         **{f"to {digits} decimals": partial(_to_decimals, digits=digits) for digits in (2, 3, 4)},
     }
 )

@@ -78,6 +78,8 @@ class _Rows:
     """
 
     membership: NDArray[np.bool_]  # slices of the rows, bool [rows, slices]
+    reduced: Reduced | None  # of their log-probabilities; None where there are none
+    tokens: NDArray[np.bool_] | None  # those that count, bool [rows, tokens]; None for all
     whole: NDArray[np.intp] | None
     sums: NDArray[np.float64]  # of values, and how many they are [2, quantities, rows]
     measured: NDArray[np.bool_]  # [rows]
@@ -182,25 +184,18 @@ class Accumulator:
         reduced = reduce(batch, codes, member, self._cells, advantages, density=density, bounds=bounds)
         if density:
             reduced.bets[1] = 0.0  # how sure Q may be of its tokens is a question of probabilities
-            reduced = self._held(reduced)
-        else:
-            prompts = "" if token_ids is None else _first_tokens(reduced, inference, mask, token_ids, rollouts.prompts)
-            reduced = self._held(reduced, _penalty(reduced, train, inference, mask, token_ids), prompts)
-        found = self._sampled_batch(reduced, member, train, inference, mask, token_ids)
-        tables = [(reduced, member, mask)]
-        for part in parts:
-            only = self._only(part.column, sequences)
-            # What the checks of whole sequences let pass is not checked again in parts of them.
-            batch = SampledBatch.of(train, inference, part.mask)
-            tables.append((reduce(batch, reduced.codes, only, self._cells, advantages, density=True), only, part.mask))
-        recorded = [self._record_sampled(*table, train_kept, rewards, rollouts) for table in tables]
-        self._add_means([rows for rows, _ in recorded], rollouts)
-        outside = recorded[0][1]
+        ids = None if density or token_ids is None else on_host(token_ids)
+        prompts = _first_tokens(reduced, batch, ids, rollouts.prompts)
+        reduced = self._held(reduced, _penalty(reduced, batch, ids), prompts)
+        found = self._sampled_batch(reduced, member, batch, token_ids)
+        tables = self._tables(member, rollouts, parts, reduced, batch, advantages)
+        outside, *_ = [self._record_sampled(rows, train_kept, rewards) for rows in tables]
+        self._add_means(tables, rollouts)
         self._places.add(reduced, member[:, 0], rollouts)
         if "advantage_abs" in self._sampling and advantages is not None and reduced.rows.size:
             size = np.abs(advantages[reduced.rows]).astype(np.float64)
             if size.ndim > 1:
-                size = (size if mask is None else np.where(as_bool(mask)[reduced.rows], size, 0.0)).max(1)
+                size = (size if batch.mask is None else np.where(batch.mask[reduced.rows], size, 0.0)).max(1)
             self._stream("advantage_abs").add(size, member[reduced.rows])
         return replace(found, failed={**found.failed, "reward_out_of_range": outside}) if outside.size else found
 
@@ -235,36 +230,29 @@ class Accumulator:
         at = np.nonzero(kept & (codes == InvalidReason.VALID)[:, None])
         found = logit_drift(train, inference, at=at, targets=None if tokens is None else tokens[at])
         codes[at[0][~found.valid]] = InvalidReason.NAN_LOGITS
-        reduced: Reduced | None = None
-        tables = [self._rows(member, rollouts)]
-        pair = np.zeros((2, *shape))
+        reduced, batch = None, None
         if found.train_logprob is not None and found.inference_logprob is not None:
+            pair = np.zeros((2, *shape))
             pair[0][at], pair[1][at] = found.train_logprob, found.inference_logprob
-            batch = SampledBatch.of(pair[0], pair[1], kept)
-            bounds = None if places is None else places.bounds
+            batch, bounds = SampledBatch.of(pair[0], pair[1], kept), None if places is None else places.bounds
             reduced = self._held(reduce(batch, codes, member, self._cells, None, bounds=bounds))
             codes = reduced.codes
-            self._record(reduced, tables[0])
         valid = codes[at[0]] == InvalidReason.VALID
         rows, values = at[0][valid], found.values[valid]
-        self._record_logits(values, rows, tables[0])
-        for part in parts:
-            inside, of_part = part.mask[at][valid], self._rows(self._only(part.column, shape[0]), rollouts)
-            if reduced is not None:
-                within = SampledBatch.of(pair[0], pair[1], kept & part.mask)
-                of_tokens = reduce(within, codes, of_part.membership, self._cells, None, density=True)
-                self._record(of_tokens, of_part)
-            self._record_logits(values[inside], rows[inside], of_part)
-            tables.append(of_part)
+        tables = self._tables(member, rollouts, parts, reduced, batch)
+        for into in tables:
+            if into.reduced is not None:
+                self._record(into, into.reduced)
+            here = slice(None) if into.tokens is None else into.tokens[at][valid]
+            self._record_logits(into, values[here], rows[here])
         if rows.size:
             self._add_means(tables, rollouts)
-            if reduced is not None:
-                self._places.add(reduced, member[:, 0], rollouts)
         mean = float(values[:, LOGITS.index("tv_exact")].mean()) if rows.size else math.nan
-        if reduced is not None:
-            return replace(self._sampled_batch(reduced, member, pair[0], pair[1], kept, tokens), tv_token=mean)
-        measured = np.unique(rows)
-        return Batch(measured.size, rows.size, mean, None, self._named(member[measured]), failed(codes))
+        if reduced is None or batch is None:
+            measured = np.unique(rows)
+            return Batch(measured.size, rows.size, mean, None, self._named(member[measured]), failed(codes))
+        self._places.add(reduced, member[:, 0], rollouts)
+        return replace(self._sampled_batch(reduced, member, batch, tokens), tv_token=mean)
 
     def add_values(self, quantity: str, values: Any, *, membership: Any = None) -> None:
         """Record finite observations of one quantity that were made elsewhere, such as `weights_lag`: [n] or one."""
@@ -349,30 +337,46 @@ class Accumulator:
         """Membership of sequences of which all are in one slice."""
         return np.tile(np.arange(len(self.slices)) == column, (sequences, 1))
 
-    def _rows(self, membership: NDArray[np.bool_], of: Rollouts) -> _Rows:
-        """Rows of which nothing is recorded yet."""
-        rows = membership.shape[0]
-        return _Rows(membership, of.whole, np.zeros((2, len(self._units), rows)), np.zeros(rows, dtype=np.bool_))
+    def _tables(
+        self,
+        member: NDArray[np.bool_],
+        of: Rollouts,
+        parts: Sequence[TokenSlice],
+        reduced: Reduced | None,
+        batch: SampledBatch | None,
+        advantages: NDArray[Any] | None = None,
+    ) -> list[_Rows]:
+        """The rows of a batch and of its slices of tokens; nothing is recorded of them yet."""
+        sequences = member.shape[0]
+        found = [(member, reduced, None if batch is None else batch.mask)]
+        for part in parts:
+            only, within = self._only(part.column, sequences), None
+            if reduced is not None and batch is not None:
+                # What the checks of whole sequences let pass is not checked again in parts of them.
+                tokens = SampledBatch.of(batch.train, batch.inference, part.mask)
+                within = reduce(tokens, reduced.codes, only, self._cells, advantages, density=True)
+            found.append((only, within, part.mask))
+        shape = 2, len(self._units), sequences
+        return [_Rows(*table, of.whole, np.zeros(shape), np.zeros(sequences, dtype=np.bool_)) for table in found]
 
-    def _record_sampled(
-        self, reduced: Reduced, member: NDArray[np.bool_], mask: Any, train_kept: Any, rewards: Any, rollouts: Rollouts
-    ) -> tuple[_Rows, NDArray[np.intp]]:
-        """`_record` log-probabilities and what came with them. Returns whose rewards are out of range too."""
-        into = self._rows(member, rollouts)
-        whole, log_w = self._record(reduced, into)
+    def _record_sampled(self, into: _Rows, train_kept: Any, rewards: Any) -> NDArray[np.intp]:
+        """`_record` log-probabilities and what came with them. Returns the rows whose rewards are out of range."""
+        assert into.reduced is not None
+        reduced = into.reduced
+        whole, log_w = self._record(into, reduced)
         if train_kept is not None and reduced.rows.size:
-            mass, tokens = outside_mass(train_kept, reduced.rows, mask)
+            mass, tokens = outside_mass(train_kept, reduced.rows, into.tokens)
             if "outside_mass" in self._recorded:
-                self._stream("outside_mass").add(mass, np.repeat(member[reduced.rows], tokens, axis=0))
+                self._stream("outside_mass").add(mass, np.repeat(into.membership[reduced.rows], tokens, axis=0))
             self._note(into, "outside_mass", np.add.reduceat(mass, np.cumsum(tokens) - tokens), tokens, reduced.rows)
         if rewards is None or self._reward_range is None:
-            return into, whole[:0]
+            return whole[:0]
         given, (low, high) = floats(rewards)[whole].astype(np.float64), self._reward_range
         for quantity, values in zip(REWARD, reward_sides(saturated(log_w), given, self._reward_range), strict=True):
             self._record_whole(into, quantity, values, whole)
-        return into, whole[(given < low) | (given > high)]
+        return whole[(given < low) | (given > high)]
 
-    def _record_logits(self, values: NDArray[np.float64], rows: NDArray[np.intp], into: _Rows) -> None:
+    def _record_logits(self, into: _Rows, values: NDArray[np.float64], rows: NDArray[np.intp]) -> None:
         """Record the quantities of logits of tokens [n] that belong to sequences `rows`."""
         membership = into.membership[rows]
         for column, quantity in enumerate(LOGITS):
@@ -385,7 +389,7 @@ class Accumulator:
             for column, quantity in enumerate(LOGITS):
                 self._note(into, quantity, totals[:, column], lengths, rows[starts])
 
-    def _record(self, reduced: Reduced, into: _Rows) -> tuple[NDArray[np.intp], NDArray[np.float64]]:
+    def _record(self, into: _Rows, reduced: Reduced) -> tuple[NDArray[np.intp], NDArray[np.float64]]:
         """Record what was measured of tokens and sequences. Returns the whole sequences' rows, and their sums of l."""
         rows, membership = reduced.rows, into.membership[reduced.rows]
         into.measured[rows] = True
@@ -461,28 +465,19 @@ class Accumulator:
             if not math.isnan(effect):
                 self._stream("design_effect").add(np.array([effect]), membership[:1])
 
-    def _sampled_batch(
-        self, reduced: Reduced, member: NDArray[np.bool_], train: Any, inference: Any, mask: Any, token_ids: Any
-    ) -> Batch:
+    def _sampled_batch(self, reduced: Reduced, member: NDArray[np.bool_], batch: SampledBatch, token_ids: Any) -> Batch:
         rows, tokens = reduced.rows, int(reduced.tokens.sum())
         why = {reason.name.lower(): words for reason, words in reduced.why.items()}
         if not rows.size:
             return Batch(0, 0, math.nan, None, (), failed(reduced.codes), why)
         _, low, high = reduced.stats[:, :, _LOG_RATIO]
-        row = int(rows[np.argmax(np.maximum(-low, high))])
         # One row is read again, so that no token's place has to be kept while a million of them are counted.
-        only = slice(row, row + 1)
-        batch = SampledBatch.of(train[only], inference[only], None if mask is None else mask[only])
-        log_w = np.asarray(saturated(batch.block(np.zeros(1, dtype=np.intp)).log_w), dtype=np.float32)
+        row = int(rows[np.argmax(np.maximum(-low, high))])
+        log_w = np.asarray(saturated(batch.block(np.array([row])).log_w), dtype=np.float32)
         index = int(np.argmax(np.abs(log_w)))
-        position = batch.position(0, index)
-        worst = WorstToken(
-            float(log_w[index]),
-            row,
-            position,
-            None if token_ids is None else int(token_ids[row][position]),
-            self._named(member[row : row + 1]),
-        )
+        position = batch.position(row, index)
+        token_id = None if token_ids is None else int(token_ids[row][position])
+        worst = WorstToken(float(log_w[index]), row, position, token_id, self._named(member[row : row + 1]))
         mean = float(reduced.stats[0, :, _TV].sum()) / tokens
         return Batch(rows.size, tokens, mean, worst, self._named(member[rows]), failed(reduced.codes), why)
 
@@ -505,25 +500,22 @@ def _nothing(sequences: int, reason: InvalidReason) -> Batch:
     return Batch(0, 0, math.nan, None, (), {reason.name.lower(): np.arange(sequences)} if sequences else {})
 
 
-def _penalty(reduced: Reduced, train: Any, inference: Any, mask: Any, token_ids: Any) -> str:
+def _penalty(reduced: Reduced, batch: SampledBatch, token_ids: NDArray[Any] | None) -> str:
     """Return the reason where one side has a penalty; empty for none, and without token ids."""
     tokens = reduced.tokens
     if token_ids is None or not reduced.stats[0, :, _ABS_LOG_RATIO].sum() > DRIFT * tokens.sum():
         return ""
-    few = reduced.rows[: int(np.searchsorted(np.cumsum(tokens), LOOK)) + 1].tolist()
-    part = SampledBatch.of(train[few], inference[few], None if mask is None else mask[few])
-    block, ids = part.block(np.arange(len(few))), on_host(token_ids[few])
-    return penalised(
-        block.train, block.inference, ids.reshape(-1) if part.mask is None else ids[part.mask], block.lengths
-    )
+    few = reduced.rows[: int(np.searchsorted(np.cumsum(tokens), LOOK)) + 1]
+    block = batch.block(few)
+    return penalised(block.train, block.inference, batch.packed(token_ids, few), block.lengths)
 
 
 def _first_tokens(
-    reduced: Reduced, inference: Any, mask: Any, token_ids: Any, prompts: Sequence[Hashable] | None
+    reduced: Reduced, batch: SampledBatch, token_ids: NDArray[Any] | None, prompts: Sequence[Hashable] | None
 ) -> str:
     """Return what is wrong with the probabilities of the prompts' first tokens; empty for nothing."""
     rows = reduced.rows
-    if prompts is None or not rows.size:
+    if token_ids is None or prompts is None or not rows.size:
         return ""
-    at = np.zeros(rows.size, dtype=np.intp) if mask is None else as_bool(mask)[rows].argmax(1)
-    return more_than_all(inference[rows, at], on_host(token_ids)[rows, at], [prompts[row] for row in rows.tolist()])
+    at = np.zeros(rows.size, dtype=np.intp) if batch.mask is None else batch.mask[rows].argmax(1)
+    return more_than_all(batch.inference[rows, at], token_ids[rows, at], [prompts[row] for row in rows.tolist()])

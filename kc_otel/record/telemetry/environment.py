@@ -29,6 +29,7 @@ from opentelemetry.sdk.resources import SERVICE_INSTANCE_ID, OTELResourceDetecto
 _log: Final = logging.getLogger("kc_otel")
 _OTLP: Final = {"grpc": "otlp_proto_grpc", "http/protobuf": "otlp_proto_http"}
 _DEFAULT_TIMEOUT: Final = 30.0
+_MAX_INTERVAL_SECONDS: Final = 60.0
 
 
 def sdk_disabled() -> bool:
@@ -65,9 +66,13 @@ def resource_of_run(system: str, algorithm: str | None, model: str | None) -> di
     return {name: str(value) for name, value in said.items() if value}
 
 
-def export_interval(default: float) -> float:
-    """Seconds between exports: OTEL_METRIC_EXPORT_INTERVAL (milliseconds), or `default`."""
-    return _seconds("OTEL_METRIC_EXPORT_INTERVAL", default)
+def export_interval(heartbeat: float) -> float:
+    """Seconds between exports: OTEL_METRIC_EXPORT_INTERVAL (milliseconds), or a third of the heartbeat."""
+    interval = _seconds("OTEL_METRIC_EXPORT_INTERVAL", min(heartbeat / 3.0, _MAX_INTERVAL_SECONDS))
+    if interval > heartbeat:
+        said = "every %g s is slower than the contract's heartbeat of %g s, which will be taken for silence"
+        _log.warning(f"OTEL_METRIC_EXPORT_INTERVAL: {said}", interval, heartbeat)
+    return interval
 
 
 def export_timeout() -> float:

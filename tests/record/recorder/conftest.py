@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import threading
-import time
 from functools import partial
 
 import numpy as np
@@ -85,14 +84,3 @@ def held(monkeypatch):
     monkeypatch.setattr(Measurer, "handle", wait)
     yield release
     release.set()
-
-
-@pytest.fixture
-def wait_until():
-    def wait(condition, seconds=120.0):
-        deadline = time.monotonic() + seconds
-        while not condition() and time.monotonic() < deadline:
-            time.sleep(0.002)
-        assert condition()
-
-    return wait

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from kc_otel.record.kernel import Kernel
+from tests.tools.waiting import eventually
 
 
 @pytest.fixture
@@ -104,11 +105,11 @@ def test_what_waits_is_bounded_and_what_is_let_go_is_counted(recorders, memory, 
 
 
 @pytest.mark.slow
-def test_what_waits_too_long_is_let_go(recorders, logprobs, ids, wait_until):
+def test_what_waits_too_long_is_let_go(recorders, logprobs, ids):
     _, inference = logprobs(1, 20)
     recorder = recorders(pairing_seconds=0.01)
     recorder.sampled("a", token_ids=ids[0], logprobs=inference[0])
-    wait_until(lambda: recorder.stats().dropped == {"pair-expired": 1})
+    eventually(lambda: recorder.stats().dropped == {"pair-expired": 1})
     assert recorder.stats().unpaired == 0
 
 

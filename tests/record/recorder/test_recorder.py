@@ -11,9 +11,7 @@ from opentelemetry.sdk.metrics.export import MetricExportResult
 
 from kc_otel.contract.registry.clause_metrics import OPERATORS, QUANTITIES
 from kc_otel.record.kernel import Kernel
-
-NOT_HUNG = 30.0
-"""What hangs in these tests hangs until it is let go; all else is done by then, on a busy machine too."""
+from tests.tools.waiting import NOT_HUNG, eventually
 
 
 def test_what_is_exported_is_what_was_compared(recorders, memory, logprobs):
@@ -269,13 +267,13 @@ def test_weights_lag_is_measured_on_the_slices_that_the_batch_touched(recorders,
     assert "tokens of step 9 beside a training kernel of an earlier one, which it cannot be; weights= takes" in said
 
 
-def test_a_rollout_ends_the_old_pair_and_starts_the_new(recorders, memory, logprobs, wait_until):
+def test_a_rollout_ends_the_old_pair_and_starts_the_new(recorders, memory, logprobs):
     old, new = Kernel("vllm", dtype="bf16"), Kernel("vllm", dtype="int8")
     recorder = recorders(train=Kernel("torch"), inference=old)
     recorder.compare(*logprobs(1, 5))
     recorder.rollout(inference=new)
     recorder.compare(*logprobs(1, 7))
-    wait_until(lambda: recorder.stats().exports >= 1)
+    eventually(lambda: recorder.stats().exports >= 1)
     recorder.force_flush()
     recorder.force_flush()
     counts = [
@@ -416,10 +414,10 @@ def test_wrong_settings_are_refused(recorders, options):
 
 
 @pytest.mark.slow
-def test_the_interval_keeps_up_with_the_heartbeat(recorders, contract, monkeypatch, wait_until, caplog):
+def test_the_interval_keeps_up_with_the_heartbeat(recorders, contract, monkeypatch, caplog):
     """The default interval is a third of the contract's heartbeat; a slower one in the environment is warned about."""
     recorder = recorders(contract=contract(observability={"heartbeat": "150ms"}), export_interval=None)
-    wait_until(lambda: recorder.stats().exports >= 3)
+    eventually(lambda: recorder.stats().exports >= 3)
     monkeypatch.setenv("OTEL_METRIC_EXPORT_INTERVAL", "60000")
     with caplog.at_level(logging.WARNING, "kc_otel"):
         recorders(contract=contract(observability={"heartbeat": "1s"}), export_interval=None)

@@ -63,10 +63,7 @@ def test_a_sequence_of_both_ages_is_measured_in_two_parts(recorders, memory, con
     assert recorder.stats().dropped == {}
 
 
-@pytest.mark.parametrize("to", [np.asarray, torch.as_tensor])
-def test_a_sequence_of_both_ages_is_one_observation_among_those_of_older_weights(
-    recorders, memory, contract, logprobs, to
-):
+def test_a_sequence_of_both_ages_is_one_observation_among_those_of_older_weights(recorders, memory, contract, logprobs):
     """Means over sequences and what is about whole ones take all of its tokens; the trainer's version keeps none."""
     train, inference = logprobs(3, 10)
     versions = np.array([[4] * 6 + [5] * 4, [5] * 10, [3] * 10])
@@ -76,7 +73,7 @@ def test_a_sequence_of_both_ages_is_one_observation_among_those_of_older_weights
     slices = {"older": {"where": {"lag": ">= 2"}}, "code": {"where": {"task": "code"}}}
     recorder = recorders(contract=contract(slices=slices, statistical=clauses, assumptions={"reward_range": [0, 1]}))
     recorder.compare(
-        to(train), to(inference), weights=(5, versions), advantages=np.ones(3), rewards=np.ones(3),
+        torch.as_tensor(train), inference, weights=(5, versions), advantages=np.ones(3), rewards=np.ones(3),
         attributes={"task": "code"},
     )  # fmt: skip
     assert recorder.force_flush()
@@ -93,18 +90,26 @@ def test_a_sequence_of_both_ages_is_one_observation_among_those_of_older_weights
             assert points["stale-1"].sum == pytest.approx(max(-np.expm1((train - inference)[0].sum()), 0), abs=1e-6)
 
 
-@pytest.mark.parametrize("to", [np.asarray, torch.as_tensor])
-def test_kernels_that_agree_bit_by_bit_drift_on_older_weights_alone(recorders, logprobs, to):
+def test_a_sequence_of_which_a_part_is_invalid_is_no_whole_one(recorders, memory, logprobs):
+    train, inference = logprobs(2, 10)
+    train[0, 2] = np.nan
+    recorder = recorders()
+    recorder.compare(train, inference, weights=(5, np.tile([4] * 6 + [5] * 4, (2, 1))))
+    assert recorder.force_flush()
+    assert (memory.count(), memory.count("stale")) == (8, 6)
+    whole = {point.attributes["kc.slice"]: point.count for point in memory.points("kc.drift.tv_seq")}
+    assert whole == {"stale": 1, "stale-1": 1}
+
+
+def test_kernels_that_agree_bit_by_bit_drift_on_older_weights_alone(recorders, logprobs):
     """Rows at lag 0 are no copies for being equal where those of older weights are not; among their own they are."""
     train, inference = logprobs(60, 40, drift=0.09)
     train[:20] = inference[:20]
     recorder = recorders()
-    recorder.compare(
-        to(train), to(inference), weights=(5, np.repeat([5, 3], [20, 40])[:, None] * np.ones((1, 40), dtype=int))
-    )
+    recorder.compare(train, inference, weights=(5, np.repeat([5, 3], [20, 40])[:, None] * np.ones((1, 40), dtype=int)))
     assert recorder.force_flush()
     assert recorder.stats().invalid == {}
-    recorder.compare(to(train), to(inference), weights=(5, 5))
+    recorder.compare(train, inference, weights=(5, 5))
     assert recorder.force_flush()
     assert set(recorder.stats().invalid) == {"placeholder"}
 
@@ -145,7 +150,7 @@ def test_versions_that_do_not_fit_are_counted_and_never_raised(recorders, logpro
 @pytest.mark.slow
 def test_many_versions_are_counted_and_not_spelled_out():
     versions = np.arange(1_000_000).reshape(1000, 1000) % 1000
-    found = batch_versions(None, versions, None, versions.shape, np.ones((1000, 2), dtype=bool))
+    found = batch_versions(None, versions, versions >= 0, np.ones((1000, 2), dtype=bool))
     assert found is not None
     assert (found.steps.size, found.straddling) == (1000, 1000)
     assert str(found) == "1000 versions, the last 992,993,994,995,996,997,998,999"

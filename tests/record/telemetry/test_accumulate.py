@@ -265,15 +265,6 @@ def test_other_values_are_recorded_as_they_are() -> None:
     assert snapshot["tv_token", "all"].count == 3
 
 
-def test_arguments_that_do_not_fit_are_refused() -> None:
-    accumulator, arrays = Accumulator(SLICES), batch()
-    with pytest.raises(ValueError, match=r"advantages: shape \(8,\)"):
-        accumulator.add_sampled(**arrays, advantages=np.ones(8))
-    with pytest.raises(ValueError, match=r"train: shape \(3,\) is not \[sequences, tokens\]"):
-        accumulator.add_sampled(np.zeros(3), np.zeros(3))
-    assert accumulator.snapshot() == {}
-
-
 SHARES = np.array([16, 8, 4, 2, 1, 1])
 """Of the tokens that are kept, in 32nds: every one is sampled exactly as often as it is probable."""
 SAMPLED = np.random.default_rng(0).permutation(np.repeat(np.arange(SHARES.size), SHARES))
@@ -328,17 +319,3 @@ def test_a_mass_that_cannot_be_is_no_drift(kept, reason):
     batch = accumulator.add_sampled(log_p, log_p - np.log(0.8), train_kept=mass)
     assert batch.invalid == {reason: 1}
     assert accumulator.snapshot()["outside_mass", "all"].count == 20
-
-
-def test_masked_tokens_have_no_mass_outside():
-    log_p = np.log(np.full((2, 6), 0.4))
-    mass = np.full((2, 6), np.log(0.9))
-    mask = np.ones((2, 6), dtype=bool)
-    mask[0, 2:], mass[0, 2:] = False, np.nan
-    accumulator = Accumulator(["all", "b"])
-    membership = np.array([[True, False], [True, True]])
-    accumulator.add_sampled(log_p, log_p - np.log(0.9), mask=mask, train_kept=mass, membership=membership)
-    found = accumulator.snapshot()
-    assert [found["outside_mass", name].count for name in ("all", "b")] == [8, 6]
-    assert found["outside_mass", "all"].sum == pytest.approx(0.8)
-    assert found["tv_token", "all"].sum == pytest.approx(0.0, abs=1e-6)

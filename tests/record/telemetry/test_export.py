@@ -15,9 +15,7 @@ from kc_otel.record.telemetry import environment
 from kc_otel.record.telemetry.counters import Counters
 from kc_otel.record.telemetry.export import SCOPE, ExportLoop
 from tests.tools.contracts import contract_of
-
-NOT_HUNG = 30.0
-"""What hangs in these tests hangs until it is let go; all else is done by then, on a busy machine too."""
+from tests.tools.waiting import NOT_HUNG, eventually
 
 
 class Remember(MetricExporter):
@@ -79,13 +77,6 @@ def loops():
         loop.shutdown(2.0)
 
 
-def wait_until(condition, seconds=120.0):
-    deadline = time.monotonic() + seconds
-    while not condition() and time.monotonic() < deadline:
-        time.sleep(0.005)
-    assert condition()
-
-
 def test_one_export_owns_one_resource_and_one_scope(loops):
     exporter = Remember()
     assert loops(exporter).force_flush(60)
@@ -132,7 +123,7 @@ def test_a_recorder_does_not_claim_slices_that_its_cap_leaves_no_room_for():
 def test_it_exports_every_interval_though_nothing_changed(loops):
     exporter = Remember()
     loops(exporter, interval=0.02)
-    wait_until(lambda: len(exporter.got) >= 3)
+    eventually(lambda: len(exporter.got) >= 3)
 
 
 def test_force_flush_waits_for_the_export_that_contains_what_came_before(loops):
@@ -173,7 +164,7 @@ def test_shutdown_interrupts_an_export_that_hangs(loops):
     began = time.monotonic()
     assert not loop.shutdown(0.05)
     assert time.monotonic() - began < NOT_HUNG
-    wait_until(lambda: exporter.shutdowns == 1)
+    eventually(lambda: exporter.shutdowns == 1)
     release.set()
 
 
