@@ -234,7 +234,8 @@ class StreamColumns:
         return layout
 
     def _forget_layouts(self) -> None:
-        self._layouts, self._layout_bytes = {}, 0
+        self._layouts: dict[tuple[bytes, bytes], _Layout] = {}
+        self._layout_bytes = 0
 
     def _block_unknown(self, message: ColumnMessage) -> None:
         """Leave the points of streams that are known, but not in this spelling, to be taken in their order."""
