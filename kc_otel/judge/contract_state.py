@@ -156,15 +156,11 @@ class ContractState:
     def take(self, point: Point, slices: Iterable[str], pair: Pair, horizon: Horizon, now: float) -> str:
         """Take a point of a histogram or counter. Returns what became of it; it adds to the series in `observed`."""
         self.observed = ()
-        stream, slices = self.streams.get(point.stream), tuple(slices)
+        stream, slices = self._stream_of(point, now), tuple(slices)
         if stream is None:
-            if self.stream_count >= self._most_streams:
-                for name in slices:
-                    self.leave_unjudged(SeriesKey(point.series, name, *pair), now)
-                return "over_cap"
-            stream = self.streams[point.stream] = PointStream()
-        stream.heard = now
-        self._silent_since = min(self._silent_since, now)
+            for name in slices:
+                self.leave_unjudged(SeriesKey(point.series, name, *pair), now)
+            return "over_cap"
         if not self._fits(point, slices, pair, now):
             self.heard.setdefault(pair, Heard(now)).hear(now, self._heartbeat)
             return "other_buckets"
@@ -187,16 +183,23 @@ class ContractState:
 
     def take_dropped(self, point: Point, horizon: Horizon, now: float) -> int:
         """Take a point of what a recorder dropped. Returns how much that is since its last point."""
-        stream = self.streams.get(point.stream)
+        stream = self._stream_of(point, now)
         if stream is None:
-            if self.stream_count >= self._most_streams:
-                return 0
-            stream = self.streams[point.stream] = PointStream()
-        stream.heard = now
-        self._silent_since = min(self._silent_since, now)
+            return 0
         self.changed_streams.add(point.stream)
         step = stream.accept(point, horizon)
         return step.increment.count if step.increment is not None else 0
+
+    def _stream_of(self, point: Point, now: float) -> PointStream | None:
+        """The stream of a point that arrived now, begun anew if there was none; None where there is no room for it."""
+        stream = self.streams.get(point.stream)
+        if stream is None:
+            if self.stream_count >= self._most_streams:
+                return None
+            stream = self.streams[point.stream] = PointStream()
+        stream.heard = now
+        self._silent_since = min(self._silent_since, now)
+        return stream
 
     def count(self, key: SeriesKey, increment: Histogram, time: float, now: float) -> bool:
         """Count what a series has observed; return False where a clause is about it and it will not be judged.

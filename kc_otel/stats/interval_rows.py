@@ -83,10 +83,10 @@ class HistogramRows:
         last_high = np.maximum(np.minimum(last_high, np.maximum(self.maximum, last_low)), last_low)
         return np.array([[low, last_low], [np.where(only, last_high, np.maximum(high, low)), last_high]])
 
-    def part(self, begin: int, end: int) -> HistogramRows:
-        """Some of the rows that follow on each other."""
+    def taken(self, which: Numbers) -> HistogramRows:
+        """Some of the rows."""
         own = {field.name: getattr(self, field.name) for field in fields(self)}
-        return HistogramRows(**{name: of if name == "shared" else of[begin:end] for name, of in own.items()})
+        return HistogramRows(**{name: of if name == "shared" else of[which] for name, of in own.items()})
 
     @cached_property
     def lower(self) -> Floats:

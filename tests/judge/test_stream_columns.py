@@ -463,7 +463,9 @@ def test_what_a_sender_sent_before_is_no_word_on_what_it_sends_now(monkeypatch, 
             metric.exponential_histogram.data_points.append(point_of(other))
             scope.metrics.append(metric)
         bodies.append((now, request.SerializeToString()))
-    assert both(make_contract(), bodies).fast.taken_as_columns == 6 * 4  # of all but the first, and the first with another metric
+    assert (
+        both(make_contract(), bodies).fast.taken_as_columns == 6 * 4
+    )  # of all but the first, and the first with another metric
 
 
 def test_metrics_that_protobuf_does_not_read_are_those_of_the_columns():
