@@ -27,6 +27,7 @@ from kc_otel.judge.otlp.requests import ExportResult
 from kc_otel.judge.otlp.wire_columns import ColumnMessage
 from kc_otel.judge.point_streams import Horizon, PointStream
 from kc_otel.judge.points import (
+    DRIFT_NAMES,
     DROPPED,
     INVALID,
     KERNEL_INFO,
@@ -34,7 +35,6 @@ from kc_otel.judge.points import (
     AppliedContract,
     ImpossiblePoint,
     Point,
-    PointKind,
     invalid_on,
     metric_of,
     walk,
@@ -480,7 +480,7 @@ class Evaluator:
         return lambda last: self._listen(now).silence(last, now)
 
     def _learn(self, into: StreamColumns, message: ColumnMessage | None, point: Point) -> None:
-        if point.metric in self._gen_ai or point.kind is not PointKind.HISTOGRAM:
+        if point.metric not in DRIFT_NAMES:
             return
         if isinstance(point.histogram, ExplicitHistogram):
             into.close(point.series)
@@ -503,9 +503,9 @@ class Evaluator:
             return self._take_gen_ai(point, horizons, now), ""
         try:
             state = self._addressed(point)
-            if point.kind is PointKind.INFO:
+            if point.metric == KERNEL_INFO:
                 return self._take_info(point, state, now, reports), ""
-            if point.kind is PointKind.STEP:
+            if point.metric == TRAIN_STEP:
                 return self._take_step(point, self.steps[state.contract.name]), ""
             if point.metric == DROPPED:
                 return self._take_dropped(point, state, horizons, now), ""

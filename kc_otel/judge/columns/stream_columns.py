@@ -31,7 +31,7 @@ from kc_otel.judge.columns.stream_rows import ContractRows, RowContent, RowMemor
 from kc_otel.judge.contract_state import ContractState
 from kc_otel.judge.otlp.wire_columns import ColumnMessage, WireColumns, read_columns
 from kc_otel.judge.point_streams import Horizon
-from kc_otel.judge.points import DRIFT_NAMES, MAX_COUNT, Point, PointKind, digest_of, origin_of
+from kc_otel.judge.points import DRIFT_NAMES, MAX_COUNT, OTHER_NAMES, Point, digest_of, origin_of
 from kc_otel.judge.series import LONG, SHORT, Heard, SeriesKey
 from kc_otel.stats.histogram import ExplicitHistogram
 from kc_otel.stats.histogram_columns import HistogramColumns
@@ -254,7 +254,7 @@ class StreamColumns:
 
     def release(self, point: Point) -> None:
         """Have a point's stream take points by itself until it is `learn`t again."""
-        if point.kind is PointKind.HISTOGRAM and isinstance(point.histogram, ExplicitHistogram):
+        if point.metric not in OTHER_NAMES and isinstance(point.histogram, ExplicitHistogram):
             self._slots.settle()  # other buckets may clear what their series holds
         rows = self._of(point)
         if rows is not None:
