@@ -35,18 +35,17 @@ from kc_otel.judge.points import (
     AppliedContract,
     ImpossiblePoint,
     Point,
-    invalid_on,
     metric_of,
     walk,
 )
 from kc_otel.judge.recorders import KernelInfo, LastReport, RecorderReports
 from kc_otel.judge.refused_points import OUTCOME_SENTENCES, Missing, missing
-from kc_otel.judge.series import LONG, SHORT, Listening, Pair, Series, SeriesKey
+from kc_otel.judge.series import Listening, Pair, SeriesKey
 from kc_otel.judge.statistics import metric_name
 from kc_otel.judge.verdict import INPUT_CLAUSE, Causes, Cell, Evaluation, Verdict
 from kc_otel.judge.verdicts import said_of
 from kc_otel.stats import Binned, ExponentialHistogram, Interval
-from kc_otel.stats.histogram import ExplicitHistogram, Histogram
+from kc_otel.stats.histogram import ExplicitHistogram
 
 _log: Final = logging.getLogger(__name__)
 _REJECTED: Final = frozenset(
@@ -316,7 +315,7 @@ class Evaluator:
 
     def invalid_input(self, contract: str, now: float, window: float) -> dict[Pair, dict[str, int]]:
         """Sequences that failed an input check within the last `window` seconds, by kernel pair and reason."""
-        return self._failed(contract, self.states[contract].invalid(ALL), now, window)
+        return {**self.states[contract].failed(ALL, now, window)}
 
     def failing(self, contract: str, now: float) -> dict[tuple[Pair, str], dict[str, int]]:
         """Sequences that failed an input check in the window, by reason, of each kernel pair and judged slice."""
@@ -325,19 +324,8 @@ class Evaluator:
         return {
             (pair, slice): reasons
             for slice in sorted(judged)
-            for pair, reasons in self._failed(contract, state.series_of(invalid_on(slice)), now, window).items()
+            for pair, reasons in state.failed(slice, now, window).items()
         }
-
-    def _failed(
-        self, contract: str, series_of: Mapping[SeriesKey, Series], now: float, window: float
-    ) -> dict[Pair, dict[str, int]]:
-        found: dict[Pair, dict[str, int]] = {}
-        for key, series in sorted(series_of.items()):
-            content = _within(self.states[contract], series, now, window)
-            if content is not None and content.count:
-                reasons = found.setdefault(key.pair, {})
-                reasons[key.slice] = reasons.get(key.slice, 0) + content.count
-        return found
 
     def missing(self, contract: str, now: float) -> list[Missing]:
         """Points that are not judged now, one row by outcome and kernel pair; the oldest first."""
@@ -415,7 +403,7 @@ class Evaluator:
         state = self.states[of.contract]
         metric = of.metric if isinstance(of, SeriesId) else metric_name(_clause(state.contract, of.clause))
         series = state.pairs(metric, of.slice).get((of.kernel_train, of.kernel_inference))
-        content = _within(state, series, now, window) if series is not None else None
+        content = state.within(series, now, window) if series is not None else None
         return (content or ExponentialHistogram.empty(0)).binned()
 
     def by_place(self, contract: str, pair: Pair, now: float) -> dict[str, Interval]:
@@ -638,11 +626,6 @@ def _other_slices(contract: Contract, applied: AppliedContract) -> str:
         f"{contract.metadata.version} {'is' if len(names) == 1 else 'are'} defined differently or missing in version "
         f"{applied.version}, which the recorder applies; restart it with the contract that is served"
     )
-
-
-def _within(state: ContractState, series: Series, now: float, window: float) -> Histogram | None:
-    grid = SHORT if window <= state.contract.observability.window else LONG
-    return state.panes.last(grid, series.number, now, window)
 
 
 def _pair(attributes: Mapping[str, Scalar]) -> Pair:
