@@ -66,13 +66,7 @@ class WireColumns:
     points: NDArray[Any]
     """POINT [points]: where each, its attributes and its counts are, and what it says. `plain` is 0 where that has no
     column."""
-    metrics: NDArray[Any]
-    """METRIC [metrics]."""
-
-    @cached_property
-    def spans(self) -> list[MetricSpan]:
-        """The same as `metrics`, for a loop."""
-        return [*map(MetricSpan._make, self.metrics.tolist())]
+    spans: list[MetricSpan]
 
     @cached_property
     def names(self) -> list[bytes]:
@@ -138,12 +132,9 @@ def read_columns(body: bytes, most: int = _MAX_ITEMS) -> WireColumns | None:
     if items < 0:
         return None
     size, kinds = _SCRATCH.found.tolist()
-    return WireColumns(body, items, _copy(_SCRATCH.points[:size]), _copy(_SCRATCH.metrics[:kinds]))
-
-
-def _copy(records: NDArray[Any]) -> NDArray[Any]:
-    """Records that are copied as what they are, eight bytes for each field; NumPy copies them field by field."""
-    return records.view(np.int64).copy().view(records.dtype)
+    # Eight bytes for each field: NumPy would copy records field by field.
+    copied = _SCRATCH.points[:size].view(np.int64).copy().view(POINT)
+    return WireColumns(body, items, copied, [*map(MetricSpan._make, _SCRATCH.metrics[:kinds].tolist())])
 
 
 class _Scratch(threading.local):
