@@ -285,15 +285,11 @@ def _undecided(contract: Contract, case: JudgedWindow, alpha: float, what: str, 
         return f"no PASS, because an assumption does not hold: {case.evidence.broken}; otherwise {kept_all_the_same}"
     if interval.lower > limit:
         said = f"lower bound {interval.lower:.4g} > limit {limit:.4g}"
-    elif interval.upper <= limit:
-        said = f"upper bound {interval.upper:.4g} <= limit {limit:.4g}"
     elif math.isfinite(interval.upper):
-        said = f"upper bound {interval.upper:.4g} > limit {limit:.4g}"
+        said = f"upper bound {interval.upper:.4g} {'<=' if interval.upper <= limit else '>'} limit {limit:.4g}"
     else:
         said = f"no upper bound below limit {limit:.4g}"
-    count = (
-        f"{interval.samples:,} of {needed:,} {what}" if interval.samples < needed else f"{interval.samples:,} {what}"
-    )
+    count = f"{interval.samples:,}{f' of {needed:,}' if interval.samples < needed else ''} {what}"
     since = "; the fault has ended, but a PASS takes more observations" if case.evidence.ended else _improved(case)
     if interval.lower > limit and case.evidence.detected:
         share = 100.0 * case.evidence.share
