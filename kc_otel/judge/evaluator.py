@@ -281,7 +281,7 @@ class Evaluator:
         points = (
             walk(request, self._gen_ai, counts)
             if columns is None
-            else columns.points(self._gen_ai, counts, columns.taken.tobytes())
+            else columns.left(self._gen_ai, counts, columns.taken.tobytes())
         )
         for point in points:
             if isinstance(point, ImpossiblePoint):
