@@ -197,10 +197,8 @@ def _judged(
 
 
 def _case(contract: Contract, item: Evidence, window: Window, level: float, alpha: float) -> JudgedWindow:
-    terms, interval = (
-        Terms.of(contract, item.clause, item.cell.slice),
-        _interval_of(contract, item, window, level, alpha),
-    )
+    terms = Terms.of(contract, item.clause, item.cell.slice)
+    interval = _interval_of(contract, item, window, level, alpha)
     return JudgedWindow(item, window, terms, level, interval, _status(item, terms, interval))
 
 
