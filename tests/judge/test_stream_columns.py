@@ -479,6 +479,9 @@ def test_metrics_that_protobuf_does_not_read_are_those_of_the_columns():
         body = request.SerializeToString()
         assert evaluator.columns_of(body.replace(b"kc.recorder.tokens", b"kc.recorder.token\xff"), MOST) is None
         assert evaluator.columns_of(body, 5) is None
+        only = ExportMetricsServiceRequest.FromString(body)
+        del only.resource_metrics[0].scope_metrics[0].metrics[0]
+        assert evaluator.columns_of(only.SerializeToString().replace(b"kc_otel", b"kc\xffotel"), MOST) is None
         message = evaluator.columns_of(body, 6)
         evaluator.ingest_metrics(message, NOW + 10.0 * step)
     assert evaluator.counters["ignored"] == 3

@@ -103,6 +103,7 @@ class StreamColumns:
             others = any(name in _DRIFT_NAMES and not of.exponential for name, of in named)
             message.whole, items = others or bool(4 * np.count_nonzero(left) > left.size), message.items
             for of, metric in message.metrics((~left & (not message.whole)).tobytes()):
+                origin_of(*message.origin(of))  # protobuf may refuse it, and the message with it
                 items += 0 if of.exponential else len(getattr(metric, metric.WhichOneof("data")).data_points)
         except DecodeError:
             return None
