@@ -60,6 +60,7 @@ _OUT_OF_RANGE: Final = "reward_out_of_range"
 same."""
 _NOTHING_SAMPLED: Final = "no_tokens"
 """Reason of sequences that a mask leaves nothing of, as trainers do on purpose: there is nothing to be told of them."""
+_NOT_FAILING: Final = frozenset({_OUT_OF_RANGE, _NOTHING_SAMPLED})
 _OF_ROWS: Final = "operator_not_finite"
 """Reason of rows of operators, not of sequences."""
 _JUDGED_UNITS: Final = frozenset({Unit.PROMPT, Unit.STEP})
@@ -336,10 +337,8 @@ def _fell(state: ContractState, clause: Clause, pair: Pair, alive: Collection[Pa
 
 def _why_nothing(state: ContractState, now: float) -> str:
     """The likely cause of a metric that never came, as the end of a sentence."""
-    found: Counter[str] = Counter()
-    for key, series in state.invalid(ALL).items():
-        found[key.slice] += state.counted(series, LONG, now)
-    if found.total():
+    found = sum(state.failed(ALL, now, state.contract.observability.long_window).values(), Counter[str]())
+    if found:
         reason, count = found.most_common(1)[0]
         more = f" and {found.total() - count:,} for other reasons" if found.total() > count else ""
         return (
@@ -440,10 +439,9 @@ def too_many(state: ContractState, now: float) -> dict[Pair, str]:
     """Return the kernel pairs of which more than one in a hundred sequences failed the input checks, and a sentence."""
     failing: dict[str, dict[Pair, Counter[str]]] = {}
     for slice in (ALL, *state.contract.slices):
-        failed = state.invalid(ALL) if slice == ALL else state.series_of(invalid_on(slice))
-        for key, series in failed.items():
-            if key.slice not in {_OUT_OF_RANGE, _NOTHING_SAMPLED} and (count := state.counted(series, SHORT, now)):
-                failing.setdefault(slice, {}).setdefault(key.pair, Counter())[key.slice] += count
+        for pair, reasons in state.failed(slice, now, state.contract.observability.window).items():
+            if told := Counter({reason: reasons[reason] for reason in reasons.keys() - _NOT_FAILING}):
+                failing.setdefault(slice, {})[pair] = told
     if not failing:
         return {}
     measured: dict[str, _Measured] = {slice: {} for slice in failing}

@@ -156,15 +156,11 @@ class ContractState:
     def take(self, point: Point, slices: Iterable[str], pair: Pair, horizon: Horizon, now: float) -> str:
         """Take a point of a histogram or counter. Returns what became of it; it adds to the series in `observed`."""
         self.observed = ()
-        stream, slices = self.streams.get(point.stream), tuple(slices)
+        stream, slices = self._stream_of(point, now), tuple(slices)
         if stream is None:
-            if self.stream_count >= self._most_streams:
-                for name in slices:
-                    self.leave_unjudged(SeriesKey(point.series, name, *pair), now)
-                return "over_cap"
-            stream = self.streams[point.stream] = PointStream()
-        stream.heard = now
-        self._silent_since = min(self._silent_since, now)
+            for name in slices:
+                self.leave_unjudged(SeriesKey(point.series, name, *pair), now)
+            return "over_cap"
         if not self._fits(point, slices, pair, now):
             self.heard.setdefault(pair, Heard(now)).hear(now, self._heartbeat)
             return "other_buckets"
@@ -187,16 +183,23 @@ class ContractState:
 
     def take_dropped(self, point: Point, horizon: Horizon, now: float) -> int:
         """Take a point of what a recorder dropped. Returns how much that is since its last point."""
-        stream = self.streams.get(point.stream)
+        stream = self._stream_of(point, now)
         if stream is None:
-            if self.stream_count >= self._most_streams:
-                return 0
-            stream = self.streams[point.stream] = PointStream()
-        stream.heard = now
-        self._silent_since = min(self._silent_since, now)
+            return 0
         self.changed_streams.add(point.stream)
         step = stream.accept(point, horizon)
         return step.increment.count if step.increment is not None else 0
+
+    def _stream_of(self, point: Point, now: float) -> PointStream | None:
+        """The stream of a point that arrived now, begun anew if there was none; None where there is no room for it."""
+        stream = self.streams.get(point.stream)
+        if stream is None:
+            if self.stream_count >= self._most_streams:
+                return None
+            stream = self.streams[point.stream] = PointStream()
+        stream.heard = now
+        self._silent_since = min(self._silent_since, now)
+        return stream
 
     def count(self, key: SeriesKey, increment: Histogram, time: float, now: float) -> bool:
         """Count what a series has observed; return False where a clause is about it and it will not be judged.
@@ -308,6 +311,22 @@ class ContractState:
         """How many observations that are."""
         whole = self.panes.window(grid, now).of(series.number)
         return 0 if whole is None else whole.count
+
+    def failed(self, slice: str, now: float, seconds: float) -> dict[Pair, Counter[str]]:
+        """Sequences of a slice that failed an input check in the last seconds, by kernel pair and reason.
+
+        Those whose slices nobody knows are of `all`.
+        """
+        found: dict[Pair, Counter[str]] = {}
+        of_slice = self.invalid(ALL) if slice == ALL else self.series_of(invalid_on(slice))
+        for key, series in sorted(of_slice.items()):
+            if (held := self.within(series, now, seconds)) is not None and held.count:
+                found.setdefault(key.pair, Counter())[key.slice] += held.count
+        return found
+
+    def within(self, series: Series, now: float, seconds: float) -> Histogram | None:
+        """What the last seconds hold of a series, at most the long window; None for nothing."""
+        return self.panes.last(SHORT if seconds <= self._window else LONG, series.number, now, seconds)
 
     def accepts(self, series: Series, histogram: Histogram) -> bool:
         """Return True if a histogram has the same buckets as what the panes hold of a series."""

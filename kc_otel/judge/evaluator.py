@@ -27,6 +27,7 @@ from kc_otel.judge.otlp.requests import ExportResult
 from kc_otel.judge.otlp.wire_columns import ColumnMessage
 from kc_otel.judge.point_streams import Horizon, PointStream
 from kc_otel.judge.points import (
+    DRIFT_NAMES,
     DROPPED,
     INVALID,
     KERNEL_INFO,
@@ -34,19 +35,17 @@ from kc_otel.judge.points import (
     AppliedContract,
     ImpossiblePoint,
     Point,
-    PointKind,
-    invalid_on,
     metric_of,
     walk,
 )
 from kc_otel.judge.recorders import KernelInfo, LastReport, RecorderReports
 from kc_otel.judge.refused_points import OUTCOME_SENTENCES, Missing, missing
-from kc_otel.judge.series import LONG, SHORT, Listening, Pair, Series, SeriesKey
+from kc_otel.judge.series import Listening, Pair, SeriesKey
 from kc_otel.judge.statistics import metric_name
 from kc_otel.judge.verdict import INPUT_CLAUSE, Causes, Cell, Evaluation, Verdict
 from kc_otel.judge.verdicts import said_of
 from kc_otel.stats import Binned, ExponentialHistogram, Interval
-from kc_otel.stats.histogram import ExplicitHistogram, Histogram
+from kc_otel.stats.histogram import ExplicitHistogram
 
 _log: Final = logging.getLogger(__name__)
 _REJECTED: Final = frozenset(
@@ -282,7 +281,7 @@ class Evaluator:
         points = (
             walk(request, self._gen_ai, counts)
             if columns is None
-            else columns.points(self._gen_ai, counts, columns.taken.tobytes())
+            else columns.left(self._gen_ai, counts, columns.taken.tobytes())
         )
         for point in points:
             if isinstance(point, ImpossiblePoint):
@@ -316,7 +315,7 @@ class Evaluator:
 
     def invalid_input(self, contract: str, now: float, window: float) -> dict[Pair, dict[str, int]]:
         """Sequences that failed an input check within the last `window` seconds, by kernel pair and reason."""
-        return self._failed(contract, self.states[contract].invalid(ALL), now, window)
+        return {**self.states[contract].failed(ALL, now, window)}
 
     def failing(self, contract: str, now: float) -> dict[tuple[Pair, str], dict[str, int]]:
         """Sequences that failed an input check in the window, by reason, of each kernel pair and judged slice."""
@@ -325,19 +324,8 @@ class Evaluator:
         return {
             (pair, slice): reasons
             for slice in sorted(judged)
-            for pair, reasons in self._failed(contract, state.series_of(invalid_on(slice)), now, window).items()
+            for pair, reasons in state.failed(slice, now, window).items()
         }
-
-    def _failed(
-        self, contract: str, series_of: Mapping[SeriesKey, Series], now: float, window: float
-    ) -> dict[Pair, dict[str, int]]:
-        found: dict[Pair, dict[str, int]] = {}
-        for key, series in sorted(series_of.items()):
-            content = _within(self.states[contract], series, now, window)
-            if content is not None and content.count:
-                reasons = found.setdefault(key.pair, {})
-                reasons[key.slice] = reasons.get(key.slice, 0) + content.count
-        return found
 
     def missing(self, contract: str, now: float) -> list[Missing]:
         """Points that are not judged now, one row by outcome and kernel pair; the oldest first."""
@@ -421,7 +409,7 @@ class Evaluator:
         state = self.states[of.contract]
         metric = of.metric if isinstance(of, SeriesId) else metric_name(_clause(state.contract, of.clause))
         series = state.pairs(metric, of.slice).get((of.kernel_train, of.kernel_inference))
-        content = _within(state, series, now, window) if series is not None else None
+        content = state.within(series, now, window) if series is not None else None
         return (content or ExponentialHistogram.empty(0)).binned()
 
     def by_place(self, contract: str, pair: Pair, now: float) -> dict[str, Interval]:
@@ -486,7 +474,7 @@ class Evaluator:
         return lambda last: self._listen(now).silence(last, now)
 
     def _learn(self, into: StreamColumns, message: ColumnMessage | None, point: Point) -> None:
-        if point.metric in self._gen_ai or point.kind is not PointKind.HISTOGRAM:
+        if point.metric not in DRIFT_NAMES:
             return
         if isinstance(point.histogram, ExplicitHistogram):
             into.close(point.series)
@@ -509,9 +497,9 @@ class Evaluator:
             return self._take_gen_ai(point, horizons, now), ""
         try:
             state = self._addressed(point)
-            if point.kind is PointKind.INFO:
+            if point.metric == KERNEL_INFO:
                 return self._take_info(point, state, now, reports), ""
-            if point.kind is PointKind.STEP:
+            if point.metric == TRAIN_STEP:
                 return self._take_step(point, self.steps[state.contract.name]), ""
             if point.metric == DROPPED:
                 return self._take_dropped(point, state, horizons, now), ""
@@ -644,11 +632,6 @@ def _other_slices(contract: Contract, applied: AppliedContract) -> str:
         f"{contract.metadata.version} {'is' if len(names) == 1 else 'are'} defined differently or missing in version "
         f"{applied.version}, which the recorder applies; restart it with the contract that is served"
     )
-
-
-def _within(state: ContractState, series: Series, now: float, window: float) -> Histogram | None:
-    grid = SHORT if window <= state.contract.observability.window else LONG
-    return state.panes.last(grid, series.number, now, window)
 
 
 def _pair(attributes: Mapping[str, Scalar]) -> Pair:

@@ -19,9 +19,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
-from itertools import pairwise
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -117,8 +115,7 @@ class _Waiting:
     parts: list[Histogram]
 
 
-@dataclass(frozen=True, eq=False)
-class _Arrivals:
+class _Arrivals(NamedTuple):
     """The cells that some series are about."""
 
     series: Sequence[SeriesKey | None]
@@ -128,21 +125,6 @@ class _Arrivals:
     numbers: Numbers
     parts: Numbers
     """Number of the series that each is about [cells]."""
-    kinds: Numbers
-    """Number of the test of each, ascending [cells]."""
-    plain: bool
-    """Whether each series is there once, in its order."""
-
-    @cached_property
-    def alike(self) -> list[tuple[int, int, int]]:
-        """Begin, end and number of each test's cells."""
-        return self.those_alike(np.arange(self.parts.size))
-
-    def those_alike(self, places: Numbers) -> list[tuple[int, int, int]]:
-        """The same of some cells, by their numbers, ascending."""
-        kinds = self.kinds[places]
-        begins = [0, *((kinds[1:] != kinds[:-1]).nonzero()[0] + 1).tolist()] if places.size else []
-        return [(begin, end, int(kinds[begin])) for begin, end in pairwise([*begins, places.size])]
 
 
 class FailEvidence:
@@ -180,7 +162,7 @@ class FailEvidence:
         self._number_of: dict[MeanTest, int] = {}
         self._kinds = np.zeros(0, np.int64)  # which of these, by row
         self._level = (0, math.nan)
-        self._known = _Arrivals((), -1, [], [], _NONE, _NONE, _NONE, plain=True)
+        self._known = _Arrivals((), -1, [], [], _NONE, _NONE)
 
     @property
     def level(self) -> float:
@@ -295,28 +277,19 @@ class FailEvidence:
         known = self._known
         if known.version != self.version or known.series != series:
             found = [(cell, part) for part, key in enumerate(series) if key is not None for cell in self._cells_of(key)]
-            cells = [cell for cell, _ in found]
-            held = [self._held(cell) for cell in cells]
-            numbers = np.array([own.number for own in held], np.int64)
-            parts = np.array([part for _, part in found], np.int64)
-            alike = np.argsort(self._kinds[numbers], kind="stable")  # so that what is computed alike stands together
-            cells, held = [cells[place] for place in alike.tolist()], [held[place] for place in alike.tolist()]
-            numbers, parts = numbers[alike], parts[alike]
-            plain = parts.size == len(series) and parts.tolist() == [*range(parts.size)]
-            known = self._known = _Arrivals(
-                series, self.version, cells, held, numbers, parts, self._kinds[numbers], plain
-            )
+            cells, held = [cell for cell, _ in found], [self._held(cell) for cell, _ in found]
+            numbers, parts = np.array([own.number for own in held]), np.array([part for _, part in found])
+            known = self._known = _Arrivals(series, self.version, cells, held, numbers, parts)
         return known
 
     def _gains(self, found: _Arrivals, columns: HistogramColumns) -> Floats:
         """Return the gain of each bet on the new observations [cells, bets]."""
-        gains = np.empty((found.parts.size, BETS.size))
-        some = columns if found.plain else columns.taken(found.parts)
-        for rows in rows_of(some):
-            whole = rows.places.size == found.parts.size
-            for begin, end, kind in found.alike if whole else found.those_alike(rows.places):
-                part = rows.part(begin, end)
-                gains[part.places] = self._different[kind].gains(part)
+        gains, kinds = np.empty((found.parts.size, BETS.size)), self._kinds[found.numbers]
+        for rows in rows_of(columns.taken(found.parts)):
+            alike = kinds[rows.places]
+            for kind in {*alike.tolist()}:
+                some = rows.taken(np.flatnonzero(alike == kind))
+                gains[some.places] = self._different[kind].gains(some)
         return gains
 
     def _fails(self, cell: Cell) -> bool:

@@ -13,7 +13,6 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from enum import Enum
 from functools import lru_cache
 from hashlib import blake2b
 from itertools import pairwise
@@ -39,7 +38,7 @@ INVALID: Final = "kc.input.invalid"
 DROPPED: Final = "kc.recorder.dropped"
 KERNEL_INFO: Final = "kc.kernel.info"
 TRAIN_STEP: Final = "kc.train.step"
-_OTHER_NAMES: Final = frozenset({INVALID, DROPPED, KERNEL_INFO, TRAIN_STEP})
+OTHER_NAMES: Final = frozenset({INVALID, DROPPED, KERNEL_INFO, TRAIN_STEP})
 
 _DELTA, CUMULATIVE = 1, 2
 _NO_RECORDED_VALUE = 1
@@ -83,15 +82,6 @@ def invalid_on(slice: str) -> str:
 def metric_of(series: str) -> str:
     """The metric of a `series_name`."""
     return series.partition("[")[0]
-
-
-class PointKind(Enum):
-    """Kind of a point."""
-
-    HISTOGRAM = "histogram"
-    COUNTER = "counter"
-    INFO = "info"
-    STEP = "step"
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,7 +128,6 @@ class Origin(NamedTuple):
 class Point:
     """One decoded data point; of attributes only those with a scalar value. Times are Unix ns."""
 
-    kind: PointKind
     metric: str
     origin: Origin
     stream: bytes
@@ -198,7 +187,7 @@ def points_of(
     """
     name, field = metric.name, metric.WhichOneof("data")
     every = getattr(metric, field).data_points if field else ()
-    if not (name in DRIFT_NAMES or name in _OTHER_NAMES or name in gen_ai):
+    if not (name in DRIFT_NAMES or name in OTHER_NAMES or name in gen_ai):
         counts["ignored"] += len(every)
         return
     points = [(number, point) for number, point in enumerate(every) if not (taken and taken[number])]
@@ -206,11 +195,11 @@ def points_of(
     def malformed(point: Any, message: str) -> ImpossiblePoint:
         return ImpossiblePoint(name, _address(point.attributes), origin, message)
 
-    kind, decode = _reader(name, field, metric)
+    decode = _reader(name, field, metric)
     if decode is None:
         yield from (malformed(point, f"{name} cannot be a {field}") for _, point in points)
         return
-    gauges = kind in {PointKind.INFO, PointKind.STEP}
+    gauges = name in {KERNEL_INFO, TRAIN_STEP}
     temporality = 0 if gauges else getattr(metric, field).aggregation_temporality
     if not gauges and temporality not in {_DELTA, CUMULATIVE}:
         said = f"{name} has no aggregation temporality; send cumulative or delta"
@@ -233,7 +222,6 @@ def points_of(
         # Attributes are a set: a sender may list them in another order next time.
         tail = b"\0".join((family, *sorted(pairs)))
         yield Point(
-            kind=kind,
             metric=name,
             origin=origin,
             stream=digest_of(origin.digest, tail),
@@ -267,16 +255,16 @@ def _times(point: Any, temporality: int) -> tuple[int, int]:
     return start, time
 
 
-def _reader(name: str, field: str, metric: Any) -> tuple[PointKind, Callable[[Any], Histogram] | None]:
+def _reader(name: str, field: str, metric: Any) -> Callable[[Any], Histogram] | None:
     if name == KERNEL_INFO:
-        return PointKind.INFO, _counter if field in {"gauge", "sum"} else None
+        return _counter if field in {"gauge", "sum"} else None
     if name == TRAIN_STEP:
-        return PointKind.STEP, _counter if field == "gauge" else None
+        return _counter if field == "gauge" else None
     if name in {INVALID, DROPPED}:
-        return PointKind.COUNTER, _counter if field == "sum" and metric.sum.is_monotonic else None
+        return _counter if field == "sum" and metric.sum.is_monotonic else None
     if field == "exponential_histogram":
-        return PointKind.HISTOGRAM, _exponential
-    return PointKind.HISTOGRAM, _explicit if field == "histogram" else None
+        return _exponential
+    return _explicit if field == "histogram" else None
 
 
 def _counter(point: Any) -> Histogram:

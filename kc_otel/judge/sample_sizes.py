@@ -67,7 +67,7 @@ def _fewest(contract: Contract, clause: Clause, slice: str) -> int | None:
     value = 1.0 if clause.metric in _ONE_AT_BEST else 0.0
 
     def passes(count: int) -> bool:
-        sample = _binned(np.array([value]), np.array([count]))
+        sample = Binned.of_counts(np.array([value]), np.array([count]))
         interval = clause_interval(clause, contract.assumptions, sample, alpha_lower=alpha, alpha_upper=alpha)
         return interval.upper <= limit
 
@@ -163,7 +163,7 @@ def _with_share(share: float, low: float, high: float) -> Callable[[int], Binned
 
     def sample(count: int) -> Binned:
         above = round(share * count)
-        return _binned(np.array([low, high]), np.array([count - above, above]))
+        return Binned.of_counts(np.array([low, high]), np.array([count - above, above]))
 
     return sample
 
@@ -175,23 +175,9 @@ def _exponential(mean: float, high: float) -> Callable[[int], Binned]:
         points = min(count, _LAW_POINTS)
         values = -np.log1p(-(np.arange(points) + 0.5) / points)
         ends = np.linspace(0, count, points + 1).astype(np.int64)
-        return _binned(np.minimum(values * (mean / values.mean()), high), np.diff(ends))
+        return Binned.of_counts(np.minimum(values * (mean / values.mean()), high), np.diff(ends))
 
     return sample
-
-
-def _binned(values: np.ndarray, counts: np.ndarray) -> Binned:
-    there = counts > 0
-    values, counts = values[there], counts[there]
-    return Binned(
-        lower=values,
-        upper=values,
-        count=counts.astype(np.int64),
-        total=int(counts.sum()),
-        sum=float(values @ counts),
-        minimum=float(values[0]),
-        maximum=float(values[-1]),
-    )
 
 
 @dataclass(frozen=True, slots=True)

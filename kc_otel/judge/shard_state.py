@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from kc_otel.contract.model import Contract
 from kc_otel.judge.contract_state import ContractState
@@ -45,21 +45,26 @@ class _Slot:
             self.parts = [union(self.parts)]
 
 
+class _Sent(NamedTuple):
+    """What the judge has been sent: pairs and series without room by when, refused points until when."""
+
+    heard: Mapping[Pair, float] = {}
+    events: Mapping[str, int] = {}
+    unjudged: Mapping[SeriesKey, float] = {}
+    until: float = -math.inf
+    recorders: Mapping[str, Mapping[str, LastReport]] = {}
+
+
 class ShardState(ContractState):
     """A shard's state of a contract.
 
-    `slots` has the counts that the judge has not been sent, by series, short pane, long pane and layout; `sent_*` what
-    it has been sent: when each kernel pair, events, series without room by when, refused points until when, recorders.
+    `slots` has the counts that the judge has not been sent, by series, short pane, long pane and layout.
     """
 
     def __init__(self, contract: Contract) -> None:
         super().__init__(contract, weighed=False)
         self.slots: dict[tuple[SeriesKey, int, int, tuple[float, ...] | None], _Slot] = {}
-        self.sent_heard: dict[Pair, float] = {}
-        self.sent_events: dict[str, int] = {}
-        self.sent_unjudged: dict[SeriesKey, float] = {}
-        self.sent_until = -math.inf
-        self.sent_recorders: dict[str, dict[str, LastReport]] = {}
+        self.sent = _Sent()
 
     def count(self, key: SeriesKey, increment: Histogram, time: float, now: float) -> bool:
         """Count it here, and keep it for the judge, which has the whole contract's caps."""
@@ -77,7 +82,7 @@ class ShardState(ContractState):
 
     def recorders_since(self) -> list[tuple[str, str, LastReport, bool, bool]]:
         """Return version, sender, report, whether it is done, and whether it has moved, of each that was not sent."""
-        known, sent = self.recorders.by_version, self.sent_recorders
+        known, sent = self.recorders.by_version, self.sent.recorders
         found = [
             (version, sender, report, False, False)
             for version, senders in known.items()
@@ -95,7 +100,7 @@ class ShardState(ContractState):
         """Return the reports of each pair since the judge was sent one: at least the newest times, oldest first."""
         found = {}
         for pair, heard in self.heard.items():
-            told = self.sent_heard.get(pair, -1.0)
+            told = self.sent.heard.get(pair, -1.0)
             if heard.last > told:
                 found[pair] = [time for time in _times(heard) if time > told]
         return found
@@ -114,9 +119,9 @@ def unsent_batch(evaluator: Evaluator, number: int, counters: dict[str, int], ke
             counted.append(Counted(name, key, slot.time, slot.now, union(slot.parts)))
         said: dict[str, Any] = {
             "heard": [[*pair, times] for pair, times in state.heard_since().items()],
-            "events": {kind: state.events[kind] - state.sent_events.get(kind, 0) for kind in _OF_STREAMS},
-            "unjudged": [[*key, at] for key, at in state.unjudged.items() if at > state.sent_unjudged.get(key, -1.0)],
-            "refused": [asdict(refused) for refused in state.refused.found.values() if refused.last > state.sent_until],
+            "events": {kind: state.events[kind] - state.sent.events.get(kind, 0) for kind in _OF_STREAMS},
+            "unjudged": [[*key, at] for key, at in state.unjudged.items() if at > state.sent.unjudged.get(key, -1.0)],
+            "refused": [asdict(refused) for refused in state.refused.found.values() if refused.last > state.sent.until],
             "recorders": state.recorders_since(),
             "kernels": [asdict(kernel) for kernel in _seen(evaluator, name, kernels_since)],
         }
@@ -145,23 +150,21 @@ def mark_sent(evaluator: Evaluator, counters: dict[str, int]) -> Callable[[], No
 
 def _marked_sent(state: ContractState) -> Callable[[], None]:
     assert isinstance(state, ShardState)
-    slots, sent = state.slots, (state.sent_heard, state.sent_events, state.sent_unjudged, state.sent_until)
-    recorders = state.sent_recorders
-    state.sent_recorders = {version: dict(senders) for version, senders in state.recorders.by_version.items()}
+    slots, sent = state.slots, state.sent
     state.slots = {}
-    state.sent_heard = {pair: heard.last for pair, heard in state.heard.items()}
-    state.sent_events = dict(state.events)
-    state.sent_unjudged = dict(state.unjudged)
-    said = [refused.last for refused in state.refused.found.values()]
-    state.sent_until = max(said, default=state.sent_until)
+    state.sent = _Sent(
+        {pair: heard.last for pair, heard in state.heard.items()},
+        dict(state.events),
+        dict(state.unjudged),
+        max((refused.last for refused in state.refused.found.values()), default=sent.until),
+        {version: dict(senders) for version, senders in state.recorders.by_version.items()},
+    )
 
     def unsent() -> None:
         for key, later in state.slots.items():
             for part in later.parts:
                 slots.setdefault(key, _Slot()).add(part, later.time, later.now)
-        state.slots = slots
-        state.sent_heard, state.sent_events, state.sent_unjudged, state.sent_until = sent
-        state.sent_recorders = recorders
+        state.slots, state.sent = slots, sent
 
     return unsent
 

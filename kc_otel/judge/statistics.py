@@ -35,7 +35,6 @@ from kc_otel.stats.quantiles import (
     fraction_intervals,
     maximum_intervals,
     quantile_intervals,
-    surely_above,
     two_valued_mean_intervals,
 )
 
@@ -182,7 +181,8 @@ class MeanTest:
     def in_limits(self, sample: Binned, *, most: bool = False) -> tuple[Floats, Floats]:
         """The least that observations count for, or the most, in limits, and how many there are of each [k], [k]."""
         if self.above is not None:
-            over = sample.count[sample.upper > self.above].sum() if most else surely_above(sample, self.above)
+            surely = HistogramRows.of(sample).surely_above(self.above)[0] if sample.total else 0.0
+            over = sample.count[sample.upper > self.above].sum() if most else surely
             return np.array([0.0, 1.0 / self.limit]), np.array([sample.total - over, over], dtype=np.float64)
         edges = sample.upper if most == (self.top is None) else sample.lower
         return self._of_edges(edges), sample.count.astype(np.float64)

@@ -145,10 +145,8 @@ def decide(contract: Contract, evidence: Sequence[Evidence], now: float) -> tupl
     decided.update({case.evidence.cell: case for case in _judged(contract, open_, "long", alpha, len(once))})
     followed = (item for item in evidence if item.detected and not item.absence)
     decided.update({item.cell: _followed(contract, item, alpha) for item in followed})
-    return tuple(
-        _silence(contract, item, now) if item.absence else verdict_of(contract, decided[item.cell], alpha, now)
-        for item in evidence
-    )
+    cases = (decided.get(item.cell) or _silence(contract, item) for item in evidence)
+    return tuple(verdict_of(contract, case, alpha, now) for case in cases)
 
 
 def _followed(contract: Contract, item: Evidence, alpha: float) -> JudgedWindow:
@@ -199,10 +197,8 @@ def _judged(
 
 
 def _case(contract: Contract, item: Evidence, window: Window, level: float, alpha: float) -> JudgedWindow:
-    terms, interval = (
-        Terms.of(contract, item.clause, item.cell.slice),
-        _interval_of(contract, item, window, level, alpha),
-    )
+    terms = Terms.of(contract, item.clause, item.cell.slice)
+    interval = _interval_of(contract, item, window, level, alpha)
     return JudgedWindow(item, window, terms, level, interval, _status(item, terms, interval))
 
 
@@ -222,10 +218,10 @@ def _interval_of(
 
 
 def verdict_of(contract: Contract, case: JudgedWindow, alpha: float, now: float) -> Verdict:
-    """Return the verdict on a cell from the window that decides."""
-    interval = case.interval
+    """Return the verdict on a cell from the window that decides, or of its silence."""
+    item, interval = case.evidence, case.interval
     return Verdict(
-        cell=case.evidence.cell,
+        cell=item.cell,
         status=case.status,
         at=now,
         limit=case.terms.limit,
@@ -233,38 +229,24 @@ def verdict_of(contract: Contract, case: JudgedWindow, alpha: float, now: float)
         lower=interval.lower,
         upper=interval.upper,
         samples=interval.samples,
-        window=case.window,
+        window="" if item.absence else case.window,
         method=interval.method,
-        reason=reason_of(contract, case, alpha),
+        reason=item.absence or reason_of(contract, case, alpha),
         contract_version=contract.metadata.version,
         contract_hash=contract.hash,
         about=case.terms.about,
         # What came after an alarm passes: nothing of it is left.
-        evidence=0.0 if case.evidence.failing and case.status is Status.PASS else case.evidence.share,
-        ended=case.status is Status.INCONCLUSIVE and case.evidence.ended,
-    )
-
-
-def _silence(contract: Contract, item: Evidence, now: float) -> Verdict:
-    terms = Terms.of(contract, item.clause, item.cell.slice)
-    return Verdict(
-        cell=item.cell,
-        status=Status.INVALID_INPUT if item.absence.startswith(INVALID_INPUT) else Status.NO_DATA,
-        at=now,
-        limit=terms.limit,
-        estimate=math.nan,
-        lower=math.nan,
-        upper=math.nan,
-        samples=0,
-        window="",
-        method="",
-        reason=item.absence,
-        contract_version=contract.metadata.version,
-        contract_hash=contract.hash,
-        about=terms.about,
-        evidence=item.share,
+        evidence=0.0 if item.failing and case.status is Status.PASS else item.share,
         observed=item.observed,
+        ended=case.status is Status.INCONCLUSIVE and item.ended,
     )
+
+
+def _silence(contract: Contract, item: Evidence) -> JudgedWindow:
+    """A cell that there is nothing to judge of."""
+    status = Status.INVALID_INPUT if item.absence.startswith(INVALID_INPUT) else Status.NO_DATA
+    empty = Interval(math.nan, math.nan, math.nan, 0, "")
+    return JudgedWindow(item, "short", Terms.of(contract, item.clause, item.cell.slice), math.nan, empty, status)
 
 
 def reason_of(contract: Contract, case: JudgedWindow, alpha: float) -> str:
@@ -301,15 +283,11 @@ def _undecided(contract: Contract, case: JudgedWindow, alpha: float, what: str, 
         return f"no PASS, because an assumption does not hold: {case.evidence.broken}; otherwise {kept_all_the_same}"
     if interval.lower > limit:
         said = f"lower bound {interval.lower:.4g} > limit {limit:.4g}"
-    elif interval.upper <= limit:
-        said = f"upper bound {interval.upper:.4g} <= limit {limit:.4g}"
     elif math.isfinite(interval.upper):
-        said = f"upper bound {interval.upper:.4g} > limit {limit:.4g}"
+        said = f"upper bound {interval.upper:.4g} {'<=' if interval.upper <= limit else '>'} limit {limit:.4g}"
     else:
         said = f"no upper bound below limit {limit:.4g}"
-    count = (
-        f"{interval.samples:,} of {needed:,} {what}" if interval.samples < needed else f"{interval.samples:,} {what}"
-    )
+    count = f"{interval.samples:,}{f' of {needed:,}' if interval.samples < needed else ''} {what}"
     since = "; the fault has ended, but a PASS takes more observations" if case.evidence.ended else _improved(case)
     if interval.lower > limit and case.evidence.detected:
         share = 100.0 * case.evidence.share

@@ -60,7 +60,7 @@ class DurableSink(ColumnSink):
         """
         now = time.time() if at is None else at
         # Whoever made columns of a request has seen that all of it is ours.
-        kept = request.wire.body if isinstance(request, ColumnMessage) else judged_metrics(request).SerializeToString()
+        kept = request.body if isinstance(request, ColumnMessage) else judged_metrics(request).SerializeToString()
         if not kept:
             return self._core.metrics(request, now)
         try:

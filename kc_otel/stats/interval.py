@@ -71,15 +71,15 @@ class Binned:
         distinct, count = np.unique(flat, return_counts=True)
         if distinct.size and math.isnan(distinct[-1]):
             raise ValueError(f"values: {int(np.isnan(flat).sum())} of {flat.size} are nan; drop them or find out why")
-        return cls(
-            lower=distinct,
-            upper=distinct,
-            count=count.astype(np.int64),
-            total=flat.size,
-            sum=float(flat.sum()),
-            minimum=float(distinct[0]) if distinct.size else math.nan,
-            maximum=float(distinct[-1]) if distinct.size else math.nan,
-        )
+        return replace(cls.of_counts(distinct, count), sum=float(flat.sum()))
+
+    @classmethod
+    def of_counts(cls, values: NDArray[np.float64], count: NDArray[np.int64]) -> Binned:
+        """The exact view of values [k], ascending, of which there are so many each [k]."""
+        there = count > 0
+        values, count = values[there], count[there].astype(np.int64)
+        least, most = (float(values[0]), float(values[-1])) if values.size else (math.nan, math.nan)
+        return cls(values, values, count, int(count.sum()), float(values @ count), least, most)
 
     @classmethod
     def of_explicit(

@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields
 from functools import cached_property, lru_cache
-from typing import Final, NamedTuple
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -83,10 +83,10 @@ class HistogramRows:
         last_high = np.maximum(np.minimum(last_high, np.maximum(self.maximum, last_low)), last_low)
         return np.array([[low, last_low], [np.where(only, last_high, np.maximum(high, low)), last_high]])
 
-    def part(self, begin: int, end: int) -> HistogramRows:
-        """Some of the rows that follow on each other."""
+    def taken(self, which: Numbers) -> HistogramRows:
+        """Some of the rows."""
         own = {field.name: getattr(self, field.name) for field in fields(self)}
-        return HistogramRows(**{name: of if name == "shared" else of[begin:end] for name, of in own.items()})
+        return HistogramRows(**{name: of if name == "shared" else of[which] for name, of in own.items()})
 
     @cached_property
     def lower(self) -> Floats:
@@ -155,8 +155,10 @@ def rows_of(columns: HistogramColumns) -> Iterator[HistogramRows]:
 
 def _fitting(places: Numbers, parts: HistogramColumns) -> Iterator[HistogramRows]:
     """Rows of one kind; those that are too far apart for one matrix are in several."""
-    bins = Bins(*_rounded(parts.negative.span), *_rounded(parts.positive.span))
-    edges = bins.edges(int(parts.scale[0]), float(parts.zero_threshold[0])) if bins.size <= _MAX_BINS else None
+    (down, down_end), (up, up_end) = _rounded(parts.negative.span), _rounded(parts.positive.span)
+    zero, size = down_end - down, down_end - down + 1 + up_end - up  # the zero bucket's bin, and how many there are
+    kind = int(parts.scale[0]), float(parts.zero_threshold[0])
+    edges = _edges(down, down_end, up, up_end, *kind) if size <= _MAX_BINS else None
     if edges is None or not np.isfinite(edges).all():
         middle = places.size // 2
         if not middle:
@@ -165,12 +167,12 @@ def _fitting(places: Numbers, parts: HistogramColumns) -> Iterator[HistogramRows
         for half in (slice(None, middle), slice(middle, None)):
             yield from _fitting(places[half], parts.taken(np.arange(places.size)[half]))
         return
-    begins = np.arange(places.size) * bins.size
-    flat = np.zeros(places.size * bins.size)
-    flat[begins + bins.zero] = parts.zero_count
-    parts.positive.add_to(flat, begins + bins.of_positive(parts.positive.offset))
-    parts.negative.add_to(flat, begins + bins.of_negative(parts.negative.offset), step=-1)
-    count = flat.reshape(places.size, bins.size)
+    begins = np.arange(places.size) * size
+    flat = np.zeros(places.size * size)
+    flat[begins + zero] = parts.zero_count
+    parts.positive.add_to(flat, begins + zero + 1 - up + parts.positive.offset)
+    parts.negative.add_to(flat, begins + down_end - 1 - parts.negative.offset, step=-1)
+    count = flat.reshape(places.size, size)
     minimum, maximum, observed = parts.minimum, parts.maximum, parts.observed
     if np.isnan(minimum[0]):
         minimum, maximum = np.full(places.size, -math.inf), np.full(places.size, math.inf)
@@ -178,44 +180,11 @@ def _fitting(places: Numbers, parts: HistogramColumns) -> Iterator[HistogramRows
     yield HistogramRows(places, edges, count, count.sum(axis=1), parts.sum, minimum, maximum, observed)
 
 
-class Bins(NamedTuple):
-    """Bins that rows share: negative observations (`down`, by absolute value), the zero bucket, others (`up`).
-
-    Each side is the number of its first bucket, and that of the bucket after the last one.
-    """
-
-    down_first: int
-    down_end: int
-    up_first: int
-    up_end: int
-
-    @property
-    def zero(self) -> int:
-        """Number of the zero bucket's bin."""
-        return self.down_end - self.down_first
-
-    @property
-    def size(self) -> int:
-        """Number of bins."""
-        return self.zero + 1 + self.up_end - self.up_first
-
-    def of_positive(self, bucket: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Bins of buckets of positive observations."""
-        return bucket + (self.zero + 1 - self.up_first)
-
-    def of_negative(self, bucket: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Bins of buckets of negative observations."""
-        return self.down_end - 1 - bucket
-
-    def edges(self, scale: int, threshold: float) -> Floats:
-        """Lower and upper edges [2, B], not to be written; the same object for the same bins, mostly."""
-        return _edges(self, scale, threshold)
-
-
 @lru_cache(maxsize=256)
-def _edges(bins: Bins, scale: int, threshold: float) -> Floats:
-    above = np.maximum(edges_of(bins.up_first, bins.up_end, scale), threshold)
-    below = -np.maximum(edges_of(bins.down_first, bins.down_end, scale), threshold)[::-1]
+def _edges(down: int, down_end: int, up: int, up_end: int, scale: int, threshold: float) -> Floats:
+    """Lower and upper edges of negative buckets, the zero bucket and positive ones [2, B], not to be written."""
+    above = np.maximum(edges_of(up, up_end, scale), threshold)
+    below = -np.maximum(edges_of(down, down_end, scale), threshold)[::-1]
     edges = np.array([[*below[:-1], -threshold, *above[:-1]], [*below[1:], threshold, *above[1:]]])
     edges.flags.writeable = False
     return edges

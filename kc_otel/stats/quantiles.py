@@ -120,15 +120,6 @@ def _shares_ever(counts: Floats, n: Floats, alpha: float) -> Floats:
     return np.array([share_ever(int(count), int(size), alpha) for count, size in sizes])
 
 
-def surely_above(sample: Binned, above: float) -> int:
-    """Observations that lie above a threshold for certain; one in a bin that the threshold may cut does not.
-
-    >>> surely_above(Binned.of_samples(np.array([0.0, 0.5, 0.7])), 0.5)
-    1
-    """
-    return int(HistogramRows.of(sample).surely_above(above)[0]) if sample.total else 0
-
-
 def two_valued_mean_interval(
     sample: Binned, *, low: float, high: float, alpha_lower: float, alpha_upper: float, anytime: bool = False
 ) -> Interval:

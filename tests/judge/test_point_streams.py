@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kc_otel.judge.point_streams import MAX_WRITERS, REMEMBERED_TIMES, Horizon, PointStream
-from kc_otel.judge.points import Point, PointKind, origin_of
+from kc_otel.judge.points import Point, origin_of
 from kc_otel.stats import Buckets, ExponentialHistogram
 from kc_otel.stats.histogram import ExplicitHistogram
 
@@ -33,7 +33,7 @@ def histogram(values: list[int]) -> ExponentialHistogram:
 
 def point(start: int, time: int, values: list[int], *, cumulative: bool = True) -> Point:
     return Point(
-        PointKind.HISTOGRAM, "m", ORIGIN, b"id", b"", {}, start, time, cumulative, histogram(values)
+        "m", ORIGIN, b"id", b"", {}, start, time, cumulative, histogram(values)
     )  # fmt: skip
 
 
@@ -111,7 +111,7 @@ def test_change_of_edges_begins_anew() -> None:
 
     def explicit(edges: tuple[float, ...], time: int, counts: list[int]) -> Point:
         value = ExplicitHistogram(edges, np.array(counts, dtype=np.int64), float(sum(counts)))
-        return Point(PointKind.HISTOGRAM, "m", ORIGIN, b"id", b"", {}, NOW - 90, time, True, value)
+        return Point("m", ORIGIN, b"id", b"", {}, NOW - 90, time, True, value)
 
     found = outcomes(
         PointStream(), explicit((1.0,), NOW - 50, [1, 2]), explicit((2.0,), NOW - 40, [5, 2]),

@@ -18,6 +18,7 @@ from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportM
 
 from kc_otel import machine_code
 from kc_otel.contract.model import Contract
+from kc_otel.judge.columns import stream_columns
 from kc_otel.judge.evaluator import Evaluator
 from kc_otel.judge.otlp.wire_columns import read_columns
 from kc_otel.judge.series import LONG, SHORT
@@ -442,6 +443,49 @@ def test_a_row_of_a_forgotten_stream_is_for_another_and_its_message_is_known_no_
     assert twins.fast.stream_count == 34
     assert len(twins.fast._columns._memory.names) == 64
     twins.agree()
+
+
+@pytest.mark.parametrize("memory", [2**27, 1])
+def test_what_a_sender_sent_before_is_no_word_on_what_it_sends_now(monkeypatch, memory):
+    """Points of the same attributes are of other metrics now, or in another order; also where nothing is remembered."""
+    monkeypatch.setattr(stream_columns, "_MAX_LAYOUT_BYTES", memory)
+    names = ["kc.drift.tv_token", "kc.drift.k3", "kc.drift.abs_log_ratio"]
+    everyone, bodies = [[Sender(name), Sender(name, slice="code")] for name in names], []
+    for step, order in enumerate([(0, 1), (0, 1), (1, 0), (0, 2), (0, 2), (1, 2), (2, 1), (0, 1)]):
+        now = NOW + 10.0 * step
+        request = ExportMetricsServiceRequest()
+        scope = request.resource_metrics.add().scope_metrics.add()
+        for place in order:
+            one, other = (sender.request(now, [0.02, 0.3] * (place + 1)) for sender in everyone[place])
+            request.resource_metrics[0].resource.CopyFrom(one.resource_metrics[0].resource)
+            scope.scope.CopyFrom(one.resource_metrics[0].scope_metrics[0].scope)
+            metric = one.resource_metrics[0].scope_metrics[0].metrics[0]
+            metric.exponential_histogram.data_points.append(point_of(other))
+            scope.metrics.append(metric)
+        bodies.append((now, request.SerializeToString()))
+    assert (
+        both(make_contract(), bodies).fast.taken_as_columns == 6 * 4
+    )  # of all but the first, and the first with another metric
+
+
+def test_metrics_that_protobuf_does_not_read_are_those_of_the_columns():
+    """A message is refused as a whole for one of a name that is no text, and has as many points as it may."""
+    sender, evaluator = Sender(), Evaluator([make_contract()])
+    evaluator.use_columns()
+    for step in range(3):
+        request = sender.request(NOW + 10.0 * step, [0.02])
+        gauge = request.resource_metrics[0].scope_metrics[0].metrics.add(name="kc.recorder.tokens").gauge
+        gauge.data_points.add(as_int=step)
+        body = request.SerializeToString()
+        assert evaluator.columns_of(body.replace(b"kc.recorder.tokens", b"kc.recorder.token\xff"), MOST) is None
+        assert evaluator.columns_of(body, 5) is None
+        only = ExportMetricsServiceRequest.FromString(body)
+        del only.resource_metrics[0].scope_metrics[0].metrics[0]
+        assert evaluator.columns_of(only.SerializeToString().replace(b"kc_otel", b"kc\xffotel"), MOST) is None
+        message = evaluator.columns_of(body, 6)
+        evaluator.ingest_metrics(message, NOW + 10.0 * step)
+    assert evaluator.counters["ignored"] == 3
+    assert evaluator.taken_as_columns == 2
 
 
 @pytest.mark.slow

@@ -19,7 +19,6 @@ from kc_otel.stats.quantiles import (
     fraction_intervals,
     maximum_intervals,
     quantile_intervals,
-    surely_above,
     two_valued_mean_intervals,
 )
 
@@ -100,8 +99,8 @@ def test_what_is_surely_above_is_that_of_each_alone():
     for rows in rows_of(HistogramColumns.of(given)):
         edges = rows.shared[0]
         for threshold in (-0.5, 0.0, *edges[edges > 0.0][::7].tolist(), 0.0123, 5.0):
-            alone = [surely_above(given[place].binned(), threshold) for place in rows.places.tolist()]
-            assert rows.surely_above(threshold).tolist() == alone
+            alone = (HistogramRows.of(given[place].binned()) for place in rows.places.tolist())
+            assert rows.surely_above(threshold).tolist() == [row.surely_above(threshold)[0] for row in alone]
 
 
 def test_each_kind_of_histograms_has_rows_of_its_own():

@@ -13,7 +13,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from kc_otel.judge.otlp.wire_columns import WireColumns
+from kc_otel.judge.otlp.wire_columns import ColumnMessage
 from kc_otel.machine_code import ADDRESS, DOUBLE, NUMBER, function
 from kc_otel.stats.histogram_columns import SideColumns
 
@@ -95,26 +95,25 @@ class Known:
 
     def fold(
         self,
-        wire: WireColumns,
-        rows_of: NDArray[np.int64],
+        message: ColumnMessage,
         part: tuple[int, int],
         used: int,
         now: float,
-        message: int,
-        outcomes: NDArray[np.int8],
+        number: int,
         heard: NDArray[np.bool_],
         gaps: NDArray[np.int64],
     ) -> int:
         """Take the plain ones of the points in `part`, from its first to before its last, which arrived at `now`.
 
         Each needs room for a slot. A stream's points after one that is left are left as well, because their outcome may
-        depend on it, and so are those of rows that are `blocked` by the number of this message. `outcomes` gets 1 for
-        what was taken, `heard` for pairs of kernels that were heard of, and `gaps` one more for the contract of each
-        point that came late. Returns how many slots are in use.
+        depend on it, and so are those of rows that are `blocked` by the number of this message. `heard` gets 1 for
+        pairs of kernels that were heard of, and `gaps` one more for the contract of each point that came late. Returns
+        how many slots are in use.
         """
-        of = (self._address, wire.body, wire.points.ctypes.data, rows_of.ctypes.data)
-        into = (array.ctypes.data for array in (outcomes, heard, gaps))
-        slots: int = _fold(*of, *part, used, now, message, *into)
+        points, rows, *into = (
+            array.ctypes.data for array in (message.points, message.rows, message.taken, heard, gaps)
+        )
+        slots: int = _fold(self._address, message.body, points, rows, *part, used, now, number, *into)
         return slots
 
 

@@ -29,9 +29,9 @@ from numpy.typing import NDArray
 from kc_otel.judge.columns.fold import CLOSED, LIMITS, NONE, SLOT, SPAN, Known, used_parts
 from kc_otel.judge.columns.stream_rows import ContractRows, RowContent, RowMemory, stream_of
 from kc_otel.judge.contract_state import ContractState
-from kc_otel.judge.otlp.wire_columns import ColumnMessage, WireColumns, read_columns
+from kc_otel.judge.otlp.wire_columns import ColumnMessage, read_columns
 from kc_otel.judge.point_streams import Horizon
-from kc_otel.judge.points import DRIFT_NAMES, MAX_COUNT, Point, PointKind, digest_of, origin_of
+from kc_otel.judge.points import DRIFT_NAMES, MAX_COUNT, OTHER_NAMES, Point, digest_of, origin_of
 from kc_otel.judge.series import LONG, SHORT, Heard, SeriesKey
 from kc_otel.stats.histogram import ExplicitHistogram
 from kc_otel.stats.histogram_columns import HistogramColumns
@@ -86,24 +86,24 @@ class StreamColumns:
         None where it is something else, has more than `most` resources, scopes, metrics and points in it, or has a
         metric that no contract can be about.
         """
-        wire = read_columns(body, most)
-        if wire is None or wire.items > most:
+        message = read_columns(body, most)
+        if message is None or message.items > most:
             return None
-        if not all(name.startswith((b"kc.", b"gen_ai.")) for name in wire.names):
+        if not all(name.startswith((b"kc.", b"gen_ai.")) for name in message.names):
             return None
         try:
-            rows, new = self._rows_of(wire)
-            left = rows < 0
+            message.rows, new = self._rows_of(message)
+            left = message.rows < 0
             left[[first.point for first in new]] = False
-            new_rows = int(np.count_nonzero((rows < 0) & ~left))
-            left |= wire.points["plain"] == 0
+            message.new = int(np.count_nonzero((message.rows < 0) & ~left))
+            message.known = None if new else self._memory.token
+            left |= message.points["plain"] == 0
             # Explicit bounds of one of our quantities: a series' layout may then depend on the first point.
-            named = zip(wire.names, wire.spans, strict=True)
+            named = zip(message.names, message.spans, strict=True)
             others = any(name in _DRIFT_NAMES and not of.exponential for name, of in named)
-            whole = others or bool(4 * np.count_nonzero(left) > left.size)
-            message = ColumnMessage(wire, rows, None if new else self._memory.token, whole, new_rows)
-            items = wire.items
-            for of, metric in message.metrics((~left & (not whole)).tobytes()):
+            message.whole, items = others or bool(4 * np.count_nonzero(left) > left.size), message.items
+            for of, metric in message.metrics((~left & (not message.whole)).tobytes()):
+                origin_of(*message.origin(of))  # protobuf may refuse it, and the message with it
                 items += 0 if of.exponential else len(getattr(metric, metric.WhichOneof("data")).data_points)
         except DecodeError:
             return None
@@ -116,11 +116,10 @@ class StreamColumns:
         """
         if message.whole:
             return 0, 0
-        wire = message.wire
         self._message += 1
         begun: Sequence[tuple[int, int]] = ()
         if message.known is None or message.known is not self._memory.token:
-            message.rows, new = self._rows_of(wire)
+            message.rows, new = self._rows_of(message)
             begun = self._begin(message, new, now)
         if (message.rows < 0).any():
             self._block_unknown(message)
@@ -135,7 +134,7 @@ class StreamColumns:
             self._slots.make_room(_POINTS_PER_CHUNK)
             last = min(first + _POINTS_PER_CHUNK, message.taken.size)
             self._slots.used = self._known().fold(
-                wire, message.rows, (first, last), self._slots.used, now, self._message, message.taken, heard, gaps
+                message, (first, last), self._slots.used, now, self._message, heard, gaps
             )
         for contract, row in begun:
             self._rows[contract].end_begin(row)
@@ -154,7 +153,7 @@ class StreamColumns:
 
     def _behind(self, message: ColumnMessage, now: float) -> int:
         """Count the points that were taken and were too old when they arrived."""
-        ages = now - message.wire.points["time"] / 1e9
+        ages = now - message.points["time"] / 1e9
         if not ages.size or ages.max() <= min(state.timely for state in self._states):
             return 0
         taken = np.flatnonzero(message.taken)
@@ -163,7 +162,7 @@ class StreamColumns:
             state, old = self._states[number], taken[contracts == number]
             old = old[ages[old] > state.timely]
             for place in {self._memory.rows["pair"][message.rows[number]]: number for number in old}.values():
-                origin = message.wire.origin(message.wire.spans[message.wire.points["metric"][place]])
+                origin = message.origin(message.spans[message.points["metric"][place]])
                 _, train, inference = self._pair_names[self._memory.rows["pair"][message.rows[place]]]
                 state.refused.add("behind", (train, inference), origin_of(*origin).sender, float(ages[place]), now)
             found += old.size
@@ -179,7 +178,7 @@ class StreamColumns:
 
     def _begin(self, message: ColumnMessage, new: Sequence[_FirstPoint], now: float) -> list[tuple[int, int]]:
         """Give rows to new streams. Returns the numbers of their contracts, and the rows."""
-        points, begun = message.wire.points, []
+        points, begun = message.points, []
         for contract in {first.spelling.contract for first in new}:
             of = [first for first in new if first.spelling.contract == contract]
             counts = points["count"][[first.point for first in of]].clip(0, MAX_COUNT)
@@ -193,15 +192,15 @@ class StreamColumns:
                     begun.append((contract, row))
         return begun
 
-    def _rows_of(self, wire: WireColumns) -> tuple[Numbers, list[_FirstPoint]]:
+    def _rows_of(self, message: ColumnMessage) -> tuple[Numbers, list[_FirstPoint]]:
         """The row of each of a message's points, -1 for none [points], and those of streams that are new."""
         found: list[Numbers] = []
         new: list[_FirstPoint] = []
-        body, places = wire.body, zip(wire.points["key_begin"].tolist(), wire.points["key_end"].tolist(), strict=True)
-        keys = [body[begin:end] for begin, end in places]
-        for _, group in groupby(filter(_EXPONENTIAL, wire.spans), _SCOPE):
+        body, points = message.body, message.points
+        keys = [body[at:end] for at, end in zip(points["key_begin"].tolist(), points["key_end"].tolist(), strict=True)]
+        for _, group in groupby(filter(_EXPONENTIAL, message.spans), _SCOPE):
             spans = [*group]
-            origin, first, last = wire.origin(spans[0]), spans[0].first, spans[-1].last
+            origin, first, last = message.origin(spans[0]), spans[0].first, spans[-1].last
             heads = [(body[of.begin : of.head_end], of.temporality, of.last - of.first) for of in spans]
             layout = self._layouts.get(origin)
             if layout is None or layout.heads != heads or layout.keys != keys[first:last]:
@@ -234,11 +233,12 @@ class StreamColumns:
         return layout
 
     def _forget_layouts(self) -> None:
-        self._layouts, self._layout_bytes = {}, 0
+        self._layouts: dict[tuple[bytes, bytes], _Layout] = {}
+        self._layout_bytes = 0
 
     def _block_unknown(self, message: ColumnMessage) -> None:
         """Leave the points of streams that are known, but not in this spelling, to be taken in their order."""
-        for point in message.points((), Counter(), (message.rows >= 0).tobytes()):
+        for point in message.left((), Counter(), (message.rows >= 0).tobytes()):
             if (
                 isinstance(point, Point)
                 and (rows := self._of(point)) is not None
@@ -253,7 +253,7 @@ class StreamColumns:
 
     def release(self, point: Point) -> None:
         """Have a point's stream take points by itself until it is `learn`t again."""
-        if point.kind is PointKind.HISTOGRAM and isinstance(point.histogram, ExplicitHistogram):
+        if point.metric not in OTHER_NAMES and isinstance(point.histogram, ExplicitHistogram):
             self._slots.settle()  # other buckets may clear what their series holds
         rows = self._of(point)
         if rows is not None:
@@ -275,9 +275,9 @@ class StreamColumns:
         self._rows[of].load(point.stream, series, pair)
         if sum(map(len, self._spellings.values())) >= _MAX_SPELLINGS:
             self._spellings.clear()
-        where = message.wire.points[point.number]
-        metric, body = message.wire.spans[where["metric"]], message.wire.body
-        family = message.wire.origin(metric)[1], body[metric.begin : metric.head_end], metric.temporality
+        where = message.points[point.number]
+        metric, body = message.spans[where["metric"]], message.body
+        family = message.origin(metric)[1], body[metric.begin : metric.head_end], metric.temporality
         spelling = _Spelling(body[where["key_begin"] : where["key_end"]], point.tail, of, series, pair)
         spellings = self._spellings.setdefault(family, {})
         if spellings.get(spelling.key) != spelling:
@@ -305,13 +305,13 @@ class StreamColumns:
     def observed(self, message: ColumnMessage) -> Iterator[tuple[str, str, list[SeriesKey]]]:
         """Yield what was observed of series in a message: the sender, name of the contract, the series."""
         contracts = self._memory.rows["contract"][message.rows]
-        for _, group in groupby(filter(_EXPONENTIAL, message.wire.spans), _SCOPE):
+        for _, group in groupby(filter(_EXPONENTIAL, message.spans), _SCOPE):
             spans = [*group]
             here = np.arange(spans[0].first, spans[-1].last)[message.grown[spans[0].first : spans[-1].last]]
             for contract in {*contracts[here].tolist()}:
                 numbers = message.series[here[contracts[here] == contract]].tolist()
                 keys = [self._slots.owners[number][1] for number in numbers]
-                yield origin_of(*message.wire.origin(spans[0])).sender, self._states[contract].contract.name, keys
+                yield origin_of(*message.origin(spans[0])).sender, self._states[contract].contract.name, keys
 
     def restore(self, contract: str, content: RowContent, keys: Sequence[SeriesKey | None]) -> None:
         """Streams that were saved in rows; those without room, or a series, take points by themselves."""

@@ -56,9 +56,9 @@ class MetricSpan(NamedTuple):
 METRIC: Final = np.dtype([(name, np.int64) for name in MetricSpan._fields])
 
 
-@dataclass(frozen=True)
-class WireColumns:
-    """Offsets and values found by one walk along a request's bytes."""
+@dataclass
+class ColumnMessage:
+    """A request, as one walk along its bytes finds it, and what becomes of its points."""
 
     body: bytes
     items: int
@@ -66,13 +66,27 @@ class WireColumns:
     points: NDArray[Any]
     """POINT [points]: where each, its attributes and its counts are, and what it says. `plain` is 0 where that has no
     column."""
-    metrics: NDArray[Any]
-    """METRIC [metrics]."""
+    spans: list[MetricSpan]
+    rows: NDArray[np.int64] = field(init=False)
+    """Row of each point in `StreamColumns`, -1 where there is none."""
+    known: object = None
+    """`RowMemory.token` that the rows are of; None where new streams get one when it is taken."""
+    whole: bool = True
+    """Whether nothing is to be taken from the columns, because most of it is not plain."""
+    new: int = 0
+    """Number of its points that get a row when it is taken."""
+    taken: NDArray[np.int8] = field(init=False)
+    """Of each point whether it was taken from the columns."""
+    series: NDArray[np.int64] = field(init=False)
+    """Number of the series of each point, if it was."""
+    grown: NDArray[np.bool_] = field(init=False)
+    """Mask of the points that were taken and have new observations."""
+    _read: dict[int, Any] = field(init=False, default_factory=dict)
 
-    @cached_property
-    def spans(self) -> list[MetricSpan]:
-        """The same as `metrics`, for a loop."""
-        return [*map(MetricSpan._make, self.metrics.tolist())]
+    def __post_init__(self) -> None:
+        size = self.points.size
+        self.rows, self.series = np.full(size, -1), np.full(size, -1)
+        self.taken, self.grown = np.zeros(size, np.int8), np.zeros(size, np.bool_)
 
     @cached_property
     def names(self) -> list[bytes]:
@@ -84,51 +98,25 @@ class WireColumns:
         """Return the serialized Resource and InstrumentationScope of a metric."""
         return self.body[of.resource_begin : of.resource_end], self.body[of.scope_begin : of.scope_end]
 
-
-@dataclass(slots=True)
-class ColumnMessage:
-    """A request that is to be taken."""
-
-    wire: WireColumns
-    rows: NDArray[np.int64]
-    """Row of each of its points in `StreamColumns`, -1 where there is none."""
-    known: object
-    """`RowMemory.token` that the rows are of; None where new streams get one when it is taken."""
-    whole: bool
-    """True if nothing is to be taken from the columns, because most of it is not plain."""
-    new: int
-    """Number of its points that get a row when it is taken."""
-    taken: NDArray[np.int8] = field(init=False)
-    """Of each point whether it was taken from the columns."""
-    series: NDArray[np.int64] = field(init=False)
-    """Number of the series of each point, if it was."""
-    grown: NDArray[np.bool_] = field(init=False)
-    """Mask of the points that were taken and have new observations."""
-    _read: dict[int, Any] = field(init=False, default_factory=dict)
-
-    def __post_init__(self) -> None:
-        self.taken, self.series = np.zeros(self.rows.size, np.int8), np.full(self.rows.size, -1)
-        self.grown = np.zeros(self.rows.size, np.bool_)
-
     def metrics(self, taken: bytes) -> Iterator[tuple[MetricSpan, Any]]:
         """Yield the metrics with points that are not taken [points], as protobuf reads them; a DecodeError if not."""
-        for number, of in enumerate(self.wire.spans):
+        for number, of in enumerate(self.spans):
             if not of.exponential or of.first == of.last or 0 in taken[of.first : of.last]:
                 if number not in self._read:
-                    self._read[number] = Metric.FromString(self.wire.body[of.begin : of.end])
+                    self._read[number] = Metric.FromString(self.body[of.begin : of.end])
                 yield of, self._read[number]
 
-    def points(self, gen_ai: Collection[str], counts: Counter[str], taken: bytes) -> Iterator[Point | ImpossiblePoint]:
+    def left(self, gen_ai: Collection[str], counts: Counter[str], taken: bytes) -> Iterator[Point | ImpossiblePoint]:
         """`points.walk` of those that are not taken [points]."""
         for of, metric in self.metrics(taken):
             here = taken[of.first : of.last]
-            yield from points_of(metric, origin_of(*self.wire.origin(of)), gen_ai, counts, taken=here, first=of.first)
+            yield from points_of(metric, origin_of(*self.origin(of)), gen_ai, counts, taken=here, first=of.first)
 
 
 _scan: Final = function("kc_scan", ADDRESS, NUMBER, ADDRESS, NUMBER, ADDRESS, NUMBER, ADDRESS, result=NUMBER)
 
 
-def read_columns(body: bytes, most: int = _MAX_ITEMS) -> WireColumns | None:
+def read_columns(body: bytes, most: int = _MAX_ITEMS) -> ColumnMessage | None:
     """A message as columns; None where only protobuf can say what it is, or where it has more points or metrics."""
     room = min(len(body) // _LEAST_POINT + 8, most)
     if room > _SCRATCH.points.size:
@@ -138,12 +126,9 @@ def read_columns(body: bytes, most: int = _MAX_ITEMS) -> WireColumns | None:
     if items < 0:
         return None
     size, kinds = _SCRATCH.found.tolist()
-    return WireColumns(body, items, _copy(_SCRATCH.points[:size]), _copy(_SCRATCH.metrics[:kinds]))
-
-
-def _copy(records: NDArray[Any]) -> NDArray[Any]:
-    """Records that are copied as what they are, eight bytes for each field; NumPy copies them field by field."""
-    return records.view(np.int64).copy().view(records.dtype)
+    # Eight bytes for each field: NumPy would copy records field by field.
+    copied = _SCRATCH.points[:size].view(np.int64).copy().view(POINT)
+    return ColumnMessage(body, items, copied, [*map(MetricSpan._make, _SCRATCH.metrics[:kinds].tolist())])
 
 
 class _Scratch(threading.local):

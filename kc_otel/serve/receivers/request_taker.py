@@ -225,7 +225,7 @@ def _one_by_one(request: Any, signal: Signal) -> int:
     if isinstance(request, ColumnMessage):
         if request.whole:
             return int(request.rows.size)
-        return int(np.count_nonzero((request.rows < 0) | (request.wire.points["plain"] == 0))) - request.new
+        return int(np.count_nonzero((request.rows < 0) | (request.points["plain"] == 0))) - request.new
     if signal is not METRICS or not isinstance(request, ExportMetricsServiceRequest):  # or shards take the points
         return 0
     return sum(
