@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 from collections.abc import Callable, Mapping
+from functools import cache
 from typing import Annotated, Any, Final
 
 from fastapi import APIRouter, HTTPException, Query, Response
@@ -19,7 +20,6 @@ from kc_otel.contract.sentences import assurances, promise
 from kc_otel.contract.slices import ALL
 from kc_otel.judge.decisions import kept_since
 from kc_otel.judge.escalation.alerts import Alert
-from kc_otel.judge.incidents.incident_lifecycle import TrafficSeen
 from kc_otel.judge.plain_json import finite_or_none
 from kc_otel.judge.recorders import kernel_names, stand_in, unlike_declared
 from kc_otel.judge.verdict import INPUT_CLAUSE, Causes, Cell, Status, Verdict
@@ -379,21 +379,17 @@ KeptAway = Callable[[Verdict], bool]
 
 def kept_away(core: Core) -> KeptAway:
     """Says of a verdict whether it is NO_DATA because requests are kept from its kernel, as ordered and obeyed."""
-    orders: dict[str, Callable[[str, str], float | None]] = {}
-    traffic: dict[str, TrafficSeen] = {}
     now = core.evaluated_at
+    ordered = cache(lambda name: kept_since(core.decisions, name))
+    traffic = cache(lambda name: core.traffic(name, core.escalation, now or 0.0))
 
     def away(verdict: Verdict) -> bool:
         name, _, slice, _, version = verdict.cell
         if verdict.status is not Status.NO_DATA or not version or now is None or name not in core.contracts:
             return False
-        if name not in orders:
-            orders[name] = kept_since(core.decisions, name)
-        if orders[name](slice, version) is None:
+        if ordered(name)(slice, version) is None:
             return False
-        if name not in traffic:
-            traffic[name] = core.traffic(name, core.escalation, now)
-        return traffic[name].excuses(slice, version, orders[name])
+        return traffic(name).excuses(slice, version, ordered(name))
 
     return away
 
