@@ -28,7 +28,7 @@ from kc_otel.contract.plain_text import plain
 from kc_otel.contract.slices import ALL
 from kc_otel.contract.words import place
 from kc_otel.judge.decisions import DecisionTable, without_slice
-from kc_otel.judge.escalation.alerts import PolicyState, What, edge
+from kc_otel.judge.escalation.alerts import PolicyState, Transition, What, edge
 from kc_otel.judge.escalation.escalate import (
     Escalation,
     EscalationState,
@@ -505,19 +505,22 @@ class Core:
         for message in messages:
             incident = message.incident
             done = () if incident is None else actions_taken(incident, decisions)
-            body = alert_body(
+            body = self._body(
                 contract,
                 message.alerts,
-                receiver=message.endpoint,
-                external_url=self.external_url,
+                message.endpoint,
                 reason=message.reason.value,
                 incident=incident,
                 lasting=message.lasting,
                 lifting=() if incident is None else lifting_commands(incident, decisions),
                 done=[action.text for action in done if action.kind not in _NOT_TOLD_ACTIONS],
-                kernels=self._kernels(contract.name),
             )
-            self.outbox.enqueue(message.endpoint, contract.name, encode(body), now)
+            self.outbox.enqueue(message.endpoint, contract.name, body, now)
+
+    def _body(self, contract: Contract, alerts: Sequence[Transition], endpoint: str, **more: Any) -> bytes:
+        """A webhook's body; of a contract that is served no more, no kernel is named."""
+        kernels, url = self._kernels(contract.name), self.external_url
+        return encode(alert_body(contract, alerts, receiver=endpoint, external_url=url, kernels=kernels, **more))
 
     def _kernels(self, contract: str) -> tuple[KernelInfo, ...]:
         """Kernels that have reported; none of a contract that is served no more."""
@@ -538,11 +541,4 @@ class Core:
             firing += [replace(end, what=What.FIRING) for end in ends if end.what is What.RESOLVED]
             firing += [edge for group in own for edge in group.closing if edge.fingerprint in group.told]
             if firing:
-                body = alert_body(
-                    contract,
-                    firing,
-                    receiver=target,
-                    external_url=self.external_url,
-                    kernels=self._kernels(contract.name),
-                )
-                self.outbox.renew(target, contract.name, encode(body), now)
+                self.outbox.renew(target, contract.name, self._body(contract, firing, target), now)

@@ -43,20 +43,13 @@ def page_routes() -> APIRouter:
     router = APIRouter(include_in_schema=False)
 
     @router.get("/")
-    async def page() -> Response:
-        return _answer("index.html")
-
     @router.get("/page/{name}")
-    async def file(name: str) -> Response:
+    async def file(name: str = "index.html") -> Response:
         if name not in _files():
             raise HTTPException(404, f"the page has no file {name!r}")
-        return _answer(name)
+        return Response(_files()[name], headers=_HEADERS, media_type=_TYPES[Path(name).suffix])
 
     return router
-
-
-def _answer(name: str) -> Response:
-    return Response(_files()[name], headers=_HEADERS, media_type=_TYPES[Path(name).suffix])
 
 
 @cache
