@@ -113,11 +113,7 @@ def _site(site: Path) -> _Served:
             kind = mimetypes.guess_type(file.name)[0] or "application/octet-stream"
             hashes = ""
             if kind == "text/html":
-                scripts = {_hash(script) for script in _INLINE_SCRIPT.findall(body.decode())}
-                hashes = "".join(f" 'sha256-{digest}'" for digest in sorted(scripts))
+                scripts = {hashlib.sha256(script.encode()).digest() for script in _INLINE_SCRIPT.findall(body.decode())}
+                hashes = "".join(f" 'sha256-{base64.b64encode(digest).decode()}'" for digest in sorted(scripts))
             served[file.relative_to(site).as_posix()] = (body, kind, _CSP.format(hashes))
     return served
-
-
-def _hash(script: str) -> str:
-    return base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()

@@ -175,13 +175,11 @@ class BoundedProtocol(_Base):  # type: ignore[misc]  # only known at run time
         self._answered(self.transport.get_extra_info("socket").fileno())
         super().on_response_complete()
 
-    def _is_idle(self) -> bool:
-        return self.cycle is None or self.cycle.response_complete
-
     def _look(self) -> None:
         """Close the connection if nothing has come of what it began since the last look."""
         begun = self.cycle is None or self._heard > 0 or self.cycle.more_body
-        if begun and self._is_idle() and self.cycle is self._last:
+        idle = self.cycle is None or self.cycle.response_complete
+        if begun and idle and self.cycle is self._last:
             self.transport.close()
             return
         self._last = self.cycle
