@@ -116,10 +116,7 @@ def test_an_incident_has_an_address_and_a_list_has_those_that_are_over(client, c
 
 @pytest.mark.parametrize(
     ("refused", "said"),
-    [
-        (False, "notified pager by webhook"),
-        (True, "a webhook to pager was given up: it was rejected or has expired"),
-    ],
+    [(False, "notified pager by webhook"), (True, "a webhook to pager was given up: it was rejected or has expired")],
 )
 def test_a_webhook_is_told_as_it_ended(client: TestClient, core: Core, refused: bool, said: str) -> None:
     """One that its receiver refused does not wait any more, and it did not arrive."""
