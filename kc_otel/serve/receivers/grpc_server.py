@@ -178,7 +178,7 @@ class _Receiver:
             reading.add_done_callback(self._read)
             await asyncio.wait({reading}, timeout=_AT_ONCE_SECONDS)
         if not reading.done():  # it is long, or its sender is slow
-            held.reserve(self._limits.max_bytes)
+            held.add(self._limits.max_bytes, long=True)
             reserved = self._limits.max_bytes
             await asyncio.wait({reading}, timeout=self._limits.read_timeout)
             if not reading.done():

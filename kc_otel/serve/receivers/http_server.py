@@ -125,7 +125,7 @@ class HttpReceiver:
             if len(declared) > _LENGTH_DIGITS or int(declared) > self._limits.max_bytes * _DRAINED_LIMITS:
                 raise self._limits.too_large()
             if reserved := _LONG_BYTES < int(declared) <= self._limits.max_bytes:
-                await held.reserve_soon(int(declared))
+                await held.add_soon(int(declared))
         try:
             async with asyncio.timeout(self._limits.read_timeout):
                 return await self._read(receive, None if reserved else held)
