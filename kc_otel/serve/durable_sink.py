@@ -135,7 +135,8 @@ class TrafficRecording:
             if self._file is None or self._size >= self._file_bytes:
                 self._begin_file(len(content))
             assert self._file is not None
-            _write_whole(self._file, content)
+            if os.write(self._file, content) < len(content):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))  # noqa: TRY301 - as the disk says it itself
         except OSError:
             self._end_file()  # data after half a message cannot be read
             raise
@@ -156,8 +157,3 @@ class TrafficRecording:
         if self._file is not None:
             file, self._file = self._file, None
             os.close(file)
-
-
-def _write_whole(file: int, content: bytes) -> None:
-    if os.write(file, content) < len(content):
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))

@@ -30,7 +30,11 @@ Tick = Callable[[], Awaitable[None]]
 
 @contextlib.contextmanager
 def engine(config: ServeConfig) -> Iterator[None]:
-    """The cluster that streams are spread over, where they are."""
+    """Be connected to the Ray cluster that streams are spread over, whose usage statistics are never sent.
+
+    `--ray-address` is `auto` for the one that RAY_ADDRESS or this machine knows, `local` for one that begins and ends
+    with this process, or `host:port` of its head.
+    """
     if config.engine is StreamEngine.PROCESS:
         yield
         return
@@ -41,8 +45,26 @@ def engine(config: ServeConfig) -> Iterator[None]:
         )
     if config.record:
         raise ShardError("--record keeps what one process takes, in that order; shards take each for itself")
-    with _ray_cluster(config.ray_address):
+    os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+    with extra("ray", "kc-otel serve --engine ray"):
+        import ray  # noqa: PLC0415 - an extra
+    address, local = config.ray_address, dict[str, Any]()
+    if address == "local":
+        local = {"include_dashboard": False, "object_store_memory": _LOCAL_STORE_BYTES, "configure_logging": False}
+    if mine := not ray.is_initialized():
+        try:
+            ray.init(address=address, log_to_driver=False, **local)
+        except (ConnectionError, RuntimeError, ValueError) as error:
+            said = str(error).partition("\n")[0]
+            raise ShardError(
+                f"--ray-address {address}: no Ray cluster answers ({said}); start one with `ray start --head`, name "
+                "its head as HOST:6379, or say --ray-address local for one of this machine alone"
+            ) from None
+    try:
         yield
+    finally:
+        if mine:
+            ray.shutdown()
 
 
 @contextlib.asynccontextmanager
@@ -92,40 +114,6 @@ async def sink_of(core: Core, config: ServeConfig, limits: Limits) -> AsyncItera
     with contextlib.closing(TrafficRecording(folder, config.record_limit)) as recording:
         core.recording = recording
         yield DurableSink(core, recording.received), core.evaluate
-
-
-@contextlib.contextmanager
-def _ray_cluster(address: str) -> Iterator[None]:
-    """Be connected to a Ray cluster, whose usage statistics this process never sends.
-
-    `address` is `auto` for the one that RAY_ADDRESS or this machine knows, `local` for one that begins and ends with
-    this process, or `host:port` of its head.
-    """
-    os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
-    with extra("ray", "kc-otel serve --engine ray"):
-        import ray  # noqa: PLC0415 - an extra
-    if (mine := not ray.is_initialized()) and address == "local":
-        ray.init(
-            address="local",
-            include_dashboard=False,
-            object_store_memory=_LOCAL_STORE_BYTES,
-            log_to_driver=False,
-            configure_logging=False,
-        )
-    elif mine:
-        try:
-            ray.init(address=address, log_to_driver=False, configure_logging=False)
-        except (ConnectionError, RuntimeError, ValueError) as error:
-            said = str(error).partition("\n")[0]
-            raise ShardError(
-                f"--ray-address {address}: no Ray cluster answers ({said}); start one with `ray start --head`, name "
-                "its head as HOST:6379, or say --ray-address local for one of this machine alone"
-            ) from None
-    try:
-        yield
-    finally:
-        if mine:
-            ray.shutdown()
 
 
 class RayShard:

@@ -11,15 +11,12 @@ class WatchedFiles:
 
     def __init__(self, paths: Iterable[Path]) -> None:
         self._paths = tuple(paths)
-        self._seen = self._stamps()
+        self._seen = [_stamp(path) for path in self._paths]
 
     def changed(self) -> bool:
         """Return whether a file has changed since the last call."""
-        before, self._seen = self._seen, self._stamps()
+        before, self._seen = self._seen, [_stamp(path) for path in self._paths]
         return before != self._seen
-
-    def _stamps(self) -> list[tuple[int, int, int] | None]:
-        return [_stamp(path) for path in self._paths]
 
 
 def _stamp(path: Path) -> tuple[int, int, int] | None:

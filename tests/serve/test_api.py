@@ -65,9 +65,7 @@ def test_cells_can_be_narrowed_down(client: TestClient) -> None:
     assert client.get("/api/v1/cells", params={"contract": "policy", "clause": "other"}).json()["cells"] == []
 
 
-def test_what_failed_stays_while_its_alert_fires(
-    client: TestClient, core: Core, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_failed_stays_while_its_alert_fires(client, core, monkeypatch):
     """As it was last, though its kernel is gone; and its alert stands on its own row, not on the stable kernel's."""
     stable = [
         (replace(verdict, status=Status.PASS, cell=verdict.cell._replace(kernel_inference="stable")), since)
@@ -81,9 +79,7 @@ def test_what_failed_stays_while_its_alert_fires(
     }
 
 
-def test_a_cell_whose_requests_go_elsewhere_has_no_traffic(
-    client: TestClient, core: Core, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_cell_whose_requests_go_elsewhere_has_no_traffic(client, core, monkeypatch):
     """It is silent as ordered and obeyed, neither PASS nor missing data; else it is missing data."""
     quiet = [(replace(verdict, status=Status.NO_DATA), since) for verdict, since in core.history.cells("policy")]
     monkeypatch.setattr(core.history, "cells", lambda *_: quiet)

@@ -52,9 +52,7 @@ def sending(core: Core, counts: Counter[tuple[str, str]], steps: Callable[[Calla
     asyncio.run(main())
 
 
-def test_a_disk_that_is_full_refuses_until_there_is_room(
-    disk: Path, make_core: Callable[..., Core], open_file: Callable, drift: Callable
-) -> None:
+def test_a_disk_that_is_full_refuses_until_there_is_room(disk, make_core, open_file, drift):
     """503 and when to try again; verdicts that were given stay; after it all that was acknowledged is there, once."""
     connection = open_file(disk / "state.sqlite")
     core, counts, request = make_core(connection), Counter(), drift(0.3)
@@ -104,9 +102,7 @@ def test_a_disk_that_nobody_may_write_ends_the_start_with_what_to_do(disk: Path)
 
 
 @pytest.mark.slow
-def test_a_state_that_is_torn_anywhere_is_one_that_was(
-    tmp_path: Path, make_core: Callable[..., Core], open_file: Callable, drift: Callable
-) -> None:
+def test_a_state_that_is_torn_anywhere_is_one_that_was(tmp_path, make_core, open_file, drift):
     """SQLite's own log, cut at any page or between: snapshot and inbox together are what was taken up to a time."""
     path = tmp_path / "state.sqlite"
     core, past = make_core(open_file(path)), [{}]
@@ -138,9 +134,7 @@ def test_a_state_that_is_torn_anywhere_is_one_that_was(
 
 
 @pytest.mark.parametrize("fault", ["too large", "read-only"])
-def test_a_file_that_may_not_grow_is_no_fault_of_the_sender(
-    tmp_path: Path, make_core: Callable[..., Core], open_file: Callable, drift: Callable, fault: str
-) -> None:
+def test_a_file_that_may_not_grow_is_no_fault_of_the_sender(tmp_path, make_core, open_file, drift, fault):
     """`ulimit -f`, or a file system that went read-only: the sender keeps the request, and is not refused for good."""
     connection = open_file(tmp_path / "state")
     core, counts, request = make_core(connection), Counter(), drift(0.3)

@@ -66,9 +66,7 @@ def test_the_api_tells_dry_from_real(start: Callable[..., Core], drift: Callable
     assert actions == {"would-fire"}
 
 
-def test_what_ran_dry_acts_from_the_start_that_is_not_dry(
-    start: Callable[..., Core], drift: Callable, tmp_path: Path
-) -> None:
+def test_what_ran_dry_acts_from_the_start_that_is_not_dry(start, drift, tmp_path):
     """The breach that a dry run saw fires again, and this time it is told and routed."""
     path, request = tmp_path / "state.sqlite", drift(0.3)
     core = start(path)

@@ -51,9 +51,7 @@ def test_a_route_is_taken_by_who_has_the_table_that_is_in_force(client: TestClie
     assert routes(0) is not None
 
 
-def test_a_contract_whose_policy_fails_is_named(
-    make_core: Callable[..., Core], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_contract_whose_policy_fails_is_named(make_core, monkeypatch):
     """A FAIL of it takes no version back: routers serve none that is not proven."""
     core = make_core()
     client, now = client_of(core), time.time()
@@ -84,9 +82,7 @@ def test_what_names_no_contract_and_no_directive_is_not_kept(client: TestClient)
     assert listeners.view([]) == {}
 
 
-def test_what_a_router_keeps_counts_where_it_defines_the_slice_as_the_contract_does(
-    make_core: Callable[..., Core],
-) -> None:
+def test_what_a_router_keeps_counts_where_it_defines_the_slice_as_the_contract_does(make_core):
     """By the slice of the contract, of versions that report; where there is one, it need not be named."""
     core = make_core()
     core.tick(time.time())
@@ -148,9 +144,7 @@ def test_an_order_is_applied_once_each_router_that_counts_has_it(said: Callable[
     assert said(new, now=ORDER + 30.0) == "1 of 2 routers has not applied it: b"
 
 
-def test_a_router_with_another_definition_of_the_slice_applies_what_is_ordered_for_all(
-    said: Callable[..., str],
-) -> None:
+def test_a_router_with_another_definition_of_the_slice_applies_what_is_ordered_for_all(said):
     """Once it has that order."""
     router = {"a": (ORDER + 1.0, ORDER)}
     other = "1 of 1 router defines the slice otherwise than this contract, or not at all: a"

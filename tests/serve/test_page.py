@@ -89,9 +89,7 @@ def test_the_overview_says_what_is_broken_since_when_for_whom_and_what_was_done(
     assert answer["heard"] is True
 
 
-def test_an_incident_has_an_address_and_a_list_has_those_that_are_over(
-    client: TestClient, core: Core, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_incident_has_an_address_and_a_list_has_those_that_are_over(client, core, monkeypatch):
     """By its id while it lasts and afterwards, with every cell; a list narrows by state, time and contract."""
     (listed,) = client.get("/api/v1/incidents").json()["incidents"]
     whole = client.get(f"/api/v1/incidents/{listed['id']}").json()
@@ -118,10 +116,7 @@ def test_an_incident_has_an_address_and_a_list_has_those_that_are_over(
 
 @pytest.mark.parametrize(
     ("refused", "said"),
-    [
-        (False, "notified pager by webhook"),
-        (True, "a webhook to pager was given up: it was rejected or has expired"),
-    ],
+    [(False, "notified pager by webhook"), (True, "a webhook to pager was given up: it was rejected or has expired")],
 )
 def test_a_webhook_is_told_as_it_ended(client: TestClient, core: Core, refused: bool, said: str) -> None:
     """One that its receiver refused does not wait any more, and it did not arrive."""

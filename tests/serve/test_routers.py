@@ -224,9 +224,7 @@ REDEFINED = "the slice was redefined since: what broke may be outside of it now"
 @pytest.mark.parametrize(
     ("now", "why"), [("coding: {where: {task: code}}", GONE), ("code: {where: {task: sql}}", REDEFINED)]
 )
-def test_a_route_of_a_slice_that_the_contract_has_changed_is_said_to_hold_no_more(
-    evaluator: Evaluator, now: str, why: str
-) -> None:
+def test_a_route_of_a_slice_that_the_contract_has_changed_is_said_to_hold_no_more(evaluator, now, why):
     """In the incident, in the list of what is in force, by the decision table and by status, until it is as it was."""
     service = evaluator.service()
     evaluator.run(30, 0.4)
@@ -263,9 +261,7 @@ LONG = TEXT.replace("prose: {where: {task: prose}}", "long: {where: {size: long}
 @pytest.mark.parametrize(
     ("text", "slice", "shared"), [(LONG, "long", {"task": "code", "size": "long"}), (TEXT, "prose", None)]
 )
-def test_a_pin_of_a_slice_that_shares_requests_keeps_a_breach_from_being_contained(
-    evaluator: Evaluator, text: str, slice: str, shared: dict[str, str] | None
-) -> None:
+def test_a_pin_of_a_slice_that_shares_requests_keeps_a_breach_from_being_contained(evaluator, text, slice, shared):
     """The router serves what is in both by the newest pin, whether or not any of that is measured."""
     evaluator.restart(text)
     service = evaluator.service(text)

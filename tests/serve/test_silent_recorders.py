@@ -55,9 +55,7 @@ def test_a_breach_whose_recorder_died_is_not_resolved_by_what_others_measure(fle
         (rolled_back_by_a_person, 20, "without proof of recovery: ada rolls bbbbbbbbbbbb back"),
     ],
 )
-def test_what_a_dead_recorder_left_ends_in_order_or_by_a_person(
-    fleet: Fleet, happens: Callable[[Fleet], Any], seconds: float, said: str
-) -> None:
+def test_what_a_dead_recorder_left_ends_in_order_or_by_a_person(fleet, happens, seconds, said):
     """A clean shutdown proves what the others measure; a person's word proves nothing, and the message says so."""
     fleet.run(200, healthy=0.001)
     assert fleet.states() == [IncidentState.UNPROVEN]
@@ -85,9 +83,7 @@ def test_a_recorder_that_was_drained_proves_nothing_until_it_measures_again(flee
 
 
 @pytest.mark.parametrize("shuts_down", [False, True])
-def test_a_breach_is_not_over_because_its_recorder_measures_something_else(
-    make_fleet: MakeFleet, shuts_down: bool
-) -> None:
+def test_a_breach_is_not_over_because_its_recorder_measures_something_else(make_fleet, shuts_down):
     """It may come back to the version, until a long window has passed without it, or the recorder shuts down."""
     fleet = make_fleet()
     other = Sender(instance="broken", inference="c" * 12, start=NOW - 1.0)
@@ -109,9 +105,7 @@ def test_a_breach_is_not_over_because_its_recorder_measures_something_else(
 
 
 @pytest.mark.parametrize("shuts_down", [False, True])
-def test_a_recorder_that_moved_to_another_version_has_refuted_nothing_of_its_breach(
-    fleet: Fleet, shuts_down: bool
-) -> None:
+def test_a_recorder_that_moved_to_another_version_has_refuted_nothing_of_its_breach(fleet, shuts_down):
     """Others of the version pass, also once it is back and measures nothing, and after a restart of the evaluator."""
     other = Sender(instance="broken", inference="c" * 12, start=fleet.now)
 
@@ -158,9 +152,7 @@ def test_a_recorder_that_restarts_and_observes_nothing_proves_nothing(fleet: Fle
 
 @pytest.mark.parametrize("columns", [False, True])
 @pytest.mark.parametrize("elsewhere", ["prose", "stale"])
-def test_a_recorder_that_measures_other_slices_than_it_broke_proves_nothing(
-    make_fleet: MakeFleet, elsewhere: str, columns: bool
-) -> None:
+def test_a_recorder_that_measures_other_slices_than_it_broke_proves_nothing(make_fleet, elsewhere, columns):
     """A balancer gives the slice to a healthy one, or only older weights sample: the slice may come back to it."""
     fleet = make_fleet(text=SLICED)
     if columns:
@@ -196,9 +188,7 @@ def test_a_recorder_that_measures_other_slices_than_it_broke_proves_nothing(
     assert fleet.states("fail") == []
 
 
-def test_a_breach_of_the_last_that_a_recorder_measured_is_not_refuted_by_others(
-    make_fleet: MakeFleet,
-) -> None:
+def test_a_breach_of_the_last_that_a_recorder_measured_is_not_refuted_by_others(make_fleet):
     """It reports and measures other slices; one that has never broken the slice has nothing to refute."""
     text = TEXT.replace("statistical:", "slices: {code: {where: {task: code}}}\nstatistical:")
     fleet = make_fleet(text=text)
@@ -317,9 +307,7 @@ def test_a_recorder_shows_by_new_observations_of_what_it_broke(make_fleet: MakeF
 
 
 @pytest.mark.parametrize(("step", "apart"), [(90.0, 20.0), (120.0, 60.0)])
-def test_trainers_whose_steps_are_longer_than_a_window_show_that_a_breach_is_over(
-    make_fleet: MakeFleet, step: float, apart: float
-) -> None:
+def test_trainers_whose_steps_are_longer_than_a_window_show_that_a_breach_is_over(make_fleet, step, apart):
     """Each by its own next step; they need not be there within one window."""
     fleet = make_fleet()
     fleet.senders["healthy"].restart(NOW - 1.0)
@@ -434,9 +422,7 @@ def test_a_breach_is_not_contained_while_one_of_its_slices_is_neither_over_nor_k
 
 
 @pytest.mark.parametrize("replaced", [False, True])
-def test_invalid_input_of_a_slice_is_refuted_by_what_its_recorder_measures_of_that_slice(
-    make_fleet: MakeFleet, replaced: bool
-) -> None:
+def test_invalid_input_of_a_slice_is_refuted_by_what_its_recorder_measures_of_that_slice(make_fleet, replaced):
     """Neither by its other slices, nor by those to whom the slice went; nobody is told of an end before."""
     steps = "do: [{webhook: pager}]}\n  - {on: invalid-input, do: [{webhook: pager}]"
     text = TEXT.replace("statistical:", "slices: {code: {where: {task: code}}}\nstatistical:")
@@ -683,9 +669,7 @@ def test_what_is_measured_within_a_window_of_a_rollback_is_taken_for_a_backlog(f
     assert [incident.gone for incident in fleet.core.incidents()] == [False]
 
 
-def test_a_version_that_is_started_again_after_its_rollback_is_not_taken_for_one_that_serves_nobody(
-    make_fleet: MakeFleet,
-) -> None:
+def test_a_version_that_is_started_again_after_its_rollback_is_not_taken_for_one_that_serves_nobody(make_fleet):
     """Its breach is not over once its recorder dies, and its promotion waits."""
     text = TEXT.replace("observability:", "promotion: {failure_limit: 3}\nobservability:")
     fleet = make_fleet(text=text)

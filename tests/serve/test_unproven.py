@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -219,9 +217,7 @@ def rolled_back(fleet: Fleet) -> None:
 
 
 @pytest.mark.parametrize("ends", [shut_down, closed_by_a_person, rolled_back])
-def test_invalid_input_that_only_went_away_stays_until_proof_a_rollback_or_a_person(
-    make_fleet: MakeFleet, ends: Callable[[Fleet], Any]
-) -> None:
+def test_invalid_input_that_only_went_away_stays_until_proof_a_rollback_or_a_person(make_fleet, ends):
     """As a FAIL does: another version's valid sequences prove nothing of it."""
     fleet = make_fleet("do: [{webhook: pager}]}\n  - {on: invalid-input, do: [{webhook: pager}]")
     fleet.run(60, broken=0.001)
@@ -254,9 +250,7 @@ def test_invalid_input_that_only_went_away_stays_until_proof_a_rollback_or_a_per
         ("metric: tv_token, unit: token, cap: 0.025, limit: 0.02", ""),
     ],
 )
-def test_a_clause_of_the_same_name_that_measures_something_else_ends_no_breach(
-    make_fleet: MakeFleet, clause: str, said: str
-) -> None:
+def test_a_clause_of_the_same_name_that_measures_something_else_ends_no_breach(make_fleet, clause, said):
     """It passes, which proves nothing of what was broken; nor does it once the new clause broke and passes again."""
     fleet = make_fleet()
     fleet.run(60, healthy=0.001)

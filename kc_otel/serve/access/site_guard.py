@@ -14,7 +14,8 @@ import logging
 import re
 import socket
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
+from contextlib import suppress
 from functools import lru_cache
 from ipaddress import ip_address
 from typing import Final
@@ -25,6 +26,7 @@ from kc_otel.serve.access.access_file import AccessFile, Role
 from kc_otel.serve.api.shapes import MAY_READ_PROMPTS, PUBLIC, SIGNER, problem
 
 with extra("serve", "the evaluator"):
+    from starlette.datastructures import Headers
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 _log: Final = logging.getLogger(__name__)
@@ -53,7 +55,7 @@ class OwnSite:
         await (self._refusal(scope) or self._app)(scope, _prompt(receive), send)
 
     def _refusal(self, scope: Scope) -> ASGIApp | None:
-        headers = _headers(scope)
+        headers = Headers(scope=scope)
         host = headers.get("host", "").lower()
         if host not in self._names:
             return problem(421, f"this evaluator is not known as {host[:80]!a}; start it with --allowed-host NAME")
@@ -79,7 +81,7 @@ class GuardedSite:
         if path in _PUBLIC_PATHS or path.startswith(_PUBLIC_BELOW):
             await self._site(scope, receive, send)
             return
-        headers = _headers(scope)
+        headers = Headers(scope=scope)
         authorization = headers.get("authorization", "")
         caller = self._access.bearer(authorization)
         if caller is None and (caller := self._access.password(authorization)) is not None:
@@ -134,7 +136,9 @@ class HostNames:
             name = _plain(urlsplit(f"//{host}").hostname or "")
         except ValueError:
             return False
-        return name in self._names or _is_address(name)
+        with suppress(ValueError):
+            return name in self._names or bool(ip_address(name))
+        return False
 
 
 def reachable_from_elsewhere(host: str) -> bool:
@@ -147,10 +151,6 @@ def reachable_from_elsewhere(host: str) -> bool:
     except OSError:
         return True
     return not all(ip_address(address).is_loopback for address in found)
-
-
-def _headers(scope: Scope) -> Mapping[str, str]:
-    return {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in scope["headers"]}
 
 
 def _of_another_site() -> ASGIApp:
@@ -185,11 +185,3 @@ def _netloc(origin: str) -> str:
 
 def _plain(name: str) -> str:
     return name.lower().strip("[]").rstrip(".")
-
-
-def _is_address(name: str) -> bool:
-    try:
-        ip_address(name)
-    except ValueError:
-        return False
-    return True

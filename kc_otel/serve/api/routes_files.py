@@ -43,20 +43,13 @@ def page_routes() -> APIRouter:
     router = APIRouter(include_in_schema=False)
 
     @router.get("/")
-    async def page() -> Response:
-        return _answer("index.html")
-
     @router.get("/page/{name}")
-    async def file(name: str) -> Response:
+    async def file(name: str = "index.html") -> Response:
         if name not in _files():
             raise HTTPException(404, f"the page has no file {name!r}")
-        return _answer(name)
+        return Response(_files()[name], headers=_HEADERS, media_type=_TYPES[Path(name).suffix])
 
     return router
-
-
-def _answer(name: str) -> Response:
-    return Response(_files()[name], headers=_HEADERS, media_type=_TYPES[Path(name).suffix])
 
 
 @cache
@@ -120,11 +113,7 @@ def _site(site: Path) -> _Served:
             kind = mimetypes.guess_type(file.name)[0] or "application/octet-stream"
             hashes = ""
             if kind == "text/html":
-                scripts = {_hash(script) for script in _INLINE_SCRIPT.findall(body.decode())}
-                hashes = "".join(f" 'sha256-{digest}'" for digest in sorted(scripts))
+                scripts = {hashlib.sha256(script.encode()).digest() for script in _INLINE_SCRIPT.findall(body.decode())}
+                hashes = "".join(f" 'sha256-{base64.b64encode(digest).decode()}'" for digest in sorted(scripts))
             served[file.relative_to(site).as_posix()] = (body, kind, _CSP.format(hashes))
     return served
-
-
-def _hash(script: str) -> str:
-    return base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable
 from typing import Final
 
 from fastapi import APIRouter, Response
@@ -86,22 +86,23 @@ def health_routes(core: Core, self_metrics: Callable[[], SelfMetrics]) -> APIRou
     async def health() -> HealthView:
         """Return counts of received, dropped and rejected data, evaluation times, and the state of webhooks."""
         now = time.time()
-        found = self_metrics()
+        metrics = self_metrics()
         return HealthView(
             evaluated_at=core.evaluated_at,
             tick_seconds=core.tick_seconds,
             series=core.evaluator.series_count,
             streams=core.evaluator.stream_count + sum(shard.streams for shard in core.shards),
-            points={labels["kc.outcome"]: int(value) for labels, value in found["kc.evaluator.points"]},
+            points={labels["kc.outcome"]: int(value) for labels, value in metrics["kc.evaluator.points"]},
             requests={
                 f"{labels['kc.transport']} {labels['kc.outcome']}": int(value)
-                for labels, value in found["kc.evaluator.requests"]
+                for labels, value in metrics["kc.evaluator.requests"]
             },
             failures=dict(core.evaluator.faults.present),
             streams_events=dict(core.evaluator.events),
             invalid={
-                name: _by_reason(core.evaluator.invalid_input(name, now, contract.observability.window).values())
+                name: dict(sorted(sum(map(Counter, found.values()), Counter[str]()).items()))
                 for name, contract in core.contracts.items()
+                for found in [core.evaluator.invalid_input(name, now, contract.observability.window)]
             },
             listeners=core.listeners.view(core.contracts),
             outbox=list(core.outbox.status()),
@@ -114,10 +115,3 @@ def health_routes(core: Core, self_metrics: Callable[[], SelfMetrics]) -> APIRou
         return core.shards
 
     return router
-
-
-def _by_reason(pairs: Iterable[Mapping[str, int]]) -> dict[str, int]:
-    total: Counter[str] = Counter()
-    for found in pairs:
-        total.update(found)
-    return dict(sorted(total.items()))

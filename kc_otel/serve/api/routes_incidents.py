@@ -13,27 +13,10 @@ from pydantic import AfterValidator
 from kc_otel.contract.slices import ALL, POSITION, POSITION_EDGES, TURN, TURNS
 from kc_otel.contract.words import listed, place
 from kc_otel.judge.escalation.notices import People
-from kc_otel.judge.incidents.incident import (
-    ActionTaken,
-    BrokenCell,
-    Diagnosis,
-    Incident,
-    IncidentState,
-    actions_taken,
-)
+from kc_otel.judge.incidents.incident import ActionTaken, BrokenCell, Diagnosis, Incident, IncidentState, actions_taken
 from kc_otel.judge.verdict import Cell, Status
 from kc_otel.serve import people_orders as people
-from kc_otel.serve.api.shapes import (
-    ContractName,
-    Name,
-    Order,
-    Reason,
-    Signature,
-    View,
-    ordered,
-    served_or_all,
-    stated,
-)
+from kc_otel.serve.api.shapes import ContractName, Name, Order, Reason, Signature, View, ordered, served_or_all, stated
 from kc_otel.serve.core import Core
 
 _MAX_CELLS: Final = 20

@@ -3,16 +3,24 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any, Literal
 
 from fastapi import APIRouter, HTTPException, Response
 from fastapi.responses import JSONResponse
 
 from kc_otel.judge.promotion.machine import next_position, share_of
-from kc_otel.judge.promotion.stages import Hold, OrderError, Promotion, PromotionStatus, Stage, path_of
-from kc_otel.serve.api.shapes import ContractName, Name, Order, Reason, Signature, View, served_or_all
+from kc_otel.judge.promotion.stages import Hold, Promotion, PromotionStatus, Stage, path_of
+from kc_otel.serve.api.shapes import (
+    ContractName,
+    Name,
+    Order,
+    Reason,
+    Signature,
+    View,
+    answered,
+    ordered,
+    served_or_all,
+)
 from kc_otel.serve.core import Core
 
 
@@ -29,17 +37,16 @@ def promotion_routes(core: Core) -> APIRouter:
     @router.get("/{contract}/{kernel}")
     async def promotion(contract: str, kernel: str) -> PromotionView:
         """Return the stage of one kernel version."""
-        with _answered():
+        with answered():
             return _view(core, core.promotions.of(contract, kernel))
 
     @router.post("/{contract}/{kernel}")
     async def order(contract: Name, kernel: Name, request: OrderRequest) -> PromotionView:
         """Start, hold, resume, force, approve, confirm or roll back a version."""
-        with _answered():
-            async with core.turn():
-                said = core.promotions.tell(contract, kernel, now=time.time(), **request.model_dump())
-            core.announce_all(said)
-            return _view(core, core.promotions.of(contract, kernel))
+        async with ordered(core):
+            said = core.promotions.tell(contract, kernel, now=time.time(), **request.model_dump())
+        core.announce_all(said)
+        return _view(core, core.promotions.of(contract, kernel))
 
     @router.get("/{contract}/{kernel}/evidence")
     async def evidence(contract: str, kernel: str) -> EvidenceList:
@@ -56,16 +63,6 @@ def promotion_routes(core: Core) -> APIRouter:
         raise HTTPException(404, f"there is no evidence {number} of {kernel} under {contract}")
 
     return router
-
-
-@contextmanager
-def _answered() -> Iterator[None]:
-    try:
-        yield
-    except LookupError as error:
-        raise HTTPException(404, str(error.args[0])) from None
-    except OrderError as error:
-        raise HTTPException(409, str(error)) from None
 
 
 def _view(core: Core, promotion: Promotion) -> PromotionView:

@@ -235,11 +235,7 @@ def verdict_routes(core: Core) -> APIRouter:
         return VerdictList(at=core.evaluated_at, verdicts=found)
 
     @router.get("/cells", tags=["verdicts"])
-    async def cells(
-        contract: ContractName = None,
-        clause: str | None = None,
-        slice: str | None = None,
-    ) -> CellList:
+    async def cells(contract: ContractName = None, clause: str | None = None, slice: str | None = None) -> CellList:
         """Return every cell: its verdict and since when, and firing alerts."""
         served_or_all(core, contract)
         return CellList(at=core.evaluated_at, cells=_cells(core, contract, clause, slice))

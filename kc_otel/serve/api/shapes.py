@@ -6,8 +6,8 @@ as large and as hostile as its sender likes. Errors are in RFC 9457's words.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterable, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager
 from contextvars import ContextVar
 from typing import Annotated, Any, Final, Self
 
@@ -19,6 +19,7 @@ from kc_otel.contract.clause import Clause
 from kc_otel.contract.model import Contract
 from kc_otel.contract.plain_text import is_plain
 from kc_otel.contract.slices import ALL
+from kc_otel.judge.promotion.stages import OrderError
 from kc_otel.serve.core import Core
 
 PROBLEM: Final = "application/problem+json"
@@ -107,16 +108,23 @@ def _said(message: str) -> str:
     return message.removeprefix("Value error, ").replace("Input should be", "must be")
 
 
-@asynccontextmanager
-async def ordered(core: Core) -> AsyncIterator[None]:
-    """An order: it is on the disk when this ends, or an error as the API says it is raised."""
+@contextmanager
+def answered() -> Iterator[None]:
+    """Errors of orders, as the API says them."""
     try:
-        async with core.turn():
-            yield
+        yield
     except LookupError as error:
         raise HTTPException(404, str(error.args[0])) from None
     except ValueError as error:
-        raise HTTPException(422, str(error)) from None
+        raise HTTPException(409 if isinstance(error, OrderError) else 422, str(error)) from None
+
+
+@asynccontextmanager
+async def ordered(core: Core) -> AsyncIterator[None]:
+    """An order: it is on the disk when this ends, or an error as the API says it is raised."""
+    with answered():
+        async with core.turn():
+            yield
 
 
 def _place(loc: tuple[Any, ...]) -> str:

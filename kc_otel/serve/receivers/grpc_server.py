@@ -155,7 +155,8 @@ class _Receiver:
     async def _answered(self, signal: Signal, context: Any) -> Any:
         """The response and its outcome, or the error to be answered."""
         try:
-            check_sender(self._taker.access, _authorization(context))
+            metadata = dict(context.invocation_metadata() or ())
+            check_sender(self._taker.access, str(metadata.get("authorization", "")))
             with self._taker.budget.held() as held:
                 body = await self._message(context, held)
                 answer, outcome = await self._taker.take(signal, body, "", "grpc")
@@ -177,7 +178,7 @@ class _Receiver:
             reading.add_done_callback(self._read)
             await asyncio.wait({reading}, timeout=_AT_ONCE_SECONDS)
         if not reading.done():  # it is long, or its sender is slow
-            held.reserve(self._limits.max_bytes)
+            held.add(self._limits.max_bytes, long=True)
             reserved = self._limits.max_bytes
             await asyncio.wait({reading}, timeout=self._limits.read_timeout)
             if not reading.done():
@@ -193,10 +194,3 @@ class _Receiver:
         self._reading.discard(reading)
         if not reading.cancelled():
             reading.exception()  # of a call that was refused meanwhile nobody asks
-
-
-def _authorization(context: Any) -> str:
-    for name, value in context.invocation_metadata() or ():
-        if name == "authorization":
-            return value if isinstance(value, str) else ""
-    return ""

@@ -30,6 +30,8 @@ from kc_otel.serve.access.site_guard import HostNames
 from kc_otel.serve.receivers.request_taker import HeldBytes, RequestTaker
 
 with extra("serve", "the evaluator"):
+    from starlette.datastructures import Headers
+    from starlette.responses import Response
     from starlette.types import Receive, Scope, Send
 
 _PROTOBUF: Final = "application/x-protobuf"
@@ -79,7 +81,7 @@ class HttpReceiver:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer an HTTP request."""
-        headers = {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in scope["headers"]}
+        headers = Headers(scope=scope)
         media = headers.get("content-type", "").partition(";")[0].strip().lower()
         extra: dict[str, str] = {}
         try:
@@ -93,7 +95,11 @@ class HttpReceiver:
             self._counts["http", "disconnected"] += 1
             return
         self._counts["http", outcome] += 1
-        await _send(send, status, message, media, extra)
+        if media == _PROTOBUF:
+            body = message.SerializeToString()
+        else:  # what could not be understood at all is answered in the encoding that a person can read
+            media, body = _JSON, to_json(message)
+        await Response(body, status, extra, media)(scope, receive, send)
 
     async def _handle(
         self, scope: Scope, headers: Mapping[str, str], media: str, receive: Receive, held: HeldBytes
@@ -119,7 +125,7 @@ class HttpReceiver:
             if len(declared) > _LENGTH_DIGITS or int(declared) > self._limits.max_bytes * _DRAINED_LIMITS:
                 raise self._limits.too_large()
             if reserved := _LONG_BYTES < int(declared) <= self._limits.max_bytes:
-                await held.reserve_soon(int(declared))
+                await held.add_soon(int(declared))
         try:
             async with asyncio.timeout(self._limits.read_timeout):
                 return await self._read(receive, None if reserved else held)
@@ -161,14 +167,3 @@ def _headers_of(error: ReceiveError) -> dict[str, str]:
     if isinstance(error, _NotAllowedError):
         return {"allow": "POST"}
     return {"www-authenticate": "Bearer"} if isinstance(error, UnauthenticatedError) else {}
-
-
-async def _send(send: Send, status: int, message: Any, media: str, extra: Mapping[str, str]) -> None:
-    if media == _PROTOBUF:
-        body = message.SerializeToString()
-    else:  # what could not be understood at all is answered in the encoding that a person can read
-        media, body = _JSON, to_json(message)
-    headers = {"content-type": media, "content-length": str(len(body)), **extra}
-    encoded = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in headers.items()]
-    await send({"type": "http.response.start", "status": status, "headers": encoded})
-    await send({"type": "http.response.body", "body": body})

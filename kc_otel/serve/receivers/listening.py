@@ -44,9 +44,9 @@ class Listener(socket.socket):
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
-        self._silent: dict[socket.socket, None] = {}
-        self._answered: dict[socket.socket, None] = {}
-        self._by_file: dict[int, socket.socket] = {}
+        self._silent: dict[int, socket.socket] = {}
+        self._answered: dict[int, socket.socket] = {}
+        """Connections by their numbers as files, the oldest first, and the one answered longest ago."""
         self._closing = False
         self._reminded = -_REMINDER_SECONDS
 
@@ -59,24 +59,23 @@ class Listener(socket.socket):
             self._closing = False
             raise BlockingIOError
         connection, address = super().accept()
-        self._silent[connection] = None
-        self._by_file[connection.fileno()] = connection
+        file = connection.fileno()
+        for group in (self._silent, self._answered):
+            group.pop(file, None)  # of one that was closed
+        self._silent[file] = connection
         if self._open > self.most:
             for group in (self._silent, self._answered):
-                for gone in [peer for peer in group if peer.fileno() < 0]:
+                for gone in [file for file, peer in group.items() if peer.fileno() < 0]:
                     del group[gone]
-            self._by_file = {peer.fileno(): peer for peer in (*self._silent, *self._answered)}
         if self._open > self.most:
             self._close_one()
         return connection, address
 
     def answered(self, file: int) -> None:
         """Say that a request has come by a connection, by its number as a file, and was answered."""
-        connection = self._by_file.get(file)
+        connection = self._silent.pop(file, None) or self._answered.pop(file, None)
         if connection is not None:
-            self._silent.pop(connection, None)
-            self._answered.pop(connection, None)
-            self._answered[connection] = None  # the one that was answered last is at the end
+            self._answered[file] = connection
 
     @property
     def _open(self) -> int:
@@ -85,8 +84,7 @@ class Listener(socket.socket):
     def _close_one(self) -> None:
         """Close the oldest connection without an answer (except the newest), else the one answered longest ago."""
         group = self._silent if len(self._silent) > 1 or not self._answered else self._answered
-        oldest = next(iter(group))
-        del group[oldest]
+        oldest = group.pop(next(iter(group)))
         with contextlib.suppress(OSError):
             oldest.shutdown(socket.SHUT_RDWR)  # its reader or writer sees the end, and closes it
         self._closing = True
@@ -175,13 +173,11 @@ class BoundedProtocol(_Base):  # type: ignore[misc]  # only known at run time
         self._answered(self.transport.get_extra_info("socket").fileno())
         super().on_response_complete()
 
-    def _is_idle(self) -> bool:
-        return self.cycle is None or self.cycle.response_complete
-
     def _look(self) -> None:
         """Close the connection if nothing has come of what it began since the last look."""
         begun = self.cycle is None or self._heard > 0 or self.cycle.more_body
-        if begun and self._is_idle() and self.cycle is self._last:
+        idle = self.cycle is None or self.cycle.response_complete
+        if begun and idle and self.cycle is self._last:
             self.transport.close()
             return
         self._last = self.cycle

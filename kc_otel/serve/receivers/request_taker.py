@@ -98,15 +98,14 @@ class HeldBytes:
     def __init__(self, budget: ByteBudget) -> None:
         self._budget, self.size = budget, 0
 
-    def add(self, size: int) -> None:
-        """Hold bytes that have arrived, or raise a BusyError."""
-        self._take(size, self._budget.most)
+    def add(self, size: int, *, long: bool = False) -> None:
+        """Hold bytes that have arrived, or that may arrive of a `long` request, or raise a BusyError."""
+        budget = self._budget
+        if budget.in_flight + size > (budget.most_with_long if long else budget.most):
+            raise budget.busy("the evaluator's limit on bytes in flight is reached; send again")
+        self._hold(size)
 
-    def reserve(self, size: int) -> None:
-        """Hold bytes of a long request that may arrive, or raise a BusyError."""
-        self._take(size, self._budget.most_with_long)
-
-    async def reserve_soon(self, size: int) -> None:
+    async def add_soon(self, size: int) -> None:
         """Wait for room for a long request, in the order in which they came, and hold it, or raise a BusyError."""
         budget = self._budget
         try:
@@ -120,14 +119,8 @@ class HeldBytes:
 
     def give_back(self, size: int) -> None:
         """Hold less."""
-        self.size -= size
-        self._budget.in_flight -= size
+        self._hold(-size)
         self._budget.freed.set()
-
-    def _take(self, size: int, most: int) -> None:
-        if self._budget.in_flight + size > most:
-            raise self._budget.busy("the evaluator's limit on bytes in flight is reached; send again")
-        self._hold(size)
 
     def _hold(self, size: int) -> None:
         self.size += size

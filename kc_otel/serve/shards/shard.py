@@ -170,17 +170,17 @@ class Shard:
                 return
             evaluator.settle()  # also what came while this waited: it is taken out of the inbox
             batch = unsent_batch(evaluator, number, self._points, self._kernels_sent)
-            seen = (kernel.last_seen for name in evaluator.states for kernel in evaluator.kernels(name))
-            kernels_sent = max(seen, default=0.0)
+            seen = [kernel.last_seen for name in evaluator.states for kernel in evaluator.kernels(name)]
             with unit_of_work(self._connection) as unit:
                 self._store.save(evaluator, unit)
                 self._write_batch(batch)
                 self.inbox.take_out(unit)
                 unit.on_rollback(mark_sent(evaluator, self._points))
-                unit.on_commit(lambda: self._adopt_batch(batch, kernels_sent))
 
-    def _adopt_batch(self, batch: ShardBatch, kernels_sent: float) -> None:
-        self._batch, self._kernels_sent = batch, kernels_sent
+                def adopt() -> None:
+                    self._batch, self._kernels_sent = batch, max(seen, default=0.0)
+
+                unit.on_commit(adopt)
 
     def _health(self) -> ShardHealth:
         used = os.times()

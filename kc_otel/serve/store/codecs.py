@@ -48,10 +48,7 @@ _DOUBTED_INPUT: Final = struct.Struct("<BI")
 _BLOCK: Final = struct.Struct("<cH")
 _NUMBERS: Final = ("start", "time", "count", "zero_count", "series", "positive_offset", "negative_offset")
 _SIZES: Final = ("positive_size", "negative_size")
-_REALS: Final = (
-    *("sum", "min", "max", "zero_threshold", "least", "least_negative", "magnitude"),
-    "heard",
-)
+_REALS: Final = (*("sum", "min", "max", "zero_threshold", "least", "least_negative", "magnitude"), "heard")
 _ROW: Final = np.dtype(
     [("name", "u1", 16), ("scale", "i1")]
     + [(name, "<u2") for name in _SIZES]

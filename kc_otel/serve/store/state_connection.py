@@ -149,13 +149,6 @@ class StateConnection(sqlite3.Connection):
             return super().executemany(sql, parameters)
         return self._writer.executemany(sql, parameters)
 
-    def set_authorizer(self, authorizer: Any) -> None:
-        """Have SQLite ask before it writes, see `sqlite3.Connection`."""
-        if self._writer is None:
-            super().set_authorizer(authorizer)
-        else:
-            self._writer.set_authorizer(authorizer)
-
     @asynccontextmanager
     async def turn(self) -> AsyncIterator[UnitOfWork]:
         """Run all units of work inside in one transaction; there must be no `await`.
@@ -166,7 +159,8 @@ class StateConnection(sqlite3.Connection):
         await self._turns.acquire()
         unit = UnitOfWork()
         try:
-            self._refuse_if_closed()
+            if self._is_closed:
+                raise StateError("the state is closed")  # noqa: TRY301 - as any other
             self.unit = unit
             yield unit
             self.join(unit)
@@ -205,10 +199,6 @@ class StateConnection(sqlite3.Connection):
         async with self._turns:
             self.close()
 
-    def _refuse_if_closed(self) -> None:
-        if self._is_closed:
-            raise StateError("the state is closed")
-
     async def _end(self, unit: UnitOfWork) -> None:
         """Commit on the thread, and let the next have its turn."""
         try:
@@ -224,7 +214,7 @@ class StateConnection(sqlite3.Connection):
         except BaseException as error:
             unit.end(committed=False)
             if isinstance(error, sqlite3.DatabaseError):
-                raise StateError(f"the state cannot be written: {error}") from error
+                raise _unwritten(error) from error
             raise
         else:
             unit.end(committed=True)

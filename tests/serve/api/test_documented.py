@@ -167,9 +167,7 @@ def test_no_parameter_leads_to_what_is_not_documented(asked: Documented, path: s
             assert answer.status_code < 500, (parameter["name"], value, answer.text)
 
 
-def test_orders_that_cannot_be_written_are_refused_as_documented(
-    asked: Documented, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_orders_that_cannot_be_written_are_refused_as_documented(asked, monkeypatch):
     """503, and the sender may try again; a fault of ours is 500 in the same words, and says no secret."""
     for error, status in ((StateError("the disk is full"), 503), (RuntimeError("the secret"), 500)):
 

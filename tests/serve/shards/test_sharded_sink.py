@@ -196,9 +196,7 @@ def seconds() -> list[tuple[float, list[bytes]]]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("shards", "columns"), [(1, False), (3, False), (3, True)])
-def test_verdicts_incidents_and_counts_are_those_of_one_process(
-    sharded: Callable[..., Sharded], clock: Clock, seconds: Any, shards: int, columns: bool
-) -> None:
+def test_verdicts_incidents_and_counts_are_those_of_one_process(sharded, clock, seconds, shards, columns):
     """The same exports at the same times: byte for byte the same verdicts, windows, evidence, events and counters."""
     single = alone(seconds, clock)
     several = sharded(columns=columns)
@@ -219,9 +217,7 @@ def test_verdicts_incidents_and_counts_are_those_of_one_process(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(2))
-def test_a_crash_anywhere_loses_nothing_and_counts_nothing_twice(
-    sharded: Callable[..., Sharded], clock: Clock, seconds: Any, seed: int
-) -> None:
+def test_a_crash_anywhere_loses_nothing_and_counts_nothing_twice(sharded, clock, seconds, seed):
     """Shards are lost after whatever call, the judge before and after it writes: what is said is the same."""
     rng = random.Random(seed)
     single, several = alone(seconds, clock), sharded()
@@ -284,9 +280,7 @@ def test_shards_that_come_and_go_between_starts_change_nothing(sharded: Callable
     assert several.core.settled["shards"] == len(several.core.shards) == 3
 
 
-def test_what_a_shard_cannot_take_waits_with_its_sender(
-    sharded: Callable[..., Sharded], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_a_shard_cannot_take_waits_with_its_sender(sharded, monkeypatch):
     """More bytes than may wait, a shard that does not answer, one that is gone: asked to come again, and told why."""
     [(_, bodies)] = rounds(2, 1, START)
     several = sharded()
@@ -325,9 +319,7 @@ def test_what_a_shard_cannot_take_waits_with_its_sender(
 
 
 @pytest.mark.slow
-def test_a_shard_that_does_not_answer_is_said_and_keeps_no_other_from_being_judged(
-    sharded: Callable[..., Sharded], clock: Clock, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_shard_that_does_not_answer_is_said_and_keeps_no_other_from_being_judged(sharded, clock, monkeypatch):
     """`/readyz` and `status` name it; its batch comes when it is back."""
     monkeypatch.setattr("kc_otel.serve.shards.sharded_sink._SHARD_WAIT_SECONDS", 0.05)
     monkeypatch.setattr("kc_otel.serve.shards.sharded_sink._START_SECONDS", 0.2)
@@ -363,9 +355,7 @@ def test_a_shard_that_does_not_answer_is_said_and_keeps_no_other_from_being_judg
     asyncio.run(run())
 
 
-def test_an_export_that_a_shard_fails_on_is_refused_alone(
-    sharded: Callable[..., Sharded], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_export_that_a_shard_fails_on_is_refused_alone(sharded, monkeypatch):
     """A fault of ours is its sender's 500, and those that travelled with it are taken."""
     [(_, bodies)] = rounds(3, 1, START)
     several = sharded()
@@ -400,9 +390,7 @@ def test_what_is_no_export_is_refused_by_whoever_reads_it(sharded: Callable[...,
     asyncio.run(run())
 
 
-def test_a_folder_that_is_not_this_states_is_refused(
-    sharded: Callable[..., Sharded], clock: Clock, seconds: Any, tmp_path: Path
-) -> None:
+def test_a_folder_that_is_not_this_states_is_refused(sharded, clock, seconds, tmp_path):
     """An empty one would count senders' sums again, one of another state has told that one: both are said, at once."""
     several = sharded()
 
@@ -431,9 +419,7 @@ def test_a_folder_that_is_not_this_states_is_refused(
     asyncio.run(run())
 
 
-def test_a_shard_that_begins_again_without_its_folder_takes_nothing(
-    sharded: Callable[..., Sharded], clock: Clock, seconds: Any
-) -> None:
+def test_a_shard_that_begins_again_without_its_folder_takes_nothing(sharded, clock, seconds):
     """As on a node that has not the same storage: it is named, and nothing counts twice."""
     several = sharded()
 
@@ -479,9 +465,7 @@ def observations(*batches: ShardBatch) -> Counter[SeriesKey]:
 
 
 @pytest.mark.parametrize("passes", range(6))
-def test_what_comes_while_a_batch_waits_for_the_disk_is_told(
-    clock: Clock, tmp_path: Path, seconds: Any, passes: int
-) -> None:
+def test_what_comes_while_a_batch_waits_for_the_disk_is_told(clock, tmp_path, seconds, passes):
     """What a batch takes out of the inbox is in it, also where the shard ends before the next one."""
     known, new = ([(body, at) for body in bodies] for at, bodies in seconds[:2])
     clock.now = seconds[1][0]
