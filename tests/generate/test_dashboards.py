@@ -173,14 +173,6 @@ def test_links_lead_to_dashboards_and_variables_that_exist(boards: dict) -> None
                 assert key.removeprefix("var-") in variables
 
 
-def test_links_between_dashboards_stand_above_the_panels(boards: dict) -> None:
-    for board in boards.values():
-        for link in board["links"]:
-            assert link["includeVars"]
-            assert link["keepTime"]
-            assert "placement" not in link
-
-
 def test_dashboards_say_nothing_of_a_contract(boards: dict, repository: Path, policy: Contract) -> None:
     contracts = (policy, *load_all([repository / "contracts"]))
     names = {contract.name for contract in contracts}
@@ -224,30 +216,6 @@ def column(table: dict, title: str) -> dict:
 
 def table(board: dict, id: int) -> dict:
     return next(panel for panel in panels(board) if panel["id"] == id)
-
-
-def test_the_answer_is_on_the_first_screen(boards: dict) -> None:
-    first = [
-        panel["title"] for panel in boards["overview"]["panels"] if panel["gridPos"]["y"] + panel["gridPos"]["h"] <= 14
-    ]
-    assert first[:5] == ["Evaluated", "Broken", "No data", "Undecided", "Holding"]
-    assert first[-1] == "What does not hold: since when, for whom, and what was done about it"
-
-
-def test_the_first_table_answers_its_four_questions_from_the_left(boards: dict) -> None:
-    worst = table(boards["overview"], WORST)
-    (organize,) = (step["options"] for step in worst["transformations"] if step["id"] == "organize")
-    names = sorted(organize["indexByName"], key=organize["indexByName"].__getitem__)
-    titles = [organize["renameByName"][name] for name in names]
-    assert titles[:8] == ["State", "Contract", "Clause", "Slice", "Promise", "Since", "Actions", "Alert"]
-    assert [(key["displayName"], key["desc"]) for key in worst["options"]["sortBy"]] == [
-        ("State", True),
-        ("Margin", False),
-    ]
-    assert (
-        worst["fieldConfig"]["defaults"]["noValue"]
-        == "Every judged promise holds, if the first tile shows a running evaluator"
-    )
 
 
 def test_verdicts_have_names_and_colours_in_both_tables(boards: dict, repository: Path) -> None:

@@ -51,6 +51,8 @@ def test_an_acknowledgement_is_shown_and_stops_reminders(client: TestClient, fai
     assert taken["fingerprints"] == [alerts["code"]["fingerprint"]]
     assert {alert["phase"] for alert in alerts.values()} == {"firing"}
     assert alerts["all"]["acknowledged"] is None
+    again = client.post("/api/v1/alerts/acknowledge", json={"contract": "policy", "slice": "code", **SIGNED})
+    assert (again.status_code, "acknowledged already, by ada" in again.text) == (404, True)
     acknowledged = alerts["code"]["acknowledged"]
     assert {name: acknowledged[name] for name in SIGNED} == SIGNED
     (event,) = events(failing, "acknowledged")
