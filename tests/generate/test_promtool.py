@@ -8,7 +8,6 @@ import pytest
 import yaml
 
 from kc_otel.contract.load import load_all
-from kc_otel.contract.model import Contract
 from kc_otel.generate.files import write
 from kc_otel.generate.grafana import queries
 from kc_otel.generate.grafana.alerting import alerting_file, evaluator_alerting_file
@@ -56,14 +55,14 @@ def passes(promtool, path: Path, tests: list[dict], rules: list[Path] = (), inte
 
 
 @pytest.mark.slow
-def test_every_rule_file_passes_lint(promtool, repository: Path, policy: Contract, tmp_path: Path) -> None:
+def test_every_rule_file_passes_lint(promtool, repository, policy, tmp_path):
     write(prometheus_files([policy, *load_all([repository / "contracts"])]), tmp_path)
     code, said = promtool("check", "rules", "--lint=all", "--lint-fatal", *tmp_path.glob("prometheus/**/rules/*"))
     assert code == 0, said
 
 
 @pytest.mark.slow
-def test_what_grafana_asks_is_promql(promtool, policy: Contract, tmp_path: Path) -> None:
+def test_what_grafana_asks_is_promql(promtool, policy, tmp_path):
     groups = [
         *yaml.safe_load(alerting_file(policy).text)["groups"],
         *yaml.safe_load(evaluator_alerting_file().text)["groups"],
@@ -76,7 +75,7 @@ def test_what_grafana_asks_is_promql(promtool, policy: Contract, tmp_path: Path)
 
 
 @pytest.mark.slow
-def test_each_alert_fires_and_clears_in_time(promtool, policy: Contract, tmp_path: Path) -> None:
+def test_each_alert_fires_and_clears_in_time(promtool, policy, tmp_path):
     """It is quiet just before its `for`, fires after it, tells the numbers, and clears after `clear_for`."""
     write(prometheus_files([policy]), tmp_path)
     rules = tmp_path / "prometheus" / "rules"
@@ -85,7 +84,7 @@ def test_each_alert_fires_and_clears_in_time(promtool, policy: Contract, tmp_pat
 
 
 @pytest.mark.slow
-def test_what_fires_goes_on_while_no_evaluator_lives(promtool, policy: Contract, tmp_path: Path) -> None:
+def test_what_fires_goes_on_while_no_evaluator_lives(promtool, policy, tmp_path):
     """A breach and a silence are neither over nor new because the evaluator died; its end is one alert of its own."""
     write(prometheus_files([policy]), tmp_path)
     lived = "0+15x39 stale"  # ten minutes
@@ -195,7 +194,7 @@ CASES = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("case", CASES)
-def test_dashboard_queries_answer_what_they_say(promtool, tmp_path: Path, case: str) -> None:
+def test_dashboard_queries_answer_what_they_say(promtool, tmp_path, case):
     expression, series, expected = CASES[case]
     asked = {
         "expr": as_in_grafana(expression),
@@ -207,7 +206,7 @@ def test_dashboard_queries_answer_what_they_say(promtool, tmp_path: Path, case: 
 
 
 @pytest.mark.slow
-def test_vmalert_takes_the_rules_on_verdicts(program, repository: Path) -> None:
+def test_vmalert_takes_the_rules_on_verdicts(program, repository):
     command = [program("vmalert"), "-dryRun", f"-rule={repository}/dashboards/prometheus/rules/*.yaml"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 0, done.stderr[-2000:]

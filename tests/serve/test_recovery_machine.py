@@ -135,9 +135,7 @@ class Machine:
 
 @pytest.mark.parametrize("columns", [False, True])
 @pytest.mark.parametrize("seed", range(4))
-def test_a_breach_is_resolved_by_those_who_broke_it_and_ends_once_all_is_well(
-    tmp_path: Path, seed: int, columns: bool
-) -> None:
+def test_a_breach_is_resolved_by_those_who_broke_it_and_ends_once_all_is_well(tmp_path, seed, columns):
     chance, machine = random.Random(seed), Machine(tmp_path / "state.sqlite", columns=columns)
     for _ in range(6):
         machine.step([])

@@ -172,7 +172,7 @@ def evaluator(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Evalu
     made.end()
 
 
-def test_a_router_that_is_cut_off_is_named_and_nothing_is_contained_until_it_returns(evaluator: Evaluator) -> None:
+def test_a_router_that_is_cut_off_is_named_and_nothing_is_contained_until_it_returns(evaluator):
     """It serves on by its old table, whatever another router takes, also after a restart of the evaluator."""
     taking, cut_off = evaluator.service(), evaluator.service()
     evaluator.run(10, 0.001)
@@ -197,7 +197,7 @@ def test_a_router_that_is_cut_off_is_named_and_nothing_is_contained_until_it_ret
     assert evaluator.incident.state_text == "Contained", "it keeps the table that it has"
 
 
-def test_a_router_that_was_closed_holds_nothing_up(evaluator: Evaluator) -> None:
+def test_a_router_that_was_closed_holds_nothing_up(evaluator):
     """It says so, and is remembered no more."""
     evaluator.service()
     closed = evaluator.services.pop(evaluator.services.index(evaluator.service()))
@@ -209,7 +209,7 @@ def test_a_router_that_was_closed_holds_nothing_up(evaluator: Evaluator) -> None
     assert evaluator.incident.state_text == "Contained"
 
 
-def test_a_roll_back_that_a_router_has_not_taken_closes_nothing(evaluator: Evaluator) -> None:
+def test_a_roll_back_that_a_router_has_not_taken_closes_nothing(evaluator):
     """What went away without proof is closed once nobody serves the version."""
     evaluator.service()
     cut_off = evaluator.service()
@@ -225,7 +225,7 @@ def test_a_roll_back_that_a_router_has_not_taken_closes_nothing(evaluator: Evalu
     assert [incident for incident in evaluator.core.incidents() if not incident.gone and incident.on == "fail"] == []
 
 
-def test_a_router_whose_other_slices_differ_applies_a_route(evaluator: Evaluator) -> None:
+def test_a_router_whose_other_slices_differ_applies_a_route(evaluator):
     """Its contract is a version behind, by a slice that was not routed."""
     evaluator.service(TEXT.replace("prose: {where: {task: prose}}", "prose: {where: {task: [prose, essay]}}"))
     evaluator.run(30, 0.4)
@@ -233,7 +233,7 @@ def test_a_router_whose_other_slices_differ_applies_a_route(evaluator: Evaluator
     assert evaluator.incident.state_text == "Contained"
 
 
-def test_a_router_that_defines_the_routed_slice_otherwise_does_not(evaluator: Evaluator) -> None:
+def test_a_router_that_defines_the_routed_slice_otherwise_does_not(evaluator):
     """Other requests may be in it."""
     evaluator.service(TEXT.replace("code: {where: {task: code}}", "code: {where: {task: [code, sql]}}"))
     evaluator.run(30, 0.4)
@@ -250,9 +250,7 @@ REDEFINED = "the slice was redefined since: what broke may be outside of it now"
 @pytest.mark.parametrize(
     ("now", "why"), [("coding: {where: {task: code}}", GONE), ("code: {where: {task: sql}}", REDEFINED)]
 )
-def test_a_route_of_a_slice_that_the_contract_has_changed_is_said_to_hold_no_more(
-    evaluator: Evaluator, now: str, why: str
-) -> None:
+def test_a_route_of_a_slice_that_the_contract_has_changed_is_said_to_hold_no_more(evaluator, now, why):
     """In the incident, in the list of what is in force, by the decision table and by status, until it is as it was."""
     service = evaluator.service()
     evaluator.run(30, 0.4)
@@ -289,9 +287,7 @@ LONG = TEXT.replace("prose: {where: {task: prose}}", "long: {where: {size: long}
 @pytest.mark.parametrize(
     ("text", "slice", "shared"), [(LONG, "long", {"task": "code", "size": "long"}), (TEXT, "prose", None)]
 )
-def test_a_pin_of_a_slice_that_shares_requests_keeps_a_breach_from_being_contained(
-    evaluator: Evaluator, text: str, slice: str, shared: dict[str, str] | None
-) -> None:
+def test_a_pin_of_a_slice_that_shares_requests_keeps_a_breach_from_being_contained(evaluator, text, slice, shared):
     """The router serves what is in both by the newest pin, whether or not any of that is measured."""
     evaluator.restart(text)
     service = evaluator.service(text)
@@ -312,7 +308,7 @@ def test_a_pin_of_a_slice_that_shares_requests_keeps_a_breach_from_being_contain
     assert evaluator.incident.state_text == "Contained"
 
 
-def test_a_pin_of_a_slice_that_was_redefined_contains_nothing(evaluator: Evaluator) -> None:
+def test_a_pin_of_a_slice_that_was_redefined_contains_nothing(evaluator):
     """As a route: in the incident, in the list of what is in force, and in the decision table."""
     unrouted = TEXT.replace("{route: train-kernel}, ", "")
     evaluator.restart(unrouted)

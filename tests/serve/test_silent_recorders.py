@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Iterator
 
 import numpy as np
 import pytest
@@ -19,12 +18,12 @@ from kc_otel.serve.people_orders import close, pin, silence
 from kc_otel.serve.webhooks.outbox import DeliveryState
 from tests.judge.conftest import NOW, Sender, counted, info_request, merge
 from tests.tools.api import client_of, route_kept
-from tests.tools.fleet import STEP, TEXT, Fleet, OpenFleet, closed_by_a_person, rolled_back_by_a_person, shut_down
+from tests.tools.fleet import STEP, TEXT, closed_by_a_person, rolled_back_by_a_person, shut_down
 
 pytestmark = pytest.mark.slow
 
 
-def test_a_breach_whose_recorder_died_is_not_resolved_by_what_others_measure(fleet: Fleet) -> None:
+def test_a_breach_whose_recorder_died_is_not_resolved_by_what_others_measure(fleet):
     """All of the window is the healthy one's, and passes: the incident stays, and nobody is told of an end."""
     fleet.run(20, healthy=0.001)
     for _ in range(3):
@@ -46,9 +45,7 @@ def test_a_breach_whose_recorder_died_is_not_resolved_by_what_others_measure(fle
         (rolled_back_by_a_person, 20, "without proof of recovery: ada rolls bbbbbbbbbbbb back"),
     ],
 )
-def test_what_a_dead_recorder_left_ends_in_order_or_by_a_person(
-    fleet: Fleet, happens: Callable[[Fleet], Any], seconds: float, said: str
-) -> None:
+def test_what_a_dead_recorder_left_ends_in_order_or_by_a_person(fleet, happens, seconds, said):
     """A clean shutdown proves what the others measure; a person's word proves nothing, and the message says so."""
     fleet.run(200, healthy=0.001)
     assert fleet.states() == [IncidentState.UNPROVEN]
@@ -61,7 +58,7 @@ def test_what_a_dead_recorder_left_ends_in_order_or_by_a_person(
     assert last["state_text"] == ("Resolved" if happens is shut_down else "Closed without proof of recovery")
 
 
-def test_a_recorder_that_was_drained_proves_nothing_until_it_measures_again(fleet: Fleet) -> None:
+def test_a_recorder_that_was_drained_proves_nothing_until_it_measures_again(fleet):
     """It reports itself and observes nothing, also after a restart of the evaluator: it may serve again."""
     for _ in range(2):
         fleet.run(300, healthy=0.001, broken=None)
@@ -76,9 +73,7 @@ def test_a_recorder_that_was_drained_proves_nothing_until_it_measures_again(flee
 
 
 @pytest.mark.parametrize("shuts_down", [False, True])
-def test_a_breach_is_not_over_because_its_recorder_measures_something_else(
-    open_fleet: OpenFleet, shuts_down: bool
-) -> None:
+def test_a_breach_is_not_over_because_its_recorder_measures_something_else(open_fleet, shuts_down):
     """It may come back to the version, until a long window has passed without it, or the recorder shuts down."""
     fleet = open_fleet()
     other = Sender(instance="broken", inference="c" * 12, start=NOW - 1.0)
@@ -100,9 +95,7 @@ def test_a_breach_is_not_over_because_its_recorder_measures_something_else(
 
 
 @pytest.mark.parametrize("shuts_down", [False, True])
-def test_a_recorder_that_moved_to_another_version_has_refuted_nothing_of_its_breach(
-    fleet: Fleet, shuts_down: bool
-) -> None:
+def test_a_recorder_that_moved_to_another_version_has_refuted_nothing_of_its_breach(fleet, shuts_down):
     """Others of the version pass, also once it is back and measures nothing, and after a restart of the evaluator."""
     other = Sender(instance="broken", inference="c" * 12, start=fleet.now)
 
@@ -128,7 +121,7 @@ def test_a_recorder_that_moved_to_another_version_has_refuted_nothing_of_its_bre
 
 
 @pytest.mark.parametrize("ends", [shut_down, closed_by_a_person])
-def test_what_a_drained_recorder_left_ends_in_order_or_by_a_person(fleet: Fleet, ends: Callable[[Fleet], Any]) -> None:
+def test_what_a_drained_recorder_left_ends_in_order_or_by_a_person(fleet, ends):
     """It may never serve again."""
     fleet.run(300, healthy=0.001, broken=None)
     assert fleet.core.incidents()
@@ -137,7 +130,7 @@ def test_what_a_drained_recorder_left_ends_in_order_or_by_a_person(fleet: Fleet,
     assert fleet.core.incidents() == ()
 
 
-def test_a_recorder_that_restarts_and_observes_nothing_proves_nothing(fleet: Fleet) -> None:
+def test_a_recorder_that_restarts_and_observes_nothing_proves_nothing(fleet):
     """Its counts begin anew, at nothing: that they differ from those before is no observation."""
     fleet.run(100, healthy=0.001)
     fleet.senders["broken"].restart(fleet.now)
@@ -149,9 +142,7 @@ def test_a_recorder_that_restarts_and_observes_nothing_proves_nothing(fleet: Fle
 
 @pytest.mark.parametrize("columns", [False, True])
 @pytest.mark.parametrize("elsewhere", ["prose", "stale"])
-def test_a_recorder_that_measures_other_slices_than_it_broke_proves_nothing(
-    open_fleet: OpenFleet, elsewhere: str, columns: bool
-) -> None:
+def test_a_recorder_that_measures_other_slices_than_it_broke_proves_nothing(open_fleet, elsewhere, columns):
     """A balancer gives the slice to a healthy one, or only older weights sample: the slice may come back to it."""
     text = TEXT.replace(
         "statistical:", "slices: {code: {where: {task: code}}, prose: {where: {task: prose}}}\nstatistical:"
@@ -190,9 +181,7 @@ def test_a_recorder_that_measures_other_slices_than_it_broke_proves_nothing(
     assert fleet.states("fail") == []
 
 
-def test_a_breach_of_the_last_that_a_recorder_measured_is_not_refuted_by_others(
-    open_fleet: OpenFleet,
-) -> None:
+def test_a_breach_of_the_last_that_a_recorder_measured_is_not_refuted_by_others(open_fleet):
     """It reports and measures other slices; one that has never broken the slice has nothing to refute."""
     text = TEXT.replace("statistical:", "slices: {code: {where: {task: code}}}\nstatistical:")
     fleet = open_fleet(text=text)
@@ -223,7 +212,7 @@ def test_a_breach_of_the_last_that_a_recorder_measured_is_not_refuted_by_others(
     assert run(300, None, 0.001, None) == [IncidentState.UNPROVEN], "it measured the slice within a window before, too"
 
 
-def test_a_recorder_that_died_while_nothing_was_evaluated_has_refuted_nothing(open_fleet: OpenFleet) -> None:
+def test_a_recorder_that_died_while_nothing_was_evaluated_has_refuted_nothing(open_fleet):
     """The FAIL begins at the first evaluation after the pause."""
     fleet = open_fleet()
     fleet.run(60, broken=0.001, healthy=0.001)
@@ -239,7 +228,7 @@ def test_a_recorder_that_died_while_nothing_was_evaluated_has_refuted_nothing(op
 
 
 @pytest.mark.parametrize("meanwhile", ["another metric", "another contract", "an export late"])
-def test_a_recorder_shows_by_new_observations_of_what_it_broke(open_fleet: OpenFleet, meanwhile: str) -> None:
+def test_a_recorder_shows_by_new_observations_of_what_it_broke(open_fleet, meanwhile):
     """What it measures of another metric, or for another contract, and two exports in one message, show nothing."""
     text = TEXT.replace("  - {id: token-tv", "  - {id: k3, metric: k3, unit: token, limit: 0.9}\n  - {id: token-tv")
     fleet = open_fleet(text=text)
@@ -268,9 +257,7 @@ def test_a_recorder_shows_by_new_observations_of_what_it_broke(open_fleet: OpenF
 
 
 @pytest.mark.parametrize(("step", "apart"), [(90.0, 20.0), (120.0, 60.0)])
-def test_trainers_whose_steps_are_longer_than_a_window_show_that_a_breach_is_over(
-    open_fleet: OpenFleet, step: float, apart: float
-) -> None:
+def test_trainers_whose_steps_are_longer_than_a_window_show_that_a_breach_is_over(open_fleet, step, apart):
     """Each by its own next step; they need not be there within one window."""
     fleet = open_fleet()
     fleet.senders["healthy"].restart(NOW - 1.0)
@@ -288,7 +275,7 @@ def test_trainers_whose_steps_are_longer_than_a_window_show_that_a_breach_is_ove
     assert "is resolved" in fleet.ends()[-1]
 
 
-def test_a_restart_has_nobody_owe_what_it_never_measured(open_fleet: OpenFleet) -> None:
+def test_a_restart_has_nobody_owe_what_it_never_measured(open_fleet):
     """Of two recorders one measures another metric; it reports before the evaluator, which has begun, evaluates."""
     text = TEXT.replace("  - {id: token-tv", "  - {id: k3, metric: k3, unit: token, limit: 0.9}\n  - {id: token-tv")
     fleet = open_fleet(text=text)
@@ -301,7 +288,7 @@ def test_a_restart_has_nobody_owe_what_it_never_measured(open_fleet: OpenFleet) 
     assert fleet.core.incidents() == ()
 
 
-def test_a_message_that_a_collector_has_split_is_no_shutdown(fleet: Fleet) -> None:
+def test_a_message_that_a_collector_has_split_is_no_shutdown(fleet):
     """What a recorder is done with comes before the version that it has moved to: it still reports its trainer."""
     other = Sender(instance="broken", inference="c" * 12, start=fleet.now)
     train = info_request(fleet.now, 1, "broken", "a" * 12)
@@ -318,7 +305,7 @@ def test_a_message_that_a_collector_has_split_is_no_shutdown(fleet: Fleet) -> No
     assert fleet.states("fail") == [IncidentState.UNPROVEN]
 
 
-def test_batches_that_are_dropped_keep_no_breach_from_its_end(fleet: Fleet) -> None:
+def test_batches_that_are_dropped_keep_no_breach_from_its_end(fleet):
     """In a large fleet there is always one; they are told as missing, and whoever broke something shows the rest."""
     dropped = 0
 
@@ -334,7 +321,7 @@ def test_batches_that_are_dropped_keep_no_breach_from_its_end(fleet: Fleet) -> N
     assert fleet.core.missing("policy") != []
 
 
-def test_a_breach_of_a_trainer_that_was_mended_is_over_once_all_who_measured_it_have_shut_down(fleet: Fleet) -> None:
+def test_a_breach_of_a_trainer_that_was_mended_is_over_once_all_who_measured_it_have_shut_down(fleet):
     """The inference kernel serves on, measured against the mended one."""
     for name in ("broken", "healthy"):
         fleet.core.metrics(info_request(fleet.now, 0, name), fleet.now)
@@ -344,7 +331,7 @@ def test_a_breach_of_a_trainer_that_was_mended_is_over_once_all_who_measured_it_
     assert "without proof of recovery" in fleet.ends()[-1]
 
 
-def test_a_breach_is_not_contained_while_one_of_its_slices_is_neither_over_nor_kept_away(open_fleet: OpenFleet) -> None:
+def test_a_breach_is_not_contained_while_one_of_its_slices_is_neither_over_nor_kept_away(open_fleet):
     """Code went away without proof; prose, which still breaks, is pinned, and a router takes that; then code, too."""
     text = TEXT.replace(
         "statistical:", "slices: {code: {where: {task: code}}, prose: {where: {task: prose}}}\nstatistical:"
@@ -388,9 +375,7 @@ def test_a_breach_is_not_contained_while_one_of_its_slices_is_neither_over_nor_k
 
 
 @pytest.mark.parametrize("replaced", [False, True])
-def test_invalid_input_of_a_slice_is_refuted_by_what_its_recorder_measures_of_that_slice(
-    open_fleet: OpenFleet, replaced: bool
-) -> None:
+def test_invalid_input_of_a_slice_is_refuted_by_what_its_recorder_measures_of_that_slice(open_fleet, replaced):
     """Neither by its other slices, nor by those to whom the slice went; nobody is told of an end before."""
     steps = "do: [{webhook: pager}]}\n  - {on: invalid-input, do: [{webhook: pager}]"
     text = TEXT.replace("statistical:", "slices: {code: {where: {task: code}}}\nstatistical:")
@@ -427,7 +412,7 @@ def test_invalid_input_of_a_slice_is_refuted_by_what_its_recorder_measures_of_th
     assert "no sequences fail the input checks any more" in fleet.ends()[0]
 
 
-def test_a_recorder_that_measured_nothing_of_a_breach_keeps_no_incident(open_fleet: OpenFleet) -> None:
+def test_a_recorder_that_measured_nothing_of_a_breach_keeps_no_incident(open_fleet):
     """One that is idle since before it, and one that has never measured anything, have nothing to refute."""
     fleet = open_fleet()
     fleet.run(60, broken=0.001, healthy=0.001, third=None)
@@ -439,7 +424,7 @@ def test_a_recorder_that_measured_nothing_of_a_breach_keeps_no_incident(open_fle
     assert "is resolved" in fleet.ends()[0]
 
 
-def test_a_recorder_that_returns_proves_its_recovery_once_a_window_is_from_after_that(fleet: Fleet) -> None:
+def test_a_recorder_that_returns_proves_its_recovery_once_a_window_is_from_after_that(fleet):
     """Its first report proves nothing: what it measures now has not filled a window yet."""
     fleet.run(200, healthy=0.001)
     fleet.run(50, healthy=0.001, broken=0.001)
@@ -449,7 +434,7 @@ def test_a_recorder_that_returns_proves_its_recovery_once_a_window_is_from_after
     assert "is resolved" in fleet.ends()[0]
 
 
-def test_a_route_contains_nothing_while_a_recorder_of_the_breach_is_lost(open_fleet: OpenFleet) -> None:
+def test_a_route_contains_nothing_while_a_recorder_of_the_breach_is_lost(open_fleet):
     """Its server may have no router that asks, and serve on; what a router keeps away elsewhere says nothing of it."""
     fleet = open_fleet("do: [{route: train-kernel}, {webhook: pager}]")
     states: list[str] = []
@@ -478,7 +463,7 @@ def test_a_route_contains_nothing_while_a_recorder_of_the_breach_is_lost(open_fl
     assert states[-1] == "contained"
 
 
-def test_a_recorder_that_died_before_the_breach_keeps_no_incident(open_fleet: OpenFleet) -> None:
+def test_a_recorder_that_died_before_the_breach_keeps_no_incident(open_fleet):
     """It measured nothing of it: the recovery of those that did is one."""
     fleet = open_fleet()
     fleet.run(60, third=0.001, healthy=0.001)
@@ -490,7 +475,7 @@ def test_a_recorder_that_died_before_the_breach_keeps_no_incident(open_fleet: Op
     assert "is resolved" in fleet.ends()[0]
 
 
-def test_a_silent_member_of_a_healthy_fleet_is_told_while_it_is_silent(open_fleet: OpenFleet) -> None:
+def test_a_silent_member_of_a_healthy_fleet_is_told_while_it_is_silent(open_fleet):
     """By status, the page and a metric, with its name; not once it reports again, and not where all are silent."""
     fleet = open_fleet()
 
@@ -520,7 +505,7 @@ def test_a_silent_member_of_a_healthy_fleet_is_told_while_it_is_silent(open_flee
     assert told() == ([], 0.0), "all are silent, which is another matter"
 
 
-def test_a_breach_of_latency_ends_where_what_arrives_passes(open_fleet: OpenFleet) -> None:
+def test_a_breach_of_latency_ends_where_what_arrives_passes(open_fleet):
     """Servers say of no kernel whose latency it is, and come and go without a word."""
     clause = "runtime:\n  - {id: ttft, metric: gen_ai.server.time_to_first_token, statistic: p99, limit: 2s}\n"
     text = TEXT.replace("observability:", f"{clause}observability:")
@@ -537,7 +522,7 @@ def test_a_breach_of_latency_ends_where_what_arrives_passes(open_fleet: OpenFlee
     assert "is resolved" in fleet.ends()[0]
 
 
-def test_a_version_whose_recorders_are_all_silent_is_told_while_another_reports(open_fleet: OpenFleet) -> None:
+def test_a_version_whose_recorders_are_all_silent_is_told_while_another_reports(open_fleet):
     """It may serve on: that its cells are gone says nothing of it."""
     fleet, other = open_fleet(), Sender(instance="other", inference="c" * 12, start=NOW - 1.0)
     for _ in range(12):
@@ -550,7 +535,7 @@ def test_a_version_whose_recorders_are_all_silent_is_told_while_another_reports(
     )  # fmt: skip
 
 
-def test_a_routed_breach_that_loses_its_recorder_is_unproven_in_the_metrics(open_fleet: OpenFleet) -> None:
+def test_a_routed_breach_that_loses_its_recorder_is_unproven_in_the_metrics(open_fleet):
     """The route stays, and the incident with it: rules on the metric fire as the webhook does, a window later."""
     fleet = open_fleet("do: [{route: train-kernel}, {webhook: pager}]")
 
@@ -569,7 +554,7 @@ def test_a_routed_breach_that_loses_its_recorder_is_unproven_in_the_metrics(open
     assert state() == 0.0
 
 
-def test_the_last_message_says_what_keeps_requests_away_and_how_to_end_it(open_fleet: OpenFleet) -> None:
+def test_the_last_message_says_what_keeps_requests_away_and_how_to_end_it(open_fleet):
     """The breach is over at its time, and not broken; a route and a pin stay until a person ends them."""
     fleet = open_fleet("do: [{route: train-kernel}, {webhook: pager}]")
     fleet.run(60, healthy=0.001)
@@ -590,7 +575,7 @@ def test_the_last_message_says_what_keeps_requests_away_and_how_to_end_it(open_f
     assert contract["incident"]["state_text"].startswith(text)
 
 
-def test_the_first_of_two_alerts_that_ends_does_not_say_that_the_breach_is_resolved(open_fleet: OpenFleet) -> None:
+def test_the_first_of_two_alerts_that_ends_does_not_say_that_the_breach_is_resolved(open_fleet):
     """Its recorder is silent, and returns before the second ends: neither event contradicts the other."""
     steps = "do: [{webhook: pager}]}\n  - {on: fail, clear_for: 45s, severity: warning, do: [notify]"
     fleet = open_fleet(steps)
@@ -606,7 +591,7 @@ def test_the_first_of_two_alerts_that_ends_does_not_say_that_the_breach_is_resol
     assert "without proof of recovery: the pair, or a recorder of it, fell silent" in last.message
 
 
-def test_an_unproven_breach_is_told_once_the_silence_that_it_began_in_has_ended(open_fleet: OpenFleet) -> None:
+def test_an_unproven_breach_is_told_once_the_silence_that_it_began_in_has_ended(open_fleet):
     """Its alert began and ended during the silence, and its recorder died."""
     fleet = open_fleet()
     fleet.run(60, broken=0.001, healthy=0.001)
@@ -626,7 +611,7 @@ def test_an_unproven_breach_is_told_once_the_silence_that_it_began_in_has_ended(
     assert len(fleet.ends()) == 1
 
 
-def test_what_is_measured_within_a_window_of_a_rollback_is_taken_for_a_backlog(fleet: Fleet) -> None:
+def test_what_is_measured_within_a_window_of_a_rollback_is_taken_for_a_backlog(fleet):
     """A breach of a version that serves nobody is over, though its requests are scored for longer than a heartbeat."""
     rolled_back_by_a_person(fleet)
     fleet.run(45, broken=0.4, healthy=0.001)
@@ -637,9 +622,7 @@ def test_what_is_measured_within_a_window_of_a_rollback_is_taken_for_a_backlog(f
     assert [incident.gone for incident in fleet.core.incidents()] == [False]
 
 
-def test_a_version_that_is_started_again_after_its_rollback_is_not_taken_for_one_that_serves_nobody(
-    open_fleet: OpenFleet,
-) -> None:
+def test_a_version_that_is_started_again_after_its_rollback_is_not_taken_for_one_that_serves_nobody(open_fleet):
     """Its breach is not over once its recorder dies, and its promotion waits."""
     text = TEXT.replace("observability:", "promotion: {failure_limit: 3}\nobservability:")
     fleet = open_fleet(text=text)

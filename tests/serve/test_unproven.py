@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -58,7 +56,7 @@ def delayed(open_fleet: OpenFleet) -> Delayed:
     return made
 
 
-def test_a_breach_does_not_end_while_a_recorder_of_it_sends_points_that_no_window_has(delayed: Delayed) -> None:
+def test_a_breach_does_not_end_while_a_recorder_of_it_sends_points_that_no_window_has(delayed):
     """They are older than the window and younger than a minute: named with the remedy, and proof of nothing."""
     delayed.late(600, 45.0, broken=0.001, healthy=0.001)
     assert delayed.states() == [IncidentState.UNPROVEN]
@@ -71,7 +69,7 @@ def test_a_breach_does_not_end_while_a_recorder_of_it_sends_points_that_no_windo
     assert delayed.reasons() == ["firing", "unproven", "resolved"]
 
 
-def test_late_points_alone_clear_no_fail(delayed: Delayed) -> None:
+def test_late_points_alone_clear_no_fail(delayed):
     """What was measured before the breach and comes after it is no recovery."""
     delayed.late(40, 45.0, broken=0.001)
     assert delayed.status is Status.FAIL
@@ -81,7 +79,7 @@ def test_late_points_alone_clear_no_fail(delayed: Delayed) -> None:
     assert delayed.status is Status.PASS
 
 
-def test_a_version_of_which_many_sequences_fail_the_input_checks_is_not_proven(open_fleet: OpenFleet) -> None:
+def test_a_version_of_which_many_sequences_fail_the_input_checks_is_not_proven(open_fleet):
     """What is measured passes: the breach is not refuted, the version waits, and status and page say it."""
     fleet = open_fleet()
     lengths = Sender("kc.sampling.tokens", instance="broken", start=NOW - 1.0)
@@ -114,7 +112,7 @@ def test_a_version_of_which_many_sequences_fail_the_input_checks_is_not_proven(o
     assert fleet.core.incidents() == ()
 
 
-def test_whoever_was_told_of_a_breach_is_told_that_it_went_away_without_proof(fleet: Fleet) -> None:
+def test_whoever_was_told_of_a_breach_is_told_that_it_went_away_without_proof(fleet):
     """Once, in every format, with what was not proven and what to do; the incident stays open at the receiver."""
     fleet.run(600, healthy=0.001)
     assert fleet.reasons() == ["firing", "unproven"]
@@ -148,7 +146,7 @@ def test_whoever_was_told_of_a_breach_is_told_that_it_went_away_without_proof(fl
     assert fleet.reasons() == ["firing", "unproven", "resolved"]
 
 
-def test_a_word_about_one_slice_closes_no_breach_of_another(open_fleet: OpenFleet) -> None:
+def test_a_word_about_one_slice_closes_no_breach_of_another(open_fleet):
     slices = "slices: {code: {where: {task: code}}, prose: {where: {task: prose}}}\nstatistical:"
     fleet = open_fleet(text=TEXT.replace("statistical:", slices))
     of = {
@@ -187,9 +185,7 @@ def rolled_back(fleet: Fleet) -> None:
 
 
 @pytest.mark.parametrize("ends", [shut_down, closed_by_a_person, rolled_back])
-def test_invalid_input_that_only_went_away_stays_until_proof_a_rollback_or_a_person(
-    open_fleet: OpenFleet, ends: Callable[[Fleet], Any]
-) -> None:
+def test_invalid_input_that_only_went_away_stays_until_proof_a_rollback_or_a_person(open_fleet, ends):
     """As a FAIL does: another version's valid sequences prove nothing of it."""
     fleet = open_fleet("do: [{webhook: pager}]}\n  - {on: invalid-input, do: [{webhook: pager}]")
     fleet.run(60, broken=0.001)
@@ -222,9 +218,7 @@ def test_invalid_input_that_only_went_away_stays_until_proof_a_rollback_or_a_per
         ("metric: tv_token, unit: token, cap: 0.025, limit: 0.02", ""),
     ],
 )
-def test_a_clause_of_the_same_name_that_measures_something_else_ends_no_breach(
-    open_fleet: OpenFleet, clause: str, said: str
-) -> None:
+def test_a_clause_of_the_same_name_that_measures_something_else_ends_no_breach(open_fleet, clause, said):
     """It passes, which proves nothing of what was broken; nor does it once the new clause broke and passes again."""
     fleet = open_fleet()
     fleet.run(60, healthy=0.001)
