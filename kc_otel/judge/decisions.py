@@ -170,12 +170,7 @@ class DecisionTable:
 
 _REQUIRED: Final = frozenset({"version", "at", "routes", "directives"})
 """Fields without which an object is no table."""
-_ENTRIES: Final[Mapping[str, type[Any]]] = {
-    "routes": Route,
-    "pins": Pin,
-    "canaries": Canary,
-    "promoted": Promoted,
-}
+_ENTRIES: Final[Mapping[str, type[Any]]] = {"routes": Route, "pins": Pin, "canaries": Canary, "promoted": Promoted}
 DIRECTIVE_KINDS: Final = frozenset(kind.value for kind in DirectiveKind)
 
 

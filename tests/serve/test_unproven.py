@@ -131,10 +131,7 @@ def test_whoever_was_told_of_a_breach_is_told_that_it_went_away_without_proof(fl
     slack, event = slack_message(body), pagerduty_event(body, "R" * 32)
     assert slack["text"] == f"Went away without proof of recovery: policy: {impact}"
     assert "kc-otel alerts ack policy" in json.dumps(slack)
-    assert (event["event_action"], event["dedup_key"]) == (
-        "trigger",
-        pagerduty_event(fleet.told()[0], "")["dedup_key"],
-    )
+    assert (event["event_action"], event["dedup_key"]) == ("trigger", pagerduty_event(fleet.told()[0], "")["dedup_key"])
     assert event["payload"]["summary"].startswith(f"policy: {impact}")
     assert event["payload"]["custom_details"]["next"] == contract["next"]
     with pytest.raises(LookupError, match="`--close` closes it"):

@@ -779,10 +779,7 @@ def test_a_breach_is_told_as_it_was_and_then_as_it_is():
 
 def test_a_breach_that_a_changed_limit_ends_is_not_called_resolved():
     ladder = [{"on": "fail", "do": ["notify"]}]
-    for upper, state, said in (
-        (0.3, "Closed by a changed limit", "is closed"),
-        (0.001, "Resolved", "is resolved"),
-    ):
+    for upper, state, said in ((0.3, "Closed by a changed limit", "is closed"), (0.001, "Resolved", "is resolved")):
         evaluator = Evaluator(ladder)
         evaluator.tick(0.0, fail("code"))
         passes = replace(verdict_of("PASS", slice="code"), limit=0.5, upper=upper)
