@@ -14,7 +14,7 @@ from kc_otel.judge.incidents.incident import IncidentState
 from kc_otel.judge.promotion.stages import Stage
 from kc_otel.judge.verdict import Status
 from kc_otel.serve.core import Core
-from kc_otel.serve.people_orders import close, pin, silence
+from kc_otel.serve.people_orders import pin
 from kc_otel.serve.webhooks.outbox import DeliveryState
 from tests.judge.conftest import NOW, Sender, counted, info_request, merge
 from tests.tools.api import client_of, route_kept
@@ -58,15 +58,18 @@ def test_what_a_dead_recorder_left_ends_in_order_or_by_a_person(fleet, happens, 
     assert last["state_text"] == ("Resolved" if happens is shut_down else "Closed without proof of recovery")
 
 
-def test_a_recorder_that_was_drained_proves_nothing_until_it_measures_again(fleet):
-    """It reports itself and observes nothing, also after a restart of the evaluator: it may serve again."""
+@pytest.mark.parametrize("left", ["dead", "drained", "started again"])
+def test_a_recorder_proves_nothing_until_it_has_measured_for_a_window_again(fleet, left):
+    """It may serve again, also after the evaluator's restart. Counts that begin anew, at nothing, are no observation."""
     for _ in range(2):
-        fleet.run(300, healthy=0.001, broken=None)
-        assert fleet.states() == [IncidentState.UNPROVEN]
-        assert fleet.ends() == []
+        if left == "started again":
+            fleet.run(100, healthy=0.001)
+            fleet.senders["broken"].restart(fleet.now)
+        fleet.run(300, healthy=0.001, **{} if left == "dead" else {"broken": None})
+        assert (fleet.states(), fleet.ends()) == ([IncidentState.UNPROVEN], [])
         fleet.restart()
     fleet.run(50, healthy=0.001, broken=0.001)
-    assert fleet.core.incidents(), "a window is not full of it"
+    assert fleet.states() == [IncidentState.UNPROVEN], "a window is not full of it"
     fleet.run(30, healthy=0.001, broken=0.001)
     assert fleet.core.incidents() == ()
     assert "is resolved" in fleet.ends()[0]
@@ -127,16 +130,6 @@ def test_what_a_drained_recorder_left_ends_in_order_or_by_a_person(fleet, ends):
     assert fleet.core.incidents()
     ends(fleet)
     fleet.run(20, healthy=0.001)
-    assert fleet.core.incidents() == ()
-
-
-def test_a_recorder_that_restarts_and_observes_nothing_proves_nothing(fleet):
-    """Its counts begin anew, at nothing: that they differ from those before is no observation."""
-    fleet.run(100, healthy=0.001)
-    fleet.senders["broken"].restart(fleet.now)
-    fleet.run(300, healthy=0.001, broken=None)
-    assert fleet.states() == [IncidentState.UNPROVEN]
-    fleet.run(80, healthy=0.001, broken=0.001)
     assert fleet.core.incidents() == ()
 
 
@@ -412,24 +405,15 @@ def test_invalid_input_of_a_slice_is_refuted_by_what_its_recorder_measures_of_th
     assert "no sequences fail the input checks any more" in fleet.ends()[0]
 
 
-def test_a_recorder_that_measured_nothing_of_a_breach_keeps_no_incident(open_fleet):
-    """One that is idle since before it, and one that has never measured anything, have nothing to refute."""
+@pytest.mark.parametrize("idle", [{}, {"broken": None, "third": None}], ids=["dead", "idle"])
+def test_a_recorder_that_measured_nothing_of_a_breach_keeps_no_incident(open_fleet, idle):
+    """One that died or is idle since before it, and one that has never measured anything, have nothing to refute."""
     fleet = open_fleet()
     fleet.run(60, broken=0.001, healthy=0.001, third=None)
-    fleet.run(120, broken=None, healthy=0.001, third=None)
-    fleet.run(30, broken=None, healthy=0.4, third=None)
+    for seconds, mean in ((120, 0.001), (30, 0.4)):
+        fleet.run(seconds, healthy=mean, **idle)
     assert fleet.core.incidents()
-    fleet.run(200, broken=None, healthy=0.001, third=None)
-    assert fleet.core.incidents() == ()
-    assert "is resolved" in fleet.ends()[0]
-
-
-def test_a_recorder_that_returns_proves_its_recovery_once_a_window_is_from_after_that(fleet):
-    """Its first report proves nothing: what it measures now has not filled a window yet."""
-    fleet.run(200, healthy=0.001)
-    fleet.run(50, healthy=0.001, broken=0.001)
-    assert fleet.states() == [IncidentState.UNPROVEN]
-    fleet.run(30, healthy=0.001, broken=0.001)
+    fleet.run(600, healthy=0.001, **idle)
     assert fleet.core.incidents() == ()
     assert "is resolved" in fleet.ends()[0]
 
@@ -461,18 +445,6 @@ def test_a_route_contains_nothing_while_a_recorder_of_the_breach_is_lost(open_fl
     assert states[-1] == "broken"
     run(10, healthy=None)
     assert states[-1] == "contained"
-
-
-def test_a_recorder_that_died_before_the_breach_keeps_no_incident(open_fleet):
-    """It measured nothing of it: the recovery of those that did is one."""
-    fleet = open_fleet()
-    fleet.run(60, third=0.001, healthy=0.001)
-    fleet.run(120, healthy=0.001)
-    fleet.run(30, healthy=0.4)
-    assert fleet.core.incidents()
-    fleet.run(600, healthy=0.001)
-    assert fleet.core.incidents() == ()
-    assert "is resolved" in fleet.ends()[0]
 
 
 def test_a_silent_member_of_a_healthy_fleet_is_told_while_it_is_silent(open_fleet):
@@ -589,26 +561,6 @@ def test_the_first_of_two_alerts_that_ends_does_not_say_that_the_breach_is_resol
     fleet.run(50, healthy=0.001, broken=0.001)
     _, last = [event for event in fleet.core.events.newest(limit=50) if event.kind == "resolved"]
     assert "without proof of recovery: the pair, or a recorder of it, fell silent" in last.message
-
-
-def test_an_unproven_breach_is_told_once_the_silence_that_it_began_in_has_ended(open_fleet):
-    """Its alert began and ended during the silence, and its recorder died."""
-    fleet = open_fleet()
-    fleet.run(60, broken=0.001, healthy=0.001)
-    silence(fleet.core, "policy", None, None, fleet.now + 600.0, "ada", "planned work", fleet.now)
-    fleet.run(60, broken=0.4, healthy=0.001)
-    fleet.run(300, healthy=0.001)
-    fleet.restart()
-    fleet.run(200, healthy=0.001)
-    assert fleet.states() == [IncidentState.UNPROVEN]
-    assert not fleet.core.outbox.messages(DeliveryState.WAITING)
-    fleet.run(100, healthy=0.001)
-    (message,) = fleet.core.outbox.messages(DeliveryState.WAITING)
-    body = json.loads(message.body)
-    assert (body["status"], body["notification_reason"]) == ("firing", "unproven")
-    close(fleet.core, "policy", None, None, "ada", "it was killed", fleet.now)
-    fleet.run(10, healthy=0.001)
-    assert len(fleet.ends()) == 1
 
 
 def test_what_is_measured_within_a_window_of_a_rollback_is_taken_for_a_backlog(fleet):
