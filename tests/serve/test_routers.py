@@ -225,22 +225,23 @@ def test_a_roll_back_that_a_router_has_not_taken_closes_nothing(evaluator):
     assert [incident for incident in evaluator.core.incidents() if not incident.gone and incident.on == "fail"] == []
 
 
-def test_a_router_whose_other_slices_differ_applies_a_route(evaluator):
-    """Its contract is a version behind, by a slice that was not routed."""
-    evaluator.service(TEXT.replace("prose: {where: {task: prose}}", "prose: {where: {task: [prose, essay]}}"))
-    evaluator.run(30, 0.4)
-    evaluator.run(100, None)
-    assert evaluator.incident.state_text == "Contained"
-
-
-def test_a_router_that_defines_the_routed_slice_otherwise_does_not(evaluator):
-    """Other requests may be in it."""
-    evaluator.service(TEXT.replace("code: {where: {task: code}}", "code: {where: {task: [code, sql]}}"))
+@pytest.mark.parametrize(
+    ("slice", "said"),
+    [
+        ("prose: {where: {task: prose}}", ""),
+        (
+            "code: {where: {task: code}}",
+            "but 1 of 1 router defines the slice otherwise than this contract, or not at all",
+        ),
+    ],
+)
+def test_a_router_applies_a_route_by_the_contracts_definition_of_its_slice(evaluator, slice, said):
+    """Other requests may be in one that it defines otherwise; its other slices may differ."""
+    evaluator.service(TEXT.replace(slice, slice.replace("task: ", "task: [sql, ").replace("}}", "]}}")))
     evaluator.run(30, 0.4)
     evaluator.run(100, None)
     (name,) = evaluator.core.listeners.routers["policy"]
-    said = f"1 of 1 router defines the slice otherwise than this contract, or not at all: {name}"
-    assert evaluator.incident.state_text.endswith(f"but {said}")
+    assert evaluator.incident.state_text.endswith(f"{said}: {name}" if said else "Contained")
 
 
 GONE = "it has no effect: the contract no longer has this slice"

@@ -60,7 +60,7 @@ def test_what_a_dead_recorder_left_ends_in_order_or_by_a_person(fleet, happens, 
 
 @pytest.mark.parametrize("left", ["dead", "drained", "started again"])
 def test_a_recorder_proves_nothing_until_it_has_measured_for_a_window_again(fleet, left):
-    """It may serve again, also after the evaluator's restart. Counts that begin anew, at nothing, are no observation."""
+    """It may serve again, also after the evaluator's restart. Counts that begin anew at nothing are no observation."""
     for _ in range(2):
         if left == "started again":
             fleet.run(100, healthy=0.001)
