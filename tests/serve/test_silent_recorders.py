@@ -14,7 +14,7 @@ from kc_otel.judge.incidents.incident import IncidentState
 from kc_otel.judge.promotion.stages import Stage
 from kc_otel.judge.verdict import Status
 from kc_otel.serve.core import Core
-from kc_otel.serve.people_orders import pin
+from kc_otel.serve.people_orders import close, pin, silence
 from kc_otel.serve.webhooks.outbox import DeliveryState
 from tests.judge.conftest import NOW, Sender, counted, info_request, merge
 from tests.tools.api import client_of, route_kept
@@ -561,6 +561,26 @@ def test_the_first_of_two_alerts_that_ends_does_not_say_that_the_breach_is_resol
     fleet.run(50, healthy=0.001, broken=0.001)
     _, last = [event for event in fleet.core.events.newest(limit=50) if event.kind == "resolved"]
     assert "without proof of recovery: the pair, or a recorder of it, fell silent" in last.message
+
+
+def test_an_unproven_breach_is_told_once_the_silence_that_it_began_in_has_ended(open_fleet):
+    """Its alert began and ended during the silence, and its recorder died."""
+    fleet = open_fleet()
+    fleet.run(60, broken=0.001, healthy=0.001)
+    silence(fleet.core, "policy", None, None, fleet.now + 600.0, "ada", "planned work", fleet.now)
+    fleet.run(60, broken=0.4, healthy=0.001)
+    fleet.run(300, healthy=0.001)
+    fleet.restart()
+    fleet.run(200, healthy=0.001)
+    assert fleet.states() == [IncidentState.UNPROVEN]
+    assert not fleet.core.outbox.messages(DeliveryState.WAITING)
+    fleet.run(100, healthy=0.001)
+    (message,) = fleet.core.outbox.messages(DeliveryState.WAITING)
+    body = json.loads(message.body)
+    assert (body["status"], body["notification_reason"]) == ("firing", "unproven")
+    close(fleet.core, "policy", None, None, "ada", "it was killed", fleet.now)
+    fleet.run(10, healthy=0.001)
+    assert len(fleet.ends()) == 1
 
 
 def test_what_is_measured_within_a_window_of_a_rollback_is_taken_for_a_backlog(fleet):
