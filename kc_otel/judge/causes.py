@@ -65,10 +65,7 @@ def causes_of(state: ContractState, now: float) -> dict[Cell, Causes]:
 
 
 def split_by_cause(
-    contract: Contract,
-    clause: Clause,
-    sample: Callable[[str], Binned | None],
-    tokens: Callable[[str], Binned | None],
+    contract: Contract, clause: Clause, sample: Callable[[str], Binned | None], tokens: Callable[[str], Binned | None]
 ) -> Causes | None:
     """Split a clause's mean into its causes; None where it is no mean, or older weights sampled none of it.
 

@@ -170,12 +170,7 @@ class DecisionTable:
 
 _REQUIRED: Final = frozenset({"version", "at", "routes", "directives"})
 """Fields without which an object is no table."""
-_ENTRIES: Final[Mapping[str, type[Any]]] = {
-    "routes": Route,
-    "pins": Pin,
-    "canaries": Canary,
-    "promoted": Promoted,
-}
+_ENTRIES: Final[Mapping[str, type[Any]]] = {"routes": Route, "pins": Pin, "canaries": Canary, "promoted": Promoted}
 DIRECTIVE_KINDS: Final = frozenset(kind.value for kind in DirectiveKind)
 
 
@@ -398,15 +393,6 @@ def _reason(transition: Transition) -> str:
     return transition.verdict.reason or f"{transition.cell.clause} is {transition.verdict.status}"
 
 
-def _again(routes: Iterable[Route], ended: Sequence[Pin], now: float) -> list[Route]:
-    """Routes, those that an ended pin covered in force since now."""
-
-    def covered(route: Route) -> bool:
-        return any(pin.contract == route.contract and pin.overrides(route.slice) for pin in ended)
-
-    return [replace(route, since=now) if covered(route) else route for route in routes]
-
-
 def changed(table: DecisionTable, now: float, **entries: Iterable[Any]) -> DecisionTable:
     """Return the table with the entries of these fields replaced and sorted, under a new version if anything changes.
 
@@ -416,7 +402,12 @@ def changed(table: DecisionTable, now: float, **entries: Iterable[Any]) -> Decis
     if "pins" in found:
         kept = {(pin.contract, pin.slice, pin.at) for pin in found["pins"]}
         ended = [pin for pin in table.pins if (pin.contract, pin.slice, pin.at) not in kept]
-        found["routes"] = tuple(_again(found.get("routes", table.routes), ended, now))
+        again = {
+            route: replace(route, since=now)
+            for route in found.get("routes", table.routes)
+            if any(pin.contract == route.contract and pin.overrides(route.slice) for pin in ended)
+        }
+        found["routes"] = tuple(again.get(route, route) for route in found.get("routes", table.routes))
     content: dict[str, Any] = {name: tuple(sorted(own)) for name, own in found.items()}
     after = replace(table, **content)
     return table if after == table else replace(after, version=table.version + 1, at=now)

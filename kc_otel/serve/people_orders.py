@@ -10,14 +10,14 @@ import hashlib
 import json
 import secrets
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, Literal
 
 from kc_otel.contract.slices import ALL
 from kc_otel.contract.words import listed, moment, place
 from kc_otel.judge import decisions
-from kc_otel.judge.escalation import notices
 from kc_otel.judge.escalation.alerts import Alert
-from kc_otel.judge.escalation.notices import Silence
+from kc_otel.judge.escalation.notices import Acknowledgement, Silence
 from kc_otel.judge.incidents.incident import OF_RECORDERS, Diagnosis, Incident, IncidentState
 from kc_otel.judge.verdict import INPUT_CLAUSE, Status
 from kc_otel.serve.core import Core
@@ -34,13 +34,19 @@ def acknowledge(
         raise LookupError(
             f"no such alert fires; incident {unproven[0]} went away without proof of recovery, and `--close` closes it"
         )
-    known = {ack.fingerprint for ack in core.people.acknowledgements}
-    after = notices.acknowledge(core.people, meant, by, why, now)
-    new = {ack.fingerprint for ack in after.acknowledgements} - known
-    taken = tuple(alert for alert in meant if alert.fingerprint in new)
+    if not meant:
+        raise LookupError("no such alert fires")
+    known = {ack.fingerprint: ack.by for ack in core.people.acknowledgements}
+    taken = tuple(alert for alert in meant if alert.fingerprint not in known)
+    if not taken:  # what somebody is at work on stays theirs
+        raise LookupError(
+            f"acknowledged already, by {', '.join(sorted({known[alert.fingerprint] for alert in meant}))}"
+        )
+    new = [Acknowledgement(contract, alert.fingerprint, by, why, now) for alert in taken]
+    after = replace(core.people, acknowledgements=(*core.people.acknowledgements, *new))
     places = dict.fromkeys(f"{alert.cell.clause} on {place(alert.cell.slice)}" for alert in taken)
     done = f"acknowledged {listed(list(places))}"
-    said = _word(by, done, why, clause=clause, slice=slice, fingerprints=sorted(new))
+    said = _word(by, done, why, clause=clause, slice=slice, fingerprints=sorted(ack.fingerprint for ack in new))
     core.amend(contract, {"acknowledged": said}, now, people=after)
     return taken
 
@@ -97,8 +103,10 @@ def silence(
 ) -> Silence:
     """Silence the alerts of a clause on a slice until a Unix time; return the silence."""
     _known(core, contract, clause, slice)
+    if until <= now:
+        raise ValueError("until: is not a time in the future; every silence has an end, such as 2h from now")
     made = Silence(secrets.token_hex(4), contract, clause, slice, by, why, now, until)
-    after = notices.silence(core.people, made)
+    after = replace(core.people, silences=(*core.people.silences, made))
     done = f"silenced {made.where} until {moment(until)}"
     said = _word(by, done, why, id=made.id, clause=clause, slice=slice, until=until)
     core.amend(contract, {"silenced": said}, now, people=after)
@@ -107,7 +115,10 @@ def silence(
 
 def unsilence(core: Core, id: str, by: str, why: str, now: float) -> Silence:
     """End a silence before its time; alerts that still fire are reported with the next evaluation. Returns it."""
-    after, ended = notices.unsilence(core.people, id)
+    silences = {muting.id: muting for muting in core.people.silences}
+    if (ended := silences.pop(id, None)) is None:
+        raise LookupError(f"no silence {id!r} is in force; in force: {', '.join(silences) or 'none'}")
+    after = replace(core.people, silences=tuple(silences.values()))
     done = f"ended the silence of {ended.where} by {ended.by}"
     said = _word(by, done, why, id=id, clause=ended.clause, slice=ended.slice)
     core.amend(ended.contract, {"unsilenced": said}, now, people=after)

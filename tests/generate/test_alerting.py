@@ -1,7 +1,6 @@
 """Grafana-managed alerts in provisioning form."""
 
 import json
-from pathlib import Path
 
 import jsonschema
 import pytest
@@ -27,7 +26,7 @@ def rules(policy: Contract) -> list[dict]:
     return group["rules"]
 
 
-def test_rules_carry_the_same_policy_as_prometheus(policy: Contract, rules: list[dict]) -> None:
+def test_rules_carry_the_same_policy_as_prometheus(policy, rules):
     assert len(rules) == len(alert_steps(policy))
     for alert, rule in zip(alert_steps(policy), rules, strict=True):
         other = prometheus_rule(alert)
@@ -39,16 +38,14 @@ def test_rules_carry_the_same_policy_as_prometheus(policy: Contract, rules: list
         assert "${" not in "".join(rule["annotations"].values())
 
 
-def test_identities_fit_grafanas_columns_and_are_unique(rules: list[dict]) -> None:
+def test_identities_fit_grafanas_columns_and_are_unique(rules):
     for key, longest in (("uid", 40), ("title", 190)):
         values = [rule[key] for rule in rules]
         assert len(set(values)) == len(values)
         assert max(map(len, values)) <= longest
 
 
-def test_without_an_evaluator_one_rule_fires_and_the_others_stay_as_they_are(
-    policy: Contract, rules: list[dict]
-) -> None:
+def test_without_an_evaluator_one_rule_fires_and_the_others_stay_as_they_are(policy, rules):
     """No series, or a query that fails, clears nothing and sets off the rule that an evaluator lives, and no other."""
     for alert, rule in zip(alert_steps(policy), rules, strict=True):
         assert rule["noDataState"] == ("OK" if alert.clause is None else "KeepLast")
@@ -67,7 +64,7 @@ def test_without_an_evaluator_one_rule_fires_and_the_others_stay_as_they_are(
     assert (group["interval"], down["for"]) == ("10s", "30s")
 
 
-def test_a_clause_without_any_verdict_has_no_data_if_an_evaluator_lives(policy: Contract, rules: list[dict]) -> None:
+def test_a_clause_without_any_verdict_has_no_data_if_an_evaluator_lives(policy, rules):
     """Its code stands where no series is; without an evaluator there is nothing, and the rule keeps its state."""
     for alert, rule in zip(alert_steps(policy), rules, strict=True):
         asked = rule["data"][0]["model"]["expr"]
@@ -77,9 +74,7 @@ def test_a_clause_without_any_verdict_has_no_data_if_an_evaluator_lives(policy: 
 @pytest.mark.parametrize(
     ("on", "fires_at", "goes_on_at"), [("fail", 3, [1, 2, 3]), ("no-data", 2, [2]), ("inconclusive", 1, [1, 2])]
 )
-def test_one_verdict_fires_and_doubt_and_silence_clear_nothing(
-    policy: Contract, on: str, fires_at: int, goes_on_at: list[int]
-) -> None:
+def test_one_verdict_fires_and_doubt_and_silence_clear_nothing(policy, on, fires_at, goes_on_at):
     alert = next(alert for alert in alert_steps(policy) if alert.step.on == on)
     (condition,) = alert_rule(alert, "prometheus")["data"][1]["model"]["conditions"]
     assert condition["evaluator"]["type"] == "within_range"
@@ -91,7 +86,7 @@ def test_one_verdict_fires_and_doubt_and_silence_clear_nothing(
     assert [code for code in range(4) if not (code < low or code > high)] == goes_on_at
 
 
-def test_the_parts_that_the_http_api_shares_satisfy_its_schema(rules: list[dict], schemas: Path) -> None:
+def test_the_parts_that_the_http_api_shares_satisfy_its_schema(rules, schemas):
     schema = json.loads((schemas / "grafana-jsonschema" / "alerting.jsonschema.json").read_text())
     validator = jsonschema.Draft7Validator({**schema, "$ref": "#/definitions/Rule"})
     common = yaml.safe_load(evaluator_alerting_file().text)["groups"][0]["rules"]
@@ -102,14 +97,14 @@ def test_the_parts_that_the_http_api_shares_satisfy_its_schema(rules: list[dict]
     assert list(validator.iter_errors({**api, "noDataState": "Maybe"}))
 
 
-def test_the_data_source_can_be_another(policy: Contract) -> None:
+def test_the_data_source_can_be_another(policy):
     text = alerting_file(policy, "mimir").text
     assert "datasourceUid: mimir" in text
     assert "datasourceUid: prometheus" not in text
     assert "datasourceUid: __expr__" in text
 
 
-def test_each_rule_leads_to_its_panel_and_slice(boards: dict, policy: Contract, rules: list[dict]) -> None:
+def test_each_rule_leads_to_its_panel_and_slice(boards, policy, rules):
     titles = {
         (board["uid"], inner["id"]): inner["title"]
         for board in boards.values()
@@ -127,7 +122,7 @@ def test_each_rule_leads_to_its_panel_and_slice(boards: dict, policy: Contract, 
             assert "{{ with index .Labels `kc_slice` }}" in rule["annotations"]["slice_dashboard"]
 
 
-def test_people_read_the_same_in_grafana_as_in_prometheus(policy: Contract) -> None:
+def test_people_read_the_same_in_grafana_as_in_prometheus(policy):
     """The consequence, the policy's actions, what to do now, and the promise; Grafana cannot ask for the numbers."""
     for alert in alert_steps(policy):
         ours, theirs = (rule["annotations"] for rule in (alert_rule(alert, "prometheus"), prometheus_rule(alert)))

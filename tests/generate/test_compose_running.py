@@ -10,7 +10,6 @@ import os
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import httpx
 import pytest
@@ -22,9 +21,7 @@ from tests.tools import servers
 pytestmark = pytest.mark.slow
 
 
-def test_one_slice_drifts_and_recovers_and_nothing_else_fires(
-    program, alertmanager_command: list[str], repository: Path, tmp_path: Path
-) -> None:
+def test_one_slice_drifts_and_recovers_and_nothing_else_fires(program, alertmanager_command, repository, tmp_path):
     """Quiet until the drift, then one incident, alerts on its slice alone, one notification group, and quiet again."""
     services = yaml.safe_load((repository / "docker-compose.yml").read_text())["services"]
     folder, contract = repository / "dashboards", repository / "examples" / "traffic" / "contract.yaml"

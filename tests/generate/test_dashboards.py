@@ -12,7 +12,6 @@ import jsonschema
 import pytest
 
 from kc_otel.contract.load import load_all
-from kc_otel.contract.model import Contract
 from kc_otel.contract.policy import Action
 from kc_otel.contract.prometheus_names import label_name, prometheus_name
 from kc_otel.contract.registry.clause_metrics import RECORDED
@@ -77,7 +76,7 @@ def read_schema(folder: Path, kind: str) -> dict:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_each_is_a_valid_classic_dashboard(boards: dict, name: str, schemas: Path) -> None:
+def test_each_is_a_valid_classic_dashboard(boards, name, schemas):
     validator = jsonschema.Draft7Validator(read_schema(schemas, "dashboard"))
     assert [error.message for error in validator.iter_errors(boards[name])] == []
     broken = copy.deepcopy(boards[name])
@@ -86,7 +85,7 @@ def test_each_is_a_valid_classic_dashboard(boards: dict, name: str, schemas: Pat
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_each_panel_satisfies_the_schema_of_its_kind(boards: dict, name: str, schemas: Path) -> None:
+def test_each_panel_satisfies_the_schema_of_its_kind(boards, name, schemas):
     """Options, field configuration and queries are checked too, which the dashboard's own schema leaves open."""
 
     def errors(kind: str, definition: str, value: object) -> list[str]:
@@ -107,7 +106,7 @@ def test_each_panel_satisfies_the_schema_of_its_kind(boards: dict, name: str, sc
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_every_panel_is_explained_measured_and_addressable(boards: dict, name: str) -> None:
+def test_every_panel_is_explained_measured_and_addressable(boards, name):
     ids = [panel["id"] for panel in panels(boards[name])]
     assert all(ids)
     assert len(set(ids)) == len(ids)
@@ -124,7 +123,7 @@ def test_every_panel_is_explained_measured_and_addressable(boards: dict, name: s
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_every_name_in_a_query_is_in_the_registry(boards: dict, name: str) -> None:
+def test_every_name_in_a_query_is_in_the_registry(boards, name):
     board = boards[name]
     legends = [target.get("legendFormat", "") for panel in panels(board) for target in panel.get("targets", [])]
     marks = [annotation["textFormat"] for annotation in board["annotations"].get("list", [])]
@@ -135,20 +134,20 @@ def test_every_name_in_a_query_is_in_the_registry(boards: dict, name: str) -> No
     assert selected <= METRIC_NAMES | HISTOGRAM_NAMES
 
 
-def test_span_attributes_of_trace_queries_are_in_the_registry(boards: dict) -> None:
+def test_span_attributes_of_trace_queries_are_in_the_registry(boards):
     (query,) = (t["query"] for panel in panels(boards["slice"]) for t in panel.get("targets", []) if "query" in t)
     named = set(re.findall(r"span\.(kc\.[a-z_.]+)", query))
     assert named
     assert {name for name in named if "span" not in ATTRIBUTES[name].on} == set()
 
 
-def test_every_metric_beside_the_drift_quantities_is_shown(boards: dict) -> None:
+def test_every_metric_beside_the_drift_quantities_is_shown(boards):
     texts = [text for board in boards.values() for text in expressions(board)]
     shown = {name for text in texts for name in re.findall(r"\bkc_[a-z0-9_]+", text)}
     assert shown >= {name for name in METRIC_NAMES if not name.startswith("kc_rule")}
 
 
-def test_variables_that_a_query_uses_are_there(boards: dict) -> None:
+def test_variables_that_a_query_uses_are_there(boards):
     for name, board in boards.items():
         known = {variable["name"] for variable in board["templating"]["list"]}
         titles = [panel["title"] for panel in panels(board)]
@@ -159,7 +158,7 @@ def test_variables_that_a_query_uses_are_there(boards: dict) -> None:
             assert set(re.findall(r"\$\{?([a-z][a-z_]*)", text)) <= known, (name, text)
 
 
-def test_links_lead_to_dashboards_and_variables_that_exist(boards: dict) -> None:
+def test_links_lead_to_dashboards_and_variables_that_exist(boards):
     by_uid = {board["uid"]: board for board in boards.values()}
     assert len(by_uid) == len(NAMES)
     for board in boards.values():
@@ -173,15 +172,7 @@ def test_links_lead_to_dashboards_and_variables_that_exist(boards: dict) -> None
                 assert key.removeprefix("var-") in variables
 
 
-def test_links_between_dashboards_stand_above_the_panels(boards: dict) -> None:
-    for board in boards.values():
-        for link in board["links"]:
-            assert link["includeVars"]
-            assert link["keepTime"]
-            assert "placement" not in link
-
-
-def test_dashboards_say_nothing_of_a_contract(boards: dict, repository: Path, policy: Contract) -> None:
+def test_dashboards_say_nothing_of_a_contract(boards, repository, policy):
     contracts = (policy, *load_all([repository / "contracts"]))
     names = {contract.name for contract in contracts}
     names |= {clause.id for contract in contracts for clause in contract.clauses} - {"clip-share"}
@@ -192,7 +183,7 @@ def test_dashboards_say_nothing_of_a_contract(boards: dict, repository: Path, po
     assert grafana_files([])[: len(NAMES)] == grafana_files([policy])[: len(NAMES)]
 
 
-def test_the_repeated_panel_is_of_a_variable_of_many_values(boards: dict) -> None:
+def test_the_repeated_panel_is_of_a_variable_of_many_values(boards):
     """Margins by contract: Grafana copies a panel for every value that is picked."""
     repeated = [(name, panel) for name, board in boards.items() for panel in panels(board) if "repeat" in panel]
     ((name, panel),) = repeated
@@ -202,7 +193,7 @@ def test_the_repeated_panel_is_of_a_variable_of_many_values(boards: dict) -> Non
     assert all("$contract" in text for text in (panel["title"], panel["targets"][0]["expr"]))
 
 
-def test_numbers_of_a_clause_are_in_its_unit(boards: dict) -> None:
+def test_numbers_of_a_clause_are_in_its_unit(boards):
     """Panels with bounds take their unit from a query, which Grafana leaves out of what is drawn."""
     for panel in panels(boards["slice"]):
         texts = [target.get("expr", "") for target in panel.get("targets", [])]
@@ -226,31 +217,7 @@ def table(board: dict, id: int) -> dict:
     return next(panel for panel in panels(board) if panel["id"] == id)
 
 
-def test_the_answer_is_on_the_first_screen(boards: dict) -> None:
-    first = [
-        panel["title"] for panel in boards["overview"]["panels"] if panel["gridPos"]["y"] + panel["gridPos"]["h"] <= 14
-    ]
-    assert first[:5] == ["Evaluated", "Broken", "No data", "Undecided", "Holding"]
-    assert first[-1] == "What does not hold: since when, for whom, and what was done about it"
-
-
-def test_the_first_table_answers_its_four_questions_from_the_left(boards: dict) -> None:
-    worst = table(boards["overview"], WORST)
-    (organize,) = (step["options"] for step in worst["transformations"] if step["id"] == "organize")
-    names = sorted(organize["indexByName"], key=organize["indexByName"].__getitem__)
-    titles = [organize["renameByName"][name] for name in names]
-    assert titles[:8] == ["State", "Contract", "Clause", "Slice", "Promise", "Since", "Actions", "Alert"]
-    assert [(key["displayName"], key["desc"]) for key in worst["options"]["sortBy"]] == [
-        ("State", True),
-        ("Margin", False),
-    ]
-    assert (
-        worst["fieldConfig"]["defaults"]["noValue"]
-        == "Every judged promise holds, if the first tile shows a running evaluator"
-    )
-
-
-def test_verdicts_have_names_and_colours_in_both_tables(boards: dict, repository: Path) -> None:
+def test_verdicts_have_names_and_colours_in_both_tables(boards, repository):
     page = (repository / "kc_otel" / "serve" / "page" / "palette.css").read_text()
     tones = dict(re.findall(r"--(fail|silent|open|pass): (#[0-9a-f]{6});", page.partition("@media")[0]))
     assert list(STATUS_COLOURS.values()) == [tones[name] for name in ("pass", "open", "silent", "fail", "silent")]
@@ -262,7 +229,7 @@ def test_verdicts_have_names_and_colours_in_both_tables(boards: dict, repository
         assert texts == {str(status.code): f"{shapes[status]} {status}" for status in Status}
 
 
-def test_every_combination_of_actions_has_words(boards: dict) -> None:
+def test_every_combination_of_actions_has_words(boards):
     (mapping,) = column(table(boards["overview"], WORST), "Actions")["mappings"]
     assert set(mapping["options"]) == {str(code) for code in range(2 ** len(ACTION_BITS))}
     kinds = get_args(Action.model_fields["kind"].annotation)
@@ -275,7 +242,7 @@ def test_every_combination_of_actions_has_words(boards: dict) -> None:
     assert mapping["options"]["72"]["text"] == "training halted, promotion held"
 
 
-def test_cells_lead_to_their_slice(boards: dict) -> None:
+def test_cells_lead_to_their_slice(boards):
     worst = table(boards["overview"], WORST)
     for title in ("State", "Clause", "Slice"):
         (link,) = column(worst, title)["links"]

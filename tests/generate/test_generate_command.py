@@ -38,7 +38,7 @@ def run(*words: object) -> tuple[int, str]:
         ),
     ],
 )
-def test_it_writes_and_prints_what_it_wrote(what: str, expected: set, policy_path: Path, tmp_path: Path) -> None:
+def test_it_writes_and_prints_what_it_wrote(what, expected, policy_path, tmp_path):
     code, said = run(what, policy_path, "--out", tmp_path)
     assert code == 0
     assert {str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*.*")} == expected
@@ -46,7 +46,7 @@ def test_it_writes_and_prints_what_it_wrote(what: str, expected: set, policy_pat
     assert run(what, policy_path, "--out", tmp_path)[1].count("unchanged") == len(expected)
 
 
-def test_check_writes_nothing_and_fails_when_a_file_is_stale(policy_path: Path, tmp_path: Path) -> None:
+def test_check_writes_nothing_and_fails_when_a_file_is_stale(policy_path, tmp_path):
     command = ("prometheus", policy_path, "--out", tmp_path)
     code, said = run(*command, "--check")
     assert (code, said.count("stale ")) == (1, 4)
@@ -58,7 +58,7 @@ def test_check_writes_nothing_and_fails_when_a_file_is_stale(policy_path: Path, 
 
 
 @pytest.mark.parametrize("what", ["prometheus", "grafana"])
-def test_files_of_a_contract_that_is_gone_are_listed(what: str, policy_path: Path, tmp_path: Path) -> None:
+def test_files_of_a_contract_that_is_gone_are_listed(what, policy_path, tmp_path):
     """Their rules would alert on its silence for good; what `generate` has not written is nobody's left-over."""
     gone, out = tmp_path / "gone.yaml", tmp_path / "out"
     gone.write_text(policy_path.read_text().replace("policy-7b", "policy-8b"))
@@ -77,7 +77,7 @@ def test_files_of_a_contract_that_is_gone_are_listed(what: str, policy_path: Pat
     assert run(*command, "--check")[0] == 0
 
 
-def test_what_cannot_be_done_is_said_in_one_line(policy_path: Path, tmp_path: Path) -> None:
+def test_what_cannot_be_done_is_said_in_one_line(policy_path, tmp_path):
     broken = tmp_path / "broken.yaml"
     broken.write_text("kind: Nothing\n")
     assert run("grafana", broken, "--out", tmp_path)[0] == 2

@@ -120,14 +120,14 @@ EMPTY = {
 
 
 @pytest.mark.parametrize("name", BOARDS)
-def test_every_query_finds_what_is_there(ask: Any, boards: dict, name: str) -> None:
+def test_every_query_finds_what_is_there(ask, boards, name):
     empty = [panel["title"] for panel, text in targets(boards[name]) if not ask(text, **PICKED)]
     assert empty == EMPTY.get(name, [])
     assert all(ask(mark["expr"]) for mark in boards[name]["annotations"]["list"])
 
 
 @pytest.mark.parametrize("name", BOARDS)
-def test_every_variable_has_something_to_pick(ask: Any, boards: dict, name: str) -> None:
+def test_every_variable_has_something_to_pick(ask, boards, name):
     variables = [variable for variable in boards[name]["templating"]["list"] if variable["type"] == "query"]
     assert variables
     for text in (variable["query"]["query"] for variable in variables):
@@ -137,7 +137,7 @@ def test_every_variable_has_something_to_pick(ask: Any, boards: dict, name: str)
 
 @pytest.mark.parametrize("name", BOARDS)
 @pytest.mark.parametrize("variable", ["contract", "slice", "kernel_train", "kernel_inference"])
-def test_what_is_not_picked_is_not_shown(ask: Any, boards: dict, name: str, variable: str) -> None:
+def test_what_is_not_picked_is_not_shown(ask, boards, name, variable):
     """Counts are zero where there is none."""
     shown = [
         (panel["title"], text)
@@ -148,7 +148,7 @@ def test_what_is_not_picked_is_not_shown(ask: Any, boards: dict, name: str, vari
 
 
 @pytest.mark.parametrize("name", ["overview", "health"])
-def test_without_an_evaluator_nothing_is_zero(ask: Any, boards: dict, name: str) -> None:
+def test_without_an_evaluator_nothing_is_zero(ask, boards, name):
     """A minute and a half after the last evaluation no count says anything, and the first tile how old all of it is."""
     tiles = [(panel, text) for panel, text in targets(boards[name]) if panel["type"] == "stat"]
     assert all(panel["fieldConfig"]["defaults"]["noValue"] == "unknown" for panel, _ in tiles)
@@ -158,7 +158,7 @@ def test_without_an_evaluator_nothing_is_zero(ask: Any, boards: dict, name: str)
     assert not any(said.values())
 
 
-def test_numbers_are_those_that_were_sent(ask: Any) -> None:
+def test_numbers_are_those_that_were_sent(ask):
     """Of lowest margins, worst verdicts, means of a histogram and what is derived from one."""
     assert set(ask(queries.margin_share())) == {1.0 / 0.5}
     assert set(ask(queries.VERDICTS)) == {3.0}

@@ -19,7 +19,7 @@ def _rule(policy: Contract, clause: str, number: int) -> dict:
     return alert_rule(alert)
 
 
-def test_a_clause_without_any_verdict_has_no_data(policy: Contract) -> None:
+def test_a_clause_without_any_verdict_has_no_data(policy):
     verdict, absent, held = _rule(policy, "reward", 3)["expr"].split("\nor\n")
     kept_away = 'kc_verdict_no_traffic{kc_contract="policy-7b", kc_clause="reward"}'
     assert verdict.endswith(f"== 2 unless on (kc_slice, kc_kernel_train, kc_kernel_inference) {kept_away}")
@@ -28,7 +28,7 @@ def test_a_clause_without_any_verdict_has_no_data(policy: Contract) -> None:
     assert held.endswith(f" unless {living}")
 
 
-def test_invalid_input_is_counted_over_the_contracts_window(policy: Contract) -> None:
+def test_invalid_input_is_counted_over_the_contracts_window(policy):
     """No clause owns it; the increase over the window is what the evaluator looks at, and a sequence counts once."""
     (alert,) = (alert for alert in alert_steps(policy) if alert.clause is None)
     kernels = "kc_kernel_train, kc_kernel_inference"
@@ -38,7 +38,7 @@ def test_invalid_input_is_counted_over_the_contracts_window(policy: Contract) ->
     assert alert_rule(alert)["labels"]["kernel_inference"] == "{{ $labels.kc_kernel_inference }}"
 
 
-def test_links_of_alerts_lead_somewhere_from_a_pager(policy: Contract) -> None:
+def test_links_of_alerts_lead_somewhere_from_a_pager(policy):
     own = policy.model_copy(update={"metadata": policy.metadata.model_copy(update={"runbook": None})})
     sites = Sites("https://grafana.example/", "https://kc.example")
     rules = [
@@ -61,18 +61,18 @@ def test_links_of_alerts_lead_somewhere_from_a_pager(policy: Contract) -> None:
 
 
 @pytest.mark.slow
-def test_the_same_contract_gives_the_same_bytes(policy: Contract) -> None:
+def test_the_same_contract_gives_the_same_bytes(policy):
     other = policy.model_copy(update={"metadata": policy.metadata.model_copy(update={"name": "other"})})
     assert prometheus_files([policy, other]) == prometheus_files([other, policy])
 
 
-def test_a_contract_without_a_policy_has_no_groups(policy: Contract) -> None:
+def test_a_contract_without_a_policy_has_no_groups(policy):
     """Prometheus refuses a group without rules in some versions, so there is none."""
     quiet = policy.model_copy(update={"escalation": ()})
     assert yaml.safe_load(rule_file(quiet).text) == {"groups": []}
 
 
-def test_every_clause_has_every_step_that_is_meant_for_it(policy: Contract) -> None:
+def test_every_clause_has_every_step_that_is_meant_for_it(policy):
     found = {(alert.clause_id, alert.number) for alert in alert_steps(policy)}
     clauses = [clause.id for clause in policy.clauses]
     assert found == {
@@ -82,13 +82,13 @@ def test_every_clause_has_every_step_that_is_meant_for_it(policy: Contract) -> N
     }
 
 
-def test_keys_and_labels_tell_alert_steps_apart(policy: Contract) -> None:
+def test_keys_and_labels_tell_alert_steps_apart(policy):
     every = alert_steps(policy)
     assert len({alert.key for alert in every}) == len(every)
     assert len({tuple(static_labels(alert).items()) for alert in every}) == len(every)
 
 
-def test_the_promise_names_limits_units_and_reason(policy: Contract) -> None:
+def test_the_promise_names_limits_units_and_reason(policy):
     promises = {alert.clause_id: alert.promise for alert in alert_steps(policy)}
     assert promises["token-tv"].startswith(
         "Mean of tv_token must not be above 0.004 (0.008 on long-context). (1-w)+ of"
@@ -98,7 +98,7 @@ def test_the_promise_names_limits_units_and_reason(policy: Contract) -> None:
     assert promises["weights-lag"].startswith("Largest weights_lag must not be above 1 step.")
 
 
-def test_contracts_are_sorted_and_may_not_share_a_name(policy: Contract) -> None:
+def test_contracts_are_sorted_and_may_not_share_a_name(policy):
     other = policy.model_copy(update={"metadata": policy.metadata.model_copy(update={"name": "a-first"})})
     assert [contract.name for contract in unique_names([policy, other])] == ["a-first", "policy-7b"]
     with pytest.raises(ValueError, match="two contracts are named 'policy-7b'"):
@@ -120,7 +120,7 @@ def test_contracts_are_sorted_and_may_not_share_a_name(policy: Contract) -> None
         ("step", "The limit holds on average over steps: single steps may exceed it."),
     ],
 )
-def test_a_promise_says_what_counts_once_and_what_a_verdict_covers(unit: str, said: str) -> None:
+def test_a_promise_says_what_counts_once_and_what_a_verdict_covers(unit, said):
     written = promise(Clause(id="tv", metric="tv_token", unit=unit, limit=0.05))
     assert said in written
     assert ("by sequence" in written, " step" in written) == (unit == "sequence", unit != "token")

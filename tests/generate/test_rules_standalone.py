@@ -2,7 +2,6 @@
 
 import re
 import subprocess
-from pathlib import Path
 
 import pytest
 import yaml
@@ -35,7 +34,7 @@ def _rules(contract: Contract) -> list[dict]:
     return [rule for group in _groups(contract) for rule in group["rules"]]
 
 
-def test_alerts_are_those_of_the_evaluators_rules(policy: Contract) -> None:
+def test_alerts_are_those_of_the_evaluators_rules(policy):
     group, _ = yaml.safe_load(rule_file(policy).text)["groups"]
     theirs = [rule for rule in group["rules"] if rule["labels"]["clause"] != "ttft"]
     ours = [rule for rule in _rules(policy) if "alert" in rule]
@@ -53,7 +52,7 @@ def test_alerts_are_those_of_the_evaluators_rules(policy: Contract) -> None:
         assert rule["annotations"]["summary"] == other["annotations"]["summary"]
 
 
-def test_every_name_is_in_the_registry(policy: Contract) -> None:
+def test_every_name_is_in_the_registry(policy):
     known = {prometheus_name(metric) for metric in (*METRICS.values(), *RECORDED.values())}
     used = set()
     for rule in _rules(policy):
@@ -66,7 +65,7 @@ def test_every_name_is_in_the_registry(policy: Contract) -> None:
 LAYOUT = BucketLayout(4, 2.0**-30)
 
 
-def test_what_rules_cannot_judge_is_said_in_the_file(policy: Contract) -> None:
+def test_what_rules_cannot_judge_is_said_in_the_file(policy):
     assert [clause.id for clause in left_out(policy)] == ["ttft"]
     text = standalone_file(policy).text
     assert "# - ttft: gen_ai.server.time_to_first_token carries no contract, slice or kernels as labels;" in text
@@ -76,14 +75,14 @@ def test_what_rules_cannot_judge_is_said_in_the_file(policy: Contract) -> None:
         forms(left_out(policy)[0], policy, Native("h", LAYOUT), "n")
 
 
-def test_alpha_is_split_over_every_cell_below_and_whole_above(policy: Contract) -> None:
+def test_alpha_is_split_over_every_cell_below_and_whole_above(policy):
     """Half of alpha per window; below, the evaluator's strictest level and less."""
     assert alphas(policy).upper == pytest.approx(0.005)
     assert alphas(policy).lower == pytest.approx(0.005 / (5 * 3 * 4))
 
 
 @given(rank=st.floats(0.001, 0.9999), n=st.integers(10, 10**6), alpha=st.floats(1e-6, 0.2))
-def test_shifted_ranks_are_never_sharper_than_the_binomial(rank: float, n: int, alpha: float) -> None:
+def test_shifted_ranks_are_never_sharper_than_the_binomial(rank, n, alpha):
     """Bernstein's shift leaves at most alpha on either side, whatever the rank and the number of observations."""
     above = n * (rank + rank_shift(1 - rank, rank, n, alpha))
     below = n * (rank - rank_shift(rank, rank, n, alpha))
@@ -91,7 +90,7 @@ def test_shifted_ranks_are_never_sharper_than_the_binomial(rank: float, n: int, 
     assert below < 0 or binom.cdf(below - 1e-9 * n, n, rank) <= alpha * (1 + 1e-6)
 
 
-def test_each_steps_webhooks_get_its_alerts(policy: Contract) -> None:
+def test_each_steps_webhooks_get_its_alerts(policy):
     content = yaml.safe_load(routes_file([policy]).text)
     route, states, lost = content["route"]["routes"]
     assert not {"clause", "slice"} & {*content["route"]["group_by"]}  # a drift on many slices is one notification
@@ -111,7 +110,7 @@ def test_each_steps_webhooks_get_its_alerts(policy: Contract) -> None:
 
 
 @pytest.mark.parametrize(("repeat", "expected"), [(90.0 * 60, "1h30m"), (0.0, "5d"), (10.0 * 86400, "5d")])
-def test_reminders_come_as_often_as_the_step_says(policy: Contract, repeat: float, expected: str) -> None:
+def test_reminders_come_as_often_as_the_step_says(policy, repeat, expected):
     """None is as seldom as Alertmanager can: it forgets after five days whom it told."""
     first, second, *rest = policy.escalation
     steps = (first, second.model_copy(update={"repeat": repeat}), *rest)
@@ -121,7 +120,7 @@ def test_reminders_come_as_often_as_the_step_says(policy: Contract, repeat: floa
 
 
 @pytest.mark.slow
-def test_amtool_takes_the_routes_and_follows_them(program, policy: Contract, tmp_path: Path) -> None:
+def test_amtool_takes_the_routes_and_follows_them(program, policy, tmp_path):
     path = tmp_path / "alertmanager.yaml"
     path.write_text(routes_file([policy]).text)
     amtool = program("amtool")
@@ -137,7 +136,7 @@ def test_amtool_takes_the_routes_and_follows_them(program, policy: Contract, tmp
     assert ask(*routed, "contract=other", "step=2").strip() == "page-only"
 
 
-def test_a_contract_that_rules_cannot_judge_has_no_group(policy: Contract) -> None:
+def test_a_contract_that_rules_cannot_judge_has_no_group(policy):
     """Nothing on recorded quantities and no policy: no group, as Prometheus refuses empty ones."""
     foreign = policy.model_copy(
         update={"numerical": (), "statistical": (), "runtime": left_out(policy), "escalation": ()}
@@ -146,7 +145,7 @@ def test_a_contract_that_rules_cannot_judge_has_no_group(policy: Contract) -> No
     assert yaml.safe_load(standalone_file(foreign).text) == {"groups": []}
 
 
-def test_a_share_of_none_is_kept_while_none_is_counted(policy: Contract) -> None:
+def test_a_share_of_none_is_kept_while_none_is_counted(policy):
     """What the zero bucket holds is not above 0, and a PASS asks for none above it: no bound can reach the limit."""
     none = {"id": "same", "metric": "abs_log_ratio", "statistic": "fraction > 0", "limit": 0}
     share = {**none, "limit": 0.5}
@@ -170,7 +169,7 @@ def test_a_share_of_none_is_kept_while_none_is_counted(policy: Contract) -> None
 
 
 @pytest.mark.parametrize(("cap", "voided"), [(None, True), (0.5, False)])
-def test_what_a_clauses_own_cap_cuts_leaves_its_upper_bound(policy: Contract, cap: float | None, voided: bool) -> None:
+def test_what_a_clauses_own_cap_cuts_leaves_its_upper_bound(policy, cap, voided):
     """Beyond the registry's cap nothing is claimed; a cap that the clause writes is what it is about."""
     clause = {"id": "k3", "metric": "k3", "limit": 0.01} | ({} if cap is None else {"cap": cap})
     contract = Contract.model_validate(policy.model_dump(by_alias=True) | {"statistical": [clause]})
@@ -178,7 +177,7 @@ def test_what_a_clauses_own_cap_cuts_leaves_its_upper_bound(policy: Contract, ca
     assert ("+ +Inf" in forms(own, contract, Native("h", LAYOUT), "n").upper) is voided
 
 
-def test_what_a_rule_reads_is_recorded_before_it_in_its_group(policy: Contract) -> None:
+def test_what_a_rule_reads_is_recorded_before_it_in_its_group(policy):
     """A group has one clause's rules, and its alerts after what they read; only alerts overflow into another group."""
     for group in _groups(policy):
         kinds = ["record" if "record" in rule else "alert" for rule in group["rules"]]
@@ -188,14 +187,14 @@ def test_what_a_rule_reads_is_recorded_before_it_in_its_group(policy: Contract) 
 
 
 @pytest.mark.slow
-def test_the_default_limits_let_every_example_in(repository: Path, policy: Contract) -> None:
+def test_the_default_limits_let_every_example_in(repository, policy):
     groups = [group for contract in (policy, *load_all([repository / "contracts"])) for group in _groups(contract)]
     assert max(len(group["rules"]) for group in groups) <= RULES_IN_A_GROUP
     assert len(groups) <= GROUPS_OF_A_TENANT
     assert len({group["name"] for group in groups}) == len(groups)
 
 
-def test_names_need_no_suffix_that_mimir_leaves_off() -> None:
+def test_names_need_no_suffix_that_mimir_leaves_off():
     """Prometheus adds units and `_total` to what arrives over OTLP, Mimir does not unless told."""
     assert {prometheus_name(quantity) for quantity in RECORDED.values()} == {
         quantity.name.replace(".", "_") for quantity in RECORDED.values()
@@ -203,7 +202,7 @@ def test_names_need_no_suffix_that_mimir_leaves_off() -> None:
 
 
 @pytest.mark.slow
-def test_the_handbooks_commands_name_files_that_are_generated(repository: Path) -> None:
+def test_the_handbooks_commands_name_files_that_are_generated(repository):
     (snippet,) = (block for block in snippets(HANDBOOK / "run" / "scaling.md") if "mimirtool" in block.text)
     written = {f"dashboards/{standalone_file(contract).path}" for contract in load_all([repository / "contracts"])}
     named = {word for words in commands(snippet.text) for word in words if word.startswith("dashboards/")}

@@ -43,7 +43,7 @@ def bodies(core: Core) -> list[dict]:
 
 
 @pytest.mark.slow
-def test_an_acknowledgement_is_shown_and_stops_reminders(client: TestClient, failing: Core) -> None:
+def test_an_acknowledgement_is_shown_and_stops_reminders(client, failing):
     now = time.time()
     failing.tick(now)
     taken = client.post("/api/v1/alerts/acknowledge", json={"contract": "policy", "slice": "code", **SIGNED}).json()
@@ -51,6 +51,8 @@ def test_an_acknowledgement_is_shown_and_stops_reminders(client: TestClient, fai
     assert taken["fingerprints"] == [alerts["code"]["fingerprint"]]
     assert {alert["phase"] for alert in alerts.values()} == {"firing"}
     assert alerts["all"]["acknowledged"] is None
+    again = client.post("/api/v1/alerts/acknowledge", json={"contract": "policy", "slice": "code", **SIGNED})
+    assert (again.status_code, "acknowledged already, by ada" in again.text) == (404, True)
     acknowledged = alerts["code"]["acknowledged"]
     assert {name: acknowledged[name] for name in SIGNED} == SIGNED
     (event,) = events(failing, "acknowledged")
@@ -66,7 +68,7 @@ def test_an_acknowledgement_is_shown_and_stops_reminders(client: TestClient, fai
 
 
 @pytest.mark.slow
-def test_a_silence_mutes_people_and_nothing_else(client: TestClient, failing: Core) -> None:
+def test_a_silence_mutes_people_and_nothing_else(client, failing):
     said: list[str] = []
     now = time.time()
     made = client.post("/api/v1/silences", json={"contract": "policy", "until": now + 100, **SIGNED}).json()
@@ -91,7 +93,7 @@ def test_a_silence_mutes_people_and_nothing_else(client: TestClient, failing: Co
     assert len([message for message in said if message.endswith("still: a silence has ended")]) == 2
 
 
-def test_a_pin_wins_and_is_kept(client: TestClient, failing: Core) -> None:
+def test_a_pin_wins_and_is_kept(client, failing):
     failing.tick(time.time())
     version = failing.decisions.version
     pin = {"contract": "policy", "slice": "all", "kernel": "inference-kernel", **SIGNED}
@@ -106,7 +108,7 @@ def test_a_pin_wins_and_is_kept(client: TestClient, failing: Core) -> None:
     assert client.post("/api/v1/decisions/unpin", json=unpin).status_code == 404
 
 
-def test_a_pin_that_ends_by_its_time_is_recorded(failing: Core) -> None:
+def test_a_pin_that_ends_by_its_time_is_recorded(failing):
     now = time.time()
     people.pin(failing, "policy", "code", "train-kernel", now + 10, "ada", "a test", now)
     failing.tick(now + 9)

@@ -6,7 +6,6 @@ import json
 import sqlite3
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -106,7 +105,7 @@ def client(driven: Driven) -> Iterator[TestClient]:
         yield client
 
 
-def test_traffic_follows_the_place(driven: Driven) -> None:
+def test_traffic_follows_the_place(driven):
     told = driven.core.promotions
     told.tell("policy", "v2", "start", "ada", "", 0.0)
     driven.tick(1, v2="PASS")
@@ -127,7 +126,7 @@ def test_traffic_follows_the_place(driven: Driven) -> None:
     ]  # fmt: skip
 
 
-def test_a_failure_takes_the_traffic_away_in_the_same_tick(driven: Driven) -> None:
+def test_a_failure_takes_the_traffic_away_in_the_same_tick(driven):
     told, said = driven.core.promotions, []
     driven.core.announce = said.append
     told.tell("policy", "v2", "start", "ada", "", 0.0)
@@ -150,9 +149,7 @@ def test_a_failure_takes_the_traffic_away_in_the_same_tick(driven: Driven) -> No
     assert event["evidence"] == records[-1].id
 
 
-def test_what_is_decided_survives_a_restart(
-    make_core: Callable[..., Core], contract: Contract, open_file: Callable[..., Any], tmp_path: Path
-) -> None:
+def test_what_is_decided_survives_a_restart(make_core, contract, open_file, tmp_path):
     path = tmp_path / "state.sqlite"
     connection = open_file(path)
     first = Driven(make_core, contract, connection)
@@ -181,9 +178,7 @@ def test_what_is_decided_survives_a_restart(
         ("limit: 0.02, cap: 0.5", False),
     ],
 )
-def test_evidence_of_another_contract_is_told_and_has_to_meet_the_limits_in_force(
-    driven: Driven, client: TestClient, change: str, goes_on: bool
-) -> None:
+def test_evidence_of_another_contract_is_told_and_has_to_meet_the_limits_in_force(driven, client, change, goes_on):
     """The gates that it has passed are not passed again: the page and the step say so, and a tighter limit holds it.
 
     So does a clause of the same name that measures something else, and evidence that does not say what it measured.
@@ -215,7 +210,7 @@ def test_evidence_of_another_contract_is_told_and_has_to_meet_the_limits_in_forc
     assert core.promotions.of("policy", "v2").short == ""
 
 
-def test_one_version_at_a_time_and_the_one_before_is_replaced(driven: Driven) -> None:
+def test_one_version_at_a_time_and_the_one_before_is_replaced(driven):
     told = driven.core.promotions
     told.tell("policy", "v2", "start", "ada", "", 0.0)
     with pytest.raises(OrderError, match="v2 is in promotion, in shadow; one version goes at a time"):
@@ -228,7 +223,7 @@ def test_one_version_at_a_time_and_the_one_before_is_replaced(driven: Driven) ->
     assert driven.shares() == {}
 
 
-def test_a_version_that_its_gates_made_full_replaces_the_one_before(driven: Driven) -> None:
+def test_a_version_that_its_gates_made_full_replaces_the_one_before(driven):
     told = driven.core.promotions
     told.tell("policy", "v2", "start", "ada", "", 0.0)
     told.tell("policy", "v2", "force", "ada", "first of all", 1.0, stage=Stage.FULL)
@@ -242,7 +237,7 @@ def test_a_version_that_its_gates_made_full_replaces_the_one_before(driven: Driv
     assert [event["order"] for event in driven.events()][-2:] == ["advance", "replace"]
 
 
-def test_old_versions_are_forgotten_one_day(driven: Driven, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_old_versions_are_forgotten_one_day(driven, monkeypatch):
     monkeypatch.setattr(promotions, "_MAX_ENDED", 20)
     told = driven.core.promotions
     told.tell("policy", "full", "start", "ada", "", 0.0)
@@ -257,7 +252,7 @@ def test_old_versions_are_forgotten_one_day(driven: Driven, monkeypatch: pytest.
     assert len(told.evidence("policy", "bad0")) == 1
 
 
-def test_a_contract_that_runs_dry_promotes_nothing(contract: Contract, open_file: Callable[..., Any]) -> None:
+def test_a_contract_that_runs_dry_promotes_nothing(contract, open_file):
     file = open_file()
     Core([contract], file, external_url="", now=0.0).promotions.tell("policy", "v2", "start", "ada", "", 0.0)
     dry = Driven(lambda _: Core([contract], file, external_url="", now=1.0, dry_run=["policy"]), contract)
@@ -270,7 +265,7 @@ def test_a_contract_that_runs_dry_promotes_nothing(contract: Contract, open_file
     assert (promotion.position.stage, dry.shares()) == (Stage.SHADOW, {})
 
 
-def test_a_hold_of_the_policy_holds(open_file: Callable[..., Any]) -> None:
+def test_a_hold_of_the_policy_holds(open_file):
     held = load_text(TEXT + "escalation: [{on: fail, do: [hold-promotion]}]\n")
     driven = Driven(lambda c: Core([held], c or open_file(), external_url="", now=0.0), held)
     driven.core.promotions.tell("policy", "v2", "start", "ada", "", 0.0)
@@ -280,7 +275,7 @@ def test_a_hold_of_the_policy_holds(open_file: Callable[..., Any]) -> None:
     assert (promotion.position.stage, promotion.missing) == (Stage.SHADOW, ("held: code: numbers",))
 
 
-def test_a_version_with_an_unproven_breach_waits(driven: Driven) -> None:
+def test_a_version_with_an_unproven_breach_waits(driven):
     """Its alert has ended and what is measured now passes, but nothing has refuted the breach; nor while one lasts."""
     driven.tick(1, v2="FAIL")
     driven.core.promotions.tell("policy", "v2", "start", "ada", "", 2.0)
@@ -315,9 +310,7 @@ REFUSED = Missing("future", ("trainA", "v2"), 1, 0.0, "points are from the futur
         ("silent_recorders", (1, "1 of 2 recorders is silent"), None, "1 of 2 recorders is silent"),
     ],
 )
-def test_a_version_waits_while_what_passes_may_not_be_all_of_it(
-    driven: Driven, monkeypatch: pytest.MonkeyPatch, asked: str, answer: Any, later: Any, said: str
-) -> None:
+def test_a_version_waits_while_what_passes_may_not_be_all_of_it(driven, monkeypatch, asked, answer, later, said):
     evaluator = driven.core.evaluator
     driven.core.promotions.tell("policy", "v2", "start", "ada", "", 0.0)
     with monkeypatch.context() as patched:
@@ -333,7 +326,7 @@ def test_a_version_waits_while_what_passes_may_not_be_all_of_it(
     assert driven.core.promotions.of("policy", "v2").position.stage is Stage.CANARY
 
 
-def test_api_starts_shows_and_takes_orders(driven: Driven, client: TestClient) -> None:
+def test_api_starts_shows_and_takes_orders(driven, client):
     path = "/api/v1/promotions/policy/v2"
     assert client.get(path).status_code == 404
     assert client.get("/api/v1/promotions/other/v2").json()["detail"] == "no contract 'other'; there are policy"
@@ -356,7 +349,7 @@ def test_api_starts_shows_and_takes_orders(driven: Driven, client: TestClient) -
     assert "ada rolls v2 back from shadow: wrong weights" in messages
 
 
-def test_an_order_that_is_refused_starts_nothing(driven: Driven, client: TestClient) -> None:
+def test_an_order_that_is_refused_starts_nothing(driven, client):
     path = "/api/v1/promotions/policy/v2"
     for order in (
         {"order": "evidence", "evidence": {"decision": "wait"}},
@@ -381,7 +374,7 @@ def test_an_order_that_is_refused_starts_nothing(driven: Driven, client: TestCli
 
 
 @pytest.mark.slow
-def test_api_hands_the_evidence_out(client: TestClient) -> None:
+def test_api_hands_the_evidence_out(client):
     path = "/api/v1/promotions/policy/v2"
     client.post(path, json={"order": "start", "by": "ada"})
     client.post(path, json={"order": "force", "by": "ada", "why": "hurry", "stage": "canary"})
@@ -394,7 +387,7 @@ def test_api_hands_the_evidence_out(client: TestClient) -> None:
     assert (other.status_code, other.json()["detail"]) == (409, "v2 is not in offline-ci but in canary at 1%")
 
 
-def test_metrics_say_stage_share_and_windows(driven: Driven, client: TestClient) -> None:
+def test_metrics_say_stage_share_and_windows(driven, client):
     driven.core.promotions.tell("policy", "v2", "start", "ada", "", 0.0)
     driven.tick(61, v2="PASS")
     text = client.get("/metrics").text
@@ -409,7 +402,7 @@ def test_metrics_say_stage_share_and_windows(driven: Driven, client: TestClient)
     assert f"kc_promotion_stage{labels} -2.0" in client.get("/metrics").text
 
 
-def test_evidence_of_any_size_is_not_kept(driven: Driven) -> None:
+def test_evidence_of_any_size_is_not_kept(driven):
     driven.core.promotions.tell("policy", "v2", "start", "ada", "", 0.0)
     with pytest.raises(OrderError, match=r"the evidence has .* characters; at most 33,554,432 are kept"):
         driven.core.promotions.tell("policy", "v2", "evidence", "ada", "", 1.0, evidence={"format": "x" * 34_000_000})
@@ -433,7 +426,7 @@ def slow(open_file: Callable[..., sqlite3.Connection]) -> Driven:
     return Driven(lambda _connection: core, contract)
 
 
-def test_a_roll_back_is_told_at_once_and_first_in_each_message(slow: Driven) -> None:
+def test_a_roll_back_is_told_at_once_and_first_in_each_message(slow):
     slow.core.promotions.tell("policy", "v2", "start", "ada", "", 0.0)
     slow.tick(1, v2="PASS")
     assert paged(slow.core) == []
@@ -471,7 +464,7 @@ def test_a_roll_back_is_told_at_once_and_first_in_each_message(slow: Driven) -> 
     assert pagerduty_event(over, "key")["event_action"] == "resolve"
 
 
-def test_a_version_that_is_rolled_back_and_serves_is_said_at_once(slow: Driven) -> None:
+def test_a_version_that_is_rolled_back_and_serves_is_said_at_once(slow):
     """Once what was under way is measured; on the promotion, in the log, to the pager. Silence ends nothing."""
     core, newest = slow.core, {"at": 61.0}
     core.evaluator.newest_of = lambda *_: newest["at"]  # type: ignore[method-assign]
@@ -517,7 +510,7 @@ def test_a_version_that_is_rolled_back_and_serves_is_said_at_once(slow: Driven) 
     )
 
 
-def test_a_version_that_never_was_promoted_is_rolled_back_as_often_as_it_serves(slow: Driven) -> None:
+def test_a_version_that_never_was_promoted_is_rolled_back_as_often_as_it_serves(slow):
     """No start is told, the message says when it was rolled back, and each rollback closes what only went away."""
     core, newest = slow.core, {"at": 0.0}
     core.evaluator.newest_of = lambda *_: newest["at"]  # type: ignore[method-assign]
@@ -547,7 +540,7 @@ def test_a_version_that_never_was_promoted_is_rolled_back_as_often_as_it_serves(
         verify_evidence(record.record)
 
 
-def test_a_version_that_serves_after_a_person_rolled_it_back_is_told_though_it_breaks_nothing(slow: Driven) -> None:
+def test_a_version_that_serves_after_a_person_rolled_it_back_is_told_though_it_breaks_nothing(slow):
     core = slow.core
     core.promotions.tell("policy", "v2", "start", "ada", "", 0.0)
     slow.tick(1, v2="PASS")
@@ -575,7 +568,7 @@ def test_a_version_that_serves_after_a_person_rolled_it_back_is_told_though_it_b
     assert core.escalation.groups["policy"] == ()
 
 
-def test_a_rolled_back_version_that_serves_undecided_is_told_in_its_incident(slow: Driven) -> None:
+def test_a_rolled_back_version_that_serves_undecided_is_told_in_its_incident(slow):
     core, newest = slow.core, {"at": 61.0}
     core.evaluator.newest_of = lambda *_: newest["at"]  # type: ignore[method-assign]
     core.promotions.tell("policy", "v2", "start", "ada", "", 0.0)
@@ -592,7 +585,7 @@ def test_a_rolled_back_version_that_serves_undecided_is_told_in_its_incident(slo
     assert body["kernelContract"]["incident"] is not None
 
 
-def test_an_approval_ends_with_the_contract_that_it_was_given_under(driven: Driven) -> None:
+def test_an_approval_ends_with_the_contract_that_it_was_given_under(driven):
     told, first = driven.core.promotions, driven._contract
     told.tell("policy", "v2", "start", "ada", "", 0.0)
     told.tell("policy", "v2", "approve", "ada", "", 0.5, stage=Stage.FULL)

@@ -142,7 +142,7 @@ def evaluator(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Evalu
     made.end()
 
 
-def test_a_router_that_is_cut_off_is_named_and_nothing_is_contained_until_it_returns(evaluator: Evaluator) -> None:
+def test_a_router_that_is_cut_off_is_named_and_nothing_is_contained_until_it_returns(evaluator):
     """It serves on by its old table, whatever another router takes, also after a restart of the evaluator."""
     taking, cut_off = evaluator.service(), evaluator.service()
     evaluator.run(10, 0.001)
@@ -167,7 +167,7 @@ def test_a_router_that_is_cut_off_is_named_and_nothing_is_contained_until_it_ret
     assert evaluator.incident.state_text == "Contained", "it keeps the table that it has"
 
 
-def test_a_router_that_was_closed_holds_nothing_up(evaluator: Evaluator) -> None:
+def test_a_router_that_was_closed_holds_nothing_up(evaluator):
     """It says so, and is remembered no more."""
     evaluator.service()
     closed = evaluator.services.pop(evaluator.services.index(evaluator.service()))
@@ -183,7 +183,7 @@ def test_a_router_that_was_closed_holds_nothing_up(evaluator: Evaluator) -> None
     assert ('kc_slice="code"' in silent, silent.endswith(" 1.0")) == (True, True), "no rule takes it for missing data"
 
 
-def test_a_roll_back_that_a_router_has_not_taken_closes_nothing(evaluator: Evaluator) -> None:
+def test_a_roll_back_that_a_router_has_not_taken_closes_nothing(evaluator):
     """What went away without proof is closed once nobody serves the version."""
     evaluator.service()
     cut_off = evaluator.service()
@@ -199,22 +199,23 @@ def test_a_roll_back_that_a_router_has_not_taken_closes_nothing(evaluator: Evalu
     assert [incident for incident in evaluator.core.incidents() if not incident.gone and incident.on == "fail"] == []
 
 
-def test_a_router_whose_other_slices_differ_applies_a_route(evaluator: Evaluator) -> None:
-    """Its contract is a version behind, by a slice that was not routed."""
-    evaluator.service(TEXT.replace("prose: {where: {task: prose}}", "prose: {where: {task: [prose, essay]}}"))
-    evaluator.run(30, 0.4)
-    evaluator.run(100, None)
-    assert evaluator.incident.state_text == "Contained"
-
-
-def test_a_router_that_defines_the_routed_slice_otherwise_does_not(evaluator: Evaluator) -> None:
-    """Other requests may be in it."""
-    evaluator.service(TEXT.replace("code: {where: {task: code}}", "code: {where: {task: [code, sql]}}"))
+@pytest.mark.parametrize(
+    ("slice", "said"),
+    [
+        ("prose: {where: {task: prose}}", ""),
+        (
+            "code: {where: {task: code}}",
+            "but 1 of 1 router defines the slice otherwise than this contract, or not at all",
+        ),
+    ],
+)
+def test_a_router_applies_a_route_by_the_contracts_definition_of_its_slice(evaluator, slice, said):
+    """Other requests may be in one that it defines otherwise; its other slices may differ."""
+    evaluator.service(TEXT.replace(slice, slice.replace("task: ", "task: [sql, ").replace("}}", "]}}")))
     evaluator.run(30, 0.4)
     evaluator.run(100, None)
     (name,) = evaluator.core.listeners.routers["policy"]
-    said = f"1 of 1 router defines the slice otherwise than this contract, or not at all: {name}"
-    assert evaluator.incident.state_text.endswith(f"but {said}")
+    assert evaluator.incident.state_text.endswith(f"{said}: {name}" if said else "Contained")
 
 
 GONE = "it has no effect: the contract no longer has this slice"
@@ -282,7 +283,7 @@ def test_a_pin_of_a_slice_that_shares_requests_keeps_a_breach_from_being_contain
     assert evaluator.incident.state_text == "Contained"
 
 
-def test_a_pin_of_a_slice_that_was_redefined_contains_nothing(evaluator: Evaluator) -> None:
+def test_a_pin_of_a_slice_that_was_redefined_contains_nothing(evaluator):
     """As a route: in the incident, in the list of what is in force, and in the decision table."""
     unrouted = TEXT.replace("{route: train-kernel}, ", "")
     evaluator.restart(unrouted)

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Iterator
 
 import numpy as np
 import pytest
@@ -19,21 +18,12 @@ from kc_otel.serve.people_orders import close, pin, silence
 from kc_otel.serve.webhooks.outbox import DeliveryState
 from tests.judge.conftest import NOW, Sender, counted, info_request, merge
 from tests.tools.api import client_of, route_kept
-from tests.tools.fleet import (
-    SLICED,
-    STEP,
-    TEXT,
-    Fleet,
-    MakeFleet,
-    closed_by_a_person,
-    rolled_back_by_a_person,
-    shut_down,
-)
+from tests.tools.fleet import SLICED, STEP, TEXT, closed_by_a_person, rolled_back_by_a_person, shut_down
 
 pytestmark = pytest.mark.slow
 
 
-def test_a_breach_whose_recorder_died_is_not_resolved_by_what_others_measure(fleet: Fleet) -> None:
+def test_a_breach_whose_recorder_died_is_not_resolved_by_what_others_measure(fleet):
     """All of the window is the healthy one's, and passes: the incident stays, and nobody is told of an end."""
     fleet.run(20, healthy=0.001)
     for _ in range(3):
@@ -68,15 +58,18 @@ def test_what_a_dead_recorder_left_ends_in_order_or_by_a_person(fleet, happens, 
     assert last["state_text"] == ("Resolved" if happens is shut_down else "Closed without proof of recovery")
 
 
-def test_a_recorder_that_was_drained_proves_nothing_until_it_measures_again(fleet: Fleet) -> None:
-    """It reports itself and observes nothing, also after a restart of the evaluator: it may serve again."""
+@pytest.mark.parametrize("left", ["dead", "drained", "started again"])
+def test_a_recorder_proves_nothing_until_it_has_measured_for_a_window_again(fleet, left):
+    """It may serve again, also after the evaluator's restart. Counts that begin anew at nothing are no observation."""
     for _ in range(2):
-        fleet.run(300, healthy=0.001, broken=None)
-        assert fleet.states() == [IncidentState.UNPROVEN]
-        assert fleet.ends() == []
+        if left == "started again":
+            fleet.run(100, healthy=0.001)
+            fleet.senders["broken"].restart(fleet.now)
+        fleet.run(300, healthy=0.001, **{} if left == "dead" else {"broken": None})
+        assert (fleet.states(), fleet.ends()) == ([IncidentState.UNPROVEN], [])
         fleet.restart()
     fleet.run(50, healthy=0.001, broken=0.001)
-    assert fleet.core.incidents(), "a window is not full of it"
+    assert fleet.states() == [IncidentState.UNPROVEN], "a window is not full of it"
     fleet.run(30, healthy=0.001, broken=0.001)
     assert fleet.core.incidents() == ()
     assert "is resolved" in fleet.ends()[0]
@@ -131,22 +124,12 @@ def test_a_recorder_that_moved_to_another_version_has_refuted_nothing_of_its_bre
 
 
 @pytest.mark.parametrize("ends", [shut_down, closed_by_a_person])
-def test_what_a_drained_recorder_left_ends_in_order_or_by_a_person(fleet: Fleet, ends: Callable[[Fleet], Any]) -> None:
+def test_what_a_drained_recorder_left_ends_in_order_or_by_a_person(fleet, ends):
     """It may never serve again."""
     fleet.run(300, healthy=0.001, broken=None)
     assert fleet.core.incidents()
     ends(fleet)
     fleet.run(20, healthy=0.001)
-    assert fleet.core.incidents() == ()
-
-
-def test_a_recorder_that_restarts_and_observes_nothing_proves_nothing(fleet: Fleet) -> None:
-    """Its counts begin anew, at nothing: that they differ from those before is no observation."""
-    fleet.run(100, healthy=0.001)
-    fleet.senders["broken"].restart(fleet.now)
-    fleet.run(300, healthy=0.001, broken=None)
-    assert fleet.states() == [IncidentState.UNPROVEN]
-    fleet.run(80, healthy=0.001, broken=0.001)
     assert fleet.core.incidents() == ()
 
 
@@ -219,7 +202,7 @@ def test_a_breach_of_the_last_that_a_recorder_measured_is_not_refuted_by_others(
     assert run(300, None, 0.001, None) == [IncidentState.UNPROVEN], "it measured the slice within a window before, too"
 
 
-def test_a_restart_knows_who_measured_a_slice_just_before_it_broke(fleet: Fleet) -> None:
+def test_a_restart_knows_who_measured_a_slice_just_before_it_broke(fleet):
     """Both measured it; after the restart one observes nothing more, and only the other's breach is over."""
     fleet.run(200, broken=0.001, healthy=0.001)
     assert fleet.core.incidents() == ()
@@ -233,9 +216,7 @@ def test_a_restart_knows_who_measured_a_slice_just_before_it_broke(fleet: Fleet)
 
 
 @pytest.mark.parametrize(("sliced", "state"), [(False, IncidentState.BROKEN), (True, IncidentState.CONTAINED)])
-def test_a_slice_that_is_kept_away_contains_no_breach_by_requests_of_no_slice(
-    make_fleet: MakeFleet, sliced: bool, state: IncidentState
-) -> None:
+def test_a_slice_that_is_kept_away_contains_no_breach_by_requests_of_no_slice(make_fleet, sliced, state):
     """Who broke all traffic is drained; that its requests were of the slice which a person pins is not known."""
     fleet = make_fleet(text=TEXT.replace("statistical:", "slices: {code: {where: {task: code}}}\nstatistical:"))
     code = {name: Sender(instance=name, slice="code", start=NOW - 1.0) for name in ("broken", "healthy")}
@@ -262,7 +243,7 @@ def test_a_slice_that_is_kept_away_contains_no_breach_by_requests_of_no_slice(
     assert fleet.states("fail") == [state]
 
 
-def test_a_recorder_that_died_while_nothing_was_evaluated_has_refuted_nothing(make_fleet: MakeFleet) -> None:
+def test_a_recorder_that_died_while_nothing_was_evaluated_has_refuted_nothing(make_fleet):
     """The FAIL begins at the first evaluation after the pause."""
     fleet = make_fleet()
     fleet.run(60, broken=0.001, healthy=0.001)
@@ -278,7 +259,7 @@ def test_a_recorder_that_died_while_nothing_was_evaluated_has_refuted_nothing(ma
 
 
 @pytest.mark.parametrize("meanwhile", ["another metric", "another contract", "an export late"])
-def test_a_recorder_shows_by_new_observations_of_what_it_broke(make_fleet: MakeFleet, meanwhile: str) -> None:
+def test_a_recorder_shows_by_new_observations_of_what_it_broke(make_fleet, meanwhile):
     """What it measures of another metric, or for another contract, and two exports in one message, show nothing."""
     text = TEXT.replace("  - {id: token-tv", "  - {id: k3, metric: k3, unit: token, limit: 0.9}\n  - {id: token-tv")
     fleet = make_fleet(text=text)
@@ -325,7 +306,7 @@ def test_trainers_whose_steps_are_longer_than_a_window_show_that_a_breach_is_ove
     assert "is resolved" in fleet.ends()[-1]
 
 
-def test_a_restart_has_nobody_owe_what_it_never_measured(make_fleet: MakeFleet) -> None:
+def test_a_restart_has_nobody_owe_what_it_never_measured(make_fleet):
     """Of two recorders one measures another metric; it reports before the evaluator, which has begun, evaluates."""
     text = TEXT.replace("  - {id: token-tv", "  - {id: k3, metric: k3, unit: token, limit: 0.9}\n  - {id: token-tv")
     fleet = make_fleet(text=text)
@@ -338,7 +319,7 @@ def test_a_restart_has_nobody_owe_what_it_never_measured(make_fleet: MakeFleet) 
     assert fleet.core.incidents() == ()
 
 
-def test_a_message_that_a_collector_has_split_is_no_shutdown(fleet: Fleet) -> None:
+def test_a_message_that_a_collector_has_split_is_no_shutdown(fleet):
     """What a recorder is done with comes before the version that it has moved to: it still reports its trainer."""
     other = Sender(instance="broken", inference="c" * 12, start=fleet.now)
     train = info_request(fleet.now, 1, "broken", "a" * 12)
@@ -355,7 +336,7 @@ def test_a_message_that_a_collector_has_split_is_no_shutdown(fleet: Fleet) -> No
     assert fleet.states("fail") == [IncidentState.UNPROVEN]
 
 
-def test_batches_that_are_dropped_keep_no_breach_from_its_end(fleet: Fleet) -> None:
+def test_batches_that_are_dropped_keep_no_breach_from_its_end(fleet):
     """In a large fleet there is always one; they are told as missing, and whoever broke something shows the rest."""
     dropped = 0
 
@@ -371,7 +352,7 @@ def test_batches_that_are_dropped_keep_no_breach_from_its_end(fleet: Fleet) -> N
     assert fleet.core.missing("policy") != []
 
 
-def test_a_breach_of_a_trainer_that_was_mended_is_over_once_all_who_measured_it_have_shut_down(fleet: Fleet) -> None:
+def test_a_breach_of_a_trainer_that_was_mended_is_over_once_all_who_measured_it_have_shut_down(fleet):
     """The inference kernel serves on, measured against the mended one."""
     for name in ("broken", "healthy"):
         fleet.core.metrics(info_request(fleet.now, 0, name), fleet.now)
@@ -381,7 +362,7 @@ def test_a_breach_of_a_trainer_that_was_mended_is_over_once_all_who_measured_it_
     assert "without proof of recovery" in fleet.ends()[-1]
 
 
-def test_a_breach_is_not_contained_while_one_of_its_slices_is_neither_over_nor_kept_away(make_fleet: MakeFleet) -> None:
+def test_a_breach_is_not_contained_while_one_of_its_slices_is_neither_over_nor_kept_away(make_fleet):
     """Code went away without proof; prose, which still breaks, is pinned, and a router takes that; then code, too."""
     fleet = make_fleet(text=SLICED)
     made: dict[tuple[str, str], Sender] = {}
@@ -459,29 +440,20 @@ def test_invalid_input_of_a_slice_is_refuted_by_what_its_recorder_measures_of_th
     assert "no sequences fail the input checks any more" in fleet.ends()[0]
 
 
-def test_a_recorder_that_measured_nothing_of_a_breach_keeps_no_incident(make_fleet: MakeFleet) -> None:
-    """One that is idle since before it, and one that has never measured anything, have nothing to refute."""
+@pytest.mark.parametrize("idle", [{}, {"broken": None, "third": None}], ids=["dead", "idle"])
+def test_a_recorder_that_measured_nothing_of_a_breach_keeps_no_incident(make_fleet, idle):
+    """One that died or is idle since before it, and one that has never measured anything, have nothing to refute."""
     fleet = make_fleet()
     fleet.run(60, broken=0.001, healthy=0.001, third=None)
-    fleet.run(120, broken=None, healthy=0.001, third=None)
-    fleet.run(30, broken=None, healthy=0.4, third=None)
+    for seconds, mean in ((120, 0.001), (30, 0.4)):
+        fleet.run(seconds, healthy=mean, **idle)
     assert fleet.core.incidents()
-    fleet.run(200, broken=None, healthy=0.001, third=None)
+    fleet.run(600, healthy=0.001, **idle)
     assert fleet.core.incidents() == ()
     assert "is resolved" in fleet.ends()[0]
 
 
-def test_a_recorder_that_returns_proves_its_recovery_once_a_window_is_from_after_that(fleet: Fleet) -> None:
-    """Its first report proves nothing: what it measures now has not filled a window yet."""
-    fleet.run(200, healthy=0.001)
-    fleet.run(50, healthy=0.001, broken=0.001)
-    assert fleet.states() == [IncidentState.UNPROVEN]
-    fleet.run(30, healthy=0.001, broken=0.001)
-    assert fleet.core.incidents() == ()
-    assert "is resolved" in fleet.ends()[0]
-
-
-def test_a_route_contains_nothing_while_a_recorder_of_the_breach_is_lost(make_fleet: MakeFleet) -> None:
+def test_a_route_contains_nothing_while_a_recorder_of_the_breach_is_lost(make_fleet):
     """Its server may have no router that asks, and serve on; what a router keeps away elsewhere says nothing of it."""
     fleet = make_fleet("do: [{route: train-kernel}, {webhook: pager}]")
     states: list[str] = []
@@ -510,19 +482,7 @@ def test_a_route_contains_nothing_while_a_recorder_of_the_breach_is_lost(make_fl
     assert states[-1] == "contained"
 
 
-def test_a_recorder_that_died_before_the_breach_keeps_no_incident(make_fleet: MakeFleet) -> None:
-    """It measured nothing of it: the recovery of those that did is one."""
-    fleet = make_fleet()
-    fleet.run(60, third=0.001, healthy=0.001)
-    fleet.run(120, healthy=0.001)
-    fleet.run(30, healthy=0.4)
-    assert fleet.core.incidents()
-    fleet.run(600, healthy=0.001)
-    assert fleet.core.incidents() == ()
-    assert "is resolved" in fleet.ends()[0]
-
-
-def test_a_silent_member_of_a_healthy_fleet_is_told_while_it_is_silent(make_fleet: MakeFleet) -> None:
+def test_a_silent_member_of_a_healthy_fleet_is_told_while_it_is_silent(make_fleet):
     """By status, the page and a metric, with its name; not once it reports again, and not where all are silent."""
     fleet = make_fleet()
 
@@ -552,7 +512,7 @@ def test_a_silent_member_of_a_healthy_fleet_is_told_while_it_is_silent(make_flee
     assert told() == ([], 0.0), "all are silent, which is another matter"
 
 
-def test_a_breach_of_latency_ends_where_what_arrives_passes(make_fleet: MakeFleet) -> None:
+def test_a_breach_of_latency_ends_where_what_arrives_passes(make_fleet):
     """Servers say of no kernel whose latency it is, and come and go without a word."""
     clause = "runtime:\n  - {id: ttft, metric: gen_ai.server.time_to_first_token, statistic: p99, limit: 2s}\n"
     text = TEXT.replace("observability:", f"{clause}observability:")
@@ -569,7 +529,7 @@ def test_a_breach_of_latency_ends_where_what_arrives_passes(make_fleet: MakeFlee
     assert "is resolved" in fleet.ends()[0]
 
 
-def test_a_version_whose_recorders_are_all_silent_is_told_while_another_reports(make_fleet: MakeFleet) -> None:
+def test_a_version_whose_recorders_are_all_silent_is_told_while_another_reports(make_fleet):
     """It may serve on: that its cells are gone says nothing of it."""
     fleet, other = make_fleet(), Sender(instance="other", inference="c" * 12, start=NOW - 1.0)
     for _ in range(12):
@@ -582,7 +542,7 @@ def test_a_version_whose_recorders_are_all_silent_is_told_while_another_reports(
     )  # fmt: skip
 
 
-def test_a_routed_breach_that_loses_its_recorder_is_unproven_in_the_metrics(make_fleet: MakeFleet) -> None:
+def test_a_routed_breach_that_loses_its_recorder_is_unproven_in_the_metrics(make_fleet):
     """The route stays, and the incident with it: rules on the metric fire as the webhook does, a window later."""
     fleet = make_fleet("do: [{route: train-kernel}, {webhook: pager}]")
 
@@ -601,7 +561,7 @@ def test_a_routed_breach_that_loses_its_recorder_is_unproven_in_the_metrics(make
     assert state() == 0.0
 
 
-def test_the_last_message_says_what_keeps_requests_away_and_how_to_end_it(make_fleet: MakeFleet) -> None:
+def test_the_last_message_says_what_keeps_requests_away_and_how_to_end_it(make_fleet):
     """The breach is over at its time, and not broken; a route and a pin stay until a person ends them."""
     fleet = make_fleet("do: [{route: train-kernel}, {webhook: pager}]")
     fleet.run(60, healthy=0.001)
@@ -622,7 +582,7 @@ def test_the_last_message_says_what_keeps_requests_away_and_how_to_end_it(make_f
     assert contract["incident"]["state_text"].startswith(text)
 
 
-def test_the_first_of_two_alerts_that_ends_does_not_say_that_the_breach_is_resolved(make_fleet: MakeFleet) -> None:
+def test_the_first_of_two_alerts_that_ends_does_not_say_that_the_breach_is_resolved(make_fleet):
     """Its recorder is silent, and returns before the second ends: neither event contradicts the other."""
     steps = "do: [{webhook: pager}]}\n  - {on: fail, clear_for: 45s, severity: warning, do: [notify]"
     fleet = make_fleet(steps)
@@ -638,7 +598,7 @@ def test_the_first_of_two_alerts_that_ends_does_not_say_that_the_breach_is_resol
     assert "without proof of recovery: the pair, or a recorder of it, fell silent" in last.message
 
 
-def test_an_unproven_breach_is_told_once_the_silence_that_it_began_in_has_ended(make_fleet: MakeFleet) -> None:
+def test_an_unproven_breach_is_told_once_the_silence_that_it_began_in_has_ended(make_fleet):
     """Its alert began and ended during the silence, and its recorder died."""
     fleet = make_fleet()
     fleet.run(60, broken=0.001, healthy=0.001)
@@ -658,7 +618,7 @@ def test_an_unproven_breach_is_told_once_the_silence_that_it_began_in_has_ended(
     assert len(fleet.ends()) == 1
 
 
-def test_what_is_measured_within_a_window_of_a_rollback_is_taken_for_a_backlog(fleet: Fleet) -> None:
+def test_what_is_measured_within_a_window_of_a_rollback_is_taken_for_a_backlog(fleet):
     """A breach of a version that serves nobody is over, though its requests are scored for longer than a heartbeat."""
     rolled_back_by_a_person(fleet)
     fleet.run(45, broken=0.4, healthy=0.001)

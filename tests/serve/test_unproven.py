@@ -57,7 +57,7 @@ def delayed(make_fleet: MakeFleet) -> Delayed:
     return made
 
 
-def test_a_breach_does_not_end_while_a_recorder_of_it_sends_points_that_no_window_has(delayed: Delayed) -> None:
+def test_a_breach_does_not_end_while_a_recorder_of_it_sends_points_that_no_window_has(delayed):
     """They are older than the window and younger than a minute: named with the remedy, and proof of nothing."""
     delayed.late(600, 45.0, broken=0.001, healthy=0.001)
     assert delayed.states() == [IncidentState.UNPROVEN]
@@ -70,7 +70,7 @@ def test_a_breach_does_not_end_while_a_recorder_of_it_sends_points_that_no_windo
     assert delayed.reasons() == ["firing", "unproven", "resolved"]
 
 
-def test_late_points_alone_clear_no_fail(delayed: Delayed) -> None:
+def test_late_points_alone_clear_no_fail(delayed):
     """What was measured before the breach and comes after it is no recovery."""
     delayed.late(40, 45.0, broken=0.001)
     assert delayed.status is Status.FAIL
@@ -80,7 +80,7 @@ def test_late_points_alone_clear_no_fail(delayed: Delayed) -> None:
     assert delayed.status is Status.PASS
 
 
-def test_a_version_of_which_many_sequences_fail_the_input_checks_is_not_proven(make_fleet: MakeFleet) -> None:
+def test_a_version_of_which_many_sequences_fail_the_input_checks_is_not_proven(make_fleet):
     """What is measured passes: the breach is not refuted, the version waits, and status and page say it."""
     fleet = make_fleet()
     lengths = Sender("kc.sampling.tokens", instance="broken", start=NOW - 1.0)
@@ -113,7 +113,7 @@ def test_a_version_of_which_many_sequences_fail_the_input_checks_is_not_proven(m
     assert fleet.core.incidents() == ()
 
 
-def test_whoever_was_told_of_a_breach_is_told_that_it_went_away_without_proof(fleet: Fleet) -> None:
+def test_whoever_was_told_of_a_breach_is_told_that_it_went_away_without_proof(fleet):
     """Once, in every format, with what was not proven and what to do; the incident stays open at the receiver."""
     fleet.run(600, healthy=0.001)
     assert fleet.reasons() == ["firing", "unproven"]
@@ -132,10 +132,7 @@ def test_whoever_was_told_of_a_breach_is_told_that_it_went_away_without_proof(fl
     slack, event = slack_message(body), pagerduty_event(body, "R" * 32)
     assert slack["text"] == f"Went away without proof of recovery: policy: {impact}"
     assert "kc-otel alerts ack policy" in json.dumps(slack)
-    assert (event["event_action"], event["dedup_key"]) == (
-        "trigger",
-        pagerduty_event(fleet.told()[0], "")["dedup_key"],
-    )
+    assert (event["event_action"], event["dedup_key"]) == ("trigger", pagerduty_event(fleet.told()[0], "")["dedup_key"])
     assert event["payload"]["summary"].startswith(f"policy: {impact}")
     assert event["payload"]["custom_details"]["next"] == contract["next"]
     with pytest.raises(LookupError, match="`--close` closes it"):
@@ -147,7 +144,7 @@ def test_whoever_was_told_of_a_breach_is_told_that_it_went_away_without_proof(fl
     assert fleet.reasons() == ["firing", "unproven", "resolved"]
 
 
-def test_a_person_closes_a_breach_whose_traffic_has_ended(make_fleet: MakeFleet) -> None:
+def test_a_person_closes_a_breach_whose_traffic_has_ended(make_fleet):
     """Every slice broke and was mended, and the prompts of one are finished: its alert would fire for ever."""
     fleet = make_fleet(text=SLICED)
     of = {slice: Sender(slice=slice, instance="broken", start=NOW - 1.0) for slice in ("code", "prose")}
@@ -179,7 +176,7 @@ def test_a_person_closes_a_breach_whose_traffic_has_ended(make_fleet: MakeFleet)
     assert [incident.on for incident in fleet.core.incidents()] == ["fail"], "it is broken once more"
 
 
-def test_a_word_about_one_slice_closes_no_breach_of_another(make_fleet: MakeFleet) -> None:
+def test_a_word_about_one_slice_closes_no_breach_of_another(make_fleet):
     fleet = make_fleet(text=SLICED)
     of = {
         name: [Sender(slice=slice, instance=name, start=NOW - 1.0) for slice in ("code", "prose")]

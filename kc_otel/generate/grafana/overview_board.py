@@ -67,23 +67,18 @@ def _over_time() -> Iterator[Any]:
         "Verdict of every clause on every slice, first of those that were broken at any time in the range; where "
         "several pairs of kernel versions report, the worst. A gap is a time in which no evaluator was scraped."
     )
-    shown = (target(queries.verdicts_broken(ever=True), _NAMES), target(queries.verdicts_broken(ever=False), _NAMES))
+    shown = [target(queries.verdicts_broken(ever=True), _NAMES), target(queries.verdicts_broken(ever=False), _NAMES)]
     yield panels.verdicts(8, "Verdicts over time", about, shown)
+    about = "When each step of the escalation policy fired, by clause, slice and severity. Empty means quiet."
+    shown, red = [target(queries.ALERTS, legend(*queries.CELL[:3], "kc.severity"))], panels.STATUS_COLOURS[Status.FAIL]
     yield panels.timeline(
-        9,
-        "Alerts over time",
-        "When each step of the escalation policy fired, by clause, slice and severity. Empty means quiet.",
-        (target(queries.ALERTS, legend(*queries.CELL[:3], "kc.severity")),),
-        mapping({"1": ("firing", panels.STATUS_COLOURS[Status.FAIL])}),
-        panels.STATUS_COLOURS[Status.FAIL],
-        height=7,
-        span=12,
+        9, "Alerts over time", about, shown, mapping({"1": ("firing", red)}), red, height=7, span=12
     ).no_value("No step fired in this range")
     about = (
         "The actions of the steps that fired, for as long as they did. A route stays after its alert has resolved, "
         "until a person resumes the slice: see Promotion and routing."
     )
-    shown = (target(queries.ACTIONS, legend(*queries.CELL[:3], "kc.action")),)
+    shown = [target(queries.ACTIONS, legend(*queries.CELL[:3], "kc.action"))]
     yield panels.timeline(
         10, "What was done", about, shown, mapping({"1": ("in force", "blue")}), "blue", height=7, span=12
     ).no_value("Nothing had to be done in this range")
@@ -98,7 +93,7 @@ def _margins() -> Any:
         "kernel versions that have least of it. At zero a clause is at its limit, below it is broken. Click a line "
         "for the clause's bounds, limit and distribution."
     )
-    shown = (target(queries.by(queries.CELL[:2], queries.margin_share(), "min"), legend("kc.clause")),)
+    shown = [target(queries.by(queries.CELL[:2], queries.margin_share(), "min"), legend("kc.clause"))]
     graph = panels.graph(14, "$contract: margin of each clause", about, shown, "percentunit")
     return graph.thresholds(thresholds("red", (0.0, "green"))).repeat("contract").max_per_row(3).data_links([into])
 

@@ -65,8 +65,8 @@ def _panels() -> Iterator[Any]:
         f"{QUANTITIES['ratio'].meaning} Far from 1 means that the update is about tokens that the trainer would hardly "
         "have sampled, or would have sampled far more often."
     )
-    shown = [(queries.quantile(rank, ratio), f"{_CELL} p{rank * 100:g}") for rank in (0.01, 0.5, 0.99, 0.999)]
-    yield _graph(1, "Importance ratio of sampled tokens", about, shown, queries.limits("ratio", statistic="p.+"))
+    series = [(queries.quantile(rank, ratio), f"{_CELL} p{rank * 100:g}") for rank in (0.01, 0.5, 0.99, 0.999)]
+    yield _graph(1, "Importance ratio of sampled tokens", about, series, queries.limits("ratio", statistic="p.+"))
     yield _graph(
         2,
         "Share of the clip range that the kernels spend",
@@ -80,11 +80,11 @@ def _panels() -> Iterator[Any]:
         "1 / (1 + chi-square) of the importance weights: which share of the rollouts is left to learn from. Token "
         "weights and whole-sequence weights; the latter fall much faster with length."
     )
-    shown = [
+    series = [
         (f"1 / (1 + {queries.mean('chi2_token')})", f"{_CELL} tokens"),
         (f"1 / (1 + {queries.mean('chi2_seq')})", f"{_CELL} sequences"),
     ]
-    yield _graph(3, "Effective sample size, per sample", about, shown, "", "percentunit")
+    yield _graph(3, "Effective sample size, per sample", about, series, "", "percentunit")
     for id, title, key in (
         (4, "Total variation per token", "tv_token"),
         (5, "Total variation per sequence", "tv_seq"),
@@ -118,11 +118,11 @@ def _panels() -> Iterator[Any]:
         f"{QUANTITIES['weights_lag'].meaning} Look here first: with stale weights every other number speaks of the "
         "policy's own change."
     )
-    shown = [
+    series = [
         (queries.quantile(1.0, queries.histogram("weights_lag")), f"{_CELL} largest"),
         (queries.mean("weights_lag"), f"{_CELL} mean"),
     ]
-    yield _graph(11, "Weight lag", about, shown, queries.limits("weights_lag"))
+    yield _graph(11, "Weight lag", about, series, queries.limits("weights_lag"))
     yield from _quarantine()
 
 

@@ -71,9 +71,8 @@ def _now() -> Iterator[Any]:
     yield panels.state(6, "Samples", about, _cells("kc.bound.samples"), unit="short", coloured=False)
     about = "Where the decision table sends this slice's requests instead of each version of the inference kernel."
     of = legend("kc.kernel.inference")
-    query = queries.ROUTES
     yield panels.state(
-        7, "Kernel that serves it", about, query, colours=thresholds("blue"), legend=of, text="value_and_name"
+        7, "Kernel that serves it", about, queries.ROUTES, colours=thresholds("blue"), legend=of, text="value_and_name"
     ).mappings([mapping({"0": ("inference", "blue"), "1": ("training", "purple")})])
     said = "kc.clause.promise"
     promise = queries.by((said,), selector("kc.clause.info", None, _OF_CONTRACT, _CLAUSE))
@@ -106,10 +105,10 @@ def _bands() -> Iterator[Any]:
         band.override_by_name(name, panels.properties(values))
     yield _in_unit(panels.with_limit(band, "/^limit$/"))
     about = "The same estimate for each pair of kernel versions, training → inference: which version brought the drift."
-    shown = (
+    shown = [
         target(queries.cells("kc.bound.estimate", _CLAUSE, attributes=queries.CELL[3:]), _PAIR),
         target(_cells("kc.bound.limit"), "limit"),
-    )
+    ]
     versions = panels.graph(11, "By kernel version", about, shown, "short", height=10)
     yield _in_unit(panels.with_limit(versions, "/^limit$/"))
     about = (
@@ -118,10 +117,10 @@ def _bands() -> Iterator[Any]:
         "than once per false_alarms of the contract. It grows while the limit is exceeded, slowly where it is only "
         "just so, and falls again once what is observed is within it."
     )
-    shown = (
+    shown = [
         target(queries.cells("kc.verdict.evidence", _CLAUSE, attributes=queries.CELL[3:]), _PAIR),
         target("vector(1)", "limit"),
-    )
+    ]
     evidence = panels.graph(12, "Evidence against the limit", about, shown, "percentunit", height=7, span=24)
     yield panels.with_limit(evidence, "/^limit$/").min(0.0)
 
@@ -183,10 +182,10 @@ def distribution_panels() -> Iterator[Any]:
     yield _heatmap_panel(20, "Distribution of $quantity", about, target(chosen, exemplar=True, step=STEP))
     ranks = ((0.5, "median"), (0.99, "99th percentile"), (0.999, "99.9th percentile"))
     about = f"Of everything recorded within the interval, without confidence bounds. {_SOURCE}"
-    shown = (
+    shown = [
         target(f"histogram_avg({chosen})", "mean", exemplar=True, step=STEP),
         *(target(queries.quantile(rank, chosen), name, step=STEP) for rank, name in ranks),
-    )
+    ]
     yield panels.graph(21, "$quantity: mean and quantiles", about, shown, "short", height=9, span=12)
     signed = queries.histogram("log_ratio", ())
     about = (

@@ -103,38 +103,6 @@ class People:
         return next((ack for ack in self.acknowledgements if ack.fingerprint == fingerprint), None)
 
 
-def silence(people: People, wanted: Silence) -> People:
-    """Mute alerts; raises ValueError if the end is not in the future."""
-    if wanted.until <= wanted.at:
-        raise ValueError("until: is not a time in the future; every silence has an end, such as 2h from now")
-    return replace(people, silences=(*people.silences, wanted))
-
-
-def unsilence(people: People, id: str) -> tuple[People, Silence]:
-    """End a silence before its time; returns what is left, and the silence. LookupError if it is not in force."""
-    ended = next((muting for muting in people.silences if muting.id == id), None)
-    if ended is None:
-        known = ", ".join(muting.id for muting in people.silences) or "none"
-        raise LookupError(f"no silence {id!r} is in force; in force: {known}")
-    return replace(people, silences=tuple(muting for muting in people.silences if muting is not ended)), ended
-
-
-def acknowledge(people: People, alerts: Sequence[Alert], by: str, why: str, now: float) -> People:
-    """Take on alerts that fire; LookupError where none is left: what somebody is at work on already stays theirs."""
-    if not alerts:
-        raise LookupError("no such alert fires")
-    known = {ack.fingerprint: ack for ack in people.acknowledgements}
-    new = tuple(
-        Acknowledgement(alert.cell.contract, alert.fingerprint, by, why, now)
-        for alert in alerts
-        if alert.fingerprint not in known
-    )
-    if not new:
-        who = ", ".join(sorted({known[alert.fingerprint].by for alert in alerts}))
-        raise LookupError(f"acknowledged already, by {who}")
-    return replace(people, acknowledgements=(*people.acknowledgements, *new))
-
-
 def current(people: People, contract: str, firing: Collection[str], now: float) -> tuple[People, tuple[Silence, ...]]:
     """Return the decisions still in force, and a contract's silences that have ended; `firing` are fingerprints."""
     ended = tuple(muting for muting in people.silences if muting.contract == contract and now >= muting.until)

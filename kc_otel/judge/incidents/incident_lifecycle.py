@@ -170,12 +170,7 @@ def follow(
     quantities: Mapping[Place, str] = MappingProxyType({}),
 ) -> tuple[Incident, ...]:
     """The incidents after an evaluation, with those that it has ended; `quantities` are `Contract.quantity_digests`."""
-    ordered = kept_since(table, contract)
-
-    def excused(slice: str, version: str) -> bool:
-        return traffic.excuses(slice, version, ordered)
-
-    broken = _broken(before, verdicts, firing, excused, now, traffic.failing)
+    broken = _broken(before, verdicts, firing, kept_since(table, contract), now, traffic)
     known = {incident.key: incident for incident in before}
     after = [_advanced(incident, broken.get(key, {}), quantities, now) for key, incident in known.items()]
     after += [_begun(contract, key, cells, quantities) for key, cells in broken.items() if key not in known]
@@ -323,9 +318,9 @@ def _broken(
     before: Sequence[Incident],
     verdicts: Iterable[Verdict],
     firing: Iterable[Alert],
-    excused: Callable[[str, str], bool],
+    ordered: Callable[[str, str], float | None],
     now: float,
-    failing: Mapping[tuple[Pair, str], Mapping[str, int]],
+    traffic: TrafficSeen,
 ) -> dict[Key, dict[Place, _Broken]]:
     """Return what is broken now, by incident and place. Invalid input is so on each slice where it comes."""
     known = {(incident.key, (cell.clause, cell.slice)) for incident in before for cell in incident.broken}
@@ -335,14 +330,14 @@ def _broken(
         key = (_BREAKING_STATUSES[verdict.status], *cell[3:])
         # A cell that nobody has ever reported to is not broken: there is nothing yet.
         heard = cell.kernel_inference and (verdict.observed or (key, place) in known)
-        if verdict.status is Status.FAIL or (heard and not excused(cell.slice, cell.kernel_inference)):
+        if verdict.status is Status.FAIL or (heard and not traffic.excuses(cell.slice, cell.kernel_inference, ordered)):
             found.setdefault(key, {})[place] = verdict, now, None
     for alert in firing:
         mine, place = found.setdefault((alert.on, *alert.cell[3:]), {}), alert.cell[1:3]
         verdict, since, only = mine.get(place, (alert.verdict, now, alert))
         mine[place] = verdict, min(alert.since, since), only
         if alert.cell.clause == INPUT_CLAUSE:
-            for (pair, slice), reasons in failing.items():
+            for (pair, slice), reasons in traffic.failing.items():
                 if pair == alert.cell[-2:]:
                     failed = input_verdict(alert.cell._replace(slice=slice), reasons, alert.verdict)
                     mine[INPUT_CLAUSE, slice] = failed, now, None

@@ -149,13 +149,7 @@ class Outbox:
             return self._finished(message_id, DeliveryState.DELIVERED)
 
     def failed(
-        self,
-        message_id: str,
-        now: float,
-        error: str,
-        *,
-        status: int | None = None,
-        retry_after: float | None = None,
+        self, message_id: str, now: float, error: str, *, status: int | None = None, retry_after: float | None = None
     ) -> DeliveryState:
         """Note that an attempt failed; return whether the message waits or is parked. `error` must hold no secret."""
         asked = min(max(0.0, retry_after or 0.0), self._cap)

@@ -68,7 +68,7 @@ def fail(slice: str, **more: Any) -> Verdict:
     return verdict_of("FAIL", slice=slice, **more)
 
 
-def test_one_kernel_version_that_breaks_two_clauses_on_two_slices_is_one_incident() -> None:
+def test_one_kernel_version_that_breaks_two_clauses_on_two_slices_is_one_incident():
     evaluator = Evaluator(QUIET)
     evaluator.tick(10.0, fail("code"))
     (incident,) = evaluator.tick(11.0, fail("code"), fail("code", clause="tail", lower=0.005), fail("all", lower=0.05))
@@ -82,12 +82,12 @@ def test_one_kernel_version_that_breaks_two_clauses_on_two_slices_is_one_inciden
 
 
 @pytest.mark.parametrize(("lower", "said"), [(0.01542, "3.8"), (0.016, "4"), (0.3999, "99"), (0.0041, "1")])
-def test_how_many_times_the_limit_it_is_at_least_is_rounded_down(lower: float, said: str) -> None:
+def test_how_many_times_the_limit_it_is_at_least_is_rounded_down(lower, said):
     (incident,) = Evaluator(QUIET).tick(10.0, fail("code", lower=lower))
     assert f", at least {said} times the limit of " in incident.extents[0][1]
 
 
-def test_other_kernels_and_silence_are_incidents_of_their_own() -> None:
+def test_other_kernels_and_silence_are_incidents_of_their_own():
     verdicts = (
         verdict_of("NO_DATA", inference="c"), fail("code", inference="d", lower=0.005), fail("code", inference="b"),
     )  # fmt: skip
@@ -102,18 +102,18 @@ def test_other_kernels_and_silence_are_incidents_of_their_own() -> None:
     assert len({incident.id for incident in found}) == 3
 
 
-def test_a_thousand_cells_that_go_silent_at_once_are_one_incident() -> None:
+def test_a_thousand_cells_that_go_silent_at_once_are_one_incident():
     (incident,) = Evaluator(QUIET).tick(10.0, *(verdict_of("NO_DATA", slice=f"s{index}") for index in range(1000)))
     assert len(incident.cells) == 1000
     assert incident.growth == ((10.0, 1000),)
 
 
 @pytest.mark.parametrize("status", ["PASS", "INCONCLUSIVE"])
-def test_what_is_not_broken_is_no_incident(status: str) -> None:
+def test_what_is_not_broken_is_no_incident(status):
     assert Evaluator(QUIET).tick(10.0, verdict_of(status), verdict_of("NO_DATA", inference="")) == ()
 
 
-def test_a_slice_that_a_new_version_has_not_met_yet_is_not_broken() -> None:
+def test_a_slice_that_a_new_version_has_not_met_yet_is_not_broken():
     """The first export of a version is about some slices; the others are silent news only once they were heard."""
     evaluator = Evaluator(QUIET)
     new = verdict_of("NO_DATA", observed=False)
@@ -123,7 +123,7 @@ def test_a_slice_that_a_new_version_has_not_met_yet_is_not_broken() -> None:
     assert (same.id, same.state) == (incident.id, IncidentState.BROKEN)
 
 
-def test_a_slice_that_is_routed_away_and_falls_silent_is_contained_and_no_second_incident() -> None:
+def test_a_slice_that_is_routed_away_and_falls_silent_is_contained_and_no_second_incident():
     """That nothing reaches the kernel is what the route is for; nobody is alerted, and a resumed slice counts again."""
     silence = {"on": "no-data", "do": ["notify"]}
     evaluator = Evaluator([*ROUTING, silence])
@@ -137,7 +137,7 @@ def test_a_slice_that_is_routed_away_and_falls_silent_is_contained_and_no_second
     assert {alert.on for alert in evaluator.policy.firing} == {"fail", "no-data"}
 
 
-def test_the_id_stays_while_an_incident_lasts_and_a_second_breach_has_another() -> None:
+def test_the_id_stays_while_an_incident_lasts_and_a_second_breach_has_another():
     evaluator = Evaluator(QUIET)
     ids = []
     for at, verdicts in (
@@ -160,7 +160,7 @@ def test_the_id_stays_while_an_incident_lasts_and_a_second_breach_has_another() 
     assert ids[0] == ids[1] == ids[2] == ids[3] != ids[4]
 
 
-def test_an_earlier_onset_moves_the_start_and_not_the_id() -> None:
+def test_an_earlier_onset_moves_the_start_and_not_the_id():
     """An alert that waited knows of an earlier breach than the cell that is broken now."""
     evaluator = Evaluator(QUIET)
     (first,) = evaluator.tick(10.0, fail("code"))
@@ -181,7 +181,7 @@ def _alert(verdict: Verdict) -> Any:
     return state.alerts[0]
 
 
-def test_an_incident_lasts_as_long_as_its_alerts() -> None:
+def test_an_incident_lasts_as_long_as_its_alerts():
     evaluator = Evaluator([{"on": "fail", "clear_for": "1m", "do": ["notify"]}])
     evaluator.tick(0.0, fail("code"))
     states = [
@@ -191,7 +191,7 @@ def test_an_incident_lasts_as_long_as_its_alerts() -> None:
     assert states == [IncidentState.BROKEN] * 3 + [IncidentState.RESOLVED]
 
 
-def test_what_only_the_alert_holds_is_told_as_it_was() -> None:
+def test_what_only_the_alert_holds_is_told_as_it_was():
     evaluator = Evaluator([{"on": "fail", "clear_for": "5m", "do": ["notify"]}])
     (incident,) = evaluator.tick(0.0, fail("code"))
     assert (incident.state_text, incident.headline) == ("Broken", "token-tv is above its limit on code")
@@ -205,7 +205,7 @@ def test_what_only_the_alert_holds_is_told_as_it_was() -> None:
     assert (incident.state_text, incident.headline) == ("Broken", "token-tv is above its limit on code and prose")
 
 
-def test_what_came_since_and_refutes_nothing_is_not_told_as_a_recovery() -> None:
+def test_what_came_since_and_refutes_nothing_is_not_told_as_a_recovery():
     for since in ("INCONCLUSIVE", "NO_DATA"):
         evaluator = Evaluator([{"on": "fail", "clear_for": "5m", "do": ["notify"]}])
         evaluator.tick(0.0, fail("code"))
@@ -219,7 +219,7 @@ def test_what_came_since_and_refutes_nothing_is_not_told_as_a_recovery() -> None
         assert incident.state_text == "Was broken; its alert still fires"
 
 
-def test_what_went_away_without_proof_is_named_beside_what_is_broken_or_refuted() -> None:
+def test_what_went_away_without_proof_is_named_beside_what_is_broken_or_refuted():
     """In the headline, until verdicts refute it or a person closes it; where all of it went away, the state says so."""
     evaluator, prose = Evaluator(QUIET), verdict_of("PASS", slice="prose")
     evaluator.tick(0.0, fail("code"), fail("prose"), fail("prose", clause="tail", lower=0.005))
@@ -242,14 +242,14 @@ def test_what_went_away_without_proof_is_named_beside_what_is_broken_or_refuted(
     assert incident.state_text == "Went away without proof of recovery"
 
 
-def test_a_slice_that_nobody_has_ever_reported_to_is_not_told_as_recovered() -> None:
+def test_a_slice_that_nobody_has_ever_reported_to_is_not_told_as_recovered():
     evaluator = Evaluator([{"on": "no-data", "for": "3m", "do": ["notify"]}])
     for now in (0.0, 180.0, 190.0):
         found = evaluator.tick(now, verdict_of("NO_DATA", observed=False), verdict_of("PASS", slice="prose"))
         assert [incident.headline for incident in found] == ["No data for token-tv on code"] * (now > 0.0)
 
 
-def test_sequences_that_fail_no_more_are_told_as_past_while_the_alert_holds() -> None:
+def test_sequences_that_fail_no_more_are_told_as_past_while_the_alert_holds():
     ladder = [{"on": on, "clear_for": "5m", "do": ["notify"]} for on in ("invalid-input", "no-data")]
     evaluator = Evaluator(ladder)
     evaluator.tick(0.0, verdict_of("NO_DATA"), invalid={"nan": 2})
@@ -260,7 +260,7 @@ def test_sequences_that_fail_no_more_are_told_as_past_while_the_alert_holds() ->
     }  # fmt: skip
 
 
-def test_a_run_that_ended_in_order_is_not_called_no_data() -> None:
+def test_a_run_that_ended_in_order_is_not_called_no_data():
     ended = {"reason": "the run ended: its last recorder shut down 70 s ago"}
     evaluator = Evaluator(QUIET)
     (incident,) = evaluator.tick(0.0, verdict_of("NO_DATA", **ended))
@@ -269,7 +269,7 @@ def test_a_run_that_ended_in_order_is_not_called_no_data() -> None:
     assert (incident.state_text, incident.headline) == ("No data", "No data for token-tv on code and prose")
 
 
-def test_growth_is_told_by_the_minute_with_all_traffic_counted() -> None:
+def test_growth_is_told_by_the_minute_with_all_traffic_counted():
     evaluator = Evaluator(QUIET)
     evaluator.tick(0.0, fail("code"))
     evaluator.tick(30.0, fail("code"), fail("prose"), fail("all"))
@@ -279,7 +279,7 @@ def test_growth_is_told_by_the_minute_with_all_traffic_counted() -> None:
     assert evaluator.tick(301.0, fail("all"))[0].growth == incident.growth
 
 
-def test_a_routed_incident_is_contained_until_a_person_gives_the_traffic_back() -> None:
+def test_a_routed_incident_is_contained_until_a_person_gives_the_traffic_back():
     evaluator = Evaluator(ROUTING)
     evaluator.tick(0.0, fail("code"))
     (incident,) = evaluator.tick(61.0, fail("code"))
@@ -305,7 +305,7 @@ def ordered(evaluator: Evaluator, now: float, **seen: Any) -> Incident:
     return incident
 
 
-def test_an_order_that_nobody_has_taken_contains_nothing() -> None:
+def test_an_order_that_nobody_has_taken_contains_nothing():
     """Others are measured and this is not: its recorder may have died. An older table has not got the order."""
     evaluator = Evaluator(ROUTING)
     incident = ordered(evaluator, 0.0)
@@ -317,7 +317,7 @@ def test_an_order_that_nobody_has_taken_contains_nothing() -> None:
     assert ordered(evaluator, 900.0, routers=-1.0).state_text.endswith("but no router has applied it")
 
 
-def test_a_router_contains_by_this_contracts_slices_and_what_it_had_sent_to_the_kernel() -> None:
+def test_a_router_contains_by_this_contracts_slices_and_what_it_had_sent_to_the_kernel():
     """Neither one of another service, which has the table, nor while others have not applied it."""
     evaluator = Evaluator(ROUTING)
     ordered(evaluator, 0.0)
@@ -337,7 +337,7 @@ def test_a_router_contains_by_this_contracts_slices_and_what_it_had_sent_to_the_
     assert incident.state is IncidentState.BROKEN, "also once a router has taken it"
 
 
-def test_an_order_contains_a_heartbeat_after_a_router_took_it() -> None:
+def test_an_order_contains_a_heartbeat_after_a_router_took_it():
     """Until then the old version may still answer. A router that went keeps its table, and another may never ask."""
     evaluator = Evaluator(ROUTING)
     ordered(evaluator, 0.0)
@@ -354,7 +354,7 @@ def test_an_order_contains_a_heartbeat_after_a_router_took_it() -> None:
     assert incident.state is IncidentState.BROKEN, "its route is in force and somebody does not obey it"
 
 
-def test_an_order_contains_while_no_recorder_that_reported_the_kernel_is_lost() -> None:
+def test_an_order_contains_while_no_recorder_that_reported_the_kernel_is_lost():
     """Each has to report after the heartbeat: one that fell silent may have died beside a kernel that serves."""
     last = 60.0
     seen: dict[str, Any] = {"kept": lambda *_: 1.0, "lost": lambda _, since, until: since < last <= until}
@@ -368,7 +368,7 @@ def test_an_order_contains_while_no_recorder_that_reported_the_kernel_is_lost() 
     assert TrafficSeen(**seen, incidents=known(taken_at=1.0)).excuses("code", "b", lambda *_: 0.0)
 
 
-def test_that_a_kernel_was_measured_in_spite_of_an_order_outlasts_the_windows() -> None:
+def test_that_a_kernel_was_measured_in_spite_of_an_order_outlasts_the_windows():
     """They forget a recorder that died; only one that lives and measures nothing shows that the order is obeyed now."""
     last = 300.0
     kept: dict[str, Any] = {"kept": lambda *_: 500.0, "lost": lambda _, since, until: since < last <= until}
@@ -387,7 +387,7 @@ def test_that_a_kernel_was_measured_in_spite_of_an_order_outlasts_the_windows() 
     assert ordered(evaluator, 4010.0, **kept).state is IncidentState.CONTAINED
 
 
-def test_a_kernel_that_is_measured_all_the_time_is_at_no_moment_contained() -> None:
+def test_a_kernel_that_is_measured_all_the_time_is_at_no_moment_contained():
     """Neither between the end of the heartbeat and the next export, nor while the clock of its sender is behind."""
     for behind in (0.0, 200.0):
         evaluator = Evaluator(ROUTING)
@@ -400,7 +400,7 @@ def test_a_kernel_that_is_measured_all_the_time_is_at_no_moment_contained() -> N
             assert incident.state is IncidentState.BROKEN, (behind, now)
 
 
-def test_a_slice_that_breaks_later_is_contained_when_its_own_order_is() -> None:
+def test_a_slice_that_breaks_later_is_contained_when_its_own_order_is():
     evaluator = Evaluator(ROUTING)
     evaluator.traffic = replace(evaluator.traffic, kept=lambda *_: 200.0)
     evaluator.tick(0.0, fail("code"))
@@ -413,7 +413,7 @@ def test_a_slice_that_breaks_later_is_contained_when_its_own_order_is() -> None:
     assert states == ["Contained", f"{order} no router has applied it", f"{order} {recent}", "Contained"]
 
 
-def test_a_later_pin_does_not_move_the_order_of_an_incident() -> None:
+def test_a_later_pin_does_not_move_the_order_of_an_incident():
     evaluator = Evaluator(ROUTING)
     evaluator.traffic = TrafficSeen()
     evaluator.tick(0.0, fail("code"))
@@ -427,7 +427,7 @@ def test_a_later_pin_does_not_move_the_order_of_an_incident() -> None:
     ]  # fmt: skip
 
 
-def test_an_order_for_a_slice_that_the_contract_has_no_more_contains_nothing() -> None:
+def test_an_order_for_a_slice_that_the_contract_has_no_more_contains_nothing():
     """No router knows which requests are on it, though it has the table: renaming a slice lifts its routes."""
     evaluator = Evaluator(ROUTING)
     evaluator.tick(0.0, fail("code"))
@@ -439,19 +439,19 @@ def test_an_order_for_a_slice_that_the_contract_has_no_more_contains_nothing() -
     assert incident.state_text.endswith("was ordered at 00:00 UTC, but it has no effect")
 
 
-def test_silence_is_not_explained_by_an_order_for_all_traffic_that_somebody_disobeys() -> None:
+def test_silence_is_not_explained_by_an_order_for_all_traffic_that_somebody_disobeys():
     """The slice without observations may be served as others are."""
     for newest, explained in (({}, True), ({"all": 100.0}, False)):
         seen = TrafficSeen(kept=lambda *_: 150.0, measured=lambda where, _, newest=newest: newest.get(where, -math.inf))
         assert seen.excuses("code", "b", lambda *_: 0.0) is explained
 
 
-def test_an_evaluator_that_has_just_begun_knows_what_was_contained() -> None:
+def test_an_evaluator_that_has_just_begun_knows_what_was_contained():
     for taken_at, explained in ((1.0, True), (-1.0, False), (None, False)):
         assert TrafficSeen(incidents=known(taken_at=taken_at)).excuses("code", "b", lambda *_: 0.0) is explained
 
 
-def test_silence_of_everybody_alerts_whatever_is_routed() -> None:
+def test_silence_of_everybody_alerts_whatever_is_routed():
     evaluator = Evaluator([*ROUTING, {"on": "no-data", "do": ["notify"]}])
     evaluator.tick(0.0, fail("code"))
     assert {incident.on for incident in evaluator.tick(10.0, verdict_of("NO_DATA"))} == {"fail"}
@@ -463,7 +463,7 @@ def test_silence_of_everybody_alerts_whatever_is_routed() -> None:
     assert states["no-data"] is IncidentState.RESOLVED, "the route is the other incident's"
 
 
-def test_what_only_went_away_is_not_called_resolved() -> None:
+def test_what_only_went_away_is_not_called_resolved():
     ladder = [{"on": "fail", "do": ["notify"]}]
     for last, state, said in (
         (verdict_of("PASS", inference="c" * 12), IncidentState.UNPROVEN, "Went away without proof of recovery"),
@@ -476,7 +476,7 @@ def test_what_only_went_away_is_not_called_resolved() -> None:
         assert (incident.state, incident.state_text) == (state, said)
 
 
-def test_what_only_went_away_stays_until_it_is_known_how_it_ended() -> None:
+def test_what_only_went_away_stays_until_it_is_known_how_it_ended():
     """For days: verdicts of its own cells, a rollback that is taken, a clean shutdown or a person end it."""
     other = verdict_of("PASS", inference="c" * 12)
     gone = Evaluator([{"on": "fail", "do": ["notify"]}])
@@ -525,7 +525,7 @@ def test_what_only_went_away_stays_until_it_is_known_how_it_ended() -> None:
     assert (again.id, again.state) == (unproven.id, IncidentState.BROKEN)
 
 
-def test_of_breaches_that_went_away_the_oldest_are_closed() -> None:
+def test_of_breaches_that_went_away_the_oldest_are_closed():
     evaluator = Evaluator(QUIET)
     evaluator.tick(0.0, *(fail("code", inference=f"{version:012d}") for version in range(50)))
     evaluator.tick(10.0, *(fail("code", inference=f"{version:012d}") for version in range(50, 101)))
@@ -535,7 +535,7 @@ def test_of_breaches_that_went_away_the_oldest_are_closed() -> None:
     assert over[0].since == 0.0
 
 
-def test_no_kind_of_incident_is_resolved_by_silence() -> None:
+def test_no_kind_of_incident_is_resolved_by_silence():
     other = verdict_of("PASS", inference="c" * 12)
     for on, first, invalid, settled in (
         ("inconclusive", "INCONCLUSIVE", None, "PASS"),
@@ -548,7 +548,7 @@ def test_no_kind_of_incident_is_resolved_by_silence() -> None:
             assert (incident.state, incident.state_text) == (IncidentState.RESOLVED, said), on
 
 
-def test_the_wait_for_first_data_says_whether_they_came() -> None:
+def test_the_wait_for_first_data_says_whether_they_came():
     ladder = [{"on": "no-data", "do": ["notify"]}]
     unheard = verdict_of("NO_DATA", observed=False)
     unheard = replace(unheard, cell=unheard.cell._replace(kernel_train="", kernel_inference=""))
@@ -565,7 +565,7 @@ def test_the_wait_for_first_data_says_whether_they_came() -> None:
         assert incident.state is IncidentState.RESOLVED
 
 
-def test_silence_is_never_contained() -> None:
+def test_silence_is_never_contained():
     evaluator = Evaluator([*ROUTING, {"on": "no-data", "do": ["notify"]}])
     evaluator.tick(0.0, fail("code"))
     evaluator.traffic = replace(evaluator.traffic, silent=True)
@@ -573,7 +573,7 @@ def test_silence_is_never_contained() -> None:
     assert states == {"fail": IncidentState.CONTAINED, "no-data": IncidentState.BROKEN}
 
 
-def test_a_route_below_a_pin_is_not_called_untaken() -> None:
+def test_a_route_below_a_pin_is_not_called_untaken():
     evaluator = Evaluator(ROUTING)
     evaluator.tick(0.0, fail("code"))
     evaluator.table = pin(evaluator.table, Pin(evaluator.contract.name, "all", "inference-kernel", "ada", "now", 5.0))
@@ -585,7 +585,7 @@ def test_a_route_below_a_pin_is_not_called_untaken() -> None:
     )
 
 
-def test_pins_decide_who_meets_a_broken_kernel_before_routes_do() -> None:
+def test_pins_decide_who_meets_a_broken_kernel_before_routes_do():
     for ladder, kernel, expected in (
         (ROUTING, "inference-kernel", IncidentState.BROKEN),
         (QUIET, "train-kernel", IncidentState.CONTAINED),
@@ -600,7 +600,7 @@ def test_pins_decide_who_meets_a_broken_kernel_before_routes_do() -> None:
         assert incident.state is expected
 
 
-def test_one_slice_that_users_reach_keeps_an_incident_broken() -> None:
+def test_one_slice_that_users_reach_keeps_an_incident_broken():
     evaluator = Evaluator(ROUTING)
     evaluator.tick(0.0, fail("code"))
     evaluator.table = replace(evaluator.table, routes=tuple(replace(old, slice="x") for old in evaluator.table.routes))
@@ -608,7 +608,7 @@ def test_one_slice_that_users_reach_keeps_an_incident_broken() -> None:
     assert incident.state is IncidentState.BROKEN
 
 
-def test_what_was_done_says_whether_it_holds() -> None:
+def test_what_was_done_says_whether_it_holds():
     evaluator = Evaluator(ROUTING)
     evaluator.tick(10.0, fail("code"))
     (incident,) = evaluator.tick(71.0, fail("code"))
@@ -631,7 +631,7 @@ def test_what_was_done_says_whether_it_holds() -> None:
         assert [word.text for word in after.words] == ["ada resumed"] * heard
 
 
-def test_later_messages_that_wait_or_were_given_up_are_told_at_their_own_times() -> None:
+def test_later_messages_that_wait_or_were_given_up_are_told_at_their_own_times():
     (incident,) = Evaluator(QUIET).tick(10.0, fail("code"))
     incident = replace(incident, actions=(IncidentAction("webhook", "pager", 12.0, ("code",)),))
     of = {"pager": Undelivered("pager", 9, 40.0, 1, 30.0, 30.0)}
@@ -652,7 +652,7 @@ def test_later_messages_that_wait_or_were_given_up_are_told_at_their_own_times()
     ]
 
 
-def test_an_action_is_done_once_however_many_slices_it_is_about() -> None:
+def test_an_action_is_done_once_however_many_slices_it_is_about():
     evaluator = Evaluator(ROUTING)
     evaluator.tick(10.0, fail("code"))
     (incident,) = evaluator.tick(20.0, fail("code"), fail("prose"))
@@ -661,7 +661,7 @@ def test_an_action_is_done_once_however_many_slices_it_is_about() -> None:
     ]  # fmt: skip
 
 
-def test_a_dry_run_says_what_it_would_do() -> None:
+def test_a_dry_run_says_what_it_would_do():
     evaluator = Evaluator(ROUTING, dry_run=True)
     (incident,) = evaluator.tick(10.0, fail("code"), fail("prose"))
     assert incident.state is IncidentState.BROKEN
@@ -670,14 +670,14 @@ def test_a_dry_run_says_what_it_would_do() -> None:
     ]  # fmt: skip
 
 
-def test_nobody_is_told_of_what_is_silenced() -> None:
+def test_nobody_is_told_of_what_is_silenced():
     evaluator = Evaluator([{"on": "fail", "do": [{"route": "train-kernel"}, "notify", "halt"]}])
     evaluator.people = People((Silence("1", evaluator.contract.name, None, None, "ada", "planned", 0.0, 99.0),))
     (incident,) = evaluator.tick(10.0, fail("code"))
     assert [action.kind for action in incident.actions] == ["route", "halt"]
 
 
-def test_failed_input_checks_and_long_doubt_are_incidents_where_an_alert_fires_on_them() -> None:
+def test_failed_input_checks_and_long_doubt_are_incidents_where_an_alert_fires_on_them():
     ladder = [{"on": "invalid-input", "do": ["notify"]}, {"on": "inconclusive", "do": ["notify"]}]
     found = Evaluator(ladder).tick(10.0, verdict_of("INCONCLUSIVE"), invalid={"nan": 2})
     assert [(incident.on, incident.headline) for incident in found] == [
@@ -685,7 +685,7 @@ def test_failed_input_checks_and_long_doubt_are_incidents_where_an_alert_fires_o
     ]  # fmt: skip
 
 
-def test_an_incident_of_invalid_input_tells_the_reasons_as_they_arrive() -> None:
+def test_an_incident_of_invalid_input_tells_the_reasons_as_they_arrive():
     evaluator = Evaluator([{"on": "invalid-input", "do": ["notify"]}])
     evaluator.tick(10.0, verdict_of("PASS"), invalid={"nan_logprob": 2})
     (incident,) = evaluator.tick(20.0, verdict_of("PASS"), invalid={"nan_logprob": 2, "token_mismatch": 9})
@@ -696,7 +696,7 @@ def test_an_incident_of_invalid_input_tells_the_reasons_as_they_arrive() -> None
     )
 
 
-def test_invalid_input_of_a_recorder_that_is_lost_is_not_called_resolved() -> None:
+def test_invalid_input_of_a_recorder_that_is_lost_is_not_called_resolved():
     for unheard, said in ((True, "Went away without proof of recovery"), (False, "Resolved")):
         evaluator = Evaluator([{"on": "invalid-input", "do": ["notify"]}])
         evaluator.tick(0.0, verdict_of("PASS"), invalid={"nan": 2})
@@ -705,7 +705,7 @@ def test_invalid_input_of_a_recorder_that_is_lost_is_not_called_resolved() -> No
         assert found[-1].state_text == said
 
 
-def test_invalid_input_that_only_went_away_ends_as_a_breach_does() -> None:
+def test_invalid_input_that_only_went_away_ends_as_a_breach_does():
     other, pair = verdict_of("PASS", inference="c" * 12), verdict_of("PASS").cell[-2:]
     back = Promotion("policy-7b", "", pair[1], Position(Stage.FULL), 100.0, 0.0, Tally(), PromotionStatus.ROLLED_BACK)
 
@@ -729,7 +729,7 @@ def test_invalid_input_that_only_went_away_ends_as_a_breach_does() -> None:
         assert after(other, **how).state_text == "Closed without proof of recovery", how
 
 
-def test_an_incident_of_invalid_input_ends_with_valid_input_whatever_was_routed() -> None:
+def test_an_incident_of_invalid_input_ends_with_valid_input_whatever_was_routed():
     evaluator = Evaluator([*ROUTING, {"on": "invalid-input", "do": ["notify"]}])
     evaluator.tick(0.0, fail("code"))
     evaluator.tick(10.0, fail("code"), invalid={"nan_logprob": 2})
@@ -738,7 +738,7 @@ def test_an_incident_of_invalid_input_ends_with_valid_input_whatever_was_routed(
     assert states["fail"] is not IncidentState.RESOLVED
 
 
-def test_a_breach_whose_cells_are_gone_is_not_told_as_over() -> None:
+def test_a_breach_whose_cells_are_gone_is_not_told_as_over():
     evaluator = Evaluator(ROUTING)
     evaluator.tick(10.0, fail("code"))
     evaluator.tick(20.0, verdict_of("PASS", slice="code", inference="healthy"))
@@ -747,7 +747,7 @@ def test_a_breach_whose_cells_are_gone_is_not_told_as_over() -> None:
     assert incident.state_text.startswith("No longer measured as broken; routing to the training kernel was ordered")
 
 
-def test_what_nobody_measures_is_not_called_broken() -> None:
+def test_what_nobody_measures_is_not_called_broken():
     ladder = [{"on": "no-data", "do": ["notify"]}]
     evaluator = Evaluator(ladder)
     (incident,) = evaluator.tick(10.0, verdict_of("NO_DATA", inference=""))
@@ -764,7 +764,7 @@ def test_what_nobody_measures_is_not_called_broken() -> None:
     assert incident.extents[0][1].startswith("1 sequence failed an input check and was not measured (1 nan_logprob). ")
 
 
-def test_a_breach_is_told_as_it_was_and_then_as_it_is() -> None:
+def test_a_breach_is_told_as_it_was_and_then_as_it_is():
     evaluator = Evaluator(QUIET)
     evaluator.tick(60.0, fail("code", estimate=0.0374, lower=0.03, at=60.0))
     (incident,) = evaluator.tick(140.0, fail("code", estimate=0.00406, lower=0.0041, upper=0.006, at=140.0))
@@ -777,12 +777,9 @@ def test_a_breach_is_told_as_it_was_and_then_as_it_is() -> None:
     assert incident.extents[0][1].startswith("0.05 on code, at least 10 times the limit of 0.004")
 
 
-def test_a_breach_that_a_changed_limit_ends_is_not_called_resolved() -> None:
+def test_a_breach_that_a_changed_limit_ends_is_not_called_resolved():
     ladder = [{"on": "fail", "do": ["notify"]}]
-    for upper, state, said in (
-        (0.3, "Closed by a changed limit", "is closed"),
-        (0.001, "Resolved", "is resolved"),
-    ):
+    for upper, state, said in ((0.3, "Closed by a changed limit", "is closed"), (0.001, "Resolved", "is resolved")):
         evaluator = Evaluator(ladder)
         evaluator.tick(0.0, fail("code"))
         passes = replace(verdict_of("PASS", slice="code"), limit=0.5, upper=upper)
@@ -796,7 +793,7 @@ def test_a_breach_that_a_changed_limit_ends_is_not_called_resolved() -> None:
         assert ("the limit was then changed to 0.5" in extent) == changed
 
 
-def test_data_of_another_clause_of_the_same_name_are_not_told_as_those_that_were_missing() -> None:
+def test_data_of_another_clause_of_the_same_name_are_not_told_as_those_that_were_missing():
     for on, first in (("no-data", "NO_DATA"), ("inconclusive", "INCONCLUSIVE")):
         contract = contract_with([{"on": on, "do": ["notify"]}])
         was, now, place = verdict_of(first), verdict_of("PASS"), ("token-tv", "code")
@@ -813,7 +810,7 @@ def test_data_of_another_clause_of_the_same_name_are_not_told_as_those_that_were
 
 
 @pytest.mark.parametrize(("upper", "said"), [(0.3, "Closed by a changed limit"), (0.001, "Resolved")])
-def test_a_breach_of_two_limits_is_resolved_below_the_stricter_one(upper: float, said: str) -> None:
+def test_a_breach_of_two_limits_is_resolved_below_the_stricter_one(upper, said):
     evaluator = Evaluator([{"on": "fail", "do": ["notify"]}])
     evaluator.tick(0.0, fail("code", estimate=0.9, lower=0.8))
     (incident,) = evaluator.tick(30.0, fail("code", limit=0.5, estimate=0.9, lower=0.8))
@@ -825,7 +822,7 @@ def test_a_breach_of_two_limits_is_resolved_below_the_stricter_one(upper: float,
     assert ("its limit was changed from 0.004 to 0.5" in summary(end, {}, incident)) == (upper == 0.3)
 
 
-def test_a_limit_that_was_kept_before_a_second_breach_does_not_count_for_it() -> None:
+def test_a_limit_that_was_kept_before_a_second_breach_does_not_count_for_it():
     """A verdict refuted the breach of it while another cell was broken."""
     evaluator = Evaluator([{"on": "fail", "do": ["notify"]}])
     evaluator.tick(0.0, fail("code"), fail("prose"))
@@ -836,7 +833,7 @@ def test_a_limit_that_was_kept_before_a_second_breach_does_not_count_for_it() ->
     assert incident.state_text == "Resolved"
 
 
-def test_a_pin_of_another_slice_that_shares_requests_overrides_a_route() -> None:
+def test_a_pin_of_another_slice_that_shares_requests_overrides_a_route():
     for slice, meets, part in (("long", ("code",), " in part"), ("long", (), None), ("code", (), "")):
         evaluator = Evaluator(ROUTING)
         evaluator.tick(0.0, fail("code"))
@@ -854,7 +851,7 @@ def test_a_pin_of_another_slice_that_shares_requests_overrides_a_route() -> None
         assert [route.since for route in evaluator.table.routes] == [100.0]
 
 
-def test_all_traffic_is_not_contained_while_a_slice_of_it_is_pinned_to_the_kernel() -> None:
+def test_all_traffic_is_not_contained_while_a_slice_of_it_is_pinned_to_the_kernel():
     evaluator = Evaluator(ROUTING)
     evaluator.tick(0.0, fail("all"))
     evaluator.table = pin(evaluator.table, Pin("policy-7b", "code", "inference-kernel", "ada", "fine", 5.0))
@@ -866,7 +863,7 @@ def test_all_traffic_is_not_contained_while_a_slice_of_it_is_pinned_to_the_kerne
     assert incident.state is IncidentState.CONTAINED
 
 
-def test_an_order_for_all_traffic_covers_a_slice_whatever_is_pinned_of_others() -> None:
+def test_an_order_for_all_traffic_covers_a_slice_whatever_is_pinned_of_others():
     """Routers that do not know the slice keep it away by that order, although all traffic is not contained by it."""
     evaluator = Evaluator(ROUTING)
     evaluator.tick(0.0, fail("all"))

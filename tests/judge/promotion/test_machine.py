@@ -158,12 +158,7 @@ def test_force_needs_a_reason_and_a_place_ahead(terms):
     with pytest.raises(OrderError, match="say why"):
         tell(promotion, terms, "force", " ", 5.0, stage=Stage.CANARY)
     forced, move = tell(promotion, terms, "force", "the launch", 5.0, stage=Stage.CANARY)
-    assert (str(forced.position), move.kind, move.by, move.why) == (
-        "canary at 1%",
-        "force",
-        "ada",
-        "the launch",
-    )
+    assert (str(forced.position), move.kind, move.by, move.why) == ("canary at 1%", "force", "ada", "the launch")
     further, _ = tell(forced, terms, "force", "more", 6.0, stage=Stage.CANARY)
     assert str(further.position) == "canary at 10%"
     with pytest.raises(OrderError, match="cannot be forced into shadow: it is in canary at 10%"):
