@@ -79,10 +79,18 @@ def _trainers(path: Path, columns: Mapping[str, str] | None) -> Recording:
     if not rows:
         raise RecordingError(f"{path}: holds no sequence with a token that counts")
     columns_of = {"train": [row.train if row.train_kept is None else row.train + row.train_kept for row in rows]}
-    for role in ("inference", "token_ids", "advantages", "train_kept", "versions"):
+    for role in ("inference", "token_ids", "advantages", "versions"):
         values = [getattr(row, role) for row in rows]
-        if not any(value is None for value in values):  # a column that only some of them have is left out
+        without = sum(value is None for value in values)
+        if role == "versions" and 0 < without < len(rows):
+            said = f"{without:,} of {len(rows):,} sequences have no weight_versions; write the column in every file"
+            raise RecordingError(f"{path}: {said}, or give the files one by one")
+        if not without:  # ids and advantages that only some of them have are left out
             columns_of[role] = values
+    if any(row.train_kept is not None for row in rows):  # without truncation the kept mass is 1
+        columns_of["train_kept"] = [
+            np.zeros_like(row.train) if row.train_kept is None else row.train_kept for row in rows
+        ]
     names = {"train": "train log-probabilities", "inference": "inference log-probabilities"}
     table = RaggedTable(str(path), columns_of, names, [row.attributes for row in rows], "sequence {}".format)
     return replace(assembled(table), masked=({},) * masked)
