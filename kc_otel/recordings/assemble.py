@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import replace
 from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from kc_otel.contract.input_reasons import InvalidReason, remedy
-from kc_otel.contract.slices import LENGTH
+from kc_otel.contract.slices import LAG, LENGTH, Scalar
 from kc_otel.record.measure.altered import offset_by_row
 from kc_otel.record.measure.arrays import as_bool
 from kc_otel.record.measure.blocks import Block
@@ -17,6 +19,7 @@ from kc_otel.record.measure.checks import check_block
 from kc_otel.record.measure.remarks import swapped
 from kc_otel.record.measure.sampled import renormalised, saturated
 from kc_otel.record.measure.token_checks import LOOK, TOO_SURE, more_than_all, penalised
+from kc_otel.record.weight_versions import as_version
 from kc_otel.recordings.read_table import FLOATS, LOGITS, MASK, Problems, RaggedTable
 from kc_otel.recordings.recording import DENSITY, Recording, RecordingError, group_of
 from kc_otel.stats.surplus import surely_surplus, sureness, surplus
@@ -32,6 +35,7 @@ _TOLERANCE_NATS: Final = 1e-3
 def assembled(table: RaggedTable) -> Recording:
     """The recording that a table holds; a RecordingError with each kind of fault, its first place and a count."""
     problems = Problems(table.source)
+    table = replace(table, attributes=[_with_steps(table, row, problems) for row in range(len(table.attributes))])
     lengths = np.array([len(row) for row in table.columns.get("train", table.columns.get(LOGITS[0], ()))], np.int64)
     rows = _packed(table, lengths, problems)
     if not lengths.sum():
@@ -78,6 +82,23 @@ def assembled(table: RaggedTable) -> Recording:
         masked=tuple({LENGTH: 0, **table.attributes[row]} for row in np.flatnonzero(~used).tolist()),
         unread=table.unread,
     )
+
+
+def _with_steps(table: RaggedTable, row: int, problems: Problems) -> dict[str, Scalar]:
+    """A row's attributes, with the steps of weights and the lag as whole numbers, however the file writes them."""
+    found = dict(table.attributes[row])
+    for name in found.keys() & {"train_weights", "inference_weights", LAG}:
+        given = found.pop(name)
+        with suppress(ValueError):
+            if given != given:  # noqa: PLR0124 - NaN, as arrays write that nothing is known
+                continue
+            version = None if isinstance(given, bool) else as_version(given)
+            if version is not None and (name != LAG or (isinstance(version, int) and version >= 0)):
+                found[name] = version
+                continue
+        said = "the number of versions behind, 0 or more" if name == LAG else "a step, a whole number, or a name"
+        problems.add(f"{table.place(row)}: {name}: {given!r} is not {said}", kind=name)
+    return found
 
 
 def _packed(table: RaggedTable, lengths: NDArray[np.int64], problems: Problems) -> dict[str, NDArray[Any]]:

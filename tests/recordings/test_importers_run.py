@@ -227,3 +227,12 @@ def test_a_side_that_is_a_copy_of_the_other_is_told_of(recorders, write):
     importer = Importer(recorders())
     assert importer.file(write("log.jsonl", [line, sequence(seed=1)]))
     assert importer.totals.identical == 1
+
+
+def test_what_is_said_of_every_file_tells_the_age_of_its_weights(recorders, write):
+    """Without `lag=0` nobody knows which weights sampled what the trainer scored."""
+    path = write("log.jsonl", [sequence(seed=n, train_weights=9) for n in range(3)])
+    for attributes, unknown in (({}, 3), ({"lag": 0}, 0)):
+        importer = Importer(recorders(), attributes=attributes)
+        assert importer.file(path)
+        assert importer.totals.age_unknown == unknown

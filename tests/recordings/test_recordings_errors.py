@@ -264,3 +264,18 @@ def test_files_of_a_folder_of_which_some_lack_a_column(tmp_path):
     write_rows(folder / "b.jsonl", [{**row, "weight_versions": [1] * 9} for row in second])
     with pytest.raises(RecordingError, match="4 of 8 sequences have no weight_versions; write the column in every"):
         load_recording(folder)
+
+
+@pytest.mark.parametrize(
+    ("column", "value", "said"),
+    [
+        ("train_weights", 99.5, "99.5 is not a step, a whole number, or a name"),
+        ("inference_weights", True, "True is not a step"),
+        ("lag", "old", "'old' is not the number of versions behind, 0 or more"),
+        ("lag", -5, "-5 is not the number"),
+        ("lag", 0.5, "0.5 is not the number"),
+    ],
+)
+def test_what_is_no_step_is_named(problems, column, value, said):
+    (found,) = problems(GOOD, {**GOOD, column: value})
+    assert found.startswith(f"line 2: {column}: {said}")

@@ -20,7 +20,7 @@ from typing import Final, Protocol
 
 import numpy as np
 
-from kc_otel.contract.slices import Scalar
+from kc_otel.contract.slices import LAG, Scalar
 from kc_otel.record.recorder import Recorder
 from kc_otel.recordings.confirmation import NO_ENDPOINT, why_unexported
 from kc_otel.recordings.importers.trainer_files import (
@@ -32,7 +32,7 @@ from kc_otel.recordings.importers.trainer_files import (
 )
 from kc_otel.recordings.importers.trainer_formats import FormatName
 from kc_otel.recordings.read_table import LinesRead, Problems, lines
-from kc_otel.recordings.recording import DENSITY, RecordingError, reward_of
+from kc_otel.recordings.recording import DENSITY, RecordingError, lag_unknown, reward_of
 
 _CHUNK_TOKENS: Final = 262_144
 _MAX_UNFLUSHED_TOKENS: Final = 2_000_000
@@ -204,8 +204,8 @@ class Importer:
     def _compare(self, chunk: Sequence[Imported]) -> None:
         first = chunk[0]
         self.totals.identical += sum(bool(np.array_equal(sequence.train, sequence.inference)) for sequence in chunk)
-        if first.weights[0] is not None and first.weights[1] is None and first.versions is None:
-            self.totals.age_unknown += len(chunk)
+        if first.versions is None and LAG not in self._attributes and lag_unknown(*first.weights):
+            self.totals.age_unknown += sum(LAG not in sequence.attributes for sequence in chunk)
         step = self._step(first)
         masses = [sequence.train_kept for sequence in chunk if sequence.train_kept is not None]
         # A recorder takes what is from before truncation, and renormalises it again.
