@@ -206,6 +206,30 @@ def test_refused_requests_are_counted_by_reason_and_leave_the_spool(rescorer, me
     assert counts == {"greedy": 1, "no_tokens": 1}
 
 
+def test_refused_requests_are_counted_on_their_slices_and_kernel(rescorer, memory):
+    """A slice of which many requests are refused is not proven by the others, and no other kernel is blamed."""
+    greedy = {"processing": {"temperature": 0.0}, "kernel": FP8}
+    bad = UnscorableError("it is too long")
+
+    def score_short(prompt_ids, token_ids, processing=None):
+        if any(ids.size > 6 for ids in token_ids):
+            raise bad
+        return score(prompt_ids, token_ids, processing)
+
+    code = {"attributes": {"task": "code"}}
+    requests = [request("a", **greedy, **code), request("b", **greedy), request("c"), request("d", tokens=7, **code)]
+    made = rescorer(*requests, score=score_short)
+    assert made.run(threading.Event()).refused == {"greedy": 2, "scoring_failed": 1}
+    names = ("kc.reason", "kc.slice", "kc.kernel.inference")
+    counts = {tuple(p.attributes.get(name) for name in names): p.value for p in memory.points("kc.input.invalid")}
+    assert counts == {
+        ("greedy", "all", FP8.fingerprint): 2,
+        ("greedy", "code", FP8.fingerprint): 1,
+        ("scoring_failed", "all", BF16.fingerprint): 1,
+        ("scoring_failed", "code", BF16.fingerprint): 1,
+    }
+
+
 def test_requests_stay_in_the_spool_until_their_drift_is_exported(rescorer, memory):
     memory.result = MetricExportResult.FAILURE
     stop = threading.Event()
