@@ -8,6 +8,7 @@ import os
 import sys
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from enum import StrEnum
@@ -153,7 +154,8 @@ def _summarise_import(importer: Importer, stats: RecorderStats) -> None:
 
     totals = importer.totals
     typer.echo(
-        f"{totals.files:,} files exported, {len(totals.failed):,} failed; of {totals.sequences:,} sequences "
+        f"{totals.files:,} files exported, {len(totals.failed):,} failed; of "
+        f"{totals.sequences + totals.refused:,} sequences "
         f"{stats.sequences:,} measured: {stats.tokens:,} tokens"
     )
     for why, files in _failures(importer).items():
@@ -161,7 +163,7 @@ def _summarise_import(importer: Importer, stats: RecorderStats) -> None:
             typer.echo(plain(f"  failed: {len(files):,} files, {listed(files)}{why}"))
     for reason, count in sorted(totals.refusals.counts.items()):
         typer.echo(plain(f"  refused: {count:,} {reason}: {totals.refusals.first[reason]}"))
-    for reason, count in sorted(stats.invalid.items()):
+    for reason, count in sorted((Counter(stats.invalid) - totals.refusals.counts).items()):
         typer.echo(f"  not measured: {count:,} {reason}: {remedy(reason)}")
     if totals.age_unknown:
         typer.echo(

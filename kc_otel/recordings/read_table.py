@@ -211,7 +211,7 @@ def table_of_rows(
     if not places:
         problems.add("has no sequence; write one object or row for each")
     if problems.all():
-        raise RecordingError(*problems.all())
+        raise RecordingError(*problems.all(), sequences=len(places))
     return RaggedTable(problems.source, parts, names or {}, attributes, places.__getitem__, unread)
 
 

@@ -71,11 +71,15 @@ def prompt_id(token_ids: NDArray[np.int64]) -> str:
 
 
 class RecordingError(ValueError):
-    """A recording cannot be used; `problems` are sentences with file, row, field and remedy, in the file's order."""
+    """A recording cannot be used; `problems` are sentences with file, row, field and remedy, in the file's order.
 
-    def __init__(self, *problems: str) -> None:
+    `sequences` is the number of rows that were read and are not measured; 0 where nobody knows it.
+    """
+
+    def __init__(self, *problems: str, sequences: int = 0) -> None:
         super().__init__("\n".join(problems))
         self.problems = problems
+        self.sequences = sequences
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -56,7 +56,11 @@ def load_recording(path: str | Path, *, columns: Mapping[str, str] | None = None
 def load_own(path: Path, columns: Mapping[str, str] | None, read: LinesRead | None = None) -> Recording:
     """Read a recording in .npz, .jsonl, .jsonl.gz or .parquet, without the lines that `read` counts so far."""
     format = format_of(path)
-    return assembled(read_jsonl(path, columns, read) if format == "jsonl" else _READERS[format](path, columns))
+    table = read_jsonl(path, columns, read) if format == "jsonl" else _READERS[format](path, columns)
+    try:
+        return assembled(table)
+    except RecordingError as error:
+        raise RecordingError(*error.problems, sequences=len(table.attributes)) from None
 
 
 def _trainers(path: Path, columns: Mapping[str, str] | None) -> Recording:

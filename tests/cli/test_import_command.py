@@ -93,7 +93,8 @@ def test_what_is_not_measured_is_told_with_its_remedy(run, tmp_path):
     nan, other = line(seed=4), line(80, seed=5)
     nan["trainer_logprobs"][3] = None
     other["trainer_logprobs"] = [0.7 * logprob for logprob in other["inference_logprobs"]]
-    records = [nan, other, line(loss_mask=[False] * 40), line()]
+    short = {**line(), "inference_logprobs": line()["inference_logprobs"][1:]}
+    records = [nan, other, line(loss_mask=[False] * 40), line(), short]
     (tmp_path / "rank_1.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
     code, out, _ = run("rank_1.jsonl", "--contract", "contract.yaml", "--format", "prime-rl")
     assert code == 0
@@ -101,7 +102,9 @@ def test_what_is_not_measured_is_told_with_its_remedy(run, tmp_path):
     assert f"not measured: 1 nan_logprob: {REASONS['nan_logprob'].meaning}" in out
     assert "not measured: 1 temperature_mismatch:" in out
     assert "processed_logprobs" in out
-    assert "of 3 sequences 1 measured: 40 tokens" in out
+    assert "refused: 1 shape_mismatch: rank_1.jsonl:5: log-probabilities and mask have" in out
+    assert "not measured: 1 shape_mismatch" not in out
+    assert "of 4 sequences 1 measured: 40 tokens" in out
 
 
 def test_finished_files_are_remembered_and_only_what_is_appended_is_measured(run, tmp_path):

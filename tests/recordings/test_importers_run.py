@@ -236,3 +236,24 @@ def test_what_is_said_of_every_file_tells_the_age_of_its_weights(recorders, writ
         importer = Importer(recorders(), attributes=attributes)
         assert importer.file(path)
         assert importer.totals.age_unknown == unknown
+
+
+@pytest.mark.parametrize("column", ["train_logprobs", "tool_mask"])
+def test_what_a_file_holds_and_is_not_measured_is_told_to_the_evaluator(recorders, memory, write, column):
+    """A file that is refused as a whole, and lines that are one by one, would otherwise be missing from a PASS."""
+    made, good = recorders(), [sequence(seed=n) for n in range(4)]
+    bad = [*good[:2], *({**line, column: [0.0] * 20} for line in good[2:])]
+    importer = Importer(made)
+    assert importer.file(write("good.jsonl", [sequence(seed=n) for n in range(9)]))
+    assert not importer.file(write("bad.jsonl", bad))
+    keys = {"trainer_logprobs": [-1.0, -2.0], "token_ids": [1, 2]}
+    lines = [
+        {**keys, "inference_logprobs": [-1.0], "loss_mask": [True, True]},
+        {**keys, "inference_logprobs": [-1.0, -2.0], "loss_mask": [False, False]},
+    ]
+    assert importer.file(write("rank.jsonl", lines))
+    assert importer.totals.refused == 5
+    counts = {point.attributes["kc.reason"]: point.value for point in memory.points("kc.input.invalid")}
+    expected = {"placeholder": 4, "shape_mismatch": 1} if column == "train_logprobs" else {"shape_mismatch": 5}
+    assert counts == expected
+    assert not any("kc.slice" in point.attributes for point in memory.points("kc.input.invalid"))

@@ -11,6 +11,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import threading
 import time
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
@@ -34,6 +35,7 @@ from kc_otel.recordings.importers.trainer_formats import FormatName
 from kc_otel.recordings.read_table import LinesRead, Problems, lines
 from kc_otel.recordings.recording import DENSITY, RecordingError, lag_unknown, reward_of
 
+_INVALID: Final = re.compile(r"INVALID INPUT, (\w+)")
 _CHUNK_TOKENS: Final = 262_144
 _MAX_UNFLUSHED_TOKENS: Final = 2_000_000
 """Tokens recorded before the recorder is waited for: 64 MB of its queue."""
@@ -43,13 +45,15 @@ _MAX_UNFLUSHED_TOKENS: Final = 2_000_000
 class ImportTotals:
     """Files `done`, whose drift was exported, and sequences and tokens that were handed to the recorder.
 
-    The two sides of `identical` sequences are bit by bit the same; of `age_unknown` nothing says which weights sampled.
+    `refused` sequences were not, but for those that a mask leaves no token of. The two sides of `identical` sequences
+    are bit by bit the same; of `age_unknown` nothing says which weights sampled.
     `copies` are files with the content of another, which counts alone.
     """
 
     done: set[Path] = field(default_factory=set)
     sequences: int = 0
     tokens: int = 0
+    refused: int = 0
     identical: int = 0
     age_unknown: int = 0
     refusals: Problems = field(default_factory=Problems)
@@ -110,10 +114,17 @@ class Importer:
         self.totals.failed.pop(path, None)
         self._awaiting.discard(path)
         before = sum(self._recorder.stats().dropped.values())
+        refused = self.totals.refusals.counts.copy()
         try:
             self._measure(path)
         except (RecordingError, OSError, UnicodeDecodeError) as error:
             self.totals.failed[path] = str(error)
+            if isinstance(error, RecordingError):
+                found = _INVALID.search(str(error))
+                self._refuse(found[1] if found else "shape_mismatch", error, error.sequences)
+        for reason, count in (self.totals.refusals.counts - refused).items():
+            if reason != "no_tokens":  # a mask is no fault
+                self._refuse(reason, self.totals.refusals.first[reason], count)
         if self._steps is not None:
             self._steps.end_of_file()
         why = self._why_unexported(self._patience)
@@ -126,6 +137,12 @@ class Importer:
         if not why:
             self._confirm()
         return path not in self.totals.failed
+
+    def _refuse(self, reason: str, why: object, sequences: int) -> None:
+        """Tell the evaluator of sequences of a file that are not measured."""
+        if sequences:
+            self.totals.refused += sequences
+            self._recorder.refuse(reason, why, sequences)
 
     def finish(self) -> None:
         """Export once more, for files that an endpoint has not taken yet."""
