@@ -257,3 +257,19 @@ def test_what_a_file_holds_and_is_not_measured_is_told_to_the_evaluator(recorder
     expected = {"placeholder": 4, "shape_mismatch": 1} if column == "train_logprobs" else {"shape_mismatch": 5}
     assert counts == expected
     assert not any("kc.slice" in point.attributes for point in memory.points("kc.input.invalid"))
+
+
+@pytest.mark.parametrize("unnamed", [0, 3])
+def test_rollouts_of_a_prompt_count_once_wherever_in_the_file_they_are(
+    recorders, contract, memory, write, monkeypatch, unnamed
+):
+    """Prompts that count in parts are too many, and the interval too narrow; a row without a prompt is one alone."""
+    monkeypatch.setattr(importer_module, "_CHUNK_TOKENS", 60)
+    lines = [sequence(seed=n, train_weights=9, inference_weights=9 - n % 2, group=n % 5) for n in range(30)]
+    for line in lines[:unnamed]:
+        del line["group"]
+    made = recorders(contract=contract(statistical=[{"id": "tv", "metric": "tv_token", "limit": 0.1}]))
+    assert Importer(made).file(write("log.jsonl", lines))
+    assert made.stats().batches == 10
+    (rollouts,) = memory.points("kc.sampling.rollouts", kc_slice="all")
+    assert (rollouts.count, rollouts.sum) == (5 + unnamed, 30)

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from opentelemetry.sdk.metrics.export import MetricExportResult
 
 from kc_otel.record.kernel import Kernel
+from kc_otel.recordings import rescorer as rescorer_module
 from kc_otel.recordings.request import KeptTokens, SampledRequest
 from kc_otel.recordings.rescorer import RescoreError, Rescorer, TokenBudget, batches, length, refusal
 from kc_otel.recordings.scoring import UnavailableError, UnscorableError
@@ -158,6 +159,20 @@ def test_requests_with_the_same_prompt_are_its_rollouts(rescorer, recorders, con
     exports = range(len(memory.exports))
     (rollouts,) = [point for index in exports for point in memory.points("kc.sampling.rollouts", index, kc_slice="all")]
     assert (rollouts.count, rollouts.sum) == (3, 6)
+
+
+def test_rollouts_of_a_prompt_are_taken_together_however_they_are_mixed(
+    rescorer, recorders, contract, memory, monkeypatch
+):
+    """An engine finishes the rollouts of many prompts in any order; a prompt that counts in parts narrows intervals."""
+    monkeypatch.setattr(rescorer_module, "_TAKEN_AT_ONCE", 8)
+    mixed = [request(f"{rollout}-{prompt}", prompt=3 + prompt, tokens=6 + rollout % 3)
+             for rollout in range(6) for prompt in range(4)]  # fmt: skip
+    recorder = recorders(contract=contract(statistical=[{"id": "tv", "metric": "tv_token", "limit": 0.1}]))
+    totals = rescorer(*mixed, recorder=recorder).run(threading.Event())
+    assert (totals.requests, totals.confirmed) == (24, 24)
+    (rollouts,) = memory.points("kc.sampling.rollouts", kc_slice="all")
+    assert (rollouts.count, rollouts.sum) == (4, 24)
 
 
 def test_what_truncation_kept_is_compared_over_where_the_engine_says_it(rescorer, memory):

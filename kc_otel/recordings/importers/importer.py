@@ -1,6 +1,6 @@
-"""Import files in chunks of bounded size; a file is finished once its drift is exported.
+"""Import files; a file is finished once its drift is exported.
 
-file -> sequences -> chunks of one weight version -> Recorder.compare -> export -> done
+file -> sequences, counted by prompt -> chunks of one weight version -> Recorder.compare -> export -> done
 
 Nothing is sampled, and nothing measured twice: of a file of lines that has grown, only the new lines are, and a file
 that has changed in another way is refused. A file that cannot be read is named, and the others go on.
@@ -14,8 +14,10 @@ import os
 import re
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import astuple, dataclass, field, replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Final, Protocol
 
@@ -163,18 +165,17 @@ class Importer:
             self.totals.copies[path] = copied
             return
         new = known is None or (by_lines and next(lines(path, replace(read)), None) is not None)
-        rows = read_file(path, self.totals.refusals, self._format, columns=self._columns, read=read) if new else ()
-        unflushed = 0
-        for chunk, rest in self._chunks(rows, read):
+        found = read_file(path, self.totals.refusals, self._format, columns=self._columns, read=read) if new else ()
+        rows, unflushed = list(found), 0  # all, to know how many rollouts a prompt has
+        rollouts = Counter(
+            key for sequence in rows for key in {_rollout(sequence), _rollout(sequence, self._step(sequence))}
+        )
+        for chunk in self._chunks(rows):
             size = sum(sequence.train.size for sequence in chunk)
-            self._compare(chunk)
+            self._compare(chunk, rollouts)
             self.totals.sequences += len(chunk)
             self.totals.tokens += size
             unflushed += size
-            if rest is not None:
-                self._ledger.note(path, _Measured(0, 0, rest.count, rest.digest))
-                if not by_lines:  # it cannot be gone on with
-                    self._ledger.lose(path)
             if unflushed >= _MAX_UNFLUSHED_TOKENS:
                 self._recorder.force_flush(self._patience)
                 if self._steps is not None:
@@ -200,25 +201,18 @@ class Importer:
             del self.totals.failed[path]
         self._awaiting.clear()
 
-    def _chunks(
-        self, sequences: Iterable[Imported], read: LinesRead
-    ) -> Iterator[tuple[list[Imported], LinesRead | None]]:
-        """Sequences that can be one batch, of `_CHUNK_TOKENS` tokens; with the last of a part, the lines so far."""
-        waiting: dict[Hashable, list[Imported]] = {}
-        tokens, last, before = 0, None, replace(read)
+    def _chunks(self, sequences: Iterable[Imported]) -> Iterator[list[Imported]]:
+        """Sequences that can be one batch, of about `_CHUNK_TOKENS` tokens."""
+        alike: dict[Hashable, list[Imported]] = {}
         for sequence in sequences:
-            prompt = sequence.prompt
-            # Rollouts of a prompt stand next to each other, and stay in one batch.
-            if tokens >= _CHUNK_TOKENS and (prompt is None or prompt != last):
-                *others, final = waiting.values()
-                yield from ((batch, None) for batch in others)
-                yield final, before
-                waiting, tokens = {}, 0
-            waiting.setdefault((_alike(sequence), self._step(sequence)), []).append(sequence)
-            tokens, last, before = tokens + sequence.train.size, prompt, replace(read)
-        yield from ((batch, None) for batch in waiting.values())
+            alike.setdefault((_alike(sequence), self._step(sequence)), []).append(sequence)
+        for group in alike.values():
+            sizes = np.array([sequence.train.size for sequence in group])
+            starts = np.flatnonzero(np.diff((np.cumsum(sizes) - sizes) // _CHUNK_TOKENS, prepend=-1))
+            for begin, end in pairwise([*starts.tolist(), len(group)]):
+                yield group[begin:end]
 
-    def _compare(self, chunk: Sequence[Imported]) -> None:
+    def _compare(self, chunk: Sequence[Imported], rollouts: Mapping[Hashable, int]) -> None:
         first = chunk[0]
         self.totals.identical += sum(bool(np.array_equal(sequence.train, sequence.inference)) for sequence in chunk)
         if first.versions is None and LAG not in self._attributes and lag_unknown(*first.weights):
@@ -233,9 +227,9 @@ class Importer:
         known = np.array([reward_of(sequence.attributes) for sequence in chunk])
         rewards = None if np.isnan(known).all() else known
         versions = [sequence.versions for sequence in chunk]
-        prompts = [sequence.prompt for sequence in chunk]
+        known_prompts = any(sequence.prompt is not None for sequence in chunk)
         of_step = None if self._steps is None or step is None else self._steps.recorder(step)
-        for recorder in (self._recorder, of_step):
+        for recorder, of in ((self._recorder, None), (of_step, step)):
             if recorder is not None:
                 recorder.compare(
                     train,
@@ -246,7 +240,8 @@ class Importer:
                     kept=(masses, None) if masses else None,
                     attributes=[{**sequence.attributes, **self._attributes} for sequence in chunk],
                     weights=first.weights if first.versions is None else (first.weights[0], versions),
-                    groups=None if None in prompts else prompts,
+                    groups=[_prompt(sequence) for sequence in chunk] if known_prompts else None,
+                    group_size=[rollouts[_rollout(sequence, of)] for sequence in chunk],
                     presampled=True,
                     density=first.attributes.get(DENSITY) is True or None,
                 )
@@ -269,6 +264,16 @@ class Importer:
             if why != NO_ENDPOINT or self._stopped() or time.monotonic() >= end:
                 return why
             time.sleep(0.2)
+
+
+def _prompt(sequence: Imported) -> Hashable:
+    """Return the name of a sequence's prompt; without one the sequence is the only rollout of a prompt of its own."""
+    return id(sequence) if sequence.prompt is None else sequence.prompt
+
+
+def _rollout(sequence: Imported, step: int | None = None) -> Hashable:
+    """Return the key shared by rollouts of a prompt that one recorder, of all steps or of one, counts together."""
+    return step, sequence.weights[0], _prompt(sequence)
 
 
 def _alike(sequence: Imported) -> Hashable:
