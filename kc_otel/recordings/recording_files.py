@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -12,6 +13,7 @@ from typing import Any, Final, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from kc_otel.contract.slices import Scalar
 from kc_otel.recordings.assemble import assembled
 from kc_otel.recordings.read_table import (
     ALIASES,
@@ -25,7 +27,7 @@ from kc_otel.recordings.read_table import (
     read_npz,
     read_parquet,
 )
-from kc_otel.recordings.recording import Recording, RecordingError
+from kc_otel.recordings.recording import GROUPS, Recording, RecordingError
 
 Format = Literal["npz", "jsonl", "parquet"]
 
@@ -73,7 +75,11 @@ def _trainers(path: Path, columns: Mapping[str, str] | None) -> Recording:
         if path.is_file() and trainer_files.format_of(path) == "generic":
             return load_own(path, columns)
         files = trainer_files.files_of([path])
-        rows = [row for file in files for row in trainer_files.read_file(file, refusals, columns=columns)]
+        rows = [
+            replace(row, attributes=_group_of_file(row.attributes, file)) if len(files) > 1 else row
+            for file in files
+            for row in trainer_files.read_file(file, refusals, columns=columns)
+        ]
     except OSError as error:
         raise RecordingError(str(error)) from None
     masked = refusals.counts["no_tokens"]
@@ -98,6 +104,14 @@ def _trainers(path: Path, columns: Mapping[str, str] | None) -> Recording:
     names = {"train": "train log-probabilities", "inference": "inference log-probabilities"}
     table = RaggedTable(str(path), columns_of, names, [row.attributes for row in rows], "sequence {}".format)
     return replace(assembled(table), masked=({},) * masked)
+
+
+def _group_of_file(attributes: Mapping[str, Scalar], file: Path) -> Mapping[str, Scalar]:
+    """Name group numbers after their file, where they may begin anew in each; names and uids are those of all files."""
+    numbers = {
+        name: value for name in GROUPS if name != "uid" and isinstance(value := attributes.get(name), int | float)
+    }
+    return {**attributes, **{name: f"{file}: {value}" for name, value in numbers.items() if not math.isnan(value)}}
 
 
 def save_recording(recording: Recording, path: str | Path) -> None:

@@ -343,3 +343,18 @@ def test_weights_that_are_newer_than_the_trainers_are_told_of(tmp_path, caplog):
     load_recording(path).by_age()
     (record,) = caplog.records
     assert "3 tokens were sampled by newer weights than the trainer's, the first at step 12" in record.getMessage()
+
+
+@pytest.mark.parametrize(
+    ("names", "prompts"),
+    [({"group": 0}, 2), ({"prompt_id": 3.0}, 2), ({"group": "p-0"}, 1), ({"uid": 7}, 1), ({"prompt_ids": [1, 2]}, 1)],
+)
+def test_group_numbers_begin_anew_in_each_file_of_a_folder(tmp_path, names, prompts):
+    """Prompts of several files that are taken for one hide what only one of them shows."""
+    rng = np.random.default_rng(0)
+    for file in ("step-1", "step-2"):
+        side = -rng.random((4, 9)) - 0.1
+        rows = [{"train_logprobs": row, "inference_logprobs": row, **names} for row in side.tolist()]
+        write_rows(tmp_path / f"{file}.jsonl", rows)
+    assert np.unique(load_recording(tmp_path).prompts).size == prompts
+    assert np.unique(load_recording(tmp_path / "step-1.jsonl").prompts).size == 1
