@@ -80,10 +80,7 @@ def compare(
     data = comparison_data(log, parts, judged, confidence=confidence, clip=width)
     lines = [*_table_lines(data, shutil.get_terminal_size().columns), ""]
     if judged is not None:
-        why = {
-            verdict: f"; {verdict.reason}" for verdict in judged.verdicts if verdict.status in {"FAIL", "INCONCLUSIVE"}
-        }
-        lines += ["Verdicts", *(verdict_line(verdict) + why.get(verdict, "") for verdict in judged.verdicts), ""]
+        lines += ["Verdicts", *map(verdict_line, judged.verdicts), ""]
     assumed = judged.prompts_note(promise) if judged is not None and promise is not None else ""
     lines += [assumed] if assumed else []
     lines += _notes(data, judged, coarse_side(log.train, log.inference))

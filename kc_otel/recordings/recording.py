@@ -117,12 +117,16 @@ class Recording:
 
     @property
     def prompts(self) -> NDArray[np.int64] | None:
-        """Number of each sequence's prompt, int64 [S]; None where one has no `group_of`."""
+        """Number of each sequence's prompt, int64 [S]; None where none has a `group_of`.
+
+        A sequence without one is the only rollout of its prompt.
+        """
         names = [group_of(attributes) for attributes in self.attributes]
-        if any(name is None for name in names):
+        if all(name is None for name in names):
             return None
-        number: dict[Scalar | None, int] = {}
-        return np.array([number.setdefault(name, len(number)) for name in names], dtype=np.int64)
+        number: dict[object, int] = {}
+        alone = ((None, row) if name is None else name for row, name in enumerate(names))
+        return np.array([number.setdefault(name, len(number)) for name in alone], dtype=np.int64)
 
     @property
     def density(self) -> bool:

@@ -48,8 +48,8 @@ class ImportTotals:
     """Files `done`, whose drift was exported, and sequences and tokens that were handed to the recorder.
 
     `refused` sequences were not, but for those that a mask leaves no token of. The two sides of `identical` sequences
-    are bit by bit the same; of `age_unknown` nothing says which weights sampled.
-    `copies` are files with the content of another, which counts alone.
+    are bit by bit the same; of `age_unknown` nothing says which weights sampled. `steps` are the trainer's. `copies`
+    are files with the content of another, which counts alone.
     """
 
     done: set[Path] = field(default_factory=set)
@@ -58,6 +58,7 @@ class ImportTotals:
     refused: int = 0
     identical: int = 0
     age_unknown: int = 0
+    steps: set[int] = field(default_factory=set)
     refusals: Problems = field(default_factory=Problems)
     failed: dict[Path, str] = field(default_factory=dict)
     copies: dict[Path, str] = field(default_factory=dict)
@@ -217,7 +218,8 @@ class Importer:
         self.totals.identical += sum(bool(np.array_equal(sequence.train, sequence.inference)) for sequence in chunk)
         if first.versions is None and LAG not in self._attributes and lag_unknown(*first.weights):
             self.totals.age_unknown += sum(LAG not in sequence.attributes for sequence in chunk)
-        step = self._step(first)
+        if (step := self._step(first)) is not None:
+            self.totals.steps.add(step)
         masses = [sequence.train_kept for sequence in chunk if sequence.train_kept is not None]
         # A recorder takes what is from before truncation, and renormalises it again.
         train = [
@@ -247,9 +249,7 @@ class Importer:
                 )
 
     def _step(self, sequence: Imported) -> int | None:
-        """The trainer's step, where it matters and somebody says it."""
-        if self._steps is None:
-            return None
+        """The trainer's step, where somebody says it."""
         said = self._attributes.get("step", sequence.attributes.get("step", sequence.weights[0]))
         if isinstance(said, float) and said.is_integer():
             return int(said)
