@@ -182,7 +182,7 @@ class Recorder(PerProcess):
                 where they differ are invalid, because that would measure the sampler and not the kernel.
             weights: Weight versions of the training and the inference kernel; if both are integers, the lag is
                 measured. If an update arrived during sampling, the inference kernel's is the step of each token,
-                shaped like the log-probabilities.
+                shaped like the log-probabilities; or that of each sequence, [sequences].
             groups: Name of each sequence's prompt, any number or text: rollouts of one prompt share its drift and count
                 together. Without any, each sequence counts by itself, as if it were independent of the others.
             group_size: Number of rollouts of each prompt, or [sequences] of each sequence's prompt: the recorder waits
