@@ -290,7 +290,7 @@ def _alike(sequence: Imported) -> Hashable:
 
 @dataclass(frozen=True, slots=True)
 class _Measured:
-    """Progress in a file: size and time of change, 0 where there was more; lines; digest of lines or bytes."""
+    """Progress in a file: size and time of change; lines; digest of lines or bytes."""
 
     size: int
     changed: int
@@ -345,7 +345,7 @@ class Ledger:
             with self._path.open("a", encoding="utf-8") as file:
                 for path, measured in self.unsaved.items():
                     file.write(json.dumps([str(path.resolve()), *astuple(measured)]) + "\n")
-        done = {path for path, measured in self.unsaved.items() if measured.changed}
+        done = set(self.unsaved)
         self.unsaved.clear()
         return done
 
