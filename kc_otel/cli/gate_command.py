@@ -279,11 +279,10 @@ def _judge(
         terms = GateTerms(tuple(require or ()), tuple(slices or ()), named, sequential, attributes)
         kernels = _kernels(promise, kernel or (), url)
         check_terms(promise, terms)
-        paths = [
-            file
-            for path in recordings(kernels, lambda so_far: decides(promise, so_far, kernels, terms))
-            for file in (files_of([Path(path)]) if Path(path).is_dir() else [path])
-        ]
+        given = recordings(kernels, lambda so_far: decides(promise, so_far, kernels, terms))
+        paths = [file for path in given for file in (files_of([Path(path)]) if Path(path).is_dir() else [path])]
+        if not paths:
+            raise ValueError(f"{', '.join(map(str, given))}: holds no recording and no file of a trainer")
         inputs = [read_input(path, terms) for path in paths]
         # Evidence keeps milliseconds, and is judged again at the time that it keeps.
         gate = gate_recordings(promise, inputs, kernels, terms, round(time.time(), 3))

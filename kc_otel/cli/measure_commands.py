@@ -8,6 +8,7 @@ import os
 import sys
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from enum import StrEnum
@@ -97,7 +98,8 @@ def import_files(
         refuse(f"--format {format}: write one of auto, {', '.join(FORMATS)}")
     with unusable():
         ledger = Ledger(done)
-        files_of(paths)
+        if not files_of(paths) and not follow:
+            raise ValueError(f"{', '.join(map(str, paths))}: holds no recording and no file of a trainer")
         loaded = load(contract)
         with ExitStack() as closing:
             steps = None if log is None else StepScalars(loaded, closing.enter_context(log.open("a", encoding="utf-8")))
@@ -121,7 +123,7 @@ def import_files(
             wanted = files_of(paths) if stop.is_set() and not follow else []
             left = [path for path in wanted if path not in tried and path not in ledger]
             importer.finish()
-            _summarise_import(importer, recorder.stats())
+            _summarise_import(importer, recorder.stats(), log)
             if steps is not None:
                 steps.close()
                 _summarise_steps(steps, log)
@@ -148,12 +150,13 @@ def _failures(importer: Importer) -> dict[str, list[str]]:
     return together((why.removeprefix(str(path)), str(path)) for path, why in importer.totals.failed.items())
 
 
-def _summarise_import(importer: Importer, stats: RecorderStats) -> None:
+def _summarise_import(importer: Importer, stats: RecorderStats, log: Path | None) -> None:
     from kc_otel.contract.input_reasons import remedy  # noqa: PLC0415
 
     totals = importer.totals
     typer.echo(
-        f"{totals.files:,} files exported, {len(totals.failed):,} failed; of {totals.sequences:,} sequences "
+        f"{totals.files:,} files exported, {len(totals.failed):,} failed; of "
+        f"{totals.sequences + totals.refused:,} sequences "
         f"{stats.sequences:,} measured: {stats.tokens:,} tokens"
     )
     for why, files in _failures(importer).items():
@@ -161,8 +164,13 @@ def _summarise_import(importer: Importer, stats: RecorderStats) -> None:
             typer.echo(plain(f"  failed: {len(files):,} files, {listed(files)}{why}"))
     for reason, count in sorted(totals.refusals.counts.items()):
         typer.echo(plain(f"  refused: {count:,} {reason}: {totals.refusals.first[reason]}"))
-    for reason, count in sorted(stats.invalid.items()):
+    for reason, count in sorted((Counter(stats.invalid) - totals.refusals.counts).items()):
         typer.echo(f"  not measured: {count:,} {reason}: {remedy(reason)}")
+    if log is None and len(totals.steps) > 1:
+        typer.echo(
+            f"  the sequences of steps {min(totals.steps)} to {max(totals.steps)} are judged together, so that a step "
+            f"that drifts may be hidden; --log FILE judges each"
+        )
     if totals.age_unknown:
         typer.echo(
             f"  it is unknown which weights sampled {totals.age_unknown:,} sequences: their figures contain drift and "

@@ -94,7 +94,7 @@ class Router:
         self._setup(contracts, stale_after, trusted, time.monotonic)
         self._table_file = _default_file(url, token_file) if keep is True else TableFile(Path(keep)) if keep else None
         self._poller: Poller | None = Poller(
-            url, self._arrived, self._touch, self._report, self._has_news,
+            url, self._arrived, self._heard, self._report, self._has_news,
             wait=wait, refresh=refresh, token_file=token_file,
         )  # fmt: skip
         if self._table_file is not None and (last := self._table_file.load()) is not None:
@@ -127,6 +127,8 @@ class Router:
         self._contracts = {contract.name: contract for contract in contracts}
         self._asked = {(name, _ROUTE) for name in self._contracts}
         """Contracts, and kinds of directives that this process looks at; before its first request it may serve, too."""
+        self._reported = self._answered = frozenset[tuple[str, str]]()
+        """What of these the last request told the evaluator, and the last answer was to."""
         self._unserved: frozenset[str] = frozenset()
         """Contracts that the evaluator says it does not judge."""
         self._instance = f"{socket.gethostname()[:_HOST_CHARACTERS]}/{os.getpid()}/{secrets.token_hex(3)}"
@@ -177,7 +179,7 @@ class Router:
             `train-kernel` if a person has pinned one of the request's slices to it (the newest pin decides); if no pin
             covers them and a route does; if the request lies outside of the share of a canary that covers one; or if
             no pin covers them, the version is not known to have been promoted to full, and the table is stale or the
-            evaluator does not judge this contract. Else `inference-kernel`.
+            evaluator does not judge this contract, or has not answered yet whether it does. Else `inference-kernel`.
 
         Raises:
             LookupError: If attributes are given for a contract that the router was not given.
@@ -203,7 +205,8 @@ class Router:
             where = frozenset((where,) if isinstance(where, str) else where)
         choice = snapshot.choice(contract, where, inference_version, key)
         stale = self._clock() > self._fresh_until
-        if choice.cause in {"default", "canary"} and (stale or contract in self._unserved):
+        unknown = self._poller is not None and (contract, _ROUTE) not in self._answered
+        if choice.cause in {"default", "canary"} and (stale or unknown or contract in self._unserved):
             if choice.kernel == TRAIN_KERNEL:
                 return choice
             if stale and not self._said_stale:
@@ -328,7 +331,8 @@ class Router:
         for name, contract in self._contracts.items():
             defined[name] = "".join(id for slice, id in contract.slice_ids.items() if (name, slice) in named)
         told = [("instance", self._instance)]
-        for name, kind in sorted(self._asked):
+        self._reported = frozenset(self._asked)
+        for name, kind in sorted(self._reported):
             ids = defined.get(name, "") if kind == _ROUTE else ""
             told.append(("obeys", f"{name}/{kind}/{ids}" if ids else f"{name}/{kind}"))
         kept = self._kept()
@@ -343,12 +347,16 @@ class Router:
         return [(contract, slice, version) for contract, slice, version in kept if (contract, version) in self._served]
 
     def _has_news(self) -> bool:
-        """Return whether requests are kept from a version of which the evaluator has not been told."""
+        """Return whether the evaluator has not been told of a contract, or that requests are kept from a version."""
         told = self._snapshot.told
-        return not all(entry in told for entry in self._kept())
+        new = any(kind == _ROUTE for _, kind in self._asked - self._reported)
+        return new or not all(entry in told for entry in self._kept())
 
-    def _touch(self, unserved: Collection[str] = ()) -> None:
-        self._unserved = frozenset(unserved)
+    def _heard(self, unserved: Collection[str]) -> None:
+        self._unserved, self._answered = frozenset(unserved), self._reported
+        self._touch()
+
+    def _touch(self) -> None:
         self._fresh_until = self._clock() + self._stale_after
         self._said_stale = False
 
@@ -378,7 +386,7 @@ class Router:
             table = replace(table, version=version, canaries=(*table.canaries, *left))
         self._take(table)
         if fresh:
-            self._touch(self._unserved)  # before the file is written: a slow disk does not make it stale
+            self._touch()  # before the file is written: a slow disk does not make it stale
         if self._table_file is not None:
             self._table_file.save(table)
 

@@ -27,6 +27,7 @@ from kc_otel.contract.fields import operator_name
 from kc_otel.contract.load import load
 from kc_otel.contract.model import Contract
 from kc_otel.contract.registry.clause_metrics import QUANTITIES, SAMPLING, Origin
+from kc_otel.contract.slices import LENGTH, Scalar
 from kc_otel.record.engine import DriftLog, Engine
 from kc_otel.record.guided_loop import Directives, GuidedLoop, Quarantine
 from kc_otel.record.kernel import Kernel, KernelPair
@@ -34,7 +35,7 @@ from kc_otel.record.measure.arrays import is_tensor
 from kc_otel.record.measurer import Measurer
 from kc_otel.record.pairing import PairingBuffer
 from kc_otel.record.sampling import Sampler
-from kc_otel.record.slice_table import Attributes
+from kc_otel.record.slice_table import Attributes, SliceTable
 from kc_otel.record.telemetry import environment
 from kc_otel.record.telemetry.counters import Counters, RecorderStats
 from kc_otel.record.telemetry.export import VERSION, ExportLoop, scope_of
@@ -114,6 +115,7 @@ class Recorder(PerProcess):
                 raise ValueError(f"{name}: {value!r} leaves no room for anything; leave it out for the default")
         self.log: Final = log
         kernels = self.contract.kernels
+        self._slices = SliceTable.of(self.contract)
         self._known: set[Kernel] = set()
         self._pair = self._met(
             KernelPair(train or Kernel.declared(kernels.train), inference or Kernel.declared(kernels.inference))
@@ -183,7 +185,7 @@ class Recorder(PerProcess):
                 where they differ are invalid, because that would measure the sampler and not the kernel.
             weights: Weight versions of the training and the inference kernel; if both are integers, the lag is
                 measured. If an update arrived during sampling, the inference kernel's is the step of each token,
-                shaped like the log-probabilities.
+                shaped like the log-probabilities; or that of each sequence, [sequences].
             groups: Name of each sequence's prompt, any number or text: rollouts of one prompt share its drift and count
                 together. Without any, each sequence counts by itself, as if it were independent of the others.
             group_size: Number of rollouts of each prompt, or [sequences] of each sequence's prompt: the recorder waits
@@ -416,11 +418,27 @@ class Recorder(PerProcess):
         if engine is not None:
             engine.counters.dropped(reason, why)
 
-    def refuse(self, reason: str, why: object, sequences: int = 1) -> None:
-        """Count sequences that the caller knows to be incomparable as invalid input; `why` is logged the first time."""
+    def refuse(
+        self,
+        reason: str,
+        why: object,
+        sequences: int = 1,
+        *,
+        attributes: Mapping[str, Scalar] | None = None,
+        inference: Kernel | None = None,
+    ) -> None:
+        """Count sequences that the caller knows to be incomparable as invalid input; `why` is logged the first time.
+
+        `attributes` of all of them decide the slices; without these every slice may lack them. `inference` is the
+        kernel that sampled them, the current one if None.
+        """
         engine = self._running()
         if engine is not None:
-            engine.counters.invalid(reason, sequences, self._pair, why)
+            table, on = self._slices, None
+            if attributes is not None and (LENGTH in attributes or not table.by_length):
+                on = table.counted(table.of_batch(attributes, range(sequences), sequences))
+            pair = KernelPair(self._pair.train, inference or self._pair.inference)
+            engine.counters.invalid(reason, sequences, pair, why, on)
 
     def quarantined(self, found: Quarantine) -> None:
         """Count the sequences that `quarantine` kept and removed, with their drift. Never raises.

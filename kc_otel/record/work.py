@@ -131,7 +131,9 @@ def laid_out(arrays: dict[str, Tree], *, like: str, trailing: int = 0) -> Rows:
         given = {
             name: tree if name == "advantages" and tree.shape == (1,) else tree[None] for name, tree in given.items()
         }
-    sequences = given[like].shape[0]
+    sequences, tokens = given[like].shape[:2]
+    if (versions := given.get("versions")) is not None and versions.ndim == 1:  # the step of each sequence
+        given["versions"] = np.broadcast_to(versions[:, None], (sequences, tokens))
     return _with_a_column(Rows({name: given.get(name) for name in arrays}, list(range(sequences)), sequences), like)
 
 
@@ -175,7 +177,7 @@ def _padded(arrays: dict[str, Tree], like: str) -> Rows:
     for name, rows in lists.items():
         if len(rows) != sequences:
             raise ValueError(f"{name}: {len(rows)} sequences, but {like} has {sequences}")
-    lists["advantages"] = _spread(lists.get("advantages"), lists[like])
+    lists |= {name: _spread(lists.get(name), lists[like]) for name in ("advantages", "versions")}
     lists = {name: rows for name, rows in lists.items() if rows is not None}
     kept = [i for i in range(sequences) if len({rows[i].shape[0] for rows in lists.values()}) == 1]
     lengths = np.array([lists[like][i].shape[0] for i in kept], dtype=np.int64)
@@ -193,10 +195,10 @@ def _as_list(tree: Tree) -> list[Any]:
     return [row if row.ndim else row[None] for row in rows]
 
 
-def _spread(advantages: list[Any] | None, like: list[Any]) -> list[Any] | None:
-    if advantages is None:
+def _spread(given: list[Any] | None, like: list[Any]) -> list[Any] | None:
+    if given is None:
         return None
-    return [np.full(row.shape[0], a[0]) if a.shape == (1,) else a for a, row in zip(advantages, like, strict=True)]
+    return [np.full(row.shape[0], a[0]) if a.shape == (1,) else a for a, row in zip(given, like, strict=True)]
 
 
 def _stacked(rows: Sequence[Any], width: int) -> Any:

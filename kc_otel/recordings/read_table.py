@@ -55,6 +55,8 @@ ALIASES: Final[Mapping[str, tuple[str, ...]]] = {
 }
 """Role -> column names that are understood for it, the canonical one first; `save_recording` writes that one."""
 
+_COLUMNS: Final = frozenset(chain.from_iterable(ALIASES.values())) - {*ALIASES["lengths"]}
+
 LOGITS: Final = ("train_logits", "inference_logits")
 """Roles that have a row of numbers per token."""
 FLOATS: Final = ("train", "inference", "advantages", "train_kept", "inference_kept", "versions")
@@ -62,6 +64,10 @@ FLOATS: Final = ("train", "inference", "advantages", "train_kept", "inference_ke
 MASK: Final = "mask"
 """The role of which a file may have several, such as TRL's completion_mask and tool_mask: a token counts under all.
 Those after the first have roles of their own, which begin with it."""
+_UNREAD_MASK: Final = (
+    f"would be ignored, so that every token counts; name it {', '.join(ALIASES[MASK])}, say mask=NAME with columns, or "
+    f"leave it out"
+)
 ATTRIBUTES: Final = "attributes"
 """Column with a sequence's attributes: a mapping, or its JSON."""
 
@@ -176,15 +182,16 @@ def table_of_rows(
 ) -> RaggedTable:
     """Put rows, a place for messages and values by column, into arrays.
 
-    `names` are what `resolve` returns; without them the first row has every column.
+    `names` are what `resolve` returns; without them the first row has every column, and a later one has no other role.
     """
+    late: frozenset[str] = frozenset()
     parts: dict[str, list[NDArray[Any]]] = {}
     attributes: list[Mapping[str, Scalar]] = []
     unread: dict[str, str] = {}
     places: list[str] = []
     for place, row in rows:
         if names is None:
-            names = _resolved(problems.source, row, columns)
+            names, late = _resolved(problems.source, row, columns), _COLUMNS - row.keys()
         for role, name in names.items():
             parts.setdefault(role, []).append(_numbers(role, name, row.get(name), place, problems))
         given = _row_attributes(row, names, place, problems)
@@ -192,12 +199,29 @@ def table_of_rows(
         for name in given.keys() - attributes[-1].keys() - unread.keys():
             if given[name] is not None:
                 unread[name] = f"holds {_short(given[name])} in {place}, not a plain value"
+        tokens = len(parts["train" if "train" in parts else LOGITS[0]][-1])
+        _refuse_ignored(
+            {name: row[name] for name in row.keys() - names.values()},
+            late,
+            0 if MASK in (columns or {}) else tokens,
+            place,
+            problems,
+        )
         places.append(place)
     if not places:
         problems.add("has no sequence; write one object or row for each")
     if problems.all():
-        raise RecordingError(*problems.all())
+        raise RecordingError(*problems.all(), sequences=len(places))
     return RaggedTable(problems.source, parts, names or {}, attributes, places.__getitem__, unread)
+
+
+def _refuse_ignored(row: Mapping[str, Any], late: frozenset[str], tokens: int, place: str, problems: Problems) -> None:
+    """Note the columns of no role that change what is measured: those of a later row alone, and masks of tokens."""
+    for name, value in row.items():
+        if name in late and value is not None and not isinstance(value, str):
+            problems.add(f"{place}: {name}: is not in the first row; write it in every row", kind=name)
+        elif MASK in name.lower() and isinstance(value, list) and len(value) == tokens:
+            problems.add(f"{place}: {name}: {_UNREAD_MASK}", kind=name)
 
 
 def first_record(path: Path) -> dict[str, Any] | None:
@@ -344,6 +368,7 @@ def read_npz(path: Path, columns: Mapping[str, str] | None) -> RaggedTable:
     if "token_ids" in names and arrays[names["token_ids"]].dtype.kind == "U":
         del names["token_ids"]
     role_of = {name: role for role, name in names.items()}
+    leading = arrays[names["train" if "train" in names else LOGITS[0]]]
     values: dict[str, Sequence[Any]] = {}
     unread: dict[str, str] = {}
     for name, array in arrays.items():
@@ -354,6 +379,8 @@ def read_npz(path: Path, columns: Mapping[str, str] | None) -> RaggedTable:
             problems.add(f"{name}: {held}, not a number for each of {lengths.sum():,} tokens in {lengths.size:,} rows")
         elif name == ATTRIBUTES:
             problems.add(f"{name}: {held}, not a JSON object for each of {lengths.size:,} rows")
+        elif MASK in name.lower() and MASK not in (columns or {}) and array.shape == leading.shape:
+            problems.add(f"{name}: {_UNREAD_MASK}")
         else:
             unread[name] = f"{held}, not a plain value for each of {lengths.size:,} rows"
     if problems.all():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import logging
 import math
 from collections.abc import Mapping
 from contextlib import suppress
@@ -14,6 +15,7 @@ from numpy.typing import NDArray
 
 from kc_otel.contract.slices import LAG, Scalar
 
+_log: Final = logging.getLogger("kc_otel")
 _REWARDS: Final = ("reward", "rewards", "score")
 """Attributes that may hold the reward of a sequence, the first that does counting."""
 
@@ -69,11 +71,15 @@ def prompt_id(token_ids: NDArray[np.int64]) -> str:
 
 
 class RecordingError(ValueError):
-    """A recording cannot be used; `problems` are sentences with file, row, field and remedy, in the file's order."""
+    """A recording cannot be used; `problems` are sentences with file, row, field and remedy, in the file's order.
 
-    def __init__(self, *problems: str) -> None:
+    `sequences` is the number of rows that were read and are not measured; 0 where nobody knows it.
+    """
+
+    def __init__(self, *problems: str, sequences: int = 0) -> None:
         super().__init__("\n".join(problems))
         self.problems = problems
+        self.sequences = sequences
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -111,12 +117,16 @@ class Recording:
 
     @property
     def prompts(self) -> NDArray[np.int64] | None:
-        """Number of each sequence's prompt, int64 [S]; None where one has no `group_of`."""
+        """Number of each sequence's prompt, int64 [S]; None where none has a `group_of`.
+
+        A sequence without one is the only rollout of its prompt.
+        """
         names = [group_of(attributes) for attributes in self.attributes]
-        if any(name is None for name in names):
+        if all(name is None for name in names):
             return None
-        number: dict[Scalar | None, int] = {}
-        return np.array([number.setdefault(name, len(number)) for name in names], dtype=np.int64)
+        number: dict[object, int] = {}
+        alone = ((None, row) if name is None else name for row, name in enumerate(names))
+        return np.array([number.setdefault(name, len(number)) for name in alone], dtype=np.int64)
 
     @property
     def density(self) -> bool:
@@ -142,9 +152,10 @@ class Recording:
     @property
     def age_unknown(self) -> NDArray[np.bool_]:
         """Mask of the sequences that were scored at a trainer's step and sampled by weights that nothing tells of."""
-        known = {LAG, "inference_weights"}
+        if self.versions is not None:
+            return np.zeros(len(self.attributes), dtype=np.bool_)
         return np.array([
-            self.versions is None and not math.isnan(_step(row.get("train_weights"))) and known.isdisjoint(row)
+            math.isnan(_step(row.get(LAG))) and lag_unknown(row.get("train_weights"), row.get("inference_weights"))
             for row in self.attributes
         ])  # fmt: skip
 
@@ -179,9 +190,16 @@ class Recording:
             np.repeat([_step(attributes.get(name)) for attributes in self.attributes], self.lengths)
             for name in ("train_weights", "inference_weights")
         )
-        lag = np.maximum(train - (inference if self.versions is None else self.versions), 0.0)
+        sampled = inference if self.versions is None else self.versions
+        lag = np.maximum(train - sampled, 0.0)
         if np.isnan(lag).all():
             return self
+        if (newer := np.flatnonzero(sampled > train)).size:
+            _log.warning(
+                "%s: %d tokens were sampled by newer weights than the trainer's, the first at step %d where "
+                "train_weights is %d; they count as the trainer's own",
+                self.source, newer.size, sampled[newer[0]], train[newer[0]],
+            )  # fmt: skip
         both = np.logical_and(*(np.logical_or.reduceat(part, self.starts) for part in (lag == 0, lag > 0)))
         apart = np.repeat(both, self.lengths) & (lag > 0)
         tokens, rows = (np.concatenate(parts) for parts in (
@@ -210,4 +228,9 @@ class Recording:
 
 def _step(version: Scalar | None) -> float:
     """A weight version that is an optimizer step; NaN for any other."""
-    return float(version) if isinstance(version, int) and not isinstance(version, bool) else math.nan
+    return math.nan if version is None or isinstance(version, str) else float(version)
+
+
+def lag_unknown(train: Scalar | None, inference: Scalar | None) -> bool:
+    """Return True if the trainer's weights are known, and nothing says by how much those that sampled are older."""
+    return train is not None and train != inference and math.isnan(_step(train) - _step(inference))

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import gzip
 import json
+import math
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final, Literal
@@ -13,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kc_otel.contract.input_reasons import InvalidReason, remedy
-from kc_otel.contract.slices import LENGTH
+from kc_otel.contract.slices import LAG, LENGTH, Scalar
 from kc_otel.record.measure.altered import offset_by_row
 from kc_otel.record.measure.arrays import as_bool
 from kc_otel.record.measure.blocks import Block
@@ -21,6 +23,7 @@ from kc_otel.record.measure.checks import check_block
 from kc_otel.record.measure.remarks import swapped
 from kc_otel.record.measure.sampled import renormalised, saturated
 from kc_otel.record.measure.token_checks import LOOK, TOO_SURE, more_than_all, penalised
+from kc_otel.record.weight_versions import as_version
 from kc_otel.recordings.read_table import (
     ALIASES,
     ATTRIBUTES,
@@ -35,7 +38,7 @@ from kc_otel.recordings.read_table import (
     read_npz,
     read_parquet,
 )
-from kc_otel.recordings.recording import DENSITY, Recording, RecordingError, group_of
+from kc_otel.recordings.recording import DENSITY, GROUPS, Recording, RecordingError, group_of
 from kc_otel.stats.surplus import surely_surplus, sureness, surplus
 
 Format = Literal["npz", "jsonl", "parquet"]
@@ -73,7 +76,11 @@ def load_recording(path: str | Path, *, columns: Mapping[str, str] | None = None
 def load_own(path: Path, columns: Mapping[str, str] | None, read: LinesRead | None = None) -> Recording:
     """Read a recording in .npz, .jsonl, .jsonl.gz or .parquet, without the lines that `read` counts so far."""
     format = format_of(path)
-    return assembled(read_jsonl(path, columns, read) if format == "jsonl" else _READERS[format](path, columns))
+    table = read_jsonl(path, columns, read) if format == "jsonl" else _READERS[format](path, columns)
+    try:
+        return assembled(table)
+    except RecordingError as error:
+        raise RecordingError(*error.problems, sequences=len(table.attributes)) from None
 
 
 def _trainers(path: Path, columns: Mapping[str, str] | None) -> Recording:
@@ -86,7 +93,11 @@ def _trainers(path: Path, columns: Mapping[str, str] | None) -> Recording:
         if path.is_file() and trainer_files.format_of(path) == "generic":
             return load_own(path, columns)
         files = trainer_files.files_of([path])
-        rows = [row for file in files for row in trainer_files.read_file(file, refusals, columns=columns)]
+        rows = [
+            replace(row, attributes=_group_of_file(row.attributes, file)) if len(files) > 1 else row
+            for file in files
+            for row in trainer_files.read_file(file, refusals, columns=columns)
+        ]
     except OSError as error:
         raise RecordingError(str(error)) from None
     masked = refusals.counts["no_tokens"]
@@ -96,18 +107,35 @@ def _trainers(path: Path, columns: Mapping[str, str] | None) -> Recording:
     if not rows:
         raise RecordingError(f"{path}: holds no sequence with a token that counts")
     columns_of = {"train": [row.train if row.train_kept is None else row.train + row.train_kept for row in rows]}
-    for role in ("inference", "token_ids", "advantages", "train_kept", "versions"):
+    for role in ("inference", "token_ids", "advantages", "versions"):
         values = [getattr(row, role) for row in rows]
-        if not any(value is None for value in values):  # a column that only some of them have is left out
+        without = sum(value is None for value in values)
+        if role == "versions" and 0 < without < len(rows):
+            said = f"{without:,} of {len(rows):,} sequences have no weight_versions; write the column in every file"
+            raise RecordingError(f"{path}: {said}, or give the files one by one")
+        if not without:  # ids and advantages that only some of them have are left out
             columns_of[role] = values
+    if any(row.train_kept is not None for row in rows):  # without truncation the kept mass is 1
+        columns_of["train_kept"] = [
+            np.zeros_like(row.train) if row.train_kept is None else row.train_kept for row in rows
+        ]
     names = {"train": "train log-probabilities", "inference": "inference log-probabilities"}
     table = RaggedTable(str(path), columns_of, names, [row.attributes for row in rows], "sequence {}".format)
     return replace(assembled(table), masked=({},) * masked)
 
 
+def _group_of_file(attributes: Mapping[str, Scalar], file: Path) -> Mapping[str, Scalar]:
+    """Name group numbers after their file, where they may begin anew in each; names and uids are those of all files."""
+    numbers = {
+        name: value for name in GROUPS if name != "uid" and isinstance(value := attributes.get(name), int | float)
+    }
+    return {**attributes, **{name: f"{file}: {value}" for name, value in numbers.items() if not math.isnan(value)}}
+
+
 def assembled(table: RaggedTable) -> Recording:
     """The recording that a table holds; a RecordingError with each kind of fault, its first place and a count."""
     problems = Problems(table.source)
+    table = replace(table, attributes=[_with_steps(table, row, problems) for row in range(len(table.attributes))])
     lengths = np.array([len(row) for row in table.columns.get("train", table.columns.get(LOGITS[0], ()))], np.int64)
     rows = _packed(table, lengths, problems)
     if not lengths.sum():
@@ -151,6 +179,23 @@ def assembled(table: RaggedTable) -> Recording:
         unread=table.unread,
         **columns,
     )
+
+
+def _with_steps(table: RaggedTable, row: int, problems: Problems) -> dict[str, Scalar]:
+    """A row's attributes, with the steps of weights and the lag as whole numbers, however the file writes them."""
+    found = dict(table.attributes[row])
+    for name in found.keys() & {"train_weights", "inference_weights", LAG}:
+        given = found.pop(name)
+        with suppress(ValueError):
+            if given != given:  # noqa: PLR0124 - NaN, as arrays write that nothing is known
+                continue
+            version = None if isinstance(given, bool) else as_version(given)
+            if version is not None and (name != LAG or (isinstance(version, int) and version >= 0)):
+                found[name] = version
+                continue
+        said = "the number of versions behind, 0 or more" if name == LAG else "a step, a whole number, or a name"
+        problems.add(f"{table.place(row)}: {name}: {given!r} is not {said}", kind=name)
+    return found
 
 
 def _packed(table: RaggedTable, lengths: NDArray[np.int64], problems: Problems) -> dict[str, NDArray[Any]]:

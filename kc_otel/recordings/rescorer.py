@@ -24,6 +24,7 @@ import numpy as np
 from opentelemetry import trace
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
+from kc_otel.contract.slices import LENGTH
 from kc_otel.record.measure.arrays import floats
 from kc_otel.record.pairing import content_key
 from kc_otel.record.recorder import Recorder
@@ -122,7 +123,7 @@ class Rescorer:
             if why is None:
                 kept.append((number, request))
             else:
-                self._refuse(*why)
+                self._refuse(request, *why)
                 finished.append(number)
         prompts = [content_key((), request.prompt_ids) for _, request in kept]
         rollouts = Counter(prompts)
@@ -150,20 +151,20 @@ class Rescorer:
                 raise RescoreError(f"scoring request {requests[0].request_id} failed: {_described(error)}") from error
             failure = error
         found: list[tuple[SampledRequest, Any]] = []
-        failures: list[Exception] = []
+        failures: list[tuple[SampledRequest, Exception]] = []
         for request in requests:
             try:
                 found.append((request, self._logprobs([request])[0]))
             except UnavailableError as error:
                 raise RescoreError(str(error)) from error
             except Exception as error:  # noqa: BLE001
-                failures.append(error)
-        if not found and not any(isinstance(error, UnscorableError) for error in failures):
+                failures.append((request, error))
+        if not found and not any(isinstance(error, UnscorableError) for _, error in failures):
             raise RescoreError(
                 f"scoring failed on each of {len(requests)} requests: {_described(failure)}"
             ) from failure
-        for failure in failures:
-            self._refuse("scoring_failed", f"the score function failed: {_described(failure)}")
+        for request, failed in failures:
+            self._refuse(request, "scoring_failed", f"the score function failed: {_described(failed)}")
         return [request for request, _ in found], [logprobs for _, logprobs in found]
 
     def _logprobs(self, requests: Sequence[SampledRequest]) -> list[Any]:
@@ -217,9 +218,10 @@ class Rescorer:
         self._reader.done(numbers)
         self.totals.confirmed += len(numbers)
 
-    def _refuse(self, reason: str, why: str) -> None:
+    def _refuse(self, request: SampledRequest, reason: str, why: str) -> None:
         self.totals.refused[reason] += 1
-        self._recorder.refuse(reason, why)
+        attributes = {LENGTH: int(request.token_ids.size), **request.attributes}
+        self._recorder.refuse(reason, why, attributes=attributes, inference=request.kernel)
 
 
 def refusal(

@@ -17,8 +17,9 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from hashlib import blake2b
 from pathlib import Path
-from typing import Final, Self
+from typing import Any, Final, Self
 
 from kc_otel.contract.units import format_duration
 from kc_otel.record.worker import BoundedWorker, PerProcess, ReasonCounts
@@ -37,6 +38,8 @@ _TABLE: Final = """CREATE TABLE IF NOT EXISTS requests (
 _APPLICATION_ID: Final = 0x6B63_5350  # "kcSP"
 _WAL_PAGES: Final = 256
 _EXPIRED_AT_ONCE: Final = 500
+_LOOK_AHEAD: Final = 65_536
+"""Requests among which a reader looks for the other rollouts of a prompt."""
 _QUEUE_BYTES: Final = 64 << 20
 _BATCH_REQUESTS: Final = 256
 _RETRY_SECONDS: Final = 5.0
@@ -141,7 +144,9 @@ class SpoolReader:
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path: Final = Path(path)
-        self._taken = 0
+        self._seen = 0
+        self._waiting: dict[bytes, list[int]] = {}
+        """Digest of a prompt -> numbers of its requests that were seen and not taken."""
         # A lock of the operating system ends with the process, however it ends.
         self._lock = os.open(f"{self.path}.reader", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
@@ -154,12 +159,15 @@ class SpoolReader:
             raise SpoolError(f"{self.path}: another process is rescoring this spool; stop it first") from None
 
     def take(self, limit: int) -> list[tuple[int, SampledRequest]]:
-        """The next requests, oldest first, with their numbers; a row that cannot be read is removed and logged."""
+        """The next requests with their numbers, about `limit`: all that wait of a prompt, the oldest prompt first.
+
+        A row that cannot be read is removed and logged.
+        """
+        rows: list[Any] = []
         try:
-            rows = self._connection.execute(
-                f"SELECT id, {COLUMNS} FROM requests WHERE id > ? ORDER BY id LIMIT ?",  # noqa: S608 - constants
-                (self._taken, limit),
-            ).fetchall()
+            self._look_ahead()
+            while self._waiting and not rows:
+                rows = self._next(limit)
         except sqlite3.Error as error:
             raise SpoolError(f"{self.path}: cannot be read ({error})") from None
         found = []
@@ -169,8 +177,31 @@ class SpoolReader:
             except ValueError as error:
                 _log.warning("%s: %s; it is removed", self.path, error)
                 self.done([number])
-            self._taken = number
         return found
+
+    def _look_ahead(self) -> None:
+        """Note the numbers of the next requests by their prompt, whose rollouts are mixed with those of others."""
+        room = _LOOK_AHEAD - sum(map(len, self._waiting.values()))
+        query = "SELECT id, prompt_ids FROM requests WHERE id > ? ORDER BY id LIMIT ?"
+        for number, prompt in self._connection.execute(query, (self._seen, room)):
+            self._waiting.setdefault(blake2b(bytes(prompt), digest_size=16).digest(), []).append(number)
+            self._seen = number
+
+    def _next(self, limit: int) -> list[Any]:
+        """Rows of the oldest prompts; those that expired are not there any more."""
+        chosen: list[int] = []
+        while self._waiting and len(chosen) < limit:
+            prompt = next(iter(self._waiting))
+            numbers = self._waiting[prompt]
+            chosen += numbers[:limit]
+            del numbers[:limit]
+            if not numbers:
+                del self._waiting[prompt]
+        among = ", ".join("?" * len(chosen))
+        return self._connection.execute(
+            f"SELECT id, {COLUMNS} FROM requests WHERE id IN ({among}) ORDER BY id",  # noqa: S608 - constants
+            chosen,
+        ).fetchall()
 
     def done(self, numbers: Iterable[int]) -> None:
         """Forget requests whose drift has been exported; after a SpoolError a restart scores them again."""

@@ -228,3 +228,12 @@ def test_a_bad_recording_ends_with_2_and_each_kind_of_problem(run, tmp_path):
     (line,) = err.splitlines()
     assert ": line 1: train_logprobs: token 0 is 0.5; " in line
     assert line.endswith("(1 more like this)")
+
+
+def test_the_reason_of_a_verdict_is_printed_once(run, log, contract):
+    _, out, _ = run(log, "--contract", contract, width=500)
+    lines = [line for line in out.splitlines() if line.startswith(("FAIL", "INCONCLUSIVE"))]
+    assert lines
+    for line in lines:
+        _, *reasons = line.split("; ")
+        assert len(reasons) == len(set(reasons)), line

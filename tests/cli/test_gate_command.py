@@ -255,6 +255,13 @@ def test_each_file_of_a_trainers_folder_is_a_window(run, contract, tmp_path):
     assert out.startswith("advance: "), out
 
 
+def test_a_folder_without_recordings_is_said_to_have_none(run, contract, tmp_path):
+    (tmp_path / "empty").mkdir()
+    code, _, err = run("gate", "run", contract, tmp_path / "empty", width=500)
+    assert code == 2
+    assert "empty: holds no recording and no file of a trainer" in err
+
+
 def test_a_kernel_that_is_not_what_the_contract_declares_is_refused(run, contract, tmp_path, monkeypatch):
     """The verdict would be on a kernel that nobody asked about; so would one of the training kernel against itself."""
     log = write(tmp_path / "log.npz")

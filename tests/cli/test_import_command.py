@@ -69,6 +69,17 @@ def test_a_folder_is_imported_and_counted(run):
     assert "it is unknown which weights sampled 2 sequences: their figures contain drift and staleness together" in out
 
 
+def test_steps_that_are_judged_together_are_told(run, tmp_path):
+    """A step that drifts is a small part of a whole run."""
+    told = "the sequences of steps 3 to 4 are judged together, so that a step that drifts may be hidden; --log FILE"
+    assert told not in run("token_exports", "--contract", "contract.yaml")[1]
+    later = tmp_path / "token_exports" / "step_4" / "rank_0.jsonl"
+    later.parent.mkdir()
+    later.write_text(json.dumps(line(seed=7, step=4)) + "\n")
+    assert told in run("token_exports", "--contract", "contract.yaml")[1]
+    assert told not in run("token_exports", "--contract", "contract.yaml", "--log", "steps.jsonl")[1]
+
+
 def test_a_copy_is_named_and_does_not_count_again(run, tmp_path):
     step = tmp_path / "token_exports" / "step_3"
     (step / "rank_1.jsonl").write_bytes((step / "rank_0.jsonl").read_bytes())
@@ -93,7 +104,8 @@ def test_what_is_not_measured_is_told_with_its_remedy(run, tmp_path):
     nan, other = line(seed=4), line(80, seed=5)
     nan["trainer_logprobs"][3] = None
     other["trainer_logprobs"] = [0.7 * logprob for logprob in other["inference_logprobs"]]
-    records = [nan, other, line(loss_mask=[False] * 40), line()]
+    short = {**line(), "inference_logprobs": line()["inference_logprobs"][1:]}
+    records = [nan, other, line(loss_mask=[False] * 40), line(), short]
     (tmp_path / "rank_1.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
     code, out, _ = run("rank_1.jsonl", "--contract", "contract.yaml", "--format", "prime-rl")
     assert code == 0
@@ -101,7 +113,9 @@ def test_what_is_not_measured_is_told_with_its_remedy(run, tmp_path):
     assert f"not measured: 1 nan_logprob: {REASONS['nan_logprob'].meaning}" in out
     assert "not measured: 1 temperature_mismatch:" in out
     assert "processed_logprobs" in out
-    assert "of 3 sequences 1 measured: 40 tokens" in out
+    assert "refused: 1 shape_mismatch: rank_1.jsonl:5: log-probabilities and mask have" in out
+    assert "not measured: 1 shape_mismatch" not in out
+    assert "of 4 sequences 1 measured: 40 tokens" in out
 
 
 def test_finished_files_are_remembered_and_only_what_is_appended_is_measured(run, tmp_path):
@@ -170,6 +184,7 @@ def test_files_that_fail_for_one_reason_are_counted(run, tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
+        (["empty"], "empty: holds no recording and no file of a trainer"),
         (["nowhere"], "nowhere: there is no such file or folder"),
         (["token_exports", "--format", "csv"], "--format csv: write one of auto, verl"),
         (["token_exports", "--columns", "train"], "--columns: 'train' is not ROLE=COLUMN"),
@@ -177,8 +192,9 @@ def test_files_that_fail_for_one_reason_are_counted(run, tmp_path):
         (["token_exports", "--done", "contract.yaml"], "contract.yaml:1: is no record of a finished file"),
     ],
 )
-def test_what_cannot_be_done_is_said_in_one_line(run, arguments, said):
+def test_what_cannot_be_done_is_said_in_one_line(run, tmp_path, arguments, said):
     """Exit code 2, and nothing is imported."""
+    (tmp_path / "empty").mkdir()
     code, out, err = run(*arguments, "--contract", "contract.yaml")
     assert code == 2
     assert said in err

@@ -205,11 +205,21 @@ def test_nothing_unproven_serves_under_a_contract_that_the_evaluator_does_not_ju
         eventually(lambda: router.decide("polcy-7b", ["code"], "inferB").cause == "stale")
         assert router.choose("polcy-7b", ["code"], "inferB") == "train-kernel"
         assert router.choose("polcy-7b", ["code"], "inferA") == "inference-kernel"
-        assert router.choose("policy-7b", ["code"], "inferB") == "inference-kernel"
+        eventually(lambda: router.choose("policy-7b", ["code"], "inferB") == "inference-kernel")
         assert not router.stale
         evaluator.unserved = ""
         eventually(lambda: router.choose("polcy-7b", ["code"], "inferB") == "inference-kernel")
     assert caplog.text.count("does not judge contract polcy-7b other: of its kernels only versions that") == 1
+
+
+def test_a_contract_that_the_evaluator_has_not_heard_of_yet_gives_nothing_unproven(evaluator):
+    """It is told during the request that is held back, and not only with the next one."""
+    with Router(evaluator.url, refresh=0.01, wait=60.0, keep=False, trusted=["inferA"]) as router:
+        eventually(lambda: len(evaluator.asked) == 2)
+        assert not router.stale
+        assert router.choose("policy-7b", ["code"], "inferB") == "train-kernel"
+        assert router.choose("policy-7b", ["code"], "inferA") == "inference-kernel"
+        eventually(lambda: evaluator.obeys == ["policy-7b/route"])
 
 
 def test_closing_does_not_wait_for_a_held_request(evaluator):

@@ -21,6 +21,13 @@ def test_what_was_saved_is_loaded_and_nothing_else_is_left(tmp_path):
     assert [file.name for file in tmp_path.iterdir()] == ["table.json"]
 
 
+def answered(router, table):
+    """The evaluator has answered a request with a table, and judges each contract that the request named."""
+    router._report()
+    router._arrived(table)
+    router._heard(())
+
+
 @pytest.mark.parametrize("content", [b"[]", b"{}", b"\xff", b'{"version": "x"}'])
 def test_a_file_that_holds_something_else_is_refused_by_name(tmp_path, content):
     path = tmp_path / "table.json"
@@ -40,7 +47,7 @@ def test_the_last_promotion_is_kept_without_being_asked_to(tmp_path, monkeypatch
     url = "http://127.0.0.1:9"
     with Router(url) as router:
         assert router.choose_version("c", [], ["new", "old"]) is None
-        router._arrived(table)
+        answered(router, table)
         assert router.choose_version("c", [], ["new", "old"]) == "new"
     with Router(url) as router:
         assert router.choose_version("c", [], ["new", "old"]) == "old"
@@ -84,13 +91,15 @@ def test_an_evaluator_that_lost_its_state_lets_nothing_serve_that_was_rolled_bac
     fresh = DecisionTable(1, 2.0, canaries=(Canary("c", "other", 0.5, "canary", 2.0),))
     path = tmp_path / "table.json"
     with caplog.at_level(logging.WARNING), Router("http://127.0.0.1:9", keep=path) as router:
+        router.choose("c", [])
         for table in (back, *(replace(fresh, version=version, at=2.0 + version) for version in (1, 2, 2, 8, 9, 10, 7))):
-            router._arrived(table)
+            answered(router, table)
             assert router.choose_version("c", [], ["new", "old"]) == "old"
         assert caplog.text.count("decisions began anew") == 1
     with Router("http://127.0.0.1:9", keep=path) as router:
-        router._arrived(DecisionTable(3, 4.0))
-        router._arrived(DecisionTable(11, 4.0))
+        router.choose("c", [])
+        answered(router, DecisionTable(3, 4.0))
+        answered(router, DecisionTable(11, 4.0))
         assert router.choose("c", [], "new") == "train-kernel"
-        router._arrived(DecisionTable(12, 5.0, canaries=(Canary("c", "new", 1.0, "full", 5.0),)))
+        answered(router, DecisionTable(12, 5.0, canaries=(Canary("c", "new", 1.0, "full", 5.0),)))
         assert router.choose("c", [], "new") == "inference-kernel"

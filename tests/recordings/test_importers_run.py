@@ -222,3 +222,49 @@ def test_a_side_that_is_a_copy_of_the_other_is_told_of(recorders, write):
     importer = Importer(recorders())
     assert importer.file(write("log.jsonl", [line, sequence(seed=1)]))
     assert importer.totals.identical == 1
+
+
+def test_what_is_said_of_every_file_tells_the_age_of_its_weights(recorders, write):
+    """Without `lag=0` nobody knows which weights sampled what the trainer scored."""
+    path = write("log.jsonl", [sequence(seed=n, train_weights=9) for n in range(3)])
+    for attributes, unknown in (({}, 3), ({"lag": 0}, 0)):
+        importer = Importer(recorders(), attributes=attributes)
+        assert importer.file(path)
+        assert importer.totals.age_unknown == unknown
+
+
+@pytest.mark.parametrize("column", ["train_logprobs", "tool_mask"])
+def test_what_a_file_holds_and_is_not_measured_is_told_to_the_evaluator(recorders, memory, write, column):
+    """A file that is refused as a whole, and lines that are one by one, would otherwise be missing from a PASS."""
+    made, good = recorders(), [sequence(seed=n) for n in range(4)]
+    bad = [*good[:2], *({**line, column: [0.0] * 20} for line in good[2:])]
+    importer = Importer(made)
+    assert importer.file(write("good.jsonl", [sequence(seed=n) for n in range(9)]))
+    assert not importer.file(write("bad.jsonl", bad))
+    keys = {"trainer_logprobs": [-1.0, -2.0], "token_ids": [1, 2]}
+    lines = [
+        {**keys, "inference_logprobs": [-1.0], "loss_mask": [True, True]},
+        {**keys, "inference_logprobs": [-1.0, -2.0], "loss_mask": [False, False]},
+    ]
+    assert importer.file(write("rank.jsonl", lines))
+    assert importer.totals.refused == 5
+    counts = {point.attributes["kc.reason"]: point.value for point in memory.points("kc.input.invalid")}
+    expected = {"placeholder": 4, "shape_mismatch": 1} if column == "train_logprobs" else {"shape_mismatch": 5}
+    assert counts == expected
+    assert not any("kc.slice" in point.attributes for point in memory.points("kc.input.invalid"))
+
+
+@pytest.mark.parametrize("unnamed", [0, 3])
+def test_rollouts_of_a_prompt_count_once_wherever_in_the_file_they_are(
+    recorders, contract, memory, write, monkeypatch, unnamed
+):
+    """Prompts that count in parts are too many, and the interval too narrow; a row without a prompt is one alone."""
+    monkeypatch.setattr(importer_module, "_CHUNK_TOKENS", 60)
+    lines = [sequence(seed=n, train_weights=9, inference_weights=9 - n % 2, group=n % 5) for n in range(30)]
+    for line in lines[:unnamed]:
+        del line["group"]
+    made = recorders(contract=contract(statistical=[{"id": "tv", "metric": "tv_token", "limit": 0.1}]))
+    assert Importer(made).file(write("log.jsonl", lines))
+    assert made.stats().batches == 10
+    (rollouts,) = memory.points("kc.sampling.rollouts", kc_slice="all")
+    assert (rollouts.count, rollouts.sum) == (5 + unnamed, 30)

@@ -222,3 +222,60 @@ def test_a_mask_that_is_additive_or_made_of_labels_is_refused(tmp_path, ending, 
     path = write_columns(tmp_path / f"a.{ending}", train_logprobs=rows, inference_logprobs=rows, mask=mask)
     with pytest.raises(RecordingError, match=rf"mask: holds {padded:g}; pass truth values, or 1 where a token counts"):
         load_recording(path)
+
+
+@pytest.mark.parametrize("column", ["tool_mask", "weight_versions", "train_kept_logprobs", "token_ids", "advantages"])
+def test_a_column_that_the_first_row_lacks_is_named(problems, column):
+    """Without a word the masks of an agent's tool output, or the weights of half of the tokens, would not count."""
+    value = [-0.1, -0.2] if column == "train_kept_logprobs" else [1, 0]
+    (found,) = problems(GOOD, {**GOOD, column: value}, {**GOOD, column: value})
+    assert found == f"line 2: {column}: is not in the first row; write it in every row (1 more like this)"
+
+
+@pytest.mark.parametrize("ending", ["npz", "jsonl", "parquet"])
+def test_a_mask_of_another_name_is_refused(tmp_path, ending):
+    """Ignoring it would count what the caller masked; a mask of the prompt and the completion is another thing."""
+    rows = np.full((2, 3), -1.0) - np.arange(6).reshape(2, 3) / 10
+    columns = {"train_logprobs": rows, "inference_logprobs": rows, "attention_mask": np.ones((2, 9))}
+    columns["action_mask"] = np.array([[1, 1, 0]] * 2)
+    path = write_columns(tmp_path / f"a.{ending}", **columns)
+    with pytest.raises(RecordingError, match="action_mask: would be ignored, so that every token counts; name it mask"):
+        load_recording(path)
+    assert load_recording(path, columns={"mask": "action_mask"}).lengths.tolist() == [2, 2]
+    del columns["action_mask"]
+    assert "attention_mask" in load_recording(write_columns(tmp_path / f"b.{ending}", **columns)).unread
+
+
+def test_files_of_a_folder_of_which_some_lack_a_column(tmp_path):
+    """Without truncation the kept mass is 1; which weights sampled nobody can make up."""
+    rng = np.random.default_rng(0)
+    first, second = (
+        [
+            {"inference_logprobs": side.tolist(), "train_logprobs": (side - 0.01).tolist()}
+            for side in -rng.random((4, 9))
+        ]
+        for _ in range(2)
+    )
+    kept = [{**row, "train_kept_logprobs": [-0.005] * 9} for row in second]
+    folder = tmp_path / "kept"
+    folder.mkdir()
+    alone = [load_recording(write_rows(folder / f"{name}.jsonl", of)) for name, of in (("a", first), ("b", kept))]
+    assert load_recording(folder).train.tolist() == pytest.approx(np.concatenate([file.train for file in alone]))
+    write_rows(folder / "b.jsonl", [{**row, "weight_versions": [1] * 9} for row in second])
+    with pytest.raises(RecordingError, match="4 of 8 sequences have no weight_versions; write the column in every"):
+        load_recording(folder)
+
+
+@pytest.mark.parametrize(
+    ("column", "value", "said"),
+    [
+        ("train_weights", 99.5, "99.5 is not a step, a whole number, or a name"),
+        ("inference_weights", True, "True is not a step"),
+        ("lag", "old", "'old' is not the number of versions behind, 0 or more"),
+        ("lag", -5, "-5 is not the number"),
+        ("lag", 0.5, "0.5 is not the number"),
+    ],
+)
+def test_what_is_no_step_is_named(problems, column, value, said):
+    (found,) = problems(GOOD, {**GOOD, column: value})
+    assert found.startswith(f"line 2: {column}: {said}")

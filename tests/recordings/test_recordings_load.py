@@ -302,3 +302,59 @@ def test_prompt_tokens_name_the_prompt_where_no_column_does(tmp_path, ending):
     assert of(group=np.full(4, np.nan)) is None
     assert of(group=np.full(4, np.nan), prompt_ids=prompts).tolist() == [0, 0, 1, 0]
     assert of(group=[1, 2, 2, 3], prompt_ids=prompts).tolist() == [0, 1, 1, 2], "a column that names prompts wins"
+
+
+@pytest.mark.parametrize("ending", ENDINGS)
+@pytest.mark.parametrize("written", [int, float, str])
+def test_steps_and_lags_are_whole_numbers_however_they_are_written(tmp_path, ending, written):
+    """Otherwise what older weights sampled is held against the kernels, or counts for them."""
+    rows = np.array([[-1.0, -2.0], [-1.5, -2.5]])
+    sides = {"train_logprobs": rows, "inference_logprobs": rows}
+    steps = {"train_weights": [written(100)] * 2, "inference_weights": [written(100), written(95)]}
+    path = tmp_path / f"log.{ending}"
+    if ending == "jsonl.gz":
+        write_columns(tmp_path / "log.jsonl", **sides, **steps)
+        path.write_bytes(gzip.compress((tmp_path / "log.jsonl").read_bytes()))
+    else:
+        write_columns(path, **sides, **steps)
+    found = load_recording(path)
+    assert not found.age_unknown.any()
+    assert [row["lag"] for row in found.by_age().attributes] == [0, 5]
+    if ending == "jsonl":
+        (row, _) = load_recording(write_columns(path, **sides, lag=[written(5)] * 2)).attributes
+        assert row["lag"] == 5
+        assert type(row["lag"]) is int
+
+
+def test_sequences_whose_weights_are_called_otherwise_are_of_unknown_age(tmp_path):
+    """A name tells by how much it is older only if it is the trainer's own."""
+    rows = [
+        {"train_logprobs": [-1.0], "inference_logprobs": [-1.0], "train_weights": train, "inference_weights": inference}
+        for train, inference in ((100, None), (100, "step_95"), ("step_100", "step_95"), ("a", "a"), (None, None))
+    ]
+    found = load_recording(write_rows(tmp_path / "log.jsonl", rows))
+    assert found.age_unknown.tolist() == [True, True, True, False, False]
+
+
+def test_weights_that_are_newer_than_the_trainers_are_told_of(tmp_path, caplog):
+    rows = np.full((2, 3), -1.0)
+    path = write_columns(tmp_path / "a.npz", train_logprobs=rows, inference_logprobs=rows, train_weights=[9, 9],
+                         inference_weights=[9, 12])  # fmt: skip
+    load_recording(path).by_age()
+    (record,) = caplog.records
+    assert "3 tokens were sampled by newer weights than the trainer's, the first at step 12" in record.getMessage()
+
+
+@pytest.mark.parametrize(
+    ("names", "prompts"),
+    [({"group": 0}, 2), ({"prompt_id": 3.0}, 2), ({"group": "p-0"}, 1), ({"uid": 7}, 1), ({"prompt_ids": [1, 2]}, 1)],
+)
+def test_group_numbers_begin_anew_in_each_file_of_a_folder(tmp_path, names, prompts):
+    """Prompts of several files that are taken for one hide what only one of them shows."""
+    rng = np.random.default_rng(0)
+    for file in ("step-1", "step-2"):
+        side = -rng.random((4, 9)) - 0.1
+        rows = [{"train_logprobs": row, "inference_logprobs": row, **names} for row in side.tolist()]
+        write_rows(tmp_path / f"{file}.jsonl", rows)
+    assert np.unique(load_recording(tmp_path).prompts).size == prompts
+    assert np.unique(load_recording(tmp_path / "step-1.jsonl").prompts).size == 1

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from opentelemetry.sdk.metrics.export import MetricExportResult
 
 from kc_otel.record.kernel import Kernel
+from kc_otel.recordings import rescorer as rescorer_module
 from kc_otel.recordings.request import KeptTokens, SampledRequest
 from kc_otel.recordings.rescorer import RescoreError, Rescorer, TokenBudget, batches, length, refusal
 from kc_otel.recordings.scoring import UnavailableError, UnscorableError
@@ -160,6 +161,20 @@ def test_requests_with_the_same_prompt_are_its_rollouts(rescorer, recorders, con
     assert (rollouts.count, rollouts.sum) == (3, 6)
 
 
+def test_rollouts_of_a_prompt_are_taken_together_however_they_are_mixed(
+    rescorer, recorders, contract, memory, monkeypatch
+):
+    """An engine finishes the rollouts of many prompts in any order; a prompt that counts in parts narrows intervals."""
+    monkeypatch.setattr(rescorer_module, "_TAKEN_AT_ONCE", 8)
+    mixed = [request(f"{rollout}-{prompt}", prompt=3 + prompt, tokens=6 + rollout % 3)
+             for rollout in range(6) for prompt in range(4)]  # fmt: skip
+    recorder = recorders(contract=contract(statistical=[{"id": "tv", "metric": "tv_token", "limit": 0.1}]))
+    totals = rescorer(*mixed, recorder=recorder).run(threading.Event())
+    assert (totals.requests, totals.confirmed) == (24, 24)
+    (rollouts,) = memory.points("kc.sampling.rollouts", kc_slice="all")
+    assert (rollouts.count, rollouts.sum) == (4, 24)
+
+
 def test_what_truncation_kept_is_compared_over_where_the_engine_says_it(rescorer, memory):
     asked = []
 
@@ -204,6 +219,30 @@ def test_refused_requests_are_counted_by_reason_and_leave_the_spool(rescorer, me
     assert totals.confirmed == 3
     counts = {point.attributes["kc.reason"]: point.value for point in memory.points("kc.input.invalid")}
     assert counts == {"greedy": 1, "no_tokens": 1}
+
+
+def test_refused_requests_are_counted_on_their_slices_and_kernel(rescorer, memory):
+    """A slice of which many requests are refused is not proven by the others, and no other kernel is blamed."""
+    greedy = {"processing": {"temperature": 0.0}, "kernel": FP8}
+    bad = UnscorableError("it is too long")
+
+    def score_short(prompt_ids, token_ids, processing=None):
+        if any(ids.size > 6 for ids in token_ids):
+            raise bad
+        return score(prompt_ids, token_ids, processing)
+
+    code = {"attributes": {"task": "code"}}
+    requests = [request("a", **greedy, **code), request("b", **greedy), request("c"), request("d", tokens=7, **code)]
+    made = rescorer(*requests, score=score_short)
+    assert made.run(threading.Event()).refused == {"greedy": 2, "scoring_failed": 1}
+    names = ("kc.reason", "kc.slice", "kc.kernel.inference")
+    counts = {tuple(p.attributes.get(name) for name in names): p.value for p in memory.points("kc.input.invalid")}
+    assert counts == {
+        ("greedy", "all", FP8.fingerprint): 2,
+        ("greedy", "code", FP8.fingerprint): 1,
+        ("scoring_failed", "all", BF16.fingerprint): 1,
+        ("scoring_failed", "code", BF16.fingerprint): 1,
+    }
 
 
 def test_requests_stay_in_the_spool_until_their_drift_is_exported(rescorer, memory):

@@ -6,8 +6,9 @@ improbable to be sampled twice; or where the sampling side's numbers, rounded to
 before along nearly the whole sequence: a copy with small changes, a part of a longer sequence, or a rotation.
 
 The last one compares windows of tokens so long that hardly any of independent tokens occurs twice. Rollouts that begin
-alike differ from where they part; short answers and certain text tell too little. Not found are copies that are changed
-by much more than the rounding, and parts of less than eight tokens.
+alike differ from where they part; short answers and certain text tell too little; what a named prompt makes probable
+may be sampled for it again. Not found are copies that are changed by much more than the rounding, and parts of less
+than eight tokens.
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from kc_otel.recordings.recording import Recording
+from kc_otel.contract.slices import Scalar
+from kc_otel.recordings.recording import Recording, group_of
 
 _MIN_TELLING_TOKENS: Final = 8
 """Fewest tokens that are no certainties, from which on a sequence that occurs again was not sampled again by chance."""
@@ -48,17 +50,33 @@ _SPARE_BITS: Final = 10
 
 def first_of_each(*recordings: Recording) -> list[NDArray[np.bool_]]:
     """Mark the sequences that count, bool [S] for each recording: the first, or longest, of each set of copies."""
-    first = _by_content(recordings)
+    prompts = _repeating_prompts(recordings)
+    first = _by_content(recordings, prompts)
     inference = np.concatenate([recording.inference for recording in recordings])
     lengths = np.concatenate([recording.lengths for recording in recordings])
     tokens = np.repeat(first, lengths)
-    first[first] = ~_occurs_before(inference[tokens], lengths[first])
+    first[first] = ~_occurs_before(inference[tokens], lengths[first], prompts[first])
     return np.split(first, np.cumsum([recording.lengths.size for recording in recordings])[:-1])
 
 
-def _by_content(recordings: Sequence[Recording]) -> NDArray[np.bool_]:
+def _repeating_prompts(recordings: Sequence[Recording]) -> NDArray[np.int64]:
+    """Number of the prompt of each sequence that is probable enough to be sampled again for it, int64 [S]; -1 for none.
+
+    A prompt is one observation, however many rollouts it has, so that these repeats make no evidence.
+    """
+    numbers: dict[tuple[int, Scalar], int] = {}
+    return np.array([
+        -1 if total <= -_UNREPEATED_NATS or (name := group_of(row)) is None
+        else numbers.setdefault((file, name), len(numbers))
+        for file, recording in enumerate(recordings)
+        for row, total in zip(recording.attributes, np.add.reduceat(recording.inference, recording.starts), strict=True)
+    ], dtype=np.int64)  # fmt: skip
+
+
+def _by_content(recordings: Sequence[Recording], prompts: NDArray[np.int64]) -> NDArray[np.bool_]:
     """Mark the first sequence with its numbers on both sides, and with its tokens where these identify it."""
-    first, seen = [], set[bytes]()
+    first: list[bool] = []
+    seen: dict[bytes, int] = {}
     for recording in recordings:
         ids = recording.token_ids
         for start, length in zip(recording.starts.tolist(), recording.lengths.tolist(), strict=True):
@@ -72,8 +90,10 @@ def _by_content(recordings: Sequence[Recording]) -> NDArray[np.bool_]:
                     and np.unique(ids[part]).size >= _MIN_WINDOW_TOKENS
                 ):
                     keys.append(_digest(ids[part]))
-            first.append(seen.isdisjoint(keys))
-            seen.update(keys)
+            prompt = int(prompts[len(first)])
+            first.append(all(key not in seen or seen[key] == prompt >= 0 for key in keys))
+            for key in keys:
+                seen.setdefault(key, prompt)
     return np.array(first, dtype=np.bool_)
 
 
@@ -81,7 +101,9 @@ def _digest(*numbers: NDArray[np.generic]) -> bytes:
     return blake2b(b"".join(number.tobytes() for number in numbers), digest_size=16).digest()
 
 
-def _occurs_before(inference: NDArray[np.float64], lengths: NDArray[np.int64]) -> NDArray[np.bool_]:
+def _occurs_before(
+    inference: NDArray[np.float64], lengths: NDArray[np.int64], prompts: NDArray[np.int64]
+) -> NDArray[np.bool_]:
     """Mark sequences of which nearly all telling tokens lie in windows that longer or earlier ones have, bool [S]."""
     telling = np.isfinite(inference) & (inference < -_CERTAIN_NATS)
     owner = np.repeat(np.arange(lengths.size), lengths)[telling]
@@ -93,7 +115,7 @@ def _occurs_before(inference: NDArray[np.float64], lengths: NDArray[np.int64]) -
     )
     rank = np.empty(lengths.size, dtype=np.int64)
     rank[np.argsort(-size, kind="stable")] = np.arange(lengths.size)
-    window, again = _recurring(rounded, owner, rank)
+    window, again = _recurring(rounded, owner, rank, prompts)
     covered = np.zeros(owner.size, dtype=np.bool_)
     for step in range(window):
         covered[again + step] = True
@@ -102,7 +124,7 @@ def _occurs_before(inference: NDArray[np.float64], lengths: NDArray[np.int64]) -
 
 
 def _recurring(
-    rounded: NDArray[np.uint64], owner: NDArray[np.int64], rank: NDArray[np.int64]
+    rounded: NDArray[np.uint64], owner: NDArray[np.int64], rank: NDArray[np.int64], prompts: NDArray[np.int64]
 ) -> tuple[int, NDArray[np.int64]]:
     """Tokens of a window, and where the windows begin that a sequence of a lower rank has, int64."""
     window = _window(rounded)
@@ -118,7 +140,8 @@ def _recurring(
         at, before = at[again], before[again]
         on = (owner[at] == owner[at + window]) & (owner[before] == owner[before + window])
         if (rounded[at + window] == rounded[before + window])[on].sum() >= _CONTINUED_SHARE * on.sum():
-            return window, at
+            of, of_before = prompts[owner[at]], prompts[owner[before]]
+            return window, at[(of < 0) | (of != of_before)]
         window *= 2
 
 

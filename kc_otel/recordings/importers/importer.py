@@ -1,6 +1,6 @@
-"""Import files in chunks of bounded size; a file is finished once its drift is exported.
+"""Import files; a file is finished once its drift is exported.
 
-file -> sequences -> chunks of one weight version -> Recorder.compare -> export -> done
+file -> sequences, counted by prompt -> chunks of one weight version -> Recorder.compare -> export -> done
 
 Nothing is sampled, and nothing measured twice: of a file of lines that has grown, only the new lines are, and a file
 that has changed in another way is refused. A file that cannot be read is named, and the others go on.
@@ -11,16 +11,19 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import astuple, dataclass, field, replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Final, Protocol
 
 import numpy as np
 
-from kc_otel.contract.slices import Scalar
+from kc_otel.contract.slices import LAG, Scalar
 from kc_otel.record.recorder import Recorder
 from kc_otel.recordings.confirmation import NO_ENDPOINT, why_unexported
 from kc_otel.recordings.importers.trainer_files import (
@@ -32,8 +35,9 @@ from kc_otel.recordings.importers.trainer_files import (
 )
 from kc_otel.recordings.importers.trainer_formats import FormatName
 from kc_otel.recordings.read_table import LinesRead, Problems, lines
-from kc_otel.recordings.recording import DENSITY, RecordingError, reward_of
+from kc_otel.recordings.recording import DENSITY, RecordingError, lag_unknown, reward_of
 
+_INVALID: Final = re.compile(r"INVALID INPUT, (\w+)")
 _CHUNK_TOKENS: Final = 262_144
 _MAX_UNFLUSHED_TOKENS: Final = 2_000_000
 """Tokens recorded before the recorder is waited for: 64 MB of its queue."""
@@ -43,15 +47,18 @@ _MAX_UNFLUSHED_TOKENS: Final = 2_000_000
 class ImportTotals:
     """Files `done`, whose drift was exported, and sequences and tokens that were handed to the recorder.
 
-    The two sides of `identical` sequences are bit by bit the same; of `age_unknown` nothing says which weights sampled.
-    `copies` are files with the content of another, which counts alone.
+    `refused` sequences were not, but for those that a mask leaves no token of. The two sides of `identical` sequences
+    are bit by bit the same; of `age_unknown` nothing says which weights sampled. `steps` are the trainer's. `copies`
+    are files with the content of another, which counts alone.
     """
 
     done: set[Path] = field(default_factory=set)
     sequences: int = 0
     tokens: int = 0
+    refused: int = 0
     identical: int = 0
     age_unknown: int = 0
+    steps: set[int] = field(default_factory=set)
     refusals: Problems = field(default_factory=Problems)
     failed: dict[Path, str] = field(default_factory=dict)
     copies: dict[Path, str] = field(default_factory=dict)
@@ -110,10 +117,17 @@ class Importer:
         self.totals.failed.pop(path, None)
         self._awaiting.discard(path)
         before = sum(self._recorder.stats().dropped.values())
+        refused = self.totals.refusals.counts.copy()
         try:
             self._measure(path)
         except (RecordingError, OSError, UnicodeDecodeError) as error:
             self.totals.failed[path] = str(error)
+            if isinstance(error, RecordingError):
+                found = _INVALID.search(str(error))
+                self._refuse(found[1] if found else "shape_mismatch", error, error.sequences)
+        for reason, count in (self.totals.refusals.counts - refused).items():
+            if reason != "no_tokens":  # a mask is no fault
+                self._refuse(reason, self.totals.refusals.first[reason], count)
         if self._steps is not None:
             self._steps.end_of_file()
         why = self._why_unexported(self._patience)
@@ -126,6 +140,12 @@ class Importer:
         if not why:
             self._confirm()
         return path not in self.totals.failed
+
+    def _refuse(self, reason: str, why: object, sequences: int) -> None:
+        """Tell the evaluator of sequences of a file that are not measured."""
+        if sequences:
+            self.totals.refused += sequences
+            self._recorder.refuse(reason, why, sequences)
 
     def finish(self) -> None:
         """Export once more, for files that an endpoint has not taken yet."""
@@ -146,18 +166,17 @@ class Importer:
             self.totals.copies[path] = copied
             return
         new = known is None or (by_lines and next(lines(path, replace(read)), None) is not None)
-        rows = read_file(path, self.totals.refusals, self._format, columns=self._columns, read=read) if new else ()
-        unflushed = 0
-        for chunk, rest in self._chunks(rows, read):
+        found = read_file(path, self.totals.refusals, self._format, columns=self._columns, read=read) if new else ()
+        rows, unflushed = list(found), 0  # all, to know how many rollouts a prompt has
+        rollouts = Counter(
+            key for sequence in rows for key in {_rollout(sequence), _rollout(sequence, self._step(sequence))}
+        )
+        for chunk in self._chunks(rows):
             size = sum(sequence.train.size for sequence in chunk)
-            self._compare(chunk)
+            self._compare(chunk, rollouts)
             self.totals.sequences += len(chunk)
             self.totals.tokens += size
             unflushed += size
-            if rest is not None:
-                self._ledger.note(path, _Measured(0, 0, rest.count, rest.digest))
-                if not by_lines:  # it cannot be gone on with
-                    self._ledger.lose(path)
             if unflushed >= _MAX_UNFLUSHED_TOKENS:
                 self._recorder.force_flush(self._patience)
                 if self._steps is not None:
@@ -183,30 +202,24 @@ class Importer:
             del self.totals.failed[path]
         self._awaiting.clear()
 
-    def _chunks(
-        self, sequences: Iterable[Imported], read: LinesRead
-    ) -> Iterator[tuple[list[Imported], LinesRead | None]]:
-        """Sequences that can be one batch, of `_CHUNK_TOKENS` tokens; with the last of a part, the lines so far."""
-        waiting: dict[Hashable, list[Imported]] = {}
-        tokens, last, before = 0, None, replace(read)
+    def _chunks(self, sequences: Iterable[Imported]) -> Iterator[list[Imported]]:
+        """Sequences that can be one batch, of about `_CHUNK_TOKENS` tokens."""
+        alike: dict[Hashable, list[Imported]] = {}
         for sequence in sequences:
-            prompt = sequence.prompt
-            # Rollouts of a prompt stand next to each other, and stay in one batch.
-            if tokens >= _CHUNK_TOKENS and (prompt is None or prompt != last):
-                *others, final = waiting.values()
-                yield from ((batch, None) for batch in others)
-                yield final, before
-                waiting, tokens = {}, 0
-            waiting.setdefault((_alike(sequence), self._step(sequence)), []).append(sequence)
-            tokens, last, before = tokens + sequence.train.size, prompt, replace(read)
-        yield from ((batch, None) for batch in waiting.values())
+            alike.setdefault((_alike(sequence), self._step(sequence)), []).append(sequence)
+        for group in alike.values():
+            sizes = np.array([sequence.train.size for sequence in group])
+            starts = np.flatnonzero(np.diff((np.cumsum(sizes) - sizes) // _CHUNK_TOKENS, prepend=-1))
+            for begin, end in pairwise([*starts.tolist(), len(group)]):
+                yield group[begin:end]
 
-    def _compare(self, chunk: Sequence[Imported]) -> None:
+    def _compare(self, chunk: Sequence[Imported], rollouts: Mapping[Hashable, int]) -> None:
         first = chunk[0]
         self.totals.identical += sum(bool(np.array_equal(sequence.train, sequence.inference)) for sequence in chunk)
-        if first.weights[0] is not None and first.weights[1] is None and first.versions is None:
-            self.totals.age_unknown += len(chunk)
-        step = self._step(first)
+        if first.versions is None and LAG not in self._attributes and lag_unknown(*first.weights):
+            self.totals.age_unknown += sum(LAG not in sequence.attributes for sequence in chunk)
+        if (step := self._step(first)) is not None:
+            self.totals.steps.add(step)
         masses = [sequence.train_kept for sequence in chunk if sequence.train_kept is not None]
         # A recorder takes what is from before truncation, and renormalises it again.
         train = [
@@ -216,9 +229,9 @@ class Importer:
         known = np.array([reward_of(sequence.attributes) for sequence in chunk])
         rewards = None if np.isnan(known).all() else known
         versions = [sequence.versions for sequence in chunk]
-        prompts = [sequence.prompt for sequence in chunk]
+        known_prompts = any(sequence.prompt is not None for sequence in chunk)
         of_step = None if self._steps is None or step is None else self._steps.recorder(step)
-        for recorder in (self._recorder, of_step):
+        for recorder, of in ((self._recorder, None), (of_step, step)):
             if recorder is not None:
                 recorder.compare(
                     train,
@@ -229,15 +242,14 @@ class Importer:
                     kept=(masses, None) if masses else None,
                     attributes=[{**sequence.attributes, **self._attributes} for sequence in chunk],
                     weights=first.weights if first.versions is None else (first.weights[0], versions),
-                    groups=None if None in prompts else prompts,
+                    groups=[_prompt(sequence) for sequence in chunk] if known_prompts else None,
+                    group_size=[rollouts[_rollout(sequence, of)] for sequence in chunk],
                     presampled=True,
                     density=first.attributes.get(DENSITY) is True or None,
                 )
 
     def _step(self, sequence: Imported) -> int | None:
-        """The trainer's step, where it matters and somebody says it."""
-        if self._steps is None:
-            return None
+        """The trainer's step, where somebody says it."""
         said = self._attributes.get("step", sequence.attributes.get("step", sequence.weights[0]))
         if isinstance(said, float) and said.is_integer():
             return int(said)
@@ -254,6 +266,16 @@ class Importer:
             time.sleep(0.2)
 
 
+def _prompt(sequence: Imported) -> Hashable:
+    """Return the name of a sequence's prompt; without one the sequence is the only rollout of a prompt of its own."""
+    return id(sequence) if sequence.prompt is None else sequence.prompt
+
+
+def _rollout(sequence: Imported, step: int | None = None) -> Hashable:
+    """Return the key shared by rollouts of a prompt that one recorder, of all steps or of one, counts together."""
+    return step, sequence.weights[0], _prompt(sequence)
+
+
 def _alike(sequence: Imported) -> Hashable:
     """Return the key shared by sequences of one batch."""
     return (
@@ -268,7 +290,7 @@ def _alike(sequence: Imported) -> Hashable:
 
 @dataclass(frozen=True, slots=True)
 class _Measured:
-    """Progress in a file: size and time of change, 0 where there was more; lines; digest of lines or bytes."""
+    """Progress in a file: size and time of change; lines; digest of lines or bytes."""
 
     size: int
     changed: int
@@ -323,7 +345,7 @@ class Ledger:
             with self._path.open("a", encoding="utf-8") as file:
                 for path, measured in self.unsaved.items():
                     file.write(json.dumps([str(path.resolve()), *astuple(measured)]) + "\n")
-        done = {path for path, measured in self.unsaved.items() if measured.changed}
+        done = set(self.unsaved)
         self.unsaved.clear()
         return done
 

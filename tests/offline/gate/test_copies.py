@@ -9,13 +9,14 @@ from kc_otel.offline.gate.copies import first_of_each
 from kc_otel.recordings.recording import Recording
 
 
-def recorded(sequences, *, drift=0.002, ids=None, seed=9):
+def recorded(sequences, *, drift=0.002, ids=None, seed=9, groups=None):
     """A recording of these log-probabilities under the inference kernel, one array for each sequence."""
     inference = np.concatenate(sequences)
     train = np.minimum(inference + drift * np.random.default_rng(seed).standard_normal(inference.size), 0.0)
     lengths = np.array([sequence.size for sequence in sequences])
     ids = None if ids is None else np.concatenate(ids)
-    return Recording(train, inference, lengths, ({},) * lengths.size, token_ids=ids)
+    attributes = ({},) * lengths.size if groups is None else tuple({"group": group} for group in groups)
+    return Recording(train, inference, lengths, attributes, token_ids=ids)
 
 
 def sampled(sequences=20, tokens=40, mean=2.0, seed=0):
@@ -129,3 +130,21 @@ def test_recordings_are_compared_with_each_other():
     first, two = first_of_each(recorded(real[:40], seed=1), recorded([*real[20:][::-1]], seed=2))
     assert first.all()
     assert two.tolist() == [True] * 20 + [False] * 20
+
+
+@pytest.mark.parametrize("noise", [0.0, 3e-5], ids=["deterministic kernels", "kernels that differ by the batch"])
+def test_a_probable_answer_of_a_prompt_may_be_sampled_again(noise):
+    """Such as an agent's tool call: without its repeats, rare other answers would stand for the prompt's mean."""
+    dice = np.random.default_rng(6)
+    calls = [-0.02 - dice.exponential(0.3, 24) for _ in range(30)]
+    made = [call - noise * np.abs(dice.standard_normal(24)) for call in calls for _ in range(12)]
+    ids, prompts = [np.arange(24)] * len(made), np.repeat(np.arange(30), 12)
+    (first,) = first_of_each(recorded(made, ids=ids, groups=prompts.tolist(), drift=0.0))
+    assert first.all()
+    for others in (None, range(len(made)), np.repeat(np.arange(30), 12) + 30 * (np.arange(360) % 2)):
+        # Copies under the names of other prompts, or under none, are no evidence.
+        (first,) = first_of_each(recorded(made, ids=ids, groups=others, drift=0.0))
+        assert 30 <= first.sum() <= 210
+    long = [sequence for sequence in sampled(20) for _ in range(12)]
+    (first,) = first_of_each(recorded(long, groups=np.repeat(np.arange(20), 12).tolist()))
+    assert first.sum() == 20

@@ -64,7 +64,7 @@ def test_a_recording_of_nothing_but_older_weights_decides_nothing(run, tmp_path)
     assert "all of it was sampled by older weights, so kernel drift is not known" in output
 
 
-@pytest.mark.parametrize("known", [{"inference_weights": 20}, {"inference_weights": "a"}])
+@pytest.mark.parametrize("known", [{"inference_weights": 20}, {"train_weights": "a", "inference_weights": "a"}])
 def test_a_recording_without_older_weights_is_judged_as_a_whole(run, tmp_path, known):
     code, output = run("gate", "run", "CONTRACT", recorded(tmp_path, 0, 0.25, 0.01, **known))
     assert code == 1, output

@@ -250,6 +250,17 @@ def test_groups_that_are_nan_name_no_prompts():
     assert not said(range(200))
 
 
+def test_a_sequence_without_a_prompt_does_not_make_the_others_independent():
+    """It is the only rollout of a prompt of its own."""
+    made = recording()
+    rows = tuple({**row, "group": number // 4} for number, row in enumerate(made.attributes))
+    one_less = tuple(
+        {name: value for name, value in row.items() if row is not rows[0] or name != "group"} for row in rows
+    )
+    assert replace(made, attributes=rows).prompts.max() + 1 == 50
+    assert replace(made, attributes=one_less).prompts.max() + 1 == 51
+
+
 def test_a_column_that_cannot_be_read_is_named_where_it_is_missed(tmp_path):
     head = TEXT[: TEXT.index("runtime:")].replace("slices:", "assumptions: {reward_range: [0, 1]}\nslices:")
     contract = load_text(head + "  - {id: reward, metric: reward_drift, limit: 0.1}\n")

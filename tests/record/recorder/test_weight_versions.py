@@ -134,7 +134,7 @@ def test_sides_that_come_apart_keep_the_versions_of_their_tokens(recorders, memo
 
 @pytest.mark.parametrize(
     "wrong",
-    [np.zeros((2, 3), int), np.zeros((2, 6)), np.full((2, 6), "a"), np.zeros((3, 6), int), object(), [[1], [2]]],
+    [np.zeros((2, 3), int), np.zeros((2, 6)), np.full((2, 6), "a"), np.zeros((3, 6), int), object(), [[1, 2], [2, 1]]],
 )
 def test_versions_that_do_not_fit_are_counted_and_never_raised(recorders, logprobs, wrong):
     recorder = recorders()
@@ -159,3 +159,21 @@ def test_many_versions_are_counted_and_not_spelled_out():
 def test_a_step_that_an_engine_reports_as_text_is_a_step():
     """Names and digests are not, though they may be made of digits."""
     assert [as_version(given) for given in ("3", "step-3", "20260601123", "")] == [3, "step-3", "20260601123", ""]
+
+
+@pytest.mark.parametrize("form", ["arrays", "tensors", "lists", "ragged"])
+def test_a_step_of_each_sequence_is_that_of_its_tokens(recorders, memory, logprobs, form):
+    train, inference = logprobs(3, 10)
+    steps = [5, 3, 4]
+    if form == "tensors":
+        train, inference, steps = torch.tensor(train), torch.tensor(inference), torch.tensor(steps)
+    elif form == "arrays":
+        steps = np.array(steps)
+    elif form == "ragged":
+        train, inference = ([side[row, : 4 + row] for row in range(3)] for side in (train, inference))
+    recorder = recorders()
+    recorder.compare(train, inference, weights=(5, steps))
+    assert recorder.force_flush()
+    assert recorder.stats().dropped == {}
+    (lag,) = memory.points("kc.weights.lag", kc_slice="all")
+    assert (lag.count, lag.max, lag.sum) == (3, 2.0, 3.0)
