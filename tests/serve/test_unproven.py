@@ -14,10 +14,10 @@ from kc_otel.contract.load import load_text
 from kc_otel.judge.incidents.incident import IncidentState
 from kc_otel.judge.statistics import metric_name
 from kc_otel.judge.verdict import Status
-from kc_otel.serve.people_orders import acknowledge, close
+from kc_otel.serve.people_orders import acknowledge, close, pin, resume
 from kc_otel.serve.webhooks.endpoints import pagerduty_event, slack_message
 from tests.judge.conftest import NOW, Sender, counted
-from tests.tools.api import client_of
+from tests.tools.api import client_of, route_kept
 from tests.tools.fleet import SLICED, STEP, TEXT, Fleet, MakeFleet, closed_by_a_person, shut_down
 
 pytestmark = pytest.mark.slow
@@ -147,6 +147,57 @@ def test_whoever_was_told_of_a_breach_is_told_that_it_went_away_without_proof(fl
     close(fleet.core, "policy", None, None, "ada", "it was killed", fleet.now)
     fleet.run(10, healthy=0.001)
     assert fleet.reasons() == ["firing", "unproven", "resolved"]
+
+
+def route_resumed(fleet: Fleet) -> None:
+    resume(fleet.core, "policy", None, "ada", "mended in c", fleet.now)
+
+
+def router_joined(fleet: Fleet) -> None:
+    core = fleet.core
+    core.listeners.heard(
+        ["policy/route"], core.contracts, fleet.now, instance="second", table_at=NOW, kept=[],
+        versions=core.inference_versions,
+    )  # fmt: skip
+
+
+def pinned_to_the_inference_kernel(fleet: Fleet) -> None:
+    pin(fleet.core, "policy", "all", "inference-kernel", None, "ada", "c is sound", fleet.now)
+
+
+def recorder_killed(fleet: Fleet) -> None:
+    del fleet.senders["broken"]
+
+
+@pytest.mark.parametrize("ends", [route_resumed, router_joined, pinned_to_the_inference_kernel, recorder_killed])
+def test_an_endpoint_that_was_told_of_containment_is_told_that_it_ended_without_proof(
+    make_fleet: MakeFleet, ends: Callable[[Fleet], Any]
+) -> None:
+    """Another version is rolled out in its place; a breach after that is told as any other."""
+    fleet = make_fleet("do: [{route: train-kernel}, {webhook: pager}]")
+    fleet.senders["other"] = Sender(inference="c" * 12, instance="other", start=NOW - 1.0)
+
+    def run(seconds: float, mean: float | None = None) -> None:
+        for _ in range(round(seconds / STEP)):
+            if fleet.core.decisions.routes:
+                route_kept(fleet.core, fleet.now)
+            reports = [fleet.report(fleet.senders["other"], 0.001, version="c" * 12)]
+            if "broken" in fleet.senders:
+                reports.append(fleet.report(fleet.senders["broken"], mean))
+            fleet.feed(STEP, lambda sent=tuple(reports): sent)
+
+    run(60, 0.001)
+    run(40, 0.4)
+    run(600)
+    assert fleet.states() == [IncidentState.CONTAINED]
+    assert fleet.reasons() == ["firing", "resolved"]
+    ends(fleet)
+    run(180)
+    assert fleet.states() != [IncidentState.CONTAINED]
+    assert fleet.reasons() == ["firing", "resolved", "unproven"]
+    close(fleet.core, "policy", None, None, "ada", "it is gone", fleet.now)
+    run(20)
+    assert fleet.reasons() == ["firing", "resolved", "unproven", "resolved"]
 
 
 def test_a_person_closes_a_breach_whose_traffic_has_ended(make_fleet: MakeFleet) -> None:
