@@ -14,7 +14,9 @@ from kc_otel.contract.load import load_text
 from kc_otel.judge.incidents.incident import IncidentState
 from kc_otel.judge.statistics import metric_name
 from kc_otel.judge.verdict import Status
+from kc_otel.serve.core import Core
 from kc_otel.serve.people_orders import acknowledge, close, pin, resume
+from kc_otel.serve.store.state_file import open_state
 from kc_otel.serve.webhooks.endpoints import pagerduty_event, slack_message
 from tests.judge.conftest import NOW, Sender, counted
 from tests.tools.api import client_of, route_kept
@@ -198,6 +200,43 @@ def test_an_endpoint_that_was_told_of_containment_is_told_that_it_ended_without_
     close(fleet.core, "policy", None, None, "ada", "it is gone", fleet.now)
     run(20)
     assert fleet.reasons() == ["firing", "resolved", "unproven", "resolved"]
+
+
+def test_a_breach_that_was_too_short_to_be_told_is_told_once_it_is_unproven(make_fleet: MakeFleet) -> None:
+    """Its server crashes before the step with a webhook is due, and what others measure drops that step's alert."""
+    fleet = make_fleet(
+        "do: [notify]}\n  - {on: fail, for: 5m, clear_for: 1s, severity: critical, do: [{webhook: pager}]"
+    )
+    fleet.run(60, broken=0.001, healthy=0.001)
+    fleet.run(120, broken=0.4, healthy=0.001)
+    fleet.run(600, healthy=0.001)
+    fleet.restart()
+    fleet.run(60, healthy=0.001)
+    assert fleet.states() == [IncidentState.UNPROVEN]
+    (body,) = fleet.told()
+    assert (body["status"], body["notification_reason"]) == ("firing", "unproven")
+    assert body["alerts"][0]["annotations"]["summary"].startswith(
+        "policy: a breach of token-tv on all traffic went away"
+    )
+    close(fleet.core, "policy", None, None, "ada", "it was killed", fleet.now)
+    fleet.run(10, healthy=0.001)
+    assert fleet.reasons() == ["unproven", "resolved"]
+
+
+def test_a_breach_of_a_dry_run_is_told_after_it_while_it_is_unproven(make_fleet: MakeFleet) -> None:
+    class DryRun(Fleet):
+        def begin(self) -> None:
+            self.connection, dry_run = open_state(self.path), () if hasattr(self, "core") else ("policy",)
+            self.core = Core([self.contract], self.connection, external_url="", now=self.now, dry_run=dry_run)
+
+    fleet = make_fleet(kind=DryRun)
+    fleet.run(60, broken=0.001, healthy=0.001)
+    fleet.run(60, broken=0.4, healthy=0.001)
+    fleet.run(200, healthy=0.001)
+    assert fleet.reasons() == []
+    fleet.restart()
+    fleet.run(200, healthy=0.001)
+    assert fleet.reasons() == ["unproven"]
 
 
 def test_a_person_closes_a_breach_whose_traffic_has_ended(make_fleet: MakeFleet) -> None:

@@ -7,13 +7,14 @@ no notices are sent.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import math
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from kc_otel.contract.model import Contract
 from kc_otel.judge.cell_columns import selected
 from kc_otel.judge.decisions import DecisionTable, Pin, apply, kept_since
-from kc_otel.judge.escalation.alerts import ROLLED_BACK, PolicyState, Transition, What, advance
+from kc_otel.judge.escalation.alerts import ROLLED_BACK, Alert, PolicyState, Transition, What, advance, edge, step_keys
 from kc_otel.judge.escalation.notices import (
     AT_ONCE,
     GroupTiming,
@@ -39,7 +40,7 @@ from kc_otel.judge.incidents.incident_lifecycle import (
 )
 from kc_otel.judge.promotion.stages import Promotion
 from kc_otel.judge.series import Pair
-from kc_otel.judge.verdict import Evaluation, Status, Verdict
+from kc_otel.judge.verdict import Cell, Evaluation, Status, Verdict
 
 Promote = Callable[[DecisionTable, Sequence[Incident]], tuple[DecisionTable, Sequence[Promotion]]]
 """Steps promotions; returns the decision table with their shares, and the versions that are rolled back."""
@@ -117,9 +118,10 @@ def escalate(
     decisions, rolled = promote(decisions, after)
     was, after = after, with_roll_backs(after, rolled)
     roll_backs = _roll_backs(contract, was, after, rolled, evaluation.verdicts, now)
+    told = {group.incident for group in before.groups.get(name, ())}
     groups, messages = group_messages(
         before.groups.get(name, ()),
-        () if dry_run else (*said, *muted_ends(transitions, said), *roll_backs),
+        () if dry_run else (*said, *muted_ends(transitions, said), *roll_backs, *_unproven(contract, told, after, now)),
         after,
         people,
         timing,
@@ -184,12 +186,12 @@ def _roll_backs(
     said: list[Notice] = []
 
     def say(version_or_incident: str, kind: str, verdict: Verdict, started_at: float) -> None:
-        edge = Transition(
+        said_of = Transition(
             contract=contract.name, step=ROLLED_BACK, on="fail", cell=verdict.cell, what=What.FIRING, at=now,
             started_at=started_at, severity="critical" if kind == "serves" else "warning", actions=actions,
             verdict=verdict, fingerprint=_fingerprint(version_or_incident, kind),
         )  # fmt: skip
-        said.append(Notice(edge, NoticeReason.ROLLED_BACK))
+        said.append(Notice(said_of, NoticeReason.ROLLED_BACK))
 
     for old, new in zip(before, after, strict=True):
         done = [action for action in new.actions if action not in old.actions]
@@ -202,6 +204,31 @@ def _roll_backs(
         if promotion.seen_serving == now and promotion.version not in told and (last := next(of_it, None)) is not None:
             say(_alone(promotion), "serves", last, now)
     return said if actions else []
+
+
+def _unproven(contract: Contract, told: Collection[str], incidents: Sequence[Incident], now: float) -> list[Notice]:
+    """Ends of breaches that went away without proof before anybody was told of them; `told` are ids of incidents.
+
+    They were shorter than a step's `for`, or happened in a dry run. `group_messages` tells the webhooks of every step.
+    """
+    window, ends = contract.observability.window, list[Notice]()
+    untold = [incident for incident in incidents if incident.went_away and incident.id not in told]
+    for incident in (incident for incident in untold if now - incident.last_until >= window):
+        for cell in (cell for cell in incident.cells if incident.unproven(cell.clause, cell.slice)):
+            pair, numbers = incident.key[1:], (cell.limit, cell.estimate, cell.lower, cell.upper)
+            verdict = Verdict(
+                Cell(contract.name, cell.clause, cell.slice, *pair), Status(incident.status), cell.at or now,
+                *(math.nan if number is None else number for number in numbers), 0, "", "", cell.reason,
+                contract.metadata.version, contract.hash, "traffic",
+            )  # fmt: skip
+            for key, step in zip(step_keys(contract), contract.escalation, strict=True):
+                if step.on == incident.on and (not step.clauses or cell.clause in step.clauses):
+                    alert = Alert(
+                        step=key, on=step.on, severity=step.severity, actions=step.do, cell=verdict.cell,
+                        since=cell.since, started_at=cell.since, counting=False, held=0.0, verdict=verdict,
+                    )  # fmt: skip
+                    ends.append(Notice(edge(alert, What.RESOLVED, now), NoticeReason.RESOLVED))
+    return ends
 
 
 def _alone(promotion: Promotion) -> str:
