@@ -192,7 +192,8 @@ def test_a_long_table_is_cut_after_what_does_not_pass() -> None:
         "id": "0123456789ab", "contract": "policy", "state": "broken", "state_text": "Broken",
         "status": "FAIL", "since": 0.0,
         "headline": "token-tv is above its limit on s0, s1, s2 and 12 more", "slices": ["s"] * 15,
-        "grew": "3 slices at 04:45, 15 at 04:50 UTC", "went_away": False, "kernel_inference": "b" * 12, "kernel_train": "",
+        "grew": "3 slices at 04:45, 15 at 04:50 UTC", "kernel_inference": "b" * 12, "kernel_train": "",
+        "went_away": False,
         "actions": [{"at": 0.0, "text": f"action {index}", "in_force": index != 5} for index in range(6)],
         "diagnoses": [],
     }  # fmt: skip

@@ -333,6 +333,31 @@ def test_invalid_input_that_only_went_away_stays_until_proof_a_rollback_or_a_per
     assert last["kernelContract"]["incident"]["state_text"] == "Closed without proof of recovery"
 
 
+@pytest.mark.parametrize("reason", ["no_tokens", "greedy"])
+def test_sequences_that_are_not_to_be_measured_are_no_fault_while_others_are_valid(
+    make_fleet: MakeFleet, reason: str
+) -> None:
+    """A trainer masks answers that were cut off, and a server decodes greedily; that nothing else comes is one."""
+    fleet = make_fleet("do: [notify]}\n  - {on: invalid-input, do: [quarantine-rollouts]", text=SLICED)
+    sender, pair = Sender(slice="code", instance="broken", start=NOW - 1.0), ("a" * 12, VERSION)
+
+    def run(seconds: float, mean: float | None) -> None:
+        for _ in range(round(seconds / STEP)):
+            failed.append(failed[-1] + 60)
+            for slice in ("", "code"):
+                message = counted(reason, failed[-1], NOW - 1.0, fleet.now + STEP, pair, slice)
+                fleet.core.metrics(message, fleet.now + STEP)
+            fleet.feed(STEP, lambda: [fleet.report(sender, mean), fleet.report(fleet.senders["broken"], mean)])
+
+    failed = [0]
+    run(300, 0.001)
+    assert fleet.core.incidents() == ()
+    assert fleet.core.decisions.directives == ()
+    run(600, None)
+    assert "invalid-input" in [incident.on for incident in fleet.core.incidents()]
+    assert fleet.core.decisions.directives
+
+
 @pytest.mark.parametrize(
     ("clause", "said"),
     [

@@ -11,6 +11,7 @@ import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from kc_otel.contract.input_reasons import ON_PURPOSE
 from kc_otel.contract.model import Contract
 from kc_otel.judge.cell_columns import selected
 from kc_otel.judge.decisions import DecisionTable, Pin, apply, kept_since
@@ -90,7 +91,10 @@ def escalate(
 
     `invalid` counts the sequences that failed an input check within the window, by kernel pair and reason.
     """
-    name = contract.name
+    name, verdicts = contract.name, evaluation.verdicts
+    invalid = {pair: left for pair, reasons in invalid.items() if (left := _faults(reasons, pair, verdicts))}
+    failing = {where: left for where, of in traffic.failing.items() if (left := _faults(of, where[0], verdicts))}
+    traffic = replace(traffic, failing=failing)
     known = before.policies.get(name, PolicyState(name))
     ordered = kept_since(before.decisions, name)
 
@@ -99,7 +103,7 @@ def escalate(
 
     incidents = before.incidents.get(name, ())
     closed = {incident.key for incident in incidents if incident.closed_at >= known.at}
-    policy, transitions = advance(contract, known, evaluation.verdicts, invalid, now, kept_away, closed)
+    policy, transitions = advance(contract, known, verdicts, invalid, now, kept_away, closed)
     people, ended = current(before.people, name, {alert.fingerprint for alert in policy.firing}, now)
     decisions = apply(before.decisions, () if dry_run else transitions, contract, now)
     dry_run_decisions, said = before.dry_run_decisions, tuple[Notice, ...]()
@@ -111,13 +115,13 @@ def escalate(
     for silence in ended:
         incidents = with_word(incidents, "unsilenced", ended_silence(silence), now)
     after = follow(
-        name, incidents, evaluation.verdicts, policy.firing, decisions, now, traffic, evaluation.causes,
+        name, incidents, verdicts, policy.firing, decisions, now, traffic, evaluation.causes,
         contract.quantity_digests,
     )  # fmt: skip
     after = with_actions(after, transitions, people, dry_run=dry_run)
     decisions, rolled = promote(decisions, after)
     was, after = after, with_roll_backs(after, rolled)
-    roll_backs = _roll_backs(contract, was, after, rolled, evaluation.verdicts, now)
+    roll_backs = _roll_backs(contract, was, after, rolled, verdicts, now)
     told = {group.incident for group in before.groups.get(name, ())}
     groups, messages = group_messages(
         before.groups.get(name, ()),
@@ -151,6 +155,15 @@ def escalate(
         resolved=tuple(incident for incident in after if incident.state is IncidentState.RESOLVED),
         messages=messages,
     )
+
+
+def _faults(reasons: Mapping[str, int], pair: Pair, verdicts: Sequence[Verdict]) -> Mapping[str, int]:
+    """Failed sequences of a kernel pair by reason, without those that are kept from being measured on purpose."""
+    if reasons.keys().isdisjoint(ON_PURPOSE):
+        return reasons
+    measured = selected(verdicts, set(Status) - {Status.NO_DATA, Status.INVALID_INPUT})
+    others_are_valid = any(verdict.cell[-2:] == pair for verdict in measured)
+    return {reason: count for reason, count in reasons.items() if not (others_are_valid and reason in ON_PURPOSE)}
 
 
 def _as_now(messages: Iterable[IncidentMessage], verdicts: Mapping[str, Verdict]) -> tuple[IncidentMessage, ...]:
@@ -215,11 +228,12 @@ def _unproven(contract: Contract, told: Collection[str], incidents: Sequence[Inc
     untold = [incident for incident in incidents if incident.went_away and incident.id not in told]
     for incident in (incident for incident in untold if now - incident.last_until >= window):
         for cell in (cell for cell in incident.cells if incident.unproven(cell.clause, cell.slice)):
-            pair, numbers = incident.key[1:], (cell.limit, cell.estimate, cell.lower, cell.upper)
+            numbers = {name: getattr(cell, name) for name in ("limit", "estimate", "lower", "upper")}
             verdict = Verdict(
-                Cell(contract.name, cell.clause, cell.slice, *pair), Status(incident.status), cell.at or now,
-                *(math.nan if number is None else number for number in numbers), 0, "", "", cell.reason,
-                contract.metadata.version, contract.hash, "traffic",
+                cell=Cell(contract.name, cell.clause, cell.slice, *incident.key[1:]), status=Status(incident.status),
+                at=cell.at or now, **{name: math.nan if value is None else value for name, value in numbers.items()},
+                samples=0, window="", method="", reason=cell.reason, contract_version=contract.metadata.version,
+                contract_hash=contract.hash, about="traffic",
             )  # fmt: skip
             for key, step in zip(step_keys(contract), contract.escalation, strict=True):
                 if step.on == incident.on and (not step.clauses or cell.clause in step.clauses):
