@@ -228,12 +228,13 @@ def _unproven(contract: Contract, told: Collection[str], incidents: Sequence[Inc
     untold = [incident for incident in incidents if incident.went_away and incident.id not in told]
     for incident in (incident for incident in untold if now - incident.last_until >= window):
         for cell in (cell for cell in incident.cells if incident.unproven(cell.clause, cell.slice)):
-            numbers = {name: getattr(cell, name) for name in ("limit", "estimate", "lower", "upper")}
+            numbers = (cell.limit, cell.estimate, cell.lower, cell.upper)
+            limit, estimate, lower, upper = (math.nan if number is None else number for number in numbers)
             verdict = Verdict(
                 cell=Cell(contract.name, cell.clause, cell.slice, *incident.key[1:]), status=Status(incident.status),
-                at=cell.at or now, **{name: math.nan if value is None else value for name, value in numbers.items()},
-                samples=0, window="", method="", reason=cell.reason, contract_version=contract.metadata.version,
-                contract_hash=contract.hash, about="traffic",
+                at=cell.at or now, limit=limit, estimate=estimate, lower=lower, upper=upper, samples=0, window="",
+                method="", reason=cell.reason, contract_version=contract.metadata.version, contract_hash=contract.hash,
+                about="traffic",
             )  # fmt: skip
             for key, step in zip(step_keys(contract), contract.escalation, strict=True):
                 if step.on == incident.on and (not step.clauses or cell.clause in step.clauses):
