@@ -239,6 +239,26 @@ def test_a_breach_of_a_dry_run_is_told_after_it_while_it_is_unproven(make_fleet:
     assert fleet.reasons() == ["unproven"]
 
 
+def test_training_is_kept_from_a_breach_while_it_is_unproven(make_fleet: MakeFleet) -> None:
+    """A quarantine and a halt last until it is over; what holds every promotion lasts as long as the alert."""
+    fleet = make_fleet("do: [halt, quarantine-rollouts, hold-promotion, {webhook: pager}]")
+
+    def directives() -> list[str]:
+        return sorted(directive.kind.value for directive in fleet.core.decisions.directives)
+
+    fleet.run(60, broken=0.001, healthy=0.001)
+    fleet.run(30, broken=0.4, healthy=0.001)
+    assert directives() == ["halt", "hold-promotion", "quarantine-rollouts"]
+    fleet.run(300, healthy=0.001)
+    fleet.restart()
+    fleet.run(60, healthy=0.001)
+    assert fleet.core.firing().total() == 0
+    assert directives() == ["halt", "quarantine-rollouts"]
+    close(fleet.core, "policy", None, None, "ada", "it was killed", fleet.now)
+    fleet.run(10, healthy=0.001)
+    assert directives() == []
+
+
 def test_a_person_closes_a_breach_whose_traffic_has_ended(make_fleet: MakeFleet) -> None:
     """Every slice broke and was mended, and the prompts of one are finished: its alert would fire for ever."""
     fleet = make_fleet(text=SLICED)

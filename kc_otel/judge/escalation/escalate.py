@@ -14,8 +14,18 @@ from dataclasses import dataclass, field, replace
 from kc_otel.contract.input_reasons import ON_PURPOSE
 from kc_otel.contract.model import Contract
 from kc_otel.judge.cell_columns import selected
-from kc_otel.judge.decisions import DecisionTable, Pin, apply, kept_since
-from kc_otel.judge.escalation.alerts import ROLLED_BACK, Alert, PolicyState, Transition, What, advance, edge, step_keys
+from kc_otel.judge.decisions import DecisionTable, Pin, apply, kept_since, released
+from kc_otel.judge.escalation.alerts import (
+    ROLLED_BACK,
+    Alert,
+    PolicyState,
+    Transition,
+    What,
+    advance,
+    edge,
+    fingerprint,
+    step_keys,
+)
 from kc_otel.judge.escalation.notices import (
     AT_ONCE,
     GroupTiming,
@@ -104,11 +114,13 @@ def escalate(
     incidents = before.incidents.get(name, ())
     closed = {incident.key for incident in incidents if incident.closed_at >= known.at}
     policy, transitions = advance(contract, known, verdicts, invalid, now, kept_away, closed)
-    people, ended = current(before.people, name, {alert.fingerprint for alert in policy.firing}, now)
-    decisions = apply(before.decisions, () if dry_run else transitions, contract, now)
+    firing = {alert.fingerprint: alert.verdict for alert in policy.firing}
+    people, ended = current(before.people, name, firing, now)
+    fired = [transition for transition in transitions if transition.what is What.FIRING]
+    decisions = apply(before.decisions, () if dry_run else fired, contract, now)
     dry_run_decisions, said = before.dry_run_decisions, tuple[Notice, ...]()
     if dry_run:
-        dry_run_decisions = apply(dry_run_decisions, transitions, contract, now)
+        dry_run_decisions = apply(dry_run_decisions, fired, contract, now)
     else:
         policy, said = notices(contract, known, policy, transitions, people, now)
     incidents = tuple(incident.ended(known.at) if incident.key in closed else incident for incident in incidents)
@@ -119,6 +131,10 @@ def escalate(
         contract.quantity_digests,
     )  # fmt: skip
     after = with_actions(after, transitions, people, dry_run=dry_run)
+    unproven = _unproven_alerts(contract, after)
+    decisions, dry_run_decisions = (
+        released(table, name, firing, unproven, now) for table in (decisions, dry_run_decisions)
+    )
     decisions, rolled = promote(decisions, after)
     was, after = after, with_roll_backs(after, rolled)
     roll_backs = _roll_backs(contract, was, after, rolled, verdicts, now)
@@ -134,7 +150,7 @@ def escalate(
         now,
         {_fingerprint(_alone(promotion), "serves") for promotion in rolled if promotion.seen_serving is not None},
     )
-    messages = _as_now(messages, {alert.fingerprint: alert.verdict for alert in policy.firing})
+    messages = _as_now(messages, firing)
     after = with_told(after, messages, now)
     return Escalation(
         state=EscalationState(
@@ -217,6 +233,18 @@ def _roll_backs(
         if promotion.seen_serving == now and promotion.version not in told and (last := next(of_it, None)) is not None:
             say(_alone(promotion), "serves", last, now)
     return said if actions else []
+
+
+def _unproven_alerts(contract: Contract, incidents: Iterable[Incident]) -> set[str]:
+    """Fingerprints of all alerts of what is unproven and not contained."""
+    return {
+        fingerprint(key, Cell(contract.name, cell.clause, cell.slice, *incident.key[1:]))
+        for incident in incidents
+        if incident.state is not IncidentState.CONTAINED
+        for cell in incident.cells
+        if incident.unproven(cell.clause, cell.slice)
+        for key in step_keys(contract)
+    }
 
 
 def _unproven(contract: Contract, told: Collection[str], incidents: Sequence[Incident], now: float) -> list[Notice]:
