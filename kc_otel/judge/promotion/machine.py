@@ -142,7 +142,8 @@ def ordered(
         raise OrderError(f"name the stage to {order}")
     if order in {"hold", "force", "rollback"} and not why.strip():
         raise OrderError("say why; the reason is recorded")
-    if order in {"approve", "hold", "hook"} or (order == "rollback" and promotion.seen_serving is None):
+    taken_back = promotion.status is PromotionStatus.ROLLED_BACK and promotion.seen_serving is None
+    if order in {"approve", "hold", "hook"} or (order == "rollback" and taken_back):
         _running(promotion)
     match order, stage:
         case "force", Stage():

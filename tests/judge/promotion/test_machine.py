@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from kc_otel.contract.model import Contract
 from kc_otel.judge.plain_json import read_json, to_json
 from kc_otel.judge.promotion.gate_evidence import step_evidence
-from kc_otel.judge.promotion.machine import advance, begin, ordered, share_of
+from kc_otel.judge.promotion.machine import advance, begin, ordered, replaced, share_of
 from kc_otel.judge.promotion.stages import MoveKind, OrderError, Position, Promotion, PromotionStatus, Stage, path_of
 from kc_otel.judge.verdict import Evaluation
 from kc_otel.offline.gate.evidence import verify_evidence
@@ -120,6 +120,12 @@ def test_a_clause_on_latency_waits_only_where_servers_say_which_version_it_is_of
     assert move.message.endswith("; nothing says which version ttft is of")
     promotion, move = after("trainA", "another")
     assert (promotion.missing[0], move) == ("ttft on all: no verdict yet", None)
+
+
+def test_a_replaced_version_that_still_serves_is_rolled_back_as_any_other(terms):
+    promotion, _ = replaced(begin(terms, V, "ada", 0.0)[0], "newer", 1.0)
+    promotion, move = tell(promotion, terms, "rollback", "broken on code", 2.0)
+    assert (promotion.status, move.kind, share_of(promotion)) == (PromotionStatus.ROLLED_BACK, MoveKind.ROLLBACK, 0.0)
 
 
 def test_another_version_is_no_proof(terms, round_of):
