@@ -171,35 +171,51 @@ def recorder_killed(fleet: Fleet) -> None:
     del fleet.senders["broken"]
 
 
+def rolled_out(fleet: Fleet, seconds: float, mean: float | None = None) -> None:
+    """Another version is rolled out in place of the broken one; a router obeys every order."""
+    other = fleet.senders.setdefault("other", Sender(inference="c" * 12, instance="other", start=NOW - 1.0))
+    for _ in range(round(seconds / STEP)):
+        if fleet.core.decisions.routes or fleet.core.decisions.pins:
+            route_kept(fleet.core, fleet.now)
+        reports = [fleet.report(other, 0.001, version="c" * 12)]
+        if "broken" in fleet.senders:
+            reports.append(fleet.report(fleet.senders["broken"], mean))
+        fleet.feed(STEP, lambda sent=tuple(reports): sent)
+
+
 @pytest.mark.parametrize("ends", [route_resumed, router_joined, pinned_to_the_inference_kernel, recorder_killed])
 def test_an_endpoint_that_was_told_of_containment_is_told_that_it_ended_without_proof(
     make_fleet: MakeFleet, ends: Callable[[Fleet], Any]
 ) -> None:
-    """Another version is rolled out in its place; a breach after that is told as any other."""
     fleet = make_fleet("do: [{route: train-kernel}, {webhook: pager}]")
-    fleet.senders["other"] = Sender(inference="c" * 12, instance="other", start=NOW - 1.0)
-
-    def run(seconds: float, mean: float | None = None) -> None:
-        for _ in range(round(seconds / STEP)):
-            if fleet.core.decisions.routes:
-                route_kept(fleet.core, fleet.now)
-            reports = [fleet.report(fleet.senders["other"], 0.001, version="c" * 12)]
-            if "broken" in fleet.senders:
-                reports.append(fleet.report(fleet.senders["broken"], mean))
-            fleet.feed(STEP, lambda sent=tuple(reports): sent)
-
-    run(60, 0.001)
-    run(40, 0.4)
-    run(600)
+    rolled_out(fleet, 60, 0.001)
+    rolled_out(fleet, 40, 0.4)
+    rolled_out(fleet, 600)
     assert fleet.states() == [IncidentState.CONTAINED]
     assert fleet.reasons() == ["firing", "resolved"]
     ends(fleet)
-    run(180)
+    rolled_out(fleet, 180)
     assert fleet.states() != [IncidentState.CONTAINED]
     assert fleet.reasons() == ["firing", "resolved", "unproven"]
     close(fleet.core, "policy", None, None, "ada", "it is gone", fleet.now)
-    run(20)
+    rolled_out(fleet, 20)
     assert fleet.reasons() == ["firing", "resolved", "unproven", "resolved"]
+
+
+def test_a_breach_that_a_pin_contains_stays_contained_after_its_kernel_is_gone(make_fleet: MakeFleet) -> None:
+    """As one that a route contains does, until the pin ends."""
+    fleet = make_fleet()
+    rolled_out(fleet, 60, 0.001)
+    rolled_out(fleet, 40, 0.4)
+    until = fleet.now + 900.0
+    pin(fleet.core, "policy", "all", "train-kernel", until, "ada", "b is broken", fleet.now)
+    rolled_out(fleet, 800)
+    assert not fleet.core.firing()
+    assert fleet.states() == [IncidentState.CONTAINED]
+    assert fleet.reasons() == ["firing", "resolved"]
+    rolled_out(fleet, 200)
+    assert fleet.states() == [IncidentState.UNPROVEN]
+    assert fleet.reasons() == ["firing", "resolved", "unproven"]
 
 
 def test_a_breach_that_was_too_short_to_be_told_is_told_once_it_is_unproven(make_fleet: MakeFleet) -> None:
