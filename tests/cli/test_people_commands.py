@@ -23,7 +23,7 @@ from kc_otel.judge.recorders import KernelInfo
 from kc_otel.judge.verdict import Cell, Evaluation, Status, Verdict
 from kc_otel.serve.core import Core
 from kc_otel.serve.store.state_file import open_state
-from tests.tools.fleet import Fleet
+from tests.tools.fleet import Fleet, closed_by_a_person
 
 CONTRACT = """\
 apiVersion: kernel-contract/v1
@@ -276,6 +276,11 @@ def test_a_breach_that_went_away_without_proof_is_listed_and_closed(command, eva
     assert "close the incident with kc-otel alerts ack policy --close --why ..." in run("status", width=300)[1]
     code, out, _ = run("alerts", "ack", "policy", "--close", "--why", "it was killed")
     assert (code, out.split(":")[0]) == (0, "1 incident closed without proof of recovery")
+    closed_by_a_person(fleet)  # by the fleet's clock
+    fleet.run(10, healthy=0.001)
+    remains = "it was closed without proof of recovery, and the route ordered at " in run("status", width=300)[1]
+    assert remains is ("route" in do)
+    assert [incident.went_away for incident in fleet.core.incidents()] == [False] * remains
 
 
 def test_a_kernel_that_is_not_what_was_declared_is_in_the_status(kc):
