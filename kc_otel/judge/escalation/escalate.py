@@ -253,8 +253,8 @@ def _unproven(contract: Contract, told: Collection[str], incidents: Sequence[Inc
     They were shorter than a step's `for`, or happened in a dry run. `group_messages` tells the webhooks of every step.
     """
     window, ends = contract.observability.window, list[Notice]()
-    untold = [incident for incident in incidents if incident.went_away and incident.id not in told]
-    for incident in (incident for incident in untold if now - incident.last_until >= window):
+    candidates = [incident for incident in incidents if incident.went_away and incident.id not in told]
+    for incident in (incident for incident in candidates if now - incident.last_until >= window):
         for cell in (cell for cell in incident.cells if incident.unproven(cell.clause, cell.slice)):
             numbers = (cell.limit, cell.estimate, cell.lower, cell.upper)
             limit, estimate, lower, upper = (math.nan if number is None else number for number in numbers)
