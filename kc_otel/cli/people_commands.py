@@ -30,7 +30,7 @@ def list_command(url: Url = DEFAULT_URL, contract: OnlyContract = None, as_json:
     found = get(url, "/api/v1/alerts", **({"contract": contract} if contract else {}))["alerts"]
     warned = warnings(url)
     incidents = [row for row in get(url, "/api/v1/overview")["incidents"] if contract in {None, row["contract"]}]
-    unproven = [row for row in incidents if row["state"] == "unproven"]
+    unproven = [row for row in incidents if row["went_away"]]
     silences = [row for row in get(url, "/api/v1/silences")["silences"] if contract in {None, row["contract"]}]
     ordered = sorted(found, key=lambda row: (row["phase"], row["contract"], row["clause"], row["slice"]))
     lines = list(map(_alert_line, ordered))

@@ -149,7 +149,7 @@ def _incidents(
             extents = list(dict.fromkeys(text for _, text in incident["extents"]))
             lines += [Text(f"  {text}") for text in extents[:_MAX_DETAILED]]
         held = incident["state"] == "broken" and incident["state_text"].endswith("nothing has refuted it since")
-        if held or incident["state"] == "unproven":
+        if held or incident["went_away"]:
             close = f"kc-otel alerts ack {incident['contract']} --close --why ..."
             why = "its traffic has ended" if held else "the kernel serves nobody"
             lines.append(Text(f"  if {why}, close the incident with {close}"))

@@ -148,6 +148,11 @@ REASONS: Final[Mapping[str, Explained]] = MappingProxyType(
 """Value of the attribute `kc.reason` on `kc.input.invalid` -> what it means and what to do."""
 
 
+ON_PURPOSE: Final = frozenset({"no_tokens", "greedy"})
+"""Reasons of sequences that are kept from being measured on purpose, by a mask or by greedy decoding: while others are
+valid they are no fault."""
+
+
 def remedy(reason: str) -> str:
     """Meaning and remedy of a reason, in one line for a log; general words for one that has none here."""
     known = REASONS.get(reason)

@@ -27,7 +27,7 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from kc_otel.contract.clause import Clause
-from kc_otel.contract.input_reasons import remedy
+from kc_otel.contract.input_reasons import ON_PURPOSE, remedy
 from kc_otel.contract.registry.clause_metrics import QUANTITIES, SAMPLING, Origin, Unit
 from kc_otel.contract.slices import ALL, STALE, UNJUDGED
 from kc_otel.contract.units import format_duration
@@ -58,9 +58,7 @@ raise a total variation by 0.01, as much as a usual limit leaves."""
 _OUT_OF_RANGE: Final = "reward_out_of_range"
 """Reason of `kc.input.invalid` for a reward that the contract's range does not hold; its sequence is measured all the
 same."""
-_NOTHING_SAMPLED: Final = "no_tokens"
-"""Reason of sequences that a mask leaves nothing of, as trainers do on purpose: there is nothing to be told of them."""
-_NOT_FAILING: Final = frozenset({_OUT_OF_RANGE, _NOTHING_SAMPLED})
+_NOT_FAILING: Final = frozenset({_OUT_OF_RANGE, *ON_PURPOSE})
 _OF_ROWS: Final = "operator_not_finite"
 """Reason of rows of operators, not of sequences."""
 _JUDGED_UNITS: Final = frozenset({Unit.PROMPT, Unit.STEP})

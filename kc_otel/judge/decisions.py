@@ -3,7 +3,7 @@
 A route says: for this contract and slice, avoid this version of the inference kernel and use the training kernel,
 because of this clause, since then. It stays after the alert has resolved, because an alert resolves when the traffic
 has moved away, not when the kernel is mended; a person resumes it. A version that is rolled out later is not avoided. A
-directive lasts as long as the alert that asked for it.
+directive lasts as long as the alert that asked for it; a quarantine and a halt last while its breach is unproven, too.
 
 A person's pin says which kernel serves a slice, whatever routes say and whether or not the evaluator is there. A
 canary gives a version of the inference kernel a share of the requests that neither a pin to the training kernel nor a
@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import MISSING, asdict, dataclass, fields, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Final
@@ -77,7 +77,7 @@ class Directive:
     reason: str
     since: float
     fingerprint: str
-    """The alert that asked; the directive ends when it resolves."""
+    """The alert that asked; see `released` for when the directive ends."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -172,6 +172,7 @@ _REQUIRED: Final = frozenset({"version", "at", "routes", "directives"})
 """Fields without which an object is no table."""
 _ENTRIES: Final[Mapping[str, type[Any]]] = {"routes": Route, "pins": Pin, "canaries": Canary, "promoted": Promoted}
 DIRECTIVE_KINDS: Final = frozenset(kind.value for kind in DirectiveKind)
+_PROTECTING: Final = frozenset({DirectiveKind.QUARANTINE_ROLLOUTS, DirectiveKind.HALT})
 
 
 def _list(plain: Mapping[str, Any], name: str) -> list[Any]:
@@ -243,6 +244,23 @@ def apply(table: DecisionTable, transitions: Sequence[Transition], contract: Con
             routes = _routed(routes, transition, contract)
     pins = [pin for pin in table.pins if pin.until is None or now < pin.until]
     return changed(table, now, routes=routes, directives=directives, pins=pins)
+
+
+def released(
+    table: DecisionTable, contract: str, firing: Collection[str], unproven: Collection[str], now: float
+) -> DecisionTable:
+    """The table without directives of a contract whose alert, by its fingerprint, is over.
+
+    Training that a breach keeps from rollouts, or that it stopped, stays so while the breach is unproven.
+    """
+    kept = [
+        directive
+        for directive in table.directives
+        if directive.contract != contract
+        or directive.fingerprint in firing
+        or (directive.kind in _PROTECTING and directive.fingerprint in unproven)
+    ]
+    return changed(table, now, directives=kept)
 
 
 def resume(table: DecisionTable, contract: str, slice: str | None, now: float) -> DecisionTable:

@@ -18,7 +18,7 @@ from kc_otel.contract.words import listed, moment, place
 from kc_otel.judge import decisions
 from kc_otel.judge.escalation.alerts import Alert
 from kc_otel.judge.escalation.notices import Acknowledgement, Silence
-from kc_otel.judge.incidents.incident import OF_RECORDERS, Diagnosis, Incident, IncidentState
+from kc_otel.judge.incidents.incident import OF_RECORDERS, Diagnosis, Incident
 from kc_otel.judge.verdict import INPUT_CLAUSE, Status
 from kc_otel.serve.core import Core
 
@@ -83,7 +83,7 @@ def _unproven(core: Core, contract: str, clause: str | None, slice: str | None) 
             ],
         )
         for incident in core.incidents(contract)
-        if incident.state is IncidentState.UNPROVEN or _stopped(core, incident)
+        if incident.went_away or _stopped(core, incident)
     ]
 
 

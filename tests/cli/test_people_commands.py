@@ -23,7 +23,7 @@ from kc_otel.judge.recorders import KernelInfo
 from kc_otel.judge.verdict import Cell, Evaluation, Status, Verdict
 from kc_otel.serve.core import Core
 from kc_otel.serve.store.state_file import open_state
-from tests.tools.fleet import Fleet
+from tests.tools.fleet import Fleet, closed_by_a_person
 
 CONTRACT = """\
 apiVersion: kernel-contract/v1
@@ -115,7 +115,7 @@ def test_an_alert_is_listed_and_acknowledged(kc):
 @pytest.mark.slow
 def test_what_went_away_without_proof_is_closed_only_where_that_is_asked_for(kc):
     (broken,) = kc.core.escalation.incidents["policy"]
-    unproven = replace(broken, state=IncidentState.UNPROVEN)
+    unproven = replace(broken.ended(time.time()), state=IncidentState.UNPROVEN)
     kc.core.escalation = replace(
         kc.core.escalation, incidents={"policy": (unproven,)}, policies={"policy": PolicyState("policy")}
     )
@@ -193,6 +193,7 @@ def test_a_long_table_is_cut_after_what_does_not_pass() -> None:
         "status": "FAIL", "since": 0.0,
         "headline": "token-tv is above its limit on s0, s1, s2 and 12 more", "slices": ["s"] * 15,
         "grew": "3 slices at 04:45, 15 at 04:50 UTC", "kernel_inference": "b" * 12, "kernel_train": "",
+        "went_away": False,
         "actions": [{"at": 0.0, "text": f"action {index}", "in_force": index != 5} for index in range(6)],
         "diagnoses": [],
     }  # fmt: skip
@@ -260,15 +261,26 @@ def test_an_evaluator_that_fails_and_an_endpoint_that_is_sent_nothing_are_no_all
 
 
 @pytest.mark.slow
-def test_a_breach_that_went_away_without_proof_is_in_the_list_of_alerts(command, evaluator_is, tmp_path):
-    fleet = Fleet(tmp_path / "state.sqlite")
+@pytest.mark.parametrize("do", ["do: [{webhook: pager}]", "do: [{route: train-kernel}, {webhook: pager}]"])
+def test_a_breach_that_went_away_without_proof_is_listed_and_closed(command, evaluator_is, tmp_path, do):
+    """Also while the route of it remains, which no router has applied."""
+    fleet = Fleet(tmp_path / "state.sqlite", do)
     fleet.run(60, broken=0.001, healthy=0.001)
     fleet.run(30, broken=0.4, healthy=0.001)
     fleet.run(200, healthy=0.001)
     evaluator_is(fleet.core)
-    code, out, _ = command("alerts")("alerts", "list", width=300)
+    run = command("alerts", "status")
+    code, out, _ = run("alerts", "list", width=300)
     assert code == 3
     assert "unproven  policy: token-tv " in out
+    assert "close the incident with kc-otel alerts ack policy --close --why ..." in run("status", width=300)[1]
+    code, out, _ = run("alerts", "ack", "policy", "--close", "--why", "it was killed")
+    assert (code, out.split(":")[0]) == (0, "1 incident closed without proof of recovery")
+    closed_by_a_person(fleet)  # by the fleet's clock
+    fleet.run(10, healthy=0.001)
+    remains = "it was closed without proof of recovery, and the route ordered at " in run("status", width=300)[1]
+    assert remains is ("route" in do)
+    assert [incident.went_away for incident in fleet.core.incidents()] == [False] * remains
 
 
 def test_a_kernel_that_is_not_what_was_declared_is_in_the_status(kc):

@@ -53,7 +53,7 @@ def test_invalid_input_is_told_with_its_reason_and_what_to_do() -> None:
     said = "9 sequences failed an input check and were not measured (9 nan_logprob). A kernel overflows."
     incident = {"id": "0123456789ab", "contract": "policy", "state": "broken", "state_text": "Broken", "status": "FAIL",
                 "on": "invalid-input", "since": 0.0, "headline": "Sequences fail the input checks", "slices": ["all"],
-                "grew": "", "kernel_inference": "bb", "kernel_train": "aa", "actions": [],
+                "grew": "", "went_away": False, "kernel_inference": "bb", "kernel_train": "aa", "actions": [],
                 "extents": [["input", said], ["other", said]],
                 "diagnoses": []}  # fmt: skip
     lines = [line.plain for line in _incidents({"incidents": [incident]}, None, 60.0, [])]

@@ -317,6 +317,7 @@ def test_sequences_whose_slices_nobody_knows_are_of_every_cell() -> None:
         ("nan_logprob", {}, 3, "100 % of the sequences failed"),
         ("reward_out_of_range", {"kc.sampling.tokens": 990}, 500, None),
         ("no_tokens", {"kc.sampling.tokens": 990}, 500, None),
+        ("greedy", {"kc.sampling.tokens": 990}, 500, None),
         ("operator_not_finite", {"kc.sampling.tokens": 10, "kc.drift.tv_token": 990}, 500, "100 % of the rows of"),
     ],
 )

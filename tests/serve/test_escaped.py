@@ -80,7 +80,7 @@ def test_a_terminal_shows_what_an_evaluator_answers(text, command, monkeypatch):
     silence = {"id": text, "clause": text, "slice": text, "contract": text, "until": 0.0, "by": text, "why": text}
     health = {"evaluated_at": 0.0, "failures": {text: text}, "now": 75.0}
     hook = {"endpoint": text, "disabled": text, "disabled_at": 0.0, "waiting": 1}
-    incident = {"state": "unproven", "contract": text, "headline": text, "state_text": text}
+    incident = {"went_away": True, "contract": text, "headline": text, "state_text": text}
     answer = {
         "events": [event],
         "alerts": [],

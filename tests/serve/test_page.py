@@ -158,7 +158,7 @@ def test_before_any_data_nothing_is_broken(make_core: Callable[..., Core]) -> No
 def test_a_breach_that_only_went_away_is_shown(core: Core) -> None:
     """With a metric of its own value, until a person closes all of it: an acknowledgement does not."""
     (before,) = core.incidents()
-    unproven = replace(before, state=IncidentState.UNPROVEN)
+    unproven = replace(before.ended(before.since), state=IncidentState.UNPROVEN, gone=False)
     core.escalation = replace(
         core.escalation, incidents={"policy": (unproven,)}, policies={"policy": PolicyState("policy")}
     )

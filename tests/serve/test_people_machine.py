@@ -17,7 +17,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from kc_otel.client.router import Router
 from kc_otel.contract.load import load_text
-from kc_otel.judge.escalation.alerts import What
+from kc_otel.judge.escalation.alerts import What, fingerprint, step_keys
 from kc_otel.judge.escalation.escalate import EscalationState
 from kc_otel.judge.verdict import Cell, Evaluation, Status, Verdict
 from kc_otel.serve import people_orders as people
@@ -79,6 +79,7 @@ class Evaluations(RuleBasedStateMachine):
         self.tables = {}
         self.routed = {}
         self.pinned = {}
+        self.asked = set()
         self.verdicts = []
         self.core = None
 
@@ -107,6 +108,7 @@ class Evaluations(RuleBasedStateMachine):
         self.core.tick(self.now)
         self.counted += min(max(0.0, self.now - self.committed), WINDOW)
         self.committed = self.now
+        self._directives_last()
         self._read_events()
 
     def _read_events(self):
@@ -260,14 +262,28 @@ class Evaluations(RuleBasedStateMachine):
         assert not missing, f"never to be told: {missing}"
         routes = {(route.slice, route.avoid): route.train for route in self.core.decisions.routes}
         assert routes == self.routed
+        self._directives_last()
+
+    def _directives_last(self):
+        """As long as their alerts; what keeps training from a breach, while that is unproven, too."""
         asked = {(directive.fingerprint, directive.kind.value) for directive in self.core.decisions.directives}
         bare = {"sample-more", "halt", "hold-promotion"}
-        assert asked == {
+        fired = {
             (alert.fingerprint, action.kind)
             for alert in self.core.policies["policy"].firing
             for action in alert.actions
             if action.kind in bare
         }
+        incidents = [incident for incident in self.core.incidents("policy") if incident.state != "contained"]
+        unproven = {
+            (fingerprint(step, Cell("policy", cell.clause, cell.slice, *incident.key[1:])), "halt")
+            for incident in incidents
+            for cell in incident.cells
+            if incident.unproven(cell.clause, cell.slice)
+            for step in step_keys(self.contract)
+        }
+        assert asked == fired | (self.asked & unproven)
+        self.asked = asked
 
     @invariant()
     def the_last_healthy_kernel_is_never_routed_away(self):

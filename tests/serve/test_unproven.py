@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -12,10 +13,12 @@ from kc_otel.contract.load import load_text
 from kc_otel.judge.incidents.incident import IncidentState
 from kc_otel.judge.statistics import metric_name
 from kc_otel.judge.verdict import Status
-from kc_otel.serve.people_orders import acknowledge, close
+from kc_otel.serve.core import Core
+from kc_otel.serve.people_orders import acknowledge, close, pin, resume
+from kc_otel.serve.store.state_file import open_state
 from kc_otel.serve.webhooks.endpoints import pagerduty_event, slack_message
 from tests.judge.conftest import NOW, Sender, counted
-from tests.tools.api import client_of
+from tests.tools.api import client_of, route_kept
 from tests.tools.fleet import SLICED, STEP, TEXT, Fleet, MakeFleet, closed_by_a_person, shut_down
 
 pytestmark = pytest.mark.slow
@@ -144,7 +147,131 @@ def test_whoever_was_told_of_a_breach_is_told_that_it_went_away_without_proof(fl
     assert fleet.reasons() == ["firing", "unproven", "resolved"]
 
 
-def test_a_person_closes_a_breach_whose_traffic_has_ended(make_fleet):
+def route_resumed(fleet: Fleet) -> None:
+    resume(fleet.core, "policy", None, "ada", "mended in c", fleet.now)
+
+
+def router_joined(fleet: Fleet) -> None:
+    core = fleet.core
+    core.listeners.heard(
+        ["policy/route"], core.contracts, fleet.now, instance="second", table_at=NOW, kept=[],
+        versions=core.inference_versions,
+    )  # fmt: skip
+
+
+def pinned_to_the_inference_kernel(fleet: Fleet) -> None:
+    pin(fleet.core, "policy", "all", "inference-kernel", None, "ada", "c is sound", fleet.now)
+
+
+def recorder_killed(fleet: Fleet) -> None:
+    del fleet.senders["broken"]
+
+
+def rolled_out(fleet: Fleet, seconds: float, mean: float | None = None) -> None:
+    """Another version is rolled out in place of the broken one; a router obeys every order."""
+    other = fleet.senders.setdefault("other", Sender(inference="c" * 12, instance="other", start=NOW - 1.0))
+    for _ in range(round(seconds / STEP)):
+        if fleet.core.decisions.routes or fleet.core.decisions.pins:
+            route_kept(fleet.core, fleet.now)
+        reports = [fleet.report(other, 0.001, version="c" * 12)]
+        if "broken" in fleet.senders:
+            reports.append(fleet.report(fleet.senders["broken"], mean))
+        fleet.feed(STEP, lambda sent=tuple(reports): sent)
+
+
+@pytest.mark.parametrize("ends", [route_resumed, router_joined, pinned_to_the_inference_kernel, recorder_killed])
+def test_an_endpoint_that_was_told_of_containment_is_told_that_it_ended_without_proof(
+    make_fleet: MakeFleet, ends: Callable[[Fleet], None]
+) -> None:
+    fleet = make_fleet("do: [{route: train-kernel}, {webhook: pager}]")
+    rolled_out(fleet, 60, 0.001)
+    rolled_out(fleet, 40, 0.4)
+    rolled_out(fleet, 600)
+    assert fleet.states() == [IncidentState.CONTAINED]
+    assert fleet.reasons() == ["firing", "resolved"]
+    ends(fleet)
+    rolled_out(fleet, 180)
+    assert fleet.states() != [IncidentState.CONTAINED]
+    assert fleet.reasons() == ["firing", "resolved", "unproven"]
+    close(fleet.core, "policy", None, None, "ada", "it is gone", fleet.now)
+    rolled_out(fleet, 20)
+    assert fleet.reasons() == ["firing", "resolved", "unproven", "resolved"]
+
+
+def test_a_breach_that_a_pin_contains_stays_contained_after_its_kernel_is_gone(make_fleet: MakeFleet) -> None:
+    """As one that a route contains does, until the pin ends."""
+    fleet = make_fleet()
+    rolled_out(fleet, 60, 0.001)
+    rolled_out(fleet, 40, 0.4)
+    until = fleet.now + 900.0
+    pin(fleet.core, "policy", "all", "train-kernel", until, "ada", "b is broken", fleet.now)
+    rolled_out(fleet, 800)
+    assert not fleet.core.firing()
+    assert fleet.states() == [IncidentState.CONTAINED]
+    assert fleet.reasons() == ["firing", "resolved"]
+    rolled_out(fleet, 200)
+    assert fleet.states() == [IncidentState.UNPROVEN]
+    assert fleet.reasons() == ["firing", "resolved", "unproven"]
+
+
+def test_a_breach_that_was_too_short_to_be_told_is_told_once_it_is_unproven(make_fleet: MakeFleet) -> None:
+    """Its server crashes before the step with a webhook is due, and what others measure drops that step's alert."""
+    fleet = make_fleet(
+        "do: [notify]}\n  - {on: fail, for: 5m, clear_for: 1s, severity: critical, do: [{webhook: pager}]"
+    )
+    fleet.run(60, broken=0.001, healthy=0.001)
+    fleet.run(120, broken=0.4, healthy=0.001)
+    fleet.run(600, healthy=0.001)
+    fleet.restart()
+    fleet.run(60, healthy=0.001)
+    assert fleet.states() == [IncidentState.UNPROVEN]
+    (body,) = fleet.told()
+    assert (body["status"], body["notification_reason"]) == ("firing", "unproven")
+    assert body["alerts"][0]["annotations"]["summary"].startswith(
+        "policy: a breach of token-tv on all traffic went away"
+    )
+    close(fleet.core, "policy", None, None, "ada", "it was killed", fleet.now)
+    fleet.run(10, healthy=0.001)
+    assert fleet.reasons() == ["unproven", "resolved"]
+
+
+def test_a_breach_of_a_dry_run_is_told_after_it_while_it_is_unproven(make_fleet: MakeFleet) -> None:
+    class DryRun(Fleet):
+        def begin(self) -> None:
+            self.connection, dry_run = open_state(self.path), () if hasattr(self, "core") else ("policy",)
+            self.core = Core([self.contract], self.connection, external_url="", now=self.now, dry_run=dry_run)
+
+    fleet = make_fleet(kind=DryRun)
+    fleet.run(60, broken=0.001, healthy=0.001)
+    fleet.run(60, broken=0.4, healthy=0.001)
+    fleet.run(200, healthy=0.001)
+    assert fleet.reasons() == []
+    fleet.restart()
+    fleet.run(200, healthy=0.001)
+    assert fleet.reasons() == ["unproven"]
+
+
+def test_training_is_kept_from_a_breach_while_it_is_unproven(make_fleet: MakeFleet) -> None:
+    """A quarantine and a halt last until it is over; what holds every promotion lasts as long as the alert."""
+    fleet = make_fleet("do: [halt, quarantine-rollouts, hold-promotion, {webhook: pager}]")
+
+    def directives() -> list[str]:
+        return sorted(directive.kind.value for directive in fleet.core.decisions.directives)
+
+    fleet.run(60, broken=0.001, healthy=0.001)
+    fleet.run(30, broken=0.4, healthy=0.001)
+    assert directives() == ["halt", "hold-promotion", "quarantine-rollouts"]
+    fleet.run(300, healthy=0.001)
+    fleet.restart()
+    fleet.run(60, healthy=0.001)
+    assert fleet.core.firing().total() == 0
+    assert directives() == ["halt", "quarantine-rollouts"]
+    close(fleet.core, "policy", None, None, "ada", "it was killed", fleet.now)
+    fleet.run(10, healthy=0.001)
+    assert directives() == []
+
+
+def test_a_person_closes_a_breach_whose_traffic_has_ended(make_fleet: MakeFleet) -> None:
     """Every slice broke and was mended, and the prompts of one are finished: its alert would fire for ever."""
     fleet = make_fleet(text=SLICED)
     of = {slice: Sender(slice=slice, instance="broken", start=NOW - 1.0) for slice in ("code", "prose")}
@@ -234,6 +361,31 @@ def test_invalid_input_that_only_went_away_stays_until_proof_a_rollback_or_a_per
     assert fleet.core.incidents() == ()
     (last,) = [body for body in fleet.told() if body["notification_reason"] == "resolved"]
     assert last["kernelContract"]["incident"]["state_text"] == "Closed without proof of recovery"
+
+
+@pytest.mark.parametrize("reason", ["no_tokens", "greedy"])
+def test_sequences_that_are_not_to_be_measured_are_no_fault_while_others_are_valid(
+    make_fleet: MakeFleet, reason: str
+) -> None:
+    """A trainer masks answers that were cut off, and a server decodes greedily; that nothing else comes is one."""
+    fleet = make_fleet("do: [notify]}\n  - {on: invalid-input, do: [quarantine-rollouts]", text=SLICED)
+    sender, pair = Sender(slice="code", instance="broken", start=NOW - 1.0), ("a" * 12, VERSION)
+
+    def run(seconds: float, mean: float | None) -> None:
+        for _ in range(round(seconds / STEP)):
+            failed.append(failed[-1] + 60)
+            for slice in ("", "code"):
+                message = counted(reason, failed[-1], NOW - 1.0, fleet.now + STEP, pair, slice)
+                fleet.core.metrics(message, fleet.now + STEP)
+            fleet.feed(STEP, lambda: [fleet.report(sender, mean), fleet.report(fleet.senders["broken"], mean)])
+
+    failed = [0]
+    run(300, 0.001)
+    assert fleet.core.incidents() == ()
+    assert fleet.core.decisions.directives == ()
+    run(600, None)
+    assert "invalid-input" in [incident.on for incident in fleet.core.incidents()]
+    assert fleet.core.decisions.directives
 
 
 @pytest.mark.parametrize(

@@ -86,6 +86,12 @@ class Transition:
         return self.on, self.cell.kernel_train, self.cell.kernel_inference
 
 
+def fingerprint(step: str, cell: Cell) -> str:
+    """Return the 16 hex digits that identify an alert, by the key of its step."""
+    identity = [cell.contract, step, cell.clause, cell.slice, cell.kernel_train, cell.kernel_inference]
+    return hashlib.sha256(json.dumps(identity).encode()).hexdigest()[:16]
+
+
 @dataclass(frozen=True, slots=True)
 class Alert:
     """A step's state for one cell."""
@@ -118,9 +124,7 @@ class Alert:
     @property
     def fingerprint(self) -> str:
         """16 hex digits that identify the alert: contract, step and cell."""
-        cell = self.cell
-        identity = [cell.contract, self.step, cell.clause, cell.slice, cell.kernel_train, cell.kernel_inference]
-        return hashlib.sha256(json.dumps(identity).encode()).hexdigest()[:16]
+        return fingerprint(self.step, self.cell)
 
 
 @dataclass(frozen=True, slots=True)

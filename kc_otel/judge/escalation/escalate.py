@@ -7,13 +7,25 @@ no notices are sent.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import math
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from kc_otel.contract.input_reasons import ON_PURPOSE
 from kc_otel.contract.model import Contract
 from kc_otel.judge.cell_columns import selected
-from kc_otel.judge.decisions import DecisionTable, Pin, apply, kept_since
-from kc_otel.judge.escalation.alerts import ROLLED_BACK, PolicyState, Transition, What, advance
+from kc_otel.judge.decisions import DecisionTable, Pin, apply, kept_since, released
+from kc_otel.judge.escalation.alerts import (
+    ROLLED_BACK,
+    Alert,
+    PolicyState,
+    Transition,
+    What,
+    advance,
+    edge,
+    fingerprint,
+    step_keys,
+)
 from kc_otel.judge.escalation.notices import (
     AT_ONCE,
     GroupTiming,
@@ -39,7 +51,7 @@ from kc_otel.judge.incidents.incident_lifecycle import (
 )
 from kc_otel.judge.promotion.stages import Promotion
 from kc_otel.judge.series import Pair
-from kc_otel.judge.verdict import Evaluation, Status, Verdict
+from kc_otel.judge.verdict import Cell, Evaluation, Status, Verdict
 
 Promote = Callable[[DecisionTable, Sequence[Incident]], tuple[DecisionTable, Sequence[Promotion]]]
 """Steps promotions; returns the decision table with their shares, and the versions that are rolled back."""
@@ -89,7 +101,10 @@ def escalate(
 
     `invalid` counts the sequences that failed an input check within the window, by kernel pair and reason.
     """
-    name = contract.name
+    name, verdicts = contract.name, evaluation.verdicts
+    invalid = {pair: left for pair, reasons in invalid.items() if (left := _faults(reasons, pair, verdicts))}
+    failing = {where: left for where, of in traffic.failing.items() if (left := _faults(of, where[0], verdicts))}
+    traffic = replace(traffic, failing=failing)
     known = before.policies.get(name, PolicyState(name))
     ordered = kept_since(before.decisions, name)
 
@@ -98,28 +113,35 @@ def escalate(
 
     incidents = before.incidents.get(name, ())
     closed = {incident.key for incident in incidents if incident.closed_at >= known.at}
-    policy, transitions = advance(contract, known, evaluation.verdicts, invalid, now, kept_away, closed)
-    people, ended = current(before.people, name, {alert.fingerprint for alert in policy.firing}, now)
-    decisions = apply(before.decisions, () if dry_run else transitions, contract, now)
+    policy, transitions = advance(contract, known, verdicts, invalid, now, kept_away, closed)
+    firing = {alert.fingerprint: alert.verdict for alert in policy.firing}
+    people, ended = current(before.people, name, firing, now)
+    fired = [transition for transition in transitions if transition.what is What.FIRING]
+    decisions = apply(before.decisions, () if dry_run else fired, contract, now)
     dry_run_decisions, said = before.dry_run_decisions, tuple[Notice, ...]()
     if dry_run:
-        dry_run_decisions = apply(dry_run_decisions, transitions, contract, now)
+        dry_run_decisions = apply(dry_run_decisions, fired, contract, now)
     else:
         policy, said = notices(contract, known, policy, transitions, people, now)
     incidents = tuple(incident.ended(known.at) if incident.key in closed else incident for incident in incidents)
     for silence in ended:
         incidents = with_word(incidents, "unsilenced", ended_silence(silence), now)
     after = follow(
-        name, incidents, evaluation.verdicts, policy.firing, decisions, now, traffic, evaluation.causes,
+        name, incidents, verdicts, policy.firing, decisions, now, traffic, evaluation.causes,
         contract.quantity_digests,
     )  # fmt: skip
     after = with_actions(after, transitions, people, dry_run=dry_run)
+    unproven = _unproven_alerts(contract, after)
+    decisions, dry_run_decisions = (
+        released(table, name, firing, unproven, now) for table in (decisions, dry_run_decisions)
+    )
     decisions, rolled = promote(decisions, after)
     was, after = after, with_roll_backs(after, rolled)
-    roll_backs = _roll_backs(contract, was, after, rolled, evaluation.verdicts, now)
+    roll_backs = _roll_backs(contract, was, after, rolled, verdicts, now)
+    told = {group.incident for group in before.groups.get(name, ())}
     groups, messages = group_messages(
         before.groups.get(name, ()),
-        () if dry_run else (*said, *muted_ends(transitions, said), *roll_backs),
+        () if dry_run else (*said, *muted_ends(transitions, said), *roll_backs, *_unproven(contract, told, after, now)),
         after,
         people,
         timing,
@@ -128,7 +150,7 @@ def escalate(
         now,
         {_fingerprint(_alone(promotion), "serves") for promotion in rolled if promotion.seen_serving is not None},
     )
-    messages = _as_now(messages, {alert.fingerprint: alert.verdict for alert in policy.firing})
+    messages = _as_now(messages, firing)
     after = with_told(after, messages, now)
     return Escalation(
         state=EscalationState(
@@ -149,6 +171,15 @@ def escalate(
         resolved=tuple(incident for incident in after if incident.state is IncidentState.RESOLVED),
         messages=messages,
     )
+
+
+def _faults(reasons: Mapping[str, int], pair: Pair, verdicts: Sequence[Verdict]) -> Mapping[str, int]:
+    """Failed sequences of a kernel pair by reason, without those that are kept from being measured on purpose."""
+    if reasons.keys().isdisjoint(ON_PURPOSE):
+        return reasons
+    measured = selected(verdicts, set(Status) - {Status.NO_DATA, Status.INVALID_INPUT})
+    others_are_valid = any(verdict.cell[-2:] == pair for verdict in measured)
+    return {reason: count for reason, count in reasons.items() if not (others_are_valid and reason in ON_PURPOSE)}
 
 
 def _as_now(messages: Iterable[IncidentMessage], verdicts: Mapping[str, Verdict]) -> tuple[IncidentMessage, ...]:
@@ -184,12 +215,12 @@ def _roll_backs(
     said: list[Notice] = []
 
     def say(version_or_incident: str, kind: str, verdict: Verdict, started_at: float) -> None:
-        edge = Transition(
+        said_of = Transition(
             contract=contract.name, step=ROLLED_BACK, on="fail", cell=verdict.cell, what=What.FIRING, at=now,
             started_at=started_at, severity="critical" if kind == "serves" else "warning", actions=actions,
             verdict=verdict, fingerprint=_fingerprint(version_or_incident, kind),
         )  # fmt: skip
-        said.append(Notice(edge, NoticeReason.ROLLED_BACK))
+        said.append(Notice(said_of, NoticeReason.ROLLED_BACK))
 
     for old, new in zip(before, after, strict=True):
         done = [action for action in new.actions if action not in old.actions]
@@ -202,6 +233,45 @@ def _roll_backs(
         if promotion.seen_serving == now and promotion.version not in told and (last := next(of_it, None)) is not None:
             say(_alone(promotion), "serves", last, now)
     return said if actions else []
+
+
+def _unproven_alerts(contract: Contract, incidents: Iterable[Incident]) -> set[str]:
+    """Fingerprints of all alerts of what is unproven and not contained."""
+    return {
+        fingerprint(key, Cell(contract.name, cell.clause, cell.slice, *incident.key[1:]))
+        for incident in incidents
+        if incident.state is not IncidentState.CONTAINED
+        for cell in incident.cells
+        if incident.unproven(cell.clause, cell.slice)
+        for key in step_keys(contract)
+    }
+
+
+def _unproven(contract: Contract, told: Collection[str], incidents: Sequence[Incident], now: float) -> list[Notice]:
+    """Ends of breaches that went away without proof before anybody was told of them; `told` are ids of incidents.
+
+    They were shorter than a step's `for`, or happened in a dry run. `group_messages` tells the webhooks of every step.
+    """
+    window, ends = contract.observability.window, list[Notice]()
+    candidates = [incident for incident in incidents if incident.went_away and incident.id not in told]
+    for incident in (incident for incident in candidates if now - incident.last_until >= window):
+        for cell in (cell for cell in incident.cells if incident.unproven(cell.clause, cell.slice)):
+            numbers = (cell.limit, cell.estimate, cell.lower, cell.upper)
+            limit, estimate, lower, upper = (math.nan if number is None else number for number in numbers)
+            verdict = Verdict(
+                cell=Cell(contract.name, cell.clause, cell.slice, *incident.key[1:]), status=Status(incident.status),
+                at=cell.at or now, limit=limit, estimate=estimate, lower=lower, upper=upper, samples=0, window="",
+                method="", reason=cell.reason, contract_version=contract.metadata.version, contract_hash=contract.hash,
+                about="traffic",
+            )  # fmt: skip
+            for key, step in zip(step_keys(contract), contract.escalation, strict=True):
+                if step.on == incident.on and (not step.clauses or cell.clause in step.clauses):
+                    alert = Alert(
+                        step=key, on=step.on, severity=step.severity, actions=step.do, cell=verdict.cell,
+                        since=cell.since, started_at=cell.since, counting=False, held=0.0, verdict=verdict,
+                    )  # fmt: skip
+                    ends.append(Notice(edge(alert, What.RESOLVED, now), NoticeReason.RESOLVED))
+    return ends
 
 
 def _alone(promotion: Promotion) -> str:

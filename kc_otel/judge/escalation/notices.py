@@ -29,7 +29,8 @@ Messages: one per incident and endpoint, not one per alert.
                                                         |-- the last one ends, unproven, `wait` -----------> (unproven)
                                                         '-- the last one ends -----------------------------> (resolved)
 
-The end of an alert whose breach went away without proof is held back until it is known how the breach ended. An alert
+The end of an alert whose breach went away without proof is held back until it is known how the breach ended. So is the
+end that was told while the breach was contained: containment may end before the breach is refuted. An alert
 that begins and ends within the wait, or during a silence, is not reported, unless its breach went away without proof:
 then that is reported after the wait, or once the silence has ended. A roll-back, a reminder and the end of a silence
 are sent at once; an alert that is silenced while it waits continues to wait. Time is counted as the policy counts it:
@@ -344,7 +345,7 @@ def _sent(
     firing = [notice for notice in group.pending if notice.transition.what is What.FIRING]
     muted = [notice for notice in firing if people.silencing(notice.transition.cell, now)]
     ended = [notice for notice in group.pending if notice.transition.what is What.RESOLVED]
-    # Users are seen to be kept from what is contained: its alert may end, and the incident stays.
+    # Users are seen to be kept from what is contained: the end of its alert is told, and kept until it is refuted.
     held = [notice for notice in ended if notice.transition.fingerprint not in group.told]
     if incident is not None and incident.state is not IncidentState.CONTAINED:
         held = [notice for notice in ended if notice in held or incident.unproven(*notice.transition.cell[1:3])]
@@ -371,10 +372,15 @@ def _sent(
     first = NoticeReason.UPDATE if group.told else NoticeReason.FIRING
     reason = NoticeReason.RESOLVED if over else urgent or (NoticeReason.UNPROVEN if away else first)
     held = [_without_proof(notice) if notice in away else notice for notice in held]
+    held += [
+        replace(notice, transition=replace(notice.transition, end=""))
+        for notice in ended
+        if incident is not None and incident.unproven(*notice.transition.cell[1:3])
+    ]
     unproven = [replace(_without_proof(notice).transition, what=What.FIRING) for notice in away]
     changes = (*(notice.transition for notice in (*ready, *ended)), *unproven)
     message = IncidentMessage(group.endpoint, reason, incident, changes, len(told))
-    steps = {notice.transition.step for notice in (*ready, *away)} | set(group.steps)
+    steps = {notice.transition.step for notice in (*ready, *away)} | set(group.steps) if told else ()
     rest = replace(
         group, told=tuple(sorted(told)), steps=tuple(sorted(steps)), pending=(*muted, *held), waited=0.0, quiet=0.0
     )

@@ -243,9 +243,10 @@ class Incident:
             return held if self.on == "fail" and not self.shown else _OPEN[self.on]
         at = moment(self.ordered_at)[11:16]
         now = "Broken" if self.broken else "No longer measured as broken"
-        if self.recovered:
+        if self.recovered or (self.gone and not self.broken):
+            over = "the breach is over" if self.refuted else "it was closed without proof of recovery"
             pinned = f", but {self.obeyed_text}" * (self.obeyed == "pinned")
-            return f"{now}: the breach is over, and the route ordered at {at} UTC remains{pinned}"
+            return f"{now}: {over}, and the route ordered at {at} UTC remains{pinned}"
         return f"{now}; routing to the training kernel was ordered at {at} UTC, but {self.obeyed_text}"
 
     @property

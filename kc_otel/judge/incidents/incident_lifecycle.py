@@ -36,7 +36,7 @@ from typing import Any, Final, Literal
 from kc_otel.contract.slices import ALL
 from kc_otel.contract.words import place
 from kc_otel.judge.cell_columns import selected
-from kc_otel.judge.decisions import DecisionTable, kept_since, overriding_pin
+from kc_otel.judge.decisions import DecisionTable, Route, kept_since, overriding_pin
 from kc_otel.judge.escalation.alerts import Alert, Transition, What, input_verdict
 from kc_otel.judge.escalation.notices import IncidentMessage, People
 from kc_otel.judge.incidents.incident import (
@@ -426,11 +426,10 @@ def _settled(incident: Incident, table: DecisionTable, now: float, traffic: Traf
     if incident.on == "no-data" and slices:  # no order mends that nobody sees
         return replace(incident, state=IncidentState.BROKEN, **_NO_ORDER)
     kept = kept_since(table, incident.contract)
-    orders = {slice: kept(slice, version) for slice in slices | unproven} if slices else {}
+    orders, routes = {slice: kept(slice, version) for slice in slices | unproven}, list[Route]()
     if not slices:
-        routes = routes_of(incident, {cell.slice for cell in incident.cells}, table) if incident.on in _ROUTED else []
-        orders = {route.slice: route.since for route in routes}
-        if not orders or any(kept(slice, version) is None for slice in unproven - orders.keys()):
+        routes, orders = _left(incident, table, unproven)
+        if not orders:
             return _over(incident, now)
         if lifted := [slice for slice in orders if kept(slice, version) is None]:
             ordered_at = max(route.since for route in routes) if incident.ordered_at is None else incident.ordered_at
@@ -462,7 +461,24 @@ def _settled(incident: Incident, table: DecisionTable, now: float, traffic: Traf
             return replace(incident, state=IncidentState.CONTAINED, contained_at=at)
         if now > quiet_from:
             obeyed = "lost" if incident.disobeyed_at is None else "disobeyed"
-    return replace(incident, state=IncidentState.BROKEN, contained_at=None, obeyed=obeyed, behind=behind)
+    broken = replace(incident, state=IncidentState.BROKEN, contained_at=None, obeyed=obeyed, behind=behind)
+    return broken if slices or routes else _over(incident, now)
+
+
+def _left(incident: Incident, table: DecisionTable, unproven: set[str]) -> tuple[list[Route], dict[str, float | None]]:
+    """Return the routes left of an incident of which nothing is broken, and since when what is ordered, by slice.
+
+    Without a route, a pin that contained it does; nothing is left where a slice that is `unproven` is not kept away.
+    """
+    routes = routes_of(incident, {cell.slice for cell in incident.cells}, table) if incident.on in _ROUTED else []
+    kept = {slice: kept_since(table, incident.contract)(slice, incident.kernel_inference) for slice in unproven}
+    routed: dict[str, float | None] = {route.slice: route.since for route in routes}
+    if any(kept[slice] is None for slice in unproven - routed.keys()):
+        return routes, {}
+    lasts = (
+        incident.contained_at is not None and incident.on in OF_RECORDERS and not (incident.refuted or incident.gone)
+    )
+    return routes, kept if lasts and not routes else routed
 
 
 def _obeyed(

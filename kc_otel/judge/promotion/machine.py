@@ -32,6 +32,7 @@ from kc_otel.judge.promotion.stages import (
     Stage,
     Tally,
     decide,
+    of_no_version,
     path_of,
 )
 from kc_otel.judge.verdict import Evaluation, Status
@@ -75,11 +76,11 @@ def advance(promotion: Promotion, contract: Contract, evaluation: Evaluation, ho
         promotion = replace(promotion, contract_hash=contract.hash, offline="", approved=(), tally=Tally(pass_from=now))
     by_person = f"by {promotion.hold.by}: {promotion.hold.why}" if promotion.hold else ""
     asked = [*holds, *filter(None, (promotion.short, by_person))]
-    offline = promotion.position.stage is Stage.OFFLINE_CI
+    offline, unjudged = promotion.position.stage is Stage.OFFLINE_CI, of_no_version(contract, evaluation)
     if offline:
         decision = _offline(promotion, asked)
     else:
-        gate = GateSpec.of(contract, promotion.position.stage)
+        gate = GateSpec.of(contract, promotion.position.stage, unjudged)
         tally, decision = decide(gate, promotion.version, promotion.tally, [evaluation], asked, now)
         promotion = replace(promotion, tally=tally)
     if decision.outcome is GateOutcome.ROLLBACK:
@@ -95,6 +96,8 @@ def advance(promotion: Promotion, contract: Contract, evaluation: Evaluation, ho
     shown = f"{decision.windows} consecutive windows have passed" if decision.windows > 1 else "a window has passed"
     message = f"{promotion.version} goes on from {promotion.position} to {following}: "
     message += "the offline gate is open" if offline else shown
+    if unjudged and not offline:
+        message += f"; nothing says which version {listed(unjudged)} {'are' if len(unjudged) > 1 else 'is'} of"
     return _stepped(promotion, MoveKind.ADVANCE, following, now, message, decision)
 
 
@@ -139,7 +142,8 @@ def ordered(
         raise OrderError(f"name the stage to {order}")
     if order in {"hold", "force", "rollback"} and not why.strip():
         raise OrderError("say why; the reason is recorded")
-    if order in {"approve", "hold", "hook"} or (order == "rollback" and promotion.seen_serving is None):
+    taken_back = promotion.status is PromotionStatus.ROLLED_BACK and promotion.seen_serving is None
+    if order in {"approve", "hold", "hook"} or (order == "rollback" and taken_back):
         _running(promotion)
     match order, stage:
         case "force", Stage():

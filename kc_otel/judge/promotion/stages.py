@@ -12,7 +12,7 @@ they share no data, or one good minute would open a gate of three.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
@@ -63,18 +63,32 @@ class GateSpec:
     """Observations below which a clause cannot pass, by its id, for the explanation of what is missing."""
 
     @classmethod
-    def of(cls, contract: Contract, stage: Stage) -> GateSpec:
-        """The gate that asks for every clause of a contract on all traffic and on every declared slice."""
+    def of(cls, contract: Contract, stage: Stage, unjudged: Collection[str] = ()) -> GateSpec:
+        """The gate that asks for every clause of a contract that is not `unjudged`, on all traffic and every slice."""
         offline, watched, terms = stage is Stage.OFFLINE_CI, contract.observability, contract.promotion
         return cls(
             stage=stage,
             windows=terms.windows,
             window=0.0 if offline else watched.window,
             long_window=0.0 if offline else max(watched.window, watched.long_window),
-            cells=tuple((clause.id, slice) for clause in contract.clauses for slice in contract.slices_for(clause)),
+            cells=tuple(
+                (clause.id, slice)
+                for clause in contract.clauses
+                if clause.id not in unjudged
+                for slice in contract.slices_for(clause)
+            ),
             failure_limit=terms.failure_limit,
             needed={clause.id: samples_needed(clause, watched) for clause in contract.clauses},
         )
+
+
+def of_no_version(contract: Contract, evaluation: Evaluation) -> tuple[str, ...]:
+    """Return the ids of clauses by which no version can be judged, beside others: `gen_ai.*` metrics of no version."""
+    unnamed = [clause.id for clause in contract.clauses if clause.metric.startswith("gen_ai.")]
+    if not unnamed or len(unnamed) == len(contract.clauses):
+        return ()
+    named = {verdict.cell.clause for verdict in evaluation.verdicts if verdict.cell.kernel_inference}
+    return tuple(clause for clause in unnamed if clause not in named)
 
 
 @dataclass(frozen=True, slots=True)

@@ -40,6 +40,9 @@ class IncidentView(View):
     extents: list[tuple[str, str]]
     """(clause, how bad it is where it is worst), the worst clause first."""
     since: float
+    went_away: bool
+    """Whether it is unproven: nothing of it is broken any more, and nothing shows that users are safe. A route or a pin
+    that does not contain it may remain."""
     contained: float | None
     """Unix time since when it is contained; null while it is not."""
     until: float | None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
@@ -11,7 +12,7 @@ from hypothesis import strategies as st
 from kc_otel.contract.model import Contract
 from kc_otel.judge.plain_json import read_json, to_json
 from kc_otel.judge.promotion.gate_evidence import step_evidence
-from kc_otel.judge.promotion.machine import advance, begin, ordered, share_of
+from kc_otel.judge.promotion.machine import advance, begin, ordered, replaced, share_of
 from kc_otel.judge.promotion.stages import MoveKind, OrderError, Position, Promotion, PromotionStatus, Stage, path_of
 from kc_otel.judge.verdict import Evaluation
 from kc_otel.offline.gate.evidence import verify_evidence
@@ -100,6 +101,31 @@ def test_doubt_and_silence_never_advance_and_are_named(terms, round_of, status):
     promotion, moves = run(promotion, terms, round_of, [(300 * n, status) for n in range(1, 1000)])
     assert (moves, promotion.position.stage) == ([], Stage.SHADOW)
     assert promotion.missing[0].startswith(f"token-tv on code: {status}")
+
+
+def test_a_clause_on_latency_waits_only_where_servers_say_which_version_it_is_of(contract, make_verdict):
+    """The version goes on without it, and the step says so; where another version has one, this one has to."""
+    latency = {"id": "ttft", "metric": "gen_ai.server.time_to_first_token", "statistic": "p99", "limit": 2.0}
+    plain = contract.model_dump(by_alias=True) | {"runtime": [latency], "slices": {}}
+    terms = with_terms(Contract.model_validate(plain), windows=1, skip=["offline-ci"])
+    own = make_verdict(slice="all", at=300.0, contract_hash=terms.hash)
+
+    def after(train, inference):
+        pair = {"kernel_train": train, "kernel_inference": inference}
+        of = replace(own, cell=own.cell._replace(clause="ttft", **pair))
+        return advance(begin(terms, V, "ada", 0.0)[0], terms, Evaluation(300.0, (own, of)), ())
+
+    promotion, move = after("", "")
+    assert promotion.position.stage is Stage.CANARY
+    assert move.message.endswith("; nothing says which version ttft is of")
+    promotion, move = after("trainA", "another")
+    assert (promotion.missing[0], move) == ("ttft on all: no verdict yet", None)
+
+
+def test_a_replaced_version_that_still_serves_is_rolled_back_as_any_other(terms):
+    promotion, _ = replaced(begin(terms, V, "ada", 0.0)[0], "newer", 1.0)
+    promotion, move = tell(promotion, terms, "rollback", "broken on code", 2.0)
+    assert (promotion.status, move.kind, share_of(promotion)) == (PromotionStatus.ROLLED_BACK, MoveKind.ROLLBACK, 0.0)
 
 
 def test_another_version_is_no_proof(terms, round_of):
