@@ -167,6 +167,18 @@ def test_a_slice_is_pinned_and_unpinned(kc):
 
 
 @pytest.mark.slow
+def test_a_route_is_lifted_with_a_reason_once(kc):
+    lifted = ("route", "resume", "policy", "--slice", "code", "--why", "patched")
+    code, shown = kc(*lifted)
+    assert (code, shown.startswith("routes lifted: 1;")) == (0, True)
+    assert kc.core.decisions.routes == ()
+    assert "ada resumed" in kc("events")[1]
+    code, shown = kc(*lifted)
+    assert code != 0
+    assert "no route is in force" in shown
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "words",
     ["alerts ack policy", "alerts silence policy --for 1h", "route unpin policy", "route pin policy train-kernel"],
