@@ -223,6 +223,12 @@ def test_a_long_table_is_cut_after_what_does_not_pass() -> None:
     assert max(map(len, said)) <= 80
 
 
+def test_without_an_evaluator_the_remedy_is_named(command):
+    code, _, err = command("status")("status", "--url", "http://127.0.0.1:9")
+    assert code == 2
+    assert "start one with `kc-otel serve CONTRACT...`" in err
+
+
 def test_a_contract_that_is_not_served_is_an_error_of_every_list(kc):
     """A misspelt name is not a contract without trouble."""
     for words in (["status"], ["alerts", "list"], ["events"]):

@@ -30,8 +30,9 @@ def contract(**changes):
 
 
 @pytest.mark.parametrize("said", PLANTED)
-def test_planted_drift_and_planted_staleness_are_told_apart(said):
-    for seed in range(10):
+@pytest.mark.parametrize("runs", [2, pytest.param(10, marks=pytest.mark.slow)])
+def test_planted_drift_and_planted_staleness_are_told_apart(said, runs):
+    for seed in range(runs):
         of, (train, inference, lags) = contract(), sampled(seed, *PLANTED[said])
         judge = Judge(of)
         with Recorder(of, metric_exporter=judge, export_interval=1000.0, log=TrainingLog()) as recorder:
