@@ -224,7 +224,7 @@ def test_a_long_table_is_cut_after_what_does_not_pass() -> None:
 
 
 def test_without_an_evaluator_the_remedy_is_named(command):
-    code, _, err = command("status")("status", "--url", "http://127.0.0.1:9")
+    code, _, err = command("alerts", "status")("status", "--url", "http://127.0.0.1:9", width=300)
     assert code == 2
     assert "start one with `kc-otel serve CONTRACT...`" in err
 

@@ -366,6 +366,21 @@ def test_histograms_of_any_shape_are_added_up_as_one_by_one(steps, seed):
     twins.agree()
 
 
+@pytest.mark.slow
+def test_senders_on_both_sides_of_a_panes_end_share_no_slot():
+    """Where a pane ends, reports of before and after alternate: each keeps its slot, and nothing is settled early."""
+    twins = Twins(make_contract())
+    begin, both = NOW - NOW % 30.0 + 20.0, ((Sender(instance="0"), 0.0), (Sender(instance="1"), 12.0))
+    for step in range(8):
+        for sender, behind in both:
+            now = begin + 2.0 * step
+            body = sender.request(now - behind, [0.02, 0.3]).SerializeToString()
+            twins.take(body, now)
+    assert twins.fast._columns._slots.used <= 3
+    twins.agree()
+    assert twins.fast.taken_as_columns == 15
+
+
 def both(contract: Contract, bodies: list[tuple[float, bytes]]) -> Twins:
     twins = Twins(contract)
     for now, body in bodies:
