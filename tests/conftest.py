@@ -24,7 +24,7 @@ FIRST = (
     *("integration/test_page_browser.py", "generate/test_promtool.py"),
     *("integration/test_fleet_incident.py", "integration/test_ray_shards.py"),
     *("integration/test_spine.py", "generate/test_agreement.py"),
-    *("client/test_evaluator_gone.py", "integration/test_terminal.py", "integration/test_tokens.py"),
+    *("client/test_evaluator_gone.py", "integration/test_tokens.py"),
     *("cli/test_gate_example.py", "integration/test_tls.py", "integration/test_two_evaluators.py"),
     *("integration/test_acknowledged.py", "handbook/test_paths.py"),
     *("serve/shards/test_sharded_sink.py", "integration/test_locate_follow.py"),

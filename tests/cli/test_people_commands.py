@@ -167,6 +167,18 @@ def test_a_slice_is_pinned_and_unpinned(kc):
 
 
 @pytest.mark.slow
+def test_a_route_is_lifted_with_a_reason_once(kc):
+    lifted = ("route", "resume", "policy", "--slice", "code", "--why", "patched")
+    code, shown = kc(*lifted)
+    assert (code, shown.startswith("routes lifted: 1;")) == (0, True)
+    assert kc.core.decisions.routes == ()
+    assert "ada resumed" in kc("events")[1]
+    code, shown = kc(*lifted)
+    assert code != 0
+    assert "no route is in force" in shown
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "words",
     ["alerts ack policy", "alerts silence policy --for 1h", "route unpin policy", "route pin policy train-kernel"],
@@ -210,6 +222,12 @@ def test_a_long_table_is_cut_after_what_does_not_pass() -> None:
     assert said[26] == "2 more incidents"
     assert said[-1] == "and 40 more: 10 NO_DATA, 30 PASS (kc-otel status --all shows them)"
     assert max(map(len, said)) <= 80
+
+
+def test_without_an_evaluator_the_remedy_is_named(command):
+    code, _, err = command("alerts", "status")("status", "--url", "http://127.0.0.1:9", width=300)
+    assert code == 2
+    assert "start one with `kc-otel serve CONTRACT...`" in err
 
 
 def test_a_contract_that_is_not_served_is_an_error_of_every_list(kc):

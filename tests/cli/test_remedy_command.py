@@ -68,6 +68,7 @@ def test_a_slice_without_sequences_is_named_and_ends_with_1(run):
     assert " keeps " not in out.partition("The best of each kind")[0].replace("No correction keeps", "")
 
 
+@pytest.mark.slow
 def test_a_limit_that_is_exceeded_with_every_correction_ends_with_1(run):
     """The correction that keeps the others is printed all the same, without a claim about all limits."""
     code, out, _ = run("log.npz", "--contract", "exceeded.yaml", "--trainer", "verl", width=300)

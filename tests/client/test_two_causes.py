@@ -5,8 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from kc_otel import Contract, Recorder, TrainingLog
+from kc_otel import Recorder, TrainingLog
 from kc_otel.judge.verdict import Causes, Part
+from tests.tools.contracts import contract_of
 from tests.tools.judge import Judge
 from tests.tools.two_causes import LIMIT, PLANTED, SHARES, sampled
 
@@ -14,24 +15,19 @@ TOKENS = 12
 
 
 def contract(**changes):
-    return Contract.model_validate(
-        {
-            "apiVersion": "kernel-contract/v1",
-            "kind": "KernelContract",
-            "metadata": {"name": "policy", "version": 1, "owner": "rl"},
-            "kernels": {"train": {"engine": "torch"}, "inference": {"engine": "vllm"}},
-            "statistical": [{"id": "token-tv", "metric": "tv_token", "limit": LIMIT}],
-            "runtime": [{"id": "lag", "metric": "weights_lag", "statistic": "max", "limit": 1}],
-            "observability": {"window": "5m", "long_window": "10m", "min_samples": 100, "sampling": 1.0},
-            "escalation": [{"on": "fail", "severity": "warning", "do": ["notify"]}],
-            **changes,
-        }
-    )
+    parts = {
+        "statistical": [{"id": "token-tv", "metric": "tv_token", "limit": LIMIT}],
+        "runtime": [{"id": "lag", "metric": "weights_lag", "statistic": "max", "limit": 1}],
+        "observability": {"window": "5m", "long_window": "10m", "min_samples": 100, "sampling": 1.0},
+        "escalation": [{"on": "fail", "severity": "warning", "do": ["notify"]}],
+    }
+    return contract_of(**parts | changes)
 
 
 @pytest.mark.parametrize("said", PLANTED)
-def test_planted_drift_and_planted_staleness_are_told_apart(said):
-    for seed in range(10):
+@pytest.mark.parametrize("runs", [2, pytest.param(10, marks=pytest.mark.slow)])
+def test_planted_drift_and_planted_staleness_are_told_apart(said, runs):
+    for seed in range(runs):
         of, (train, inference, lags) = contract(), sampled(seed, *PLANTED[said])
         judge = Judge(of)
         with Recorder(of, metric_exporter=judge, export_interval=1000.0, log=TrainingLog()) as recorder:

@@ -74,6 +74,7 @@ def located(rows, *findings):
     )  # fmt: skip
 
 
+@pytest.mark.slow
 def test_what_too_few_sequences_show_is_undecided_and_says_how_many_are_needed():
     """Four that all differ by 13,000 floors prove nothing at 360 boundaries; twelve that do not are no culprit."""
 

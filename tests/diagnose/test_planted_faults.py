@@ -44,6 +44,7 @@ def test_nothing_is_named_where_nothing_was_planted(seed):
     assert named(None, 0, seed).findings == ()
 
 
+@pytest.mark.slow
 def test_settings_of_the_checkpoints_come_before_those_the_contract_declares():
     train, inference = pair(None, 0)
     for side, theta in ((train, 1e4), (inference, 5e5)):

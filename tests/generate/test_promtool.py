@@ -285,7 +285,7 @@ LIVES = 'kc_evaluator_last_evaluation_seconds{kc_contract="policy-7b"'
 PAIR = 'kc_contract="policy-7b",kc_kernel_train="a",kc_kernel_inference="b"'
 
 
-@pytest.mark.parametrize("another", [False, True])
+@pytest.mark.parametrize("another", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_states_go_on_while_nobody_judges_their_contract(
     promtool, policy: Contract, tmp_path: Path, another: bool
 ) -> None:

@@ -177,6 +177,7 @@ def test_a_run_whose_trainer_scores_is_left_to_the_trainer(workers, made):
     assert made == []
 
 
+@pytest.mark.slow
 def test_each_prompt_is_counted_by_one_rank(workers, made):
     data = batch(uid=["a", "b", "c", "d"] * 2)
     for rank in (0, 1):

@@ -10,29 +10,23 @@ import pytest
 from opentelemetry.exporter.otlp.proto.common.metrics_encoder import encode_metrics
 
 from kc_otel import Recorder
-from kc_otel.contract.load import load_text
 from kc_otel.contract.slices import PLACES
 from kc_otel.judge.evaluator import Evaluator
 from kc_otel.record.measure.places import Places
 from kc_otel.record.telemetry.buckets import slots
 from kc_otel.record.telemetry.prompt_means import PlaceMeans, Rollouts
 from kc_otel.stats import mean_interval
+from tests.tools.contracts import contract_of
 from tests.tools.memory import Memory
 
-CONTRACT = """
-apiVersion: kernel-contract/v1
-kind: KernelContract
-metadata: {name: policy, version: 1, owner: rl}
-kernels: {train: {engine: torch}, inference: {engine: vllm}}
-statistical: [{id: tv, metric: tv_token, limit: 0.01}]
-"""
+CONTRACT = contract_of(statistical=[{"id": "tv", "metric": "tv_token", "limit": 0.01}])
 PROMPTS, ROLLOUTS, WIDTH = 64, 4, 100
 
 
 @pytest.mark.parametrize("fault", ["position:64", "turn:2"])
 def test_the_place_of_a_fault_is_named_without_a_slice(fault):
     """What arrives at an evaluator says where in the responses drift is, of a contract that has no slice of it."""
-    contract, exporter = load_text(CONTRACT), Memory()
+    contract, exporter = CONTRACT, Memory()
     recorder = Recorder(contract, metric_exporter=exporter, export_interval=1000.0)
     rng = np.random.default_rng(0)
     mask = np.ones((PROMPTS * ROLLOUTS, WIDTH), dtype=bool)

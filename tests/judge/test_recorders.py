@@ -79,8 +79,11 @@ def test_a_slice_that_every_recorder_defines_otherwise_has_no_verdict(columns: b
 
 
 @pytest.mark.parametrize("columns", [False, True])
-@pytest.mark.parametrize("cumulative", [False, True])
-@pytest.mark.parametrize("instances", [("0", "1"), [f"{'a' * 200}{rank}{'z' * 200}" for rank in "01"]])
+@pytest.mark.parametrize("cumulative", [pytest.param(False, marks=pytest.mark.slow), True])
+@pytest.mark.parametrize(
+    "instances",
+    [pytest.param(("0", "1"), marks=pytest.mark.slow), [f"{'a' * 200}{rank}{'z' * 200}" for rank in "01"]],
+)
 def test_a_recorder_is_heard_by_what_it_observes(columns: bool, cumulative: bool, instances: Sequence[str]) -> None:
     """That it reports itself, and its counts of before, is no observation; equal numbers of new ones are.
 
@@ -111,7 +114,7 @@ def test_a_recorder_is_heard_by_what_it_observes(columns: bool, cumulative: bool
 
 
 @pytest.mark.parametrize("columns", [False, True])
-@pytest.mark.parametrize("applied", [OTHER, LACKING])
+@pytest.mark.parametrize("applied", [OTHER, pytest.param(LACKING, marks=pytest.mark.slow)])
 def test_a_slice_that_some_recorders_define_otherwise_does_not_pass(columns: bool, applied: Contract) -> None:
     """What the others measure of it is judged, and may fail; it passes once all that report apply the contract."""
     for value, status in ((1e-4, Status.INCONCLUSIVE), (0.5, Status.FAIL)):

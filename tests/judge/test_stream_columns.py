@@ -367,15 +367,6 @@ def test_histograms_of_any_shape_are_added_up_as_one_by_one(steps, seed):
 
 
 @pytest.mark.slow
-def test_what_is_usual_is_taken_from_columns():
-    """Of a series only the first points are taken one by one, also with zeros, new buckets and several senders."""
-    plain = [([(number, 12, None) for number in (0, 1, 3, 4, 6)], 10.0, None, step % 3 == 0) for step in range(12)]
-    twins = run(plain, 3)
-    twins.agree()
-    assert twins.fast.taken_as_columns >= 5 * 10
-
-
-@pytest.mark.slow
 def test_senders_on_both_sides_of_a_panes_end_share_no_slot():
     """Where a pane ends, reports of before and after alternate: each keeps its slot, and nothing is settled early."""
     twins = Twins(make_contract())
@@ -427,6 +418,7 @@ def test_counts_of_any_size_are_exact():
     assert fast._columns._memory.rows["wide"][0] == 1
 
 
+@pytest.mark.slow
 def test_a_row_of_a_forgotten_stream_is_for_another_and_its_message_is_known_no_more():
     """Who comes back after it was forgotten counts for nobody else's stream."""
     everyone = [Sender(instance=str(number)) for number in range(34)]

@@ -48,6 +48,7 @@ def test_a_router_of_a_clock_that_was_ahead_has_not_taken_what_is_ordered_now(fl
     assert listeners.behind(contract, "all", fleet.now + 10.0, fleet.now + 10.0, fleet.now + 120.0)
 
 
+@pytest.mark.slow
 def test_a_version_that_was_rolled_back_ahead_of_time_and_serves_is_said(fleet: Fleet) -> None:
     fleet.core.promotions.tell("policy", VERSION, "force", "ada", "x", fleet.now, stage=Stage.FULL, start=True)
     fleet.run(10, broken=0.001)
@@ -61,6 +62,7 @@ def test_a_version_that_was_rolled_back_ahead_of_time_and_serves_is_said(fleet: 
     assert fleet.core.promotions.all("policy")[0].entered <= fleet.now, "it is kept, too"
 
 
+@pytest.mark.slow
 def test_a_version_that_was_forced_on_ahead_of_time_is_rolled_back_once_it_fails(fleet: Fleet) -> None:
     fleet.run(60, broken=0.4)
     fleet.core.promotions.tell("policy", VERSION, "force", "ada", "x", fleet.now, stage=Stage.CANARY, start=True)
@@ -71,6 +73,7 @@ def test_a_version_that_was_forced_on_ahead_of_time_is_rolled_back_once_it_fails
     assert promotion.status is PromotionStatus.ROLLED_BACK
 
 
+@pytest.mark.slow
 def test_a_recorder_that_died_ahead_of_time_is_missed(fleet: Fleet) -> None:
     fleet.run(60, broken=0.001, healthy=0.001)
     for _ in range(2):

@@ -79,17 +79,18 @@ def same(interval, other):
     return close and (interval.samples, interval.method, interval.note) == (other.samples, other.method, other.note)
 
 
+@pytest.mark.parametrize("count", [80, pytest.param(400, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", AT_ONCE)
-def test_rows_have_the_intervals_that_each_has_alone(name):
+def test_rows_have_the_intervals_that_each_has_alone(name, count):
     """With values on both sides of 0, with extremes inside a bucket or unknown, within the range or beyond it."""
-    given, seen = samples(list(AT_ONCE).index(name), 400), 0
+    given, seen = samples(list(AT_ONCE).index(name), count), 0
     for rows in rows_of(HistogramColumns.of(given)):
         found = AT_ONCE[name](rows)
         for row, place in enumerate(rows.places.tolist()):
             alone = AT_ONCE[name](HistogramRows.of(given[place].binned()))[0]
             assert same(found[row], alone), (found[row], alone)
             seen += 1
-    assert seen > 150
+    assert seen > 0.375 * count
 
 
 @pytest.mark.slow

@@ -46,7 +46,7 @@ def test_the_sides_bound_the_drift_whatever_the_supports(seed, spread, lost):
         assert below == pytest.approx(-drift, abs=1e-12)
 
 
-@pytest.mark.parametrize("spread", [0.1, 0.6, 1.5])
+@pytest.mark.parametrize("spread", [0.6, *(pytest.param(spread, marks=pytest.mark.slow) for spread in (0.1, 1.5))])
 @pytest.mark.parametrize("lost", [0, 20])
 @pytest.mark.parametrize("anytime", [False, True])
 def test_intervals_miss_no_more_often_than_they_say(spread, lost, anytime):

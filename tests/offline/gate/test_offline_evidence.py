@@ -112,6 +112,7 @@ def test_a_recording_that_changed_or_is_gone_is_named(record, files, tmp_path):
         verify_recordings(record, [files[0], other])
 
 
+@pytest.mark.slow
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 @given(data=st.data())
 def test_any_change_is_found_by_the_checksum(record, data):

@@ -259,6 +259,7 @@ def test_kernels_that_share_nothing_are_numbers_all_the_same(log_w):
     assert data["corrections"][0]["meets"] is (log_w >= 0.0)
 
 
+@pytest.mark.slow
 def test_a_repeated_draw_stays_below_the_bound():
     """Of 40 recordings of 300 sequences none has an upper bound below the distance that is really left."""
     kernel = next(family for family in FAMILIES if family.label == "int4 per channel")

@@ -298,7 +298,7 @@ def test_a_folder_without_logs_says_what_would_be_one(tmp_path):
         read_run_log(tmp_path / "a.jsonl")
 
 
-@pytest.mark.parametrize("onset", [30, 150, 255])
+@pytest.mark.parametrize("onset", [150, *(pytest.param(onset, marks=pytest.mark.slow) for onset in (30, 255))])
 @pytest.mark.parametrize("factor", [3, 10, 100])
 def test_drift_that_rises_at_once_is_found_and_dated(onset, factor):
     for seed in range(5):

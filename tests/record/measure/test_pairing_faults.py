@@ -29,7 +29,7 @@ def test_healthy_rollouts_are_measured():
 
 
 @pytest.mark.parametrize("name", sorted(set(FAULTS) - set(FAULTS_OF_BATCHES)))
-@pytest.mark.parametrize("sequences", [150, 16])
+@pytest.mark.parametrize("sequences", [pytest.param(150, marks=pytest.mark.slow), 16])
 def test_each_planted_fault_is_named(name, sequences):
     """Reason and words say what it is, on most of the rows that have it, in a small batch too."""
     plant, reason, words = FAULTS[name]
@@ -42,7 +42,7 @@ def test_each_planted_fault_is_named(name, sequences):
 
 @pytest.mark.parametrize("kind", HONEST)
 @pytest.mark.parametrize(("rows", "tokens", "sure"), [(16, 128, 0.5), (8, 300, 0.97), (48, 5, 0.8), (12, 90, 0.9)])
-@pytest.mark.parametrize("batches", [5, pytest.param(1000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("batches", [2, pytest.param(1000, marks=pytest.mark.slow)])
 def test_honest_drift_is_never_accused(kind, rows, tokens, sure, batches):
     """Rounding, formats of 8 and 4 bits, stale weights, coarse storage; very sure texts, and very short ones."""
     for seed in range(batches):
@@ -67,6 +67,7 @@ def test_a_kernel_that_is_broken_is_measured():
         assert not check(train, inference).any(), seed
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("pair", [1, 2, 3])
 def test_text_that_is_open_in_pairs_of_tokens_is_no_mean_of_two(pair):
     """Tokens that are open, or sure, together go with the next one, and are no means."""
@@ -78,6 +79,7 @@ def test_text_that_is_open_in_pairs_of_tokens_is_no_mean_of_two(pair):
         assert not check(*sampled(rng, *sides)).any(), seed
 
 
+@pytest.mark.slow
 def test_rollouts_of_one_prompt_that_begin_with_one_token_are_no_fillers():
     for seed in range(10):
         rng = np.random.default_rng(seed)
@@ -86,6 +88,7 @@ def test_rollouts_of_one_prompt_that_begin_with_one_token_are_no_fillers():
         assert not check(train, inference).any(), seed
 
 
+@pytest.mark.slow
 def test_tails_that_one_kernel_does_not_have_are_no_floor():
     """With a sharp lower end on one side, and a tail that only the training side has: it is measured."""
     for seed in range(10):
@@ -144,6 +147,7 @@ def test_weights_that_end_answers_otherwise_are_measured(part, share):
         assert not check(train, inference).any(), seed
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", [1.0, 2.0, 4.0])
 @pytest.mark.parametrize("weights", [(0.7, 0.3), (0.6, 0.4), (0.9, 0.5)])
 def test_mixtures_of_the_same_models_are_measured(size, weights):
@@ -156,6 +160,7 @@ def test_mixtures_of_the_same_models_are_measured(size, weights):
         assert not check(*sampled(rng, *mixed)).any(), seed
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("over", [4, 8])
 @pytest.mark.parametrize("size", [1.0, 2.0, 3.0])
 def test_drift_that_answers_forget_within_a_few_tokens_is_measured(size, over):
@@ -207,6 +212,7 @@ def test_what_could_not_be_checked_is_told():
     assert "significantly below 1" in why["valid"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("template", [0, 4])
 def test_text_that_is_copied_is_no_placeholder(template):
     """Stretches of which both kernels are entirely sure, a template at the beginning too, among others nearly 0."""

@@ -344,6 +344,11 @@ def tv(arrays):
     return np.maximum(-np.expm1(arrays["train_logprobs"].astype(float) - arrays["inference_logprobs"]), 0.0).mean()
 
 
+def kernels(quick, *others):
+    """The first among the quick tests, the others among the slow ones."""
+    return [quick, *(pytest.param(name, marks=pytest.mark.slow) for name in others)]
+
+
 @pytest.mark.parametrize("name", FAULTS)
 def test_a_fault_in_a_real_recording_is_named(name, tmp_path: Path):
     """The kernel is int8, and fails at TV 0.05; most of the faults would let it pass."""
@@ -353,7 +358,7 @@ def test_a_fault_in_a_real_recording_is_named(name, tmp_path: Path):
         load_recording(tmp_path / "a.npz")
 
 
-@pytest.mark.parametrize("kernel", ["vllm-w8a8", "vllm-fp8-kv", "llama-q4_1"])
+@pytest.mark.parametrize("kernel", kernels("vllm-w8a8", "vllm-fp8-kv", "llama-q4_1"))
 @pytest.mark.parametrize("name", OF_EVERY_KERNEL)
 def test_a_fault_is_named_under_each_kernel(name, kernel, tmp_path: Path):
     """From log-probabilities alone: without groups and token ids."""
@@ -364,7 +369,7 @@ def test_a_fault_is_named_under_each_kernel(name, kernel, tmp_path: Path):
         load_recording(tmp_path / "a.npz")
 
 
-@pytest.mark.parametrize("kernel", ["vllm-w8a8", "hf-bf16", "llama-q4_1"])
+@pytest.mark.parametrize("kernel", kernels("vllm-w8a8", "hf-bf16", "llama-q4_1"))
 @pytest.mark.parametrize(
     ("copied", "said"),
     [
@@ -424,7 +429,7 @@ def test_columns_that_look_swapped_and_a_wrong_shard_are_remarked(tmp_path: Path
         assert re.search(said, read_input(tmp_path / "a.npz")[0].unchecked)
 
 
-@pytest.mark.parametrize("turns", [2, 4])
+@pytest.mark.parametrize("turns", [pytest.param(2, marks=pytest.mark.slow), 4])
 def test_turns_of_a_conversation_are_not_rollouts_of_one_prompt(turns: int, tmp_path: Path):
     arrays = read("vllm-w8a8")
     lengths = np.concatenate([np.diff(np.linspace(0, row, turns + 1).astype(int)) for row in arrays["lengths"]])

@@ -54,11 +54,11 @@ def said(train, inference, ids):
     ("kind", "size"),
     [
         ("presence", 0.2),
-        ("presence", 1.0),
+        pytest.param("presence", 1.0, marks=pytest.mark.slow),
         ("frequency", 0.2),
-        ("frequency", 0.5),
+        pytest.param("frequency", 0.5, marks=pytest.mark.slow),
         ("repetition", 1.05),
-        ("repetition", 1.2),
+        pytest.param("repetition", 1.2, marks=pytest.mark.slow),
     ],
 )
 def test_a_penalty_of_one_side_is_named(kind, size, side):
@@ -66,7 +66,7 @@ def test_a_penalty_of_one_side_is_named(kind, size, side):
     assert f"the {side} side gives less to tokens that came before" in said(*sampled(kind, size, side))
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (1, 2))])
 @pytest.mark.parametrize(("kind", "size"), [("none", 0.0), ("temperature", 0.8), ("temperature", 1.3)])
 @pytest.mark.parametrize("noise", [0.05, 0.25, 0.5])
 def test_drift_and_other_settings_are_no_penalty(kind, size, noise, seed):
@@ -75,8 +75,9 @@ def test_drift_and_other_settings_are_no_penalty(kind, size, noise, seed):
 
 
 @pytest.mark.parametrize("kind", HONEST)
-def test_honest_drift_is_no_penalty_whatever_came_before(kind):
-    for seed in range(20):
+@pytest.mark.parametrize("batches", [2, pytest.param(20, marks=pytest.mark.slow)])
+def test_honest_drift_is_no_penalty_whatever_came_before(kind, batches):
+    for seed in range(batches):
         rng = np.random.default_rng(seed)
         train, inference = honest(kind, rng, (24, 96), 0.4)
         assert not said(train, inference, rng.zipf(1.3, train.shape).clip(max=999))

@@ -144,23 +144,6 @@ def test_flush_waits_for_what_was_there_and_not_for_what_comes(workers):
         thread.join()
 
 
-def test_closing_keeps_its_deadline_and_counts_what_it_lost(workers):
-    held = Held()
-    worker, counts = workers(held)
-    for item in "abc":
-        worker.put(lambda item=item: item, 1)
-    assert held.begun.wait(60)
-    began = time.monotonic()
-    assert not worker.close(0.05)
-    assert time.monotonic() - began < NOT_HUNG
-    assert not worker.close(0.0)
-    assert counts.values() == {"closed": 3}
-    held.release.set()
-    assert worker.flush(60)
-    assert worker.depth() == (0, 0)
-    assert held.taken == ["a"]
-
-
 def test_nothing_is_lost_or_counted_twice_when_many_put_while_one_closes(workers):
     for _ in range(20):
         seen = []

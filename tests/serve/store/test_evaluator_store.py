@@ -31,7 +31,6 @@ from kc_otel.serve.store.state_file import DamagedStateError, StateError, readin
 from kc_otel.stats import Buckets, ExponentialHistogram
 from kc_otel.stats.histogram import ExplicitHistogram
 from kc_otel.stats.histogram_columns import HistogramColumns
-from tests.tools.full_disk import refuse_commits, relieve
 from tests.tools.verdicts import verdicts_of
 
 RNG = np.random.default_rng(5)
@@ -430,20 +429,6 @@ def test_random_bytes_are_no_state(data: bytes) -> None:
             decode(data)
         except CodecError:
             continue
-
-
-def test_what_was_rolled_back_is_written_again(contract, sender, now, connection):
-    evaluator, store = Evaluator([contract()]), EvaluatorStore(connection)
-    evaluator.ingest_metrics(sender().request(now, [0.5, 0.25]), now)
-    refuse_commits(connection)
-    with pytest.raises(StateError):
-        written(store, evaluator, connection)
-    relieve(connection)
-    written(store, evaluator, connection)
-    again = restored(connection, contract())
-    assert again.series() == evaluator.series()
-    for series in again.series():
-        assert again.distribution(series, 300, now).total == evaluator.distribution(series, 300, now).total > 0
 
 
 def test_evidence_survives_a_restart_where_the_limit_is_the_same(contract, sender, now, connection):
