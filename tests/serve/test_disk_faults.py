@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import resource
+import shutil
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -98,6 +99,38 @@ def test_a_disk_that_nobody_may_write_ends_the_start_with_what_to_do(disk: Path)
         ServiceError, match=r"state.sqlite: cannot open the state file .*in a folder that can be written"
     ):
         run([contract], config)
+
+
+@pytest.mark.slow
+def test_a_state_that_is_torn_anywhere_is_one_that_was(tmp_path, make_core, open_file, drift):
+    """SQLite's own log, cut at any page or between: snapshot and inbox together are what was taken up to a time."""
+    path = tmp_path / "state.sqlite"
+    core, past = make_core(open_file(path)), [{}]
+
+    async def steps(send: Callable) -> None:
+        for sigma in (0.3, 0.4, 0.5):
+            assert (await send(drift(sigma))).status_code == 200
+            past.append(totals(core))
+            await core.evaluate(time.time())
+
+    sending(core, Counter(), steps)
+    size = path.with_name("state.sqlite-wal").stat().st_size
+    assert size > 40_000
+    found = []
+    for number, cut in enumerate([*range(0, size, size // 24), size - 1, size - 4097, size]):
+        torn = tmp_path / str(number) / "state.sqlite"
+        torn.parent.mkdir()
+        shutil.copy(path, torn)
+        wal = torn.with_name("state.sqlite-wal")
+        shutil.copy(path.with_name("state.sqlite-wal"), wal)
+        with wal.open("r+b") as file:
+            file.truncate(cut)
+        again = make_core(open_file(torn))
+        recover(again)
+        found.append(past.index(totals(again)))
+    assert found[:-3] == sorted(found[:-3])
+    assert {*found} == {0, 1, 2, 3}
+    assert found[-1] == 3
 
 
 @pytest.mark.parametrize("fault", ["too large", "read-only"])

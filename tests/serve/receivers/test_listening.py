@@ -7,7 +7,6 @@ import contextlib
 import resource
 import socket
 import sys
-import time
 from contextlib import ExitStack
 
 import httpx
@@ -198,56 +197,3 @@ def test_silent_connections_to_every_port_stop_nothing(tmp_path):
         evaluator.stop()
     assert "Too many open files" not in evaluator.log
     assert "has 40 connections" in evaluator.log
-
-
-DRIPS = {
-    "request line": b"POST /v1/met",
-    "headers": b"POST /v1/metrics HTTP/1.1\r\nhost: 127.0.0.1\r\nx-name: ",
-    "body": b"POST /v1/metrics HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-type: application/x-protobuf\r\n"
-    b"content-length: 900000\r\n\r\n",
-    "order": b"POST /api/v1/silences HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-type: application/json\r\n"
-    b"content-length: 9000\r\n\r\n",
-    "preface": b"PRI * HT",
-    "settings": b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes((0, 3, 0, 4, 0, 0, 0, 0, 0)),
-    "frame": b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes(3) + b"\4" + bytes(5) + bytes((0, 60, 0, 1, 4, 0, 0, 0, 1)),
-}
-"""How far a request has come when its bytes begin to drip."""
-GONE = 55.0
-"""Seconds after which such a connection is no more: headers have 10, a body 30, and its rest 10 after the answer."""
-
-
-def dripped(connection):
-    """Send a byte more; whether the connection is still there."""
-    try:
-        connection.send(b"a")
-        while connection.recv(65536):
-            pass
-    except BlockingIOError:
-        return True
-    except OSError:
-        pass
-    return False
-
-
-@pytest.mark.slow
-def test_bytes_that_drip_keep_a_connection_for_no_longer_than_silence(tmp_path):
-    """A slow loris on every port, two bytes a second, wherever a request may be: who sends is not thereby in time."""
-    (tmp_path / "policy.yaml").write_text(CONTRACT)
-    evaluator = Evaluator(tmp_path / "policy.yaml", tmp_path / "state.sqlite", {}, "--no-webhooks")
-    left = {}
-    try:
-        with ExitStack() as stack:
-            for address in (evaluator.http, evaluator.api, evaluator.grpc):
-                host, number = address.rpartition("/")[2].split(":")
-                for what, begin in DRIPS.items():
-                    left[address, what] = stack.enter_context(socket.create_connection((host, int(number)), timeout=30))
-                    left[address, what].sendall(begin)
-                    left[address, what].setblocking(False)
-            end = time.monotonic() + GONE
-            while left and time.monotonic() < end:
-                time.sleep(0.5)
-                left = {of: connection for of, connection in left.items() if dripped(connection)}
-            assert httpx.get(f"{evaluator.api}/healthz", timeout=20).status_code == 200
-    finally:
-        evaluator.stop()
-    assert not left
