@@ -432,6 +432,18 @@ class Undelivered:
     first_given_up: float | None
     last_given_up: float | None
 
+    @property
+    def waiting_text(self) -> str:
+        """Messages that wait, in words; empty for none."""
+        return f"{_messages(self.waiting, self.endpoint)} wait{'s' * (self.waiting == 1)}" if self.waiting else ""
+
+    @property
+    def given_up_text(self) -> str:
+        """Messages that were given up, in words; empty for none."""
+        were = "was" if self.given_up == 1 else "were"
+        said = f"{_messages(self.given_up, self.endpoint)} {were} given up: rejected or expired"
+        return said if self.given_up else ""
+
 
 _NONE: Final[Mapping[str, Any]] = MappingProxyType({})
 
@@ -469,12 +481,9 @@ def actions_taken(
         if (of := undelivered.get(endpoint)) is None:
             continue
         if of.oldest is not None and of.oldest > first:
-            text = f"{_messages(of.waiting, endpoint)} wait{'s' * (of.waiting == 1)}{_disabled(endpoint, disabled)}"
-            said.append(ActionTaken(of.oldest, "webhook", text))
+            said.append(ActionTaken(of.oldest, "webhook", of.waiting_text + _disabled(endpoint, disabled)))
         if of.last_given_up is not None and of.last_given_up > first:
-            were = "was" if of.given_up == 1 else "were"
-            text = f"{_messages(of.given_up, endpoint)} {were} given up: rejected or expired"
-            said.append(ActionTaken(of.last_given_up, "webhook", text))
+            said.append(ActionTaken(of.last_given_up, "webhook", of.given_up_text))
     return tuple(sorted(said, key=lambda action: (action.at, action.kind, action.text)))
 
 
