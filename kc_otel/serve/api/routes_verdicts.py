@@ -1,4 +1,4 @@
-"""Routes for contracts, verdicts, cells, events, and the worst sequences of a cell.
+"""Routes for contracts, verdicts, events, and the worst sequences of a cell.
 
 Numbers that are not finite are null: JSON has no NaN.
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Iterator
 from typing import Annotated, Any, Final
 
 from fastapi import APIRouter, HTTPException, Query, Response
@@ -20,7 +20,7 @@ from kc_otel.contract.slices import ALL
 from kc_otel.judge.escalation.alerts import Alert
 from kc_otel.judge.plain_json import finite_or_none
 from kc_otel.judge.recorders import kernel_names, stand_in, unlike_declared
-from kc_otel.judge.verdict import INPUT_CLAUSE, Causes, Cell, Status, Verdict
+from kc_otel.judge.verdict import INPUT_CLAUSE, Cell, Status
 from kc_otel.recordings.worst_sequences import WorstSequence, read_worst
 from kc_otel.serve.api.shapes import MAY_READ_PROMPTS, SIGNER, ContractName, View, find_clause, served_or_all
 from kc_otel.serve.core import Core
@@ -82,7 +82,7 @@ class CellKey(View):
 
 
 class VerdictView(CellKey):
-    """A verdict and everything that decided it."""
+    """A cell: its newest verdict with everything that decided it, and what fires."""
 
     status: Status
     at: float
@@ -110,6 +110,12 @@ class VerdictView(CellKey):
     """True where NO_DATA follows from an order that keeps the slice's requests from the kernel."""
     causes: CausesView | None
     """Split by cause, on all traffic, where older weights sampled some of it."""
+    since: float
+    """Unix time since when the status is what it is."""
+    firing: list[str]
+    """Severities of the escalation steps that fire for this cell."""
+    gone: bool
+    """True if the cell is judged no longer, because its kernel is gone, and its alert fires still."""
 
 
 class VerdictList(View):
@@ -118,23 +124,6 @@ class VerdictList(View):
     at: float | None
     """Unix time of the last evaluation; null before the first."""
     verdicts: list[VerdictView]
-
-
-class CellView(View):
-    """A cell: its verdict, since when, and what fires."""
-
-    verdict: VerdictView
-    since: float
-    """Unix time since when the status is what it is."""
-    firing: list[str]
-    """Severities of the escalation steps that fire for this cell."""
-
-
-class CellList(View):
-    """Every cell."""
-
-    at: float | None
-    cells: list[CellView]
 
 
 class ClauseView(View):
@@ -213,7 +202,7 @@ class WorstList(View):
 
 
 def verdict_routes(core: Core) -> APIRouter:
-    """`/api/v1/contracts`, `verdicts`, `cells`, `events` and `worst`."""
+    """`/api/v1/contracts`, `verdicts`, `events` and `worst`."""
     router = APIRouter(prefix="/api/v1")
 
     @router.get("/contracts", tags=["contracts"])
@@ -222,23 +211,25 @@ def verdict_routes(core: Core) -> APIRouter:
         return ContractList(contracts=[_contract(core, contract) for contract in core.contracts.values()])
 
     @router.get("/verdicts", tags=["verdicts"])
-    async def verdicts(response: Response, contract: ContractName = None, status: Status | None = None) -> VerdictList:
-        """Return the newest verdict of every cell; the header `Age` has the seconds since the last evaluation."""
+    async def verdicts(
+        response: Response,
+        contract: ContractName = None,
+        clause: str | None = None,
+        slice: str | None = None,
+        status: Status | None = None,
+    ) -> VerdictList:
+        """Return the newest verdict of every cell, since when it has its status, and firing alerts.
+
+        The header `Age` has the seconds since the last evaluation.
+        """
         response.headers["Age"] = f"{core.age:.0f}"
         served_or_all(core, contract)
-        away = core.kept_away()
         found = [
-            view_of(verdict, away, core.causes)
-            for verdict, _ in core.history.cells(contract)
-            if status in {None, verdict.status}
+            view
+            for view in _verdicts(core, contract)
+            if clause in {None, view.clause} and slice in {None, view.slice} and status in {None, view.status}
         ]
         return VerdictList(at=core.evaluated_at, verdicts=found)
-
-    @router.get("/cells", tags=["verdicts"])
-    async def cells(contract: ContractName = None, clause: str | None = None, slice: str | None = None) -> CellList:
-        """Return every cell: its verdict and since when, and firing alerts."""
-        served_or_all(core, contract)
-        return CellList(at=core.evaluated_at, cells=_cells(core, contract, clause, slice))
 
     @router.get("/events", tags=["events"])
     async def events(
@@ -292,21 +283,30 @@ def _worst(core: Core, contract: str, clause: str, slice: str, kernel: str) -> l
     return found
 
 
-def _cells(core: Core, contract: str | None, clause: str | None, slice: str | None) -> list[CellView]:
+def _verdicts(core: Core, contract: str | None) -> Iterator[VerdictView]:
+    """Every cell; and each whose kernel is gone while what it did is not, as it was last."""
     firing: dict[Cell, list[Alert]] = {}
     for alert in (fired for name, state in core.policies.items() if contract in {None, name} for fired in state.firing):
         firing.setdefault(alert.cell, []).append(alert)
-    found, away = [], core.kept_away()
-    for verdict, since in core.history.cells(contract):
-        fires = sorted({alert.severity for alert in firing.pop(verdict.cell, [])})
-        found.append(CellView(verdict=view_of(verdict, away, core.causes), since=since, firing=fires))
-    for cell, alerts in firing.items():  # its kernel is gone, and what it did is not: as it was last
-        if cell.clause != INPUT_CLAUSE:
-            fires = sorted({alert.severity for alert in alerts})
-            since = min(alert.since for alert in alerts)
-            verdict = alerts[0].verdict
-            found.append(CellView(verdict=view_of(verdict, away, {}), since=since, firing=fires))
-    return [view for view in found if clause in {None, view.verdict.clause} and slice in {None, view.verdict.slice}]
+    judged = [(verdict, since, firing.pop(verdict.cell, [])) for verdict, since in core.history.cells(contract)]
+    left = [
+        (alerts[0].verdict, min(alert.since for alert in alerts), alerts)
+        for cell, alerts in firing.items()
+        if cell.clause != INPUT_CLAUSE
+    ]
+    kept_away = core.kept_away()
+    for place, (verdict, since, alerts) in enumerate([*judged, *left]):
+        gone = place >= len(judged)
+        causes = None if gone else core.causes.get(verdict.cell)
+        yield VerdictView.of(
+            verdict,
+            **verdict.cell._asdict(),
+            no_traffic=kept_away(verdict),
+            causes=causes and CausesView.model_validate({**dataclasses.asdict(causes), "text": causes.text}),
+            since=since,
+            firing=sorted({alert.severity for alert in alerts}),
+            gone=gone,
+        )
 
 
 def _contract(core: Core, contract: Contract) -> ContractView:
@@ -366,13 +366,3 @@ def _kernels(core: Core, contract: Contract) -> list[KernelView]:
         )
         for kernel in known
     ]
-
-
-KeptAway = Callable[[Verdict], bool]
-
-
-def view_of(verdict: Verdict, kept_away: KeptAway, causes: Mapping[Cell, Causes]) -> VerdictView:
-    """A verdict in the API's shape."""
-    of = causes.get(verdict.cell)
-    told = None if of is None else CausesView.model_validate({**dataclasses.asdict(of), "text": of.text})
-    return VerdictView.of(verdict, **verdict.cell._asdict(), no_traffic=kept_away(verdict), causes=told)
