@@ -434,15 +434,15 @@ class Undelivered:
 
     @property
     def waiting_text(self) -> str:
-        """Messages that wait, in words; empty for none."""
-        return f"{_messages(self.waiting, self.endpoint)} wait{'s' * (self.waiting == 1)}" if self.waiting else ""
+        """Number of messages that wait, in words; empty for none."""
+        many = "1 message to {} waits" if self.waiting == 1 else f"{self.waiting:,} messages to {{}} wait"
+        return many.format(self.endpoint) if self.waiting else ""
 
     @property
     def given_up_text(self) -> str:
-        """Messages that were given up, in words; empty for none."""
-        were = "was" if self.given_up == 1 else "were"
-        said = f"{_messages(self.given_up, self.endpoint)} {were} given up: rejected or expired"
-        return said if self.given_up else ""
+        """Number of messages that were given up, in words; empty for none."""
+        many = "1 message to {} was" if self.given_up == 1 else f"{self.given_up:,} messages to {{}} were"
+        return f"{many.format(self.endpoint)} given up: rejected or expired" if self.given_up else ""
 
 
 _NONE: Final[Mapping[str, Any]] = MappingProxyType({})
@@ -485,10 +485,6 @@ def actions_taken(
         if of.last_given_up is not None and of.last_given_up > first:
             said.append(ActionTaken(of.last_given_up, "webhook", of.given_up_text))
     return tuple(sorted(said, key=lambda action: (action.at, action.kind, action.text)))
-
-
-def _messages(count: int, endpoint: str) -> str:
-    return f"{count:,} message{'s' * (count != 1)} to {endpoint}"
 
 
 def _disabled(endpoint: str, disabled: Mapping[str, float]) -> str:
