@@ -46,17 +46,11 @@ class HistoryPoint(NamedTuple):
 
 def point_of(verdict: Verdict, train_step: int | None = None) -> HistoryPoint:
     """A verdict's numbers, and the trainer's step that it was judged at."""
+    bounds = map(finite_or_none, (verdict.estimate, verdict.lower, verdict.upper))
+    evidence = finite_or_none(verdict.evidence)
     return HistoryPoint(
-        verdict.at,
-        finite_or_none(verdict.estimate),
-        finite_or_none(verdict.lower),
-        finite_or_none(verdict.upper),
-        verdict.limit,
-        verdict.samples,
-        verdict.status.code,
-        finite_or_none(verdict.evidence),
-        train_step,
-    )
+        verdict.at, *bounds, verdict.limit, verdict.samples, verdict.status.code, evidence, train_step
+    )  # fmt: skip
 
 
 _KEPT_RECENT: Final = 120

@@ -79,8 +79,15 @@ def read(
         **_promotions(core),
         "kc.verdict.since": [(*verdict.cell, since) for verdict, since in cells],
         "kc.verdict.no_traffic": [(*verdict.cell, 1.0) for verdict, _ in cells if kept_away(verdict)],
-        "kc.alert.firing": [(*firing, 1.0) for firing in core.firing()],
-        "kc.action.active": [(*acting, 1.0) for acting in core.acting()],
+        "kc.alert.firing": sorted({(*alert.cell[:3], alert.severity, 1.0) for alert in core.firing()}),
+        "kc.action.active": sorted(
+            {
+                (*alert.cell[:3], str(action), 1.0)
+                for alert in core.firing()
+                if alert.cell.contract not in core.dry_run
+                for action in alert.actions
+            }
+        ),
         "kc.incident": [
             (found.contract, found.id, found.on, found.kernel_train, found.kernel_inference, _state(core, found))
             for found in core.incidents()

@@ -289,7 +289,7 @@ def _by_people(core: Core) -> Iterator[InForceView]:
             contract=silence.contract, kind="silence", slice=silence.slice or "all", since=silence.at,
             until=silence.until, id=silence.id, text=f"{silence.where} is silenced by {silence.by} ({silence.why})",
         )  # fmt: skip
-    firing = {alert.fingerprint: alert.cell for state in core.policies.values() for alert in state.firing}
+    firing = {alert.fingerprint: alert.cell for alert in core.firing()}
     taken: dict[tuple[str, str, str, float], list[Cell]] = {}
     for ack in core.people.acknowledgements:
         if ack.fingerprint in firing:

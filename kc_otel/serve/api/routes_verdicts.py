@@ -220,7 +220,7 @@ def _worst(core: Core, contract: str, clause: str, slice: str, kernel: str) -> l
 def _verdicts(core: Core, contract: str | None) -> Iterator[tuple[Verdict, VerdictView]]:
     """Every cell; and each whose kernel is gone while what it did is not, as it was last."""
     firing: dict[Cell, list[Alert]] = {}
-    for alert in (fired for name, state in core.policies.items() if contract in {None, name} for fired in state.firing):
+    for alert in core.firing(contract):
         firing.setdefault(alert.cell, []).append(alert)
     judged = [(verdict, since, firing.pop(verdict.cell, [])) for verdict, since in core.history.cells(contract)]
     left = [
