@@ -51,12 +51,12 @@ def status(
       kc-otel status --contract policy-7b --all
     """
     only = {"contract": contract} if contract else {}
-    cells = sorted(get(url, "/api/v1/cells", **only)["cells"], key=_worst_first)
+    cells = sorted(get(url, "/api/v1/verdicts", **only)["verdicts"], key=_worst_first)
     warned = [Text(said, style="bold red") for said in warnings(url)]
     overview = get(url, "/api/v1/overview")
     stray = _stray(get(url, "/api/v1/promotions", **only)["promotions"])
     missing = [row for row in overview["missing"] if contract in {None, row["contract"]}]
-    shards = get(url, "/api/v1/shards")
+    shards = get(url, "/api/v1/health")["shards"]
     if as_json:
         typer.echo(json.dumps(cells, indent=2))
     else:
@@ -97,7 +97,7 @@ def _exit_code(
     cells: list[dict[str, Any]], incidents: list[dict[str, Any]], stray: Sequence[object], *, unknown: bool
 ) -> int:
     """Return the exit code: a broken kernel that fell silent beside others has no cell any more, but its incident."""
-    found = {cell["verdict"]["status"] for cell in cells}
+    found = {cell["status"] for cell in cells}
     broken = {incident["on"] for incident in incidents if incident["state"] == "broken"}
     if "FAIL" in found or "fail" in broken or stray:
         return 1
@@ -120,8 +120,7 @@ def _stray(promotions: Sequence[Mapping[str, Any]]) -> list[Text]:
 
 
 def _worst_first(cell: Mapping[str, Any]) -> tuple[Any, ...]:
-    verdict = cell["verdict"]
-    return _WORST_FIRST.index(verdict["status"]), verdict["contract"], verdict["clause"], verdict["slice"]
+    return _WORST_FIRST.index(cell["status"]), cell["contract"], cell["clause"], cell["slice"]
 
 
 def _word(verdict: Mapping[str, Any]) -> str:
@@ -173,13 +172,13 @@ def _incidents(
 def _tables(cells: list[dict[str, Any]], now: float, width: int, *, most: int) -> list[Table | Text]:
     """A table per contract, with as many columns as the terminal has room for, and at most so many cells."""
     blocks: list[Table | Text] = []
-    for contract in sorted({cell["verdict"]["contract"] for cell in cells}):
-        own = [cell for cell in cells if cell["verdict"]["contract"] == contract]
-        kernels = sorted({cell["verdict"]["kernel_inference"] for cell in own} - {""})
-        trains = {cell["verdict"]["kernel_train"] for cell in own} - {""}
+    for contract in sorted({cell["contract"] for cell in cells}):
+        own = [cell for cell in cells if cell["contract"] == contract]
+        kernels = sorted({cell["kernel_inference"] for cell in own} - {""})
+        trains = {cell["kernel_train"] for cell in own} - {""}
         blocks.append(Text(f"{contract}   inference kernel {', '.join(kernels) or 'not seen yet'}", style="bold"))
         blocks.append(_table(own[:most], now, width, kernels=(len(kernels) > 1, len(trains) > 1)))
-        if left := Counter(cell["verdict"]["status"] for cell in own[most:]):
+        if left := Counter(cell["status"] for cell in own[most:]):
             said = ", ".join(f"{left[status]} {status}" for status in _WORST_FIRST if left[status])
             blocks.append(Text(f"and {left.total()} more: {said} (kc-otel status --all shows them)", style="dim"))
     return blocks or [Text("no cells yet: the first evaluation has not run")]
@@ -197,25 +196,24 @@ def _table(cells: list[dict[str, Any]], now: float, width: int, *, kernels: tupl
         table.add_column(header, justify="right", no_wrap=True)
     table.add_column("fires", no_wrap=True)
     for cell in cells:
-        verdict = cell["verdict"]
-        interval = f"[{number(verdict['lower'])}, {number(verdict['upper'])}]" if verdict["samples"] else "-"
+        interval = f"[{number(cell['lower'])}, {number(cell['upper'])}]" if cell["samples"] else "-"
         table.add_row(
-            Text(_word(verdict), style=STATUS_STYLE[verdict["status"]]),
+            Text(_word(cell), style=STATUS_STYLE[cell["status"]]),
             _ago(now - cell["since"]),
-            verdict["clause"],
-            verdict["slice"],
-            *(verdict[side] for side in sides),
-            number(verdict["estimate"]),
+            cell["clause"],
+            cell["slice"],
+            *(cell[side] for side in sides),
+            number(cell["estimate"]),
             *([Text(interval)] if wide else []),
-            number(verdict["limit"]),
-            *([f"{verdict['samples']:,}"] if wide else []),
+            number(cell["limit"]),
+            *([f"{cell['samples']:,}"] if wide else []),
             Text(", ".join(cell["firing"]) or "-", style="bold red" if cell["firing"] else ""),
         )
     return table
 
 
 def _reasons(cells: list[dict[str, Any]]) -> list[Text]:
-    held = [cell["verdict"] for cell in cells if cell["verdict"]["status"] != "PASS"]
+    held = [cell for cell in cells if cell["status"] != "PASS"]
     rows = (((v["status"], _word(v), v["reason"]), f"{v['clause']} on {v['slice']}") for v in held)
     lines = []
     for (state, word, reason), places in list(together(rows).items())[:_MAX_REASONS]:

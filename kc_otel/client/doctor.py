@@ -362,7 +362,7 @@ def _lacking(contract: str, observed: Sequence[Mapping[str, Any]]) -> Iterator[F
 def _silent(served: Sequence[Mapping[str, Any]], verdicts: Sequence[Mapping[str, Any]]) -> Iterator[Finding]:
     """Yield the clauses and slices without data, and why: whole clauses first, then slices never matched."""
     for contract in served:
-        own = [verdict for verdict in verdicts if verdict["contract"] == contract["name"]]
+        own = [verdict for verdict in verdicts if verdict["contract"] == contract["name"] and not verdict["gone"]]
         absent = [verdict for verdict in own if verdict["slice"] == "all" and verdict["status"] == "NO_DATA"]
         for reason in dict.fromkeys(verdict["reason"] for verdict in absent):
             clauses = ", ".join(dict.fromkeys(verdict["clause"] for verdict in absent if verdict["reason"] == reason))

@@ -177,7 +177,7 @@ class _Asking(SilentExporter):
         if len(raw) > _MAX_RESPONSE_BYTES:
             raise ValueError(f"the answer is larger than {_MAX_RESPONSE_BYTES} bytes")
         try:
-            plain = _with_nan(read_json_text(raw)["verdicts"])
+            plain = _with_nan([row for row in read_json_text(raw)["verdicts"] if not row["gone"]])
             cells = [{name: row[name] for name in Cell._fields} for row in plain]
             verdicts = [read_plain(Verdict, {**row, "cell": cell}) for row, cell in zip(plain, cells, strict=True)]
             causes = {made.cell: read_plain(Causes, row["causes"]) for made, row in zip(verdicts, plain, strict=True)

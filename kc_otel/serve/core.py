@@ -15,7 +15,6 @@ import logging
 import math
 import sqlite3
 import time
-from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, contextmanager
 from dataclasses import replace
@@ -28,7 +27,7 @@ from kc_otel.contract.plain_text import plain
 from kc_otel.contract.slices import ALL
 from kc_otel.contract.words import place
 from kc_otel.judge.decisions import DecisionTable, kept_since, without_slice
-from kc_otel.judge.escalation.alerts import PolicyState
+from kc_otel.judge.escalation.alerts import Alert, PolicyState
 from kc_otel.judge.escalation.escalate import (
     Escalation,
     EscalationState,
@@ -452,23 +451,9 @@ class Core:
             unit.on_commit(lambda: setattr(self, "escalation", state))
             unit.on_commit(lambda: self.announce_all([announcement]))
 
-    def firing(self) -> Counter[tuple[str, str, str, str]]:
-        """Alerts that fire, by (contract, clause, slice, severity)."""
-        return Counter(
-            (name, alert.cell.clause, alert.cell.slice, alert.severity)
-            for name, state in self.policies.items()
-            for alert in state.firing
-        )
-
-    def acting(self) -> Counter[tuple[str, str, str, str]]:
-        """Actions of the alerts that fire, by (contract, clause, slice, action); of contracts that run dry, none."""
-        return Counter(
-            (name, alert.cell.clause, alert.cell.slice, str(action))
-            for name, state in self.policies.items()
-            if name not in self.dry_run
-            for alert in state.firing
-            for action in alert.actions
-        )
+    def firing(self, contract: str | None = None) -> list[Alert]:
+        """Alerts that fire; of one contract, or of all for None."""
+        return [alert for name, state in self.policies.items() if contract in {None, name} for alert in state.firing]
 
     def announce_all(self, announcements: Iterable[Announcement]) -> None:
         """Announce the committed changes."""

@@ -46,17 +46,10 @@ class HistoryPoint(NamedTuple):
 
 def point_of(verdict: Verdict, train_step: int | None = None) -> HistoryPoint:
     """A verdict's numbers, and the trainer's step that it was judged at."""
-    return HistoryPoint(
-        verdict.at,
-        finite_or_none(verdict.estimate),
-        finite_or_none(verdict.lower),
-        finite_or_none(verdict.upper),
-        verdict.limit,
-        verdict.samples,
-        verdict.status.code,
-        finite_or_none(verdict.evidence),
-        train_step,
-    )
+    numbers = verdict.estimate, verdict.lower, verdict.upper, verdict.evidence
+    estimate, lower, upper, evidence = map(finite_or_none, numbers)
+    code, limit, samples = verdict.status.code, verdict.limit, verdict.samples
+    return HistoryPoint(verdict.at, estimate, lower, upper, limit, samples, code, evidence, train_step)
 
 
 _KEPT_RECENT: Final = 120

@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from importlib import import_module
+from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -31,7 +32,7 @@ from kc_otel.judge.promotion.stages import PromotionStatus
 from kc_otel.judge.verdict import Verdict
 from kc_otel.record.telemetry.environment import checking_answers
 from kc_otel.serve.core import Core
-from kc_otel.serve.event_log import Announcement, cell_attributes
+from kc_otel.serve.event_log import Announcement
 
 if TYPE_CHECKING:
     from collections import Counter
@@ -46,19 +47,14 @@ SelfMetrics = Mapping[str, Series]
 """Every metric by its name."""
 _ENDPOINTS: Final = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_METRICS_ENDPOINT")
 _SEVERITY: Final = {"info": "INFO", "warning": "WARN", "critical": "ERROR"}
-_OF_VERDICT: Mapping[str, Callable[[Verdict], float]] = {
-    "kc.verdict": lambda verdict: verdict.status.code,
-    "kc.verdict.evidence": lambda verdict: verdict.evidence,
-    "kc.bound.estimate": lambda verdict: verdict.estimate,
-    "kc.bound.lower": lambda verdict: verdict.lower,
-    "kc.bound.upper": lambda verdict: verdict.upper,
-    "kc.bound.limit": lambda verdict: verdict.limit,
-    "kc.bound.margin": lambda verdict: verdict.margin,
-    "kc.bound.samples": lambda verdict: verdict.samples,
+Rows = Iterable[Sequence[Any]]
+"""A row for each series of a metric: values of its attributes, in the registry's order, then the number."""
+_OF_VERDICT: Final[Mapping[str, Callable[[Verdict], float]]] = {
+    "kc.verdict": attrgetter("status.code"),
+    "kc.verdict.evidence": attrgetter("evidence"),
+    **{f"kc.bound.{name}": attrgetter(name) for name in ("estimate", "lower", "upper", "limit", "margin", "samples")},
 }
-
-
-_STATE_CODES = {IncidentState.BROKEN: 2.0, IncidentState.CONTAINED: 1.0, IncidentState.UNPROVEN: 0.0}
+_STATE_CODES: Final = {IncidentState.BROKEN: 2.0, IncidentState.CONTAINED: 1.0, IncidentState.UNPROVEN: 0.0}
 
 
 def read(
@@ -69,76 +65,67 @@ def read(
     `requests` counts (transport, outcome), `attempts` (endpoint, outcome); `in_flight` are bytes of requests.
     """
     now, state, evaluator = core.evaluated_at, core.connection.path, core.evaluator
-    verdicts = [(cell_attributes(verdict.cell), verdict, since) for verdict, since in core.history.cells()]
-    queues, kept_away = core.outbox.status(), core.kept_away()
+    cells, queues, kept_away = core.history.cells(), core.outbox.status(), core.kept_away()
     shards = [shard for shard in core.shards if shard.answered]
-    failures = evaluator.faults.counts
-    return {
+    contracts, failures = core.contracts, evaluator.faults.counts
+    most_series = sum(contract.observability.max_series for contract in contracts.values())
+    rows: dict[str, Rows] = {
         **{
-            name: [(cell, value) for cell, verdict, _ in verdicts if not math.isnan(value := float(read_from(verdict)))]
+            name: [(*of.cell, value) for of, _ in cells if not math.isnan(value := float(read_from(of)))]
             for name, read_from in _OF_VERDICT.items()
         },
-        **_promises(core.contracts.values()),
+        **_promises(contracts.values()),
         **_places(core),
         **_promotions(core),
-        "kc.verdict.since": [(cell, since) for cell, _, since in verdicts],
-        "kc.verdict.no_traffic": [(cell, 1.0) for cell, verdict, _ in verdicts if kept_away(verdict)],
-        "kc.alert.firing": _series("contract clause slice severity", ((*firing, 1.0) for firing in core.firing())),
-        "kc.action.active": _series("contract clause slice action", ((*acting, 1.0) for acting in core.acting())),
-        "kc.incident": _series(
-            "contract incident incident.on kernel.train kernel.inference",
-            (
-                (found.contract, found.id, found.on, found.kernel_train, found.kernel_inference, _state(core, found))
-                for found in core.incidents()
-            ),
+        "kc.verdict.since": [(*verdict.cell, since) for verdict, since in cells],
+        "kc.verdict.no_traffic": [(*verdict.cell, 1.0) for verdict, _ in cells if kept_away(verdict)],
+        "kc.alert.firing": sorted({(*alert.cell[:3], alert.severity, 1.0) for alert in core.firing()}),
+        "kc.action.active": sorted(
+            {
+                (*alert.cell[:3], str(action), 1.0)
+                for alert in core.firing()
+                if alert.cell.contract not in core.dry_run
+                for action in alert.actions
+            }
         ),
-        "kc.route": _series("contract slice kernel.inference route.kernel", _routes(core)),
-        "kc.train.step": _series(
-            "contract kernel.train kernel.inference",
-            ((name, *pair, step) for name, steps in evaluator.steps.items() for pair, step in sorted(steps.items())),
-        ),
-        "kc.evaluator.points": _series("outcome", sorted(evaluator.counters.items())),
-        "kc.evaluator.missing": _series(
-            "contract outcome kernel.train kernel.inference",
-            ((name, row.outcome, *row.pair, row.senders) for name in core.contracts for row in core.missing(name)),
-        ),
-        "kc.evaluator.silent": _series(
-            "contract kernel.inference",
-            (
-                (name, kernel.version, core.silent_recorders(name, kernel.version)[0])
-                for name in core.contracts
-                for kernel in evaluator.kernels(name)
-                if kernel.role == "inference"
-            ),
-        ),
-        "kc.evaluator.requests": _series("transport outcome", ((*of, count) for of, count in sorted(requests.items()))),
-        "kc.evaluator.in_flight": [({}, in_flight)],
-        "kc.evaluator.series": [({}, evaluator.series_count)],
-        "kc.evaluator.series.limit": [
-            ({}, sum(contract.observability.max_series for contract in core.contracts.values()))
+        "kc.incident": [
+            (found.contract, found.id, found.on, found.kernel_train, found.kernel_inference, _state(core, found))
+            for found in core.incidents()
         ],
-        "kc.evaluator.tick.duration": [({}, core.tick_seconds)],
-        "kc.evaluator.sync.duration": [] if (took := core.connection.commit_seconds) is None else [({}, took)],
-        "kc.evaluator.last_evaluation": _series("contract", ((of, now) for of in core.contracts if now is not None)),
-        "kc.evaluator.inbox.size": [] if state is None else [({}, core.inbox.bytes)],
-        "kc.evaluator.disk.free": [] if state is None else free_space(state.parent),
-        "kc.evaluator.shard.streams": _series("shard", ((str(shard.number), shard.streams) for shard in shards)),
-        "kc.evaluator.shard.lag": _series("shard", ((str(of.number), of.waiting + of.lag) for of in shards)),
-        "kc.evaluator.failures": _series(
-            "contract", ((name, failures[name]) for name in sorted({*core.contracts, *failures}))
-        ),
-        "kc.outbox.pending": _series("endpoint", ((queue.endpoint, queue.waiting) for queue in queues)),
-        "kc.outbox.disabled": _series(
-            "endpoint", ((queue.endpoint, at) for queue in queues if (at := queue.disabled_at) is not None)
-        ),
-        "kc.outbox.attempts": _series("endpoint outcome", ((*of, count) for of, count in sorted(attempts.items()))),
+        "kc.route": _routes(core),
+        "kc.train.step": [
+            (name, *pair, step) for name, steps in evaluator.steps.items() for pair, step in sorted(steps.items())
+        ],
+        "kc.evaluator.points": sorted(evaluator.counters.items()),
+        "kc.evaluator.missing": [
+            (name, row.outcome, *row.pair, row.senders) for name in contracts for row in core.missing(name)
+        ],
+        "kc.evaluator.silent": [
+            (name, kernel.version, core.silent_recorders(name, kernel.version)[0])
+            for name in contracts
+            for kernel in evaluator.kernels(name)
+            if kernel.role == "inference"
+        ],
+        "kc.evaluator.requests": [(*of, count) for of, count in sorted(requests.items())],
+        "kc.evaluator.in_flight": [(in_flight,)],
+        "kc.evaluator.series": [(evaluator.series_count,)],
+        "kc.evaluator.series.limit": [(most_series,)],
+        "kc.evaluator.tick.duration": [(core.tick_seconds,)],
+        "kc.evaluator.sync.duration": [] if (took := core.connection.commit_seconds) is None else [(took,)],
+        "kc.evaluator.last_evaluation": [(name, now) for name in contracts if now is not None],
+        "kc.evaluator.inbox.size": [] if state is None else [(core.inbox.bytes,)],
+        "kc.evaluator.disk.free": [] if state is None else _free_space(state.parent),
+        "kc.evaluator.shard.streams": [(str(shard.number), shard.streams) for shard in shards],
+        "kc.evaluator.shard.lag": [(str(shard.number), shard.waiting + shard.lag) for shard in shards],
+        "kc.evaluator.failures": [(name, failures[name]) for name in sorted({*contracts, *failures})],
+        "kc.outbox.pending": [(queue.endpoint, queue.waiting) for queue in queues],
+        "kc.outbox.disabled": [(queue.endpoint, at) for queue in queues if (at := queue.disabled_at) is not None],
+        "kc.outbox.attempts": [(*of, count) for of, count in sorted(attempts.items())],
     }
-
-
-def _series(names: str, rows: Iterable[Sequence[Any]]) -> Series:
-    """Series of rows: values of `kc.` attributes of these names, then the number."""
-    attributes = [f"kc.{name}" for name in names.split()]
-    return [(dict(zip(attributes, row, strict=False)), row[-1]) for row in rows]
+    return {
+        name: [(dict(zip(METRICS[name].attributes, values, strict=True)), number) for *values, number in found]
+        for name, found in rows.items()
+    }
 
 
 def _state(core: Core, incident: Incident) -> float:
@@ -168,38 +155,32 @@ def exposition(metrics: SelfMetrics) -> bytes:
     return generate_latest(registry)
 
 
-def free_space(folder: Path) -> Series:
+def _free_space(folder: Path) -> Rows:
     """Bytes that a folder's disk has left."""
     try:
-        return [({}, shutil.disk_usage(folder).free)]
+        return [(shutil.disk_usage(folder).free,)]
     except OSError:  # a folder that is gone has none
         return []
 
 
-def _promises(contracts: Iterable[Contract]) -> dict[str, Series]:
+def _promises(contracts: Iterable[Contract]) -> dict[str, Rows]:
     """Return the contracts' terms for boards that fit every contract: clauses in words, factors, heartbeats."""
-    metrics: dict[str, Series] = {"kc.clause.info": [], "kc.contract.factor": [], "kc.contract.heartbeat": []}
+    info: list[tuple[Any, ...]] = []
+    factors: list[tuple[str, str, float]] = []
     for contract in contracts:
-        own = {"kc.contract": contract.name}
-        metrics["kc.contract.heartbeat"].append((own, contract.observability.heartbeat))
         for clause in contract.clauses:
-            said = {
-                "kc.clause": clause.id,
-                "kc.clause.metric": clause.metric,
-                "kc.clause.statistic": clause.statistic_text,
-                "kc.clause.unit": clause.limit_unit,
-                "kc.clause.histogram": prometheus_name(clause.quantity) if clause.quantity else "",
-                "kc.clause.promise": limitation(clause, tuple(contract.slices)),
-            }
-            metrics["kc.clause.info"].append(({**own, **said}, 1.0))
-        factors = {name: scale_of(name, contract.assumptions) for name, metric in DERIVED.items() if metric.needs}
-        metrics["kc.contract.factor"] += [
-            ({**own, "kc.clause.metric": name}, factor) for name, factor in factors.items() if factor is not None
-        ]
-    return metrics
+            histogram = prometheus_name(clause.quantity) if clause.quantity else ""
+            said = limitation(clause, tuple(contract.slices))
+            what = clause.metric, clause.statistic_text, clause.limit_unit
+            info.append((contract.name, clause.id, *what, histogram, said, 1.0))
+        for name, metric in DERIVED.items():
+            if metric.needs and (factor := scale_of(name, contract.assumptions)) is not None:
+                factors.append((contract.name, name, factor))
+    heartbeats = [(contract.name, contract.observability.heartbeat) for contract in contracts]
+    return {"kc.clause.info": info, "kc.contract.factor": factors, "kc.contract.heartbeat": heartbeats}
 
 
-def _promotions(core: Core) -> dict[str, Series]:
+def _promotions(core: Core) -> dict[str, Rows]:
     """Return the series of versions in promotion or rolled back; a replaced version has no stage."""
     rows: dict[str, list[tuple[str, str, float]]] = {"stage": [], "since": [], "share": [], "windows": []}
     for promotion in core.promotions.all():
@@ -213,21 +194,19 @@ def _promotions(core: Core) -> dict[str, Series]:
         rows["since"].append((*where, promotion.entered))
         rows["share"].append((*where, 1.0 if share is None else share))
         rows["windows"].append((*where, promotion.tally.passed))
-    return {f"kc.promotion.{name}": _series("contract kernel.inference", found) for name, found in rows.items()}
+    return {f"kc.promotion.{name}": found for name, found in rows.items()}
 
 
-def _places(core: Core) -> dict[str, Series]:
+def _places(core: Core) -> dict[str, Rows]:
     """Return drift by position and turn of the kernels of incidents that last."""
-    pairs = {
-        (incident.contract, incident.kernel_train, incident.kernel_inference): core.by_place(incident)
+    found = {
+        (incident.contract, place, incident.kernel_train, incident.kernel_inference): interval
         for incident in core.incidents()
         if incident.on == "fail"
+        for place, interval in core.by_place(incident).items()
     }
     return {
-        f"kc.place.{name}": _series(
-            "contract kernel.train kernel.inference slice",
-            ((*of, place, getattr(interval, name)) for of, found in pairs.items() for place, interval in found.items()),
-        )
+        f"kc.place.{name}": [(*where, getattr(interval, name)) for where, interval in found.items()]
         for name in ("estimate", "lower", "upper")
     }
 

@@ -291,7 +291,7 @@ def main() -> None:
             evaluator = Evaluator(folder / "policy.yaml", folder / transport, {}, *options)
             try:
                 url = f"{evaluator.http}/v1/metrics" if transport == "HTTP" else evaluator.grpc
-                fleet, api = Fleet(url, sender, given.processes), f"{evaluator.api}/api/v1/cells"
+                fleet, api = Fleet(url, sender, given.processes), f"{evaluator.api}/api/v1/verdicts"
                 cores, memory = asyncio.run(measured(fleet, given.seconds, evaluator.process.pid, api))
                 print(line(f"kc-otel serve, OTLP/{transport}", cores, memory, fleet), flush=True)
             finally:

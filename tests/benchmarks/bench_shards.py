@@ -77,7 +77,7 @@ def served(folder: Path, shards: int) -> Iterator[tuple[int, str, str]]:
 
 
 def spent(pid: int, api: str) -> Spent:
-    shards = httpx.get(f"{api}/api/v1/shards").json()
+    shards = httpx.get(f"{api}/api/v1/health").json()["shards"]
     own = {pid, *(shard["pid"] for shard in shards)}
     others = sum(cpu(child) for child in below(pid) if child not in own)
     return Spent(cpu(pid), sum(shard["cpu_seconds"] for shard in shards), others, time.monotonic())

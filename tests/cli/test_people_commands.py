@@ -192,10 +192,9 @@ def test_nobody_decides_without_a_reason(kc, words):
 def test_a_long_table_is_cut_after_what_does_not_pass() -> None:
     statuses = ["FAIL"] * 15 + ["NO_DATA"] * 15 + ["PASS"] * 30
     cells = [
-        {"verdict": {"contract": "policy", "clause": "token-tv", "slice": f"s{index}", "kernel_train": "a" * 12,
-                     "kernel_inference": "b" * 12, "status": status, "estimate": 0.1, "lower": 0.1, "upper": 0.1,
-                     "limit": 0.02, "samples": 9, "no_traffic": False, "reason": ""},
-         "since": 0.0, "firing": [], "history": []}
+        {"contract": "policy", "clause": "token-tv", "slice": f"s{index}", "kernel_train": "a" * 12,
+         "kernel_inference": "b" * 12, "status": status, "estimate": 0.1, "lower": 0.1, "upper": 0.1,
+         "limit": 0.02, "samples": 9, "no_traffic": False, "reason": "", "since": 0.0, "firing": []}
         for index, status in enumerate(statuses)
     ]  # fmt: skip
     blocks = status_command._tables(cells, 60.0, 80, most=20)

@@ -27,8 +27,8 @@ def test_many_routes_away_from_one_version_are_one_line() -> None:
 def test_a_cell_without_traffic_is_not_called_no_data() -> None:
     verdict = {"contract": "policy", "clause": "tv", "slice": "code", "kernel_inference": "b",
                "kernel_train": "a", "status": "NO_DATA", "reason": "no tokens in 5m", "samples": 0, "estimate": None,
-               "limit": 0.1, "no_traffic": True}  # fmt: skip
-    cells = [{"verdict": verdict, "since": 0.0, "firing": [], "history": []}]
+               "limit": 0.1, "no_traffic": True, "since": 0.0, "firing": []}  # fmt: skip
+    cells = [verdict]
     table = _tables(cells, 60.0, 120, most=1)[1]
     assert str(next(iter(table.columns[0].cells))) == "NO TRAFFIC"
     assert [line.plain for line in _reasons(cells)] == ["NO TRAFFIC  tv on code: no tokens in 5m"]
@@ -38,11 +38,9 @@ def test_cells_that_differ_only_in_the_training_kernel_say_so() -> None:
     same = {
         "contract": "policy", "clause": "tv", "slice": "code", "kernel_inference": "b", "status": "NO_DATA",
         "samples": 0, "reason": "the run ended: 3 s ago", "estimate": None, "limit": 0.1, "no_traffic": False,
+        "since": 0.0, "firing": ["critical"],
     }  # fmt: skip
-    cells = [
-        {"verdict": same | {"kernel_train": train}, "since": 0.0, "firing": ["critical"], "history": []}
-        for train in ("a1", "a2")
-    ]
+    cells = [same | {"kernel_train": train} for train in ("a1", "a2")]
     table = _tables(cells, 60.0, 120, most=2)[1]
     rows = list(zip(*(map(str, column.cells) for column in table.columns), strict=True))
     assert [row[4] for row in rows] == ["a1", "a2"]
@@ -80,7 +78,7 @@ def test_points_that_are_not_judged_have_a_line_each_while_they_are_few() -> Non
 
 
 def test_status_is_not_0_while_an_incident_is_broken() -> None:
-    cells = [{"verdict": {"status": "PASS"}}]
+    cells = [{"status": "PASS"}]
     codes = {
         (on, state): _exit_code(cells, [{"on": on, "state": state}], [], unknown=False)
         for on in ("fail", "no-data")
@@ -92,5 +90,5 @@ def test_status_is_not_0_while_an_incident_is_broken() -> None:
     assert _exit_code(cells, [], [], unknown=False) == 0
     assert _exit_code(cells, [{"on": "fail", "state": "unproven"}], [], unknown=False) == 3
     assert _exit_code(cells, [], ["v2 was rolled back, and was measured after that"], unknown=False) == 1
-    assert _exit_code([{"verdict": {"status": "FAIL"}}], [], [], unknown=True) == 1
+    assert _exit_code([{"status": "FAIL"}], [], [], unknown=True) == 1
     assert _exit_code(cells, [], [], unknown=True) == 3, "points that are not judged, or a late evaluation"

@@ -145,7 +145,7 @@ def test_with_an_evaluator_it_is_what_that_says(policy, tmp_path, monkeypatch):
 @pytest.mark.slow
 def test_verdicts_of_an_evaluator_that_is_late_are_not_logged():
     ages = ["31", "1"]
-    with answering(lambda *_: (200, {"age": ages[0]}, b'{"verdicts": []}')) as url:
+    with answering(lambda *_: (200, {"age": ages[0]}, b'{"verdicts": [{"gone": true}]}')) as url:
         asking = _Asking(url, TrainingLog(), 60.0, None)
         asking.shutdown()
         with pytest.raises(ValueError, match="nothing has been evaluated for 31 s"):

@@ -184,7 +184,7 @@ def test_kill_9_loses_nothing_that_was_acknowledged(serve, pager, contract_file)
             evaluator.kill()
             least = {source: source.acknowledged for source in running}
             evaluator = serve(*ports)
-            evaluator.wait("/api/v1/cells", lambda answer: bool(answer["cells"]))
+            evaluator.wait("/api/v1/verdicts", lambda answer: bool(answer["verdicts"]))
             _back(evaluator, away)
             assert all(counted(evaluator, source) >= number for source, number in least.items())
     finally:
@@ -193,9 +193,10 @@ def test_kill_9_loses_nothing_that_was_acknowledged(serve, pager, contract_file)
     assert [source.trouble for source in running] == [""] * len(running)
     assert all(source.acknowledged == source.sent > 0 for source in running)
     assert [counted(evaluator, source) for source in running] == [source.sent for source in running]
-    evaluator.wait("/api/v1/cells", lambda answer: all(cell["verdict"]["status"] == "FAIL" for cell in answer["cells"]))
+    evaluator.wait("/api/v1/verdicts", lambda answer: all(cell["status"] == "FAIL" for cell in answer["verdicts"]))
     sent = {source.kernel: source.sent for source in running}
-    evaluator.wait("/api/v1/cells", lambda answer: samples(answer["cells"], "policy") == sent)  # the last tick has all
+    # The last tick has all.
+    evaluator.wait("/api/v1/verdicts", lambda answer: samples(answer["verdicts"], "policy") == sent)
     alerts_due = 2 * len(running)  # one for each contract and kernel
     while len(set(pager.ids)) < alerts_due:
         time.sleep(0.1)
@@ -222,8 +223,7 @@ def _back(evaluator: Evaluator, away: list[tuple[float, float]]) -> bool:
 
 def samples(cells: Sequence[Any], contract: str) -> dict[str, int]:
     """Observations that the verdicts of a contract rest on, by kernel."""
-    verdicts = [cell["verdict"] for cell in cells]
-    return {verdict["kernel_inference"]: verdict["samples"] for verdict in verdicts if verdict["contract"] == contract}
+    return {cell["kernel_inference"]: cell["samples"] for cell in cells if cell["contract"] == contract}
 
 
 def _once(pager: Pager) -> list[Any]:
@@ -307,7 +307,7 @@ def test_a_damaged_state_is_set_aside_and_begun_anew(serve, tmp_path, contract_f
     for source in running:
         source.evaluator = evaluator
         source.start()
-    evaluator.wait("/api/v1/cells", lambda answer: any(cell["verdict"]["status"] == "FAIL" for cell in answer["cells"]))
+    evaluator.wait("/api/v1/verdicts", lambda answer: any(cell["status"] == "FAIL" for cell in answer["verdicts"]))
     for source in running:
         source.stop()
     assert evaluator.stop() == 0
@@ -326,7 +326,7 @@ def test_a_damaged_state_is_set_aside_and_begun_anew(serve, tmp_path, contract_f
     for source, before in zip(later, running[2:], strict=True):
         source.evaluator, source.sent, source._began = again, before.sent, before._began
         source.start()
-    again.wait("/api/v1/cells", lambda answer: any(cell["verdict"]["status"] == "FAIL" for cell in answer["cells"]))
+    again.wait("/api/v1/verdicts", lambda answer: any(cell["status"] == "FAIL" for cell in answer["verdicts"]))
     for source in later:
         source.stop()
     assert [counted(again, source) for source in later] == [source.sent for source in later]

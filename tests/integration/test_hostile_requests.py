@@ -87,7 +87,7 @@ def survives(attacked: tuple[Evaluator, Beside]) -> Iterator[Evaluator]:
         line for line in Path(f"/proc/{evaluator.process.pid}/status").read_text().splitlines() if "VmHWM" in line
     ]
     assert int(highest.split()[1]) * 1024 < SMALL, highest
-    evaluator.wait("/api/v1/cells", lambda said: any(cell["verdict"]["status"] == "FAIL" for cell in said["cells"]))
+    evaluator.wait("/api/v1/verdicts", lambda said: any(cell["status"] == "FAIL" for cell in said["verdicts"]))
 
 
 def post(evaluator: Evaluator, body: bytes, path: str = "/v1/metrics", **headers: str) -> int:

@@ -126,11 +126,10 @@ def test_a_flood_of_label_values_keeps_no_honest_sender_out(tmp_path: Path) -> N
         try:
             asyncio.run(floods(evaluator))
             evaluator.wait("/api/v1/health", lambda answer: bool(answer["outbox"]))
-            health, cells = evaluator.get("/api/v1/health"), evaluator.get("/api/v1/cells")["cells"]
+            health, verdicts = evaluator.get("/api/v1/health"), evaluator.get("/api/v1/verdicts")["verdicts"]
             memory = largest_resident(evaluator.process.pid)
         finally:
             evaluator.stop()
-    verdicts = [cell["verdict"] for cell in cells]
     assert [found["status"] for found in verdicts if found["kernel_inference"] == "honest"] == ["FAIL"]
     assert len(waits) >= 3
     assert sum(endpoint["waiting"] for endpoint in health["outbox"]) > 0

@@ -93,8 +93,8 @@ def broken(serve: Callable[..., Evaluator], recorder: Callable[..., kc_otel.Reco
 
 
 def cell_of(evaluator: Evaluator) -> str:
-    cells = evaluator.get("/api/v1/cells", clause="token-tv", slice="code")["cells"]
-    verdict = next(cell["verdict"] for cell in cells if cell["verdict"]["kernel_inference"] == BAD.fingerprint)
+    cells = evaluator.get("/api/v1/verdicts", clause="token-tv", slice="code")["verdicts"]
+    verdict = next(cell for cell in cells if cell["kernel_inference"] == BAD.fingerprint)
     return f"#/cell/policy/token-tv/code/{verdict['kernel_train']}/{verdict['kernel_inference']}"
 
 

@@ -8,7 +8,7 @@ import signal
 import threading
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -147,33 +147,38 @@ def test_nothing_is_lost_and_nothing_done_twice_where_a_node_is_killed_under_loa
         def healthy(shards: list[dict[str, Any]]) -> bool:
             return not any(shard["trouble"] for shard in shards) and all(shard["points"] for shard in shards)
 
-        before = evaluator.wait("/api/v1/shards", healthy)
+        def shards_once(until: Callable[[list[dict[str, Any]]], bool], seconds: float = 60.0) -> list[dict[str, Any]]:
+            shards: list[dict[str, Any]] = evaluator.wait(
+                "/api/v1/health", lambda health: until(health["shards"]), seconds
+            )["shards"]
+            return shards
+
+        before = shards_once(healthy)
         assert len(before) == 2
         cluster.kill(cluster.nodes[0])
-        after = evaluator.wait(
-            "/api/v1/shards",
+        after = shards_once(
             lambda found: healthy(found) and {shard["pid"] for shard in found} != {shard["pid"] for shard in before},
             120.0,
         )
         paused = after[0]["pid"]
         os.kill(paused, signal.SIGSTOP)  # as a network that pauses
         try:
-            evaluator.wait("/api/v1/shards", lambda found: bool(found[0]["trouble"]))
+            shards_once(lambda found: bool(found[0]["trouble"]))
             assert "shard 0" in httpx.get(f"{evaluator.api}/readyz").text
         finally:
             os.kill(paused, signal.SIGCONT)
-        evaluator.wait("/api/v1/shards", healthy)
+        shards_once(healthy)
         for source in sources:
             source.stop()
         assert set().union(*(source.refused for source in sources)) == {503}
         expected = one_process(sources)
-        evaluator.wait("/api/v1/shards", lambda found: not any(shard["lag"] + shard["waiting"] for shard in found))
+        shards_once(lambda found: not any(shard["lag"] + shard["waiting"] for shard in found))
         time.sleep(1.0)  # two evaluations
         judged = {
             (verdict.cell.clause, verdict.cell.slice): (verdict.status.value, verdict.samples, verdict.estimate)
             for verdict in expected.evaluate(time.time())["policy"].verdicts
         }
-        verdicts = [cell["verdict"] for cell in evaluator.get("/api/v1/cells")["cells"]]
+        verdicts = evaluator.get("/api/v1/verdicts")["verdicts"]
         assert {(v["clause"], v["slice"]): (v["status"], v["samples"], v["estimate"]) for v in verdicts} == judged
         assert {status for status, _, _ in judged.values()} >= {"FAIL", "INCONCLUSIVE"}
         of = {"contract": "policy", "clause": "token-tv", "kernel_train": "a" * 12, "kernel_inference": "b" * 12}

@@ -64,7 +64,7 @@ def test_every_port_answers_while_the_disk_takes_its_time(tmp_path: Path) -> Non
         while any(thread.is_alive() for thread in sending) or time.monotonic() < end or evaluated() <= first + SYNC:
             for ask in (
                 lambda: client.get(f"{evaluator.api}/healthz").raise_for_status(),
-                lambda: client.get(f"{evaluator.api}/api/v1/cells").raise_for_status(),
+                lambda: client.get(f"{evaluator.api}/api/v1/verdicts").raise_for_status(),
                 lambda: client.get(f"{evaluator.http}/v1/metrics"),
                 grpc_answers,
             ):

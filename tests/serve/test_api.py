@@ -37,7 +37,7 @@ def test_the_document_is_valid_openapi(client: TestClient) -> None:
     """Clients can be generated from it."""
     document = client.get("/openapi.json").json()
     validate(document)
-    assert {"/metrics", "/healthz", "/readyz", "/api/v1/cells", "/api/v1/decisions"} <= set(document["paths"])
+    assert {"/metrics", "/healthz", "/readyz", "/api/v1/verdicts", "/api/v1/decisions"} <= set(document["paths"])
     for path, operations in document["paths"].items():
         for operation in operations.values():
             assert operation["description"], path
@@ -60,9 +60,9 @@ def test_verdicts_say_what_decided_them(client: TestClient) -> None:
 def test_cells_can_be_narrowed_down(client: TestClient) -> None:
     """The links in webhooks lead to one cell, with what fires for it."""
     parameters = {"contract": "policy", "clause": "token-tv", "slice": "code"}
-    (cell,) = client.get("/api/v1/cells", params=parameters).json()["cells"]
+    (cell,) = client.get("/api/v1/verdicts", params=parameters).json()["verdicts"]
     assert cell["firing"] == ["critical"]
-    assert client.get("/api/v1/cells", params={"contract": "policy", "clause": "other"}).json()["cells"] == []
+    assert client.get("/api/v1/verdicts", params={"contract": "policy", "clause": "other"}).json()["verdicts"] == []
 
 
 def test_what_failed_stays_while_its_alert_fires(client, core, monkeypatch):
@@ -72,10 +72,10 @@ def test_what_failed_stays_while_its_alert_fires(client, core, monkeypatch):
         for verdict, since in core.history.cells("policy")
     ]
     monkeypatch.setattr(core.history, "cells", lambda *_: stable)
-    cells = client.get("/api/v1/cells", params={"slice": "code"}).json()["cells"]
-    assert {(cell["verdict"]["status"], tuple(cell["firing"])) for cell in cells} == {
-        ("PASS", ()),
-        ("FAIL", ("critical",)),
+    cells = client.get("/api/v1/verdicts", params={"slice": "code"}).json()["verdicts"]
+    assert {(cell["status"], tuple(cell["firing"]), cell["gone"]) for cell in cells} == {
+        ("PASS", (), False),
+        ("FAIL", ("critical",), True),
     }
 
 

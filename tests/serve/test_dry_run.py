@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import time
-from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
@@ -41,7 +40,7 @@ def test_a_dry_run_does_nothing_and_says_what_it_would_do(start: Callable[..., C
     assert core.outbox.messages() == ()
     assert (core.decisions.routes, core.decisions.directives) == ((), ())
     assert {route.slice for route in core.escalation.dry_run_decisions.routes} == {"all", "code"}
-    assert core.acting() == Counter()
+    assert "kc_action_active{" not in client_of(core).get("/metrics").text
     assert kinds(core) == ["dry-run", "would-fire", "would-fire"]
     would = "it would route:train-kernel, webhook:pager, halt"
     of = "for vllm bfloat16 (25b987d00657) against torch float32 (49842c69719e)"

@@ -89,7 +89,7 @@ def test_an_order_is_answered_and_holds_once_it_is_on_the_disk(core: Core, disk:
             ordered = asyncio.create_task(client.post("/api/v1/silences", json=silence(contract.name)))
             assert await still_waits(ordered)
             refused = asyncio.create_task(client.post("/api/v1/silences", json=silence("another")))
-            for path in ("cells", "decisions", "silences", "events"):
+            for path in ("verdicts", "decisions", "silences", "events"):
                 assert (await asyncio.wait_for(client.get(f"/api/v1/{path}"), 5)).status_code == 200
             assert not core.people.silences
             assert not ordered.done()

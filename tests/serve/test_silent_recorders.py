@@ -501,7 +501,7 @@ def test_a_silent_member_of_a_healthy_fleet_is_told_while_it_is_silent(make_flee
     fleet.run(10, broken=0.001, healthy=0.001)
     assert told() == (["1 of 3 recorders is silent without having shut down: third for 1m10s"], 1.0)
     assert {verdict.status for verdict, _ in fleet.core.history.cells()} == {Status.PASS}
-    assert (fleet.core.incidents(), fleet.core.firing()) == ((), {})
+    assert (fleet.core.incidents(), fleet.core.firing()) == ((), [])
     fleet.run(10, broken=0.001, healthy=0.001, third=0.001)
     assert told() == ([], 0.0)
     fleet.run(70, broken=0.001)

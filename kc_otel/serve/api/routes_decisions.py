@@ -9,11 +9,13 @@ from typing import Annotated, Any, Final, Literal
 from urllib.parse import quote
 
 from fastapi import APIRouter, Query, Response
+from pydantic import Field
 
+from kc_otel.judge.escalation.alerts import Alert
 from kc_otel.judge.escalation.notices import Acknowledgement, Silence
 from kc_otel.judge.plain_json import to_plain
 from kc_otel.serve import people_orders as people
-from kc_otel.serve.api.routes_verdicts import CellKey
+from kc_otel.serve.api.routes_verdicts import CELL
 from kc_otel.serve.api.shapes import ContractName, Name, SignedOrder, Until, View, ordered, served_or_all
 from kc_otel.serve.core import Core
 
@@ -50,6 +52,26 @@ _MAX_CHARACTERS: Final = 80
 """Contracts that an answer names as not served, and characters of each."""
 
 
+class Poll(View):
+    """A router or trainer asks for the decision table, and says what it does with it."""
+
+    after: int = -1
+    """Version of the caller's table; -1 for none."""
+    tag: str = ""
+    """ETag of the caller's table; empty to compare the version only."""
+    wait: Annotated[float, Field(ge=0.0, le=60.0)] = 0.0
+    """Seconds to wait for a newer table."""
+    obeys: list[str] = Field(default_factory=list, max_length=200)
+    """Directives that the caller follows, CONTRACT/DIRECTIVE each; CONTRACT/route/IDS adds how it defines the slices
+    that its table names."""
+    kept: list[str] = Field(default_factory=list, max_length=200)
+    """CONTRACT/SLICE/VERSION of requests that the caller keeps away from a version that it had sent requests to."""
+    instance: Annotated[str, Field(max_length=200)] = ""
+    """Id of the process; one that routes without an id counts as having applied no route."""
+    closing: bool = False
+    """Whether the process is ending and no longer waited for."""
+
+
 class SliceRequest(SignedOrder):
     """A person lifts routes, or ends pins."""
 
@@ -77,58 +99,30 @@ def decision_routes(core: Core, decided: Changes) -> APIRouter:
         response_model=None,
         responses={204: {"description": "The caller's table is in force."}},
     )
-    async def decisions(
-        after: Annotated[int, Query(description="Version of the caller's table; -1 for none.")] = -1,
-        tag: Annotated[str, Query(description="ETag of the caller's table; empty to compare the version only.")] = "",
-        wait: Annotated[float, Query(ge=0.0, le=60.0, description="Seconds to wait for a newer table.")] = 0.0,
-        obeys: Annotated[
-            list[str],
-            Query(
-                max_length=200,
-                description="Directives that the caller follows, CONTRACT/DIRECTIVE each; CONTRACT/route/IDS adds how "
-                "it defines the slices that its table names.",
-            ),
-        ] = [],  # noqa: B006 - FastAPI copies it
-        kept: Annotated[
-            list[str],
-            Query(
-                max_length=200,
-                description="CONTRACT/SLICE/VERSION of requests that the caller keeps away from a version that it had "
-                "sent requests to.",
-            ),
-        ] = [],  # noqa: B006 - FastAPI copies it
-        instance: Annotated[
-            str,
-            Query(
-                max_length=200,
-                description="Id of the process; one that routes without an id counts as having applied no route.",
-            ),
-        ] = "",
-        closing: Annotated[bool, Query(description="Whether the process is ending and no longer waited for.")] = False,
-    ) -> Response:
+    async def decisions(poll: Annotated[Poll, Query()]) -> Response:
         """Return the decision table; 204 if the caller's table is still in force after the wait.
 
         The header `Age` has the seconds since the last evaluation. `KC-Unserved` names contracts of `obeys` that this
         evaluator does not serve, or whose policy fails.
         """
-        if closing:
-            core.listeners.closed(instance)
+        if poll.closing:
+            core.listeners.closed(poll.instance)
             return Response(status_code=204)
-        asked = {subject.partition("/")[0][:_MAX_CHARACTERS] for subject in obeys} - {""}
+        asked = {subject.partition("/")[0][:_MAX_CHARACTERS] for subject in poll.obeys} - {""}
         unserved = {name for name in asked if name not in core.contracts or core.fails(name)}
         headers = {"KC-Unserved": " ".join(map(quote, sorted(unserved)[:_MAX_NAMED]))} if unserved else {}
-        known = not tag or core.decisions.tag == tag
-        current = known and core.decisions.version == after
+        known = poll.tag in {"", core.decisions.tag}
+        current = known and core.decisions.version == poll.after
         core.listeners.heard(
-            obeys,
+            poll.obeys,
             core.contracts,
             time.time(),
-            instance=instance,
+            instance=poll.instance,
             table_at=core.decisions.at if current else None,
-            kept=kept,
+            kept=poll.kept,
             versions=core.inference_versions,
         )
-        if known and not await decided.wait_for(lambda: core.decisions.version != after, wait):
+        if known and not await decided.wait_for(lambda: core.decisions.version != poll.after, poll.wait):
             return Response(status_code=204, headers={"Age": f"{core.age:.0f}", **headers})
         table = core.decisions
         return Response(
@@ -148,28 +142,19 @@ def decision_routes(core: Core, decided: Changes) -> APIRouter:
     return router
 
 
-class AlertView(CellKey):
+class AlertView(
+    View,
+    of=Alert,
+    fields=CELL + "on severity since started_at reason=verdict.reason fingerprint notified=told",
+):
     """A step of an escalation policy that waits or fires for a cell."""
 
-    on: str
-    """Condition of the step: fail, no-data, inconclusive or invalid-input."""
-    severity: str
     phase: Literal["pending", "firing"]
-    since: float
-    """Unix time of the first matching verdict, seconds."""
-    started_at: float | None
-    """Unix time of firing, seconds; null while pending."""
     actions: list[str]
     """Actions of the step, such as `route:train-kernel`."""
-    reason: str
-    """The last verdict's sentence."""
-    fingerprint: str
-    """Identifies the alert here, in webhooks and in events."""
     acknowledged: Acknowledgement | None
     silenced: list[str]
     """Ids of the silences that mute it."""
-    notified: int
-    """Times that it was announced that it fires, reminders included; endpoints may not have accepted all of it."""
     undelivered: list[str]
     """Messages about its incident that wait or were given up, a sentence for each endpoint."""
     dry_run: bool
@@ -330,13 +315,10 @@ def _alerts(core: Core, contract: str, now: float) -> Iterator[AlertView]:
         cell = alert.cell
         yield AlertView.of(
             alert,
-            **cell._asdict(),
             phase="firing" if alert.fires else "pending",
             actions=[str(action) for action in alert.actions],
-            reason=alert.verdict.reason,
             acknowledged=core.people.acknowledged(alert.fingerprint),
             silenced=[silence.id for silence in core.people.silencing(cell, now)],
-            notified=alert.told,
             undelivered=undelivered.get((alert.on, cell.kernel_train, cell.kernel_inference), []),
             dry_run=contract in core.dry_run,
         )

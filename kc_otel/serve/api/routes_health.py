@@ -1,4 +1,4 @@
-"""Routes for health, readiness, metrics and shards."""
+"""Routes for health, readiness and metrics."""
 
 from __future__ import annotations
 
@@ -44,11 +44,11 @@ class HealthView(View):
     since the evaluator started."""
     outbox: list[EndpointStatus]
     shards: tuple[ShardSeen, ...]
-    """Shards that hold the streams, if those are not in the evaluator's process."""
+    """Shards that hold the streams as of the last evaluation, if those are not in the evaluator's process."""
 
 
 def health_routes(core: Core, self_metrics: Callable[[], SelfMetrics]) -> APIRouter:
-    """`/healthz`, `/readyz`, `/metrics`, `/api/v1/health` and `/api/v1/shards`."""
+    """`/healthz`, `/readyz`, `/metrics` and `/api/v1/health`."""
     router = APIRouter(tags=["health"])
 
     @router.get("/healthz", response_class=PlainTextResponse)
@@ -108,10 +108,5 @@ def health_routes(core: Core, self_metrics: Callable[[], SelfMetrics]) -> APIRou
             outbox=list(core.outbox.status()),
             shards=core.shards,
         )
-
-    @router.get("/api/v1/shards")
-    async def shards() -> tuple[ShardSeen, ...]:
-        """Return every shard as of the last evaluation; none if streams are in the evaluator's process."""
-        return core.shards
 
     return router

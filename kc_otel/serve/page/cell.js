@@ -55,8 +55,8 @@ export async function refreshCell(state) {
   const mine = open;
   if (!mine || !state.overview) return;
   const contract = state.contracts.find((one) => one.name === mine.contract);
-  const found = state.cells.filter(({ verdict: v }) => v.contract === mine.contract && v.clause === mine.clause && v.slice === mine.slice);
-  const cell = found.find(({ verdict: v }) => v.kernel_train === mine.train && v.kernel_inference === mine.inference) ?? (mine.inference ? null : found[0]);
+  const found = state.cells.filter((v) => v.contract === mine.contract && v.clause === mine.clause && v.slice === mine.slice);
+  const cell = found.find((v) => v.kernel_train === mine.train && v.kernel_inference === mine.inference) ?? (mine.inference ? null : found[0]);
   const clause = contract?.clauses.find((one) => one.id === mine.clause);
   if (!contract || !clause) {
     fill(byId("cell-now"), el("p", { class: "notice" }, "There is no such cell: the contract or the clause is not loaded here."));
@@ -66,8 +66,8 @@ export async function refreshCell(state) {
   showPeriods(contract, mine, state);
   if (performance.now() - mine.drawn < REFRESH) return;
   mine.drawn = performance.now();
-  mine.now = cell?.verdict.kernel_inference;
-  const kernels = { kernel_train: cell?.verdict.kernel_train ?? mine.train, kernel_inference: cell?.verdict.kernel_inference ?? mine.inference };
+  mine.now = cell?.kernel_inference;
+  const kernels = { kernel_train: cell?.kernel_train ?? mine.train, kernel_inference: cell?.kernel_inference ?? mine.inference };
   const at = { contract: mine.contract, clause: mine.clause, slice: mine.slice, ...kernels };
   try {
     const period = { contract: mine.contract, clause: mine.clause, slice: mine.slice, from: state.overview.now - mine.period * contract.long_window };
@@ -85,7 +85,7 @@ export async function refreshCell(state) {
     showAxes(mine, state, history);
     showChart("history", historyChart(past, { title: `${mine.clause} on ${place(mine.slice)} over ${over}`, unit: clause.unit === "1" ? "" : clause.unit.replace(/[{}]/g, ""), events: marksOf(events.events, mine) }), "No evaluation is stored for this period.");
     showChart("evidence", evidenceChart(past, `Evidence against ${mine.clause} on ${place(mine.slice)} over ${over}`), "There is no evidence against this limit: the verdict says why.");
-    showChart("distribution", distributionChart(seen, mine.slice, whole), `Nothing ${cell?.verdict.status === "NO_DATA" ? "" : "but zeros "}was observed in the last ${span(contract.long_window, 2)}.`);
+    showChart("distribution", distributionChart(seen, mine.slice, whole), `Nothing ${cell?.status === "NO_DATA" ? "" : "but zeros "}was observed in the last ${span(contract.long_window, 2)}.`);
   } catch (error) {
     console.warn(error.message);
     for (const id of ["history-text", "evidence-text", "distribution-text"]) if (byId(id)?.textContent === "Loading") byId(id).textContent = "The evaluator does not answer. Retrying.";
@@ -114,14 +114,13 @@ async function fetchJson(path) {
   return response.json();
 }
 
-function showNow(cell, found, contract, clause, now) {
-  if (!cell) {
+function showNow(verdict, found, contract, clause, now) {
+  if (!verdict) {
     fill(byId("cell-now"),
       el("p", { class: "notice" }, "This pair of kernel versions is no longer judged: another one has taken its place."),
-      el("ul", { class: "chips" }, found.map(({ verdict }) => el("li", {}, el("a", { href: address(verdict) }, `kernel ${verdict.kernel_inference || "not seen yet"}`)))));
+      el("ul", { class: "chips" }, found.map((verdict) => el("li", {}, el("a", { href: address(verdict) }, `kernel ${verdict.kernel_inference || "not seen yet"}`)))));
     return;
   }
-  const verdict = cell.verdict;
   const { shape, word, tone } = stateOf(verdict);
   const unit = clause.unit === "1" ? "" : ` ${clause.unit.replace(/[{}]/g, "")}`;
   const window = { short: contract.window, long: contract.long_window }[verdict.window];
@@ -135,12 +134,12 @@ function showNow(cell, found, contract, clause, now) {
     ["Samples", `${count(verdict.samples)}${window ? ` in ${span(window, 2)} (${verdict.window} window)` : ""}`],
     ["Method", verdict.method || "–"],
     ["Covers", { population: "future traffic, too", traffic: "only the measured traffic" }[verdict.about]],
-    ["Since", el("span", {}, el("time", { datetime: iso(cell.since) }, clock(cell.since)), ` · ${span(now - cell.since, 2)}`)],
-    ["Alerts", cell.firing.length ? `firing: ${cell.firing.join(", ")}` : "none"],
+    ["Since", el("span", {}, el("time", { datetime: iso(verdict.since) }, clock(verdict.since)), ` · ${span(now - verdict.since, 2)}`)],
+    ["Alerts", verdict.firing.length ? `firing: ${verdict.firing.join(", ")}` : "none"],
   ];
   fill(byId("cell-now"),
     el("p", { class: "verdict" }, el("span", { class: `badge ${tone}` }, el("span", { "aria-hidden": "true" }, `${shape} `), word), " ", verdict.reason),
-    claim(verdict, contract, clause, cell.since, window),
+    claim(verdict, contract, clause, window),
     el("p", { class: "quiet" }, clause.meaning),
     el("dl", { class: "numbers" }, rows.map(([name, value]) => el("div", {}, el("dt", {}, name), el("dd", {}, value)))),
     twoCauses(verdict.causes),
@@ -148,7 +147,7 @@ function showNow(cell, found, contract, clause, now) {
 }
 
 /** What a verdict claims, for whom, how sure, since when and on what data, for a reader who has never seen one. */
-function claim(verdict, contract, clause, since, window) {
+function claim(verdict, contract, clause, window) {
   if (!window) return null;
   const [limit, lower, upper] = [verdict.limit, verdict.lower, verdict.upper].map(number);
   const sure = `at ${Number((contract.confidence * 100).toPrecision(4))} % confidence`;
@@ -160,7 +159,7 @@ function claim(verdict, contract, clause, since, window) {
   const ends = " It began when the evidence reached an alarm. It ends when newer observations pass, or when no evidence is left.";
   return el("p", {},
     `For ${place(verdict.slice)} on ${kernel(contract, "inference", verdict.kernel_inference)}, the ${clause.statistic} of ${clause.metric} ${found}, from ${count(verdict.samples)} samples of the last ${span(window, 2)}. ${STATES[verdict.status].word} since `,
-    el("time", { datetime: iso(since) }, clock(since)), ".", verdict.status === "FAIL" ? ends : "");
+    el("time", { datetime: iso(verdict.since) }, clock(verdict.since)), ".", verdict.status === "FAIL" ? ends : "");
 }
 
 function showKernels(contract, { kernel_train, kernel_inference }) {

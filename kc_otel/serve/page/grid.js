@@ -29,7 +29,7 @@ export function showGrids({ contracts, cells }) {
   const query = byId("query").value.trim().toLowerCase();
   const only = byId("only").checked;
   const by = new Map(contracts.map((contract) => [contract.name, []]));
-  for (const cell of cells) by.get(cell.verdict.contract)?.push(cell);
+  for (const cell of cells) by.get(cell.contract)?.push(cell);
   let shown = 0;
   let all = 0;
   const tables = [];
@@ -80,7 +80,7 @@ function folded(rows) {
 /** Cells by slice, the worst slice first; traffic as a whole leads among equals. */
 function grouped(cells) {
   const by = new Map();
-  for (const { verdict } of cells) {
+  for (const verdict of cells) {
     if (!by.has(verdict.slice)) by.set(verdict.slice, []);
     by.get(verdict.slice).push(verdict);
   }

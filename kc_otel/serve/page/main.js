@@ -34,7 +34,7 @@ async function look() {
     const [contracts, overview, cells, events, decisions, health, promotions] = await Promise.all([
       get("/api/v1/contracts"),
       get("/api/v1/overview"),
-      get("/api/v1/cells"),
+      get("/api/v1/verdicts"),
       get(`/api/v1/events?newest=${EVENTS}&verdicts=${byId("verdicts").checked}`),
       get("/api/v1/decisions"),
       get("/api/v1/health"),
@@ -42,7 +42,7 @@ async function look() {
     ]);
     if (state.overview && state.overview.version !== overview.version) location.reload(); // this page is of another version
     Object.assign(state, {
-      contracts: contracts.contracts, overview, cells: cells.cells, events: events.events.reverse(), decisions, health,
+      contracts: contracts.contracts, overview, cells: cells.verdicts, events: events.events.reverse(), decisions, health,
       promotions: promotions.promotions,
     });
     show(lost ? "The evaluator answers again. " : "");
@@ -65,7 +65,7 @@ async function look() {
 function show(news = "") {
   const only = state.only;
   const mine = (one) => !only || one.contract === only;
-  const cells = state.cells.filter((cell) => mine(cell.verdict));
+  const cells = state.cells.filter(mine);
   const contracts = state.contracts.filter((one) => !only || one.name === only);
   const narrowed = {
     ...state,
@@ -118,7 +118,7 @@ function showContracts() {
 
 /** Say what changed to who cannot see it: at most three cells by name. */
 function announce(cells, news) {
-  const now = new Map(cells.map(({ verdict: v }) => [`${v.contract}/${v.clause}/${v.slice}/${v.kernel_inference}`, v]));
+  const now = new Map(cells.map((v) => [`${v.contract}/${v.clause}/${v.slice}/${v.kernel_inference}`, v]));
   const changed = [...now].filter(([key, v]) => seen.size && seen.has(key) && seen.get(key) !== v.status).map(([, v]) => v);
   if (changed.length || news) {
     const said = changed.slice(0, 3).map((v) => `${v.clause} on ${place(v.slice)}: ${STATES[v.status].word}`);

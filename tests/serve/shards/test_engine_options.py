@@ -10,20 +10,18 @@ from typing import Any
 
 import pytest
 import typer
-from fastapi.testclient import TestClient
 from typer.testing import CliRunner
 
 from kc_otel.cli import register, status_command
 from kc_otel.judge.otlp.requests import Limits
 from kc_otel.serve import server
-from kc_otel.serve.api.app import make_api
-from kc_otel.serve.api.routes_decisions import Changes
 from kc_otel.serve.config import ServeConfig, StreamEngine
 from kc_otel.serve.core import Core
 from kc_otel.serve.server import ServiceError
 from kc_otel.serve.shards.shard import ShardSeen
 from kc_otel.serve.shards.sharded_sink import ShardError
 from kc_otel.serve.stream_places import sink_of
+from tests.tools.api import client_of
 
 RAY = ServeConfig(engine=StreamEngine.RAY, state=Path("state"), shard_folder=Path("shards"))
 
@@ -52,8 +50,8 @@ def test_without_ray_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) ->
 def test_shards_are_shown_in_a_terminal(make_core: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """A shard that does not answer is named, and not all is known then; without shards none is listed."""
     core = make_core()
-    client = TestClient(make_api(core, dict, Changes(), "1"))
-    assert client.get("/api/v1/shards").json() == []
+    client = client_of(core)
+    assert client.get("/api/v1/health").json()["shards"] == []
     core.shards = (
         ShardSeen("f00d", "node-7", 42, streams=1234, lag=2048, answered=5.0, waiting=1),
         ShardSeen(number=1, trouble="has not answered for 9 s"),
