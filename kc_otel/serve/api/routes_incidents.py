@@ -27,8 +27,8 @@ _MAX_CELLS: Final = 20
 class IncidentView(
     View,
     of=Incident,
-    fields="id contract on status state state_text headline extents since went_away contained=contained_at until=resolved_at "
-    "growth grew=growth_text kernel_train kernel_inference clauses slices diagnoses",
+    fields="id contract on status state state_text headline extents since went_away contained=contained_at "
+    "until=resolved_at growth grew=growth_text kernel_train kernel_inference clauses slices diagnoses",
 ):
     """Something that is or was broken, since when, for whom, and what was done about it."""
 
