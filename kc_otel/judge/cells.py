@@ -438,7 +438,7 @@ def too_many(state: ContractState, now: float) -> dict[Pair, str]:
     failing: dict[str, dict[Pair, Counter[str]]] = {}
     for slice in (ALL, *state.contract.slices):
         for pair, reasons in state.failed(slice, now, state.contract.observability.window).items():
-            if told := Counter({reason: reasons[reason] for reason in reasons.keys() - _NOT_FAILING}):
+            if told := Counter({name: count for name, count in reasons.items() if name not in _NOT_FAILING}):
                 failing.setdefault(slice, {})[pair] = told
     if not failing:
         return {}

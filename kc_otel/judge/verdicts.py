@@ -153,15 +153,16 @@ def _followed(contract: Contract, item: Evidence, alpha: float) -> JudgedWindow:
     """A cell whose observations are followed: windows that begin after the last alarm, or why it still fails."""
     recent = item if item.since is None else replace(item, sample=item.since)
     case = _case(contract, recent, "short", alpha, alpha)
+    terms = case.terms
     # The longer window does not take back a breach in this one.
     above = case.interval.lower > case.terms.limit and case.interval.samples >= case.terms.needed
     if case.status is Status.INCONCLUSIVE and not above:
-        case = _case(contract, recent, "long", alpha, alpha)
+        case = _case(contract, recent, "long", alpha, alpha, terms)
     if not item.failing or case.status is Status.PASS:
         return case
-    whole = _case(contract, item, "short", alpha, alpha)
+    whole = _case(contract, item, "short", alpha, alpha, terms)
     if not whole.interval.samples:
-        whole = _case(contract, item, "long", alpha, alpha)
+        whole = _case(contract, item, "long", alpha, alpha, terms)
     return whole._replace(status=Status.FAIL)
 
 
@@ -196,8 +197,10 @@ def _judged(
     ]
 
 
-def _case(contract: Contract, item: Evidence, window: Window, level: float, alpha: float) -> JudgedWindow:
-    terms = Terms.of(contract, item.clause, item.cell.slice)
+def _case(
+    contract: Contract, item: Evidence, window: Window, level: float, alpha: float, terms: Terms | None = None
+) -> JudgedWindow:
+    terms = terms or Terms.of(contract, item.clause, item.cell.slice)
     interval = _interval_of(contract, item, window, level, alpha)
     return JudgedWindow(item, window, terms, level, interval, _status(item, terms, interval))
 

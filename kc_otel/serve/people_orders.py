@@ -16,6 +16,7 @@ from typing import Any, Literal
 from kc_otel.contract.slices import ALL
 from kc_otel.contract.words import listed, moment, place
 from kc_otel.judge import decisions
+from kc_otel.judge.cells import NO_PAIR
 from kc_otel.judge.escalation.alerts import Alert
 from kc_otel.judge.escalation.notices import Acknowledgement, Silence
 from kc_otel.judge.incidents.incident import OF_RECORDERS, Diagnosis, Incident
@@ -94,6 +95,10 @@ def _stopped(core: Core, incident: Incident) -> bool:
     measured = {
         verdict.cell.slice for verdict in verdicts if verdict.cell[-2:] == pair and verdict.status not in silent
     }
+    window = core.contracts[incident.contract].observability.window
+    failing = core.evaluator.invalid_input(incident.contract, core.evaluated_at or core.started_at, window)
+    if incident.on == "invalid-input" and not failing.keys().isdisjoint({pair, NO_PAIR}):
+        return False
     broken = {cell.slice for cell in incident.broken}
     return incident.on in OF_RECORDERS and bool(broken) and not broken & (measured | ({ALL} if measured else set()))
 

@@ -228,10 +228,6 @@ def support_deficit(
     >>> support_deficit(w, highest=5.0, alpha_lower=0.005, alpha_upper=0.005).lower > 0.04
     True
     """
-    if not (math.isfinite(cap) and cap > 1.0):
-        raise ValueError(f"cap: {cap!r} is not a finite ratio above 1")
-    if highest is not None and not (math.isfinite(highest) and highest >= 1.0):
-        raise ValueError(f"highest: {highest!r} is not a finite ratio of at least 1")
     level("alpha_lower", alpha_lower)
     level("alpha_upper", alpha_upper)
     if not ratio.total:
@@ -250,6 +246,10 @@ def support_deficits(
     anytime: bool = False,
 ) -> IntervalRows:
     """`support_deficit` of each row."""
+    if not (math.isfinite(cap) and cap > 1.0):
+        raise ValueError(f"cap: {cap!r} is not a finite ratio above 1")
+    if highest is not None and not (math.isfinite(highest) and highest >= 1.0):
+        raise ValueError(f"highest: {highest!r} is not a finite ratio of at least 1")
     mean_of = partial(
         mean_intervals,
         rows,

@@ -348,3 +348,12 @@ def test_too_many_sequences_of_a_slice_are_told_though_few_of_all_fail() -> None
     (row,) = evaluator.missing("policy", NOW + 1)
     assert (row.pair, row.outcome) == (pair, "invalid")
     assert row.text.startswith("20 % of the sequences on slice code failed the input checks in the window, most of")
+
+
+def test_reasons_that_are_as_frequent_are_told_in_the_same_order_by_every_process() -> None:
+    evaluator, pair = Evaluator([make_contract(slices={})]), ("a" * 12, "b" * 12)
+    for reason in ("unmeasured", "shape", "prompts", "nan_logprob", "sampler", "weights"):
+        evaluator.ingest_metrics(counted(reason, 10, NOW - 5, NOW, pair), NOW)
+    evaluator.evaluate(NOW + 1)
+    (row,) = evaluator.missing("policy", NOW + 1)
+    assert "most of them nan_logprob" in row.text

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
 
 from kc_otel.contract.load import load_text
 from kc_otel.judge.incidents.incident import IncidentState
@@ -301,6 +302,23 @@ def test_a_person_closes_a_breach_whose_traffic_has_ended(make_fleet: MakeFleet)
     assert fleet.told()[-1]["kernelContract"]["impact"] == ""
     run(60, code=0.001, prose=0.4)
     assert [incident.on for incident in fleet.core.incidents()] == ["fail"], "it is broken once more"
+
+
+@pytest.mark.parametrize("pair", [None, ("a" * 12, VERSION)])
+def test_nobody_closes_invalid_input_that_still_arrives(make_fleet, pair):
+    """No verdict is of sequences whose kernels nobody knows, and none where everything fails its checks."""
+    fleet = make_fleet(text=TEXT + "  - {on: invalid-input, do: [notify]}\n")
+    failed = [0]
+
+    def invalid() -> list[ExportMetricsServiceRequest]:
+        failed.append(failed[-1] + 150)
+        return [counted("nan_logprob", failed[-1], NOW - 1.0, fleet.now, pair)]
+
+    fleet.run(60, broken=0.001)
+    fleet.feed(600, invalid)
+    assert "invalid-input" in {incident.on for incident in fleet.core.incidents()}
+    with pytest.raises(LookupError, match="no incident there went away"):
+        close(fleet.core, "policy", None, None, "ada", "enough", fleet.now)
 
 
 def test_a_word_about_one_slice_closes_no_breach_of_another(make_fleet):

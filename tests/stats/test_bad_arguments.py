@@ -25,6 +25,8 @@ from kc_otel.stats import (
     support_deficit,
 )
 from kc_otel.stats.e_detector import alarm_level
+from kc_otel.stats.interval_rows import HistogramRows
+from kc_otel.stats.means import support_deficits
 
 LEVELS = {"alpha_lower": 0.01, "alpha_upper": 0.05}
 UNIT = {"low": 0.0, "high": 1.0}
@@ -63,6 +65,7 @@ def bias(size=5, **change):
         (lambda: affine(HALF, math.inf), "scale: inf"),
         (lambda: affine(HALF, 1.0, math.nan), "offset: nan"),
         (lambda: support_deficit(SOME, cap=1.0, **LEVELS), "cap: 1.0"),
+        (lambda: support_deficits(HistogramRows.of(SOME), cap=1.0, highest=None, **LEVELS), "cap: 1.0"),
         (lambda: support_deficit(SOME, highest=0.5, **LEVELS), "highest: 0.5"),
         (lambda: support_deficit(SOME, alpha_lower=2.0, alpha_upper=0.1), "alpha"),
         (lambda: holm([0.5], 0.0), r"alpha: 0\.0"),

@@ -137,9 +137,7 @@ class TrafficSeen:
         taken_at = next((at for incident in known if (at := incident.taken_at) is not None), None)
         all_since = ordered("", version)
         orders = {name: since for name in (slice, ALL) if (since := ordered(name, version)) is not None}
-        disobeyed_at = next(
-            (at for incident in reversed(known) if (at := incident.disobeyed_at) is not None), -math.inf
-        )
+        disobeyed_at = next((at for incident in known if (at := incident.disobeyed_at) is not None), -math.inf)
         return all(
             self.has_taken(name, version, since, taken_at)
             and not self.behind(name, since, all_since)

@@ -382,7 +382,9 @@ def test_that_a_kernel_was_measured_in_spite_of_an_order_outlasts_the_windows():
         assert (incident.state, incident.disobeyed_at) == (IncidentState.BROKEN, 300.0)
         assert incident.state_text.endswith(said)
         evaluator.traffic = TrafficSeen(**kept)
-    assert not TrafficSeen(**kept, incidents=known(disobeyed_at=300.0)).excuses("code", "b", lambda *_: 0.0)
+    for before in (), known(disobeyed_at=100.0):
+        incidents = (*before, *known(disobeyed_at=300.0))
+        assert not TrafficSeen(**kept, incidents=incidents).excuses("code", "b", lambda *_: 0.0)
     last = 3990.0
     assert ordered(evaluator, 4010.0, **kept).state is IncidentState.CONTAINED
 
