@@ -174,7 +174,7 @@ def test_prime_rl_without_losses_and_advantages_and_of_another_schema(tmp_path):
     assert found.train.size == 10
     assert found.advantages is None
     assert refusals.counts == {"no_tokens": 1, "no_logprobs": 1}
-    with pytest.raises(RecordingError, match="schema_version: 2 is not 1"):
+    with pytest.raises(RecordingError, match=r"b\.jsonl:1: schema_version: 2 is not 1"):
         read(write(tmp_path / "b.jsonl", [{**line, "schema_version": 2}]), "prime-rl")
 
 

@@ -127,8 +127,8 @@ def read_file(
             continue
         try:
             found = _sequence(record, known.needed, known.columns(record, path))
-        except RecordingError:
-            raise
+        except RecordingError as error:
+            raise RecordingError(f"{place}: {error}") from None
         except KeyError as error:
             refusals.add(f"{place}: has no {error.args[0]}", kind="no_logprobs")
         except (ValueError, TypeError) as error:

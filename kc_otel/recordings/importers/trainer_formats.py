@@ -67,7 +67,7 @@ class Format:
     marks: tuple[bytes, ...] = ()
 
 
-def _verl(record: Mapping[str, Any], path: Path) -> Columns:
+def _verl(record: Mapping[str, Any], _path: Path) -> Columns:
     """A `DataProto` pickle of verl (`DataProto.save_to_disk`), or the same fields saved by `torch.save`.
 
     Source: verl 0.9.1 as released, and the same in verl-project/verl at 1dda039b9c63: verl/trainer/ppo/ray_trainer.py
@@ -85,7 +85,7 @@ def _verl(record: Mapping[str, Any], path: Path) -> Columns:
     masks = [record[name] for name in ("response_mask", "loss_mask") if name in record]
     if not masks and attention is None:
         raise RecordingError(
-            f"{path}: has neither response_mask nor attention_mask, so that padding would count; save one of them"
+            "has neither response_mask nor attention_mask, so that padding would count; save one of them"
         )
     scores: list[Any] = [record.get(name) for name in ("token_level_scores", "rm_scores")]
     step = _whole(meta.get("global_steps"))  # the one that the trainer is in, counted from 1
@@ -220,7 +220,7 @@ def _nemo_lines(path: Path, read: LinesRead | None) -> Iterator[tuple[str, dict[
         yield place, {**record, **lone}
 
 
-def _prime_rl(record: Mapping[str, Any], path: Path) -> Columns:
+def _prime_rl(record: Mapping[str, Any], _path: Path) -> Columns:
     """A trained sequence of prime-rl with `enable_token_export`: `token_exports/step_N/rank_R.jsonl`.
 
     Source: PrimeIntellect-ai/prime-rl at 559b44772e47, src/prime_rl/trainer/rl/token_export.py, schema version 1, and
@@ -232,7 +232,7 @@ def _prime_rl(record: Mapping[str, Any], path: Path) -> Columns:
     """
     if (version := record.get("schema_version", _PRIME_SCHEMA)) != _PRIME_SCHEMA:
         said = f"{version!r} is not {_PRIME_SCHEMA}; use --format generic with --columns"
-        raise RecordingError(f"{path}: schema_version: {said}")
+        raise RecordingError(f"schema_version: {said}")
     kept = _prime_sampled(record)
     ids, prompt = record.get("token_ids"), _first(kept)
     step = record.get("export_step", record.get("step"))
