@@ -11,11 +11,10 @@ from urllib.parse import quote
 from fastapi import APIRouter, Query, Response
 from pydantic import Field
 
-from kc_otel.judge.escalation.alerts import Alert
 from kc_otel.judge.escalation.notices import Acknowledgement, Silence
 from kc_otel.judge.plain_json import to_plain
 from kc_otel.serve import people_orders as people
-from kc_otel.serve.api.routes_verdicts import CELL
+from kc_otel.serve.api.routes_verdicts import CellKey
 from kc_otel.serve.api.shapes import ContractName, Name, SignedOrder, Until, View, ordered, served_or_all
 from kc_otel.serve.core import Core
 
@@ -142,19 +141,28 @@ def decision_routes(core: Core, decided: Changes) -> APIRouter:
     return router
 
 
-class AlertView(
-    View,
-    of=Alert,
-    fields=CELL + "on severity since started_at reason=verdict.reason fingerprint notified=told",
-):
+class AlertView(CellKey):
     """A step of an escalation policy that waits or fires for a cell."""
 
+    on: str
+    """Condition of the step: fail, no-data, inconclusive or invalid-input."""
+    severity: str
     phase: Literal["pending", "firing"]
+    since: float
+    """Unix time of the first matching verdict, seconds."""
+    started_at: float | None
+    """Unix time of firing, seconds; null while pending."""
     actions: list[str]
     """Actions of the step, such as `route:train-kernel`."""
+    reason: str
+    """The last verdict's sentence."""
+    fingerprint: str
+    """Identifies the alert here, in webhooks and in events."""
     acknowledged: Acknowledgement | None
     silenced: list[str]
     """Ids of the silences that mute it."""
+    notified: int
+    """Times that it was announced that it fires, reminders included; endpoints may not have accepted all of it."""
     undelivered: list[str]
     """Messages about its incident that wait or were given up, a sentence for each endpoint."""
     dry_run: bool
@@ -315,10 +323,13 @@ def _alerts(core: Core, contract: str, now: float) -> Iterator[AlertView]:
         cell = alert.cell
         yield AlertView.of(
             alert,
+            **cell._asdict(),
             phase="firing" if alert.fires else "pending",
             actions=[str(action) for action in alert.actions],
+            reason=alert.verdict.reason,
             acknowledged=core.people.acknowledged(alert.fingerprint),
             silenced=[silence.id for silence in core.people.silencing(cell, now)],
+            notified=alert.told,
             undelivered=undelivered.get((alert.on, cell.kernel_train, cell.kernel_inference), []),
             dry_run=contract in core.dry_run,
         )

@@ -14,30 +14,56 @@ from kc_otel.contract.slices import ALL, POSITION, POSITION_EDGES, TURN, TURNS
 from kc_otel.contract.words import listed, place
 from kc_otel.judge.escalation.notices import People
 from kc_otel.judge.incidents.incident import ActionTaken, BrokenCell, Diagnosis, Incident, IncidentState, actions_taken
-from kc_otel.judge.refused_points import Missing
 from kc_otel.judge.verdict import Cell, Status
 from kc_otel.serve import people_orders as people
 from kc_otel.serve.api.shapes import ContractName, Name, Order, Reason, Signature, View, ordered, served_or_all, stated
 from kc_otel.serve.core import Core
-from kc_otel.stats import Interval
 
 _MAX_CELLS: Final = 20
 
 
-class IncidentView(
-    View,
-    of=Incident,
-    fields="id contract on status state state_text headline extents since went_away contained=contained_at "
-    "until=resolved_at growth grew=growth_text kernel_train kernel_inference clauses slices diagnoses",
-):
+class IncidentView(View):
     """Something that is or was broken, since when, for whom, and what was done about it."""
 
+    id: str
+    """The same from the first breach to the end."""
+    contract: str
+    on: str
+    """Kind of fault, as escalation steps call it: fail, no-data, inconclusive, invalid-input."""
     status: Status
+    state: IncidentState
+    """`contained` where the routers show that users are kept from all that is broken, or from what was and is not given
+    back."""
+    state_text: str
+    """The state as a sentence begins; it names routers that have not applied a route."""
+    headline: str
+    extents: list[tuple[str, str]]
+    """(clause, how bad it is where it is worst), the worst clause first."""
+    since: float
+    went_away: bool
+    """Whether it is unproven: nothing of it is broken any more, and nothing shows that users are safe. A route or a pin
+    that does not contain it may remain."""
+    contained: float | None
+    """Unix time since when it is contained; null while it is not."""
+    until: float | None
+    """Unix time at which it was over; null while it lasts."""
+    growth: list[tuple[float, int]]
+    """(Unix time, slices that had been broken until then), for every minute that added some; `all` counts as one."""
+    grew: str
+    """The same in words; empty where it never grew."""
+    kernel_train: str
+    kernel_inference: str
+    clauses: list[str]
+    """Those that are broken still; all of them once none is."""
+    slices: list[str]
+    """Those where it is broken still; all of them once it is nowhere."""
     cells: list[BrokenCell]
     """The worst cells, each with its onset and its end. In a list of incidents: at most 20 of those broken still."""
     more: int
     """Cells beyond those."""
     actions: list[ActionTaken]
+    diagnoses: list[Diagnosis]
+    """Findings about it, oldest first; `/api/v1/incidents/{id}/diagnoses/{evidence}` returns their evidence."""
 
 
 class IncidentList(View):
@@ -62,12 +88,17 @@ class DiagnosisRequest(Order):
     """The slice that was looked at."""
 
 
-class PlaceView(View, of=Interval, fields="estimate lower upper samples"):
-    """The mean of (1-w)+ over a prompt's tokens in one place of the responses, with its interval; `samples` prompts."""
+class PlaceView(View):
+    """The mean of (1-w)+ over the tokens of a prompt that lie in one place of the responses, with its interval."""
 
     label: str
     """The first token of a range of positions, or the turn."""
     text: str
+    estimate: float
+    lower: float
+    upper: float
+    samples: int
+    """Prompts."""
 
 
 class PlacesView(View):
@@ -165,6 +196,10 @@ def _view(incident: Incident, actions: Iterable[ActionTaken], *, whole: bool) ->
     cells = every if whole else every[:_MAX_CELLS]
     return IncidentView.of(
         incident,
+        status=Status(incident.status),
+        contained=incident.contained_at,
+        until=incident.resolved_at,
+        grew=incident.growth_text,
         cells=list(cells),
         more=len(every) - len(cells),
         actions=list(actions),
@@ -192,7 +227,7 @@ class InForceView(View):
     text: str
 
 
-class MissingView(View, of=Missing, fields="outcome senders since text"):
+class MissingView(View):
     """Points of a kernel pair that arrive and are not judged, for one reason."""
 
     contract: str
@@ -200,6 +235,12 @@ class MissingView(View, of=Missing, fields="outcome senders since text"):
     """Short fingerprint; empty where the points do not say."""
     kernel_inference: str
     """Short fingerprint; empty where the points do not say."""
+    outcome: str
+    """As in `kc.evaluator.points`; `invalid` where more than 1 % of the sequences failed the input checks."""
+    senders: int
+    since: float
+    text: str
+    """Reason, remedy and senders."""
 
 
 class Overview(View):

@@ -9,7 +9,7 @@ from fastapi import APIRouter, HTTPException, Response
 from fastapi.responses import JSONResponse
 
 from kc_otel.judge.promotion.machine import next_position, share_of
-from kc_otel.judge.promotion.stages import Promotion, PromotionStatus, Stage, path_of
+from kc_otel.judge.promotion.stages import Hold, Promotion, PromotionStatus, Stage, path_of
 from kc_otel.serve.api.shapes import (
     ContractName,
     Name,
@@ -22,7 +22,6 @@ from kc_otel.serve.api.shapes import (
     served_or_all,
 )
 from kc_otel.serve.core import Core
-from kc_otel.serve.promotions import EvidenceRecord
 
 
 def promotion_routes(core: Core) -> APIRouter:
@@ -74,7 +73,9 @@ def _view(core: Core, promotion: Promotion) -> PromotionView:
     share = share_of(promotion)
     return PromotionView.of(
         promotion,
+        kernel=promotion.version,
         position=str(promotion.position),
+        stage=promotion.position.stage,
         share=1.0 if share is None else share,
         windows=min(promotion.tally.passed, terms.windows),
         windows_needed=terms.windows,
@@ -87,18 +88,22 @@ def _view(core: Core, promotion: Promotion) -> PromotionView:
     )
 
 
-class PromotionView(
-    View,
-    of=Promotion,
-    fields="contract kernel=version status position.stage entered started attempt missing hooked hold approved "
-    "reason seen_serving elsewhere",
-):
+class PromotionView(View):
     """Position of a kernel version, and what its next step waits for."""
 
+    contract: str
+    kernel: str
+    """Short fingerprint of the inference kernel version."""
+    status: PromotionStatus
     position: str
     """Position, such as `canary at 5%`."""
+    stage: Stage
     share: float
     """Share of the requests that it may serve, 0 to 1."""
+    entered: float
+    """Unix time since when it is there."""
+    started: float
+    attempt: int
     windows: int
     """Consecutive windows that have passed."""
     windows_needed: int
@@ -110,8 +115,19 @@ class PromotionView(
     """Share of the requests that it would serve there."""
     path: list[str]
     """Every position that a version passes under this contract."""
+    missing: list[str]
+    """Conditions that the next step waits for."""
     awaiting: str | None
     """Position whose step waits for a hook; null while other things are missing."""
+    hooked: bool
+    hold: Hold | None
+    approved: list[str]
+    reason: str
+    """Reason for its position, in a sentence."""
+    seen_serving: float | None
+    """Unix time at which it was measured late after its rollback; null without such a measurement."""
+    elsewhere: str
+    """Sentence that says which of its evidence was made under another contract; empty for none."""
 
 
 class PromotionList(View):
@@ -120,9 +136,13 @@ class PromotionList(View):
     promotions: list[PromotionView]
 
 
-class EvidenceView(View, of=EvidenceRecord, fields="id at what"):
+class EvidenceView(View):
     """A piece of evidence, without its content."""
 
+    id: int
+    at: float
+    what: str
+    """The step in words."""
     checksum: str
 
 

@@ -5,19 +5,22 @@ Numbers that are not finite are null: JSON has no NaN.
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 from collections.abc import Iterator
 from typing import Annotated, Any, Final
 
 from fastapi import APIRouter, HTTPException, Query, Response
+from pydantic import BeforeValidator
 
-from kc_otel.contract.clause import Clause
+from kc_otel.contract.clause import About
 from kc_otel.contract.model import Contract
 from kc_otel.contract.sentences import assurances, promise
 from kc_otel.contract.slices import ALL
 from kc_otel.judge.escalation.alerts import Alert
-from kc_otel.judge.recorders import KernelInfo, kernel_names, stand_in, unlike_declared
-from kc_otel.judge.verdict import INPUT_CLAUSE, Causes, Cell, OfLag, Part, Status, Verdict
+from kc_otel.judge.plain_json import finite_or_none
+from kc_otel.judge.recorders import kernel_names, stand_in, unlike_declared
+from kc_otel.judge.verdict import INPUT_CLAUSE, Cell, Status
 from kc_otel.recordings.worst_sequences import WorstSequence, read_worst
 from kc_otel.serve.api.shapes import MAY_READ_PROMPTS, SIGNER, ContractName, View, find_clause, served_or_all
 from kc_otel.serve.core import Core
@@ -26,20 +29,35 @@ from kc_otel.serve.event_log import Event
 _log: Final = logging.getLogger(__name__)
 
 
-CELL: Final = "cell.contract cell.clause cell.slice cell.kernel_train cell.kernel_inference "
+Finite = Annotated[float | None, BeforeValidator(finite_or_none)]
+"""A number, or null where JSON could not say it."""
 
 
-class PartView(View, of=Part, fields="estimate? lower? upper?"):
+class PartView(View):
     """A part of a mean, with its confidence interval."""
 
+    estimate: Finite
+    lower: Finite
+    upper: Finite
 
-class LagView(View, of=OfLag, fields="lag share estimate? lower? upper?"):
+
+class LagView(PartView):
     """A mean over what weights of some lags sampled, with its confidence interval."""
 
+    lag: str
+    """Versions that they were behind: `0`, `1`, `2-3`, `4-7` or `8+`."""
+    share: float
+    """Share of the observations; of a clause by prompt, of the tokens."""
 
-class CausesView(View, of=Causes, fields="clause limit share text"):
+
+class CausesView(View):
     """Split of a mean over everything sampled into the kernels' drift and the age of the weights."""
 
+    clause: str
+    """Clause whose mean it is; that of a clause on the weights' lag is of another."""
+    limit: float
+    share: float
+    """Share of the observations that older weights sampled; of a clause by prompt, of the tokens."""
     total: PartView
     kernel: PartView
     """The mean over what the training kernel's weights sampled; null where that is nothing."""
@@ -47,16 +65,47 @@ class CausesView(View, of=Causes, fields="clause limit share text"):
     """Increase due to the age of the other weights."""
     by_lag: list[LagView]
     """The mean at each lag that was observed; a sequence's older tokens have the lag of the oldest."""
+    text: str
+    """The larger of the two causes, as a phrase."""
 
 
-class VerdictView(
-    View,
-    of=Verdict,
-    fields=CELL + "status at limit estimate? lower? upper? margin? samples window method reason contract_version "
-    "contract_hash about evidence? observed",
-):
+class CellKey(View):
+    """A clause on a slice for one pair of kernels."""
+
+    contract: str
+    clause: str
+    slice: str
+    kernel_train: str
+    """Short fingerprint of the training kernel; empty before any has reported."""
+    kernel_inference: str
+    """Short fingerprint of the inference kernel; empty before any has reported."""
+
+
+class VerdictView(CellKey):
     """A cell: its newest verdict with everything that decided it, and what fires."""
 
+    status: Status
+    at: float
+    """Unix time of the evaluation, seconds."""
+    limit: float
+    estimate: Finite
+    lower: Finite
+    upper: Finite
+    margin: Finite
+    """Limit minus the bound that decided; negative is bad."""
+    samples: int
+    window: str
+    method: str
+    reason: str
+    contract_version: int
+    contract_hash: str
+    about: About
+    """`population` if the verdict covers future traffic, too; `traffic` if it covers only the measured traffic."""
+    evidence: Finite
+    """Evidence against the limit, 0 to 1: chance alone reaches 1 in any cell of the contract no more often than once
+    per `observability.false_alarms`. Null for a maximum or a share of none, which have no such measure."""
+    observed: bool
+    """True if any observation of the cell is stored; otherwise NO_DATA means that nobody has reported yet."""
     no_traffic: bool
     """True where NO_DATA follows from an order that keeps the slice's requests from the kernel."""
     causes: CausesView | None
@@ -77,42 +126,61 @@ class VerdictList(View):
     verdicts: list[VerdictView]
 
 
-class ClauseView(View, of=Clause, fields="id metric statistic=statistic_text unit=limit_unit description"):
+class ClauseView(View):
     """A clause as the contract states it."""
 
+    id: str
     section: str
+    metric: str
+    statistic: str
     limit: float
+    unit: str
     per: str | None
     slices: dict[str, float]
+    description: str
     meaning: str
     """The limit and the metric, explained in sentences."""
 
 
-class KernelView(View, of=KernelInfo, fields="role version fields last_seen"):
+class KernelView(View):
     """A kernel version that has reported itself."""
 
+    role: str
+    """`train` or `inference`."""
+    version: str
+    """Short fingerprint."""
     name: str
     """As people call it; with the fields in which it differs from others that would be called alike."""
+    fields: dict[str, str]
+    last_seen: float
     otherwise: list[str]
     """Differences from the contract's declaration, while the kernel is among those seen last; and recorders of it that
     fell silent without shutting down while others report."""
 
 
-class ContractView(
-    View,
-    of=Contract,
-    fields="name hash metadata.version metadata.owner metadata.description metadata.runbook observability.window "
-    "observability.long_window observability.confidence",
-):
+class ContractView(View):
     """A contract that this evaluator judges."""
 
+    name: str
+    version: int
+    hash: str
+    owner: str
+    description: str
     clauses: list[ClauseView]
     slices: dict[str, dict[str, Any]]
     kernels: list[KernelView]
     status: Status
     """Worst status of its cells: INVALID_INPUT, then FAIL, NO_DATA, INCONCLUSIVE, and PASS."""
+    window: float
+    """Seconds of the short window."""
+    long_window: float
+    """Seconds of the long window."""
+    confidence: float
+    """Confidence of the intervals, such as 0.99."""
     claims: list[str]
     """Claims of a PASS, an interval and a FAIL, as sentences."""
+    runbook: str | None
+    """Location of the contract's runbook."""
 
 
 class ContractList(View):
@@ -158,10 +226,8 @@ def verdict_routes(core: Core) -> APIRouter:
         served_or_all(core, contract)
         found = [
             view
-            for verdict, view in _verdicts(core, contract)
-            if clause in {None, verdict.cell.clause}
-            and slice in {None, verdict.cell.slice}
-            and status in {None, verdict.status}
+            for view in _verdicts(core, contract)
+            if clause in {None, view.clause} and slice in {None, view.slice} and status in {None, view.status}
         ]
         return VerdictList(at=core.evaluated_at, verdicts=found)
 
@@ -217,7 +283,7 @@ def _worst(core: Core, contract: str, clause: str, slice: str, kernel: str) -> l
     return found
 
 
-def _verdicts(core: Core, contract: str | None) -> Iterator[tuple[Verdict, VerdictView]]:
+def _verdicts(core: Core, contract: str | None) -> Iterator[VerdictView]:
     """Every cell; and each whose kernel is gone while what it did is not, as it was last."""
     firing: dict[Cell, list[Alert]] = {}
     for alert in core.firing(contract):
@@ -231,30 +297,37 @@ def _verdicts(core: Core, contract: str | None) -> Iterator[tuple[Verdict, Verdi
     kept_away = core.kept_away()
     for place, (verdict, since, alerts) in enumerate([*judged, *left]):
         gone = place >= len(judged)
-        yield (
+        causes = None if gone else core.causes.get(verdict.cell)
+        yield VerdictView.of(
             verdict,
-            VerdictView.of(
-                verdict,
-                no_traffic=kept_away(verdict),
-                causes=None if gone else core.causes.get(verdict.cell),
-                since=since,
-                firing=sorted({alert.severity for alert in alerts}),
-                gone=gone,
-            ),
+            **verdict.cell._asdict(),
+            no_traffic=kept_away(verdict),
+            causes=causes and CausesView.model_validate({**dataclasses.asdict(causes), "text": causes.text}),
+            since=since,
+            firing=sorted({alert.severity for alert in alerts}),
+            gone=gone,
         )
 
 
 def _contract(core: Core, contract: Contract) -> ContractView:
     own = [verdict for verdict, _ in core.history.cells(contract.name)]
-    return ContractView.of(
-        contract,
+    return ContractView(
+        name=contract.name,
+        version=contract.metadata.version,
+        hash=contract.hash,
+        owner=contract.metadata.owner,
+        description=contract.metadata.description,
         clauses=[
-            ClauseView.of(
-                clause,
+            ClauseView(
+                id=clause.id,
                 section=section,
+                metric=clause.metric,
+                statistic=clause.statistic_text,
                 limit=clause.limit_for(ALL),
+                unit=clause.limit_unit,
                 per=clause.quantity and str(clause.quantity.per),
                 slices={name: clause.limit_for(name) for name in clause.slices},
+                description=clause.description,
                 meaning=promise(clause, tuple(contract.slices)),
             )
             for section in ("numerical", "statistical", "runtime")
@@ -263,7 +336,11 @@ def _contract(core: Core, contract: Contract) -> ContractView:
         slices={name: spec.where for name, spec in contract.slices.items()},
         kernels=_kernels(core, contract),
         status=max((verdict.status for verdict in own), key=lambda status: status.code, default=Status.NO_DATA),
+        window=contract.observability.window,
+        long_window=contract.observability.long_window,
+        confidence=contract.observability.confidence,
         claims=[*assurances(contract.observability), *core.evaluator.sampling(contract.name)],
+        runbook=contract.metadata.runbook,
     )
 
 

@@ -6,26 +6,19 @@ as large and as hostile as its sender likes. Errors are in RFC 9457's words.
 
 from __future__ import annotations
 
-import ast
 from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
 from contextvars import ContextVar
-from functools import cache
-from inspect import cleandoc, get_annotations, getsource
-from itertools import pairwise
-from operator import attrgetter
-from textwrap import dedent
-from typing import Annotated, Any, ClassVar, Final, Self, get_type_hints
+from typing import Annotated, Any, Final, Self
 
 from fastapi import HTTPException, Query
 from fastapi.responses import JSONResponse
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 from kc_otel.contract.clause import Clause
 from kc_otel.contract.model import Contract
 from kc_otel.contract.plain_text import is_plain
 from kc_otel.contract.slices import ALL
-from kc_otel.judge.plain_json import finite_or_none
 from kc_otel.judge.promotion.stages import OrderError
 from kc_otel.serve.core import Core
 
@@ -74,60 +67,15 @@ Until = Annotated[float, Field(gt=0.0, lt=_YEAR_10000, allow_inf_nan=False)]
 """A unix time in seconds that has a date, so before the year 10000."""
 
 
-Finite = Annotated[float | None, BeforeValidator(finite_or_none)]
-"""A number, or null where JSON could not say it."""
-
-
 class View(BaseModel):
-    """An answer. Fields that a class of the evaluator has already are named as its attributes, not declared again."""
+    """An answer."""
 
-    model_config = ConfigDict(frozen=True, use_attribute_docstrings=True, from_attributes=True)
-    _paths: ClassVar[dict[str, str]] = {}
-
-    def __init_subclass__(cls, of: type | None = None, fields: str = "", **options: Any) -> None:
-        """Declare attributes of a class as fields, with their types and docstrings.
-
-        `fields` has paths such as `reason` or `cell.slice`; a field is called as the last part, or as what is before
-        `=` in `until=resolved_at`. A number with `?` is null for nan. Declarations in the class's body win.
-        """
-        super().__init_subclass__(**options)
-        if of is not None:
-            declared = {}
-            for field in fields.split():
-                renamed, _, path = field.rstrip("?").rpartition("=")
-                name = renamed or path.rpartition(".")[2]
-                declared[name] = _declaration(of, path, finite=field.endswith("?"))
-                cls._paths = cls._paths | {name: path}
-            cls.__annotations__ = declared | get_annotations(cls)
+    model_config = ConfigDict(frozen=True, use_attribute_docstrings=True)
 
     @classmethod
     def of(cls, source: object, **derived: Any) -> Self:
-        """The view of an object of that class, beside what is derived."""
-        return cls(**{name: attrgetter(path)(source) for name, path in cls._paths.items()} | derived)
-
-
-def _declaration(of: type, path: str, *, finite: bool) -> Any:
-    """Type and description of an attribute, be it a field or a property."""
-    *above, name = path.split(".")
-    for step in above:
-        of = get_type_hints(of)[step]
-    attribute = getattr(of, name, None)
-    getter = getattr(attribute, "fget", None) or getattr(attribute, "func", None)
-    kind = get_type_hints(getter)["return"] if getter else get_type_hints(of)[name]
-    said = getter.__doc__ if getter else _docstrings(of).get(name)
-    return Annotated[Finite if finite else kind, Field(description=said and cleandoc(said))]
-
-
-@cache
-def _docstrings(of: type) -> dict[str, str]:
-    """The docstrings of a class's fields by their names."""
-    (body,) = ast.parse(dedent(getsource(of))).body
-    found = {}
-    for pair in pairwise(getattr(body, "body", ())):
-        match pair:
-            case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str(said))):
-                found[name] = said
-    return found
+        """The view of an object: its attributes by the names of the fields, beside what is derived."""
+        return cls(**{name: getattr(source, name) for name in cls.model_fields.keys() - derived.keys()}, **derived)
 
 
 class Order(View):
