@@ -113,7 +113,7 @@ class AppliedContract:
         return tuple(id for id, digest in contract.recorded_digests.items() if digest not in self.quantities)
 
 
-class Origin(NamedTuple):
+class PointOrigin(NamedTuple):
     """Resource and scope of points."""
 
     digest: bytes
@@ -129,7 +129,7 @@ class Point:
     """One decoded data point; of attributes only those with a scalar value. Times are Unix ns."""
 
     metric: str
-    origin: Origin
+    origin: PointOrigin
     stream: bytes
     """Digest of the stream's identity as the OTel data model has it, 16 bytes."""
     tail: bytes
@@ -160,7 +160,7 @@ class ImpossiblePoint(NamedTuple):
 
     metric: str
     attributes: dict[str, Scalar]
-    origin: Origin
+    origin: PointOrigin
     message: str
 
 
@@ -179,7 +179,13 @@ def walk(request: Any, gen_ai: Collection[str], counts: Counter[str]) -> Iterato
 
 
 def points_of(
-    metric: Any, origin: Origin, gen_ai: Collection[str], counts: Counter[str], *, taken: bytes = b"", first: int = 0
+    metric: Any,
+    origin: PointOrigin,
+    gen_ai: Collection[str],
+    counts: Counter[str],
+    *,
+    taken: bytes = b"",
+    first: int = 0,
 ) -> Iterator[Point | ImpossiblePoint]:
     """A metric's points if they are ours, those of some `gen_ai.*` metrics included; others are counted as `ignored`.
 
@@ -448,14 +454,14 @@ def _applied(scope: Any) -> AppliedContract:
 
 
 @lru_cache(maxsize=4096)
-def origin_of(resource: bytes, scope: bytes) -> Origin:
+def origin_of(resource: bytes, scope: bytes) -> PointOrigin:
     """The origin that a serialized Resource and InstrumentationScope say; the same senders come again."""
     attributes = Resource.FromString(resource).attributes
     known, of = _resource(attributes), InstrumentationScope.FromString(scope)
     parts = sorted(pair.SerializeToString() for pair in attributes)
     parts += [b"\0", of.name.encode(), of.version.encode()]
     digest = blake2b(b"\0".join(parts), digest_size=16).digest()
-    return Origin(digest, known, _applied(of), sender_of(known))
+    return PointOrigin(digest, known, _applied(of), sender_of(known))
 
 
 def digest_of(origin: bytes, tail: bytes) -> bytes:

@@ -265,7 +265,7 @@ def test_training_is_kept_from_a_breach_while_it_is_unproven(make_fleet: MakeFle
     fleet.run(300, healthy=0.001)
     fleet.restart()
     fleet.run(60, healthy=0.001)
-    assert fleet.core.firing().total() == 0
+    assert not fleet.core.firing()
     assert directives() == ["halt", "quarantine-rollouts"]
     close(fleet.core, "policy", None, None, "ada", "it was killed", fleet.now)
     fleet.run(10, healthy=0.001)

@@ -18,8 +18,8 @@ from kc_otel.recordings.importers.trainer_formats import (
     OTHERS,
     TABLE,
     Columns,
-    Format,
     FormatName,
+    TrainerFormat,
     floats,
     given,
     plain,
@@ -154,7 +154,9 @@ def _generic(path: Path, columns: Mapping[str, str] | None, read: LinesRead | No
         yield Imported(log.train[here], log.inference[here], attributes, **numbers)
 
 
-def _rows(known: Format, batch: Callable[[Path], batches.Batch], path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+def _rows(
+    known: TrainerFormat, batch: Callable[[Path], batches.Batch], path: Path
+) -> Iterator[tuple[str, dict[str, Any]]]:
     """The rows of a batch, with the plain values of other columns as `OTHERS`, and what is said of all as `META`."""
     tensors, others, meta = batch(path)
     if missing := [name for name in known.needed if name not in tensors]:

@@ -48,7 +48,7 @@ def _lines(path: Path, read: LinesRead | None) -> Iterator[tuple[str, Mapping[st
 
 
 @dataclass(frozen=True, slots=True)
-class Format:
+class TrainerFormat:
     """A trainer's files: the columns of log P, log Q and what else is `needed`, and the rest of a record.
 
     Records are those of a `batch`, which has all columns in each row, or what `records` gives. JSON lines are told by
@@ -313,15 +313,15 @@ def floats(values: Any) -> NDArray[np.float64]:
     return found
 
 
-TABLE: Final[Mapping[FormatName, Format]] = {
-    "skyrl": Format(
+TABLE: Final[Mapping[FormatName, TrainerFormat]] = {
+    "skyrl": TrainerFormat(
         ("action_log_probs", "rollout_logprobs", "loss_mask"),
         _skyrl,
         batches.skyrl_batch,
         hint="; set generator.sampling_params.logprobs=1 and let the trainer compute action_log_probs",
         marks=(b"skyrl", b"_rebuild_tensor_batch"),
     ),
-    "roll": Format(
+    "roll": TrainerFormat(
         ("old_log_probs", "infer_logprobs", "response_mask"),
         _roll,
         batches.roll_batch,
@@ -329,7 +329,7 @@ TABLE: Final[Mapping[FormatName, Format]] = {
         "that returns log-probabilities",
         marks=(b"roll.distributed.scheduler.protocol", b"DataProto"),
     ),
-    "slime": Format(
+    "slime": TrainerFormat(
         ("log_probs", "rollout_log_probs"),
         _slime,
         records=_slime_samples,
@@ -337,20 +337,20 @@ TABLE: Final[Mapping[FormatName, Format]] = {
         hint=f"; {_SLIME_REMEDY}",
         marks=(b"rollout_id", b"samples"),
     ),
-    "verl": Format(
+    "verl": TrainerFormat(
         ("old_log_probs", "rollout_log_probs"),
         _verl,
         batches.verl_batch,
         hint="; set rollout.calculate_log_probs=True and save the batch after old_log_probs are computed",
     ),
-    "prime-rl": Format(
+    "prime-rl": TrainerFormat(
         ("trainer_logprobs", "inference_logprobs"),
         _prime_rl,
         masks="loss_mask and rl_weights",
         keys=frozenset({"trainer_logprobs", "inference_logprobs", "loss_mask"}),
         name=re.compile(r"(^|/)step_[^/]*/rank_[^/]*$"),
     ),
-    "nemo-rl": Format(
+    "nemo-rl": TrainerFormat(
         ("prev_logprobs", "generation_logprobs"),
         _nemo_rl,
         records=_nemo_lines,
