@@ -121,16 +121,22 @@ def test_requests_carry_what_they_were_drawn_with(story):
 
 
 def test_a_killed_rescorer_loses_nothing(story):
+    """What it had not confirmed is in the spool, in its order; the rollouts of a prompt are taken together."""
     names = [request.request_id for request in story.requests]
     assert 0 < len(story.left) < len(names), story.log
-    assert story.left == names[-len(story.left) :]
+    assert story.left == [name for name in names if name in set(story.left)]
     assert story.left_over == []
 
 
 def test_what_cannot_be_compared_is_refused_with_its_reason(story):
-    assert "not comparable: 4 raw_logprobs" in story.summary
+    """Each where it is reached: before the rescorer was killed, or after it was started again."""
+    again = [request for request in story.requests if request.request_id in set(story.left)]
+    raw = [request for request in again if request.logprobs_mode == "raw" and request.processing]
+    assert raw
+    assert f"not comparable: {len(raw)} raw_logprobs" in story.summary
     assert "start vLLM with --logprobs-mode processed_logprobs" in story.summary
-    refused = [request for request in story.requests if request.weights == "checkpoint-9"]
+    refused = [request for request in again if request.weights == "checkpoint-9"]
+    assert refused
     assert f"not comparable: {len(refused)} wrong_weights" in story.summary
 
 
