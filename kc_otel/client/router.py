@@ -128,7 +128,7 @@ class Router:
         self._asked = {(name, _ROUTE) for name in self._contracts}
         """Contracts, and kinds of directives that this process looks at; before its first request it may serve, too."""
         self._reported = self._answered = frozenset[tuple[str, str]]()
-        """What of these the last request told the evaluator, and the last answer was to."""
+        """Those that the last request named, and those that the last answer was about."""
         self._unserved: frozenset[str] = frozenset()
         """Contracts that the evaluator says it does not judge."""
         self._instance = f"{socket.gethostname()[:_HOST_CHARACTERS]}/{os.getpid()}/{secrets.token_hex(3)}"

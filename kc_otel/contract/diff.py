@@ -254,7 +254,7 @@ def _shown(value: Any) -> str:
 
 
 def _waits_for(step: EscalationStep) -> tuple[object, ...]:
-    """What tells steps apart, the most telling first."""
+    """Properties that tell steps apart, the most telling first."""
     return step.on, frozenset(step.clauses), step.severity, step.after, frozenset(map(str, step.do))
 
 

@@ -98,7 +98,7 @@ _GEN_AI: Final = "latencies come from the server: `kc-otel scrape` sends vLLM's,
 
 @dataclass(frozen=True, slots=True)
 class Coverage:
-    """What a path leaves open of a contract, by what of it, each with words.
+    """Parts of a contract that a path leaves open, each with words.
 
     Clauses that it never measures, and why; arguments that a caller has to pass for some; attributes of slices, and
     where they come from; actions that nothing on the path carries out, and why.

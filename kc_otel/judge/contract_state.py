@@ -304,11 +304,11 @@ class ContractState:
         return {**self._table.of(INVALID), **self._table.of(invalid_on(slice))}
 
     def binned(self, series: Series, grid: int, now: float) -> Binned:
-        """What a window, SHORT or LONG, that ends now holds of a series."""
+        """Observations of a series in the window, SHORT or LONG, that ends now."""
         return self.panes.binned(grid, series.number, now)
 
     def counted(self, series: Series, grid: int, now: float) -> int:
-        """How many observations that are."""
+        """Number of observations of a series in such a window."""
         whole = self.panes.window(grid, now).of(series.number)
         return 0 if whole is None else whole.count
 
@@ -325,7 +325,7 @@ class ContractState:
         return found
 
     def within(self, series: Series, now: float, seconds: float) -> Histogram | None:
-        """What the last seconds hold of a series, at most the long window; None for nothing."""
+        """Observations of a series in the last seconds, at most the long window; None for none."""
         return self.panes.last(SHORT if seconds <= self._window else LONG, series.number, now, seconds)
 
     def accepts(self, series: Series, histogram: Histogram) -> bool:

@@ -76,13 +76,13 @@ class HeldEvidence:
     """Logarithms of M [bets], of their mean, and the pane; `FailEvidence` has those of all cells in an array."""
     failing: bool = False
     peak: float = -math.inf
-    """When M was at the level last; -inf before that."""
+    """Time at which M was at the level last; -inf before that."""
     after: Histogram | None = None
     """The observations since then; None once it is older than the long window."""
     fault: Fault | None = None
     """Begun with the first alarm, and not ended."""
     ended: bool = False
-    """Whether one has ended, and neither has the cell passed since nor another begun."""
+    """True if one has ended, and neither has the cell passed since nor another begun."""
     number: int = 0
     """That of the row in the array."""
 

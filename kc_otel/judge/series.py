@@ -177,11 +177,11 @@ class PaneColumns:
         return SeriesContent.whole(parts) if parts else None
 
     def binned(self, grid: int, row: int, now: float) -> Binned:
-        """What the window that ends now holds of a row, as the view that bounds are computed from."""
+        """Observations of a row in the window that ends now, as the view that bounds are computed from."""
         return (self.window(grid, now).of(row) or ExponentialHistogram.empty(0)).binned()
 
     def last(self, grid: int, row: int, now: float, seconds: float) -> Histogram | None:
-        """What a row's panes that began within the last `seconds` hold, at most the window; None for nothing."""
+        """Observations of a row in panes that began within the last `seconds`, at most the window; None for none."""
         width, size = self._grids[grid].width, self._grids[grid].size
         some = self._grids[grid].window(now)[-min(max(math.ceil(seconds / width), 1), size) :]
         contents = [content for pane in some if (content := self.whole(grid, pane)) is not None]

@@ -46,7 +46,7 @@ class _Slot:
 
 
 class _Sent(NamedTuple):
-    """What the judge has been sent: pairs and series without room by when, refused points until when."""
+    """Facts that the judge has been sent: pairs and series without room by when, refused points until when."""
 
     heard: Mapping[Pair, float] = {}
     events: Mapping[str, int] = {}

@@ -30,7 +30,7 @@ class Span:
 
     @property
     def about(self) -> tuple[str, ...]:
-        """What two spans share that are the same alert or decision."""
+        """Identity that spans of one alert or decision share."""
         return self.what, self.clause, self.slice, self.kernel_train, self.kernel_inference
 
     @property

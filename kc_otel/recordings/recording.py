@@ -58,7 +58,7 @@ ONE_MODEL: Final = "one_model"
 
 
 def of_one_model(name: str, file: object) -> str:
-    """Why a gate decides nothing on a recording of one model."""
+    """Say that a gate decides nothing on a recording of one model."""
     return (
         f"no decision: {name} both sampled and scored, so that this compares its decoding with its prefill, the floor "
         f"of such comparisons, and not two kernels; kc-otel compare {file} shows it"

@@ -206,7 +206,13 @@ def test_a_restart_knows_who_measured_a_slice_just_before_it_broke(fleet):
     """Both measured it; after the restart one observes nothing more, and only the other's breach is over."""
     fleet.run(200, broken=0.001, healthy=0.001)
     assert fleet.core.incidents() == ()
+    gone = fleet.senders["gone"] = Sender(instance="gone", inference="c" * 12, start=NOW - 1.0)
+    fleet.feed(10, lambda: [fleet.report(gone, 0.001, version="c" * 12)])
+    fleet.core.metrics(info_request(fleet.now, 0, "gone", "c" * 12), fleet.now)
+    fleet.run(10, healthy=0.001, broken=0.001)
     fleet.restart()
+    named = "SELECT data FROM evaluator_values WHERE kind = 'measured series'"
+    assert ["c" * 12 in data for (data,) in fleet.connection.execute(named)] == [False], "who shut down is forgotten"
     fleet.run(10, broken=None, healthy=0.9)
     assert fleet.states() == [IncidentState.BROKEN]
     fleet.run(300, broken=None, healthy=0.001)

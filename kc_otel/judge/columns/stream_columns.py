@@ -353,7 +353,7 @@ _Head = tuple[bytes, int, int]
 
 @dataclass(slots=True)
 class _Layout:
-    """What the points of a resource and scope are of, in their order: mostly the same in the next message."""
+    """Streams of the points of a resource and scope, in their order: mostly the same in the next message."""
 
     heads: list[_Head]
     """The metrics."""

@@ -69,7 +69,7 @@ class _Facts:
 
     @property
     def changed(self) -> bool:
-        """Whether the contract in force measures nothing of what the incident has not been refuted of."""
+        """True if each cell of the incident is refuted, or measured by no clause of the contract in force."""
         return self.incident is not None and all(cell.changed or cell.refuted for cell in self.incident.cells)
 
 

@@ -117,7 +117,7 @@ class Block:
         return np.searchsorted(self.starts, tokens, side="right") - 1
 
     def span(self, row: int) -> slice:
-        """Where a row's tokens are."""
+        """Tokens of a row, as a slice of the block's."""
         return slice(int(self.starts[row]), int(self.starts[row] + self.lengths[row]))
 
     def only(self, rows: Mask) -> Block:

@@ -33,7 +33,7 @@ _SLIME_REMEDY: Final = (
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Columns:
-    """What a record says of a sequence beside its log-probabilities, whose tokens the mask has, too."""
+    """Columns of a record beside the log-probabilities of its sequence; the mask is over the same tokens."""
 
     mask: NDArray[np.bool_]
     attributes: Mapping[str, Scalar]

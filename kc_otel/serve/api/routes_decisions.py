@@ -68,7 +68,7 @@ class Poll(View):
     instance: Annotated[str, Field(max_length=200)] = ""
     """Id of the process; one that routes without an id counts as having applied no route."""
     closing: bool = False
-    """Whether the process is ending and no longer waited for."""
+    """True if the process is ending and no longer waited for."""
 
 
 class SliceRequest(SignedOrder):

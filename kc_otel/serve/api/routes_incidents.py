@@ -41,7 +41,7 @@ class IncidentView(View):
     """(clause, how bad it is where it is worst), the worst clause first."""
     since: float
     went_away: bool
-    """Whether it is unproven: nothing of it is broken any more, and nothing shows that users are safe. A route or a pin
+    """True if it is unproven: nothing of it is broken any more, and nothing shows that users are safe. A route or a pin
     that does not contain it may remain."""
     contained: float | None
     """Unix time since when it is contained; null while it is not."""

@@ -46,7 +46,7 @@ SCHEMA_VERSION: Final = 14
 _STREAMS, _ROWS, _EVIDENCE, _FACTS = "streams", "rows", "evidence", "facts"
 """Kinds of values: streams by their digests, rows of streams by block, evidence by cell, facts of a contract."""
 _MEASURED, _MEASURED_SERIES = "measured", "measured series"
-"""When a sender measured what, by sender; and the names of the series there, by their number."""
+"""Times at which each sender measured series, by sender; and the names of these series, by their number."""
 _TABLES: Final = {
     "evaluator_meta": "key TEXT PRIMARY KEY, value TEXT NOT NULL",
     "evaluator_values": "contract TEXT, kind TEXT, key, data BLOB NOT NULL, PRIMARY KEY (contract, kind, key)",
@@ -302,10 +302,15 @@ class EvaluatorStore:
         for name, number, data in self._read(_MEASURED_SERIES):
             key = keys[name, number] = SeriesKey(*json.loads(data))
             self._measured[name][key] = number
+        used: set[tuple[str, SeriesKey]] = set()
         for name, sender, data in self._read(_MEASURED):
-            evaluator.states[name].recorders.measured[sender] = {
-                keys[name, number]: at for at, numbers in json.loads(data) for number in numbers
-            }
+            seen = {keys[name, number]: at for at, numbers in json.loads(data) for number in numbers}
+            evaluator.states[name].recorders.measured[sender] = seen
+            used.update((name, key) for key in seen)
+        for (name, number), key in keys.items():
+            if (name, key) not in used:  # of senders that are forgotten, or have shut down
+                self._write(name, _MEASURED_SERIES, {number: None})
+                del self._measured[name][key]
 
     def _restore_streams(self, evaluator: Evaluator) -> None:
         for name, key, data in self._read(_STREAMS):
