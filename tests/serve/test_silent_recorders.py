@@ -206,7 +206,7 @@ def test_a_restart_knows_who_measured_a_slice_just_before_it_broke(fleet):
     """Both measured it; after the restart one observes nothing more, and only the other's breach is over."""
     fleet.run(200, broken=0.001, healthy=0.001)
     assert fleet.core.incidents() == ()
-    gone = fleet.senders["gone"] = Sender(instance="gone", inference="c" * 12, start=NOW - 1.0)
+    gone = fleet.senders["gone"] = Sender(instance="gone", inference="c" * 12, start=fleet.now)
     fleet.feed(10, lambda: [fleet.report(gone, 0.001, version="c" * 12)])
     fleet.core.metrics(info_request(fleet.now, 0, "gone", "c" * 12), fleet.now)
     fleet.run(10, healthy=0.001, broken=0.001)
