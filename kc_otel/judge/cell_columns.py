@@ -1,57 +1,248 @@
 """All cells of a contract at once: bounds and statuses are columns, and a verdict is made of them when it is asked for.
 
-This module judges the usual case of `verdicts`: a cell whose windows are rows beside those of the others, and that
-has not been at an alarm lately; or, where samples are judged once, one of which nothing lies above its limit, so that
-Holm's procedure has nothing to decide. Every other cell is left to the functions that judge cells one by one. Those say
-what a verdict is, and tests hold the columns against them. Bounds of rows that have not changed are not computed again.
+Every cell is judged on the short window first. Where that cannot decide, the long window does. Each window gets half of
+alpha = 1 - confidence. A PASS rests on an interval, and each cell stands alone, for a promotion asks that all of them
+pass. Where observations are followed as they arrive, a FAIL rests on what they add up to against the limit
+(`fail_evidence`): it comes when that reaches an alarm, and stays until it is gone, until what was observed since
+passes, or until it is refuted that the fault is as it was (`fault_end`). Where they are judged once, as in a gate, or
+nothing of the kind can be held, it rests on an interval too, and Holm's procedure over all such cells keeps the chance
+of any false FAIL within alpha.
+
+Bounds of cells that have not changed are not computed again. A cell whose bounds cannot be computed fails alone.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Iterator, Sequence
-from typing import Final, overload
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Final, NamedTuple, overload
 
 import numpy as np
 from numpy.typing import NDArray
 
 from kc_otel.contract.clause import Clause
-from kc_otel.judge.cells import (
-    NO_PAIR,
-    Current,
-    Place,
-    SilentPairs,
-    assumption_broken,
-    current,
-    evidence_of,
-    not_sampled,
-    nothing,
-    places,
-)
+from kc_otel.contract.model import Contract
+from kc_otel.judge.cells import NO_PAIR, Current, Place, SilentPairs, assumption_broken, current, not_sampled, places
 from kc_otel.judge.contract_state import ContractState
-from kc_otel.judge.fail_evidence import SHARE_DIGITS
+from kc_otel.judge.fail_evidence import SHARE_DIGITS, other_side
 from kc_otel.judge.series import LONG, SHORT, Listening, SeriesContent
-from kc_otel.judge.statistics import intervals_of_rows, measurable, metric_name
+from kc_otel.judge.statistics import clause_interval, intervals_of_rows, measurable, metric_name, opposite_name
 from kc_otel.judge.verdict import Cell, Status, Verdict
-from kc_otel.judge.verdicts import (
-    Evidence,
-    JudgedWindow,
-    Terms,
-    Window,
-    decide,
-    decide_apart,
-    unjudged,
-    verdict_of,
-)
+from kc_otel.judge.verdicts import INVALID_INPUT, Evidence, JudgedWindow, Terms, Window, place_of, unjudged, verdict_of
 from kc_otel.stats import Binned, ExponentialHistogram, Interval
-from kc_otel.stats.interval_rows import rows_of
+from kc_otel.stats.histogram import Histogram
+from kc_otel.stats.histogram_columns import HistogramColumns
+from kc_otel.stats.interval_rows import HistogramRows, IntervalRows, rows_of
 
 Floats = NDArray[np.float64]
 Numbers = NDArray[np.int64]
+Mask = NDArray[np.bool_]
 _WINDOWS: Final[tuple[Window, Window]] = ("short", "long")
-_LEFT: Final = -1
-_EMPTY_WINDOW: Final = np.array([math.nan, -math.inf, math.inf, 0.0])[:, None]
-"""Estimate, lower and upper bound, and observations of a window that holds none."""
+_SINCE: Final = 2
+"""Beside SHORT and LONG: what came after a cell's last alarm."""
+_NOTHING: Final = np.array([math.nan, math.nan, math.nan, 0.0])[:, None]
+"""Estimate, lower and upper bound, and observations of a cell that is not judged."""
+_STATUS_OF: Final = tuple(Status)
+"""By code."""
+
+
+class _Content(NamedTuple):
+    """Observations of the cells of a group in a window: of one as a sample; of some [k] as rows, with their numbers.
+
+    Without `rows` the samples are taken one by one. What is known of bounds holds within one `pane`.
+    """
+
+    sample: Callable[[int], Binned]
+    rows: Callable[[Numbers], Iterator[tuple[Numbers, HistogramRows]]] | None = None
+    pane: int = 0
+
+
+class _Bounds:
+    """Intervals of the cells of a group in one window.
+
+    `values` are estimate, lower and upper bound, and observations [4, cells]; `level` is the error probability of each
+    lower bound. `errors` are by cell.
+    """
+
+    def __init__(self, contract: Contract, clause: Clause, size: int, *, anytime: bool) -> None:
+        alpha, of = _alpha_of(contract), (clause, contract.assumptions)
+        self._of_sample = partial(clause_interval, *of, alpha_upper=alpha, anytime=anytime)
+        self._of_rows = partial(intervals_of_rows, *of, alpha_upper=alpha, anytime=anytime)
+        self._empty = self._of_sample(nothing(), alpha_lower=alpha)
+        self.method = self._empty.method
+        self.values, self.notes = np.zeros((4, size)), np.full(size, "", np.object_)
+        self._pane, self._version, self.level = -1, np.full(size, -1), np.full(size, math.nan)
+        self.errors: dict[int, Exception] = {}
+
+    def look(self, content: _Content, version: Numbers, wanted: Mask, level: float) -> None:
+        """Bring the bounds of the wanted cells up to date; the others' may be of before."""
+        if self._pane != content.pane:
+            self._pane, self._version[:] = content.pane, -1
+        new = np.flatnonzero(wanted & ((version != self._version) | (level != self.level)))
+        if new.size:
+            self._version[new], self.level[new] = version[new], level
+            self._compute(content, new, level)
+
+    def _compute(self, content: _Content, cells: Numbers, level: float) -> None:
+        self._put(cells, self._empty)
+        try:
+            if content.rows is None:
+                for cell in cells:
+                    self._put(cell[None], self._of_sample(content.sample(int(cell)), alpha_lower=level))
+                return
+            for some, rows in content.rows(cells):
+                self._put(some, self._of_rows(rows, alpha_lower=level))
+        except Exception as error:  # noqa: BLE001 - whatever it is, the other cells are judged
+            if cells.size == 1:
+                self.errors[int(cells[0])], self._version[cells] = error, -1
+                return
+            for cell in cells:
+                self._compute(content, cell[None], level)
+
+    def _put(self, cells: Numbers, found: Interval | IntervalRows) -> None:
+        values = np.array([found.estimate, found.lower, found.upper, found.samples], np.float64)
+        self.values[:, cells], self.notes[cells] = values.reshape(4, -1), found.note
+
+
+class _Group:
+    """Cells of a clause that are judged alike, by their numbers among all.
+
+    `detected` says whether something is held against their limits as observations come. A cell is judged on what came
+    after its last alarm where that lies within a window (`recent` [2, cells]), and fails as long as it is `failing`
+    unless that passes. It does not pass where an assumption is `broken`.
+    """
+
+    def __init__(
+        self, contract: Contract, cells: Sequence[Place | Evidence], numbers: Sequence[int], *, detected: bool
+    ) -> None:
+        of = [cells[number] for number in numbers]
+        self.clause, self.numbers, self.size, self.detected = of[0].clause, np.array(numbers), len(of), detected
+        terms = [Terms.of(contract, self.clause, item.cell.slice) for item in of]
+        self._needed = terms[0].needed
+        self._limits = np.array([term.limit for term in terms])
+        self._none = np.array([term.allows_none for term in terms])
+        self._at_once = np.array([term.fails_at_once for term in terms])
+        anytime = isinstance(of[0], Evidence) and of[0].anytime
+        self._bounds = [_Bounds(contract, self.clause, self.size, anytime=anytime) for _ in range(3)]
+
+    def begin(self, into: Verdicts, offset: int, contents: Sequence[_Content], version: Numbers | None = None) -> None:
+        """Begin to judge the cells by their content of each window; the same version means the same content."""
+        self._contents, self._version = contents, np.full(self.size, -1) if version is None else version
+        self.at = offset + self.numbers
+        self.open = np.ones(self.size, np.bool_)
+        self.broken, self.failing = np.zeros((2, self.size), np.bool_)
+        self.recent = np.zeros((2, self.size), np.bool_)
+        self._into = into
+        into.methods[self.at] = self._bounds[SHORT].method
+        into.remember(self.at, contents, self.recent)
+        for bounds in self._bounds:
+            bounds.errors.clear()
+
+    def look(self, window: int, wanted: Mask, level: float) -> None:
+        """Have the bounds of some cells that a window has."""
+        for number, some in self._parts(window, wanted):
+            self._bounds[number].look(self._contents[number], self._version, some, level)
+
+    def above(self, window: int) -> Mask:
+        """Mask of the open cells whose own statistic is above the limit: the others fail at no level."""
+        found: Mask = self.open & (self._bounds[window].values[0] > self._limits)
+        return found
+
+    def failed(self, window: int) -> int:
+        """Number of the open cells whose lower bound is above the limit."""
+        return int(np.count_nonzero(self.open & self._said(self._bounds[window])[1]))
+
+    def settle(self, window: int) -> None:
+        """Give the open cells their status by a window, and leave those open that it cannot decide."""
+        above = Status.INCONCLUSIVE if self.detected else Status.FAIL
+        for number, some in self._parts(window, self.open):
+            passes, over = self._said(self._bounds[number])
+            status = np.where(passes, Status.PASS.code, np.where(over, above.code, Status.INCONCLUSIVE.code))
+            self._put(window, number, some, status)
+            # The longer window does not take back a breach in this one.
+            self.open = self.open & ~(some & (passes | over))
+
+    def keep_failing(self, level: float) -> None:
+        """Have those fail that are held to fail and do not pass, by a whole window: the long one if need be."""
+        left = self.failing & (self._into.status[self.at] != Status.PASS.code)
+        for window in (SHORT, LONG):
+            if left.any():
+                bounds = self._bounds[window]
+                bounds.look(self._contents[window], self._version, left, level)
+                some = left & ((bounds.values[3] > 0) | (window == LONG))
+                self._put(window, window, some, np.full(self.size, Status.FAIL.code))
+                left = left & ~some
+
+    def errors(self) -> dict[int, Exception]:
+        """What failed, by the number of its cell."""
+        return {int(self.at[cell]): error for bounds in self._bounds for cell, error in bounds.errors.items()}
+
+    def _parts(self, window: int, wanted: Mask) -> list[tuple[int, Mask]]:
+        """Of some cells those that are judged by all of a window, and by what came after an alarm."""
+        recent = self.recent[window]
+        parts = (window, wanted & ~recent), (_SINCE, wanted & recent)
+        return [(number, some) for number, some in parts if some.any()]
+
+    def _put(self, window: int, number: int, some: Mask, status: NDArray[np.integer]) -> None:
+        at, bounds, into = self.at[some], self._bounds[number], self._into
+        into.status[at], into.window[at], into.values[:, at] = status[some], window, bounds.values[:, some]
+        into.notes[at], into.level[at] = bounds.notes[some], bounds.level[some]
+
+    def _said(self, bounds: _Bounds) -> tuple[Mask, Mask]:
+        """Masks of the cells that pass, and of those whose lower bound is above the limit, by enough observations."""
+        estimate, lower, upper, samples = bounds.values
+        enough = samples >= self._needed
+        over = (lower > self._limits) & (enough | self._at_once)
+        kept = (upper <= self._limits) | (self._none & (estimate == 0.0))
+        return kept & enough & ~over & ~self.broken, over
+
+
+def _judge(groups: Sequence[_Group], alpha: float) -> dict[int, Exception]:
+    """Judge the cells of a contract. Returns what failed, by the number of its cell."""
+    once = [group for group in groups if not group.detected]
+    strictest = alpha / max(sum(group.size for group in once), 1)
+    for window in (SHORT, LONG):
+        for group in groups:
+            group.look(window, group.open, alpha if group.detected else strictest)
+        # Holm's step-down: with K failed, the rest are tested again as if there were K less.
+        level, failed = strictest, 0
+        while (now := sum(group.failed(window) for group in once)) > failed:
+            failed = now
+            level = alpha / max(round(alpha / strictest) - failed, 1)
+            for group in once:
+                group.look(window, group.above(window), level)
+        for group in groups:
+            group.settle(window)
+    for group in groups:
+        group.keep_failing(alpha)
+    return {number: error for group in groups for number, error in group.errors().items()}
+
+
+def decide(contract: Contract, evidence: Sequence[Evidence], now: float) -> tuple[Verdict, ...]:
+    """A verdict for every cell of a contract, in the order given, on observations that are judged once.
+
+    `evidence` has all its cells: Holm's procedure has to know how many of them there are.
+    """
+    found = Verdicts(contract, evidence, now)
+    alike: dict[tuple[str, bool], list[int]] = {}
+    for number, item in enumerate(evidence):
+        found.put(number, item)
+        if not item.absence:
+            alike.setdefault((item.clause.id, item.anytime), []).append(number)
+    groups = [_Group(contract, evidence, numbers, detected=False) for numbers in alike.values()]
+    for group, numbers in zip(groups, alike.values(), strict=True):
+        own = [evidence[number] for number in numbers]
+        group.begin(found, 0, [_Content(partial(_given, own, window)) for window in _WINDOWS])
+        group.broken[:] = [bool(item.broken) for item in own]
+    for error in _judge(groups, found.alpha).values():
+        raise error
+    return tuple(found)
+
+
+def _given(evidence: Sequence[Evidence], window: Window, cell: int) -> Binned:
+    return evidence[cell].sample(window)
 
 
 class CellColumns:
@@ -60,8 +251,7 @@ class CellColumns:
     def __init__(self, state: ContractState) -> None:
         self.state = state
         self._cells: dict[str, _ClauseCells] = {}
-        self._places: list[Place] = []
-        self._alpha = (1.0 - state.contract.observability.confidence) / 2.0
+        self._places: Sequence[Place | Evidence] = ()
 
     def verdicts(self, now: float, listening: Listening) -> tuple[Verdicts, dict[str, Exception]]:
         """The verdict of every cell at a Unix time in seconds, and what failed, by where.
@@ -70,15 +260,11 @@ class CellColumns:
         """
         judged, errors = self.judge(now, listening)
         self._places = judged.places
-        items = [evidence_of(self.state, judged.places[number], now) for number in judged.left]
-        made, failed = decide_apart(self.state.contract, items, now)
-        judged.put(made)
-        evidence = self.state.evidence
-        for verdict in made:
-            passes = verdict.status is Status.PASS and evidence.failing(verdict.cell)
-            if passes or verdict.status is Status.INVALID_INPUT:
-                evidence.clear(verdict.cell)
-        return judged, errors | failed
+        for number, item in judged.special.items():
+            passes = item.failing and judged.status[number] == Status.PASS.code
+            if passes or judged.status[number] == Status.INVALID_INPUT.code:
+                self.state.evidence.clear(item.cell)
+        return judged, errors
 
     def unjudged(self, now: float, error: Exception) -> tuple[Verdict, ...]:
         """NO_DATA of the cells that there were, of all that are remembered before any: to lose one resolves alerts."""
@@ -92,36 +278,30 @@ class CellColumns:
         return decide(contract, [unjudged(Evidence(*cell, nothing), error) for cell in cells], now)
 
     def judge(self, now: float, listening: Listening) -> tuple[Verdicts, dict[str, Exception]]:
-        """Judge what can be judged at once, at a Unix time in seconds; returns what failed, too."""
-        everything, groups = self._groups(now, listening)
-        judged, errors = Verdicts(self.state, everything, now, self._alpha), dict[str, Exception]()
-        shares = self.state.evidence.shares()
-        family, usual = sum(group.size for _, group in groups if not group.detected), True
-        for begin, group in groups:
-            level = self._alpha if group.detected else self._alpha / family
-            try:
-                usual &= group.judge(judged, begin, shares, level)
-            except Exception as error:  # noqa: BLE001 - its cells are judged one by one, to see which of them it is
-                errors[f"clause {group.clause.id}, all cells at once"], usual = error, usual and group.detected
-        if not usual:  # Holm's procedure has something to decide
-            for begin, group in groups:
-                if not group.detected:
-                    judged.status[begin + group.numbers] = _LEFT
-        return judged, errors
-
-    def _groups(self, now: float, listening: Listening) -> tuple[list[Place], list[tuple[int, _Group]]]:
-        """Every cell, and those that are judged alike, with where the cells of their clause begin."""
+        """Judge the cells as they are at a Unix time in seconds; returns what failed, too."""
+        state = self.state
         everything: list[Place] = []
-        groups: list[tuple[int, _Group]] = []
-        silence = SilentPairs(self.state, now, listening, not_sampled(self.state, now))
-        for clause in self.state.contract.clauses:
-            of = current(self.state, clause, silence)
+        groups: list[tuple[int, _FollowedGroup]] = []
+        silence = SilentPairs(state, now, listening, not_sampled(state, now))
+        for clause in state.contract.clauses:
+            of = current(state, clause, silence)
             cells = self._cells.get(clause.id)
             if cells is None or not cells.stay(of):
-                cells = self._cells[clause.id] = _ClauseCells(self.state, clause, of)
+                cells = self._cells[clause.id] = _ClauseCells(state, clause, of)
             groups += [(len(everything), group) for group in cells.groups]
             everything += cells.places
-        return everything, groups
+        judged = Verdicts(state.contract, everything, now)
+        for number, place in enumerate(everything):
+            if place.absence:
+                judged.put(number, evidence_of(state, place, nothing))
+        shares = state.evidence.shares()
+        held = [(state.panes.window(grid, now), state.grids[grid].index(now)) for grid in (SHORT, LONG)]
+        for offset, group in groups:
+            group.observe(judged, offset, held, shares)
+        errors = _judge([group for _, group in groups], judged.alpha)
+        for number, error in errors.items():
+            judged.put(number, unjudged(judged.evidence(number), error))
+        return judged, {place_of(everything[number].cell): error for number, error in errors.items()}
 
 
 class _ClauseCells:
@@ -137,7 +317,7 @@ class _ClauseCells:
         for number, place in enumerate(self.places):
             if not place.absence:
                 live[state.evidence.test_of(place.cell) is not None].append(number)
-        self.groups = [_Group(state, self.places, live[is_], detected=is_) for is_ in live if live[is_]]
+        self.groups = [_FollowedGroup(state, self.places, live[is_], detected=is_) for is_ in live if live[is_]]
 
     def stay(self, of: Current) -> bool:
         """Return True if the clause still has these cells, also in a later long window with the same pairs."""
@@ -150,169 +330,175 @@ class _ClauseCells:
         return self._newest >= of.oldest
 
 
-class _Group:
-    """Cells of a clause that are judged alike, by their numbers among its cells.
-
-    `detected` says whether something can be held against their limits; `rows` are theirs in the panes.
-    """
+class _FollowedGroup(_Group):
+    """A group of cells whose observations come as time goes on."""
 
     def __init__(self, state: ContractState, places: Sequence[Place], numbers: list[int], *, detected: bool) -> None:
-        self.detected, self.size = detected, len(numbers)
-        self.state, self.numbers = state, np.array(numbers)
-        self.places = [places[number] for number in numbers]
-        self.clause = self.places[0].clause
-        slices = {place.cell.slice for place in self.places}
-        terms = {slice: Terms.of(state.contract, self.clause, slice) for slice in slices}
-        self._needed = next(iter(terms.values())).needed
-        self._limits = np.array([terms[place.cell.slice].limit for place in self.places])
-        self._none = np.array([terms[place.cell.slice].allows_none for place in self.places])
-        series = [place.series for place in self.places]
-        self.rows = np.array([-1 if own is None else own.number for own in series])
-        self._there = self.rows >= 0
-        self._assumes = bool(measurable(self.clause)) or any(place.otherwise for place in self.places)
-        self._known = tuple(_Bounds(self.clause, state, self.rows, window) for window in (SHORT, LONG))
+        super().__init__(state.contract, places, numbers, detected=detected)
+        self._state, self._places = state, [places[number] for number in numbers]
+        opposite = opposite_name(self.clause)
+        self._series = [np.array([-1 if place.series is None else place.series.number for place in self._places])]
+        if opposite is not None:
+            others = [state.pairs(opposite, place.cell.slice).get(place.cell[-2:]) for place in self._places]
+            self._series.append(np.array([-1 if other is None else other.number for other in others]))
+        self._assumes = bool(measurable(self.clause)) or any(place.otherwise for place in self._places)
         self._held, self._held_at = np.full(self.size, -1), -1
 
-    def judge(self, into: Verdicts, begin: int, shares: Floats, level: float) -> bool:
-        """Judge those that can be judged at once, whose clause's cells begin at a number.
+    def observe(self, into: Verdicts, offset: int, held: Sequence[tuple[SeriesContent, int]], shares: Floats) -> None:
+        """Begin to judge the cells by the windows' content and number of pane; `shares` is the evidence by its rows."""
+        state, since = self._state, dict[int, list[Histogram | None]]()
+        windows = [self._window(*content) for content in held]
+        version = np.sum([state.panes.versions(rows) for rows in self._series], axis=0)
+        self.begin(into, offset, [*windows, self._since(since)], version)
+        into.shares[self.at] = self._shares(shares)
+        evidence, seen = state.evidence, state.contract.observability
+        two_sided = len(self._series) > 1
+        for cell, place in enumerate(self._places if evidence.alarmed or self._assumes or two_sided else ()):
+            broken = assumption_broken(state, place, into.at) if self._assumes else ""
+            if not (broken or two_sided or place.cell in evidence.alarmed):
+                continue
+            number = int(self.at[cell])
+            item = evidence_of(state, place, partial(into.sample, number), broken)
+            into.special[number] = item
+            self.broken[cell], self.failing[cell] = bool(broken), item.failing
+            own = evidence.cells.get(place.cell)
+            if own is not None:
+                other = evidence.cells.get(other_side(place.cell))
+                since[cell] = [own.after, None if other is None else other.after]
+                ages = seen.window, max(seen.window, seen.long_window)
+                self.recent[:, cell] = [into.at - own.peak < age for age in ages]
 
-        `shares` is the evidence by a cell's number in `FailEvidence`. Returns False if some are judged once, and one is
-        left or above its limit.
-        """
-        usual, (short, long) = self._plain(into.at), self._known
-        short.look(into.at, into.held[SHORT], usual, level, into.alpha)
-        passes, fails = self._said(short.values)
-        open_ = usual & ~passes & ~(fails & self.detected)
-        long.look(into.at, into.held[LONG], open_, level, into.alpha)
-        usual &= ~open_ | (long.values[3] > 0.0)
-        values = np.where(open_, long.values, short.values)
-        above = usual & ((short.values[0] > self._limits) | (values[0] > self._limits))
-        passes = np.where(open_, self._said(long.values)[0], passes)
-        numbers = begin + self.numbers[usual]
-        into.status[numbers] = np.where(passes, Status.PASS.code, Status.INCONCLUSIVE.code)[usual]
-        into.window[numbers], into.values[:, numbers] = np.where(open_, LONG, SHORT)[usual], values[:, usual]
-        into.notes[numbers] = np.where(open_, long.notes, short.notes)[usual]
-        into.shares[numbers], into.level[numbers] = self._shares(shares)[usual], level
-        into.methods[numbers] = short.method or long.method
-        return self.detected or bool(usual.all() and not above.any())
+    def _window(self, held: SeriesContent, pane: int) -> _Content:
+        def sample(cell: int) -> Binned:
+            return _sample(*(held.of(int(rows[cell])) for rows in self._series))
 
-    def _plain(self, now: float) -> NDArray[np.bool_]:
-        """Mask of the cells that are in the columns of the windows and are not judged by an alarm."""
-        if self.clause.opposite is not None:
-            return np.zeros(self.size, np.bool_)
-        plain = self._there.copy()
-        if self._assumes:
-            plain &= [not assumption_broken(self.state, place, now) for place in self.places]
-        seen, alarmed = self.state.contract.observability, self.state.evidence.alarmed
-        if alarmed:
-            recent = now - max(seen.window, seen.long_window)
-            for number, place in enumerate(self.places):
-                held = alarmed.get(place.cell)
-                settled = held is None or (held.fault is None and not (held.ended or held.failing))
-                plain[number] &= settled and not (held is not None and held.peak > recent)
-        return plain
+        def rows(cells: Numbers) -> Iterator[tuple[Numbers, HistogramRows]]:
+            there, at = held.places(self._series[0][cells])
+            cells = cells[there]
+            for some in rows_of(held.columns.taken(at)):
+                yield cells[some.places], some
 
-    def _said(self, values: Floats) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
-        """Masks of the cells that pass, and of those with enough observations whose lower bound is above the limit."""
-        estimate, lower, upper, samples = values
-        enough = samples >= self._needed
-        kept = (upper <= self._limits) | (self._none & (estimate == 0.0))
-        return kept & enough & ~(lower > self._limits), (lower > self._limits) & enough
+        return _Content(sample, rows if len(self._series) == 1 else None, pane)
+
+    def _since(self, since: Mapping[int, list[Histogram | None]]) -> _Content:
+        def sample(cell: int) -> Binned:
+            return _sample(*since[cell][: len(self._series)])
+
+        def rows(cells: Numbers) -> Iterator[tuple[Numbers, HistogramRows]]:
+            known = {cell: after for cell in cells.tolist() if (after := since[cell][0]) is not None}
+            numbers = np.array([*known])
+            for some in rows_of(HistogramColumns.of([*known.values()])):
+                yield numbers[some.places], some
+
+        return _Content(sample, rows if len(self._series) == 1 else None)
 
     def _shares(self, shares: Floats) -> Floats:
-        evidence = self.state.evidence
+        evidence = self._state.evidence
         if not self.detected:
             return np.full(self.size, math.nan)
         if self._held_at != evidence.version:
-            held = [evidence.cells.get(place.cell) for place in self.places]
+            held = [evidence.cells.get(place.cell) for place in self._places]
             self._held = np.array([-1 if own is None else own.number for own in held])
             self._held_at = evidence.version
         found: Floats = shares[self._held]
         return found
 
 
-class _Bounds:
-    """The bounds of a group's cells in one window; those of cells that have not changed are not computed again.
+def _sample(own: Histogram | None, *opposite: Histogram | None) -> Binned:
+    """Observations of a cell, with those that bound it from the other side."""
+    sample = (own or ExponentialHistogram.empty(0)).binned()
+    return replace(sample, opposite=_sample(*opposite)) if opposite else sample
 
-    `values` are estimate, lower and upper bound, and observations [4, cells].
-    """
 
-    def __init__(self, clause: Clause, state: ContractState, rows: Numbers, window: int) -> None:
-        self._clause, self._assumptions, self._rows = clause, state.contract.assumptions, rows
-        self._panes, self._grid = state.panes, state.grids[window]
-        self._version, self._seen = np.full(rows.size, -1), (0, math.nan, math.nan)
-        self.values = np.tile(_EMPTY_WINDOW, (1, rows.size))
-        self.notes, self.method = np.full(rows.size, "", np.object_), ""
+def nothing(_window: Window = "short") -> Binned:
+    """No observations."""
+    return _sample(None)
 
-    def look(self, now: float, held: SeriesContent, wanted: NDArray[np.bool_], level: float, alpha: float) -> None:
-        """Bring the bounds of the wanted cells up to date; the others' may be of before."""
-        if self._seen != (seen := (self._grid.index(now), level, alpha)):
-            self._seen, self._version[:] = seen, -1
-        version = self._panes.versions(self._rows)
-        new = np.flatnonzero(wanted & (version != self._version))
-        if new.size:
-            self._version[new] = -1  # where what follows fails
-            self._compute(held, new, level, alpha)
-            self._version[new] = version[new]
 
-    def _compute(self, held: SeriesContent, cells: Numbers, level: float, alpha: float) -> None:
-        self.values[:, cells], self.notes[cells] = _EMPTY_WINDOW, ""
-        there, at = held.places(self._rows[cells])
-        cells = cells[there]
-        for rows in rows_of(held.columns.taken(at)):
-            found = intervals_of_rows(self._clause, self._assumptions, rows, alpha_lower=level, alpha_upper=alpha)
-            of = cells[rows.places]
-            self.values[:, of] = (found.estimate, found.lower, found.upper, found.samples)
-            self.notes[of], self.method = found.note, found.method
+def _alpha_of(contract: Contract) -> float:
+    """Error probability of either side in each of the two windows."""
+    return (1.0 - contract.observability.confidence) / 2.0
+
+
+def evidence_of(state: ContractState, place: Place, sample: Callable[[Window], Binned], broken: str = "") -> Evidence:
+    """Return the evidence on a cell, now."""
+    cell, held = place.cell, state.evidence
+    return Evidence(
+        cell,
+        place.clause,
+        sample,
+        place.absence,
+        followed=True,
+        share=held.share(cell),
+        failing=held.failing(cell),
+        ended=held.ended(cell),
+        improved=held.improved(cell),
+        observed=place.observed or not place.absence,
+        broken=broken,
+    )
 
 
 class Verdicts(Sequence[Verdict]):
     """Verdicts of all cells of a contract at a Unix time, made of columns [cells] when they are asked for.
 
-    `status` is a code, or _LEFT for a cell that is to be judged by itself; `window` is the one that decides; `values`
-    are estimate, lower and upper bound, and observations in it [4, cells]; `level` and `alpha` are error probabilities
-    of lower and upper bounds, `shares` the evidence as a share of an alarm, nan where cells are judged once.
+    `status` is a code; `window` is the one that decides; `values` are estimate, lower and upper bound, and observations
+    in it [4, cells]; `level` is the error probability of lower bounds, `shares` the evidence as a share of an alarm,
+    nan where cells are judged once. `special` has the evidence on cells of which there is more to say, by number.
     """
 
-    def __init__(self, state: ContractState, places: list[Place], at: float, alpha: float) -> None:
-        self._state, self.places, self.at, self.alpha = state, places, at, alpha
-        self.held = state.panes.window(SHORT, at), state.panes.window(LONG, at)
+    def __init__(self, contract: Contract, places: Sequence[Place | Evidence], at: float) -> None:
+        self._contract, self.places, self.at, self.alpha = contract, places, at, _alpha_of(contract)
         size = len(places)
-        self.status, self.window = np.full(size, _LEFT, np.int8), np.zeros(size, np.int8)
-        self.values, self.level, self.shares = np.zeros((4, size)), np.zeros(size), np.zeros(size)
-        self.notes, self.methods = np.full(size, "", np.object_), np.full(size, "", np.object_)
+        self.status, self.window = np.full(size, Status.NO_DATA.code, np.int8), np.zeros(size, np.int8)
+        self.values = np.tile(_NOTHING, (1, size))
+        self.level, self.shares = np.full((2, size), math.nan)
+        self.notes, self.methods = np.full((2, size), "", np.object_)
+        self.special: dict[int, Evidence] = {}
+        self._content_of, self._cell_of = np.zeros((2, size), np.int64)
+        self._contents: list[tuple[Sequence[_Content], NDArray[np.bool_]]] = []
         self._made: list[Verdict | None] = [None] * size
         self._numbers: dict[Cell, int] = {}
 
-    @property
-    def left(self) -> list[int]:
-        """Numbers of the cells that are to be judged one by one."""
-        found: list[int] = np.flatnonzero(self.status == _LEFT).tolist()
-        return found
+    def put(self, number: int, item: Evidence) -> None:
+        """Have this evidence on a cell; where there is none, that is its verdict."""
+        self.special[number] = item
+        if item.absence:
+            invalid = item.absence.startswith(INVALID_INPUT)
+            self.status[number] = (Status.INVALID_INPUT if invalid else Status.NO_DATA).code
+            self.values[:, [number]], self.notes[number], self.methods[number] = _NOTHING, "", ""
 
-    def put(self, verdicts: Iterable[Verdict]) -> None:
-        """Have the verdicts of those that are `left`."""
-        for number, verdict in zip(self.left, verdicts, strict=True):
-            self._made[number], self.status[number] = verdict, verdict.status.code
+    def remember(self, at: Numbers, contents: Sequence[_Content], recent: NDArray[np.bool_]) -> None:
+        """Remember what the cells of a group are judged by."""
+        self._content_of[at], self._cell_of[at] = len(self._contents), np.arange(at.size)
+        self._contents.append((contents, recent))
+
+    def sample(self, number: int, window: Window) -> Binned:
+        """What a cell was judged by in a window."""
+        contents, recent = self._contents[self._content_of[number]]
+        cell, which = int(self._cell_of[number]), _WINDOWS.index(window)
+        sample: Binned = contents[_SINCE if recent[which, cell] else which].sample(cell)
+        return sample
+
+    def evidence(self, number: int) -> Evidence:
+        """The evidence on a cell."""
+        if number in self.special:
+            return self.special[number]
+        place = self.places[number]
+        share = round(float(self.shares[number]), SHARE_DIGITS)
+        return Evidence(place.cell, place.clause, partial(self.sample, number), followed=True, share=share)
 
     def _judged(self, number: int) -> Verdict:
-        cell, clause, series, *_ = self.places[number]
-
-        def sample(window: Window) -> Binned:
-            known = None if series is None else self.held[_WINDOWS.index(window)].of(series.number)
-            return (known or ExponentialHistogram.empty(0)).binned()
-
-        share = round(float(self.shares[number]), SHARE_DIGITS)
+        item = self.evidence(number)
         estimate, lower, upper, samples = self.values[:, number].tolist()
         case = JudgedWindow(
-            Evidence(cell, clause, sample, followed=True, share=share),
+            item,
             _WINDOWS[self.window[number]],
-            Terms.of(self._state.contract, clause, cell.slice),
+            Terms.of(self._contract, item.clause, item.cell.slice),
             float(self.level[number]),
             Interval(estimate, lower, upper, int(samples), self.methods[number], self.notes[number]),
-            Status.PASS if self.status[number] == Status.PASS.code else Status.INCONCLUSIVE,
+            _STATUS_OF[self.status[number]],
         )
-        return verdict_of(self._state.contract, case, self.alpha, self.at)
+        return verdict_of(self._contract, case, self.alpha, self.at)
 
     def selected(self, statuses: Collection[Status], cells: Iterable[Cell] = ()) -> list[Verdict]:
         """Those that have one of some statuses, and those of some cells, in their order; no other is made."""

@@ -19,8 +19,6 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from dataclasses import replace
-from functools import partial
 from itertools import islice
 from typing import Final, NamedTuple
 
@@ -33,14 +31,13 @@ from kc_otel.contract.slices import ALL, STALE, UNJUDGED
 from kc_otel.contract.units import format_duration
 from kc_otel.contract.words import NO_REPORT, RUN_ENDED
 from kc_otel.judge.contract_state import ContractState
-from kc_otel.judge.fail_evidence import other_side
 from kc_otel.judge.points import INVALID, invalid_on, metric_of, series_name
 from kc_otel.judge.refused_points import OF_CLOCKS
 from kc_otel.judge.series import LONG, PAIRS, SHORT, Heard, Listening, Pair, Series, SeriesKey
-from kc_otel.judge.statistics import broken_assumption, measurable, opposite_name
+from kc_otel.judge.statistics import broken_assumption, measurable
 from kc_otel.judge.verdict import Cell
-from kc_otel.judge.verdicts import INVALID_INPUT, Evidence, Window
-from kc_otel.stats import Binned, ExponentialHistogram
+from kc_otel.judge.verdicts import INVALID_INPUT
+from kc_otel.stats import Binned
 from kc_otel.stats.surplus import ROUNDING_SURPLUS, is_surplus
 
 NO_PAIR: Final[Pair] = ("", "")
@@ -187,31 +184,6 @@ def places(state: ContractState, clause: Clause, of: Current) -> Iterator[Place]
             said = invalid or absence or of.fallen.get(pair, "")
             cell, otherwise = Cell(contract.name, clause.id, slice, *pair), of.otherwise.get((slice, pair[1]), "")
             yield Place(cell, clause, here.get(pair), said, pair in here, otherwise)
-
-
-def evidence_of(state: ContractState, place: Place, now: float) -> Evidence:
-    """Return the evidence on a cell."""
-    cell, clause, series, absence, observed, _ = place
-    opposite = _opposite(state, clause, cell.slice, (cell.kernel_train, cell.kernel_inference))
-    evidence, seen, since = state.evidence, state.contract.observability, None
-    held = evidence.cells.get(cell)
-    if series is not None and held is not None and now - held.peak < max(seen.window, seen.long_window):
-        since = partial(_sample_since, state, cell, series, now, opposite)
-    there = series is not None and not absence
-    return Evidence(
-        cell,
-        clause,
-        partial(_sample, state, series, now, opposite) if series is not None and there else nothing,
-        absence,
-        followed=True,
-        share=evidence.share(cell),
-        failing=evidence.failing(cell),
-        since=since,
-        ended=evidence.ended(cell),
-        improved=evidence.improved(cell),
-        observed=there or observed,
-        broken=assumption_broken(state, place, now) if there else "",
-    )
 
 
 def assumption_broken(state: ContractState, place: Place, now: float) -> str:
@@ -379,38 +351,6 @@ def _other_operators(state: ContractState, clause: Clause) -> str:
     return ", ".join(known[:_MAX_LISTED_OPERATORS]) + (
         f" and {len(known) - _MAX_LISTED_OPERATORS} more" if len(known) > _MAX_LISTED_OPERATORS else ""
     )
-
-
-def _opposite(state: ContractState, clause: Clause, slice: str, pair: Pair) -> Series | None:
-    """The series that bounds a clause's from the other side: an empty one before it came, None where there is none."""
-    name = opposite_name(clause)
-    return None if name is None else state.pairs(name, slice).get(pair) or Series(-1)
-
-
-def _sample(state: ContractState, series: Series, now: float, opposite: Series | None, window: Window) -> Binned:
-    """Return what a window holds of a series, and of its opposite."""
-    grid = SHORT if window == "short" else LONG
-    own = state.binned(series, grid, now)
-    return own if opposite is None else replace(own, opposite=state.binned(opposite, grid, now))
-
-
-def _sample_since(
-    state: ContractState, cell: Cell, series: Series, now: float, opposite: Series | None, window: Window
-) -> Binned:
-    """Return the part of a window after the last alarm: everything since then, if that is within the window."""
-    seen, held = state.contract.observability, state.evidence.cells[cell]
-    length = seen.window if window == "short" else max(seen.window, seen.long_window)
-    if now - held.peak >= length:
-        return _sample(state, series, now, opposite, window)
-    if opposite is None:
-        return held.binned_after()
-    other = state.evidence.cells.get(other_side(cell))
-    return replace(held.binned_after(), opposite=nothing(window) if other is None else other.binned_after())
-
-
-def nothing(_window: Window) -> Binned:
-    """No observations."""
-    return ExponentialHistogram.empty(0).binned()
 
 
 def _span(seconds: float) -> str:

@@ -1,12 +1,4 @@
-"""Verdicts as a pure function of the contract, the windows, the evidence and the clock.
-
-Every cell is judged on the short window first. Where that cannot decide, the long window does. Each window gets half of
-alpha = 1 - confidence. A PASS rests on an interval, and each cell stands alone, for a promotion asks that all of them
-pass. Where observations are followed as they arrive, a FAIL rests on what they add up to against the limit
-(`fail_evidence`): it comes when that reaches an alarm, and stays until it is gone, until what was observed since
-passes, or until it is refuted that the fault is as it was (`fault_end`). Where they are judged once, as in a gate, or
-nothing of the kind can be held, it rests on an interval too, and Holm's procedure over all such cells keeps the chance
-of any false FAIL within alpha.
+"""What is known of a cell when it is judged, and what its verdict says: a reason with its numbers.
 
 A reason names the observations that an undecided cell lacks. A PASS on the mean of what may be far above its limit
 needs many: one that was not seen may be as far off as the quantity allows. A cap bounds that, and the reason says what
@@ -16,7 +8,7 @@ a cap would give.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Final, Literal, NamedTuple
 
@@ -26,7 +18,7 @@ from kc_otel.contract.registry.clause_metrics import QUANTITIES, Unit
 from kc_otel.contract.units import format_duration
 from kc_otel.judge.statistics import clause_interval, rounded, samples_needed
 from kc_otel.judge.verdict import Cell, Status, Verdict
-from kc_otel.stats import Binned, Interval, holm
+from kc_otel.stats import Binned, Interval
 
 Window = Literal["short", "long"]
 _NAMED_UNITS: Final = frozenset({Unit.SEQUENCE, Unit.PROMPT, Unit.STEP})
@@ -67,8 +59,6 @@ class Evidence:
     """What is held against the limit, in 0..1 of what an alarm takes; nan where nothing can be."""
     failing: bool = False
     """Whether that was 1, and nothing has cleared the cell since."""
-    since: Callable[[Window], Binned] | None = None
-    """Content of a window after it was last 1; None where a window cannot reach back to that."""
     ended: bool = False
     """Whether "still as it was" is refuted of what it was 1 for, and what came since keeps the limit."""
     improved: tuple[float, float] | None = None
@@ -125,86 +115,6 @@ class JudgedWindow(NamedTuple):
     status: Status
 
 
-def _status(item: Evidence, terms: Terms, interval: Interval) -> Status:
-    few = interval.samples < terms.needed
-    if interval.lower > terms.limit and (terms.fails_at_once or not few):
-        return Status.INCONCLUSIVE if item.detected else Status.FAIL
-    kept = interval.upper <= terms.limit or (terms.allows_none and interval.estimate == 0.0)
-    return Status.PASS if kept and not few and not item.broken else Status.INCONCLUSIVE
-
-
-def decide(contract: Contract, evidence: Sequence[Evidence], now: float) -> tuple[Verdict, ...]:
-    """A verdict for every cell of a contract, in the order given.
-
-    `evidence` has all its cells: Holm's procedure has to know how many of them are judged once.
-    """
-    alpha = (1.0 - contract.observability.confidence) / 2.0
-    once = [item for item in evidence if not (item.absence or item.detected)]
-    decided = {case.evidence.cell: case for case in _judged(contract, once, "short", alpha, len(once))}
-    open_ = [item for item in once if decided[item.cell].status is Status.INCONCLUSIVE]
-    decided.update({case.evidence.cell: case for case in _judged(contract, open_, "long", alpha, len(once))})
-    followed = (item for item in evidence if item.detected and not item.absence)
-    decided.update({item.cell: _followed(contract, item, alpha) for item in followed})
-    cases = (decided.get(item.cell) or _silence(contract, item) for item in evidence)
-    return tuple(verdict_of(contract, case, alpha, now) for case in cases)
-
-
-def _followed(contract: Contract, item: Evidence, alpha: float) -> JudgedWindow:
-    """A cell whose observations are followed: windows that begin after the last alarm, or why it still fails."""
-    recent = item if item.since is None else replace(item, sample=item.since)
-    case = _case(contract, recent, "short", alpha, alpha)
-    terms = case.terms
-    # The longer window does not take back a breach in this one.
-    above = case.interval.lower > case.terms.limit and case.interval.samples >= case.terms.needed
-    if case.status is Status.INCONCLUSIVE and not above:
-        case = _case(contract, recent, "long", alpha, alpha, terms)
-    if not item.failing or case.status is Status.PASS:
-        return case
-    whole = _case(contract, item, "short", alpha, alpha, terms)
-    if not whole.interval.samples:
-        whole = _case(contract, item, "long", alpha, alpha, terms)
-    return whole._replace(status=Status.FAIL)
-
-
-def _judged(
-    contract: Contract, evidence: Sequence[Evidence], window: Window, alpha: float, family: int
-) -> list[JudgedWindow]:
-    if not evidence:
-        return []
-    strictest = alpha / family
-    cases = [_case(contract, item, window, strictest, alpha) for item in evidence]
-
-    def fails(case: JudgedWindow) -> Callable[[float], bool]:
-        def at(level: float) -> bool:
-            # A sample whose own statistic is within the limit fails at no level.
-            if case.interval.samples < case.terms.needed and not case.terms.fails_at_once:
-                return False
-            if not case.interval.estimate > case.terms.limit:
-                return False
-            known = case if level == strictest else _case(contract, case.evidence, window, level, alpha)
-            return known.interval.lower > case.terms.limit
-
-        return at
-
-    # The long window is asked only about what the short one left open; the others count as tests that do not fail.
-    others: list[Callable[[float], bool]] = [lambda _level: False] * (family - len(cases))
-    level = holm([*map(fails, cases), *others], alpha).level
-    if level == strictest:
-        return cases
-    return [
-        _case(contract, case.evidence, window, level, alpha) if case.interval.estimate > case.terms.limit else case
-        for case in cases
-    ]
-
-
-def _case(
-    contract: Contract, item: Evidence, window: Window, level: float, alpha: float, terms: Terms | None = None
-) -> JudgedWindow:
-    terms = terms or Terms.of(contract, item.clause, item.cell.slice)
-    interval = _interval_of(contract, item, window, level, alpha)
-    return JudgedWindow(item, window, terms, level, interval, _status(item, terms, interval))
-
-
 def _interval_of(
     contract: Contract, item: Evidence, window: Window, level: float, alpha: float, times: int = 1
 ) -> Interval:
@@ -243,13 +153,6 @@ def verdict_of(contract: Contract, case: JudgedWindow, alpha: float, now: float)
         observed=item.observed,
         ended=case.status is Status.INCONCLUSIVE and item.ended,
     )
-
-
-def _silence(contract: Contract, item: Evidence) -> JudgedWindow:
-    """A cell that there is nothing to judge of."""
-    status = Status.INVALID_INPUT if item.absence.startswith(INVALID_INPUT) else Status.NO_DATA
-    empty = Interval(math.nan, math.nan, math.nan, 0, "")
-    return JudgedWindow(item, "short", Terms.of(contract, item.clause, item.cell.slice), math.nan, empty, status)
 
 
 def reason_of(contract: Contract, case: JudgedWindow, alpha: float) -> str:
@@ -424,24 +327,3 @@ def place_of(cell: Cell) -> str:
     """A cell in words."""
     kernels = " -> ".join(filter(None, (cell.kernel_train, cell.kernel_inference)))
     return f"clause {cell.clause} on slice {cell.slice}" + (f" of {kernels}" if kernels else "")
-
-
-def decide_apart(
-    contract: Contract, evidence: Sequence[Evidence], now: float
-) -> tuple[tuple[Verdict, ...], dict[str, Exception]]:
-    """`decide`, without the cells for which it fails: these are NO_DATA. Returns what failed, too, by where."""
-    try:
-        return decide(contract, evidence, now), {}
-    except Exception:  # noqa: BLE001, S110 - the cause is found below, and the caller reports it
-        pass
-    errors: dict[str, Exception] = {}
-    sound = []
-    for item in evidence:
-        try:
-            decide(contract, [item], now)
-        except Exception as error:  # noqa: BLE001 - whatever it is, the other cells are judged
-            errors[place_of(item.cell)] = error
-            sound.append(unjudged(item, error))
-        else:
-            sound.append(item)
-    return decide(contract, sound, now), errors

@@ -1,4 +1,4 @@
-"""Verdicts of all cells at once are those of each by itself, whatever happens to their series."""
+"""Bounds that are kept from one evaluation to the next are those of a new one, whatever happens to the series."""
 
 from __future__ import annotations
 
@@ -9,11 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from kc_otel.judge.cells import SilentPairs, current, evidence_of, places
+from kc_otel.judge.cell_columns import CellColumns
 from kc_otel.judge.evaluator import Evaluator
 from kc_otel.judge.series import Listening
 from kc_otel.judge.verdict import Status, Verdict
-from kc_otel.judge.verdicts import decide
 
 METRICS = {
     "tv_token": "kc.drift.tv_token",
@@ -35,7 +34,7 @@ CLAUSES = [
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(2))
-def test_verdicts_at_once_are_those_of_each_cell(seed: int, contract: Any, sender: Any, now: float) -> None:
+def test_kept_bounds_are_those_computed_anew(seed: int, contract: Any, sender: Any, now: float) -> None:
     """Through panes that turn, faults that come and go, silence, new kernels and clocks that go back."""
     rng = np.random.default_rng(seed)
     made = contract(statistical=CLAUSES, observability={"window": "1m", "long_window": "10m", "min_samples": 30})
@@ -63,10 +62,8 @@ def test_verdicts_at_once_are_those_of_each_cell(seed: int, contract: Any, sende
                 evaluator.ingest_metrics(source.request(now, values), now)
         verdicts = evaluator.evaluate(now)[made.name].verdicts
         state = evaluator.states[made.name]
-        silence = SilentPairs(state, now, Listening(START), {})
-        by_clause = [places(state, clause, current(state, clause, silence)) for clause in made.clauses]
-        cells = [evidence_of(state, place, now) for of_clause in by_clause for place in of_clause]
-        seen.append(([*verdicts], decide(made, cells, now)))
+        fresh, _ = CellColumns(state).judge(now, Listening(START))
+        seen.append(([*verdicts], [*fresh]))
     for verdicts, others in seen:
         for verdict, other in zip(verdicts, others, strict=True):
             assert difference(verdict, other) == {}

@@ -9,12 +9,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from kc_otel.judge import verdicts as verdicts_module
+from kc_otel.judge import cell_columns
 from kc_otel.judge.cell_columns import CellColumns
 from kc_otel.judge.contract_state import ContractState
 from kc_otel.judge.evaluator import Evaluator
 from kc_otel.judge.verdict import Evaluation, Status
 
+CODE_SIZE = 399
 DRIFT = np.random.default_rng(3).beta(1, 50, 400)
 
 
@@ -27,7 +28,8 @@ def two(contract: Any, sender: Any, now: float, **parts: Any) -> Evaluator:
         for slice in ("all", "code"):
             source = sender(contract=name, slice=slice)
             evaluator.ingest_metrics(source.request(now + 1), now + 1)
-            evaluator.ingest_metrics(source.request(now + 2, DRIFT), now + 2)
+            size = CODE_SIZE if (name, slice) == ("policy", "code") else DRIFT.size
+            evaluator.ingest_metrics(source.request(now + 2, DRIFT[:size]), now + 2)
     return evaluator
 
 
@@ -51,12 +53,9 @@ def test_a_cell_that_cannot_be_judged_is_no_data_and_its_neighbours_are_judged(
 ) -> None:
     """The other slice and the other contract FAIL as they did; the reason names the fault, the log has it once."""
     evaluator = two(contract, sender, now)
-    real = verdicts_module._case
-    monkeypatch.setattr(
-        verdicts_module,
-        "_case",
-        raising(real, lambda _, item, *__: (item.cell.contract, item.cell.slice) == ("policy", "code")),
-    )
+    overflowing = {CODE_SIZE}
+    fails = raising(cell_columns.intervals_of_rows, lambda _, __, rows: not overflowing.isdisjoint(rows.total))
+    monkeypatch.setattr(cell_columns, "intervals_of_rows", fails)
     for step in range(3):
         found = evaluator.evaluate(now + 3 + step)
     assert statuses(found) == {"policy": [Status.FAIL, Status.NO_DATA], "other": [Status.FAIL, Status.FAIL]}
@@ -66,7 +65,7 @@ def test_a_cell_that_cannot_be_judged_is_no_data_and_its_neighbours_are_judged(
     assert "clause token-tv on slice code of aaaaaaaaaaaa -> bbbbbbbbbbbb" in evaluator.faults.present["policy"]
     (record,) = [entry for entry in caplog.records if entry.levelno == logging.ERROR]
     assert record.exc_info is not None
-    monkeypatch.setattr(verdicts_module, "_case", real)
+    overflowing.clear()
     assert statuses(evaluator.evaluate(now + 7))["policy"] == [Status.FAIL, Status.FAIL]
     assert evaluator.faults.present == {}
     assert caplog.text.count("contract policy: judging works again") == 1

@@ -10,11 +10,12 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from kc_otel.judge.cell_columns import decide
 from kc_otel.judge.evaluator import Evaluator
 from kc_otel.judge.sample_sizes import observations_to_pass
 from kc_otel.judge.statistics import clause_interval, samples_needed
 from kc_otel.judge.verdict import Cell, Status, Verdict
-from kc_otel.judge.verdicts import Evidence, decide
+from kc_otel.judge.verdicts import Evidence
 from kc_otel.record.telemetry.accumulate import Accumulator
 from kc_otel.stats import Binned
 from tests.tools.verdicts import verdicts_of

@@ -16,10 +16,11 @@ from kc_otel.contract.registry.clause_metrics import RECORDED, Origin, Unit
 from kc_otel.contract.slices import ALL, OLDER, STALE
 from kc_otel.contract.units import format_duration
 from kc_otel.judge.causes import TOKENS, split_by_cause
+from kc_otel.judge.cell_columns import decide
 from kc_otel.judge.plain_json import for_others
 from kc_otel.judge.statistics import broken_assumption
 from kc_otel.judge.verdict import Causes, Cell, Status, Verdict
-from kc_otel.judge.verdicts import Evidence, Window, decide
+from kc_otel.judge.verdicts import Evidence, Window
 from kc_otel.record.measure.logits import LOGITS, logit_drift
 from kc_otel.record.measure.places import Places
 from kc_otel.record.measure.sampled import REWARD, SEQUENCE, TOKEN, log_ratio, saturated
