@@ -181,6 +181,10 @@ class Incident:
         over = self.gone or self.state in {IncidentState.CONTAINED, IncidentState.RESOLVED}
         return self.on in OF_RECORDERS and not over and not self.broken and not self.refuted
 
+    def fell_silent(self, now: float, window: float) -> bool:
+        """Return whether it went away a window ago without proof of recovery, whether or not a route remains."""
+        return self.went_away and now - self.last_until >= window
+
     @property
     def last_until(self) -> float:
         """Unix time in seconds at which the last of its cells ceased to be broken, of those that have."""
