@@ -175,7 +175,7 @@ class Core:
         """Return whether a breach went away a window ago without proof of recovery, whether or not a route remains."""
         contract = self.contracts.get(incident.contract)
         window = contract.observability.window if contract is not None else 0.0
-        return incident.went_away and (self.evaluated_at or self.started_at) - incident.last_until >= window
+        return incident.fell_silent(self.evaluated_at or self.started_at, window)
 
     def silent_recorders(self, contract: str, version: str) -> tuple[int, str]:
         """Return how many recorders of a kernel version were silent at the last evaluation, and a sentence of them."""

@@ -17,12 +17,10 @@ from kc_otel.judge.cell_columns import selected
 from kc_otel.judge.decisions import DecisionTable, Pin, apply, kept_since, released
 from kc_otel.judge.escalation.alerts import (
     ROLLED_BACK,
-    Alert,
     PolicyState,
     Transition,
     What,
     advance,
-    edge,
     fingerprint,
     step_keys,
 )
@@ -32,12 +30,10 @@ from kc_otel.judge.escalation.notices import (
     IncidentMessage,
     MessageGroup,
     Notice,
-    NoticeReason,
     People,
     Silence,
     current,
     group_messages,
-    muted_ends,
     notices,
 )
 from kc_otel.judge.incidents.incident import Incident, IncidentState
@@ -141,7 +137,8 @@ def escalate(
     told = {group.incident for group in before.groups.get(name, ())}
     groups, messages = group_messages(
         before.groups.get(name, ()),
-        () if dry_run else (*said, *muted_ends(transitions, said), *roll_backs, *_unproven(contract, told, after, now)),
+        () if dry_run else (*transitions, *roll_backs, *_unproven(contract, told, after, now)),
+        said,
         after,
         people,
         timing,
@@ -203,8 +200,8 @@ def _roll_backs(
     rolled: Sequence[Promotion],
     verdicts: Sequence[Verdict],
     now: float,
-) -> list[Notice]:
-    """Notices of versions that are rolled back, or measured after it, said at once where that is new.
+) -> list[Transition]:
+    """Edges of versions that are rolled back, or measured after it, said at once where that is new.
 
     Every endpoint of the ladder's steps on FAIL is told, whatever a step waits for: somebody else has acted by then. A
     version that is measured after its rollback and breaks nothing has no incident, and a message of its own, whose end
@@ -212,22 +209,23 @@ def _roll_backs(
     """
     webhooks = (action for step in contract.escalation if step.on == "fail" for action in step.do)
     actions = tuple(dict.fromkeys(action for action in webhooks if action.kind == "webhook"))
-    said: list[Notice] = []
+    said: list[Transition] = []
 
     def say(version_or_incident: str, kind: str, verdict: Verdict, started_at: float) -> None:
-        said_of = Transition(
-            contract=contract.name, step=ROLLED_BACK, on="fail", cell=verdict.cell, what=What.FIRING, at=now,
-            started_at=started_at, severity="critical" if kind == "serves" else "warning", actions=actions,
-            verdict=verdict, fingerprint=_fingerprint(version_or_incident, kind),
+        said.append(
+            Transition(
+                contract=contract.name, step=ROLLED_BACK, on="fail", cell=verdict.cell, what=What.FIRING, at=now,
+                started_at=started_at, severity="critical" if kind == "serves" else "warning", actions=actions,
+                verdict=verdict, fingerprint=_fingerprint(version_or_incident, kind),
+            )
         )  # fmt: skip
-        said.append(Notice(said_of, NoticeReason.ROLLED_BACK))
 
     for old, new in zip(before, after, strict=True):
         done = [action for action in new.actions if action not in old.actions]
         if done and (worst := _worst(new, verdicts)) is not None:
             for action in done:
                 say(new.id, action.kind, worst, action.at)
-    told = {notice.transition.cell.kernel_inference for notice in said}
+    told = {edge.cell.kernel_inference for edge in said}
     for promotion in rolled:
         of_it = (verdict for verdict in verdicts if verdict.cell.kernel_inference == promotion.version)
         if promotion.seen_serving == now and promotion.version not in told and (last := next(of_it, None)) is not None:
@@ -247,14 +245,15 @@ def _unproven_alerts(contract: Contract, incidents: Iterable[Incident]) -> set[s
     }
 
 
-def _unproven(contract: Contract, told: Collection[str], incidents: Sequence[Incident], now: float) -> list[Notice]:
+def _unproven(contract: Contract, told: Collection[str], incidents: Sequence[Incident], now: float) -> list[Transition]:
     """Ends of breaches that went away without proof before anybody was told of them; `told` are ids of incidents.
 
     They were shorter than a step's `for`, or happened in a dry run. `group_messages` tells the webhooks of every step.
     """
-    window, ends = contract.observability.window, list[Notice]()
-    candidates = [incident for incident in incidents if incident.went_away and incident.id not in told]
-    for incident in (incident for incident in candidates if now - incident.last_until >= window):
+    ends: list[Transition] = []
+    for incident in incidents:
+        if incident.id in told or not incident.fell_silent(now, contract.observability.window):
+            continue
         for cell in (cell for cell in incident.cells if incident.unproven(cell.clause, cell.slice)):
             numbers = (cell.limit, cell.estimate, cell.lower, cell.upper)
             limit, estimate, lower, upper = (math.nan if number is None else number for number in numbers)
@@ -264,13 +263,15 @@ def _unproven(contract: Contract, told: Collection[str], incidents: Sequence[Inc
                 method="", reason=cell.reason, contract_version=contract.metadata.version, contract_hash=contract.hash,
                 about="traffic",
             )  # fmt: skip
-            for key, step in zip(step_keys(contract), contract.escalation, strict=True):
-                if step.on == incident.on and (not step.clauses or cell.clause in step.clauses):
-                    alert = Alert(
-                        step=key, on=step.on, severity=step.severity, actions=step.do, cell=verdict.cell,
-                        since=cell.since, started_at=cell.since, counting=False, held=0.0, verdict=verdict,
-                    )  # fmt: skip
-                    ends.append(Notice(edge(alert, What.RESOLVED, now), NoticeReason.RESOLVED))
+            ends += [
+                Transition(
+                    contract=contract.name, step=key, on=step.on, cell=verdict.cell, what=What.RESOLVED, at=now,
+                    started_at=cell.since, severity=step.severity, actions=step.do, verdict=verdict,
+                    fingerprint=fingerprint(key, verdict.cell),
+                )
+                for key, step in zip(step_keys(contract), contract.escalation, strict=True)
+                if step.on == incident.on and (not step.clauses or cell.clause in step.clauses)
+            ]  # fmt: skip
     return ends
 
 

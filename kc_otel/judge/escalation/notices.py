@@ -1,52 +1,44 @@
 """Notices: what people decided about alerts, who is told of them and when, and the messages that go out together.
 
 A silence mutes: webhooks and log records of the alerts that it covers are held back until it ends. It does not affect
-routes, quarantines, holds and halts, which act on kernels and not on notifications. Alerts that still fire when a
-silence ends are reported then. An acknowledgement says that somebody is at work on an alert: the alert goes on firing,
-its reminders stop, and it ends with the alert. Source: Prometheus documentation, "Alertmanager", silences; PagerDuty,
-"Incidents", acknowledge.
+routes, quarantines, holds and halts, which act on kernels and not on notifications. An acknowledgement says that
+somebody is at work on an alert: it goes on firing, its reminders stop, and it ends with the alert. Source: Prometheus
+documentation, "Alertmanager", silences; PagerDuty, "Incidents", acknowledge.
 
-Notices of one alert:
+Who was told that an alert fires is told that it resolved, even during a silence: anyone who acted on the first message
+needs the second. Reminders of a step about one pair of kernels are sent together, when the first is due.
 
-    fires ---------------> told ("firing") ---- `repeat` passes, nobody acknowledges ----> told ("reminder") ---+
-      |                     ^    |                                        ^                                     |
-      | silenced            |    | resolves                               '-------------------------------------'
-      v                     |    v
-    silent -- silence ends -'   told ("resolved")
-      |       ("silence-ended")
-      '--resolves: nothing was said, and nothing needs to be taken back, unless the breach went away without proof
+There is one message per incident and endpoint, not one per alert. What an endpoint knows of an alert:
 
-If people were told that an alert fires, they are told that it resolved, even during a silence: anyone who acted on the
-first message needs the second. Time towards a reminder is counted as the policy counts it: since the evaluation before,
-never less than zero and never more than the contract's window, so that a clock that jumps sends no storm of reminders.
-Reminders of a step about one pair of kernels are sent together, when the first is due: an incident that grew is one
-reminder.
+          fires, `wait`                      ends, and is refuted or contained
+    "" ------------------> "firing" ------------------------------------------------> ""
+     '- ends, unproven, a window ---> "unproven" <--- ends, unproven, a window -- "firing"
 
-Messages: one per incident and endpoint, not one per alert.
-
-    first alert --- `wait` passes ---> message (firing) --- more alerts, some end --- `interval` passes ---> (update)
-                                                        |-- alerts of a step that was not told, `wait` ----> (update)
-                                                        |-- the last one ends, unproven, `wait` -----------> (unproven)
-                                                        '-- the last one ends -----------------------------> (resolved)
-
-The end of an alert whose breach went away without proof is held back until it is known how the breach ended. So is the
-end that was told while the breach was contained: containment may end before the breach is refuted. An alert
-that begins and ends within the wait, or during a silence, is not reported, unless its breach went away without proof:
-then that is reported after the wait, or once the silence has ended. A roll-back, a reminder and the end of a silence
-are sent at once; an alert that is silenced while it waits continues to wait. Time is counted as the policy counts it:
-since the evaluation before, never less than zero and never more than the contract's window. Source: Prometheus
-documentation, "Alerting, Configuration", `group_wait` and `group_interval`, whose defaults are these.
+What changes is told together: at once where nothing is left or a roll-back, a reminder or the end of a silence is
+among it, after `wait` where a step is new or something is unproven, else after `interval`. An alert that begins and
+ends before it is told is not told, unless its breach is unproven. Time is counted as the policy counts it: since the
+evaluation before, never less than zero and never more than the contract's window. Source: Prometheus documentation,
+"Alerting, Configuration", `group_wait` and `group_interval`, whose defaults are these.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from typing import Final
+from typing import Final, Literal
 
 from kc_otel.contract.model import Contract
-from kc_otel.judge.escalation.alerts import WENT_AWAY, Alert, PolicyState, Transition, What, edge, step_keys
+from kc_otel.judge.escalation.alerts import (
+    ROLLED_BACK,
+    WENT_AWAY,
+    Alert,
+    PolicyState,
+    Transition,
+    What,
+    edge,
+    step_keys,
+)
 from kc_otel.judge.incidents.incident import Incident, IncidentState
 from kc_otel.judge.verdict import Cell
 
@@ -174,9 +166,6 @@ def notices(
     return replace(after, alerts=tuple(alerts.values())), (*first, *late)
 
 
-_AT_ONCE_REASONS: Final = (NoticeReason.ROLLED_BACK, NoticeReason.SILENCE_ENDED, NoticeReason.REMINDER)
-
-
 @dataclass(frozen=True, slots=True)
 class GroupTiming:
     """Delays that let related messages be grouped."""
@@ -190,22 +179,42 @@ class GroupTiming:
 AT_ONCE: Final = GroupTiming(0.0, 0.0)
 
 
+Known = Literal["", "firing", "unproven"]
+
+
+@dataclass(frozen=True, slots=True)
+class ToldAlert:
+    """An alert, and what an endpoint knows of it."""
+
+    edge: Transition
+    """Its last one; a roll-back's is FIRING until its incident is over."""
+    known: Known = ""
+    """What the endpoint was told of it, and not yet of its end."""
+
+    @property
+    def fires(self) -> bool:
+        """True if it fires still."""
+        return self.edge.what is What.FIRING
+
+    @property
+    def waits(self) -> bool:
+        """True if the endpoint may have to be told something else."""
+        return self.known != ("firing" if self.fires else "unproven")
+
+
 @dataclass(frozen=True, slots=True)
 class MessageGroup:
-    """Alerts of an incident that an endpoint has been told of, and those still to be sent."""
+    """What an endpoint knows of an incident, and what it may have to be told."""
 
     incident: str
     """Its id; an alert's fingerprint where it belongs to none."""
     endpoint: str
-    told: tuple[str, ...]
-    """Fingerprints of alerts that it was told of, and not of their end."""
-    steps: tuple[str, ...]
-    pending: tuple[Notice, ...]
-    waited: float
-    """Seconds that the oldest of it has waited."""
-    quiet: float
-    closing: tuple[Transition, ...] = ()
-    """Roll-backs that it was told of, which end with the incident."""
+    alerts: tuple[ToldAlert, ...] = ()
+    steps: tuple[str, ...] = ()
+    """Those that it was told of."""
+    waited: float = 0.0
+    """Seconds that the oldest of what is to be told has waited."""
+    quiet: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,6 +233,7 @@ class IncidentMessage:
 
 def group_messages(
     groups: Sequence[MessageGroup],
+    edges: Iterable[Transition],
     said: Iterable[Notice],
     incidents: Sequence[Incident],
     people: People,
@@ -231,41 +241,42 @@ def group_messages(
     window: float,
     passed: float,
     now: float,
-    lasting: Collection[str] | None = None,
+    lasting: Collection[str] = (),
 ) -> tuple[tuple[MessageGroup, ...], tuple[IncidentMessage, ...]]:
     """The groups after an evaluation, `passed` seconds after the one before, and the webhooks to be sent now.
 
-    `lasting` are fingerprints of alerts about rolled back versions without an incident that are not over; None for all.
+    `edges` are those of this evaluation, whether or not they were `said`. `lasting` are fingerprints of alerts about
+    rolled back versions without an incident that are not over.
     """
     by_id = {incident.id: incident for incident in incidents}
     by_key = {incident.key: incident.id for incident in incidents}
-    known = {(old.incident, old.endpoint): _later(old, passed) for old in groups}
-    told_in = {(fingerprint, old.endpoint): old.incident for old in groups for fingerprint in _heard(old)}
-    for notice in said:
-        edge = notice.transition
-        for endpoint in dict.fromkeys(str(action.target) for action in edge.actions if action.kind == "webhook"):
+    known = {(group.incident, group.endpoint): _later(group, passed) for group in groups}
+    told_in = {(told.edge.fingerprint, group.endpoint): group.incident for group in groups for told in group.alerts}
+    for change in edges:
+        for endpoint in dict.fromkeys(str(action.target) for action in change.actions if action.kind == "webhook"):
             # An end is said where the beginning was.
-            id = told_in.get((edge.fingerprint, endpoint)) or by_key.get(edge.incident, edge.fingerprint)
-            group = known.get((id, endpoint)) or MessageGroup(id, endpoint, (), (), (), 0.0, 0.0)
-            known[id, endpoint] = _added(group, notice)
+            id = told_in.get((change.fingerprint, endpoint)) or by_key.get(change.incident, change.fingerprint)
+            group = known.get((id, endpoint)) or MessageGroup(id, endpoint)
+            alerts = {told.edge.fingerprint: told for told in group.alerts}
+            before = alerts.pop(change.fingerprint, None)  # the newest is at the end
+            heard = before.known if before is not None and change.step != ROLLED_BACK else ""
+            known[id, endpoint] = replace(group, alerts=(*alerts.values(), ToldAlert(change, heard)))
+    urgent = {notice.transition.fingerprint: notice.reason for notice in said if notice.reason not in _USUAL_REASONS}
     after: list[MessageGroup] = []
     messages: list[IncidentMessage] = []
     for group in known.values():
-        over = by_id.get(group.incident)
-        alone = over is None and any(edge.fingerprint == group.incident for edge in group.closing)
-        if alone:
-            ended = lasting is not None and group.incident not in lasting
-        else:
-            ended = over is None or over.state is IncidentState.RESOLVED
-        if ended:
-            group = _closed(group, now)  # noqa: PLW2901 - the same one
-        rest, message = _sent(group, by_id.get(group.incident), people, timing, window, now)
+        incident = by_id.get(group.incident)
+        over = group.incident not in lasting if incident is None else incident.state is IncidentState.RESOLVED
+        group = _without_roll_backs(group, now) if over else group  # noqa: PLW2901 - the same one
+        rest, message = _sent(group, incident, people, timing, window, now, urgent)
         messages += [message] if message is not None else []
-        if rest.pending or rest.told:
-            after.append(rest)
+        after += [rest] if rest.alerts else []
     return tuple(sorted(after, key=lambda entry: (entry.incident, entry.endpoint))), tuple(
         sorted(messages, key=lambda entry: entry.endpoint)
     )
+
+
+_USUAL_REASONS: Final = frozenset({NoticeReason.FIRING, NoticeReason.RESOLVED})
 
 
 def last_messages(
@@ -276,112 +287,82 @@ def last_messages(
     over = {transition.fingerprint: transition for transition in ended}
     messages: list[IncidentMessage] = []
     for group in groups:
-        waiting = {notice.transition.fingerprint: notice.transition for notice in group.pending}
-        alerts = tuple(edge for told in group.told if (edge := over.get(told) or waiting.get(told)) is not None)
+        known = [told.edge for told in group.alerts if told.known]
+        edges = [over.get(edge.fingerprint, edge) for edge in known]
+        alerts = tuple(edge for edge in edges if edge.what is What.RESOLVED)
         if alerts:
             incident = by_id.get(group.incident)
             messages.append(IncidentMessage(group.endpoint, NoticeReason.UNFOLLOWED, incident, alerts, 0))
     return tuple(messages)
 
 
-def _heard(group: MessageGroup) -> tuple[str, ...]:
-    return (*group.told, *(notice.transition.fingerprint for notice in group.pending))
-
-
 def _later(group: MessageGroup, passed: float) -> MessageGroup:
-    waits = any(notice.transition.end != WENT_AWAY for notice in group.pending)
-    waited = group.waited + passed if waits else 0.0
+    waited = group.waited + passed if any(told.waits for told in group.alerts) else 0.0
     return replace(group, waited=waited, quiet=group.quiet + passed)
 
 
-def muted_ends(transitions: Iterable[Transition], said: Iterable[Notice]) -> tuple[Notice, ...]:
-    """Ends of alerts of which nothing was said, as during a silence: `group_messages` keeps those without proof."""
-    told = {notice.transition.fingerprint for notice in said}
-    ends = (transition for transition in transitions if transition.what is What.RESOLVED)
-    return tuple(Notice(edge, NoticeReason.RESOLVED) for edge in ends if edge.fingerprint not in told)
-
-
-def _added(group: MessageGroup, notice: Notice) -> MessageGroup:
-    fingerprint = notice.transition.fingerprint
-    others = tuple(pending for pending in group.pending if pending.transition.fingerprint != fingerprint)
-    before = next((pending for pending in group.pending if pending.transition.fingerprint == fingerprint), None)
-    if notice.reason is NoticeReason.RESOLVED and fingerprint not in group.told:
-        return replace(group, pending=(*others, notice))  # it began and ended while it waited: `_is_news`
-    if before is not None and (before.reason, notice.reason) == (NoticeReason.RESOLVED, NoticeReason.FIRING):
-        if before.transition.end != WENT_AWAY and fingerprint in group.told:
-            return replace(group, pending=others)  # it ended and began again: nothing has changed for who was told
-    elif before is not None and (before.reason, notice.reason) == (NoticeReason.FIRING, NoticeReason.RESOLVED):
-        notice = _without_proof(notice)  # it was told that it went away, and not that it was back
-    if notice.reason is NoticeReason.REMINDER and fingerprint not in group.told:
-        return group  # its first word still waits
-    closing = (*group.closing, notice.transition) if notice.reason is NoticeReason.ROLLED_BACK else group.closing
-    return replace(group, pending=(*others, notice), closing=closing)
-
-
-def _is_news(notice: Notice, group: MessageGroup, incident: Incident | None) -> bool:
-    """Return False for the end of an alert that its endpoint was never told of, unless its breach is unproven."""
-    if notice.reason is not NoticeReason.RESOLVED or notice.transition.fingerprint in group.told:
-        return True
-    return incident is not None and incident.unproven(*notice.transition.cell[1:3])
-
-
-def _without_proof(notice: Notice) -> Notice:
-    """The end of an alert, which its endpoint was told is no proof that the breach is over."""
-    return replace(notice, transition=replace(notice.transition, end=WENT_AWAY))
-
-
-def _closed(group: MessageGroup, now: float) -> MessageGroup:
+def _without_roll_backs(group: MessageGroup, now: float) -> MessageGroup:
     """A group whose incident is over: with it ends what was said of roll-backs."""
-    ended = (replace(transition, what=What.RESOLVED, at=now) for transition in group.closing)
-    for transition in ended:
-        group = _added(group, Notice(transition, NoticeReason.RESOLVED))
-    return replace(group, closing=())
+    alerts = tuple(
+        replace(told, edge=replace(told.edge, what=What.RESOLVED, at=now))
+        if told.edge.step == ROLLED_BACK and told.fires
+        else told
+        for told in group.alerts
+    )
+    return replace(group, alerts=alerts)
 
 
 def _sent(
-    group: MessageGroup, incident: Incident | None, people: People, timing: GroupTiming, window: float, now: float
+    group: MessageGroup,
+    incident: Incident | None,
+    people: People,
+    timing: GroupTiming,
+    window: float,
+    now: float,
+    urgent: Mapping[str, NoticeReason],
 ) -> tuple[MessageGroup, IncidentMessage | None]:
-    group = replace(group, pending=tuple(notice for notice in group.pending if _is_news(notice, group, incident)))
-    firing = [notice for notice in group.pending if notice.transition.what is What.FIRING]
-    muted = [notice for notice in firing if people.silencing(notice.transition.cell, now)]
-    ended = [notice for notice in group.pending if notice.transition.what is What.RESOLVED]
+    """Return a group after an evaluation, and the message that is due; `urgent` are reasons by alert."""
+
+    def unproven(told: ToldAlert) -> bool:
+        return incident is not None and incident.unproven(*told.edge.cell[1:3])
+
+    rows = [told for told in group.alerts if told.known or told.fires or unproven(told)]
+    heard = [told for told in rows if not people.silencing(told.edge.cell, now)]
+    reminded = {fingerprint for fingerprint, reason in urgent.items() if reason is NoticeReason.REMINDER}
+    ready = [told for told in heard if told.fires and (told.waits or told.edge.fingerprint in reminded)]
     # Users are seen to be kept from what is contained: the end of its alert is told, and kept until it is refuted.
-    held = [notice for notice in ended if notice.transition.fingerprint not in group.told]
-    if incident is not None and incident.state is not IncidentState.CONTAINED:
-        held = [notice for notice in ended if notice in held or incident.unproven(*notice.transition.cell[1:3])]
-    ended = [notice for notice in ended if notice not in held]
-    ready = [notice for notice in firing if notice not in muted]
-    away: list[Notice] = []
-    # For a window after that, what its recorders measure next may refute it.
-    if incident is not None and incident.went_away and not ready and now - incident.last_until >= window:
-        pending = (notice for notice in held if notice.transition.end != WENT_AWAY)
-        away = [notice for notice in pending if not people.silencing(notice.transition.cell, now)]
-    lasting = set(group.told) - {notice.transition.fingerprint for notice in ended}
+    contained = incident is not None and incident.state is IncidentState.CONTAINED
+    ended = [told for told in rows if told.known and not told.fires and (contained or not unproven(told))]
+    # For a window after it went away, what its recorders measure next may refute it.
+    gone = incident is not None and incident.fell_silent(now, window) and not ready
+    away = [told for told in heard if gone and not told.fires and told.waits and told not in ended]
+    lasting = [told for told in rows if told.known and told not in ended]
     over = bool(ended) and not lasting and not ready
-    urgent = next((reason for reason in _AT_ONCE_REASONS if any(notice.reason is reason for notice in ready)), None)
-    new_step = any(notice.transition.step not in group.steps for notice in ready)
+    reasons = {urgent.get(told.edge.fingerprint) for told in ready}
+    reasons |= {NoticeReason.ROLLED_BACK for told in ready if told.edge.step == ROLLED_BACK}
+    at_once = next((reason for reason in _AT_ONCE_REASONS if reason in reasons), None)
+    new_step = any(told.edge.step not in group.steps for told in ready)
     due = (
         over
-        or urgent is not None
+        or at_once is not None
         or (bool(new_step or away) and group.waited >= timing.wait)
-        or (bool(ready or ended) and bool(group.told) and group.quiet >= timing.interval)
+        or (bool(ready or ended) and bool(lasting or ended) and group.quiet >= timing.interval)
     )
     if not due:
-        return group, None
-    told = lasting | {notice.transition.fingerprint for notice in (*ready, *away)}
-    first = NoticeReason.UPDATE if group.told else NoticeReason.FIRING
-    reason = NoticeReason.RESOLVED if over else urgent or (NoticeReason.UNPROVEN if away else first)
-    held = [_without_proof(notice) if notice in away else notice for notice in held]
-    held += [
-        replace(notice, transition=replace(notice.transition, end=""))
-        for notice in ended
-        if incident is not None and incident.unproven(*notice.transition.cell[1:3])
-    ]
-    unproven = [replace(_without_proof(notice).transition, what=What.FIRING) for notice in away]
-    changes = (*(notice.transition for notice in (*ready, *ended)), *unproven)
-    message = IncidentMessage(group.endpoint, reason, incident, changes, len(told))
-    steps = {notice.transition.step for notice in (*ready, *away)} | set(group.steps) if told else ()
-    rest = replace(
-        group, told=tuple(sorted(told)), steps=tuple(sorted(steps)), pending=(*muted, *held), waited=0.0, quiet=0.0
-    )
-    return rest, message
+        return replace(group, alerts=tuple(rows)), None
+    first = NoticeReason.UPDATE if lasting or ended else NoticeReason.FIRING
+    reason = NoticeReason.RESOLVED if over else at_once or (NoticeReason.UNPROVEN if away else first)
+    changes = [replace(told.edge, at=now) for told in ready] + [told.edge for told in ended]
+    changes += [replace(told.edge, what=What.FIRING, end=WENT_AWAY) for told in away]
+    news: dict[str, Known] = {}
+    for alerts, known in ((ended, ""), (ready, "firing"), (away, "unproven")):
+        news |= dict.fromkeys((told.edge.fingerprint for told in alerts), known)
+    after = [replace(told, known=news.get(told.edge.fingerprint, told.known)) for told in rows]
+    left = tuple(told for told in after if told.known or told.fires or unproven(told))
+    steps = {told.edge.step for told in (*ready, *away)} | set(group.steps)
+    count = sum(bool(told.known) for told in left)
+    rest = replace(group, alerts=left, steps=tuple(sorted(steps)) if count else (), waited=0.0, quiet=0.0)
+    return rest, IncidentMessage(group.endpoint, reason, incident, tuple(changes), count)
+
+
+_AT_ONCE_REASONS: Final = (NoticeReason.ROLLED_BACK, NoticeReason.SILENCE_ENDED, NoticeReason.REMINDER)

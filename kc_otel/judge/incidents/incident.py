@@ -10,19 +10,12 @@ from types import MappingProxyType
 from typing import Any, Final, Literal
 
 from kc_otel.contract.slices import ALL
-from kc_otel.contract.words import MEASURED_LATER, RUN_ENDED, interval, listed, moment, number, place
+from kc_otel.contract.words import MEASURED_LATER, RUN_ENDED, interval, listed, moment, number, place, rounded_down
 from kc_otel.judge.decisions import DecisionTable, Route
 from kc_otel.judge.verdict import Verdict
 
 _STATUS: Final = {"fail": "FAIL", "no-data": "NO_DATA", "inconclusive": "INCONCLUSIVE", "invalid-input": "FAIL"}
 _OPEN: Final = {"fail": "Broken", "no-data": "No data", "inconclusive": "Undecided", "invalid-input": "Invalid input"}
-_OBEYED: Final = {
-    "untaken": "no router has applied it",
-    "unconfirmed": "no router that sent requests to this kernel has kept any away from it yet",
-    "recent": "this kernel has not been silent for a heartbeat since a router applied it",
-    "lost": "a recorder of this kernel has not been heard of since",
-    "disobeyed": "this kernel was measured after a router applied it",
-}
 _RECEDED_FACTOR: Final = 1.25
 """Factor over the current value above which a breach is reported at its earlier size."""
 CLAUSE_GONE: Final = "the contract no longer has this clause as it was"
@@ -48,13 +41,6 @@ class IncidentState(StrEnum):
     until a person closes it."""
     RESOLVED = "resolved"
     """Nothing is broken, no alert fires, and no route is left of it."""
-
-
-_STATE_WORDS: Final = {
-    IncidentState.CONTAINED: "Contained",
-    IncidentState.UNPROVEN: "Went away without proof of recovery",
-    IncidentState.RESOLVED: "Resolved",
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,10 +154,8 @@ class Incident:
     """Since when routes or pins ask that users be kept from all of it; later orders do not move it."""
     taken_at: float | None = None
     """When a router was first seen to have taken such an order."""
-    obeyed: Literal["untaken", "behind", "unconfirmed", "recent", "lost", "disobeyed", "pinned"] = "untaken"
-    """What is known of the orders while they do not contain it."""
-    behind: str = ""
-    """Which routers have not applied them, or why they have no effect, as the end of a sentence."""
+    unmet: str = ""
+    """Why the orders do not contain it, as the end of a sentence; empty where they do, or nothing is ordered."""
     disobeyed_at: float | None = None
     """When a measurement of this kernel arrived last in spite of an order that was taken."""
     gone: bool = False
@@ -196,6 +180,10 @@ class Incident:
         """True if no cell of it is broken any more, and neither a verdict nor an order says that users are safe."""
         over = self.gone or self.state in {IncidentState.CONTAINED, IncidentState.RESOLVED}
         return self.on in OF_RECORDERS and not over and not self.broken and not self.refuted
+
+    def fell_silent(self, now: float, window: float) -> bool:
+        """Return whether it went away a window ago without proof of recovery, whether or not a route remains."""
+        return self.went_away and now - self.last_until >= window
 
     @property
     def last_until(self) -> float:
@@ -231,40 +219,38 @@ class Incident:
     @property
     def state_text(self) -> str:
         """State of the incident in words, as the beginning of a sentence."""
-        if self.state is not IncidentState.BROKEN:
-            return self._over_text
-        if self.on == "no-data" and not self.kernel_inference:
-            return "Waiting for first data"
-        if self._ended:
-            return "Ended"
+        if self.state is IncidentState.BROKEN:
+            return self._open_text
+        if self.state is not IncidentState.RESOLVED:
+            contained = self.state is IncidentState.CONTAINED
+            return "Contained" if contained else "Went away without proof of recovery"
+        if self._waited_for:
+            came = any(cell.refuted for cell in self.cells)
+            return "First data arrived" if came else "Closed before valid data arrived"
+        if not self.refuted:
+            return "Closed without proof of recovery"
+        return "Closed by a changed limit" if any(cell.loosened_to is not None for cell in self.cells) else "Resolved"
+
+    @property
+    def _open_text(self) -> str:
+        if self._waited_for or self._ended:
+            return "Waiting for first data" if self._waited_for else "Ended"
         if self.ordered_at is None:
+            if self.on != "fail" or self.shown:
+                return _OPEN[self.on]
             doubted = any(cell.doubted for cell in self.broken)
-            held = f"Was broken; {'nothing has refuted it since' if doubted else 'its alert still fires'}"
-            return held if self.on == "fail" and not self.shown else _OPEN[self.on]
-        at = moment(self.ordered_at)[11:16]
+            return f"Was broken; {'nothing has refuted it since' if doubted else 'its alert still fires'}"
+        at, unmet = moment(self.ordered_at)[11:16], f", but {self.unmet}" * bool(self.unmet)
         now = "Broken" if self.broken else "No longer measured as broken"
         if self.recovered or (self.gone and not self.broken):
             over = "the breach is over" if self.refuted else "it was closed without proof of recovery"
-            pinned = f", but {self.obeyed_text}" * (self.obeyed == "pinned")
-            return f"{now}: {over}, and the route ordered at {at} UTC remains{pinned}"
-        return f"{now}; routing to the training kernel was ordered at {at} UTC, but {self.obeyed_text}"
+            return f"{now}: {over}, and the route ordered at {at} UTC remains{unmet}"
+        return f"{now}; routing to the training kernel was ordered at {at} UTC{unmet}"
 
     @property
-    def _over_text(self) -> str:
-        if self.state is IncidentState.RESOLVED:
-            if self.on == "no-data" and not self.kernel_inference:
-                came = any(cell.refuted for cell in self.cells)
-                return "First data arrived" if came else "Closed before valid data arrived"
-            if not self.refuted:
-                return "Closed without proof of recovery"
-            if any(cell.loosened_to is not None for cell in self.cells):
-                return "Closed by a changed limit"
-        return _STATE_WORDS[self.state]
-
-    @property
-    def obeyed_text(self) -> str:
-        """End of a sentence: why an order to keep users away does not contain the incident."""
-        return _OBEYED.get(self.obeyed, self.behind)
+    def _waited_for(self) -> bool:
+        """True if no kernel has reported the cells yet."""
+        return self.on == "no-data" and not self.kernel_inference
 
     @property
     def key(self) -> tuple[str, str, str]:
@@ -359,7 +345,7 @@ class Incident:
         clauses = tuple(dict.fromkeys(cell.clause for cell in cells))
         where, what = listed(slices), listed(clauses)
         over, several = not self.shown, len(clauses) > 1
-        if self.on == "no-data" and not self.kernel_inference:
+        if self._waited_for:
             return f"No kernel {'had' if over else 'has'} reported {what} on {where} yet"
         if self._ended:
             return f"{RUN_ENDED.capitalize()}: no data for {what} on {where} since"
@@ -409,17 +395,11 @@ def _as_it_was(worst: BrokenCell, on: str) -> str:
             f"{number(worst.limit)}; {number(worst.estimate)} {since} "
             f"(confidence interval {interval(worst.lower, worst.upper)})"
         )
-    times = f", at least {_at_least(worst.badness)} times the" if worst.badness > 1 else " against a"
+    times = f", at least {rounded_down(worst.badness, 2)} times the" if worst.badness > 1 else " against a"
     return (
         f"{number(worst.estimate)} on {place(worst.slice)}{when}{times} limit of {number(worst.limit)} "
         f"(confidence interval {interval(worst.lower, worst.upper)})"
     )
-
-
-def _at_least(times: float) -> str:
-    """Round down to two digits, so that "at least" stays true."""
-    step = 10.0 ** (math.floor(math.log10(times)) - 1)
-    return number(math.floor(times / step * (1 + 1e-12)) * step)
 
 
 @dataclass(frozen=True, slots=True)
@@ -553,7 +533,7 @@ def _in_words(
         if routes and not held:
             text += f", but {routes[0].outdated}"
         elif held and incident.state is IncidentState.BROKEN and incident.ordered_at is not None:
-            text += f", but {incident.obeyed_text}"
+            text += f", but {incident.unmet}" * bool(incident.unmet)
         return text, held
     asked = {(directive.contract, directive.kind) for directive in table.directives}
     text = _DONE.get(action.kind, action.target or action.kind).replace("{where}", where)

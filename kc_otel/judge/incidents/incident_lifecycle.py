@@ -31,12 +31,12 @@ import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
-from typing import Any, Final, Literal
+from typing import Any, Final
 
 from kc_otel.contract.slices import ALL
 from kc_otel.contract.words import place
 from kc_otel.judge.cell_columns import selected
-from kc_otel.judge.decisions import DecisionTable, Route, kept_since, overriding_pin
+from kc_otel.judge.decisions import DecisionTable, kept_since, overriding_pin
 from kc_otel.judge.escalation.alerts import Alert, Transition, What, input_verdict
 from kc_otel.judge.escalation.notices import IncidentMessage, People
 from kc_otel.judge.incidents.incident import (
@@ -73,7 +73,15 @@ _SEVERAL: Final = "several"
 """Quantity of a cell whose clause was broken before and after it changed: no verdict is about both."""
 _ROUTED: Final = frozenset({"fail", "inconclusive"})
 """Incidents that last until somebody lifts their routes; those of silence and of invalid input do not."""
-_NO_ORDER: Final[Mapping[str, Any]] = dict.fromkeys(("contained_at", "ordered_at", "taken_at", "disobeyed_at"))
+_NO_ORDER: Final[Mapping[str, Any]] = {
+    **dict.fromkeys(("contained_at", "ordered_at", "taken_at", "disobeyed_at")),
+    "unmet": "",
+}
+_UNTAKEN: Final = "no router has applied it"
+_UNCONFIRMED: Final = "no router that sent requests to this kernel has kept any away from it yet"
+_RECENT: Final = "this kernel has not been silent for a heartbeat since a router applied it"
+_LOST: Final = "a recorder of this kernel has not been heard of since"
+_DISOBEYED: Final = "this kernel was measured after a router applied it"
 _MOST_WORDS: Final = 200
 _MOST_DIAGNOSES: Final = 10
 _MOST_UNPROVEN: Final = 100
@@ -156,6 +164,21 @@ class TrafficSeen:
         return self.measured(slice, version) > max(since, taken_at or since) + self.heartbeat
 
 
+@dataclass(frozen=True, slots=True)
+class _Tick:
+    """An evaluation of a contract, as its incidents see it."""
+
+    contract: str
+    verdicts: Sequence[Verdict]
+    table: DecisionTable
+    now: float
+    traffic: TrafficSeen
+    causes: Mapping[Cell, Causes]
+    quantities: Mapping[Place, str]
+    kept: Callable[[str, str], float | None]
+    """`kept_since` of the table."""
+
+
 def follow(
     contract: str,
     before: Sequence[Incident],
@@ -168,61 +191,60 @@ def follow(
     quantities: Mapping[Place, str] = MappingProxyType({}),
 ) -> tuple[Incident, ...]:
     """The incidents after an evaluation, with those that it has ended; `quantities` are `Contract.quantity_digests`."""
-    broken = _broken(before, verdicts, firing, kept_since(table, contract), now, traffic)
-    known = {incident.key: incident for incident in before}
-    after = [_advanced(incident, broken.get(key, {}), quantities, now) for key, incident in known.items()]
-    after += [_begun(contract, key, cells, quantities) for key, cells in broken.items() if key not in known]
-    after = [_with_facts(incident, quantities, causes) for incident in after]
-    after = [_refuted(incident, verdicts, traffic) for incident in after]
-    after = [_settled(incident, table, now, traffic) for incident in after]
+    tick = _Tick(contract, verdicts, table, now, traffic, causes, quantities, kept_since(table, contract))
+    broken, known = _broken(before, firing, tick), {incident.key: incident for incident in before}
+    after = [
+        _settled(_refuted(_measured(known.get(key), key, broken.get(key, {}), tick), tick), tick)
+        for key in known | broken
+    ]
     unproven = [incident for incident in after if incident.state is IncidentState.UNPROVEN]
     for oldest in sorted(unproven, key=lambda incident: incident.since)[:-_MOST_UNPROVEN]:
         after[after.index(oldest)] = replace(oldest, state=IncidentState.RESOLVED, resolved_at=now)
     return tuple(sorted(after, key=by_urgency))
 
 
-def _refuted(incident: Incident, verdicts: Sequence[Verdict], traffic: TrafficSeen) -> Incident:
+def _refuted(incident: Incident, tick: _Tick) -> Incident:
     """The incident, whose cells are marked as refuted where a verdict shows that they are over.
 
     What others measure refutes nothing while a recorder that reported during a breach has not been heard of since.
     """
-    pair = incident.kernel_train, incident.kernel_inference
+    on, pair = incident.on, incident.key[1:]
     over = {
         Cell(incident.contract, cell.clause, cell.slice, *pair)
         for cell in incident.cells
         if cell.until is not None and not cell.refuted and not cell.changed
     }
-    if incident.on in OF_RECORDERS:
-        over = {cell for cell in over if not traffic.unheard(cell)}
+    if on in OF_RECORDERS:
+        over = {cell for cell in over if not tick.traffic.unheard(cell)}
     if not over:
         return incident
-    showing = _REFUTED_BY[incident.on]
+    showing = _REFUTED_BY[on]
     # What became of sequences that failed their checks shows in every cell of their slice; first data, in any's.
     of_input, of_any = any(cell.clause == INPUT_CLAUSE for cell in over), not any(pair)
     refuting: dict[Place, Verdict | None] = {
         verdict.cell[1:3]: verdict
-        for verdict in selected(verdicts, showing if of_input or of_any else (), over)
+        for verdict in selected(tick.verdicts, showing if of_input or of_any else (), over)
         if (of_any or verdict.cell[-2:] == pair) and verdict.status in showing
-        if incident.on != "fail" or verdict.status is Status.PASS or verdict.ended
+        if on != "fail" or verdict.status is Status.PASS or verdict.ended
     }
     if of_input and refuting:
         valid = {ALL, *(slice for _, slice in refuting)}
         refuting |= {(INPUT_CLAUSE, cell.slice): None for cell in over if cell.slice in valid}
-
-    def told(cell: BrokenCell, others: Iterable[BrokenCell]) -> BrokenCell:
+    whole_last = sorted(incident.cells, key=lambda cell: cell.slice == ALL)
+    open_clauses: set[str] = set()  # that are not over on a slice: all traffic is made of the slices
+    after = []
+    for cell in whole_last:
         where = cell.clause, cell.slice
-        if cell.refuted or cell.changed or cell.until is None or where not in refuting:
-            return cell
-        if cell.slice == ALL and any(other.clause == cell.clause and not other.over for other in others):
-            return cell  # all traffic is made of the slices
-        verdict = refuting[where]
-        if incident.on == "fail" and verdict is not None and cell.passes_by_change(verdict):
-            return replace(cell, refuted=True, loosened_to=verdict.limit)
-        return replace(cell, refuted=True)
-
-    slices = [told(cell, ()) for cell in incident.cells if cell.slice != ALL]
-    whole = [told(cell, slices) for cell in incident.cells if cell.slice == ALL]
-    return replace(incident, cells=(*slices, *whole))
+        told, waits = cell.refuted or cell.changed, cell.slice == ALL and cell.clause in open_clauses
+        if cell.until is not None and where in refuting and not (told or waits):
+            verdict = refuting[where]
+            by_change = on == "fail" and verdict is not None and cell.passes_by_change(verdict)
+            loosened_to = verdict.limit if by_change and verdict is not None else cell.loosened_to
+            cell = replace(cell, refuted=True, loosened_to=loosened_to)  # noqa: PLW2901 - the same cell
+        if not cell.over:
+            open_clauses.add(cell.clause)
+        after.append(cell)
+    return replace(incident, cells=tuple(after))
 
 
 def by_urgency(incident: Incident) -> tuple[Any, ...]:
@@ -312,59 +334,62 @@ def with_diagnosis(incident: Incident, found: Diagnosis) -> Incident:
     return replace(incident, diagnoses=(*others, found)[-_MOST_DIAGNOSES:])
 
 
-def _broken(
-    before: Sequence[Incident],
-    verdicts: Iterable[Verdict],
-    firing: Iterable[Alert],
-    ordered: Callable[[str, str], float | None],
-    now: float,
-    traffic: TrafficSeen,
-) -> dict[Key, dict[Place, _Broken]]:
+def _broken(before: Sequence[Incident], firing: Iterable[Alert], tick: _Tick) -> dict[Key, dict[Place, _Broken]]:
     """Return what is broken now, by incident and place. Invalid input is so on each slice where it comes."""
     known = {(incident.key, (cell.clause, cell.slice)) for incident in before for cell in incident.broken}
     found: dict[Key, dict[Place, _Broken]] = {}
-    for verdict in selected(verdicts, _BREAKING_STATUSES):
+    for verdict in selected(tick.verdicts, _BREAKING_STATUSES):
         cell, place = verdict.cell, verdict.cell[1:3]
         key = (_BREAKING_STATUSES[verdict.status], *cell[3:])
         # A cell that nobody has ever reported to is not broken: there is nothing yet.
         heard = cell.kernel_inference and (verdict.observed or (key, place) in known)
-        if verdict.status is Status.FAIL or (heard and not traffic.excuses(cell.slice, cell.kernel_inference, ordered)):
-            found.setdefault(key, {})[place] = verdict, now, None
+        if verdict.status is Status.FAIL or (
+            heard and not tick.traffic.excuses(cell.slice, cell.kernel_inference, tick.kept)
+        ):
+            found.setdefault(key, {})[place] = verdict, tick.now, None
     for alert in firing:
         mine, place = found.setdefault((alert.on, *alert.cell[3:]), {}), alert.cell[1:3]
-        verdict, since, only = mine.get(place, (alert.verdict, now, alert))
+        verdict, since, only = mine.get(place, (alert.verdict, tick.now, alert))
         mine[place] = verdict, min(alert.since, since), only
         if alert.cell.clause == INPUT_CLAUSE:
-            for (pair, slice), reasons in traffic.failing.items():
+            for (pair, slice), reasons in tick.traffic.failing.items():
                 if pair == alert.cell[-2:]:
                     failed = input_verdict(alert.cell._replace(slice=slice), reasons, alert.verdict)
-                    mine[INPUT_CLAUSE, slice] = failed, now, None
+                    mine[INPUT_CLAUSE, slice] = failed, tick.now, None
     return found
 
 
-def _begun(contract: str, key: Key, broken: Mapping[Place, _Broken], quantities: Mapping[Place, str]) -> Incident:
-    cells = tuple(_cell(None, place, found, quantities) for place, found in broken.items())
+def _measured(before: Incident | None, key: Key, broken: Mapping[Place, _Broken], tick: _Tick) -> Incident:
+    """An incident with what is broken of it now and what was, or a new one."""
+    known = {(cell.clause, cell.slice): cell for cell in before.cells} if before is not None else {}
+    cells = tuple(_row(known.get(place), key, place, broken.get(place), tick) for place in broken | known)
+    if before is not None:
+        return replace(before, cells=cells)
     since = min(cell.since for cell in cells)
-    id = hashlib.sha256("\0".join((contract, *key, repr(since))).encode()).hexdigest()[:12]
-    return Incident(id, contract, *key, IncidentState.BROKEN, cells)
+    id = hashlib.sha256("\0".join((tick.contract, *key, repr(since))).encode()).hexdigest()[:12]
+    return Incident(id, tick.contract, *key, IncidentState.BROKEN, cells)
 
 
-def _advanced(
-    incident: Incident, broken: Mapping[Place, _Broken], quantities: Mapping[Place, str], now: float
-) -> Incident:
-    cells = {(cell.clause, cell.slice): cell for cell in incident.cells}
-    lasting = [_cell(cells.get(place), place, found, quantities) for place, found in broken.items()]
-    ended = [
-        replace(cell, until=now if cell.until is None else cell.until)
-        for place, cell in cells.items()
-        if place not in broken
-    ]
-    return replace(incident, cells=(*lasting, *ended))
+def _row(before: BrokenCell | None, key: Key, place: Place, broken: _Broken | None, tick: _Tick) -> BrokenCell:
+    """A cell, and whether the contract measures anything of it, and what is to blame for it."""
+    quantity = tick.quantities.get(place, "")
+    if broken is not None:
+        row = _broken_row(before, place, *broken, quantity)
+    else:
+        assert before is not None
+        row = before if before.until is not None else replace(before, until=tick.now)
+    changed = bool(row.quantity) and quantity != row.quantity
+    if row.clause == INPUT_CLAUSE:
+        changed = row.slice != ALL and all(slice != row.slice for _, slice in tick.quantities)
+    of = tick.causes.get(Cell(tick.contract, *place, *key[1:])) if key[0] == "fail" and row.until is None else None
+    if changed == row.changed and of is None:
+        return row
+    return replace(row, changed=changed, cause=row.cause if of is None else of.text)
 
 
-def _cell(before: BrokenCell | None, place: Place, broken: _Broken, quantities: Mapping[Place, str]) -> BrokenCell:
-    verdict, since, alert = broken
-    quantity = quantities.get(place, "")
+def _broken_row(
+    before: BrokenCell | None, place: Place, verdict: Verdict, since: float, alert: Alert | None, quantity: str
+) -> BrokenCell:
     held = alert is not None and (alert.counting or (alert.on, verdict.status) not in _BY_ALERT)
     doubted = alert is not None and verdict.status is not Status.PASS and not verdict.ended
     limit, estimate, lower, upper = map(finite_or_none, (verdict.limit, verdict.estimate, verdict.lower, verdict.upper))
@@ -387,110 +412,84 @@ def _cell(before: BrokenCell | None, place: Place, broken: _Broken, quantities: 
     )  # fmt: skip
 
 
-def _with_facts(incident: Incident, quantities: Mapping[Place, str], causes: Mapping[Cell, Causes]) -> Incident:
-    """The incident, whose cells say whether the contract measures anything of them, and what is to blame for them."""
-
-    def told(cell: BrokenCell) -> BrokenCell:
-        changed = bool(cell.quantity) and quantities.get((cell.clause, cell.slice), "") != cell.quantity
-        if cell.clause == INPUT_CLAUSE:
-            changed = cell.slice != ALL and all(slice != cell.slice for _, slice in quantities)
-        where = Cell(incident.contract, cell.clause, cell.slice, incident.kernel_train, incident.kernel_inference)
-        of = causes.get(where) if incident.on == "fail" and cell.until is None else None
-        if changed == cell.changed and of is None:
-            return cell
-        return replace(cell, changed=changed, cause=cell.cause if of is None else of.text)
-
-    return replace(incident, cells=tuple(map(told, incident.cells)))
-
-
-def _settled(incident: Incident, table: DecisionTable, now: float, traffic: TrafficSeen) -> Incident:
+def _settled(incident: Incident, tick: _Tick) -> Incident:
     """The incident with its cells in order, in the state that they, the decision table and the traffic put it into."""
     cells = sorted(
         incident.cells,
         key=lambda cell: (cell.until is not None, -cell.badness, cell.slice == ALL, cell.slice, cell.clause),
     )
     incident = replace(incident, cells=tuple(cells))
-    incident = replace(incident, gone=_gone(incident, table, now, traffic))
-    slices, version = {cell.slice for cell in incident.broken}, incident.kernel_inference
-    unproven = {cell.slice for cell in incident.cells if not cell.over and cell.slice != ALL}
-    pair, parts = (incident.kernel_train, version), unproven - {ALL}
-    if any(
-        cell.slice == ALL
-        and not cell.over
-        and traffic.unsliced(Cell(incident.contract, cell.clause, ALL, *pair), parts)
-        for cell in incident.cells
-    ):
-        unproven.add(ALL)
+    incident = replace(incident, gone=_gone(incident, tick))
+    slices = {cell.slice for cell in incident.broken}
     if incident.on == "no-data" and slices:  # no order mends that nobody sees
         return replace(incident, state=IncidentState.BROKEN, **_NO_ORDER)
-    kept = kept_since(table, incident.contract)
-    orders, routes = {slice: kept(slice, version) for slice in slices | unproven}, list[Route]()
-    if not slices:
-        routes, orders = _left(incident, table, unproven)
-        if not orders:
-            return _over(incident, now)
-        if lifted := [slice for slice in orders if kept(slice, version) is None]:
-            ordered_at = max(route.since for route in routes) if incident.ordered_at is None else incident.ordered_at
-            return replace(
-                incident, state=IncidentState.BROKEN, contained_at=None, ordered_at=ordered_at, obeyed="pinned",
-                behind=_overridden(table, incident, lifted)[0],
-            )  # fmt: skip
+    routed = set[str]()
+    if not slices and incident.on in _ROUTED:
+        routed = {route.slice for route in routes_of(incident, {cell.slice for cell in cells}, tick.table)}
+    concerned = _concerned(incident, slices, routed, tick)
+    if not concerned:
+        return _over(incident, tick.now)
+    orders = {slice: tick.kept(slice, incident.kernel_inference) for slice in sorted(concerned)}
     given = {slice: since for slice, since in orders.items() if since is not None}
     if len(given) < len(orders):
+        why, ordered_at = _overridden(tick.table, incident, orders.keys() - given)
         incident = replace(incident, state=IncidentState.BROKEN, **_NO_ORDER)
-        why, before = _overridden(table, incident, orders.keys() - given)
-        return replace(incident, ordered_at=before, obeyed="pinned", behind=why) if why else incident
-    newest, taken_at = max(given.values()), incident.taken_at
-    said = (traffic.behind(slice, since, kept("", version)) for slice, since in sorted(given.items()))
-    behind = next(filter(None, said), "")
-    obeyed, taken_at = _obeyed(given, version, taken_at, now, traffic, behind)
-    arrived = max(traffic.arrived(slice, version) for slice in given)
+        return replace(incident, ordered_at=ordered_at, unmet=why)
+    incident = _contained(incident, given, tick)
+    unheld = incident.state is not IncidentState.CONTAINED and not (slices or routed)
+    return _over(incident, tick.now) if unheld else incident
+
+
+def _contained(incident: Incident, given: Mapping[str, float], tick: _Tick) -> Incident:
+    """The incident, CONTAINED where the orders `given` at these times, by slice, keep users from it, else BROKEN."""
+    now, traffic, version, taken_at = tick.now, tick.traffic, incident.kernel_inference, incident.taken_at
+    newest, arrived = max(given.values()), max(traffic.arrived(slice, version) for slice in given)
+    behind = (traffic.behind(slice, since, tick.kept("", version)) for slice, since in given.items())
+    unmet = next(filter(None, behind), "")
+    if not unmet and not all(traffic.has_taken(slice, version, since, taken_at) for slice, since in given.items()):
+        unmet = _UNCONFIRMED if traffic.routers >= newest else _UNTAKEN
+    if not unmet:
+        kept = (max(traffic.kept(slice, version), traffic.kept(ALL, version)) for slice in given)
+        taken_at = min(now, *kept) if taken_at is None else taken_at
+        if any(traffic.was_measured(slice, version, since, taken_at) for slice, since in given.items()):
+            unmet = _DISOBEYED
     incident = replace(
         incident,
         taken_at=taken_at,
         ordered_at=newest if incident.ordered_at is None else incident.ordered_at,
-        disobeyed_at=arrived if obeyed == "disobeyed" else incident.disobeyed_at,
+        disobeyed_at=arrived if unmet == _DISOBEYED else incident.disobeyed_at,
     )
-    if obeyed == "recent" and taken_at is not None:
+    if not unmet and taken_at is not None:
         heard_from = traffic.listening if incident.contained_at is None else -math.inf
         quiet_from = max(newest, taken_at, arrived, incident.disobeyed_at or -math.inf, heard_from) + traffic.heartbeat
-        if now > quiet_from and not traffic.lost(version, incident.since, quiet_from):
-            at = now if incident.contained_at is None else incident.contained_at
-            return replace(incident, state=IncidentState.CONTAINED, contained_at=at)
-        if now > quiet_from:
-            obeyed = "lost" if incident.disobeyed_at is None else "disobeyed"
-    broken = replace(incident, state=IncidentState.BROKEN, contained_at=None, obeyed=obeyed, behind=behind)
-    return broken if slices or routes else _over(incident, now)
+        if now <= quiet_from:
+            unmet = _RECENT
+        elif traffic.lost(version, incident.since, quiet_from):
+            unmet = _LOST if incident.disobeyed_at is None else _DISOBEYED
+    if unmet:
+        return replace(incident, state=IncidentState.BROKEN, contained_at=None, unmet=unmet)
+    at = now if incident.contained_at is None else incident.contained_at
+    return replace(incident, state=IncidentState.CONTAINED, contained_at=at, unmet="")
 
 
-def _left(incident: Incident, table: DecisionTable, unproven: set[str]) -> tuple[list[Route], dict[str, float | None]]:
-    """Return the routes left of an incident of which nothing is broken, and since when what is ordered, by slice.
+def _concerned(incident: Incident, slices: set[str], routed: set[str], tick: _Tick) -> set[str]:
+    """Return the slices that orders have to keep from a kernel for it to be contained; none where the incident is over.
 
-    Without a route, a pin that contained it does; nothing is left where a slice that is `unproven` is not kept away.
+    They are all that is broken or unproven; once nothing is broken, what is routed, and without a route what a pin
+    contained.
     """
-    routes = routes_of(incident, {cell.slice for cell in incident.cells}, table) if incident.on in _ROUTED else []
-    kept = {slice: kept_since(table, incident.contract)(slice, incident.kernel_inference) for slice in unproven}
-    routed: dict[str, float | None] = {route.slice: route.since for route in routes}
-    if any(kept[slice] is None for slice in unproven - routed.keys()):
-        return routes, {}
-    lasts = (
-        incident.contained_at is not None and incident.on in OF_RECORDERS and not (incident.refuted or incident.gone)
-    )
-    return routes, kept if lasts and not routes else routed
-
-
-def _obeyed(
-    given: Mapping[str, float], version: str, taken_at: float | None, now: float, traffic: TrafficSeen, behind: str
-) -> tuple[Literal["untaken", "behind", "unconfirmed", "recent", "lost", "disobeyed"], float | None]:
-    """Return what is known of orders by slice, and since when routers have been known to carry them out."""
-    if behind:
-        return "behind", taken_at
-    if all(traffic.has_taken(slice, version, since, taken_at) for slice, since in given.items()):
-        if taken_at is None:
-            taken_at = min(now, *(max(traffic.kept(slice, version), traffic.kept(ALL, version)) for slice in given))
-        disobeyed = any(traffic.was_measured(slice, version, since, taken_at) for slice, since in given.items())
-        return "disobeyed" if disobeyed else "recent", taken_at
-    return "unconfirmed" if traffic.routers >= max(given.values()) else "untaken", taken_at
+    pair, version = incident.key[1:], incident.kernel_inference
+    lasting = [cell for cell in incident.cells if not cell.over]
+    unproven = {cell.slice for cell in lasting} - {ALL}
+    of_all = (Cell(incident.contract, cell.clause, ALL, *pair) for cell in lasting if cell.slice == ALL)
+    if any(tick.traffic.unsliced(cell, unproven) for cell in of_all):
+        unproven = unproven | {ALL}
+    if slices:
+        return slices | unproven
+    if routed or any(tick.kept(slice, version) is None for slice in unproven):
+        return routed if all(tick.kept(slice, version) is not None for slice in unproven - routed) else set()
+    contained = incident.contained_at is not None and incident.on in OF_RECORDERS
+    return unproven if contained and not (incident.refuted or incident.gone) else set()
 
 
 def _overridden(table: DecisionTable, incident: Incident, slices: Iterable[str]) -> tuple[str, float | None]:
@@ -513,21 +512,21 @@ def _over(incident: Incident, now: float) -> Incident:
     return replace(incident, state=IncidentState.UNPROVEN, **_NO_ORDER)
 
 
-def _gone(incident: Incident, table: DecisionTable, now: float, traffic: TrafficSeen) -> bool:
+def _gone(incident: Incident, tick: _Tick) -> bool:
     """Return whether a kernel version is known to serve nobody, or a person has closed what went away.
 
     A roll-back is an order: it counts once a router that had sent requests to the version keeps all of them from it,
     and each router that is known has taken it, and until the version is started again or is measured later.
     """
-    ended = max(cell.until or now for cell in incident.cells)
+    traffic, version = tick.traffic, incident.kernel_inference
+    ended = max(cell.until or tick.now for cell in incident.cells)
     last = {action.kind: action.at for action in sorted(incident.actions, key=lambda action: action.at)}
     rolled_back = last.get("roll-back", -math.inf)
-    version = incident.kernel_inference
     obeyed = (
         rolled_back > last.get("serves", -math.inf)
         and any(
             (share.contract, share.version, share.weight, share.since) == (incident.contract, version, 0.0, rolled_back)
-            for share in table.canaries
+            for share in tick.table.canaries
         )
         and traffic.kept(ALL, version) >= rolled_back
         and traffic.measured(ALL, version) <= rolled_back + traffic.late

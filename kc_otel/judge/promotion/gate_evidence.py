@@ -19,8 +19,8 @@ from typing import Any, Final
 from kc_otel.contract.model import Contract
 from kc_otel.contract.words import listed, place
 from kc_otel.judge.escalation.webhook_body import rfc3339
-from kc_otel.judge.plain_json import finite_or_none, read_plain, to_plain
-from kc_otel.judge.promotion.stages import Decision, GateOutcome, MoveKind, Position, Promotion, PromotionMove, Stage
+from kc_otel.judge.plain_json import finite_or_none, to_plain
+from kc_otel.judge.promotion.stages import Decision, GateOutcome, Promotion, PromotionMove, Stage
 from kc_otel.judge.verdict import Status, Verdict
 
 SectionProblems = Callable[[Mapping[str, Any]], list[str]]
@@ -34,7 +34,6 @@ OFFLINE_SECTION: Final = "offline"
 """Section with the inputs needed to judge the same files again; only in records of the offline stage."""
 _STEP: Final = "step"
 """Section that only the records of a promotion's steps have: from where to where, and who decided it."""
-_STEP_FIELDS: Final = {"kind", "attempt", "from", "to", "terms", "failed_windows", "by", "why"}
 _HASH: Final = re.compile(r"[0-9a-f]{64}")
 
 
@@ -79,8 +78,7 @@ def verify_record(record: Mapping[str, Any], offline_problems: SectionProblems) 
     Checked: the checksum; that every field is there and no other; that each verdict follows from its own bound and
     limit, a FAIL that was followed over time excepted; that the decision does not contradict the verdicts. Of the
     offline stage, too: that the contract's text has the contract's hash and sets the limits; that the kernels' fields
-    make the fingerprints; that the decision is the one that its terms and the verdicts lead to. Of a step: that it
-    follows from the decision, or names a person and their reason.
+    make the fingerprints; that the decision is the one that its terms and the verdicts lead to.
     """
     if not isinstance(record, Mapping) or record.get("format") != _FORMAT:
         raise EvidenceError(f"this is not a record of the format {_FORMAT}")
@@ -121,7 +119,7 @@ def _problems(record: Mapping[str, Any], offline_problems: SectionProblems) -> l
         problems.append("the decision is to advance, but not every verdict is PASS")
     if outcome is GateOutcome.ROLLBACK and Status.FAIL not in statuses:
         problems.append("the decision is to roll back, but no verdict is FAIL")
-    return problems + (_step_problems(record) if _STEP in record else [])
+    return problems
 
 
 def sealed(
@@ -146,40 +144,6 @@ def sealed(
         **(more or {}),
     }
     return record | {"checksum": checksum_of(record)}
-
-
-def _step_problems(record: Mapping[str, Any]) -> list[str]:
-    """Check a record with a step's section, and list what does not follow; raises if it has another shape."""
-    step, decision = record[_STEP], record["decision"]
-    if set(step) != _STEP_FIELDS:
-        raise ValueError(f"step has the fields {', '.join(sorted(step))}")
-    kind, before, after = MoveKind(step["kind"]), read_plain(Position, step["from"]), read_plain(Position, step["to"])
-    onward, back, forced = (kind is wanted for wanted in (MoveKind.ADVANCE, MoveKind.ROLLBACK, MoveKind.FORCE))
-    outcome, terms, alone = GateOutcome(decision["outcome"]), step["terms"], back and not step["by"]
-    agrees = outcome is GateOutcome.ADVANCE and decision["stage"] == after.stage
-    by_person = forced or bool(step["by"])
-    windows, failed = decision["windows"], step["failed_windows"]
-    checked = (
-        (before.stage != record["stage"], f"the step leaves {before}, and the record is of stage {record['stage']}"),
-        (onward and not agrees, "the step advances, but the decision does not"),
-        (onward and windows < terms["windows"], f"the step advances after {windows} windows; its terms ask for more"),
-        (back and after.stage is not Stage.OFFLINE_CI, f"the step rolls back to {after}"),
-        (
-            alone and outcome is not GateOutcome.ROLLBACK,
-            "the step rolls back, but neither the decision nor a person does",
-        ),
-        (
-            alone and failed < terms["failure_limit"],
-            "the step rolls back after fewer failing windows than its terms say",
-        ),
-        (not (onward or back or forced), f"{kind} is not a step that evidence is written of"),
-        (not back and after.rank <= before.rank, f"the step goes from {before} to {after}, which is not forward"),
-        (
-            by_person and not (step["by"] and step["why"]),
-            "a person decided the step, but the record does not say who and why",
-        ),
-    )
-    return [problem for is_so, problem in checked if is_so]
 
 
 def of_other_contracts(contract: Contract, records: Iterable[Mapping[str, Any]]) -> tuple[str, str]:

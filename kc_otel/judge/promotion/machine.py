@@ -54,11 +54,11 @@ def begin(
     attempt = 1 if previous is None else previous.attempt + 1
     first = path_of(contract.promotion)[0]
     message = f"{by} starts the promotion of {version} in {first}" + f", attempt {attempt}" * (attempt > 1)
-    tally = Tally(pass_from=now, fail_from=now if previous is not None and failing else None)
     promotion = Promotion(
         contract.name, contract.hash, version, _RESET_TO, now, now, Tally(), attempt=attempt,
         proof_from=_rolled_back_at(previous),
     )  # fmt: skip
+    tally = _tally_from(now, failing=previous is not None and failing)
     return _moved(promotion, MoveKind.START, first, now, message, by=by, tally=tally)
 
 
@@ -98,7 +98,7 @@ def advance(promotion: Promotion, contract: Contract, evaluation: Evaluation, ho
     message += "the offline gate is open" if offline else shown
     if unjudged and not offline:
         message += f"; nothing says which version {listed(unjudged)} {'are' if len(unjudged) > 1 else 'is'} of"
-    return _stepped(promotion, MoveKind.ADVANCE, following, now, message, decision)
+    return _moved(promotion, MoveKind.ADVANCE, following, now, message, decision, tally=_tally_from(now))
 
 
 def next_position(promotion: Promotion, terms: PromotionTerms) -> Position | None:
@@ -142,14 +142,18 @@ def ordered(
         raise OrderError(f"name the stage to {order}")
     if order in {"hold", "force", "rollback"} and not why.strip():
         raise OrderError("say why; the reason is recorded")
-    taken_back = promotion.status is PromotionStatus.ROLLED_BACK and promotion.seen_serving is None
-    if order in {"approve", "hold", "hook"} or (order == "rollback" and taken_back):
-        _running(promotion)
-    match order, stage:
-        case "force", Stage():
-            return *_forced(promotion, contract, stage, by, why, latest, now), ""
-        case "rollback", _:
-            return *_taken_back(promotion, by, why, now), ""
+    again = promotion.status is PromotionStatus.ROLLED_BACK
+    idle = again and promotion.seen_serving is None
+    if promotion.status is not PromotionStatus.RUNNING and (
+        order in {"approve", "hold", "hook"} or (order == "rollback" and idle)
+    ):
+        raise OrderError(f"{promotion.version} is {_whereabouts(promotion)}; start it again first")
+    if order == "rollback":
+        where = " again" if again else f" from {promotion.position}" if promotion.started < now else ""
+        message = f"{by} rolls {promotion.version} back{where}: {why}"
+        return *_rolled_back(promotion, now, message, by=by, why=why), ""
+    if order == "force" and stage is not None:
+        return *_forced(promotion, contract, stage, by, why, latest, now), ""
     changes, said = _changed(promotion, contract, order, stage, position, Hold(by, why, now))
     return replace(promotion, **changes), None, said
 
@@ -202,14 +206,14 @@ def _forced(
     message = f"{by} forces {promotion.version} on from {promotion.position} to {target}: {why}"
     forced = replace(promotion, offline="", proof_from=_rolled_back_at(promotion))
     failing = latest.fails(promotion.version)
-    return _stepped(forced, MoveKind.FORCE, target, now, message, by=by, why=why, failing=failing)
+    tally = _tally_from(now, failing=failing)
+    status = PromotionStatus.RUNNING
+    return _moved(forced, MoveKind.FORCE, target, now, message, by=by, why=why, tally=tally, status=status)
 
 
-def _taken_back(promotion: Promotion, by: str, why: str, now: float) -> Moved:
-    """Take a version out of all traffic; once more where it was measured after that."""
-    again = promotion.status is PromotionStatus.ROLLED_BACK
-    where = " again" if again else f" from {promotion.position}" if promotion.started < now else ""
-    return _rolled_back(promotion, now, f"{by} rolls {promotion.version} back{where}: {why}", by=by, why=why)
+def _tally_from(now: float, *, failing: bool = False) -> Tally:
+    """A tally of later data only; what is known to be failing now is forgiven."""
+    return Tally(pass_from=now, fail_from=now if failing else None)
 
 
 def _moved(
@@ -219,24 +223,14 @@ def _moved(
     """The promotion in another position, which waits for nothing yet, and the move, by its gate or by a person."""
     if decision is None:
         decision = Decision(GateOutcome.WAIT, before.position.stage, before.tally.passed, before.missing)
+    if kind in {MoveKind.ADVANCE, MoveKind.FORCE} and before.elsewhere:
+        message += f"; {before.elsewhere}"
     after = replace(
         before, position=position, entered=now, confirmed="", awaiting="", missing=(), reason=message,
         seen_serving=None, **changes,
     )  # fmt: skip
-    return after, PromotionMove(
-        kind, before.position, position, now, decision, by, why, before.tally.failed, message
-    )  # fmt: skip
-
-
-def _stepped(
-    before: Promotion, kind: MoveKind, position: Position, now: float, message: str, decision: Decision | None = None,
-    *, by: str = "", why: str = "", failing: bool = False,
-) -> Moved:  # fmt: skip
-    """One step on, to where only later data count."""
-    tally = Tally(pass_from=now, fail_from=now if failing else None)
-    message += f"; {before.elsewhere}" * bool(before.elsewhere)
-    status = PromotionStatus.RUNNING
-    return _moved(before, kind, position, now, message, decision, by=by, why=why, tally=tally, status=status)
+    move = PromotionMove(kind, before.position, position, now, decision, by, why, before.tally.failed, message)
+    return after, move
 
 
 def _rolled_back(
@@ -276,11 +270,6 @@ def _agreement(promotion: Promotion, to: Position, terms: PromotionTerms) -> tup
     if promotion.hooked and promotion.confirmed != str(to):
         return f"the gate is open; the hook before {to} has not ended yet: `kc-otel promote --watch` runs it", str(to)
     return "", ""
-
-
-def _running(promotion: Promotion) -> None:
-    if promotion.status is not PromotionStatus.RUNNING:
-        raise OrderError(f"{promotion.version} is {_whereabouts(promotion)}; start it again first")
 
 
 def _whereabouts(promotion: Promotion) -> str:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from kc_otel.judge.escalation.alerts import ROLLED_BACK, PolicyState, advance
-from kc_otel.judge.escalation.notices import AT_ONCE, MessageGroup, Notice, NoticeReason, People, group_messages
+from kc_otel.judge.escalation.notices import AT_ONCE, MessageGroup, People, ToldAlert, group_messages
 from kc_otel.judge.escalation.webhook_body import ALERT_NAMES, encode, rfc3339, summary
 from kc_otel.judge.incidents.incident import BrokenCell, Incident, IncidentState
 from kc_otel.judge.recorders import KernelInfo, kernel_names
@@ -180,12 +180,11 @@ def test_the_alert_of_what_is_contained_may_end_and_of_what_is_not_waits(edges):
     gone, _ = edges[1]
     cell, at = gone.cell, AT + 90
     broken = BrokenCell(cell.clause, cell.slice, since=AT, until=at)
-    told = MessageGroup("1", "pager", (gone.fingerprint,), (gone.step,), (), 0.0, 0.0)
+    told = MessageGroup("1", "pager", (ToldAlert(gone, "firing"),), (gone.step,))
     reasons = {}
     for state in (IncidentState.BROKEN, IncidentState.CONTAINED):
         of = ("1", cell.contract, "fail", cell.kernel_train, cell.kernel_inference, state, (broken,))
-        said = [Notice(gone, NoticeReason.RESOLVED)]
-        _, messages = group_messages([told], said, [Incident(*of)], People(), AT_ONCE, 60.0, 60.0, at + 60.0)
+        _, messages = group_messages([told], [], [], [Incident(*of)], People(), AT_ONCE, 60.0, 60.0, at + 60.0)
         reasons[state] = [str(message.reason) for message in messages]
     assert reasons == {IncidentState.BROKEN: ["unproven"], IncidentState.CONTAINED: ["resolved"]}
 

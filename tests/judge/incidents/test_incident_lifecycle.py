@@ -847,7 +847,7 @@ def test_a_pin_of_another_slice_that_shares_requests_overrides_a_route():
             continue
         said = f"but the pin of {slice} to the inference kernel by ada overrides it{part}"
         assert incident.state_text == f"Broken; routing to the training kernel was ordered at 00:00 UTC, {said}"
-        assert incident.obeyed == "pinned"
+        assert "overrides it" in incident.unmet
         assert any(f"unpin policy-7b --slice {slice}" in said for said in lifting_commands(incident, evaluator.table))
         evaluator.table = unpin(evaluator.table, evaluator.contract.name, None, 100.0)
         assert [route.since for route in evaluator.table.routes] == [100.0]
@@ -858,7 +858,7 @@ def test_all_traffic_is_not_contained_while_a_slice_of_it_is_pinned_to_the_kerne
     evaluator.tick(0.0, fail("all"))
     evaluator.table = pin(evaluator.table, Pin("policy-7b", "code", "inference-kernel", "ada", "fine", 5.0))
     (incident,) = evaluator.tick(71.0, fail("all"))
-    assert (incident.state, incident.obeyed) == (IncidentState.BROKEN, "pinned")
+    assert (incident.state, "overrides it" in incident.unmet) == (IncidentState.BROKEN, True)
     evaluator.table = pin(evaluator.table, Pin("policy-7b", "all", "train-kernel", "ada", "it is not", 80.0))
     evaluator.tick(90.0, fail("all"))
     (incident,) = evaluator.tick(151.0, fail("all"))
