@@ -26,6 +26,7 @@ from kc_otel.serve.config import LogFormat, ServeConfig, StreamEngine
 
 _DEFAULTS = ServeConfig()
 _BYTES_PER_MIB = 1024 * 1024
+_MAX_PORT = 65_535
 _STYLE = {"error": "bold red", "warning": "yellow", "ok": "green"}
 
 
@@ -41,9 +42,15 @@ _STYLE = {"error": "bold red", "warning": "yellow", "ok": "green"}
 def serve(
     contracts: Annotated[list[Path], typer.Argument(help="Contract files, or folders of them.", metavar="CONTRACT...")],
     host: Annotated[str, typer.Option(help="Address to listen on.")] = _DEFAULTS.host,
-    grpc_port: Annotated[int, typer.Option(help="OTLP over gRPC; 0: any free port.")] = _DEFAULTS.grpc_port,
-    http_port: Annotated[int, typer.Option(help="OTLP over HTTP; 0: any free port.")] = _DEFAULTS.http_port,
-    api_port: Annotated[int, typer.Option(help="API, /metrics, health; 0: any free port.")] = _DEFAULTS.api_port,
+    grpc_port: Annotated[
+        int, typer.Option(help="OTLP over gRPC; 0: any free port.", min=0, max=_MAX_PORT)
+    ] = _DEFAULTS.grpc_port,
+    http_port: Annotated[
+        int, typer.Option(help="OTLP over HTTP; 0: any free port.", min=0, max=_MAX_PORT)
+    ] = _DEFAULTS.http_port,
+    api_port: Annotated[
+        int, typer.Option(help="API, /metrics, health; 0: any free port.", min=0, max=_MAX_PORT)
+    ] = _DEFAULTS.api_port,
     state: Annotated[
         Path, typer.Option(help="SQLite file with everything that must survive a restart; `:memory:` keeps nothing.")
     ] = Path("kc-otel.sqlite"),

@@ -47,7 +47,7 @@ from kc_otel.judge.refused_points import Missing
 from kc_otel.judge.series import SeriesKey
 from kc_otel.judge.set_back import not_later
 from kc_otel.judge.verdict import Causes, Cell, Evaluation, Status, Verdict
-from kc_otel.serve.durable_sink import TrafficRecording
+from kc_otel.serve.durable_sink import Inbox, TrafficRecording
 from kc_otel.serve.event_log import NOTIFYING, Announcement, EventLog
 from kc_otel.serve.history import CellHistory
 from kc_otel.serve.listeners import Listeners
@@ -55,9 +55,7 @@ from kc_otel.serve.promotions import Promotions
 from kc_otel.serve.shards.shard import ShardSeen
 from kc_otel.serve.store.escalation_store import EscalationStore
 from kc_otel.serve.store.evaluator_store import EvaluatorStore
-from kc_otel.serve.store.inbox import Inbox
-from kc_otel.serve.store.state_connection import StateConnection, UnitOfWork, unit_of_work
-from kc_otel.serve.store.state_file import reading_state
+from kc_otel.serve.store.state_file import StateConnection, UnitOfWork, reading_state, unit_of_work
 from kc_otel.serve.webhooks.outbox import Outbox
 from kc_otel.stats import Interval
 

@@ -45,13 +45,19 @@ from kc_otel.serve.core import Core
 from kc_otel.serve.durable_sink import WRITING, TrafficRecordingError
 from kc_otel.serve.log_format import JsonFormatter, PlainFormatter
 from kc_otel.serve.receivers.grpc_server import serve_grpc
-from kc_otel.serve.receivers.http_server import HttpReceiver
-from kc_otel.serve.receivers.listening import check_ports, connections_per_port, listen, serving_http
+from kc_otel.serve.receivers.http_server import HttpReceiver, connections_per_port, listen, serving_http
 from kc_otel.serve.receivers.request_taker import ByteBudget, RequestTaker
 from kc_otel.serve.self_metrics import SelfMetrics, TelemetryExporter, read
 from kc_otel.serve.shards.sharded_sink import ShardError
-from kc_otel.serve.store.state_connection import StateConnection, StateError
-from kc_otel.serve.store.state_file import DamagedStateError, StateHeldError, StatePlace, open_state, set_aside
+from kc_otel.serve.store.state_file import (
+    DamagedStateError,
+    StateConnection,
+    StateError,
+    StateHeldError,
+    StatePlace,
+    open_state,
+    set_aside,
+)
 from kc_otel.serve.stream_places import engine, sink_of
 from kc_otel.serve.webhooks.deliver import Dispatcher
 from kc_otel.serve.webhooks.endpoints import Rotation, WebhookEndpoint, WebhookEndpointError, endpoints_from_env
@@ -93,7 +99,6 @@ def run(
     if config.record and config.state is None:
         raise ServiceError("--record keeps what arrives beside the state file; name one with --state FILE")
     try:
-        check_ports({"--grpc-port": config.grpc_port, "--http-port": config.http_port, "--api-port": config.api_port})
         dry_run = _dry_run(contracts, config)
         acting = [contract for contract in contracts if contract.name not in dry_run]
         endpoints = _endpoints(acting, config, os.environ)
@@ -171,40 +176,41 @@ async def _serve(
     )
     if (core := await _begin(config, stop, make)) is None:
         return
-    file = StatePlace(config.state)
-    api_socket = listen(config.host, config.api_port, "the API", (most := connections_per_port()))
-    api_port = api_socket.getsockname()[1]
-    core.external_url = _address(config, tls, api_port, endpoints)
-    dispatcher = Dispatcher(core.outbox, endpoints, turn=core.turn)
-    acting = [contract for contract in contracts if contract.name not in dry_run]
-    rotation = Rotation(_endpoint_names(acting), os.environ)
-    budget = ByteBudget(limits := Limits(max_bytes=config.max_request_bytes))
-    requests, decided = Counter[tuple[str, str]](), Changes()
-    access = None if config.access is None else AccessFile(config.access)
-
-    def self_metrics() -> SelfMetrics:
-        return read(core, requests, dispatcher.attempts, budget.in_flight)
-
-    speaker = TelemetryExporter(self_metrics())
-    core.announce = speaker.transition
-
-    def ticked() -> None:
-        for renewable in (access, tls):
-            if renewable is not None:
-                renewable.renew()
-        if (renewed := rotation.renewed()) is not None:
-            dispatcher.configure(renewed)
-        dispatcher.wake()
-        if speaker.speaks:
-            speaker.publish(self_metrics())
-
-    external = urlsplit(config.external_url or "")
-    names = HostNames((config.host, *config.allowed_hosts, external.hostname or ""))
-    http_socket = listen(config.host, config.http_port, "OTLP/HTTP", most)
-    core.otlp_port = http_socket.getsockname()[1]
     async with contextlib.AsyncExitStack() as stack:
         stack.push_async_callback(core.aclose)
+        file, most = StatePlace(config.state), connections_per_port()
+        api_socket, http_socket = (
+            stack.enter_context(contextlib.closing(listen(config.host, port, what, most)))
+            for port, what in ((config.api_port, "the API"), (config.http_port, "OTLP/HTTP"))
+        )
+        api_port, core.otlp_port = (listener.getsockname()[1] for listener in (api_socket, http_socket))
+        core.external_url = _address(config, tls, api_port, endpoints)
+        dispatcher = Dispatcher(core.outbox, endpoints, turn=core.turn)
+        acting = [contract for contract in contracts if contract.name not in dry_run]
+        rotation = Rotation(_endpoint_names(acting), os.environ)
+        budget = ByteBudget(limits := Limits(max_bytes=config.max_request_bytes))
+        requests, decided = Counter[tuple[str, str]](), Changes()
+        access = None if config.access is None else AccessFile(config.access)
+
+        def self_metrics() -> SelfMetrics:
+            return read(core, requests, dispatcher.attempts, budget.in_flight)
+
+        speaker = TelemetryExporter(self_metrics())
         stack.callback(speaker.shutdown)
+        core.announce = speaker.transition
+
+        def ticked() -> None:
+            for renewable in (access, tls):
+                if renewable is not None:
+                    renewable.renew()
+            if (renewed := rotation.renewed()) is not None:
+                dispatcher.configure(renewed)
+            dispatcher.wake()
+            if speaker.speaks:
+                speaker.publish(self_metrics())
+
+        external = urlsplit(config.external_url or "")
+        names = HostNames((config.host, *config.allowed_hosts, external.hostname or ""))
         sink, tick = await stack.enter_async_context(sink_of(core, config, limits))
         taker = RequestTaker(sink, limits, budget, access)
         grpc, grpc_port = await serve_grpc(taker, config.host, config.grpc_port, requests, tls, most)

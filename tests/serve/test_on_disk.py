@@ -18,8 +18,7 @@ import pytest
 from kc_otel.contract.model import Contract
 from kc_otel.serve.core import Core
 from kc_otel.serve.self_metrics import read
-from kc_otel.serve.store.state_connection import UnitOfWork, unit_of_work
-from kc_otel.serve.store.state_file import StateError
+from kc_otel.serve.store.state_file import StateError, UnitOfWork, unit_of_work
 from kc_otel.serve.webhooks.deliver import Dispatcher
 from kc_otel.serve.webhooks.endpoints import Format, WebhookEndpoint
 from tests.tools.api import api_of

@@ -26,12 +26,10 @@ from kc_otel.judge.evaluator import Evaluator
 from kc_otel.judge.otlp.requests import METRICS, ExportResult, Limits, ReceiveError, ThrottledError, quickly
 from kc_otel.judge.series import SeriesKey
 from kc_otel.judge.shard_state import Counted, ShardBatch, ShardState, mark_sent, unsent_batch
-from kc_otel.serve.durable_sink import DurableSink, recover
+from kc_otel.serve.durable_sink import DurableSink, Inbox, recover
 from kc_otel.serve.store.codecs import decode_histogram, decode_stream, encode_histogram, encode_stream
 from kc_otel.serve.store.evaluator_store import EvaluatorStore
-from kc_otel.serve.store.inbox import Inbox
-from kc_otel.serve.store.state_connection import unit_of_work
-from kc_otel.serve.store.state_file import open_state
+from kc_otel.serve.store.state_file import open_state, unit_of_work
 
 _log: Final = logging.getLogger(__name__)
 _LOCK_WAIT_SECONDS: Final = 20.0

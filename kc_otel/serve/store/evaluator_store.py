@@ -38,7 +38,7 @@ from kc_otel.serve.store.codecs import (
     encode_rows,
     encode_stream,
 )
-from kc_otel.serve.store.state_connection import StateError, UnitOfWork
+from kc_otel.serve.store.state_file import StateError, UnitOfWork
 from kc_otel.stats.histogram import Histogram
 
 SCHEMA_VERSION: Final = 14
