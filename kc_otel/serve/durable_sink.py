@@ -36,7 +36,7 @@ from kc_otel.serve.store.state_file import StateConnection, StateError, UnitOfWo
 
 if TYPE_CHECKING:
     from kc_otel.serve.core import Core
-    from kc_otel.serve.shards.shard import Shard
+    from kc_otel.serve.shards import Shard
 
 T = TypeVar("T")
 

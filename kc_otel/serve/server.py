@@ -21,7 +21,7 @@ import os
 import signal
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from importlib.metadata import version
@@ -29,26 +29,27 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 from urllib.parse import urlsplit
 
+from kc_otel import machine_code
 from kc_otel._extras import MissingExtraError
 from kc_otel.contract.model import Contract
 from kc_otel.judge.escalation.notices import GroupTiming
 from kc_otel.judge.escalation.webhook_body import links_note
-from kc_otel.judge.otlp.requests import BindError, Limits
+from kc_otel.judge.otlp.requests import BindError, Limits, TelemetrySink
 from kc_otel.judge.promotion.gate_evidence import SectionProblems, unchecked_offline
 from kc_otel.serve.access.access_file import AccessError, AccessFile
 from kc_otel.serve.access.site_guard import GuardedSite, HostNames, OwnSite, reachable_from_elsewhere
 from kc_otel.serve.access.tls import Tls, TlsError
 from kc_otel.serve.api.app import make_api
 from kc_otel.serve.api.routes_decisions import Changes
-from kc_otel.serve.config import LogFormat, ServeConfig
+from kc_otel.serve.config import LogFormat, ServeConfig, StreamEngine
 from kc_otel.serve.core import Core
-from kc_otel.serve.durable_sink import WRITING, TrafficRecordingError
+from kc_otel.serve.durable_sink import WRITING, DurableSink, TrafficRecording, TrafficRecordingError, recover
 from kc_otel.serve.log_format import JsonFormatter, PlainFormatter
 from kc_otel.serve.receivers.grpc_server import serve_grpc
 from kc_otel.serve.receivers.http_server import HttpReceiver, connections_per_port, listen, serving_http
 from kc_otel.serve.receivers.request_taker import ByteBudget, RequestTaker
 from kc_otel.serve.self_metrics import SelfMetrics, TelemetryExporter, read
-from kc_otel.serve.shards.sharded_sink import ShardError
+from kc_otel.serve.shards import RayShard, ShardedSink, ShardError, ray_cluster
 from kc_otel.serve.store.state_file import (
     DamagedStateError,
     StateConnection,
@@ -58,7 +59,6 @@ from kc_otel.serve.store.state_file import (
     open_state,
     set_aside,
 )
-from kc_otel.serve.stream_places import engine, sink_of
 from kc_otel.serve.webhooks.deliver import Dispatcher
 from kc_otel.serve.webhooks.endpoints import Rotation, WebhookEndpoint, WebhookEndpointError, endpoints_from_env
 
@@ -102,7 +102,7 @@ def run(
         dry_run = _dry_run(contracts, config)
         acting = [contract for contract in contracts if contract.name not in dry_run]
         endpoints = _endpoints(acting, config, os.environ)
-        with engine(config):
+        with ray_cluster(config) if config.engine is StreamEngine.RAY else contextlib.nullcontext():
             # Not uvloop: it accepts connections itself, past the bound that each port's listener sets.
             asyncio.run(_serve(contracts, config, endpoints, dry_run, offline_problems))
     except _STARTUP_ERRORS as error:
@@ -235,6 +235,52 @@ async def _serve(
         gc.set_threshold(_GC_YOUNG_OBJECTS, 50, 100)
         await _until(stop, tasks)
         _log.info("stopping")
+
+
+@contextlib.asynccontextmanager
+async def sink_of(
+    core: Core, config: ServeConfig, limits: Limits
+) -> AsyncIterator[tuple[TelemetrySink, Callable[[], Awaitable[None]]]]:
+    """Return the core's sink for exports (the inbox in the state file, or the shards), and what evaluates every cell.
+
+    Requests that are in the inbox and not in the snapshot are applied. Without a state file it is the core. A
+    ShardError if the state file's streams are where the other engine has them: they would count twice.
+    """
+    state = config.state
+    if state is None:
+        yield core, core.evaluate
+        return
+    if core.merged and config.engine is StreamEngine.PROCESS:
+        raise ShardError(
+            f"{state}: its streams are on shards, and would count twice here; go on with --engine ray, or begin with "
+            "another --state"
+        )
+    if not core.merged and config.engine is StreamEngine.RAY and (len(core.inbox) or core.evaluator.stream_count):
+        raise ShardError(
+            f"{state}: one process has written it, and its streams would count twice on shards; go on without --engine "
+            "ray, or begin with another --state"
+        )
+    if config.engine is StreamEngine.RAY:
+        assert config.shard_folder is not None
+        folder, contracts = config.shard_folder.absolute(), list(core.contracts.values())
+        sharded = ShardedSink(
+            core, lambda number: RayShard(config.shard_cpus, contracts, folder / f"shard-{number:03d}", limits)
+        )
+        with contextlib.closing(sharded):
+            await sharded.start(config.shards)
+            yield sharded, sharded.tick
+        return
+    core.evaluator.use_columns()
+    if not machine_code.is_available():
+        _log.warning("messages take several times as long to process: %s", machine_code.ABSENT)
+    if count := recover(core):
+        _log.info("%s: %d requests that were received and not yet in the snapshot are applied", state, count)
+    if not config.record:
+        yield DurableSink(core), core.evaluate
+        return
+    folder = state.with_name(f"{state.name}-recording")
+    with contextlib.closing(TrafficRecording(folder, config.record_limit)) as core.recording:
+        yield DurableSink(core, core.recording.received), core.evaluate
 
 
 def _address(config: ServeConfig, tls: Tls | None, port: int, endpoints: Collection[str]) -> str:
