@@ -79,22 +79,29 @@ def _taken_apart(head: struct.Struct, data: bytes) -> tuple[tuple[Any, ...], lis
 
 def encode_histogram(histogram: Histogram | None) -> bytes:
     """A histogram as bytes; none for None."""
-    return b"" if histogram is None else encode_histograms(HistogramColumns.of([histogram]))[0]
+    if histogram is None:
+        return b""
+    observed, numbers = histogram.maximum_observed, (histogram.sum, histogram.minimum, histogram.maximum)
+    if isinstance(histogram, ExplicitHistogram):
+        edges, counts = np.array(histogram.edges, "<f8"), histogram.counts.astype("<i8")
+        return _joined(_EXPLICIT.pack(1, observed, *numbers), edges.tobytes(), counts.tobytes())
+    counted = histogram.zero_threshold, histogram.count, histogram.zero_count
+    parts = [np.array([(0, histogram.scale, observed, *numbers, *counted)], _EXPONENTIAL).tobytes()]
+    for side in (histogram.positive, histogram.negative):
+        counts = _packed(side.counts)
+        parts += [np.array([(_width_of(counts), side.offset, counts.size)], _RUN).tobytes(), counts.tobytes()]
+    return b"".join(parts)
 
 
 def encode_histograms(columns: HistogramColumns) -> list[bytes]:
-    """Histograms as bytes, each for `decode_histogram`."""
+    """Histograms as bytes, each for `decode_histogram`: many of them in a fraction of the time."""
     heads = np.zeros(len(columns), _EXPONENTIAL)
     for name in ("scale", "observed", "sum", "minimum", "maximum", "zero_threshold", "count", "zero_count"):
         heads[name] = getattr(columns, name)
     sides = zip(_records(heads), _encode_runs(columns.positive), _encode_runs(columns.negative), strict=True)
     found = [b"".join(parts) for parts in sides]
     for number in np.flatnonzero(columns.scale == EXPLICIT).tolist():
-        explicit = columns[number]
-        assert isinstance(explicit, ExplicitHistogram)
-        numbers = explicit.maximum_observed, explicit.sum, explicit.minimum, explicit.maximum
-        edges, counts = np.array(explicit.edges, "<f8"), explicit.counts.astype("<i8")
-        found[number] = _joined(_EXPLICIT.pack(1, *numbers), edges.tobytes(), counts.tobytes())
+        found[number] = encode_histogram(columns[number])
     return found
 
 
