@@ -51,13 +51,10 @@ from kc_otel.serve.receivers.request_taker import ByteBudget, RequestTaker
 from kc_otel.serve.self_metrics import SelfMetrics, TelemetryExporter, read
 from kc_otel.serve.shards import RayShard, ShardedSink, ShardError, ray_cluster
 from kc_otel.serve.store.state_file import (
-    DamagedStateError,
     StateConnection,
     StateError,
     StateHeldError,
-    StatePlace,
     open_state,
-    set_aside,
 )
 from kc_otel.serve.webhooks.deliver import Dispatcher
 from kc_otel.serve.webhooks.endpoints import Rotation, WebhookEndpoint, WebhookEndpointError, endpoints_from_env
@@ -178,7 +175,7 @@ async def _serve(
         return
     async with contextlib.AsyncExitStack() as stack:
         stack.push_async_callback(core.aclose)
-        file, most = StatePlace(config.state), connections_per_port()
+        most = connections_per_port()
         api_socket, http_socket = (
             stack.enter_context(contextlib.closing(listen(config.host, port, what, most)))
             for port, what in ((config.api_port, "the API"), (config.http_port, "OTLP/HTTP"))
@@ -221,7 +218,7 @@ async def _serve(
             site = GuardedSite(access, site, requests)
         await stack.enter_async_context(serving_http(OwnSite(site, names, external.netloc.lower()), api_socket, tls))
         tasks = [
-            asyncio.create_task(_tick_forever(core, config, tick, decided, ticked, file)),
+            asyncio.create_task(_tick_forever(core, config, tick, decided, ticked)),
             asyncio.create_task(dispatcher.run()),
         ]
         stack.push_async_callback(_cancel, tasks)
@@ -306,23 +303,6 @@ def _stop_on_signals() -> asyncio.Event:
 
 async def _begin(config: ServeConfig, stop: asyncio.Event, make: Callable[..., Core]) -> Core | None:
     """A core on what is in the state file, which it holds; None when it was told to stop first."""
-    try:
-        return await _on_state(config, stop, make)
-    except DamagedStateError as error:
-        if config.state is None or not config.set_aside_damaged:
-            raise
-        aside = set_aside(config.state, time.time())
-        _log.error("%s", error)
-    begun = await _on_state(config, stop, make)
-    if begun is not None:
-        said = f"the state was damaged and is set aside as {aside.name}: routes, pins, silences and promotions are gone"
-        _log.error("%s", said)
-        for name in begun.contracts:
-            begun.amend(name, {"state-lost": {"message": said}}, time.time())
-    return begun
-
-
-async def _on_state(config: ServeConfig, stop: asyncio.Event, make: Callable[..., Core]) -> Core | None:
     connection = await active(config.state, stop, standby=config.standby)
     if connection is None:
         return None
@@ -369,12 +349,11 @@ async def _tick_forever(
     tick: Callable[[], Awaitable[None]],
     decided: Changes,
     ticked: Callable[[], None],
-    file: StatePlace,
 ) -> None:
     loop = asyncio.get_running_loop()
     following = loop.time()
     while True:
-        file.check()  # a file that is no longer there ends the process: somebody else may be acting
+        core.connection.check_place()  # a file that is no longer there ends the process: somebody else may be acting
         before = core.decisions.version
         faults = core.evaluator.faults
         try:

@@ -18,7 +18,7 @@ from kc_otel.serve.access import site_guard
 from kc_otel.serve.access.site_guard import reachable_from_elsewhere
 from kc_otel.serve.config import ServeConfig
 from kc_otel.serve.server import ServiceError, active
-from kc_otel.serve.store.state_file import StateError, StateHeldError, StatePlace, open_state
+from kc_otel.serve.store.state_file import StateError, StateHeldError, open_state
 from tests.serve.conftest import POLICY
 from tests.tools.servers import free_address
 
@@ -139,15 +139,13 @@ def test_a_state_file_that_is_moved_away_is_noticed(tmp_path: Path, how: str) ->
     """Its lock guards nothing any more: another evaluator could open a new file at the same path."""
     path = tmp_path / "state.sqlite"
     connection = open_state(path)
-    place = StatePlace(path)
-    place.check()
+    connection.check_place()
     path.rename(tmp_path / "backup.sqlite")
     if how == "replaced":
         open_state(path).close()
     with pytest.raises(StateError, match="another evaluator may be acting"):
-        place.check()
+        connection.check_place()
     connection.close()
-    StatePlace(None).check()
 
 
 def test_a_new_file_may_be_begun_where_another_was_that_is_still_held(tmp_path: Path) -> None:

@@ -26,7 +26,6 @@ import time
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, contextmanager, suppress
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
 
@@ -133,7 +132,8 @@ class StateConnection(sqlite3.Connection):
     """
 
     def __init__(self, database: str, patience: float = 0.0) -> None:
-        self.path = None if database == ":memory:" else Path(database).resolve()  # SQLite's `-wal` is beside that
+        self._place = None if database == ":memory:" else Path(database)
+        self.path = None if self._place is None else self._place.resolve()  # SQLite's `-wal` is beside that
         self.unit: UnitOfWork | None = None
         self.join: Callable[[UnitOfWork], None] = lambda _unit: None
         self.commit_seconds: float | None = None
@@ -148,6 +148,7 @@ class StateConnection(sqlite3.Connection):
             super().__init__(database if self.path is None else str(self.path), **options)
             if self.path is None:
                 return
+            self._opened = self.path.stat()
             self._writer = _set_up(sqlite3.connect(self.path, **options))
             super().execute("PRAGMA query_only=ON")
         except BaseException:
@@ -201,6 +202,20 @@ class StateConnection(sqlite3.Connection):
         ending = asyncio.create_task(self._end(unit))
         ending.add_done_callback(lambda done: done.cancelled() or done.exception())  # if nobody waits any more
         await asyncio.shield(ending)
+
+    def check_place(self) -> None:
+        """Raise a StateError if the file is not where it was: another evaluator would lock what is there, and act."""
+        try:
+            moved = self._place is not None and not os.path.samestat(self._place.stat(), self._opened)
+        except FileNotFoundError:
+            moved = True
+        except OSError:  # a disk that cannot be asked just now says nothing about who holds the file
+            return
+        if moved:
+            raise StateError(
+                f"{self._place}: this is no longer the state file that was opened, so another evaluator may be acting; "
+                "move it only while no evaluator runs"
+            )
 
     def close(self) -> None:
         """Wait for a commit that is under way, copy what is in `-wal` into the file, and let go of it."""
@@ -330,34 +345,6 @@ class DamagedStateError(StateError):
     """The state file contains data that no evaluator has written."""
 
 
-class StatePlace:
-    """Check that a path still leads to the file that was opened; one in memory nobody can move.
-
-    An evaluator whose file has been moved or replaced locks a file that no other process opens: two would act.
-    """
-
-    def __init__(self, path: Path | None) -> None:
-        self._path = path
-        self._file = None if path is None else _identity(path)
-
-    def check(self) -> None:
-        """Raise a StateError if the file is no longer where it was."""
-        if self._path is None:
-            return
-        try:
-            there = _identity(self._path)
-        except FileNotFoundError:
-            there = None
-        except OSError:  # a disk that cannot be asked just now says nothing about who holds the file
-            return
-        if there != self._file:
-            msg = (
-                f"{self._path}: this is no longer the state file that was opened, so another evaluator may be acting; "
-                "move it only while no evaluator runs"
-            )
-            raise StateError(msg)
-
-
 def open_state(path: Path | None, *, patience: float = _LOCK_WAIT_SECONDS) -> StateConnection:
     """Open or create the state file and take its lock; None gives a database in memory.
 
@@ -396,24 +383,6 @@ def reading_state(connection: sqlite3.Connection) -> Iterator[None]:
         raise _damaged(path or ":memory:", f"{type(error).__name__}: {error}".splitlines()[0]) from error
 
 
-def set_aside(path: Path, at: float) -> Path:
-    """Rename a damaged state file and the files that belong to it, so that the next evaluator starts empty.
-
-    Its new name is that of the file, `.damaged-` and the time in UTC.
-    """
-    aside = path.with_name(f"{path.name}.damaged-{datetime.fromtimestamp(at, UTC):%Y%m%dT%H%M%S}Z")
-    for part in ("-wal", "-shm", ""):
-        beside = path.with_name(path.name + part)
-        if beside.exists():
-            beside.rename(aside.with_name(aside.name + part))
-    return aside
-
-
-def _identity(path: Path) -> tuple[int, int]:
-    status = os.stat(path)  # noqa: PTH116 - the same, and what a reader of inodes looks for
-    return status.st_dev, status.st_ino
-
-
 def _unusable(target: str, error: Exception) -> StateError:
     if isinstance(error, BlockingIOError) or "locked" in str(error):
         return StateHeldError(
@@ -436,6 +405,6 @@ def _of_the_disk(error: Exception) -> bool:
 def _damaged(target: str, why: str) -> DamagedStateError:
     return DamagedStateError(
         f"{target}: the state file is damaged, or is none ({why}). Routes, pins, silences and promotions are in it: "
-        "put back a copy, or start with --set-aside-damaged to move it away and begin without them; senders of "
-        "cumulative histograms fill the windows anew within one export"
+        "put back a copy, or give --state another file to begin without them; senders of cumulative histograms fill "
+        "the windows anew within one export"
     )
