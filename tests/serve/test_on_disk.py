@@ -143,22 +143,6 @@ def test_an_order_that_the_disk_does_not_take_does_not_hold(core: Core, disk: Di
     asyncio.run(ask())
 
 
-def test_an_order_and_an_evaluation_at_the_same_time_both_hold(core: Core, disk: Disk, contract: Contract) -> None:
-    """Each begins with what the other has left."""
-
-    async def both() -> None:
-        async with site(core) as client:
-            evaluating = asyncio.create_task(core.evaluate(time.time()))
-            ordered = asyncio.create_task(client.post("/api/v1/silences", json=silence(contract.name)))
-            again = asyncio.create_task(core.evaluate(time.time()))
-            assert await still_waits(ordered)
-            disk.takes.set()
-            await asyncio.gather(evaluating, ordered, again)
-
-    asyncio.run(both())
-    assert len(core.people.silences) == 1
-
-
 def test_an_evaluation_is_at_an_end_when_the_disk_has_it(core: Core, disk: Disk) -> None:
     """And not before; one that the disk does not take leaves everything as it was, and is said."""
 

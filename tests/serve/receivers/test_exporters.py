@@ -10,7 +10,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -189,23 +189,6 @@ def test_a_call_without_a_message_is_a_bad_request(sink: Any) -> None:
         channel.stream_unary(EXPORT)(iter(()), timeout=10)
     assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
     assert sink.requests == []
-
-
-@pytest.mark.slow
-def test_a_connection_that_sends_no_headers_is_closed(sink: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Neither a silent connection nor one with half a header stays, also after a request that was answered."""
-    monkeypatch.setattr(BoundedProtocol, "seconds", 0.3)
-    with http_server(sink) as port, ExitStack() as stack:
-        silent, half, after = (
-            stack.enter_context(socket.create_connection(("127.0.0.1", port), timeout=10)) for _ in range(3)
-        )
-        half.sendall(ASK[:20])
-        after.sendall(ASK)
-        assert after.recv(1000).startswith(b"HTTP/1.1 200 ")
-        after.sendall(ASK[:20])
-        assert silent.recv(100) == b""
-        assert b" 200 " not in half.recv(100)
-        assert b" 200 " not in after.recv(100)
 
 
 @pytest.mark.slow

@@ -18,7 +18,6 @@ from kc_otel.serve.access.site_guard import HostNames
 from kc_otel.serve.receivers import http_server
 from kc_otel.serve.receivers.http_server import HttpReceiver
 from kc_otel.serve.receivers.request_taker import ByteBudget, RequestTaker
-from tests.serve.receivers.conftest import wrapped
 from tests.tools.receivers import http_app
 
 PROTOBUF, JSON = "application/x-protobuf", "application/json"
@@ -53,16 +52,6 @@ async def _turns_of_others(app: Any, content: bytes, headers: dict[str, str]) ->
             await asyncio.sleep(0.001)  # as health, which waits for nobody
             turns += 1
         return await asked, turns
-
-
-@pytest.mark.slow
-def test_a_bomb_of_small_messages_holds_nobody_up(sink: Any) -> None:
-    """Four million empty attributes are fifteen kilobytes of gzip, and seconds to count: others have turns."""
-    body = gzip.compress(wrapped(b"\x0a\x02\x0a\x00" * 3_900_000, 1, 1))
-    headers = {"content-type": PROTOBUF, "content-encoding": "gzip"}
-    answer, turns = asyncio.run(_turns_of_others(http_app(sink), body, headers))
-    assert answer.status_code == 413
-    assert turns > 20
 
 
 @pytest.mark.slow
