@@ -26,6 +26,7 @@ from kc_otel.serve.config import LogFormat, ServeConfig, StreamEngine
 
 _DEFAULTS = ServeConfig()
 _BYTES_PER_MIB = 1024 * 1024
+_MAX_PORT = 65_535
 _STYLE = {"error": "bold red", "warning": "yellow", "ok": "green"}
 
 
@@ -33,7 +34,7 @@ _STYLE = {"error": "bold red", "warning": "yellow", "ok": "green"}
     {
         "Addresses": "host grpc_port http_port api_port external_url allowed_host max_request",
         "Access": "access tls_cert tls_key tls_client_ca allow_unauthenticated worst",
-        "State": "state set_aside_damaged standby record record_limit",
+        "State": "state standby record record_limit",
         "Actions and messages": "webhooks group_wait group_interval dry_run dry_run_contract",
         "Shards on a Ray cluster": "engine ray_address shards shard_folder shard_cpus",
     }
@@ -41,15 +42,18 @@ _STYLE = {"error": "bold red", "warning": "yellow", "ok": "green"}
 def serve(
     contracts: Annotated[list[Path], typer.Argument(help="Contract files, or folders of them.", metavar="CONTRACT...")],
     host: Annotated[str, typer.Option(help="Address to listen on.")] = _DEFAULTS.host,
-    grpc_port: Annotated[int, typer.Option(help="OTLP over gRPC; 0: any free port.")] = _DEFAULTS.grpc_port,
-    http_port: Annotated[int, typer.Option(help="OTLP over HTTP; 0: any free port.")] = _DEFAULTS.http_port,
-    api_port: Annotated[int, typer.Option(help="API, /metrics, health; 0: any free port.")] = _DEFAULTS.api_port,
+    grpc_port: Annotated[
+        int, typer.Option(help="OTLP over gRPC; 0: any free port.", min=0, max=_MAX_PORT)
+    ] = _DEFAULTS.grpc_port,
+    http_port: Annotated[
+        int, typer.Option(help="OTLP over HTTP; 0: any free port.", min=0, max=_MAX_PORT)
+    ] = _DEFAULTS.http_port,
+    api_port: Annotated[
+        int, typer.Option(help="API, /metrics, health; 0: any free port.", min=0, max=_MAX_PORT)
+    ] = _DEFAULTS.api_port,
     state: Annotated[
         Path, typer.Option(help="SQLite file with everything that must survive a restart; `:memory:` keeps nothing.")
     ] = Path("kc-otel.sqlite"),
-    set_aside_damaged: Annotated[
-        bool, typer.Option("--set-aside-damaged", help="If the state file is damaged, rename it and start without it.")
-    ] = _DEFAULTS.set_aside_damaged,
     tick: Annotated[float, typer.Option(help="Seconds between evaluations.", min=0.05)] = _DEFAULTS.tick,
     external_url: Annotated[
         str | None,
@@ -149,7 +153,6 @@ def serve(
         http_port=http_port,
         api_port=api_port,
         state=None if str(state) == ":memory:" else state,
-        set_aside_damaged=set_aside_damaged,
         tick=tick,
         external_url=external_url,
         allowed_hosts=tuple(allowed_host or ()),

@@ -390,10 +390,6 @@ class ContractState:
         """Return True if something may have been silent long enough to be forgotten."""
         return self._silent_since < now - self._long - self._window
 
-    def look_for_silent(self) -> None:
-        """Look at everything the next time: streams or series were put here by others."""
-        self._silent_since = -math.inf
-
     def _forget_silent(self, now: float) -> bool:
         """Forget what was silent for so long. Returns whether there was any."""
         silent = now - self._long - self._window

@@ -216,19 +216,6 @@ class Evaluator:
             for key, stream in state.rows.streams() if state.rows is not None else ():
                 yield name, key, stream
 
-    def adopt(self, contract: str, key: bytes, stream: PointStream) -> None:
-        """Remember another evaluator's stream, unless something later is known of it here, or its contract is not."""
-        state = self.states.get(contract)
-        if state is None:
-            return
-        if state.rows is not None:
-            state.rows.release(key)
-        known = state.streams.get(key)
-        if known is None or known.heard < stream.heard:
-            state.streams[key] = stream
-            state.changed_streams.add(key)
-        state.look_for_silent()
-
     def series_of_rows(self, numbers: Sequence[int]) -> list[SeriesKey]:
         """The series that rows of streams have these numbers of."""
         return self._columns.series_of(numbers) if self._columns is not None else []

@@ -33,7 +33,6 @@ class ServeConfig:
     http_port: int = 4318
     api_port: int = 4320
     state: Path | None = None
-    set_aside_damaged: bool = False
     tick: float = 1.0
     external_url: str | None = None
     group_wait: float = 30.0

@@ -20,7 +20,7 @@ from contextlib import AbstractAsyncContextManager, contextmanager
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from kc_otel.contract.model import Contract
 from kc_otel.contract.plain_text import plain
@@ -47,19 +47,19 @@ from kc_otel.judge.refused_points import Missing
 from kc_otel.judge.series import SeriesKey
 from kc_otel.judge.set_back import not_later
 from kc_otel.judge.verdict import Causes, Cell, Evaluation, Status, Verdict
-from kc_otel.serve.durable_sink import TrafficRecording
+from kc_otel.serve.durable_sink import Inbox, TrafficRecording
 from kc_otel.serve.event_log import NOTIFYING, Announcement, EventLog
 from kc_otel.serve.history import CellHistory
 from kc_otel.serve.listeners import Listeners
 from kc_otel.serve.promotions import Promotions
-from kc_otel.serve.shards.shard import ShardSeen
 from kc_otel.serve.store.escalation_store import EscalationStore
 from kc_otel.serve.store.evaluator_store import EvaluatorStore
-from kc_otel.serve.store.inbox import Inbox
-from kc_otel.serve.store.state_connection import StateConnection, UnitOfWork, unit_of_work
-from kc_otel.serve.store.state_file import reading_state
+from kc_otel.serve.store.state_file import StateConnection, UnitOfWork, reading_state, unit_of_work
 from kc_otel.serve.webhooks.outbox import Outbox
 from kc_otel.stats import Interval
+
+if TYPE_CHECKING:
+    from kc_otel.serve.shards import ShardSeen
 
 _log: Final = logging.getLogger(__name__)
 
@@ -125,7 +125,7 @@ class Core:
             self._evaluated_before = max(self.evaluator.judged_at, 0.0)
             self.merged: dict[str, int] = json.loads(self._evaluator_store.meta("merged") or "{}")
             """Number of the last batch in the state of each shard, by its name; and `shards`, how many there are."""
-            self.settled = dict(self.merged)
+            self.settled: dict[str, int] = dict(self.merged)
             self.inbox = Inbox(connection)
             self.events = EventLog(connection)
             self.outbox = Outbox(connection)

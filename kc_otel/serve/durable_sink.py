@@ -1,21 +1,30 @@
-"""Between the receivers and the core: nothing is applied, and no sender is told so, that is not in the inbox on disk.
+"""What arrives and is not in the snapshot yet, in the state file; senders are answered once it is synced.
 
-`serve --record` also records arrivals and evaluations as files for
-`kc-otel replay` and any OTLP reader; the recording is best effort.
+    request -> group -> inbox, on the disk -> evaluator, in the order of the inbox -> answer
+                                              evaluator -> snapshot, which takes what it has out of the inbox
+
+Requests that arrive while the disk is busy are written together and synced once (group commit), with whatever else is
+committed then. A snapshot deletes the requests it contains in its own transaction, so requests that a crash leaves in
+the inbox are not in the snapshot. They are applied at the next start with their original arrival time.
+
+`serve --record` also records arrivals and evaluations as files for `kc-otel replay` and any OTLP reader; the recording
+is best effort.
 """
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import logging
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
 
@@ -23,18 +32,172 @@ from kc_otel.judge.otlp.requests import ColumnSink, ExportResult, Limits, Thrott
 from kc_otel.judge.otlp.traffic_entries import EVALUATED, RECEIVED, judged_metrics, marked_frame
 from kc_otel.judge.otlp.wire_columns import ColumnMessage
 from kc_otel.record.worker import BoundedWorker, ReasonCounts
-from kc_otel.serve.store.state_connection import StateError
+from kc_otel.serve.store.state_file import StateConnection, StateError, UnitOfWork
 
 if TYPE_CHECKING:
     from kc_otel.serve.core import Core
-    from kc_otel.serve.shards.shard import Shard
+    from kc_otel.serve.shards import Shard
 
+T = TypeVar("T")
+
+_MAX_WAITING_BYTES: Final = 64 * 1024 * 1024
+"""Bytes that may wait for the disk before more is refused."""
+_MAX_BODIES_PER_COMMIT: Final = 256
+_MAX_REQUESTS_AT_ONCE: Final = 3
+"""Requests that are applied before ports and ticks have the event loop again, if they take no longer than this:"""
+_MAX_SECONDS_AT_ONCE: Final = 0.002
 _log: Final = logging.getLogger(__name__)
 _FILE_BYTES: Final = 64 * 1024 * 1024
-_MAX_WAITING_BYTES: Final = 64 * 1024 * 1024
 _MAX_BATCH: Final = 256
 WRITING: Final = "writing the state"
 """Stage in which the evaluator fails while its disk is full: incoming data are rejected, and nothing is decided."""
+
+
+class InboxFullError(StateError):
+    """More data arrive than the disk can write."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Waiting:
+    id: int
+    at: float
+    body: bytes
+    apply: Callable[[], Any]
+    done: asyncio.Future[Any]
+
+
+class Inbox:
+    """Keeps requests until a snapshot has them. Use it from the event loop that the state is used on.
+
+    `bytes` counts the bodies that no snapshot has: those that wait for the disk, and those in the inbox.
+    """
+
+    def __init__(self, state: StateConnection) -> None:
+        self._state = state
+        state.execute("CREATE TABLE IF NOT EXISTS inbox (id INTEGER PRIMARY KEY, at REAL NOT NULL, body BLOB NOT NULL)")
+        (last, self.bytes) = state.execute(
+            "SELECT coalesce(max(id), 0), coalesce(sum(length(body)), 0) FROM inbox"
+        ).fetchone()
+        self._last: int = last
+        """Id of the newest request."""
+        self._applied = 0
+        """Id of the newest request that the evaluator has."""
+        self._held: deque[tuple[int, int]] = deque([(last, self.bytes)] if last else ())
+        """Ids and bytes of what is in the inbox and in no snapshot."""
+        self._waiting: deque[_Waiting] = deque()
+        self._waiting_bytes = 0
+        self._writing: asyncio.Task[None] | None = None
+        self._kept: deque[_Waiting] = deque()
+        state.join = self._join
+
+    def __len__(self) -> int:
+        return int(self._state.execute("SELECT count(*) FROM inbox").fetchone()[0])
+
+    def left(self) -> Iterator[tuple[float, bytes]]:
+        """Yield the requests that an earlier process left, oldest first: arrival time in Unix seconds, and the body.
+
+        A request counts as applied once the next one is read, even if it failed: it would fail again.
+        """
+        for id, at, body in self._state.execute("SELECT id, at, body FROM inbox ORDER BY id").fetchall():
+            self._applied = id
+            yield at, body
+
+    async def append(self, body: bytes, at: float, apply: Callable[[], T]) -> T:
+        """Keep a request that arrived at a Unix time, and apply it once it is on the disk.
+
+        `apply` is called on the event loop, in the order of the inbox, even if the caller no longer waits. Its result
+        is returned, its exceptions are raised. A StateError says that nothing of the request is in the inbox, nor
+        applied.
+        """
+        if self._waiting_bytes + len(body) > _MAX_WAITING_BYTES:
+            raise InboxFullError("the disk cannot keep up with what arrives")
+        self._last += 1
+        done: asyncio.Future[T] = asyncio.get_running_loop().create_future()
+        self._waiting.append(_Waiting(self._last, at, body, apply, done))
+        self._waiting_bytes += len(body)
+        self.bytes += len(body)
+        if self._writing is None:
+            self._writing = asyncio.create_task(self._write_all())
+        return await done
+
+    def take_out(self, unit: UnitOfWork) -> None:
+        """Delete what the evaluator has, in the transaction of a snapshot of all that it has now."""
+        applied = self._applied
+
+        def committed() -> None:
+            while self._held and self._held[0][0] <= applied:
+                self.bytes -= self._held.popleft()[1]
+
+        unit.before_commit(lambda connection: connection.execute("DELETE FROM inbox WHERE id <= ?", (applied,)))
+        unit.on_commit(committed)
+
+    async def settle(self) -> None:
+        """Wait until all that has arrived is applied, or refused."""
+        while self._writing is not None or self._kept:
+            await asyncio.sleep(0)
+            if self._writing is not None:
+                await asyncio.wait([self._writing])
+
+    async def _write_all(self) -> None:
+        try:
+            while self._waiting:
+                oldest = self._waiting[0]
+                try:
+                    async with self._state.turn():
+                        pass  # they join it, if they have not joined another's
+                except Exception as error:  # noqa: BLE001 - whatever it is, the senders are told
+                    if self._waiting and self._waiting[0] is oldest:  # there was no turn
+                        self._refuse(self._taken(), error)
+        finally:
+            self._writing = None
+
+    def _join(self, unit: UnitOfWork) -> None:
+        """Write the oldest that wait as a part of a turn."""
+        if not (group := self._taken()):
+            return
+        rows = [(waiting.id, waiting.at, waiting.body) for waiting in group]
+        unit.before_commit(lambda connection: connection.executemany("INSERT INTO inbox VALUES (?, ?, ?)", rows))
+        unit.on_commit(lambda: self._accept(group))
+        unit.on_rollback(lambda: self._refuse(group, unit.error))
+
+    def _taken(self) -> list[_Waiting]:
+        group = [self._waiting.popleft() for _ in range(min(len(self._waiting), _MAX_BODIES_PER_COMMIT))]
+        self._waiting_bytes -= sum(len(waiting.body) for waiting in group)
+        return group
+
+    def _accept(self, group: Sequence[_Waiting]) -> None:
+        idle = not self._kept
+        self._kept.extend(group)
+        if idle:
+            self._apply_next()
+
+    def _apply_next(self) -> None:
+        """Apply the oldest that are kept: a few at a time, so that ports and ticks come in between."""
+        until = time.monotonic() + _MAX_SECONDS_AT_ONCE
+        for _ in range(_MAX_REQUESTS_AT_ONCE):
+            waiting = self._kept[0]
+            self._applied = waiting.id  # also where it fails: it would fail again
+            self._held.append((waiting.id, len(waiting.body)))
+            try:
+                result = waiting.apply()
+            except Exception as error:  # noqa: BLE001 - it is raised in the caller of `append`
+                if not waiting.done.done():
+                    waiting.done.set_exception(error)
+            else:
+                if not waiting.done.done():
+                    waiting.done.set_result(result)
+            self._kept.popleft()
+            if not self._kept:
+                return
+            if time.monotonic() > until:
+                break
+        asyncio.get_running_loop().call_soon(self._apply_next)
+
+    def _refuse(self, group: Sequence[_Waiting], error: BaseException | None) -> None:
+        self.bytes -= sum(len(waiting.body) for waiting in group)
+        for waiting in group:
+            if not waiting.done.done():
+                waiting.done.set_exception(StateError(str(error)))
 
 
 class NotKeptError(ThrottledError):

@@ -39,8 +39,7 @@ _TABLES: Final = (
     "CREATE INDEX IF NOT EXISTS events_contract ON events (contract, id)",
     "CREATE INDEX IF NOT EXISTS events_rare ON events (id) WHERE kind <> 'verdict'",
 )
-# As bytes: text that is damaged cannot be read as text.
-_EVENTS: Final = "SELECT id, at, CAST(contract AS BLOB), CAST(kind AS BLOB), CAST(data AS BLOB) FROM events"
+_EVENTS: Final = "SELECT id, at, contract, kind, data FROM events"
 _OF_CONTRACT: Final = "(:contract IS NULL OR contract = :contract)"
 
 
@@ -58,7 +57,7 @@ class Event:
     """Something that happened; ids count up, gaps are possible.
 
     `kind` is `firing` or `resolved` for alerts, `would-fire` or `would-resolve` for those of a contract that runs dry,
-    `verdict`, `promotion`, what a person did, or `damaged` where it cannot be read any more.
+    `verdict`, `promotion`, or what a person did.
     """
 
     id: int
@@ -183,15 +182,10 @@ def cell_attributes(cell: Cell) -> dict[str, str]:
     }
 
 
-def _event(row: tuple[int, float, bytes, bytes, bytes]) -> Event:
-    """An event; nothing is decided by the past, so that one which is damaged is said to be and keeps no other back."""
-    id, at, contract, kind, text = row
-    try:
-        data = json.loads(text)
-        return Event(id, at, contract.decode(), kind.decode(), str(data.get("message", "")), data)
-    except (ValueError, AttributeError, RecursionError):
-        said = "what happened cannot be read any more: its row in the state file is damaged"
-        return Event(id, at, contract.decode(errors="replace"), "damaged", said, {})
+def _event(row: tuple[int, float, str, str, str]) -> Event:
+    *about, text = row
+    data = json.loads(text)
+    return Event(*about, str(data.get("message", "")), data)
 
 
 def _cell_fields(cell: Cell) -> dict[str, Any]:

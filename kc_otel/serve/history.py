@@ -17,7 +17,7 @@ from typing import Final, NamedTuple
 
 from kc_otel.judge.plain_json import finite_or_none
 from kc_otel.judge.verdict import Cell, Evaluation, Status, Verdict
-from kc_otel.serve.store.state_connection import UnitOfWork
+from kc_otel.serve.store.state_file import UnitOfWork
 
 KEPT_STEPS: Final = 480
 _STEPS_PER_WINDOW: Final = 20

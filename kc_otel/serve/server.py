@@ -21,7 +21,7 @@ import os
 import signal
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from importlib.metadata import version
@@ -29,30 +29,33 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 from urllib.parse import urlsplit
 
+from kc_otel import machine_code
 from kc_otel._extras import MissingExtraError
 from kc_otel.contract.model import Contract
 from kc_otel.judge.escalation.notices import GroupTiming
 from kc_otel.judge.escalation.webhook_body import links_note
-from kc_otel.judge.otlp.requests import BindError, Limits
+from kc_otel.judge.otlp.requests import BindError, Limits, TelemetrySink
 from kc_otel.judge.promotion.gate_evidence import SectionProblems, unchecked_offline
 from kc_otel.serve.access.access_file import AccessError, AccessFile
 from kc_otel.serve.access.site_guard import GuardedSite, HostNames, OwnSite, reachable_from_elsewhere
 from kc_otel.serve.access.tls import Tls, TlsError
 from kc_otel.serve.api.app import make_api
 from kc_otel.serve.api.routes_decisions import Changes
-from kc_otel.serve.config import LogFormat, ServeConfig
+from kc_otel.serve.config import LogFormat, ServeConfig, StreamEngine
 from kc_otel.serve.core import Core
-from kc_otel.serve.durable_sink import WRITING, TrafficRecordingError
+from kc_otel.serve.durable_sink import WRITING, DurableSink, TrafficRecording, TrafficRecordingError, recover
 from kc_otel.serve.log_format import JsonFormatter, PlainFormatter
 from kc_otel.serve.receivers.grpc_server import serve_grpc
-from kc_otel.serve.receivers.http_server import HttpReceiver
-from kc_otel.serve.receivers.listening import check_ports, connections_per_port, listen, serving_http
+from kc_otel.serve.receivers.http_server import HttpReceiver, connections_per_port, listen, serving_http
 from kc_otel.serve.receivers.request_taker import ByteBudget, RequestTaker
 from kc_otel.serve.self_metrics import SelfMetrics, TelemetryExporter, read
-from kc_otel.serve.shards.sharded_sink import ShardError
-from kc_otel.serve.store.state_connection import StateConnection, StateError
-from kc_otel.serve.store.state_file import DamagedStateError, StateHeldError, StatePlace, open_state, set_aside
-from kc_otel.serve.stream_places import engine, sink_of
+from kc_otel.serve.shards import RayShard, ShardedSink, ShardError, ray_cluster
+from kc_otel.serve.store.state_file import (
+    StateConnection,
+    StateError,
+    StateHeldError,
+    open_state,
+)
 from kc_otel.serve.webhooks.deliver import Dispatcher
 from kc_otel.serve.webhooks.endpoints import Rotation, WebhookEndpoint, WebhookEndpointError, endpoints_from_env
 
@@ -93,11 +96,10 @@ def run(
     if config.record and config.state is None:
         raise ServiceError("--record keeps what arrives beside the state file; name one with --state FILE")
     try:
-        check_ports({"--grpc-port": config.grpc_port, "--http-port": config.http_port, "--api-port": config.api_port})
         dry_run = _dry_run(contracts, config)
         acting = [contract for contract in contracts if contract.name not in dry_run]
         endpoints = _endpoints(acting, config, os.environ)
-        with engine(config):
+        with ray_cluster(config) if config.engine is StreamEngine.RAY else contextlib.nullcontext():
             # Not uvloop: it accepts connections itself, past the bound that each port's listener sets.
             asyncio.run(_serve(contracts, config, endpoints, dry_run, offline_problems))
     except _STARTUP_ERRORS as error:
@@ -171,40 +173,41 @@ async def _serve(
     )
     if (core := await _begin(config, stop, make)) is None:
         return
-    file = StatePlace(config.state)
-    api_socket = listen(config.host, config.api_port, "the API", (most := connections_per_port()))
-    api_port = api_socket.getsockname()[1]
-    core.external_url = _address(config, tls, api_port, endpoints)
-    dispatcher = Dispatcher(core.outbox, endpoints, turn=core.turn)
-    acting = [contract for contract in contracts if contract.name not in dry_run]
-    rotation = Rotation(_endpoint_names(acting), os.environ)
-    budget = ByteBudget(limits := Limits(max_bytes=config.max_request_bytes))
-    requests, decided = Counter[tuple[str, str]](), Changes()
-    access = None if config.access is None else AccessFile(config.access)
-
-    def self_metrics() -> SelfMetrics:
-        return read(core, requests, dispatcher.attempts, budget.in_flight)
-
-    speaker = TelemetryExporter(self_metrics())
-    core.announce = speaker.transition
-
-    def ticked() -> None:
-        for renewable in (access, tls):
-            if renewable is not None:
-                renewable.renew()
-        if (renewed := rotation.renewed()) is not None:
-            dispatcher.configure(renewed)
-        dispatcher.wake()
-        if speaker.speaks:
-            speaker.publish(self_metrics())
-
-    external = urlsplit(config.external_url or "")
-    names = HostNames((config.host, *config.allowed_hosts, external.hostname or ""))
-    http_socket = listen(config.host, config.http_port, "OTLP/HTTP", most)
-    core.otlp_port = http_socket.getsockname()[1]
     async with contextlib.AsyncExitStack() as stack:
         stack.push_async_callback(core.aclose)
+        most = connections_per_port()
+        api_socket, http_socket = (
+            stack.enter_context(contextlib.closing(listen(config.host, port, what, most)))
+            for port, what in ((config.api_port, "the API"), (config.http_port, "OTLP/HTTP"))
+        )
+        api_port, core.otlp_port = (listener.getsockname()[1] for listener in (api_socket, http_socket))
+        core.external_url = _address(config, tls, api_port, endpoints)
+        dispatcher = Dispatcher(core.outbox, endpoints, turn=core.turn)
+        acting = [contract for contract in contracts if contract.name not in dry_run]
+        rotation = Rotation(_endpoint_names(acting), os.environ)
+        budget = ByteBudget(limits := Limits(max_bytes=config.max_request_bytes))
+        requests, decided = Counter[tuple[str, str]](), Changes()
+        access = None if config.access is None else AccessFile(config.access)
+
+        def self_metrics() -> SelfMetrics:
+            return read(core, requests, dispatcher.attempts, budget.in_flight)
+
+        speaker = TelemetryExporter(self_metrics())
         stack.callback(speaker.shutdown)
+        core.announce = speaker.transition
+
+        def ticked() -> None:
+            for renewable in (access, tls):
+                if renewable is not None:
+                    renewable.renew()
+            if (renewed := rotation.renewed()) is not None:
+                dispatcher.configure(renewed)
+            dispatcher.wake()
+            if speaker.speaks:
+                speaker.publish(self_metrics())
+
+        external = urlsplit(config.external_url or "")
+        names = HostNames((config.host, *config.allowed_hosts, external.hostname or ""))
         sink, tick = await stack.enter_async_context(sink_of(core, config, limits))
         taker = RequestTaker(sink, limits, budget, access)
         grpc, grpc_port = await serve_grpc(taker, config.host, config.grpc_port, requests, tls, most)
@@ -215,7 +218,7 @@ async def _serve(
             site = GuardedSite(access, site, requests)
         await stack.enter_async_context(serving_http(OwnSite(site, names, external.netloc.lower()), api_socket, tls))
         tasks = [
-            asyncio.create_task(_tick_forever(core, config, tick, decided, ticked, file)),
+            asyncio.create_task(_tick_forever(core, config, tick, decided, ticked)),
             asyncio.create_task(dispatcher.run()),
         ]
         stack.push_async_callback(_cancel, tasks)
@@ -229,6 +232,52 @@ async def _serve(
         gc.set_threshold(_GC_YOUNG_OBJECTS, 50, 100)
         await _until(stop, tasks)
         _log.info("stopping")
+
+
+@contextlib.asynccontextmanager
+async def sink_of(
+    core: Core, config: ServeConfig, limits: Limits
+) -> AsyncIterator[tuple[TelemetrySink, Callable[[], Awaitable[None]]]]:
+    """Return the core's sink for exports (the inbox in the state file, or the shards), and what evaluates every cell.
+
+    Requests that are in the inbox and not in the snapshot are applied. Without a state file it is the core. A
+    ShardError if the state file's streams are where the other engine has them: they would count twice.
+    """
+    state = config.state
+    if state is None:
+        yield core, core.evaluate
+        return
+    if core.merged and config.engine is StreamEngine.PROCESS:
+        raise ShardError(
+            f"{state}: its streams are on shards, and would count twice here; go on with --engine ray, or begin with "
+            "another --state"
+        )
+    if not core.merged and config.engine is StreamEngine.RAY and (len(core.inbox) or core.evaluator.stream_count):
+        raise ShardError(
+            f"{state}: one process has written it, and its streams would count twice on shards; go on without --engine "
+            "ray, or begin with another --state"
+        )
+    if config.engine is StreamEngine.RAY:
+        assert config.shard_folder is not None
+        folder, contracts = config.shard_folder.absolute(), list(core.contracts.values())
+        sharded = ShardedSink(
+            core, lambda number: RayShard(config.shard_cpus, contracts, folder / f"shard-{number:03d}", limits)
+        )
+        with contextlib.closing(sharded):
+            await sharded.start(config.shards)
+            yield sharded, sharded.tick
+        return
+    core.evaluator.use_columns()
+    if not machine_code.is_available():
+        _log.warning("messages take several times as long to process: %s", machine_code.ABSENT)
+    if count := recover(core):
+        _log.info("%s: %d requests that were received and not yet in the snapshot are applied", state, count)
+    if not config.record:
+        yield DurableSink(core), core.evaluate
+        return
+    folder = state.with_name(f"{state.name}-recording")
+    with contextlib.closing(TrafficRecording(folder, config.record_limit)) as core.recording:
+        yield DurableSink(core, core.recording.received), core.evaluate
 
 
 def _address(config: ServeConfig, tls: Tls | None, port: int, endpoints: Collection[str]) -> str:
@@ -254,23 +303,6 @@ def _stop_on_signals() -> asyncio.Event:
 
 async def _begin(config: ServeConfig, stop: asyncio.Event, make: Callable[..., Core]) -> Core | None:
     """A core on what is in the state file, which it holds; None when it was told to stop first."""
-    try:
-        return await _on_state(config, stop, make)
-    except DamagedStateError as error:
-        if config.state is None or not config.set_aside_damaged:
-            raise
-        aside = set_aside(config.state, time.time())
-        _log.error("%s", error)
-    begun = await _on_state(config, stop, make)
-    if begun is not None:
-        said = f"the state was damaged and is set aside as {aside.name}: routes, pins, silences and promotions are gone"
-        _log.error("%s", said)
-        for name in begun.contracts:
-            begun.amend(name, {"state-lost": {"message": said}}, time.time())
-    return begun
-
-
-async def _on_state(config: ServeConfig, stop: asyncio.Event, make: Callable[..., Core]) -> Core | None:
     connection = await active(config.state, stop, standby=config.standby)
     if connection is None:
         return None
@@ -317,12 +349,11 @@ async def _tick_forever(
     tick: Callable[[], Awaitable[None]],
     decided: Changes,
     ticked: Callable[[], None],
-    file: StatePlace,
 ) -> None:
     loop = asyncio.get_running_loop()
     following = loop.time()
     while True:
-        file.check()  # a file that is no longer there ends the process: somebody else may be acting
+        core.connection.check_place()  # a file that is no longer there ends the process: somebody else may be acting
         before = core.decisions.version
         faults = core.evaluator.faults
         try:

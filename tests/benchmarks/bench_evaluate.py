@@ -25,7 +25,7 @@ from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportM
 
 from kc_otel.judge.evaluator import Evaluator
 from kc_otel.serve.store.evaluator_store import EvaluatorStore
-from kc_otel.serve.store.state_connection import unit_of_work
+from kc_otel.serve.store.state_file import unit_of_work
 from tests.tools.real_messages import INTERVAL, Case, Sender, contract, messages
 
 ROUNDS, WARM = 14, 2

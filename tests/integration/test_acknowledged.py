@@ -296,38 +296,3 @@ def test_a_graceful_stop_loses_nothing(serve, contract_file, tmp_path):
     again = serve("--tick", "30")
     assert [counted(again, source) for source in running] == [source.acknowledged for source in running]
     assert all(source.acknowledged for source in running)
-
-
-@pytest.mark.slow
-def test_a_damaged_state_is_set_aside_and_begun_anew(serve, tmp_path, contract_file):
-    """Without being told so it does not start; what is lost is an event; cumulative senders fill the windows anew."""
-    del contract_file
-    evaluator = serve("--tick", "0.2")
-    running = sources()
-    for source in running:
-        source.evaluator = evaluator
-        source.start()
-    evaluator.wait("/api/v1/verdicts", lambda answer: any(cell["status"] == "FAIL" for cell in answer["verdicts"]))
-    for source in running:
-        source.stop()
-    assert evaluator.stop() == 0
-    (state,) = tmp_path.glob("*.sqlite")
-    content = bytearray(state.read_bytes())
-    content[4096:8192] = bytes(4096)
-    state.write_bytes(content)
-
-    with pytest.raises(pytest.fail.Exception, match=r"the state file is damaged.*--set-aside-damaged"):
-        serve()
-    again = serve("--set-aside-damaged", "--tick", "0.2")
-    assert "state-lost" in {event["kind"] for event in again.get("/api/v1/events")["events"]}
-    (aside,) = tmp_path.glob("*.damaged-*Z")
-    assert aside.read_bytes() == bytes(content)
-    later = [Source(source.kernel, cumulative=True, over_grpc=False, kernel=source.kernel) for source in running[2:]]
-    for source, before in zip(later, running[2:], strict=True):
-        source.evaluator, source.sent, source._began = again, before.sent, before._began
-        source.start()
-    again.wait("/api/v1/verdicts", lambda answer: any(cell["status"] == "FAIL" for cell in answer["verdicts"]))
-    for source in later:
-        source.stop()
-    assert [counted(again, source) for source in later] == [source.sent for source in later]
-    assert again.stop() == 0

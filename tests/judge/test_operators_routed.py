@@ -10,7 +10,7 @@ from kc_otel.judge.evaluator import Evaluator
 from kc_otel.judge.statistics import metric_name
 from kc_otel.judge.verdict import Status
 from kc_otel.serve.store.evaluator_store import EvaluatorStore
-from kc_otel.serve.store.state_connection import UnitOfWork
+from kc_otel.serve.store.state_file import UnitOfWork
 from tests.tools.verdicts import verdicts_of
 
 METRIC = "kc.drift.operator_ulp"

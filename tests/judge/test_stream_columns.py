@@ -23,7 +23,7 @@ from kc_otel.judge.evaluator import Evaluator
 from kc_otel.judge.otlp.wire_columns import read_columns
 from kc_otel.judge.series import LONG, SHORT
 from kc_otel.serve.store.evaluator_store import EvaluatorStore
-from kc_otel.serve.store.state_connection import unit_of_work
+from kc_otel.serve.store.state_file import unit_of_work
 from tests.judge.conftest import NOW, ZERO, Sender, make_contract, merge, ns
 
 pytestmark = pytest.mark.skipif(not machine_code.is_available(), reason="needs a C compiler")

@@ -19,8 +19,7 @@ from kc_otel.contract.load import load_text
 from kc_otel.contract.model import Contract
 from kc_otel.judge.incidents.incident import IncidentState
 from kc_otel.serve.core import Core
-from kc_otel.serve.store.state_connection import StateConnection
-from kc_otel.serve.store.state_file import open_state
+from kc_otel.serve.store.state_file import StateConnection, open_state
 from tests.tools.api import client_of
 from tests.tools.fleet import Fleet, MakeFleet
 from tests.tools.memory import Memory

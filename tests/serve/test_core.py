@@ -32,7 +32,7 @@ from kc_otel.serve.promotions import Promotions
 from kc_otel.serve.server import _tick_forever
 from kc_otel.serve.store.escalation_store import EscalationStore
 from kc_otel.serve.store.evaluator_store import EvaluatorStore
-from kc_otel.serve.store.state_file import StateError, StatePlace, open_state
+from kc_otel.serve.store.state_file import StateError, open_state
 from kc_otel.serve.webhooks.endpoints import pagerduty_event, slack_message
 from kc_otel.serve.webhooks.outbox import Outbox
 from tests.judge.conftest import Sender
@@ -189,7 +189,7 @@ def tick_five_times(core: Core, told: Changes, ticked: Callable[[], None]) -> No
                 done.set()
             ticked()
 
-        ticks = _tick_forever(core, ServeConfig(tick=0.01), core.evaluate, told, after, StatePlace(None))
+        ticks = _tick_forever(core, ServeConfig(tick=0.01), core.evaluate, told, after)
         ticking = asyncio.create_task(ticks)
         await asyncio.wait([ticking, asyncio.create_task(done.wait())], return_when=asyncio.FIRST_COMPLETED)
         ticking.cancel()

@@ -20,12 +20,11 @@ from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2_grpc import Me
 from kc_otel import machine_code
 from kc_otel.judge.verdict import Status
 from kc_otel.offline.replay import evaluations_recorded, read_recordings
+from kc_otel.serve import durable_sink
 from kc_otel.serve.core import Core
 from kc_otel.serve.durable_sink import DurableSink, NotKeptError, TrafficRecording, recover
 from kc_otel.serve.self_metrics import read
-from kc_otel.serve.store import inbox
-from kc_otel.serve.store.state_connection import UnitOfWork
-from kc_otel.serve.store.state_file import StateError
+from kc_otel.serve.store.state_file import StateError, UnitOfWork
 from tests.serve.conftest import grown
 from tests.tools.full_disk import refuse_commits, relieve
 from tests.tools.receivers import http_app, start_grpc
@@ -208,7 +207,7 @@ def test_nobody_was_silent_while_nobody_listened(make_core, open_file, drift, tm
 def test_more_than_the_disk_takes_is_refused(make_core, open_file, drift, tmp_path, monkeypatch):
     """Memory has a bound: who comes above it is told to try again, and those who wait are taken."""
     core, request = make_core(open_file(tmp_path / "state")), drift(0.3)
-    monkeypatch.setattr(inbox, "_MAX_WAITING_BYTES", 3 * request.ByteSize())
+    monkeypatch.setattr(durable_sink, "_MAX_WAITING_BYTES", 3 * request.ByteSize())
 
     async def send() -> list[Any]:
         sink = DurableSink(core)

@@ -18,8 +18,7 @@ import pytest
 from kc_otel.contract.model import Contract
 from kc_otel.serve.core import Core
 from kc_otel.serve.self_metrics import read
-from kc_otel.serve.store.state_connection import UnitOfWork, unit_of_work
-from kc_otel.serve.store.state_file import StateError
+from kc_otel.serve.store.state_file import StateError, UnitOfWork, unit_of_work
 from kc_otel.serve.webhooks.deliver import Dispatcher
 from kc_otel.serve.webhooks.endpoints import Format, WebhookEndpoint
 from tests.tools.api import api_of
@@ -142,22 +141,6 @@ def test_an_order_that_the_disk_does_not_take_does_not_hold(core: Core, disk: Di
             assert len(core.people.silences) == 1
 
     asyncio.run(ask())
-
-
-def test_an_order_and_an_evaluation_at_the_same_time_both_hold(core: Core, disk: Disk, contract: Contract) -> None:
-    """Each begins with what the other has left."""
-
-    async def both() -> None:
-        async with site(core) as client:
-            evaluating = asyncio.create_task(core.evaluate(time.time()))
-            ordered = asyncio.create_task(client.post("/api/v1/silences", json=silence(contract.name)))
-            again = asyncio.create_task(core.evaluate(time.time()))
-            assert await still_waits(ordered)
-            disk.takes.set()
-            await asyncio.gather(evaluating, ordered, again)
-
-    asyncio.run(both())
-    assert len(core.people.silences) == 1
 
 
 def test_an_evaluation_is_at_an_end_when_the_disk_has_it(core: Core, disk: Disk) -> None:

@@ -26,7 +26,7 @@ from kc_otel.serve.api.routes_verdicts import verdict_routes
 from kc_otel.serve.api.shapes import PROBLEM, ProblemDetails, problem, refusals
 from kc_otel.serve.core import Core
 from kc_otel.serve.self_metrics import SelfMetrics
-from kc_otel.serve.store.state_connection import StateError
+from kc_otel.serve.store.state_file import StateError
 
 _ERRORS: Final = {
     400: "The body cannot be read.",

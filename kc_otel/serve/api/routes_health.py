@@ -16,7 +16,7 @@ from kc_otel.serve.api.shapes import View
 from kc_otel.serve.core import Core
 from kc_otel.serve.durable_sink import WRITING
 from kc_otel.serve.self_metrics import SelfMetrics, exposition
-from kc_otel.serve.shards.shard import ShardSeen
+from kc_otel.serve.shards import ShardSeen
 from kc_otel.serve.webhooks.outbox import EndpointStatus
 
 _LATE_SECONDS: Final = 30.0

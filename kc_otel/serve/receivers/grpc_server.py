@@ -186,7 +186,7 @@ class _Receiver:
         message = reading.result()
         if message is grpc.aio.EOF:
             raise BadRequestError("the call ended without a message")
-        held.give_back(reserved)
+        held.add(-reserved)
         held.add(len(message))
         return message  # type: ignore[no-any-return]
 

@@ -54,8 +54,6 @@ _MAX_REASONS: Final = 3
 _MAX_IN_FLIGHT_BYTES: Final = 64 * 1024 * 1024
 _LARGEST_REQUESTS: Final = 4
 """Requests of the largest allowed size that the budget holds at least; one of them is left to short ones."""
-_WAIT_SECONDS: Final = 5.0
-"""Time a request waits for room before it is read; exporters time out after ten seconds."""
 
 
 class BusyError(ThrottledError):
@@ -75,7 +73,6 @@ class ByteBudget:
         self.in_flight = 0
         self.most = max(_MAX_IN_FLIGHT_BYTES, _LARGEST_REQUESTS * limits.max_bytes) if most is None else most
         self.most_with_long = self.most - limits.max_bytes
-        self.freed, self.next_long = asyncio.Event(), asyncio.Lock()
         self._retry_after = limits.retry_after
 
     @contextmanager
@@ -85,7 +82,7 @@ class ByteBudget:
         try:
             yield held
         finally:
-            held.give_back(held.size)
+            held.add(-held.size)
 
     def busy(self, message: str) -> BusyError:
         """The refusal, with the time after which to come back."""
@@ -99,32 +96,12 @@ class HeldBytes:
         self._budget, self.size = budget, 0
 
     def add(self, size: int, *, long: bool = False) -> None:
-        """Hold bytes that have arrived, or that may arrive of a `long` request, or raise a BusyError."""
+        """Hold bytes that have arrived, or that may arrive of a `long` request, or raise a BusyError; fewer below 0."""
         budget = self._budget
-        if budget.in_flight + size > (budget.most_with_long if long else budget.most):
+        if size > 0 and budget.in_flight + size > (budget.most_with_long if long else budget.most):
             raise budget.busy("the evaluator's limit on bytes in flight is reached; send again")
-        self._hold(size)
-
-    async def add_soon(self, size: int) -> None:
-        """Wait for room for a long request, in the order in which they came, and hold it, or raise a BusyError."""
-        budget = self._budget
-        try:
-            async with asyncio.timeout(_WAIT_SECONDS), budget.next_long:
-                while budget.in_flight + size > budget.most_with_long:
-                    budget.freed.clear()
-                    await budget.freed.wait()
-                self._hold(size)
-        except TimeoutError:
-            raise budget.busy("there was no room for a request of this length; send again") from None
-
-    def give_back(self, size: int) -> None:
-        """Hold less."""
-        self._hold(-size)
-        self._budget.freed.set()
-
-    def _hold(self, size: int) -> None:
         self.size += size
-        self._budget.in_flight += size
+        budget.in_flight += size
 
 
 class RequestTaker:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import struct
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from typing import Any, Final
 
 import numpy as np
@@ -29,7 +29,6 @@ _EXPONENTIAL: Final = np.dtype(
     + [(name, "<i8") for name in ("count", "zero_count")]
 )
 _RUN: Final = np.dtype([("width", "S1"), ("offset", "<i8"), ("size", "<u4")])
-_EXPLICIT: Final = struct.Struct("<BB3dI")
 _WIDTHS: Final[dict[bytes, np.dtype[Any]]] = {
     b"1": np.dtype("<u1"),
     b"2": np.dtype("<u2"),
@@ -39,12 +38,12 @@ _WIDTHS: Final[dict[bytes, np.dtype[Any]]] = {
 _SCALES: Final = range(-16, 21)
 _LEAST_EXPONENT, _MOST_EXPONENT = -1080.0, 512.0
 """Binary exponents of what `points` lets be observed; coarser buckets reach beyond by less than one of them."""
-_STREAM: Final = struct.Struct("<dqBH")
-_TEST: Final = struct.Struct("<5d")
-_HELD_EVIDENCE: Final = struct.Struct("<dqB??II")
-_FAULT: Final = struct.Struct("<I4d?BIII")
-_LAST_POINT: Final = struct.Struct("<qqI")
-_DOUBTED_INPUT: Final = struct.Struct("<BI")
+_EXPLICIT: Final = struct.Struct("<B?3d")
+_STREAM: Final = struct.Struct("<dq")
+_WRITER: Final = struct.Struct("<qq")
+_EVIDENCE: Final = struct.Struct("<6dqB?")
+_FAULT: Final = struct.Struct("<5d?")
+_COUNT: Final = struct.Struct("<I")
 _BLOCK: Final = struct.Struct("<cH")
 _NUMBERS: Final = ("start", "time", "count", "zero_count", "series", "positive_offset", "negative_offset")
 _SIZES: Final = ("positive_size", "negative_size")
@@ -62,19 +61,40 @@ class CodecError(ValueError):
     """Bytes that no encoder here has written."""
 
 
-def encode_histogram(histogram: Histogram) -> bytes:
-    """A histogram as bytes."""
-    maximum, observed = histogram.maximum, histogram.maximum_observed
+def _joined(head: bytes, *parts: bytes) -> bytes:
+    """A head of a known size, and parts of any."""
+    return b"".join((head, _COUNT.pack(len(parts)), *(_COUNT.pack(len(part)) for part in parts), *parts))
+
+
+def _taken_apart(head: struct.Struct, data: bytes) -> tuple[tuple[Any, ...], list[bytes]]:
+    """Numbers of the head, and the parts, of what `_joined` returned; a ValueError where bytes are missing or more."""
+    (count,) = _COUNT.unpack_from(data, head.size)
+    begin = head.size + _COUNT.size * (count + 1)
+    sizes = struct.unpack_from(f"<{count}I", data, head.size + _COUNT.size)
+    ends = list(accumulate(sizes, initial=begin))
+    if ends[-1] != len(data):
+        raise ValueError("its length is not that of its parts")
+    return head.unpack_from(data), [data[first:last] for first, last in pairwise(ends)]
+
+
+def encode_histogram(histogram: Histogram | None) -> bytes:
+    """A histogram as bytes; none for None."""
+    if histogram is None:
+        return b""
+    observed, numbers = histogram.maximum_observed, (histogram.sum, histogram.minimum, histogram.maximum)
     if isinstance(histogram, ExplicitHistogram):
-        head = _EXPLICIT.pack(1, observed, histogram.sum, histogram.minimum, maximum, len(histogram.edges))
-        return head + np.array(histogram.edges, dtype="<f8").tobytes() + _encode_run(Buckets(0, histogram.counts))
-    numbers = histogram.sum, histogram.minimum, maximum, histogram.zero_threshold, histogram.count, histogram.zero_count
-    head = np.array([(0, histogram.scale, observed, *numbers)], _EXPONENTIAL).tobytes()
-    return head + _encode_run(histogram.positive) + _encode_run(histogram.negative)
+        edges, counts = np.array(histogram.edges, "<f8"), histogram.counts.astype("<i8")
+        return _joined(_EXPLICIT.pack(1, observed, *numbers), edges.tobytes(), counts.tobytes())
+    counted = histogram.zero_threshold, histogram.count, histogram.zero_count
+    parts = [np.array([(0, histogram.scale, observed, *numbers, *counted)], _EXPONENTIAL).tobytes()]
+    for side in (histogram.positive, histogram.negative):
+        counts = _packed(side.counts)
+        parts += [np.array([(_width_of(counts), side.offset, counts.size)], _RUN).tobytes(), counts.tobytes()]
+    return b"".join(parts)
 
 
 def encode_histograms(columns: HistogramColumns) -> list[bytes]:
-    """Histograms as bytes, each for `decode_histogram`."""
+    """Histograms as bytes, each for `decode_histogram`: many of them in a fraction of the time."""
     heads = np.zeros(len(columns), _EXPONENTIAL)
     for name in ("scale", "observed", "sum", "minimum", "maximum", "zero_threshold", "count", "zero_count"):
         heads[name] = getattr(columns, name)
@@ -93,10 +113,9 @@ def decode_histogram(data: bytes) -> Histogram:
     """
     try:
         if data[0]:
-            _, observed, total, minimum, maximum, size = _EXPLICIT.unpack_from(data)
-            edges = tuple(np.frombuffer(data, "<f8", size, _EXPLICIT.size).tolist())
-            run, _ = _decode_run(data, _EXPLICIT.size + 8 * size)
-            return ExplicitHistogram(edges, run.counts, total, minimum, maximum, bool(observed))
+            (_, observed, *numbers), (edges, counts) = _taken_apart(_EXPLICIT, data)
+            bounds = tuple(np.frombuffer(edges, "<f8").tolist())
+            return ExplicitHistogram(bounds, np.frombuffer(counts, "<i8").astype(np.int64), *numbers, observed)
         [head] = np.frombuffer(data, _EXPONENTIAL, 1).tolist()
         _, scale, observed, total, minimum, maximum, threshold, count, zero_count = head
         positive, at = _decode_run(data, _EXPONENTIAL.itemsize)
@@ -119,17 +138,11 @@ def can_be_observed(scale: NDArray[np.int64], offset: NDArray[np.int64], size: N
     return found
 
 
-def _encode_run(side: Buckets) -> bytes:
-    counts = _packed(side.counts)
-    head = np.array([(_width_of(counts), side.offset, counts.size)], _RUN)
-    return head.tobytes() + counts.tobytes()
-
-
 def _encode_runs(side: SideColumns) -> list[bytes]:
-    """Buckets of many; all counts are as wide as the columns have them."""
-    heads = np.zeros(side.size.size, _RUN)
-    heads["width"], heads["size"], heads["offset"] = _width_of(side.counts), side.size, side.offset * (side.size > 0)
-    whole, width = side.counts.astype(_WIDTHS[_width_of(side.counts)]).tobytes(), side.counts.itemsize
+    """Buckets of many, whose counts are all as wide as the largest needs."""
+    heads, counts = np.zeros(side.size.size, _RUN), _packed(side.counts)
+    heads["width"], heads["size"], heads["offset"] = _width_of(counts), side.size, side.offset * (side.size > 0)
+    whole, width = counts.tobytes(), counts.itemsize
     begins, ends = (side.begins * width).tolist(), ((side.begins + side.size) * width).tolist()
     return [head + whole[begin:end] for head, begin, end in zip(_records(heads), begins, ends, strict=True)]
 
@@ -158,35 +171,29 @@ def _decode_run(data: bytes, at: int) -> tuple[Buckets, int]:
 
 def encode_stream(stream: PointStream) -> bytes:
     """A stream as bytes."""
-    parts = [_STREAM.pack(stream.heard, stream.forgotten, len(stream.writers), len(stream.times))]
-    parts.append(np.array(stream.times, dtype="<i8").tobytes())
-    for last in stream.writers:
-        content = encode_histogram(last.histogram)
-        parts += [_LAST_POINT.pack(last.start, last.time, len(content)), content]
-    for number, last in enumerate(stream.writers):
-        if last.doubted is not None:
-            doubted = encode_histogram(last.doubted)
-            parts += [_DOUBTED_INPUT.pack(number, len(doubted)), doubted]
-    return b"".join(parts)
+    writers = (
+        _joined(_WRITER.pack(last.start, last.time), encode_histogram(last.histogram), encode_histogram(last.doubted))
+        for last in stream.writers
+    )
+    times = np.array(stream.times, dtype="<i8").tobytes()
+    return _joined(_STREAM.pack(stream.heard, stream.forgotten), times, *writers)
 
 
 def decode_stream(data: bytes) -> PointStream:
     """A stream from its bytes."""
     try:
-        heard, forgotten, writers, times = _STREAM.unpack_from(data)
-        at = _STREAM.size + 8 * times
-        stream = PointStream(heard, [], np.frombuffer(data, "<i8", times, _STREAM.size).tolist(), forgotten)
-        for _ in range(writers):
-            start, time, size = _LAST_POINT.unpack_from(data, at)
-            at += _LAST_POINT.size + size
-            stream.writers.append(LatestValue(start, time, decode_histogram(data[at - size : at])))
-        while at < len(data):
-            number, size = _DOUBTED_INPUT.unpack_from(data, at)
-            at += _DOUBTED_INPUT.size + size
-            stream.writers[number].doubted = decode_histogram(data[at - size : at])
-    except (struct.error, ValueError, IndexError) as error:
+        (heard, forgotten), (times, *writers) = _taken_apart(_STREAM, data)
+        stream = PointStream(heard, [], np.frombuffer(times, "<i8").tolist(), forgotten)
+        for writer in writers:
+            (start, time), (histogram, doubted) = _taken_apart(_WRITER, writer)
+            stream.writers.append(LatestValue(start, time, decode_histogram(histogram), _decode_optional(doubted)))
+    except (struct.error, ValueError) as error:
         raise CodecError(f"not a stream: {error}") from None
     return stream
+
+
+def _decode_optional(data: bytes) -> Histogram | None:
+    return decode_histogram(data) if data else None
 
 
 def encode_rows(blocks: NDArray[np.int64], rows: NDArray[np.int64], content: RowContent) -> list[bytes]:
@@ -240,55 +247,42 @@ def decode_rows(data: bytes) -> RowContent:
 
 def encode_evidence(held: HeldEvidence) -> bytes:
     """Encode the evidence against a cell as bytes."""
-    test, after = held.test, b"" if held.after is None else encode_histogram(held.after)
-    fault = b"" if held.fault is None else _encode_fault(held.fault)
+    test, fault = held.test, b"" if held.fault is None else _encode_fault(held.fault)
     unsaid = [math.nan if value is None else value for value in (test.above, test.top)]
-    sizes = held.log_sums.size, held.failing, held.ended, len(after), len(fault)
-    return b"".join(
-        (
-            _TEST.pack(test.limit, test.low, test.cap, *unsaid),
-            _HELD_EVIDENCE.pack(held.peak, held.pane, *sizes),
-            held.log_sums.astype("<f8").tobytes(),
-            after,
-            fault,
-        )
-    )
+    head = _EVIDENCE.pack(test.limit, test.low, test.cap, *unsaid, held.peak, held.pane, held.failing, held.ended)
+    return _joined(head, held.log_sums.astype("<f8").tobytes(), encode_histogram(held.after), fault)
 
 
 def decode_evidence(data: bytes) -> HeldEvidence:
     """Decode the evidence against a cell from its bytes."""
     try:
-        limit, low, cap, above, top = _TEST.unpack_from(data)
-        peak, pane, size, failing, ended, rest, more = _HELD_EVIDENCE.unpack_from(data, _TEST.size)
-        at = _TEST.size + _HELD_EVIDENCE.size + 8 * size
-        sums = np.frombuffer(data, "<f8", size, at - 8 * size).astype(np.float64)
-        after = decode_histogram(data[at : at + rest]) if rest else None
-        fault = _decode_fault(data[at + rest :]) if more else None
+        (limit, low, cap, *unsaid, peak, pane, failing, ended), parts = _taken_apart(_EVIDENCE, data)
+        sums, after, fault = parts
+        log_sums = np.frombuffer(sums, "<f8").astype(np.float64)
+        held_after, held_fault = _decode_optional(after), _decode_fault(fault) if fault else None
     except (struct.error, ValueError) as error:
         raise CodecError(f"not evidence: {error}") from None
-    if not np.isfinite(sums).all() or math.isnan(peak) or not limit > 0.0 or len(data) != at + rest + more:
+    if not np.isfinite(log_sums).all() or math.isnan(peak) or not limit > 0.0:
         raise CodecError("not evidence: a number is missing, or is none")
-    said = (None if math.isnan(value) else value for value in (above, top))
-    above, top = said
-    return HeldEvidence(MeanTest(limit, above, low, cap, top), row_of(sums, pane), failing, peak, after, fault, ended)
+    above, top = (None if math.isnan(value) else value for value in unsaid)
+    test, row = MeanTest(limit, above, low, cap, top), row_of(log_sums, pane)
+    return HeldEvidence(test, row, failing, peak, held_after, held_fault, ended)
 
 
 def _encode_fault(fault: Fault) -> bytes:
-    held = [b"" if part is None else encode_histogram(part) for part in (fault.sample, fault.run, fault.recent)]
     wealth, level, cap = fault.recovery or (np.zeros(0), math.nan, math.nan)
     before, after = fault.improved or (math.nan, math.nan)
-    numbers = fault.begun, before, after, level, cap
-    sizes = fault.recovery is not None, wealth.size, *map(len, held)
-    return b"".join((_FAULT.pack(*numbers, *sizes), wealth.astype("<f8").tobytes(), *held))
+    head = _FAULT.pack(fault.begun, before, after, level, cap, fault.recovery is not None)
+    return _joined(
+        head, wealth.astype("<f8").tobytes(), *map(encode_histogram, (fault.sample, fault.run, fault.recent))
+    )
 
 
 def _decode_fault(data: bytes) -> Fault:
-    begun, before, after, level, cap, watched, bets, *sizes = _FAULT.unpack_from(data)
-    at = _FAULT.size + 8 * bets
-    wealth = np.frombuffer(data, "<f8", bets, _FAULT.size).astype(np.float64)
-    if len(data) != at + sum(sizes) or not np.isfinite(wealth).all() or (watched and not cap > level > 0.0):
+    (begun, before, after, level, cap, watched), (bets, sample, run, recent) = _taken_apart(_FAULT, data)
+    wealth = np.frombuffer(bets, "<f8").astype(np.float64)
+    if not np.isfinite(wealth).all() or (watched and not cap > level > 0.0):
         raise ValueError("a number of a fault is missing, or is none")
-    ends = np.cumsum([at, *sizes]).tolist()
-    sample, run, recent = (decode_histogram(data[begin:end]) if begin < end else None for begin, end in pairwise(ends))
     recovery = Recovery(wealth, level, cap) if watched else None
-    return Fault(sample, run, recent, begun, recovery, None if math.isnan(after) else (before, after))
+    improved = None if math.isnan(after) else (before, after)
+    return Fault(*map(_decode_optional, (sample, run, recent)), begun, recovery, improved)

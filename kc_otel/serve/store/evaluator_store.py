@@ -13,7 +13,6 @@ from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from itertools import count
 from typing import Any, Final
 
 import numpy as np
@@ -24,7 +23,7 @@ from kc_otel.judge.evaluator import Evaluator
 from kc_otel.judge.fail_evidence import whole_side
 from kc_otel.judge.plain_json import read_json, to_json
 from kc_otel.judge.points import INVALID, metric_of
-from kc_otel.judge.recorders import KernelInfo, LastReport, Recorders
+from kc_otel.judge.recorders import KernelInfo, LastReport
 from kc_otel.judge.refused_points import RefusedSender
 from kc_otel.judge.series import LONG, SHORT, Heard, SeriesKey
 from kc_otel.judge.verdict import Cell
@@ -38,15 +37,15 @@ from kc_otel.serve.store.codecs import (
     encode_rows,
     encode_stream,
 )
-from kc_otel.serve.store.state_connection import StateError, UnitOfWork
+from kc_otel.serve.store.state_file import StateError, UnitOfWork
 from kc_otel.stats.histogram import Histogram
 
-SCHEMA_VERSION: Final = 14
+SCHEMA_VERSION: Final = 15
 
 _STREAMS, _ROWS, _EVIDENCE, _FACTS = "streams", "rows", "evidence", "facts"
 """Kinds of values: streams by their digests, rows of streams by block, evidence by cell, facts of a contract."""
-_MEASURED, _MEASURED_SERIES = "measured", "measured series"
-"""Times at which each sender measured series, by sender; and the names of these series, by their number."""
+_MEASURED: Final = "measured"
+"""Times at which each sender measured series, by sender."""
 _TABLES: Final = {
     "evaluator_meta": "key TEXT PRIMARY KEY, value TEXT NOT NULL",
     "evaluator_values": "contract TEXT, kind TEXT, key, data BLOB NOT NULL, PRIMARY KEY (contract, kind, key)",
@@ -85,7 +84,6 @@ class EvaluatorStore:
         """Keys of the values that are in the file, by contract and kind."""
         self._heads: dict[tuple[str, int], int] = {}
         self._facts: dict[str, str] = {}
-        self._measured: dict[str, dict[SeriesKey, int]] = defaultdict(dict)
         self._judged_at = -math.inf
         for table, columns in _TABLES.items():
             connection.execute(f"CREATE TABLE IF NOT EXISTS {table} ({columns})")
@@ -130,7 +128,7 @@ class EvaluatorStore:
                 self._forget_panes(name, state)
                 self._save_evidence(name, state)
                 self._save_facts(name, evaluator)
-                self._save_measured(name, state.recorders)
+                self._save_measured(name, state)
                 unit.on_rollback(state.saved())
 
     def _rolled_back(self) -> None:
@@ -144,9 +142,6 @@ class EvaluatorStore:
             self._keys[name, kind].add(key)
         self._heads.clear()
         self._facts.clear()
-        self._measured.clear()
-        for name, number, data in self._read(_MEASURED_SERIES):
-            self._measured[name][SeriesKey(*json.loads(data))] = number
         self._judged_at = -math.inf
 
     def restore(self, evaluator: Evaluator) -> None:
@@ -162,8 +157,8 @@ class EvaluatorStore:
             )
         evaluator.listened(float(self.meta("judged_at") or -math.inf))
         redefined, changed = self._restore_facts(evaluator)
-        self._restore_measured(evaluator)
         self._restore_series(evaluator, redefined)
+        self._restore_measured(evaluator)
         self._restore_rows(evaluator)
         self._restore_streams(evaluator)
         self._restore_evidence(evaluator, redefined, changed)
@@ -282,35 +277,23 @@ class EvaluatorStore:
             self._facts[name] = data
             self._write(name, _FACTS, {"": data})
 
-    def _save_measured(self, name: str, recorders: Recorders) -> None:
-        """Write when recorders measured each series; a series is a number there, and named once."""
-        numbers, changed = self._measured[name], recorders.unsaved & recorders.measured.keys()
-        added = {key for sender in changed for key in recorders.measured[sender]} - numbers.keys()
-        new = dict(zip(added, count(1 + max(numbers.values(), default=0)), strict=False))
-        numbers |= new
+    def _save_measured(self, name: str, state: ContractState) -> None:
+        """Write when recorders measured each series that there is."""
+        recorders = state.recorders
         values: dict[str, str | None] = dict.fromkeys(recorders.unsaved)
-        for sender in changed:
+        for sender in recorders.unsaved & recorders.measured.keys():
             times: dict[float, list[int]] = {}
             for key, at in recorders.measured[sender].items():
-                times.setdefault(at, []).append(numbers[key])
+                if key in state.series:
+                    times.setdefault(at, []).append(self._id(name, key))
             values[sender] = json.dumps([*times.items()])
-        self._write(name, _MEASURED_SERIES, {number: json.dumps(key) for key, number in new.items()})
         self._write(name, _MEASURED, values)
 
     def _restore_measured(self, evaluator: Evaluator) -> None:
-        keys: dict[tuple[str, int], SeriesKey] = {}
-        for name, number, data in self._read(_MEASURED_SERIES):
-            key = keys[name, number] = SeriesKey(*json.loads(data))
-            self._measured[name][key] = number
-        used: set[tuple[str, SeriesKey]] = set()
+        keys = {id: key for (_, key), id in self._ids.items()}
         for name, sender, data in self._read(_MEASURED):
-            seen = {keys[name, number]: at for at, numbers in json.loads(data) for number in numbers}
+            seen = {keys[id]: at for at, ids in json.loads(data) for id in ids if id in keys}
             evaluator.states[name].recorders.measured[sender] = seen
-            used.update((name, key) for key in seen)
-        for (name, number), key in keys.items():
-            if (name, key) not in used:  # of senders that are forgotten, or have shut down
-                self._write(name, _MEASURED_SERIES, {number: None})
-                del self._measured[name][key]
 
     def _restore_streams(self, evaluator: Evaluator) -> None:
         for name, key, data in self._read(_STREAMS):

@@ -1,22 +1,40 @@
-"""The one SQLite file that everything the evaluator must not forget lives in, and whose holder is the one that acts.
+"""The one SQLite file that everything the evaluator must not forget lives in, and its transactions.
 
 The operating system's lock on the file decides which of several evaluators is active: it is taken before anything is
-decided, there is one, and it is let go of when its holder ends in whatever way. The next holder continues from the
-state that the last one wrote: the same alerts, the same unsent webhooks under the same ids, the next version of the
-table.
+decided, and is let go of when its holder ends in whatever way. The next holder continues from the state that the last
+one wrote.
+
+SQLite in WAL mode with `synchronous=FULL`: a commit returns, and is seen by readers, once it is on the disk, and what a
+failed sync left out SQLite writes again with the next commit. Checkpoints, which sync twice, are part of commits.
+SQLite has one writer, and so has this: a `turn` is the transaction of who may write now, others queue. The event loop
+executes its statements, which touch memory and the system's cache, and a thread executes COMMIT. Meanwhile the event
+loop reads by a second connection, which shows what was committed last; so nothing is read that the disk does not have.
+
+A writer receives the `UnitOfWork`, writes into the transaction, and registers its changes in memory with `on_commit`.
+Memory therefore follows the disk: it changes after the commit, all of it, or not at all.
 """
 
 from __future__ import annotations
 
+import asyncio
+import errno
+import fcntl
 import os
 import sqlite3
-from collections.abc import Iterator
-from contextlib import contextmanager
-from datetime import UTC, datetime
+import sys
+import time
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager, contextmanager, suppress
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
-from kc_otel.serve.store.state_connection import StateConnection, StateError
+_CHECKPOINT_PAGES: Final = 4000
+"""Pages of 4 KiB in `-wal` after which a commit copies them into the file: 16 MiB."""
+_LOCK_POLL_SECONDS: Final = 0.02
+_LOCK_BESIDE: Final = sys.platform != "linux"
+"""True where flock differs from SQLite's locks: the state file itself is locked, so it cannot be moved away."""
+
 
 _LOCK_WAIT_SECONDS: Final = 2.0
 _DAMAGE_ERRORS: Final = (sqlite3.DatabaseError, ValueError, KeyError, TypeError, IndexError, OverflowError)
@@ -35,40 +53,296 @@ _DISK_ERRORS: Final = frozenset(
 )
 
 
+class StateError(Exception):
+    """The state file cannot be used; the message says what to do."""
+
+
+class UnitOfWork:
+    """Actions to take in memory after the transaction has ended; `error` is why it was not committed."""
+
+    def __init__(self) -> None:
+        self.error: BaseException | None = None
+        self._before: list[Callable[[sqlite3.Connection], object]] = []
+        self._committed: list[Callable[[], None]] = []
+        self._rolled_back: list[Callable[[], None]] = []
+
+    def before_commit(self, write: Callable[[sqlite3.Connection], object]) -> None:
+        """Execute this at the end of the transaction, by the thread that commits."""
+        self._before.append(write)
+
+    def on_commit(self, adopt: Callable[[], None]) -> None:
+        """Do this once everything is written, in the order of the calls; it may not fail."""
+        self._committed.append(adopt)
+
+    def on_rollback(self, undo: Callable[[], None]) -> None:
+        """Do this when nothing was written."""
+        self._rolled_back.append(undo)
+
+    @contextmanager
+    def apart(self, connection: sqlite3.Connection) -> Iterator[None]:
+        """Add everything inside to the transaction, or nothing if an error leaves it; the error is raised."""
+        before, committed, rolled_back = len(self._before), len(self._committed), len(self._rolled_back)
+        connection.execute("SAVEPOINT apart")
+        try:
+            yield
+        except BaseException:
+            if connection.in_transaction:
+                connection.execute("ROLLBACK TO apart")
+                connection.execute("RELEASE apart")
+            undo = self._rolled_back[rolled_back:]
+            del self._before[before:], self._committed[committed:], self._rolled_back[rolled_back:]
+            for callback in undo:
+                callback()
+            raise
+        connection.execute("RELEASE apart")
+
+    def commit(self, connection: sqlite3.Connection) -> None:
+        """Execute what is left of the transaction, and commit it, or take it back where that fails."""
+        try:
+            if self._before and not connection.in_transaction:
+                connection.execute("BEGIN IMMEDIATE")
+            for write in self._before:
+                write(connection)
+            if connection.in_transaction:
+                connection.execute("COMMIT")
+        except BaseException as error:
+            self.error = error
+            roll_back(connection)
+            raise
+
+    def end(self, *, committed: bool) -> None:
+        """Run the callbacks and release them: they hold the unit and bodies of requests in a cycle."""
+        callbacks = self._committed if committed else self._rolled_back
+        self._before, self._committed, self._rolled_back = [], [], []
+        for callback in callbacks:
+            callback()
+
+
+class StateConnection(sqlite3.Connection):
+    """A connection to the state file, which it holds. Use it from one thread, and `turn` from one event loop.
+
+    It waits `patience` seconds for another that holds the file, and then raises a BlockingIOError.
+
+    Attributes:
+        path: The file; None in memory.
+        is_committing: Whether a thread commits a turn, so that nothing else can be written.
+        unit: The unit of work of the turn that is under way; None outside of one.
+        join: Adds to a turn what waits for any commit, such as requests; they need none of their own then.
+        commit_seconds: How long the last commit of a turn took; None before the first, and in memory.
+    """
+
+    def __init__(self, database: str, patience: float = 0.0) -> None:
+        self._place = None if database == ":memory:" else Path(database)
+        self.path = None if self._place is None else self._place.resolve()  # SQLite's `-wal` is beside that
+        self.unit: UnitOfWork | None = None
+        self.join: Callable[[UnitOfWork], None] = lambda _unit: None
+        self.commit_seconds: float | None = None
+        self._lock = None if self.path is None else _held(self.path, time.monotonic() + patience)
+        self._writer: sqlite3.Connection | None = None
+        """None in memory, where no commit waits and this is the only connection."""
+        self.is_committing = self._is_closed = False
+        self._turns = asyncio.Lock()
+        self._thread = ThreadPoolExecutor(1, "kc-otel-state")  # others' work keeps no commit waiting
+        options: dict[str, Any] = {"isolation_level": None, "timeout": 0.0, "check_same_thread": False}
+        try:
+            super().__init__(database if self.path is None else str(self.path), **options)
+            if self.path is None:
+                return
+            self._opened = self.path.stat()
+            self._writer = _set_up(sqlite3.connect(self.path, **options))
+            super().execute("PRAGMA query_only=ON")
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def in_transaction(self) -> bool:
+        """True if a transaction has begun."""
+        return super().in_transaction if self._writer is None else self._writer.in_transaction
+
+    def execute(self, sql: str, parameters: Any = (), /) -> sqlite3.Cursor:
+        """Execute a statement. While a commit is under way it can only read, and reads what was committed before."""
+        if self._writer is None or self.is_committing:
+            return super().execute(sql, parameters)
+        return self._writer.execute(sql, parameters)
+
+    def executemany(self, sql: str, parameters: Iterable[Any], /) -> sqlite3.Cursor:
+        """Execute a statement for each of the parameters, see `execute`."""
+        if self._writer is None or self.is_committing:
+            return super().executemany(sql, parameters)
+        return self._writer.executemany(sql, parameters)
+
+    @asynccontextmanager
+    async def turn(self) -> AsyncIterator[UnitOfWork]:
+        """Run all units of work inside in one transaction; there must be no `await`.
+
+        It is on the disk when this ends, and what was left with `on_commit` is done. Cancelling the caller does not
+        cancel the commit. A StateError says that nothing of it could be written.
+        """
+        await self._turns.acquire()
+        unit = UnitOfWork()
+        try:
+            if self._is_closed:
+                raise StateError("the state is closed")  # noqa: TRY301 - as any other
+            self.unit = unit
+            yield unit
+            self.join(unit)
+        except BaseException:
+            if not self._is_closed:
+                roll_back(self)
+            unit.end(committed=False)
+            self._turns.release()
+            raise
+        finally:
+            self.unit = None
+        if self._writer is None:
+            await self._end(unit)
+            return
+        self.is_committing = True  # at once: nobody else sees uncommitted data
+        ending = asyncio.create_task(self._end(unit))
+        ending.add_done_callback(lambda done: done.cancelled() or done.exception())  # if nobody waits any more
+        await asyncio.shield(ending)
+
+    def check_place(self) -> None:
+        """Raise a StateError if the file is not where it was: another evaluator would lock what is there, and act."""
+        try:
+            moved = self._place is not None and not os.path.samestat(self._place.stat(), self._opened)
+        except FileNotFoundError:
+            moved = True
+        except OSError:  # a disk that cannot be asked just now says nothing about who holds the file
+            return
+        if moved:
+            raise StateError(
+                f"{self._place}: this is no longer the state file that was opened, so another evaluator may be acting; "
+                "move it only while no evaluator runs"
+            )
+
+    def close(self) -> None:
+        """Wait for a commit that is under way, copy what is in `-wal` into the file, and let go of it."""
+        self._is_closed = True
+        self._thread.shutdown()
+        with suppress(sqlite3.ProgrammingError):  # it was never opened, or is closed already
+            super().close()
+        if self._writer is not None:
+            with suppress(sqlite3.Error):  # the disk does not take it
+                roll_back(self._writer)
+            self._writer.close()
+        if self._lock is not None:  # the last: closing a file lets go of every lock on it that the process has
+            os.close(self._lock)
+            self._lock = None
+
+    async def aclose(self) -> None:
+        """Close it when those who wait for their turn have had it."""
+        async with self._turns:
+            self.close()
+
+    async def _end(self, unit: UnitOfWork) -> None:
+        """Commit on the thread, and let the next have its turn."""
+        try:
+            if self._writer is None:
+                unit.commit(self)
+            else:
+                began = time.monotonic()
+                try:
+                    await asyncio.get_running_loop().run_in_executor(self._thread, unit.commit, self._writer)
+                finally:
+                    self.is_committing = False
+                self.commit_seconds = time.monotonic() - began
+        except BaseException as error:
+            unit.end(committed=False)
+            if isinstance(error, sqlite3.DatabaseError):
+                raise _unwritten(error) from error
+            raise
+        else:
+            unit.end(committed=True)
+        finally:
+            self._turns.release()
+
+
+def _set_up(writer: sqlite3.Connection) -> sqlite3.Connection:
+    (mode,) = writer.execute("PRAGMA journal_mode=WAL").fetchone()
+    if mode != "wal":
+        raise OSError(errno.ENOTSUP, "SQLite has no write-ahead log there")
+    writer.execute("PRAGMA synchronous=FULL")
+    writer.execute(f"PRAGMA wal_autocheckpoint={_CHECKPOINT_PAGES}")
+    writer.execute("PRAGMA cache_spill=OFF")  # else a large transaction may sync before its commit
+    return writer
+
+
+def _held(path: Path, until: float) -> int:
+    """The file's lock, as a file that is open."""
+    of = path.with_name(f"{path.name}-lock") if _LOCK_BESIDE else path
+    file = os.open(of, os.O_RDWR | os.O_CREAT, 0o644)
+    try:
+        while True:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() >= until:
+                    raise
+                time.sleep(_LOCK_POLL_SECONDS)
+        if not path.exists() or not path.stat().st_size:  # files beside it belong to one that was moved away
+            path.with_name(f"{path.name}-shm").unlink(missing_ok=True)
+    except BaseException:
+        os.close(file)
+        raise
+    return file
+
+
+@contextmanager
+def unit_of_work(connection: sqlite3.Connection) -> Iterator[UnitOfWork]:
+    """Write everything inside and then apply it, or nothing of it; as a part of the turn, if there is one.
+
+    Outside of a turn this is a transaction by itself, and waits for the disk. A StateError says that it cannot be
+    written, a commit that the disk refuses included.
+    """
+    turn: UnitOfWork | None = getattr(connection, "unit", None)
+    if turn is None:
+        yield from _by_itself(connection)
+        return
+    try:
+        if not connection.in_transaction:
+            connection.execute("BEGIN IMMEDIATE")
+        with turn.apart(connection):
+            yield turn
+    except sqlite3.DatabaseError as error:
+        raise _unwritten(error) from error
+
+
+def _by_itself(connection: sqlite3.Connection) -> Iterator[UnitOfWork]:
+    if getattr(connection, "is_committing", False):
+        raise RuntimeError("the state is written outside of a turn, while that of another is under way")
+    unit = UnitOfWork()
+    try:
+        connection.execute("BEGIN IMMEDIATE")
+        yield unit
+        unit.commit(connection)
+    except BaseException as error:
+        roll_back(connection)
+        unit.end(committed=False)
+        if isinstance(error, sqlite3.DatabaseError):
+            raise _unwritten(error) from error
+        raise
+    unit.end(committed=True)
+
+
+def roll_back(connection: sqlite3.Connection) -> None:
+    """Take back the transaction, unless SQLite has: one for which the disk has no room it ends itself."""
+    if connection.in_transaction:
+        connection.execute("ROLLBACK")
+
+
+def _unwritten(error: sqlite3.DatabaseError) -> StateError:
+    return StateError(f"the state cannot be written, so nothing is decided: {error}")
+
+
 class StateHeldError(StateError):
     """Another evaluator holds the state file."""
 
 
 class DamagedStateError(StateError):
     """The state file contains data that no evaluator has written."""
-
-
-class StatePlace:
-    """Check that a path still leads to the file that was opened; one in memory nobody can move.
-
-    An evaluator whose file has been moved or replaced locks a file that no other process opens: two would act.
-    """
-
-    def __init__(self, path: Path | None) -> None:
-        self._path = path
-        self._file = None if path is None else _identity(path)
-
-    def check(self) -> None:
-        """Raise a StateError if the file is no longer where it was."""
-        if self._path is None:
-            return
-        try:
-            there = _identity(self._path)
-        except FileNotFoundError:
-            there = None
-        except OSError:  # a disk that cannot be asked just now says nothing about who holds the file
-            return
-        if there != self._file:
-            msg = (
-                f"{self._path}: this is no longer the state file that was opened, so another evaluator may be acting; "
-                "move it only while no evaluator runs"
-            )
-            raise StateError(msg)
 
 
 def open_state(path: Path | None, *, patience: float = _LOCK_WAIT_SECONDS) -> StateConnection:
@@ -109,24 +383,6 @@ def reading_state(connection: sqlite3.Connection) -> Iterator[None]:
         raise _damaged(path or ":memory:", f"{type(error).__name__}: {error}".splitlines()[0]) from error
 
 
-def set_aside(path: Path, at: float) -> Path:
-    """Rename a damaged state file and the files that belong to it, so that the next evaluator starts empty.
-
-    Its new name is that of the file, `.damaged-` and the time in UTC.
-    """
-    aside = path.with_name(f"{path.name}.damaged-{datetime.fromtimestamp(at, UTC):%Y%m%dT%H%M%S}Z")
-    for part in ("-wal", "-shm", ""):
-        beside = path.with_name(path.name + part)
-        if beside.exists():
-            beside.rename(aside.with_name(aside.name + part))
-    return aside
-
-
-def _identity(path: Path) -> tuple[int, int]:
-    status = os.stat(path)  # noqa: PTH116 - the same, and what a reader of inodes looks for
-    return status.st_dev, status.st_ino
-
-
 def _unusable(target: str, error: Exception) -> StateError:
     if isinstance(error, BlockingIOError) or "locked" in str(error):
         return StateHeldError(
@@ -149,6 +405,6 @@ def _of_the_disk(error: Exception) -> bool:
 def _damaged(target: str, why: str) -> DamagedStateError:
     return DamagedStateError(
         f"{target}: the state file is damaged, or is none ({why}). Routes, pins, silences and promotions are in it: "
-        "put back a copy, or start with --set-aside-damaged to move it away and begin without them; senders of "
-        "cumulative histograms fill the windows anew within one export"
+        "put back a copy, or give --state another file to begin without them; senders of cumulative histograms fill "
+        "the windows anew within one export"
     )

@@ -24,7 +24,7 @@ from urllib.parse import urlsplit, urlunsplit
 
 import httpx
 
-from kc_otel.serve.store.state_connection import StateError
+from kc_otel.serve.store.state_file import StateError
 from kc_otel.serve.webhooks.endpoints import Outgoing, WebhookEndpoint, render
 from kc_otel.serve.webhooks.outbox import Outbox, WebhookMessage
 

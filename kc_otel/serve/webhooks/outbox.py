@@ -29,7 +29,7 @@ from enum import StrEnum
 from typing import Final
 
 from kc_otel.judge.incidents.incident import Undelivered
-from kc_otel.serve.store.state_connection import unit_of_work
+from kc_otel.serve.store.state_file import unit_of_work
 
 _TABLES = (
     """CREATE TABLE IF NOT EXISTS outbox (

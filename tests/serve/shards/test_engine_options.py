@@ -17,10 +17,8 @@ from kc_otel.judge.otlp.requests import Limits
 from kc_otel.serve import server
 from kc_otel.serve.config import ServeConfig, StreamEngine
 from kc_otel.serve.core import Core
-from kc_otel.serve.server import ServiceError
-from kc_otel.serve.shards.shard import ShardSeen
-from kc_otel.serve.shards.sharded_sink import ShardError
-from kc_otel.serve.stream_places import sink_of
+from kc_otel.serve.server import ServiceError, sink_of
+from kc_otel.serve.shards import ShardError, ShardSeen
 from tests.tools.api import client_of
 
 RAY = ServeConfig(engine=StreamEngine.RAY, state=Path("state"), shard_folder=Path("shards"))

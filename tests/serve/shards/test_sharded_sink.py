@@ -32,10 +32,9 @@ from kc_otel.judge.otlp.requests import (
 from kc_otel.judge.series import SeriesKey
 from kc_otel.judge.shard_state import ShardBatch, ShardState, mark_sent, merge, unsent_batch
 from kc_otel.judge.verdict import Status
+from kc_otel.serve import shards as shards_module
 from kc_otel.serve.core import Core
-from kc_otel.serve.shards import sharded_sink
-from kc_otel.serve.shards.shard import Shard
-from kc_otel.serve.shards.sharded_sink import ShardedSink, ShardError
+from kc_otel.serve.shards import Shard, ShardedSink, ShardError, split
 from kc_otel.serve.store.state_file import StateError, open_state
 from tests.judge.conftest import applying, info_request, make_contract
 from tests.judge.conftest import merge as merged
@@ -78,17 +77,11 @@ class LocalShard:
             raise ConnectionError("lost")
         return answer
 
-    async def take(self, exports: Any) -> Any:
-        return await self._call("take", exports)
+    async def take(self, body: bytes, at: float) -> Any:
+        return await self._call("take", body, at)
 
     async def report(self, settled: int, now: float) -> Any:
         return await self._call("report", settled, now)
-
-    async def streams(self) -> Any:
-        return await self._call("streams")
-
-    async def adopt(self, streams: Any, settled: int) -> Any:
-        return await self._call("adopt", streams, settled)
 
     def stop(self) -> None:
         if self.shard is not None:
@@ -191,7 +184,7 @@ async def told(sharded: Sharded, seconds: Sequence[tuple[float, list[bytes]]], c
 
 @pytest.fixture
 def seconds() -> list[tuple[float, list[bytes]]]:
-    return list(rounds(6, 16, START))
+    return list(rounds(8, 16, START))
 
 
 @pytest.mark.slow
@@ -257,27 +250,19 @@ def test_a_crash_anywhere_loses_nothing_and_counts_nothing_twice(sharded, clock,
     assert len(several.core.incidents()) == len(single.incidents())
 
 
-@pytest.mark.slow
-def test_shards_that_come_and_go_between_starts_change_nothing(sharded: Callable[..., Sharded], clock: Clock) -> None:
-    """1, 2, 4, 2, 3 shards: streams go with their senders, stale copies give way, and what is said is the same."""
-    seconds = list(rounds(16, 20, START))
-    single, several = alone(seconds, clock), sharded()
+def test_a_state_file_keeps_its_number_of_shards(sharded: Callable[..., Sharded], clock: Clock, seconds: Any) -> None:
+    """Another number would give senders to shards that do not know their streams."""
+    several = sharded()
 
     async def run() -> None:
-        await several.sink.start(1)
-        for number, second in enumerate(seconds):
-            if number % 5 == 4:
-                several.crash()
-                several.begin()
-                await several.sink.start((2, 4, 2, 3)[number // 5])
-            await told(several, [second], clock)
+        await several.sink.start(2)
+        await told(several, seconds[:1], clock)
+        several.crash()
+        several.begin()
+        with pytest.raises(ShardError, match="on 2 shards; give --shards 2"):
+            await several.sink.start(3)
 
     asyncio.run(run())
-    expected, found = said(single), said(several.core)
-    for what in ("windows", "invalid", "kernels"):
-        assert found[what] == expected[what], what
-    assert [v.status for v, _ in several.core.history.cells()] == [v.status for v, _ in single.history.cells()]
-    assert several.core.settled["shards"] == len(several.core.shards) == 3
 
 
 def test_what_a_shard_cannot_take_waits_with_its_sender(sharded, monkeypatch):
@@ -289,15 +274,15 @@ def test_what_a_shard_cannot_take_waits_with_its_sender(sharded, monkeypatch):
     async def run() -> None:
         await several.sink.start(1)
         line = several.sink._shards[0]
-        line._answer = 0.05
+        monkeypatch.setattr(shards_module, "_ANSWER_SECONDS", 0.05)
         real = several.shards[0].take
 
-        async def slow(exports: Any) -> Any:
+        async def slow(*export: Any) -> Any:
             await blocked.wait()
-            return await real(exports)
+            return await real(*export)
 
         several.shards[0].take = slow
-        monkeypatch.setattr(sharded_sink, "_MAX_WAITING_BYTES", 1)
+        monkeypatch.setattr(shards_module, "_MAX_WAITING_BYTES", 1)
         first = asyncio.create_task(several.sink.metrics(quickly(several.sink, bodies[0], METRICS, Limits())))
         await asyncio.sleep(0)
         with pytest.raises(ThrottledError, match="more arrives than shard 0 takes"):
@@ -308,8 +293,8 @@ def test_what_a_shard_cannot_take_waits_with_its_sender(sharded, monkeypatch):
         blocked.set()
         await several.send(bodies[0])  # one that asks finds it is back
 
-        async def gone(exports: Any) -> Any:
-            raise ConnectionError(len(exports))
+        async def gone(*_: Any) -> Any:
+            raise ConnectionError
 
         several.shards[0].take = gone
         with pytest.raises(ThrottledError, match="is not there"):
@@ -321,8 +306,7 @@ def test_what_a_shard_cannot_take_waits_with_its_sender(sharded, monkeypatch):
 @pytest.mark.slow
 def test_a_shard_that_does_not_answer_is_said_and_keeps_no_other_from_being_judged(sharded, clock, monkeypatch):
     """`/readyz` and `status` name it; its batch comes when it is back."""
-    monkeypatch.setattr("kc_otel.serve.shards.sharded_sink._SHARD_WAIT_SECONDS", 0.05)
-    monkeypatch.setattr("kc_otel.serve.shards.sharded_sink._START_SECONDS", 0.2)
+    monkeypatch.setattr("kc_otel.serve.shards._SHARD_WAIT_SECONDS", 0.05)
     [(_, bodies)] = rounds(6, 1, START)
     several = sharded()
     stopped = asyncio.Event()
@@ -343,8 +327,6 @@ def test_a_shard_that_does_not_answer_is_said_and_keeps_no_other_from_being_judg
         assert some > 0
         assert "shard 1" in several.core.evaluator.faults.present[""]
         assert several.core.shards[1].trouble == "has not answered for 10 s"
-        with pytest.raises(ShardError, match=r"shard 1 has not answered for 10 s; .*`ray status`.* --shard-cpus"):
-            await several.sink._all_told()
         stopped.set()
         await several.sink.tick()
         await several.sink.tick()
@@ -353,6 +335,24 @@ def test_a_shard_that_does_not_answer_is_said_and_keeps_no_other_from_being_judg
         assert several.core.shards[1].trouble == ""
 
     asyncio.run(run())
+
+
+def test_a_start_ends_where_a_shard_does_not_answer(sharded, monkeypatch):
+    """It is named, with what to do."""
+    monkeypatch.setattr(shards_module, "_START_SECONDS", 0.2)
+    several = sharded()
+
+    async def never(*_: Any) -> None:
+        await asyncio.Event().wait()
+
+    def start(number: int) -> LocalShard:
+        shard = several.start(number)
+        shard.report = never if number else shard.report
+        return shard
+
+    several.sink._begin = start
+    with pytest.raises(ShardError, match=r"shard 1 has not answered for 0 s; .*`ray status`.* --shard-cpus"):
+        asyncio.run(several.sink.start(2))
 
 
 def test_an_export_that_a_shard_fails_on_is_refused_alone(sharded, monkeypatch):
@@ -446,13 +446,17 @@ def test_what_a_shard_says_is_on_its_disk(clock: Clock, tmp_path: Path, seconds:
     clock.now, bodies = seconds[0]
     shard = Shard([POLICY], tmp_path / "shard", Limits())
     with closing(shard):
-        asyncio.run(shard.take([(body, clock.now) for body in bodies]))
+        asyncio.run(taken(shard, [(body, clock.now) for body in bodies]))
 
         refuse_commits(shard._connection)
         with pytest.raises(StateError, match="cannot be written"):
             asyncio.run(shard.report(0, clock.now))
         relieve(shard._connection)
         assert asyncio.run(shard.report(0, clock.now)).batch.counted
+
+
+async def taken(shard: Shard, exports: Sequence[tuple[bytes, float]]) -> None:
+    await asyncio.gather(*(shard.take(*export) for export in exports))
 
 
 def observations(*batches: ShardBatch) -> Counter[SeriesKey]:
@@ -476,15 +480,15 @@ def test_what_comes_while_a_batch_waits_for_the_disk_is_told(clock, tmp_path, se
         return (await shard.report(0, clock.now)).batch
 
     async def told(shard: Shard) -> ShardBatch:
-        await shard.take(known)
-        return (await asyncio.gather(shard.take(new), later(shard)))[1]
+        await taken(shard, known)
+        return (await asyncio.gather(taken(shard, new), later(shard)))[1]
 
     with closing(Shard([POLICY], tmp_path / "shard", Limits())) as shard:
         first = asyncio.run(told(shard))
     with closing(Shard([POLICY], tmp_path / "shard", Limits())) as again:
         second = asyncio.run(again.report(first.number, clock.now)).batch
     with closing(Shard([POLICY], tmp_path / "calm", Limits())) as calm:
-        asyncio.run(calm.take(known + new))
+        asyncio.run(taken(calm, known + new))
         expected = asyncio.run(calm.report(0, clock.now)).batch
     assert observations(first, second) == observations(expected)
 
@@ -564,3 +568,38 @@ def test_the_judge_knows_which_recorders_of_shards_moved_to_another_version() ->
     assert [*map(list, state.recorders.moved.values())] == [[], ["gpu-0"]]
     told(START + 30.0, old=0, new=0)
     assert not any(state.recorders.moved.values())
+
+
+def request(*senders: dict[str, str]) -> ExportMetricsServiceRequest:
+    found = ExportMetricsServiceRequest()
+    for number, attributes in enumerate(senders):
+        resource = found.resource_metrics.add(schema_url="https://example.org")
+        for key, value in attributes.items():
+            resource.resource.attributes.add(key=key).value.string_value = value
+        resource.scope_metrics.add().metrics.add(name=f"kc.drift.{number}")
+    return found
+
+
+def test_the_parts_of_an_export_are_all_of_it_each_with_its_owner() -> None:
+    """A Collector's export of many senders: every resource is in the part of its owner, once, with all that it has."""
+    whole = request(*({"service.instance.id": str(number)} for number in range(40)))
+    parts = split(whole.SerializeToString(), 3)
+    assert sorted(parts) == [0, 1, 2]
+    found = {shard: ExportMetricsServiceRequest.FromString(part) for shard, part in parts.items()}
+    for resource in whole.resource_metrics:
+        alone = ExportMetricsServiceRequest(resource_metrics=[resource]).SerializeToString()
+        [(shard, only)] = split(alone, 3).items()
+        assert resource in found[shard].resource_metrics
+        assert ExportMetricsServiceRequest.FromString(only).resource_metrics[0] == resource
+    assert sum(len(part.resource_metrics) for part in found.values()) == 40
+
+
+def test_a_sender_is_the_set_of_its_attributes() -> None:
+    """Their order, and fields that are not known yet, change nothing."""
+    for number in range(20):
+        pairs = {"service.instance.id": str(number), "host.name": "a"}
+        [shard] = split(request(pairs).SerializeToString(), 7)
+        turned = request(dict(reversed(pairs.items())))
+        assert list(split(turned.SerializeToString(), 7)) == [shard]
+        later = request(pairs).SerializeToString() + b"\x98\x06\x01"
+        assert list(split(later, 7)) == [shard]

@@ -26,8 +26,7 @@ from kc_otel.serve.store.codecs import (
     encode_stream,
 )
 from kc_otel.serve.store.evaluator_store import SCHEMA_VERSION, EvaluatorStore
-from kc_otel.serve.store.state_connection import UnitOfWork, unit_of_work
-from kc_otel.serve.store.state_file import DamagedStateError, StateError, reading_state
+from kc_otel.serve.store.state_file import DamagedStateError, StateError, UnitOfWork, reading_state, unit_of_work
 from kc_otel.stats import Buckets, ExponentialHistogram
 from kc_otel.stats.histogram import ExplicitHistogram
 from kc_otel.stats.histogram_columns import HistogramColumns

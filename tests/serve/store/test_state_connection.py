@@ -19,9 +19,8 @@ from typing import Any
 
 import pytest
 
-from kc_otel.serve.store.inbox import Inbox
-from kc_otel.serve.store.state_connection import StateConnection, UnitOfWork, unit_of_work
-from kc_otel.serve.store.state_file import StateError, open_state
+from kc_otel.serve.durable_sink import Inbox
+from kc_otel.serve.store.state_file import StateConnection, StateError, UnitOfWork, open_state, unit_of_work
 from tests.tools.full_disk import refuse_commits, relieve
 from tests.tools.slow_disk import slow_disk
 
@@ -29,12 +28,12 @@ _SECTOR = 512
 _WRITES = """
 import asyncio, os, random, sys, time
 from pathlib import Path
-from kc_otel.serve.store import state_connection
-from kc_otel.serve.store.inbox import Inbox
+from kc_otel.serve.store import state_file
+from kc_otel.serve.durable_sink import Inbox
 from kc_otel.serve.store.state_file import StateError, open_state
-from kc_otel.serve.store.state_connection import unit_of_work
+from kc_otel.serve.store.state_file import unit_of_work
 
-state_connection._CHECKPOINT_PAGES = 25
+state_file._CHECKPOINT_PAGES = 25
 path, slow, fails, shadow = map(Path, sys.argv[1:])
 state = open_state(path)
 with unit_of_work(state):

@@ -1,10 +1,9 @@
-"""A state file that is damaged is said to be so before anything is decided, and can be set aside."""
+"""A state file that is damaged is said to be so before anything is decided."""
 
 from __future__ import annotations
 
 import math
 import random
-import sqlite3
 import time
 from collections.abc import Callable
 from contextlib import closing
@@ -17,7 +16,7 @@ from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportM
 from kc_otel.judge.point_streams import LatestValue, PointStream
 from kc_otel.serve.core import Core
 from kc_otel.serve.store.codecs import encode_histogram, encode_stream
-from kc_otel.serve.store.state_file import DamagedStateError, open_state, set_aside
+from kc_otel.serve.store.state_file import DamagedStateError, open_state
 from kc_otel.stats import Buckets, ExponentialHistogram
 from tests.serve.conftest import contract, drift, grown, make_core, open_file
 
@@ -151,17 +150,3 @@ def test_buckets_where_nothing_can_be_are_damage(state, damage, content, tmp_pat
         assert connection.execute(damage, (content,)).rowcount
         with pytest.raises(DamagedStateError, match="the state file is damaged"):
             make_core(connection, now=time.time())
-
-
-def test_a_damaged_file_is_set_aside_with_what_belongs_to_it(tmp_path: Path) -> None:
-    path = tmp_path / "state.sqlite"
-    path.write_bytes(b"no database" * 100)
-    path.with_name("state.sqlite-wal").write_bytes(b"nor its log")
-    aside = set_aside(path, 0.0)
-    assert sorted(file.name for file in tmp_path.iterdir()) == [
-        "state.sqlite.damaged-19700101T000000Z",
-        "state.sqlite.damaged-19700101T000000Z-wal",
-    ]
-    assert aside.read_bytes() == b"no database" * 100
-    with closing(open_state(path)) as connection:
-        assert isinstance(connection, sqlite3.Connection)

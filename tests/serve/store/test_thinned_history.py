@@ -11,8 +11,7 @@ import pytest
 
 from kc_otel.judge.verdict import Cell, Evaluation, Status, Verdict
 from kc_otel.serve.history import KEPT_STEPS, CellHistory
-from kc_otel.serve.store.state_connection import unit_of_work
-from kc_otel.serve.store.state_file import StateError
+from kc_otel.serve.store.state_file import StateError, unit_of_work
 from tests.tools.full_disk import refuse_commits, relieve
 
 CELL = Cell("policy", "token-tv", "code", "t", "i")
