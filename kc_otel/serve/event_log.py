@@ -155,14 +155,6 @@ class EventLog:
         severity = "warning" if verdict.status is Status.FAIL else "info"
         return Announcement(severity, message, attributes, "gen_ai.evaluation.result")
 
-    def events(self, contract: str | None = None, after_id: int = 0, limit: int = 100) -> tuple[Event, ...]:
-        """Events with ids above `after_id`, oldest first; of one contract, or of all when None."""
-        rows = self._connection.execute(
-            f"{_EVENTS} WHERE id > :after AND {_OF_CONTRACT} ORDER BY id LIMIT :limit",
-            {"after": after_id, "contract": contract, "limit": limit},
-        )
-        return tuple(map(_event, rows))
-
     def newest(self, contract: str | None = None, limit: int = 100, *, verdicts: bool = True) -> tuple[Event, ...]:
         """The last events, oldest first; of one contract or all. Verdicts change often and would push actions out."""
         where = "WHERE" if verdicts else "INDEXED BY events_rare WHERE kind <> 'verdict' AND"

@@ -113,7 +113,9 @@ class Evaluations(RuleBasedStateMachine):
 
     def _read_events(self):
         """The log says what fired and resolved; here it becomes what must be true from now on."""
-        for event in self.core.events.events(after_id=self.seen_event, limit=10_000):
+        for event in self.core.events.newest(limit=10_000):
+            if event.id <= self.seen_event:
+                continue
             self.seen_event = event.id
             if event.kind in {"firing", "resolved"}:
                 self._edge(event.kind, event.data)

@@ -74,7 +74,7 @@ class Driven:
         return {canary.version: canary.weight for canary in self.core.decisions.canaries}
 
     def events(self) -> list[dict[str, Any]]:
-        return [event.data for event in self.core.events.events("policy", 0, 1000) if event.kind == "promotion"]
+        return [event.data for event in self.core.events.newest("policy", 1000) if event.kind == "promotion"]
 
     def _kernels(self, _contract: str) -> tuple[KernelInfo, ...]:
         """Every version says that it is what was declared."""

@@ -19,7 +19,6 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from kc_otel.serve.api.routes_decisions import Changes, decision_routes, people_routes
 from kc_otel.serve.api.routes_files import handbook_routes, page_routes
 from kc_otel.serve.api.routes_health import health_routes
-from kc_otel.serve.api.routes_history import history_routes
 from kc_otel.serve.api.routes_incidents import incident_routes, overview_routes
 from kc_otel.serve.api.routes_promotion import promotion_routes
 from kc_otel.serve.api.routes_verdicts import verdict_routes
@@ -80,7 +79,6 @@ def make_api(core: Core, self_metrics: Callable[[], SelfMetrics], decided: Chang
     for router in (
         health_routes(core, self_metrics),
         verdict_routes(core),
-        history_routes(core),
         overview_routes(core, version),
         incident_routes(core),
         decision_routes(core, decided),

@@ -5,14 +5,13 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Iterator
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Final, Literal
 from urllib.parse import quote
 
 from fastapi import APIRouter, Query, Response
 from pydantic import Field
 
 from kc_otel.judge.escalation.notices import Acknowledgement, Silence
-from kc_otel.judge.plain_json import to_plain
 from kc_otel.serve import people_orders as people
 from kc_otel.serve.api.routes_verdicts import CellKey
 from kc_otel.serve.api.shapes import ContractName, Name, SignedOrder, Until, View, ordered, served_or_all
@@ -235,16 +234,8 @@ class Pinned(View):
     """Version of the decision table."""
 
 
-class DryRun(View):
-    """Contracts that run dry, and what they would have done."""
-
-    contracts: list[str]
-    decisions: dict[str, Any]
-    """The decision table that they would have published."""
-
-
 def people_routes(core: Core, decided: Changes) -> APIRouter:
-    """`/api/v1/alerts`, `silences`, `decisions/pin`, `decisions/unpin` and `dry-run`."""
+    """`/api/v1/alerts`, `silences`, `decisions/pin` and `decisions/unpin`."""
     router = APIRouter(prefix="/api/v1")
 
     @router.get("/alerts", tags=["people"])
@@ -300,11 +291,6 @@ def people_routes(core: Core, decided: Changes) -> APIRouter:
             ended = people.unpin(core, **request.model_dump(), now=time.time())
         await decided.notify()
         return Pinned(pins=ended, version=core.decisions.version)
-
-    @router.get("/dry-run", tags=["decisions"])
-    async def dry_run() -> DryRun:
-        """Return the contracts in dry run, and the decision table that they would have published."""
-        return DryRun(contracts=sorted(core.dry_run), decisions=to_plain(core.escalation.dry_run_decisions))
 
     return router
 

@@ -123,7 +123,6 @@ def test_what_there_is_has_the_shape_that_is_documented(busy: Documented) -> Non
     (found,) = busy.ask("/api/v1/incidents/{id}", "get", values=named).json()["diagnoses"]
     path = "/api/v1/incidents/{id}/diagnoses/{evidence}"
     assert busy.ask(path, "get", values={**named, "evidence": found["evidence"]}).json() == {"found": []}
-    assert busy.ask("/api/v1/incidents/{id}/places", "get", values=named).status_code == 200
     # Who asks has no token that may read prompts.
     assert [path for (path, _), status in answers.items() if status == 403] == ["/api/v1/worst"]
     assert {status for (_, method), status in answers.items() if method == "get"} == {200, 403, 404}
