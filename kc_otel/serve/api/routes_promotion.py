@@ -42,7 +42,7 @@ def promotion_routes(core: Core) -> APIRouter:
 
     @router.post("/{contract}/{kernel}")
     async def order(contract: Name, kernel: Name, request: OrderRequest) -> PromotionView:
-        """Start, hold, resume, force, approve, confirm or roll back a version."""
+        """Start, hold, resume, force, approve or roll back a version."""
         async with ordered(core):
             said = core.promotions.tell(contract, kernel, now=time.time(), **request.model_dump())
         core.announce_all(said)
@@ -84,7 +84,6 @@ def _view(core: Core, promotion: Promotion) -> PromotionView:
         next=None if following is None else str(following),
         next_share=None if following is None else following.share,
         path=[str(position) for position in path],
-        awaiting=promotion.awaiting or None,
     )
 
 
@@ -117,9 +116,6 @@ class PromotionView(View):
     """Every position that a version passes under this contract."""
     missing: list[str]
     """Conditions that the next step waits for."""
-    awaiting: str | None
-    """Position whose step waits for a hook; null while other things are missing."""
-    hooked: bool
     hold: Hold | None
     approved: list[str]
     reason: str
@@ -155,15 +151,13 @@ class EvidenceList(View):
 class OrderRequest(Order):
     """A person's or their program's order about a version."""
 
-    order: Literal["start", "evidence", "approve", "hold", "resume", "force", "rollback", "hook", "confirm"]
+    order: Literal["start", "evidence", "approve", "hold", "resume", "force", "rollback"]
     by: Signature
     """Person or program; kept with the event."""
     why: Reason = ""
     """Reason; required with hold, force and rollback."""
     stage: Stage | None = None
     """Stage to approve, or to force it into."""
-    position: Name = ""
-    """With confirm: the position that was awaited."""
     evidence: dict[str, Any] | None = None
     """With evidence: the record of `kc-otel gate run ... --evidence`."""
     start: bool = False
