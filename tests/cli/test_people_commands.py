@@ -14,7 +14,6 @@ from rich.console import Console
 
 from kc_otel.cli import api_client, status_command
 from kc_otel.cli.terminal import local_time
-from kc_otel.client.doctor import _declared
 from kc_otel.contract.load import load_text
 from kc_otel.judge.escalation.alerts import PolicyState
 from kc_otel.judge.escalation.webhook_body import encode
@@ -307,9 +306,6 @@ def test_a_kernel_that_is_not_what_was_declared_is_in_the_status(kc):
     assert f"policy, sglang bfloat16 (bb): {said}" in kc("status")[1]
     (contract,) = api_client.get("http://evaluator", "/api/v1/contracts")["contracts"]
     assert [kernel["otherwise"] for kernel in contract["kernels"]] == [[said]]
-    assert [(finding.level, finding.what) for finding in _declared([contract])] == [
-        ("warning", f"policy, sglang bfloat16 (bb): {said}")
-    ]
 
 
 def test_a_reason_in_another_encoding_is_refused_with_the_remedy(capsys):
