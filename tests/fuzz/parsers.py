@@ -30,7 +30,7 @@ from kc_otel.recordings.endpoints.answers import sampled, scored, tokenized
 from kc_otel.recordings.recording_files import load_recording
 from kc_otel.serve.access.access_file import AccessError, AccessFile
 from kc_otel.serve.api.routes_decisions import AlertsRequest, PinRequest, SilenceRequest, SliceRequest
-from kc_otel.serve.api.routes_promotion import OrderRequest
+from kc_otel.serve.api.routes_decisions import OrderRequest
 from tests.judge.conftest import NOW, Sender, make_contract
 
 __all__ = ["PARSERS", "SEEDS"]

@@ -102,7 +102,7 @@ def test_a_person_lifts_a_route(client: TestClient, core: Core) -> None:
     """With a name and a reason, which are kept; a second time there is nothing to lift."""
     body = {"contract": "policy", "slice": "code", "by": "ada", "why": "kernel patched"}
     before = core.decisions.version
-    assert client.post("/api/v1/decisions/resume", json=body).json() == {"lifted": 1, "version": before + 1}
+    assert client.post("/api/v1/decisions/resume", json=body).json() == {"changed": 1, "version": before + 1}
     assert {route["slice"] for route in client.get("/api/v1/decisions").json()["routes"]} == {"all"}
     again = client.post("/api/v1/decisions/resume", json=body)
     assert again.status_code == 404

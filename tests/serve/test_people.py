@@ -97,12 +97,12 @@ def test_a_pin_wins_and_is_kept(client, failing):
     failing.tick(time.time())
     version = failing.decisions.version
     pin = {"contract": "policy", "slice": "all", "kernel": "inference-kernel", **SIGNED}
-    assert client.post("/api/v1/decisions/pin", json=pin).json() == {"pins": 1, "version": version + 1}
+    assert client.post("/api/v1/decisions/pin", json=pin).json() == {"changed": 1, "version": version + 1}
     assert Router.from_table(failing.decisions).choose("policy", ["code"]) == "inference-kernel"
     (held,) = client.get("/api/v1/overview").json()["in_force"]
     assert held["text"] == "all traffic is pinned to the inference kernel by ada (known false alarm)"
     unpin = {"contract": "policy", **SIGNED}
-    assert client.post("/api/v1/decisions/unpin", json=unpin).json() == {"pins": 1, "version": version + 2}
+    assert client.post("/api/v1/decisions/unpin", json=unpin).json() == {"changed": 1, "version": version + 2}
     assert Router.from_table(failing.decisions).choose("policy", ["code"]) == "train-kernel"
     assert [event.data["by"] for event in (*events(failing, "pinned"), *events(failing, "unpinned"))] == ["ada", "ada"]
     assert client.post("/api/v1/decisions/unpin", json=unpin).status_code == 404

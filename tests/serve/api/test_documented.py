@@ -79,8 +79,7 @@ class Documented:
 
     def check(self, responses: dict[str, Any], answer: Any) -> None:
         """Status, media type and body of an answer are among those."""
-        said = responses.get(str(answer.status_code))
-        assert said is not None, f"{answer.status_code} is not documented: {answer.text[:300]}"
+        said = responses.get(str(answer.status_code), responses["default"])
         media = answer.headers.get("content-type", "").partition(";")[0]
         content = said.get("content", {})
         assert (media in content) if content else (not answer.content), (answer.status_code, media, list(content))
@@ -151,7 +150,7 @@ def test_other_methods_are_refused_with_those_that_there_are(asked: Documented, 
         allowed = {name.strip().lower() for name in answer.headers["allow"].split(",")}
         assert allowed & there_are
         assert method not in allowed
-        asked.check({"405": asked.document["paths"][path][next(iter(there_are))]["responses"]["413"]}, answer)
+        asked.check(asked.document["paths"][path][next(iter(there_are))]["responses"], answer)
 
 
 @pytest.mark.slow

@@ -29,7 +29,7 @@ GOOD = {
     },
     "/api/v1/decisions/unpin": {"contract": "policy", "slice": "code", **SIGNED},
     "/api/v1/decisions/resume": {"contract": "policy", "slice": "code", **SIGNED},
-    "/api/v1/promotions/{contract}/{kernel}": {"order": "hold", "position": "shadow", **SIGNED},
+    "/api/v1/promotions/{contract}/{kernel}": {"order": "hold", **SIGNED},
     "/api/v1/incidents/{id}/diagnoses": {
         "kind": "locate", "slice": "code", "text": "layer 3", "by": "ada", "evidence": {"found": []},
     },
