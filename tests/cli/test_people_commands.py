@@ -89,7 +89,7 @@ def test_the_status_of_one_contract_is_that_ones_only(running):
 @pytest.mark.slow
 def test_a_list_of_alerts_counts_no_message_that_waits_as_delivered(kc):
     (incident,), (first,) = kc.core.escalation.incidents["policy"], kc.core.outbox.due(time.time())
-    kc.core.outbox.accepted(first.id)
+    kc.core.outbox.answered(first.id, 0.0, 204)
     for _ in range(9):
         kc.core.outbox.enqueue("pager", "policy", encode({"incident": {"id": incident.id}}), time.time())
     shown = kc("alerts", "list")[1]
@@ -259,7 +259,7 @@ def test_an_evaluator_that_fails_and_an_endpoint_that_is_sent_nothing_are_no_all
     with running(policy=replace(VERDICT, status=Status.PASS)) as run:
         core = run.core
         message = core.outbox.enqueue("pager", "policy", b"{}", 0.0)
-        core.outbox.failed(message, 0.0, "HTTP 410", status=410)
+        core.outbox.answered(message, 0.0, 410, "HTTP 410")
         for words in (["status"], ["alerts", "list"]):
             code, said = run(*words)
             assert code == 3

@@ -122,9 +122,9 @@ def test_a_webhook_is_told_as_it_ended(client: TestClient, core: Core, refused: 
     """One that its receiver refused does not wait any more, and it did not arrive."""
     (message,) = core.outbox.due(time.time())
     if refused:
-        core.outbox.failed(message.id, time.time(), "HTTP 400", status=400)
+        core.outbox.answered(message.id, time.time(), 400, "HTTP 400")
     else:
-        core.outbox.accepted(message.id)
+        core.outbox.answered(message.id, 0.0, 204)
     core.tick(time.time())
     (incident,) = client.get("/api/v1/overview").json()["incidents"]
     assert [action["text"] for action in incident["actions"] if action["kind"] == "webhook"] == [said]
@@ -133,11 +133,11 @@ def test_a_webhook_is_told_as_it_ended(client: TestClient, core: Core, refused: 
 def test_later_messages_of_an_incident_are_told_beside_the_first(client: TestClient, core: Core) -> None:
     """The first was accepted; those that wait have a line of their own, and so in the list of alerts."""
     (message,) = core.outbox.due(now := time.time())
-    core.outbox.accepted(message.id)
+    core.outbox.answered(message.id, 0.0, 204)
     (incident,) = core.escalation.incidents["policy"]
     for number, about in enumerate((incident.id, incident.id, "0" * 12)):
         core.outbox.enqueue("pager", "policy", encode({"incident": {"id": about}}), now + number + 1.0)
-    core.outbox.failed(core.outbox.due(now + 2.0)[0].id, now + 2.0, "HTTP 500", status=500)
+    core.outbox.answered(core.outbox.due(now + 2.0)[0].id, now + 2.0, 500, "HTTP 500")
     (seen,) = client.get("/api/v1/overview").json()["incidents"]
     said = [(action["at"] > now, action["text"]) for action in seen["actions"] if action["kind"] == "webhook"]
     assert said == [(False, "notified pager by webhook"), (True, "2 messages to pager wait")]

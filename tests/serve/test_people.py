@@ -161,7 +161,7 @@ def test_an_endpoint_that_answered_410_is_sent_nothing_until_the_evaluator_resta
     now = time.time()
     failing.tick(now)
     (message,) = failing.outbox.due(now)
-    failing.outbox.failed(message.id, now, "410 Gone", status=410)
+    failing.outbox.answered(message.id, now, 410, "410 Gone")
     assert failing.outbox.due(now + 3600) == ()
     (incident,) = client.get("/api/v1/overview").json()["incidents"]
     said = f"the webhook to pager is still waiting: the endpoint answered HTTP 410 at {moment(now)[11:16]} UTC"

@@ -234,7 +234,7 @@ class Evaluations(RuleBasedStateMachine):
         for message in self.core.outbox.due(self.now):
             assert self.heard.setdefault(message.id, message.body) == message.body
             if marked:
-                self.core.outbox.accepted(message.id)
+                self.core.outbox.answered(message.id, 0.0, 204)
 
     @rule(
         action=st.sampled_from(["pin", "unpin", "silence", "silence", "acknowledge", "resume"]),
@@ -335,7 +335,7 @@ class Evaluations(RuleBasedStateMachine):
         while due := self.core.outbox.due(self.now):
             for message in due:
                 assert self.heard.setdefault(message.id, message.body) == message.body
-                self.core.outbox.accepted(message.id)
+                self.core.outbox.answered(message.id, 0.0, 204)
         assert set(self.heard) == {message.id for message in self.core.outbox.messages(limit=100_000)}
 
 
