@@ -281,8 +281,7 @@ def test_an_evaluator_that_fails_and_an_endpoint_that_is_sent_nothing_are_no_all
 def test_a_breach_that_went_away_without_proof_is_listed_and_closed(command, evaluator_is, tmp_path, do):
     """Also while the route of it remains, which no router has applied."""
     fleet = Fleet(tmp_path / "state.sqlite", do)
-    fleet.run(60, broken=0.001, healthy=0.001)
-    fleet.run(30, broken=0.4, healthy=0.001)
+    fleet.breach()
     fleet.run(200, healthy=0.001)
     evaluator_is(fleet.core)
     run = command("alerts", "status")
