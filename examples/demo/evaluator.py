@@ -50,7 +50,8 @@ class Evaluator:
 
     def events(self) -> list[dict[str, Any]]:
         """What happened since the last call."""
-        events = self._get("/api/v1/events", after=self._seen, limit=1000)["events"]
+        newest = self._get("/api/v1/events", newest=1000)["events"]
+        events = [event for event in newest if event["id"] > self._seen]
         self._seen = max((event["id"] for event in events), default=self._seen)
         return events
 

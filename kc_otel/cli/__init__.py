@@ -37,7 +37,7 @@ _SUBJECTS: dict[str, dict[str, str]] = {
     "Run the evaluator": {
         "serve": "serve_command:serve",
         "token": "serve_command:token",
-        "doctor": "serve_command:doctor",
+        "doctor": "doctor_command:doctor",
         "status": "status_command:status",
     },
     "People and the policy": {

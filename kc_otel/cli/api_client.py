@@ -63,7 +63,11 @@ def post(url: str, path: str, body: dict[str, Any], seconds: float = _TIMEOUT_SE
 
 def warnings(url: str) -> list[str]:
     """Warnings that verdicts are not of now, that the evaluator fails, or that nobody is told; empty for none."""
-    health, now = get(url, "/api/v1/health"), get(url, "/api/v1/overview")["now"]
+    return troubles(get(url, "/api/v1/health"), get(url, "/api/v1/overview")["now"])
+
+
+def troubles(health: Mapping[str, Any], now: float) -> list[str]:
+    """The same, of the API's report at a Unix time on its machine."""
     at = health["evaluated_at"]
     said: list[str] = []
     failing = [f"{name or 'all contracts'}: {fault}" for name, fault in health["failures"].items()]

@@ -12,13 +12,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from kc_otel.cli.terminal import PrintJson, refuse, show, table_lines, together, unusable
-from kc_otel.client.doctor import of_path
 from kc_otel.contract.clause import About
 from kc_otel.contract.diff import diff
 from kc_otel.contract.errors import LintFinding, problem_lines
 from kc_otel.contract.input_reasons import REASONS
 from kc_otel.contract.load import Checked, check_all, load
-from kc_otel.contract.measuring_paths import MeasuringPath
+from kc_otel.contract.measuring_paths import MeasuringPath, left_open
 from kc_otel.contract.model import Contract
 from kc_otel.contract.registry.clause_metrics import DERIVED, QUANTITIES, Origin
 from kc_otel.contract.schema import json_schema
@@ -64,7 +63,7 @@ def check(
     counts = f"{_count(errors, 'error')}, {_count(len(problems) - errors, 'warning')}"
     lines.append(f"{_count(len(results), 'file')}: {counts}")
     contracts = [result.contract for result in results if result.contract is not None]
-    open_parts = [] if path is None else list(of_path(contracts, path))
+    open_parts = [found for contract in contracts for found in (left_open(contract, path) if path else ())]
     lines += [f"{found.what}: {found.remedy}" if found.remedy else found.what for found in open_parts]
     said = {} if path is None else {str(path): [asdict(found) for found in open_parts]}
     show(lines, {"files": list(map(_result, results)), **said}, as_json=as_json)

@@ -151,7 +151,7 @@ def unpin(
       kc-otel route unpin policy-7b --slice code --why 'fixed in 9f1c2ab04d77'
     """
     answer = _order(url, "decisions/unpin", by, why, contract=contract, slice=slice)
-    typer.echo(f"pins ended: {answer['pins']}; the decision table is now version {answer['version']}")
+    typer.echo(f"pins ended: {answer['changed']}; the decision table is now version {answer['version']}")
 
 
 def resume(
@@ -168,7 +168,7 @@ def resume(
       kc-otel route resume policy-7b --slice code --why 'recalibrated'
     """
     answer = _order(url, "decisions/resume", by, why, contract=contract, slice=slice)
-    typer.echo(f"routes lifted: {answer['lifted']}; the decision table is now version {answer['version']}")
+    typer.echo(f"routes lifted: {answer['changed']}; the decision table is now version {answer['version']}")
 
 
 def events(

@@ -4,11 +4,7 @@ from __future__ import annotations
 
 import getpass
 import json
-import os
-import shlex
-import subprocess
 import time
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Final
 
@@ -22,13 +18,11 @@ from kc_otel.judge.promotion.stages import Stage
 
 _SIGNED: Final = ("hold", "force", "rollback")
 _POLL_SECONDS: Final = 1.0
-_HOOK_SIGNER: Final = "hook"
 
 
 @in_sections(
     {
         "Decide (one at a time)": "start evidence approve hold resume force rollback by why",
-        "Follow, with hooks": "watch hook_before hook_after hook_timeout",
     }
 )
 def promote(
@@ -43,7 +37,7 @@ def promote(
     ] = None,
     approve: Annotated[Stage | None, typer.Option(help="Let the version into a stage that requires approval.")] = None,
     hold: Annotated[bool, typer.Option("--hold", help="Keep the version at its stage; requires --why.")] = False,
-    resume: Annotated[bool, typer.Option("--resume", help="End a hold, or a wait for a hook.")] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="End a hold.")] = False,
     force: Annotated[
         Stage | None, typer.Option(help="Advance the version even though its gate is closed; requires --why.")
     ] = None,
@@ -55,14 +49,6 @@ def promote(
     watch: Annotated[
         bool, typer.Option("--watch", help="Print each step until the version reaches full or is rolled back.")
     ] = False,
-    hook_before: Annotated[
-        str | None,
-        typer.Option(metavar="COMMAND", help="Command to run before each step, which waits for exit code 0."),
-    ] = None,
-    hook_after: Annotated[
-        str | None, typer.Option(metavar="COMMAND", help="Command to run after each step and rollback.")
-    ] = None,
-    hook_timeout: Annotated[float, typer.Option(min=1.0, help="Seconds that a hook may take.")] = 600.0,
     save: Annotated[
         Path | None,
         typer.Option(metavar="DIR", help="Folder for the evidence of every step, for `kc-otel gate verify`."),
@@ -73,8 +59,7 @@ def promote(
     """Promote a kernel version through offline-ci, shadow, canary and full.
 
     Without options: print its stage and what the next step waits for; nothing changes. The evaluator keeps the stage,
-    opens the gates, and rolls the version back on a FAIL. Hooks run in this process, never in the evaluator, and read
-    KC_PROMOTION_* variables.
+    opens the gates, and rolls the version back on a FAIL.
 
     Exits with 0 if the version has reached full or the action was accepted, 1 if it was rolled back, 3 while it is in
     progress, 2 if an argument cannot be used.
@@ -94,8 +79,6 @@ def promote(
         if given
     ]  # fmt: skip
     _refuse_mixed(orders, why)
-    if (hook_before or hook_after) and not watch:
-        refuse("hooks run in this process, as long as it follows the promotion: add --watch")
     path, who = f"/api/v1/promotions/{contract}/{kernel}", by or getpass.getuser()
     if orders in ([], ["start"]):
         _look(url, contract, kernel, start=start, as_json=as_json)
@@ -107,7 +90,7 @@ def promote(
             body["evidence"] = _record(evidence)
         post(url, path, body)
     if watch:
-        found = follow(url, path, before=hook_before, after=hook_after, timeout=hook_timeout)
+        found = follow(url, path)
     else:
         found = get(url, path)
         show(_lines(found), found, as_json=as_json)
@@ -192,19 +175,15 @@ def _save(url: str, path: str, folder: Path) -> None:
         typer.echo(f"evidence: {file}")
 
 
-def follow(url: str, path: str, *, before: str | None, after: str | None, timeout: float) -> dict[str, Any]:
-    """Print steps until the version is full, rolled back or replaced, and run the hooks; returns where it is then."""
-    if before is not None:
-        post(url, path, {"order": "hook", "by": _HOOK_SIGNER})
+def follow(url: str, path: str) -> dict[str, Any]:
+    """Print steps until the version is full, rolled back or replaced; returns where it is then."""
     found: dict[str, Any] = get(url, path)
     _say(found["reason"])
     said: list[str] = []
     while True:
         if found["status"] != "running" or found["stage"] == "full":
             return found
-        if before is not None and found["awaiting"]:
-            _before(url, path, found, before, timeout)
-        elif found["missing"] != said:
+        if found["missing"] != said:
             said = found["missing"]
             for reason in said:
                 _say(f"waits: {reason}")
@@ -212,8 +191,6 @@ def follow(url: str, path: str, *, before: str | None, after: str | None, timeou
         now = _polled(url, path)
         if any(now[name] != found[name] for name in ("position", "status", "attempt")):
             _say(now["reason"])
-            if after is not None:
-                _run(after, _about(found, now["position"], now), timeout)
         found = now
 
 
@@ -226,49 +203,6 @@ def _polled(url: str, path: str) -> dict[str, Any]:
         said = True
         time.sleep(_POLL_SECONDS)
     return dict(found)
-
-
-def _before(url: str, path: str, found: dict[str, Any], command: str, timeout: float) -> None:
-    place = found["awaiting"]
-    code = _run(command, _about(found, place, found | {"share": found["next_share"]}), timeout)
-    if _polled(url, path)["awaiting"] != place:
-        return  # it failed, or a person decided otherwise, while the hook ran; what happened is said next
-    if code == 0:
-        _say(f"the hook before {place} has succeeded")
-        post(url, path, {"order": "confirm", "by": _HOOK_SIGNER, "position": place})
-        return
-    why = f"the hook before {place} took more than {timeout:g} s" if code is None else (
-        f"the hook before {place} ended with exit code {code}"
-    )  # fmt: skip
-    _say(why)
-    post(url, path, {"order": "hold", "by": _HOOK_SIGNER, "why": why})
-
-
-def _about(found: Mapping[str, Any], to: str, now: Mapping[str, Any]) -> dict[str, str]:
-    return {
-        "KC_PROMOTION_CONTRACT": found["contract"],
-        "KC_PROMOTION_KERNEL": found["kernel"],
-        "KC_PROMOTION_FROM": found["position"],
-        "KC_PROMOTION_TO": to,
-        "KC_PROMOTION_SHARE": f"{now['share']:g}",
-        "KC_PROMOTION_STATUS": now["status"],
-        "KC_PROMOTION_REASON": now["reason"],
-    }
-
-
-def _run(command: str, about: Mapping[str, str], timeout: float) -> int | None:
-    """Exit code of a command; None when it took too long, 127 when there is no such program."""
-    _say(f"$ {command}")
-    try:
-        done = subprocess.run(  # noqa: S603 - the user's own command, split as a shell would and run without one
-            shlex.split(command), env={**os.environ, **about}, timeout=timeout, check=False
-        )
-    except subprocess.TimeoutExpired:
-        return None
-    except OSError as error:
-        _say(f"{command}: {error.strerror}")
-        return 127
-    return done.returncode
 
 
 def _say(text: str) -> None:

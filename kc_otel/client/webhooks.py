@@ -17,13 +17,11 @@ A receiver with Starlette (FastAPI's `Request` is the same):
 
     app = Starlette(routes=[Route("/alerts", alerts, methods=["POST"])])
 
-`receiver(SECRET, handle)` is such a receiver, an ASGI application for any server; it also limits the size of requests
-and calls `handle` once for a message that arrives twice. Answer 2xx to accept a message and 410 to receive no more.
-400, 413, 415 and 422 reject this message for good; after any other answer, or none, it is sent again.
+Answer 2xx to accept a message and 410 to receive no more. 400, 413, 415 and 422 reject this message for good; after any
+other answer, or none, it is sent again. A message can arrive twice, with the same `webhook-id`.
 
 `body["alerts"]` is what Alertmanager would send; `body["kernelContract"]` holds the contract and, in `cells`, the
-numbers of each alert's clause in the same order. The same receiver accepts the messages of Alertmanager about a
-contract's generated alerts: `bearer` is the token of its `http_config.authorization`.
+numbers of each alert's clause in the same order.
 
 Signatures are those of Standard Webhooks 1.0.0, "Verifying webhook authenticity": `webhook-id` (stable across retries),
 `webhook-timestamp` (of this attempt, unix seconds) and `webhook-signature`, a space-separated list of
@@ -36,18 +34,15 @@ Signatures are those of Standard Webhooks 1.0.0, "Verifying webhook authenticity
 
 from __future__ import annotations
 
-import asyncio
 import base64
 import binascii
 import hashlib
 import hmac
-import inspect
 import json
 import re
 import secrets as random_secrets
 import time
-from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Mapping, MutableMapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -57,14 +52,9 @@ __all__ = [
     "VerificationError",
     "WebhookError",
     "new_secret",
-    "receiver",
     "sign",
     "verify",
 ]
-
-_Message = MutableMapping[str, Any]
-_Receive = Callable[[], Awaitable[_Message]]
-_Send = Callable[[_Message], Awaitable[None]]
 
 _PREFIX: Final = "whsec_"
 _TIMESTAMP: Final = re.compile(r"[0-9]{1,12}")
@@ -222,124 +212,3 @@ def _decoded(part: str) -> bytes:
         return base64.b64decode(encoded, validate=True)
     except (binascii.Error, ValueError):
         return b""
-
-
-class receiver:  # noqa: N801 - reads as the function it is used as
-    """An ASGI application that verifies webhooks and hands their bodies to `handler`.
-
-    It answers 204 when the handler has returned, 401 to what cannot be verified, 405 to anything but POST, 413 to large
-    bodies. An error of the handler reaches the server, which answers 500, and the message is sent again.
-
-    Args:
-        secret: `whsec_...`, or several while it is rotated; None to accept nothing that kc-otel sends itself.
-        handler: Called with the parsed body, on the event loop; may be `async`.
-        tolerance: Seconds by which the attempt's timestamp may differ from the clock.
-        max_body: Largest body, bytes.
-        remember: How many ids of handled messages are remembered, so that one sent again is not handled again.
-            Alertmanager sends no ids.
-        bearer: Token of Alertmanager's `http_config.authorization`; None to accept nothing from Alertmanager.
-
-    Raises:
-        SecretError: If a secret is malformed, or there is none.
-    """
-
-    def __init__(
-        self,
-        secret: str | Sequence[str] | None,
-        handler: Callable[[Any], Awaitable[None] | None],
-        *,
-        tolerance: float = 300.0,
-        max_body: int = 1 << 20,
-        remember: int = 4096,
-        bearer: str | None = None,
-    ) -> None:
-        self._secrets = [Secret.parse(text) for text in ([secret] if isinstance(secret, str) else secret or ())]
-        self._bearer = bearer
-        if not (self._secrets or bearer):
-            raise SecretError("there is no secret to verify with; give at least one")
-        self._handler = handler
-        self._tolerance = tolerance
-        self._max_body = max_body
-        self._remember = remember
-        self._handled: OrderedDict[str, None] = OrderedDict()
-        self._handling: dict[str, asyncio.Event] = {}
-
-    async def __call__(self, scope: _Message, receive: _Receive, send: _Send) -> None:
-        """Answer an ASGI connection."""
-        if scope["type"] == "lifespan":
-            await _lifespan(receive, send)
-        elif scope["type"] == "http":
-            await _answer(send, *await self._respond(scope, receive))
-        else:
-            raise RuntimeError(f"a webhook receiver speaks http, not {scope['type']}")
-
-    async def _respond(self, scope: _Message, receive: _Receive) -> tuple[int, str]:
-        if scope["method"] != "POST":
-            return 405, "webhooks are POSTed"
-        raw = await _body(receive, self._max_body)
-        if raw is None:
-            return 413, f"more than {self._max_body} bytes"
-        headers = {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in scope["headers"]}
-        try:
-            body = self._verified(headers, raw)
-        except VerificationError as error:
-            return 401, str(error)
-        await self._handle_once(headers.get("webhook-id", ""), body)
-        return 204, ""
-
-    async def _handle_once(self, message_id: str, body: Any) -> None:
-        """Deliver a message unless it was or is being delivered: a concurrent duplicate waits for the outcome."""
-        while (ended := self._handling.get(message_id)) is not None:
-            await ended.wait()
-        if message_id in self._handled:
-            return
-        if message_id:
-            self._handling[message_id] = asyncio.Event()
-        try:
-            result = self._handler(body)
-            if inspect.isawaitable(result):
-                await result
-        finally:
-            if message_id:
-                self._handling.pop(message_id).set()
-        if message_id:
-            self._handled[message_id] = None
-        if len(self._handled) > self._remember:
-            self._handled.popitem(last=False)
-
-    def _verified(self, headers: Mapping[str, str], raw: bytes) -> Any:
-        if self._bearer and "webhook-signature" not in headers:
-            given = headers.get("authorization", "").encode(errors="surrogatepass")
-            if not hmac.compare_digest(given, f"Bearer {self._bearer}".encode()):
-                raise VerificationError("the bearer token is missing or does not match")
-            return parsed_body(raw)
-        if not self._secrets:
-            raise VerificationError("the request carries no signature that this receiver knows")
-        return verify(self._secrets, headers, raw, tolerance=self._tolerance)
-
-
-async def _body(receive: _Receive, max_body: int) -> bytes | None:
-    chunks: list[bytes] = []
-    size = 0
-    while True:
-        message = await receive()
-        chunks.append(message.get("body", b""))
-        size += len(chunks[-1])
-        if size > max_body:
-            return None
-        if not message.get("more_body"):
-            return b"".join(chunks)
-
-
-async def _answer(send: _Send, status: int, text: str) -> None:
-    headers = [(b"content-type", b"text/plain; charset=utf-8")] if text else []
-    await send({"type": "http.response.start", "status": status, "headers": headers})
-    await send({"type": "http.response.body", "body": text.encode()})
-
-
-async def _lifespan(receive: _Receive, send: _Send) -> None:
-    while True:
-        message = await receive()
-        await send({"type": f"{message['type']}.complete"})
-        if message["type"] == "lifespan.shutdown":
-            return

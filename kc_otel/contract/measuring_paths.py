@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
@@ -97,36 +97,30 @@ _GEN_AI: Final = "latencies come from the server: `kc-otel scrape` sends vLLM's,
 
 
 @dataclass(frozen=True, slots=True)
-class Coverage:
-    """Parts of a contract that a path leaves open, each with words.
+class Finding:
+    """Something that a person should know: an `error` if no verdicts can arrive, a `warning` if they may be wrong."""
 
-    Clauses that it never measures, and why; arguments that a caller has to pass for some; attributes of slices, and
-    where they come from; actions that nothing on the path carries out, and why.
-    """
-
-    unmeasured: Mapping[str, str]
-    arguments: Mapping[str, str]
-    attributes: Mapping[str, str]
-    unobeyed: Mapping[str, str]
+    level: str
+    what: str
+    remedy: str = ""
 
 
-def coverage(contract: Contract, path: MeasuringPath) -> Coverage:
-    """Return what a path leaves open of a contract while everything works."""
-    loop = path is MeasuringPath.LOOP
-    attributes = {name for spec in contract.slices.values() for name in spec.conditions.keys() - AUTOMATIC[path]}
-    return Coverage(
-        unmeasured={clause.id: why for clause in contract.clauses if (why := why_not(clause, path))},
-        arguments={
-            clause.id: _ARGUMENTS[clause.metric] for clause in contract.clauses if loop and clause.metric in _ARGUMENTS
-        },
-        attributes=dict.fromkeys(sorted(attributes), _ATTRIBUTES[path]),
-        unobeyed={
-            str(action): why
-            for step in contract.escalation
-            for action in step.do
-            if (why := _unobeyed(action.kind, path))
-        },
-    )
+def left_open(contract: Contract, path: MeasuringPath) -> Iterator[Finding]:
+    """Report clauses and actions that a path leaves open while everything works, and the sources of its attributes."""
+    for clause in contract.clauses:
+        if why := why_not(clause, path):
+            yield Finding("warning", f"{contract.name}: {path} never measures clause {clause.id}", why)
+        if path is MeasuringPath.LOOP and clause.metric in _ARGUMENTS:
+            yield Finding("ok", f"{contract.name}: clause {clause.id} needs {_ARGUMENTS[clause.metric]}")
+    for name in sorted(
+        {name for spec in contract.slices.values() for name in spec.conditions.keys() - AUTOMATIC[path]}
+    ):
+        where = f"slices need the attribute `{name}` of every sequence: {_ATTRIBUTES[path]}"
+        yield Finding("ok", f"{contract.name}: {where}")
+    actions = {str(action): action.kind for step in contract.escalation for action in step.do}
+    for action, kind in actions.items():
+        if why := _unobeyed(kind, path):
+            yield Finding("warning", f"{contract.name}: no process carries out {action}", why)
 
 
 def _unobeyed(action: str, path: MeasuringPath) -> str:

@@ -39,7 +39,8 @@ _TABLES: Final = (
     "CREATE INDEX IF NOT EXISTS events_contract ON events (contract, id)",
     "CREATE INDEX IF NOT EXISTS events_rare ON events (id) WHERE kind <> 'verdict'",
 )
-_EVENTS: Final = "SELECT id, at, contract, kind, data FROM events"
+# As bytes: text that is damaged cannot be read as text.
+_EVENTS: Final = "SELECT id, at, CAST(contract AS BLOB), CAST(kind AS BLOB), CAST(data AS BLOB) FROM events"
 _OF_CONTRACT: Final = "(:contract IS NULL OR contract = :contract)"
 
 
@@ -57,7 +58,7 @@ class Event:
     """Something that happened; ids count up, gaps are possible.
 
     `kind` is `firing` or `resolved` for alerts, `would-fire` or `would-resolve` for those of a contract that runs dry,
-    `verdict`, `promotion`, or what a person did.
+    `verdict`, `promotion`, what a person did, or `damaged` where it cannot be read any more.
     """
 
     id: int
@@ -154,14 +155,6 @@ class EventLog:
         severity = "warning" if verdict.status is Status.FAIL else "info"
         return Announcement(severity, message, attributes, "gen_ai.evaluation.result")
 
-    def events(self, contract: str | None = None, after_id: int = 0, limit: int = 100) -> tuple[Event, ...]:
-        """Events with ids above `after_id`, oldest first; of one contract, or of all when None."""
-        rows = self._connection.execute(
-            f"{_EVENTS} WHERE id > :after AND {_OF_CONTRACT} ORDER BY id LIMIT :limit",
-            {"after": after_id, "contract": contract, "limit": limit},
-        )
-        return tuple(map(_event, rows))
-
     def newest(self, contract: str | None = None, limit: int = 100, *, verdicts: bool = True) -> tuple[Event, ...]:
         """The last events, oldest first; of one contract or all. Verdicts change often and would push actions out."""
         where = "WHERE" if verdicts else "INDEXED BY events_rare WHERE kind <> 'verdict' AND"
@@ -182,10 +175,15 @@ def cell_attributes(cell: Cell) -> dict[str, str]:
     }
 
 
-def _event(row: tuple[int, float, str, str, str]) -> Event:
-    *about, text = row
-    data = json.loads(text)
-    return Event(*about, str(data.get("message", "")), data)
+def _event(row: tuple[int, float, bytes, bytes, bytes]) -> Event:
+    """An event; nothing is decided by the past, so that one which is damaged is said to be and keeps no other back."""
+    id, at, contract, kind, text = row
+    try:
+        data = json.loads(text)
+        return Event(id, at, contract.decode(), kind.decode(), str(data.get("message", "")), data)
+    except (ValueError, AttributeError, RecursionError):
+        said = "what happened cannot be read any more: its row in the state file is damaged"
+        return Event(id, at, contract.decode(errors="replace"), "damaged", said, {})
 
 
 def _cell_fields(cell: Cell) -> dict[str, Any]:

@@ -169,13 +169,13 @@ class Promotions:
 
     def tell(
         self, contract: str, version: str, order: str, by: str, why: str, now: float, *, stage: Stage | None = None,
-        position: str = "", evidence: Mapping[str, Any] | None = None, start: bool = False,
+        evidence: Mapping[str, Any] | None = None, start: bool = False,
     ) -> list[Announcement]:  # fmt: skip
-        """A person, or their program, decides: start, evidence, approve, hold, resume, force, rollback, hook, confirm.
+        """A person, or their program, decides: start, evidence, approve, hold, resume, force, rollback.
 
-        `stage` is approved or forced; `position` is what the hook before it has been run for; `evidence` is the record
-        that `kc-otel gate run ... --evidence` wrote. With `start`, a version that is not known is started in the same
-        transaction. Raises OrderError where the order cannot be carried out; nothing is started then either.
+        `stage` is approved or forced; `evidence` is the record that `kc-otel gate run ... --evidence` wrote. With
+        `start`, a version that is not known is started in the same transaction. Raises OrderError where the order
+        cannot be carried out; nothing is started then either.
         """
         found = self._contract(contract)
         if contract in self._dry_run:
@@ -194,7 +194,7 @@ class Promotions:
             move, said = None, f"hands over the evidence that the offline gate was open for {version}"
         else:
             latest = self.latest(contract)
-            after, move, said = machine.ordered(before, found, order, by, why, latest, now, stage, position)
+            after, move, said = machine.ordered(before, found, order, by, why, latest, now, stage)
         if order == "rollback":
             begun = []  # it was not on its way: no start is written
         message = f"{by} {said}" + f": {why}" * bool(why.strip())

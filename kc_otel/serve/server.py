@@ -21,7 +21,7 @@ import os
 import signal
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
 from contextlib import suppress
 from functools import partial
 from importlib.metadata import version
@@ -36,9 +36,9 @@ from kc_otel.judge.escalation.notices import GroupTiming
 from kc_otel.judge.escalation.webhook_body import links_note
 from kc_otel.judge.otlp.requests import BindError, Limits, TelemetrySink
 from kc_otel.judge.promotion.gate_evidence import SectionProblems, unchecked_offline
-from kc_otel.serve.access.access_file import AccessError, AccessFile
+from kc_otel.serve.access.access_file import AccessFile
 from kc_otel.serve.access.site_guard import GuardedSite, HostNames, OwnSite, reachable_from_elsewhere
-from kc_otel.serve.access.tls import Tls, TlsError
+from kc_otel.serve.access.tls import Tls
 from kc_otel.serve.api.app import make_api
 from kc_otel.serve.api.routes_decisions import Changes
 from kc_otel.serve.config import LogFormat, ServeConfig, StreamEngine
@@ -56,8 +56,9 @@ from kc_otel.serve.store.state_file import (
     StateHeldError,
     open_state,
 )
+from kc_otel.serve.watched_files import UnusableFileError
 from kc_otel.serve.webhooks.deliver import Dispatcher
-from kc_otel.serve.webhooks.endpoints import Rotation, WebhookEndpoint, WebhookEndpointError, endpoints_from_env
+from kc_otel.serve.webhooks.endpoints import EndpointFiles
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp
@@ -72,8 +73,7 @@ _GC_YOUNG_OBJECTS: Final = 20_000
 
 
 _STARTUP_ERRORS: Final = (
-    *(AccessError, BindError, TlsError, WebhookEndpointError),
-    *(StateError, TrafficRecordingError, ShardError, MissingExtraError),
+    *(UnusableFileError, BindError, StateError, TrafficRecordingError, ShardError, MissingExtraError),
 )
 """Errors whose own message says what to do."""
 
@@ -98,7 +98,7 @@ def run(
     try:
         dry_run = _dry_run(contracts, config)
         acting = [contract for contract in contracts if contract.name not in dry_run]
-        endpoints = _endpoints(acting, config, os.environ)
+        endpoints = EndpointFiles(_endpoint_names(acting), os.environ, required=config.webhooks)
         with ray_cluster(config) if config.engine is StreamEngine.RAY else contextlib.nullcontext():
             # Not uvloop: it accepts connections itself, past the bound that each port's listener sets.
             asyncio.run(_serve(contracts, config, endpoints, dry_run, offline_problems))
@@ -141,23 +141,10 @@ def _endpoint_names(contracts: Sequence[Contract]) -> set[str]:
     }
 
 
-def _endpoints(
-    contracts: Sequence[Contract], config: ServeConfig, environ: Mapping[str, str]
-) -> Mapping[str, WebhookEndpoint]:
-    try:
-        return endpoints_from_env(_endpoint_names(contracts), environ)
-    except WebhookEndpointError as error:
-        if config.webhooks:
-            msg = f"{error}; or start with --no-webhooks, and they wait in the outbox"
-            raise WebhookEndpointError(msg) from None
-        _log.info("webhooks wait in the outbox, as --no-webhooks asks: %s", error)
-        return {}
-
-
 async def _serve(
     contracts: Sequence[Contract],
     config: ServeConfig,
-    endpoints: Mapping[str, WebhookEndpoint],
+    endpoints: EndpointFiles,
     dry_run: frozenset[str],
     offline_problems: SectionProblems,
 ) -> None:
@@ -181,10 +168,8 @@ async def _serve(
             for port, what in ((config.api_port, "the API"), (config.http_port, "OTLP/HTTP"))
         )
         api_port, core.otlp_port = (listener.getsockname()[1] for listener in (api_socket, http_socket))
-        core.external_url = _address(config, tls, api_port, endpoints)
-        dispatcher = Dispatcher(core.outbox, endpoints, turn=core.turn)
-        acting = [contract for contract in contracts if contract.name not in dry_run]
-        rotation = Rotation(_endpoint_names(acting), os.environ)
+        core.external_url = _address(config, tls, api_port, endpoints.endpoints)
+        dispatcher = Dispatcher(core.outbox, endpoints.endpoints, turn=core.turn)
         budget = ByteBudget(limits := Limits(max_bytes=config.max_request_bytes))
         requests, decided = Counter[tuple[str, str]](), Changes()
         access = None if config.access is None else AccessFile(config.access)
@@ -200,8 +185,8 @@ async def _serve(
             for renewable in (access, tls):
                 if renewable is not None:
                     renewable.renew()
-            if (renewed := rotation.renewed()) is not None:
-                dispatcher.configure(renewed)
+            if endpoints.renew():
+                dispatcher.configure(endpoints.endpoints)
             dispatcher.wake()
             if speaker.speaks:
                 speaker.publish(self_metrics())
@@ -319,7 +304,7 @@ def _tls(config: ServeConfig) -> Tls | None:
     if certificate is not None and key is not None:
         return Tls(certificate, key, config.tls_client_authority)
     if certificate is not None or key is not None or config.tls_client_authority is not None:
-        raise TlsError("--tls-cert and --tls-key are given together, and --tls-client-ca only with them")
+        raise UnusableFileError("--tls-cert and --tls-key are given together, and --tls-client-ca only with them")
     if config.access is not None and reachable_from_elsewhere(config.host):
         _log.warning("tokens travel without TLS; give --tls-cert and --tls-key, or put a proxy with TLS in front")
     return None

@@ -2,21 +2,43 @@
 
 from __future__ import annotations
 
+import logging
+from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Final
+
+_log: Final = logging.getLogger(__name__)
 
 
-class WatchedFiles:
-    """Files of which it is known whether they have changed, also when a link to another file takes the place of one."""
+class UnusableFileError(Exception):
+    """A file, or what names it, cannot be used; the message says where and why, and holds no secret."""
+
+
+class WatchedFiles(ABC):
+    """What files hold. They are read again once they change; while that fails, what was read before stays in force."""
 
     def __init__(self, paths: Iterable[Path]) -> None:
         self._paths = tuple(paths)
         self._seen = [_stamp(path) for path in self._paths]
+        self._read()
 
-    def changed(self) -> bool:
-        """Return whether a file has changed since the last call."""
+    def renew(self) -> bool:
+        """Read the files again if one has changed, as when a link leads to another; return True if that worked."""
         before, self._seen = self._seen, [_stamp(path) for path in self._paths]
-        return before != self._seen
+        if before == self._seen:
+            return False
+        try:
+            self._read()
+        except UnusableFileError as error:
+            _log.error("%s; what was read before stays in force", error)
+            return False
+        _log.info("%s: read again, and in force", ", ".join(map(str, self._paths)))
+        return True
+
+    @abstractmethod
+    def _read(self) -> None:
+        """Read the files; raises UnusableFileError."""
 
 
 def _stamp(path: Path) -> tuple[int, int, int] | None:

@@ -59,7 +59,7 @@ def test_help_says_what_stands_in_square_brackets():
     cli._register("promote")
     said = CliRunner().invoke(cli.app, ["promote", "--help"]).output
     headings = [line for line in said.splitlines() if line.endswith(":") and line[0] != " "]
-    assert headings == ["Arguments:", "Decide (one at a time):", "Follow, with hooks:", "Options:", "Examples:"]
+    assert headings == ["Arguments:", "Decide (one at a time):", "Options:", "Examples:"]
 
 
 def test_a_group_shows_an_example_of_each_of_its_commands():

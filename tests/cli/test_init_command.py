@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from kc_otel.contract.load import check, load
-from kc_otel.contract.measuring_paths import MeasuringPath, coverage
+from kc_otel.contract.measuring_paths import MeasuringPath, left_open
 from kc_otel.judge.verdict import Status
 from kc_otel.offline.gate.recorded_gate import GateTerms, gate_recordings, read_input
 from kc_otel.record.kernel import Kernel
@@ -95,8 +95,7 @@ def test_every_clause_is_one_that_the_data_can_fill(run, data):
     """No clause, and no step of the policy, waits for what this way of measuring never brings; actions are obeyed."""
     assert run("--reward-budget=0.1", f"--data={data}")[0] == 0
     made = load("policy.yaml")
-    assert coverage(made, MeasuringPath(data)).unmeasured == {}
-    assert coverage(made, MeasuringPath(data)).unobeyed == {}
+    assert {finding.level for finding in left_open(made, MeasuringPath(data))} <= {"ok"}
     assert ("weights-lag" in {clause.id for clause in made.clauses}) == (data in {"trl", "trainer", "verl", "loop"})
 
 

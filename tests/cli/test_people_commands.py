@@ -14,7 +14,6 @@ from rich.console import Console
 
 from kc_otel.cli import api_client, status_command
 from kc_otel.cli.terminal import local_time
-from kc_otel.client.doctor import _declared
 from kc_otel.contract.load import load_text
 from kc_otel.judge.escalation.alerts import PolicyState
 from kc_otel.judge.escalation.webhook_body import encode
@@ -90,7 +89,7 @@ def test_the_status_of_one_contract_is_that_ones_only(running):
 @pytest.mark.slow
 def test_a_list_of_alerts_counts_no_message_that_waits_as_delivered(kc):
     (incident,), (first,) = kc.core.escalation.incidents["policy"], kc.core.outbox.due(time.time())
-    kc.core.outbox.accepted(first.id)
+    kc.core.outbox.answered(first.id, 0.0, 204)
     for _ in range(9):
         kc.core.outbox.enqueue("pager", "policy", encode({"incident": {"id": incident.id}}), time.time())
     shown = kc("alerts", "list")[1]
@@ -260,7 +259,7 @@ def test_an_evaluator_that_fails_and_an_endpoint_that_is_sent_nothing_are_no_all
     with running(policy=replace(VERDICT, status=Status.PASS)) as run:
         core = run.core
         message = core.outbox.enqueue("pager", "policy", b"{}", 0.0)
-        core.outbox.failed(message, 0.0, "HTTP 410", status=410)
+        core.outbox.answered(message, 0.0, 410, "HTTP 410")
         for words in (["status"], ["alerts", "list"]):
             code, said = run(*words)
             assert code == 3
@@ -282,8 +281,7 @@ def test_an_evaluator_that_fails_and_an_endpoint_that_is_sent_nothing_are_no_all
 def test_a_breach_that_went_away_without_proof_is_listed_and_closed(command, evaluator_is, tmp_path, do):
     """Also while the route of it remains, which no router has applied."""
     fleet = Fleet(tmp_path / "state.sqlite", do)
-    fleet.run(60, broken=0.001, healthy=0.001)
-    fleet.run(30, broken=0.4, healthy=0.001)
+    fleet.breach()
     fleet.run(200, healthy=0.001)
     evaluator_is(fleet.core)
     run = command("alerts", "status")
@@ -307,9 +305,6 @@ def test_a_kernel_that_is_not_what_was_declared_is_in_the_status(kc):
     assert f"policy, sglang bfloat16 (bb): {said}" in kc("status")[1]
     (contract,) = api_client.get("http://evaluator", "/api/v1/contracts")["contracts"]
     assert [kernel["otherwise"] for kernel in contract["kernels"]] == [[said]]
-    assert [(finding.level, finding.what) for finding in _declared([contract])] == [
-        ("warning", f"policy, sglang bfloat16 (bb): {said}")
-    ]
 
 
 def test_a_reason_in_another_encoding_is_refused_with_the_remedy(capsys):

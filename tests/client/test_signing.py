@@ -4,12 +4,18 @@ import base64
 import hashlib
 import hmac
 import json
+import re
+import subprocess
+import sys
+import textwrap
+import time
 from datetime import UTC, datetime
 
 import pytest
 import standardwebhooks
 from hypothesis import given
 from hypothesis import strategies as st
+from starlette.testclient import TestClient
 
 from kc_otel.client import webhooks
 from kc_otel.client.webhooks import Secret, new_secret, sign, verify
@@ -174,3 +180,22 @@ def test_a_body_that_no_request_can_carry_is_refused():
 def test_any_headers_and_body_are_verified_or_refused(names, raw):
     with pytest.raises(webhooks.VerificationError):
         verify(SECRET, names, raw, now=NOW)
+
+
+def test_the_receiver_in_the_documentation_works():
+    blocks = re.findall(r"(?:^    .*\n|^\n)+", webhooks.__doc__, re.MULTILINE)
+    source = textwrap.dedent(next(block for block in blocks if "Starlette" in block))
+    handled = []
+    space = {"SECRET": new_secret(), "handle": handled.append}
+    exec(compile(source, "docstring", "exec"), space)
+    client = TestClient(space["app"])
+    for secret, status in ((space["SECRET"], 204), (new_secret(), 401)):
+        signed = sign([Secret.parse(secret)], "msg_1", BODY, now=time.time())
+        assert client.post("/alerts", content=BODY, headers=signed).status_code == status
+    assert handled == [{"status": "firing"}]
+
+
+def test_importing_the_receiver_side_loads_no_framework():
+    heavy = "('pydantic', 'starlette', 'httpx', 'numpy')"
+    code = f"import sys, kc_otel.client.webhooks; print([m for m in {heavy} if m in sys.modules])"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"

@@ -28,9 +28,9 @@ from kc_otel.offline.gate.evidence import verify_evidence
 from kc_otel.offline.replay import TrafficFileError, read_recordings
 from kc_otel.recordings.endpoints.answers import sampled, scored, tokenized
 from kc_otel.recordings.recording_files import load_recording
-from kc_otel.serve.access.access_file import AccessError, AccessFile
-from kc_otel.serve.api.routes_decisions import AlertsRequest, PinRequest, SilenceRequest, SliceRequest
-from kc_otel.serve.api.routes_promotion import OrderRequest
+from kc_otel.serve.access.access_file import AccessFile
+from kc_otel.serve.api.routes_decisions import AlertsRequest, OrderRequest, PinRequest, SilenceRequest, SliceRequest
+from kc_otel.serve.watched_files import UnusableFileError
 from tests.judge.conftest import NOW, Sender, make_contract
 
 __all__ = ["PARSERS", "SEEDS"]
@@ -91,7 +91,7 @@ def access(body: bytes) -> None:
     """The file of tokens."""
     try:
         AccessFile(_file(body))
-    except AccessError:
+    except UnusableFileError:
         return
 
 

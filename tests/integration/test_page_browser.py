@@ -138,12 +138,11 @@ def test_a_breach_is_told_in_words_to_eyes_ears_and_keyboards(browser: Any, brok
 
     browser.evaluate("document.querySelector('.mark.fail').focus()")
     browser.press("Enter")
-    browser.wait("document.querySelector('#cell').open && document.querySelector('#distribution-chart .chart')")
+    browser.wait("document.querySelector('#cell').open && document.querySelector('#history-chart .chart')")
     browser.wait("document.querySelector('#cell-kernels td')")
     detail = browser.evaluate("document.querySelector('#cell').innerText")
     assert "lower bound" in detail
     assert re.search(r"FAIL (for .* of it, first )?at \d", detail)
-    assert "observations of tv_token" in detail
     browser.press("Escape")
     browser.wait("!document.querySelector('#cell').open")
     assert browser.complaints() == []
@@ -236,32 +235,20 @@ def test_charts_of_numbers_that_an_evaluator_may_answer(browser: Any, serve: Cal
     assert marks[0][1] == "firing: m"
 
 
-def test_observations_of_both_signs_and_evidence_of_a_depth(browser: Any, serve: Callable[..., Evaluator]) -> None:
-    """Every count is in the table; a floor of zero is said to be none and not drawn on an axis of equal ratios."""
+def test_evidence_of_a_depth(browser: Any, serve: Callable[..., Evaluator]) -> None:
+    """A floor of zero is said to be none and not drawn on an axis of equal ratios."""
     browser.open(serve().api)
     browser.wait(READY)
-    seen = {
-        "metric": "log_ratio", "unit": "nats", "window": 60, "edges": [0.01, 0.1, 1.0], "above": [3, 5],
-        "below": [1, 0], "zero": 1, "total": 10, "mean": 0.1, "minimum": -0.02, "maximum": 0.9,
-        "marks": [{"value": 0.02, "text": "limit of the mean <0.02>"}],
-    }  # fmt: skip
 
     def made(name: str, *arguments: Any) -> Any:
         given = ", ".join(map(json.dumps, arguments))
         return browser.evaluate(f"import('/page/pictures.js').then((page) => page.{name}({given}))")
 
-    chart = made("distributionChart", seen, "code", seen)
-    assert [row for _, row in chart["rows"]] == [["0.01 to 0.1", "3 (30 %)", "1 (10 %)"], ["0.1 to 1", "5 (50 %)", "0"]]
-    assert chart["axes"][0]["label"] == "size of log_ratio, nats"
-    assert "10 % are zero" in chart["text"]
-    assert [one["label"] for one in chart["series"]] == ["code, above 0", "code, below 0", "all traffic, above 0"]
-    assert made("distributionChart", seen | {"edges": [], "above": [], "below": []}, "code", None) is None
     chart = made("depthChart", located_evidence())
     assert chart["text"] == "7 boundaries in the order of execution. Marked: layer 1, o_proj."
     assert [one["label"] for one in chart["series"]][3] == "training kernel against itself: none"
     assert set(chart["data"][4]) == {None}
     assert chart["rows"][5][1][:2] == ["layer 1, o_proj", "0.08"]
-    assert made("placesChart", {"places": [], "confidence": 0.99}) is None
 
 
 def test_what_is_asked_and_nobody_looks_at_is_said_beside_it(browser: Any, serve: Callable[..., Evaluator]) -> None:
@@ -363,7 +350,7 @@ def test_it_follows_the_dark_and_fits_a_phone(browser: Any, broken: Evaluator) -
     assert sum(map(int, browser.evaluate(ground)[4:-1].split(","))) < 150 < sum(map(int, light[4:-1].split(",")))
     for address in (broken.api, f"{broken.api}/{cell_of(broken)}"):
         browser.open(address, width=360, height=740)
-        browser.wait(READY if address == broken.api else "document.querySelector('#distribution-chart .chart')")
+        browser.wait(READY if address == broken.api else "document.querySelector('#history-chart .chart')")
         assert browser.evaluate(NO_SIDEWAYS), browser.evaluate("document.documentElement.scrollWidth")
         assert browser.evaluate("document.querySelector('#cell').scrollWidth <= innerWidth")
     assert browser.complaints() == []
@@ -381,7 +368,7 @@ def test_axe_finds_nothing_wrong_while_it_is_broken_or_nobody_answers(browser: A
         browser.wait("document.querySelector('#incident .onsets td') && document.querySelector('#depth-chart .chart')")
         assert wrong(browser) == []
         browser.open(f"{broken.api}/{cell_of(broken)}", dark=dark)
-        browser.wait("document.querySelector('#distribution-chart .chart')")
+        browser.wait("document.querySelector('#history-chart .chart')")
         assert wrong(browser) == []
     browser.open(broken.api, dark=True)
     browser.wait(READY)

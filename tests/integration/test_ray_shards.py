@@ -181,12 +181,6 @@ def test_nothing_is_lost_and_nothing_done_twice_where_a_node_is_killed_under_loa
         verdicts = evaluator.get("/api/v1/verdicts")["verdicts"]
         assert {(v["clause"], v["slice"]): (v["status"], v["samples"], v["estimate"]) for v in verdicts} == judged
         assert {status for status, _, _ in judged.values()} >= {"FAIL", "INCONCLUSIVE"}
-        of = {"contract": "policy", "clause": "token-tv", "kernel_train": "a" * 12, "kernel_inference": "b" * 12}
-        [whole] = [
-            series for series in expected.series() if series.metric == "kc.drift.tv_token" and series.slice == "all"
-        ]
-        seen = evaluator.get("/api/v1/distribution", **of)["total"]
-        assert seen == expected.distribution(whole, 43_200.0, time.time()).total
         assert evaluator.get("/api/v1/health")["invalid"]["policy"]["shape"] == sum(range(_SENDERS))
         assert "kc_evaluator_shard_lag_bytes" in httpx.get(f"{evaluator.api}/metrics").text
         assert len(set(pager.ids)) == len(pager.bodies)

@@ -117,9 +117,9 @@ def test_a_bad_kernel_version_is_found_on_its_slice_paged_routed_and_recovered(p
         feed(traffic, evaluator, lambda: set(now(GOOD).values()) == {"PASS"}, code=0.005, prose=0.005)
         assert router.choose("policy", {"task": "code"}, inference_version=BAD.fingerprint) == "train-kernel"
 
-    kinds = [event["kind"] for event in evaluator.get("/api/v1/events", limit=1000)["events"]]
+    kinds = [event["kind"] for event in evaluator.get("/api/v1/events", newest=1000)["events"]]
     assert {"verdict", "firing", "resolved"} <= set(kinds)
-    assert all(event["message"] for event in evaluator.get("/api/v1/events", limit=1000)["events"])
+    assert all(event["message"] for event in evaluator.get("/api/v1/events", newest=1000)["events"])
     assert evaluator.stop() == 0
 
 

@@ -19,7 +19,8 @@ import httpx
 import pytest
 
 from kc_otel.client.router import Router
-from kc_otel.serve.access.tls import Tls, TlsError
+from kc_otel.serve.access.tls import Tls
+from kc_otel.serve.watched_files import UnusableFileError
 from tests.integration.conftest import CONTRACT, Evaluator
 
 pytestmark = pytest.mark.skipif(shutil.which("openssl") is None, reason="openssl makes the certificates")
@@ -222,20 +223,20 @@ def test_what_cannot_be_used_is_said_and_changes_nothing(tmp_path, caplog):
     """At the start it is an error that names the file; later, what was in force still is."""
     ours = Authority(tmp_path, "ours")
     certificate, key = ours.issue("evaluator")
-    with pytest.raises(TlsError, match=f"{certificate} and {ours.ca}"):
+    with pytest.raises(UnusableFileError, match=f"{certificate} and {ours.ca}"):
         Tls(certificate, ours.ca)
-    with pytest.raises(TlsError, match="no-such-file: cannot be read"):
+    with pytest.raises(UnusableFileError, match="no-such-file: cannot be read"):
         Tls(certificate, tmp_path / "no-such-file")
-    with pytest.raises(TlsError, match="Is a directory"):
+    with pytest.raises(UnusableFileError, match="Is a directory"):
         Tls(certificate, key, tmp_path)
-    with pytest.raises(TlsError, match="no certificates of authorities"):
+    with pytest.raises(UnusableFileError, match="no certificates of authorities"):
         Tls(certificate, key, key)
     tls = Tls(certificate, key)
     key.write_text("half a k")
     tls.renew()
     tls.renew()
     assert [record.levelname for record in caplog.records] == ["ERROR"]
-    assert "still is" in caplog.text
+    assert "what was read before stays in force" in caplog.text
     assert "half a k" not in caplog.text
 
 

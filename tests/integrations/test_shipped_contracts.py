@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from kc_otel.contract.load import load
-from kc_otel.contract.measuring_paths import AUTOMATIC, MeasuringPath, coverage
+from kc_otel.contract.measuring_paths import AUTOMATIC, MeasuringPath
 from kc_otel.contract.slices import OF_TOKENS
 from kc_otel.integrations.slime import slime_hooks
 from kc_otel.integrations.trl.rollouts import own_attributes
@@ -108,7 +108,7 @@ def recorded_slices(memory):
 @pytest.mark.parametrize("way", MeasuringPath)
 def test_a_shipped_contract_asks_only_the_data_for_attributes(way, path):
     """What an integration does not send by itself is a column of the data, never a second name of a length."""
-    unsent = set(coverage(load(path), way).attributes)
+    unsent = {name for spec in load(path).slices.values() for name in spec.conditions.keys() - AUTOMATIC[way]}
     lengths = {"prompt_tokens"} if way in {MeasuringPath.LOOP, MeasuringPath.GATE} else set()
     assert unsent <= YOURS | lengths
 

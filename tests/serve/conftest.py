@@ -131,7 +131,5 @@ def make_fleet(tmp_path: Path) -> Iterator[MakeFleet]:
 def fleet(make_fleet: MakeFleet) -> Fleet:
     """One of which a recorder has just broken the limit."""
     made = make_fleet()
-    made.run(60, broken=0.001, healthy=0.001)
-    made.run(30, broken=0.4, healthy=0.001)
-    assert made.states() == [IncidentState.BROKEN]
+    assert made.breach() == [IncidentState.BROKEN]
     return made

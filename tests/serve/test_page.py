@@ -1,4 +1,4 @@
-"""What the page is made of: its files, its headers, the overview, the past and the distribution that it shows."""
+"""What the page is made of: its files, its headers, the overview and the past that it shows."""
 
 from __future__ import annotations
 
@@ -122,9 +122,9 @@ def test_a_webhook_is_told_as_it_ended(client: TestClient, core: Core, refused: 
     """One that its receiver refused does not wait any more, and it did not arrive."""
     (message,) = core.outbox.due(time.time())
     if refused:
-        core.outbox.failed(message.id, time.time(), "HTTP 400", status=400)
+        core.outbox.answered(message.id, time.time(), 400, "HTTP 400")
     else:
-        core.outbox.accepted(message.id)
+        core.outbox.answered(message.id, 0.0, 204)
     core.tick(time.time())
     (incident,) = client.get("/api/v1/overview").json()["incidents"]
     assert [action["text"] for action in incident["actions"] if action["kind"] == "webhook"] == [said]
@@ -133,11 +133,11 @@ def test_a_webhook_is_told_as_it_ended(client: TestClient, core: Core, refused: 
 def test_later_messages_of_an_incident_are_told_beside_the_first(client: TestClient, core: Core) -> None:
     """The first was accepted; those that wait have a line of their own, and so in the list of alerts."""
     (message,) = core.outbox.due(now := time.time())
-    core.outbox.accepted(message.id)
+    core.outbox.answered(message.id, 0.0, 204)
     (incident,) = core.escalation.incidents["policy"]
     for number, about in enumerate((incident.id, incident.id, "0" * 12)):
         core.outbox.enqueue("pager", "policy", encode({"incident": {"id": about}}), now + number + 1.0)
-    core.outbox.failed(core.outbox.due(now + 2.0)[0].id, now + 2.0, "HTTP 500", status=500)
+    core.outbox.answered(core.outbox.due(now + 2.0)[0].id, now + 2.0, 500, "HTTP 500")
     (seen,) = client.get("/api/v1/overview").json()["incidents"]
     said = [(action["at"] > now, action["text"]) for action in seen["actions"] if action["kind"] == "webhook"]
     assert said == [(False, "notified pager by webhook"), (True, "2 messages to pager wait")]
@@ -179,7 +179,7 @@ def test_a_breach_that_only_went_away_is_shown(core: Core) -> None:
     assert client.post("/api/v1/alerts/acknowledge", json=said | {"slice": "code"}).status_code == 404, "not all of it"
     answer = client.post("/api/v1/alerts/acknowledge", json=said).json()
     assert answer == {"fingerprints": [], "closed": [before.id]}
-    (event,) = [event for event in core.events.events("policy", 0, 1000) if event.kind == "closed"]
+    (event,) = [event for event in core.events.newest("policy", 1000) if event.kind == "closed"]
     assert event.data["message"] == f"ada closed incident {before.id}: the run was killed"
 
 
@@ -197,7 +197,7 @@ def test_an_acknowledgement_closes_nothing_and_closing_acknowledges_nothing(core
     assert words == {before.id: [], gone.id: ["closed"]}
     first = client.post("/api/v1/alerts/acknowledge", json=order).json()
     assert (len(first["fingerprints"]), first["closed"]) == (len(core.policies["policy"].firing), [])
-    assert [event.kind for event in core.events.events("policy", 0, 1000)][-2:] == ["closed", "acknowledged"]
+    assert [event.kind for event in core.events.newest("policy", 1000)][-2:] == ["closed", "acknowledged"]
     core.escalation = replace(core.escalation, incidents={"policy": (before,)})
     refused = client.post("/api/v1/alerts/acknowledge", json=closing)
     assert refused.status_code == 404
@@ -266,21 +266,6 @@ def test_the_past_of_a_cell_over_the_trainers_steps(make_core: Callable[..., Cor
     assert [point[-1] for point in series["points"]] == [10, 30]
     pair = f'kc_kernel_inference="{cell.kernel_inference}",kc_kernel_train="{cell.kernel_train}"'
     assert f'kc_train_step{{kc_contract="policy",{pair}}} 30.0' in client.get("/metrics").text.replace("} ", "} ")
-
-
-def test_what_was_observed_of_a_cell_is_told_by_size(client: TestClient, core: Core) -> None:
-    """In the long window, with the limit; of kernels that nobody reports there is nothing."""
-    (cell, *_) = [candidate.cell for candidate, _ in core.history.cells() if candidate.cell.slice == "code"]
-    parameters = {
-        "contract": "policy", "clause": "token-tv", "slice": "code",
-        "kernel_train": cell.kernel_train, "kernel_inference": cell.kernel_inference,
-    }  # fmt: skip
-    seen = client.get("/api/v1/distribution", params=parameters).json()
-    assert (seen["metric"], seen["total"], seen["window"]) == ("tv_token", 64 * 64, 300.0)
-    assert seen["marks"] == [{"value": 0.02, "text": "limit of the mean 0.02"}]
-    assert client.get("/api/v1/distribution", params=parameters | {"clause": "x"}).status_code == 404
-    gone = client.get("/api/v1/distribution", params=parameters | {"kernel_inference": "gone"}).json()
-    assert (gone["total"], gone["edges"]) == (0, [])
 
 
 def test_the_evaluator_tells_how_it_is_doing(client: TestClient) -> None:

@@ -97,12 +97,12 @@ def test_a_pin_wins_and_is_kept(client, failing):
     failing.tick(time.time())
     version = failing.decisions.version
     pin = {"contract": "policy", "slice": "all", "kernel": "inference-kernel", **SIGNED}
-    assert client.post("/api/v1/decisions/pin", json=pin).json() == {"pins": 1, "version": version + 1}
+    assert client.post("/api/v1/decisions/pin", json=pin).json() == {"changed": 1, "version": version + 1}
     assert Router.from_table(failing.decisions).choose("policy", ["code"]) == "inference-kernel"
     (held,) = client.get("/api/v1/overview").json()["in_force"]
     assert held["text"] == "all traffic is pinned to the inference kernel by ada (known false alarm)"
     unpin = {"contract": "policy", **SIGNED}
-    assert client.post("/api/v1/decisions/unpin", json=unpin).json() == {"pins": 1, "version": version + 2}
+    assert client.post("/api/v1/decisions/unpin", json=unpin).json() == {"changed": 1, "version": version + 2}
     assert Router.from_table(failing.decisions).choose("policy", ["code"]) == "train-kernel"
     assert [event.data["by"] for event in (*events(failing, "pinned"), *events(failing, "unpinned"))] == ["ada", "ada"]
     assert client.post("/api/v1/decisions/unpin", json=unpin).status_code == 404
@@ -161,7 +161,7 @@ def test_an_endpoint_that_answered_410_is_sent_nothing_until_the_evaluator_resta
     now = time.time()
     failing.tick(now)
     (message,) = failing.outbox.due(now)
-    failing.outbox.failed(message.id, now, "410 Gone", status=410)
+    failing.outbox.answered(message.id, now, 410, "410 Gone")
     assert failing.outbox.due(now + 3600) == ()
     (incident,) = client.get("/api/v1/overview").json()["incidents"]
     said = f"the webhook to pager is still waiting: the endpoint answered HTTP 410 at {moment(now)[11:16]} UTC"

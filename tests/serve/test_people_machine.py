@@ -113,7 +113,9 @@ class Evaluations(RuleBasedStateMachine):
 
     def _read_events(self):
         """The log says what fired and resolved; here it becomes what must be true from now on."""
-        for event in self.core.events.events(after_id=self.seen_event, limit=10_000):
+        for event in self.core.events.newest(limit=10_000):
+            if event.id <= self.seen_event:
+                continue
             self.seen_event = event.id
             if event.kind in {"firing", "resolved"}:
                 self._edge(event.kind, event.data)
@@ -232,7 +234,7 @@ class Evaluations(RuleBasedStateMachine):
         for message in self.core.outbox.due(self.now):
             assert self.heard.setdefault(message.id, message.body) == message.body
             if marked:
-                self.core.outbox.accepted(message.id)
+                self.core.outbox.answered(message.id, 0.0, 204)
 
     @rule(
         action=st.sampled_from(["pin", "unpin", "silence", "silence", "acknowledge", "resume"]),
@@ -333,7 +335,7 @@ class Evaluations(RuleBasedStateMachine):
         while due := self.core.outbox.due(self.now):
             for message in due:
                 assert self.heard.setdefault(message.id, message.body) == message.body
-                self.core.outbox.accepted(message.id)
+                self.core.outbox.answered(message.id, 0.0, 204)
         assert set(self.heard) == {message.id for message in self.core.outbox.messages(limit=100_000)}
 
 

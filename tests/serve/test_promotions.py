@@ -74,7 +74,7 @@ class Driven:
         return {canary.version: canary.weight for canary in self.core.decisions.canaries}
 
     def events(self) -> list[dict[str, Any]]:
-        return [event.data for event in self.core.events.events("policy", 0, 1000) if event.kind == "promotion"]
+        return [event.data for event in self.core.events.newest("policy", 1000) if event.kind == "promotion"]
 
     def _kernels(self, _contract: str) -> tuple[KernelInfo, ...]:
         """Every version says that it is what was declared."""
@@ -413,7 +413,7 @@ def paged(core: Core) -> list[dict[str, Any]]:
     found = []
     while waiting := core.outbox.due(10_000.0):
         for message in waiting:
-            core.outbox.accepted(message.id)
+            core.outbox.answered(message.id, 0.0, 204)
             found.append(json.loads(message.body))
     return found
 

@@ -14,7 +14,7 @@ from kc_otel.judge.incidents.incident import IncidentState
 from kc_otel.judge.promotion.stages import Stage
 from kc_otel.judge.verdict import Status
 from kc_otel.serve.core import Core
-from kc_otel.serve.people_orders import close, pin, silence
+from kc_otel.serve.people_orders import pin, silence
 from kc_otel.serve.webhooks.outbox import DeliveryState
 from tests.judge.conftest import NOW, Sender, counted, info_request, merge
 from tests.tools.api import client_of, route_kept
@@ -47,8 +47,7 @@ def test_a_breach_whose_recorder_died_is_not_resolved_by_what_others_measure(fle
 )
 def test_what_a_dead_recorder_left_ends_in_order_or_by_a_person(fleet, happens, seconds, said):
     """A clean shutdown proves what the others measure; a person's word proves nothing, and the message says so."""
-    fleet.run(200, healthy=0.001)
-    assert fleet.states() == [IncidentState.UNPROVEN]
+    assert fleet.run(200, healthy=0.001) == [IncidentState.UNPROVEN]
     happens(fleet)
     fleet.run(seconds, healthy=0.001)
     (end,) = fleet.ends()
@@ -68,10 +67,8 @@ def test_a_recorder_proves_nothing_until_it_has_measured_for_a_window_again(flee
         fleet.run(300, healthy=0.001, **{} if left == "dead" else {"broken": None})
         assert (fleet.states(), fleet.ends()) == ([IncidentState.UNPROVEN], [])
         fleet.restart()
-    fleet.run(50, healthy=0.001, broken=0.001)
-    assert fleet.states() == [IncidentState.UNPROVEN], "a window is not full of it"
-    fleet.run(30, healthy=0.001, broken=0.001)
-    assert fleet.core.incidents() == ()
+    assert fleet.run(50, healthy=0.001, broken=0.001) == [IncidentState.UNPROVEN], "a window is not full of it"
+    assert fleet.run(30, healthy=0.001, broken=0.001) == []
     assert "is resolved" in fleet.ends()[0]
 
 
@@ -129,8 +126,7 @@ def test_what_a_drained_recorder_left_ends_in_order_or_by_a_person(fleet, ends):
     fleet.run(300, healthy=0.001, broken=None)
     assert fleet.core.incidents()
     ends(fleet)
-    fleet.run(20, healthy=0.001)
-    assert fleet.core.incidents() == ()
+    assert fleet.run(20, healthy=0.001) == []
 
 
 @pytest.mark.parametrize("columns", [False, True])
@@ -176,21 +172,10 @@ def test_a_breach_of_the_last_that_a_recorder_measured_is_not_refuted_by_others(
     text = TEXT.replace("statistical:", "slices: {code: {where: {task: code}}}\nstatistical:")
     fleet = make_fleet(text=text)
     fleet.judged_after = 0.5
-    made = {(name, of): Sender(instance=name, slice=of) for name in fleet.senders for of in ("all", "code")}
 
-    def report(name: str, mean: float, code: float | None) -> ExportMetricsServiceRequest:
-        few = np.full(0 if code is None else 2000, code or 0.0)
-        sent = made[name, "code"].request(fleet.now, few), made[name, "all"].request(fleet.now, np.full(2000, mean))
-        return merge(*sent, info_request(fleet.now, 1, name))
-
-    def run(seconds: float, broken: float | None, healthy: float, third: float | None) -> list[IncidentState]:
-        fleet.feed(
-            seconds,
-            lambda: [
-                report("broken", 0.001, broken), report("healthy", 0.001, healthy), report("third", 0.001, third)
-            ],
-        )  # fmt: skip
-        return fleet.states()
+    def run(seconds: float, *code: float | None) -> list[IncidentState]:
+        measured = ({"code": mean, "all": 0.001} for mean in code)
+        return fleet.run(seconds, **dict(zip(("broken", "healthy", "third"), measured, strict=True)))
 
     run(60, 0.001, 0.001, 0.001)
     run(120, 0.001, 0.001, None)
@@ -204,8 +189,7 @@ def test_a_breach_of_the_last_that_a_recorder_measured_is_not_refuted_by_others(
 
 def test_a_restart_knows_who_measured_a_slice_just_before_it_broke(fleet):
     """Both measured it; after the restart one observes nothing more, and only the other's breach is over."""
-    fleet.run(200, broken=0.001, healthy=0.001)
-    assert fleet.core.incidents() == ()
+    assert fleet.run(200, broken=0.001, healthy=0.001) == []
     gone = fleet.senders["gone"] = Sender(instance="gone", inference="c" * 12, start=fleet.now)
     fleet.feed(10, lambda: [fleet.report(gone, 0.001, version="c" * 12)])
     fleet.core.metrics(info_request(fleet.now, 0, "gone", "c" * 12), fleet.now)
@@ -214,31 +198,19 @@ def test_a_restart_knows_who_measured_a_slice_just_before_it_broke(fleet):
     measured = fleet.connection.execute("SELECT key FROM evaluator_values WHERE kind = 'measured'").fetchall()
     assert not [sender for (sender,) in measured if "gone" in sender], "who shut down is forgotten"
     assert measured
-    fleet.run(10, broken=None, healthy=0.9)
-    assert fleet.states() == [IncidentState.BROKEN]
-    fleet.run(300, broken=None, healthy=0.001)
-    assert fleet.states() == [IncidentState.UNPROVEN]
-    fleet.run(80, broken=0.001, healthy=0.001)
-    assert fleet.core.incidents() == ()
+    assert fleet.run(10, broken=None, healthy=0.9) == [IncidentState.BROKEN]
+    assert fleet.run(300, broken=None, healthy=0.001) == [IncidentState.UNPROVEN]
+    assert fleet.run(80, broken=0.001, healthy=0.001) == []
 
 
 @pytest.mark.parametrize(("sliced", "state"), [(False, IncidentState.BROKEN), (True, IncidentState.CONTAINED)])
 def test_a_slice_that_is_kept_away_contains_no_breach_by_requests_of_no_slice(make_fleet, sliced, state):
     """Who broke all traffic is drained; that its requests were of the slice which a person pins is not known."""
     fleet = make_fleet(text=TEXT.replace("statistical:", "slices: {code: {where: {task: code}}}\nstatistical:"))
-    code = {name: Sender(instance=name, slice="code", start=NOW - 1.0) for name in ("broken", "healthy")}
 
     def run(seconds: float, broken: float | None, healthy: float, of_code: float | None) -> None:
-        fleet.feed(
-            seconds,
-            lambda: [
-                merge(
-                    fleet.report(fleet.senders[name], mean),
-                    code[name].request(fleet.now, np.full(0 if part is None else 2000, part or 0.0)),
-                )
-                for name, mean, part in (("broken", broken, broken if sliced else None), ("healthy", healthy, of_code))
-            ],
-        )
+        of_broken = {"all": broken, "code": broken if sliced else None}
+        fleet.run(seconds, broken=of_broken, healthy={"all": healthy, "code": of_code})
 
     run(60, 0.001, 0.001, 0.001)
     run(40, 0.4, 0.02, 0.4)
@@ -261,8 +233,7 @@ def test_a_recorder_that_died_while_nothing_was_evaluated_has_refuted_nothing(ma
                 fleet.core.metrics(fleet.report(fleet.senders[sender], mean), fleet.now)
     fleet.core.tick(fleet.now + 0.5)
     assert fleet.states() == [IncidentState.BROKEN]
-    fleet.run(300, healthy=0.001)
-    assert fleet.states() == [IncidentState.UNPROVEN]
+    assert fleet.run(300, healthy=0.001) == [IncidentState.UNPROVEN]
 
 
 @pytest.mark.parametrize("meanwhile", ["another metric", "another contract", "an export late"])
@@ -287,8 +258,7 @@ def test_a_recorder_shows_by_new_observations_of_what_it_broke(make_fleet, meanw
             yield merge(idle, more)
         yield fleet.report(fleet.senders["healthy"], 0.001)
 
-    fleet.run(60, broken=0.001, healthy=0.001)
-    fleet.run(30, broken=0.4, healthy=0.001)
+    fleet.breach()
     fleet.feed(400, drained)
     states = fleet.states("fail")
     assert states == [IncidentState.UNPROVEN]
@@ -318,12 +288,10 @@ def test_a_restart_has_nobody_owe_what_it_never_measured(make_fleet):
     text = TEXT.replace("  - {id: token-tv", "  - {id: k3, metric: k3, unit: token, limit: 0.9}\n  - {id: token-tv")
     fleet = make_fleet(text=text)
     fleet.senders["healthy"] = Sender("kc.drift.k3", instance="healthy", start=NOW - 1.0)
-    fleet.run(60, broken=0.001, healthy=0.001)
-    fleet.run(30, broken=0.4, healthy=0.001)
+    fleet.breach()
     fleet.restart()
     fleet.run(20, broken=0.4, healthy=0.001)
-    fleet.run(200, broken=0.001, healthy=0.001)
-    assert fleet.core.incidents() == ()
+    assert fleet.run(200, broken=0.001, healthy=0.001) == []
 
 
 def test_a_message_that_a_collector_has_split_is_no_shutdown(fleet):
@@ -372,25 +340,12 @@ def test_a_breach_of_a_trainer_that_was_mended_is_over_once_all_who_measured_it_
 def test_a_breach_is_not_contained_while_one_of_its_slices_is_neither_over_nor_kept_away(make_fleet):
     """Code went away without proof; prose, which still breaks, is pinned, and a router takes that; then code, too."""
     fleet = make_fleet(text=SLICED)
-    made: dict[tuple[str, str], Sender] = {}
-
-    def run(seconds: float, **measured: tuple[str, float]) -> list[IncidentState]:
-        def reports() -> Iterator[ExportMetricsServiceRequest]:
-            for name, (slice, mean) in measured.items():
-                sent = [
-                    made.setdefault((name, of), Sender(instance=name, slice=of, start=NOW - 1.0)).request(
-                        fleet.now, np.full(2000 if slice else 0, mean)
-                    )
-                    for of in (slice or "code", "all")
-                ]
-                yield merge(*sent, info_request(fleet.now, 1, name))
-
-        fleet.feed(seconds, reports)
-        return fleet.states("fail")
-
-    run(60, broken=("code", 0.001), third=("prose", 0.001))
-    run(60, broken=("code", 0.4), third=("prose", 0.4))
-    assert run(120, broken=("", 0.0), healthy=("code", 0.001), third=("prose", 0.4)) == [IncidentState.BROKEN]
+    idle, code = {"code": None, "all": None}, {"code": 0.001, "all": 0.001}
+    broken = {"prose": 0.4, "all": 0.4}
+    fleet.run(60, broken=code, third={"prose": 0.001, "all": 0.001})
+    fleet.run(60, broken={"code": 0.4, "all": 0.4}, third=broken)
+    fleet.run(120, broken=idle, healthy=code, third=broken)
+    assert fleet.states("fail") == [IncidentState.BROKEN]
     pin(fleet.core, "policy", "prose", "train-kernel", None, "ada", "prose is broken", fleet.now)
     route = "policy/route/" + "".join(fleet.contract.slice_ids.values())
     pinned, seen = ["prose"], set[IncidentState]()
@@ -399,8 +354,8 @@ def test_a_breach_is_not_contained_while_one_of_its_slices_is_neither_over_nor_k
             [route], fleet.core.contracts, fleet.now, instance="router", table_at=fleet.core.decisions.at,
             kept=[f"policy/{slice}/{'b' * 12}" for slice in pinned], versions=lambda _: {"b" * 12},
         )  # fmt: skip
-        healthy = ("", 0.0) if "code" in pinned else ("code", 0.001)
-        states = run(10, broken=("", 0.0), healthy=healthy, third=("", 0.0))
+        fleet.run(10, broken=idle, healthy=idle if "code" in pinned else code, third=idle)
+        states = fleet.states("fail")
         if number == 29:
             assert IncidentState.CONTAINED not in seen | {*states}
             pin(fleet.core, "policy", "code", "train-kernel", None, "ada", "code was broken", fleet.now)
@@ -455,8 +410,7 @@ def test_a_recorder_that_measured_nothing_of_a_breach_keeps_no_incident(make_fle
     for seconds, mean in ((120, 0.001), (30, 0.4)):
         fleet.run(seconds, healthy=mean, **idle)
     assert fleet.core.incidents()
-    fleet.run(600, healthy=0.001, **idle)
-    assert fleet.core.incidents() == ()
+    assert fleet.run(600, healthy=0.001, **idle) == []
     assert "is resolved" in fleet.ends()[0]
 
 
@@ -529,10 +483,8 @@ def test_a_breach_of_latency_ends_where_what_arrives_passes(make_fleet):
         name: Sender("gen_ai.server.time_to_first_token", instance=name, edges=edges, attributes=attributes)
         for name in ("slow", "quick")
     }
-    fleet.run(40, healthy=0.001, slow=8.0, quick=0.2)
-    assert fleet.states() == [IncidentState.BROKEN]
-    fleet.run(200, healthy=0.001, quick=0.2)
-    assert fleet.core.incidents() == ()
+    assert fleet.run(40, healthy=0.001, slow=8.0, quick=0.2) == [IncidentState.BROKEN]
+    assert fleet.run(200, healthy=0.001, quick=0.2) == []
     assert "is resolved" in fleet.ends()[0]
 
 
@@ -558,8 +510,7 @@ def test_a_routed_breach_that_loses_its_recorder_is_unproven_in_the_metrics(make
         (value,) = [line.rpartition(" ")[2] for line in metrics if line.startswith('kc_incident{kc_contract="policy"')]
         return float(value)
 
-    fleet.run(60, broken=0.001, healthy=0.001)
-    fleet.run(30, broken=0.4, healthy=0.001)
+    fleet.breach()
     assert state() == 2.0
     while fleet.core.firing():
         assert state() == 2.0
@@ -593,8 +544,7 @@ def test_the_first_of_two_alerts_that_ends_does_not_say_that_the_breach_is_resol
     """Its recorder is silent, and returns before the second ends: neither event contradicts the other."""
     steps = "do: [{webhook: pager}]}\n  - {on: fail, clear_for: 45s, severity: warning, do: [notify]"
     fleet = make_fleet(steps)
-    fleet.run(60, broken=0.001, healthy=0.001)
-    fleet.run(30, broken=0.4, healthy=0.001)
+    fleet.breach()
     while not (ends := [event for event in fleet.core.events.newest(limit=50) if event.kind == "resolved"]):
         fleet.run(10, healthy=0.001)
     (first,) = ends
@@ -613,14 +563,13 @@ def test_an_unproven_breach_is_told_once_the_silence_that_it_began_in_has_ended(
     fleet.run(60, broken=0.4, healthy=0.001)
     fleet.run(300, healthy=0.001)
     fleet.restart()
-    fleet.run(200, healthy=0.001)
-    assert fleet.states() == [IncidentState.UNPROVEN]
+    assert fleet.run(200, healthy=0.001) == [IncidentState.UNPROVEN]
     assert not fleet.core.outbox.messages(DeliveryState.WAITING)
     fleet.run(100, healthy=0.001)
     (message,) = fleet.core.outbox.messages(DeliveryState.WAITING)
     body = json.loads(message.body)
     assert (body["status"], body["notification_reason"]) == ("firing", "unproven")
-    close(fleet.core, "policy", None, None, "ada", "it was killed", fleet.now)
+    closed_by_a_person(fleet)
     fleet.run(10, healthy=0.001)
     assert len(fleet.ends()) == 1
 
@@ -640,8 +589,7 @@ def test_a_version_that_is_started_again_after_its_rollback_is_not_taken_for_one
     """Its breach is not over once its recorder dies, and its promotion waits."""
     text = TEXT.replace("observability:", "promotion: {failure_limit: 3}\nobservability:")
     fleet = make_fleet(text=text)
-    fleet.run(60, broken=0.001, healthy=0.001)
-    fleet.run(30, broken=0.4, healthy=0.001)
+    fleet.breach()
     rolled_back_by_a_person(fleet)
     fleet.run(10, broken=0.4, healthy=0.001)
     assert [incident.gone for incident in fleet.core.incidents()] == [True]

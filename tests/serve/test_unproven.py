@@ -141,9 +141,8 @@ def test_whoever_was_told_of_a_breach_is_told_that_it_went_away_without_proof(fl
     assert event["payload"]["custom_details"]["next"] == contract["next"]
     with pytest.raises(LookupError, match="`--close` closes it"):
         acknowledge(fleet.core, "policy", None, None, "ada", "looking", fleet.now)
-    fleet.run(10, healthy=0.001)
-    assert fleet.states() == [IncidentState.UNPROVEN]
-    close(fleet.core, "policy", None, None, "ada", "it was killed", fleet.now)
+    assert fleet.run(10, healthy=0.001) == [IncidentState.UNPROVEN]
+    closed_by_a_person(fleet)
     fleet.run(10, healthy=0.001)
     assert fleet.reasons() == ["firing", "unproven", "resolved"]
 
@@ -220,18 +219,16 @@ def test_a_breach_that_was_too_short_to_be_told_is_told_once_it_is_unproven(make
     fleet = make_fleet(
         "do: [notify]}\n  - {on: fail, for: 5m, clear_for: 1s, severity: critical, do: [{webhook: pager}]"
     )
-    fleet.run(60, broken=0.001, healthy=0.001)
-    fleet.run(120, broken=0.4, healthy=0.001)
+    fleet.breach(120)
     fleet.run(600, healthy=0.001)
     fleet.restart()
-    fleet.run(60, healthy=0.001)
-    assert fleet.states() == [IncidentState.UNPROVEN]
+    assert fleet.run(60, healthy=0.001) == [IncidentState.UNPROVEN]
     (body,) = fleet.told()
     assert (body["status"], body["notification_reason"]) == ("firing", "unproven")
     assert body["alerts"][0]["annotations"]["summary"].startswith(
         "policy: a breach of token-tv on all traffic went away"
     )
-    close(fleet.core, "policy", None, None, "ada", "it was killed", fleet.now)
+    closed_by_a_person(fleet)
     fleet.run(10, healthy=0.001)
     assert fleet.reasons() == ["unproven", "resolved"]
 
@@ -243,8 +240,7 @@ def test_a_breach_of_a_dry_run_is_told_after_it_while_it_is_unproven(make_fleet:
             self.core = Core([self.contract], self.connection, external_url="", now=self.now, dry_run=dry_run)
 
     fleet = make_fleet(kind=DryRun)
-    fleet.run(60, broken=0.001, healthy=0.001)
-    fleet.run(60, broken=0.4, healthy=0.001)
+    fleet.breach(60)
     fleet.run(200, healthy=0.001)
     assert fleet.reasons() == []
     fleet.restart()
@@ -259,15 +255,14 @@ def test_training_is_kept_from_a_breach_while_it_is_unproven(make_fleet: MakeFle
     def directives() -> list[str]:
         return sorted(directive.kind.value for directive in fleet.core.decisions.directives)
 
-    fleet.run(60, broken=0.001, healthy=0.001)
-    fleet.run(30, broken=0.4, healthy=0.001)
+    fleet.breach()
     assert directives() == ["halt", "hold-promotion", "quarantine-rollouts"]
     fleet.run(300, healthy=0.001)
     fleet.restart()
     fleet.run(60, healthy=0.001)
     assert not fleet.core.firing()
     assert directives() == ["halt", "quarantine-rollouts"]
-    close(fleet.core, "policy", None, None, "ada", "it was killed", fleet.now)
+    closed_by_a_person(fleet)
     fleet.run(10, healthy=0.001)
     assert directives() == []
 
@@ -275,10 +270,6 @@ def test_training_is_kept_from_a_breach_while_it_is_unproven(make_fleet: MakeFle
 def test_a_person_closes_a_breach_whose_traffic_has_ended(make_fleet: MakeFleet) -> None:
     """Every slice broke and was mended, and the prompts of one are finished: its alert would fire for ever."""
     fleet = make_fleet(text=SLICED)
-    of = {slice: Sender(slice=slice, instance="broken", start=NOW - 1.0) for slice in ("code", "prose")}
-
-    def run(seconds: float, **means: float) -> None:
-        fleet.feed(seconds, lambda: [fleet.report(of[slice], mean) for slice, mean in means.items()])
 
     def closes(why: str) -> bool:
         try:
@@ -286,21 +277,21 @@ def test_a_person_closes_a_breach_whose_traffic_has_ended(make_fleet: MakeFleet)
         except LookupError:
             return False
 
-    run(60, code=0.001, prose=0.001)
-    run(60, code=0.4, prose=0.4)
+    fleet.run(60, broken={"code": 0.001, "prose": 0.001})
+    fleet.run(60, broken={"code": 0.4, "prose": 0.4})
     assert not closes("it is measured as broken")
-    run(60, code=0.001)
+    fleet.run(60, broken={"code": 0.001})
     assert not closes("the window still has what it measured")
-    run(600, code=0.001)
+    fleet.run(600, broken={"code": 0.001})
     (incident,) = [incident for incident in fleet.core.incidents() if incident.on == "fail"]
     assert incident.state_text == "Was broken; nothing has refuted it since"
     assert closes("its prompts are finished")
-    run(10, code=0.001)
+    fleet.run(10, broken={"code": 0.001})
     assert [incident.on for incident in fleet.core.incidents()] == ["no-data"]
     assert [alert.on for alert in fleet.core.policies["policy"].firing] == []
     assert fleet.reasons()[-1] == "resolved"
     assert fleet.told()[-1]["kernelContract"]["impact"] == ""
-    run(60, code=0.001, prose=0.4)
+    fleet.run(60, broken={"code": 0.001, "prose": 0.4})
     assert [incident.on for incident in fleet.core.incidents()] == ["fail"], "it is broken once more"
 
 
@@ -323,23 +314,15 @@ def test_nobody_closes_invalid_input_that_still_arrives(make_fleet, pair):
 
 def test_a_word_about_one_slice_closes_no_breach_of_another(make_fleet):
     fleet = make_fleet(text=SLICED)
-    of = {
-        name: [Sender(slice=slice, instance=name, start=NOW - 1.0) for slice in ("code", "prose")]
-        for name in ("broken", "healthy")
-    }
-
-    def run(seconds: float, **means: float) -> None:
-        fleet.feed(seconds, lambda: [fleet.report(sender, means[name]) for name in means for sender in of[name]])
-
-    run(60, broken=0.001, healthy=0.001)
-    run(30, broken=0.4, healthy=0.001)
-    run(300, healthy=0.001)
+    sound = {"code": 0.001, "prose": 0.001}
+    fleet.run(60, broken=sound, healthy=sound)
+    fleet.run(30, broken={"code": 0.4, "prose": 0.4}, healthy=sound)
+    fleet.run(300, healthy=sound)
     with pytest.raises(LookupError, match="elsewhere, too"):
         close(fleet.core, "policy", None, "code", "ada", "it was killed", fleet.now)
     assert fleet.states() == [IncidentState.UNPROVEN]
-    close(fleet.core, "policy", None, None, "ada", "it was killed", fleet.now)
-    run(10, healthy=0.001)
-    assert fleet.core.incidents() == ()
+    closed_by_a_person(fleet)
+    assert fleet.run(10, healthy=sound) == []
 
 
 def other_version(fleet: Fleet, seconds: float) -> None:

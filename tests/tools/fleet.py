@@ -36,6 +36,8 @@ SLICED = TEXT.replace(
     "statistical:", "slices: {code: {where: {task: code}}, prose: {where: {task: prose}}}\nstatistical:"
 )
 STEP = 10.0
+Observed = float | dict[str, float | None] | None
+"""About the size of what a recorder observes at each step, on all traffic or by slice; None for no observations."""
 
 
 class Fleet:
@@ -76,9 +78,23 @@ class Fleet:
         observed = sender.request(self.now - age, np.full(0 if mean is None else 2000, mean or 0.0))
         return merge(observed, info_request(self.now, 1, sender.instance, version))
 
-    def run(self, seconds: float, **means: float | None) -> None:
-        """Recorders of these names report observations of about this size, or none at all, and the others nothing."""
-        self.feed(seconds, lambda: [self.report(self.senders[name], mean) for name, mean in means.items()])
+    def run(self, seconds: float, **means: Observed) -> list[IncidentState]:
+        """Recorders of these names report, and the others nothing; return the states of the incidents that last."""
+        self.feed(seconds, lambda: [self.reported(name, observed) for name, observed in means.items()])
+        return self.states()
+
+    def breach(self, seconds: float = 30.0) -> list[IncidentState]:
+        """Two recorders keep the limit for a minute, and then one of them breaks it."""
+        self.run(60, broken=0.001, healthy=0.001)
+        return self.run(seconds, broken=0.4, healthy=0.001)
+
+    def reported(self, name: str, observed: Observed) -> ExportMetricsServiceRequest:
+        """An export of a recorder."""
+        by_slice = observed if isinstance(observed, dict) else {"all": observed}
+        for slice in by_slice.keys() - {"all"}:
+            self.senders.setdefault(f"{name}/{slice}", Sender(instance=name, slice=slice, start=NOW - 1.0))
+        senders = {slice: self.senders[name if slice == "all" else f"{name}/{slice}"] for slice in by_slice}
+        return merge(*(self.report(senders[slice], mean) for slice, mean in by_slice.items()))
 
     def states(self, *kinds: str) -> list[IncidentState]:
         """States of the incidents that last; of these kinds, or of all."""

@@ -218,7 +218,7 @@ def routes_file(contracts: Iterable[Contract]) -> GeneratedFile:
     }
     notes = (
         f"Routes from the contracts' policies. For each receiver NAME put its address into {SECRETS}/NAME.url and the",
-        f"bearer token that it expects into {SECRETS}/NAME.token; kc_otel.client.webhooks.receiver checks it.",
+        f"bearer token that it expects into {SECRETS}/NAME.token.",
     )
     return GeneratedFile(PurePosixPath("prometheus", "alertmanager", "alertmanager.yaml"), as_yaml(content, *notes))
 

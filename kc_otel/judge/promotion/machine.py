@@ -88,10 +88,12 @@ def advance(promotion: Promotion, contract: Contract, evaluation: Evaluation, ho
         return _rolled_back(promotion, now, said, decision)
     following = next_position(promotion, contract.promotion)
     if decision.outcome is GateOutcome.WAIT or following is None:
-        return replace(promotion, missing=decision.missing, awaiting=""), None
-    needed, awaiting = _agreement(promotion, following, contract.promotion)
-    if needed:
-        return replace(promotion, missing=(needed,), awaiting=awaiting), None
+        return replace(promotion, missing=decision.missing), None
+    entering = following.stage is not promotion.position.stage
+    if entering and following.stage.value in {*contract.promotion.approve} - {*promotion.approved}:
+        order = f"kc-otel promote {promotion.contract} {promotion.version} --approve {following.stage}"
+        needed = f"the gate is open; a person has to let it into {following.stage}: `{order}`"
+        return replace(promotion, missing=(needed,)), None
     decision = replace(decision, stage=following.stage)
     shown = f"{decision.windows} consecutive windows have passed" if decision.windows > 1 else "a window has passed"
     message = f"{promotion.version} goes on from {promotion.position} to {following}: "
@@ -135,7 +137,7 @@ def share_of(promotion: Promotion) -> float | None:
 
 def ordered(
     promotion: Promotion, contract: Contract, order: str, by: str, why: str, latest: Evaluation, now: float,
-    stage: Stage | None = None, position: str = "",
+    stage: Stage | None = None,
 ) -> tuple[Promotion, PromotionMove | None, str]:  # fmt: skip
     """Carry out a person's order about a promotion; says what it does where it makes no move."""
     if order in {"approve", "force"} and stage is None:
@@ -145,7 +147,7 @@ def ordered(
     again = promotion.status is PromotionStatus.ROLLED_BACK
     idle = again and promotion.seen_serving is None
     if promotion.status is not PromotionStatus.RUNNING and (
-        order in {"approve", "hold", "hook"} or (order == "rollback" and idle)
+        order in {"approve", "hold"} or (order == "rollback" and idle)
     ):
         raise OrderError(f"{promotion.version} is {_whereabouts(promotion)}; start it again first")
     if order == "rollback":
@@ -154,34 +156,24 @@ def ordered(
         return *_rolled_back(promotion, now, message, by=by, why=why), ""
     if order == "force" and stage is not None:
         return *_forced(promotion, contract, stage, by, why, latest, now), ""
-    changes, said = _changed(promotion, contract, order, stage, position, Hold(by, why, now))
+    changes, said = _changed(promotion, contract, order, stage, Hold(by, why, now))
     return replace(promotion, **changes), None, said
 
 
 def _changed(
-    promotion: Promotion, contract: Contract, order: str, stage: Stage | None, position: str, hold: Hold
+    promotion: Promotion, contract: Contract, order: str, stage: Stage | None, hold: Hold
 ) -> tuple[dict[str, Any], str]:
-    """Return what an order changes that moves nothing, and what it does in words.
-
-    `resume` without a hold ends the wait for a process with hooks that does not come back.
-    """
+    """Return what an order changes that moves nothing, and what it does in words."""
     version = promotion.version
     match order, stage:
         case "approve", Stage():
             return _approved(promotion, contract, stage), f"lets {version} into {stage}"
         case "hold", _:
-            return {"hold": hold, "awaiting": ""}, f"holds {version} in {promotion.position}"
+            return {"hold": hold}, f"holds {version} in {promotion.position}"
         case "resume", _:
-            if promotion.hold is None and not promotion.hooked:
+            if promotion.hold is None:
                 raise OrderError(f"nobody holds {version}")
-            ends = {"hold": None} if promotion.hold is not None else {"hooked": False, "awaiting": ""}
-            return ends, f"lets {version} go on"
-        case "hook", _:
-            return {"hooked": True}, f"confirms each step of {version} from now on"
-        case "confirm", _:
-            if promotion.awaiting != position or not position:
-                raise OrderError(f"the step to {position!r} is not awaited; {promotion.awaiting or 'none'} is")
-            return {"confirmed": position, "awaiting": ""}, f"confirms the step of {version} to {position}"
+            return {"hold": None}, f"lets {version} go on"
     raise OrderError(f"{order!r} is no order")
 
 
@@ -226,7 +218,7 @@ def _moved(
     if kind in {MoveKind.ADVANCE, MoveKind.FORCE} and before.elsewhere:
         message += f"; {before.elsewhere}"
     after = replace(
-        before, position=position, entered=now, confirmed="", awaiting="", missing=(), reason=message,
+        before, position=position, entered=now, missing=(), reason=message,
         seen_serving=None, **changes,
     )  # fmt: skip
     move = PromotionMove(kind, before.position, position, now, decision, by, why, before.tally.failed, message)
@@ -259,17 +251,6 @@ def _offline(promotion: Promotion, holds: Sequence[str]) -> Decision:
     if missing:
         return Decision(GateOutcome.WAIT, Stage.OFFLINE_CI, 0, tuple(missing))
     return Decision(GateOutcome.ADVANCE, Stage.SHADOW, 1)
-
-
-def _agreement(promotion: Promotion, to: Position, terms: PromotionTerms) -> tuple[str, str]:
-    """Return the missing consent to a step that the gate allows, and the position if a process has to agree."""
-    entering = to.stage is not promotion.position.stage
-    if entering and to.stage.value in terms.approve and to.stage.value not in promotion.approved:
-        name = f"kc-otel promote {promotion.contract} {promotion.version}"
-        return f"the gate is open; a person has to let it into {to.stage}: `{name} --approve {to.stage}`", ""
-    if promotion.hooked and promotion.confirmed != str(to):
-        return f"the gate is open; the hook before {to} has not ended yet: `kc-otel promote --watch` runs it", str(to)
-    return "", ""
 
 
 def _whereabouts(promotion: Promotion) -> str:

@@ -298,12 +298,6 @@ class Promotion:
     offline: str = ""
     approved: tuple[str, ...] = ()
     hold: Hold | None = None
-    hooked: bool = False
-    """Whether a process (`kc-otel promote --watch --hook-before`) has to confirm every step."""
-    confirmed: str = ""
-    """Position whose step that process has confirmed."""
-    awaiting: str = ""
-    """Position whose step waits for that process; empty while other things are missing."""
     missing: tuple[str, ...] = ()
     reason: str = ""
     seen_serving: float | None = None

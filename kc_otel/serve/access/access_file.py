@@ -12,7 +12,6 @@ from __future__ import annotations
 import base64
 import hashlib
 import hmac
-import logging
 import re
 import secrets
 from dataclasses import dataclass
@@ -25,17 +24,12 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from kc_otel.contract.yaml_document import parse
 from kc_otel.judge.otlp.requests import ForbiddenError, UnauthenticatedError
 from kc_otel.serve.api.shapes import Name, refusals
-from kc_otel.serve.watched_files import WatchedFiles
+from kc_otel.serve.watched_files import UnusableFileError, WatchedFiles
 
-_log: Final = logging.getLogger(__name__)
 _TOKEN_PREFIX: Final = "kc_"  # noqa: S105 - public
 """Lets scanners of repositories and logs find a token that has got lost."""
 _LARGEST_FILE: Final = 1 << 20
 _BEARER: Final = re.compile(r"[Bb][Ee][Aa][Rr][Ee][Rr] +(\S+) *")
-
-
-class AccessError(Exception):
-    """The file of tokens cannot be used; the message says where and why, and holds no token."""
 
 
 class Role(StrEnum):
@@ -76,24 +70,12 @@ class _Document(BaseModel):
     tokens: list[_Entry]
 
 
-class AccessFile:
+class AccessFile(WatchedFiles):
     """The tokens of a file."""
 
     def __init__(self, path: Path) -> None:
-        self._path = path
-        self._files = WatchedFiles([path])
-        self._callers = self._read()
-
-    def renew(self) -> None:
-        """Read the file again if it has changed; one that cannot be used leaves what was in force, and is logged."""
-        if not self._files.changed():
-            return
-        try:
-            self._callers = self._read()
-        except AccessError as error:
-            _log.error("%s; the tokens that were in force still are", error)
-        else:
-            _log.info("%s: %d tokens are in force", self._path, len(self._callers))
+        self._callers: tuple[Caller, ...] = ()
+        super().__init__([path])
 
     def bearer(self, authorization: str) -> Caller | None:
         """Return the holder of an `Authorization` header's token; None for an unknown token."""
@@ -117,34 +99,35 @@ class AccessFile:
                 match = caller
         return match
 
-    def _read(self) -> tuple[Caller, ...]:
+    def _read(self) -> None:
+        (path,) = self._paths
         try:
-            with self._path.open("rb") as file:
+            with path.open("rb") as file:
                 text = file.read(_LARGEST_FILE + 1)
         except OSError as error:
-            raise AccessError(f"{self._path}: cannot be read ({error.strerror})") from None
+            raise UnusableFileError(f"{path}: cannot be read ({error.strerror})") from None
         if len(text) > _LARGEST_FILE:
-            raise AccessError(f"{self._path}: is larger than {_LARGEST_FILE:,} bytes")
-        found, problems = parse(text.decode(errors="replace"), str(self._path))
+            raise UnusableFileError(f"{path}: is larger than {_LARGEST_FILE:,} bytes")
+        found, problems = parse(text.decode(errors="replace"), str(path))
         if found is None:
-            raise AccessError(
-                f"{self._path}:{problems[0].line}: must be a mapping in YAML: the line `tokens:`, and the entries "
+            raise UnusableFileError(
+                f"{path}:{problems[0].line}: must be a mapping in YAML: the line `tokens:`, and the entries "
                 "below it, without anchors and with each key once"
             )
         try:
             entries = _Document.model_validate(found.data).tokens
         except ValidationError as error:
             said = refusals([{**problem, "loc": ("file", *problem["loc"])} for problem in error.errors()])
-            raise AccessError(f"{self._path}: {said}") from None
+            raise UnusableFileError(f"{path}: {said}") from None
         callers: dict[str, Caller] = {}
         for number, entry in enumerate(entries):
             if entry.sha256 in callers:
-                raise AccessError(
-                    f"{self._path}: tokens[{number}].sha256: is also that of {callers[entry.sha256].name!r}; give "
+                raise UnusableFileError(
+                    f"{path}: tokens[{number}].sha256: is also that of {callers[entry.sha256].name!r}; give "
                     "each its own token"
                 )
             callers[entry.sha256] = Caller(entry.name, frozenset(entry.may), entry.sha256)
-        return tuple(callers.values())
+        self._callers = tuple(callers.values())
 
 
 def new_token() -> str:

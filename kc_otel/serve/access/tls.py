@@ -6,7 +6,6 @@ are its own, so that a client of a removed authority cannot resume its session e
 
 from __future__ import annotations
 
-import logging
 import ssl
 from asyncio import sslproto
 from pathlib import Path
@@ -14,16 +13,11 @@ from typing import Any, Final
 
 import grpc
 
-from kc_otel.serve.watched_files import WatchedFiles
+from kc_otel.serve.watched_files import UnusableFileError, WatchedFiles
 
-_log: Final = logging.getLogger(__name__)
 _READ_BYTES: Final = 32 * 1024
 """Bytes that asyncio has ready for what comes on each TLS connection, idle ones too; 256 KiB are its own choice. It can
 only be said for all connections of a process."""
-
-
-class TlsError(Exception):
-    """Certificate, key or authority cannot be used; the message says which file."""
 
 
 class _Newest(ssl.SSLContext):
@@ -36,7 +30,7 @@ class _Newest(ssl.SSLContext):
         return self.newest.wrap_bio(*arguments, **options)
 
 
-class Tls:
+class Tls(WatchedFiles):
     """Certificates that the ports present and require, in PEM files; the key is without a password.
 
     The certificate is followed by those between it and its authority. Clients are asked for a certificate where
@@ -44,13 +38,11 @@ class Tls:
     """
 
     def __init__(self, certificate: Path, key: Path, client_authority: Path | None = None) -> None:
-        self._files = (certificate, key, *(() if client_authority is None else (client_authority,)))
-        self._watched = WatchedFiles(self._files)
         sslproto.SSLProtocol.max_size = _READ_BYTES
         self.listening = _Newest(ssl.PROTOCOL_TLS_SERVER)
         """For every listening socket of asyncio."""
         self._for_grpc: Any = None
-        self._read()
+        super().__init__((certificate, key, *(() if client_authority is None else (client_authority,))))
 
     def grpc_credentials(self) -> grpc.ServerCredentials:
         """Return credentials for a gRPC port that rereads the files at each handshake."""
@@ -63,33 +55,26 @@ class Tls:
             shown = self._for_grpc
             return shown
 
-        return grpc.dynamic_ssl_server_credentials(shown, newer, require_client_authentication=len(self._files) > 2)
-
-    def renew(self) -> None:
-        """Read the files again if one has changed; unusable files are logged, and the old ones stay in force."""
-        if not self._watched.changed():
-            return
-        try:
-            self._read()
-        except TlsError as error:
-            _log.error("%s; the certificate that was in force still is", error)
-        else:
-            _log.info("%s: a new certificate is in force", self._files[0])
+        return grpc.dynamic_ssl_server_credentials(shown, newer, require_client_authentication=len(self._paths) > 2)
 
     def _read(self) -> None:
-        certificate, key, *authority = self._files
-        contents = [_content(path) for path in self._files]
+        certificate, key, *authority = self._paths
+        contents = [_content(path) for path in self._paths]
         context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
         try:
             context.load_cert_chain(certificate, key, password=_no_password)
         except (ssl.SSLError, ValueError, OSError) as error:
-            raise TlsError(f"{certificate} and {key}: are no certificate and its key ({_why(error)})") from None
+            raise UnusableFileError(
+                f"{certificate} and {key}: are no certificate and its key ({_why(error)})"
+            ) from None
         if authority:
             context.verify_mode = ssl.CERT_REQUIRED
             try:
                 context.load_verify_locations(authority[0])
             except (ssl.SSLError, OSError) as error:
-                raise TlsError(f"{authority[0]}: holds no certificates of authorities ({_why(error)})") from None
+                raise UnusableFileError(
+                    f"{authority[0]}: holds no certificates of authorities ({_why(error)})"
+                ) from None
         self.listening.newest = context
         self._for_grpc = grpc.ssl_server_certificate_configuration([(contents[1], contents[0])], *contents[2:])
 
@@ -98,7 +83,7 @@ def _content(path: Path) -> bytes:
     try:
         return path.read_bytes()
     except OSError as error:
-        raise TlsError(f"{path}: cannot be read ({error.strerror})") from None
+        raise UnusableFileError(f"{path}: cannot be read ({error.strerror})") from None
 
 
 def _no_password() -> str:

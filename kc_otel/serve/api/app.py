@@ -16,29 +16,21 @@ from fastapi.middleware.gzip import GZipMiddleware
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from kc_otel.serve.api.routes_decisions import Changes, decision_routes, people_routes
+from kc_otel.serve.api.routes_decisions import Changes, decision_routes, people_routes, promotion_routes
 from kc_otel.serve.api.routes_files import handbook_routes, page_routes
 from kc_otel.serve.api.routes_health import health_routes
-from kc_otel.serve.api.routes_history import history_routes
 from kc_otel.serve.api.routes_incidents import incident_routes, overview_routes
-from kc_otel.serve.api.routes_promotion import promotion_routes
 from kc_otel.serve.api.routes_verdicts import verdict_routes
 from kc_otel.serve.api.shapes import PROBLEM, ProblemDetails, problem, refusals
 from kc_otel.serve.core import Core
 from kc_otel.serve.self_metrics import SelfMetrics
 from kc_otel.serve.store.state_file import StateError
 
-_ERRORS: Final = {
-    400: "The body cannot be read.",
-    401: "A token is required, and the request has no valid one.",
-    403: "The token lacks the role for this, or the request comes from another site's page.",
-    404: "There is no such thing.",
-    409: "The current state does not allow it.",
-    413: "The body is larger than any request here needs.",
-    421: "The evaluator does not accept this host name.",
-    422: "The request is well formed, but its values are invalid.",
-    500: "The evaluator has failed; its log has the cause.",
-    503: "The state cannot be written now.",
+_ERRORS: Final[dict[int | str, dict[str, Any]]] = {
+    "default": {
+        "description": "An error: what is wrong, and what to do.",
+        "content": {PROBLEM: {"schema": ProblemDetails.model_json_schema()}},
+    }
 }
 _MAX_ORDER_BYTES: Final = 64 * 1024
 """Bytes of anything that people say."""
@@ -49,9 +41,10 @@ _MAX_DIAGNOSIS_BYTES: Final = 4 * 1024 * 1024
 _MAX_BYTES_BY_PATH: Final = {"/api/v1/promotions/": _MAX_EVIDENCE_BYTES, "/api/v1/incidents/": _MAX_DIAGNOSIS_BYTES}
 
 
-def make_api(core: Core, self_metrics: Callable[[], SelfMetrics], decided: Changes, version: str) -> DocumentedApi:
+def make_api(core: Core, self_metrics: Callable[[], SelfMetrics], decided: Changes, version: str) -> FastAPI:
     """Return the application; `decided` is notified when the decision table may have changed."""
-    api = DocumentedApi(
+    api = FastAPI(
+        responses=_ERRORS,
         title="kc-otel evaluator",
         version=version,
         summary="Verdicts, events and decisions of kernel contracts.",
@@ -80,7 +73,6 @@ def make_api(core: Core, self_metrics: Callable[[], SelfMetrics], decided: Chang
     for router in (
         health_routes(core, self_metrics),
         verdict_routes(core),
-        history_routes(core),
         overview_routes(core, version),
         incident_routes(core),
         decision_routes(core, decided),
@@ -91,23 +83,6 @@ def make_api(core: Core, self_metrics: Callable[[], SelfMetrics], decided: Chang
     ):
         api.include_router(router)
     return api
-
-
-class DocumentedApi(FastAPI):
-    """FastAPI whose document has all errors, as they are answered."""
-
-    def __init__(self, **options: Any) -> None:
-        schema = {"schema": {"$ref": f"#/components/schemas/{ProblemDetails.__name__}"}}
-        errors: dict[int | str, dict[str, Any]] = {
-            status: {"description": said, "content": {PROBLEM: schema}} for status, said in _ERRORS.items()
-        }
-        super().__init__(responses=errors, **options)
-
-    def openapi(self) -> dict[str, Any]:
-        """The document."""
-        document = super().openapi()
-        document["components"]["schemas"][ProblemDetails.__name__] = ProblemDetails.model_json_schema()
-        return document
 
 
 class BoundedBodies:

@@ -1,4 +1,4 @@
-"""Routes for the decision table, for alerts, and for what people decide: acknowledge, silence, pin, resume."""
+"""Routes for the decision table, for alerts and promotions, and for what people order about them."""
 
 from __future__ import annotations
 
@@ -8,14 +8,28 @@ from collections.abc import Callable, Iterator
 from typing import Annotated, Any, Final, Literal
 from urllib.parse import quote
 
-from fastapi import APIRouter, Query, Response
+from fastapi import APIRouter, HTTPException, Query, Response
+from fastapi.responses import JSONResponse
 from pydantic import Field
 
 from kc_otel.judge.escalation.notices import Acknowledgement, Silence
-from kc_otel.judge.plain_json import to_plain
+from kc_otel.judge.promotion.machine import next_position, share_of
+from kc_otel.judge.promotion.stages import Hold, Promotion, PromotionStatus, Stage, path_of
 from kc_otel.serve import people_orders as people
 from kc_otel.serve.api.routes_verdicts import CellKey
-from kc_otel.serve.api.shapes import ContractName, Name, SignedOrder, Until, View, ordered, served_or_all
+from kc_otel.serve.api.shapes import (
+    ContractName,
+    Name,
+    Order,
+    Reason,
+    Signature,
+    SignedOrder,
+    Until,
+    View,
+    answered,
+    ordered,
+    served_or_all,
+)  # fmt: skip
 from kc_otel.serve.core import Core
 
 
@@ -71,25 +85,8 @@ class Poll(View):
     """True if the process is ending and no longer waited for."""
 
 
-class SliceRequest(SignedOrder):
-    """A person lifts routes, or ends pins."""
-
-    contract: Name
-    slice: Name | None = None
-    """Only those of this slice; of every slice when null."""
-
-
-class Resumed(View):
-    """Result of lifting routes."""
-
-    lifted: int
-    """Routes that were lifted."""
-    version: int
-    """Version of the decision table."""
-
-
 def decision_routes(core: Core, decided: Changes) -> APIRouter:
-    """`/api/v1/decisions` and `decisions/resume`."""
+    """`/api/v1/decisions`, for routers and trainers."""
     router = APIRouter(prefix="/api/v1")
 
     @router.get(
@@ -129,14 +126,6 @@ def decision_routes(core: Core, decided: Changes) -> APIRouter:
             media_type="application/json",
             headers={"ETag": f'"{table.tag}"', "Cache-Control": "no-cache", "Age": f"{core.age:.0f}", **headers},
         )
-
-    @router.post("/decisions/resume", tags=["decisions"])
-    async def resume(request: SliceRequest) -> Resumed:
-        """Lift routes: send a slice's traffic back to the kernel versions that they avoid."""
-        async with ordered(core):
-            lifted = people.resume(core, **request.model_dump(), now=time.time())
-        await decided.notify()
-        return Resumed(lifted=lifted, version=core.decisions.version)
 
     return router
 
@@ -226,25 +215,25 @@ class PinRequest(SignedOrder):
     """Unix time at which it ends by itself, seconds; null for a pin that a person ends."""
 
 
-class Pinned(View):
-    """Result of pinning or unpinning."""
+class Decided(View):
+    """Result of an order about routes or pins."""
 
-    pins: int
-    """Pins that were made or ended."""
+    changed: int
+    """Routes that were lifted, or pins that were made or ended."""
     version: int
     """Version of the decision table."""
 
 
-class DryRun(View):
-    """Contracts that run dry, and what they would have done."""
+class SliceRequest(SignedOrder):
+    """A person lifts routes, or ends pins."""
 
-    contracts: list[str]
-    decisions: dict[str, Any]
-    """The decision table that they would have published."""
+    contract: Name
+    slice: Name | None = None
+    """Only those of this slice; of every slice when null."""
 
 
 def people_routes(core: Core, decided: Changes) -> APIRouter:
-    """`/api/v1/alerts`, `silences`, `decisions/pin`, `decisions/unpin` and `dry-run`."""
+    """`/api/v1/alerts`, `silences`, and orders about routes and pins."""
     router = APIRouter(prefix="/api/v1")
 
     @router.get("/alerts", tags=["people"])
@@ -285,26 +274,29 @@ def people_routes(core: Core, decided: Changes) -> APIRouter:
         async with ordered(core):
             return people.unsilence(core, silence, **request.model_dump(), now=time.time())
 
+    @router.post("/decisions/resume", tags=["decisions"])
+    async def resume(request: SliceRequest) -> Decided:
+        """Lift routes: send a slice's traffic back to the kernel versions that they avoid."""
+        async with ordered(core):
+            lifted = people.resume(core, **request.model_dump(), now=time.time())
+        await decided.notify()
+        return Decided(changed=lifted, version=core.decisions.version)
+
     @router.post("/decisions/pin", tags=["decisions"])
-    async def pin(request: PinRequest) -> Pinned:
+    async def pin(request: PinRequest) -> Decided:
         """Pin a slice to a kernel; a pin overrides every route."""
         async with ordered(core):
             people.pin(core, **request.model_dump(), now=time.time())
         await decided.notify()
-        return Pinned(pins=1, version=core.decisions.version)
+        return Decided(changed=1, version=core.decisions.version)
 
     @router.post("/decisions/unpin", tags=["decisions"])
-    async def unpin(request: SliceRequest) -> Pinned:
+    async def unpin(request: SliceRequest) -> Decided:
         """End pins; the routes in force apply again."""
         async with ordered(core):
             ended = people.unpin(core, **request.model_dump(), now=time.time())
         await decided.notify()
-        return Pinned(pins=ended, version=core.decisions.version)
-
-    @router.get("/dry-run", tags=["decisions"])
-    async def dry_run() -> DryRun:
-        """Return the contracts in dry run, and the decision table that they would have published."""
-        return DryRun(contracts=sorted(core.dry_run), decisions=to_plain(core.escalation.dry_run_decisions))
+        return Decided(changed=ended, version=core.decisions.version)
 
     return router
 
@@ -333,3 +325,143 @@ def _alerts(core: Core, contract: str, now: float) -> Iterator[AlertView]:
             undelivered=undelivered.get((alert.on, cell.kernel_train, cell.kernel_inference), []),
             dry_run=contract in core.dry_run,
         )
+
+
+class PromotionView(View):
+    """Position of a kernel version, and what its next step waits for."""
+
+    contract: str
+    kernel: str
+    """Short fingerprint of the inference kernel version."""
+    status: PromotionStatus
+    position: str
+    """Position, such as `canary at 5%`."""
+    stage: Stage
+    share: float
+    """Share of the requests that it may serve, 0 to 1."""
+    entered: float
+    """Unix time since when it is there."""
+    started: float
+    attempt: int
+    windows: int
+    """Consecutive windows that have passed."""
+    windows_needed: int
+    failed_windows: int
+    failure_limit: int
+    next: str | None
+    """Position that the next step leads to; null where there is none."""
+    next_share: float | None
+    """Share of the requests that it would serve there."""
+    path: list[str]
+    """Every position that a version passes under this contract."""
+    missing: list[str]
+    """Conditions that the next step waits for."""
+    hold: Hold | None
+    approved: list[str]
+    reason: str
+    """Reason for its position, in a sentence."""
+    seen_serving: float | None
+    """Unix time at which it was measured late after its rollback; null without such a measurement."""
+    elsewhere: str
+    """Sentence that says which of its evidence was made under another contract; empty for none."""
+
+
+class PromotionList(View):
+    """Promotions by contract, the newest first."""
+
+    promotions: list[PromotionView]
+
+
+class EvidenceView(View):
+    """A piece of evidence, without its content."""
+
+    id: int
+    at: float
+    what: str
+    """The step in words."""
+    checksum: str
+
+
+class EvidenceList(View):
+    """Records of a version's steps, oldest first."""
+
+    evidence: list[EvidenceView]
+
+
+class OrderRequest(Order):
+    """A person's or their program's order about a version."""
+
+    order: Literal["start", "evidence", "approve", "hold", "resume", "force", "rollback"]
+    by: Signature
+    """Person or program; kept with the event."""
+    why: Reason = ""
+    """Reason; required with hold, force and rollback."""
+    stage: Stage | None = None
+    """Stage to approve, or to force it into."""
+    evidence: dict[str, Any] | None = None
+    """With evidence: the record of `kc-otel gate run ... --evidence`."""
+    start: bool = False
+    """Start a version that is not known; where the order is refused, nothing is started."""
+
+
+def promotion_routes(core: Core) -> APIRouter:
+    """`/api/v1/promotions` and what is below it."""
+    router = APIRouter(prefix="/api/v1/promotions", tags=["promotion"])
+
+    @router.get("")
+    async def promotions(contract: ContractName = None) -> PromotionList:
+        """Return every kernel version in promotion, rolled back or replaced."""
+        served_or_all(core, contract)
+        return PromotionList(promotions=[_promotion(core, entry) for entry in core.promotions.all(contract)])
+
+    @router.get("/{contract}/{kernel}")
+    async def promotion(contract: str, kernel: str) -> PromotionView:
+        """Return the stage of one kernel version."""
+        with answered():
+            return _promotion(core, core.promotions.of(contract, kernel))
+
+    @router.post("/{contract}/{kernel}")
+    async def order(contract: Name, kernel: Name, request: OrderRequest) -> PromotionView:
+        """Start, hold, resume, force, approve or roll back a version."""
+        async with ordered(core):
+            said = core.promotions.tell(contract, kernel, now=time.time(), **request.model_dump())
+        core.announce_all(said)
+        return _promotion(core, core.promotions.of(contract, kernel))
+
+    @router.get("/{contract}/{kernel}/evidence")
+    async def evidence(contract: str, kernel: str) -> EvidenceList:
+        """Return the evidence stored for a version's steps."""
+        found = core.promotions.evidence(contract, kernel)
+        return EvidenceList(evidence=[EvidenceView.of(row, checksum=row.record["checksum"]) for row in found])
+
+    @router.get("/{contract}/{kernel}/evidence/{number}", response_model=None)
+    async def record(contract: str, kernel: str, number: int) -> Response:
+        """Return a piece of evidence, which `kc-otel gate verify` checks."""
+        for row in core.promotions.evidence(contract, kernel):
+            if row.id == number:
+                return JSONResponse(row.record)
+        raise HTTPException(404, f"there is no evidence {number} of {kernel} under {contract}")
+
+    return router
+
+
+def _promotion(core: Core, promotion: Promotion) -> PromotionView:
+    terms = core.contracts[promotion.contract].promotion
+    path = path_of(terms)
+    running = promotion.status is PromotionStatus.RUNNING
+    following = next_position(promotion, terms) if running else None
+    share = share_of(promotion)
+    return PromotionView.of(
+        promotion,
+        kernel=promotion.version,
+        position=str(promotion.position),
+        stage=promotion.position.stage,
+        share=1.0 if share is None else share,
+        windows=min(promotion.tally.passed, terms.windows),
+        windows_needed=terms.windows,
+        failed_windows=promotion.tally.failed,
+        failure_limit=terms.failure_limit,
+        next=None if following is None else str(following),
+        next_share=None if following is None else following.share,
+        path=[str(position) for position in path],
+    )

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Final, Literal
 from fastapi import APIRouter, HTTPException, Query, Response
 from pydantic import AfterValidator
 
-from kc_otel.contract.slices import ALL, POSITION, POSITION_EDGES, TURN, TURNS
+from kc_otel.contract.slices import ALL
 from kc_otel.contract.words import listed, place
 from kc_otel.judge.escalation.notices import People
 from kc_otel.judge.incidents.incident import ActionTaken, BrokenCell, Diagnosis, Incident, IncidentState, actions_taken
@@ -88,27 +88,6 @@ class DiagnosisRequest(Order):
     """The slice that was looked at."""
 
 
-class PlaceView(View):
-    """The mean of (1-w)+ over the tokens of a prompt that lie in one place of the responses, with its interval."""
-
-    label: str
-    """The first token of a range of positions, or the turn."""
-    text: str
-    estimate: float
-    lower: float
-    upper: float
-    samples: int
-    """Prompts."""
-
-
-class PlacesView(View):
-    """Drift of an incident's kernels by position and turn; no places if no recorder reports it."""
-
-    confidence: float
-    """Of each interval by itself."""
-    places: list[PlaceView]
-
-
 def incident_routes(core: Core) -> APIRouter:
     """`/api/v1/incidents`."""
     router = APIRouter(prefix="/api/v1/incidents", tags=["incidents"])
@@ -150,34 +129,7 @@ def incident_routes(core: Core) -> APIRouter:
             raise HTTPException(404, f"no such evidence of incident {id[:40]!r}")
         return Response(found, media_type="application/json")
 
-    @router.get("/{id}/places")
-    async def places(id: str) -> PlacesView:
-        """Return the drift of an incident's kernels by position and turn."""
-        found = core.incident(id)
-        if found is None or found.contract not in core.contracts:
-            raise HTTPException(404, f"no incident {id[:40]!r} of a contract that is served")
-        views = [
-            PlaceView.of(interval, label=label, text=text)
-            for place, interval in core.by_place(found).items()
-            for label, text in [place_text(place)]
-        ]
-        return PlacesView(confidence=core.contracts[found.contract].observability.confidence, places=views)
-
     return router
-
-
-def place_text(place: str) -> tuple[str, str]:
-    """One of PLACES as an axis has room for it, and in words.
-
-    >>> place_text("position:64"), place_text("turn:4")
-    (('64', 'tokens 64 to 255'), ('turn 4+', 'turn 4 and later'))
-    """
-    kind, _, first = place.partition(":")
-    if kind == TURN:
-        return (f"turn {first}+", f"turn {first} and later") if int(first) == TURNS else (f"turn {first}",) * 2
-    assert kind == POSITION
-    beyond = next((edge for edge in POSITION_EDGES if edge > int(first)), None)
-    return first, f"tokens from {first}" if beyond is None else f"tokens {first} to {beyond - 1}"
 
 
 def incident_views(core: Core, found: Sequence[Incident], *, whole: bool = False) -> list[IncidentView]:

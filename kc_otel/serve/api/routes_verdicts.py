@@ -1,4 +1,4 @@
-"""Routes for contracts, verdicts, events, and the worst sequences of a cell.
+"""Routes for contracts, verdicts and their past, events, and the worst sequences of a cell.
 
 Numbers that are not finite are null: JSON has no NaN.
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+import time
 from collections.abc import Iterator
 from typing import Annotated, Any, Final
 
@@ -25,10 +26,13 @@ from kc_otel.recordings.worst_sequences import WorstSequence, read_worst
 from kc_otel.serve.api.shapes import MAY_READ_PROMPTS, SIGNER, ContractName, View, find_clause, served_or_all
 from kc_otel.serve.core import Core
 from kc_otel.serve.event_log import Event
+from kc_otel.serve.history import HistoryPoint
 
 _log: Final = logging.getLogger(__name__)
 
 
+Start = Annotated[float, Query(alias="from", description="Unix time, seconds.")]
+End = Annotated[float | None, Query(alias="to", description="Unix time, seconds; now when left out.")]
 Finite = Annotated[float | None, BeforeValidator(finite_or_none)]
 """A number, or null where JSON could not say it."""
 
@@ -189,6 +193,24 @@ class ContractList(View):
     contracts: list[ContractView]
 
 
+class SeriesView(View):
+    """The past of a cell."""
+
+    kernel_train: str
+    kernel_inference: str
+    points: list[HistoryPoint]
+    """(time, estimate, lower, upper, limit, samples, status code, evidence as a share of an alarm, trainer's step where
+    it is told), oldest first."""
+
+
+class HistoryView(View):
+    """The history of a clause on a slice, for every compared pair of kernels; older points are thinned out."""
+
+    step: float
+    """Seconds between two points where it is thinned."""
+    series: list[SeriesView]
+
+
 class EventList(View):
     """Events, oldest first."""
 
@@ -202,7 +224,7 @@ class WorstList(View):
 
 
 def verdict_routes(core: Core) -> APIRouter:
-    """`/api/v1/contracts`, `verdicts`, `events` and `worst`."""
+    """`/api/v1/contracts`, `verdicts`, `history`, `events` and `worst`."""
     router = APIRouter(prefix="/api/v1")
 
     @router.get("/contracts", tags=["contracts"])
@@ -214,9 +236,6 @@ def verdict_routes(core: Core) -> APIRouter:
     async def verdicts(
         response: Response,
         contract: ContractName = None,
-        clause: str | None = None,
-        slice: str | None = None,
-        status: Status | None = None,
     ) -> VerdictList:
         """Return the newest verdict of every cell, since when it has its status, and firing alerts.
 
@@ -224,30 +243,28 @@ def verdict_routes(core: Core) -> APIRouter:
         """
         response.headers["Age"] = f"{core.age:.0f}"
         served_or_all(core, contract)
-        found = [
-            view
-            for view in _verdicts(core, contract)
-            if clause in {None, view.clause} and slice in {None, view.slice} and status in {None, view.status}
+        return VerdictList(at=core.evaluated_at, verdicts=list(_verdicts(core, contract)))
+
+    @router.get("/history", tags=["verdicts"])
+    async def history(contract: str, clause: str, slice: str = ALL, start: Start = 0.0, end: End = None) -> HistoryView:
+        """Return the history of a clause on a slice: twenty points per long window, over twenty-four of them."""
+        find_clause(core, contract, clause, slice)
+        past = core.history.past(contract, clause, slice, start, time.time() if end is None else end)
+        series = [
+            SeriesView(kernel_train=cell.kernel_train, kernel_inference=cell.kernel_inference, points=points)
+            for cell, points in past.items()
         ]
-        return VerdictList(at=core.evaluated_at, verdicts=found)
+        return HistoryView(step=core.history.step(contract), series=series)
 
     @router.get("/events", tags=["events"])
     async def events(
         contract: ContractName = None,
-        after: Annotated[int, Query(ge=0, lt=2**63, description="Only events with greater ids.")] = 0,
-        limit: Annotated[int, Query(ge=1, le=1000)] = 100,
-        newest: Annotated[
-            int | None, Query(ge=1, le=10_000, description="Only this many of the newest events.")
-        ] = None,
-        verdicts: Annotated[bool, Query(description="Include changes of verdicts; only with `newest`.")] = True,
+        newest: Annotated[int, Query(ge=1, le=10_000, description="Number of events.")] = 100,
+        verdicts: Annotated[bool, Query(description="Include changes of verdicts.")] = True,
     ) -> EventList:
-        """Return changes: verdicts, alerts, routes, people's actions. Oldest first."""
+        """Return the newest changes: verdicts, alerts, routes, people's actions. Oldest first."""
         served_or_all(core, contract)
-        if newest is not None:
-            found = core.events.newest(contract, newest, verdicts=verdicts)
-        else:
-            found = core.events.events(contract, after, limit)
-        return EventList(events=list(found))
+        return EventList(events=list(core.events.newest(contract, newest, verdicts=verdicts)))
 
     @router.get("/worst", tags=["worst sequences"])
     def worst(

@@ -1,10 +1,9 @@
-// One cell in full: why its verdict is what it is, its past against the limit, and what was observed.
+// One cell in full: why its verdict is what it is, and its past against the limit.
 
 import { twoCauses } from "./causes.js";
 import { byId, el, fill } from "./dom.js";
 import { eventLine, grouped } from "./events.js";
 import { figure, showChart } from "./charts.js";
-import { distributionChart } from "./pictures.js";
 import { evidenceChart, historyChart, marksOf, pastOf } from "./past.js";
 import { worstSequences } from "./worst.js";
 import { STATES, address, clock, count, iso, kernel, number, place, span, stateOf } from "./format.js";
@@ -31,7 +30,6 @@ export function openCell(state, parts, closed) {
     el("div", { id: "cell-now" }),
     figure("history", "History", el("span", { id: "axes", class: "periods", role: "group", "aria-label": "From left to right", hidden: true }), el("span", { id: "periods", class: "periods", role: "group", "aria-label": "Period" })),
     figure("evidence", "Evidence that the limit is broken"),
-    figure("distribution", "What was observed"),
     worstSequences(() => ({ contract, clause, slice, kernel_inference: open?.now ?? inference })),
     el("section", { "aria-labelledby": "cell-kernels-title" }, el("h3", { id: "cell-kernels-title" }, "Kernels"), el("div", { id: "cell-kernels" })),
     el("section", { "aria-labelledby": "cell-events-title" }, el("h3", { id: "cell-events-title" }, "What happened here"), el("ol", { id: "cell-events", class: "events" })));
@@ -68,13 +66,10 @@ export async function refreshCell(state) {
   mine.drawn = performance.now();
   mine.now = cell?.kernel_inference;
   const kernels = { kernel_train: cell?.kernel_train ?? mine.train, kernel_inference: cell?.kernel_inference ?? mine.inference };
-  const at = { contract: mine.contract, clause: mine.clause, slice: mine.slice, ...kernels };
   try {
     const period = { contract: mine.contract, clause: mine.clause, slice: mine.slice, from: state.overview.now - mine.period * contract.long_window };
-    const [history, seen, whole, events] = await Promise.all([
+    const [history, events] = await Promise.all([
       fetchJson(`/api/v1/history?${query(period)}`),
-      fetchJson(`/api/v1/distribution?${query(at)}`),
-      mine.slice === "all" ? null : fetchJson(`/api/v1/distribution?${query({ ...at, slice: "all" })}`),
       fetchJson(`/api/v1/events?${query({ contract: mine.contract, newest: EVENTS })}`),
     ]);
     if (open !== mine) return;
@@ -85,10 +80,9 @@ export async function refreshCell(state) {
     showAxes(mine, state, history);
     showChart("history", historyChart(past, { title: `${mine.clause} on ${place(mine.slice)} over ${over}`, unit: clause.unit === "1" ? "" : clause.unit.replace(/[{}]/g, ""), events: marksOf(events.events, mine) }), "No evaluation is stored for this period.");
     showChart("evidence", evidenceChart(past, `Evidence against ${mine.clause} on ${place(mine.slice)} over ${over}`), "There is no evidence against this limit: the verdict says why.");
-    showChart("distribution", distributionChart(seen, mine.slice, whole), `Nothing ${cell?.status === "NO_DATA" ? "" : "but zeros "}was observed in the last ${span(contract.long_window, 2)}.`);
   } catch (error) {
     console.warn(error.message);
-    for (const id of ["history-text", "evidence-text", "distribution-text"]) if (byId(id)?.textContent === "Loading") byId(id).textContent = "The evaluator does not answer. Retrying.";
+    for (const id of ["history-text", "evidence-text"]) if (byId(id)?.textContent === "Loading") byId(id).textContent = "The evaluator does not answer. Retrying.";
   }
 }
 

@@ -1,6 +1,6 @@
 // Charts: uPlot (vendored, uPlot.LICENSE) in the page's colours, with the values beside the pointer and as a table.
-// A chart is {title, text, height, data, scales, series, bands, axes, columns, rows, marks, lines, unit, draw}: of uPlot,
-// and rows of [x, texts], marks of [x, text, sign] above the plot, lines of [x, text] across it.
+// A chart is {title, text, height, data, scales, series, bands, axes, columns, rows, marks, unit, draw}: of uPlot,
+// and rows of [x, texts], marks of [x, text, sign] above the plot.
 
 import { byId, el, fill } from "./dom.js";
 import { number } from "./format.js";
@@ -84,19 +84,13 @@ function powers(ticks) {
   return ticks.some(whole) ? ticks.map((value) => (whole(value) ? value : null)) : ticks;
 }
 
-/** What stands in and above a plot: the unit, marks, lines across, and a chart's own; then the key, in the same colours. */
+/** What stands in and above a plot: the unit, marks, and a chart's own; then the key, in the same colours. */
 function annotate(plot, chart, key) {
-  const [left, right] = [0, plot.over.clientWidth];
-  if (key && chart.unit) label(plot, chart.unit, left, -14);
+  if (key && chart.unit) label(plot, chart.unit, 0, -14);
   for (const [x, , sign] of together(plot, chart.marks ?? [])) {
     stroke(plot, x, "quiet", [3, 3], key ? -4 : 0);
     if (key) label(plot, sign, x, -10, { align: "center", name: "text" });
     else label(plot, sign, Math.max(x - 4, 14), 12, { align: "right", name: "text" });
-  }
-  for (const [value, text] of chart.lines ?? []) {
-    const x = plot.valToPos(value, "x");
-    stroke(plot, x, "fail", [6, 4]);
-    label(plot, text, x + (x > right / 2 ? -5 : 5), 12, { align: x > right / 2 ? "right" : "left", name: "fail" });
   }
   chart.draw?.(plot);
   if (key) fill(key, chart.series.filter((one) => one.label).map((one) => el("span", {}, swatch(one), one.label)));

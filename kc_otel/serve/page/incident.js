@@ -2,7 +2,7 @@
 
 import { figure, showChart } from "./charts.js";
 import { byId, el, fill } from "./dom.js";
-import { depthChart, placesChart } from "./pictures.js";
+import { depthChart } from "./pictures.js";
 import { address, clock, count, iso, kernel, listed, number, place, span } from "./format.js";
 import { actionsTaken, badge, diagnoses, grown, ordered } from "./overview.js";
 
@@ -69,7 +69,6 @@ function show(one, state) {
     el("ul", { class: "extents" }, one.extents.map(([clause, text]) => el("li", {}, el("strong", {}, clause), " ", text))),
     one.status === "FAIL" && contract ? el("p", { class: "quiet", id: "incident-claims" }, claims(one, contract).join(" ")) : null,
     el("dl", { class: "facts" }, facts.map(([name, ...value]) => el("div", {}, el("dt", {}, name), el("dd", {}, ...value)))),
-    places(one),
     depth(one),
     el("h3", {}, `Where, and since when: ${count(new Set(one.cells.map((cell) => cell.slice)).size)} slices`),
     onsets(one));
@@ -97,22 +96,6 @@ async function drawDepth(id, evidence, place, mine) {
   } catch {
     place.hidden = true; // another program's evidence has another shape
   }
-}
-
-/** Drift by position and turn, while the incident lasts. */
-function places(one) {
-  if (one.status !== "FAIL" || one.until) return null;
-  open.places ??= el("div", { hidden: true }, figure("places", "Drift by position and turn"));
-  drawPlaces(one.id, open.places, open);
-  return open.places;
-}
-
-async function drawPlaces(id, place, mine) {
-  const response = await fetch(`/api/v1/incidents/${encodeURIComponent(id)}/places`);
-  const chart = response.ok ? placesChart(await response.json()) : null;
-  if (open !== mine) return;
-  place.hidden = !chart;
-  if (chart) showChart("places", chart, "");
 }
 
 /** What a FAIL says, of which traffic, and how rarely it is wrong. */

@@ -17,16 +17,14 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping
 from contextlib import AbstractAsyncContextManager, nullcontext, suppress
-from datetime import UTC
-from email.utils import parsedate_to_datetime
 from typing import Any, Final
 from urllib.parse import urlsplit, urlunsplit
 
 import httpx
 
 from kc_otel.serve.store.state_file import StateError
-from kc_otel.serve.webhooks.endpoints import Outgoing, WebhookEndpoint, render
-from kc_otel.serve.webhooks.outbox import Outbox, WebhookMessage
+from kc_otel.serve.webhooks.endpoints import WebhookEndpoint
+from kc_otel.serve.webhooks.outbox import DeliveryState, Outbox, WebhookMessage
 
 _log = logging.getLogger(__name__)
 _PORTS: Final = {"http": 80, "https": 443}
@@ -145,14 +143,10 @@ class Dispatcher:
 
     async def _deliver(self, endpoint: WebhookEndpoint, message: WebhookMessage) -> None:
         status, retry_after, error = await self._post(endpoint, message)
-        accepted = status is not None and 200 <= status < 300
         async with self._turn():
-            if accepted:
-                state = self._outbox.accepted(message.id)
-            else:
-                state = self._outbox.failed(message.id, self._clock(), error, status=status, retry_after=retry_after)
+            state = self._outbox.answered(message.id, self._clock(), status, error, retry_after)
         self.attempts[endpoint.name, state.value] += 1
-        if not accepted:
+        if state is not DeliveryState.DELIVERED:
             _log.warning("webhook %s to %r is %s: %s", message.id, endpoint.name, state.value, error)
 
     async def _post(self, endpoint: WebhookEndpoint, message: WebhookMessage) -> tuple[int | None, float | None, str]:
@@ -162,12 +156,9 @@ class Dispatcher:
         if client is None:
             client = self._clients[endpoint.name] = self._client_factory()
         try:
-            request = render(
-                endpoint.format, endpoint.url, message.body, message.id,
-                now=now, secrets=endpoint.secrets, key=endpoint.key,
-            )  # fmt: skip
+            headers, body = endpoint.request(message.body, message.id, now)
             async with asyncio.timeout(self._timeout):
-                status, asked = await _sent(client, endpoint, request)
+                status, asked = await _sent(client, endpoint, headers, body)
         except TimeoutError:
             return None, None, f"no answer within {self._timeout:g} s"
         except AddressError as error:
@@ -175,32 +166,22 @@ class Dispatcher:
         except Exception as error:  # noqa: BLE001 - whatever is raised is a failed attempt, never a lost lane
             said = str(error).replace(endpoint.url, "the endpoint")
             return None, None, f"{type(error).__name__}: {said}" if said else type(error).__name__
-        return status, retry_after_seconds(asked, now), f"HTTP {status}"
+        accepted = 200 <= status < 300
+        seconds = float(asked[:9]) if asked and asked.isascii() and asked.isdigit() else None
+        return status, seconds, "" if accepted else f"HTTP {status}"
 
 
-async def _sent(client: httpx.AsyncClient, endpoint: WebhookEndpoint, request: Outgoing) -> tuple[int, str | None]:
+async def _sent(
+    client: httpx.AsyncClient, endpoint: WebhookEndpoint, signed: Mapping[str, str], body: bytes
+) -> tuple[int, str | None]:
     """Status of the answer, and its `Retry-After`."""
-    url, headers, extensions = (request.url, {}, {}) if endpoint.allow_private else await pinned(request.url)
-    headers |= {"content-type": "application/json", "user-agent": "kc-otel", **request.headers}
+    url, headers, extensions = (endpoint.url, {}, {}) if endpoint.allow_private else await pinned(endpoint.url)
+    headers |= {"content-type": "application/json", "user-agent": "kc-otel", **signed}
     if endpoint.authorization:
         headers["authorization"] = endpoint.authorization
     # The answer's body is never read: an endless one must not hold the lane.
-    async with client.stream("POST", url, content=request.body, headers=headers, extensions=extensions) as answer:
+    async with client.stream("POST", url, content=body, headers=headers, extensions=extensions) as answer:
         return answer.status_code, answer.headers.get("retry-after")
-
-
-def retry_after_seconds(value: str | None, now: float) -> float | None:
-    """Seconds that a `Retry-After` header asks for, from a number or an HTTP date; None when there is none."""
-    if value is None:
-        return None
-    text = value.strip()
-    if text.isascii() and text.isdigit():
-        return float(text[:9])
-    try:
-        at = parsedate_to_datetime(text)
-    except ValueError:
-        return None
-    return max(0.0, (at if at.tzinfo else at.replace(tzinfo=UTC)).timestamp() - now)
 
 
 class AddressError(Exception):

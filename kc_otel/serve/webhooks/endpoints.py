@@ -12,8 +12,8 @@
 | `ALLOW_PRIVATE`                     | `1` when the address may be loopback or of a private network         |
 
 `kernel-contract` is Alertmanager's version 4 body with `kernelContract`, signed as Standard Webhooks ask; `pagerduty`
-one Events API v2 event for the incident; `slack` a message in blocks. `Rotation` reads files again when they change, so
-that a secret is rotated without a restart. URLs often carry tokens, so neither they nor the secrets show in a repr.
+one Events API v2 event for the incident; `slack` a message in blocks. Credential files are read again when they change.
+URLs often carry tokens, so neither they nor the secrets show in a repr.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from typing import Any, Final
 from urllib.parse import urlsplit
 
 from kc_otel.client.webhooks import Secret, SecretError, sign
-from kc_otel.serve.watched_files import WatchedFiles
+from kc_otel.serve.watched_files import UnusableFileError, WatchedFiles
 
 _log: Final = logging.getLogger(__name__)
 _TRUE_WORDS = frozenset({"1", "true", "yes", "on"})
@@ -45,7 +45,7 @@ class Format(StrEnum):
     SLACK = "slack"
 
 
-class WebhookEndpointError(ValueError):
+class WebhookEndpointError(UnusableFileError, ValueError):
     """Endpoints are not configured; the message names every variable that is missing or wrong."""
 
 
@@ -73,6 +73,14 @@ class WebhookEndpoint:
             raise WebhookEndpointError(
                 f"endpoint {self.name!r}: the Authorization header has characters that a header cannot contain"
             )
+
+    def request(self, stored: bytes, message_id: str, now: float) -> tuple[dict[str, str], bytes]:
+        """Headers of the format and body of one message: the same at every attempt, but for the time."""
+        if self.format is Format.KERNEL_CONTRACT:
+            return sign(self.secrets, message_id, stored, now=now), stored
+        body: dict[str, Any] = json.loads(stored)
+        said = pagerduty_event(body, self.key) if self.format is Format.PAGERDUTY else slack_message(body)
+        return {}, json.dumps(said, separators=(",", ":"), ensure_ascii=False, allow_nan=False).encode()
 
 
 def endpoints_from_env(names: Iterable[str], environ: Mapping[str, str]) -> dict[str, WebhookEndpoint]:
@@ -143,53 +151,23 @@ def _credential(variable: str, environ: Mapping[str, str]) -> str:
     return (Path(path).read_text(encoding="utf-8") if path else text).strip()
 
 
-class Rotation:
-    """Looks at the endpoints' credential files."""
+class EndpointFiles(WatchedFiles):
+    """The endpoints of these names, whose credentials may be in files; empty where none have to be `required`."""
 
-    def __init__(self, names: Iterable[str], environ: Mapping[str, str]) -> None:
-        self._names = sorted(set(names))
-        self._environ = environ
+    def __init__(self, names: Iterable[str], environ: Mapping[str, str], *, required: bool = True) -> None:
+        self._names, self._environ = sorted(set(names)), environ
+        self.endpoints: dict[str, WebhookEndpoint] = {}
         variables = (f"{_prefix(name)}_{what}_FILE" for name in self._names for what in ("SECRET", "AUTHORIZATION"))
-        self._files = WatchedFiles(Path(path) for variable in variables if (path := environ.get(variable)))
-
-    def renewed(self) -> dict[str, WebhookEndpoint] | None:
-        """The endpoints, where a file has changed since the last look; while its content is wrong, None."""
-        if not self._files.changed():
-            return None
         try:
-            endpoints = endpoints_from_env(self._names, self._environ)
+            super().__init__(Path(path) for variable in variables if (path := environ.get(variable)))
         except WebhookEndpointError as error:
-            _log.warning("the old webhook credentials stay in force: %s", error)
-            return None
-        _log.info("webhook credentials were read again")
-        return endpoints
+            if required:
+                said = f"{error}; or start with --no-webhooks, and they wait in the outbox"
+                raise WebhookEndpointError(said) from None
+            _log.info("webhooks wait in the outbox, as --no-webhooks asks: %s", error)
 
-
-@dataclass(frozen=True, slots=True)
-class Outgoing:
-    """One HTTP POST; the headers are all but those of HTTP itself."""
-
-    url: str = field(repr=False)
-    headers: Mapping[str, str] = field(repr=False)
-    body: bytes
-
-
-def render(
-    format: Format,
-    url: str,
-    stored: bytes,
-    message_id: str,
-    *,
-    now: float,
-    secrets: tuple[Secret, ...] = (),
-    key: str = "",
-) -> Outgoing:
-    """The request of one message: the same at every attempt, but for the time."""
-    if format is Format.KERNEL_CONTRACT:
-        return Outgoing(url, sign(secrets, message_id, stored, now=now), stored)
-    body: dict[str, Any] = json.loads(stored)
-    said = pagerduty_event(body, key) if format is Format.PAGERDUTY else slack_message(body)
-    return Outgoing(url, {}, json.dumps(said, separators=(",", ":"), ensure_ascii=False, allow_nan=False).encode())
+    def _read(self) -> None:
+        self.endpoints = endpoints_from_env(self._names, self._environ)
 
 
 _SUMMARY: Final = 1024

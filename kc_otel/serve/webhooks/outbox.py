@@ -48,7 +48,7 @@ _TABLES = (
     "CREATE INDEX IF NOT EXISTS outbox_waiting ON outbox (endpoint, contract, seq) WHERE state = 'waiting'",
     "CREATE INDEX IF NOT EXISTS outbox_finished ON outbox (state, seq) WHERE state <> 'waiting'",
 )
-_COLUMNS: Final = "seq, id, endpoint, contract, body, created, state, attempts, error"
+_COLUMNS: Final = "id, endpoint, contract, body, attempts, error, state"
 _REFUSED_STATUSES: Final = frozenset({400, 413, 415, 422})
 """Statuses with which a receiver judges a request, and not the moment."""
 _GONE_STATUS: Final = 410
@@ -67,15 +67,13 @@ class DeliveryState(StrEnum):
 class WebhookMessage:
     """A webhook on its way; `id` is the same at every attempt, and contract and endpoint are its lane."""
 
-    seq: int
     id: str
     endpoint: str
     contract: str
     body: bytes
-    created: float
-    state: DeliveryState
     attempts: int
     error: str
+    state: DeliveryState
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,44 +141,33 @@ class Outbox:
         held = {endpoint for endpoint, (since, seconds) in self._held.items() if since <= now < since + seconds}
         return tuple(message for message in map(_message, rows) if message.endpoint not in held | self._disabled.keys())
 
-    def accepted(self, message_id: str) -> DeliveryState:
-        """Note that the endpoint accepted the message. Returns its state: parked if it expired meanwhile."""
-        with unit_of_work(self._connection):
-            return self._finished(message_id, DeliveryState.DELIVERED)
-
-    def failed(
-        self, message_id: str, now: float, error: str, *, status: int | None = None, retry_after: float | None = None
+    def answered(
+        self, message_id: str, now: float, status: int | None, error: str = "", retry_after: float | None = None
     ) -> DeliveryState:
-        """Note that an attempt failed; return whether the message waits or is parked. `error` must hold no secret."""
+        """Note what an attempt came to, with no status where nothing answered; return the message's state.
+
+        One that expired while the attempt was under way stays parked. `error` must hold no secret.
+        """
+        state = _state_after(status)
         asked = min(max(0.0, retry_after or 0.0), self._cap)
         with unit_of_work(self._connection):
-            if status in _REFUSED_STATUSES:
-                return self._finished(message_id, DeliveryState.PARKED, error)
             row = self._connection.execute(
                 "SELECT endpoint, attempts FROM outbox WHERE id = ? AND state = 'waiting'", (message_id,)
             ).fetchone()
-            if row is None:  # it expired while the attempt was under way
+            if row is None:
                 return DeliveryState.PARKED
             endpoint, attempts = row
             pause = max(asked, self._rng.uniform(0.0, min(self._cap, self._base * 2.0 ** min(attempts, 64))))
             self._connection.execute(
-                "UPDATE outbox SET attempts = attempts + 1, tried = ?, pause = ?, error = ? WHERE id = ?",
-                (now, pause, error, message_id),
+                "UPDATE outbox SET state = ?, attempts = attempts + 1, tried = ?, pause = ?, error = ? WHERE id = ?",
+                (state.value, now, pause, error, message_id),
             )
-            if status == _GONE_STATUS:
-                self._disabled.setdefault(endpoint, (error, now))
-            elif status in _THROTTLED_STATUSES:
-                self._held[endpoint] = now, asked
-        return DeliveryState.WAITING
-
-    def _finished(self, message_id: str, state: DeliveryState, error: str = "") -> DeliveryState:
-        waited = self._connection.execute(
-            "UPDATE outbox SET state = ?, error = ? WHERE id = ? AND state = 'waiting'",
-            (state.value, error, message_id),
-        ).rowcount
-        if not waited:  # it expired while the attempt was under way
-            return DeliveryState.PARKED
-        self._trim(state)
+            if state is not DeliveryState.WAITING:
+                self._trim(state)
+        if status == _GONE_STATUS:
+            self._disabled.setdefault(endpoint, (error, now))
+        elif status in _THROTTLED_STATUSES:
+            self._held[endpoint] = now, asked
         return state
 
     def any_expired(self, now: float) -> bool:
@@ -197,8 +184,7 @@ class Outbox:
                 " WHERE state = 'waiting' AND created <= ?",
                 (now - self._expire_after,),
             ).rowcount
-            if expired:
-                self._trim(DeliveryState.PARKED)
+            self._trim(DeliveryState.PARKED)
         return expired
 
     def enable(self, endpoint: str) -> None:
@@ -247,6 +233,11 @@ class Outbox:
         )
 
 
-def _message(row: tuple[int, str, str, str, bytes, float, str, int, str]) -> WebhookMessage:
-    state = DeliveryState(row[6])
-    return WebhookMessage(*row[:6], state, *row[7:])
+def _message(row: tuple[str, str, str, bytes, int, str, str]) -> WebhookMessage:
+    return WebhookMessage(*row[:-1], DeliveryState(row[-1]))
+
+
+def _state_after(status: int | None) -> DeliveryState:
+    if status is not None and 200 <= status < 300:
+        return DeliveryState.DELIVERED
+    return DeliveryState.PARKED if status in _REFUSED_STATUSES else DeliveryState.WAITING

@@ -164,21 +164,6 @@ def test_a_hold_waits_and_a_resume_goes_on(terms, round_of):
         tell(promotion, terms, "resume")[0]
 
 
-def test_a_hook_confirms_each_step(terms, round_of):
-    promotion = tell(begin(terms, V, "ada", 0.0)[0], terms, "hook")[0]
-    promotion, moves = run(promotion, terms, round_of, passes(0, 3))
-    assert (moves, promotion.awaiting) == ([], "canary at 1%")
-    with pytest.raises(OrderError, match="'full' is not awaited; canary at 1% is"):
-        tell(promotion, terms, "confirm", position="full")[0]
-    promotion = tell(promotion, terms, "confirm", position="canary at 1%")[0]
-    promotion, moves = run(promotion, terms, round_of, passes(900, 3))
-    assert [str(move.after) for move in moves] == ["canary at 1%"]
-    assert (promotion.awaiting, promotion.confirmed) == ("canary at 10%", "")
-    held = tell(promotion, terms, "hold", "it ended with 3")[0]
-    assert held.awaiting == "", "a hook that failed does not run again before somebody resumes"
-    assert run(held, terms, round_of, passes(1800, 1))[0].awaiting == ""
-
-
 def test_force_needs_a_reason_and_a_place_ahead(terms):
     promotion, _ = begin(terms, V, "ada", 0.0)
     with pytest.raises(OrderError, match="say why"):

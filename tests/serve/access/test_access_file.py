@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from kc_otel.serve.access.access_file import AccessError, AccessFile, Role, digest_of, new_token
+from kc_otel.serve.access.access_file import AccessFile, Role, digest_of, new_token
+from kc_otel.serve.watched_files import UnusableFileError
 
 TOKEN = "kc_" + "r4nd0m" * 7
 ENTRY = {"name": "ada", "may": ["read", "act"], "sha256": digest_of(TOKEN)}
@@ -64,7 +65,7 @@ def test_a_file_that_breaks_changes_nothing_and_is_said(tmp_path, broken, caplog
     access.renew()
     assert access.bearer(f"Bearer {TOKEN}").name == "ada"
     assert len(caplog.records) == 1
-    assert "still are" in caplog.text
+    assert "what was read before stays in force" in caplog.text
 
 
 @pytest.mark.parametrize(
@@ -79,7 +80,7 @@ def test_a_file_that_breaks_changes_nothing_and_is_said(tmp_path, broken, caplog
 )
 def test_what_is_wrong_is_said_without_what_was_written(tmp_path, changes, said):
     """A token that was pasted in place of its digest is not repeated into a log."""
-    with pytest.raises(AccessError) as raised:
+    with pytest.raises(UnusableFileError) as raised:
         AccessFile(written(tmp_path / "access.yaml", ENTRY | changes))
     assert said in str(raised.value)
     assert TOKEN not in str(raised.value)
@@ -88,7 +89,7 @@ def test_what_is_wrong_is_said_without_what_was_written(tmp_path, changes, said)
 def test_a_file_without_its_first_line_is_told_which_line_it_lacks(tmp_path):
     """As `kc-otel token ... >> access.yaml` leaves a file that nobody began."""
     (tmp_path / "access.yaml").write_text(f"- {{name: ada, may: [read], sha256: {ENTRY['sha256']}}}\n")
-    with pytest.raises(AccessError, match=r"access.yaml:1: must be a mapping in YAML: the line `tokens:`"):
+    with pytest.raises(UnusableFileError, match=r"access.yaml:1: must be a mapping in YAML: the line `tokens:`"):
         AccessFile(tmp_path / "access.yaml")
 
 
@@ -98,19 +99,19 @@ def test_a_file_without_its_first_line_is_told_which_line_it_lacks(tmp_path):
 def test_a_key_that_is_written_twice_is_refused(tmp_path, twice):
     """YAML's own reader would take the last one, and give somebody more, or nobody anything."""
     (tmp_path / "access.yaml").write_text(twice)
-    with pytest.raises(AccessError, match=r"access.yaml:[13]: must be .* each key once"):
+    with pytest.raises(UnusableFileError, match=r"access.yaml:[13]: must be .* each key once"):
         AccessFile(tmp_path / "access.yaml")
 
 
 def test_a_folder_is_no_file(tmp_path):
     """It says so, and does not raise what nobody expects."""
-    with pytest.raises(AccessError, match="Is a directory"):
+    with pytest.raises(UnusableFileError, match="Is a directory"):
         AccessFile(tmp_path)
 
 
 def test_a_token_is_ones_own(tmp_path):
     """Two entries with one token would not say who acted."""
-    with pytest.raises(AccessError, match="is also that of 'ada'"):
+    with pytest.raises(UnusableFileError, match="is also that of 'ada'"):
         AccessFile(written(tmp_path / "access.yaml", ENTRY, ENTRY | {"name": "bob", "may": ["send"]}))
 
 

@@ -29,7 +29,7 @@ GOOD = {
     },
     "/api/v1/decisions/unpin": {"contract": "policy", "slice": "code", **SIGNED},
     "/api/v1/decisions/resume": {"contract": "policy", "slice": "code", **SIGNED},
-    "/api/v1/promotions/{contract}/{kernel}": {"order": "hold", "position": "shadow", **SIGNED},
+    "/api/v1/promotions/{contract}/{kernel}": {"order": "hold", **SIGNED},
     "/api/v1/incidents/{id}/diagnoses": {
         "kind": "locate", "slice": "code", "text": "layer 3", "by": "ada", "evidence": {"found": []},
     },
@@ -215,7 +215,7 @@ def test_no_request_is_a_fault_of_the_server(fresh_client: TestClient, path: str
     spoilt = data.draw(st.dictionaries(keys, values, min_size=1, max_size=3))
     answer = post(fresh_client, path, GOOD[path] | spoilt)
     assert answer.status_code in {200, 400, 404, 409, 422}, answer.text
-    assert fresh_client.get("/api/v1/events?limit=5").status_code == 200
+    assert fresh_client.get("/api/v1/events?newest=5").status_code == 200
     assert fresh_client.get("/api/v1/overview").status_code == 200
 
 

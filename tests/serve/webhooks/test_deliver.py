@@ -16,7 +16,7 @@ import httpx
 import pytest
 
 from kc_otel.client.webhooks import Secret, new_secret, verify
-from kc_otel.serve.webhooks.deliver import AddressError, Dispatcher, pinned, retry_after_seconds
+from kc_otel.serve.webhooks.deliver import AddressError, Dispatcher, pinned
 from kc_otel.serve.webhooks.endpoints import WebhookEndpoint
 from kc_otel.serve.webhooks.outbox import DeliveryState, Outbox
 from tests.tools.deliveries import drain
@@ -179,24 +179,9 @@ def test_locked_database_is_survived(outbox, connection, receiver, caplog):
 def test_an_endpoint_that_is_configured_anew_is_sent_to_again(outbox, receiver):
     known = endpoints(receiver, "pager", "chat")
     for path in known:
-        outbox.failed(outbox.enqueue(path, "policy-7b", b"{}", AT), AT, "HTTP 410", status=410)
+        outbox.answered(outbox.enqueue(path, "policy-7b", b"{}", AT), AT, 410, "HTTP 410")
     Dispatcher(outbox, known).configure(known | {"pager": replace(known["pager"], authorization="Bearer new")})
     assert [status.endpoint for status in outbox.status() if status.disabled] == ["chat"]
-
-
-@pytest.mark.parametrize(
-    ("value", "seconds"),
-    [
-        (None, None),
-        ("120", 120.0),
-        ("Tue, 14 Nov 2023 22:15:20 GMT", 120.0),
-        ("Tue, 14 Nov 2023 22:00:00 GMT", 0.0),
-        ("soon", None),
-        ("-3", None),
-    ],
-)
-def test_retry_after_is_a_number_or_a_date(value, seconds):
-    assert retry_after_seconds(value, AT) == seconds
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,13 @@ import re
 import pytest
 
 from kc_otel.client.webhooks import Secret, new_secret
-from kc_otel.serve.webhooks.endpoints import Format, Rotation, WebhookEndpoint, WebhookEndpointError, endpoints_from_env
+from kc_otel.serve.webhooks.endpoints import (
+    EndpointFiles,
+    Format,
+    WebhookEndpoint,
+    WebhookEndpointError,
+    endpoints_from_env,
+)
 
 
 def test_endpoints_are_read_from_the_environment(tmp_path):
@@ -100,15 +106,16 @@ def test_a_secret_that_changes_in_its_file_is_read_again(tmp_path, caplog):
     path, first, two = tmp_path / "secret", new_secret(), new_secret()
     path.write_text(first)
     environ = {"KC_OTEL_WEBHOOK_PAGER_URL": "https://p.example", "KC_OTEL_WEBHOOK_PAGER_SECRET_FILE": str(path)}
-    rotation = Rotation(["pager"], environ)
-    assert rotation.renewed() is None
-    path.write_text(f"{two} {first}")
-    assert rotation.renewed()["pager"].secrets == (Secret.parse(two), Secret.parse(first))
-    assert rotation.renewed() is None
-    path.write_text("rubbish")
-    assert rotation.renewed() is None
-    assert "the old webhook credentials stay in force" in caplog.text
-    path.unlink()
-    assert rotation.renewed() is None
-    path.write_text(two)
-    assert rotation.renewed()["pager"].secrets == (Secret.parse(two),)
+    files = EndpointFiles(["pager"], environ)
+    assert not files.renew()
+    for content, renewed, keys in (
+        (f"{two} {first}", True, (two, first)),
+        ("rubbish", False, (two, first)),
+        (None, False, (two, first)),
+        (two, True, (two,)),
+    ):
+        path.unlink() if content is None else path.write_text(content)
+        assert files.renew() is renewed
+        assert files.endpoints["pager"].secrets == tuple(map(Secret.parse, keys))
+        assert not files.renew()
+    assert caplog.text.count("what was read before stays in force") == 2

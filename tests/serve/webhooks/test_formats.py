@@ -13,7 +13,7 @@ from kc_otel.judge.escalation.webhook_body import encode
 from kc_otel.judge.incidents.incident import IncidentState
 from kc_otel.judge.incidents.incident_lifecycle import follow
 from kc_otel.judge.recorders import KernelInfo
-from kc_otel.serve.webhooks.endpoints import Format, render
+from kc_otel.serve.webhooks.endpoints import Format, WebhookEndpoint
 from tests.tools.bodies import body_of
 
 AT = 1_700_000_000.0
@@ -42,10 +42,10 @@ def stored(contract, make_verdict):
     ]
 
 
-def sent(format, stored, *, now=AT, **options):
+def sent(format, stored, **options):
     """The parsed body of a stored one, in a format."""
-    request = render(format, options.pop("url", "https://hooks.example/x"), stored, "msg_1", now=now, **options)
-    return json.loads(request.body)
+    _, body = WebhookEndpoint("pager", "https://hooks.example/x", format=format, **options).request(stored, "msg_1", AT)
+    return json.loads(body)
 
 
 def test_pagerduty_gets_an_event_of_an_alert_with_one_key_for_start_and_end(stored):

@@ -25,7 +25,7 @@ def test_only_the_oldest_message_of_a_lane_is_due(outbox):
     other_contract = outbox.enqueue("pager", "b", b"3", 0)
     other_endpoint = outbox.enqueue("chat", "a", b"4", 0)
     assert due_ids(outbox, 0) == [first, other_contract, other_endpoint]
-    outbox.accepted(first)
+    outbox.answered(first, 0.0, 204)
     assert due_ids(outbox, 0) == [second, other_contract, other_endpoint]
 
 
@@ -35,7 +35,7 @@ def test_pause_is_random_and_bounded(seed, failures):
     outbox = Outbox(connection, base=1.0, cap=60.0, rng=random.Random(seed))
     message_id = outbox.enqueue("pager", "a", b"1", 0)
     for _ in range(failures):
-        outbox.failed(message_id, 0.0, "HTTP 500", status=500)
+        outbox.answered(message_id, 0.0, 500, "HTTP 500")
     assert due_ids(outbox, min(60.0, 2.0 ** (failures - 1))) == [message_id]
     connection.close()
 
@@ -45,7 +45,7 @@ def test_jitter_spreads_retries():
     outbox = Outbox(connection, base=100.0, cap=100.0, rng=random.Random(7))
     ids = [outbox.enqueue("pager", str(number), b"", 0) for number in range(100)]
     for message_id in ids:
-        outbox.failed(message_id, 0.0, "HTTP 500", status=500)
+        outbox.answered(message_id, 0.0, 500, "HTTP 500")
     halfway = len(outbox.due(50.0))
     assert 30 < halfway < 70
     connection.close()
@@ -56,7 +56,7 @@ def test_retry_after_holds_every_lane_of_the_endpoint(outbox):
     same_endpoint = outbox.enqueue("pager", "b", b"2", 0)
     elsewhere = outbox.enqueue("chat", "a", b"3", 0)
     for asked, held in ((40, 40), (31_536_000, 300)):
-        outbox.failed(throttled, 0, "HTTP 429", status=429, retry_after=asked)
+        outbox.answered(throttled, 0, 429, "HTTP 429", asked)
         assert due_ids(outbox, held - 1) == [elsewhere]
         assert due_ids(outbox, held) == [throttled, same_endpoint, elsewhere]
 
@@ -65,7 +65,7 @@ def test_retry_after_holds_every_lane_of_the_endpoint(outbox):
 def test_refused_message_is_parked_and_frees_its_lane(outbox, status):
     refused = outbox.enqueue("pager", "a", b"1", 0)
     later = outbox.enqueue("pager", "a", b"2", 0)
-    assert outbox.failed(refused, 0, f"HTTP {status}", status=status) is DeliveryState.PARKED
+    assert outbox.answered(refused, 0, status, f"HTTP {status}") is DeliveryState.PARKED
     assert due_ids(outbox, 0) == [later]
     (parked,) = outbox.messages(DeliveryState.PARKED)
     assert (parked.id, parked.error) == (refused, f"HTTP {status}")
@@ -74,16 +74,16 @@ def test_refused_message_is_parked_and_frees_its_lane(outbox, status):
 @pytest.mark.parametrize("status", [None, 301, 401, 403, 404, 408, 425, 429, 500, 502, 503])
 def test_other_failures_are_tried_again(outbox, status):
     message_id = outbox.enqueue("pager", "a", b"1", 0)
-    assert outbox.failed(message_id, 0, "failed", status=status) is DeliveryState.WAITING
+    assert outbox.answered(message_id, 0, status, "failed") is DeliveryState.WAITING
     assert due_ids(outbox, 1000) == [message_id]
 
 
 def test_gone_disables_the_endpoint_until_it_is_enabled(outbox):
     message_id = outbox.enqueue("pager", "a", b"1", 0)
     throttled = outbox.enqueue("pager", "b", b"1", 0)
-    outbox.failed(message_id, 5, "HTTP 410", status=410)
-    outbox.failed(throttled, 6, "HTTP 429", status=429, retry_after=1)
-    outbox.failed(throttled, 7, "HTTP 410", status=410)
+    outbox.answered(message_id, 5, 410, "HTTP 410")
+    outbox.answered(throttled, 6, 429, "HTTP 429", 1)
+    outbox.answered(throttled, 7, 410, "HTTP 410")
     assert due_ids(outbox, 10_000) == []
     assert (outbox.status()[0].disabled, outbox.status()[0].disabled_at) == ("HTTP 410", 5)
     outbox.enable("pager")
@@ -94,7 +94,7 @@ def test_gone_disables_the_endpoint_until_it_is_enabled(outbox):
 def test_undelivered_message_expires_visibly(outbox):
     old = outbox.enqueue("pager", "a", b"1", 0)
     young = outbox.enqueue("pager", "a", b"2", 50_000)
-    outbox.failed(old, 10, "HTTP 500", status=500)
+    outbox.answered(old, 10, 500, "HTTP 500")
     assert outbox.expire(86_399) == 0
     assert outbox.expire(86_400) == 1
     assert due_ids(outbox, 86_400) == [young]
@@ -105,19 +105,19 @@ def test_undelivered_message_expires_visibly(outbox):
 def test_status_shows_what_is_stuck(outbox):
     message_id = outbox.enqueue("pager", "a", b"1", 5)
     outbox.enqueue("pager", "a", b"2", 6)
-    outbox.accepted(outbox.enqueue("chat", "a", b"3", 7))
-    outbox.failed(message_id, 8, "ConnectError", status=None)
+    outbox.answered(outbox.enqueue("chat", "a", b"3", 7), 0.0, 204)
+    outbox.answered(message_id, 8, None, "ConnectError")
     chat, pager = outbox.status()
     assert (chat.waiting, chat.oldest, chat.error) == (0, None, "")
     assert (pager.waiting, pager.parked, pager.oldest, pager.error) == (2, 0, 5, "ConnectError")
-    outbox.failed(message_id, 9, "HTTP 400", status=400)
+    outbox.answered(message_id, 9, 400, "HTTP 400")
     chat, pager = outbox.status()
     assert (pager.waiting, pager.parked, pager.given_up, chat.given_up) == (1, 1, 5, None)
 
 
 def test_clock_that_jumps_back_does_not_delay(outbox):
     message_id = outbox.enqueue("pager", "a", b"1", 1_000_000)
-    outbox.failed(message_id, 1_000_000, "HTTP 503", status=503, retry_after=300)
+    outbox.answered(message_id, 1_000_000, 503, "HTTP 503", 300)
     assert due_ids(outbox, 1_000_001) == []
     assert due_ids(outbox, 500_000) == [message_id]
 
@@ -126,7 +126,7 @@ def test_finished_messages_are_kept_for_a_while(connection):
     outbox = Outbox(connection, keep=3)
     waiting = outbox.enqueue("down", "a", b"", 0)
     for number in range(10):
-        outbox.accepted(outbox.enqueue("pager", "a", b"%d" % number, 0))
+        outbox.answered(outbox.enqueue("pager", "a", b"%d" % number, 0), 0.0, 204)
     assert [message.body for message in outbox.messages(DeliveryState.DELIVERED)] == [b"9", b"8", b"7"]
     assert due_ids(outbox, 0) == [waiting]
 
@@ -134,5 +134,5 @@ def test_finished_messages_are_kept_for_a_while(connection):
 def test_failure_of_a_message_that_expired_meanwhile_is_harmless(outbox):
     message_id = outbox.enqueue("pager", "a", b"1", 0)
     outbox.expire(86_400)
-    assert outbox.failed(message_id, 86_401, "HTTP 500", status=500) is DeliveryState.PARKED
+    assert outbox.answered(message_id, 86_401, 500, "HTTP 500") is DeliveryState.PARKED
     assert due_ids(outbox, 100_000) == []

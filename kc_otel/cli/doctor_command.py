@@ -1,4 +1,4 @@
-"""Diagnosis of misconfigurations between a service and its verdicts, as sentences with remedies.
+"""`kc-otel doctor`: misconfigurations between a service and its verdicts, as sentences with remedies.
 
 Two checks from where the service runs: of the environment that its recorder reads, and of the evaluator's report on the
 data that have arrived. Neither changes anything; the only thing sent is a connection that is closed at once.
@@ -6,46 +6,46 @@ data that have arrived. Neither changes anything; the only thing sent is a conne
 
 from __future__ import annotations
 
+import json
 import os
 import socket
+import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict
 from functools import partial
 from importlib.metadata import entry_points
 from pathlib import Path
-from typing import Any, Final
+from typing import Annotated, Any, Final
 from urllib.parse import urlsplit
 
-from kc_otel.contract.declared_kernels import OTHERWISE_REMEDY
+import typer
+from rich.console import Console
+from rich.text import Text
+
+from kc_otel.cli.api_client import DEFAULT_URL, Url, get, troubles
+from kc_otel.cli.terminal import PrintJson, unusable
 from kc_otel.contract.errors import ContractError
-from kc_otel.contract.load import load
-from kc_otel.contract.measuring_paths import MeasuringPath, coverage
+from kc_otel.contract.load import load, load_all
+from kc_otel.contract.measuring_paths import Finding, MeasuringPath, left_open
 from kc_otel.contract.model import Contract
+from kc_otel.contract.plain_text import plain
 from kc_otel.contract.units import format_duration
 from kc_otel.contract.words import listed
+from kc_otel.judge.refused_points import OUTCOME_SENTENCES
 
+_STYLE: Final = {"error": "bold red", "warning": "yellow", "ok": "green"}
 _PORT_OF_PROTOCOL: Final = {"grpc": 4317, "http/protobuf": 4318}
 _API_PORT: Final = 4320
 _MAX_SKEW_SECONDS: Final = 5.0
-_LATE_SECONDS: Final = 30.0
 _TAKEN_OUTCOMES: Final = frozenset({"accepted", "partial"})
 _JUDGED_OUTCOMES: Final = frozenset({"accepted", "two_writers"})
 _SERVED_OUTCOMES: Final = _JUDGED_OUTCOMES | {"baseline", "behind", "unjudged"}
-_REFUSAL_REMEDIES: Final[Mapping[str, str]] = {
-    "malformed": "see the evaluator's answer in the sender's log, which names the field; send with kc_otel's recorder",
+_POINTS: Final[Mapping[str, str]] = {
     "unknown_contract": "serve the recorder's contract, or give the recorder a contract that is served",
     "unknown_slice": "give the recorder and the evaluator the same version of the contract",
-    "future": "set the sender's clock, for instance with NTP",
-    "late": "set the sender's clock, or send buffered points within the long window",
-    "behind": "set the sender's clock, for instance with NTP; ignore it after an outage, when senders catch up",
-    "other_buckets": "give all senders of a metric the same bucket bounds",
-    "contradictory": "give every sender its own service.instance.id: two senders write one stream",
-    "two_writers": "give every sender its own service.instance.id: two senders write one stream",
-    "unordered": "send deltas in order of time, or cumulative sums: "
-    "OTEL_EXPORTER_OTLP_METRICS_TEMPORALITY_PREFERENCE=cumulative",
     "dropped": "see the recorder's log for why it drops batches; kc.recorder.dropped counts them by reason",
-    "over_cap": "raise observability.max_series, or reduce the number of sender identities",
-    "unjudged": "raise observability.max_series, or keep fields that change often out of the kernels' fingerprints",
+    **OUTCOME_SENTENCES,
 }
 _REQUESTS: Final[Mapping[str, str]] = {
     "unauthenticated": "give senders a token: OTEL_EXPORTER_OTLP_HEADERS='authorization=Bearer TOKEN'",
@@ -59,16 +59,60 @@ _REQUESTS: Final[Mapping[str, str]] = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """Something that a person should know: an `error` if no verdicts can arrive, a `warning` if they may be wrong."""
-
-    level: str
-    what: str
-    remedy: str = ""
-
-
 _error, _warning = partial(Finding, "error"), partial(Finding, "warning")
+
+
+def doctor(
+    contracts: Annotated[
+        list[str] | None, typer.Argument(metavar="CONTRACT...", help="Contracts that should be judged.")
+    ] = None,
+    url: Url = DEFAULT_URL,
+    path: Annotated[
+        MeasuringPath | None,
+        typer.Option(help="How this service measures; also lists the clauses that it can never judge."),
+    ] = None,
+    as_json: PrintJson = False,
+) -> None:
+    """Find out why verdicts are missing, and print how to fix it.
+
+    Run it where the service runs: it checks this environment, then the evaluator. Exits with 1 if it finds an error,
+    else 0.
+
+    Examples:
+      kc-otel doctor policy.yaml --path vllm
+      kc-otel doctor --url https://drift.example.com
+    """
+    with unusable():
+        loaded = load_all(contracts or [])
+    if path is MeasuringPath.GATE:  # recordings are judged where they are
+        sections = {"The gate": [found for contract in loaded for found in left_open(contract, path)]}
+    else:
+        sections = {
+            "This process's environment": list(of_sender(os.environ, loaded, path)),
+            f"The evaluator at {url}": _evaluator(url, loaded),
+        }
+    if as_json:
+        typer.echo(json.dumps({name: [asdict(check) for check in found] for name, found in sections.items()}, indent=2))
+    else:
+        console = Console(soft_wrap=True)
+        for name, found in sections.items():
+            console.print(Text(name, style="bold"))
+            for check in found or [Finding("ok", "no problem found")]:
+                console.print(Text(f"  {check.level}: ", style=_STYLE[check.level]).append(plain(check.what), style=""))
+                if check.remedy:
+                    console.print(Text(f"      {plain(check.remedy)}"))
+    raise typer.Exit(any(check.level == "error" for found in sections.values() for check in found))
+
+
+def _evaluator(url: str, contracts: Sequence[Contract]) -> list[Finding]:
+    try:
+        clock, now = get(url, "/api/v1/overview")["now"], time.time()
+        served, verdicts = get(url, "/api/v1/contracts")["contracts"], get(url, "/api/v1/verdicts")["verdicts"]
+        return list(of_evaluator(get(url, "/api/v1/health"), served, verdicts, clock, now, contracts))
+    except typer.Exit:  # the reason is on the terminal already
+        return [
+            Finding("error", "its API does not answer", "start `kc-otel serve CONTRACT...`, or pass --url and a token")
+        ]
 
 
 def connects(host: str, port: int) -> str:
@@ -105,21 +149,7 @@ def of_sender(
     if path is MeasuringPath.VLLM or environment.get("KC_OTEL_CONTRACT"):
         yield from _vllm(environment)
     if path is not None:
-        yield from of_path(contracts, path)
-
-
-def of_path(contracts: Sequence[Contract], path: MeasuringPath) -> Iterator[Finding]:
-    """Report clauses and actions that a way of measuring leaves open, and the sources of its attributes."""
-    for contract in contracts:
-        covered = coverage(contract, path)
-        for clause, why in covered.unmeasured.items():
-            yield _warning(f"{contract.name}: {path} never measures clause {clause}", why)
-        for clause, argument in covered.arguments.items():
-            yield Finding("ok", f"{contract.name}: clause {clause} needs {argument}")
-        for attribute, source in covered.attributes.items():
-            yield Finding("ok", f"{contract.name}: slices need the attribute `{attribute}` of every sequence: {source}")
-        for action, why in covered.unobeyed.items():
-            yield _warning(f"{contract.name}: no process carries out {action}", why)
+        yield from (found for contract in contracts for found in left_open(contract, path))
 
 
 def of_evaluator(
@@ -135,10 +165,7 @@ def of_evaluator(
     `clock` and `now` are the Unix time on its machine and on this one at the same moment, seconds; `contracts` are
     those that it should judge, where they are known.
     """
-    if health["evaluated_at"] is None or clock - health["evaluated_at"] > _LATE_SECONDS:
-        yield _error("the evaluator has given no verdict in the last 30 s", "see its log and /readyz for the reason")
-    for name, sentence in health["failures"].items():
-        yield _error(f"{name or 'every contract'}: {sentence}", "see the evaluator's log for the cause, and report it")
+    yield from (_error(said, "see the evaluator's log for the cause") for said in troubles(health, clock))
     if abs(clock - now) > _MAX_SKEW_SECONDS:
         apart = format_duration(float(round(abs(clock - now))))
         yield _warning(
@@ -146,7 +173,6 @@ def of_evaluator(
             "set both with NTP: points more than 30 s in the future are rejected",
         )
     yield from _versions(served, contracts)
-    yield from _declared(served)
     yield from _arrived(health)
     yield from _silent(served, verdicts)
     for name, reasons in health["invalid"].items():
@@ -156,11 +182,8 @@ def of_evaluator(
                 "see the handbook's page Input checks for its meaning and what to change",
             )
     for hook in health["outbox"]:
-        if hook["disabled"] or hook["error"]:
-            again = "; then change the endpoint's credential file, or restart the evaluator"
-            remedy = "repair the receiver" + again * bool(hook["disabled"])
-            said = hook["disabled"] or hook["error"]
-            yield _warning(f"webhooks to {hook['endpoint']} fail: {said}", remedy)
+        if hook["error"] and not hook["disabled"]:
+            yield _warning(f"webhooks to {hook['endpoint']} fail: {hook['error']}", "repair the receiver")
         if hook["parked"]:
             yield _warning(
                 f"{hook['parked']:,} webhooks to {hook['endpoint']} were given up: it refused them, or they expired",
@@ -281,14 +304,6 @@ def _vllm(environment: Mapping[str, str]) -> Iterator[Finding]:
         yield Finding("ok", f"vLLM spools to {spool}; `kc-otel rescore` reads it there")
 
 
-def _declared(served: Sequence[Mapping[str, Any]]) -> Iterator[Finding]:
-    """Kernels that are not what their contract declares."""
-    for contract in served:
-        for kernel in contract["kernels"]:
-            for said in kernel.get("otherwise", ()):
-                yield _warning(f"{contract['name']}, {kernel['name']}: {said}", OTHERWISE_REMEDY)
-
-
 def _versions(served: Sequence[Mapping[str, Any]], contracts: Sequence[Contract]) -> Iterator[Finding]:
     known = {entry["name"]: entry for entry in served}
     for contract in contracts:
@@ -306,10 +321,9 @@ def _versions(served: Sequence[Mapping[str, Any]], contracts: Sequence[Contract]
 
 
 def _arrived(health: Mapping[str, Any]) -> Iterator[Finding]:
-    requests: dict[str, int] = {}
+    requests: Counter[str] = Counter()
     for name, count in health["requests"].items():
-        outcome = name.split(" ", 1)[1]
-        requests[outcome] = requests.get(outcome, 0) + count
+        requests[name.split(" ", 1)[1]] += count
     points = health["points"]
     taken = sum(count for outcome, count in requests.items() if outcome in _TAKEN_OUTCOMES)
     served = sum(count for outcome, count in points.items() if outcome in _SERVED_OUTCOMES)
@@ -333,9 +347,9 @@ def _arrived(health: Mapping[str, Any]) -> Iterator[Finding]:
     else:
         yield Finding("ok", f"{taken:,} OTLP requests were accepted, and {judged:,} of their points are judged")
     for outcome, remedy in _REQUESTS.items():
-        if requests.get(outcome):
+        if requests[outcome]:
             yield _warning(f"{requests[outcome]:,} requests were rejected: {outcome}", remedy)
-    for outcome, remedy in _REFUSAL_REMEDIES.items():
+    for outcome, remedy in _POINTS.items():
         if points.get(outcome):
             yield _warning(f"{points[outcome]:,} points were rejected or not judged: {outcome}", remedy)
 
