@@ -21,9 +21,8 @@ from kc_otel.judge.statistics import broken_assumption
 from kc_otel.judge.verdict import Causes, Cell, Status, Verdict
 from kc_otel.judge.verdicts import Evidence, Window, decide
 from kc_otel.record.measure.logits import LOGITS, logit_drift
-from kc_otel.record.measure.places import Places
 from kc_otel.record.measure.sampled import REWARD, SEQUENCE, TOKEN, log_ratio, saturated
-from kc_otel.record.slice_table import SliceTable
+from kc_otel.record.slice_table import Places, SliceTable
 from kc_otel.recordings.recording import GROUPS, PROMPT_IDS, Recording
 from kc_otel.stats import Binned, reward_sides
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from kc_otel.contract.slices import PLACES, POSITION_EDGES, TURNS
-from kc_otel.record.measure.places import BETWEEN, Places
+from kc_otel.record.slice_table import BETWEEN, Places
 
 WIDTH = 300
 

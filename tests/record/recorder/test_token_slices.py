@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from kc_otel.record.measure.places import Places
+from kc_otel.record.slice_table import Places
 
 SLICES = {
     "late": {"where": {"position": ">= 40"}},
