@@ -193,7 +193,7 @@ def never_sure(block: Block) -> Found:
     return every_row(block, InvalidReason.NOT_SAMPLED, said)
 
 
-def shifted(block: Block, _: Seen) -> Found:
+def shifted(block: Block, _seen: Seen) -> Found:
     """Sides that give one number less to all tokens that the other is sure of: what they add up to is not 1."""
     for side, other, name in block.sides:
         sure = other > _SURE_SIDE[0]
@@ -358,7 +358,7 @@ def clipped(block: Block, seen: Seen) -> Found:
     return []
 
 
-def left_out(block: Block, _: Seen) -> Found:
+def left_out(block: Block, _seen: Seen) -> Found:
     """Differences of the sides of which many lie next to the largest one, where the tail of a drift has a handful.
 
     Two mixtures of the same two models differ by no more than the ratio of their weights either: they come to a pile

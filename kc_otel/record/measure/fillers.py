@@ -84,14 +84,14 @@ def agree_in_runs(block: Block) -> bool:
     return any(np.count_nonzero(zero) >= _EDGE_ROWS * zero.size for zero in zeros)
 
 
-def sentinels(block: Block, _: Seen) -> Faults:
+def sentinels(block: Block, _seen: Seen) -> Faults:
     """Numbers that no log-softmax of a trained model goes down to."""
     tokens = (block.train < _SENTINEL) & np.isfinite(block.train)
     if tokens.any():
         yield fault_at(block, tokens, f"{tokens.sum():,} tokens are {block.train[tokens][0]:.4g}")
 
 
-def whole_rows(block: Block, _: Seen) -> Faults:
+def whole_rows(block: Block, _seen: Seen) -> Faults:
     """Rows of which one side is a single value and the other is not."""
     flat = [low == high for low, high in zip(block.lowest, block.highest, strict=True)]
     for (side, _, name), here, there in zip(block.sides, flat, flat[::-1], strict=True):

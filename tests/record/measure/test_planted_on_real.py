@@ -410,20 +410,16 @@ def test_tokens_of_the_prompt_are_told_from_rollouts():
     assert "the same token" in more_than_all(np.full(logprobs.size, -4.0), 7 + 0 * ids, groups)
 
 
-def test_columns_that_look_swapped_and_a_wrong_shard_are_remarked(tmp_path: Path):
-    """A kernel that is off by less than the rounding of numbers is judged; so is a shard, which is a kernel's fault."""
+def test_columns_that_look_swapped_are_remarked(tmp_path: Path):
+    """A kernel that is off by less than the rounding of numbers is judged."""
     arrays = read("vllm-bf16")
     swapped = arrays | {f"{side}_logprobs": arrays[f"{other}_logprobs"] for side, other in (SIDES, SIDES[::-1])}
-    off = np.random.default_rng(0).exponential(1.0, arrays["token_ids"].size)
-    inside = (arrays["token_ids"] >= VOCABULARY // 4) & (arrays["token_ids"] < VOCABULARY // 2)
-    shard = arrays | {"train_logprobs": np.float32(arrays["train_logprobs"] - off * inside)}
     for changed, said in (
         (arrays, "^$"),
         (
             swapped,
             "^the mean of P/Q over [0-9,]* tokens is 1.002., significantly above 1, and that of Q/P 1.000.: the col",
         ),
-        (shard, r"^\d\d% of the tokens with ids 12,[23]\d\d to 24,[345]\d\d differ .* and 0.0% of all others: .* rank"),
     ):
         np.savez(tmp_path / "a.npz", **changed)
         assert re.search(said, read_input(tmp_path / "a.npz")[0].unchecked)

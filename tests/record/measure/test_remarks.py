@@ -20,7 +20,7 @@ def said(train, inference):
     """Remarks on log P and log Q, [rows, tokens]."""
     rows, tokens = train.shape
     lengths = np.full(rows, tokens)
-    return remarks(Block(np.arange(rows), np.arange(rows) * tokens, lengths, train.ravel(), inference.ravel()), None)
+    return remarks(Block(np.arange(rows), np.arange(rows) * tokens, lengths, train.ravel(), inference.ravel()))
 
 
 @pytest.mark.parametrize(("temperature", "side"), [(0.7, "inference"), (0.8, "inference"), (1.25, "training")])
