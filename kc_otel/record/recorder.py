@@ -28,7 +28,7 @@ from kc_otel.contract.load import load
 from kc_otel.contract.model import Contract
 from kc_otel.contract.registry.clause_metrics import QUANTITIES, SAMPLING, Origin
 from kc_otel.contract.slices import LENGTH, Scalar
-from kc_otel.record.engine import DriftLog, Engine
+from kc_otel.record.engine import VERSION, DriftLog, Engine, ExportLoop, scope_of
 from kc_otel.record.guided_loop import Directives, GuidedLoop, Quarantine
 from kc_otel.record.kernel import Kernel, KernelPair
 from kc_otel.record.measure.arrays import is_tensor
@@ -38,7 +38,6 @@ from kc_otel.record.sampling import Sampler
 from kc_otel.record.slice_table import Attributes, SliceTable
 from kc_otel.record.telemetry import environment
 from kc_otel.record.telemetry.counters import Counters, RecorderStats
-from kc_otel.record.telemetry.export import VERSION, ExportLoop, scope_of
 from kc_otel.record.weight_versions import as_version, split
 from kc_otel.record.work import Kind, Processing, QueuedBatch, Role, TokenWeights, Tree, Weights
 from kc_otel.record.worker import PerProcess

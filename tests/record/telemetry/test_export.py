@@ -11,9 +11,9 @@ from opentelemetry.sdk.metrics.export import MetricExporter, MetricExportResult
 from opentelemetry.sdk.resources import Resource
 
 import kc_otel
+from kc_otel.record.engine import SCOPE, ExportLoop
 from kc_otel.record.telemetry import environment
 from kc_otel.record.telemetry.counters import Counters
-from kc_otel.record.telemetry.export import SCOPE, ExportLoop
 from tests.tools.contracts import contract_of
 from tests.tools.waiting import NOT_HUNG, eventually
 
