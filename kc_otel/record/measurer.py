@@ -26,6 +26,7 @@ from kc_otel.contract.bucket_layouts import bucket_layouts
 from kc_otel.contract.input_reasons import remedy
 from kc_otel.contract.model import Contract
 from kc_otel.contract.registry.clause_metrics import RECORDED, Unit
+from kc_otel.contract.slices import LAG, LENGTH, OF_TOKENS
 from kc_otel.record.kernel import KernelPair
 from kc_otel.record.measure.arrays import as_bool, on_host
 from kc_otel.record.measure.blocks import SampledBatch
@@ -229,12 +230,12 @@ class Measurer:
         shape, mask = arrays["train"].shape[:2], arrays["mask"]
         fits = mask is None or tuple(mask.shape) == tuple(shape)  # another shape is left to the input checks
         counts = np.ones(shape, dtype=np.bool_) if mask is None or not fits else as_bool(mask)
-        places = Places(counts, positions) if self._table.places or self._table.by_token else None
-        lengths = counts.sum(1).tolist() if self._table.by_length else None
+        places = Places(counts, positions) if self._table.places or OF_TOKENS & self._table.asked else None
+        lengths = counts.sum(1).tolist() if LENGTH in self._table.asked else None
         membership = self._table.of_batch(work.attributes, rows.kept, given, lengths)
         versions = batch_versions(inference, per_token, counts, membership)
         parts = parts_by_lag(train, inference, per_token, counts)
-        if parts is not None and (self._table.by_lag or any(parts.lag)):
+        if parts is not None and (LAG in self._table.asked or any(parts.lag)):
             rows, arrays = _in_parts(parts, rows, arrays)
             if parts.mask is not None:
                 lengths = None if lengths is None else parts.mask.sum(1).tolist()
@@ -256,7 +257,7 @@ class Measurer:
             streams.batches += 1
             self._counters.prompts(streams.accumulator.take_outcomes())
             self._add_step(streams, train if batch.tokens else None, versions)
-        self._count_failed(work.pair, batch, arrays, membership if fits or not self._table.by_length else None)
+        self._count_failed(work.pair, batch, arrays, membership if fits or LENGTH not in self._table.asked else None)
         if batch.tokens:
             self._counters.measured(batch.sequences, batch.tokens)
             if (unchecked := batch.why.get("valid")) is not None:
@@ -433,7 +434,7 @@ class Measurer:
     def _count_invalid(self, reason: str, work: QueuedBatch, rows: Sequence[int], given: int, why: str | None) -> None:
         """Count rows of a batch of `given` that failed an input check: on their slices, where these are known."""
         on = None
-        if not self._table.by_length:
+        if LENGTH not in self._table.asked:
             with suppress(ValueError):  # attributes of another number of sequences
                 on = self._table.counted(self._table.of_batch(work.attributes, rows, given))
         self._counters.invalid(reason, len(rows), work.pair, why, on)

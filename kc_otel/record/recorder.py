@@ -434,7 +434,7 @@ class Recorder(PerProcess):
         engine = self._running()
         if engine is not None:
             table, on = self._slices, None
-            if attributes is not None and (LENGTH in attributes or not table.by_length):
+            if attributes is not None and (LENGTH in attributes or LENGTH not in table.asked):
                 on = table.counted(table.of_batch(attributes, range(sequences), sequences))
             pair = KernelPair(self._pair.train, inference or self._pair.inference)
             engine.counters.invalid(reason, sequences, pair, why, on)

@@ -110,6 +110,11 @@ class Places:
         return begins
 
 
+def asked_for(contract: Contract) -> frozenset[str]:
+    """Names of attributes that a contract's slices ask for."""
+    return frozenset(name for spec in contract.slices.values() for name in spec.conditions)
+
+
 def own_attributes(given: Attributes) -> OwnAttributes:
     """A copy that the caller cannot change any more, with columns as a mapping for each sequence."""
     if given is None:
@@ -181,19 +186,9 @@ class SliceTable:
         return tuple(name for name in self.names if name not in OLDER)
 
     @property
-    def by_length(self) -> bool:
-        """Return whether a slice selects sequences by length."""
-        return any(LENGTH in spec.conditions for spec in self.contract.slices.values())
-
-    @property
-    def by_lag(self) -> bool:
-        """Return whether a slice selects sequences by the age of the weights that sampled them."""
-        return any(LAG in spec.conditions for spec in self.contract.slices.values())
-
-    @property
-    def by_token(self) -> bool:
-        """Return whether a slice selects tokens of a sequence."""
-        return any(spec.of_tokens for spec in self.contract.slices.values())
+    def asked(self) -> frozenset[str]:
+        """Return the names of attributes that the contract's slices ask for."""
+        return asked_for(self.contract)
 
     def of_sequence(self, attributes: Mapping[str, Scalar]) -> NDArray[np.bool_]:
         """Mask of the slices in `names` to which a sequence belongs, [slices]."""

@@ -15,6 +15,7 @@ from kc_otel.contract.model import Contract
 from kc_otel.contract.slices import Scalar
 from kc_otel.record.kernel import Kernel
 from kc_otel.record.recorder import Recorder
+from kc_otel.record.slice_table import asked_for
 from kc_otel.record.telemetry.environment import resource_of_run
 from kc_otel.record.work import Processing, Weights
 from kc_otel.recordings.request import effective
@@ -58,9 +59,8 @@ class Watch(Guarded):
         super().__init__()
         self._contract = contract
         self._make = make
-        named = {name for spec in contract.slices.values() for name in spec.conditions}
-        self._columns = sorted(named - _OF_TENSORS)
-        self._wants_prompt_tokens = "prompt_tokens" in named
+        self._columns = sorted(asked_for(contract) - _OF_TENSORS)
+        self._wants_prompt_tokens = "prompt_tokens" in asked_for(contract)
 
     def flush(self) -> None:
         """Export what was recorded."""

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from kc_otel.contract.clause import Clause
 from kc_otel.contract.model import Assumptions, Contract
 from kc_otel.contract.registry.clause_metrics import RECORDED, Origin, Unit
-from kc_otel.contract.slices import ALL, OLDER, STALE
+from kc_otel.contract.slices import ALL, OF_TOKENS, OLDER, STALE
 from kc_otel.contract.units import format_duration
 from kc_otel.judge.causes import TOKENS, split_by_cause
 from kc_otel.judge.plain_json import for_others
@@ -243,7 +243,7 @@ def by_contract(recording: Recording, contract: Contract) -> dict[str, Recording
 def _tokens(recording: Recording, table: SliceTable) -> dict[int, NDArray[np.bool_]]:
     """The tokens of each slice that selects tokens and has any, bool [N], by its column."""
     found: dict[int, NDArray[np.bool_]] = {}
-    if not table.by_token:
+    if not OF_TOKENS & table.asked:
         return found
     lengths, ends = recording.lengths, np.cumsum(recording.lengths)
     step = max(1, _PADDED_BLOCK // int(lengths.max()))

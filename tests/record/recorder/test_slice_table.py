@@ -53,7 +53,7 @@ def test_the_cap_leaves_room_for_so_many_streams(parts, max_series, names, place
 
 def test_lengths_come_from_the_mask():
     table = SliceTable.of(contract({"long": {"where": {"completion_tokens": ">= 100"}}}))
-    assert table.by_length
+    assert "completion_tokens" in table.asked
     assert table.of_batch(None, [0, 2], 3, [200, 50])[:, 1].tolist() == [True, False]
     own = [{"completion_tokens": 20}, {"task": "code"}]
     assert table.of_batch(own, [0, 1], 2, [200, 200])[:, 1].tolist() == [False, True]
@@ -63,7 +63,7 @@ def test_what_older_weights_sampled_is_only_in_slices_that_select_by_lag():
     """And in `stale` and its part of that lag; what the trainer's own sampled is where it would be without."""
     slices = {"code": CODE, "old": {"where": {"lag": ">= 2"}}, "old-code": {"where": {"task": "code", "lag": ">= 1"}}}
     table = SliceTable.of(contract(slices))
-    assert table.by_lag
+    assert "lag" in table.asked
     found = table.of_batch({"task": "code"}, range(6), 6, lags=[0, 1, 2, 3, 7, 100])
     names = [{name for name, member in zip(table.names, row, strict=True) if member} for row in found]
     old = {"stale", "old", "old-code"}
