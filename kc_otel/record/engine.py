@@ -106,14 +106,13 @@ class Engine:
     def stats(self) -> RecorderStats:
         """Return the counts so far."""
         batches, size = self._worker.depth()
-        sides, tokens = self._measurer.unpaired
         return replace(
             self.counters.values(),
             queued_batches=batches,
             queued_bytes=size,
-            unpaired=sides,
-            unpaired_tokens=tokens,
-            slices_as_other=self._measurer.slices_as_other,
+            unpaired=len(self._measurer.pairing),
+            unpaired_tokens=self._measurer.pairing.tokens,
+            slices_as_other=self._measurer.table.over,
         )
 
     def _measure(self, waiting: Sequence[Work]) -> None:

@@ -547,7 +547,7 @@ class Recorder(PerProcess):
         except Exception as error:  # noqa: BLE001 - the share may come from a user's function
             engine.counters.dropped("sampling-failed", error)
         else:
-            engine.counters.unsampled()
+            engine.counters.count(unsampled=1)
         return None
 
     def _running(self) -> Engine | None:
@@ -592,7 +592,7 @@ class Recorder(PerProcess):
             resource=resource,
             interval=self._interval,
             timeout=environment.export_timeout(),
-            scope=scope_of(self.contract, measurer.slices_as_other),
+            scope=scope_of(self.contract, measurer.table.over),
         )
 
     def _met(self, pair: KernelPair) -> KernelPair:
