@@ -16,7 +16,7 @@ import pytest
 from kc_otel import __main__ as script
 from kc_otel._extras import MissingExtraError, extra
 from kc_otel.integrations.trl import instrument
-from kc_otel.integrations.vllm.patches import Patches
+from kc_otel.integrations.vllm.instrumentor import Patches
 from kc_otel.stats import Binned, fraction_interval, quantile_interval
 
 REPOSITORY = Path(__file__).resolve().parents[1]

@@ -32,8 +32,8 @@ from kc_otel.cli.terminal import (
 from kc_otel.client.engine_latency import EngineLatency
 from kc_otel.contract.plain_text import plain, plain_lines
 from kc_otel.contract.words import listed
+from kc_otel.record.engine import ExportLoop
 from kc_otel.record.telemetry.environment import export_timeout, metric_exporters, process_resource
-from kc_otel.record.telemetry.export import ExportLoop
 
 if TYPE_CHECKING:
     from kc_otel.offline.step_scalars import StepScalars

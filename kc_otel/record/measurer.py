@@ -26,16 +26,16 @@ from kc_otel.contract.bucket_layouts import bucket_layouts
 from kc_otel.contract.input_reasons import remedy
 from kc_otel.contract.model import Contract
 from kc_otel.contract.registry.clause_metrics import RECORDED, Unit
+from kc_otel.contract.slices import LAG, LENGTH, OF_TOKENS
 from kc_otel.record.kernel import KernelPair
 from kc_otel.record.measure.arrays import as_bool, on_host
 from kc_otel.record.measure.blocks import SampledBatch
 from kc_otel.record.measure.checks import same_shape
-from kc_otel.record.measure.places import Places
 from kc_otel.record.measure.rounding import coarse_side
 from kc_otel.record.operator_drift import observed, observed_routes
 from kc_otel.record.pairing import Pair, PairingBuffer, paired_batch, prompt_names, sides_of, versions_of
 from kc_otel.record.sampling import Sampler
-from kc_otel.record.slice_table import SliceTable, each_row
+from kc_otel.record.slice_table import Places, SliceTable, each_row
 from kc_otel.record.telemetry.accumulate import Accumulator, Batch
 from kc_otel.record.telemetry.counters import Counters
 from kc_otel.record.telemetry.pair_streams import (
@@ -84,11 +84,11 @@ class Measurer:
     ) -> None:
         self._contract = contract
         self._serves = serves
-        self._table = SliceTable.of(contract)
+        self.table: Final = SliceTable.of(contract)
         self._counters = counters
         self._sampler = sampler
         self._tracer = tracer
-        self._pairing = pairing
+        self.pairing: Final = pairing
         self._start = start
         self._lock = threading.Lock()
         self._current = pair
@@ -98,13 +98,13 @@ class Measurer:
         first, assumed = os.environ.get("RANK", "0") == "0", contract.assumptions
         self._accumulator = partial(
             Accumulator,
-            self._table.names,
+            self.table.names,
             recorded=contract.recorded,
             averaged=[key for key in contract.averaged if first or RECORDED[key].per is not Unit.STEP],
             # The evaluator holds the sequences that fail an input check against the number of those that are measured.
             sampling=["sequence_tokens", *(["advantage_abs"] if assumed.advantage_max is not None else [])],
             operators=contract.operators,
-            more_operators=self._table.more_operators,
+            more_operators=self.table.more_operators,
             reward_range=assumed.reward_range,
             patience=pairing.max_age,
         )
@@ -115,20 +115,10 @@ class Measurer:
         self._sent: list[tuple[PairStreams, int]] = []
 
     @property
-    def unpaired(self) -> tuple[int, int]:
-        """Sides that wait for their other side, and their tokens."""
-        return len(self._pairing), self._pairing.tokens
-
-    @property
     def waiting(self) -> bool:
         """True if sides wait for each other, or prompts for more rollouts."""
         with self._lock:
-            return bool(len(self._pairing) or any(stream.accumulator.waiting for stream in self._streams.values()))
-
-    @property
-    def slices_as_other(self) -> tuple[str, ...]:
-        """Slices over the cap."""
-        return self._table.over
+            return bool(len(self.pairing) or any(stream.accumulator.waiting for stream in self._streams.values()))
 
     def handle(self, work: Work, now: float) -> bool:
         """Measure one batch; `now` is monotonic seconds. True when streams ended and should be exported soon.
@@ -151,7 +141,7 @@ class Measurer:
 
     def expire(self, now: float) -> None:
         """Give up on sides that waited too long, and on rollouts that prompts waited for."""
-        self._counters.dropped("pair-expired", "the other side never came", self._pairing.expire(now))
+        self._counters.dropped("pair-expired", "the other side never came", self.pairing.expire(now))
         with self._lock:
             for stream in self._streams.values():
                 stream.accumulator.expire(now)
@@ -230,19 +220,19 @@ class Measurer:
         shape, mask = arrays["train"].shape[:2], arrays["mask"]
         fits = mask is None or tuple(mask.shape) == tuple(shape)  # another shape is left to the input checks
         counts = np.ones(shape, dtype=np.bool_) if mask is None or not fits else as_bool(mask)
-        places = Places(counts, positions) if self._table.places or self._table.by_token else None
-        lengths = counts.sum(1).tolist() if self._table.by_length else None
-        membership = self._table.of_batch(work.attributes, rows.kept, given, lengths)
+        places = Places(counts, positions) if self.table.places or OF_TOKENS & self.table.asked else None
+        lengths = counts.sum(1).tolist() if LENGTH in self.table.asked else None
+        membership = self.table.of_batch(work.attributes, rows.kept, given, lengths)
         versions = batch_versions(inference, per_token, counts, membership)
         parts = parts_by_lag(train, inference, per_token, counts)
-        if parts is not None and (self._table.by_lag or any(parts.lag)):
+        if parts is not None and (LAG in self.table.asked or any(parts.lag)):
             rows, arrays = _in_parts(parts, rows, arrays)
             if parts.mask is not None:
                 lengths = None if lengths is None else parts.mask.sum(1).tolist()
                 places = None if places is None else places.of_parts(parts.row, parts.mask)
-            membership = self._table.of_batch(work.attributes, rows.kept, given, lengths, parts.lag)
+            membership = self.table.of_batch(work.attributes, rows.kept, given, lengths, parts.lag)
         lags = None if parts is None else parts.lag
-        of_tokens = self._table.of_tokens(places, each_row(work.attributes, rows.kept, given, lengths, lags))
+        of_tokens = self.table.of_tokens(places, each_row(work.attributes, rows.kept, given, lengths, lags))
         rollouts = self._rollouts(work, rows.kept, given, parts)
         with self._lock:
             streams = self._streams_of(work.pair)
@@ -251,15 +241,15 @@ class Measurer:
                 membership=membership,
                 processing=work.settings["processing"],
                 rollouts=rollouts,
-                places=places if self._table.places else None,
+                places=places if self.table.places else None,
                 parts=of_tokens,
             )
             streams.batches += 1
             self._counters.prompts(streams.accumulator.take_outcomes())
             self._add_step(streams, train if batch.tokens else None, versions)
-        self._count_failed(work.pair, batch, arrays, membership if fits or not self._table.by_length else None)
+        self._count_failed(work.pair, batch, arrays, membership if fits or LENGTH not in self.table.asked else None)
         if batch.tokens:
-            self._counters.measured(batch.sequences, batch.tokens)
+            self._counters.count(batches=1, sequences=batch.sequences, tokens=batch.tokens)
             if (unchecked := batch.why.get("valid")) is not None:
                 self._counters.noted("unchecked", unchecked)
             if not logits:
@@ -283,7 +273,7 @@ class Measurer:
         """Count the sequences that failed a check, on their slices where these are known."""
         for reason, failed in batch.failed.items():
             why = _shapes(arrays) if reason == "shape_mismatch" else _found(reason, batch.why)
-            on = None if membership is None else self._table.counted(membership[failed])
+            on = None if membership is None else self.table.counted(membership[failed])
             self._counters.invalid(reason, failed.size, pair, why, on)
 
     def _rollouts(self, work: QueuedBatch, kept: Sequence[int], given: int, parts: Parts | None) -> Rollouts:
@@ -330,7 +320,7 @@ class Measurer:
         found = observed(work) if work.kind == "operator" else observed_routes(work)
         of_members, left_out = np.zeros((0, 0), dtype=np.bool_), []
         if found.operators:
-            of_members = self._table.of_batch(work.attributes, range(found.members), found.members)
+            of_members = self.table.of_batch(work.attributes, range(found.members), found.members)
         with self._lock:
             streams = self._streams_of(work.pair)
             for name, member, values in found.operators:
@@ -342,11 +332,11 @@ class Measurer:
         for reason, rows, given, why in found.invalid:
             self._count_invalid(reason, work, rows, given, why)
         if len(left_out) < len(found.operators):
-            self._counters.measured(0, 0)
+            self._counters.count(batches=1)
 
     def _observe(self, work: QueuedBatch) -> None:
         quantity, values = work.settings["quantity"], np.atleast_1d(on_host(work.arrays["value"])).astype(np.float64)
-        members = self._table.of_batch(work.attributes, range(values.size), values.size)
+        members = self.table.of_batch(work.attributes, range(values.size), values.size)
         known = RECORDED[quantity]
         inside = (values >= known.low) & (values <= known.high) & np.isfinite(values)
         if values.ndim != 1 or not inside.all():
@@ -355,7 +345,7 @@ class Measurer:
             streams = self._streams_of(work.pair)
             streams.accumulator.add_values(quantity, values, membership=members)
             streams.batches += 1
-        self._counters.measured(0, 0)
+        self._counters.count(batches=1)
 
     def _explain(
         self,
@@ -414,9 +404,9 @@ class Measurer:
         keyed_apart = work.settings["key"] is None or isinstance(work.settings["key"], list)
         for key, side in sides_of(work, rows):
             if keyed_apart and not self._sampler.takes(key):
-                self._counters.unsampled()
+                self._counters.count(unsampled=1)
                 continue
-            pair, evicted = self._pairing.add(work.settings["role"], key, side, now)
+            pair, evicted = self.pairing.add(work.settings["role"], key, side, now)
             self._counters.dropped("pair-evicted", "too many tokens wait for their other side", evicted)
             if pair is not None and pair.comparable:
                 groups[versions_of(pair)].append(pair)
@@ -434,9 +424,9 @@ class Measurer:
     def _count_invalid(self, reason: str, work: QueuedBatch, rows: Sequence[int], given: int, why: str | None) -> None:
         """Count rows of a batch of `given` that failed an input check: on their slices, where these are known."""
         on = None
-        if not self._table.by_length:
+        if LENGTH not in self.table.asked:
             with suppress(ValueError):  # attributes of another number of sequences
-                on = self._table.counted(self._table.of_batch(work.attributes, rows, given))
+                on = self.table.counted(self.table.of_batch(work.attributes, rows, given))
         self._counters.invalid(reason, len(rows), work.pair, why, on)
 
     def _streams_of(self, pair: KernelPair) -> PairStreams:

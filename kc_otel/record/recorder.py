@@ -28,7 +28,7 @@ from kc_otel.contract.load import load
 from kc_otel.contract.model import Contract
 from kc_otel.contract.registry.clause_metrics import QUANTITIES, SAMPLING, Origin
 from kc_otel.contract.slices import LENGTH, Scalar
-from kc_otel.record.engine import DriftLog, Engine
+from kc_otel.record.engine import VERSION, DriftLog, Engine, ExportLoop, scope_of
 from kc_otel.record.guided_loop import Directives, GuidedLoop, Quarantine
 from kc_otel.record.kernel import Kernel, KernelPair
 from kc_otel.record.measure.arrays import is_tensor
@@ -38,7 +38,6 @@ from kc_otel.record.sampling import Sampler
 from kc_otel.record.slice_table import Attributes, SliceTable
 from kc_otel.record.telemetry import environment
 from kc_otel.record.telemetry.counters import Counters, RecorderStats
-from kc_otel.record.telemetry.export import VERSION, ExportLoop, scope_of
 from kc_otel.record.weight_versions import as_version, split
 from kc_otel.record.work import Kind, Processing, QueuedBatch, Role, TokenWeights, Tree, Weights
 from kc_otel.record.worker import PerProcess
@@ -435,7 +434,7 @@ class Recorder(PerProcess):
         engine = self._running()
         if engine is not None:
             table, on = self._slices, None
-            if attributes is not None and (LENGTH in attributes or not table.by_length):
+            if attributes is not None and (LENGTH in attributes or LENGTH not in table.asked):
                 on = table.counted(table.of_batch(attributes, range(sequences), sequences))
             pair = KernelPair(self._pair.train, inference or self._pair.inference)
             engine.counters.invalid(reason, sequences, pair, why, on)
@@ -548,7 +547,7 @@ class Recorder(PerProcess):
         except Exception as error:  # noqa: BLE001 - the share may come from a user's function
             engine.counters.dropped("sampling-failed", error)
         else:
-            engine.counters.unsampled()
+            engine.counters.count(unsampled=1)
         return None
 
     def _running(self) -> Engine | None:
@@ -593,7 +592,7 @@ class Recorder(PerProcess):
             resource=resource,
             interval=self._interval,
             timeout=environment.export_timeout(),
-            scope=scope_of(self.contract, measurer.slices_as_other),
+            scope=scope_of(self.contract, measurer.table.over),
         )
 
     def _met(self, pair: KernelPair) -> KernelPair:

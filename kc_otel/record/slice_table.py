@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from functools import cached_property
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,14 +23,15 @@ from kc_otel.contract.slices import (
     PHASE,
     PLACES,
     POSITION,
+    POSITION_EDGES,
     PREFILL,
     STALE,
     STALE_BY_LAG,
     TURN,
+    TURNS,
     Scalar,
     match,
 )
-from kc_otel.record.measure.places import Places, TokenSlice
 
 Attributes = Mapping[str, Scalar | Sequence[Scalar]] | Sequence[Mapping[str, Scalar]] | None
 """One mapping for each sequence, or one for all, in which a list has a value for each sequence."""
@@ -38,6 +40,79 @@ OwnAttributes = Mapping[str, Scalar] | Sequence[Mapping[str, Scalar]] | None
 _MAX_REMEMBERED = 4096
 _MAX_OPERATORS = 64
 """Operators recorded besides those that the contract is about."""
+
+
+BETWEEN: Final = len(POSITION_EDGES)
+"""Column of `Places.bounds`, and of differences of it, at which turns follow positions."""
+
+
+class TokenSlice(NamedTuple):
+    """The tokens of a batch that a slice selects."""
+
+    column: int  # number of the slice among those of the membership
+    mask: NDArray[np.bool_]  # bool [sequences, tokens]
+
+
+@dataclass(frozen=True, eq=False)
+class Places:
+    """Positions and turns of a batch."""
+
+    counts: NDArray[np.bool_]  # which tokens count, bool [sequences, tokens]
+    given: NDArray[np.integer] | None = None  # positions, rising; None where the first token that counts is at 0
+
+    def of_parts(self, rows: NDArray[np.integer], counts: NDArray[np.bool_]) -> Places:
+        """The places of some of the rows again, where fewer tokens count, bool [parts, tokens]."""
+        found = Places(counts)
+        found.__dict__.update({name: getattr(self, name)[rows] for name in ("positions", "turns", "begins", "bounds")})
+        return found
+
+    @cached_property
+    def positions(self) -> NDArray[np.integer]:
+        """Position of each token, integers [sequences, tokens]; of those that do not count, any."""
+        if self.given is not None:
+            return self.given
+        found: NDArray[np.integer] = np.arange(self.counts.shape[1]) - self.counts.argmax(1)[:, None]
+        return found
+
+    @cached_property
+    def turns(self) -> NDArray[np.integer]:
+        """Turn of each token that counts, integers [sequences, tokens]; the others have that of the last before."""
+        return np.cumsum(self.begins, axis=1)
+
+    @cached_property
+    def bounds(self) -> NDArray[np.intp]:
+        """Columns between which the tokens of each of PLACES are, integers [sequences, bins + 1 + turns + 1]."""
+        sequences, width = self.counts.shape
+        found = np.full((sequences, BETWEEN + 1 + TURNS + 1), width, dtype=np.intp)
+        if self.given is None:
+            first = self.counts.argmax(1)
+            found[:, :BETWEEN] = np.minimum(first[:, None] + np.array(POSITION_EDGES), width)
+        else:
+            for column, edge in enumerate(POSITION_EDGES):
+                beyond = self.counts & (self.given >= edge)
+                found[:, column] = np.where(beyond.any(1), beyond.argmax(1), width)
+        found[:, BETWEEN + 1] = 0
+        several = np.flatnonzero(np.count_nonzero(self.begins, axis=1) > 1)
+        if several.size:
+            number = np.cumsum(self.begins[several], axis=1)
+            for turn in range(2, TURNS + 1):
+                found[several, BETWEEN + turn] = np.count_nonzero(number < turn, axis=1)
+        return found
+
+    @cached_property
+    def begins(self) -> NDArray[np.bool_]:
+        """Mask of the tokens that are the first of a turn, bool [sequences, tokens]: prefill computed these."""
+        begins = self.counts.copy()
+        follows = self.counts[:, :-1]
+        if self.given is not None:
+            follows = follows & (np.diff(self.given, axis=1) == 1)
+        begins[:, 1:] &= ~follows
+        return begins
+
+
+def asked_for(contract: Contract) -> frozenset[str]:
+    """Names of attributes that a contract's slices ask for."""
+    return frozenset(name for spec in contract.slices.values() for name in spec.conditions)
 
 
 def own_attributes(given: Attributes) -> OwnAttributes:
@@ -111,19 +186,9 @@ class SliceTable:
         return tuple(name for name in self.names if name not in OLDER)
 
     @property
-    def by_length(self) -> bool:
-        """Return whether a slice selects sequences by length."""
-        return any(LENGTH in spec.conditions for spec in self.contract.slices.values())
-
-    @property
-    def by_lag(self) -> bool:
-        """Return whether a slice selects sequences by the age of the weights that sampled them."""
-        return any(LAG in spec.conditions for spec in self.contract.slices.values())
-
-    @property
-    def by_token(self) -> bool:
-        """Return whether a slice selects tokens of a sequence."""
-        return any(spec.of_tokens for spec in self.contract.slices.values())
+    def asked(self) -> frozenset[str]:
+        """Return the names of attributes that the contract's slices ask for."""
+        return asked_for(self.contract)
 
     def of_sequence(self, attributes: Mapping[str, Scalar]) -> NDArray[np.bool_]:
         """Mask of the slices in `names` to which a sequence belongs, [slices]."""

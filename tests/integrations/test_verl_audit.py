@@ -10,9 +10,8 @@ import numpy as np
 import pytest
 import torch
 
-from kc_otel.integrations.verl.audit import audited, pop_audited
-from kc_otel.integrations.verl.first_pass import FirstPassWatch
-from kc_otel.integrations.verl.watch import TrainerWatch
+from kc_otel.integrations.verl.first_pass import FirstPassWatch, pop_audited
+from kc_otel.integrations.verl.watch import TrainerWatch, audited
 from tests.integrations.test_verl_watch import CONTRACT, config, into
 
 pytestmark = pytest.mark.slow
@@ -169,21 +168,19 @@ def test_whole_prompts_are_scored_at_the_weights_of_the_step(run):
     assert metrics["kc/audit/sequences"] == len(chosen)
     assert metrics["kc/audit/ms"] == 2000
     (recorded,) = run.made
-    assert [given["weights"] for *_, given in recorded.calls] == [(7, 7 - chosen[0] % 2), (7, 7 - chosen[1] % 2)]
-    assert sum(len(train) for train, *_ in recorded.calls) == len(chosen)
-    for train, inference, given in recorded.calls:
-        assert set(given["group_size"]) == {COPIES}
-        assert given["attributes"][0]["audit"] is True
-        assert {row["data_source"] for row in given["attributes"]} <= {"code", "prose"}
-        for row, tokens, kept in zip(train, given["token_ids"], given["mask"], strict=True):
-            place = next(at for at in chosen if torch.equal(run.queue.partitions["train"][meta.keys[at]]["responses"],
-                                                            tokens[: int(kept.sum())]))  # fmt: skip
-            held = run.queue.partitions["train"][meta.keys[place]]
-            ids = held["input_ids"]
-            truth = run.trainer.actor_rollout_wg.model(ids).log_softmax(-1)[:-1].gather(-1, ids[1:, None])[:, 0]
-            count = int(kept.sum())
-            torch.testing.assert_close(row[:count], truth[-count:].detach())
-        assert inference.shape == train.shape
+    ((train, inference, given),) = recorded.calls
+    trained, sampled = given["weights"]
+    assert (trained, sampled.tolist()) == (7, [7 - row % 2 for row in chosen])
+    assert given["groups"] == [names[row] for row in chosen]
+    assert {row["audit"] for row in given["attributes"]} == {True}
+    assert {row["data_source"] for row in given["attributes"]} <= {"code", "prose"}
+    assert inference.shape == train.shape
+    for place, row, tokens, kept in zip(chosen, train, given["token_ids"], given["mask"], strict=True):
+        held, count = run.queue.partitions["train"][meta.keys[place]], int(kept.sum())
+        assert torch.equal(held["responses"], tokens[:count])
+        ids = held["input_ids"]
+        truth = run.trainer.actor_rollout_wg.model(ids).log_softmax(-1)[:-1].gather(-1, ids[1:, None])[:, 0]
+        torch.testing.assert_close(row[:count], truth[-count:].detach())
     assert counted_by_a_worker(names, meta) == [names[row] for row in range(ROWS) if row not in chosen]
 
 

@@ -1,14 +1,17 @@
-"""The plugin of verl without verl: what it takes from batches, and that it never raises into a trainer."""
+"""The plugin of verl without verl, in a trainer and in a worker: what it takes of batches, and that it never raises."""
 
 from __future__ import annotations
 
+import asyncio
 import logging
+from functools import partial
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 
+from kc_otel.integrations.verl.first_pass import FirstPassWatch
 from kc_otel.integrations.verl.shared import attributes_of, kernels, processings
 from kc_otel.integrations.verl.watch import TrainerWatch
 from kc_otel.record.telemetry.environment import resource_of_run
@@ -188,3 +191,201 @@ def test_a_run_is_named_by_the_names_that_are_proposed(monkeypatch):
     assert resource_of_run("verl", "grpo", "policy-7b") == said
     monkeypatch.delenv("WANDB_RUN_ID")
     assert resource_of_run("verl", None, None) == {"rl.system": "verl"}
+
+
+SEQUENCES, TOKENS = 8, 6
+nested = partial(torch.nested.as_nested_tensor, layout=torch.jagged)
+
+
+class Batch(dict):
+    """A `TensorDict` as far as it is read."""
+
+    def __len__(self):
+        return len(self["uid"])
+
+    def __getitem__(self, name):
+        rows = name if isinstance(name, slice) else None
+        if rows is None:
+            return super().__getitem__(name)
+        found = {
+            key: nested(list(value.unbind())[rows]) if isinstance(value, torch.Tensor) else value[rows]
+            for key, value in self.items()
+        }
+        return Batch(found)
+
+
+def batch(**changed):
+    lengths = [3 + row % 4 for row in range(SEQUENCES)]
+    said = nested([-torch.rand(length) for length in lengths])
+    return Batch({
+        "uid": [f"prompt {row // 4}" for row in range(SEQUENCES)],
+        "data_source": ["code", "prose"] * 4,
+        "extra_fields": [{"min_global_steps": 5 - row // 6} for row in range(SEQUENCES)],
+        "responses": nested([torch.arange(length) for length in lengths]),
+        "response_mask": nested([torch.ones(length, dtype=torch.int64) for length in lengths]),
+        "rm_scores": nested([torch.eye(1, length)[0] for length in lengths]),
+        "rollout_log_probs": said, "old_log_probs": said, **changed,
+    })  # fmt: skip
+
+
+class Engine:
+    """One rank's engine."""
+
+    def __init__(self, rank=0, ranks=1, first=True):
+        self.rank, self.ranks, self.first = rank, ranks, first
+
+    def is_mp_src_rank_with_outputs(self):
+        return self.first
+
+    def get_data_parallel_rank(self):
+        return self.rank
+
+    def get_data_parallel_size(self):
+        return self.ranks
+
+
+def verl():
+    """Verl's two modules, with the calls that a step makes."""
+
+    def get_policy_loss_fn(_):
+        return lambda **given: given["log_prob"].sum()
+
+    losses = SimpleNamespace(__name__="verl.workers.utils.losses", get_policy_loss_fn=get_policy_loss_fn)
+
+    def ppo_loss(config, model_output, data, _=None):
+        shape = (len(data), TOKENS)
+        old = data["old_log_probs"].to_padded_tensor(0.0, output_size=shape)
+        mask = data["response_mask"].to_padded_tensor(0, output_size=shape)
+        policy_loss = losses.get_policy_loss_fn("vanilla")
+        given = {"old_log_prob": old, "log_prob": old + model_output, "response_mask": mask, "advantages": old * 0 + 1}
+        return policy_loss(**given, config=config)
+
+    losses.ppo_loss = ppo_loss
+
+    class TrainingWorker:
+        def __init__(self, engine):
+            self.engine, self.weight = engine, torch.zeros((), requires_grad=True)
+
+        def train_mini_batch(self, data):
+            return [self.train_batch(data[:4]), self.train_batch(data[4:])]
+
+        def train_batch(self, data):
+            for micro_batch in (data[:2], data[2:]):
+                losses.ppo_loss(config=None, model_output=self.weight, data=micro_batch).backward()
+            return "done"
+
+    class ActorRolloutRefWorker:
+        def __init__(self, engine=None):
+            self.actor = TrainingWorker(engine or Engine())
+            self.config = Given(config().actor_rollout_ref, model=Given(path="policy"))
+
+        def update_actor(self, data):
+            return self.actor.train_mini_batch(data)
+
+        async def update_weights(self, *_, mode="auto", **__):
+            return {"mode": mode}
+
+    workers = SimpleNamespace(
+        __name__="verl.workers.engine_workers",
+        TrainingWorker=TrainingWorker,
+        ActorRolloutRefWorker=ActorRolloutRefWorker,
+    )
+    return losses, workers
+
+
+@pytest.fixture
+def workers(made):
+    losses, workers = verl()
+    watch = FirstPassWatch(CONTRACT, into(made))
+    watch.attach(losses)
+    watch.attach(workers)
+    return workers
+
+
+@pytest.mark.slow
+def test_the_first_mini_batch_of_an_update_is_compared(workers, made, caplog):
+    worker, data = workers.ActorRolloutRefWorker(), batch()
+    assert asyncio.run(worker.update_weights(5, mode="nccl")) == {"mode": "nccl"}
+    with caplog.at_level(logging.WARNING, "kc_otel"):
+        assert worker.update_actor(data) == ["done", "done"]
+    calls = made[0].calls
+    assert [len(train) for train, *_ in calls] == [2, 2]
+    assert not any(train.requires_grad for train, *_ in calls)
+    rows = [row.tolist() for _, said, given in calls for row in (said * given["mask"])]
+    expected = batch(rollout_log_probs=data["rollout_log_probs"])["rollout_log_probs"]
+    assert rows == expected.to_padded_tensor(0.0, output_size=(SEQUENCES, TOKENS))[:4].tolist()
+    _, _, given = calls[0]
+    assert given["weights"] == (5, 5)
+    assert given["groups"] == ["prompt 0"] * 2
+    assert given["group_size"] == [4, 4]
+    assert given["attributes"] == [{"data_source": "code"}, {"data_source": "prose"}]
+    assert given["rewards"].tolist() == [1, 1]
+    assert given["processing"] == ({"temperature": 0.7}, {"temperature": 0.7, "top_p": 0.9})
+    assert made[0].kernels["inference"].engine == "vllm"
+    assert "here 4 of 8 sequences" in caplog.text
+    worker.update_actor(data)
+    assert caplog.text.count("bypass mode") == 1
+
+
+@pytest.mark.slow
+def test_weights_that_have_moved_on_are_no_longer_those_that_were_sent(workers, made):
+    worker = workers.ActorRolloutRefWorker()
+    worker.update_actor(batch())
+    assert {given["weights"][0] for *_, given in made[0].calls} == {None}
+    asyncio.run(worker.update_weights(global_steps=7))
+    made[0].calls.clear()
+    worker.update_actor(batch())
+    worker.update_actor(batch())
+    asyncio.run(worker.update_weights(global_steps=8))
+    worker.update_actor(batch(extra_fields=[{}] * SEQUENCES))
+    assert [given["weights"] for *_, given in made[0].calls[::2]] == [(7, 5), (8, 5), (8, None)]
+
+
+@pytest.mark.slow
+def test_a_run_whose_trainer_scores_is_left_to_the_trainer(workers, made):
+    worker, data = workers.ActorRolloutRefWorker(), batch()
+    scored = nested([row - 0.01 for row in data["rollout_log_probs"].unbind()])
+    without = batch()
+    del without["rollout_log_probs"]
+    for update in (batch(old_log_probs=scored), batch(entropy=scored), without):
+        worker.update_actor(update)
+    assert made == []
+
+
+@pytest.mark.slow
+def test_each_prompt_is_counted_by_one_rank(workers, made):
+    data = batch(uid=["a", "b", "c", "d"] * 2)
+    for rank in (0, 1):
+        workers.ActorRolloutRefWorker(Engine(rank, 2)).update_actor(data)
+    workers.ActorRolloutRefWorker(Engine(first=False)).update_actor(data)
+    names = [name for *_, given in made[0].calls for name in given["groups"]]
+    assert sorted(names) == ["a", "b", "c", "d"]
+    empty = nested([row * (place != 0) for place, row in enumerate(data["response_mask"].unbind())])
+    made[0].calls.clear()
+    workers.ActorRolloutRefWorker().update_actor(Batch(data, response_mask=empty))
+    assert sorted(name for *_, given in made[0].calls for name in given["groups"]) == ["b", "c", "d"]
+
+
+def test_prompts_that_the_driver_has_scored_are_left_out_of_that_update(workers, made):
+    worker, data = workers.ActorRolloutRefWorker(), batch(uid=["a", "b"] * 4)
+    worker.update_actor(update := Batch(data, kc_otel_audited_prompts=frozenset({"a"})))
+    assert update.keys() == data.keys()
+    assert [name for *_, given in made[0].calls for name in given["groups"]] == ["b"] * 2
+    made[0].calls.clear()
+    worker.update_actor(data)
+    assert [name for *_, given in made[0].calls for name in given["groups"]] == ["a", "b"] * 2
+
+
+def test_nothing_is_raised_into_a_worker(workers, made, caplog):
+    data = batch()
+    del data["responses"]
+    worker = workers.ActorRolloutRefWorker()
+    with caplog.at_level(logging.ERROR, "kc_otel"):
+        assert worker.update_actor(data) == ["done", "done"]
+    assert "a mini-batch of verl was not recorded: KeyError" in caplog.text
+    assert not made
+
+
+def test_modules_that_have_changed_are_said():
+    with pytest.raises(AttributeError, match="get_policy_loss_fn"):
+        FirstPassWatch(CONTRACT).attach(SimpleNamespace(__name__="verl.workers.utils.losses", ppo_loss=print))

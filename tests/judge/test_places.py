@@ -12,7 +12,7 @@ from opentelemetry.exporter.otlp.proto.common.metrics_encoder import encode_metr
 from kc_otel import Recorder
 from kc_otel.contract.slices import PLACES
 from kc_otel.judge.evaluator import Evaluator
-from kc_otel.record.measure.places import Places
+from kc_otel.record.slice_table import Places
 from kc_otel.record.telemetry.buckets import slots
 from kc_otel.record.telemetry.prompt_means import PlaceMeans, Rollouts
 from kc_otel.stats import mean_interval

@@ -35,6 +35,7 @@ from kc_otel.record.engine import DriftLog
 from kc_otel.record.guided_loop import Quarantine, judgeable, quarantine
 from kc_otel.record.kernel import Kernel
 from kc_otel.record.recorder import Recorder
+from kc_otel.record.slice_table import asked_for
 from kc_otel.record.telemetry.environment import resource_of_run
 from kc_otel.record.work import Processing, Weights
 from kc_otel.recordings.request import effective
@@ -179,8 +180,7 @@ class InstrumentedTrainer:
         self._processing = _processings(trainer, processing)
         self._weights = weights
         self._owned = owned
-        named = {name for spec in recorder.contract.slices.values() for name in spec.conditions}
-        self._columns = frozenset(named - OWN - set(attributes))
+        self._columns = asked_for(recorder.contract) - OWN - set(attributes)
         self._newest: dict[bool, RolloutBatch] = {}  # of training and of evaluation, which do not mix
         self._compared: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
         self._logged: set[str] = set()

@@ -18,23 +18,22 @@ import inspect
 import logging
 import zlib
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 from typing import Any, Final
 
 import numpy as np
 
 from kc_otel.contract.model import Contract
-from kc_otel.integrations.verl.audit import pop_audited
 from kc_otel.integrations.verl.shared import LoggedBatch, Watch, attributes_of, column, padded
 from kc_otel.record.recorder import Recorder
-from kc_otel.record.work import Weights
 
 _log: Final = logging.getLogger("kc_otel")
 _LOSSES_MODULE: Final = "verl.workers.utils.losses"
 _WORKERS_MODULE: Final = "verl.workers.engine_workers"
 WORKER_MODULES: Final = (_LOSSES_MODULE, _WORKERS_MODULE)
 """Modules that `FirstPassWatch.attach` puts wrappers into."""
+AUDITED_PROMPTS: Final = "kc_otel_audited_prompts"
 _MEASURED_MESSAGE: Final = (
     "kc-otel: verl trains without scoring rollouts before (bypass mode): the first mini-batch of each update is "
     "measured, here %d of %d sequences%s"
@@ -213,13 +212,15 @@ def _names(data: Any) -> list[str]:
     return [str(name) for name in column(data, "uid")]
 
 
-def _versions(data: Any) -> list[Weights]:
+def _versions(data: Any) -> Sequence[int | None]:
     """Steps of the oldest weights that sampled each sequence, from their column or from what the agent loop adds."""
     name = "min_global_steps"
     if name in data:
-        given = column(data, name)
-    elif "extra_fields" in data:
-        given = [fields.get(name) for fields in column(data, "extra_fields")]
-    else:
-        return []
-    return [None if version is None else int(version) for version in given]
+        return column(data, name)
+    return [fields.get(name) for fields in column(data, "extra_fields")] if "extra_fields" in data else []
+
+
+def pop_audited(data: Any) -> frozenset[str]:
+    """Take the names of the prompts that the driver has scored out of the batch of an update."""
+    found = data.pop(AUDITED_PROMPTS, None)
+    return frozenset() if found is None else getattr(found, "data", found)

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import atexit
 import logging
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from importlib import metadata
 from typing import Any, Final
 
@@ -16,6 +15,7 @@ from kc_otel.contract.model import Contract
 from kc_otel.contract.slices import Scalar
 from kc_otel.record.kernel import Kernel
 from kc_otel.record.recorder import Recorder
+from kc_otel.record.slice_table import asked_for
 from kc_otel.record.telemetry.environment import resource_of_run
 from kc_otel.record.work import Processing, Weights
 from kc_otel.recordings.request import effective
@@ -59,9 +59,8 @@ class Watch(Guarded):
         super().__init__()
         self._contract = contract
         self._make = make
-        named = {name for spec in contract.slices.values() for name in spec.conditions}
-        self._columns = sorted(named - _OF_TENSORS)
-        self._wants_prompt_tokens = "prompt_tokens" in named
+        self._columns = sorted(asked_for(contract) - _OF_TENSORS)
+        self._wants_prompt_tokens = "prompt_tokens" in asked_for(contract)
 
     def flush(self) -> None:
         """Export what was recorded."""
@@ -71,7 +70,7 @@ class Watch(Guarded):
     def _record_batch(
         self, logged: LoggedBatch, config: Any, trained: Weights, rollouts: Mapping[str, int] | None = None
     ) -> None:
-        """Compare a batch, in one call for each version of the weights that sampled.
+        """Compare a batch.
 
         `config` is verl's, None where it is not known, `trained` the training side's weights, and `rollouts` the number
         of each prompt's rollouts, by its name, where it has more than this batch holds.
@@ -85,28 +84,26 @@ class Watch(Guarded):
                 said = {"train": train, "inference": inference, "resource": run}
             self._recorder = self._make(self._contract, **said)
             atexit.register(self.flush)  # before the recorder's own end: it was registered earlier
-        parts = list(by_version(logged))
-        if rollouts is None and logged.prompts:
-            # Rollouts of a prompt may be of several versions of the weights: they count together all the same.
-            rollouts = Counter(logged.prompts[row] for _, rows in parts for row in rows)
-        for version, rows in parts:
-            if not rows.size:
-                continue
-            prompts = [logged.prompts[row] for row in rows] if logged.prompts else None
-            taken = slice(None) if rows.size == len(logged.attributes) else rows
-            self._recorder.compare(
-                logged.train[taken],
-                logged.inference[taken],
-                mask=None if logged.mask is None else logged.mask[taken],
-                token_ids=logged.tokens[taken],
-                attributes=[logged.attributes[row] for row in rows],
-                advantages=None if logged.advantages is None else logged.advantages[taken],
-                rewards=None if logged.rewards is None else logged.rewards[taken],
-                processing=None if config is None else processings(config),
-                weights=(trained, version),
-                groups=prompts,
-                group_size=None if prompts is None or rollouts is None else [rollouts[prompt] for prompt in prompts],
-            )
+        rows = np.arange(len(logged.attributes)) if logged.kept is None else np.flatnonzero(logged.kept)
+        if not rows.size:
+            return
+        taken = slice(None) if rows.size == len(logged.attributes) else rows
+        prompts = [logged.prompts[row] for row in rows] if logged.prompts else None
+        versions = [logged.versions[row] for row in rows.tolist()] if logged.versions else [None]
+        sampled = versions[0] if len(set(versions)) == 1 else None if None in versions else np.array(versions, np.int64)
+        self._recorder.compare(
+            logged.train[taken],
+            logged.inference[taken],
+            mask=None if logged.mask is None else logged.mask[taken],
+            token_ids=logged.tokens[taken],
+            attributes=[logged.attributes[row] for row in rows],
+            advantages=None if logged.advantages is None else logged.advantages[taken],
+            rewards=None if logged.rewards is None else logged.rewards[taken],
+            processing=None if config is None else processings(config),
+            weights=(trained, sampled),
+            groups=prompts,
+            group_size=None if prompts is None or rollouts is None else [rollouts[prompt] for prompt in prompts],
+        )
 
 
 @dataclass(slots=True)
@@ -125,7 +122,7 @@ class LoggedBatch:
     attributes: list[dict[str, Scalar]]
     rewards: Any = None
     advantages: Any = None
-    versions: list[Weights] = field(default_factory=list)
+    versions: Sequence[int | None] = ()
     kept: np.ndarray | None = None
     prompts: list[str] | None = None
 
@@ -152,7 +149,7 @@ class LoggedBatch:
             logged.prompts = [str(getattr(uid, "data", uid)) for uid in uids]
         versions = data.non_tensor_batch.get("min_global_steps")
         if versions is not None and len(versions) == rows:
-            logged.versions = [None if version is None else int(version) for version in versions]
+            logged.versions = list(versions)
         return logged
 
     @classmethod
@@ -203,17 +200,6 @@ def column(data: Any, name: str) -> list[Any]:
 def padded(values: Any, shape: Any = None) -> Any:
     """A tensor [sequences, tokens], of one that may be nested; of its own width without a shape."""
     return values.to_padded_tensor(0, output_size=shape and tuple(shape)) if values.is_nested else values
-
-
-def by_version(logged: LoggedBatch) -> Iterator[tuple[Weights, np.ndarray]]:
-    """Rows that were sampled with the same weights; without those that verl put in to fill its batch."""
-    rows = np.arange(len(logged.attributes))
-    kept = rows if logged.kept is None else rows[logged.kept]
-    if not logged.versions:
-        yield None, kept
-        return
-    for version in dict.fromkeys(logged.versions[row] for row in kept):
-        yield version, np.array([row for row in kept if logged.versions[row] == version])
 
 
 def kernels(config: Any) -> tuple[Kernel, Kernel]:

@@ -35,6 +35,7 @@ from kc_otel.contract.units import parse_duration
 from kc_otel.integrations.vllm.delivery import AttributeFunction, Completion, RequestSink
 from kc_otel.integrations.vllm.plugin import is_disabled
 from kc_otel.record.sampling import Sampler
+from kc_otel.record.slice_table import asked_for
 from kc_otel.recordings.spool import MIN_BYTES, Spool
 
 HEADERS: Final[ContextVar[Iterable[tuple[bytes, bytes]]]] = ContextVar("kc_otel_vllm_headers", default=())
@@ -133,7 +134,7 @@ def _attributes(
 ) -> AttributeFunction:
     if callable(given):
         return given
-    named = sorted({name for spec in contract.slices.values() for name in spec.conditions})
+    named = sorted(asked_for(contract))
     try:
         sources = sources_of(environment.get("KC_OTEL_ATTRIBUTES", ",".join(named)))
     except ValueError as error:

@@ -124,8 +124,7 @@ def read_input(path: str | Path, terms: GateTerms = GateTerms()) -> tuple[GatedR
                 recording.lengths,
                 recording.train,
                 recording.inference,
-            ),
-            recording.token_ids,
+            )
         ),
     )
     return about, recording

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from kc_otel.contract.clause import Clause
 from kc_otel.contract.model import Assumptions, Contract
 from kc_otel.contract.registry.clause_metrics import RECORDED, Origin, Unit
-from kc_otel.contract.slices import ALL, OLDER, STALE
+from kc_otel.contract.slices import ALL, OF_TOKENS, OLDER, STALE
 from kc_otel.contract.units import format_duration
 from kc_otel.judge.causes import TOKENS, split_by_cause
 from kc_otel.judge.cell_columns import decide
@@ -22,9 +22,8 @@ from kc_otel.judge.statistics import broken_assumption
 from kc_otel.judge.verdict import Causes, Cell, Status, Verdict
 from kc_otel.judge.verdicts import Evidence, Window
 from kc_otel.record.measure.logits import LOGITS, logit_drift
-from kc_otel.record.measure.places import Places
 from kc_otel.record.measure.sampled import REWARD, SEQUENCE, TOKEN, log_ratio, saturated
-from kc_otel.record.slice_table import SliceTable
+from kc_otel.record.slice_table import Places, SliceTable
 from kc_otel.recordings.recording import GROUPS, PROMPT_IDS, Recording
 from kc_otel.stats import Binned, reward_sides
 
@@ -245,7 +244,7 @@ def by_contract(recording: Recording, contract: Contract) -> dict[str, Recording
 def _tokens(recording: Recording, table: SliceTable) -> dict[int, NDArray[np.bool_]]:
     """The tokens of each slice that selects tokens and has any, bool [N], by its column."""
     found: dict[int, NDArray[np.bool_]] = {}
-    if not table.by_token:
+    if not OF_TOKENS & table.asked:
         return found
     lengths, ends = recording.lengths, np.cumsum(recording.lengths)
     step = max(1, _PADDED_BLOCK // int(lengths.max()))

@@ -15,16 +15,18 @@ from numpy.typing import NDArray
 
 from kc_otel.contract.input_reasons import InvalidReason
 from kc_otel.record.measure.arrays import Floats
-from kc_otel.record.measure.blocks import Block, Mask
-from kc_otel.record.measure.row_faults import (
+from kc_otel.record.measure.blocks import (
     CHANCE,
     DRIFT,
     FLOOR_NATS,
     NUCLEUS,
     RUN,
     UNSURE,
+    Block,
     Found,
+    Mask,
     RowFault,
+    Seen,
     every_row,
     fault_at,
     fine,
@@ -191,7 +193,7 @@ def never_sure(block: Block) -> Found:
     return every_row(block, InvalidReason.NOT_SAMPLED, said)
 
 
-def shifted(block: Block) -> Found:
+def shifted(block: Block, _seen: Seen) -> Found:
     """Sides that give one number less to all tokens that the other is sure of: what they add up to is not 1."""
     for side, other, name in block.sides:
         sure = other > _SURE_SIDE[0]
@@ -255,9 +257,9 @@ def _steps_and_distances(rows: Floats) -> tuple[Floats, Floats]:
     return np.square(np.diff(rows)).sum(-1), np.square(apart).sum(-1)
 
 
-def repeated_in_rows(block: Block, known: Mask) -> Found:
+def repeated_in_rows(block: Block, seen: Seen) -> Found:
     """Numbers on no coarse grid that a row has again and again, on both sides at the same tokens, amid others."""
-    telling = np.flatnonzero(_telling(block) & ~known)
+    telling = np.flatnonzero(_telling(block) & ~seen.tokens)
     row, value = block.row_of(telling), block.inference[telling]
     order = np.lexsort((block.train[telling], value, row))
     telling, row, value = telling[order], row[order], value[order]
@@ -277,22 +279,22 @@ def repeated_in_rows(block: Block, known: Mask) -> Found:
     return [fault_at(block, tokens, f"{said}, on both sides", of_all=True)]
 
 
-def copied_runs(block: Block, known: Mask) -> Found:
+def copied_runs(block: Block, seen: Seen) -> Found:
     """Runs in which both sides are one number, after tokens of the row that drift: copied, and not computed."""
     begin, length = runs_of(block.agree, opening=False)
     differ = np.concatenate([[0], np.cumsum(~block.same)])
     before = differ[begin] - differ[block.starts[block.row_of(begin)]]
     # Kernels that agree bit for bit up to some length, or over short rows, are a fact of their own.
-    odd = (before >= RUN) & ~known[begin]
+    odd = (before >= RUN) & ~seen.tokens[begin]
     if not odd.any() or (tokens := improbable(block, block.agree, begin[odd], length[odd], sure=True)) is None:
         return []
     said = f"{tokens.sum():,} tokens are the same number on both sides, up to {length.max():,} in a row, where others "
     return [fault_at(block, tokens, said + "differ: one side is a copy of the other there")]
 
 
-def copied_tokens(block: Block, known: Mask) -> Found:
+def copied_tokens(block: Block, seen: Seen) -> Found:
     """Tokens of which one side is a copy of the other, after some of the row that drift and among others that do."""
-    telling, after, apart = _agreement(block, known)
+    telling, after, apart = _agreement(block, seen.tokens)
     telling &= after
     others, count = telling & ~block.same, np.count_nonzero(telling)
     if np.count_nonzero(others) < _TELLING_TOKENS or (median := float(np.median(apart[others]))) < _SCALE:
@@ -312,12 +314,12 @@ def copied_tokens(block: Block, known: Mask) -> Found:
     return [fault_at(block, tokens, f"{said}: one side is a copy of the other there", of_all=True)]
 
 
-def copied_rows(block: Block, known: Mask) -> Found:
+def copied_rows(block: Block, seen: Seen) -> Found:
     """Whole rows in which one side is a copy of the other, where all others drift, and do so from early on."""
     whole = block.whole(block.same)
     if not whole.any():
         return []
-    telling, after, apart = _agreement(block, known)
+    telling, after, apart = _agreement(block, seen.tokens)
     tokens = block.count(telling)
     drifting = ~whole & (tokens > 0)
     of_drifting = block.by_token(drifting) & telling
@@ -333,12 +335,12 @@ def copied_rows(block: Block, known: Mask) -> Found:
     return [fault_at(block, block.by_token(copies), said)]
 
 
-def clipped(block: Block, known: Mask) -> Found:
+def clipped(block: Block, seen: Seen) -> Found:
     """Differences of the sides of which many have the largest size that there is, while hardly any come near it."""
     log_w = block.exact_log_w
     # A constant that was added to a row is that row's drift.
     varies = np.maximum.reduceat(log_w, block.starts) - np.minimum.reduceat(log_w, block.starts) > _LAST_BITS
-    telling = _telling(block) & fine(block.train) & block.by_token(varies) & ~known
+    telling = _telling(block) & fine(block.train) & block.by_token(varies) & ~seen.tokens
     for sign in (1.0, -1.0):
         size = sign * log_w[telling]
         if size.size < _TELLING_TOKENS or (largest := float(size.max())) < _SCALE:
@@ -356,7 +358,7 @@ def clipped(block: Block, known: Mask) -> Found:
     return []
 
 
-def left_out(block: Block) -> Found:
+def left_out(block: Block, _seen: Seen) -> Found:
     """Differences of the sides of which many lie next to the largest one, where the tail of a drift has a handful.
 
     Two mixtures of the same two models differ by no more than the ratio of their weights either: they come to a pile

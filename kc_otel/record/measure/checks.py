@@ -8,22 +8,19 @@ and the drift they cause is real.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from kc_otel.contract.input_reasons import InvalidReason
-from kc_otel.record.measure.altered import left_out, looks_altered, never_sure, no_logprobs, shifted
+from kc_otel.record.measure import altered, fillers, same_tokens
 from kc_otel.record.measure.arrays import as_bool, on_host
-from kc_otel.record.measure.blocks import Block, SampledBatch
-from kc_otel.record.measure.fillers import agree_in_runs, constants
+from kc_otel.record.measure.blocks import DRIFT, Block, Found, RowFault, SampledBatch, Seen
 from kc_otel.record.measure.processing import processing_faults
-from kc_otel.record.measure.rounding import looks_rounded
-from kc_otel.record.measure.row_faults import DRIFT, Found, RowFault
-from kc_otel.record.measure.same_tokens import likeliest, not_told, other_places, other_tokens
+from kc_otel.record.measure.rounding import looks_rounded, rounded_rows
 
 _TOLERANCE: Final = 1e-3
 """Tolerance for a log-probability above 0: a log-softmax in half precision, or a sum in another order."""
@@ -111,8 +108,8 @@ def check_block(block: Block, *, sample: bool = True, density: bool = False) -> 
         found.note(_single_densities(block))
         return found
     with np.errstate(invalid="ignore", over="ignore"):
-        wrong = no_logprobs(block) or never_sure(block) if sample else []
-        altered = sample and (looks_altered(block) or looks_rounded(block))
+        wrong = altered.no_logprobs(block) or altered.never_sure(block) if sample else []
+        changed = sample and (altered.looks_altered(block) or looks_rounded(block))
     if wrong:
         found.note(wrong)
         found.codes[:] = wrong[0].reason
@@ -121,9 +118,9 @@ def check_block(block: Block, *, sample: bool = True, density: bool = False) -> 
     sound = found.codes == InvalidReason.VALID
     if sound.any():
         of_rest = CheckedRows(found.codes[sound], found.why)
-        _check_pairs(block.only(sound), of_rest, altered=altered)
+        _check_pairs(block.only(sound), of_rest, changed=changed)
         found.codes[sound] = of_rest.codes
-    if sample and not found.codes.any() and (said := not_told(block)):
+    if sample and not found.codes.any() and (said := same_tokens.not_told(block)):
         found.why[InvalidReason.VALID] = said
     return found
 
@@ -140,22 +137,62 @@ def held_together(codes: NDArray[np.int8]) -> NDArray[np.int8]:
     return codes
 
 
-def _check_pairs(block: Block, found: CheckedRows, *, altered: bool) -> None:
+def _check_pairs(block: Block, found: CheckedRows, *, changed: bool) -> None:
     """Note the faults of rows whose single numbers are log-probabilities."""
-    suspicious = bool((block.drift > DRIFT).any())
-    if not (altered or suspicious or agree_in_runs(block)):
+    drifting = bool((block.drift > DRIFT).any())
+    if not (changed or drifting or fillers.agree_in_runs(block)):
         return
-    fillers, filler = constants(block, altered=altered)
-    found.note([*other_tokens(block, filler), *fillers])
-    if suspicious and not found.codes.any():
-        found.note(shifted(block) or other_places(block))
+    faults: Found = []
+    seen = Seen(np.zeros(block.train.size, dtype=np.bool_), np.zeros(block.rows.size, dtype=np.bool_))
+    for check in _CHECKS:
+        if check.altered > changed or check.drifting > drifting or (check.alone and faults):
+            continue
+        for fault in list(check.look(block, seen)):
+            faults.append(fault)
+            seen.rows[fault.rows] = True
+            if fault.tokens is not None:
+                seen.tokens[fault.tokens] = True
+    # Rows that do not score the same tokens have that reason, whatever else they have.
+    found.note(sorted(faults, key=lambda fault: fault.reason != InvalidReason.NOT_SAME_TOKENS))
     if {InvalidReason.NOT_SAME_TOKENS, InvalidReason.PLACEHOLDER} <= found.why.keys():
         found.why[InvalidReason.NOT_SAME_TOKENS] += f"; and {found.why[InvalidReason.PLACEHOLDER]}"
-    found.note(processing_faults(block, found.codes == InvalidReason.VALID))
-    if suspicious and not found.codes.any():
-        found.note(likeliest(block))
-    if altered and not found.codes.any():
-        found.note(left_out(block))
+
+
+class Check(NamedTuple):
+    """A check of rows whose single numbers are log-probabilities; a block in which nothing looks odd is not checked."""
+
+    look: Callable[[Block, Seen], Iterable[RowFault]]
+    altered: bool = False  # only where numbers look altered
+    drifting: bool = False  # only where a row drifts
+    alone: bool = False  # only where no check before it has found anything
+
+
+_CHECKS: Final = (
+    Check(fillers.sentinels),
+    Check(fillers.whole_rows),
+    Check(fillers.runs_of_one),
+    Check(fillers.edges),
+    Check(fillers.floors),
+    Check(fillers.blurred_floors),
+    Check(fillers.one_number),
+    Check(altered.repeated_in_rows, altered=True),
+    Check(altered.copied_rows, altered=True),
+    Check(rounded_rows, altered=True),
+    Check(altered.copied_runs),
+    Check(altered.copied_tokens, altered=True),
+    Check(altered.clipped, altered=True),
+    Check(fillers.nucleus),
+    Check(fillers.of_the_token_before),
+    Check(fillers.cleared),
+    Check(fillers.single_zeros),
+    Check(same_tokens.other_tokens),
+    Check(altered.shifted, drifting=True, alone=True),
+    Check(same_tokens.other_places, drifting=True, alone=True),
+    Check(processing_faults),
+    Check(same_tokens.likeliest, drifting=True, alone=True),
+    Check(altered.left_out, altered=True, alone=True),
+)
+"""Checks in the order in which a row gets its reason; each of them knows what those before it have found."""
 
 
 def _single_numbers(block: Block) -> Found:

@@ -7,7 +7,6 @@ because a model that copies a text is entirely sure of many tokens in a row.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Final
 
@@ -15,22 +14,17 @@ import numpy as np
 
 from kc_otel.contract.input_reasons import InvalidReason
 from kc_otel.record.measure.altered import (
-    clipped,
-    copied_rows,
-    copied_runs,
-    copied_tokens,
-    repeated_in_rows,
     shifted,
 )
-from kc_otel.record.measure.blocks import Block, Mask
-from kc_otel.record.measure.rounding import rounded_rows
-from kc_otel.record.measure.row_faults import (
+from kc_otel.record.measure.blocks import (
     FLOOR_NATS,
     NUCLEUS,
     RUN,
     UNSURE,
+    Block,
     Faults,
-    RowFault,
+    Mask,
+    Seen,
     eroded,
     fault_at,
     fine,
@@ -90,40 +84,14 @@ def agree_in_runs(block: Block) -> bool:
     return any(np.count_nonzero(zero) >= _EDGE_ROWS * zero.size for zero in zeros)
 
 
-def constants(block: Block, *, altered: bool) -> tuple[list[RowFault], Mask]:
-    """Findings, and which tokens are not numbers; a token is told of once. For `altered` see `looks_altered`."""
-    found: list[RowFault] = []
-    known = np.zeros(block.train.size, dtype=np.bool_)
-    looks: tuple[Callable[[Block, Mask], Iterable[RowFault]], ...] = (
-        _sentinels,
-        _whole_rows,
-        _runs_of_one,
-        _edges,
-        _floors,
-        _blurred_floors,
-        _one_number,
-        *((repeated_in_rows, copied_rows, rounded_rows) if altered else ()),
-        copied_runs,
-        *((copied_tokens, clipped) if altered else ()),
-        _nucleus,
-        _of_the_token_before,
-        _cleared,
-        _single_zeros,
-    )
-    for look in looks:
-        for fault in look(block, known):
-            found.append(fault)
-            known = known if fault.tokens is None else known | fault.tokens
-    return found, known
-
-
-def _sentinels(block: Block, _known: Mask) -> Faults:
+def sentinels(block: Block, _seen: Seen) -> Faults:
+    """Numbers that no log-softmax of a trained model goes down to."""
     tokens = (block.train < _SENTINEL) & np.isfinite(block.train)
     if tokens.any():
         yield fault_at(block, tokens, f"{tokens.sum():,} tokens are {block.train[tokens][0]:.4g}")
 
 
-def _whole_rows(block: Block, _known: Mask) -> Faults:
+def whole_rows(block: Block, _seen: Seen) -> Faults:
     """Rows of which one side is a single value and the other is not."""
     flat = [low == high for low, high in zip(block.lowest, block.highest, strict=True)]
     for (side, _, name), here, there in zip(block.sides, flat, flat[::-1], strict=True):
@@ -146,10 +114,10 @@ def _whole_rows(block: Block, _known: Mask) -> Faults:
                 yield fault_at(block, tokens, f"{words} on the {name} side; e.g. {side[tokens][0]:.4g}", reason)
 
 
-def _runs_of_one(block: Block, known: Mask) -> Faults:
+def runs_of_one(block: Block, seen: Seen) -> Faults:
     """Runs of one value that the rest of the block, and the run's neighbours, do not explain."""
     both = block.repeats[0] & block.repeats[1]
-    taken = known.copy()
+    taken = seen.tokens.copy()
     for where, same, side in (
         ("both sides", both, block.inference),
         ("the training side", block.repeats[0], block.train),
@@ -191,9 +159,9 @@ def _ending_alike(block: Block, equal: Mask, tokens: Mask) -> Mask:
     return ending
 
 
-def _edges(block: Block, known: Mask) -> Faults:
+def edges(block: Block, seen: Seen) -> Faults:
     """Exact zeros on both sides with which nearly every row begins, or ends, and which hardly come elsewhere."""
-    zero = (block.train == 0.0) & (block.inference == 0.0) & ~known
+    zero = (block.train == 0.0) & (block.inference == 0.0) & ~seen.tokens
     if not zero.any():
         return
     low, high = np.minimum(block.train, block.inference), np.maximum(block.train, block.inference)
@@ -214,13 +182,13 @@ def _edges(block: Block, known: Mask) -> Faults:
             yield fault_at(block, tokens, f"{said}, {usual} in most")
 
 
-def _nucleus(block: Block, known: Mask) -> Faults:
+def nucleus(block: Block, seen: Seen) -> Faults:
     """Exact zeros of one side wherever the other is surer than some top-p, and nowhere else: one token was left.
 
     In float32 an exact 0 is a probability above 1 - 6e-8, from which no drift makes 0.99. Only rows with one count.
     """
     for side, other, name in block.sides:
-        zero = (side == 0.0) & (other < -NUCLEUS) & ~known
+        zero = (side == 0.0) & (other < -NUCLEUS) & ~seen.tokens
         if np.count_nonzero(zero) < _NUCLEUS_TOKENS or not np.mean(fine(side[side < -UNSURE])) > _FINE_SHARE:
             continue
         edge, middle = np.quantile(other[zero], (0.02, 0.5))
@@ -234,12 +202,12 @@ def _nucleus(block: Block, known: Mask) -> Faults:
             yield fault_at(block, zero, said, InvalidReason.TRUNCATED_SAMPLING, of_all=most)
 
 
-def _of_the_token_before(block: Block, known: Mask) -> Faults:
+def of_the_token_before(block: Block, seen: Seen) -> Faults:
     """Tokens with the number of the one before them on one side, where the other side has another: no two are equal.
 
     The same of both sides where it is the last token of many sequences, each time with another number, and no other.
     """
-    both = block.repeats[0] & block.repeats[1] & (block.inference < -UNSURE) & ~known
+    both = block.repeats[0] & block.repeats[1] & (block.inference < -UNSURE) & ~seen.tokens
     both[both] = fine(block.inference[both])
     last = np.zeros_like(both)
     last[block.last[block.lengths > RUN]] = True
@@ -250,17 +218,17 @@ def _of_the_token_before(block: Block, known: Mask) -> Faults:
         yield fault_at(block, both & last, said)
     for (side, other, name), same in zip(block.sides, block.repeats, strict=True):
         apart = np.abs(np.diff(np.maximum(other, _SENTINEL), prepend=0.0)) > UNSURE
-        tokens = same & apart & ~known & (side < -UNSURE)
+        tokens = same & apart & ~seen.tokens & (side < -UNSURE)
         tokens[tokens] = fine(side[tokens])
         if np.unique(side[tokens]).size >= RUN:
             said = f"{np.count_nonzero(tokens):,} tokens have the number of the token before them on the {name} side"
             yield fault_at(block, tokens, said)
 
 
-def _cleared(block: Block, known: Mask) -> Faults:
+def cleared(block: Block, seen: Seen) -> Faults:
     """Exact zeros on both sides in the place of all likely tokens: of any text some are likely and not certain."""
     low = np.minimum(block.train, block.inference)
-    zero = (low == 0.0) & ~known
+    zero = (low == 0.0) & ~seen.tokens
     others = block.inference[low < 0.0]
     if np.count_nonzero(zero) < _NUCLEUS_TOKENS or others.size < _EDGE_TOKENS:
         return
@@ -268,18 +236,18 @@ def _cleared(block: Block, known: Mask) -> Faults:
         yield fault_at(block, zero, f"{zero.sum():,} tokens are exactly 0 on both sides, and no others above {top:.3g}")
 
 
-def _single_zeros(block: Block, known: Mask) -> Faults:
+def single_zeros(block: Block, seen: Seen) -> Faults:
     """Exact zeros of one side where the other is unsure, against how often a sure token of that side is exactly 0."""
     for side, other, name in block.sides:
         zero, sure = side == 0.0, side > -_SURE_NATS
-        unsure = sure & (other < -UNSURE) & ~known
+        unsure = sure & (other < -UNSURE) & ~seen.tokens
         if not (zero & unsure).any():
             continue
         # Rows that were rounded to a decimal or two have zeros that others have not.
         asked = side < -UNSURE
         coarse = 2 * block.count(asked & fine(side)) < block.count(asked)
         unsure &= ~(block.by_token(coarse) & (other > -_ROUNDED))
-        agreed = sure & ~unsure & ~known
+        agreed = sure & ~unsure & ~seen.tokens
         share = (np.count_nonzero(zero & agreed) + 1) / (np.count_nonzero(agreed) + 2)
         tokens = zero & unsure
         if not surely_more(np.count_nonzero(tokens), np.count_nonzero(unsure), share):
@@ -292,13 +260,13 @@ def _single_zeros(block: Block, known: Mask) -> Faults:
         yield fault_at(block, tokens, f"{said}{np.median(other[tokens]):.3g}{where}")
 
 
-def _floors(block: Block, known: Mask) -> Faults:
+def floors(block: Block, seen: Seen) -> Faults:
     """A lowest value that many tokens share, more than any other, while hardly any come near it.
 
     Of numbers that no program cut, those a little above the lowest are no rarer than it.
     """
     for side, other, name in block.sides:
-        usable = np.where(known, 0.0, side)
+        usable = np.where(seen.tokens, 0.0, side)
         lowest = usable.min()
         tokens = usable == lowest
         count = np.count_nonzero(tokens)
@@ -306,7 +274,7 @@ def _floors(block: Block, known: Mask) -> Faults:
             continue
         if 2 * count < np.count_nonzero(usable <= lowest + FLOOR_NATS):
             continue
-        values, often = np.unique(usable[~tokens & ~known & (usable < 0.0)], return_counts=True)
+        values, often = np.unique(usable[~tokens & ~seen.tokens & (usable < 0.0)], return_counts=True)
         # A model of few contexts has few numbers, and one of them is its lowest.
         if values.size < _FLOOR_VALUES or count <= 3 * often.max():
             continue
@@ -320,12 +288,12 @@ def _floors(block: Block, known: Mask) -> Faults:
             break
 
 
-def _blurred_floors(block: Block, known: Mask) -> Faults:
+def blurred_floors(block: Block, seen: Seen) -> Faults:
     """Tokens that one side has at its lowest number wherever the other is far below: log(q + epsilon), or noise."""
     for side, other, name in block.sides:
-        usable = np.where(known, 0.0, side)
+        usable = np.where(seen.tokens, 0.0, side)
         lowest = float(usable.min())
-        far = (other < lowest - _BLURRED_FLOOR[0]) & ~known
+        far = (other < lowest - _BLURRED_FLOOR[0]) & ~seen.tokens
         low = usable < lowest + _BLURRED_FLOOR[2]
         count = np.count_nonzero(far)
         if count < _BLURRED_FLOOR[1] or lowest > -0.5 or 2 * np.count_nonzero(low) > side.size:
@@ -337,7 +305,7 @@ def _blurred_floors(block: Block, known: Mask) -> Faults:
             np.count_nonzero(far & low) < _BLURRED_FLOOR[3] * count
             or abs(float(off @ side[far])) >= _BLURRED_FLOOR[4] * float(off @ off)
             or (2 * often.max() > count and _uniform(float(values[np.argmax(often)])))
-            or shifted(block)  # smoothed labels leave such a floor as well, and show where a side is sure
+            or shifted(block, seen)  # smoothed labels leave such a floor as well, and show where a side is sure
         ):
             continue
         said = f"{count:,} tokens to which the other side gives less than {lowest - _BLURRED_FLOOR[0]:.4g} are "
@@ -345,16 +313,16 @@ def _blurred_floors(block: Block, known: Mask) -> Faults:
         yield replace(fault_at(block, far, said, of_all=True), tokens=far & low)
 
 
-def _one_number(block: Block, known: Mask) -> Faults:
+def one_number(block: Block, seen: Seen) -> Faults:
     """Tokens that have one number on a side, far more than any other number has, where the other side's lie apart."""
     for side, other, name in block.sides:
-        values, often = np.unique(side[~known & (side < -UNSURE)], return_counts=True)
+        values, often = np.unique(side[~seen.tokens & (side < -UNSURE)], return_counts=True)
         if values.size < _FLOOR_VALUES or (count := int(often.max())) < _ONE_NUMBER[0]:
             continue
         value = float(values[np.argmax(often)])
         if count <= _ONE_NUMBER[1] * np.sort(often)[-2] or _uniform(value):
             continue
-        tokens = (side == value) & ~known
+        tokens = (side == value) & ~seen.tokens
         low, high = np.quantile(other[tokens], (0.25, 0.75))
         if high - low > _ONE_NUMBER[2]:
             said = f"{count:,} tokens are {value:.6g} on the {name} side, where the other lies between {low:.3g} and "

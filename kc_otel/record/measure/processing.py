@@ -23,8 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kc_otel.contract.input_reasons import InvalidReason
-from kc_otel.record.measure.blocks import Block
-from kc_otel.record.measure.row_faults import DRIFT, Found, RowFault
+from kc_otel.record.measure.blocks import DRIFT, Block, Found, RowFault, Seen
 from kc_otel.record.measure.sampled import saturated
 
 _TOKENS: Final = 64
@@ -103,14 +102,14 @@ class Pattern:
     effective: NDArray[np.float64]  # tokens that sum |l| is made of, in effect: (sum |l|)^2 / sum l^2
 
 
-def processing_faults(block: Block, valid: NDArray[np.bool_]) -> Found:
-    """Faults of sampling processing in rows that are `valid` so far, from many tokens together."""
+def processing_faults(block: Block, seen: Seen) -> Found:
+    """Faults of sampling processing in rows without a fault so far, from many tokens together."""
     found: Found = []
-    drift = block.drift
+    drift, valid = block.drift, ~seen.rows
 
     def add(reason: InvalidReason, rows: NDArray[np.intp]) -> None:
         valid[rows] = False
-        found.append(RowFault(reason, rows))
+        found.extend([RowFault(reason, rows)] if rows.size else [])
 
     if (look := (drift > DRIFT) & (block.lengths >= _TOKENS) & valid).any():
         part, rows = block.only(look), np.flatnonzero(look)

@@ -1,4 +1,4 @@
-"""Remarks of a gate on numbers that it judges: columns that look swapped or copied, drift in one range of token ids."""
+"""Remarks of a gate on numbers that it judges: columns that look swapped or copied, and drift like a setting."""
 
 from __future__ import annotations
 
@@ -28,22 +28,13 @@ four bits 0.15 and 0.55; of log-probabilities on a grid of 1/16 0.19 and 0.57. O
 at some positions 0.5 to 0.95, but both sides are equally sure there. With T = 0.8 and noise as of fp8 0.35 and 0.96."""
 _LIKELY, _UNLIKELY = math.log(0.6), math.log(0.3)
 _BIN_TOKENS: Final = 30
-_LIKELY_NATS: Final = -2.0
-"""log Q from which a token is asked whether its id is in such a range: rare ids are improbable, and differ more."""
-_FAR_NATS: Final = 0.5
-_RANGE: Final = (100, 0.3, 6.0)
-"""Tokens inside and outside of a range of ids, share of those inside that differ by half a nat, and times that share is
-the one outside. Of real kernels at most 14 % of any range do, by task too; where a shard's logits are off by a nat on
-average, 58 to 70 %."""
 
 
-def remarks(block: Block, token_ids: NDArray[np.integer] | None) -> str:
+def remarks(block: Block) -> str:
     """Return what to look at before a verdict on these rows is believed; empty for nothing."""
     log_w = saturated(block.exact_log_w)
-    likely = block.inference > _LIKELY_NATS
-    ranged = "" if token_ids is None else in_one_range(log_w[likely], token_ids[likely])
     copied = rounded_column(block) or _even(block, log_w)
-    found = [ranged, swapped(log_w), copied, like_a_setting(block, log_w), not_told(block)]
+    found = [swapped(log_w), copied, like_a_setting(block, log_w), not_told(block)]
     return "; ".join(said for said in found if said)
 
 
@@ -101,27 +92,4 @@ def _even(block: Block, log_w: NDArray[np.float64]) -> str:
     return (
         f"the sides differ by {there:.1g} where they are sure of a token and by {usual:.1g} where they are not, which "
         "no logits do: one side may be a copy with noise, or its log-sum-exp is in half precision"
-    )
-
-
-def in_one_range(log_w: NDArray[np.float64], token_ids: NDArray[np.integer]) -> str:
-    """Say which contiguous token ids have nearly all large differences l; empty where none have."""
-    order = np.argsort(token_ids, kind="stable")
-    far = np.abs(log_w[order]) > _FAR_NATS
-    # The range whose tokens exceed a share of a tenth by most (Kadane), in integers, so that ties are exact.
-    path = np.append(0, np.cumsum(10 * far.astype(np.int64) - 1))
-    low = np.minimum.accumulate(path)
-    end = int(np.argmax(path - low))
-    begin = int(np.argmin(path[: end + 1]))
-    inside, outside = far[begin:end], np.concatenate([far[:begin], far[end:]])
-    if min(inside.size, outside.size) < _RANGE[0]:
-        return ""
-    shares = inside.mean(), outside.mean()
-    if shares[0] < max(_RANGE[1], _RANGE[2] * shares[1]):
-        return ""
-    first, last = (int(token_ids[order[at]]) for at in (begin, end - 1))
-    return (
-        f"{shares[0]:.0%} of the tokens with ids {first:,} to {last:,} differ by more than {_FAR_NATS} nats, and "
-        f"{shares[1]:.1%} of all others: look at the rank that has this shard of the vocabulary (embedding, lm_head, "
-        "the reduction of its logits)"
     )

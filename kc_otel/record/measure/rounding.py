@@ -23,8 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kc_otel.record.measure.arrays import Floats
-from kc_otel.record.measure.blocks import Block, Mask
-from kc_otel.record.measure.row_faults import CHANCE, RUN, UNSURE, Found, fault_at
+from kc_otel.record.measure.blocks import CHANCE, RUN, UNSURE, Block, Found, Mask, Seen, fault_at
 
 _LOOK_NUMBERS: Final = 1024
 """Numbers of each side that are looked at, from its first one."""
@@ -146,9 +145,9 @@ def looks_rounded(block: Block) -> bool:
     return False
 
 
-def rounded_rows(block: Block, known: Mask) -> Found:
+def rounded_rows(block: Block, seen: Seen) -> Found:
     """Return the whole rows of which one side is the other one rounded; none where the side is coarse elsewhere too."""
-    telling = (block.train < -UNSURE) & (block.inference < -UNSURE) & ~known
+    telling = (block.train < -UNSURE) & (block.inference < -UNSURE) & ~seen.tokens
     tokens = block.count(telling)
     for name, rounded in _ROUNDED.items():
         for one, other, side in block.sides:

@@ -18,12 +18,14 @@ from numpy.typing import NDArray
 
 from kc_otel.contract.input_reasons import InvalidReason
 from kc_otel.record.measure.arrays import Floats
-from kc_otel.record.measure.blocks import Block, Mask
-from kc_otel.record.measure.row_faults import (
+from kc_otel.record.measure.blocks import (
     DRIFT,
     RUN,
+    Block,
     Found,
+    Mask,
     RowFault,
+    Seen,
     every_row,
     improbable,
     runs_of,
@@ -85,9 +87,9 @@ _RARE_LOGPROB: Final = -4.0
 """log-probability below which hardly any position's likeliest token is; of sampled tokens several percent are."""
 
 
-def other_tokens(whole: Block, filler: Mask) -> Found:
+def other_tokens(whole: Block, seen: Seen) -> Found:
     """Find other tokens on one side, by window, by row, and over all rows, apart from tokens that are no numbers."""
-    block = whole.without(filler)
+    block = whole.without(seen.tokens)
     look = (whole.drift[block.rows] > DRIFT) & (block.lengths >= 2)
     if not look.any():
         return []
@@ -106,7 +108,7 @@ def other_tokens(whole: Block, filler: Mask) -> Found:
     if float(np.minimum(ratio, RATIO_CUT).mean()) <= _SURPLUS and not won and lag is None:
         return []
     where = part.rows[rows]
-    at = np.flatnonzero(~filler[whole.span(where[0])])  # as the row was given, with what is no number in it
+    at = np.flatnonzero(~seen.tokens[whole.span(where[0])])  # as the row was given, with what is no number in it
     first = int(at[onset[0]] - at[0])
     since = f"from token {first} of the first on" if np.median(onset) else "from the first token on"
     until = [_onset(*(side[::-1] for side in _cut(part, int(row)))) for row in rows]
@@ -246,7 +248,7 @@ def _lag(p: NDArray[np.float64], q: NDArray[np.float64]) -> int:
     return found
 
 
-def other_places(block: Block) -> Found:
+def other_places(block: Block, _: Seen) -> Found:
     """Find faults of a place: tokens at an edge, or at the same places of all rows, that are others, and other prompts.
 
     What was said since weighs more than the prompt, so that answers scored after another one differ the less the
@@ -374,7 +376,7 @@ def _beginnings(block: Block) -> tuple[str, bool]:
     return said, bool(shares[1] - shares[2] > _FORGOTTEN * (shares[0] - shares[2]))
 
 
-def likeliest(block: Block) -> Found:
+def likeliest(block: Block, _: Seen) -> Found:
     """Find rows in which one side has the likeliest token's log-probability in place of the sampled one's.
 
     It is never below, and it differs as often as the likeliest token is not sampled, which is the sum of 1 - Q.

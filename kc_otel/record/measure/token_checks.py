@@ -24,7 +24,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from kc_otel.record.measure.row_faults import DRIFT
+from kc_otel.record.measure.blocks import DRIFT
 from kc_otel.record.measure.sampled import saturated
 
 LOOK: Final = 65_536

@@ -1,5 +1,5 @@
-"""Export of measured drift over OTLP, through the OpenTelemetry SDK's public API.
+"""Histograms of measured drift, and their points with the names of OpenTelemetry's SDK.
 
-`accumulate` counts batches into histograms; `pair_streams` makes the points of one kernel pair
-of them, `counters` those about the recorder itself, and `export` sends them.
+`accumulate` counts batches into histograms; `pair_streams` makes the points of one kernel pair of them, `counters`
+those about the recorder itself.
 """

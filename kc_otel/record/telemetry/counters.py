@@ -65,32 +65,25 @@ class Counters:
         self._lock = threading.Lock()
         self._plain: Counter[str] = Counter()
         self._dropped = ReasonCounts(f"contract {contract}: dropped (%s)")
+        self.dropped: Final = self._dropped.add
+        """Count batches (sequences, for pairs) that were not measured: the reason, why, and how many."""
         self._invalid = ReasonCounts(f"contract {contract}: input invalid (%s)")
-        self._noted = ReasonCounts(f"contract {contract}: input doubtful (%s)")
+        self.noted: Final = ReasonCounts(f"contract {contract}: input doubtful (%s)").add
+        """Note a peculiarity of a measured batch: its kind, and what it is, which is logged the first time."""
         self._failures = ReasonCounts(f"contract {contract}: %s failed")
         self._rejected = self._last_rejected = ""
         self._by: defaultdict[tuple[str, ...], float] = defaultdict(int)
         """Counts of a metric by its attributes' values; an empty one is left out."""
 
-    def measured(self, sequences: int, tokens: int) -> None:
-        """Count a measured batch."""
+    def count(self, **counts: int) -> None:
+        """Add to counts of `RecorderStats`."""
         with self._lock:
-            self._plain.update(batches=1, sequences=sequences, tokens=tokens)
-
-    def unsampled(self) -> None:
-        """Count a batch or sequence that sampling left out."""
-        with self._lock:
-            self._plain["unsampled"] += 1
+            self._plain.update(counts)
 
     def untraced(self, why: object) -> None:
         """Count a measured batch whose span could not be made."""
-        with self._lock:
-            self._plain["untraced"] += 1
+        self.count(untraced=1)
         self._failures.add("span", why)
-
-    def dropped(self, reason: str, why: object, count: int = 1) -> None:
-        """`count` batches (sequences, for pairs) were not measured; `why` is logged the first time."""
-        self._dropped.add(reason, why, count)
 
     def invalid(
         self,
@@ -110,10 +103,6 @@ class Counters:
                     of = reason, slice, pair.train.fingerprint, pair.inference.fingerprint
                     self._by["kc.input.invalid", *of] += some
         self._invalid.add(reason, remedy(reason) if why is None else why, count)
-
-    def noted(self, kind: str, what: object) -> None:
-        """Note a measured batch with a peculiarity; the first of each kind is logged."""
-        self._noted.add(kind, what)
 
     def rollouts(self, outcome: Literal["kept", "quarantined"], sequences: int, tokens: int, tv_sum: float) -> None:
         """Count sequences by their outcome in quarantine: how many, their tokens, and the sum of (1-w)+ over these."""
@@ -151,9 +140,8 @@ class Counters:
 
     def export_failed(self, why: object) -> None:
         """An endpoint did not accept an export."""
-        with self._lock:
-            self._plain["export_failures"] += 1
-            self._rejected = ""
+        self.count(export_failures=1)
+        self._rejected = ""
         self._failures.add("export", why)
 
     def values(self) -> RecorderStats:

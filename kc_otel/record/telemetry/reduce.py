@@ -14,8 +14,8 @@ from kc_otel.contract.slices import PLACES
 from kc_otel.record.measure.arrays import Floats
 from kc_otel.record.measure.blocks import Block, SampledBatch
 from kc_otel.record.measure.checks import check_block
-from kc_otel.record.measure.places import BETWEEN
 from kc_otel.record.measure.sampled import TOKEN, saturated
+from kc_otel.record.slice_table import BETWEEN
 from kc_otel.record.telemetry.buckets import LogRatioCells
 from kc_otel.stats.surplus import BET_COUNT, sureness, surplus, surplus_of_sums
 

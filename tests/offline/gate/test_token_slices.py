@@ -10,7 +10,7 @@ import pytest
 from kc_otel.contract.load import load_text
 from kc_otel.judge.verdict import Status
 from kc_otel.offline.gate.recorded_verdicts import by_contract, judge
-from kc_otel.record.measure.places import Places
+from kc_otel.record.slice_table import Places
 from kc_otel.recordings.recording import Recording
 from kc_otel.recordings.recording_files import load_recording
 

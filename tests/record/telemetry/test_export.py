@@ -11,9 +11,9 @@ from opentelemetry.sdk.metrics.export import MetricExporter, MetricExportResult
 from opentelemetry.sdk.resources import Resource
 
 import kc_otel
+from kc_otel.record.engine import SCOPE, ExportLoop
 from kc_otel.record.telemetry import environment
 from kc_otel.record.telemetry.counters import Counters
-from kc_otel.record.telemetry.export import SCOPE, ExportLoop
 from tests.tools.contracts import contract_of
 from tests.tools.waiting import NOT_HUNG, eventually
 
@@ -130,7 +130,7 @@ def test_force_flush_waits_for_the_export_that_contains_what_came_before(loops):
     exporter, source = Remember(), Counting()
     loop = loops(exporter, source=source)
     for i in range(1, 20):
-        source.counters.measured(1, 10)
+        source.counters.count(tokens=10)
         assert loop.force_flush(60)
         tokens = next(
             m for m in exporter.got[-1].resource_metrics[0].scope_metrics[0].metrics if m.name == "kc.recorder.tokens"
@@ -262,3 +262,73 @@ def test_no_child_is_made_in_the_middle_of_an_export(loops):
 def test_a_fork_waits_no_longer_than_a_second_for_an_export(loops):
     code, took = forked(loops, 3.0)
     assert (code, 0.9 < took < 2.5) == (1, True)
+
+
+@pytest.mark.parametrize(
+    ("said", "expected"),
+    [
+        ("", {"service.name": "rollout", "service.instance.id": "gpu-3", "rl.run.id": "program"}),
+        ("service.instance.id=r7,rl.run.id=people", {"service.instance.id": "r7", "rl.run.id": "people"}),
+    ],
+)
+def test_what_the_program_knows_of_itself_comes_after_what_people_say(monkeypatch, said, expected):
+    """OTEL_SERVICE_NAME and OTEL_RESOURCE_ATTRIBUTES go before what the program says, and that before defaults."""
+    own = {"service.name": "rollout", "service.instance.id": "gpu-3", "rl.run.id": "program"}
+    monkeypatch.setenv("OTEL_RESOURCE_ATTRIBUTES", said)
+    if said:
+        monkeypatch.setenv("OTEL_SERVICE_NAME", "trainer")
+        expected |= {"service.name": "trainer"}
+    assert environment.process_resource(own=own).attributes.items() >= expected.items()
+
+
+def test_every_writer_has_an_instance_id_of_its_own(monkeypatch):
+    assert environment.process_resource().attributes["service.instance.id"]
+    monkeypatch.setenv("OTEL_RESOURCE_ATTRIBUTES", "service.instance.id=r7")
+    assert environment.process_resource({"r7"}).attributes["service.instance.id"] != "r7"
+
+
+@pytest.mark.parametrize(("text", "names"), [("", ("otlp",)), ("none", ()), ("console", ("console",)),
+                                             ("otlp, console", ("otlp", "console"))])  # fmt: skip
+def test_exporter_names(monkeypatch, text, names):
+    monkeypatch.setenv("OTEL_METRICS_EXPORTER", text)
+    assert environment.exporter_names() == names
+
+
+@pytest.mark.parametrize(
+    ("variables", "module"),
+    [
+        ({}, "grpc"),
+        ({"OTEL_EXPORTER_OTLP_PROTOCOL": "http/protobuf"}, "http"),
+        ({"OTEL_EXPORTER_OTLP_PROTOCOL": "http/protobuf", "OTEL_EXPORTER_OTLP_METRICS_PROTOCOL": "grpc"}, "grpc"),
+        ({"OTEL_METRICS_EXPORTER": "otlp_proto_http"}, "http"),
+    ],
+)
+def test_the_protocol_chooses_the_exporter(monkeypatch, variables, module):
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    (exporter,) = environment.metric_exporters()
+    assert f".otlp.proto.{module}." in type(exporter).__module__
+    exporter.shutdown()
+
+
+@pytest.mark.parametrize(
+    ("variable", "value"), [("OTEL_METRICS_EXPORTER", "carrier-pigeon"), ("OTEL_EXPORTER_OTLP_PROTOCOL", "smtp")]
+)
+def test_unknown_exporters_are_named_in_the_error(monkeypatch, variable, value):
+    monkeypatch.setenv(variable, value)
+    with pytest.raises(ValueError, match=rf"{variable}.*{value}.*write"):
+        environment.metric_exporters()
+
+
+@pytest.mark.parametrize(("text", "seconds"), [("", 20.0), ("1500", 1.5)])
+def test_the_interval_is_given_in_milliseconds(monkeypatch, text, seconds):
+    monkeypatch.setenv("OTEL_METRIC_EXPORT_INTERVAL", text)
+    assert environment.export_interval(60.0) == seconds
+
+
+@pytest.mark.parametrize("text", ["soon", "0", "-5", "nan"])
+def test_an_impossible_interval_is_logged_and_ignored(monkeypatch, caplog, text):
+    monkeypatch.setenv("OTEL_METRIC_EXPORT_TIMEOUT", text)
+    with caplog.at_level(logging.WARNING, "kc_otel"):
+        assert environment.export_timeout() == 30.0
+    assert "OTEL_METRIC_EXPORT_TIMEOUT" in caplog.text

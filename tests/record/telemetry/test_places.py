@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from kc_otel.contract.slices import PLACES, POSITION_EDGES, TURNS
-from kc_otel.record.measure.places import Places, TokenSlice
 from kc_otel.record.measure.sampled import SEQUENCE, TOKEN
+from kc_otel.record.slice_table import Places, TokenSlice
 from kc_otel.record.telemetry.accumulate import Accumulator
 from kc_otel.record.telemetry.prompt_means import Rollouts
 from kc_otel.stats.surplus import Surplus
