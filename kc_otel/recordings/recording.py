@@ -138,6 +138,11 @@ class Recording:
         """Start of each sequence, int64 [S]."""
         return np.cumsum(self.lengths) - self.lengths
 
+    def rows(self, name: str) -> list[NDArray[Any]]:
+        """A per-token column by sequence, or nothing where the recording does not have it."""
+        values = getattr(self, name)
+        return [] if values is None else np.split(values, self.starts[1:])
+
     @property
     def unread_reward(self) -> str:
         """Problem of a rewards column that could not be read; empty if there is no such column."""
