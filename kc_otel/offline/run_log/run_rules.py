@@ -37,7 +37,6 @@ _MIN_PARTS_PER_LEVEL: Final = 3
 _FALSE_ALARM_PROBABILITY: Final = 1e-3
 _MIN_LEVEL_RATIO: Final = 1.5
 """Gap between the lowest tenth of the higher level and the highest tenth of the lower: a drifting value has none."""
-_PERIODS_IN_STEPS: Final = range(2, 13)
 _FIRST_STEPS: Final = 10
 """Steps within which what is high at the beginning has come down."""
 _MAX_EXCEPTION_SHARE: Final = 0.1
@@ -233,13 +232,6 @@ def _ess_falls(_: Steps, ess: Floats) -> str | None:
     return None
 
 
-def _clip_saturates(_: Steps, clipped: Floats) -> str | None:
-    last = float(np.median(_medians(clipped)[-3:]))
-    if last < 0.3:
-        return None
-    return f"{100 * last:.0f} % of the tokens were clipped in the last third: they have no gradient"
-
-
 def _follows_lag(_: Steps, drift: Floats, lag: Floats) -> str | None:
     # Differences of consecutive steps: two series that both grow are not one because of the other.
     with np.errstate(invalid="ignore"):
@@ -251,18 +243,6 @@ def _follows_lag(_: Steps, drift: Floats, lag: Floats) -> str | None:
         f"drift moves with the lag of the weights from step to step (rank correlation {found.statistic:.2f}): part of "
         "it is staleness, not drift of a kernel; record log-probabilities under the weights that sampled"
     )
-
-
-def _periodic(steps: Steps, drift: Floats) -> str | None:
-    trendless = drift - np.convolve(np.pad(drift, 12, mode="edge"), np.ones(25) / 25.0, mode="valid")
-    best = (math.inf, 0)
-    for period in _PERIODS_IN_STEPS:
-        phases = [trendless[steps % period == phase] for phase in range(period)]
-        if min(part.size for part in phases) >= 5 and np.ptp(trendless):
-            best = min(best, (float(stats.kruskal(*phases).pvalue), period))
-    if best[0] * len(_PERIODS_IN_STEPS) >= _FALSE_ALARM_PROBABILITY:
-        return None
-    return f"drift repeats every {best[1]} steps, as if weights were synced at that interval: part of it is staleness"
 
 
 def _absurd(steps: Steps, drift: Floats, most: float) -> str | None:
@@ -438,11 +418,7 @@ RULES: Final[Mapping[str, _Rule]] = {
     "ess-falls": _Rule(
         ("ess",), _ess_falls, "the effective sample size neither halves nor ends below half of the batch"
     ),
-    "clipping-saturates": _Rule(
-        ("clipped",), _clip_saturates, "less than 30 % of the tokens were clipped in the last third"
-    ),
     "drift-follows-lag": _Rule(("drift", "lag"), _follows_lag, "drift does not move with the lag of the weights"),
-    "drift-repeats": _Rule(("drift",), _periodic, "drift has no period of 2 to 12 steps"),
     "not-finite": _Rule(("drift",), _not_finite, "every number of drift is finite", 1),
 }
 

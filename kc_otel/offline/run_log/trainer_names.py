@@ -30,7 +30,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final, Literal
 
-Role = Literal["drift", "k1", "ratio", "tail", "largest", "ess", "clipped", "entropy", "reward", "lag"]
+Role = Literal["drift", "k1", "ratio", "tail", "largest", "ess", "entropy", "reward", "lag"]
 Unit = Literal["nats", "kl", "probability", "factor"]
 ABSURD: Final[Mapping[Unit, float]] = {"nats": 0.25, "kl": 0.05, "probability": 0.1, "factor": 0.28}
 """Means from which on two kernels hardly score the same tokens with the same weights: of |log P - log Q|, of k1 or k3
@@ -69,11 +69,6 @@ ROLES: Final[Mapping[Role, tuple[str, ...]]] = {
     ),
     "largest": ("training/rollout_probs_diff_max",),
     "ess": ("rollout_corr/rollout_is_eff_sample_size",),
-    "clipped": (
-        "actor/pg_clipfrac", "clip_ratio/region_mean", "is_masked/mean", "pg_clipfrac",
-        "loss_metrics/clip_ratio", "ppo_clip_ratio", "update/clip_ratio/avg", "actor/ppo_ratio_clipfrac",
-        "policy/clipfrac_avg",
-    ),
     "entropy": (
         "actor/entropy", "entropy", "entropy/all/mean", "approx_entropy", "entropy_loss", "policy_entropy",
         "update/entropy/avg", "critic/entropy/mean", "policy/entropy_avg",
