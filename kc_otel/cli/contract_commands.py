@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from kc_otel.cli.terminal import PrintJson, refuse, show, table_lines, together, unusable
+from kc_otel.cli.terminal import PrintJson, refuse, show, table_lines, unusable
 from kc_otel.client.doctor import of_path
 from kc_otel.contract.clause import About
 from kc_otel.contract.diff import diff
@@ -24,7 +24,7 @@ from kc_otel.contract.registry.clause_metrics import DERIVED, QUANTITIES, Origin
 from kc_otel.contract.schema import json_schema
 from kc_otel.contract.sentences import scopes
 from kc_otel.contract.slices import ALL
-from kc_otel.contract.words import duration, listed, plural
+from kc_otel.contract.words import duration, listed, plural, together
 
 if TYPE_CHECKING:
     from kc_otel.judge.sample_sizes import Planned

@@ -27,12 +27,11 @@ from kc_otel.cli.terminal import (
     refuse,
     seconds,
     stopped_by_signals,
-    together,
     unusable,
 )
 from kc_otel.client.engine_latency import EngineLatency
 from kc_otel.contract.plain_text import plain, plain_lines
-from kc_otel.contract.words import listed
+from kc_otel.contract.words import listed, together
 from kc_otel.record.telemetry.environment import export_timeout, metric_exporters, process_resource
 from kc_otel.record.telemetry.export import ExportLoop
 
