@@ -129,9 +129,7 @@ def plan(
     with unusable():
         loaded = load(contract)
         traffic = Traffic(
-            tokens_per_second,
-            sampling or loaded.observability.sampling,
-            {ALL: 1.0} | shares_of(loaded, share or []),
+            tokens_per_second, sampling or loaded.observability.sampling, {ALL: 1.0} | shares_of(loaded, share or [])
         )
     windows = loaded.promotion.windows
     planned = plan_gate(loaded, traffic, windows)

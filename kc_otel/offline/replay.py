@@ -260,11 +260,7 @@ class Replayed:
     damage: tuple[str, ...]
 
 
-def replay_recordings(
-    paths: Sequence[Path],
-    new: Contract,
-    old: Contract | None = None,
-) -> Replayed:
+def replay_recordings(paths: Sequence[Path], new: Contract, old: Contract | None = None) -> Replayed:
     """Replay recordings, in any order, through a contract and, if given, through the one in force."""
     if old is not None and old.name != new.name:
         raise ValueError(

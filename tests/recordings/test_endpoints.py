@@ -342,14 +342,7 @@ def test_a_gate_looks_where_each_prompt_has_all_its_samples():
     prompts = [Prompt(line, text="a" * line) for line in range(1, 13)]
     with completions(table()) as inference, completions(table()) as train:
         found = gathered(
-            inference,
-            train,
-            prompts,
-            samples=3,
-            max_tokens=4,
-            concurrency=2,
-            enough=enough,
-            looks=(4, 5, 7, 10, 20),
+            inference, train, prompts, samples=3, max_tokens=4, concurrency=2, enough=enough, looks=(4, 5, 7, 10, 20)
         )
     assert [len(names) for names in seen] == [6, 9, 12]
     assert all(names.count(name) == 3 for names in seen for name in names)

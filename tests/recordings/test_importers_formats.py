@@ -326,10 +326,7 @@ def test_torch_files_are_loaded_without_running_them(tmp_path, monkeypatch):
     [
         ({"rollout_log_probs": None}, r"row 0: has no rollout_log_probs; .*calculate_log_probs=True .* \(2 more like"),
         ({"response_mask": None, "attention_mask": None}, "padding would count"),
-        (
-            {"response_mask": np.ones((3, 4), dtype=np.int64)},
-            "row 0: .* and mask have 10, 10, 4 entries",
-        ),
+        ({"response_mask": np.ones((3, 4), dtype=np.int64)}, "row 0: .* and mask have 10, 10, 4 entries"),
     ],
 )
 def test_verl_batches_that_cannot_be_compared_say_why(tmp_path, proto, change, said):
