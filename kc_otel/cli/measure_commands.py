@@ -9,7 +9,7 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from enum import StrEnum
 from pathlib import Path
@@ -26,6 +26,7 @@ from kc_otel.cli.terminal import (
     log_to_terminal,
     refuse,
     seconds,
+    show,
     stopped_by_signals,
     unusable,
 )
@@ -39,7 +40,6 @@ if TYPE_CHECKING:
     from kc_otel.record.kernel import Kernel
     from kc_otel.record.telemetry.counters import RecorderStats
     from kc_otel.recordings.importers.importer import Importer
-    from kc_otel.recordings.rescorer import RescoreTotals
     from kc_otel.recordings.scoring import Scorer
     from kc_otel.recordings.spool import SpoolReader
 
@@ -108,7 +108,7 @@ def import_files(
             wanted = files_of(paths) if stop.is_set() and not follow else []
             left = [path for path in wanted if path not in tried and path not in ledger]
             importer.finish()
-            _summarise_import(importer, recorder.stats())
+            show(_import_lines(importer, recorder.stats()))
     if left:
         typer.echo(f"stopped: {len(left):,} files were not imported", err=True)
     if importer.totals.failed or left:
@@ -118,10 +118,10 @@ def import_files(
 def _one(importer: Importer, path: Path) -> None:
     before = importer.totals.sequences, importer.totals.tokens
     if importer.file(path) and path in importer.totals.copies:
-        typer.echo(plain(f"{path}: is a copy of {importer.totals.copies[path]}, and does not count again"))
+        show([f"{path}: is a copy of {importer.totals.copies[path]}, and does not count again"])
     elif path not in importer.totals.failed:
         sequences, tokens = importer.totals.sequences - before[0], importer.totals.tokens - before[1]
-        typer.echo(plain(f"{path}: {sequences:,} sequences, {tokens:,} tokens"))
+        show([f"{path}: {sequences:,} sequences, {tokens:,} tokens"])
     else:
         found = _failures(importer)
         if found[importer.totals.failed[path].removeprefix(str(path))] == [str(path)]:  # the others are counted
@@ -132,36 +132,35 @@ def _failures(importer: Importer) -> dict[str, list[str]]:
     return together((why.removeprefix(str(path)), str(path)) for path, why in importer.totals.failed.items())
 
 
-def _summarise_import(importer: Importer, stats: RecorderStats) -> None:
+def _import_lines(importer: Importer, stats: RecorderStats) -> Iterator[str]:
     from kc_otel.contract.input_reasons import remedy  # noqa: PLC0415
 
     totals = importer.totals
-    typer.echo(
+    yield (
         f"{totals.files:,} files exported, {len(totals.failed):,} failed; of "
-        f"{totals.sequences + totals.refused:,} sequences "
-        f"{stats.sequences:,} measured: {stats.tokens:,} tokens"
+        f"{totals.sequences + totals.refused:,} sequences {stats.sequences:,} measured: {stats.tokens:,} tokens"
     )
     for why, files in _failures(importer).items():
         if len(files) > 1:
-            typer.echo(plain(f"  failed: {len(files):,} files, {listed(files)}{why}"))
+            yield f"  failed: {len(files):,} files, {listed(files)}{why}"
     for reason, count in sorted(totals.refusals.counts.items()):
-        typer.echo(plain(f"  refused: {count:,} {reason}: {totals.refusals.first[reason]}"))
+        yield f"  refused: {count:,} {reason}: {totals.refusals.first[reason]}"
     for reason, count in sorted((Counter(stats.invalid) - totals.refusals.counts).items()):
-        typer.echo(f"  not measured: {count:,} {reason}: {remedy(reason)}")
+        yield f"  not measured: {count:,} {reason}: {remedy(reason)}"
     if len(totals.steps) > 1:
-        typer.echo(
+        yield (
             f"  the sequences of steps {min(totals.steps)} to {max(totals.steps)} are judged together, so that a step "
-            f"that drifts may be hidden; `kc-otel compare --by step` shows each"
+            "that drifts may be hidden; `kc-otel compare --by step` shows each"
         )
     if totals.age_unknown:
-        typer.echo(
+        yield (
             f"  it is unknown which weights sampled {totals.age_unknown:,} sequences: their figures contain drift and "
             "staleness together"
         )
     if totals.identical:
-        typer.echo(
+        yield (
             f"  the two sides are the same numbers in {totals.identical:,} sequences: unless the kernels are bit by "
-            f"bit equal, one side is a copy of the other (verl: algorithm.rollout_correction.bypass_mode)"
+            "bit equal, one side is a copy of the other (verl: algorithm.rollout_correction.bypass_mode)"
         )
 
 
@@ -256,8 +255,13 @@ def rescore(
             )
             started = time.monotonic()
             rescorer.run(stop, follow=follow)
-            _summarise_rescoring(rescorer.totals, len(reader), time.monotonic() - started)
-    if rescorer.totals.unexported:
+            totals, rate = rescorer.totals, rescorer.totals.prefilled / max(time.monotonic() - started, 1e-9)
+            scored = f"{totals.requests:,} requests scored: {totals.tokens:,} sampled tokens compared"
+            read = f"{totals.prefilled:,} read at {rate:,.0f} tokens/s; {len(reader):,} left in the spool"
+            refused = (f"  not comparable: {count:,} {reason}" for reason, count in totals.refused.most_common())
+            show((f"{scored}, {read}", *refused))
+    if totals.unexported:
+        typer.echo(plain(f"  {totals.unexported}; the spool keeps the requests"), err=True)
         raise typer.Exit(1)
 
 
@@ -328,18 +332,6 @@ def _imported(target: str) -> Any:
     if not callable(found):
         refuse(f"--scorer {target}: is not a function")
     return found
-
-
-def _summarise_rescoring(totals: RescoreTotals, left: int, seconds: float) -> None:
-    rate = totals.prefilled / seconds if seconds > 0 else 0.0
-    typer.echo(
-        f"{totals.requests:,} requests scored: {totals.tokens:,} sampled tokens compared, "
-        f"{totals.prefilled:,} read at {rate:,.0f} tokens/s; {left:,} left in the spool"
-    )
-    for reason, count in totals.refused.most_common():
-        typer.echo(f"  not comparable: {count:,} {reason}")
-    if totals.unexported:
-        typer.echo(plain(f"  {totals.unexported}; the spool keeps the requests"), err=True)
 
 
 def scrape(

@@ -45,7 +45,7 @@ _MAX_EXCEPTION_SHARE: Final = 0.1
 
 @dataclass(frozen=True, slots=True)
 class RunFinding:
-    """Result of a rule on a log, None where the log cannot tell, and a sentence; of None, what is missing."""
+    """Result of a rule on a log: found, and what; not found; or None where the log cannot tell, and what is missing."""
 
     rule: str
     found: bool | None
@@ -73,7 +73,7 @@ def diagnose_run(log: RunLog, roles: Mapping[str, str]) -> list[RunFinding]:
 
 
 def _judged(log: RunLog, roles: Mapping[str, str], rule: str) -> tuple[bool | None, str]:
-    needed, judge, otherwise, fewest = RULES[rule]
+    needed, judge, fewest = RULES[rule]
     if missing := [role for role in needed if role not in roles]:
         names = ", ".join(f"{role} (such as {ROLES[role][0]})" for role in missing)
         return None, f"not in the log: {names}; if it has another name there: --name {missing[0]}=NAME"
@@ -100,7 +100,7 @@ def _judged(log: RunLog, roles: Mapping[str, str], rule: str) -> tuple[bool | No
         said = judge(steps, _steps_beside(log, roles["drift"]))
     else:
         said = judge(steps[kept], *values)
-    return said is not None, said or otherwise
+    return said is not None, said or ""
 
 
 def _unit(name: str) -> Unit | None:
@@ -383,43 +383,30 @@ def _not_finite(steps: Steps, drift: Floats) -> str | None:
 
 
 class _Rule(NamedTuple):
-    """The roles that a rule takes, what says a sentence of their steps and values or None, and else what is said."""
+    """The roles that a rule takes, and what says a sentence of their steps and values, or None."""
 
     roles: tuple[Role, ...]
     judge: Callable[..., str | None]
-    otherwise: str
     fewest: int = 3 * _BLOCK_COUNT
 
 
 RULES: Final[Mapping[str, _Rule]] = {
-    "level-absurd": _Rule(("drift",), _absurd, "drift is at a level that rounding can explain", 5),
-    "drift-constant": _Rule(("drift",), _constant, "drift varies from step to step, as what is measured does", 5),
-    "first-steps-high": _Rule(("drift",), _first_high, "the first steps are not three times what follows"),
-    "spikes": _Rule(("drift",), _spikes, "no step is ten times those around it"),
-    "steps-missing": _Rule(("drift",), _missing, "drift has a number at every step at which the log has others", 10),
-    "tail-grows": _Rule(("tail", "drift"), _tail_grows, "the largest difference does not rise twofold for good"),
-    "ratio-falls": _Rule(("ratio",), _ratio_falls, "the mean importance ratio neither halves nor ends below one half"),
-    "ratio-above-one": _Rule(("ratio",), _ratio_above, "the mean importance ratio is not above 1 more often than not"),
-    "drift-rises": _Rule(
-        ("drift",), _drift_rises, "drift does not rise twofold for good, neither step by step nor at once"
-    ),
-    "drift-before-collapse": _Rule(
-        ("drift", "reward"),
-        _before_collapse,
-        "drift did not rise twofold for good before the reward lost half of its gain",
-    ),
-    "drift-and-entropy": _Rule(
-        ("drift", "entropy"), _entropy, "drift does not rise twofold for good, neither step by step nor at once"
-    ),
-    "wrong-distribution": _Rule(("k1",), _wrong_side, "the mean of log Q - log P is not negative more often than not"),
-    "tokens-differ": _Rule(
-        ("largest",), _tokens_differ, "no token is likely in one kernel and unlikely in the other at many steps"
-    ),
-    "ess-falls": _Rule(
-        ("ess",), _ess_falls, "the effective sample size neither halves nor ends below half of the batch"
-    ),
-    "drift-follows-lag": _Rule(("drift", "lag"), _follows_lag, "drift does not move with the lag of the weights"),
-    "not-finite": _Rule(("drift",), _not_finite, "every number of drift is finite", 1),
+    "level-absurd": _Rule(("drift",), _absurd, 5),
+    "drift-constant": _Rule(("drift",), _constant, 5),
+    "first-steps-high": _Rule(("drift",), _first_high),
+    "spikes": _Rule(("drift",), _spikes),
+    "steps-missing": _Rule(("drift",), _missing, 10),
+    "tail-grows": _Rule(("tail", "drift"), _tail_grows),
+    "ratio-falls": _Rule(("ratio",), _ratio_falls),
+    "ratio-above-one": _Rule(("ratio",), _ratio_above),
+    "drift-rises": _Rule(("drift",), _drift_rises),
+    "drift-before-collapse": _Rule(("drift", "reward"), _before_collapse),
+    "drift-and-entropy": _Rule(("drift", "entropy"), _entropy),
+    "wrong-distribution": _Rule(("k1",), _wrong_side),
+    "tokens-differ": _Rule(("largest",), _tokens_differ),
+    "ess-falls": _Rule(("ess",), _ess_falls),
+    "drift-follows-lag": _Rule(("drift", "lag"), _follows_lag),
+    "not-finite": _Rule(("drift",), _not_finite, 1),
 }
 
 
