@@ -84,7 +84,7 @@ def load_recording(path: str | Path, *, columns: Mapping[str, str] | None = None
         raise RecordingError(*refusals.all())
     if not parts:
         raise RecordingError(f"{path}: holds no sequence with a token that counts")
-    return replace(assembled(_together(str(path), parts)), masked=({},) * masked)
+    return replace(assembled(_together(str(path), parts)), masked=masked)
 
 
 def load_own(path: Path, columns: Mapping[str, str] | None, read: LinesRead | None = None) -> Recording:
@@ -168,7 +168,7 @@ def assembled(table: RaggedTable) -> Recording:
         ),
         positions=positions,
         source=table.source,
-        masked=tuple({LENGTH: 0, **table.attributes[row]} for row in np.flatnonzero(~used).tolist()),
+        masked=int((~used).sum()),
         unread=table.unread,
         **columns,
     )

@@ -409,7 +409,7 @@ def test_records_that_cannot_be_compared_are_one_line_with_a_count(tmp_path):
     train, inference = numbers()
     line = prime_line(train[0], inference[0])
     path = write(tmp_path / "rank_0.jsonl", [line, line | {"loss_mask": [False] * 12}])
-    assert len(load_recording(path).masked) == 1
+    assert load_recording(path).masked == 1
     write(path, [line, *[line | {"trainer_logprobs": [-1.0]}] * 30])
     with pytest.raises(RecordingError, match=r"rank_0\.jsonl:2: .* have 1, 12, 12 entries \(29 more like this\)$"):
         load_recording(path)
