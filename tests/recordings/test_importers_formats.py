@@ -27,50 +27,31 @@ def numbers(rows=3, tokens=10, seed=0):
     return np.minimum(inference + 0.01 * rng.standard_normal((rows, tokens)), 0).astype(np.float32), inference
 
 
-def nemo_line(train, inference, *, prompt=3, padding=2, wrap=True, **changes):
+def nemo_line(train, inference, *, prompt=3, padding=2, **changes):
     """A sample as `log_batched_dict_as_jsonl` writes it: cut from the batch with its axis, prompt and padding zero."""
-    before, after = [0.0] * prompt, [0.0] * padding
-    tokens = [*range(prompt + len(train) + padding)]
+    size, before, after = prompt + len(train) + padding, [0.0] * prompt, [0.0] * padding
     values = {
-        "content": "question and answer",
-        "rewards": 1.0,
-        "input_lengths": prompt + len(train),
-        "token_ids": tokens,
-        "token_loss_mask": [0] * prompt + [1] * len(train) + [0] * padding,
-        "sample_loss_mask": 1.0,
-        "advantages": [0.5] * len(tokens),
+        "content": "question and answer", "rewards": 1.0, "input_lengths": prompt + len(train),
+        "token_ids": [*range(size)], "token_loss_mask": [0] * prompt + [1] * len(train) + [0] * padding,
+        "sample_loss_mask": 1.0, "advantages": [0.5] * size,
         "generation_logprobs": [*before, *map(float, inference), *after],
         "prev_logprobs": [*[-3.0 for _ in before], *map(float, train), *after],
         **changes,
-    }
-    return {**{name: [value] if wrap else value for name, value in values.items()}, "idx": 0}
+    }  # fmt: skip
+    return {**{name: [value] for name, value in values.items()}, "idx": 0}
 
 
 def prime_line(train, inference, *, prompt=2, **changes):
     """A record as `TokenExporter` writes it."""
     size = prompt + len(train)
-    mask = [False] * prompt + [True] * len(train)
     return {
-        "schema_version": 1,
-        "step": 7,
-        "export_step": 7,
-        "rank": 0,
-        "micro_step": 0,
-        "micro_sequence_idx": 0,
-        "export_sequence_idx": 0,
-        "run_id": None,
-        "env_name": "math",
-        "token_ids": [*range(size)],
-        "position_ids": [*range(size)],
-        "loss_mask": mask,
-        "advantages": [-0.25] * size,
-        "rewards": [None] * prompt + [0.5] * len(train),
+        "schema_version": 1, "step": 7, "export_step": 7, "rank": 0, "run_id": None, "env_name": "math",
+        "token_ids": [*range(size)], "loss_mask": [False] * prompt + [True] * len(train),
+        "advantages": [-0.25] * size, "rewards": [None] * prompt + [0.5] * len(train),
         "inference_logprobs": [0.0] * prompt + [float(logprob) for logprob in inference],
         "trainer_logprobs": [-2.0] * prompt + [float(logprob) for logprob in train],
-        "entropy": [1.0] * size,
-        "mismatch_kl": [0.0] * size,
-        **changes,
-    }
+        "entropy": [1.0] * size, **changes,
+    }  # fmt: skip
 
 
 def write(path, lines):
@@ -83,10 +64,9 @@ def sides(found):
     return [sequence.train for sequence in found], [sequence.inference for sequence in found]
 
 
-@pytest.mark.parametrize("wrap", [True, False])
-def test_nemo_rl_samples_are_read_without_prompt_and_padding(tmp_path, wrap):
+def test_nemo_rl_samples_are_read_without_prompt_and_padding(tmp_path):
     train, inference = numbers()
-    lines = [nemo_line(p, q, wrap=wrap) for p, q in zip(train, inference, strict=True)]
+    lines = [nemo_line(p, q) for p, q in zip(train, inference, strict=True)]
     path = write(tmp_path / "train_data_step12.jsonl", lines)
     assert trainer_of(path) == "nemo-rl"
     found = read(path)
