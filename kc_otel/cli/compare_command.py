@@ -177,8 +177,11 @@ def diagnose(
     read = ", ".join(f"{role} = {log_name}" for role, log_name in roles.items()) or "nothing"
     lines = [f"{path}: {len(log)} numbers, {steps} steps", f"read as: {read}"]
     for mark, wanted in (("FOUND", True), ("not found", False), ("cannot tell", None)):
-        said = (finding for finding in findings if finding.found is wanted)
-        lines += [f"{mark:11}  {finding.rule}: {finding.said}" for finding in said]
+        said = [finding for finding in findings if finding.found is wanted]
+        if wanted is False and said:
+            lines.append(f"{mark:11}  {', '.join(finding.rule for finding in said)}")
+        else:
+            lines += [f"{mark:11}  {finding.rule}: {finding.said}" for finding in said]
     lines += ["averages do not say:", *(f"  {sentence}" for sentence in cannot_tell())]
     rules = list(map(asdict, findings))
     data = {"steps": steps, "roles": roles, "rules": rules, "cannot_tell": list(cannot_tell())}

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from kc_otel.cli.terminal import PrintJson, refuse, show, table_lines, together, unusable
+from kc_otel.cli.terminal import PrintJson, refuse, show, table_lines, unusable
 from kc_otel.contract.clause import About
 from kc_otel.contract.diff import diff
 from kc_otel.contract.errors import LintFinding, problem_lines
@@ -23,7 +23,7 @@ from kc_otel.contract.registry.clause_metrics import DERIVED, QUANTITIES, Origin
 from kc_otel.contract.schema import json_schema
 from kc_otel.contract.sentences import scopes
 from kc_otel.contract.slices import ALL
-from kc_otel.contract.words import duration, listed, plural
+from kc_otel.contract.words import duration, listed, plural, together
 
 if TYPE_CHECKING:
     from kc_otel.judge.sample_sizes import Planned
@@ -128,9 +128,7 @@ def plan(
     with unusable():
         loaded = load(contract)
         traffic = Traffic(
-            tokens_per_second,
-            sampling or loaded.observability.sampling,
-            {ALL: 1.0} | shares_of(loaded, share or []),
+            tokens_per_second, sampling or loaded.observability.sampling, {ALL: 1.0} | shares_of(loaded, share or [])
         )
     windows = loaded.promotion.windows
     planned = plan_gate(loaded, traffic, windows)

@@ -6,7 +6,7 @@ import json
 import os
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import fields
 from functools import partial
 from pathlib import Path
@@ -15,24 +15,11 @@ from typing import Annotated, Final
 import typer
 
 from kc_otel.cli.api_client import DEFAULT_URL, Url, get
-from kc_otel.cli.terminal import (
-    Columns,
-    SequenceAttributes,
-    attributes_of,
-    columns_of,
-    pairs,
-    refuse,
-    show,
-    together,
-    unusable,
-)
+from kc_otel.cli.terminal import Columns, SequenceAttributes, attributes_of, columns_of, pairs, refuse, show, unusable
 from kc_otel.contract.declared_kernels import OTHERWISE_REMEDY, declared_apart, declared_otherwise
 from kc_otel.contract.load import check
 from kc_otel.contract.model import Contract
-from kc_otel.contract.sentences import scopes
-from kc_otel.contract.words import listed
 from kc_otel.judge.recorders import ONE_KERNEL
-from kc_otel.judge.sample_sizes import observations_to_pass
 from kc_otel.offline.gate import gate_report
 from kc_otel.offline.gate.evidence import (
     evidence_file,
@@ -43,7 +30,6 @@ from kc_otel.offline.gate.evidence import (
     verify_recordings,
     write_text,
 )
-from kc_otel.offline.gate.gate_report import GateFinding, findings, for_whom, headline, how_far, missing, notes
 from kc_otel.offline.gate.recorded_gate import (
     GateTerms,
     OfflineGate,
@@ -62,7 +48,6 @@ from kc_otel.recordings.recording import Recording
 _EXIT: Final = {"advance": 0, "rollback": 1, "wait": 3}
 """Exit code of each outcome of a gate."""
 _SUMMARY_VARIABLE: Final = "GITHUB_STEP_SUMMARY"
-_UNNAMED_SLICE: Final = "such a slice"
 
 ContractFile = Annotated[str, typer.Argument(metavar="CONTRACT", help="The contract's file, or - for standard input.")]
 KernelFields = Annotated[
@@ -288,7 +273,8 @@ def _judge(
         gate = gate_recordings(promise, inputs, kernels, terms, round(time.time(), 3))
     with unusable(files="written"):
         written = _write(gate, text, junit, markdown, evidence)
-    show((*_lines(gate), *written))
+    said = (f"  {line}" for line in gate_report.lines(gate))
+    show((f"{gate.decision.outcome}: {gate_report.headline(gate)}", *said, *written))
     raise typer.Exit(_EXIT[gate.decision.outcome])
 
 
@@ -338,59 +324,6 @@ def _reported(contract: Contract, side: str, version: str, url: str) -> Kernel:
     if kernel.fingerprint != version:  # a field that was no text, or longer than an evaluator keeps
         raise ValueError(f"--kernel: what {version} reported does not match its fingerprint; write {side}.FIELD=VALUE")
     return kernel
-
-
-def _lines(gate: OfflineGate) -> Iterator[str]:
-    yield f"{gate.decision.outcome}: {headline(gate)}"
-    found, several = findings(gate), len(gate.inputs) > 1
-    yield from (f"  {line}" for line in _decided(gate, found, several=several))
-    yield from (f"  {line}" for line in _without_data(found, several=several))
-    passed = sum(finding.verdict.status == "PASS" for finding in found)
-    yield f"  PASS: {passed} verdict{'s' * (passed != 1)}"
-    about = {finding.verdict.cell.clause: finding.verdict.about for finding in found}
-    yield from (f"  verdicts {scope}" for scope in scopes(about))
-    held = [reason.removeprefix("held: ") for reason in gate.decision.missing]
-    for cell in gate.unjudged:
-        yield f"  not judged: {next((said for said in held if said.startswith(str(cell))), cell)}"
-    for reason in missing(gate):
-        if "windows have passed" in reason or reason.startswith("held: logits") or reason.endswith("no verdict yet"):
-            yield f"  {reason}"
-    yield from (f"  note: {note}" for note in notes(gate))
-
-
-def _decided(gate: OfflineGate, found: Sequence[GateFinding], *, several: bool) -> Iterator[str]:
-    for finding in found:
-        verdict = finding.verdict
-        if verdict.status in {"PASS", "NO_DATA"}:
-            continue
-        where = f"{verdict.cell.clause} on {for_whom(verdict.cell.slice)}" + f" in {finding.input.name}" * several
-        optional = "" if finding.required else " (not required)"
-        far = f"; {how_far(verdict)}" if verdict.status == "FAIL" else ""
-        yield f"{verdict.status}{optional} {where}: {verdict.reason}{far}"
-        if verdict.status == "INCONCLUSIVE":
-            clause = next(clause for clause in gate.contract.clauses if clause.id == verdict.cell.clause)
-            if observations_to_pass(gate.contract, clause, verdict.cell.slice).observations is None:
-                said = "no number of observations can show that this limit is kept"
-                yield f"  {said}; loosen it, or require other clauses"
-
-
-def _without_data(found: Sequence[GateFinding], *, several: bool) -> Iterator[str]:
-    """Yield a line for each reason why verdicts have no data, with the clauses and slices that it holds for."""
-    rows = [
-        (
-            ("" if finding.required else " (not required)", f" in {finding.input.name}" * several),
-            finding.verdict.reason.replace(f"slice {finding.verdict.cell.slice}", _UNNAMED_SLICE),
-            finding.verdict,
-        )
-        for finding in found
-        if finding.verdict.status == "NO_DATA"
-    ]
-    slices = together(((about, reason, verdict.cell.clause), verdict.cell.slice) for about, reason, verdict in rows)
-    alike = together(((about, reason, tuple(on)), clause) for (about, reason, clause), on in slices.items())
-    for ((optional, file), reason, on), clauses in alike.items():
-        where = for_whom(on[0]) if len(on) == 1 else f"slices {listed(on)}"
-        why = reason.replace(_UNNAMED_SLICE, f"slice {on[0]}") if len(on) == 1 else reason
-        yield f"NO_DATA{optional} {listed(clauses)} on {where}{file}: {why}"
 
 
 def _write(

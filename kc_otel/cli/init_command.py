@@ -40,7 +40,6 @@ def init(
     slices: Annotated[
         str, typer.Option(metavar="LIST", help="Slices, such as 'code: task=code; long: prompt_tokens>=8192'.")
     ] = "",
-    confidence: Annotated[float, typer.Option(metavar="C", help="Confidence of verdicts.")] = 0.99,
     data: Annotated[MeasuringPath, typer.Option(help="How the kernels are measured.")] = MeasuringPath.LOOP,
     baseline: Annotated[
         Path | None,
@@ -57,7 +56,6 @@ def init(
             help="Number of prompts of a gate: limits are high enough that the baseline typically passes with them.",
         ),
     ] = 400,
-    force: Annotated[bool, typer.Option("--force", help="Overwrite the file.")] = False,
 ) -> None:
     """Write a commented first contract.
 
@@ -73,12 +71,10 @@ def init(
 
     target = out if out is not None else Path(f"{name}.yaml")
     with unusable(ModuleNotFoundError):
-        if str(target) != "-" and target.exists() and not force:
-            raise ValueError(f"--out: {target} exists; write --force to overwrite it, or name another file")
+        if str(target) != "-" and target.exists():
+            raise ValueError(f"--out: {target} exists; remove it, or name another file")
         kernels, where = (_kernel("--train", train), _kernel("--inference", inference)), _slices(slices)
-        draft = Draft(
-            name, owner, *kernels, reward_budget, _range(reward_range), horizon, clip, where, confidence, data
-        )
+        draft = Draft(name, owner, *kernels, reward_budget, _range(reward_range), horizon, clip, where, data)
         accepted = None if baseline is None else load_recording(baseline)
         written = write(draft, accepted, margin=margin, prompts=prompts)
         if str(target) == "-":

@@ -167,12 +167,6 @@ def capture(
             metavar="DTYPE", help="Number format of the other kernel, whose rounding does not count as a fault."
         ),
     ] = None,
-    decode: Annotated[
-        int,
-        typer.Option(
-            min=0, metavar="TOKENS", help="Tokens that an engine decodes after a prompt without a completion."
-        ),
-    ] = _DECODED_TOKENS,
     engine: Engine = None,
 ) -> None:
     """Record the outputs of a kernel's operators, to compare them on another machine.
@@ -196,7 +190,7 @@ def capture(
         writer = CaptureWriter(out, named)
         left = [(index, sequence) for index, sequence in enumerate(given) if not writer.has(index, sequence.token_ids)]
         spec, asked_for = KernelSpec(engine="any", dtype=dtype), [sequence for _, sequence in left]
-        captured = captured_by(kernel, spec, asked_for, precision=precision, options=options, decode=decode)
+        captured = captured_by(kernel, spec, asked_for, precision=precision, options=options, decode=_DECODED_TOKENS)
         for (index, asked), sequence in zip(left, captured, strict=True):
             writer.write(index, asked.token_ids, sequence)
         writer.seal()

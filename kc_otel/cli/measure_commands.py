@@ -9,7 +9,7 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from enum import StrEnum
 from pathlib import Path
@@ -19,33 +19,33 @@ import typer
 
 from kc_otel._extras import MissingExtraError, extra
 from kc_otel.cli.terminal import (
+    Columns,
     SequenceAttributes,
     attributes_of,
     columns_of,
     log_to_terminal,
     refuse,
     seconds,
+    show,
     stopped_by_signals,
-    together,
     unusable,
 )
 from kc_otel.client.engine_latency import EngineLatency
 from kc_otel.contract.plain_text import plain, plain_lines
-from kc_otel.contract.words import listed
+from kc_otel.contract.words import listed, together
 from kc_otel.record.engine import ExportLoop
 from kc_otel.record.telemetry.environment import export_timeout, metric_exporters, process_resource
 
 if TYPE_CHECKING:
-    from kc_otel.offline.step_scalars import StepScalars
     from kc_otel.record.kernel import Kernel
     from kc_otel.record.telemetry.counters import RecorderStats
     from kc_otel.recordings.importers.importer import Importer
-    from kc_otel.recordings.rescorer import RescoreTotals
     from kc_otel.recordings.scoring import Scorer
     from kc_otel.recordings.spool import SpoolReader
 
 _DTYPES = ("float32", "bfloat16", "float16")
 _POLL_SECONDS = 1.0
+_FOLDER_POLL_SECONDS = 5.0
 
 
 class Redacted(StrEnum):
@@ -60,23 +60,16 @@ def import_files(
         list[Path], typer.Argument(metavar="FILE_OR_DIR...", help="Files that the trainer wrote, or folders of them.")
     ],
     contract: Annotated[Path, typer.Option(help="The contract.", envvar="KC_OTEL_CONTRACT")],
-    format: Annotated[str, typer.Option(help="auto, verl, slime, skyrl, roll, prime-rl, nemo-rl or generic.")] = "auto",
-    columns: Annotated[str | None, typer.Option(help="Columns of generic files: train=A,inference=B.")] = None,
+    columns: Columns = None,
     attribute: SequenceAttributes = None,
     follow: Annotated[bool, typer.Option(help="Keep importing files as they appear, until stopped.")] = False,
-    poll: Annotated[float, typer.Option(help="Seconds between scans of the folders.", min=0.05)] = 5.0,
     done: Annotated[
         Path | None, typer.Option(help="File that lists finished files, so that a restart skips them.")
-    ] = None,
-    patience: Annotated[float, typer.Option(help="Seconds to wait for the endpoint before giving up.", min=0.0)] = 60.0,
-    log: Annotated[
-        Path | None,
-        typer.Option(help="File to append kc/... scalars to, a line of JSON for each step.", metavar="FILE.jsonl"),
     ] = None,
 ) -> None:
     """Measure rollouts that a trainer has written, and export the drift over OTLP.
 
-    Reads the files that verl, slime, SkyRL, ROLL, prime-rl and NeMo-RL write, and recordings. OpenTelemetry's own
+    Reads the files that verl, slime, SkyRL, prime-rl and NeMo-RL write, and recordings. OpenTelemetry's own
     variables, such as OTEL_EXPORTER_OTLP_ENDPOINT, set the destination. A file counts as finished once its drift is
     exported with all its points. Exits with 1 when a file could not be imported or exported.
 
@@ -86,47 +79,36 @@ def import_files(
       kc-otel import dump.jsonl --contract policy.yaml --columns train=a,inference=b
     """
     from kc_otel.contract.load import load  # noqa: PLC0415 - a quick --help
-    from kc_otel.offline.step_scalars import StepScalars  # noqa: PLC0415
     from kc_otel.record.recorder import Recorder  # noqa: PLC0415
     from kc_otel.record.telemetry.environment import instance_of  # noqa: PLC0415
     from kc_otel.recordings.importers.importer import Importer, Ledger, unseen  # noqa: PLC0415
     from kc_otel.recordings.importers.trainer_files import files_of  # noqa: PLC0415
-    from kc_otel.recordings.importers.trainer_formats import FORMATS  # noqa: PLC0415
 
     log_to_terminal()
-    if format != "auto" and format not in FORMATS:
-        refuse(f"--format {format}: write one of auto, {', '.join(FORMATS)}")
     with unusable():
         ledger = Ledger(done)
         if not files_of(paths) and not follow:
             raise ValueError(f"{', '.join(map(str, paths))}: holds no recording and no file of a trainer")
         loaded = load(contract)
         with ExitStack() as closing:
-            steps = None if log is None else StepScalars(loaded, closing.enter_context(log.open("a", encoding="utf-8")))
             own = instance_of(paths[0]) if follow else None
             stop = closing.enter_context(stopped_by_signals())
             recorder = closing.enter_context(Recorder(loaded, sampling=1.0, resource=own, serves=not follow))
             importer = Importer(
                 recorder,
-                format=next((known for known in FORMATS if known == format), None),
                 columns=columns_of(columns) or None,
                 attributes=attributes_of(attribute or []),
-                patience=patience,
                 stopped=stop.is_set,
-                steps=steps,
                 ledger=ledger,
             )
             tried: set[Path] = set()
-            for path in unseen(paths, ledger, stop, follow=follow, poll=poll):
+            for path in unseen(paths, ledger, stop, follow=follow, poll=_FOLDER_POLL_SECONDS):
                 tried.add(path)
                 _one(importer, path)
             wanted = files_of(paths) if stop.is_set() and not follow else []
             left = [path for path in wanted if path not in tried and path not in ledger]
             importer.finish()
-            _summarise_import(importer, recorder.stats(), log)
-            if steps is not None:
-                steps.close()
-                _summarise_steps(steps, log)
+            show(_import_lines(importer, recorder.stats()))
     if left:
         typer.echo(f"stopped: {len(left):,} files were not imported", err=True)
     if importer.totals.failed or left:
@@ -136,10 +118,10 @@ def import_files(
 def _one(importer: Importer, path: Path) -> None:
     before = importer.totals.sequences, importer.totals.tokens
     if importer.file(path) and path in importer.totals.copies:
-        typer.echo(plain(f"{path}: is a copy of {importer.totals.copies[path]}, and does not count again"))
+        show([f"{path}: is a copy of {importer.totals.copies[path]}, and does not count again"])
     elif path not in importer.totals.failed:
         sequences, tokens = importer.totals.sequences - before[0], importer.totals.tokens - before[1]
-        typer.echo(plain(f"{path}: {sequences:,} sequences, {tokens:,} tokens"))
+        show([f"{path}: {sequences:,} sequences, {tokens:,} tokens"])
     else:
         found = _failures(importer)
         if found[importer.totals.failed[path].removeprefix(str(path))] == [str(path)]:  # the others are counted
@@ -150,48 +132,36 @@ def _failures(importer: Importer) -> dict[str, list[str]]:
     return together((why.removeprefix(str(path)), str(path)) for path, why in importer.totals.failed.items())
 
 
-def _summarise_import(importer: Importer, stats: RecorderStats, log: Path | None) -> None:
+def _import_lines(importer: Importer, stats: RecorderStats) -> Iterator[str]:
     from kc_otel.contract.input_reasons import remedy  # noqa: PLC0415
 
     totals = importer.totals
-    typer.echo(
+    yield (
         f"{totals.files:,} files exported, {len(totals.failed):,} failed; of "
-        f"{totals.sequences + totals.refused:,} sequences "
-        f"{stats.sequences:,} measured: {stats.tokens:,} tokens"
+        f"{totals.sequences + totals.refused:,} sequences {stats.sequences:,} measured: {stats.tokens:,} tokens"
     )
     for why, files in _failures(importer).items():
         if len(files) > 1:
-            typer.echo(plain(f"  failed: {len(files):,} files, {listed(files)}{why}"))
+            yield f"  failed: {len(files):,} files, {listed(files)}{why}"
     for reason, count in sorted(totals.refusals.counts.items()):
-        typer.echo(plain(f"  refused: {count:,} {reason}: {totals.refusals.first[reason]}"))
+        yield f"  refused: {count:,} {reason}: {totals.refusals.first[reason]}"
     for reason, count in sorted((Counter(stats.invalid) - totals.refusals.counts).items()):
-        typer.echo(f"  not measured: {count:,} {reason}: {remedy(reason)}")
-    if log is None and len(totals.steps) > 1:
-        typer.echo(
+        yield f"  not measured: {count:,} {reason}: {remedy(reason)}"
+    if len(totals.steps) > 1:
+        yield (
             f"  the sequences of steps {min(totals.steps)} to {max(totals.steps)} are judged together, so that a step "
-            f"that drifts may be hidden; --log FILE judges each"
+            "that drifts may be hidden; `kc-otel compare --by step` shows each"
         )
     if totals.age_unknown:
-        typer.echo(
+        yield (
             f"  it is unknown which weights sampled {totals.age_unknown:,} sequences: their figures contain drift and "
             "staleness together"
         )
     if totals.identical:
-        typer.echo(
+        yield (
             f"  the two sides are the same numbers in {totals.identical:,} sequences: unless the kernels are bit by "
-            f"bit equal, one side is a copy of the other (verl: algorithm.rollout_correction.bypass_mode)"
+            "bit equal, one side is a copy of the other (verl: algorithm.rollout_correction.bypass_mode)"
         )
-
-
-def _summarise_steps(steps: StepScalars, log: Path | None) -> None:
-    if steps.written:
-        typer.echo(plain(f"  {log}: {len(steps.written):,} steps, {min(steps.written)} to {max(steps.written)}"))
-    elif not steps.unjudged:
-        typer.echo(plain(f"  {log}: nothing: no sequence has a step; give --attribute step=NUMBER with each file"))
-    if steps.unjudged:
-        typer.echo(plain(f"  {log}: {len(steps.unjudged):,} steps have too little data for any verdict"))
-    if steps.late:
-        typer.echo(f"  {log}: {steps.late:,} batches arrived after their step was written, and are not in it")
 
 
 def rescore(
@@ -225,9 +195,6 @@ def rescore(
     follow: Annotated[
         bool, typer.Option(help="Wait for more requests when the spool is empty, until stopped.")
     ] = False,
-    tokens_per_second: Annotated[
-        float | None, typer.Option(help="Maximum tokens to read per second, prompts included.", min=1.0)
-    ] = None,
     batch_tokens: Annotated[int, typer.Option(help="Maximum tokens in a batch, padding included.", min=1)] = 16_384,
     worst: Annotated[
         Path | None,
@@ -235,7 +202,6 @@ def rescore(
             help="File that keeps the worst sequences of each cell, for `kc-otel serve --worst`.", metavar="FILE"
         ),
     ] = None,
-    keep: Annotated[int, typer.Option(help="Sequences to keep for each cell and kernel.", min=1, max=100)] = 5,
     keep_for: Annotated[str, typer.Option(help="How long to keep a sequence.")] = "1d",
     redact: Annotated[
         list[Redacted] | None, typer.Option(help="Keep prompts as hashes, or completions as drift only; repeatable.")
@@ -256,7 +222,7 @@ def rescore(
     from kc_otel.record.recorder import Recorder  # noqa: PLC0415
     from kc_otel.record.telemetry.environment import instance_of  # noqa: PLC0415
     from kc_otel.recordings.request import SUPPORTED  # noqa: PLC0415
-    from kc_otel.recordings.rescorer import RescoreError, Rescorer, TokenBudget  # noqa: PLC0415
+    from kc_otel.recordings.rescorer import RescoreError, Rescorer  # noqa: PLC0415
     from kc_otel.recordings.spool import SpoolError  # noqa: PLC0415
     from kc_otel.recordings.worst_sequences import WorstSequences  # noqa: PLC0415
 
@@ -275,7 +241,7 @@ def rescore(
             kept = None
             if worst is not None:
                 age, hidden = seconds("--keep-for", keep_for), redact or ()
-                kept = WorstSequences(worst, loaded, most=keep, max_age=age, redacted=hidden, text=_text(model))
+                kept = WorstSequences(worst, loaded, max_age=age, redacted=hidden, text=_text(model))
                 files.callback(kept.close)
             rescorer = Rescorer(
                 reader,
@@ -285,13 +251,17 @@ def rescore(
                 adapter=adapter,
                 supported=SUPPORTED if train_url is None else (),
                 batch_tokens=batch_tokens,
-                budget=None if tokens_per_second is None else TokenBudget(tokens_per_second, time.monotonic),
                 seen=None if kept is None else lambda requests, found: kept.add(requests, found, time.time()),
             )
             started = time.monotonic()
             rescorer.run(stop, follow=follow)
-            _summarise_rescoring(rescorer.totals, len(reader), time.monotonic() - started)
-    if rescorer.totals.unexported:
+            totals, rate = rescorer.totals, rescorer.totals.prefilled / max(time.monotonic() - started, 1e-9)
+            scored = f"{totals.requests:,} requests scored: {totals.tokens:,} sampled tokens compared"
+            read = f"{totals.prefilled:,} read at {rate:,.0f} tokens/s; {len(reader):,} left in the spool"
+            refused = (f"  not comparable: {count:,} {reason}" for reason, count in totals.refused.most_common())
+            show((f"{scored}, {read}", *refused))
+    if totals.unexported:
+        typer.echo(plain(f"  {totals.unexported}; the spool keeps the requests"), err=True)
         raise typer.Exit(1)
 
 
@@ -362,18 +332,6 @@ def _imported(target: str) -> Any:
     if not callable(found):
         refuse(f"--scorer {target}: is not a function")
     return found
-
-
-def _summarise_rescoring(totals: RescoreTotals, left: int, seconds: float) -> None:
-    rate = totals.prefilled / seconds if seconds > 0 else 0.0
-    typer.echo(
-        f"{totals.requests:,} requests scored: {totals.tokens:,} sampled tokens compared, "
-        f"{totals.prefilled:,} read at {rate:,.0f} tokens/s; {left:,} left in the spool"
-    )
-    for reason, count in totals.refused.most_common():
-        typer.echo(f"  not comparable: {count:,} {reason}")
-    if totals.unexported:
-        typer.echo(plain(f"  {totals.unexported}; the spool keeps the requests"), err=True)
 
 
 def scrape(

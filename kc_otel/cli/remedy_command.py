@@ -19,7 +19,6 @@ from kc_otel.offline.remedy import CorrectionReplay, Remedy, RemedyBound, as_dat
 from kc_otel.recordings.recording_files import load_recording
 
 _COSTS: Final = ("Slice", "Variance", "ESS", "Tokens dropped", "with A > 0", "with A < 0", "Sequences dropped")
-_KINDS: Final = ("Correction", "Variance", "Tokens dropped", "Contract", "Farthest from its limit")
 
 
 def remedy(
@@ -66,7 +65,7 @@ def remedy(
 
 
 def remedy_lines(of: Remedy) -> Iterator[str]:
-    """Yield what to paste, what it costs and leaves by slice, and the best of each kind of correction."""
+    """Yield what to paste, what it costs, and what it leaves by slice."""
     all_traffic = of.replayed[0].costs["all"]
     yield f"Remedies for {of.source} under {of.contract}"
     yield (
@@ -87,7 +86,6 @@ def remedy_lines(of: Remedy) -> Iterator[str]:
                 *table_lines(_COSTS, [_cost_row(name, replay) for name in replay.costs]),
             )
             yield from (f"- {_left(found)}" for found in replay.findings)
-    yield from ("", "The best of each kind", *table_lines(_KINDS, [_kind_row(replay) for replay in _by_family(of)]))
     if of.beyond:
         yield from ("", "No correction changes these", *(f"- {said}" for said in of.beyond))
 
@@ -147,26 +145,10 @@ def _left(of: RemedyBound) -> str:
     return f"{of.promise.clause} on {place(of.promise.slice)} {said}, limit {number(of.promise.limit)}"
 
 
-def _by_family(of: Remedy) -> list[CorrectionReplay]:
-    """Return the best correction of each kind: the lowest variance that keeps the contract, or else the closest."""
-    kinds: dict[str, list[CorrectionReplay]] = {}
-    for replay in of.replayed:
-        kinds.setdefault(replay.correction.family, []).append(replay)
-    best = [min(many, key=lambda replay: replay.rank) for many in kinds.values()]
-    return sorted(best, key=lambda replay: replay.rank)
-
-
 def _cost_row(name: str, of: CorrectionReplay) -> tuple[str, ...]:
     costs = of.costs[name]
     dropped = (costs.dropped, costs.dropped_positive, costs.dropped_negative, costs.dropped_sequences)
     return (place(name), number(costs.variance), *map(_percent, (costs.ess, *dropped)))
-
-
-def _kind_row(of: CorrectionReplay) -> tuple[str, ...]:
-    costs = of.costs["all"]
-    worst = of.worst
-    said = ("-", "-") if worst is None else (worst.state, _left(worst))
-    return (of.correction.name, number(costs.variance), _percent(costs.dropped), *said)
 
 
 def _percent(share: float | None) -> str:

@@ -11,14 +11,21 @@ from typing import Annotated, Final
 
 import typer
 
-from kc_otel.cli.terminal import PrintJson, seconds, show, unusable
+from kc_otel.cli.terminal import PrintJson, show, unusable
 from kc_otel.contract.load import load
 from kc_otel.contract.plain_text import plain_lines
 from kc_otel.contract.units import format_duration
 from kc_otel.contract.words import moment
-from kc_otel.judge.escalation.notices import GroupTiming
-from kc_otel.offline.replay import Replayed, TrafficFileError, as_data, replay_recordings
-from kc_otel.offline.timeline import MovedSpan, ReplayTimeline, Span, TimelineDifferences
+from kc_otel.offline.replay import (
+    MovedSpan,
+    Replayed,
+    ReplayTimeline,
+    Span,
+    TimelineDifferences,
+    TrafficFileError,
+    as_data,
+    replay_recordings,
+)
 
 _MAX_NAMED_DAMAGES: Final = 5
 """Pieces of damage that are named; the others are counted."""
@@ -36,12 +43,6 @@ def replay(
     against: Annotated[
         Path | None, typer.Option(help="The contract in force, to compare with.", metavar="FILE")
     ] = None,
-    group_wait: Annotated[
-        str, typer.Option(help="How long the first webhook about an incident waits, as in `kc-otel serve`.")
-    ] = "30s",
-    group_interval: Annotated[
-        str, typer.Option(help="Time between a webhook about an incident and an update, as in `kc-otel serve`.")
-    ] = "5m",
     as_json: PrintJson = False,
 ) -> None:
     """Run recorded telemetry through a changed contract, and print what would have differed.
@@ -54,10 +55,9 @@ def replay(
       kc-otel replay kc-otel.sqlite-recording --contract policy.yaml
       kc-otel replay kc-otel.sqlite-recording --contract policy.yaml --against in-force.yaml
     """
-    timing = GroupTiming(seconds("--group-wait", group_wait), seconds("--group-interval", group_interval))
     with unusable(TrafficFileError):
         new, old = load(contract), None if against is None else load(against)
-        found = replay_recordings(recordings, new, old, timing)
+        found = replay_recordings(recordings, new, old)
     for sentence in found.damage[:_MAX_NAMED_DAMAGES]:
         print(plain_lines(sentence), file=sys.stderr)
     if len(found.damage) > _MAX_NAMED_DAMAGES:

@@ -14,8 +14,8 @@ from rich.table import Table
 from rich.text import Text
 
 from kc_otel.cli.api_client import DEFAULT_URL, Url, get, warnings
-from kc_otel.cli.terminal import STATUS_STYLE, ApiJson, OnlyContract, local_time, together
-from kc_otel.contract.words import FAILS_CHECKS, MEASURED_LATER, RUN_ENDED, listed, number, place
+from kc_otel.cli.terminal import STATUS_STYLE, ApiJson, OnlyContract, local_time
+from kc_otel.contract.words import FAILS_CHECKS, MEASURED_LATER, RUN_ENDED, listed, number, place, together
 
 _WORST_FIRST = ("FAIL", "INVALID_INPUT", "NO_DATA", "INCONCLUSIVE", "PASS")
 _WIDE_TERMINAL = 110

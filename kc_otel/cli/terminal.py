@@ -8,7 +8,7 @@ import re
 import signal
 import sys
 import threading
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from typing import Annotated, Any, Final, NoReturn, TypeVar
@@ -187,16 +187,6 @@ def local_time(at: float | None, form: str = "%Y-%m-%d %H:%M:%S") -> str:
     """A Unix time, or the present where it is None, by this machine's clock."""
     moment = datetime.now(tz=UTC) if at is None else datetime.fromtimestamp(at, tz=UTC)
     return moment.astimezone().strftime(form)
-
-
-def together(rows: Iterable[tuple[Hashable, str]]) -> dict[Any, list[str]]:
-    """The names of each key: what is said of twenty slices alike is printed once."""
-    found: dict[Any, list[str]] = {}
-    for key, name in rows:
-        names = found.setdefault(key, [])
-        if name not in names:
-            names.append(name)
-    return found
 
 
 def table_lines(header: Sequence[str], rows: Iterable[Sequence[str]]) -> Iterator[str]:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from datetime import UTC, datetime
 from decimal import ROUND_FLOOR, ROUND_HALF_EVEN, Context, Decimal
 from difflib import get_close_matches
-from typing import Final
+from typing import Any, Final
 
 FAILS_CHECKS: Final = "invalid"
 """Outcome of the sequences of a kernel pair of which too many fail the input checks."""
@@ -89,6 +89,16 @@ def listed(names: Sequence[str], most: int = 3) -> str:
     if len(names) > most + 1:
         return f"{', '.join(names[:most])} and {len(names) - most} more"
     return " and ".join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else names)
+
+
+def together(rows: Iterable[tuple[Hashable, str]]) -> dict[Any, list[str]]:
+    """The names of each key: what is said of twenty slices alike is printed once."""
+    found: dict[Any, list[str]] = {}
+    for key, name in rows:
+        names = found.setdefault(key, [])
+        if name not in names:
+            names.append(name)
+    return found
 
 
 def _digits(value: float, digits: int, rounding: str) -> str:

@@ -234,7 +234,7 @@ def comparison_data(
         "source": recording.source,
         "sequences": recording.lengths.size,
         "tokens": recording.train.size,
-        "masked_sequences": len(recording.masked),
+        "masked_sequences": recording.masked,
         "confidence": confidence,
         "clip": clip,
         "rounded": None if coarse is None else asdict(coarse),
@@ -304,10 +304,9 @@ def _unit(name: str) -> str:
 def by_attributes(recording: Recording, names: Sequence[str]) -> dict[str, Recording | None]:
     """`all`, and a slice for each value of each attribute; of numbers with many values, for each quarter of them."""
     parts: dict[str, Recording | None] = {ALL: recording}
-    measured = recording.lengths.size
     for name in names:
-        values = [attributes.get(name) for attributes in (*recording.attributes, *recording.masked)]
-        given = [value for value in values[:measured] if value is not None]
+        values = [attributes.get(name) for attributes in recording.attributes]
+        given = [value for value in values if value is not None]
         if not given:
             known = sorted({attribute for attributes in recording.attributes for attribute in attributes})
             msg = f"{recording.source}: no sequence has an attribute {name!r}; there are {', '.join(known) or 'none'}"
@@ -319,25 +318,18 @@ def by_attributes(recording: Recording, names: Sequence[str]) -> dict[str, Recor
             continue
         of = np.array([None if value is None else str(value) for value in values], dtype=object)
         kept = sorted(value for value, _ in counts.most_common(_MAX_VALUES))
-        parts |= {f"{name}={value}": _part(recording, of == value) for value in kept}
+        parts |= {f"{name}={value}": recording.only(of == value) for value in kept}
         rest = np.array([value is not None and value not in kept for value in of])
-        if rest[:measured].any():
-            parts[f"{name}=other"] = _part(recording, rest)
+        if rest.any():
+            parts[f"{name}=other"] = recording.only(rest)
     return parts
 
 
-def _part(recording: Recording, inside: NDArray[np.bool_]) -> Recording | None:
-    """A slice; `inside` is about the sequences that are measured and then about those that are masked."""
-    kept, masked = np.split(inside.astype(np.bool_), [recording.lengths.size])
-    return recording.only(kept, masked) if kept.any() else None
-
-
 def _ranges(recording: Recording, name: str, values: NDArray[np.float64]) -> dict[str, Recording | None]:
-    measured = values[: recording.lengths.size]
-    edges = np.unique(np.nanquantile(measured, np.linspace(0.0, 1.0, _RANGE_COUNT + 1), method="lower"))
-    parts = {}
+    edges = np.unique(np.nanquantile(values, np.linspace(0.0, 1.0, _RANGE_COUNT + 1), method="lower"))
+    parts: dict[str, Recording | None] = {}
     for place, (low, high) in enumerate(pairwise(edges)):
         last = place == edges.size - 2
         inside = (values >= low) & ((values <= high) if last else (values < high))
-        parts[f"{name} in [{low:g}, {high:g}{']' if last else ')'}"] = _part(recording, inside)
+        parts[f"{name} in [{low:g}, {high:g}{']' if last else ')'}"] = recording.only(inside)
     return parts

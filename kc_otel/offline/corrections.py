@@ -68,15 +68,8 @@ class Correction:
     rejection: Rejection | None = None
 
     @property
-    def family(self) -> str:
-        """Kind of the correction, without its thresholds, such as `sequence truncate, seq_mean_k1`."""
-        weight = "" if self.weight is None else f"{self.weight.level} {self.weight.edge}"
-        rejection = "" if self.rejection is None else self.rejection.statistic
-        return ", ".join(filter(None, (weight, rejection))) or "none"
-
-    @property
     def name(self) -> str:
-        """The same with its thresholds, such as `token mask [0.5, 2]`."""
+        """Kind of the correction and its thresholds, such as `token mask [0.5, 2]`."""
         weight = "" if self.weight is None else f"{self.weight.level} {self.weight.edge} {_range(self.weight)}"
         rejection = "" if self.rejection is None else f"keep {self.rejection.statistic} {_range(self.rejection)}"
         return ", ".join(filter(None, (weight, rejection))) or "none"

@@ -10,7 +10,7 @@ import json
 import math
 import re
 import textwrap
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from decimal import Decimal
 from pathlib import Path
@@ -73,7 +73,6 @@ class Draft:
     horizon: int = 4096
     clip: float | None = None
     slices: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
-    confidence: float = 0.99
     data: MeasuringPath = MeasuringPath.LOOP
 
 
@@ -173,7 +172,7 @@ def write(draft: Draft, baseline: Recording | None = None, *, margin: float = 2.
     if never := [cell.clause for cell in needed if cell.observations is None]:
         msg = f"{', '.join(never)}: no number of observations can PASS it, even of identical kernels; raise the budget"
         raise ValueError(msg)
-    text = "\n".join(_lines(draft, clauses, needed, name))
+    text = _text_of(draft, clauses, needed, name)
     measured = tuple(made.clause.id for made in clauses if made.clause.id not in {BUDGET, _TAIL_OF_CAPPED})
     return Written(text, load_text(text, f"{draft.name}.yaml"), needed, found, measured, older)
 
@@ -203,7 +202,7 @@ def _budget(draft: Draft, *, measured: bool) -> DraftClause:
 
 
 def _contract(draft: Draft, clauses: Sequence[DraftClause]) -> Contract:
-    return load_text("\n".join(_lines(draft, clauses)), f"{draft.name}.yaml")
+    return load_text(_text_of(draft, clauses), f"{draft.name}.yaml")
 
 
 def _measured(
@@ -282,117 +281,121 @@ def _figure(floor: NoiseFloor) -> str:
     return f"{rounded(found.estimate)}, at most {rounded(found.upper)}, from {found.samples:,} {floor.unit}s"
 
 
-def _lines(
-    draft: Draft, clauses: Sequence[DraftClause], needed: Sequence[Needed] = (), source: str = ""
-) -> Iterator[str]:
-    yield from _head(draft, source)
-    yield "statistical:  # from the log-probabilities of sampled tokens"
-    for clause in clauses:
-        yield from _clause(clause, needed)
-    yield from _foot(draft, [clause.clause.id for clause in clauses if not clause.explains])
+_TEXT: Final = """\
+{purpose}
+#{baseline}
+{symbols}
+apiVersion: kernel-contract/v1
+kind: KernelContract
+metadata:
+  name: {name}
+  version: 1
+  owner: {owner}
+kernels:
+  train: {train}
+  inference: {inference}
+# Measurements that contradict these prevent a PASS: in longer answers the same drift costs more.
+assumptions:
+  reward_range: [{low}, {high}]
+  horizon: {horizon}
+{clip}{slices}statistical:  # from the log-probabilities of sampled tokens
+{clauses}
+{runtime}# A PASS needs the whole confidence interval below the limit. A kernel pair that reports nothing for a
+# heartbeat is NO_DATA, which is not a PASS.
+observability:
+  window: 5m
+  long_window: 1h
+  confidence: 0.99
+  min_samples: 2000
+  min_sequences: 100
+  sampling: 0.25  # sample-more raises it to 1
+  heartbeat: 60s
+escalation:
+  # Any clause: notify, and measure more.
+  - {{on: fail, severity: warning, do: [notify, sample-more]}}
+  # {what}: {done}, and page.
+  - {{on: fail, for: 2m, clear_for: 10m, severity: critical,
+     do: {first},
+     clauses: {critical}}}
+  # After half an hour: {ends}.
+  - {{on: fail, for: 30m, clear_for: 10m, severity: critical,
+     do: {later},
+     clauses: {critical}}}
+  # Neither silence nor unusable input is a PASS.
+  - {{on: no-data, for: 3m, severity: warning, do: [notify, hold-promotion]}}
+  - {{on: invalid-input, severity: warning, do: [notify]}}
+"""
+_RUNTIME: Final = f"""\
+runtime:
+  # With older weights, drift includes the policy's own change. Asynchronous recipes run at 1; write 0 if rollouts wait
+  # for the sync.
+  - id: {_LAG_CLAUSE.id}
+    metric: {_LAG_CLAUSE.metric}
+    limit: 1
+    description: Rollouts come from older weights than the recipe allows; look at the weight sync first.
+"""
+_SERVICE: Final = {
+    "done": "route to the training kernel",
+    "first": "[{route: train-kernel}, {webhook: pager}]",
+    "ends": "notify again, and hold promotions",
+    "later": "[notify, hold-promotion]",
+}
+"""Words and actions of the critical steps; only a service has a router."""
+_TRAINER: Final = {
+    "done": "leave its rollouts out of the loss",
+    "first": "[quarantine-rollouts, resync-weights, {webhook: pager}]",
+    "ends": "stop training",
+    "later": "[halt, hold-promotion]",
+}
+"""The same of a trainer, which can leave rollouts out, send its weights again and stop."""
 
 
-def _head(draft: Draft, source: str) -> Iterator[str]:
+def _text_of(draft: Draft, clauses: Sequence[DraftClause], needed: Sequence[Needed] = (), source: str = "") -> str:
     low, high = draft.reward_range
-    yield from _comment(
-        f"{draft.name}: how far {draft.inference['engine']} may be from {draft.train['engine']} so that the mean "
-        f"reward, in [{low:g}, {high:g}], moves by at most {draft.reward_budget:g} over answers of up to "
-        f"{draft.horizon} tokens."
-    )
-    yield "#"
-    if source:
-        yield from _comment(
-            f"Limits on tokens are the drift of the accepted pair in {source}, times a margin. "
-            "`kc-otel gate plan` says how much traffic decides them."
-        )
-        yield "#"
-    yield from _comment(
-        "P is train, Q inference, w = P/Q of a sampled token, W of a sequence."
-        + " Clause reward is the budget." * (not source)
-    )
-    yield "apiVersion: kernel-contract/v1"
-    yield "kind: KernelContract"
-    yield "metadata:"
-    yield f"  name: {_text(draft.name)}"
-    yield "  version: 1"
-    yield f"  owner: {_text(draft.owner)}"
-    yield "kernels:"
-    for role, fields in (("train", draft.train), ("inference", draft.inference)):
-        yield f"  {role}: {_inline(fields)}"
-    yield from _comment(
-        "Measurements that contradict these prevent a PASS: in longer answers the same drift costs more."
-    )
-    yield "assumptions:"
-    yield f"  reward_range: [{exact(low)}, {exact(high)}]"
-    yield f"  horizon: {draft.horizon}"
-    if draft.clip is not None:
-        yield f"  clip: {exact(draft.clip)}  # PPO's epsilon"
-    if draft.slices:
-        yield "slices:"
-        for name, where in draft.slices.items():
-            yield f"  {_text(name)}: {{where: {_inline(where)}}}"
-
-
-def _foot(draft: Draft, asked: Sequence[str]) -> Iterator[str]:
     lag = not why_not(_LAG_CLAUSE, draft.data)
-    if lag:
-        yield "runtime:"
-        yield from _comment(
-            "With older weights, drift includes the policy's own change. Asynchronous recipes run at 1; write 0 if "
-            "rollouts wait for the sync.",
-            "  ",
-        )
-        yield f"  - id: {_LAG_CLAUSE.id}"
-        yield f"    metric: {_LAG_CLAUSE.metric}"
-        yield "    limit: 1"
-        yield "    description: Rollouts come from older weights than the recipe allows; look at the weight sync first."
-    yield from _comment(
-        "A PASS needs the whole confidence interval below the limit. A kernel pair that reports nothing for a "
-        "heartbeat is NO_DATA, which is not a PASS."
-    )
-    yield "observability:"
-    yield "  window: 5m"
-    yield "  long_window: 1h"
-    yield f"  confidence: {exact(draft.confidence)}"
-    yield "  min_samples: 2000"
-    yield "  min_sequences: 100"
-    yield "  sampling: 0.25  # sample-more raises it to 1"
-    yield "  heartbeat: 60s"
-    yield "escalation:"
-    yield from _comment("Any clause: notify, and measure more.", "  ")
-    yield "  - {on: fail, severity: warning, do: [notify, sample-more]}"
+    asked = [clause.clause.id for clause in clauses if not clause.explains]
     critical, what = ([BUDGET], "The budget") if BUDGET in asked else (asked, "The kernels' distance")
-    what = f"{what} or the weights" if lag else what
-    # Only a service has a router; a trainer can leave rollouts out, send its weights again and stop.
-    serves = draft.data not in TRAINERS
-    done = "route to the training kernel" if serves else "leave its rollouts out of the loss"
-    yield from _comment(f"{what}: {done}, and page.", "  ")
-    clauses = ", ".join([*critical, *([_LAG_CLAUSE.id] if lag else [])])
-    first = "{route: train-kernel}" if serves else "quarantine-rollouts, resync-weights"
-    yield _step("2m", f"[{first}, {{webhook: pager}}]", clauses)
-    later = "notify, hold-promotion" if serves else "halt, hold-promotion"
-    ends = "notify again, and hold promotions" if serves else "stop training"
-    yield from _comment(f"After half an hour: {ends}.", "  ")
-    yield _step("30m", f"[{later}]", clauses)
-    yield from _comment("Neither silence nor unusable input is a PASS.", "  ")
-    yield "  - {on: no-data, for: 3m, severity: warning, do: [notify, hold-promotion]}"
-    yield "  - {on: invalid-input, severity: warning, do: [notify]}"
-    yield ""
-
-
-def _step(after: str, actions: str, clauses: str) -> str:
-    fields = {"for": after, "clear_for": "10m", "severity": "critical", "do": actions, "clauses": f"[{clauses}]"}
-    return "\n".join(["  - on: fail", *(f"    {name}: {value}" for name, value in fields.items())])
+    limits = (
+        f"Limits on tokens are the drift of the accepted pair in {source}, times a margin. `kc-otel gate plan` says "
+        "how much traffic decides them."
+    )
+    slices = (f"  {_text(name)}: {{where: {_inline(where)}}}\n" for name, where in draft.slices.items())
+    return _TEXT.format(
+        purpose=_comment(
+            f"{draft.name}: how far {draft.inference['engine']} may be from {draft.train['engine']} so that the mean "
+            f"reward, in [{low:g}, {high:g}], moves by at most {draft.reward_budget:g} over answers of up to "
+            f"{draft.horizon} tokens."
+        ),
+        baseline=f"\n{_comment(limits)}\n#" if source else "",
+        symbols=_comment(
+            "P is train, Q inference, w = P/Q of a sampled token, W of a sequence."
+            + " Clause reward is the budget." * (not source)
+        ),
+        name=_text(draft.name),
+        owner=_text(draft.owner),
+        train=_inline(draft.train),
+        inference=_inline(draft.inference),
+        low=exact(low),
+        high=exact(high),
+        horizon=draft.horizon,
+        clip="" if draft.clip is None else f"  clip: {exact(draft.clip)}  # PPO's epsilon\n",
+        slices="slices:\n" + "".join(slices) if draft.slices else "",
+        clauses="\n".join(line for clause in clauses for line in _clause(clause, needed)),
+        runtime=_RUNTIME if lag else "",
+        what=f"{what} or the weights" if lag else what,
+        critical=f"[{', '.join([*critical, *([_LAG_CLAUSE.id] if lag else [])])}]",
+        **(_TRAINER if draft.data in TRAINERS else _SERVICE),
+    )
 
 
 def _clause(draft: DraftClause, needed: Sequence[Needed]) -> Iterator[str]:
     clause = draft.clause
     explained = f"Not a clause, {clause.id}: " if draft.explains else ""
-    yield from _comment(explained + draft.derivation, "  ")
+    yield _comment(explained + draft.derivation, "  ")
     for cell in needed:
         if cell.clause == clause.id and cell.observations is not None:
             count = f"{cell.observations:,} {cell.unit}s"
-            yield from _comment(f"A PASS takes at least {count}, even from identical kernels.", "  ")
+            yield _comment(f"A PASS takes at least {count}, even from identical kernels.", "  ")
     if draft.explains:
         return
     yield f"  - id: {clause.id}"
@@ -408,10 +411,9 @@ def _clause(draft: DraftClause, needed: Sequence[Needed]) -> Iterator[str]:
     yield from (f"    {name}: {value}" for name, value in fields.items() if value)
 
 
-def _comment(text: str, indent: str = "") -> Iterable[str]:
-    return textwrap.wrap(
-        text, _LINE_CHARACTERS, initial_indent=f"{indent}# ", subsequent_indent=f"{indent}# ", break_long_words=False
-    )
+def _comment(text: str, indent: str = "") -> str:
+    mark = f"{indent}# "
+    return textwrap.fill(text, _LINE_CHARACTERS, initial_indent=mark, subsequent_indent=mark, break_long_words=False)
 
 
 def _inline(fields: Mapping[str, str]) -> str:

@@ -464,7 +464,6 @@ def as_data(of: Remedy) -> dict[str, Any]:
             "corrections": [
                 {
                     "name": replay.correction.name,
-                    "family": replay.correction.family,
                     "meets": replay.meets,
                     "lines": {trainer: line(trainer, replay.correction) for trainer in of.chosen},
                     "costs": replay.costs,

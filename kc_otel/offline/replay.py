@@ -10,7 +10,8 @@ from __future__ import annotations
 import heapq
 import math
 import struct
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import chain, count, islice
 from pathlib import Path
@@ -29,7 +30,6 @@ from kc_otel.judge.otlp.traffic_entries import EVALUATED, MOST_BYTES, OWN_FILES,
 from kc_otel.judge.plain_json import finite_or_none
 from kc_otel.judge.statistics import metric_name
 from kc_otel.judge.verdict import Status
-from kc_otel.offline.timeline import ReplayTimeline, SentWebhook, Span, TimelineDifferences, differences
 
 _LENGTH: Final = struct.Struct(">I")
 _BUFFER_BYTES: Final = 256 * 1024
@@ -116,6 +116,140 @@ def _entry(message: bytes, damaged: Callable[[str], object]) -> TrafficEntry | N
 
 
 @dataclass(frozen=True, slots=True)
+class Span:
+    """An alert, a route or a directive, Unix times in seconds; without an end it lasts to the end of the recording.
+
+    `what` is the verdict that an alert is about, `route:train-kernel`, or a directive's kind. Only alerts have a
+    clause, a training kernel and what follows those; a route's inference kernel is the version that it avoids.
+    """
+
+    what: str
+    slice: str
+    kernel_inference: str
+    start: float
+    end: float | None = None
+    clause: str = ""
+    kernel_train: str = ""
+    step: str = ""
+    severity: str = ""
+    actions: tuple[str, ...] = ()
+    reason: str = ""
+
+    @property
+    def about(self) -> tuple[str, ...]:
+        """Identity that spans of one alert or decision share."""
+        return self.what, self.clause, self.slice, self.kernel_train, self.kernel_inference
+
+    @property
+    def until(self) -> float:
+        """Its end; infinite where it has none."""
+        return math.inf if self.end is None else self.end
+
+
+@dataclass(frozen=True, slots=True)
+class SentWebhook:
+    """One webhook to an endpoint: firing, resolved or a reminder of so many alerts."""
+
+    at: float
+    endpoint: str
+    reason: str
+    alerts: int
+
+
+@dataclass(frozen=True, slots=True)
+class ReplayTimeline:
+    """Timeline of a recording under one contract, in the order of beginnings, Unix times in seconds.
+
+    `points` are by outcome, `cells` of the last evaluation; `not_recorded` says what the recording has no data for.
+    """
+
+    name: str
+    version: int
+    hash: str
+    start: float
+    end: float
+    evaluations: int
+    requests: int
+    points: Mapping[str, int]
+    cells: int
+    alerts: tuple[Span, ...]
+    decisions: tuple[Span, ...]
+    messages: tuple[SentWebhook, ...]
+    not_recorded: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class MovedSpan:
+    """The same alert, route or directive under both contracts, but at other times or with other actions.
+
+    It begins and ends so many seconds later; infinitely later where it does not end any more, and the reverse.
+    """
+
+    old: Span
+    new: Span
+    later: float
+    ends_later: float
+
+
+@dataclass(frozen=True, slots=True)
+class TimelineDifferences:
+    """Differences between two timelines; `messages` are numbers of webhooks by (endpoint, reason) that differ."""
+
+    dropped: tuple[Span, ...]
+    added: tuple[Span, ...]
+    moved: tuple[MovedSpan, ...]
+    messages: dict[tuple[str, str], tuple[int, int]]
+
+    def __bool__(self) -> bool:
+        return bool(self.dropped or self.added or self.moved or self.messages)
+
+
+def differences(old: ReplayTimeline, new: ReplayTimeline, apart: float) -> TimelineDifferences:
+    """Compare a new contract's timeline with the old one's on the same recording.
+
+    Spans are paired when they are about the same and at most `apart` seconds lie between them: first those of equal
+    steps, then of the same severity, then any, nearest first.
+    """
+    before, after = (*old.alerts, *old.decisions), (*new.alerts, *new.decisions)
+    there: dict[tuple[str, ...], list[Span]] = {}
+    for other in sorted(after, key=lambda span: span.start, reverse=True):
+        there.setdefault(other.about, []).append(other)
+    near = [
+        (span, other)
+        for span in before
+        for other in there.get(span.about, ())
+        if other.start <= span.until + apart and other.until >= span.start - apart
+    ]
+    taken: set[int] = set()
+    moved = []
+    for span, other in sorted(near, key=_unlike):
+        if taken.isdisjoint({id(span), id(other)}):
+            taken |= {id(span), id(other)}
+            pair = MovedSpan(span, other, other.start - span.start, _between(span.until, other.until))
+            acts = [(side.severity, set(side.actions)) for side in (span, other)]
+            if pair.later or pair.ends_later or acts[0] != acts[1]:
+                moved.append(pair)
+    sent, sends = (Counter((message.endpoint, message.reason) for message in of.messages) for of in (old, new))
+    return TimelineDifferences(
+        dropped=tuple(span for span in before if id(span) not in taken),
+        added=tuple(span for span in after if id(span) not in taken),
+        moved=tuple(sorted(moved, key=lambda pair: (not pair.new.severity, pair.new.start))),
+        messages={key: (sent[key], sends[key]) for key in sorted(sent | sends) if sent[key] != sends[key]},
+    )
+
+
+def _unlike(pair: tuple[Span, Span]) -> tuple[bool, bool, float, float]:
+    """Sort key of a pair: of another step, of another severity, and how far apart the ends are."""
+    span, other = pair
+    ends = abs(_between(span.until, other.until))
+    return span.step != other.step, span.severity != other.severity, abs(span.start - other.start), ends
+
+
+def _between(before: float, after: float) -> float:
+    return 0.0 if before == after else after - before
+
+
+@dataclass(frozen=True, slots=True)
 class Replayed:
     """Result of a replay under a contract, and if given an `old` one; `damage` names what had to be left out."""
 
@@ -126,12 +260,7 @@ class Replayed:
     damage: tuple[str, ...]
 
 
-def replay_recordings(
-    paths: Sequence[Path],
-    new: Contract,
-    old: Contract | None = None,
-    timing: GroupTiming | None = None,
-) -> Replayed:
+def replay_recordings(paths: Sequence[Path], new: Contract, old: Contract | None = None) -> Replayed:
     """Replay recordings, in any order, through a contract and, if given, through the one in force."""
     if old is not None and old.name != new.name:
         raise ValueError(
@@ -139,11 +268,10 @@ def replay_recordings(
             "so that only versions of one contract can be compared"
         )
     every = None if evaluations_recorded(paths) else DEFAULT_TICK_SECONDS
-    waits = timing or GroupTiming()
-    timeline, damage = _timeline(paths, new, every, waits)
+    timeline, damage = _timeline(paths, new, every)
     if old is None:
         return Replayed(timeline, None, None, timeline.not_recorded, damage)
-    before, _ = _timeline(paths, old, every, waits)
+    before, _ = _timeline(paths, old, every)
     changed = differences(before, timeline, apart=max(old.observability.window, new.observability.window))
     return Replayed(timeline, before, changed, (*timeline.not_recorded, *unmeasured(old, new)), damage)
 
@@ -161,12 +289,10 @@ def as_data(found: Replayed) -> dict[str, Any]:
     return plain
 
 
-def _timeline(
-    paths: Sequence[Path], contract: Contract, every: float | None, waits: GroupTiming
-) -> tuple[ReplayTimeline, tuple[str, ...]]:
+def _timeline(paths: Sequence[Path], contract: Contract, every: float | None) -> tuple[ReplayTimeline, tuple[str, ...]]:
     """A timeline, and what had to be left out for it."""
     damage: list[str] = []
-    timeline = replay(contract, read_recordings(paths, damage), every, waits)
+    timeline = replay(contract, read_recordings(paths, damage), every)
     if not timeline.requests:
         more = f" ({damage[0]})" if damage else ""
         raise TrafficFileError(f"{paths[0]}: holds no metrics{more}; give the recording of a pipeline of metrics")
@@ -178,11 +304,9 @@ def _timeline(
     return timeline, tuple(damage)
 
 
-def replay(
-    contract: Contract, entries: Iterable[TrafficEntry], every: float | None, timing: GroupTiming
-) -> ReplayTimeline:
+def replay(contract: Contract, entries: Iterable[TrafficEntry], every: float | None) -> ReplayTimeline:
     """Replay a recording, evaluated at multiples of `every` seconds; None for the recording's own times."""
-    run, due = _Run(contract, timing), math.nan
+    run, due = _Run(contract), math.nan
     with without_collector():
         for entry in entries:
             if entry.is_evaluation:
@@ -218,8 +342,8 @@ class _OrdersObeyed(TrafficSeen):
 class _Run:
     """The evaluator's process without its sockets and files."""
 
-    def __init__(self, contract: Contract, timing: GroupTiming) -> None:
-        self._contract, self._timing = contract, timing
+    def __init__(self, contract: Contract) -> None:
+        self._contract = contract
         self._evaluator = Evaluator([contract])
         self._evaluator.use_columns()
         self._state = EscalationState()
@@ -245,7 +369,7 @@ class _Run:
         evaluation = self._evaluator.evaluate(now)[contract.name]
         invalid = self._evaluator.invalid_input(contract.name, now, contract.observability.window)
         traffic = _OrdersObeyed(silent=self._evaluator.silent(contract.name, now))
-        step = escalate(contract, self._state, evaluation, invalid, now, timing=self._timing, traffic=traffic)
+        step = escalate(contract, self._state, evaluation, invalid, now, timing=GroupTiming(), traffic=traffic)
         self._state = step.state
         self._note_alerts(step.transitions)
         if step.state.decisions.version != before.version:

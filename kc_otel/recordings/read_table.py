@@ -97,12 +97,11 @@ def resolve(source: str, present: Iterable[str], columns: Mapping[str, str] | No
             found[role] = matching[0]
             if role == MASK:
                 found.update({f"{MASK} {name}": name for name in matching[1:]})
-    from_logits = all(role in found for role in (*LOGITS, "token_ids"))
     problems += [
         f"{source}: no column has the {role} kernel's log-probabilities; there are {_listed(names)}. "
         f"Name it {ALIASES[role][0]}, or say which it is with columns, such as {role}=NAME"
         for role in ("train", "inference")
-        if role not in found and role not in (columns or {}) and not from_logits and not problems
+        if role not in found and role not in (columns or {}) and not problems
     ]
     if problems:
         raise RecordingError(*problems)
@@ -199,7 +198,7 @@ def table_of_rows(
         for name in given.keys() - attributes[-1].keys() - unread.keys():
             if given[name] is not None:
                 unread[name] = f"holds {_short(given[name])} in {place}, not a plain value"
-        tokens = len(parts["train" if "train" in parts else LOGITS[0]][-1])
+        tokens = len(parts["train"][-1])
         _refuse_ignored(
             {name: row[name] for name in row.keys() - names.values()},
             late,
@@ -368,7 +367,7 @@ def read_npz(path: Path, columns: Mapping[str, str] | None) -> RaggedTable:
     if "token_ids" in names and arrays[names["token_ids"]].dtype.kind == "U":
         del names["token_ids"]
     role_of = {name: role for role, name in names.items()}
-    leading = arrays[names["train" if "train" in names else LOGITS[0]]]
+    leading = arrays[names["train"]]
     values: dict[str, Sequence[Any]] = {}
     unread: dict[str, str] = {}
     for name, array in arrays.items():
@@ -416,25 +415,22 @@ def _layout(
     source: str, arrays: Mapping[str, NDArray[Any]], names: Mapping[str, str]
 ) -> tuple[NDArray[np.int64], tuple[int, ...]]:
     """Numbers stored of each row, padding included, and the shape of padded rows; () where rows are packed."""
-    role = "train" if "train" in names else LOGITS[0]
-    leading, tail = arrays[names[role]], int(role in LOGITS)
+    leading, name = arrays[names["train"]], names["train"]
     given = arrays[names["lengths"]] if "lengths" in names else None
     whole = given is not None and given.ndim == 1 and given.dtype.kind in "iu" and given.min(initial=0) >= 0
     shown = "" if given is None else f"{given.dtype} {np.array2string(given, threshold=6)} of shape {given.shape}"
-    if leading.ndim == 1 + tail:
-        total = leading.shape[0]
-        if given is None or (whole and int(given.sum()) == total):
-            return np.array([total] if given is None else given, dtype=np.int64), ()
-        said = f"{names['lengths']}: {shown} do not add up to the {total} numbers of {names[role]}"
+    if leading.ndim == 1:
+        if given is None or (whole and int(given.sum()) == leading.size):
+            return np.array([leading.size] if given is None else given, dtype=np.int64), ()
+        said = f"{names['lengths']}: {shown} do not add up to the {leading.size} numbers of {name}"
         raise RecordingError(f"{source}: {said}: write one whole number per sequence")
-    if leading.ndim != 2 + tail:
-        said = f"{names[role]}: shape {leading.shape} is neither padded [S, T] nor packed [N]"
-        raise RecordingError(f"{source}: {said}")
-    sequences, width = shape = leading.shape[:2]
+    if leading.ndim != 2:
+        raise RecordingError(f"{source}: {name}: shape {leading.shape} is neither padded [S, T] nor packed [N]")
+    sequences, width = leading.shape
     if given is not None and not (whole and given.size == sequences and given.max(initial=0) <= width):
         said = f"{names['lengths']}: {shown} are not {sequences} whole numbers from 0 to {width}"
         raise RecordingError(f"{source}: {said}")
-    return np.full(sequences, width, dtype=np.int64), shape
+    return np.full(sequences, width, dtype=np.int64), leading.shape
 
 
 def _by_row(

@@ -90,8 +90,8 @@ class Recording:
     a file does not have is None. `advantages` of a sequence are repeated over its tokens. `train_kept` is the log of
     P's mass on the tokens that truncation (top-p, top-k) kept: both sides are renormalised over them. `versions` are
     the steps of the weights that sampled each token, `positions` [N] are in the response, None where the file's mask
-    leaves out nothing between the tokens that count. Logits are [N, V]. `masked` are attributes of the sequences that
-    the file's mask leaves no token of; they are not among the S. `unread` are columns that are no attributes, and why.
+    leaves out nothing between the tokens that count. Logits are [N, V]. Of `masked` sequences the file's
+    mask leaves no token; they are not among the S. `unread` are columns that are no attributes, and why.
     """
 
     train: NDArray[np.float64]
@@ -106,7 +106,7 @@ class Recording:
     source: str = field(default="recording")
     train_logits: NDArray[np.floating] | None = None
     inference_logits: NDArray[np.floating] | None = None
-    masked: tuple[Mapping[str, Scalar], ...] = ()
+    masked: int = 0
     unread: Mapping[str, str] = field(default_factory=dict)
 
     @property
@@ -138,6 +138,11 @@ class Recording:
         """Start of each sequence, int64 [S]."""
         return np.cumsum(self.lengths) - self.lengths
 
+    def rows(self, name: str) -> list[NDArray[Any]]:
+        """A per-token column by sequence, or nothing where the recording does not have it."""
+        values = getattr(self, name)
+        return [] if values is None else np.split(values, self.starts[1:])
+
     @property
     def unread_reward(self) -> str:
         """Problem of a rewards column that could not be read; empty if there is no such column."""
@@ -161,18 +166,14 @@ class Recording:
 
     def with_attributes(self, given: Mapping[str, Scalar]) -> Recording:
         """The recording with attributes that every sequence gets besides its own; these win."""
-        rows, masked = (tuple({**row, **given} for row in of) for of in (self.attributes, self.masked))
-        return replace(self, attributes=rows, masked=masked)
+        return replace(self, attributes=tuple({**row, **given} for row in self.attributes))
 
-    def only(self, kept: NDArray[np.bool_], masked: NDArray[np.bool_] | None = None) -> Recording:
-        """The sequences that are kept, bool [S], and those of `masked` that are, bool; None for all."""
-        if kept.all() and (masked is None or masked.all()):
-            return self
-        left = self.masked if masked is None else tuple(self.masked[row] for row in np.flatnonzero(masked))
-        return replace(self.of_tokens(np.repeat(kept, self.lengths)), masked=left)
+    def only(self, kept: NDArray[np.bool_]) -> Recording:
+        """The sequences that are kept, bool [S]."""
+        return self if kept.all() else self.of_tokens(np.repeat(kept, self.lengths))
 
     def of_tokens(self, tokens: NDArray[np.bool_]) -> Recording:
-        """Some tokens, bool [N], of the sequences that have any of these; `masked` is left as it is."""
+        """Some tokens, bool [N], of the sequences that have any of these."""
         lengths = np.add.reduceat(tokens, self.starts, dtype=np.int64)
         return replace(
             self,

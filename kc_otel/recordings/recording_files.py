@@ -5,7 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -67,10 +67,24 @@ def load_recording(path: str | Path, *, columns: Mapping[str, str] | None = None
     renormalised over the mass on what truncation kept, where a file has it. A RecordingError has each kind of fault
     that was found, and how often it occurs.
     """
-    where = Path(path)
-    if where.is_file() and where.name.lower().endswith((".npz", ".parquet")):
-        return load_own(where, columns)
-    return _trainers(where, columns)
+    # The importers read recordings of one's own with what is below.
+    from kc_otel.recordings.importers import trainer_files  # noqa: PLC0415
+
+    where, refusals = Path(path), Problems()
+    try:
+        if not where.is_dir() and (columns or not where.exists() or not trainer_files.trainer_of(where)):
+            return load_own(where, columns)
+        files = trainer_files.files_of([where])
+        parts = [part for file in files if (part := trainer_files.read_file(file, refusals, columns)) is not None]
+    except OSError as error:
+        raise RecordingError(str(error)) from None
+    masked = refusals.counts["no_tokens"]
+    if refusals.counts.keys() - {"no_tokens"}:
+        refusals.first.pop("no_tokens", None)
+        raise RecordingError(*refusals.all())
+    if not parts:
+        raise RecordingError(f"{path}: holds no sequence with a token that counts")
+    return replace(assembled(_together(str(path), parts)), masked=masked)
 
 
 def load_own(path: Path, columns: Mapping[str, str] | None, read: LinesRead | None = None) -> Recording:
@@ -83,48 +97,29 @@ def load_own(path: Path, columns: Mapping[str, str] | None, read: LinesRead | No
         raise RecordingError(*error.problems, sequences=len(table.attributes)) from None
 
 
-def _trainers(path: Path, columns: Mapping[str, str] | None) -> Recording:
-    """Read what a trainer wrote, or a recording of one's own where no trainer did."""
-    # The importers read recordings of one's own with what is above.
-    from kc_otel.recordings.importers import trainer_files  # noqa: PLC0415
-
-    refusals = Problems()
-    try:
-        if path.is_file() and trainer_files.format_of(path) == "generic":
-            return load_own(path, columns)
-        files = trainer_files.files_of([path])
-        rows = [
-            replace(row, attributes=_group_of_file(row.attributes, file)) if len(files) > 1 else row
-            for file in files
-            for row in trainer_files.read_file(file, refusals, columns=columns)
-        ]
-    except OSError as error:
-        raise RecordingError(str(error)) from None
-    masked = refusals.counts["no_tokens"]
-    if refusals.counts.keys() - {"no_tokens"}:
-        refusals.first.pop("no_tokens", None)
-        raise RecordingError(*refusals.all())
-    if not rows:
-        raise RecordingError(f"{path}: holds no sequence with a token that counts")
-    columns_of = {"train": [row.train if row.train_kept is None else row.train + row.train_kept for row in rows]}
-    for role in ("inference", "token_ids", "advantages", "versions"):
-        values = [getattr(row, role) for row in rows]
-        without = sum(value is None for value in values)
-        if role == "versions" and 0 < without < len(rows):
-            said = f"{without:,} of {len(rows):,} sequences have no weight_versions; write the column in every file"
+def _together(path: str, parts: Sequence[Recording]) -> RaggedTable:
+    """Several files as one table. Ids and advantages that only some of them have are left out."""
+    sequences = sum(part.lengths.size for part in parts)
+    columns: dict[str, list[NDArray[Any]]] = {}
+    for role in _PER_TOKEN:
+        columns[role] = [row for part in parts for row in part.rows(role)]
+        if role == "train_kept" and columns[role]:  # without truncation the kept mass is 1
+            columns[role] = [row for part in parts for row in part.rows(role) or map(np.zeros_like, part.rows("train"))]
+            columns["train"] = list(map(np.add, columns["train"], columns[role]))
+        without = sequences - len(columns[role])
+        if role == "versions" and 0 < without < sequences:
+            said = f"{without:,} of {sequences:,} sequences have no weight_versions; write the column in every file"
             raise RecordingError(f"{path}: {said}, or give the files one by one")
-        if not without:  # ids and advantages that only some of them have are left out
-            columns_of[role] = values
-    if any(row.train_kept is not None for row in rows):  # without truncation the kept mass is 1
-        columns_of["train_kept"] = [
-            np.zeros_like(row.train) if row.train_kept is None else row.train_kept for row in rows
-        ]
+        if without:
+            del columns[role]
+    attributes = [
+        _group_of_file(row, part.source) if len(parts) > 1 else row for part in parts for row in part.attributes
+    ]
     names = {"train": "train log-probabilities", "inference": "inference log-probabilities"}
-    table = RaggedTable(str(path), columns_of, names, [row.attributes for row in rows], "sequence {}".format)
-    return replace(assembled(table), masked=({},) * masked)
+    return RaggedTable(path, columns, names, attributes, "sequence {}".format)
 
 
-def _group_of_file(attributes: Mapping[str, Scalar], file: Path) -> Mapping[str, Scalar]:
+def _group_of_file(attributes: Mapping[str, Scalar], file: str) -> Mapping[str, Scalar]:
     """Name group numbers after their file, where they may begin anew in each; names and uids are those of all files."""
     numbers = {
         name: value for name in GROUPS if name != "uid" and isinstance(value := attributes.get(name), int | float)
@@ -136,14 +131,12 @@ def assembled(table: RaggedTable) -> Recording:
     """The recording that a table holds; a RecordingError with each kind of fault, its first place and a count."""
     problems = Problems(table.source)
     table = replace(table, attributes=[_with_steps(table, row, problems) for row in range(len(table.attributes))])
-    lengths = np.array([len(row) for row in table.columns.get("train", table.columns.get(LOGITS[0], ()))], np.int64)
+    lengths = np.array([len(row) for row in table.columns.get("train", ())], np.int64)
     rows = _packed(table, lengths, problems)
     if not lengths.sum():
         problems.add("has no token; a recording has at least one sequence with one token")
     if problems.all():
         raise RecordingError(*problems.all())
-    if "train" not in rows or "inference" not in rows:
-        rows |= _from_logits(table, rows)
     masks = {role: rows.pop(role) for role in list(rows) if role.startswith(MASK)}
     named_masks = " and ".join(table.names.get(role, role) for role in masks)
     kept: NDArray[np.bool_] | None = None
@@ -175,7 +168,7 @@ def assembled(table: RaggedTable) -> Recording:
         ),
         positions=positions,
         source=table.source,
-        masked=tuple({LENGTH: 0, **table.attributes[row]} for row in np.flatnonzero(~used).tolist()),
+        masked=int((~used).sum()),
         unread=table.unread,
         **columns,
     )
@@ -201,7 +194,7 @@ def _with_steps(table: RaggedTable, row: int, problems: Problems) -> dict[str, S
 def _packed(table: RaggedTable, lengths: NDArray[np.int64], problems: Problems) -> dict[str, NDArray[Any]]:
     """Every role's numbers, one per token of all rows; a row's single advantage is repeated over its tokens."""
     found = {}
-    first = table.names.get("train", "train_logits")
+    first = table.names.get("train", "train")
     for role, rows in table.columns.items():
         values = np.concatenate(rows) if rows else np.empty(0)
         own = np.array([len(row) for row in rows], np.int64)
@@ -227,27 +220,6 @@ def _positions(kept: NDArray[np.bool_], lengths: NDArray[np.int64]) -> NDArray[n
     positions = at - firsts
     holes = np.diff(positions, prepend=-1) > 1
     return positions if holes.any() else None
-
-
-def _from_logits(table: RaggedTable, rows: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[np.float64]]:
-    """The sampled tokens' log-probabilities, where a file has logits and tokens in their place."""
-    tokens = rows["token_ids"].astype(np.intp)
-    found = {}
-    for side, role in zip(("train", "inference"), LOGITS, strict=True):
-        logits = rows[role]
-        if tokens.shape != logits.shape[:1] or tokens.min(initial=0) < 0 or tokens.max(initial=0) >= logits.shape[1]:
-            said = f"do not index the {logits.shape} numbers of {table.names[role]}"
-            raise RecordingError(f"{table.source}: {table.names['token_ids']}: {said}")
-        values = np.empty(tokens.size)
-        step = max(1, (1 << 20) // logits.shape[1])
-        for first in range(0, tokens.size, step):
-            part = logits[first : first + step].astype(np.float64)
-            part -= part.max(axis=1, keepdims=True)
-            chosen = part[np.arange(part.shape[0]), tokens[first : first + step]]
-            values[first : first + step] = chosen - np.log(np.exp(part).sum(axis=1))
-        if side not in rows:
-            found[side] = values
-    return found
 
 
 def _check(

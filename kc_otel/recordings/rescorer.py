@@ -85,7 +85,6 @@ class Rescorer:
         adapter: str = "",
         supported: Sequence[str] = SUPPORTED,
         batch_tokens: int = 16_384,
-        budget: TokenBudget | None = None,
         seen: Callable[[Sequence[SampledRequest], Sequence[Any]], None] | None = None,
         poll: float = 1.0,
     ) -> None:
@@ -98,7 +97,6 @@ class Rescorer:
         self._adapter = adapter
         self._supported = supported
         self._batch_tokens = batch_tokens
-        self._budget = budget
         self._seen = seen
         self._poll = poll
 
@@ -129,8 +127,6 @@ class Rescorer:
         rollouts = Counter(prompts)
         for batch in batches([request for _, request in kept], self._batch_tokens):
             requests = [kept[index][1] for index in batch]
-            if self._budget is not None:
-                stop.wait(self._budget.spend(sum(map(length, requests))))
             if stop.is_set():
                 break
             groups = {id(kept[index][1]): (prompts[index], rollouts[prompts[index]]) for index in batch}
@@ -323,24 +319,3 @@ def _alike(request: SampledRequest) -> Hashable:
     several = isinstance(request.weights, tuple)
     processing = tuple(sorted(effective(request.processing).items()))
     return request.kernel, several or request.weights, several, processing, request.kept is None
-
-
-class TokenBudget:
-    """A token bucket: on average `rate` tokens a second, with at most `burst_seconds` of them saved up."""
-
-    def __init__(self, rate: float, clock: Callable[[], float], burst_seconds: float = 10.0) -> None:
-        if not rate > 0.0:
-            raise ValueError(f"tokens per second: {rate!r} is not above 0; leave it out for no limit")
-        self._rate = rate
-        self._burst = rate * burst_seconds
-        self._clock = clock
-        self._saved = 0.0
-        self._seen = clock()
-
-    def spend(self, tokens: int) -> float:
-        """Take tokens; returns the seconds to wait before using them. Debt is allowed, or a large batch never ran."""
-        now = self._clock()
-        self._saved = min(self._burst, self._saved + (now - self._seen) * self._rate)
-        self._seen = now
-        self._saved -= tokens
-        return max(0.0, -self._saved / self._rate)

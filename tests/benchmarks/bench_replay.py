@@ -17,7 +17,6 @@ import tempfile
 import time
 from pathlib import Path
 
-from kc_otel.judge.escalation.notices import GroupTiming
 from kc_otel.judge.otlp.traffic_entries import marked_frame
 from kc_otel.offline.replay import read_recordings, replay
 from tests.tools.real_messages import CONTRACTS, INTERVAL, Case, Sender, contract, messages
@@ -35,7 +34,7 @@ def run(name: str, hours: float, folder: Path) -> None:
             file.write(marked_frame(sender.export(), START + number * INTERVAL))
     began = time.process_time()
     damage: list[str] = []
-    course = replay(contract(name), read_recordings([path], damage), INTERVAL, GroupTiming())
+    course = replay(contract(name), read_recordings([path], damage), INTERVAL)
     spent = time.process_time() - began
     assert not damage
     print(

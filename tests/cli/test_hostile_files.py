@@ -50,7 +50,7 @@ def test_names_of_files_are_shown_escaped(run, text, tmp_path, monkeypatch):
     bad.write_text("{")
     for words in (
         ("compare", good), ("compare", bad), ("replay", bad, "--contract", tmp_path / "policy.yaml"),
-        ("import", good, bad, "--contract", tmp_path / "policy.yaml", "--format", "generic"),
+        ("import", good, bad, "--contract", tmp_path / "policy.yaml"),
     ):  # fmt: skip
         said = "".join(run(*words)[1:])
         assert said

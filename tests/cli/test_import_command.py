@@ -1,4 +1,4 @@
-"""`kc-otel import` as a person calls it: what is measured, and scalars by step of a run that is over."""
+"""`kc-otel import` as a person calls it: what is measured, and what is refused."""
 
 from __future__ import annotations
 
@@ -7,17 +7,14 @@ import json
 import os
 import threading
 import time
-from functools import partial
 
 import numpy as np
 import pytest
-from opentelemetry.sdk.metrics.export import MetricExportResult
 
 from kc_otel.cli import measure_commands
 from kc_otel.contract.input_reasons import REASONS
 from kc_otel.record.telemetry import environment
 from kc_otel.recordings.importers.importer import Ledger, unseen
-from tests.client.test_training_log import CONTRACT as STEP_CONTRACT
 from tests.tools.memory import Memory
 
 CONTRACT = """apiVersion: kernel-contract/v1
@@ -71,13 +68,12 @@ def test_a_folder_is_imported_and_counted(run):
 
 def test_steps_that_are_judged_together_are_told(run, tmp_path):
     """A step that drifts is a small part of a whole run."""
-    told = "the sequences of steps 3 to 4 are judged together, so that a step that drifts may be hidden; --log FILE"
+    told = "the sequences of steps 3 to 4 are judged together, so that a step that drifts may be hidden; `kc-otel"
     assert told not in run("token_exports", "--contract", "contract.yaml")[1]
     later = tmp_path / "token_exports" / "step_4" / "rank_0.jsonl"
     later.parent.mkdir()
     later.write_text(json.dumps(line(seed=7, step=4)) + "\n")
     assert told in run("token_exports", "--contract", "contract.yaml")[1]
-    assert told not in run("token_exports", "--contract", "contract.yaml", "--log", "steps.jsonl")[1]
 
 
 def test_a_copy_is_named_and_does_not_count_again(run, tmp_path):
@@ -107,7 +103,7 @@ def test_what_is_not_measured_is_told_with_its_remedy(run, tmp_path):
     short = {**line(), "inference_logprobs": line()["inference_logprobs"][1:]}
     records = [nan, other, line(loss_mask=[False] * 40), line(), short]
     (tmp_path / "rank_1.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
-    code, out, _ = run("rank_1.jsonl", "--contract", "contract.yaml", "--format", "prime-rl")
+    code, out, _ = run("rank_1.jsonl", "--contract", "contract.yaml")
     assert code == 0
     assert "refused: 1 no_tokens: rank_1.jsonl:3: loss_mask and rl_weights leave no token" in out
     assert f"not measured: 1 nan_logprob: {REASONS['nan_logprob'].meaning}" in out
@@ -147,19 +143,6 @@ def test_what_nothing_exports_is_not_called_exported(run, tmp_path, monkeypatch,
     assert f"rank_0.jsonl: {said}" in err
 
 
-def test_a_file_whose_export_is_accepted_late_is_finished(run, tmp_path, monkeypatch):
-    class Late(Memory):
-        def export(self, metrics_data, **_):
-            super().export(metrics_data)
-            return MetricExportResult.FAILURE if len(self.exports) == 1 else MetricExportResult.SUCCESS
-
-    monkeypatch.setattr(environment, "metric_exporters", lambda _: (Late(),))
-    code, out, err = run("token_exports", "--contract", "contract.yaml", "--done", "done.jsonl", "--patience", "0")
-    assert "measured, not exported: no endpoint took the export" in err
-    assert (code, "1 files exported, 0 failed" in out) == (0, True)
-    assert len((tmp_path / "done.jsonl").read_text().splitlines()) == 1
-
-
 def test_a_file_that_cannot_be_imported_makes_exit_code_1(run, tmp_path):
     (tmp_path / "token_exports" / "9.jsonl").write_text(json.dumps({"input": "a", "output": "b", "step": 9}) + "\n")
     code, out, err = run("token_exports", "--contract", "contract.yaml")
@@ -186,7 +169,6 @@ def test_files_that_fail_for_one_reason_are_counted(run, tmp_path):
     [
         (["empty"], "empty: holds no recording and no file of a trainer"),
         (["nowhere"], "nowhere: there is no such file or folder"),
-        (["token_exports", "--format", "csv"], "--format csv: write one of auto, verl"),
         (["token_exports", "--columns", "train"], "--columns: 'train' is not ROLE=COLUMN"),
         (["token_exports", "--attribute", "=x"], "--attribute: '=x' is not NAME=VALUE"),
         (["token_exports", "--done", "contract.yaml"], "contract.yaml:1: is no record of a finished file"),
@@ -234,68 +216,3 @@ def wait_for(true, seconds=120.0):
     while not true():
         assert time.monotonic() < end
         time.sleep(0.02)
-
-
-@pytest.fixture
-def log_steps(run, tmp_path):
-    """Runs `import --log` with a limit of 0.02 on the mean of tv_token."""
-    (tmp_path / "policy.yaml").write_text(STEP_CONTRACT.replace("  prose: {where: {task: prose}}\n", ""))
-    return partial(run, "--contract", "policy.yaml", "--log", "drift.jsonl")
-
-
-def export(folder, step, sigma, rank=0, seed=None):
-    """A rank's file of a step as prime-rl exports it; the mean of its tv_token."""
-    rng = np.random.default_rng(step if seed is None else seed)
-    inference = -rng.exponential(size=(100, 64)) - 2.0
-    train = inference + sigma * rng.normal(size=inference.shape).clip(-4, 4) - sigma**2 / 2  # E_Q[P/Q] = 1
-    path = folder / "run" / "token_exports" / f"step_{step}" / f"rank_{rank}.jsonl"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    about = {"schema_version": 1, "step": step, "task": "code", "loss_mask": [True] * 64}
-    lines = [
-        {**about, "inference_logprobs": q.tolist(), "trainer_logprobs": p.tolist()}
-        for p, q in zip(train, inference, strict=True)
-    ]
-    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    (path.parent / "STABLE").touch()
-    return float(np.maximum(-np.expm1(train - inference), 0.0).mean())
-
-
-@pytest.mark.slow
-def test_each_step_of_a_bulk_import_is_judged_for_itself(log_steps, tmp_path):
-    """Step 10 drifts, its neighbours do not: their scalars know nothing of each other, and two ranks are one step."""
-    drift = {9: export(tmp_path, 9, 0.01), 11: export(tmp_path, 11, 0.01)}
-    drift[10] = (export(tmp_path, 10, 0.2) + export(tmp_path, 10, 0.3, rank=1, seed=99)) / 2
-    code, out, _ = log_steps("run/token_exports")
-    assert code == 0, out
-    assert "drift.jsonl: 3 steps, 9 to 11" in out
-    lines = [json.loads(line) for line in (tmp_path / "drift.jsonl").read_text().splitlines()]
-    assert [line["step"] for line in lines] == [9, 10, 11]
-    assert [line["kc/token-tv/verdict"] for line in lines] == [0.0, 3.0, 0.0]
-    for line in lines:
-        assert line["kc/token-tv/worst/code"] == pytest.approx(drift[line["step"]], rel=1e-3)
-    assert lines[1]["kc/token-tv/bound"] > lines[1]["kc/token-tv/limit"] == 0.02
-
-
-def test_what_comes_after_its_step_was_written_is_told_of(log_steps, tmp_path):
-    export(tmp_path, 1, 0.01)
-    export(tmp_path, 2, 0.01)
-    late = tmp_path / "run" / "token_exports" / "step_3" / "rank_0.jsonl"
-    late.parent.mkdir()
-    lines = (tmp_path / "run" / "token_exports" / "step_1" / "rank_0.jsonl").read_text().splitlines(keepends=True)
-    late.write_text("".join(lines[1:]))
-    (late.parent / "STABLE").touch()
-    code, out, _ = log_steps("run/token_exports")
-    assert code == 0
-    assert "1 batches arrived after their step was written" in out
-    assert len((tmp_path / "drift.jsonl").read_text().splitlines()) == 2
-
-
-def test_files_that_say_no_step_are_given_one(log_steps, tmp_path):
-    rng = np.random.default_rng(0)
-    inference = -rng.exponential(size=(100, 64)) - 2.0
-    np.savez(tmp_path / "rollouts.npz", train_logprobs=inference + 1e-3, inference_logprobs=inference)
-    code, out, _ = log_steps("rollouts.npz")
-    assert (code, (tmp_path / "drift.jsonl").read_text()) == (0, "")
-    assert "no sequence has a step; give --attribute step=NUMBER" in out
-    log_steps("rollouts.npz", "--attribute", "step=7")
-    assert json.loads((tmp_path / "drift.jsonl").read_text())["step"] == 7

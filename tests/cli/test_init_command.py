@@ -48,14 +48,14 @@ def noise(tmp_path):
 
 
 def test_a_contract_is_written_that_is_sound(run):
-    code, out, err = run(*_GIVEN, "--name=p", "--horizon=64", "--clip=0.2", "--reward-range=-1,1", "--confidence=0.999")
+    code, out, err = run(*_GIVEN, "--name=p", "--horizon=64", "--clip=0.2", "--reward-range=-1,1")
     assert (code, out) == (0, "")
     assert err.splitlines()[0] == "wrote p.yaml"
     assert err.splitlines()[-1] == "next: kc-otel gate plan p.yaml"
     assert check("p.yaml").problems == ()
     made = load("p.yaml")
     assert made.assumptions.reward_range == (-1.0, 1.0)
-    assert (made.assumptions.horizon, made.assumptions.clip, made.observability.confidence) == (64, 0.2, 0.999)
+    assert (made.assumptions.horizon, made.assumptions.clip) == (64, 0.2)
 
 
 def test_slices_are_read(run):
@@ -74,12 +74,10 @@ def test_to_standard_output(run):
     assert "wrote" not in err
 
 
-def test_a_file_is_not_overwritten_unless_forced(run):
+def test_a_file_is_not_overwritten(run):
     assert run(*_GIVEN)[0] == 0
     code, _, err = run(*_GIVEN)
-    assert code == 2
-    assert "--force" in err
-    assert run(*_GIVEN, "--force")[0] == 0
+    assert (code, "--out: policy.yaml exists; remove it" in err) == (2, True)
 
 
 def test_a_script_needs_a_budget_only(run):
@@ -129,12 +127,12 @@ def test_a_baseline_decides_the_limits_and_the_terminal_says_what_is_left_to_the
     limits = []
     for margin in (2, 4):
         path = noise(0.03)
-        code, _, err = run(*_GIVEN, "--horizon=32", "--baseline", path, f"--margin={margin}", "--force")
+        code, _, err = run(*_GIVEN, "--horizon=32", "--baseline", path, f"--margin={margin}", f"--out={margin}.yaml")
         assert code == 0, err
         assert "token-kl, token-tv, tail: limits of the baseline" in err
-        assert err.splitlines()[-1] == "next: kc-otel gate plan policy.yaml"
-        limits.append({c.id: c.limit_for("all") for c in load("policy.yaml").clauses}["token-tv"])
-    assert "noise.npz" in Path("policy.yaml").read_text(encoding="utf-8")
+        assert err.splitlines()[-1] == f"next: kc-otel gate plan {margin}.yaml"
+        limits.append({c.id: c.limit_for("all") for c in load(f"{margin}.yaml").clauses}["token-tv"])
+    assert "noise.npz" in Path("2.yaml").read_text(encoding="utf-8")
     assert limits[0] > 2 * 0.0119
     assert limits[1] == pytest.approx(2 * limits[0], rel=0.01)
 
@@ -154,7 +152,7 @@ def test_stale_tokens_and_empty_slices_of_a_baseline_are_said(run, noise):
     assert "slice code: the baseline has no sequence of it; its limits are those of all traffic" in err
     arrays["lag"] = np.ones(400, dtype=np.int64)
     np.savez("stale.npz", **arrays)
-    code, _, err = run(*given, "--baseline", "stale.npz", "--force")
+    code, _, err = run(*given, "--baseline", "stale.npz", "--out=b.yaml")
     assert (code, "stale.npz: older weights sampled all of it" in err) == (2, True)
 
 

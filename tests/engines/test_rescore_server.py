@@ -47,7 +47,7 @@ def story(tiny_model, tmp_path_factory):
     with SpoolReader(spool) as reader:
         found.requests = [request for _, request in reader.take(10_000)]
     with evaluating(contract, folder, "http://127.0.0.1:9/", new_secret()) as evaluator:
-        first = rescoring(spool, contract, evaluator.otlp, "--model", tiny_model, "--tokens-per-second", "4000")
+        first = rescoring(spool, contract, evaluator.otlp, "--model", tiny_model, "--batch-tokens", "64")
         before = len(found.requests)
         try:
             wait_for(lambda: len(kept(spool)) < before or first.poll() is not None, 300.0, "the first confirmation")

@@ -10,7 +10,7 @@ from examples.rl_bias import __main__ as program
 from examples.rl_bias import claims
 from examples.rl_bias.exact import Pair, Training
 from examples.rl_bias.kernels import FAMILIES, train_log_probs
-from examples.rl_bias.policy import HIDDEN, VOCABULARY, Policy, log_softmax, logits_of, token_scores
+from examples.rl_bias.policy import Policy
 
 FAMILY = {family.name: family for family in FAMILIES}
 
@@ -30,48 +30,6 @@ def quick():
     return program.results(program.enumerated(4), 4)
 
 
-def shifted(policy, at, by):
-    """The policy with one parameter moved."""
-    flat = np.concatenate([policy.embed.ravel(), policy.recur.ravel(), policy.head.ravel(), policy.bias])
-    flat[at] += by
-    parts = np.split(flat, np.cumsum([policy.embed.size, policy.recur.size, policy.head.size]))
-    return Policy(
-        parts[0].reshape(VOCABULARY + 1, HIDDEN),
-        parts[1].reshape(HIDDEN, HIDDEN),
-        parts[2].reshape(HIDDEN, VOCABULARY),
-        parts[3],
-    )
-
-
-def test_scores_are_derivatives_of_log_probs(policy):
-    scores, step = token_scores(policy, 3), 1e-6
-    for at in range(policy.parameters()):
-        up, down = (train_log_probs(shifted(policy, at, by), 3) for by in (step, -step))
-        for score, high, low in zip(scores, up, down, strict=True):
-            np.testing.assert_allclose(score[..., at], (high - low) / (2 * step), atol=1e-7)
-
-
-def test_sequences_are_all_there_and_their_mean_score_is_zero(training):
-    assert training.probability.size == VOCABULARY**3
-    assert training.probability.sum() == pytest.approx(1.0, abs=1e-12)
-    np.testing.assert_allclose(training.probability @ training.sequence_scores, 0.0, atol=1e-12)
-
-
-def test_gradient_is_the_derivative_of_the_mean_reward(policy, training):
-    reward, step, at = training.rewards["random"], 1e-6, 7
-    up, down = (Training(moved, train_log_probs(moved, 3)) for moved in (shifted(policy, at, s) for s in (step, -step)))
-    found = training.gradient(training.probability, training.advantage("random"))[at]
-    assert found == pytest.approx((up.probability - down.probability) @ reward / (2 * step), abs=1e-7)
-
-
-def test_steps_of_a_gradient_add_up_to_it(training):
-    weight, advantage = training.probability, training.advantage("verifier")
-    ones = [np.ones(scores.shape[:2]) for scores in training.scores]
-    np.testing.assert_allclose(
-        training.gradient_of_steps(weight, advantage, ones), training.gradient(weight, advantage), atol=1e-12
-    )
-
-
 @pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
 def test_kernels_drift_more_along_their_knob_and_stay_distributions(family, policy, training):
     drifts = []
@@ -80,15 +38,6 @@ def test_kernels_drift_more_along_their_knob_and_stay_distributions(family, poli
         assert pair.q.sum() == pytest.approx(1.0, abs=1e-12)
         drifts.append(pair.sequence_tv)
     assert drifts[0] < drifts[1] / 5
-
-
-def test_shorter_horizons_are_the_first_steps_of_longer_ones(policy):
-    """Noise and rounding do not depend on how far the enumeration goes."""
-    for family in FAMILIES:
-        long, short = (family.log_probs(policy, horizon, family.reference) for horizon in (4, 2))
-        for a, b in zip(short, long, strict=False):
-            np.testing.assert_array_equal(a, b)
-    np.testing.assert_allclose(log_softmax(logits_of(policy, 2)[1]), train_log_probs(policy, 2)[1])
 
 
 @pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)

@@ -147,7 +147,7 @@ def test_limits_are_what_the_kernels_show_where_half_of_the_baseline_is_stale():
         return replace(made, attributes=tuple({**row, "lag": age} for row, age in rows))
 
     written = write(draft(), aged([int(row % 4 < 2) for row in range(400)]))
-    fresh = write(draft(), made.only(np.arange(400) % 4 >= 2, np.zeros(0, dtype=np.bool_)))
+    fresh = write(draft(), made.only(np.arange(400) % 4 >= 2))
     assert (written.older, fresh.older) == (200 * 32, 0)
     assert of(written, "token-tv")[1:] == of(fresh, "token-tv")[1:]
     assert written.empty == ("long",), "no sequence says how many tokens its prompt has"

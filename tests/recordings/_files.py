@@ -1,10 +1,15 @@
-"""Files of recordings in any format, from columns that have a value for each row."""
+"""Files of recordings in any format, and the sequences of trainers' files."""
 
 import json
+from types import SimpleNamespace
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+
+from kc_otel.recordings.importers.trainer_files import read_file
+from kc_otel.recordings.read_table import Problems
+from kc_otel.recordings.recording import group_of
 
 
 def write_columns(path, **columns):
@@ -25,3 +30,16 @@ def write_rows(path, rows):
     else:
         path.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
     return path
+
+
+def read(path, refusals=None, columns=None):
+    """The sequences of a file that the importer reads, one by one."""
+    found = read_file(path, Problems() if refusals is None else refusals, columns)
+    roles = ("train", "inference", "token_ids", "advantages")
+    return [] if found is None else [
+        SimpleNamespace(
+            attributes=row, prompt=group_of(row), weights=(row.get("train_weights"), row.get("inference_weights")),
+            **{role: rows[index] if (rows := found.rows(role)) else None for role in roles},
+        )
+        for index, row in enumerate(found.attributes)
+    ]  # fmt: skip

@@ -172,14 +172,14 @@ def generated(meta, prompt="Hi", **more):
         (sampled((1, 2), prompt_token_ids=[0, 1, 2]), "3 for 2, different from place 0 on"),
         (lambda: answers.sampled({"choices": []}, "Hi"), "is it an OpenAI-compatible"),
         (lambda: answers.sampled(None, "Hi"), "is it an OpenAI-compatible"),
-        (scored(prompt_logprobs=None), "though prompt_logprobs was asked for; take a server"),
+        (scored(prompt_logprobs=None), "given tokens .* a server that returns them"),
         (scored(prompt_logprobs=SCORED, prompt_token_ids=[1, 2, 7, 9]), "different from place 3 on"),
         (scored(prompt_logprobs=SCORED[:3]), "scored 3 tokens where 4 were sent"),
         (scored(prompt_logprobs=[*SCORED[:3], {"9": {"logprob": -1.0}}]), "another token than 8 at place 3"),
         (scored(prompt_logprobs=[*SCORED[:3], None]), "another token than 8 at place 3"),
         (lambda: answers.generated({"detail": "no"}, "Hi"), "is it SGLang's /generate"),
-        (generated(None), "return_logprob was asked for"),
-        (generated([[-1.0, None]]), "log-probabilities of no tokens"),
+        (generated(None), "log-probabilities with the ids"),
+        (generated([[-1.0, None]]), "log-probabilities with the ids"),
         (generated([[-1.0, 3]]), "put prompt_token_ids in place"),
         (generated([[-1.0, 3]], (1, 2), prompt_token_ids=[1]), "other tokens than were sent"),
     ],
@@ -342,14 +342,7 @@ def test_a_gate_looks_where_each_prompt_has_all_its_samples():
     prompts = [Prompt(line, text="a" * line) for line in range(1, 13)]
     with completions(table()) as inference, completions(table()) as train:
         found = gathered(
-            inference,
-            train,
-            prompts,
-            samples=3,
-            max_tokens=4,
-            concurrency=2,
-            enough=enough,
-            looks=(4, 5, 7, 10, 20),
+            inference, train, prompts, samples=3, max_tokens=4, concurrency=2, enough=enough, looks=(4, 5, 7, 10, 20)
         )
     assert [len(names) for names in seen] == [6, 9, 12]
     assert all(names.count(name) == 3 for names in seen for name in names)

@@ -1,9 +1,10 @@
-"""Dumps of slime, SkyRL and ROLL, written as their sources write them, become the sequences they hold."""
+"""Dumps of slime and SkyRL, written as their sources write them, become the sequences they hold."""
 
 from __future__ import annotations
 
 import io
 import pickle
+import re
 import sys
 import types
 
@@ -14,10 +15,10 @@ import torch
 from kc_otel.record.telemetry.counters import RecorderStats
 from kc_otel.recordings.importers import pickled_batches
 from kc_otel.recordings.importers.importer import Importer
-from kc_otel.recordings.importers.trainer_files import format_of, read_file
+from kc_otel.recordings.importers.trainer_files import trainer_of
 from kc_otel.recordings.read_table import Problems
 from kc_otel.recordings.recording import RecordingError
-from tests.recordings.test_importers_formats import read
+from tests.recordings._files import read
 
 PROMPT, WIDTH = 3, 5
 MASK = np.array([[1, 1, 1, 1, 1], [0, 0, 1, 1, 1], [0, 0, 0, 0, 0]])
@@ -62,9 +63,9 @@ def slime_dump(tmp_path, sides):
 
 
 def test_slime_dumps_are_read(slime_dump, sides):
-    assert format_of(slime_dump) == "slime"
+    assert trainer_of(slime_dump) == "slime"
     refusals = Problems()
-    second, first = read_file(slime_dump, refusals, "slime")
+    second, first = read(slime_dump, refusals)
     np.testing.assert_array_equal(first.train, sides[0][0])
     np.testing.assert_array_equal(second.inference, sides[1][1, 2:])
     assert (first.weights, first.attributes["reward"], second.attributes["reward"]) == ((17, None), 0.25, 0.5)
@@ -79,13 +80,13 @@ def test_slime_samples_that_cannot_be_compared_are_counted(tmp_path, slime_dump)
     dump["samples"][1]["rollout_log_probs"] = torch.zeros(WIDTH - 1)
     torch.save(dump, slime_dump)
     refusals = Problems()
-    assert len(list(read_file(slime_dump, refusals, "slime"))) == 1
+    assert len(read(slime_dump, refusals)) == 1
     assert refusals.counts == {"no_logprobs": 1, "shape_mismatch": 1}
     assert "17.pt: sample 0: has no log_probs; dump with --save-debug-train-data" in refusals.first["no_logprobs"]
     other = tmp_path / "18.pt"
     torch.save({"rollout_id": 18, "samples": [{"tokens": [1, 2]}]}, other)
     with pytest.raises(RecordingError, match="format version 2"):
-        read(other, "slime")
+        read(other)
 
 
 def plain(array):
@@ -133,9 +134,9 @@ def skyrl_dump(tmp_path, sides, monkeypatch):
 
 def test_skyrl_dumps_are_read_without_skyrl(skyrl_dump, sides):
     path = skyrl_dump()
-    assert format_of(path) == "skyrl"
+    assert trainer_of(path) == "skyrl"
     refusals = Problems()
-    first, second = read_file(path, refusals, "skyrl")
+    first, second = read(path, refusals)
     np.testing.assert_array_equal(first.train, sides[0][0])
     np.testing.assert_array_equal(second.inference, sides[1][1, 2:])
     assert (second.token_ids.tolist(), second.advantages.tolist(), second.weights) == ([5, 6, 7], [0.5] * 3, (4, None))
@@ -144,90 +145,23 @@ def test_skyrl_dumps_are_read_without_skyrl(skyrl_dump, sides):
 
 def test_a_skyrl_token_counts_under_both_masks(skyrl_dump, sides):
     other = plain((np.arange(WIDTH) > 0).astype(np.float64)[None].repeat(3, 0))
-    first, *_ = read_file(skyrl_dump(loss_mask=plain(np.ones((3, WIDTH))), response_mask=other), Problems(), "skyrl")
+    first, *_ = read(skyrl_dump(loss_mask=plain(np.ones((3, WIDTH))), response_mask=other))
     np.testing.assert_array_equal(first.train, sides[0][0][1:])
 
 
 def test_a_skyrl_dump_without_both_sides_says_what_to_set(skyrl_dump):
-    with pytest.raises(RecordingError, match=r"has no rollout_logprobs, only .*generator.sampling_params.logprobs=1"):
-        read(skyrl_dump(rollout_logprobs=None), "skyrl")
-
-
-@pytest.fixture
-def roll_batch(tmp_path, sides, monkeypatch):
-    """As `DataProto.__getstate__` pickles it: log-probabilities one shorter than the tokens."""
-
-    class DataProto:
-        def __init__(self, *state):
-            self.state = state
-
-        def __getstate__(self):
-            buffer = io.BytesIO()
-            torch.save(self.state[0], buffer)
-            return buffer, *self.state[1:]
-
-    foreign(monkeypatch, "roll.distributed.scheduler.protocol", DataProto=DataProto)
-
-    def whole(side):
-        return torch.from_numpy(np.concatenate([np.zeros((3, PROMPT - 1), np.float32), side], axis=1))
-
-    mask = torch.from_numpy(np.concatenate([np.zeros((3, PROMPT)), MASK], axis=1).astype(np.int64))
-    batch = {"old_log_probs": whole(sides[0]), "infer_logprobs": whole(sides[1]), "response_mask": mask,
-             "input_ids": torch.arange(PROMPT + WIDTH).repeat(3, 1),
-             "scores": torch.tensor([1.0, 0.5, 0.0])}  # fmt: skip
-
-    def dump(*without, columns=(), **changed):
-        path = tmp_path / "step_000009.pkl"
-        kept = {name: value for name, value in {**batch, **changed}.items() if name not in without}
-        tags = {"tag": np.array(["math", "code", "math"], dtype=object), **dict(columns)}
-        path.write_bytes(pickle.dumps(DataProto(kept, tags, None, {"global_step": 9})))
-        return path
-
-    return dump
-
-
-def test_a_batch_of_roll_is_read(roll_batch, sides):
-    path = roll_batch()
-    assert format_of(path) == "roll"
-    first, second = read(path, "roll")
-    np.testing.assert_array_equal(first.train, sides[0][0])
-    np.testing.assert_array_equal(second.inference, sides[1][1, 2:])
-    assert (second.token_ids.tolist(), second.weights) == ([5, 6, 7], (9, None))
-    assert (second.attributes["tag"], second.attributes["reward"]) == ("code", 0.5)
-
-
-def test_what_roll_dumps_by_itself_is_refused_with_what_to_do(roll_batch):
-    with pytest.raises(RecordingError, match=r"has no old_log_probs, .*pickle the batch after old_log_probs"):
-        read(roll_batch("old_log_probs"), "roll")
-
-
-def test_roll_without_recomputed_old_logprobs_is_refused_with_what_to_set(roll_batch):
-    zeros = torch.zeros((3, PROMPT - 1 + WIDTH), dtype=torch.int64)
-    with pytest.raises(RecordingError, match=r"all 0: .*set `enable_old_logprobs_recompute: true`"):
-        read(roll_batch(old_log_probs=zeros), "roll")
-
-
-def test_what_rolls_correction_and_normalisation_change_is_read_from_before_them(roll_batch, sides):
-    """Tokens that were masked because the sides differ there count, and rewards are those that were given."""
-    mask = torch.from_numpy(np.concatenate([np.zeros((3, PROMPT)), MASK], axis=1).astype(np.int64))
-    rewards = torch.tensor([-1.0, 1.0, 0.0])
-    changed = {"origin_response_mask": mask, "response_mask": mask * 0, "response_level_rewards": rewards}
-    groups = {"traj_group_id": np.array(["a", "b", "a"], dtype=object)}
-    first, second = read(roll_batch(columns=groups, **changed), "roll")
-    np.testing.assert_array_equal(first.train, sides[0][0])
-    assert (first.attributes["reward"], first.prompt, second.prompt) == (1.0, "a", "b")
-    episodes = groups | {"episode_scores": np.array([0.25, 0.5, 0.0], dtype=object)}
-    first, _ = read(roll_batch("scores", columns=episodes, **changed), "roll")
-    assert first.attributes["reward"] == 0.25
+    refusals = Problems()
+    assert read(skyrl_dump(rollout_logprobs=None), refusals) == []
+    assert re.search(r"has no rollout_logprobs; set generator.sampling_params.logprobs=1", *refusals.all())
 
 
 def test_a_container_of_one_trainer_is_none_of_another(tmp_path, skyrl_dump):
     content = skyrl_dump().read_bytes()
     with pytest.raises(RecordingError, match="_rebuild_tensor_batch"):
-        pickled_batches.unpickled(tmp_path, content, "roll")
+        pickled_batches.unpickled(tmp_path, content, "verl")
 
 
-def test_the_importer_takes_each_of_them(slime_dump, skyrl_dump, roll_batch):
+def test_the_importer_takes_each_of_them(slime_dump, skyrl_dump):
     seen, prompts = [], []
 
     class Recording:
@@ -245,7 +179,7 @@ def test_the_importer_takes_each_of_them(slime_dump, skyrl_dump, roll_batch):
             return True
 
     importer = Importer(Recording())
-    for path in (slime_dump, skyrl_dump(), roll_batch()):
+    for path in (slime_dump, skyrl_dump()):
         assert importer.file(path), importer.totals.failed
-    assert seen == [((17, None), 2), ((4, None), 2), ((9, None), 2)]
+    assert seen == [((17, None), 2), ((4, None), 2)]
     assert all(groups is not None and len(groups) == 2 for groups in prompts), prompts

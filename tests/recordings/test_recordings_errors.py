@@ -184,10 +184,6 @@ def test_a_file_that_is_missing_or_something_else(tmp_path, name):
             {"train_logprobs": ROWS, "inference_logprobs": ROWS, "lengths": [4, 1]},
             r"lengths: .* are not 2 whole numbers from 0 to 3",
         ),
-        (
-            {**dict.fromkeys(GOOD), "train_logits": ROWS, "inference_logits": ROWS, "token_ids": [0, 3]},
-            r"token_ids: do not index the \(2, 3\) numbers of train_logits",
-        ),
     ],
 )
 def test_arrays_that_do_not_fit(tmp_path, arrays, message):

@@ -11,7 +11,7 @@ from opentelemetry.sdk.metrics.export import MetricExportResult
 from kc_otel.record.kernel import Kernel
 from kc_otel.recordings import rescorer as rescorer_module
 from kc_otel.recordings.request import KeptTokens, SampledRequest
-from kc_otel.recordings.rescorer import RescoreError, Rescorer, TokenBudget, batches, length, refusal
+from kc_otel.recordings.rescorer import RescoreError, Rescorer, batches, length, refusal
 from kc_otel.recordings.scoring import UnavailableError, UnscorableError
 from kc_otel.recordings.spool import Spool, SpoolReader
 
@@ -115,19 +115,6 @@ def test_batches_hold_what_is_alike_and_fits(shapes, most):
         assert len({(member.kernel, member.processing["temperature"]) for member in members}) == 1
         assert length(members[0]) == max(map(length, members))
         assert len(members) == 1 or len(members) * length(members[0]) <= most
-
-
-def test_a_budget_holds_on_average_and_saves_up_little():
-    now = [0.0]
-    budget = TokenBudget(100.0, lambda: now[0], burst_seconds=10.0)
-    assert budget.spend(200) == 2.0
-    now[0] = 2.0
-    assert budget.spend(100) == 1.0
-    now[0] = 1000.0
-    assert budget.spend(1000) == 0.0
-    assert budget.spend(100) == 1.0
-    with pytest.raises(ValueError, match="above 0"):
-        TokenBudget(0.0, lambda: 0.0)
 
 
 def test_drift_of_served_requests_is_recorded_per_kernel_and_slice(rescorer, recorders, memory):

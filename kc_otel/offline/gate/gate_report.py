@@ -1,4 +1,4 @@
-"""An offline gate as findings, worst first, as Markdown for a job's summary, and as JUnit XML.
+"""An offline gate's report: findings, worst first, and one list of lines, for a terminal, as Markdown and as JUnit XML.
 
 In the XML an undecided clause is skipped: the exit code tells a gate that waits from one that opens.
 """
@@ -9,29 +9,31 @@ import math
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
-from itertools import chain
 from pathlib import PurePosixPath
 from typing import Final
 from xml.etree import ElementTree as ET
 
+from kc_otel.contract.clause import Clause
 from kc_otel.contract.model import Contract
 from kc_otel.contract.registry.clause_metrics import Unit
 from kc_otel.contract.sentences import scopes
 from kc_otel.contract.slices import ALL
+from kc_otel.contract.words import listed, together
 from kc_otel.judge.promotion.stages import GateOutcome
+from kc_otel.judge.sample_sizes import observations_to_pass
 from kc_otel.judge.statistics import samples_needed
 from kc_otel.judge.verdict import Status, Verdict
 from kc_otel.offline.gate.recorded_gate import GatedRecording, OfflineGate
 from kc_otel.offline.gate.recorded_verdicts import RecordingVerdicts
-from kc_otel.record.kernel import Kernel
 
-_WORST_FIRST: Final = (Status.FAIL, Status.INCONCLUSIVE, Status.NO_DATA, Status.PASS)
 _MARK: Final = {Status.FAIL: "❌", Status.INCONCLUSIVE: "❔", Status.NO_DATA: "❔", Status.PASS: "✅"}
+"""By status, the worst first."""
+_OUTCOME_MARK: Final = {GateOutcome.ADVANCE: "✅", GateOutcome.ROLLBACK: "❌", GateOutcome.WAIT: "⏸️"}
 _MAX_ROWS: Final = 200
 """Rows of a table; a job's summary has a size that CI systems cut it at."""
 _MARKDOWN_CHARACTERS: Final = re.compile(r"([\\|<>`*_\[\]])")
 _NOT_XML: Final = re.compile(r"[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
+_UNNAMED_SLICE: Final = "such a slice"
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,7 +142,7 @@ def _badness(finding: GateFinding) -> tuple[int, bool, float, str, str, str]:
     bound = verdict.lower if verdict.status is Status.FAIL else verdict.upper
     over = bound / verdict.limit if verdict.limit > 0 else bound - verdict.limit
     cell = verdict.cell
-    rank = _WORST_FIRST.index(verdict.status)
+    rank = list(_MARK).index(verdict.status)
     return rank, not finding.required, 0.0 if math.isnan(over) else -over, cell.clause, cell.slice, finding.input.name
 
 
@@ -165,13 +167,17 @@ def headline(gate: OfflineGate) -> str:
     return f"{version} keeps {contract} and may go on to {gate.decision.stage}{unjudged}"
 
 
+def _clause(contract: Contract, id: str) -> Clause:
+    return next(clause for clause in contract.clauses if clause.id == id)
+
+
 def _waits_for(gate: OfflineGate, found: Sequence[GateFinding]) -> str:
     required = [finding.verdict for finding in found if finding.required]
     above = [verdict for verdict in required if verdict.status is not Status.FAIL and verdict.lower > verdict.limit]
     open_ = sum(verdict.status is not Status.PASS for verdict in required)
     said = f"{open_} of {len(required)} verdicts do not PASS yet" if open_ else missing(gate)[0]
     for worst in sorted(above, key=lambda verdict: verdict.limit - verdict.lower)[:1]:
-        clause = next(clause for clause in gate.contract.clauses if clause.id == worst.cell.clause)
+        clause = _clause(gate.contract, worst.cell.clause)
         few = samples_needed(clause, gate.contract.observability) - worst.samples
         unit = clause.quantity.per if clause.quantity is not None else Unit.TOKEN
         more = f"; a FAIL requires {few:,} more {unit}{'s' * (few != 1)}" if few > 0 else ""
@@ -180,90 +186,95 @@ def _waits_for(gate: OfflineGate, found: Sequence[GateFinding]) -> str:
     return said
 
 
-def markdown(gate: OfflineGate) -> str:
-    """The gate as a Markdown document: the decision, the verdicts worst first, what is missing, what it rests on."""
-    open_ = gate.decision.outcome is GateOutcome.ADVANCE
-    mark = "✅" if open_ else "❌" if gate.decision.outcome is GateOutcome.ROLLBACK else "⏸️"
-    found = findings(gate)
-    lines = [f"## {mark} {safe(headline(gate))}", ""]
-    if gate.decision.outcome is GateOutcome.WAIT:
-        lines += ["**What is missing**", "", *(f"- {safe(reason)}" for reason in missing(gate)), ""]
-    bad = [finding for finding in found if finding.verdict.status is not Status.PASS]
-    good = [finding for finding in found if finding.verdict.status is Status.PASS]
-    if bad:
-        lines += [*_table(gate, bad), ""]
-    if good:
-        count = f"{len(good)} verdict{'s' * (len(good) != 1)} passed"
-        lines += [
-            "<details>",
-            f"<summary>{count}, smallest margin first</summary>",
-            "",
-            *_table(gate, good),
-            "",
-            "</details>",
-            "",
-        ]
-    if gate.unjudged:
-        lines += ["**Not judged**", "", *(f"- {safe(str(clause))}" for clause in gate.unjudged), ""]
-    lines += [*(f"> {safe(note)}" for note in notes(gate)), ""] if notes(gate) else []
-    abouts = {finding.verdict.cell.clause: finding.verdict.about for finding in found}
-    lines += [*(f"- Verdicts {safe(scope)}" for scope in scopes(abouts)), ""] if abouts else []
-    return "\n".join([*lines, *_about(gate)]) + "\n"
+def lines(gate: OfflineGate) -> Iterator[str]:
+    """Yield what follows the headline: verdicts that did not PASS, what is not judged or missing, and notes."""
+    found, several = findings(gate), len(gate.inputs) > 1
+    yield from _decided(gate, found, several=several)
+    yield from _without_data(found, several=several)
+    passed = sum(finding.verdict.status is Status.PASS for finding in found)
+    yield f"PASS: {passed} verdict{'s' * (passed != 1)}"
+    yield from (f"verdicts {scope}" for scope in scopes({of.verdict.cell.clause: of.verdict.about for of in found}))
+    held = [reason.removeprefix("held: ") for reason in gate.decision.missing]
+    for cell in gate.unjudged:
+        yield f"not judged: {next((said for said in held if said.startswith(str(cell))), cell)}"
+    for reason in missing(gate):
+        if "windows have passed" in reason or reason.startswith("held: logits") or reason.endswith("no verdict yet"):
+            yield reason
+    yield from (f"note: {note}" for note in notes(gate))
 
 
-def _table(gate: OfflineGate, found: Sequence[GateFinding]) -> list[str]:
-    several = len(gate.inputs) > 1
-    heads = ["", "Clause", "For", "Observed", "Interval", "Limit", "How far", "From", *(["Recording"] * several)]
-    rows = [heads, ["---"] * len(heads)]
-    for finding in found[:_MAX_ROWS]:
+def _decided(gate: OfflineGate, found: Sequence[GateFinding], *, several: bool) -> Iterator[str]:
+    for finding in found:
         verdict = finding.verdict
-        there = math.isfinite(verdict.estimate)
-        upper = f"{verdict.upper:.3g}" if math.isfinite(verdict.upper) else "none"
-        status = _MARK[verdict.status] + ("" if finding.required else " (not required)")
-        rows.append(
-            [
-                status,
-                safe(verdict.cell.clause),
-                safe(for_whom(verdict.cell.slice)),
-                f"{verdict.estimate:.4g}" if there else "-",
-                f"{verdict.lower:.3g} to {upper}" if there else "-",
-                f"{verdict.limit:.4g}",
-                how_far(verdict) or "-",
-                _sample(gate, verdict) if there else "nothing",
-                *([safe(finding.input.name)] * several),
-            ]
+        if verdict.status in {Status.PASS, Status.NO_DATA}:
+            continue
+        where = f"{verdict.cell.clause} on {for_whom(verdict.cell.slice)}" + f" in {finding.input.name}" * several
+        optional = "" if finding.required else " (not required)"
+        far = f"; {how_far(verdict)}" if verdict.status is Status.FAIL else ""
+        yield f"{verdict.status}{optional} {where}: {verdict.reason}{far}"
+        if verdict.status is Status.INCONCLUSIVE:
+            clause = _clause(gate.contract, verdict.cell.clause)
+            if observations_to_pass(gate.contract, clause, verdict.cell.slice).observations is None:
+                said = "no number of observations can show that this limit is kept"
+                yield f"  {said}; loosen it, or require other clauses"
+
+
+def _without_data(found: Sequence[GateFinding], *, several: bool) -> Iterator[str]:
+    """Yield a line for each reason why verdicts have no data, with the clauses and slices that it holds for."""
+    rows = [
+        (
+            ("" if finding.required else " (not required)", f" in {finding.input.name}" * several),
+            finding.verdict.reason.replace(f"slice {finding.verdict.cell.slice}", _UNNAMED_SLICE),
+            finding.verdict,
         )
-    lines = ["| " + " | ".join(row) + " |" for row in rows]
-    return [*lines, "", f"and {len(found) - _MAX_ROWS} more"] if len(found) > _MAX_ROWS else lines
-
-
-def _sample(gate: OfflineGate, verdict: Verdict) -> str:
-    clause = next(candidate for candidate in gate.contract.clauses if candidate.id == verdict.cell.clause)
-    unit = clause.quantity.per if clause.quantity is not None else Unit.TOKEN
-    return f"{verdict.samples:,} {unit}{'s' * (verdict.samples != 1)}"
-
-
-def _about(gate: OfflineGate) -> list[str]:
-    return [
-        "<details>",
-        "<summary>What this rests on</summary>",
-        "",
-        f"- Contract {safe(gate.contract.name)} v{gate.contract.metadata.version}, `{gate.contract.hash}`",
-        f"- Training kernel {_kernel(gate.train)}",
-        f"- Inference kernel {_kernel(gate.inference)}",
-        *(
-            f"- {safe(about.name)}: {about.sequences:,} sequences, {about.tokens:,} tokens, sha256 `{about.sha256}`"
-            for about in gate.inputs
-        ),
-        f"- Confidence {100 * gate.contract.observability.confidence:g}%: of each PASS, and against any FAIL by chance",
-        "",
-        "</details>",
+        for finding in found
+        if finding.verdict.status is Status.NO_DATA
     ]
+    slices = together(((about, reason, verdict.cell.clause), verdict.cell.slice) for about, reason, verdict in rows)
+    alike = together(((about, reason, tuple(on)), clause) for (about, reason, clause), on in slices.items())
+    for ((optional, file), reason, on), clauses in alike.items():
+        where = for_whom(on[0]) if len(on) == 1 else f"slices {listed(on)}"
+        why = reason.replace(_UNNAMED_SLICE, f"slice {on[0]}") if len(on) == 1 else reason
+        yield f"NO_DATA{optional} {listed(clauses)} on {where}{file}: {why}"
 
 
-def _kernel(kernel: Kernel) -> str:
-    fields = ", ".join(f"{name} {value}" for name, value in kernel.to_plain().items())
-    return f"`{kernel.fingerprint}`: {safe(fields)}"
+def markdown(gate: OfflineGate) -> str:
+    """The gate as a Markdown document: the decision, the verdicts worst first, the report's lines, what it rests on."""
+    found = findings(gate)
+    rows = [_row(gate, finding) for finding in found[:_MAX_ROWS]]
+    heads = ("", "Clause", "For", "Observed", "Interval", "Limit", "From", "Recording")
+    table = ["| " + " | ".join(row) + " |" for row in (heads, ("---",) * len(heads), *rows)]
+    if len(found) > _MAX_ROWS:
+        table += ["", f"and {len(found) - _MAX_ROWS} more"]
+    text = [f"## {_OUTCOME_MARK[gate.decision.outcome]} {safe(headline(gate))}", "", *table, ""]
+    text += [f"- {safe(line.strip())}" for line in lines(gate)]
+    text += [f"- contract {safe(gate.contract.name)} v{gate.contract.metadata.version}, `{gate.contract.hash}`"]
+    for side, kernel in (("training", gate.train), ("inference", gate.inference)):
+        fields = ", ".join(f"{name} {value}" for name, value in kernel.to_plain().items())
+        text.append(f"- {side} kernel `{kernel.fingerprint}`: {safe(fields)}")
+    for about in gate.inputs:
+        counts = f"{about.sequences:,} sequences, {about.tokens:,} tokens"
+        text.append(f"- {safe(about.name)}: {counts}, sha256 `{about.sha256}`")
+    confidence = 100 * gate.contract.observability.confidence
+    return "\n".join([*text, f"- confidence {confidence:g}%: of each PASS, and against any FAIL by chance", ""])
+
+
+def _row(gate: OfflineGate, finding: GateFinding) -> tuple[str, ...]:
+    verdict = finding.verdict
+    quantity = _clause(gate.contract, verdict.cell.clause).quantity
+    unit = Unit.TOKEN if quantity is None else quantity.per
+    upper = f"{verdict.upper:.3g}" if math.isfinite(verdict.upper) else "none"
+    numbers = f"{verdict.estimate:.4g}", f"{verdict.lower:.3g} to {upper}"
+    there = math.isfinite(verdict.estimate)
+    return (
+        _MARK[verdict.status] + ("" if finding.required else " (not required)"),
+        safe(verdict.cell.clause),
+        safe(for_whom(verdict.cell.slice)),
+        *(numbers if there else ("-", "-")),
+        f"{verdict.limit:.4g}",
+        f"{verdict.samples:,} {unit}{'s' * (verdict.samples != 1)}" if there else "nothing",
+        safe(finding.input.name),
+    )
 
 
 def safe(text: str) -> str:
@@ -272,52 +283,38 @@ def safe(text: str) -> str:
 
 
 def junit(gate: OfflineGate) -> str:
-    """The gate as an XML document: one suite per recording, and one of the clauses that none can be judged by."""
-    found, name = findings(gate), gate.contract.name
-    cases = {
-        about.name: [_judged(name, finding) for finding in found if finding.input is about] for about in gate.inputs
+    """The gate as an XML document: a suite for each recording, and one of the clauses that none can be judged by."""
+    name = gate.contract.name
+    suites = {
+        PurePosixPath(about.name).name: [
+            (f"{of.verdict.cell.clause} on {of.verdict.cell.slice}", of.verdict.cell.clause, *_result(of.verdict))
+            for of in findings(gate)
+            if of.input is about
+        ]
+        for about in gate.inputs
     }
     if gate.unjudged:
-        cases["not judged"] = [_case(name, clause.clause, clause.clause) for clause in gate.unjudged]
-        for case, clause in zip(cases["not judged"], gate.unjudged, strict=True):
-            ET.SubElement(case, "skipped", message=_text(f"not judged: {clause.why}"))
-    counts = _counts([*chain.from_iterable(cases.values())])
-    root = ET.Element("testsuites", {"name": _text(f"kernel contract {name}"), **counts})
-    at = datetime.fromtimestamp(gate.at, UTC).strftime("%Y-%m-%dT%H:%M:%S")
-    about = {"decision": gate.decision.outcome.value, "contract.hash": gate.contract.hash}
-    about |= {"kernel.train": gate.train.fingerprint, "kernel.inference": gate.inference.fingerprint}
-    for recording, of in cases.items():
-        title = _text(f"{name}: {PurePosixPath(recording).name}")
-        suite = ET.SubElement(root, "testsuite", {"name": title, "timestamp": at, **_counts(of)})
-        properties = ET.SubElement(suite, "properties")
-        for key, value in about.items():
-            ET.SubElement(properties, "property", name=key, value=value)
-        suite.extend(of)
+        suites["not judged"] = [(of.clause, of.clause, "skipped", f"not judged: {of.why}") for of in gate.unjudged]
+    root = ET.Element("testsuites", name=_text(f"kernel contract {name}"))
+    for title, cases in suites.items():
+        suite = ET.SubElement(root, "testsuite", name=_text(f"{name}: {title}"))
+        for case, clause, result, message in cases:
+            element = ET.SubElement(suite, "testcase", classname=_text(f"{name}.{clause}"), name=_text(case), time="0")
+            if result:
+                ET.SubElement(element, result, message=_text(message))
+    for element in (root, *root):
+        counts = {"tests": "testcase", "failures": "failure", "skipped": "skipped"}
+        element.attrib.update({key: str(len(element.findall(f".//{tag}"))) for key, tag in counts.items()})
+        element.attrib.update(errors="0", time="0")
     ET.indent(root)
     return f'<?xml version="1.0" encoding="UTF-8"?>\n{ET.tostring(root, encoding="unicode")}\n'
 
 
-def _counts(cases: Sequence[ET.Element]) -> dict[str, str]:
-    failed, skipped = (sum(case.find(tag) is not None for case in cases) for tag in ("failure", "skipped"))
-    return {"tests": str(len(cases)), "failures": str(failed), "errors": "0", "skipped": str(skipped), "time": "0"}
-
-
-def _judged(contract: str, finding: GateFinding) -> ET.Element:
-    verdict = finding.verdict
-    case = _case(contract, verdict.cell.clause, f"{verdict.cell.clause} on {verdict.cell.slice}")
+def _result(verdict: Verdict) -> tuple[str, str]:
+    """Return the element of a case, none for a PASS, and its message."""
     if verdict.status is Status.FAIL:
-        about = ET.SubElement(case, "failure", message=_text(f"{verdict.reason}; {how_far(verdict)}"), type="FAIL")
-        about.text = _text(
-            f"estimate {verdict.estimate:.6g}, between {verdict.lower:.6g} and {verdict.upper:.6g}, limit "
-            f"{verdict.limit:.6g}, {verdict.samples:,} observations, {verdict.method}, {finding.input.name}"
-        )
-    elif verdict.status is not Status.PASS:
-        ET.SubElement(case, "skipped", message=_text(f"{verdict.status}: {verdict.reason}"))
-    return case
-
-
-def _case(contract: str, clause: str, name: str) -> ET.Element:
-    return ET.Element("testcase", classname=_text(f"{contract}.{clause}"), name=_text(name), time="0")
+        return "failure", f"{verdict.reason}; {how_far(verdict)}"
+    return "" if verdict.status is Status.PASS else "skipped", f"{verdict.status}: {verdict.reason}"
 
 
 def _text(text: str) -> str:

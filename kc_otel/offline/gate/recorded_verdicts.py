@@ -225,9 +225,8 @@ def by_contract(recording: Recording, contract: Contract) -> dict[str, Recording
     What older weights sampled is in the slices of `OLDER` and in those that select by lag alone.
     """
     table, recording = SliceTable.whole(contract), recording.by_age()
-    measured, masked = (
-        table.of_batch(rows, range(len(rows)), len(rows)) for rows in (recording.attributes, recording.masked)
-    )
+    sequences = recording.lengths.size
+    measured = table.of_batch(recording.attributes, range(sequences), sequences)
     of_tokens = _tokens(recording, table)
     parts: dict[str, Recording | None] = {}
     for column, name in enumerate(table.names):
@@ -235,7 +234,7 @@ def by_contract(recording: Recording, contract: Contract) -> dict[str, Recording
         if column in of_tokens:
             parts[name] = recording.of_tokens(of_tokens[column] | np.repeat(inside, recording.lengths))
         elif inside.any():
-            parts[name] = recording.only(inside, masked[:, column])
+            parts[name] = recording.only(inside)
         elif name not in OLDER:
             parts[name] = None
     return parts

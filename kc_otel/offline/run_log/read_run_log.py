@@ -34,9 +34,6 @@ _STEPS: Final = (
 episodes beside its training_step)."""
 _CONSOLE: Final = re.compile(r"\bstep:(\d+) - (.+)")
 _CONSOLE_PAIR: Final = re.compile(r"([^\s:]+):(?:np\.\w+\()?(-?(?:\d[\d.eE+-]*|nan|inf))\)?(?= - |\s*$)")
-_PRINTED: Final = re.compile(r"(?:\b(\d+): )?(\{'.*\})")
-_PRINTED_PAIR: Final = re.compile(r"'([^']+)': (?:np\.\w+\()?'?(-?(?:\d[\d.eE+-]*|nan|inf))\b")
-_PROGRESS_BAR: Final = re.compile(r"(\d+)/\d+ \[")
 _MAX_FILE_BYTES: Final = 1 << 30
 _MAX_STEP: Final = 1 << 53
 _STEPS_APART: Final = 10
@@ -57,7 +54,7 @@ def read_run_log(path: Path, say: Callable[[str], None] = lambda _: None) -> Run
     if not files:
         raise RunLogError(
             f"{path}: holds no log that is known; give an events.out.tfevents.* file, run-*.wandb, a history as .csv "
-            "or .jsonl, the console output of verl, TRL, slime or OpenRLHF, or trainer_state.json"
+            "or .jsonl, the console output of verl, or trainer_state.json"
         )
     found: dict[str, dict[int, float]] = {}
     before: Path | None = None
@@ -139,7 +136,12 @@ def _scalars(file: Path) -> Iterable[Scalar]:
         return _rows(history)
     if file.suffix == ".jsonl":
         return _rows(_lines(text))
-    return _console(text)
+    return (
+        (int(match[1]), name, float(value))
+        for match in _CONSOLE.finditer(text)
+        for name, value in _CONSOLE_PAIR.findall(match[2])
+        if _number(value) is not None
+    )
 
 
 def _lines(text: str) -> Iterator[Any]:
@@ -191,28 +193,6 @@ def _csv(text: str) -> Iterator[Scalar]:
         }
         for row in table
     )
-
-
-def _console(text: str) -> Iterator[Scalar]:
-    """Lines of verl, and dicts of TRL, slime and OpenRLHF, whose step stands before them, or in the progress bar."""
-    last = bar = 0
-    for line in re.split(r"[\r\n]+", text):
-        if match := _CONSOLE.search(line):
-            for name, value in _CONSOLE_PAIR.findall(match[2]):
-                if (number := _number(value)) is not None:
-                    yield int(match[1]), name, number
-            continue
-        printed = _PRINTED.search(line)
-        if bars := _PROGRESS_BAR.findall(line[: printed.start()] if printed else line):
-            bar = int(bars[-1])
-        if printed is None or "'train_runtime'" in line:
-            continue
-        found = _PRINTED_PAIR.findall(printed[2])
-        if printed[1]:
-            last = int(printed[1])
-        elif not any(name.startswith("eval_") for name, _ in found):
-            last = max(bar, last + 1)
-        yield from ((last, name, float(value)) for name, value in found if _number(value) is not None)
 
 
 def _number(value: Any) -> float | None:

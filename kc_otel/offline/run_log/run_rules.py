@@ -37,7 +37,6 @@ _MIN_PARTS_PER_LEVEL: Final = 3
 _FALSE_ALARM_PROBABILITY: Final = 1e-3
 _MIN_LEVEL_RATIO: Final = 1.5
 """Gap between the lowest tenth of the higher level and the highest tenth of the lower: a drifting value has none."""
-_PERIODS_IN_STEPS: Final = range(2, 13)
 _FIRST_STEPS: Final = 10
 """Steps within which what is high at the beginning has come down."""
 _MAX_EXCEPTION_SHARE: Final = 0.1
@@ -46,7 +45,7 @@ _MAX_EXCEPTION_SHARE: Final = 0.1
 
 @dataclass(frozen=True, slots=True)
 class RunFinding:
-    """Result of a rule on a log, None where the log cannot tell, and a sentence; of None, what is missing."""
+    """Result of a rule on a log: found, and what; not found; or None where the log cannot tell, and what is missing."""
 
     rule: str
     found: bool | None
@@ -74,7 +73,7 @@ def diagnose_run(log: RunLog, roles: Mapping[str, str]) -> list[RunFinding]:
 
 
 def _judged(log: RunLog, roles: Mapping[str, str], rule: str) -> tuple[bool | None, str]:
-    needed, judge, otherwise, fewest = RULES[rule]
+    needed, judge, fewest = RULES[rule]
     if missing := [role for role in needed if role not in roles]:
         names = ", ".join(f"{role} (such as {ROLES[role][0]})" for role in missing)
         return None, f"not in the log: {names}; if it has another name there: --name {missing[0]}=NAME"
@@ -101,7 +100,7 @@ def _judged(log: RunLog, roles: Mapping[str, str], rule: str) -> tuple[bool | No
         said = judge(steps, _steps_beside(log, roles["drift"]))
     else:
         said = judge(steps[kept], *values)
-    return said is not None, said or otherwise
+    return said is not None, said or ""
 
 
 def _unit(name: str) -> Unit | None:
@@ -233,13 +232,6 @@ def _ess_falls(_: Steps, ess: Floats) -> str | None:
     return None
 
 
-def _clip_saturates(_: Steps, clipped: Floats) -> str | None:
-    last = float(np.median(_medians(clipped)[-3:]))
-    if last < 0.3:
-        return None
-    return f"{100 * last:.0f} % of the tokens were clipped in the last third: they have no gradient"
-
-
 def _follows_lag(_: Steps, drift: Floats, lag: Floats) -> str | None:
     # Differences of consecutive steps: two series that both grow are not one because of the other.
     with np.errstate(invalid="ignore"):
@@ -251,18 +243,6 @@ def _follows_lag(_: Steps, drift: Floats, lag: Floats) -> str | None:
         f"drift moves with the lag of the weights from step to step (rank correlation {found.statistic:.2f}): part of "
         "it is staleness, not drift of a kernel; record log-probabilities under the weights that sampled"
     )
-
-
-def _periodic(steps: Steps, drift: Floats) -> str | None:
-    trendless = drift - np.convolve(np.pad(drift, 12, mode="edge"), np.ones(25) / 25.0, mode="valid")
-    best = (math.inf, 0)
-    for period in _PERIODS_IN_STEPS:
-        phases = [trendless[steps % period == phase] for phase in range(period)]
-        if min(part.size for part in phases) >= 5 and np.ptp(trendless):
-            best = min(best, (float(stats.kruskal(*phases).pvalue), period))
-    if best[0] * len(_PERIODS_IN_STEPS) >= _FALSE_ALARM_PROBABILITY:
-        return None
-    return f"drift repeats every {best[1]} steps, as if weights were synced at that interval: part of it is staleness"
 
 
 def _absurd(steps: Steps, drift: Floats, most: float) -> str | None:
@@ -403,47 +383,30 @@ def _not_finite(steps: Steps, drift: Floats) -> str | None:
 
 
 class _Rule(NamedTuple):
-    """The roles that a rule takes, what says a sentence of their steps and values or None, and else what is said."""
+    """The roles that a rule takes, and what says a sentence of their steps and values, or None."""
 
     roles: tuple[Role, ...]
     judge: Callable[..., str | None]
-    otherwise: str
     fewest: int = 3 * _BLOCK_COUNT
 
 
 RULES: Final[Mapping[str, _Rule]] = {
-    "level-absurd": _Rule(("drift",), _absurd, "drift is at a level that rounding can explain", 5),
-    "drift-constant": _Rule(("drift",), _constant, "drift varies from step to step, as what is measured does", 5),
-    "first-steps-high": _Rule(("drift",), _first_high, "the first steps are not three times what follows"),
-    "spikes": _Rule(("drift",), _spikes, "no step is ten times those around it"),
-    "steps-missing": _Rule(("drift",), _missing, "drift has a number at every step at which the log has others", 10),
-    "tail-grows": _Rule(("tail", "drift"), _tail_grows, "the largest difference does not rise twofold for good"),
-    "ratio-falls": _Rule(("ratio",), _ratio_falls, "the mean importance ratio neither halves nor ends below one half"),
-    "ratio-above-one": _Rule(("ratio",), _ratio_above, "the mean importance ratio is not above 1 more often than not"),
-    "drift-rises": _Rule(
-        ("drift",), _drift_rises, "drift does not rise twofold for good, neither step by step nor at once"
-    ),
-    "drift-before-collapse": _Rule(
-        ("drift", "reward"),
-        _before_collapse,
-        "drift did not rise twofold for good before the reward lost half of its gain",
-    ),
-    "drift-and-entropy": _Rule(
-        ("drift", "entropy"), _entropy, "drift does not rise twofold for good, neither step by step nor at once"
-    ),
-    "wrong-distribution": _Rule(("k1",), _wrong_side, "the mean of log Q - log P is not negative more often than not"),
-    "tokens-differ": _Rule(
-        ("largest",), _tokens_differ, "no token is likely in one kernel and unlikely in the other at many steps"
-    ),
-    "ess-falls": _Rule(
-        ("ess",), _ess_falls, "the effective sample size neither halves nor ends below half of the batch"
-    ),
-    "clipping-saturates": _Rule(
-        ("clipped",), _clip_saturates, "less than 30 % of the tokens were clipped in the last third"
-    ),
-    "drift-follows-lag": _Rule(("drift", "lag"), _follows_lag, "drift does not move with the lag of the weights"),
-    "drift-repeats": _Rule(("drift",), _periodic, "drift has no period of 2 to 12 steps"),
-    "not-finite": _Rule(("drift",), _not_finite, "every number of drift is finite", 1),
+    "level-absurd": _Rule(("drift",), _absurd, 5),
+    "drift-constant": _Rule(("drift",), _constant, 5),
+    "first-steps-high": _Rule(("drift",), _first_high),
+    "spikes": _Rule(("drift",), _spikes),
+    "steps-missing": _Rule(("drift",), _missing, 10),
+    "tail-grows": _Rule(("tail", "drift"), _tail_grows),
+    "ratio-falls": _Rule(("ratio",), _ratio_falls),
+    "ratio-above-one": _Rule(("ratio",), _ratio_above),
+    "drift-rises": _Rule(("drift",), _drift_rises),
+    "drift-before-collapse": _Rule(("drift", "reward"), _before_collapse),
+    "drift-and-entropy": _Rule(("drift", "entropy"), _entropy),
+    "wrong-distribution": _Rule(("k1",), _wrong_side),
+    "tokens-differ": _Rule(("largest",), _tokens_differ),
+    "ess-falls": _Rule(("ess",), _ess_falls),
+    "drift-follows-lag": _Rule(("drift", "lag"), _follows_lag),
+    "not-finite": _Rule(("drift",), _not_finite, 1),
 }
 
 

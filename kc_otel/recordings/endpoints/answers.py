@@ -62,18 +62,12 @@ def sampled(answer: Any, prompt: str | Sequence[int]) -> Sampled:
     given = choice.get("logprobs") or {}
     logprobs = given.get("token_logprobs") if isinstance(given, dict) else None
     if not isinstance(logprobs, list):
-        raise AnswerError(
-            "answers without log-probabilities of the sampled tokens (choices[0].logprobs.token_logprobs) though "
-            "logprobs was asked for; take a server that returns them, such as vLLM's, and a proxy that passes both on"
-        )
+        raise _without("log-probabilities of the sampled tokens (choices[0].logprobs.token_logprobs)")
     token_ids = _ids(choice.get("token_ids"))
     if token_ids is not None and len(token_ids) != len(logprobs):
         raise AnswerError(f"answers with {len(logprobs)} log-probabilities for {len(token_ids)} sampled tokens")
     if logprobs and token_ids is None:
-        raise AnswerError(
-            "answers without the ids of the sampled tokens (choices[0].token_ids) though return_token_ids was asked "
-            "for; vLLM has them from 0.10.2 on"
-        )
+        raise _without("the ids of the sampled tokens (choices[0].token_ids, in vLLM from 0.10.2 on)")
     said = _prompt_of(_ids(choice.get("prompt_token_ids")), prompt)
     return Sampled(said, token_ids or (), tuple(map(_number, logprobs)), str(choice.get("finish_reason") or ""))
 
@@ -83,10 +77,7 @@ def scored(answer: Any, prompt_ids: Sequence[int], token_ids: Sequence[int]) -> 
     choice = _choice(answer)
     rows = choice.get("prompt_logprobs")
     if not isinstance(rows, list):
-        raise AnswerError(
-            "answers without log-probabilities of given tokens (choices[0].prompt_logprobs) though prompt_logprobs was "
-            "asked for; take a server that scores them, such as vLLM's"
-        )
+        raise _without("log-probabilities of given tokens (choices[0].prompt_logprobs)")
     sent = (*prompt_ids, *token_ids)
     if (said := _ids(choice.get("prompt_token_ids"))) is not None:
         _same_prompt(said, sent)
@@ -164,12 +155,14 @@ def context(answer: Any) -> int | None:
     return min((length for length in lengths if isinstance(length, int)), default=None)
 
 
+def _without(what: str) -> AnswerError:
+    return AnswerError(f"answers without {what}; take a server that returns them, and a proxy that passes them on")
+
+
 def _choice(answer: Any) -> dict[str, Any]:
     choices = answer.get("choices") if isinstance(answer, dict) else None
     if not (isinstance(choices, list) and len(choices) == 1 and isinstance(choices[0], dict)):
-        raise AnswerError(
-            "answers with something else than one completion; is it an OpenAI-compatible /v1/completions?"
-        )
+        raise AnswerError("answers with something else than one completion; is it an OpenAI-compatible server?")
     return choices[0]
 
 
@@ -220,8 +213,8 @@ def _about(answer: Any) -> dict[str, Any]:
 
 
 def _rows(rows: Any, name: str) -> tuple[tuple[float, ...], tuple[int, ...]]:
-    if not isinstance(rows, list) or not all(isinstance(row, list) and len(row) >= 2 for row in rows):
-        raise AnswerError(f"answers without log-probabilities (meta_info.{name}) though return_logprob was asked for")
-    if not all(isinstance(row[1], int) for row in rows):
-        raise AnswerError(f"answers with log-probabilities of no tokens (meta_info.{name})")
+    if not isinstance(rows, list) or not all(
+        isinstance(row, list) and len(row) >= 2 and isinstance(row[1], int) for row in rows
+    ):
+        raise _without(f"log-probabilities with the ids of their tokens (meta_info.{name})")
     return tuple(_number(row[0]) for row in rows), tuple(row[1] for row in rows)

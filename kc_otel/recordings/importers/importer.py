@@ -15,27 +15,20 @@ import re
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import astuple, dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Final
 
 import numpy as np
 
 from kc_otel.contract.slices import LAG, Scalar
 from kc_otel.record.recorder import Recorder
 from kc_otel.recordings.confirmation import NO_ENDPOINT, why_unexported
-from kc_otel.recordings.importers.trainer_files import (
-    LINE_ENDINGS,
-    Imported,
-    files_of,
-    prime_rl_is_complete,
-    read_file,
-)
-from kc_otel.recordings.importers.trainer_formats import FormatName
+from kc_otel.recordings.importers.trainer_files import LINE_ENDINGS, files_of, prime_rl_is_complete, read_file
 from kc_otel.recordings.read_table import LinesRead, Problems, lines
-from kc_otel.recordings.recording import DENSITY, RecordingError, lag_unknown, reward_of
+from kc_otel.recordings.recording import DENSITY, Recording, RecordingError, group_of, lag_unknown
 
 _INVALID: Final = re.compile(r"INVALID INPUT, (\w+)")
 _CHUNK_TOKENS: Final = 262_144
@@ -69,46 +62,28 @@ class ImportTotals:
         return len(self.done - self.failed.keys() - self.copies.keys())
 
 
-class StepRecorders(Protocol):
-    """A recorder for each step of the trainer, beside the one of them all."""
-
-    def recorder(self, step: int) -> Recorder | None:
-        """Return the recorder for sequences of a step; None to drop them."""
-
-    def flush(self) -> None:
-        """Measure what was handed over."""
-
-    def end_of_file(self) -> None:
-        """Note the end of a file."""
-
-
 class Importer:
     """Imports files one after the other, and adds those that are done to `ledger`.
 
-    `attributes` win over a sequence's own. `patience` are seconds to wait for an endpoint, unless `stopped`. To `steps`
-    go sequences whose step is known, too: from an attribute `step`, or the training kernel's weights.
+    `attributes` win over a sequence's own. `patience` are seconds to wait for an endpoint, unless `stopped`.
     """
 
     def __init__(
         self,
         recorder: Recorder,
         *,
-        format: FormatName | None = None,
         columns: Mapping[str, str] | None = None,
         attributes: Mapping[str, Scalar] | None = None,
         patience: float = 60.0,
         stopped: Callable[[], bool] = lambda: False,
-        steps: StepRecorders | None = None,
         ledger: Ledger | None = None,
     ) -> None:
         self.totals: Final = ImportTotals()
         self._recorder = recorder
-        self._format = format
         self._columns = columns
         self._attributes = dict(attributes or {})
         self._patience = patience
         self._stopped = stopped
-        self._steps = steps
         self._ledger = Ledger(None) if ledger is None else ledger
         self._awaiting: set[Path] = set()
 
@@ -128,8 +103,6 @@ class Importer:
         for reason, count in (self.totals.refusals.counts - refused).items():
             if reason != "no_tokens":  # a mask is no fault
                 self._refuse(reason, self.totals.refusals.first[reason], count)
-        if self._steps is not None:
-            self._steps.end_of_file()
         why = self._why_unexported(self._patience)
         if (lost := sum(self._recorder.stats().dropped.values()) - before) > 0:
             self._ledger.lose(path)
@@ -166,21 +139,15 @@ class Importer:
             self.totals.copies[path] = copied
             return
         new = known is None or (by_lines and next(lines(path, replace(read)), None) is not None)
-        found = read_file(path, self.totals.refusals, self._format, columns=self._columns, read=read) if new else ()
-        rows, unflushed = list(found), 0  # all, to know how many rollouts a prompt has
-        rollouts = Counter(
-            key for sequence in rows for key in {_rollout(sequence), _rollout(sequence, self._step(sequence))}
-        )
-        for chunk in self._chunks(rows):
-            size = sum(sequence.train.size for sequence in chunk)
-            self._compare(chunk, rollouts)
-            self.totals.sequences += len(chunk)
-            self.totals.tokens += size
-            unflushed += size
+        found = read_file(path, self.totals.refusals, self._columns, read) if new else None
+        unflushed = 0
+        for chunk, sizes in () if found is None else _chunks(found.with_attributes(self._attributes)):
+            self._compare(chunk, sizes)
+            self.totals.sequences += chunk.lengths.size
+            self.totals.tokens += chunk.train.size
+            unflushed += chunk.train.size
             if unflushed >= _MAX_UNFLUSHED_TOKENS:
                 self._recorder.force_flush(self._patience)
-                if self._steps is not None:
-                    self._steps.flush()
                 unflushed = 0
         self._ledger.note(path, _Measured(about.st_size, about.st_mtime_ns, read.count, whole or read.digest))
 
@@ -202,58 +169,34 @@ class Importer:
             del self.totals.failed[path]
         self._awaiting.clear()
 
-    def _chunks(self, sequences: Iterable[Imported]) -> Iterator[list[Imported]]:
-        """Sequences that can be one batch, of about `_CHUNK_TOKENS` tokens."""
-        alike: dict[Hashable, list[Imported]] = {}
-        for sequence in sequences:
-            alike.setdefault((_alike(sequence), self._step(sequence)), []).append(sequence)
-        for group in alike.values():
-            sizes = np.array([sequence.train.size for sequence in group])
-            starts = np.flatnonzero(np.diff((np.cumsum(sizes) - sizes) // _CHUNK_TOKENS, prepend=-1))
-            for begin, end in pairwise([*starts.tolist(), len(group)]):
-                yield group[begin:end]
-
-    def _compare(self, chunk: Sequence[Imported], rollouts: Mapping[Hashable, int]) -> None:
-        first = chunk[0]
-        self.totals.identical += sum(bool(np.array_equal(sequence.train, sequence.inference)) for sequence in chunk)
-        if first.versions is None and LAG not in self._attributes and lag_unknown(*first.weights):
-            self.totals.age_unknown += sum(LAG not in sequence.attributes for sequence in chunk)
-        if (step := self._step(first)) is not None:
-            self.totals.steps.add(step)
-        masses = [sequence.train_kept for sequence in chunk if sequence.train_kept is not None]
-        # A recorder takes what is from before truncation, and renormalises it again.
-        train = [
-            sequence.train if sequence.train_kept is None else sequence.train + sequence.train_kept
-            for sequence in chunk
-        ]
-        known = np.array([reward_of(sequence.attributes) for sequence in chunk])
-        rewards = None if np.isnan(known).all() else known
-        versions = [sequence.versions for sequence in chunk]
-        known_prompts = any(sequence.prompt is not None for sequence in chunk)
-        of_step = None if self._steps is None or step is None else self._steps.recorder(step)
-        for recorder, of in ((self._recorder, None), (of_step, step)):
-            if recorder is not None:
-                recorder.compare(
-                    train,
-                    [sequence.inference for sequence in chunk],
-                    token_ids=None if first.token_ids is None else [sequence.token_ids for sequence in chunk],
-                    rewards=rewards,
-                    advantages=None if first.advantages is None else [sequence.advantages for sequence in chunk],
-                    kept=(masses, None) if masses else None,
-                    attributes=[{**sequence.attributes, **self._attributes} for sequence in chunk],
-                    weights=first.weights if first.versions is None else (first.weights[0], versions),
-                    groups=[_prompt(sequence) for sequence in chunk] if known_prompts else None,
-                    group_size=[rollouts[_rollout(sequence, of)] for sequence in chunk],
-                    presampled=True,
-                    density=first.attributes.get(DENSITY) is True or None,
-                )
-
-    def _step(self, sequence: Imported) -> int | None:
-        """The trainer's step, where somebody says it."""
-        said = self._attributes.get("step", sequence.attributes.get("step", sequence.weights[0]))
-        if isinstance(said, float) and said.is_integer():
-            return int(said)
-        return said if isinstance(said, int) and not isinstance(said, bool) else None
+    def _compare(self, chunk: Recording, sizes: Sequence[int]) -> None:
+        """Measure sequences of one weight version, whose prompts have so many rollouts in the file."""
+        sides = [chunk.rows(side) for side in ("train", "inference")]
+        self.totals.identical += sum(map(np.array_equal, *sides))
+        first = chunk.attributes[0]
+        weights = _weights(first)
+        if chunk.versions is None and lag_unknown(*weights):
+            self.totals.age_unknown += sum(LAG not in attributes for attributes in chunk.attributes)
+        step = first.get("step", weights[0])
+        if not isinstance(step, bool | str | None) and float(step).is_integer():
+            self.totals.steps.add(int(step))
+        masses = chunk.rows("train_kept")
+        prompts = chunk.prompts
+        self._recorder.compare(
+            # A recorder takes what is from before truncation, and renormalises it again.
+            list(map(np.add, sides[0], masses)) if masses else sides[0],
+            sides[1],
+            token_ids=chunk.rows("token_ids") or None,
+            rewards=chunk.rewards,
+            advantages=chunk.rows("advantages") or None,
+            kept=(masses, None) if masses else None,
+            attributes=chunk.attributes,
+            weights=(weights[0], chunk.rows("versions") or weights[1]),
+            groups=None if prompts is None else list(map(_prompt, chunk.attributes)),
+            group_size=sizes,
+            presampled=True,
+            density=first.get(DENSITY) is True or None,
+        )
 
     def _why_unexported(self, patience: float) -> str:
         """Return "" if everything recorded was measured and accepted by every endpoint, in time; or why not."""
@@ -266,26 +209,31 @@ class Importer:
             time.sleep(0.2)
 
 
-def _prompt(sequence: Imported) -> Hashable:
+def _chunks(of: Recording) -> Iterator[tuple[Recording, list[int]]]:
+    """Sequences that can be one batch, of about `_CHUNK_TOKENS` tokens, and how many rollouts each one's prompt has."""
+    rollouts = Counter((_weights(row)[0], _prompt(row)) for row in of.attributes)
+    alike: dict[Hashable, list[int]] = {}
+    for index, row in enumerate(of.attributes):
+        alike.setdefault((_weights(row), row.get("step"), row.get(DENSITY) is True), []).append(index)
+    for group in alike.values():
+        sizes = of.lengths[group]
+        starts = np.flatnonzero(np.diff((np.cumsum(sizes) - sizes) // _CHUNK_TOKENS, prepend=-1))
+        for begin, end in pairwise([*starts.tolist(), len(group)]):
+            inside = np.zeros(of.lengths.size, dtype=np.bool_)
+            inside[group[begin:end]] = True
+            part = of.only(inside)
+            yield part, [rollouts[_weights(row)[0], _prompt(row)] for row in part.attributes]
+
+
+def _prompt(row: Mapping[str, Scalar]) -> Hashable:
     """Return the name of a sequence's prompt; without one the sequence is the only rollout of a prompt of its own."""
-    return id(sequence) if sequence.prompt is None else sequence.prompt
+    return id(row) if (name := group_of(row)) is None else name
 
 
-def _rollout(sequence: Imported, step: int | None = None) -> Hashable:
-    """Return the key shared by rollouts of a prompt that one recorder, of all steps or of one, counts together."""
-    return step, sequence.weights[0], _prompt(sequence)
-
-
-def _alike(sequence: Imported) -> Hashable:
-    """Return the key shared by sequences of one batch."""
-    return (
-        sequence.weights,
-        sequence.token_ids is None,
-        sequence.advantages is None,
-        sequence.train_kept is None,
-        sequence.versions is None,
-        sequence.attributes.get(DENSITY) is True,
-    )
+def _weights(row: Mapping[str, Scalar]) -> tuple[int | str | None, int | str | None]:
+    """Return the versions of both kernels' weights, the training kernel's first."""
+    train, inference = (row.get(name) for name in ("train_weights", "inference_weights"))
+    return None if isinstance(train, float) else train, None if isinstance(inference, float) else inference
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,8 +27,8 @@ Batch = tuple[dict[str, NDArray[Any]], Mapping[str, Any], Mapping[str, Any]]
 def verl_batch(path: Path) -> Batch:
     """A `DataProto`, or the tensors alone.
 
-    Source: verl/protocol.py (`DataProto.__getstate__`: the bytes of a `torch.save`d TensorDict, or with
-    VERL_DATAPROTO_SERIALIZATION_METHOD=numpy dtype, shape and bytes; then `non_tensor_batch` and `meta_info`).
+    Source: verl/protocol.py (`DataProto.__getstate__`: the bytes of a `torch.save`d TensorDict, then
+    `non_tensor_batch` and `meta_info`).
     """
     content = path.read_bytes()
     if content[:2] == b"PK":
@@ -39,28 +39,16 @@ def verl_batch(path: Path) -> Batch:
             f"{path}: holds {type(state).__name__}, not a DataProto; save the batch with DataProto.save_to_disk"
         )
     tensors, others, meta = state.state
-    if isinstance(tensors, bytes):
-        tensors = torch_load(path, tensors)
-    elif isinstance(tensors, tuple):
-        tensors = {name: _from_bytes(path, name, part) for name, part in tensors[2].items()}
-    return arrays({} if tensors is None else tensors), others or {}, meta or {}
-
-
-def _from_bytes(path: Path, name: str, part: Any) -> Any:
-    if len(part) != 3:
-        raise RecordingError(f"{path}: {name}: is a nested tensor; save padded tensors")
-    dtype, shape, data = part
-    if dtype == "bfloat16":
-        wide = np.frombuffer(bytes(data), dtype=np.uint16).astype(np.uint32) << 16
-        return wide.view(np.float32).reshape(tuple(shape))
-    return np.frombuffer(bytes(data), dtype=dtype).reshape(tuple(shape))
+    if not isinstance(tensors, bytes):
+        raise RecordingError(
+            f"{path}: holds no tensors in the default serialization; unset VERL_DATAPROTO_SERIALIZATION_METHOD"
+        )
+    return arrays(torch_load(path, tensors)), others or {}, meta or {}
 
 
 def skyrl_batch(path: Path) -> Batch:
     """Source: skyrl/backends/skyrl_train/training_batch.py (`TensorBatch.__getstate__`: bytes, shape and dtype)."""
     found = unpickled(path, path.read_bytes(), "skyrl")
-    if isinstance(found, Mapping):  # SkyRL itself, which is a dict of tensors
-        return arrays(found), {}, {}
     state = getattr(found, "state", None)
     if not isinstance(state, dict) or not isinstance(state.get("batch_dict"), dict):
         raise RecordingError(f"{path}: holds {type(found).__name__}, not a TrainingInputBatch of SkyRL")
@@ -75,23 +63,6 @@ def skyrl_batch(path: Path) -> Batch:
     return tensors, {}, {}
 
 
-def roll_batch(path: Path) -> Batch:
-    """Read a `DataProto` of ROLL.
-
-    Source: roll/distributed/scheduler/protocol.py (`DataProto.__getstate__`: a `torch.save`d TensorDict in a BytesIO,
-    other columns, remote ones, what is said of the batch).
-    """
-    state = getattr(unpickled(path, path.read_bytes(), "roll"), "state", None)
-    if not (isinstance(state, tuple) and len(state) == 4 and isinstance(state[0], io.BytesIO)):
-        raise RecordingError(f"{path}: holds no DataProto of ROLL; pickle the batch itself")
-    tensors = arrays(torch_load(path, state[0].getvalue()))
-    if "old_log_probs" in tensors and not tensors["old_log_probs"].any():
-        raise RecordingError(
-            f"{path}: old_log_probs are all 0: ROLL computes none; set `enable_old_logprobs_recompute: true`"
-        )
-    return tensors, state[1] or {}, state[3] or {}
-
-
 _ARRAY_FUNCTIONS: Final = {"_reconstruct", "ndarray", "dtype", "scalar", "_frombuffer"}
 _NUMPY: Final = {
     "numpy",
@@ -103,7 +74,6 @@ _NUMPY: Final = {
 _PLAIN: Final = {("collections", "OrderedDict"), ("_codecs", "encode"), ("builtins", "set"), ("builtins", "frozenset")}
 _CONTAINERS: Final = {"DataProto", "TrainingInputBatch", "_rebuild_tensor_batch"}
 _STAND_INS: Final[Mapping[tuple[str, str], Callable[..., Any]]] = {
-    ("_io", "BytesIO"): io.BytesIO,
     ("torch", "Size"): tuple,
     ("torch", "device"): lambda *where: where,  # which is not needed
 }

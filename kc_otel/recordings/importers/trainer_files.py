@@ -1,4 +1,4 @@
-"""Files of trainers, and the sequences that these hold, in any of the formats that trainers write."""
+"""Files of trainers: a declaration for each format, and the sequences that its records hold."""
 
 from __future__ import annotations
 
@@ -13,55 +13,25 @@ from numpy.typing import NDArray
 
 from kc_otel.contract.slices import Scalar
 from kc_otel.recordings.importers import pickled_batches as batches
-from kc_otel.recordings.importers.trainer_formats import (
-    META,
-    OTHERS,
-    TABLE,
-    Columns,
-    FormatName,
-    TrainerFormat,
-    floats,
-    given,
-    plain,
-)
-from kc_otel.recordings.read_table import LinesRead, Problems, first_record
-from kc_otel.recordings.recording import RecordingError, group_of, prompt_id
+from kc_otel.recordings.read_table import LinesRead, Problems, first_record, records
+from kc_otel.recordings.recording import Recording, RecordingError, prompt_id
 from kc_otel.recordings.recording_files import load_own
 
 LINE_ENDINGS: Final = (".jsonl", ".jsonl.gz")
 _BATCH_ENDINGS: Final = (".pkl", ".pickle", ".pt", ".pth", ".dp")
 _ENDINGS: Final = (*LINE_ENDINGS, ".npz", ".parquet", *_BATCH_ENDINGS)
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Imported:
-    """One sequence of T tokens; what a file does not say is None.
-
-    `train` and `inference` are log P and log Q in nats, `versions` the step of the weights that sampled each token.
-    `train_kept` is the log of P's mass on the tokens that truncation kept, over which both sides are renormalised.
-    """
-
-    train: NDArray[np.float64]
-    inference: NDArray[np.float64]
-    attributes: Mapping[str, Scalar]
-    token_ids: NDArray[np.int64] | None = None
-    advantages: NDArray[np.float64] | None = None
-    train_kept: NDArray[np.float64] | None = None
-    versions: NDArray[np.int64] | None = None
-
-    @property
-    def weights(self) -> tuple[int | str | None, int | str | None]:
-        """Versions of both kernels' weights, the training kernel's first."""
-        return _version(self.attributes.get("train_weights")), _version(self.attributes.get("inference_weights"))
-
-    @property
-    def prompt(self) -> Scalar | None:
-        """Name of the prompt."""
-        return group_of(self.attributes)
-
-
-def _version(value: object) -> int | str | None:
-    return value if isinstance(value, int | str) and not isinstance(value, bool) else None
+_OTHERS, _META = "other columns", "meta"
+"""Keys in a batch's row: plain values of the columns that are no tensors, and what is said of the whole batch."""
+_LONGEST_TEXT: Final = 200
+"""Characters from which a text is content, not an attribute."""
+_NEMO_NAME: Final = re.compile(r"train_data_step(\d+)\.jsonl(\.gz)?$")
+_SKYRL_NAME: Final = re.compile(r"global_step_(\d+)_training_input\.pkl$")
+_PRIME_SCHEMA: Final = 1
+_SLIME_VERSION: Final = 2
+_SLIME_REMEDY: Final = (
+    "dump with --save-debug-train-data, of rollouts that have log-probabilities (--use-tis or the like)"
+)
+_Records = Iterator[tuple[str, Mapping[str, Any]]]
 
 
 def files_of(paths: Iterable[Path]) -> list[Path]:
@@ -83,115 +53,385 @@ def _natural(path: Path) -> list[int | str]:
     return [int(part) if place % 2 else part for place, part in enumerate(re.split(r"([0-9]+)", str(path)))]
 
 
-def format_of(path: Path) -> FormatName:
-    """Return the format of a file, from its name and its begin."""
+@dataclass(frozen=True, slots=True, eq=False)
+class Columns:
+    """Columns of a record beside the log-probabilities of its sequence; the mask is over the same tokens."""
+
+    mask: NDArray[np.bool_]
+    attributes: Mapping[str, Scalar]
+    weights: tuple[int | None, int | None] = (None, None)
+    token_ids: Any = None
+    prompt_ids: Any = None
+    advantages: Any = None
+
+
+def _lines(path: Path, read: LinesRead | None) -> _Records:
+    return ((f"{path}:{number}", record) for number, record in records(path, read))
+
+
+def _batch(rows_of: Callable[[Path], batches.Batch]) -> Callable[[Path, LinesRead | None], _Records]:
+    """Rows of a batch, with the plain values of other columns as `_OTHERS`, and what is said of all as `_META`."""
+
+    def rows(path: Path, _: LinesRead | None) -> _Records:
+        tensors, others, meta = rows_of(path)
+        columns = {name: values for name, values in tensors.items() if values.ndim}
+        count = max(map(len, columns.values()), default=0)
+        for row in range(count):
+            own = {name: values[row] for name, values in columns.items() if len(values) == count}
+            plains = plain({name: values[row] for name, values in others.items() if len(values) == count})
+            yield f"{path}: row {row}", {**own, _OTHERS: plains, _META: meta}
+
+    return rows
+
+
+@dataclass(frozen=True, slots=True)
+class _TrainerFormat:
+    """A trainer's files: the columns of log P, log Q and what else is `needed`, and the rest of a record.
+
+    JSON lines are told by the `keys` of the first, pickles by bytes in their begin, `marks`. `masks` leave out tokens,
+    and `hint` says how to have what is missing.
+    """
+
+    needed: tuple[str, ...]
+    columns: Callable[[Mapping[str, Any], Path], Columns]
+    records: Callable[[Path, LinesRead | None], _Records] = _lines
+    masks: str = "its masks"
+    hint: str = ""
+    keys: frozenset[str] = frozenset()
+    marks: tuple[bytes, ...] = ()
+
+
+def _verl(record: Mapping[str, Any], _path: Path) -> Columns:
+    """A `DataProto` pickle of verl (`DataProto.save_to_disk`), or the same fields saved by `torch.save`.
+
+    Source: verl 0.9.1 as released, and the same in verl-project/verl at 1dda039b9c63: verl/trainer/ppo/ray_trainer.py
+    (`old_log_probs` log P at the start of the step, `rollout_log_probs` log Q with rollout.calculate_log_probs=True,
+    `response_mask`, `responses`, `advantages`, `meta_info["temperature"]`), all of [sequences, response], whichever of
+    FSDP or Megatron trains; verl/experimental/fully_async_policy/detach_utils.py (`min_global_steps` and
+    `max_global_steps`, the oldest and the newest weights that a response was sampled with;
+    workers/rollout/llm_server.py keeps no more of what it sampled in between, so that there is no version for each
+    token, and the oldest stands for all). The weights are called by the step that made them: `old_log_probs` of step n
+    are of version n - 1, which trainer/ppo/v1/trainer_base.py takes its staleness from.
+    """
+    others, meta = record[_OTHERS], record[_META]
+    attention: Any = record.get("attention_mask")
+    width = np.size(record["old_log_probs"])
+    masks = [record[name] for name in ("response_mask", "loss_mask") if name in record]
+    if not masks and attention is None:
+        raise RecordingError(
+            "has neither response_mask nor attention_mask, so that padding would count; save one of them"
+        )
+    scores: list[Any] = [record.get(name) for name in ("token_level_scores", "rm_scores")]
+    step = _whole(meta.get("global_steps"))  # the one that the trainer is in, counted from 1
+    own = given(
+        prompt_tokens=None if attention is None else int((attention[:-width] != 0).sum()),
+        reward=next((float(values.sum()) for values in scores if np.ndim(values) == 1), None),
+        step=step,
+    )
+    return Columns(
+        np.logical_and.reduce([mask != 0 for mask in masks or [attention[-width:]]]),
+        {**plain({name: meta[name] for name in ("temperature",) if name in meta}), **others, **own},
+        (None if step is None else step - 1, _whole(others.get("min_global_steps"))),
+        record.get("responses"),
+        record.get("prompts"),
+        record.get("advantages"),
+    )
+
+
+def _skyrl(record: Mapping[str, Any], path: Path) -> Columns:
+    """A batch of SkyRL with `trainer.dump_data_batch=true`: `dumped_data/global_step_N_training_input.pkl`.
+
+    Source: NovaSky-AI/SkyRL 0.3.0 at a9564572eb8e, skyrl/train/trainer.py (`dump_data`, after log-probabilities and
+    advantages are there; rewards are gone by then), skyrl/train/dataset/preprocess.py: `sequences` [sequences, prompt
+    and response] are padded on the left, and what is of responses alone, [sequences, response], too.
+    `action_log_probs` are log P at the start of the step, `rollout_logprobs` log Q where the engine was asked for them
+    (`generator.sampling_params.logprobs`); a token counts under `response_mask` and `loss_mask` both.
+    """
+    step, mask = _step_in(_SKYRL_NAME, path), record["loss_mask"] != 0
+    own, prompt = _split(record.get("sequences"), mask.size)
+    return Columns(
+        mask & (record.get("response_mask", mask) != 0),
+        given(step=step),
+        (step, None),
+        own,
+        prompt,
+        record.get("advantages"),
+    )
+
+
+def _slime(record: Mapping[str, Any], _: Path) -> Columns:
+    """A sample of slime's dump with `--save-debug-train-data PATH` (or `--dump-details`): `{rollout_id}.pt`.
+
+    Source: THUDM/slime 0.3.1 at 624b824a898a, slime/observability/train_data_utils.py (`_build_dump_payload`, format
+    version 2: `samples`, a mapping for each, with tensors over the response's tokens), and actor.py beside the trainer:
+    `log_probs` are log P, from the forward before training or that of training itself, `rollout_log_probs` log Q; both
+    at the rollout's temperature. `raw_reward` is in the order of `rollout_position`. Weight versions are in the dump of
+    rollouts (`--save-debug-rollout-data`) alone, which has no log P.
+    """
+    step, reward = record[_META]
+    mask = np.asarray(record.get("loss_masks", np.ones(np.shape(record["log_probs"])))) != 0
+    own, prompt = _split(record.get("tokens"), mask.size)
+    named = plain({name: value for name, value in record.items() if name != "data_parallel_rank"})
+    return Columns(
+        mask,
+        {**named, "prompt_tokens": np.size(prompt) if prompt is not None else 0, **given(reward=reward, step=step)},
+        (step, None),
+        own,
+        prompt,
+        record.get("advantages"),
+    )
+
+
+def _slime_samples(path: Path, _: LinesRead | None) -> Iterator[tuple[str, dict[str, Any]]]:
+    dump = batches.torch_load(path, path.read_bytes())
+    samples = dump.get("samples") if isinstance(dump, Mapping) else None
+    if not isinstance(samples, list) or dump.get("format_version") != _SLIME_VERSION:
+        raise RecordingError(
+            f"{path}: is no dump of slime's training data of format version {_SLIME_VERSION}; {_SLIME_REMEDY}"
+        )
+    rewards = dump.get("raw_reward")
+    for row, sample in enumerate(samples):
+        place = sample.get("rollout_position", row)
+        reward = rewards[place] if isinstance(rewards, list) and place < len(rewards) else None
+        said = float(reward) if isinstance(reward, int | float) else None
+        own = {name: batches.arrays({name: value}).get(name, value) for name, value in sample.items()}
+        yield f"{path}: sample {row}", {**own, _META: (_whole(dump.get("rollout_id")), said)}
+
+
+def _nemo_rl(record: Mapping[str, Any], path: Path) -> Columns:
+    """A sample of NeMo-RL: `train_data_step{N}.jsonl` in the log folder.
+
+    Source: NVIDIA-NeMo/RL at 7ea279abfbeb, nemo_rl/algorithms/grpo.py and grpo_sync.py (`log_data`: content, rewards,
+    input_lengths, token_ids, token_loss_mask, sample_loss_mask, advantages, generation_logprobs, prev_logprobs),
+    nemo_rl/utils/logger.py (`log_batched_dict_as_jsonl`). Samples are cut from the batch one at a time without dropping
+    its axis, so that every value of a line is in a list of one; lines whose values were not wrapped are read too. Rows
+    have the prompt, the completion and padding; entry t of both log-probabilities belongs to token t, and entry 0 is a
+    filler. Versions that wrote no `token_loss_mask` say nowhere where the prompt ends, and are refused. No line says
+    which weights sampled it, by token or by sample, nor does any of an asynchronous run: the replay buffer's
+    `weight_version` is not written.
+    """
+    kept = (floats(record["token_loss_mask"]) != 0) & (float(record.get("sample_loss_mask", 1)) != 0)
+    kept[:1] = False
+    advantages, rewards = record.get("advantages"), record.get("rewards")
+    if advantages is not None:
+        advantages = floats(advantages) if isinstance(advantages, list) else np.full(kept.size, float(advantages))
+    ids, prompt, step = record.get("token_ids"), _first(kept), _step_in(_NEMO_NAME, path)
+    named = plain({name: value for name, value in record.items() if name not in ("content", "idx")})
+    own = given(reward=None if rewards is None else float(rewards), step=step, prompt_tokens=prompt)
+    return Columns(kept, {**named, **own}, (step, None), ids, ids and ids[:prompt], advantages)
+
+
+def _nemo_lines(path: Path, read: LinesRead | None) -> Iterator[tuple[str, dict[str, Any]]]:
+    for place, record in _lines(path, read):
+        lone = {name: value[0] for name, value in record.items() if isinstance(value, list) and len(value) == 1}
+        yield place, {**record, **lone}
+
+
+def _prime_rl(record: Mapping[str, Any], _path: Path) -> Columns:
+    """A trained sequence of prime-rl with `enable_token_export`: `token_exports/step_N/rank_R.jsonl`.
+
+    Source: PrimeIntellect-ai/prime-rl at 559b44772e47, src/prime_rl/trainer/rl/token_export.py, schema version 1, and
+    train.py (`mismatch_mask`). Lists have one entry per token of prompt and completion: token_ids, loss_mask,
+    advantages, inference_logprobs, trainer_logprobs, what follows from them, and rl_weights, ce_weights and
+    ref_kl_weights, which are null where a loss has no component. A number that is not finite is null. No line says
+    which weights sampled it, by token or by sequence: the orchestrator knows (orchestrator/dispatcher.py,
+    `policy_version`), and its micro-batches do not carry it to the trainer.
+    """
+    if (version := record.get("schema_version", _PRIME_SCHEMA)) != _PRIME_SCHEMA:
+        said = f"{version!r} is not {_PRIME_SCHEMA}; use --columns"
+        raise RecordingError(f"schema_version: {said}")
+    kept = _prime_sampled(record)
+    ids, prompt = record.get("token_ids"), _first(kept)
+    step = record.get("export_step", record.get("step"))
+    attributes: dict[str, Scalar] = {**plain(record), "prompt_tokens": prompt}
+    if record.get("rewards") and np.isfinite(reward := floats(record["rewards"])[prompt]):
+        attributes["reward"] = float(reward)
+    advantages = floats(record["advantages"]) if record.get("advantages") else None
+    if advantages is not None and np.all(np.isnan(advantages), where=kept):
+        advantages = None
+    return Columns(kept, attributes, (_whole(step), None), ids, ids and ids[:prompt], advantages)
+
+
+def _prime_sampled(record: Mapping[str, Any]) -> NDArray[np.bool_]:
+    """Return which tokens are trained on and were sampled by the inference kernel.
+
+    Tokens that neither rl_weights nor ref_kl_weights count were sampled by another model, which is distilled, and have
+    no log-probability of the inference kernel.
+    """
+    kept = np.array(record["loss_mask"], dtype=np.bool_)
+    rl, ref_kl = (_counted(record.get(name)) for name in ("rl_weights", "ref_kl_weights"))
+    if rl is None:
+        return kept
+    return kept & (rl if ref_kl is None else rl | ref_kl)
+
+
+def _counted(weights: list[float | None] | None) -> NDArray[np.bool_] | None:
+    """Return where weights are not 0; None where the loss has no component."""
+    if weights is None or all(weight is None for weight in weights):
+        return None
+    return np.asarray(np.nan_to_num(floats(weights)) != 0.0)
+
+
+def plain(values: Mapping[str, Any]) -> dict[str, Scalar]:
+    """The values that can be attributes: truth values, numbers, and texts that are names rather than content."""
+    found: dict[str, Scalar] = {}
+    for name, value in values.items():
+        if isinstance(value, np.generic):
+            value = value.item()  # noqa: PLW2901 - what NumPy keeps in an object array
+        if isinstance(value, bool | int | float) or (isinstance(value, str) and len(value) <= _LONGEST_TEXT):
+            found[str(name)] = value
+    return found
+
+
+def given(**values: Scalar | None) -> dict[str, Scalar]:
+    """The values that are there."""
+    return {name: value for name, value in values.items() if value is not None}
+
+
+def _whole(value: Any) -> int | None:
+    return value if isinstance(value, int) else None
+
+
+def _step_in(name: re.Pattern[str], path: Path) -> int | None:
+    named = name.search(path.name)
+    return int(named[1]) if named else None
+
+
+def _split(ids: Any, own: int) -> tuple[Any, Any]:
+    """Token ids of a response, the last ones, and of its prompt; None where there are none."""
+    return (None, None) if ids is None else (ids[-own:], ids[:-own])
+
+
+def _first(kept: NDArray[np.bool_]) -> int:
+    return int(next(iter(np.flatnonzero(kept)), 0))
+
+
+def floats(values: Any) -> NDArray[np.float64]:
+    """A list of numbers; null is NaN, which is how a file without NaN writes it."""
+    if not isinstance(values, list | np.ndarray | np.generic):
+        raise ValueError(f"{values!r:.60} is not a list of numbers")  # noqa: TRY004 - a wrong value in a file
+    listed = [np.nan if value is None else value for value in values] if isinstance(values, list) else values
+    found = np.array(listed, dtype=np.float64)
+    if found.ndim != 1:
+        raise ValueError(f"has shape {found.shape}, not one number per token")
+    return found
+
+
+_TABLE: Final[Mapping[str, _TrainerFormat]] = {
+    "skyrl": _TrainerFormat(
+        ("action_log_probs", "rollout_logprobs", "loss_mask"),
+        _skyrl,
+        _batch(batches.skyrl_batch),
+        hint="; set generator.sampling_params.logprobs=1 and let the trainer compute action_log_probs",
+        marks=(b"skyrl", b"_rebuild_tensor_batch"),
+    ),
+    "slime": _TrainerFormat(
+        ("log_probs", "rollout_log_probs"),
+        _slime,
+        _slime_samples,
+        masks="loss_masks",
+        hint=f"; {_SLIME_REMEDY}",
+        marks=(b"rollout_id", b"samples"),
+    ),
+    "verl": _TrainerFormat(
+        ("old_log_probs", "rollout_log_probs"),
+        _verl,
+        _batch(batches.verl_batch),
+        hint="; set rollout.calculate_log_probs=True and save the batch after old_log_probs are computed",
+    ),
+    "prime-rl": _TrainerFormat(
+        ("trainer_logprobs", "inference_logprobs"),
+        _prime_rl,
+        masks="loss_mask and rl_weights",
+        keys=frozenset({"trainer_logprobs", "inference_logprobs", "loss_mask"}),
+    ),
+    "nemo-rl": _TrainerFormat(
+        ("prev_logprobs", "generation_logprobs"),
+        _nemo_rl,
+        _nemo_lines,
+        masks="token_loss_mask and sample_loss_mask",
+        keys=frozenset({"prev_logprobs", "generation_logprobs"}),
+    ),
+}
+
+
+def trainer_of(path: Path) -> str:
+    """Return the trainer whose format a file has, from its begin; empty for a recording of one's own."""
     name = path.name.lower()
     if name.endswith(_BATCH_ENDINGS):
-        marked = (format for format, known in TABLE.items() if known.marks and batches.names_in(path, *known.marks))
+        marked = (trainer for trainer, known in _TABLE.items() if known.marks and batches.names_in(path, *known.marks))
         return next(marked, "verl")
     if not name.endswith(LINE_ENDINGS):
-        return "generic"
+        return ""
     keys = (first_record(path) or {}).keys()
     if {"input", "output", "step"} <= keys and keys.isdisjoint({"old_log_probs", "rollout_log_probs"}):
         raise RecordingError(
             f"{path}: is a dump of trainer.rollout_data_dir: text and scores without log-probabilities; set "
             f"rollout.calculate_log_probs=True and save batches with DataProto.save_to_disk"
         )
-    for format, known in TABLE.items():
-        if known.keys and (known.keys <= keys or (known.name is not None and known.name.search(path.as_posix()))):
-            return format
-    return "generic"
+    return next((trainer for trainer, known in _TABLE.items() if known.keys and known.keys <= keys), "")
 
 
 def read_file(
-    path: Path,
-    refusals: Problems,
-    format: FormatName | None = None,
-    *,
-    columns: Mapping[str, str] | None = None,
-    read: LinesRead | None = None,
-) -> Iterator[Imported]:
-    """Read the sequences of a file; records that cannot become one are `refusals`, by `contract.input_reasons`.
+    path: Path, refusals: Problems, columns: Mapping[str, str] | None = None, read: LinesRead | None = None
+) -> Recording | None:
+    """Read the sequences of a file, None for none; those of a trainer's file are not checked yet.
 
-    `format` is None to find out whose it is; `columns` are for generic files. Lines that `read` counts are skipped, and
-    it advances with each further one.
+    Records that cannot become one are `refusals`, by `contract.input_reasons`. With `columns` it is a recording of
+    one's own. Lines that `read` counts are skipped, and it advances with each further one.
     """
-    format = format or format_of(path)
-    if format == "generic":
-        yield from _generic(path, columns, read)
-        return
-    known = TABLE[format]
-    for place, record in known.records(path, read) if known.batch is None else _rows(known, known.batch, path):
+    if columns or not (trainer := trainer_of(path)):
+        return load_own(path, columns, read)
+    known, found = _TABLE[trainer], list[tuple[dict[str, Any], dict[str, Scalar]]]()
+    for place, record in known.records(path, read):
         if missing := [name for name in known.needed if record.get(name) is None]:
             refusals.add(f"{place}: has no {' and no '.join(missing)}{known.hint}", kind="no_logprobs")
             continue
         try:
-            found = _sequence(record, known.needed, known.columns(record, path))
+            sequence = _sequence(record, known.needed, known.columns(record, path))
         except RecordingError as error:
             raise RecordingError(f"{place}: {error}") from None
         except KeyError as error:
             refusals.add(f"{place}: has no {error.args[0]}", kind="no_logprobs")
         except (ValueError, TypeError) as error:
-            if known.batch is not None:  # it is of one shape
-                raise RecordingError(f"{place}: {error}") from None
             refusals.add(f"{place}: {error}", kind="shape_mismatch")
         else:
-            if found is None:
+            if sequence is None:
                 refusals.add(f"{place}: {known.masks} leave no token", kind="no_tokens")
             else:
-                yield found
+                found.append(sequence)
+    if not found:
+        return None
+    rows_of = {role: [own[role] for own, _ in found] for role in found[0][0]}
+    packed: dict[str, Any] = {
+        role: np.concatenate(rows) for role, rows in rows_of.items() if all(row is not None for row in rows)
+    }
+    return Recording(
+        lengths=np.array([row.size for row in rows_of["train"]], dtype=np.int64),
+        attributes=tuple(attributes for _, attributes in found),
+        source=str(path),
+        **packed,
+    )
 
 
-def _generic(path: Path, columns: Mapping[str, str] | None, read: LinesRead | None) -> Iterator[Imported]:
-    """The sequences of a recording; a file with one bad sequence is refused as a whole."""
-    log = load_own(path, columns, read)
-    ends = np.cumsum(log.lengths)
-    per_token = ("token_ids", "advantages", "train_kept", "versions")
-    given = {name: values for name in per_token if (values := getattr(log, name)) is not None}
-    for begin, end, attributes in zip(ends - log.lengths, ends, log.attributes, strict=True):
-        here = slice(int(begin), int(end))
-        numbers = {name: values[here] for name, values in given.items()}
-        yield Imported(log.train[here], log.inference[here], attributes, **numbers)
-
-
-def _rows(
-    known: TrainerFormat, batch: Callable[[Path], batches.Batch], path: Path
-) -> Iterator[tuple[str, dict[str, Any]]]:
-    """The rows of a batch, with the plain values of other columns as `OTHERS`, and what is said of all as `META`."""
-    tensors, others, meta = batch(path)
-    if missing := [name for name in known.needed if name not in tensors]:
-        only = ", ".join(sorted(tensors))
-        raise RecordingError(f"{path}: has no {' and no '.join(missing)}, only {only}{known.hint}")
-    count = len(tensors[known.needed[0]])
-    whole = {name: values for name, values in others.items() if len(values) == count}
-    for row in range(count):
-        own = {name: values[row] for name, values in tensors.items() if values.ndim and len(values) == count}
-        plains = plain({name: values[row] for name, values in whole.items()})
-        yield f"{path}: row {row}", {**own, OTHERS: plains, META: meta}
-
-
-def _sequence(record: Mapping[str, Any], sides: tuple[str, ...], columns: Columns) -> Imported | None:
-    """The tokens of a record that count; None for none. Ids and advantages of another shape are left out."""
+def _sequence(
+    record: Mapping[str, Any], sides: tuple[str, ...], columns: Columns
+) -> tuple[dict[str, Any], dict[str, Scalar]] | None:
+    """The tokens of a record that count, by role, and its attributes; None for none. Other shapes are left out."""
     train, inference = (floats(record[name]) for name in sides[:2])
     kept = columns.mask
     if not train.shape == inference.shape == kept.shape:
         raise ValueError(f"log-probabilities and mask have {train.size}, {inference.size}, {kept.size} entries")
     if not kept.any():
         return None
-    ids, gains = (
-        None if values is None or np.shape(values) != kept.shape else np.asarray(values)[kept]
-        for values in (columns.token_ids, columns.advantages)
-    )
+    own: dict[str, Any] = {"train": train[kept], "inference": inference[kept]}
+    for role, dtype in (("token_ids", np.int64), ("advantages", np.float64)):
+        values = getattr(columns, role)
+        own[role] = None if np.shape(values) != kept.shape else np.asarray(values)[kept].astype(dtype)
     named = given(train_weights=columns.weights[0], inference_weights=columns.weights[1])
     if columns.prompt_ids is not None:
         named["prompt_id"] = prompt_id(np.asarray(columns.prompt_ids, dtype=np.int64))
-    return Imported(
-        train[kept],
-        inference[kept],
-        {**named, **columns.attributes},
-        None if ids is None else ids.astype(np.int64),
-        None if gains is None else gains.astype(np.float64),
-    )
+    return own, {**named, **columns.attributes}
 
 
 def prime_rl_is_complete(path: Path) -> bool:

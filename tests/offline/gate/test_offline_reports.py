@@ -1,4 +1,4 @@
-"""The offline stage as JUnit XML and as Markdown."""
+"""The offline stage as lines, as JUnit XML and as Markdown."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from xml.etree import ElementTree as ET
 import pytest
 
 from kc_otel.judge.verdict import Status
-from kc_otel.offline.gate.gate_report import findings, headline, how_far, junit, markdown
+from kc_otel.offline.gate.gate_report import findings, headline, how_far, junit, lines, markdown, safe
 from kc_otel.offline.gate.recorded_gate import GatedRecording, GateTerms, OfflineGate, gate_decision
 from kc_otel.offline.gate.recorded_verdicts import RecordingVerdicts, UnjudgedClause
 from kc_otel.record.kernel import Kernel
@@ -47,33 +47,22 @@ def check_junit(text):
         assert {name: int(element.get(name)) for name in counted} == {
             name: len(element.findall(f".//{path}")) for name, path in counted.items()
         }
-    for suite in root:
-        cases = suite.findall("testcase")
-        assert [child.tag for child in suite] == ["properties", *["testcase"] * len(cases)]
-        assert all([child.tag for child in case] in ([], ["failure"], ["skipped"]) for case in cases)
+    assert all([child.tag for child in case] in ([], ["failure"], ["skipped"]) for case in root.iter("testcase"))
     return root
 
 
-def test_junit_has_a_case_per_clause_and_slice(gate):
-    root = check_junit(junit(gate("PASS", "FAIL", "INCONCLUSIVE", "NO_DATA")))
-    cases = {case.get("name"): case for case in root.iter("testcase")}
-    assert set(cases) == {"token-tv on all", "token-tv on s1", "token-tv on s2", "token-tv on s3", "lag"}
-    assert len(cases["token-tv on all"]) == 0
-    failure = cases["token-tv on s1"].find("failure")
-    assert failure.get("message") == "numbers; at least 2.52 times the limit"
-    assert "between 0.0101 and 0.014, limit 0.004, 5,000 observations" in failure.text
-    assert cases["token-tv on s2"].find("skipped").get("message") == "INCONCLUSIVE: numbers"
-    assert cases["token-tv on s3"].find("skipped").get("message") == "NO_DATA: numbers"
-    assert cases["lag"].find("skipped").get("message").startswith("not judged: weights_lag")
-    assert {case.get("classname") for case in cases.values()} == {"policy-7b.token-tv", "policy-7b.lag"}
-    properties = {element.get("name"): element.get("value") for element in root.iter("property")}
-    assert properties["kernel.inference"] == INFERENCE.fingerprint
-
-
-def test_junit_has_a_suite_per_recording(gate):
-    root = check_junit(junit(gate("PASS", "FAIL", recordings=2, left_out=())))
-    assert [suite.get("name") for suite in root] == ["policy-7b: a.npz", "policy-7b: b.npz"]
-    assert (root.get("tests"), root.get("failures")) == ("4", "2")
+def test_junit_has_a_suite_per_recording_and_a_case_per_clause_and_slice(gate):
+    root = check_junit(junit(gate("PASS", "FAIL", "INCONCLUSIVE", "NO_DATA", recordings=2)))
+    assert [suite.get("name") for suite in root] == [f"policy-7b: {name}" for name in ("a.npz", "b.npz", "not judged")]
+    cases = [(case.get("name"), *((of.tag, of.get("message")) for of in case)) for case in (*root[0], *root[2])]
+    assert cases == [
+        ("token-tv on s1", ("failure", "numbers; at least 2.52 times the limit")),
+        ("token-tv on s2", ("skipped", "INCONCLUSIVE: numbers")),
+        ("token-tv on s3", ("skipped", "NO_DATA: numbers")),
+        ("token-tv on all",),
+        ("lag", ("skipped", "not judged: weights_lag cannot be told | here")),
+    ]
+    assert {case.get("classname") for case in root.iter("testcase")} == {"policy-7b.token-tv", "policy-7b.lag"}
 
 
 def test_junit_of_names_that_xml_cannot_hold_is_still_xml(gate):
@@ -85,19 +74,19 @@ def rows(text):
     return [line.split(" | ") for line in text.splitlines() if line.startswith("| ") and "---" not in line]
 
 
-def test_markdown_is_worst_first_and_says_for_whom_and_by_how_much(gate):
+def test_markdown_is_worst_first_and_has_the_lines_of_the_terminal(gate):
     made = gate("PASS", "NO_DATA", "INCONCLUSIVE", "FAIL")
     text = markdown(made)
     table = rows(text)
-    assert [row[2] for row in table] == ["For", "slice s3", "slice s2", "slice s1", "For", "all traffic"]
-    assert table[1][3:8] == ["0.0123", "0.0101 to 0.014", "0.004", "at least 2.52 times the limit", "5,000 tokens |"]
-    assert table[3][3:] == ["-", "-", "0.004", "-", "nothing |"]
+    assert [row[2] for row in table] == ["For", "slice s3", "slice s2", "slice s1", "all traffic"]
+    assert table[1][3:] == ["0.0123", "0.0101 to 0.014", "0.004", "5,000 tokens", "runs/a.npz |"]
+    assert table[3][3:7] == ["-", "-", "0.004", "nothing"]
     assert text.splitlines()[0] == (
         f"## ❌ vllm {INFERENCE.fingerprint} breaks policy-7b v3: token-tv on slice s3 is at least 2.52 times the "
         "limit of 0.004"
     )
-    assert "**Not judged**" in text
-    assert "weights\\_lag cannot be told \\| here" in text
+    assert [f"- {safe(line.strip())}" in text.splitlines() for line in lines(made)] == [True] * len(list(lines(made)))
+    assert "- not judged: lag: weights\\_lag cannot be told \\| here" in text
     assert "4 sequences, 5,000 tokens, sha256 `" + "0" * 64 in text
 
 
@@ -108,18 +97,13 @@ def test_of_two_failures_the_larger_is_first(gate):
     assert [finding.verdict.cell.slice for finding in findings(made)] == ["all", "s1"]
 
 
-def test_waiting_says_what_is_missing(gate):
+def test_waiting_says_what_is_missing_and_names_the_clause_that_is_likely_to_fail(gate):
     made = gate("INCONCLUSIVE", samples=10)
     assert headline(made).endswith("cannot be decided under policy-7b v3: 1 of 1 verdicts do not PASS yet")
-    text = markdown(made)
-    assert "- token-tv on all: INCONCLUSIVE, between 0.003 and 0.005 against a limit of 0.004, 1,990 more" in text
-    assert "windows have passed" not in text
+    assert not any("windows have passed" in line for line in lines(made))
     assert "0 of 2 consecutive windows have passed" in markdown(gate("INCONCLUSIVE", recordings=2))
-
-
-def test_waiting_names_the_clause_that_is_likely_to_fail(gate):
-    made = gate("PASS", "INCONCLUSIVE", samples=1_400, lower=0.01, upper=0.02)
-    assert headline(made).endswith(
+    likely = gate("PASS", "INCONCLUSIVE", samples=1_400, lower=0.01, upper=0.02)
+    assert headline(likely).endswith(
         "1 of 2 verdicts do not PASS yet, and token-tv on slice s1 is at least 2.5 times the limit of 0.004 so far; "
         "a FAIL requires 600 more tokens"
     )
@@ -129,13 +113,8 @@ def test_an_open_gate_names_the_next_stage(gate):
     text = markdown(gate("PASS", "INCONCLUSIVE", terms=GateTerms(slices=("all",))))
     kept = f"## ✅ vllm {INFERENCE.fingerprint} keeps policy-7b v3 and may go on to shadow; not judged: lag\n"
     assert text.startswith(kept)
-    assert "**Not judged**" in text
     assert "❔ (not required) | token-tv | slice s1" in text
-    assert "> only all had to pass" in text
-
-
-def test_recordings_are_told_apart_in_the_table(gate):
-    assert rows(markdown(gate("FAIL", recordings=2)))[1][-1] == "runs/a.npz |"
+    assert "- note: only all had to pass" in text
 
 
 @pytest.mark.parametrize(

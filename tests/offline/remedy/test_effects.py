@@ -225,8 +225,13 @@ def test_every_line_for_slime_is_its_truncation_or_its_icepop(recording):
 
 
 def test_a_trainer_is_offered_only_what_it_has():
-    by_family = {correction.family: correction for correction in catalogue(advantages=True)}
-    has = {name: {f for f, correction in by_family.items() if line(name, correction) is not None} for name in TRAINERS}
+    def kind(of):
+        return (
+            f"{of.weight.level} {of.weight.edge}" if of.weight else of.rejection.statistic if of.rejection else "none"
+        )
+
+    kinds = [(kind(of), of) for of in catalogue(advantages=True) if not (of.weight and of.rejection)]
+    has = {name: {kind for kind, of in kinds if line(name, of) is not None} for name in TRAINERS}
     assert "off_policy" in has["trl"] - has["verl"] - has["slime"]
     assert "seq_mean_k1" in has["verl"] - has["trl"] - has["slime"]
     assert {"sequence truncate", "sequence mask"} <= has["verl"] & has["trl"]

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kc_otel.offline.timeline import ReplayTimeline, SentWebhook, Span, differences
+from kc_otel.offline.replay import ReplayTimeline, SentWebhook, Span, differences
 
 EMPTY = ReplayTimeline("policy", 1, "0" * 64, 0.0, 100.0, 10, 10, {}, 1, (), (), (), ())
 ALERT = Span("fail", "code", "b", 10.0, 20.0, "token-tv", "a", "fail/critical/halt/*", "critical", ("halt",), "because")

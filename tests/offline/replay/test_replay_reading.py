@@ -11,7 +11,6 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
-from kc_otel.judge.escalation.notices import GroupTiming
 from kc_otel.judge.evaluator import Evaluator
 from kc_otel.judge.otlp.traffic_entries import EVALUATED, RECEIVED, entry_of, judged_metrics, marked_frame
 from kc_otel.offline.replay import TrafficFileError, evaluations_recorded, read_recordings, replay
@@ -93,7 +92,7 @@ def test_a_marked_message_that_is_no_request_is_named(traffic, make_contract, tm
     path = tmp_path / "recording"
     path.write_bytes(marked_frame(request.SerializeToString(), at) + marked_frame(b"\xff no request", at + 1.0))
     damage: list[str] = []
-    timeline = replay(make_contract(), read_recordings([path], damage), 10.0, GroupTiming())
+    timeline = replay(make_contract(), read_recordings([path], damage), 10.0)
     assert timeline.points["accepted"] > 0
     assert [sentence.split(": ")[1] for sentence in damage] == ["message 2"]
 

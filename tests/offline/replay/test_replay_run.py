@@ -9,7 +9,6 @@ from itertools import pairwise
 import pytest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
-from kc_otel.judge.escalation.notices import GroupTiming
 from kc_otel.judge.otlp.traffic_entries import EVALUATED, TrafficEntry, marked_frame
 from kc_otel.offline.replay import TrafficFileError, read_recordings, replay, replay_recordings
 from kc_otel.serve.core import Core
@@ -47,7 +46,7 @@ def test_the_same_contract_does_what_the_live_evaluator_did(make_contract, traff
     contract, path = make_contract(), tmp_path / "recording"
     core = live(contract, path, monkeypatch, traffic, silence=(80.0, 300.0))
     damage: list[str] = []
-    timeline = replay(contract, read_recordings([path], damage), None, GroupTiming())
+    timeline = replay(contract, read_recordings([path], damage), None)
     edges = [
         (alert.start, "firing", alert.clause, alert.slice, alert.kernel_inference, alert.what, alert.reason)
         for alert in timeline.alerts
@@ -104,7 +103,7 @@ def test_an_action_that_changes_is_the_same_alert(make_contract, collector_file)
 
 def test_silence_is_judged_without_anything_arriving(make_contract, traffic):
     entries = [TrafficEntry(at, request) for at, request in traffic(lambda _: 0.004) if not 300 <= at - START < 900]
-    timeline = replay(make_contract(), entries, 10.0, GroupTiming())
+    timeline = replay(make_contract(), entries, 10.0)
     assert {(alert.what, alert.slice) for alert in timeline.alerts} == {("no-data", "all"), ("no-data", "code")}
     for alert in timeline.alerts:
         assert START + 390 <= alert.start <= START + 460
@@ -115,7 +114,7 @@ def test_silence_is_judged_without_anything_arriving(make_contract, traffic):
 
 
 def test_evaluations_fall_on_multiples_of_their_interval(make_contract, entries):
-    timeline = replay(make_contract(), entries(minutes=2), 7.0, GroupTiming())
+    timeline = replay(make_contract(), entries(minutes=2), 7.0)
     assert timeline.evaluations == 17
     assert timeline.end == START + 125
     assert timeline.end % 7.0 == 0
@@ -135,7 +134,7 @@ def test_sequences_that_failed_input_checks_are_escalated(make_contract, traffic
         for name, value in {"kc.contract": "policy", "kc.reason": "shifted", **of}.items():
             point.attributes.add(key=name).value.string_value = value
         entries.append(TrafficEntry(at, request))
-    timeline = replay(contract.model_copy(update={"escalation": (step,)}), entries, 10.0, GroupTiming())
+    timeline = replay(contract.model_copy(update={"escalation": (step,)}), entries, 10.0)
     (alert,) = timeline.alerts
     assert (alert.what, alert.clause, alert.kernel_inference, alert.start) == (
         "invalid-input",
@@ -186,7 +185,7 @@ def test_a_clock_that_steps_back_is_followed(make_contract, traffic):
     for at, request in traffic():
         shift = -400.0 if at - START > 600 else 0.0
         entries += [TrafficEntry(at + shift, request), TrafficEntry(at + shift)]
-    timeline = replay(make_contract(), entries, None, GroupTiming())
+    timeline = replay(make_contract(), entries, None)
     assert timeline.evaluations == 120
     assert all(alert.end is None or alert.end >= alert.start for alert in timeline.alerts)
     assert [entry.at for entry, other in pairwise(entries) if other.at < entry.at] == [START + 600]
