@@ -4,8 +4,8 @@ A failure is a google.rpc.Status in the request's own encoding, with a google.rp
 authenticated before the body is read, and a long body is read once the budget has room for it.
 
 A process has a number of files: a client whose connections take all would stop log and state. Each port has its share;
-beyond it, a newcomer gets the place of the oldest connection. That is below TLS, whose handshake may not end. uvicorn
-waits for ever for headers, of any length: both are bounded.
+beyond it, a newcomer gets the place of the oldest connection never answered, or of the one answered longest ago. That
+is below TLS, whose handshake may not end. uvicorn waits for ever for headers, of any length: both are bounded.
 """
 
 from __future__ import annotations
@@ -18,8 +18,9 @@ import resource
 import socket
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Iterator, Mapping
-from typing import Any, Final
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from functools import partial
+from typing import Any, Final, cast
 
 import uvicorn
 from google.rpc.error_details_pb2 import BadRequest
@@ -183,13 +184,13 @@ class Listener(socket.socket):
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
-        self._connections: list[socket.socket] = []
-        """The oldest first; some are closed."""
+        self._open: dict[int, tuple[float, socket.socket]] = {}
+        """Connections by their numbers as files, the oldest first, and when each was answered last; some are closed."""
         self._closing = False
         self._reminded = -_REMINDER_SECONDS
 
     def accept(self) -> tuple[socket.socket, Any]:
-        """The next connection; for its place the oldest one is closed, where all are taken.
+        """The next connection; for its place another one is closed, where all are taken.
 
         A BlockingIOError if nobody waits, or the event loop has to see first that a connection was closed.
         """
@@ -197,18 +198,25 @@ class Listener(socket.socket):
             self._closing = False
             raise BlockingIOError
         connection, address = super().accept()
-        self._connections.append(connection)
-        if len(self._connections) > self.most:
-            self._connections = [peer for peer in self._connections if peer.fileno() >= 0]
-        if len(self._connections) > self.most:
+        if len(self._open) >= self.most:
+            self._open = {file: known for file, known in self._open.items() if known[1].fileno() == file}
+        if len(self._open) >= self.most:
+            _, oldest = self._open.pop(min(self._open, key=lambda file: self._open[file][0]))
             with contextlib.suppress(OSError):
-                self._connections.pop(0).shutdown(socket.SHUT_RDWR)  # its reader or writer sees the end, and closes it
+                oldest.shutdown(socket.SHUT_RDWR)  # its reader or writer sees the end, and closes it
             self._closing = True
             if time.monotonic() - self._reminded > _REMINDER_SECONDS:
                 self._reminded = time.monotonic()
-                _log.warning("port %d has %d connections, its maximum; the oldest are closed",
+                _log.warning("port %d has %d connections, its maximum; silent ones are closed",
                              self.getsockname()[1], self.most)  # fmt: skip
+        self._open.pop(connection.fileno(), None)  # of one that was closed
+        self._open[connection.fileno()] = -math.inf, connection
         return connection, address
+
+    def answered(self, file: int) -> None:
+        """Note that a request was answered on a connection, by its number as a file."""
+        if file in self._open:
+            self._open[file] = time.monotonic(), self._open[file][1]
 
 
 def listen(host: str, port: int, what: str, most: int) -> Listener:
@@ -247,6 +255,10 @@ class BoundedProtocol(HttpToolsProtocol):
     seconds = 10.0
     """Time limit for headers, and for the rest of a body that was already answered; up to twice as long in practice."""
 
+    def __init__(self, *arguments: Any, answered: Callable[[int], None], **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self._answered = answered
+
     def connection_made(self, transport: Any) -> None:
         """Begin to watch a new connection."""
         super().connection_made(transport)
@@ -267,6 +279,11 @@ class BoundedProtocol(HttpToolsProtocol):
         self._heard = 0 if is_body or self.cycle is not before else self._heard + len(data)
         if self._heard > _MAX_HEADER_BYTES:
             self.transport.close()
+
+    def on_response_complete(self) -> None:
+        """Note an answered request."""
+        self._answered(self.transport.get_extra_info("socket").fileno())
+        super().on_response_complete()
 
     def on_message_complete(self) -> None:
         """Note that the body has ended, of a request that was answered before it had, too."""
@@ -298,7 +315,7 @@ async def serving_http(app: Any, sock: Listener, tls: Tls | None = None) -> Asyn
     """Serve for as long as the context lasts."""
     config = uvicorn.Config(
         app,
-        http=BoundedProtocol,
+        http=cast("type[asyncio.Protocol]", partial(BoundedProtocol, answered=sock.answered)),
         ws="none",
         lifespan="off",
         log_level="warning",

@@ -13,7 +13,7 @@ import httpx
 import pytest
 
 from kc_otel.serve.receivers import http_server
-from kc_otel.serve.receivers.http_server import connections_per_port, listen
+from kc_otel.serve.receivers.http_server import connections_per_port, listen, serving_http
 from tests.integration.conftest import CONTRACT, Evaluator
 
 pytestmark = pytest.mark.slow
@@ -68,6 +68,58 @@ def test_the_oldest_connection_gives_its_place_to_who_comes(silent, caplog):
     assert echo.most_connected <= 10  # the one that ends is told so a moment after the next has come
     assert ("has 4 connections" in caplog.text) == (silent >= 4)
     assert len(caplog.records) <= 1
+
+
+def test_who_was_answered_keeps_its_place_before_the_silent():
+    """The oldest connection is the busy one: it goes last, and of the answered who was so longest ago."""
+    with ExitStack() as stack:
+        listener = stack.enter_context(listen("127.0.0.1", 0, "tests", 3))
+
+        def connected():
+            client = stack.enter_context(socket.create_connection(listener.getsockname()))
+            client.settimeout(0.2)
+            with contextlib.suppress(BlockingIOError):
+                return client, stack.enter_context(listener.accept()[0])
+            return client, stack.enter_context(listener.accept()[0])
+
+        def is_open(client):
+            with contextlib.suppress(TimeoutError):
+                return client.recv(1) != b""
+            return True
+
+        busy, silent, *others = (connected() for _ in range(3))
+        listener.answered(busy[1].fileno())
+        others.append(connected())
+        assert [is_open(client) for client, _ in (busy, silent, *others)] == [True, False, True, True]
+        for _, connection in (others[0], busy, others[1]):
+            listener.answered(connection.fileno())
+        newest = connected()
+        assert [is_open(client) for client, _ in (busy, *others, newest)] == [True, False, True, True]
+
+
+def test_a_connection_that_a_request_was_answered_on_outlives_silent_ones():
+    """Over HTTP, on the port that is full."""
+
+    async def app(scope, _receive, send):
+        if scope["type"] == "http":
+            await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"2")]})
+            await send({"type": "http.response.body", "body": b"ok"})
+
+    async def used():
+        sock = listen("127.0.0.1", 0, "tests", 4)
+        async with serving_http(app, sock):
+            port = sock.getsockname()[1]
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            with ExitStack() as stack:
+                for _ in range(2):
+                    writer.write(b"GET / HTTP/1.1\r\nhost: localhost\r\n\r\n")
+                    assert (await asyncio.wait_for(reader.readuntil(b"ok"), 10)).startswith(b"HTTP/1.1 200")
+                    for _ in range(20):
+                        stack.enter_context(socket.create_connection(("127.0.0.1", port)))
+                        await asyncio.sleep(0.01)
+            writer.close()
+
+    asyncio.run(used())
 
 
 def test_who_has_hung_up_holds_no_place(caplog):
