@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import islice
+from itertools import islice, zip_longest
 from pathlib import Path
 from typing import Any, Final
 
@@ -19,6 +19,8 @@ from kc_otel.recordings.spool import SpoolReader
 _PROMPT_COLUMNS: Final = ("prompt_ids", "prompt_token_ids")
 _TOKEN_COLUMNS: Final = ("token_ids", "completion_ids", "response_ids", "input_ids")
 _MAX_SPOOLED_REQUESTS: Final = 4096
+_MAX_CONSIDERED: Final = 65_536
+"""Sequences of a file that those are chosen from."""
 _PROGRAM_DESCRIPTION: Final = "a function of a slice's name that returns objects with prompt_ids and token_ids"
 
 
@@ -47,7 +49,9 @@ def chat_encoder(tokenizer: Any) -> Callable[[Sequence[Mapping[str, str]]], list
 def read_sequences(
     source: str | Path, *, contract: Contract | None = None, slice: str = ALL, most: int = 64
 ) -> tuple[TokenSequence, ...]:
-    """Sequences of a file or a program, those of one slice, the first of the file; of a capture all that was captured.
+    """Sequences of a file or a program, those of one slice; of a capture all that was captured.
+
+    Where a file has more, they are taken from all over it, of as many prompts as there are.
 
     JSON lines have `token_ids` and, where known, `prompt_ids`, `attributes` and `messages`; whatever else
     `load_recording` reads is a recording with token ids. A program is `FILE.py:NAME`, given the slice.
@@ -76,10 +80,27 @@ def _found(
     rows: Iterable[TokenSequence], source: str | Path, contract: Contract | None, slice: str, most: int
 ) -> tuple[TokenSequence, ...]:
     wanted = (row for row in rows if contract is None or slice == ALL or slice in contract.slices_of(row.attributes))
-    found = tuple(islice(wanted, most))
+    found = _spread(list(islice(wanted, _MAX_CONSIDERED)), most)
     if not found:
         raise ValueError(f"{source}: has no sequence of {slice}; sequences need the attributes that decide the slice")
     return found
+
+
+def _spread(rows: Sequence[TokenSequence], most: int) -> tuple[TokenSequence, ...]:
+    """At most so many of the sequences, in their order, from all over the file: of as many prompts as there are.
+
+    Rollouts of a prompt, or what a file is sorted by, are beside each other.
+    """
+    prompts: dict[Any, list[int]] = {}
+    for place, row in enumerate(rows):
+        prompts.setdefault(row.token_ids[: row.prompt_tokens] or place, []).append(place)
+    turns = [turn for turn in zip_longest(*prompts.values()) if turn]
+    taken: list[int] = []
+    for turn in turns:
+        places, left = [place for place in turn if place is not None], most - len(taken)
+        step = max(len(places) / left, 1.0) if left else 0.0
+        taken += [places[int(number * step)] for number in range(min(left, len(places)))]
+    return tuple(rows[place] for place in sorted(taken))
 
 
 def _program_rows(target: str, slice: str) -> Iterator[TokenSequence]:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import functools
 import logging
 import os
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
@@ -133,6 +134,7 @@ class KernelContractCallback(TrainerCallback):  # type: ignore[misc]
         synced = None if self._weights is None else self._weights()
         samples = self._samples() if callable(self._samples) else self._samples
         ordered = sorted(samples, key=lambda sample: len(sample.prompt_ids) + len(sample.token_ids))
+        rollouts = Counter(tuple(sample.prompt_ids) for sample in ordered)
         for start in range(0, len(ordered), self._batch_size):
             batch = ordered[start : start + self._batch_size]
             prompts, tokens = [sample.prompt_ids for sample in batch], [sample.token_ids for sample in batch]
@@ -143,6 +145,8 @@ class KernelContractCallback(TrainerCallback):  # type: ignore[misc]
                 attributes=[{"prompt_tokens": len(sample.prompt_ids), **sample.attributes} for sample in batch],
                 processing=(self._processing, self._processing),
                 weights=(step, synced),
+                prompt_ids=prompts,
+                group_size=[rollouts[tuple(prompt)] for prompt in prompts],
                 presampled=True,
             )
 

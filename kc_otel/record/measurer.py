@@ -210,6 +210,8 @@ class Measurer:
         rows = laid_out(work.per_token, like="train", trailing=int(logits))
         self._count_ragged(work, rows)
         given = rows.given
+        prompts = _prompts_of(work, given)
+        rows = self._sampled_prompts(work, rows, prompts)
         if not rows.kept:
             return
         arrays = dict(rows.arrays)
@@ -233,7 +235,7 @@ class Measurer:
             membership = self.table.of_batch(work.attributes, rows.kept, given, lengths, parts.lag)
         lags = None if parts is None else parts.lag
         of_tokens = self.table.of_tokens(places, each_row(work.attributes, rows.kept, given, lengths, lags))
-        rollouts = self._rollouts(work, rows.kept, given, parts)
+        rollouts = _rollouts(work, prompts, rows.kept, parts)
         with self._lock:
             streams = self._streams_of(work.pair)
             batch = self._add(streams.accumulator, work)(
@@ -259,6 +261,16 @@ class Measurer:
             except Exception as error:  # noqa: BLE001 - span processors are foreign code, and the batch is measured
                 self._counters.untraced(error)
 
+    def _sampled_prompts(self, work: QueuedBatch, rows: Rows, prompts: Sequence[Hashable] | None) -> Rows:
+        """The rows whose prompts are in the sample of their step, where prompts are sampled and not batches."""
+        if prompts is None or not work.settings.get("by_prompt"):
+            return rows
+        step = work.settings["weights"][0]
+        taken = [place for place, row in enumerate(rows.kept) if self._sampler.takes((step, prompts[row]))]
+        self._counters.count(unsampled=int(not taken))
+        arrays = {name: data if data is None else data[taken] for name, data in rows.arrays.items()}
+        return replace(rows, arrays=arrays, kept=[rows.kept[place] for place in taken])
+
     def _add(self, accumulator: Accumulator, work: QueuedBatch) -> Callable[..., Batch]:
         if work.kind == "logits":
             return accumulator.add_logits
@@ -275,22 +287,6 @@ class Measurer:
             why = _shapes(arrays) if reason == "shape_mismatch" else _found(reason, batch.why)
             on = None if membership is None else self.table.counted(membership[failed])
             self._counters.invalid(reason, failed.size, pair, why, on)
-
-    def _rollouts(self, work: QueuedBatch, kept: Sequence[int], given: int, parts: Parts | None) -> Rollouts:
-        """Group the sequences of a batch that answer one prompt."""
-        train, at = work.settings["weights"][0], time.monotonic()
-        names = prompt_names(work.settings.get("groups"), work.arrays.get("prompts"))
-        again, whole = (parts.again, parts.whole) if parts is not None and parts.mask is not None else (None, None)
-        if names is None:
-            return Rollouts(step=train, at=at, again=again, whole=whole)
-        if not isinstance(names, list):
-            names = [names] * given
-        if len(names) != given:
-            raise ValueError(f"groups: {len(names)} for {given} sequences; name the prompt of each")
-        size = work.settings["group_size"]
-        if size is not None:
-            size = int(size) if np.ndim(size) == 0 else [size[row] for row in kept]
-        return Rollouts([names[row] for row in kept], size, train, at, again, whole)
 
     def _add_step(self, streams: PairStreams, train: Weights, versions: BatchVersions | None) -> None:
         if not isinstance(train, int):
@@ -445,6 +441,30 @@ class Measurer:
                 why = "a retired kernel pair could not be exported in time"
                 self._counters.dropped("never-exported", why, stream.batches)
         return streams
+
+
+def _prompts_of(work: QueuedBatch, given: int) -> list[Hashable] | None:
+    """The name of each sequence's prompt; None where nobody knows it."""
+    names = prompt_names(work.settings.get("groups"), work.arrays.get("prompts"))
+    if names is not None and not isinstance(names, list):
+        names = [names] * given
+    if names is not None and len(names) != given:
+        raise ValueError(f"groups: {len(names)} for {given} sequences; name the prompt of each")
+    return names
+
+
+def _rollouts(
+    work: QueuedBatch, prompts: Sequence[Hashable] | None, kept: Sequence[int], parts: Parts | None
+) -> Rollouts:
+    """Group the sequences of a batch that answer one prompt."""
+    step, at = work.settings["weights"][0], time.monotonic()
+    again, whole = (parts.again, parts.whole) if parts is not None and parts.mask is not None else (None, None)
+    if prompts is None:
+        return Rollouts(step=step, at=at, again=again, whole=whole)
+    size = work.settings["group_size"]
+    if size is not None:
+        size = int(size) if np.ndim(size) == 0 else [size[row] for row in kept]
+    return Rollouts([prompts[row] for row in kept], size, step, at, again, whole)
 
 
 def _in_parts(parts: Parts, rows: Rows, arrays: dict[str, Any]) -> tuple[Rows, dict[str, Any]]:

@@ -252,7 +252,10 @@ def _groups(pairs: Sequence[Pair]) -> list[Hashable] | None:
 def prompt_names(groups: Any, prompts: Tree) -> Any:
     """Names of prompts, one for each sequence, or one for all of them; None where nobody knows them."""
     if groups is not None:
-        return groups.tolist() if is_tensor(groups) else groups
+        if is_tensor(groups):
+            return groups.tolist()
+        # Tensors of one number each are equal by identity alone.
+        return [name.item() if is_tensor(name) else name for name in groups] if isinstance(groups, list) else groups
     if prompts is None:
         return None
     rows = on_host(prompts) if is_tensor(prompts) else prompts

@@ -188,7 +188,8 @@ class Recorder(PerProcess):
             groups: Name of each sequence's prompt, any number or text: rollouts of one prompt share its drift and count
                 together. Without any, each sequence counts by itself, as if it were independent of the others.
             group_size: Number of rollouts of each prompt, or [sequences] of each sequence's prompt: the recorder waits
-                for those that come in later batches. Without it, a batch holds all rollouts of its prompts.
+                for those that come in later batches, and samples prompts instead of batches. Without it, a batch holds
+                all rollouts of its prompts.
             prompt_ids: Prompt tokens of each sequence, without padding, instead of `groups`: equal tokens are one
                 prompt.
             density: True for log-densities, such as those of actions or of diffusion steps (a step counts as a token):
@@ -217,8 +218,13 @@ class Recorder(PerProcess):
             "versions": versions[2],
             "prompts": prompt_ids,
         }
+        # Rollouts of a prompt that come in several batches are all measured, or none.
+        by_prompt = (
+            not presampled and key is None and group_size is not None and (groups is not None or prompt_ids is not None)
+        )
+        engine = self._admitted(key, presampled or by_prompt)
         said = {"processing": processing, "weights": versions[:2], "group_size": group_size, "density": density}
-        self._submit("sampled", self._admitted(key, presampled), arrays, attributes, links, groups=_own(groups), **said)
+        self._submit("sampled", engine, arrays, attributes, links, groups=_own(groups), by_prompt=by_prompt, **said)
 
     def compare_logits(
         self,

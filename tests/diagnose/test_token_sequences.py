@@ -52,6 +52,19 @@ def test_what_import_reads_gives_its_tokens(tmp_path):
     assert [sequence.token_ids for sequence in read_sequences(folder)] == [(0, 1, 2), (3, 4, 5)]
 
 
+def test_sequences_are_of_as_many_prompts_as_there_are_from_all_over_the_file(tmp_path):
+    """The first rows are rollouts of one prompt, or what the file is sorted by: a fault may be anywhere."""
+    rows = [{"prompt_ids": [prompt], "token_ids": [prompt, rollout]} for prompt in range(25) for rollout in range(16)]
+    path = tmp_path / "rows.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    found = [sequence.token_ids for sequence in read_sequences(path, most=16)]
+    assert len(found) == len({prompt for prompt, *_ in found}) == 16
+    assert found == sorted(found)
+    assert (found[0][0], found[-1][0]) == (0, 23)
+    assert len(read_sequences(path, most=30)) == 30
+    assert len(read_sequences(path, most=10_000)) == 400
+
+
 def test_a_spool_is_read_and_stays_as_it_is(tmp_path):
     """Prompt and completion apart; the rescorer finds everything that it would have found."""
     spool = Spool(tmp_path / "spool.sqlite")

@@ -16,6 +16,7 @@ from tests.engines._vllm import SLICES
 from tests.tools.contracts import contract_of
 from tests.tools.docstrings import run_examples
 from tests.tools.judge import Judge
+from tests.tools.memory import Memory
 
 pytestmark = pytest.mark.slow
 
@@ -132,6 +133,21 @@ def test_an_inference_copy_passes_until_its_weights_are_no_longer_synchronised(t
     recorder.force_flush()
     verdicts = judge.verdicts()
     assert verdicts["lag", "all"].status.value == verdicts["drift", "all"].status.value == "FAIL"
+
+
+def test_the_samples_of_a_prompt_count_once(trainer):
+    """Though batches are sorted by length, which takes them apart."""
+    memory = Memory()
+    clause = {"id": "tv", "metric": "tv_token", "unit": "prompt", "limit": 0.05}
+    recorder = Recorder(contract_of(statistical=[clause]), metric_exporter=memory, export_interval=1000.0)
+    made = [Sample([1 + prompt] * 4, [9] * (4 + more)) for prompt in range(5) for more in range(6)]
+    kernel = Copy()
+    callback = KernelContractCallback(recorder, kernel, made, sync=kernel.sync, batch_size=7)
+    kernel.trainer = trainer(callback, eval_strategy="steps")
+    kernel.trainer.train()
+    recorder.shutdown()
+    counted = {point.attributes["kc.outcome"]: point.value for point in memory.points("kc.recorder.prompts")}
+    assert counted == {"whole": 5 * 2}  # at two evaluations
 
 
 def test_at_each_evaluation_where_no_interval_is_given(trainer, judged, samples):

@@ -1,9 +1,9 @@
 """Means over what depends on each other: the rollouts of a prompt, and the prompts of a training step.
 
 Rollouts of one prompt share its drift, so a prompt is one observation: the mean over its rollouts. They may come in
-different batches. Where the number of rollouts of a prompt is known it is waited for, in a bounded buffer and for a
-bounded time; where it is not, a batch is taken to hold all rollouts of its prompts. Where nobody knows the prompts,
-each sequence is taken to be one.
+different batches. Where the number of rollouts of a prompt is known it is waited for, in a bounded buffer, until the
+step after the next begins, and for a bounded time; where it is not, a batch is taken to hold all rollouts of its
+prompts. Where nobody knows the prompts, each sequence is taken to be one.
 """
 
 from __future__ import annotations
@@ -94,6 +94,7 @@ class PromptMeans:
         self._open: OrderedDict[_Key, _Sums] = OrderedDict()
         self._counted: OrderedDict[_Key, None] = OrderedDict()
         self._step: tuple[Hashable, _Sums] | None = None
+        self._newest_step = 0
         self._variance = np.zeros(6)
         """Of the first quantity in the first slice: prompts, rollouts n_i, sums of n_i^2, x, x^2, (sum x)_i^2 / n_i."""
 
@@ -150,6 +151,10 @@ class PromptMeans:
             ready.append((key, part, True))
             if of.size is None and of.step is not None:
                 self._remember(key)
+        if isinstance(of.step, int) and of.step > self._newest_step:
+            self._newest_step = of.step
+            left = [key for key in self._open if isinstance(key[0], int) and key[0] < of.step - 1]
+            ready += [(key, self._open.pop(key), False) for key in left]
         while len(self._open) > _MAX_OPEN_PROMPTS:
             ready.append((*self._open.popitem(last=False), False))
         done = self._done(ready)

@@ -214,6 +214,31 @@ class Unreadable:
         raise RuntimeError("the device is lost")
 
 
+def test_prompts_whose_rollouts_come_in_several_batches_are_sampled_whole(recorders, contract, memory):
+    """A trainer shuffles a step's rollouts over micro-batches: a share of batches would hold hardly a whole prompt."""
+    clause = {"id": "tv", "metric": "tv_token", "unit": "prompt", "limit": 0.05}
+    by_prompt = contract(statistical=[clause], observability={"sampling": 0.25})
+    recorder, rng = recorders(contract=by_prompt), np.random.default_rng(0)
+    for step in range(20):
+        rollouts = rng.permutation(np.repeat(np.arange(16), 8))
+        for part in np.split(rollouts, 8):
+            train, inference = np.full((2, 16, 4), -1.0)
+            recorder.compare(train, inference, groups=part, group_size=8, weights=(step, step))
+    recorder.force_flush()
+    counted = {point.attributes["kc.outcome"]: point.value for point in memory.points("kc.recorder.prompts")}
+    assert counted.keys() == {"whole"}
+    assert counted["whole"] / (20 * 16) == pytest.approx(0.25, abs=0.08)
+    assert recorder.stats().sequences == 8 * counted["whole"]
+
+
+def test_prompts_that_tensors_of_one_number_name_are_told_apart_by_the_number(recorders, contract, memory):
+    train, inference = np.full((2, 6, 4), -1.0)
+    recorder = recorders(contract=contract(statistical=[{"id": "tv", "metric": "tv_token", "limit": 0.05}]))
+    recorder.compare(train, inference, groups=[torch.tensor(row // 3) for row in range(6)])
+    recorder.force_flush()
+    assert [point.value for point in memory.points("kc.recorder.prompts")] == [2]
+
+
 def test_a_share_is_measured_and_the_rest_is_counted(recorders, contract, memory, logprobs):
     """With sampling, or by the contract, a share of batches is measured; the others are counted, the share exported."""
     recorder = recorders(sampling=0.25)

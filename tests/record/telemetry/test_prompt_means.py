@@ -45,6 +45,17 @@ def test_a_prompt_counts_once_with_the_mean_over_its_rollouts() -> None:
     assert dict(accumulator.take_outcomes()) == {"whole": 3}
 
 
+def test_a_rollout_that_never_comes_is_waited_for_until_the_step_after_the_next() -> None:
+    """Not for the whole patience: a breach would be told when it is over."""
+    accumulator = made("tv_seq_by_prompt")
+    for step in (1, 2):
+        accumulator.add_sampled(*batch([0.1 * step], 1), rollouts=Rollouts(["a"], 2, step))
+    assert counted(accumulator, "tv_seq_by_prompt") == (0, 0.0)
+    accumulator.add_sampled(*batch([0.3], 1), rollouts=Rollouts(["a"], 2, 3))
+    assert counted(accumulator, "tv_seq_by_prompt") == (1, 0.1)
+    assert dict(accumulator.take_outcomes()) == {"part": 1}
+
+
 def test_rollouts_in_several_batches_are_waited_for() -> None:
     """Where the size is known: in any order, with sequences that fail a check counted as arrived."""
     accumulator = made("tv_seq_by_prompt")
