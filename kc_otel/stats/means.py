@@ -35,12 +35,12 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from kc_otel.stats.interval import Binned, Interval, finite_range, level, nothing
-from kc_otel.stats.interval_rows import HistogramRows, IntervalRows
+from kc_otel.stats.interval import Binned, Interval, finite_range, nothing
+from kc_otel.stats.interval_rows import HistogramRows, IntervalRows, of_sample
 
 Floats = NDArray[np.float64]
 Bets = tuple[Floats, Floats]
-"""Bets c [J], ascending, and the logarithms of their weights [J], which add up to 1."""
+"""Bets c [J], ascending, and the logarithms of their weights [R, J], which add up to 1 in each row."""
 _PER_OCTAVE: Final = 2
 """Bets per factor of 2: with four the bounds would be narrower by less than a part in a hundred."""
 _WEIGHT_DECAY: Final = 0.125
@@ -88,22 +88,10 @@ def capped_mean_interval(
     """
     if math.isnan(cap) or cap <= 0:
         raise ValueError(f"cap: {cap!r} is not a positive number")
-    level("alpha_lower", alpha_lower)
-    level("alpha_upper", alpha_upper)
-    floor, ceiling = max(low, -cap), min(high, cap)
-    finite_range(floor, ceiling)
-    if not sample.total:
-        return nothing(METHOD[anytime])
-    return mean_intervals(
-        HistogramRows.of(sample),
-        low=low,
-        high=high,
-        cap=cap,
-        alpha_lower=alpha_lower,
-        alpha_upper=alpha_upper,
-        cut=cut,
-        anytime=anytime,
-    )[0]
+    finite_range(max(low, -cap), min(high, cap))
+    levels = {"alpha_lower": alpha_lower, "alpha_upper": alpha_upper}
+    range_of = {"low": low, "high": high, "cap": cap, "cut": cut}
+    return of_sample(mean_intervals, sample, nothing(METHOD[anytime]), **levels, **range_of, anytime=anytime)
 
 
 def mean_intervals(
@@ -228,12 +216,9 @@ def support_deficit(
     >>> support_deficit(w, highest=5.0, alpha_lower=0.005, alpha_upper=0.005).lower > 0.04
     True
     """
-    level("alpha_lower", alpha_lower)
-    level("alpha_upper", alpha_upper)
-    if not ratio.total:
-        return replace(nothing(METHOD[anytime]), lower=0.0, upper=1.0)
     levels = {"alpha_lower": alpha_lower, "alpha_upper": alpha_upper}
-    return support_deficits(HistogramRows.of(ratio), cap=cap, highest=highest, **levels, anytime=anytime)[0]
+    empty = replace(nothing(METHOD[anytime]), lower=0.0, upper=1.0)
+    return of_sample(support_deficits, ratio, empty, **levels, cap=cap, highest=highest, anytime=anytime)
 
 
 def support_deficits(
@@ -361,21 +346,23 @@ def span_of(n: int) -> tuple[int, int]:
     )
 
 
-def grid_of(spans: Sequence[tuple[int, int]]) -> tuple[Floats, Floats]:
+def grid_of(spans: Sequence[tuple[int, int]]) -> Bets:
     """The bets of many samples [J], and the logarithms of their weights in each [R, J], -inf where there is none."""
     kinds = {span: kind for kind, span in enumerate(dict.fromkeys(spans))}
-    first, last = min(begin for begin, _ in kinds), max(end for _, end in kinds)
-    weights = np.full((len(kinds), last - first + 1), -math.inf)
-    for (begin, end), kind in kinds.items():
-        weights[kind, begin - first : end - first + 1] = _geometric(begin, end)[1]
-    return np.exp2(np.arange(first, last + 1) / _PER_OCTAVE), weights[[kinds[span] for span in spans]]
+    bets, weights = _grid(tuple(kinds))
+    return bets, weights[[kinds[span] for span in spans]]
 
 
 @lru_cache(maxsize=1024)
-def _geometric(first: int, last: int) -> Bets:
+def _grid(spans: tuple[tuple[int, int], ...]) -> Bets:
+    first, last = min(begin for begin, _ in spans), max(end for _, end in spans)
     bets = np.exp2(np.arange(first, last + 1) / _PER_OCTAVE)
-    weights = np.maximum(bets, 1.0) ** -_WEIGHT_DECAY
-    return bets, np.log(weights / weights.sum())
+    weights = np.zeros((len(spans), bets.size))
+    for kind, (begin, end) in enumerate(spans):
+        own = slice(begin - first, end - first + 1)
+        weights[kind, own] = np.maximum(bets[own], 1.0) ** -_WEIGHT_DECAY
+    with np.errstate(divide="ignore"):
+        return bets, np.log(weights / weights.sum(axis=1, keepdims=True))
 
 
 def lower_bounds(bets: Floats, scores: Floats, n: Floats) -> Floats:
