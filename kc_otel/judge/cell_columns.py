@@ -134,7 +134,6 @@ class _Group:
         self.open = np.ones(self.size, np.bool_)
         self.broken, self.failing = np.zeros((2, self.size), np.bool_)
         self.recent = np.zeros((2, self.size), np.bool_)
-        self._into = into
         into.methods[self.at] = self._bounds[SHORT].method
         into.remember(self.at, contents, self.recent)
         for bounds in self._bounds:
@@ -154,25 +153,25 @@ class _Group:
         """Number of the open cells whose lower bound is above the limit."""
         return int(np.count_nonzero(self.open & self._said(self._bounds[window])[1]))
 
-    def settle(self, window: int) -> None:
+    def settle(self, window: int, into: Verdicts) -> None:
         """Give the open cells their status by a window, and leave those open that it cannot decide."""
         above = Status.INCONCLUSIVE if self.detected else Status.FAIL
         for number, some in self._parts(window, self.open):
             passes, over = self._said(self._bounds[number])
             status = np.where(passes, Status.PASS.code, np.where(over, above.code, Status.INCONCLUSIVE.code))
-            self._put(window, number, some, status)
+            self._put(into, window, number, some, status)
             # The longer window does not take back a breach in this one.
             self.open = self.open & ~(some & (passes | over))
 
-    def keep_failing(self, level: float) -> None:
+    def keep_failing(self, into: Verdicts) -> None:
         """Have those fail that are held to fail and do not pass, by a whole window: the long one if need be."""
-        left = self.failing & (self._into.status[self.at] != Status.PASS.code)
+        left = self.failing & (into.status[self.at] != Status.PASS.code)
         for window in (SHORT, LONG):
             if left.any():
                 bounds = self._bounds[window]
-                bounds.look(self._contents[window], self._version, left, level)
+                bounds.look(self._contents[window], self._version, left, into.alpha)
                 some = left & ((bounds.values[3] > 0) | (window == LONG))
-                self._put(window, window, some, np.full(self.size, Status.FAIL.code))
+                self._put(into, window, window, some, np.full(self.size, Status.FAIL.code))
                 left = left & ~some
 
     def errors(self) -> dict[int, Exception]:
@@ -185,8 +184,8 @@ class _Group:
         parts = (window, wanted & ~recent), (_SINCE, wanted & recent)
         return [(number, some) for number, some in parts if some.any()]
 
-    def _put(self, window: int, number: int, some: Mask, status: NDArray[np.integer]) -> None:
-        at, bounds, into = self.at[some], self._bounds[number], self._into
+    def _put(self, into: Verdicts, window: int, number: int, some: Mask, status: NDArray[np.integer]) -> None:
+        at, bounds = self.at[some], self._bounds[number]
         into.status[at], into.window[at], into.values[:, at] = status[some], window, bounds.values[:, some]
         into.notes[at], into.level[at] = bounds.notes[some], bounds.level[some]
 
@@ -199,8 +198,9 @@ class _Group:
         return kept & enough & ~over & ~self.broken, over
 
 
-def _judge(groups: Sequence[_Group], alpha: float) -> dict[int, Exception]:
+def _judge(groups: Sequence[_Group], into: Verdicts) -> dict[int, Exception]:
     """Judge the cells of a contract. Returns what failed, by the number of its cell."""
+    alpha = into.alpha
     once = [group for group in groups if not group.detected]
     strictest = alpha / max(sum(group.size for group in once), 1)
     for window in (SHORT, LONG):
@@ -214,9 +214,9 @@ def _judge(groups: Sequence[_Group], alpha: float) -> dict[int, Exception]:
             for group in once:
                 group.look(window, group.above(window), level)
         for group in groups:
-            group.settle(window)
+            group.settle(window, into)
     for group in groups:
-        group.keep_failing(alpha)
+        group.keep_failing(into)
     return {number: error for group in groups for number, error in group.errors().items()}
 
 
@@ -236,7 +236,7 @@ def decide(contract: Contract, evidence: Sequence[Evidence], now: float) -> tupl
         own = [evidence[number] for number in numbers]
         group.begin(found, 0, [_Content(partial(_given, own, window)) for window in _WINDOWS])
         group.broken[:] = [bool(item.broken) for item in own]
-    for error in _judge(groups, found.alpha).values():
+    for error in _judge(groups, found).values():
         raise error
     return tuple(found)
 
@@ -298,7 +298,7 @@ class CellColumns:
         held = [(state.panes.window(grid, now), state.grids[grid].index(now)) for grid in (SHORT, LONG)]
         for offset, group in groups:
             group.observe(judged, offset, held, shares)
-        errors = _judge([group for _, group in groups], judged.alpha)
+        errors = _judge([group for _, group in groups], judged)
         for number, error in errors.items():
             judged.put(number, unjudged(judged.evidence(number), error))
         return judged, {place_of(everything[number].cell): error for number, error in errors.items()}
@@ -349,7 +349,8 @@ class _FollowedGroup(_Group):
         state, since = self._state, dict[int, list[Histogram | None]]()
         windows = [self._window(*content) for content in held]
         version = np.sum([state.panes.versions(rows) for rows in self._series], axis=0)
-        self.begin(into, offset, [*windows, self._since(since)], version)
+        contents = [*windows, self._since(since)]
+        self.begin(into, offset, contents, version)
         into.shares[self.at] = self._shares(shares)
         evidence, seen = state.evidence, state.contract.observability
         two_sided = len(self._series) > 1
@@ -357,32 +358,33 @@ class _FollowedGroup(_Group):
             broken = assumption_broken(state, place, into.at) if self._assumes else ""
             if not (broken or two_sided or place.cell in evidence.alarmed):
                 continue
-            number = int(self.at[cell])
-            item = evidence_of(state, place, partial(into.sample, number), broken)
-            into.special[number] = item
+            item = evidence_of(state, place, partial(_observed, contents, self.recent, cell), broken)
+            into.special[int(self.at[cell])] = item
             self.broken[cell], self.failing[cell] = bool(broken), item.failing
             own = evidence.cells.get(place.cell)
             if own is not None:
                 other = evidence.cells.get(other_side(place.cell))
-                since[cell] = [own.after, None if other is None else other.after]
+                since[cell] = [own.after, *([None if other is None else other.after] if two_sided else [])]
                 ages = seen.window, max(seen.window, seen.long_window)
                 self.recent[:, cell] = [into.at - own.peak < age for age in ages]
 
     def _window(self, held: SeriesContent, pane: int) -> _Content:
+        series = self._series
+
         def sample(cell: int) -> Binned:
-            return _sample(*(held.of(int(rows[cell])) for rows in self._series))
+            return _sample(*(held.of(int(rows[cell])) for rows in series))
 
         def rows(cells: Numbers) -> Iterator[tuple[Numbers, HistogramRows]]:
-            there, at = held.places(self._series[0][cells])
+            there, at = held.places(series[0][cells])
             cells = cells[there]
             for some in rows_of(held.columns.taken(at)):
                 yield cells[some.places], some
 
-        return _Content(sample, rows if len(self._series) == 1 else None, pane)
+        return _Content(sample, rows if len(series) == 1 else None, pane)
 
     def _since(self, since: Mapping[int, list[Histogram | None]]) -> _Content:
         def sample(cell: int) -> Binned:
-            return _sample(*since[cell][: len(self._series)])
+            return _sample(*since[cell])
 
         def rows(cells: Numbers) -> Iterator[tuple[Numbers, HistogramRows]]:
             known = {cell: after for cell in cells.tolist() if (after := since[cell][0]) is not None}
@@ -408,6 +410,12 @@ def _sample(own: Histogram | None, *opposite: Histogram | None) -> Binned:
     """Observations of a cell, with those that bound it from the other side."""
     sample = (own or ExponentialHistogram.empty(0)).binned()
     return replace(sample, opposite=_sample(*opposite)) if opposite else sample
+
+
+def _observed(contents: Sequence[_Content], recent: NDArray[np.bool_], cell: int, window: Window) -> Binned:
+    """What a cell is judged by in a window."""
+    number = _WINDOWS.index(window)
+    return contents[_SINCE if recent[number, cell] else number].sample(cell)
 
 
 def nothing(_window: Window = "short") -> Binned:
@@ -472,20 +480,14 @@ class Verdicts(Sequence[Verdict]):
         self._content_of[at], self._cell_of[at] = len(self._contents), np.arange(at.size)
         self._contents.append((contents, recent))
 
-    def sample(self, number: int, window: Window) -> Binned:
-        """What a cell was judged by in a window."""
-        contents, recent = self._contents[self._content_of[number]]
-        cell, which = int(self._cell_of[number]), _WINDOWS.index(window)
-        sample: Binned = contents[_SINCE if recent[which, cell] else which].sample(cell)
-        return sample
-
     def evidence(self, number: int) -> Evidence:
         """The evidence on a cell."""
         if number in self.special:
             return self.special[number]
         place = self.places[number]
+        sample = partial(_observed, *self._contents[self._content_of[number]], int(self._cell_of[number]))
         share = round(float(self.shares[number]), SHARE_DIGITS)
-        return Evidence(place.cell, place.clause, partial(self.sample, number), followed=True, share=share)
+        return Evidence(place.cell, place.clause, sample, followed=True, share=share)
 
     def _judged(self, number: int) -> Verdict:
         item = self.evidence(number)
