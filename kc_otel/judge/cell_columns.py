@@ -14,10 +14,10 @@ Bounds of cells that have not changed are not computed again. A cell whose bound
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Final, NamedTuple, overload
+from typing import Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,11 +26,11 @@ from kc_otel.contract.clause import Clause
 from kc_otel.contract.model import Contract
 from kc_otel.judge.cells import NO_PAIR, Current, Place, SilentPairs, assumption_broken, current, not_sampled, places
 from kc_otel.judge.contract_state import ContractState
-from kc_otel.judge.fail_evidence import SHARE_DIGITS, other_side
+from kc_otel.judge.fail_evidence import other_side
 from kc_otel.judge.series import LONG, SHORT, Listening, SeriesContent
 from kc_otel.judge.statistics import clause_interval, intervals_of_rows, measurable, metric_name, opposite_name
 from kc_otel.judge.verdict import Cell, Status, Verdict
-from kc_otel.judge.verdicts import INVALID_INPUT, Evidence, JudgedWindow, Terms, Window, place_of, unjudged, verdict_of
+from kc_otel.judge.verdicts import WINDOWS, Evidence, Terms, Verdicts, Window, alpha_of, place_of, unjudged
 from kc_otel.stats import Binned, ExponentialHistogram, Interval
 from kc_otel.stats.histogram import Histogram
 from kc_otel.stats.histogram_columns import HistogramColumns
@@ -39,13 +39,8 @@ from kc_otel.stats.interval_rows import HistogramRows, IntervalRows, rows_of
 Floats = NDArray[np.float64]
 Numbers = NDArray[np.int64]
 Mask = NDArray[np.bool_]
-_WINDOWS: Final[tuple[Window, Window]] = ("short", "long")
 _SINCE: Final = 2
 """Beside SHORT and LONG: what came after a cell's last alarm."""
-_NOTHING: Final = np.array([math.nan, math.nan, math.nan, 0.0])[:, None]
-"""Estimate, lower and upper bound, and observations of a cell that is not judged."""
-_STATUS_OF: Final = tuple(Status)
-"""By code."""
 
 
 class _Content(NamedTuple):
@@ -67,7 +62,7 @@ class _Bounds:
     """
 
     def __init__(self, contract: Contract, clause: Clause, size: int, *, anytime: bool) -> None:
-        alpha, of = _alpha_of(contract), (clause, contract.assumptions)
+        alpha, of = alpha_of(contract), (clause, contract.assumptions)
         self._of_sample = partial(clause_interval, *of, alpha_upper=alpha, anytime=anytime)
         self._of_rows = partial(intervals_of_rows, *of, alpha_upper=alpha, anytime=anytime)
         self._empty = self._of_sample(nothing(), alpha_lower=alpha)
@@ -135,7 +130,7 @@ class _Group:
         self.broken, self.failing = np.zeros((2, self.size), np.bool_)
         self.recent = np.zeros((2, self.size), np.bool_)
         into.methods[self.at] = self._bounds[SHORT].method
-        into.remember(self.at, contents, self.recent)
+        into.remember(self.at, partial(_observed, contents, self.recent))
         for bounds in self._bounds:
             bounds.errors.clear()
 
@@ -234,7 +229,7 @@ def decide(contract: Contract, evidence: Sequence[Evidence], now: float) -> tupl
     groups = [_Group(contract, evidence, numbers, detected=False) for numbers in alike.values()]
     for group, numbers in zip(groups, alike.values(), strict=True):
         own = [evidence[number] for number in numbers]
-        group.begin(found, 0, [_Content(partial(_given, own, window)) for window in _WINDOWS])
+        group.begin(found, 0, [_Content(partial(_given, own, window)) for window in WINDOWS])
         group.broken[:] = [bool(item.broken) for item in own]
     for error in _judge(groups, found).values():
         raise error
@@ -414,18 +409,13 @@ def _sample(own: Histogram | None, *opposite: Histogram | None) -> Binned:
 
 def _observed(contents: Sequence[_Content], recent: NDArray[np.bool_], cell: int, window: Window) -> Binned:
     """What a cell is judged by in a window."""
-    number = _WINDOWS.index(window)
+    number = WINDOWS.index(window)
     return contents[_SINCE if recent[number, cell] else number].sample(cell)
 
 
 def nothing(_window: Window = "short") -> Binned:
     """No observations."""
     return _sample(None)
-
-
-def _alpha_of(contract: Contract) -> float:
-    """Error probability of either side in each of the two windows."""
-    return (1.0 - contract.observability.confidence) / 2.0
 
 
 def evidence_of(state: ContractState, place: Place, sample: Callable[[Window], Binned], broken: str = "") -> Evidence:
@@ -444,106 +434,3 @@ def evidence_of(state: ContractState, place: Place, sample: Callable[[Window], B
         observed=place.observed or not place.absence,
         broken=broken,
     )
-
-
-class Verdicts(Sequence[Verdict]):
-    """Verdicts of all cells of a contract at a Unix time, made of columns [cells] when they are asked for.
-
-    `status` is a code; `window` is the one that decides; `values` are estimate, lower and upper bound, and observations
-    in it [4, cells]; `level` is the error probability of lower bounds, `shares` the evidence as a share of an alarm,
-    nan where cells are judged once. `special` has the evidence on cells of which there is more to say, by number.
-    """
-
-    def __init__(self, contract: Contract, places: Sequence[Place | Evidence], at: float) -> None:
-        self._contract, self.places, self.at, self.alpha = contract, places, at, _alpha_of(contract)
-        size = len(places)
-        self.status, self.window = np.full(size, Status.NO_DATA.code, np.int8), np.zeros(size, np.int8)
-        self.values = np.tile(_NOTHING, (1, size))
-        self.level, self.shares = np.full((2, size), math.nan)
-        self.notes, self.methods = np.full((2, size), "", np.object_)
-        self.special: dict[int, Evidence] = {}
-        self._content_of, self._cell_of = np.zeros((2, size), np.int64)
-        self._contents: list[tuple[Sequence[_Content], NDArray[np.bool_]]] = []
-        self._made: list[Verdict | None] = [None] * size
-        self._numbers: dict[Cell, int] = {}
-
-    def put(self, number: int, item: Evidence) -> None:
-        """Have this evidence on a cell; where there is none, that is its verdict."""
-        self.special[number] = item
-        if item.absence:
-            invalid = item.absence.startswith(INVALID_INPUT)
-            self.status[number] = (Status.INVALID_INPUT if invalid else Status.NO_DATA).code
-            self.values[:, [number]], self.notes[number], self.methods[number] = _NOTHING, "", ""
-
-    def remember(self, at: Numbers, contents: Sequence[_Content], recent: NDArray[np.bool_]) -> None:
-        """Remember what the cells of a group are judged by."""
-        self._content_of[at], self._cell_of[at] = len(self._contents), np.arange(at.size)
-        self._contents.append((contents, recent))
-
-    def evidence(self, number: int) -> Evidence:
-        """The evidence on a cell."""
-        if number in self.special:
-            return self.special[number]
-        place = self.places[number]
-        sample = partial(_observed, *self._contents[self._content_of[number]], int(self._cell_of[number]))
-        share = round(float(self.shares[number]), SHARE_DIGITS)
-        return Evidence(place.cell, place.clause, sample, followed=True, share=share)
-
-    def _judged(self, number: int) -> Verdict:
-        item = self.evidence(number)
-        estimate, lower, upper, samples = self.values[:, number].tolist()
-        case = JudgedWindow(
-            item,
-            _WINDOWS[self.window[number]],
-            Terms.of(self._contract, item.clause, item.cell.slice),
-            float(self.level[number]),
-            Interval(estimate, lower, upper, int(samples), self.methods[number], self.notes[number]),
-            _STATUS_OF[self.status[number]],
-        )
-        return verdict_of(self._contract, case, self.alpha, self.at)
-
-    def selected(self, statuses: Collection[Status], cells: Iterable[Cell] = ()) -> list[Verdict]:
-        """Those that have one of some statuses, and those of some cells, in their order; no other is made."""
-        wanted = np.isin(self.status, [status.code for status in statuses])
-        for cell in cells:
-            if not self._numbers:
-                self._numbers = {place.cell: number for number, place in enumerate(self.places)}
-            if cell in self._numbers:
-                wanted[self._numbers[cell]] = True
-        return [self[number] for number in np.flatnonzero(wanted).tolist()]
-
-    @property
-    def cells(self) -> list[Cell]:
-        """The cells, in the order of their verdicts."""
-        return [place.cell for place in self.places]
-
-    def __len__(self) -> int:
-        return len(self._made)
-
-    def __iter__(self) -> Iterator[Verdict]:
-        return (self[number] for number in range(len(self._made)))
-
-    @overload
-    def __getitem__(self, number: int) -> Verdict: ...
-    @overload
-    def __getitem__(self, number: slice) -> Sequence[Verdict]: ...
-    def __getitem__(self, number: int | slice) -> Verdict | Sequence[Verdict]:
-        if isinstance(number, slice):
-            return [self[at] for at in range(*number.indices(len(self)))]
-        verdict = self._made[number]
-        if verdict is None:
-            verdict = self._made[number] = self._judged(number)
-        return verdict
-
-
-def selected(verdicts: Iterable[Verdict], statuses: Collection[Status], cells: Iterable[Cell] = ()) -> list[Verdict]:
-    """Verdicts that have one of some statuses, and those of some cells, in their order."""
-    if isinstance(verdicts, Verdicts):
-        return verdicts.selected(statuses, cells)
-    also = {*cells}
-    return [verdict for verdict in verdicts if verdict.status in statuses or verdict.cell in also]
-
-
-def cells_of(verdicts: Iterable[Verdict]) -> list[Cell]:
-    """The cells that verdicts are about, in their order."""
-    return verdicts.cells if isinstance(verdicts, Verdicts) else [verdict.cell for verdict in verdicts]

@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any, Final
 
 from kc_otel.contract.model import Contract
-from kc_otel.judge.cell_columns import cells_of, selected
 from kc_otel.judge.decisions import DecisionTable
 from kc_otel.judge.escalation.alerts import Transition, What
 from kc_otel.judge.escalation.escalate import EscalationState, escalate
@@ -29,6 +28,7 @@ from kc_otel.judge.otlp.traffic_entries import EVALUATED, MOST_BYTES, OWN_FILES,
 from kc_otel.judge.plain_json import finite_or_none
 from kc_otel.judge.statistics import metric_name
 from kc_otel.judge.verdict import Status
+from kc_otel.judge.verdicts import cells_of, selected
 from kc_otel.offline.timeline import ReplayTimeline, SentWebhook, Span, TimelineDifferences, differences
 
 _LENGTH: Final = struct.Struct(">I")
