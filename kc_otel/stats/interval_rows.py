@@ -99,7 +99,7 @@ class HistogramRows:
         return self._edges(1)
 
     def _edges(self, side: int) -> Floats:
-        edges, row = np.tile(self.shared[side], (len(self.count), 1)), np.arange(len(self.count))
+        edges, row = self.shared[side][None].repeat(len(self.count), axis=0), np.arange(len(self.count))
         for end in (0, 1):
             edges[row, self.ends[end]] = self.own[side, end]
         return edges
