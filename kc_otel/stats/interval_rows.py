@@ -99,7 +99,8 @@ class HistogramRows:
         return self._edges(1)
 
     def _edges(self, side: int) -> Floats:
-        edges, row = self.shared[side][None].repeat(len(self.count), axis=0), np.arange(len(self.count))
+        row = np.arange(len(self.count))
+        edges: Floats = self.shared[side][None].repeat(row.size, axis=0)
         for end in (0, 1):
             edges[row, self.ends[end]] = self.own[side, end]
         return edges
