@@ -14,10 +14,10 @@ Bounds of cells that have not changed are not computed again. A cell whose bound
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Final, NamedTuple, overload
+from typing import Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,11 +26,11 @@ from kc_otel.contract.clause import Clause
 from kc_otel.contract.model import Contract
 from kc_otel.judge.cells import NO_PAIR, Current, Place, SilentPairs, assumption_broken, current, not_sampled, places
 from kc_otel.judge.contract_state import ContractState
-from kc_otel.judge.fail_evidence import SHARE_DIGITS, other_side
+from kc_otel.judge.fail_evidence import other_side
 from kc_otel.judge.series import LONG, SHORT, Listening, SeriesContent
 from kc_otel.judge.statistics import clause_interval, intervals_of_rows, measurable, metric_name, opposite_name
 from kc_otel.judge.verdict import Cell, Status, Verdict
-from kc_otel.judge.verdicts import INVALID_INPUT, Evidence, JudgedWindow, Terms, Window, place_of, unjudged, verdict_of
+from kc_otel.judge.verdicts import WINDOWS, Evidence, Terms, Verdicts, Window, alpha_of, place_of, unjudged
 from kc_otel.stats import Binned, ExponentialHistogram, Interval
 from kc_otel.stats.histogram import Histogram
 from kc_otel.stats.histogram_columns import HistogramColumns
@@ -39,13 +39,8 @@ from kc_otel.stats.interval_rows import HistogramRows, IntervalRows, rows_of
 Floats = NDArray[np.float64]
 Numbers = NDArray[np.int64]
 Mask = NDArray[np.bool_]
-_WINDOWS: Final[tuple[Window, Window]] = ("short", "long")
 _SINCE: Final = 2
 """Beside SHORT and LONG: what came after a cell's last alarm."""
-_NOTHING: Final = np.array([math.nan, math.nan, math.nan, 0.0])[:, None]
-"""Estimate, lower and upper bound, and observations of a cell that is not judged."""
-_STATUS_OF: Final = tuple(Status)
-"""By code."""
 
 
 class _Content(NamedTuple):
@@ -67,7 +62,7 @@ class _Bounds:
     """
 
     def __init__(self, contract: Contract, clause: Clause, size: int, *, anytime: bool) -> None:
-        alpha, of = _alpha_of(contract), (clause, contract.assumptions)
+        alpha, of = alpha_of(contract), (clause, contract.assumptions)
         self._of_sample = partial(clause_interval, *of, alpha_upper=alpha, anytime=anytime)
         self._of_rows = partial(intervals_of_rows, *of, alpha_upper=alpha, anytime=anytime)
         self._empty = self._of_sample(nothing(), alpha_lower=alpha)
@@ -134,9 +129,8 @@ class _Group:
         self.open = np.ones(self.size, np.bool_)
         self.broken, self.failing = np.zeros((2, self.size), np.bool_)
         self.recent = np.zeros((2, self.size), np.bool_)
-        self._into = into
         into.methods[self.at] = self._bounds[SHORT].method
-        into.remember(self.at, contents, self.recent)
+        into.remember(self.at, partial(_observed, contents, self.recent))
         for bounds in self._bounds:
             bounds.errors.clear()
 
@@ -154,25 +148,25 @@ class _Group:
         """Number of the open cells whose lower bound is above the limit."""
         return int(np.count_nonzero(self.open & self._said(self._bounds[window])[1]))
 
-    def settle(self, window: int) -> None:
+    def settle(self, window: int, into: Verdicts) -> None:
         """Give the open cells their status by a window, and leave those open that it cannot decide."""
         above = Status.INCONCLUSIVE if self.detected else Status.FAIL
         for number, some in self._parts(window, self.open):
             passes, over = self._said(self._bounds[number])
             status = np.where(passes, Status.PASS.code, np.where(over, above.code, Status.INCONCLUSIVE.code))
-            self._put(window, number, some, status)
+            self._put(into, window, number, some, status)
             # The longer window does not take back a breach in this one.
             self.open = self.open & ~(some & (passes | over))
 
-    def keep_failing(self, level: float) -> None:
+    def keep_failing(self, into: Verdicts) -> None:
         """Have those fail that are held to fail and do not pass, by a whole window: the long one if need be."""
-        left = self.failing & (self._into.status[self.at] != Status.PASS.code)
+        left = self.failing & (into.status[self.at] != Status.PASS.code)
         for window in (SHORT, LONG):
             if left.any():
                 bounds = self._bounds[window]
-                bounds.look(self._contents[window], self._version, left, level)
+                bounds.look(self._contents[window], self._version, left, into.alpha)
                 some = left & ((bounds.values[3] > 0) | (window == LONG))
-                self._put(window, window, some, np.full(self.size, Status.FAIL.code))
+                self._put(into, window, window, some, np.full(self.size, Status.FAIL.code))
                 left = left & ~some
 
     def errors(self) -> dict[int, Exception]:
@@ -185,8 +179,8 @@ class _Group:
         parts = (window, wanted & ~recent), (_SINCE, wanted & recent)
         return [(number, some) for number, some in parts if some.any()]
 
-    def _put(self, window: int, number: int, some: Mask, status: NDArray[np.integer]) -> None:
-        at, bounds, into = self.at[some], self._bounds[number], self._into
+    def _put(self, into: Verdicts, window: int, number: int, some: Mask, status: NDArray[np.integer]) -> None:
+        at, bounds = self.at[some], self._bounds[number]
         into.status[at], into.window[at], into.values[:, at] = status[some], window, bounds.values[:, some]
         into.notes[at], into.level[at] = bounds.notes[some], bounds.level[some]
 
@@ -199,8 +193,9 @@ class _Group:
         return kept & enough & ~over & ~self.broken, over
 
 
-def _judge(groups: Sequence[_Group], alpha: float) -> dict[int, Exception]:
+def _judge(groups: Sequence[_Group], into: Verdicts) -> dict[int, Exception]:
     """Judge the cells of a contract. Returns what failed, by the number of its cell."""
+    alpha = into.alpha
     once = [group for group in groups if not group.detected]
     strictest = alpha / max(sum(group.size for group in once), 1)
     for window in (SHORT, LONG):
@@ -214,9 +209,9 @@ def _judge(groups: Sequence[_Group], alpha: float) -> dict[int, Exception]:
             for group in once:
                 group.look(window, group.above(window), level)
         for group in groups:
-            group.settle(window)
+            group.settle(window, into)
     for group in groups:
-        group.keep_failing(alpha)
+        group.keep_failing(into)
     return {number: error for group in groups for number, error in group.errors().items()}
 
 
@@ -234,9 +229,9 @@ def decide(contract: Contract, evidence: Sequence[Evidence], now: float) -> tupl
     groups = [_Group(contract, evidence, numbers, detected=False) for numbers in alike.values()]
     for group, numbers in zip(groups, alike.values(), strict=True):
         own = [evidence[number] for number in numbers]
-        group.begin(found, 0, [_Content(partial(_given, own, window)) for window in _WINDOWS])
+        group.begin(found, 0, [_Content(partial(_given, own, window)) for window in WINDOWS])
         group.broken[:] = [bool(item.broken) for item in own]
-    for error in _judge(groups, found.alpha).values():
+    for error in _judge(groups, found).values():
         raise error
     return tuple(found)
 
@@ -298,7 +293,7 @@ class CellColumns:
         held = [(state.panes.window(grid, now), state.grids[grid].index(now)) for grid in (SHORT, LONG)]
         for offset, group in groups:
             group.observe(judged, offset, held, shares)
-        errors = _judge([group for _, group in groups], judged.alpha)
+        errors = _judge([group for _, group in groups], judged)
         for number, error in errors.items():
             judged.put(number, unjudged(judged.evidence(number), error))
         return judged, {place_of(everything[number].cell): error for number, error in errors.items()}
@@ -349,7 +344,8 @@ class _FollowedGroup(_Group):
         state, since = self._state, dict[int, list[Histogram | None]]()
         windows = [self._window(*content) for content in held]
         version = np.sum([state.panes.versions(rows) for rows in self._series], axis=0)
-        self.begin(into, offset, [*windows, self._since(since)], version)
+        contents = [*windows, self._since(since)]
+        self.begin(into, offset, contents, version)
         into.shares[self.at] = self._shares(shares)
         evidence, seen = state.evidence, state.contract.observability
         two_sided = len(self._series) > 1
@@ -357,32 +353,33 @@ class _FollowedGroup(_Group):
             broken = assumption_broken(state, place, into.at) if self._assumes else ""
             if not (broken or two_sided or place.cell in evidence.alarmed):
                 continue
-            number = int(self.at[cell])
-            item = evidence_of(state, place, partial(into.sample, number), broken)
-            into.special[number] = item
+            item = evidence_of(state, place, partial(_observed, contents, self.recent, cell), broken)
+            into.special[int(self.at[cell])] = item
             self.broken[cell], self.failing[cell] = bool(broken), item.failing
             own = evidence.cells.get(place.cell)
             if own is not None:
                 other = evidence.cells.get(other_side(place.cell))
-                since[cell] = [own.after, None if other is None else other.after]
+                since[cell] = [own.after, *([None if other is None else other.after] if two_sided else [])]
                 ages = seen.window, max(seen.window, seen.long_window)
                 self.recent[:, cell] = [into.at - own.peak < age for age in ages]
 
     def _window(self, held: SeriesContent, pane: int) -> _Content:
+        series = self._series
+
         def sample(cell: int) -> Binned:
-            return _sample(*(held.of(int(rows[cell])) for rows in self._series))
+            return _sample(*(held.of(int(rows[cell])) for rows in series))
 
         def rows(cells: Numbers) -> Iterator[tuple[Numbers, HistogramRows]]:
-            there, at = held.places(self._series[0][cells])
+            there, at = held.places(series[0][cells])
             cells = cells[there]
             for some in rows_of(held.columns.taken(at)):
                 yield cells[some.places], some
 
-        return _Content(sample, rows if len(self._series) == 1 else None, pane)
+        return _Content(sample, rows if len(series) == 1 else None, pane)
 
     def _since(self, since: Mapping[int, list[Histogram | None]]) -> _Content:
         def sample(cell: int) -> Binned:
-            return _sample(*since[cell][: len(self._series)])
+            return _sample(*since[cell])
 
         def rows(cells: Numbers) -> Iterator[tuple[Numbers, HistogramRows]]:
             known = {cell: after for cell in cells.tolist() if (after := since[cell][0]) is not None}
@@ -410,14 +407,15 @@ def _sample(own: Histogram | None, *opposite: Histogram | None) -> Binned:
     return replace(sample, opposite=_sample(*opposite)) if opposite else sample
 
 
+def _observed(contents: Sequence[_Content], recent: NDArray[np.bool_], cell: int, window: Window) -> Binned:
+    """What a cell is judged by in a window."""
+    number = WINDOWS.index(window)
+    return contents[_SINCE if recent[number, cell] else number].sample(cell)
+
+
 def nothing(_window: Window = "short") -> Binned:
     """No observations."""
     return _sample(None)
-
-
-def _alpha_of(contract: Contract) -> float:
-    """Error probability of either side in each of the two windows."""
-    return (1.0 - contract.observability.confidence) / 2.0
 
 
 def evidence_of(state: ContractState, place: Place, sample: Callable[[Window], Binned], broken: str = "") -> Evidence:
@@ -436,112 +434,3 @@ def evidence_of(state: ContractState, place: Place, sample: Callable[[Window], B
         observed=place.observed or not place.absence,
         broken=broken,
     )
-
-
-class Verdicts(Sequence[Verdict]):
-    """Verdicts of all cells of a contract at a Unix time, made of columns [cells] when they are asked for.
-
-    `status` is a code; `window` is the one that decides; `values` are estimate, lower and upper bound, and observations
-    in it [4, cells]; `level` is the error probability of lower bounds, `shares` the evidence as a share of an alarm,
-    nan where cells are judged once. `special` has the evidence on cells of which there is more to say, by number.
-    """
-
-    def __init__(self, contract: Contract, places: Sequence[Place | Evidence], at: float) -> None:
-        self._contract, self.places, self.at, self.alpha = contract, places, at, _alpha_of(contract)
-        size = len(places)
-        self.status, self.window = np.full(size, Status.NO_DATA.code, np.int8), np.zeros(size, np.int8)
-        self.values = np.tile(_NOTHING, (1, size))
-        self.level, self.shares = np.full((2, size), math.nan)
-        self.notes, self.methods = np.full((2, size), "", np.object_)
-        self.special: dict[int, Evidence] = {}
-        self._content_of, self._cell_of = np.zeros((2, size), np.int64)
-        self._contents: list[tuple[Sequence[_Content], NDArray[np.bool_]]] = []
-        self._made: list[Verdict | None] = [None] * size
-        self._numbers: dict[Cell, int] = {}
-
-    def put(self, number: int, item: Evidence) -> None:
-        """Have this evidence on a cell; where there is none, that is its verdict."""
-        self.special[number] = item
-        if item.absence:
-            invalid = item.absence.startswith(INVALID_INPUT)
-            self.status[number] = (Status.INVALID_INPUT if invalid else Status.NO_DATA).code
-            self.values[:, [number]], self.notes[number], self.methods[number] = _NOTHING, "", ""
-
-    def remember(self, at: Numbers, contents: Sequence[_Content], recent: NDArray[np.bool_]) -> None:
-        """Remember what the cells of a group are judged by."""
-        self._content_of[at], self._cell_of[at] = len(self._contents), np.arange(at.size)
-        self._contents.append((contents, recent))
-
-    def sample(self, number: int, window: Window) -> Binned:
-        """What a cell was judged by in a window."""
-        contents, recent = self._contents[self._content_of[number]]
-        cell, which = int(self._cell_of[number]), _WINDOWS.index(window)
-        sample: Binned = contents[_SINCE if recent[which, cell] else which].sample(cell)
-        return sample
-
-    def evidence(self, number: int) -> Evidence:
-        """The evidence on a cell."""
-        if number in self.special:
-            return self.special[number]
-        place = self.places[number]
-        share = round(float(self.shares[number]), SHARE_DIGITS)
-        return Evidence(place.cell, place.clause, partial(self.sample, number), followed=True, share=share)
-
-    def _judged(self, number: int) -> Verdict:
-        item = self.evidence(number)
-        estimate, lower, upper, samples = self.values[:, number].tolist()
-        case = JudgedWindow(
-            item,
-            _WINDOWS[self.window[number]],
-            Terms.of(self._contract, item.clause, item.cell.slice),
-            float(self.level[number]),
-            Interval(estimate, lower, upper, int(samples), self.methods[number], self.notes[number]),
-            _STATUS_OF[self.status[number]],
-        )
-        return verdict_of(self._contract, case, self.alpha, self.at)
-
-    def selected(self, statuses: Collection[Status], cells: Iterable[Cell] = ()) -> list[Verdict]:
-        """Those that have one of some statuses, and those of some cells, in their order; no other is made."""
-        wanted = np.isin(self.status, [status.code for status in statuses])
-        for cell in cells:
-            if not self._numbers:
-                self._numbers = {place.cell: number for number, place in enumerate(self.places)}
-            if cell in self._numbers:
-                wanted[self._numbers[cell]] = True
-        return [self[number] for number in np.flatnonzero(wanted).tolist()]
-
-    @property
-    def cells(self) -> list[Cell]:
-        """The cells, in the order of their verdicts."""
-        return [place.cell for place in self.places]
-
-    def __len__(self) -> int:
-        return len(self._made)
-
-    def __iter__(self) -> Iterator[Verdict]:
-        return (self[number] for number in range(len(self._made)))
-
-    @overload
-    def __getitem__(self, number: int) -> Verdict: ...
-    @overload
-    def __getitem__(self, number: slice) -> Sequence[Verdict]: ...
-    def __getitem__(self, number: int | slice) -> Verdict | Sequence[Verdict]:
-        if isinstance(number, slice):
-            return [self[at] for at in range(*number.indices(len(self)))]
-        verdict = self._made[number]
-        if verdict is None:
-            verdict = self._made[number] = self._judged(number)
-        return verdict
-
-
-def selected(verdicts: Iterable[Verdict], statuses: Collection[Status], cells: Iterable[Cell] = ()) -> list[Verdict]:
-    """Verdicts that have one of some statuses, and those of some cells, in their order."""
-    if isinstance(verdicts, Verdicts):
-        return verdicts.selected(statuses, cells)
-    also = {*cells}
-    return [verdict for verdict in verdicts if verdict.status in statuses or verdict.cell in also]
-
-
-def cells_of(verdicts: Iterable[Verdict]) -> list[Cell]:
-    """The cells that verdicts are about, in their order."""
-    return verdicts.cells if isinstance(verdicts, Verdicts) else [verdict.cell for verdict in verdicts]

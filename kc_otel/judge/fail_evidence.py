@@ -30,7 +30,7 @@ from kc_otel.judge.fault_end import Fault, together
 from kc_otel.judge.series import SeriesKey
 from kc_otel.judge.statistics import MeanTest, mean_test, metric_name, opposite_name
 from kc_otel.judge.verdict import Cell
-from kc_otel.stats import Binned, EDetector, ExponentialHistogram
+from kc_otel.stats import EDetector
 from kc_otel.stats.e_detector import BETS, alarm_level
 from kc_otel.stats.histogram import Histogram, union
 from kc_otel.stats.histogram_columns import HistogramColumns
@@ -100,10 +100,6 @@ class HeldEvidence:
     def pane(self) -> int:
         """Number of the pane in which bets began last."""
         return int(self.row[_PANE])
-
-    def binned_after(self) -> Binned:
-        """`after`, as the view that bounds are computed from."""
-        return (self.after or ExponentialHistogram.empty(0)).binned()
 
 
 @dataclass(slots=True, eq=False)

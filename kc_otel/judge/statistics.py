@@ -23,7 +23,7 @@ from kc_otel.contract.model import Assumptions, Observability
 from kc_otel.contract.registry.clause_metrics import DERIVED, Unit
 from kc_otel.contract.slices import ALL
 from kc_otel.judge.points import series_name
-from kc_otel.stats import Binned, Interval, reward_drift_interval
+from kc_otel.stats import Binned, Interval, affine, reward_drift_interval
 from kc_otel.stats.e_detector import BETS
 from kc_otel.stats.interval import nothing
 from kc_otel.stats.interval_rows import HistogramRows, IntervalRows
@@ -149,7 +149,7 @@ def intervals_of_rows(
         found = two_valued_mean_intervals(rows, low=low, high=high, **levels)
     else:
         found = mean_intervals(rows, low=low, high=high, cap=cap, cut=clause.cap is not None, **levels)
-    return found.affine(scale, offset) if clause.metric in DERIVED else found
+    return affine(found, scale, offset) if clause.metric in DERIVED else found
 
 
 def mean_range(clause: Clause) -> tuple[float, float, float]:

@@ -8,19 +8,32 @@ a cap would give.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Final, Literal, NamedTuple
+from functools import partial
+from typing import TYPE_CHECKING, Final, Literal, NamedTuple, overload
+
+import numpy as np
+from numpy.typing import NDArray
 
 from kc_otel.contract.clause import About, Clause
 from kc_otel.contract.model import Contract
 from kc_otel.contract.registry.clause_metrics import QUANTITIES, Unit
 from kc_otel.contract.units import format_duration
+from kc_otel.judge.fail_evidence import SHARE_DIGITS
 from kc_otel.judge.statistics import clause_interval, rounded, samples_needed
 from kc_otel.judge.verdict import Cell, Status, Verdict
 from kc_otel.stats import Binned, Interval
 
+if TYPE_CHECKING:
+    from kc_otel.judge.cells import Place
+
 Window = Literal["short", "long"]
+WINDOWS: Final[tuple[Window, Window]] = ("short", "long")
+_NOTHING: Final = np.array([math.nan, math.nan, math.nan, 0.0])[:, None]
+"""Estimate, lower and upper bound, and observations of a cell that is not judged."""
+_STATUS_OF: Final = tuple(Status)
+"""By code."""
 _NAMED_UNITS: Final = frozenset({Unit.SEQUENCE, Unit.PROMPT, Unit.STEP})
 """Units that sentences name; other observations are samples."""
 INVALID_INPUT: Final = "INVALID INPUT"
@@ -115,9 +128,7 @@ class JudgedWindow(NamedTuple):
     status: Status
 
 
-def _interval_of(
-    contract: Contract, item: Evidence, window: Window, level: float, alpha: float, times: int = 1
-) -> Interval:
+def _interval_of(contract: Contract, item: Evidence, window: Window, level: float, times: int = 1) -> Interval:
     """The interval that so many times as many observations like those of a window give."""
     sample = item.sample(window)
     return clause_interval(
@@ -125,37 +136,12 @@ def _interval_of(
         contract.assumptions,
         sample if times == 1 else sample.times(times),
         alpha_lower=level,
-        alpha_upper=alpha,
+        alpha_upper=alpha_of(contract),
         anytime=item.anytime,
     )
 
 
-def verdict_of(contract: Contract, case: JudgedWindow, alpha: float, now: float) -> Verdict:
-    """Return the verdict on a cell from the window that decides, or of its silence."""
-    item, interval = case.evidence, case.interval
-    return Verdict(
-        cell=item.cell,
-        status=case.status,
-        at=now,
-        limit=case.terms.limit,
-        estimate=interval.estimate,
-        lower=interval.lower,
-        upper=interval.upper,
-        samples=interval.samples,
-        window="" if item.absence else case.window,
-        method=interval.method,
-        reason=item.absence or reason_of(contract, case, alpha),
-        contract_version=contract.metadata.version,
-        contract_hash=contract.hash,
-        about=case.terms.about,
-        # What came after an alarm passes: nothing of it is left.
-        evidence=0.0 if item.failing and case.status is Status.PASS else item.share,
-        observed=item.observed,
-        ended=case.status is Status.INCONCLUSIVE and item.ended,
-    )
-
-
-def reason_of(contract: Contract, case: JudgedWindow, alpha: float) -> str:
+def reason_of(contract: Contract, case: JudgedWindow) -> str:
     """Return the reason for a cell's verdict, in a sentence with its numbers, and what an undecided cell lacks."""
     interval, limit = case.interval, case.terms.limit
     seconds = contract.observability.window if case.window == "short" else contract.observability.long_window
@@ -172,7 +158,7 @@ def reason_of(contract: Contract, case: JudgedWindow, alpha: float) -> str:
         return said + once
     if case.status is Status.PASS:
         return pass_reason(interval, limit, what, span)
-    return _undecided(contract, case, alpha, what, span) if interval.samples else f"no {what} in {span}"
+    return _undecided(contract, case, what, span) if interval.samples else f"no {what} in {span}"
 
 
 def pass_reason(interval: Interval, limit: float, what: str, span: str) -> str:
@@ -181,7 +167,7 @@ def pass_reason(interval: Interval, limit: float, what: str, span: str) -> str:
     return f"upper bound {interval.upper:.4g} <= limit {limit:.4g} with {interval.samples:,} {what} in {span}{note}"
 
 
-def _undecided(contract: Contract, case: JudgedWindow, alpha: float, what: str, span: str) -> str:
+def _undecided(contract: Contract, case: JudgedWindow, what: str, span: str) -> str:
     """Return what a cell lacks that is neither within its limit nor beyond it."""
     interval, limit, needed = case.interval, case.terms.limit, case.terms.needed
     if case.evidence.broken and interval.upper <= limit:
@@ -198,11 +184,11 @@ def _undecided(contract: Contract, case: JudgedWindow, alpha: float, what: str, 
     if interval.lower > limit and case.evidence.detected:
         share = 100.0 * case.evidence.share
         return f"{said} with {count} in {span}: {share:.0f} % of the evidence for an alarm{since}"
-    parts = (_missing(contract, case, alpha) + since, _with_a_cap(contract, case, alpha))
+    parts = (_missing(contract, case) + since, _with_a_cap(contract, case))
     return f"{said} with {count} in {span}: {'; '.join(filter(None, parts))}"
 
 
-def _with_a_cap(contract: Contract, case: JudgedWindow, alpha: float) -> str:
+def _with_a_cap(contract: Contract, case: JudgedWindow) -> str:
     """Suggest a cap and the observations that it takes; empty if none is possible or it saves little."""
     clause, quantity, now = case.evidence.clause, case.evidence.clause.quantity, case.interval
     cap = _CAP_IN_LIMITS * case.terms.limit
@@ -218,11 +204,11 @@ def _with_a_cap(contract: Contract, case: JudgedWindow, alpha: float) -> str:
     ):
         return ""
     evidence = replace(case.evidence, clause=clause.model_copy(update={"cap": cap}))
-    interval = _interval_of(contract, evidence, case.window, case.level, alpha)
+    interval = _interval_of(contract, evidence, case.window, case.level)
     if not interval.upper - interval.estimate <= _WORTH_A_CAP * (now.upper - now.estimate):
         return ""
     said = f"with `cap: {cap:.4g}` the upper bound is {interval.upper:.4g}"
-    missing = _missing(contract, case._replace(evidence=evidence, interval=interval), alpha)
+    missing = _missing(contract, case._replace(evidence=evidence, interval=interval))
     if missing:
         return f"{said}: {missing}"
     return said if evidence.broken else f"{said}, a PASS"
@@ -270,13 +256,13 @@ def _counted(contract: Contract, case: JudgedWindow, span: str) -> str:
     return f"{said}; {most}{more}"
 
 
-def _missing(contract: Contract, case: JudgedWindow, alpha: float) -> str:
+def _missing(contract: Contract, case: JudgedWindow) -> str:
     """Return what would decide the cell, in words."""
     few = case.terms.needed - case.interval.samples
     at_least = f"{few:,} more needed" if few > 0 else ""
     if case.interval.lower > case.terms.limit or case.interval.upper <= case.terms.limit:
         return at_least
-    more = _samples_to_decide(contract, case, alpha)
+    more = _samples_to_decide(contract, case)
     if more == math.inf:
         return "; ".join(filter(None, ("more such observations would not decide it", case.interval.note)))
     if more is None:
@@ -284,7 +270,7 @@ def _missing(contract: Contract, case: JudgedWindow, alpha: float) -> str:
     return at_least if more <= few else f"about {rounded(math.ceil(more)):,} more needed"
 
 
-def _samples_to_decide(contract: Contract, case: JudgedWindow, alpha: float) -> float | None:
+def _samples_to_decide(contract: Contract, case: JudgedWindow) -> float | None:
     """Observations that are missing for the nearer bound to reach the limit, if what comes is like what came.
 
     Intervals narrow as a/sqrt(n) + b/n; a and b come from the present one and the one that _SIZE_FACTOR times as many
@@ -296,7 +282,7 @@ def _samples_to_decide(contract: Contract, case: JudgedWindow, alpha: float) -> 
     gap = abs(now.estimate - case.terms.limit)
 
     def half_width(times: int) -> float:
-        found = _interval_of(contract, case.evidence, case.window, case.level, alpha, times)
+        found = _interval_of(contract, case.evidence, case.window, case.level, times)
         return found.estimate - found.lower if above else found.upper - found.estimate
 
     half = now.estimate - now.lower if above else now.upper - now.estimate
@@ -327,3 +313,126 @@ def place_of(cell: Cell) -> str:
     """A cell in words."""
     kernels = " -> ".join(filter(None, (cell.kernel_train, cell.kernel_inference)))
     return f"clause {cell.clause} on slice {cell.slice}" + (f" of {kernels}" if kernels else "")
+
+
+def alpha_of(contract: Contract) -> float:
+    """Error probability of either side in each of the two windows."""
+    return (1.0 - contract.observability.confidence) / 2.0
+
+
+class Verdicts(Sequence[Verdict]):
+    """Verdicts of all cells of a contract at a Unix time, made of columns [cells] when they are asked for.
+
+    `status` is a code; `window` is the one that decides; `values` are estimate, lower and upper bound, and observations
+    in it [4, cells]; `level` is the error probability of lower bounds, `shares` the evidence as a share of an alarm,
+    nan where cells are judged once. `special` has the evidence on cells of which there is more to say, by number.
+    """
+
+    def __init__(self, contract: Contract, places: Sequence[Place | Evidence], at: float) -> None:
+        self._contract, self.places, self.at, self.alpha = contract, places, at, alpha_of(contract)
+        size = len(places)
+        self.status, self.window = np.full(size, Status.NO_DATA.code, np.int8), np.zeros(size, np.int8)
+        self.values = np.tile(_NOTHING, (1, size))
+        self.level, self.shares = np.full((2, size), math.nan)
+        self.notes, self.methods = np.full((2, size), "", np.object_)
+        self.special: dict[int, Evidence] = {}
+        self._sample_of, self._cell_of = np.zeros((2, size), np.int64)
+        self._samples: list[Callable[[int, Window], Binned]] = []
+        self._made: list[Verdict | None] = [None] * size
+        self._numbers: dict[Cell, int] = {}
+
+    def put(self, number: int, item: Evidence) -> None:
+        """Have this evidence on a cell; where there is none, that is its verdict."""
+        self.special[number] = item
+        if item.absence:
+            invalid = item.absence.startswith(INVALID_INPUT)
+            self.status[number] = (Status.INVALID_INPUT if invalid else Status.NO_DATA).code
+            self.values[:, [number]], self.notes[number], self.methods[number] = _NOTHING, "", ""
+
+    def remember(self, at: NDArray[np.int64], sample: Callable[[int, Window], Binned]) -> None:
+        """Remember what some cells [n] are judged by: the sample of each 0 to n - 1 in a window."""
+        self._sample_of[at], self._cell_of[at] = len(self._samples), np.arange(at.size)
+        self._samples.append(sample)
+
+    def evidence(self, number: int) -> Evidence:
+        """The evidence on a cell."""
+        if number in self.special:
+            return self.special[number]
+        place = self.places[number]
+        sample = partial(self._samples[self._sample_of[number]], int(self._cell_of[number]))
+        share = round(float(self.shares[number]), SHARE_DIGITS)
+        return Evidence(place.cell, place.clause, sample, followed=True, share=share)
+
+    def _judged(self, number: int) -> Verdict:
+        contract, item = self._contract, self.evidence(number)
+        estimate, lower, upper, samples = self.values[:, number].tolist()
+        interval = Interval(estimate, lower, upper, int(samples), self.methods[number], self.notes[number])
+        terms, window = Terms.of(contract, item.clause, item.cell.slice), WINDOWS[self.window[number]]
+        status = _STATUS_OF[self.status[number]]
+        case = JudgedWindow(item, window, terms, float(self.level[number]), interval, status)
+        return Verdict(
+            cell=item.cell,
+            status=status,
+            at=self.at,
+            limit=terms.limit,
+            estimate=estimate,
+            lower=lower,
+            upper=upper,
+            samples=interval.samples,
+            window="" if item.absence else window,
+            method=interval.method,
+            reason=item.absence or reason_of(contract, case),
+            contract_version=contract.metadata.version,
+            contract_hash=contract.hash,
+            about=terms.about,
+            # What came after an alarm passes: nothing of it is left.
+            evidence=0.0 if item.failing and status is Status.PASS else item.share,
+            observed=item.observed,
+            ended=status is Status.INCONCLUSIVE and item.ended,
+        )
+
+    def selected(self, statuses: Collection[Status], cells: Iterable[Cell] = ()) -> list[Verdict]:
+        """Those that have one of some statuses, and those of some cells, in their order; no other is made."""
+        wanted = np.isin(self.status, [status.code for status in statuses])
+        for cell in cells:
+            if not self._numbers:
+                self._numbers = {place.cell: number for number, place in enumerate(self.places)}
+            if cell in self._numbers:
+                wanted[self._numbers[cell]] = True
+        return [self[number] for number in np.flatnonzero(wanted).tolist()]
+
+    @property
+    def cells(self) -> list[Cell]:
+        """The cells, in the order of their verdicts."""
+        return [place.cell for place in self.places]
+
+    def __len__(self) -> int:
+        return len(self._made)
+
+    def __iter__(self) -> Iterator[Verdict]:
+        return (self[number] for number in range(len(self._made)))
+
+    @overload
+    def __getitem__(self, number: int) -> Verdict: ...
+    @overload
+    def __getitem__(self, number: slice) -> Sequence[Verdict]: ...
+    def __getitem__(self, number: int | slice) -> Verdict | Sequence[Verdict]:
+        if isinstance(number, slice):
+            return [self[at] for at in range(*number.indices(len(self)))]
+        verdict = self._made[number]
+        if verdict is None:
+            verdict = self._made[number] = self._judged(number)
+        return verdict
+
+
+def selected(verdicts: Iterable[Verdict], statuses: Collection[Status], cells: Iterable[Cell] = ()) -> list[Verdict]:
+    """Verdicts that have one of some statuses, and those of some cells, in their order."""
+    if isinstance(verdicts, Verdicts):
+        return verdicts.selected(statuses, cells)
+    also = {*cells}
+    return [verdict for verdict in verdicts if verdict.status in statuses or verdict.cell in also]
+
+
+def cells_of(verdicts: Iterable[Verdict]) -> list[Cell]:
+    """The cells that verdicts are about, in their order."""
+    return verdicts.cells if isinstance(verdicts, Verdicts) else [verdict.cell for verdict in verdicts]

@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Any, Final
 
 from kc_otel.contract.model import Contract
-from kc_otel.judge.cell_columns import cells_of, selected
 from kc_otel.judge.decisions import DecisionTable
 from kc_otel.judge.escalation.alerts import Transition, What
 from kc_otel.judge.escalation.escalate import EscalationState, escalate
@@ -30,6 +29,7 @@ from kc_otel.judge.otlp.traffic_entries import EVALUATED, MOST_BYTES, OWN_FILES,
 from kc_otel.judge.plain_json import finite_or_none
 from kc_otel.judge.statistics import metric_name
 from kc_otel.judge.verdict import Status
+from kc_otel.judge.verdicts import cells_of, selected
 
 _LENGTH: Final = struct.Struct(">I")
 _BUFFER_BYTES: Final = 256 * 1024

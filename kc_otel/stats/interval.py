@@ -12,7 +12,7 @@ import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import Any, Final, TypeVar, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,6 +27,9 @@ _OPPOSITE: Final = {
     "above": "below",
     "below": "above",
 }
+
+_Either = TypeVar("_Either")
+"""An `Interval`, or many of them in columns."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -170,7 +173,7 @@ def nothing(method: str) -> Interval:
     return Interval(math.nan, -math.inf, math.inf, 0, method, "no observations")
 
 
-def affine(interval: Interval, scale: float, offset: float = 0.0) -> Interval:
+def affine(interval: _Either, scale: float, offset: float = 0.0) -> _Either:
     """Interval of `scale * statistic + offset`; a negative scale swaps the sides.
 
     Each side keeps its error probability and what the note says of it, in the statistic's unit. For a negative scale
@@ -183,18 +186,16 @@ def affine(interval: Interval, scale: float, offset: float = 0.0) -> Interval:
         raise ValueError(f"scale: {scale!r} is not a finite number other than 0")
     if not math.isfinite(offset):
         raise ValueError(f"offset: {offset!r} is not a finite number")
-    ends = (interval.lower * scale + offset, interval.upper * scale + offset)
-    return Interval(
-        estimate=interval.estimate * scale + offset,
-        lower=ends[0] if scale > 0 else ends[1],
-        upper=ends[1] if scale > 0 else ends[0],
-        samples=interval.samples,
-        method=interval.method,
-        note=note_in_unit(interval.note, scale, offset),
-    )
+    known: Any = interval
+    estimate, *ends = (side * scale + offset for side in (known.estimate, known.lower, known.upper))
+    lower, upper = ends if scale > 0 else ends[::-1]
+    one = isinstance(known.note, str)
+    notes = {said: _in_unit(said, scale, offset) for said in ({known.note} if one else set(known.note))}
+    note = notes[known.note] if one else [notes[said] for said in known.note]
+    return cast("_Either", replace(known, estimate=estimate, lower=lower, upper=upper, note=note))
 
 
-def note_in_unit(note: str, scale: float, offset: float) -> str:
+def _in_unit(note: str, scale: float, offset: float) -> str:
     """Return a note on values as one on `scale * value + offset`; a negative scale swaps the sides."""
 
     def word(said: str) -> str:

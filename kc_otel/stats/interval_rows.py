@@ -11,14 +11,14 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields
 from functools import cached_property, lru_cache
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from kc_otel.stats.histogram import EXPLICIT, edges_of
 from kc_otel.stats.histogram_columns import MAX_EXACT_COUNT, HistogramColumns
-from kc_otel.stats.interval import Binned, Interval, note_in_unit, usable
+from kc_otel.stats.interval import Binned, Interval, level, usable
 
 Floats = NDArray[np.float64]
 Numbers = NDArray[np.int64]
@@ -99,7 +99,8 @@ class HistogramRows:
         return self._edges(1)
 
     def _edges(self, side: int) -> Floats:
-        edges, row = np.tile(self.shared[side], (len(self.count), 1)), np.arange(len(self.count))
+        row = np.arange(len(self.count))
+        edges: Floats = self.shared[side][None].repeat(row.size, axis=0)
         for end in (0, 1):
             edges[row, self.ends[end]] = self.own[side, end]
         return edges
@@ -211,10 +212,19 @@ class IntervalRows:
         estimate, lower, upper = (float(column[row]) for column in (self.estimate, self.lower, self.upper))
         return Interval(estimate, lower, upper, int(self.samples[row]), self.method, self.note[row])
 
-    def affine(self, scale: float, offset: float) -> IntervalRows:
-        """`interval.affine` of each row."""
-        ends = (self.lower * scale + offset, self.upper * scale + offset)
-        lower, upper = ends if scale > 0 else ends[::-1]
-        notes = {text: note_in_unit(text, scale, offset) for text in set(self.note)}
-        note = [notes[text] for text in self.note]
-        return IntervalRows(self.estimate * scale + offset, lower, upper, self.samples, self.method, note)
+
+def of_sample(
+    intervals: Callable[..., IntervalRows],
+    sample: Binned,
+    empty: Interval,
+    *,
+    alpha_lower: float,
+    alpha_upper: float,
+    **options: Any,
+) -> Interval:
+    """The interval of one sample, by a function of rows; `empty` where it has no observations."""
+    level("alpha_lower", alpha_lower)
+    level("alpha_upper", alpha_upper)
+    if not sample.total:
+        return empty
+    return intervals(HistogramRows.of(sample), alpha_lower=alpha_lower, alpha_upper=alpha_upper, **options)[0]

@@ -17,8 +17,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kc_otel._extras import extra
-from kc_otel.stats.interval import Binned, Interval, finite_range, level, nothing
-from kc_otel.stats.interval_rows import HistogramRows, IntervalRows
+from kc_otel.stats.interval import Binned, Interval, affine, finite_range, nothing
+from kc_otel.stats.interval_rows import HistogramRows, IntervalRows, of_sample
 from kc_otel.stats.means import EVER, METHOD, grid_of, lower_bounds
 
 Floats = NDArray[np.float64]
@@ -62,14 +62,10 @@ def fraction_interval(
     >>> round(interval.lower, 4), interval.estimate, round(interval.upper, 4)
     (0.0019, 0.005, 0.0107)
     """
-    level("alpha_lower", alpha_lower)
-    level("alpha_upper", alpha_upper)
     if math.isnan(above):
         raise ValueError(f"above: {above!r} is not a threshold")
-    if not sample.total:
-        return nothing(SHARE_METHOD[anytime])
-    rows = HistogramRows.of(sample)
-    return fraction_intervals(rows, above, alpha_lower=alpha_lower, alpha_upper=alpha_upper, anytime=anytime)[0]
+    levels = {"alpha_lower": alpha_lower, "alpha_upper": alpha_upper}
+    return of_sample(fraction_intervals, sample, nothing(SHARE_METHOD[anytime]), **levels, above=above, anytime=anytime)
 
 
 def fraction_intervals(
@@ -134,19 +130,17 @@ def two_valued_mean_interval(
     (0.0019, 0.005, 0.0107)
     """
     finite_range(low, high)
-    if not sample.total:
-        return nothing(SHARE_METHOD[anytime])
     levels = {"alpha_lower": alpha_lower, "alpha_upper": alpha_upper}
-    return two_valued_mean_intervals(HistogramRows.of(sample), low=low, high=high, **levels, anytime=anytime)[0]
+    empty = nothing(SHARE_METHOD[anytime])
+    return of_sample(two_valued_mean_intervals, sample, empty, **levels, low=low, high=high, anytime=anytime)
 
 
 def two_valued_mean_intervals(
     rows: HistogramRows, *, low: float, high: float, alpha_lower: float, alpha_upper: float, anytime: bool = False
 ) -> IntervalRows:
     """`two_valued_mean_interval` of each row."""
-    share = fraction_intervals(
-        rows, (low + high) / 2.0, alpha_lower=alpha_lower, alpha_upper=alpha_upper, anytime=anytime
-    ).affine(high - low, low)
+    levels = {"alpha_lower": alpha_lower, "alpha_upper": alpha_upper}
+    share = affine(fraction_intervals(rows, (low + high) / 2.0, **levels, anytime=anytime), high - low, low)
     is_low = (rows.lower <= low) & (low <= rows.upper)
     is_high = (rows.lower <= high) & (high <= rows.upper)
     neither = (rows.count * ~(is_low | is_high)).sum(axis=1)
@@ -178,14 +172,12 @@ def quantile_interval(
     >>> interval.lower, interval.estimate, interval.upper
     (0.9835, 0.9895, 0.995)
     """
-    level("alpha_lower", alpha_lower)
-    level("alpha_upper", alpha_upper)
     if not 0.0 < rank < 1.0:
         raise ValueError(f"rank: {rank!r} is not strictly between 0 and 1; write 0.999 for p99.9")
-    if not sample.total:
-        return nothing(QUANTILE_METHOD[anytime])
-    rows = HistogramRows.of(sample)
-    return quantile_intervals(rows, rank, alpha_lower=alpha_lower, alpha_upper=alpha_upper, anytime=anytime)[0]
+    levels = {"alpha_lower": alpha_lower, "alpha_upper": alpha_upper}
+    return of_sample(
+        quantile_intervals, sample, nothing(QUANTILE_METHOD[anytime]), **levels, rank=rank, anytime=anytime
+    )
 
 
 def quantile_intervals(

@@ -125,7 +125,7 @@ def _most(sample: Binned, alpha: float, *, anytime: bool) -> float:
     if not sample.total:
         return 1.0
     known = Placement.of(HistogramRows.of(sample), float(min(sample.lower[0], 0.0)), 1.0)
-    share = known.bounds(known.most, lambda x: (1.0 - x) / _DISTANCE_SCALE, alpha, anytime=anytime)
+    [share] = known.bounds((known.most, lambda x: (1.0 - x) / _DISTANCE_SCALE, alpha), anytime=anytime)
     return min(1.0, max(1.0 - _DISTANCE_SCALE * float(share[0]), float(known.most[0]), -1.0))
 
 

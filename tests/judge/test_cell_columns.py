@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from collections.abc import Sequence
 from dataclasses import fields
 from typing import Any
@@ -81,3 +83,24 @@ def difference(verdict: Verdict, other: Verdict) -> dict[str, Any]:
         for name, (a, b) in pairs.items()
         if a != (pytest.approx(b, rel=1e-7, nan_ok=True) if isinstance(b, float) else b)
     }
+
+
+def test_verdicts_are_freed_with_their_last_user_and_not_by_the_collector(contract: Any, sender: Any) -> None:
+    """They hold whole windows, of which a tick begins new ones; also where cells fail, whose evidence is kept."""
+    made = contract(statistical=CLAUSES, observability={"window": "1m", "long_window": "10m", "min_samples": 30})
+    evaluator = Evaluator([made])
+    evaluator.listen(START)
+    for metric in METRICS.values():
+        source = sender(metric, start=START)
+        evaluator.ingest_metrics(source.request(START + 5.0, np.full(200, 0.9)), START + 5.0)
+    gc.collect()
+    gc.disable()
+    try:
+        verdicts = evaluator.evaluate(START + 6.0)[made.name].verdicts
+        assert Status.FAIL in {verdict.status for verdict in verdicts}
+        held = weakref.ref(verdicts)
+        del verdicts
+        evaluator.evaluate(START + 7.0)
+        assert held() is None
+    finally:
+        gc.enable()

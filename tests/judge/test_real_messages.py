@@ -14,38 +14,6 @@ from tests.tools.real_messages import CASES, CONTRACTS, INTERVAL, Case, Sender, 
 NOW = 1_790_000_000.0
 
 
-@pytest.mark.parametrize("name", CONTRACTS)
-def test_a_senders_messages_are_a_recorders_at_other_times_and_under_another_name(name: str) -> None:
-    """Two processes have the same counts and no stream in common; after the last message a process starts anew."""
-    bodies = messages(Case(name, 10), exports=2)
-    first, second = (Sender(bodies, number, NOW) for number in range(2))
-    exported = [first.export() for _ in range(3)]
-    assert second.export() != exported[0]
-    for number, body in enumerate(exported):
-        assert {point.time_unix_nano / 1e9 for point in exponential_points(body)} == {NOW + number * INTERVAL}
-        counts = [point.count for point in exponential_points(body)]
-        assert counts == [point.count for point in exponential_points(bodies[number % 2])]
-    starts = [{point.start_time_unix_nano for point in exponential_points(body)} for body in exported]
-    assert starts[0] == starts[1] != starts[2]
-
-
-def test_deltas_are_differences_of_what_is_exported_cumulatively() -> None:
-    """The Collector's cumulativetodelta processor counts what came since the message before."""
-    cumulative, delta = (messages(Case("rl-rollouts", 1_000, delta=delta), exports=2) for delta in (False, True))
-    counted = sum(point.count for body in delta for point in exponential_points(body))
-    whole = sum(point.count for point in exponential_points(messages(Case("rl-rollouts", 1_000), exports=3)[-1]))
-    before = sum(point.count for point in exponential_points(cumulative[0]))
-    assert counted == whole - before
-
-
-def test_all_kinds_of_messages_are_there() -> None:
-    """Of each contract: three sizes, cumulative and delta, with and without rewards, advantages and full logits."""
-    assert len(CASES) == len(CONTRACTS) * (3 * 2 * 2 + 2 * 2)
-    name = {"rewards": "rl-rollouts", "advantages": "rl-rollouts", "logits": "serving-int8"}
-    sizes = {what: len(messages(Case(of, 1_000, **{what: True}))[-1]) for what, of in name.items()}
-    assert sizes["logits"] > len(messages(Case("serving-int8", 1_000))[-1])
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_a_recorder_sends_what_clauses_are_computed_from_in_at_most_160_buckets_a_side(case: Case) -> None:

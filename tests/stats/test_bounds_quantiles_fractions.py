@@ -29,7 +29,7 @@ levels = st.sampled_from([1e-9, 0.001, 0.01, 0.3, 0.9])
 values = st.lists(st.one_of(st.floats(-5, 5), st.just(0.0)), min_size=1, max_size=60).map(np.array)
 
 
-@given(st.integers(1, 3000), ranks, levels, levels)
+@given(st.one_of(st.integers(1, 3000), st.sampled_from([10**6, 10**9])), ranks, levels, levels)
 def test_order_statistics_are_the_sharpest_that_keep_their_level(n, rank, alpha_lower, alpha_upper):
     r, s = (int(at[0]) for at in binomial_ranks(np.array([float(n)]), rank, alpha_lower, alpha_upper))
     count = stats.binom(n, rank)
@@ -37,14 +37,6 @@ def test_order_statistics_are_the_sharpest_that_keep_their_level(n, rank, alpha_
     assert count.cdf(r) > alpha_lower * (1 - 1e-9)
     assert count.sf(s - 1) <= alpha_upper * (1 + 1e-9)
     assert count.sf(s - 2) > alpha_upper * (1 - 1e-9)
-
-
-@pytest.mark.parametrize("n", [10**6, 10**9, 10**12])
-def test_ranks_of_large_samples_match_the_normal_approximation(n):
-    r, s = (int(at[0]) for at in binomial_ranks(np.array([float(n)]), 0.5, 0.01, 0.01))
-    half = stats.norm.isf(0.01) * math.sqrt(n) / 2
-    assert r == pytest.approx(n / 2 - half, abs=max(2.0, half * 1e-3))
-    assert s == pytest.approx(n / 2 + half, abs=max(2.0, half * 1e-3))
 
 
 def test_quantile_interval_by_hand():
@@ -199,37 +191,3 @@ def test_no_observations_claim_nothing():
     ):
         assert math.isnan(got.estimate)
         assert (got.lower, got.upper, got.samples, got.note) == (-math.inf, math.inf, 0, "no observations")
-
-
-def exact_misses(interval, n, rank, alpha):
-    """Exact error probabilities of a quantile interval for continuous data: ranks are all that matters."""
-    got = interval(Binned.of_samples(np.arange(1.0, n + 1)), rank, alpha_lower=alpha, alpha_upper=alpha)
-    count = stats.binom(n, rank)
-    low = count.cdf(got.lower - 1) if math.isfinite(got.lower) else 0.0
-    high = count.sf(got.upper - 1) if math.isfinite(got.upper) else 0.0
-    return low, high
-
-
-@pytest.mark.parametrize("rank", [0.01, 0.5, 0.9, 0.99, 0.999])
-@pytest.mark.parametrize("n", [1, 10, 300, 6000])
-def test_quantile_intervals_cover_exactly(rank, n):
-    """Computed, not simulated: no side misses more often than alpha."""
-    for alpha in (0.001, 0.05):
-        assert max(exact_misses(quantile_interval, n, rank, alpha)) <= alpha * (1 + 1e-9)
-
-
-@pytest.mark.parametrize("n", [1, 5, 50, 400])
-def test_clopper_pearson_covers_exactly(n):
-    """Summed over all outcomes, no side misses more often than alpha at any true fraction, tiny ones included."""
-    alpha = 0.05
-    got = [
-        fraction_interval(
-            Binned.of_samples(np.r_[np.ones(k), np.zeros(n - k)]), 0.5, alpha_lower=alpha, alpha_upper=alpha
-        )
-        for k in range(n + 1)
-    ]
-    lower, upper = np.array([i.lower for i in got]), np.array([i.upper for i in got])
-    for p in (1e-6, 1e-4, 0.01, 0.1, 0.5, 0.9, 0.9999):
-        weight = stats.binom.pmf(np.arange(n + 1), n, p)
-        assert weight[lower > p].sum() <= alpha * (1 + 1e-9)
-        assert weight[upper < p].sum() <= alpha * (1 + 1e-9)

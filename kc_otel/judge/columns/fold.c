@@ -10,7 +10,7 @@
 #include <stdbool.h>
 #include <string.h>
 
-/* These are what `fold.py`, `points` and `stats.histogram` call so. */
+/* These are what `stream_rows.py`, `points` and `stats.histogram` call so. */
 enum { UP, DOWN, SIDE = 160, SPAN = 256, COUNTED = 1, CLOSED = -2, LOADED = 1, NEW = 2, LEAST_SCALE = -2, MOST_SCALE = 20 };
 #define MOST (INT64_C(1) << 44)
 #define LARGEST_SUM 0x1p565

@@ -26,8 +26,19 @@ import numpy as np
 from google.protobuf.message import DecodeError
 from numpy.typing import NDArray
 
-from kc_otel.judge.columns.fold import CLOSED, LIMITS, NONE, SLOT, SPAN, Known, used_parts
-from kc_otel.judge.columns.stream_rows import ContractRows, RowContent, RowMemory, stream_of
+from kc_otel.judge.columns.stream_rows import (
+    CLOSED,
+    LIMITS,
+    NONE,
+    SLOT,
+    SPAN,
+    ContractRows,
+    Known,
+    RowContent,
+    RowMemory,
+    stream_of,
+    used_parts,
+)
 from kc_otel.judge.contract_state import ContractState
 from kc_otel.judge.otlp.wire_columns import ColumnMessage, read_columns
 from kc_otel.judge.point_streams import Horizon

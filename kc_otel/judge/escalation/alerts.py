@@ -41,9 +41,9 @@ from kc_otel.contract.model import Contract
 from kc_otel.contract.policy import Action, EscalationStep
 from kc_otel.contract.slices import ALL
 from kc_otel.contract.words import RUN_ENDED
-from kc_otel.judge.cell_columns import selected
 from kc_otel.judge.series import Pair
 from kc_otel.judge.verdict import INPUT_CLAUSE, Cell, Status, Verdict
+from kc_otel.judge.verdicts import selected
 
 ROLLED_BACK: Final = "rolled-back"
 """Step of what is said of a version that was rolled back: no contract writes it, for every roll-back is told."""

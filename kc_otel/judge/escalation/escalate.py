@@ -13,7 +13,6 @@ from dataclasses import dataclass, field, replace
 
 from kc_otel.contract.input_reasons import ON_PURPOSE
 from kc_otel.contract.model import Contract
-from kc_otel.judge.cell_columns import selected
 from kc_otel.judge.decisions import DecisionTable, Pin, apply, kept_since, released
 from kc_otel.judge.escalation.alerts import (
     ROLLED_BACK,
@@ -48,6 +47,7 @@ from kc_otel.judge.incidents.incident_lifecycle import (
 from kc_otel.judge.promotion.stages import Promotion
 from kc_otel.judge.series import Pair
 from kc_otel.judge.verdict import Cell, Evaluation, Status, Verdict
+from kc_otel.judge.verdicts import selected
 
 Promote = Callable[[DecisionTable, Sequence[Incident]], tuple[DecisionTable, Sequence[Promotion]]]
 """Steps promotions; returns the decision table with their shares, and the versions that are rolled back."""

@@ -35,7 +35,6 @@ from typing import Any, Final
 
 from kc_otel.contract.slices import ALL
 from kc_otel.contract.words import place
-from kc_otel.judge.cell_columns import selected
 from kc_otel.judge.decisions import DecisionTable, kept_since, overriding_pin
 from kc_otel.judge.escalation.alerts import Alert, Transition, What, input_verdict
 from kc_otel.judge.escalation.notices import IncidentMessage, People
@@ -53,6 +52,7 @@ from kc_otel.judge.plain_json import finite_or_none
 from kc_otel.judge.promotion.stages import Promotion
 from kc_otel.judge.series import Pair
 from kc_otel.judge.verdict import INPUT_CLAUSE, Causes, Cell, Status, Verdict
+from kc_otel.judge.verdicts import selected
 
 _BREAKING_STATUSES: Final = {Status.FAIL: "fail", Status.NO_DATA: "no-data"}
 _BY_ALERT: Final = {

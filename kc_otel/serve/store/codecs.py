@@ -13,8 +13,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from kc_otel.judge.columns.fold import ROW, SIDE
-from kc_otel.judge.columns.stream_rows import BLOCK, RowContent
+from kc_otel.judge.columns.stream_rows import BLOCK, ROW, SIDE, RowContent
 from kc_otel.judge.fail_evidence import HeldEvidence, row_of
 from kc_otel.judge.fault_end import Fault, Recovery
 from kc_otel.judge.point_streams import LatestValue, PointStream
