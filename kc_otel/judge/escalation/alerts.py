@@ -193,11 +193,10 @@ def advance(
     person has `closed` incidents, by their key, since the last evaluation: alerts of theirs end that nothing has been
     measured of.
     """
-    matching = {_MATCHES[step.on] for step in contract.escalation}
+    matching, keys = {_MATCHES[step.on] for step in contract.escalation}, step_keys(contract)
     concerned = selected(verdicts, matching, (alert.cell for alert in state.alerts))
     by_cell = {verdict.cell: verdict for verdict in concerned}
     known = {(alert.step, alert.cell): alert for alert in state.alerts}
-    keys = step_keys(contract)
     passed = state.passed(now, contract.observability.window)
     transitions = [
         edge(alert, What.RESOLVED, now, end=_CHANGED)
@@ -247,41 +246,36 @@ def _watched(
     invalid_input: Mapping[Pair, Mapping[str, int]],
     kept_away: Callable[[str, str], bool],
     now: float,
-) -> Mapping[Cell, Verdict]:
-    if step.on == "invalid-input":
-        found = {pair: reasons for pair, reasons in invalid_input.items() if any(reasons.values())}
-        of_any = Verdict(
-            cell=Cell(contract.name, INPUT_CLAUSE, ALL, "", ""), status=Status.INVALID_INPUT, at=now, limit=0.0,
-            estimate=0.0, lower=0.0, upper=0.0, samples=0, window="short", method="count", reason="",
-            contract_version=contract.metadata.version, contract_hash=contract.hash, about="traffic",
-        )  # fmt: skip
-        failed = [
-            input_verdict(Cell(contract.name, INPUT_CLAUSE, ALL, *pair), reasons, of_any)
-            for pair, reasons in found.items()
-        ]
-        others = {cell: verdict for cell, verdict in by_cell.items() if cell[-2:] not in found}
-        return others | {verdict.cell: verdict for verdict in failed}
-    watched = by_cell.items()
-    if step.clauses:
-        watched = {cell: verdict for cell, verdict in watched if cell.clause in step.clauses}.items()
-    if step.on == "no-data":
-        watched = {
-            cell: verdict for cell, verdict in watched if not kept_away(cell.slice, cell.kernel_inference)
-        }.items()
-    return dict(watched)
+) -> dict[Cell, Verdict]:
+    """Verdicts that a step watches, by cell."""
+    if step.on != "invalid-input":
+        silent = step.on == "no-data"
+        return {
+            cell: verdict
+            for cell, verdict in by_cell.items()
+            if not step.clauses or cell.clause in step.clauses
+            if not (silent and kept_away(cell.slice, cell.kernel_inference))
+        }
+    of_any = Verdict(
+        cell=Cell(contract.name, INPUT_CLAUSE, ALL, "", ""), status=Status.INVALID_INPUT, at=now, limit=0.0,
+        estimate=0.0, lower=0.0, upper=0.0, samples=0, window="short", method="count", reason="",
+        contract_version=contract.metadata.version, contract_hash=contract.hash, about="traffic",
+    )  # fmt: skip
+    found = {pair: reasons for pair, reasons in invalid_input.items() if any(reasons.values())}
+    watched = {cell: verdict for cell, verdict in by_cell.items() if cell[-2:] not in found}
+    for pair, reasons in found.items():
+        failed = input_verdict(of_any.cell._replace(kernel_train=pair[0], kernel_inference=pair[1]), reasons, of_any)
+        watched[failed.cell] = failed
+    return watched
 
 
 def input_verdict(cell: Cell, found: Mapping[str, int], judged: Verdict) -> Verdict:
     """The verdict on a cell of INPUT_CLAUSE, from how many sequences failed an input check, by reason."""
     total = sum(found.values())
-    reasons = ", ".join(f"{count} {reason}" for reason, count in sorted(found.items()) if count)
-    failed = (
-        "1 sequence failed an input check and was"
-        if total == 1
-        else f"{total} sequences failed an input check and were"
-    )
-    said = f"{failed} not measured ({reasons}). {remedy(max(found, key=found.__getitem__))}"
-    count = float(total)
+    count, reasons = float(total), ", ".join(f"{count} {reason}" for reason, count in sorted(found.items()) if count)
+    some, were = ("1 sequence", "was") if total == 1 else (f"{total} sequences", "were")
+    said = f"{some} failed an input check and {were} not measured ({reasons})."
+    said += f" {remedy(max(found, key=found.__getitem__))}"
     return replace(judged, cell=cell, estimate=count, lower=count, upper=count, samples=total, reason=said)
 
 
