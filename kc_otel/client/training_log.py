@@ -111,7 +111,7 @@ class _InProcess(SilentExporter):
         super().__init__()
         self._name = contract.name
         self._judge = Evaluator([contract])
-        self._judge.listen(time.time())
+        self._judge.listening(time.time())
         self._log = log
         self._failed = False
 

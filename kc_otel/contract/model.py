@@ -17,8 +17,7 @@ from pydantic import Field, field_validator
 
 from kc_otel.contract.clause import Clause
 from kc_otel.contract.fields import Duration, Name, Number, Strict
-from kc_otel.contract.policy import EscalationStep
-from kc_otel.contract.promotion import PromotionTerms
+from kc_otel.contract.policy import EscalationStep, PromotionTerms
 from kc_otel.contract.registry.clause_metrics import AVERAGED, DERIVED, OPERATORS, QUANTITIES, SAMPLING, Origin, Unit
 from kc_otel.contract.slices import ALL, OF_TOKENS, UNJUDGED, Scalar, SliceCondition, match, parse_condition
 from kc_otel.contract.units import parse_limit

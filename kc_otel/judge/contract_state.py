@@ -27,7 +27,7 @@ from kc_otel.contract.slices import ALL, OTHER
 from kc_otel.judge.fail_evidence import FailEvidence
 from kc_otel.judge.point_streams import Horizon, PointStream
 from kc_otel.judge.points import INVALID, Point, invalid_on, metric_of
-from kc_otel.judge.recorders import KernelVersions, Recorders
+from kc_otel.judge.recorders import KernelInfo, Recorders
 from kc_otel.judge.refused_points import RefusedPoints
 from kc_otel.judge.series import LONG, PAIRS, SHORT, Heard, Pair, PaneColumns, Series, SeriesKey, SeriesTable, grids
 from kc_otel.judge.statistics import metric_name, opposite_name
@@ -97,7 +97,7 @@ class ContractState:
         self.streams: dict[bytes, PointStream] = {}  # by the digest of their identity, without those in `rows`
         self.rows: ContractRows | None = None  # streams of which a row is all there is
         self.heard: dict[Pair, Heard] = {}
-        self.kernels = KernelVersions()
+        self.kernels: dict[tuple[str, str], KernelInfo] = {}  # by role and version
         self.recorders = Recorders(contract.observability.heartbeat, contract.observability.window)
         self.newest: dict[str, dict[Pair, float]] = {}  # newest observation by metric and pair, in order of arrival
         self.events: Counter[str] = Counter()

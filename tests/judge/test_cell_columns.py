@@ -40,7 +40,7 @@ def test_verdicts_at_once_are_those_of_each_cell(seed: int, contract: Any, sende
     rng = np.random.default_rng(seed)
     made = contract(statistical=CLAUSES, observability={"window": "1m", "long_window": "10m", "min_samples": 30})
     evaluator = Evaluator([made])
-    evaluator.listen(now)
+    evaluator.listening(now)
     sources = {
         (metric, slice, kernel): sender(METRICS[metric], slice=slice, inference=kernel, start=now)
         for metric in METRICS
