@@ -2,15 +2,13 @@
 
 A stream is one sender's; a series is (metric, slice, kernel pair), and takes the increments of all its streams. Memory
 is bounded: at most `max_series` series, and STREAMS_PER_SERIES times as many streams. A series over the cap is counted
-in the slice `other` of its metric, whatever its pair, and is never judged; so is a new pair of kernels on a metric with
-PAIRS pairs that reported within a short window. The pair with the fewest observations in a short window is replaced by
-a pair with _MORE times as many: a sender that invents kernels has to measure more of each than of a real one. Streams
-over their cap are refused, for a cumulative value means nothing without the one before. All of it is told to the
-sender, and what a clause would have judged is remembered as `unjudged`, so that it has a verdict that says so.
+in the slice `other` of its metric and never judged; so is a new pair of kernels on a metric with PAIRS pairs that
+reported within a short window, unless it has _MORE times as many observations as the one with the fewest: a sender that
+invents kernels has to measure more of each than of a real one. What a clause would have judged is `unjudged`, and has a
+verdict that says so. Streams over their cap are refused: a cumulative value means nothing without the one before.
 
 A series keeps its layout of buckets while anything with it is in the short window: a point with other explicit bounds
-is refused until then, so that one sender cannot throw away what the others sent. When the clock goes back, what was
-dated by the wrong one counts as of now.
+is refused until then, so that one sender cannot throw away what the others sent.
 """
 
 from __future__ import annotations

@@ -1,19 +1,15 @@
 """The decision table: which kernel serves a slice, and what else a firing contract asks of everyone.
 
-A route says: for this contract and slice, avoid this version of the inference kernel and use the training kernel,
-because of this clause, since then. It stays after the alert has resolved, because an alert resolves when the traffic
-has moved away, not when the kernel is mended; a person resumes it. A version that is rolled out later is not avoided. A
+A route avoids a version of the inference kernel on a slice, because of a clause. It stays after the alert has resolved,
+because an alert resolves when the traffic has moved away, not when the kernel is mended; a person resumes it. A
 directive lasts as long as the alert that asked for it; a quarantine and a halt last while its breach is unproven, too.
+A person's pin says which kernel serves a slice, whatever routes say. A canary gives a version a share of the requests
+that neither a pin to the training kernel nor a route has decided: a pin to the inference kernel lifts no limit of a
+version that is being tried or was rolled back. A promoted version alone serves while the evaluator cannot be asked.
 
-A person's pin says which kernel serves a slice, whatever routes say and whether or not the evaluator is there. A
-canary gives a version of the inference kernel a share of the requests that neither a pin to the training kernel nor a
-route has decided: a pin to the inference kernel lifts no limit of a version that is being tried or was rolled back. A
-version that was promoted to full is the only one that serves while the evaluator cannot be asked.
-
-The table is a value. Its version counts up when its content changes and only then. An evaluator that has lost its state
-counts from the start, so a client compares `tag` too, which is made of the content.
-
-Routing processes read the table, so that nothing here needs more than the standard library.
+The table is a value, whose version counts up when its content changes and only then. An evaluator that has lost its
+state counts from the start, so a client compares `tag` too, which is made of the content. Routing processes read the
+table, so that nothing here needs more than the standard library.
 """
 
 from __future__ import annotations

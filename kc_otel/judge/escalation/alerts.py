@@ -16,15 +16,13 @@ Every step of a contract's ladder watches every cell on its own:
 | the same      | INVALID_INPUT, without those  | PASS, FAIL, cell gone         | any other             |
 
 A cell that has gone clears what fires while another pair of kernels is measured in its place; where none is, it holds.
-A fault has ended when it is refuted that it is as it was, and what came since keeps the limit: the verdict is then
-INCONCLUSIVE until there is a PASS, and clears. A verdict that holds stops the count without undoing it: doubt and
-silence are no proof that a breach is over, and no proof that it goes on. A matching verdict sets the count towards
-clearing back to zero, a clearing one drops what is pending. An alert therefore needs `for` of matching verdicts with no
-clearing one between them, and a resolve needs `clear_for` of clearing verdicts with no matching one between them.
+A verdict that holds stops the count without undoing it: doubt and silence are no proof that a breach is over, and no
+proof that it goes on. A matching verdict sets the count towards clearing back to zero, a clearing one drops what is
+pending.
 
 Durations are counted, not subtracted: each evaluation adds the time since the one before, never less than zero (the
-clock may jump back) and never more than the contract's window (a verdict speaks for its window only, so a gap or a
-jump of the clock counts for no more than that). Firing and resolving are edges: each firing is followed by one resolve.
+clock may jump back) and never more than the contract's window, for which alone a verdict speaks. Firing and resolving
+are edges: each firing is followed by one resolve.
 """
 
 from __future__ import annotations
