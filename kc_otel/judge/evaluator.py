@@ -243,7 +243,6 @@ class Evaluator:
         if known is None or known.heard < stream.heard:
             state.streams[key] = stream
             state.changed_streams.add(key)
-        state.look_for_silent()
 
     def series_of_rows(self, numbers: Sequence[int]) -> list[SeriesKey]:
         """The series that rows of streams have these numbers of."""

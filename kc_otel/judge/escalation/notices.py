@@ -26,6 +26,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from types import MappingProxyType
 from typing import Final, Literal
 
 from kc_otel.contract.model import Contract
@@ -40,7 +41,7 @@ from kc_otel.judge.escalation.alerts import (
     step_keys,
 )
 from kc_otel.judge.incidents.incident import Incident, IncidentState
-from kc_otel.judge.verdict import Cell
+from kc_otel.judge.verdict import Cell, Verdict
 
 
 @dataclass(frozen=True, slots=True)
@@ -241,12 +242,14 @@ def group_messages(
     window: float,
     passed: float,
     now: float,
+    verdicts: Mapping[str, Verdict] = MappingProxyType({}),
     lasting: Collection[str] = (),
 ) -> tuple[tuple[MessageGroup, ...], tuple[IncidentMessage, ...]]:
     """The groups after an evaluation, `passed` seconds after the one before, and the webhooks to be sent now.
 
-    `edges` are those of this evaluation, whether or not they were `said`. `lasting` are fingerprints of alerts about
-    rolled back versions without an incident that are not over.
+    `edges` are those of this evaluation, whether or not they were `said`; `verdicts` the last ones of alerts that fire,
+    by fingerprint; `lasting` are fingerprints of alerts about rolled back versions without an incident that are not
+    over.
     """
     by_id = {incident.id: incident for incident in incidents}
     by_key = {incident.key: incident.id for incident in incidents}
@@ -269,7 +272,9 @@ def group_messages(
         over = group.incident not in lasting if incident is None else incident.state is IncidentState.RESOLVED
         group = _without_roll_backs(group, now) if over else group  # noqa: PLW2901 - the same one
         rest, message = _sent(group, incident, people, timing, window, now, urgent)
-        messages += [message] if message is not None else []
+        if message is not None:
+            alerts = (replace(told, verdict=verdicts.get(told.fingerprint, told.verdict)) for told in message.alerts)
+            messages.append(replace(message, alerts=tuple(alerts)))
         after += [rest] if rest.alerts else []
     return tuple(sorted(after, key=lambda entry: (entry.incident, entry.endpoint))), tuple(
         sorted(messages, key=lambda entry: entry.endpoint)

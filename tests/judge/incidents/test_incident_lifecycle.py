@@ -352,6 +352,7 @@ def test_an_order_contains_a_heartbeat_after_a_router_took_it():
     assert incident.state_text.endswith("but this kernel was measured after a router applied it")
     (incident,) = evaluator.tick(710.0, verdict_of("PASS"))
     assert incident.state is IncidentState.BROKEN, "its route is in force and somebody does not obey it"
+    assert incident.state_text.endswith("UTC remains, but this kernel was measured after a router applied it")
 
 
 def test_an_order_contains_while_no_recorder_that_reported_the_kernel_is_lost():
