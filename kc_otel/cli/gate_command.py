@@ -26,9 +26,8 @@ from kc_otel.cli.terminal import (
     together,
     unusable,
 )
-from kc_otel.contract.declared_kernels import OTHERWISE_REMEDY, declared_apart, declared_otherwise
 from kc_otel.contract.load import check
-from kc_otel.contract.model import Contract
+from kc_otel.contract.model import OTHERWISE_REMEDY, Contract, declared_apart, declared_otherwise
 from kc_otel.contract.sentences import scopes
 from kc_otel.contract.words import listed
 from kc_otel.judge.recorders import ONE_KERNEL

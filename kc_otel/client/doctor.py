@@ -16,11 +16,10 @@ from pathlib import Path
 from typing import Any, Final
 from urllib.parse import urlsplit
 
-from kc_otel.contract.declared_kernels import OTHERWISE_REMEDY
 from kc_otel.contract.errors import ContractError
 from kc_otel.contract.load import load
 from kc_otel.contract.measuring_paths import MeasuringPath, coverage
-from kc_otel.contract.model import Contract
+from kc_otel.contract.model import OTHERWISE_REMEDY, Contract
 from kc_otel.contract.units import format_duration
 from kc_otel.contract.words import listed
 

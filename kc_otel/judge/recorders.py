@@ -12,8 +12,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
-from kc_otel.contract.declared_kernels import declared_apart, declared_otherwise
-from kc_otel.contract.model import KernelSpecs
+from kc_otel.contract.model import KernelSpecs, declared_apart, declared_otherwise
 from kc_otel.contract.slices import Scalar
 from kc_otel.contract.units import format_duration
 from kc_otel.judge.points import INVALID
