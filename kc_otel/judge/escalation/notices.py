@@ -273,8 +273,10 @@ def group_messages(
         group = _without_roll_backs(group, now) if over else group  # noqa: PLW2901 - the same one
         rest, message = _sent(group, incident, people, timing, window, now, urgent)
         if message is not None:
-            alerts = (replace(told, verdict=verdicts.get(told.fingerprint, told.verdict)) for told in message.alerts)
-            messages.append(replace(message, alerts=tuple(alerts)))
+            alerts_now = (
+                replace(last, verdict=verdicts.get(last.fingerprint, last.verdict)) for last in message.alerts
+            )
+            messages.append(replace(message, alerts=tuple(alerts_now)))
         after += [rest] if rest.alerts else []
     return tuple(sorted(after, key=lambda entry: (entry.incident, entry.endpoint))), tuple(
         sorted(messages, key=lambda entry: entry.endpoint)
@@ -359,9 +361,9 @@ def _sent(
     reason = NoticeReason.RESOLVED if over else at_once or (NoticeReason.UNPROVEN if away else first)
     changes = [replace(told.edge, at=now) for told in ready] + [told.edge for told in ended]
     changes += [replace(told.edge, what=What.FIRING, end=WENT_AWAY) for told in away]
-    news: dict[str, Known] = {}
-    for alerts, known in ((ended, ""), (ready, "firing"), (away, "unproven")):
-        news |= dict.fromkeys((told.edge.fingerprint for told in alerts), known)
+    news: dict[str, Known] = {told.edge.fingerprint: "" for told in ended}
+    news |= {told.edge.fingerprint: "firing" for told in ready}
+    news |= {told.edge.fingerprint: "unproven" for told in away}
     after = [replace(told, known=news.get(told.edge.fingerprint, told.known)) for told in rows]
     left = tuple(told for told in after if told.known or told.fires or unproven(told))
     steps = {told.edge.step for told in (*ready, *away)} | set(group.steps)
