@@ -16,9 +16,8 @@ import typer
 
 from kc_otel.cli.api_client import DEFAULT_URL, Url, get
 from kc_otel.cli.terminal import Columns, SequenceAttributes, attributes_of, columns_of, pairs, refuse, show, unusable
-from kc_otel.contract.declared_kernels import OTHERWISE_REMEDY, declared_apart, declared_otherwise
 from kc_otel.contract.load import check
-from kc_otel.contract.model import Contract
+from kc_otel.contract.model import OTHERWISE_REMEDY, Contract, declared_apart, declared_otherwise
 from kc_otel.judge.recorders import ONE_KERNEL
 from kc_otel.offline.gate import gate_report
 from kc_otel.offline.gate.evidence import (

@@ -12,7 +12,7 @@ import typer
 
 from kc_otel.cli.api_client import DEFAULT_URL, Url, get, get_record, poll, post
 from kc_otel.cli.terminal import ApiJson, By, in_sections, local_time, refuse, show, unusable
-from kc_otel.contract.json_text import read_json_text
+from kc_otel.contract.plain_text import read_json_text
 from kc_otel.contract.words import MEASURED_LATER, did_you_mean
 from kc_otel.judge.promotion.stages import Stage
 

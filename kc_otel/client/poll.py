@@ -17,7 +17,7 @@ from typing import Final
 from urllib.parse import quote, unquote, urlsplit
 
 from kc_otel.client.credentials import authorization, client_context
-from kc_otel.contract.json_text import read_json_text
+from kc_otel.contract.plain_text import read_json_text
 from kc_otel.judge.decisions import DecisionTable
 
 _log = logging.getLogger(__name__)

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Final, Self
 
 from kc_otel.client.poll import Poller
 from kc_otel.client.snapshot import NEVER, PROVEN, UNPROVEN, Choice, Kernel, Snapshot, compiled
-from kc_otel.contract.json_text import read_json_text
+from kc_otel.contract.plain_text import read_json_text
 from kc_otel.contract.slices import Scalar
 from kc_otel.judge.decisions import INFERENCE_KERNEL, TRAIN_KERNEL, Canary, DecisionTable, DirectiveKind
 

@@ -19,8 +19,8 @@ from opentelemetry.sdk.metrics.export import MetricExporter, MetricExportResult,
 
 from kc_otel.client.credentials import authorization, client_context
 from kc_otel.client.poll import lateness
-from kc_otel.contract.json_text import read_json_text
 from kc_otel.contract.model import Contract
+from kc_otel.contract.plain_text import read_json_text
 from kc_otel.contract.slices import ALL
 from kc_otel.judge.evaluator import Evaluator
 from kc_otel.judge.plain_json import read_plain
@@ -111,7 +111,7 @@ class _InProcess(SilentExporter):
         super().__init__()
         self._name = contract.name
         self._judge = Evaluator([contract])
-        self._judge.listen(time.time())
+        self._judge.listening(time.time())
         self._log = log
         self._failed = False
 

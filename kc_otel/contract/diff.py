@@ -18,8 +18,7 @@ from typing import Any, Final, Literal
 from kc_otel.contract.clause import Clause, Statistic
 from kc_otel.contract.limits import scale_of
 from kc_otel.contract.model import Contract
-from kc_otel.contract.policy import EscalationStep
-from kc_otel.contract.promotion import PromotionTerms, shown_share
+from kc_otel.contract.policy import EscalationStep, PromotionTerms, shown_share
 from kc_otel.contract.registry.clause_metrics import DERIVED, QUANTITIES
 from kc_otel.contract.slices import ALL, covers
 from kc_otel.contract.units import format_duration

@@ -17,7 +17,7 @@ from kc_otel.contract.limits import Range, range_of
 from kc_otel.contract.measuring_paths import AUTOMATIC
 from kc_otel.contract.model import Contract
 from kc_otel.contract.policy import EscalationStep
-from kc_otel.contract.registry.clause_metrics import DERIVED, QUANTITIES, Origin, Unit
+from kc_otel.contract.registry.clause_metrics import DERIVED, QUANTITIES, Unit
 from kc_otel.contract.slices import ALL, POSITION, TURN, SliceCondition, satisfiable
 from kc_otel.contract.units import format_duration
 from kc_otel.contract.words import did_you_mean, listed
@@ -31,15 +31,6 @@ _SLICES_OF_ALL: Final = 2
 """Beside the declared slices, recorders count in `all` and in `stale`."""
 _SPANS: Final = ("window", "long_window", "heartbeat")
 _SECTIONS: Final = ("numerical", "statistical", "runtime")
-_SECTION_OF: Final = {
-    Origin.LOGITS: "numerical",
-    Origin.OPERATORS: "numerical",
-    Origin.LOGPROBS: "statistical",
-    Origin.ADVANTAGES: "statistical",
-    Origin.TRUNCATION: "statistical",
-    Origin.REWARDS: "statistical",
-    Origin.RUNTIME: "runtime",
-}
 _EXAMPLE: Final = {
     "reward_range": "[0, 1]",
     "horizon": "4096",
@@ -180,27 +171,12 @@ def _clauses(contract: Contract) -> Iterator[LintFinding]:
             if clause.id in ids:
                 yield LintFinding((*here, "id"), f"{clause.id!r} is already the id of {ids[clause.id]}; choose another")
             ids.setdefault(clause.id, f"{section}[{index}]")
-            yield from _section(clause, section, here)
             yield from _references(contract, clause, here)
             yield from _cap(clause, here)
             impossible = list(_limits(contract, clause, here))
             yield from impossible or _tail(contract, clause, here)
             yield from _samples(contract, clause, here)
             yield from _population(contract, clause, here)
-
-
-def _section(clause: Clause, section: str, here: Loc) -> Iterator[LintFinding]:
-    source = QUANTITIES[clause.metric].source if clause.metric in QUANTITIES else None
-    home = _SECTION_OF[source] if source else "statistical" if clause.metric in DERIVED else "runtime"
-    if home != section:
-        why = (
-            f"is measured from {source}"
-            if source
-            else "is a bound"
-            if clause.metric in DERIVED
-            else "is a runtime metric"
-        )
-        yield LintFinding((*here, "metric"), f"{clause.metric} {why}; move the clause to {home}")
 
 
 def _references(contract: Contract, clause: Clause, here: Loc) -> Iterator[LintFinding]:

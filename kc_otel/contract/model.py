@@ -11,14 +11,13 @@ import json
 import math
 from collections.abc import Mapping
 from functools import cached_property
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 from pydantic import Field, field_validator
 
 from kc_otel.contract.clause import Clause
 from kc_otel.contract.fields import Duration, Name, Number, Strict
-from kc_otel.contract.policy import EscalationStep
-from kc_otel.contract.promotion import PromotionTerms
+from kc_otel.contract.policy import EscalationStep, PromotionTerms
 from kc_otel.contract.registry.clause_metrics import AVERAGED, DERIVED, OPERATORS, QUANTITIES, SAMPLING, Origin, Unit
 from kc_otel.contract.slices import ALL, OF_TOKENS, UNJUDGED, Scalar, SliceCondition, match, parse_condition
 from kc_otel.contract.units import parse_limit
@@ -339,3 +338,47 @@ def _meaning(clause: Clause) -> dict[str, Any]:
         "limit": parse_limit(clause.limit, clause.limit_unit),
         "slices": {name: clause.limit_for(name) for name in clause.slices},
     }
+
+
+OTHERWISE_REMEDY: Final = "start the engine as the contract declares it, or correct the contract"
+
+_DECLARED: Final = ("engine", "dtype", "quantization", "attention", "kv_cache_dtype")
+
+
+def declared_otherwise(spec: KernelSpec, fields: Mapping[str, str]) -> tuple[str, ...]:
+    """Return the fields a kernel reports differently than its contract declares; unreported fields are ignored.
+
+    >>> declared_otherwise(KernelSpec(engine="vllm", kv_cache_dtype="fp8"), {"kv_cache_dtype": "auto"})
+    ('kv_cache_dtype fp8 is declared, and auto reported',)
+    """
+    found = []
+    for name in _DECLARED:
+        declared, reported = getattr(spec, name), fields.get(name)
+        if declared is None or reported is None or _same(declared, reported):
+            continue
+        # `auto` is the format that the model computes in.
+        if name == "kv_cache_dtype" and reported == "auto" and _same(declared, fields.get("dtype", "")):
+            continue
+        # Quantised kernels compute in another format than that of their stored weights.
+        if name == "dtype" and _same(declared, fields.get("quantization", "")):
+            continue
+        found.append(f"{name} {declared} is declared, and {reported} reported")
+    return tuple(found)
+
+
+def declared_apart(specs: KernelSpecs) -> bool:
+    """Return whether the two declarations exclude each other; a field that one leaves open excludes nothing."""
+    sides = ((getattr(specs.train, name), getattr(specs.inference, name)) for name in _DECLARED)
+    return any(train and inference and not _same(train, inference) for train, inference in sides)
+
+
+def _same(declared: str, reported: str) -> bool:
+    ours, theirs = (_SHORT_DTYPES.get(name, name) for name in (_plain(declared), _plain(reported)))
+    return theirs.startswith(ours)
+
+
+_SHORT_DTYPES: Final = {"bf16": "bfloat16", "fp16": "float16", "half": "float16", "fp32": "float32", "float": "float32"}
+
+
+def _plain(name: str) -> str:
+    return name.lower().removeprefix("torch.").replace("-", "_")

@@ -1,7 +1,8 @@
-"""Text that others wrote, made fit for one line of a log, a terminal or a message."""
+"""Text and JSON that others wrote: made fit for one line of a log, a terminal or a message, and parsed."""
 
 from __future__ import annotations
 
+import json
 import unicodedata
 from typing import Any, Final
 
@@ -43,3 +44,11 @@ def plain_tree(tree: Any) -> Any:
     if isinstance(tree, dict):
         return {plain(name): plain_tree(value) for name, value in tree.items()}
     return tree
+
+
+def read_json_text(text: str | bytes) -> Any:
+    """Parse JSON; ValueError if it is none, or nests too deep, where `json` raises RecursionError."""
+    try:
+        return json.loads(text)
+    except RecursionError:
+        raise ValueError("it nests too deeply to be read") from None

@@ -73,7 +73,7 @@ def limitation(clause: Clause, slices: Sequence[str] = ()) -> str:
     limit = _limit(clause, ALL)
     own = [f"{_limit(clause, name)} on {name}" for name in slices if name in clause.slices]
     except_on = f" ({', '.join(own)})" if own else ""
-    return f"{_statistic(clause)} {clause.metric_text} must not be above {limit}{except_on}"
+    return f"{statistic_words(clause)} {clause.metric_text} must not be above {limit}{except_on}"
 
 
 def promise(clause: Clause, slices: Sequence[str] = ()) -> str:
@@ -148,7 +148,7 @@ def _limit(clause: Clause, slice: str) -> str:
     return with_unit(f"{clause.limit_for(slice):.4g}", clause.limit_unit)
 
 
-def _statistic(clause: Clause) -> str:
+def statistic_words(clause: Clause) -> str:
     """Return the limited statistic, to be read before the metric's name: `Mean of`, `99.9th percentile of`."""
     parsed = clause.parsed_statistic
     return {

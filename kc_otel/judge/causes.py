@@ -1,16 +1,10 @@
 """Origins of a difference: the kernels or the age of the weights that sampled, and the place in the responses.
 
-Tokens that the training kernel's own weights sampled show the kernels' drift, and slice `all` has them alone; those of
-older weights, slice `stale`, show it and the change of the policy since then together. With a share s of stale
-observations, means m of the former and n of the latter, the total is (1 - s) m + s n, of which m is the kernels' and
-s (n - m) is the staleness'. Four one-sided bounds at a quarter of alpha bound all three at 1 - alpha, for the share
-that the window saw. The means by lag each have bounds of that level.
-
-A prompt whose rollouts are of several ages is an observation at each of them. The shares of a clause by prompt are
-therefore those of tokens.
-
-Along the responses the unit is the prompt, too: an observation is the mean over a prompt's tokens in a bin of positions
-or turns. The same prompts are in several bins: each interval holds by itself.
+Tokens that the training kernel's own weights sampled, slice `all`, show the kernels' drift; those of older weights,
+slice `stale`, show it and the change of the policy since then together. With a share s of stale observations, means m
+of the former and n of the latter, the total is (1 - s) m + s n, of which m is the kernels' and s (n - m) is the
+staleness'. Four one-sided bounds at a quarter of alpha bound all three at 1 - alpha, for the share that the window saw.
+A prompt whose rollouts are of several ages is an observation at each of them: shares are those of tokens.
 """
 
 from __future__ import annotations

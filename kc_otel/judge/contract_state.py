@@ -2,15 +2,13 @@
 
 A stream is one sender's; a series is (metric, slice, kernel pair), and takes the increments of all its streams. Memory
 is bounded: at most `max_series` series, and STREAMS_PER_SERIES times as many streams. A series over the cap is counted
-in the slice `other` of its metric, whatever its pair, and is never judged; so is a new pair of kernels on a metric with
-PAIRS pairs that reported within a short window. The pair with the fewest observations in a short window is replaced by
-a pair with _MORE times as many: a sender that invents kernels has to measure more of each than of a real one. Streams
-over their cap are refused, for a cumulative value means nothing without the one before. All of it is told to the
-sender, and what a clause would have judged is remembered as `unjudged`, so that it has a verdict that says so.
+in the slice `other` of its metric and never judged; so is a new pair of kernels on a metric with PAIRS pairs that
+reported within a short window, unless it has _MORE times as many observations as the one with the fewest: a sender that
+invents kernels has to measure more of each than of a real one. What a clause would have judged is `unjudged`, and has a
+verdict that says so. Streams over their cap are refused: a cumulative value means nothing without the one before.
 
 A series keeps its layout of buckets while anything with it is in the short window: a point with other explicit bounds
-is refused until then, so that one sender cannot throw away what the others sent. When the clock goes back, what was
-dated by the wrong one counts as of now.
+is refused until then, so that one sender cannot throw away what the others sent.
 """
 
 from __future__ import annotations
@@ -27,7 +25,7 @@ from kc_otel.contract.slices import ALL, OTHER
 from kc_otel.judge.fail_evidence import FailEvidence
 from kc_otel.judge.point_streams import Horizon, PointStream
 from kc_otel.judge.points import INVALID, Point, invalid_on, metric_of
-from kc_otel.judge.recorders import KernelVersions, Recorders
+from kc_otel.judge.recorders import KernelInfo, Recorders
 from kc_otel.judge.refused_points import RefusedPoints
 from kc_otel.judge.series import LONG, PAIRS, SHORT, Heard, Pair, PaneColumns, Series, SeriesKey, SeriesTable, grids
 from kc_otel.judge.statistics import metric_name, opposite_name
@@ -97,17 +95,15 @@ class ContractState:
         self.streams: dict[bytes, PointStream] = {}  # by the digest of their identity, without those in `rows`
         self.rows: ContractRows | None = None  # streams of which a row is all there is
         self.heard: dict[Pair, Heard] = {}
-        self.kernels = KernelVersions()
+        self.kernels: dict[tuple[str, str], KernelInfo] = {}  # by role and version
         self.recorders = Recorders(contract.observability.heartbeat, contract.observability.window)
         self.newest: dict[str, dict[Pair, float]] = {}  # newest observation by metric and pair, in order of arrival
         self.events: Counter[str] = Counter()
         self.changed_streams: set[bytes] = set()
         self.observed: Sequence[SeriesKey] = ()
         self.clock = 0.0
-        self._full: dict[str, float] = {}  # metrics that have PAIRS, and until when that is sure
         self._without: dict[str, _WithoutRoom] = {}  # pairs without room, by metric
         self._evicted_at = 0.0
-        self._silent_since = -math.inf  # nothing has been silent for longer than since then
         self._taken = 0, 0  # the running pane of the long window, and what was observed in it
         self.grids = grids(contract)
         self.panes = PaneColumns(self.grids, weighed=weighed)
@@ -198,7 +194,6 @@ class ContractState:
                 return None
             stream = self.streams[point.stream] = PointStream()
         stream.heard = now
-        self._silent_since = min(self._silent_since, now)
         return stream
 
     def count(self, key: SeriesKey, increment: Histogram, time: float, now: float) -> bool:
@@ -229,7 +224,6 @@ class ContractState:
             self.version += 1
         self.panes.count(series.number, time, now, increment)
         self._renew(series, time, now)
-        self._silent_since = min(self._silent_since, series.newest)
         if key.slice == OTHER:
             return judged
         newest = self.newest.setdefault(key.metric, {})
@@ -367,7 +361,6 @@ class ContractState:
         """A series that the store remembers, made anew."""
         series = self.series.get(key) or self._table.begin(key)
         series.newest = max(series.newest, newest)
-        self._silent_since = -math.inf
         self.version += 1
         self.clock = max(self.clock, newest)
         return series
@@ -378,20 +371,11 @@ class ContractState:
         if 0 <= now - self._evicted_at < self.grids[SHORT].width:
             return False
         self._evicted_at = now
-        self._full.clear()
         for number, grid in enumerate(self.grids):
             self.panes.forget(number, grid.oldest(now))
         for key in [key for key, time in self.unjudged.items() if now - time > self._window]:
             del self.unjudged[key]
             self.version += 1
-        return self.has_silent(now) and self._forget_silent(now)
-
-    def has_silent(self, now: float) -> bool:
-        """Return True if something may have been silent long enough to be forgotten."""
-        return self._silent_since < now - self._long - self._window
-
-    def _forget_silent(self, now: float) -> bool:
-        """Forget what was silent for so long. Returns whether there was any."""
         silent = now - self._long - self._window
         streams = [name for name, stream in self.streams.items() if stream.heard < silent]
         for name in streams:
@@ -410,14 +394,10 @@ class ContractState:
             in_use = {key.pair for key in self.series} | {pair for pairs in self.newest.values() for pair in pairs}
             for pair in quiet - in_use:
                 del self.heard[pair]
-        heard = [stream.heard for stream in self.streams.values()] + [pair.last for pair in self.heard.values()]
-        first = now if self.rows is None else self.rows.heard_first(now)
-        self._silent_since = min([first, *heard, *(series.newest for series in self.series.values())])
         return bool(forgotten or gone)
 
     def has_room_for(self, streams: int, count: int, now: float) -> bool:
         """Return True if so many streams more, with so many observations, may be taken together at `now`."""
-        self._silent_since = min(self._silent_since, now)
         return self.stream_count + streams <= self._most_streams and self._believes(count, now)
 
     def _believes(self, count: int, now: float) -> bool:
@@ -436,15 +416,10 @@ class ContractState:
         last = newest.get(key.pair, -math.inf)
         if len(newest) < PAIRS or last > now - self._window:
             return True
-        if last == -math.inf and now < self._full.get(key.metric, now):
-            return False
         silent = max(time, *newest.values()) - self._window  # as `cells` has it
         if last > silent:
             return True
-        current = [time for time in newest.values() if time > silent]
-        if len(current) >= PAIRS:
-            self._full[key.metric] = min(current) + self._window
-        return len(current) < PAIRS
+        return sum(time > silent for time in newest.values()) < PAIRS
 
     def _takes_room(self, key: SeriesKey, count: int, now: float) -> bool:
         """Return whether a pair that a metric has no room for takes that of the pair with the fewest observations."""
@@ -464,7 +439,6 @@ class ContractState:
         if without.add(key.pair, count) <= _MORE * without.held or without.fewest == _NO_PAIR:
             return False
         del self._without[key.metric]
-        self._full.pop(key.metric, None)
         self._forget([other for other in self.series_of(key.metric) if other.pair == without.fewest])
         self.newest[key.metric].pop(without.fewest, None)
         return self._has_room(key, now, now)
@@ -489,8 +463,7 @@ class ContractState:
     def _turn_back(self, now: float) -> None:
         """The clock went back: nothing that is remembered is later than now."""
         self.events["clock_went_back"] += 1
-        self.clock, self._silent_since = now, -math.inf
-        self._full.clear()
+        self.clock = now
         self.panes.turn_back(now)
         for series in self.series.values():
             series.newest, series.arrived = min(series.newest, now), min(series.arrived, now)

@@ -1,19 +1,15 @@
 """The decision table: which kernel serves a slice, and what else a firing contract asks of everyone.
 
-A route says: for this contract and slice, avoid this version of the inference kernel and use the training kernel,
-because of this clause, since then. It stays after the alert has resolved, because an alert resolves when the traffic
-has moved away, not when the kernel is mended; a person resumes it. A version that is rolled out later is not avoided. A
+A route avoids a version of the inference kernel on a slice, because of a clause. It stays after the alert has resolved,
+because an alert resolves when the traffic has moved away, not when the kernel is mended; a person resumes it. A
 directive lasts as long as the alert that asked for it; a quarantine and a halt last while its breach is unproven, too.
+A person's pin says which kernel serves a slice, whatever routes say. A canary gives a version a share of the requests
+that neither a pin to the training kernel nor a route has decided: a pin to the inference kernel lifts no limit of a
+version that is being tried or was rolled back. A promoted version alone serves while the evaluator cannot be asked.
 
-A person's pin says which kernel serves a slice, whatever routes say and whether or not the evaluator is there. A
-canary gives a version of the inference kernel a share of the requests that neither a pin to the training kernel nor a
-route has decided: a pin to the inference kernel lifts no limit of a version that is being tried or was rolled back. A
-version that was promoted to full is the only one that serves while the evaluator cannot be asked.
-
-The table is a value. Its version counts up when its content changes and only then. An evaluator that has lost its state
-counts from the start, so a client compares `tag` too, which is made of the content.
-
-Routing processes read the table, so that nothing here needs more than the standard library.
+The table is a value, whose version counts up when its content changes and only then. An evaluator that has lost its
+state counts from the start, so a client compares `tag` too, which is made of the content. Routing processes read the
+table, so that nothing here needs more than the standard library.
 """
 
 from __future__ import annotations
@@ -152,52 +148,43 @@ class DecisionTable:
     @classmethod
     def from_plain(cls, plain: Any) -> DecisionTable:
         """Read the table that an evaluator of any later version sent; without pydantic, which routing does not need."""
-        if not isinstance(plain, Mapping):
-            raise ValueError(f"a decision table is an object, not {type(plain).__name__}")  # noqa: TRY004 - as of bad JSON
-        if missing := _REQUIRED - plain.keys():
-            raise ValueError(
-                f"a decision table has {', '.join(sorted(_REQUIRED))}; {', '.join(sorted(missing))} is missing"
-            )
+        if not isinstance(plain, Mapping) or not plain.keys() >= _REQUIRED:
+            raise ValueError(f"a decision table is an object that has {', '.join(sorted(_REQUIRED))}")
         lists = {
-            name: tuple(_entry(kind, entry, f"{name}[{place}]") for place, entry in enumerate(_list(plain, name)))
-            for name, kind in _ENTRIES.items()
+            name: tuple(_entry(kind, entry, name) for entry in _list(plain, name)) for name, kind in _KINDS.items()
         }
-        known = [entry for entry in _list(plain, "directives") if _kind_of(entry) in DIRECTIVE_KINDS]
-        directives = tuple(_entry(Directive, entry, f"directives[{place}]") for place, entry in enumerate(known))
+        directives = tuple(
+            _entry(Directive, entry, "directives")
+            for entry in _list(plain, "directives")
+            if not isinstance(entry, Mapping) or str(entry.get("kind", "halt")) in DIRECTIVE_KINDS
+        )
         version, at = _value("int", plain["version"], "version"), _value("float", plain["at"], "at")
         return cls(version=version, at=at, directives=directives, **lists)
 
 
 _REQUIRED: Final = frozenset({"version", "at", "routes", "directives"})
 """Fields without which an object is no table."""
-_ENTRIES: Final[Mapping[str, type[Any]]] = {"routes": Route, "pins": Pin, "canaries": Canary, "promoted": Promoted}
+_KINDS: Final[Mapping[str, type[Any]]] = {"routes": Route, "pins": Pin, "canaries": Canary, "promoted": Promoted}
 DIRECTIVE_KINDS: Final = frozenset(kind.value for kind in DirectiveKind)
 _PROTECTING: Final = frozenset({DirectiveKind.QUARANTINE_ROLLOUTS, DirectiveKind.HALT})
 
 
-def _list(plain: Mapping[str, Any], name: str) -> list[Any]:
-    found = plain.get(name, [])
+def _list(plain: Mapping[str, Any], name: str) -> Sequence[Any]:
+    found = plain.get(name, ())
     if not isinstance(found, list | tuple):
         raise ValueError(f"{name}: not a list")  # noqa: TRY004 - readers of JSON catch ValueError
-    return list(found)
-
-
-def _kind_of(entry: Any) -> Any:
-    """Return an entry's kind, also one that only a later version knows; a known kind for what is no directive."""
-    kind = entry.get("kind") if isinstance(entry, Mapping) else None
-    return kind if isinstance(kind, str) else next(iter(DIRECTIVE_KINDS))
+    return found
 
 
 def _entry(kind: type[Any], plain: Any, where: str) -> Any:
+    """An entry of a list, without the fields that only a later version knows."""
     if not isinstance(plain, Mapping):
         raise ValueError(f"{where}: not an object")  # noqa: TRY004
-    values = {}
-    for field in fields(kind):
-        if field.name in plain:
-            values[field.name] = _value(str(field.type), plain[field.name], f"{where}.{field.name}")
-        elif field.default is MISSING:
-            raise ValueError(f"{where}.{field.name} is missing")
-    return kind(**values)
+    lacking = [field.name for field in fields(kind) if field.default is MISSING and field.name not in plain]
+    if lacking:
+        raise ValueError(f"{where}: {', '.join(lacking)} is missing")
+    known = [field for field in fields(kind) if field.name in plain]
+    return kind(**{field.name: _value(str(field.type), plain[field.name], f"{where}.{field.name}") for field in known})
 
 
 def _value(kind: str, value: Any, where: str) -> Any:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import logging
 import math
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Final, NamedTuple
@@ -38,7 +38,7 @@ from kc_otel.judge.points import (
     metric_of,
     walk,
 )
-from kc_otel.judge.recorders import KernelInfo, LastReport, RecorderReports
+from kc_otel.judge.recorders import KernelInfo, LastReport, Recorders, see_kernel
 from kc_otel.judge.refused_points import OUTCOME_SENTENCES, Missing, missing
 from kc_otel.judge.series import Listening, Pair, SeriesKey
 from kc_otel.judge.statistics import metric_name
@@ -74,6 +74,24 @@ _MAX_REASONS: Final = 3
 _MAX_LISTED_SLICES: Final = 5
 _MAX_PAIRS: Final = 256
 """Pairs of kernels of a contract whose steps are remembered: the ones that told theirs last."""
+
+
+class _Arrival(NamedTuple):
+    """A message on its way in, and what its recorders say."""
+
+    now: float
+    horizons: Mapping[str, Horizon]
+    observed: dict[tuple[Recorders, str], list[SeriesKey]]
+    """Series of which a recorder has observed something new."""
+    done: dict[tuple[Recorders, str], dict[str, bool]]
+    """Whether a recorder is done with a kernel version that it names."""
+
+    def tell(self) -> None:
+        """Tell the recorders' states, at the end of the message."""
+        for (recorders, sender), keys in self.observed.items():
+            recorders.observe(sender, keys, self.now)
+        for (recorders, sender), done in self.done.items():
+            recorders.move(sender, done, self.now)
 
 
 class _RefusedError(Exception):
@@ -172,17 +190,15 @@ class Evaluator:
                 self._gen_ai.setdefault(name, []).append(state)
         self._slices = {name: {ALL, *UNJUDGED, *PLACES, *state.contract.slices} for name, state in self.states.items()}
 
-    def listen(self, since: float) -> None:
-        """Count silence from a time on, Unix seconds; without it, from the first request or evaluation."""
-        self._listen(since)
+    def listening(self, now: float) -> Listening:
+        """Since when it has listened without a gap: silence counts from the first time that this process was told."""
+        if self._listening is None:
+            self._listening = Listening(now, self._judged_before)
+        return self._listening
 
     def listen_anew(self, now: float) -> None:
         """Count silence from now on, Unix seconds, beside what it was at the last evaluation."""
         self._listening = Listening(now, self.judged_at)
-
-    def listening_since(self, now: float) -> float:
-        """Unix time in seconds since which it has listened without a gap."""
-        return self._listen(now).since
 
     def listened(self, until: float) -> None:
         """Set the Unix time until which the evaluator that left this state listened: pairs silent then still are."""
@@ -238,13 +254,13 @@ class Evaluator:
 
     def clock(self, now: float) -> None:
         """Note when something arrived, Unix seconds; where the clock went back, so does what is remembered."""
-        self._listen(now)
+        self.listening(now)
         for state in self.states.values():
             state.horizon(now)
 
     def ingest_metrics(self, request: Any, now: float) -> ExportResult:
         """Take an ExportMetricsServiceRequest, or one as columns, that arrived at `now`, Unix seconds."""
-        self._listen(now)
+        self.listening(now)
         counts: Counter[str] = Counter()
         messages: dict[str, None] = {}
 
@@ -257,14 +273,14 @@ class Evaluator:
             self._columns.settle()  # the clock went back, and with it what was counted
         horizons = {name: state.horizon(now) for name, state in self.states.items()}
         columns = request if isinstance(request, ColumnMessage) else None
-        reports = RecorderReports()
+        arrival = _Arrival(now, horizons, defaultdict(list), defaultdict(dict))
         if columns is not None and self._columns is not None:
             taken, behind = self._columns.fold(columns, horizons, now)
             counts["accepted"] += taken - behind
             if behind:
                 count("behind", behind, OUTCOME_SENTENCES["behind"])
             for sender, name, keys in self._columns.observed(columns):
-                reports.observe(self.states[name].recorders, sender, keys)
+                arrival.observed[self.states[name].recorders, sender] += keys
         points = (
             walk(request, self._gen_ai, counts)
             if columns is None
@@ -275,11 +291,11 @@ class Evaluator:
                 self._note_impossible(now, point)
                 count("malformed", 1, point.message)
                 continue
-            outcome, message = self._take(point, horizons, now, reports)
+            outcome, message = self._take(point, arrival)
             count(outcome, 1, message or OUTCOME_SENTENCES.get(outcome, ""))
             if outcome in _REMEMBERED_OUTCOMES and self._columns is not None:
                 self._learn(self._columns, columns, point)
-        reports.tell(now)
+        arrival.tell()
         self.counters.update(counts)
         rejected = sum(counts[outcome] for outcome in _REJECTED)
         more = f"; and {len(messages) - _MAX_REASONS} more reasons" if len(messages) > _MAX_REASONS else ""
@@ -380,7 +396,7 @@ class Evaluator:
 
     def kernels(self, contract: str) -> tuple[KernelInfo, ...]:
         """Kernel versions that reported themselves, the one seen last first."""
-        return tuple(sorted(self.states[contract].kernels.known.values(), key=lambda info: -info.last_seen))
+        return tuple(sorted(self.states[contract].kernels.values(), key=lambda info: -info.last_seen))
 
     def sampling(self, contract: str) -> list[str]:
         """Return the known sampling of prompts, and the assumptions where no recorder states it, as sentences."""
@@ -438,7 +454,7 @@ class Evaluator:
             state.weigh(now)
             state.refused.keep_only(FAILS_CHECKS, too_many(state, now), now)
             verdicts: Sequence[Verdict]
-            verdicts, errors = cells.verdicts(now, self._listen(now))
+            verdicts, errors = cells.verdicts(now, self.listening(now))
         except Exception as error:  # noqa: BLE001 - one contract's fault is not the others'
             verdicts, errors = cells.unjudged(now, error), {"every clause": error}
         self.faults.report(contract.name, "judging", errors)
@@ -451,14 +467,8 @@ class Evaluator:
             self.faults.report(state.contract.name, "telling causes apart", {"every clause": error})
             return {}
 
-    def _listen(self, now: float) -> Listening:
-        # Silence counts from the first time that this process was told.
-        if self._listening is None:
-            self._listening = Listening(now, self._judged_before)
-        return self._listening
-
     def _silence(self, now: float) -> Callable[[float], float]:
-        return lambda last: self._listen(now).silence(last, now)
+        return lambda last: self.listening(now).silence(last, now)
 
     def _learn(self, into: StreamColumns, message: ColumnMessage | None, point: Point) -> None:
         if point.metric not in DRIFT_NAMES:
@@ -470,67 +480,61 @@ class Evaluator:
             slice, pair = self._place(point, name)
             into.learn(message, point, name, SeriesKey(point.series, slice, *pair))
 
-    def _take(
-        self,
-        point: Point,
-        horizons: Mapping[str, Horizon],
-        now: float,
-        reports: RecorderReports,
-    ) -> tuple[str, str]:
+    def _take(self, point: Point, arrival: _Arrival) -> tuple[str, str]:
         """Take a point; return what became of it, and a message for its sender."""
         if self._columns is not None:
             self._columns.release(point)
         if point.metric in self._gen_ai:
-            return self._take_gen_ai(point, horizons, now), ""
+            return self._take_gen_ai(point, arrival), ""
         try:
             state = self._addressed(point)
             if point.metric == KERNEL_INFO:
-                return self._take_info(point, state, now, reports), ""
+                return self._take_info(point, state, arrival), ""
             if point.metric == TRAIN_STEP:
                 return self._take_step(point, self.steps[state.contract.name]), ""
             if point.metric == DROPPED:
-                return self._take_dropped(point, state, horizons, now), ""
+                return self._take_dropped(point, state, arrival), ""
             slice, pair = self._place(point, state.contract.name)
         except _RefusedError as refused:
             outcome, message = refused.args
             for state in self._concerned(point.metric, point.attributes):
-                _noted(state, outcome, point, now, message)
+                _noted(state, outcome, point, arrival.now, message)
             return outcome, message
-        outcome = state.take(point, (slice,), pair, horizons[state.contract.name], now)
+        outcome = state.take(point, (slice,), pair, arrival.horizons[state.contract.name], arrival.now)
         observed = state.observed
         if observed and point.metric == INVALID:
             observed = [SeriesKey(INVALID, str(point.attributes.get("kc.slice", ALL)), *pair)]
-        reports.observe(state.recorders, point.origin.sender, observed)
-        return _noted(state, outcome, point, now), ""
+        arrival.observed[state.recorders, point.origin.sender] += observed
+        return _noted(state, outcome, point, arrival.now), ""
 
-    def _take_info(self, point: Point, state: ContractState, now: float, reports: RecorderReports) -> str:
-        if not state.kernels.see(point.attributes, now):
+    def _take_info(self, point: Point, state: ContractState, arrival: _Arrival) -> str:
+        if not see_kernel(state.kernels, point.attributes, arrival.now):
             raise _RefusedError("malformed", f"{point.metric} names no kernel role and version")
         done = not point.histogram.count
         version, sender = str(point.attributes["kc.kernel.version"]), point.origin.sender
         applied, contract = point.origin.applied, state.contract
         report = LastReport(
-            now,
+            arrival.now,
             version=applied.version,
             otherwise=applied.otherwise(contract),
             unmeasured=applied.unmeasured(contract),
         )
         state.recorders.hear(version, sender, report, done=done)
-        reports.add(state.recorders, version, sender, done=done)
+        arrival.done[state.recorders, sender][version] = done
         return "accepted"
 
-    def _take_dropped(self, point: Point, state: ContractState, horizons: Mapping[str, Horizon], now: float) -> str:
+    def _take_dropped(self, point: Point, state: ContractState, arrival: _Arrival) -> str:
         """Note a recorder that has dropped more, by the kernels that it reports: its points do not name them."""
-        dropped = state.take_dropped(point, horizons[state.contract.name], now)
+        dropped = state.take_dropped(point, arrival.horizons[state.contract.name], arrival.now)
         reason = str(point.attributes.get("kc.reason", "unknown"))[:80]
         if not dropped or reason in _NOT_MISSING:
             return "accepted"
-        sender, known = point.origin.sender, state.kernels.known
+        sender, known = point.origin.sender, state.kernels
         versions = state.recorders.versions_of(sender)
         train = [version for version in versions if ("train", version) in known][-1:] or [""]
         said = f"its recorder dropped batches ({reason}); the recorder's log says why"
         for version in [version for version in versions if ("inference", version) in known] or [""]:
-            state.refused.add("dropped", (train[0], version), sender, 0.0, now, said)
+            state.refused.add("dropped", (train[0], version), sender, 0.0, arrival.now, said)
         return "dropped"
 
     def _take_step(self, point: Point, steps: dict[Pair, int]) -> str:
@@ -579,7 +583,7 @@ class Evaluator:
             raise _RefusedError("unknown_slice", f"contract {contract} has no slice {slice[:80]!r}")
         return slice, pair
 
-    def _take_gen_ai(self, point: Point, horizons: Mapping[str, Horizon], now: float) -> str:
+    def _take_gen_ai(self, point: Point, arrival: _Arrival) -> str:
         # Such a point knows no contract: it counts for each that names its metric, on the slices that its own and
         # its resource's attributes put it into.
         only = point.attributes.get("kc.contract")
@@ -588,7 +592,8 @@ class Evaluator:
             if only in {None, state.contract.name}:
                 slices = state.contract.slices_of({**point.origin.resource, **point.attributes})
                 pair = _pair(point.attributes)
-                outcome = _noted(state, state.take(point, slices, pair, horizons[state.contract.name], now), point, now)
+                horizon, now = arrival.horizons[state.contract.name], arrival.now
+                outcome = _noted(state, state.take(point, slices, pair, horizon, now), point, now)
         return outcome
 
 

@@ -8,13 +8,11 @@ other recorders of the version measure something else.
 from __future__ import annotations
 
 import math
-from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
-from kc_otel.contract.declared_kernels import declared_apart, declared_otherwise
-from kc_otel.contract.model import KernelSpecs
+from kc_otel.contract.model import KernelSpecs, declared_apart, declared_otherwise
 from kc_otel.contract.slices import Scalar
 from kc_otel.contract.units import format_duration
 from kc_otel.judge.points import INVALID
@@ -39,28 +37,22 @@ class KernelInfo:
     last_seen: float
 
 
-class KernelVersions:
-    """Kernel versions of one contract, at most _MAX_KERNELS: the ones seen last."""
+def see_kernel(known: dict[tuple[str, str], KernelInfo], attributes: Mapping[str, Scalar], now: float) -> bool:
+    """Take the attributes of a kc.kernel.info point; return whether they name a kernel."""
+    role, version = attributes.get("kc.kernel.role"), attributes.get("kc.kernel.version")
+    if not (isinstance(role, str) and isinstance(version, str) and role and version):
+        return False
+    given = [(name, value) for name, value in attributes.items() if name not in _IDENTITY_ATTRIBUTES][:_MAX_FIELDS]
+    fields = {name.removeprefix(_PREFIX)[:_MAX_CHARACTERS]: str(value)[:_MAX_CHARACTERS] for name, value in given}
+    know_kernel(known, KernelInfo(role[:_MAX_CHARACTERS], version[:_MAX_CHARACTERS], fields, now))
+    return True
 
-    def __init__(self) -> None:
-        self.known: dict[tuple[str, str], KernelInfo] = {}
 
-    def see(self, attributes: dict[str, Scalar], now: float) -> bool:
-        """Take the attributes of a kc.kernel.info point. Returns whether they name a kernel."""
-        role, version = attributes.get("kc.kernel.role"), attributes.get("kc.kernel.version")
-        if not (isinstance(role, str) and isinstance(version, str) and role and version):
-            return False
-        given = [(name, value) for name, value in attributes.items() if name not in _IDENTITY_ATTRIBUTES][:_MAX_FIELDS]
-        fields = {name.removeprefix(_PREFIX)[:_MAX_CHARACTERS]: str(value)[:_MAX_CHARACTERS] for name, value in given}
-        key = (role[:_MAX_CHARACTERS], version[:_MAX_CHARACTERS])
-        self.know(KernelInfo(*key, fields, now))
-        return True
-
-    def know(self, info: KernelInfo) -> None:
-        """Keep a version, and as many others as there is room for."""
-        self.known[info.role, info.version] = info
-        if len(self.known) > _MAX_KERNELS:
-            del self.known[min(self.known, key=lambda name: self.known[name].last_seen)]
+def know_kernel(known: dict[tuple[str, str], KernelInfo], info: KernelInfo) -> None:
+    """Keep a version, and as many others as there is room for."""
+    known[info.role, info.version] = info
+    if len(known) > _MAX_KERNELS:
+        del known[min(known, key=lambda name: known[name].last_seen)]
 
 
 def kernel_name(fields: Mapping[str, str], version: str, others: Iterable[Mapping[str, str]] = ()) -> str:
@@ -379,26 +371,3 @@ class Recorders:
 def _shows(key: SeriesKey, other: SeriesKey) -> bool:
     """Return True if observations of a series show how another is: the same, or valid input where it was invalid."""
     return other == key or (key.metric == INVALID != other.metric and key[1:] == other[1:])
-
-
-class RecorderReports:
-    """The recorders of a message: what they say of kernel versions, and the series of which they observed something."""
-
-    def __init__(self) -> None:
-        self._seen: dict[tuple[Recorders, str], list[SeriesKey]] = defaultdict(list)
-        self._done: dict[tuple[Recorders, str], dict[str, bool]] = {}
-
-    def add(self, recorders: Recorders, version: str, sender: str, *, done: bool) -> None:
-        """Note that a recorder reports a kernel version, or is done with it."""
-        self._done.setdefault((recorders, sender), {})[version] = done
-
-    def observe(self, recorders: Recorders, sender: str, keys: Iterable[SeriesKey]) -> None:
-        """Note series of which a recorder has observed something new."""
-        self._seen[recorders, sender] += keys
-
-    def tell(self, now: float) -> None:
-        """Tell the recorders' states, at the end of a message that arrived at `now`, Unix seconds."""
-        for (recorders, sender), keys in self._seen.items():
-            recorders.observe(sender, keys, now)
-        for (recorders, sender), done in self._done.items():
-            recorders.move(sender, done, now)

@@ -19,7 +19,7 @@ from typing import Any, Final, NamedTuple
 from kc_otel.contract.model import Contract
 from kc_otel.judge.contract_state import ContractState
 from kc_otel.judge.evaluator import Evaluator
-from kc_otel.judge.recorders import KernelInfo, LastReport
+from kc_otel.judge.recorders import KernelInfo, LastReport, know_kernel
 from kc_otel.judge.refused_points import RefusedSender
 from kc_otel.judge.series import LONG, SHORT, Heard, Pair, SeriesKey
 from kc_otel.stats.histogram import Histogram, union
@@ -170,7 +170,7 @@ def _marked_sent(state: ContractState) -> Callable[[], None]:
 
 
 def _seen(evaluator: Evaluator, contract: str, since: float) -> list[KernelInfo]:
-    return [kernel for kernel in evaluator.states[contract].kernels.known.values() if kernel.last_seen > since]
+    return [kernel for kernel in evaluator.states[contract].kernels.values() if kernel.last_seen > since]
 
 
 def _times(heard: Heard) -> list[float]:
@@ -248,9 +248,8 @@ def _note(state: ContractState, notes: Mapping[str, Any]) -> None:
         state.refused.merge(RefusedSender(**{**fields, "pair": tuple(fields["pair"])}))
     for version, sender, said, done, moved in notes.get("recorders", ()):
         state.recorders.merge(version, sender, LastReport.of(said), done=done, moved=moved)
-    versions = state.kernels
     for fields in notes.get("kernels", ()):
         info = KernelInfo(**fields)
-        known = versions.known.get((info.role, info.version))
+        known = state.kernels.get((info.role, info.version))
         if known is None or known.last_seen < info.last_seen:  # a shard that begins tells all that it remembers
-            versions.know(info)
+            know_kernel(state.kernels, info)

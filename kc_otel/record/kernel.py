@@ -10,8 +10,7 @@ from dataclasses import KW_ONLY, dataclass, field
 from types import MappingProxyType
 from typing import Any, Final
 
-from kc_otel.contract.declared_kernels import OTHERWISE_REMEDY, declared_otherwise
-from kc_otel.contract.model import KernelSpec
+from kc_otel.contract.model import OTHERWISE_REMEDY, KernelSpec, declared_otherwise
 from kc_otel.contract.slices import Scalar
 
 _FINGERPRINT_DIGITS: Final = 12

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kc_otel._extras import MissingExtraError, extra
-from kc_otel.contract.json_text import read_json_text
+from kc_otel.contract.plain_text import read_json_text
 from kc_otel.contract.slices import Scalar
 from kc_otel.recordings.recording import PROMPT_IDS, RecordingError, with_prompt
 

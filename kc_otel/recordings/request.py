@@ -14,7 +14,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from kc_otel.contract.json_text import read_json_text
+from kc_otel.contract.plain_text import read_json_text
 from kc_otel.contract.slices import Scalar
 from kc_otel.record.kernel import Kernel
 

@@ -23,8 +23,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kc_otel.contract.clause import Clause
-from kc_otel.contract.json_text import read_json_text
 from kc_otel.contract.model import Contract
+from kc_otel.contract.plain_text import read_json_text
 from kc_otel.contract.registry.clause_metrics import DERIVED
 from kc_otel.contract.slices import ALL
 from kc_otel.record.measure.sampled import SEQUENCE, TOKEN, log_ratio

@@ -373,7 +373,7 @@ class Core:
             silent=self.evaluator.silent(name, now),
             heartbeat=self.contracts[name].observability.heartbeat,
             late=self.contracts[name].observability.late,
-            listening=self.evaluator.listening_since(now),
+            listening=self.evaluator.listening(now).since,
             incidents=before.incidents.get(name, ()),
             ended=lambda train, inference: self.evaluator.states[name].has_ended((train, inference)),
             failing=self.evaluator.failing(name, now),

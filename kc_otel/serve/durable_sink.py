@@ -243,7 +243,7 @@ class DurableSink(ColumnSink):
 
 def recover(core: Core | Shard) -> int:
     """Apply what is in the inbox and not yet in the snapshot, and say how many requests that were."""
-    core.evaluator.listen(time.time())  # while nobody listened, nobody was silent
+    core.evaluator.listening(time.time())  # while nobody listened, nobody was silent
     count, most = 0, Limits().max_items
     for at, body in core.inbox.left():
         try:

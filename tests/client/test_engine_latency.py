@@ -35,7 +35,7 @@ class Engine:
 
     def __init__(self) -> None:
         self.evaluator = Evaluator([load_text(CONTRACT, "c.yaml")])
-        self.evaluator.listen(time.time())
+        self.evaluator.listening(time.time())
         self.restart()
         self.source = EngineLatency(PAGE, lambda _: generate_latest(self.registry).decode())
 

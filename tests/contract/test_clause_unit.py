@@ -201,18 +201,14 @@ def test_who_acts_on_tokens_is_warned_unless_the_contract_says_so(written, said,
         ("metric: abs_log_ratio, statistic: max", _ROUTE),
         ("metric: tv_seq", _ROUTE),
         ("metric: tv_token", _ROUTE),
+        (
+            "metric: tv_token, statistic: p90}, {id: y, metric: tv_seq, limit: 0.1",
+            "escalation: [{on: fail, clauses: [y], do: [{route: train-kernel}]}]",
+        ),
     ],
 )
 def test_nobody_is_warned_where_nothing_acts_on_tokens(written, said, clause, more):
     assert said(written(*_acting(clause, more), clause=False)) == []
-
-
-def test_a_step_about_other_clauses_does_not_act(written, said):
-    clauses = (
-        "statistical: [{id: x, metric: tv_token, statistic: p90, limit: 0.1}, {id: y, metric: tv_seq, limit: 0.1}]"
-    )
-    step = "escalation: [{on: fail, clauses: [y], do: [{route: train-kernel}]}]"
-    assert said(written(clauses, step, clause=False)) == []
 
 
 def _on_operator(**fields: object) -> str:

@@ -32,6 +32,7 @@ escalation:
   - {on: fail, severity: warning, do: [notify]}
   - {on: fail, for: 2m, clear_for: 10m, severity: critical, do: [{route: train-kernel}, {webhook: pager}]}
   - {on: no-data, for: 3m, do: [notify, hold-promotion]}
+promotion: {windows: 2, steps: [1%, 0.1], failure_limit: 2, approve: [full], skip: [shadow]}
 """
 _OLD = load_text(_TEXT)
 
@@ -116,6 +117,20 @@ _OLD = load_text(_TEXT)
         ("  - {on: no-data, for: 3m, do: [notify, hold-promotion]}\n", "", ["drops escalation[2]"]),
         ("do: [notify]}", "do: [notify], clauses: [tv]}", ["loosens escalation[0].clauses"]),
         ("escalation:\n", "escalation:\n  - {on: inconclusive, for: 1h, do: [notify]}\n", ["adds escalation[0]"]),
+        # promotion
+        ("windows: 2", "windows: 1", ["loosens promotion.windows"]),
+        ("windows: 2", "windows: 3", ["tightens promotion.windows"]),
+        ("failure_limit: 2", "failure_limit: 3", ["loosens promotion.failure_limit"]),
+        ("failure_limit: 2", "failure_limit: 1", ["tightens promotion.failure_limit"]),
+        ("[1%, 0.1]", "[0.1]", ["loosens promotion.steps"]),
+        ("[1%, 0.1]", "[1%]", ["loosens promotion.steps"]),
+        ("[1%, 0.1]", "[1%, 0.1, 0.5]", ["tightens promotion.steps"]),
+        ("[1%, 0.1]", "[2%, 0.1]", ["loosens promotion.steps"]),
+        ("approve: [full]", "approve: []", ["loosens promotion.approve"]),
+        ("approve: [full]", "approve: [canary, full]", ["tightens promotion.approve"]),
+        ("skip: [shadow]", "skip: [shadow, offline-ci]", ["loosens promotion.skip"]),
+        ("skip: [shadow]", "skip: []", ["tightens promotion.skip"]),
+        ("[1%, 0.1]", "[0.01, 10 %]", []),
         # what is only said
         ("owner: o", "owner: p", ["changes metadata.owner"]),
         ("engine: vllm", "engine: sglang", ["changes kernels.inference.engine"]),
@@ -167,7 +182,7 @@ def test_a_dropped_promise_is_a_loosening():
 def test_reordered_steps_are_the_same_ladder():
     """Steps are paired by what they wait for, not by their place."""
     lines = _TEXT.splitlines()
-    lines[-3:] = lines[-3:][::-1]
+    lines[-4:-1] = lines[-4:-1][::-1]
     assert [change.field for change in diff(_OLD, load_text("\n".join(lines)))] == ["metadata.version"]
 
 

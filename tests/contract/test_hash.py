@@ -59,6 +59,7 @@ def test_a_clause_measures_the_same_until_something_that_defines_it_changes(old,
         ("sampling: 0.5", "sampling: 0.5, confidence: 0.99, heartbeat: 60s"),
         ("kind: KernelContract\n", "kind: 'KernelContract'\n"),
         ("{engine: torch}", "{engine: torch, dtype: null}"),
+        ("kind:", "promotion: {windows: 3, steps: [1%, 5%, 25%], failure_limit: 1, approve: [], skip: []}\nkind:"),
     ],
 )
 def test_spelling_order_and_comments_do_not_count(old, new):

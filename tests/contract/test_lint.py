@@ -47,12 +47,6 @@ def _clause(section: str = "numerical", **fields: object) -> str:
             "6: runtime[0].slices.late: 'late' selects tokens by their position, but weights_lag is not about tokens",
         ),
         (["slices: {late: {where: {position: far}}}"], "5: slices.late.where.position: 'far' can never match, as"),
-        # sections
-        ([_clause(metric="k3")], "5: numerical[0].metric: k3 is measured from logprobs; move the "),
-        ([_clause(metric="k1")], "5: numerical[0].metric: k1 is a bound; move the clause to statistic"),
-        ([_clause("runtime", metric="js")], "5: runtime[0].metric: js is measured from logits; move the clause to n"),
-        ([_clause(metric="gen_ai.x", limit=1)], "5: numerical[0].metric: gen_ai.x is a runtime metric; move "),
-        ([_clause(metric="weights_lag", limit=1)], "5: numerical[0].metric: weights_lag is measured from runtime"),
         # limits
         ([_clause(metric="tv_exact", limit=4)], "5: numerical[0].limit: 4 is more than a total variation can be "),
         (

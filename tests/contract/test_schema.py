@@ -64,6 +64,7 @@ def test_the_example_contracts_are_accepted(path):
         "numerical: [{id: a, metric: js, statistic: fraction > 1e-3, limit: 2%}]",
         "numerical: [{id: a, metric: js, unit: sequence, limit: .2}, {id: b, metric: js, unit: token, limit: .3}]",
         "observability: {min_samples: 100, min_sequences: 10}",
+        "promotion: {windows: 2, steps: [1%, 0.1], failure_limit: 2, approve: [full], skip: [shadow]}",
     ],
 )
 def test_what_the_loader_accepts_is_accepted(written, contract, line):

@@ -118,7 +118,7 @@ def test_the_server_answers_as_ever_and_records(tiny_model, tmp_path):
 
 def test_its_latencies_fill_a_clause(tiny_model, tmp_path):
     evaluator = Evaluator([load_text(LATENCY, "c.yaml")])
-    evaluator.listen(time.time())
+    evaluator.listening(time.time())
     with serving(tiny_model, {}, log=tmp_path / "server.log") as server:
 
         def ask(_):

@@ -41,7 +41,7 @@ def test_kept_bounds_are_those_computed_anew(seed: int, contract: Any, sender: A
     rng = np.random.default_rng(seed)
     made = contract(statistical=CLAUSES, observability={"window": "1m", "long_window": "10m", "min_samples": 30})
     evaluator = Evaluator([made])
-    evaluator.listen(now)
+    evaluator.listening(now)
     sources = {
         (metric, slice, kernel): sender(METRICS[metric], slice=slice, inference=kernel, start=now)
         for metric in METRICS

@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-import sqlite3
-
 import pytest
 
 from kc_otel.judge.evaluator import Evaluator
-from kc_otel.judge.statistics import metric_name
 from kc_otel.judge.verdict import Status
-from kc_otel.serve.store.evaluator_store import EvaluatorStore
-from kc_otel.serve.store.state_file import UnitOfWork
 from tests.tools.verdicts import verdicts_of
 
 METRIC = "kc.drift.operator_ulp"
@@ -102,32 +97,6 @@ def test_a_clause_without_its_operator_says_which_ones_arrive(judged, of, now):
         "nothing received for kc.drift.operator_ulp[attention], only for atention, layers.1.mlp, layers.2.mlp, "
         "layers.3.mlp, layers.4.mlp and 2 more; do the names in both places agree?"
     )
-
-
-def test_state_of_operators_survives_a_restart(contract, judged, of, now):
-    for operator, value in (("attention", 1.0), ("layers.0.mlp", 64.0)):
-        judged.ingest_metrics(of(operator).request(now + 1, [value] * 500), now + 1)
-    before = statuses(judged, now + 2)
-    connection = sqlite3.connect(":memory:")
-    EvaluatorStore(connection).save(judged, UnitOfWork())
-    again = Evaluator([contract(numerical=CLAUSES, statistical=[])])
-    EvaluatorStore(connection).restore(again)
-    connection.close()
-    assert again.series() == judged.series()
-    after = statuses(again, now + 2)
-    assert {cell: (v.status, v.samples) for cell, v in after.items()} == {
-        cell: (v.status, v.samples) for cell, v in before.items()
-    }
-    assert {v.status for v in after.values()} == {Status.PASS, Status.FAIL}
-
-
-def test_the_name_of_a_clauses_series_has_its_operator(contract):
-    made = contract(numerical=CLAUSES)
-    assert [metric_name(clause) for clause in made.clauses] == [
-        "kc.drift.operator_ulp[attention]",
-        "kc.drift.operator_ulp[layers.0.mlp]",
-        "kc.drift.tv_token",
-    ]
 
 
 def test_operators_without_end_take_no_memory_without_end(contract, of, now):

@@ -39,7 +39,7 @@ def test_the_place_of_a_fault_is_named_without_a_slice(fault):
     recorder.compare(train, inference, mask=mask, groups=groups)
     assert recorder.force_flush()
     evaluator = Evaluator([contract])
-    evaluator.listen(time.time() - 3600)
+    evaluator.listening(time.time() - 3600)
     evaluator.ingest_metrics(encode_metrics(exporter.exports[-1]), time.time())
     recorder.shutdown(5.0)
     ((_, pair),) = {(key.contract, (key.kernel_train, key.kernel_inference)) for key in evaluator.series()}

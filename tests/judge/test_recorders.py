@@ -8,8 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from kc_otel.contract.declared_kernels import declared_otherwise
-from kc_otel.contract.model import Contract, KernelSpec, KernelSpecs
+from kc_otel.contract.model import Contract, KernelSpec, KernelSpecs, declared_otherwise
 from kc_otel.judge.evaluator import Evaluator
 from kc_otel.judge.recorders import (
     ONE_KERNEL,

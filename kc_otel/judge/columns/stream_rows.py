@@ -336,10 +336,6 @@ class ContractRows:
             self.free(row)
         return len(silent)
 
-    def heard_first(self, now: float) -> float:
-        """Unix time in seconds at which the stream that is silent for longest was heard of; `now` for none."""
-        return float(self._memory.rows["heard"][self._loaded()].min(initial=now))
-
     def turn_back(self, now: float) -> None:
         """The clock went back: none was heard of later than now."""
         rows = self._loaded()

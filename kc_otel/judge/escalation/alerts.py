@@ -16,15 +16,13 @@ Every step of a contract's ladder watches every cell on its own:
 | the same      | INVALID_INPUT, without those  | PASS, FAIL, cell gone         | any other             |
 
 A cell that has gone clears what fires while another pair of kernels is measured in its place; where none is, it holds.
-A fault has ended when it is refuted that it is as it was, and what came since keeps the limit: the verdict is then
-INCONCLUSIVE until there is a PASS, and clears. A verdict that holds stops the count without undoing it: doubt and
-silence are no proof that a breach is over, and no proof that it goes on. A matching verdict sets the count towards
-clearing back to zero, a clearing one drops what is pending. An alert therefore needs `for` of matching verdicts with no
-clearing one between them, and a resolve needs `clear_for` of clearing verdicts with no matching one between them.
+A verdict that holds stops the count without undoing it: doubt and silence are no proof that a breach is over, and no
+proof that it goes on. A matching verdict sets the count towards clearing back to zero, a clearing one drops what is
+pending.
 
 Durations are counted, not subtracted: each evaluation adds the time since the one before, never less than zero (the
-clock may jump back) and never more than the contract's window (a verdict speaks for its window only, so a gap or a
-jump of the clock counts for no more than that). Firing and resolving are edges: each firing is followed by one resolve.
+clock may jump back) and never more than the contract's window, for which alone a verdict speaks. Firing and resolving
+are edges: each firing is followed by one resolve.
 """
 
 from __future__ import annotations
@@ -193,11 +191,10 @@ def advance(
     person has `closed` incidents, by their key, since the last evaluation: alerts of theirs end that nothing has been
     measured of.
     """
-    matching = {_MATCHES[step.on] for step in contract.escalation}
+    matching, keys = {_MATCHES[step.on] for step in contract.escalation}, step_keys(contract)
     concerned = selected(verdicts, matching, (alert.cell for alert in state.alerts))
     by_cell = {verdict.cell: verdict for verdict in concerned}
     known = {(alert.step, alert.cell): alert for alert in state.alerts}
-    keys = step_keys(contract)
     passed = state.passed(now, contract.observability.window)
     transitions = [
         edge(alert, What.RESOLVED, now, end=_CHANGED)
@@ -247,41 +244,36 @@ def _watched(
     invalid_input: Mapping[Pair, Mapping[str, int]],
     kept_away: Callable[[str, str], bool],
     now: float,
-) -> Mapping[Cell, Verdict]:
-    if step.on == "invalid-input":
-        found = {pair: reasons for pair, reasons in invalid_input.items() if any(reasons.values())}
-        of_any = Verdict(
-            cell=Cell(contract.name, INPUT_CLAUSE, ALL, "", ""), status=Status.INVALID_INPUT, at=now, limit=0.0,
-            estimate=0.0, lower=0.0, upper=0.0, samples=0, window="short", method="count", reason="",
-            contract_version=contract.metadata.version, contract_hash=contract.hash, about="traffic",
-        )  # fmt: skip
-        failed = [
-            input_verdict(Cell(contract.name, INPUT_CLAUSE, ALL, *pair), reasons, of_any)
-            for pair, reasons in found.items()
-        ]
-        others = {cell: verdict for cell, verdict in by_cell.items() if cell[-2:] not in found}
-        return others | {verdict.cell: verdict for verdict in failed}
-    watched = by_cell.items()
-    if step.clauses:
-        watched = {cell: verdict for cell, verdict in watched if cell.clause in step.clauses}.items()
-    if step.on == "no-data":
-        watched = {
-            cell: verdict for cell, verdict in watched if not kept_away(cell.slice, cell.kernel_inference)
-        }.items()
-    return dict(watched)
+) -> dict[Cell, Verdict]:
+    """Verdicts that a step watches, by cell."""
+    if step.on != "invalid-input":
+        silent = step.on == "no-data"
+        return {
+            cell: verdict
+            for cell, verdict in by_cell.items()
+            if not step.clauses or cell.clause in step.clauses
+            if not (silent and kept_away(cell.slice, cell.kernel_inference))
+        }
+    of_any = Verdict(
+        cell=Cell(contract.name, INPUT_CLAUSE, ALL, "", ""), status=Status.INVALID_INPUT, at=now, limit=0.0,
+        estimate=0.0, lower=0.0, upper=0.0, samples=0, window="short", method="count", reason="",
+        contract_version=contract.metadata.version, contract_hash=contract.hash, about="traffic",
+    )  # fmt: skip
+    found = {pair: reasons for pair, reasons in invalid_input.items() if any(reasons.values())}
+    watched = {cell: verdict for cell, verdict in by_cell.items() if cell[-2:] not in found}
+    for pair, reasons in found.items():
+        failed = input_verdict(of_any.cell._replace(kernel_train=pair[0], kernel_inference=pair[1]), reasons, of_any)
+        watched[failed.cell] = failed
+    return watched
 
 
 def input_verdict(cell: Cell, found: Mapping[str, int], judged: Verdict) -> Verdict:
     """The verdict on a cell of INPUT_CLAUSE, from how many sequences failed an input check, by reason."""
     total = sum(found.values())
-    reasons = ", ".join(f"{count} {reason}" for reason, count in sorted(found.items()) if count)
-    failed = (
-        "1 sequence failed an input check and was"
-        if total == 1
-        else f"{total} sequences failed an input check and were"
-    )
-    said = f"{failed} not measured ({reasons}). {remedy(max(found, key=found.__getitem__))}"
-    count = float(total)
+    count, reasons = float(total), ", ".join(f"{count} {reason}" for reason, count in sorted(found.items()) if count)
+    some, were = ("1 sequence", "was") if total == 1 else (f"{total} sequences", "were")
+    said = f"{some} failed an input check and {were} not measured ({reasons})."
+    said += f" {remedy(max(found, key=found.__getitem__))}"
     return replace(judged, cell=cell, estimate=count, lower=count, upper=count, samples=total, reason=said)
 
 

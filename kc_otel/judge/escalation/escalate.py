@@ -145,9 +145,9 @@ def escalate(
         contract.observability.window,
         known.passed(now, contract.observability.window),
         now,
+        firing,
         {_fingerprint(_alone(promotion), "serves") for promotion in rolled if promotion.seen_serving is not None},
     )
-    messages = _as_now(messages, firing)
     after = with_told(after, messages, now)
     return Escalation(
         state=EscalationState(
@@ -177,20 +177,6 @@ def _faults(reasons: Mapping[str, int], pair: Pair, verdicts: Sequence[Verdict])
     measured = selected(verdicts, set(Status) - {Status.NO_DATA, Status.INVALID_INPUT})
     others_are_valid = any(verdict.cell[-2:] == pair for verdict in measured)
     return {reason: count for reason, count in reasons.items() if not (others_are_valid and reason in ON_PURPOSE)}
-
-
-def _as_now(messages: Iterable[IncidentMessage], verdicts: Mapping[str, Verdict]) -> tuple[IncidentMessage, ...]:
-    """Messages whose firing alerts have their last verdict: while they waited the incident's numbers went on."""
-    return tuple(
-        replace(
-            message,
-            alerts=tuple(
-                replace(transition, verdict=verdicts.get(transition.fingerprint, transition.verdict))
-                for transition in message.alerts
-            ),
-        )
-        for message in messages
-    )
 
 
 def _roll_backs(

@@ -26,6 +26,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from types import MappingProxyType
 from typing import Final, Literal
 
 from kc_otel.contract.model import Contract
@@ -40,7 +41,7 @@ from kc_otel.judge.escalation.alerts import (
     step_keys,
 )
 from kc_otel.judge.incidents.incident import Incident, IncidentState
-from kc_otel.judge.verdict import Cell
+from kc_otel.judge.verdict import Cell, Verdict
 
 
 @dataclass(frozen=True, slots=True)
@@ -241,35 +242,42 @@ def group_messages(
     window: float,
     passed: float,
     now: float,
+    verdicts: Mapping[str, Verdict] = MappingProxyType({}),
     lasting: Collection[str] = (),
 ) -> tuple[tuple[MessageGroup, ...], tuple[IncidentMessage, ...]]:
     """The groups after an evaluation, `passed` seconds after the one before, and the webhooks to be sent now.
 
-    `edges` are those of this evaluation, whether or not they were `said`. `lasting` are fingerprints of alerts about
-    rolled back versions without an incident that are not over.
+    `edges` are those of this evaluation, whether or not they were `said`; `verdicts` the last ones of alerts that fire,
+    by fingerprint; `lasting` are fingerprints of alerts about rolled back versions without an incident that are not
+    over.
     """
     by_id = {incident.id: incident for incident in incidents}
     by_key = {incident.key: incident.id for incident in incidents}
     known = {(group.incident, group.endpoint): _later(group, passed) for group in groups}
-    told_in = {(told.edge.fingerprint, group.endpoint): group.incident for group in groups for told in group.alerts}
+    rows = {key: {told.edge.fingerprint: told for told in group.alerts} for key, group in known.items()}
+    told_in = {(alert, endpoint): id for (id, endpoint), told in rows.items() for alert in told}
     for change in edges:
         for endpoint in dict.fromkeys(str(action.target) for action in change.actions if action.kind == "webhook"):
             # An end is said where the beginning was.
             id = told_in.get((change.fingerprint, endpoint)) or by_key.get(change.incident, change.fingerprint)
-            group = known.get((id, endpoint)) or MessageGroup(id, endpoint)
-            alerts = {told.edge.fingerprint: told for told in group.alerts}
-            before = alerts.pop(change.fingerprint, None)  # the newest is at the end
+            mine = rows.setdefault((id, endpoint), {})
+            before = mine.pop(change.fingerprint, None)  # the newest is at the end
             heard = before.known if before is not None and change.step != ROLLED_BACK else ""
-            known[id, endpoint] = replace(group, alerts=(*alerts.values(), ToldAlert(change, heard)))
+            mine[change.fingerprint] = ToldAlert(change, heard)
     urgent = {notice.transition.fingerprint: notice.reason for notice in said if notice.reason not in _USUAL_REASONS}
     after: list[MessageGroup] = []
     messages: list[IncidentMessage] = []
-    for group in known.values():
-        incident = by_id.get(group.incident)
+    for key, alerts in rows.items():
+        group, incident = known.get(key) or MessageGroup(*key), by_id.get(key[0])
         over = group.incident not in lasting if incident is None else incident.state is IncidentState.RESOLVED
-        group = _without_roll_backs(group, now) if over else group  # noqa: PLW2901 - the same one
-        rest, message = _sent(group, incident, people, timing, window, now, urgent)
-        messages += [message] if message is not None else []
+        if over:
+            alerts = {fingerprint: _without_roll_back(told, now) for fingerprint, told in alerts.items()}  # noqa: PLW2901
+        rest, message = _sent(group, alerts, incident, people, timing, window, now, urgent)
+        if message is not None:
+            alerts_now = (
+                replace(last, verdict=verdicts.get(last.fingerprint, last.verdict)) for last in message.alerts
+            )
+            messages.append(replace(message, alerts=tuple(alerts_now)))
         after += [rest] if rest.alerts else []
     return tuple(sorted(after, key=lambda entry: (entry.incident, entry.endpoint))), tuple(
         sorted(messages, key=lambda entry: entry.endpoint)
@@ -301,19 +309,16 @@ def _later(group: MessageGroup, passed: float) -> MessageGroup:
     return replace(group, waited=waited, quiet=group.quiet + passed)
 
 
-def _without_roll_backs(group: MessageGroup, now: float) -> MessageGroup:
-    """A group whose incident is over: with it ends what was said of roll-backs."""
-    alerts = tuple(
-        replace(told, edge=replace(told.edge, what=What.RESOLVED, at=now))
-        if told.edge.step == ROLLED_BACK and told.fires
-        else told
-        for told in group.alerts
-    )
-    return replace(group, alerts=alerts)
+def _without_roll_back(told: ToldAlert, now: float) -> ToldAlert:
+    """An alert whose incident is over: with it ends what was said of a roll-back."""
+    if told.edge.step != ROLLED_BACK or not told.fires:
+        return told
+    return replace(told, edge=replace(told.edge, what=What.RESOLVED, at=now))
 
 
 def _sent(
     group: MessageGroup,
+    alerts: Mapping[str, ToldAlert],
     incident: Incident | None,
     people: People,
     timing: GroupTiming,
@@ -321,48 +326,65 @@ def _sent(
     now: float,
     urgent: Mapping[str, NoticeReason],
 ) -> tuple[MessageGroup, IncidentMessage | None]:
-    """Return a group after an evaluation, and the message that is due; `urgent` are reasons by alert."""
+    """Return a group with its alerts, by fingerprint, after an evaluation, and the message that is due.
+
+    `urgent` are reasons by alert.
+    """
 
     def unproven(told: ToldAlert) -> bool:
         return incident is not None and incident.unproven(*told.edge.cell[1:3])
 
-    rows = [told for told in group.alerts if told.known or told.fires or unproven(told)]
-    heard = [told for told in rows if not people.silencing(told.edge.cell, now)]
-    reminded = {fingerprint for fingerprint, reason in urgent.items() if reason is NoticeReason.REMINDER}
-    ready = [told for told in heard if told.fires and (told.waits or told.edge.fingerprint in reminded)]
+    rows = {alert: told for alert, told in alerts.items() if told.known or told.fires or unproven(told)}
+    heard = {alert: told for alert, told in rows.items() if not people.silencing(told.edge.cell, now)}
+    ready = {
+        alert: told.edge
+        for alert, told in heard.items()
+        if told.fires and (told.waits or urgent.get(alert) is NoticeReason.REMINDER)
+    }
     # Users are seen to be kept from what is contained: the end of its alert is told, and kept until it is refuted.
     contained = incident is not None and incident.state is IncidentState.CONTAINED
-    ended = [told for told in rows if told.known and not told.fires and (contained or not unproven(told))]
+    ended = {
+        alert: told.edge
+        for alert, told in rows.items()
+        if told.known and not told.fires and (contained or not unproven(told))
+    }
     # For a window after it went away, what its recorders measure next may refute it.
     gone = incident is not None and incident.fell_silent(now, window) and not ready
-    away = [told for told in heard if gone and not told.fires and told.waits and told not in ended]
-    lasting = [told for told in rows if told.known and told not in ended]
+    away = {
+        alert: told.edge
+        for alert, told in heard.items()
+        if gone and not told.fires and told.waits and alert not in ended
+    }
+    lasting = any(told.known and alert not in ended for alert, told in rows.items())
     over = bool(ended) and not lasting and not ready
-    reasons = {urgent.get(told.edge.fingerprint) for told in ready}
-    reasons |= {NoticeReason.ROLLED_BACK for told in ready if told.edge.step == ROLLED_BACK}
+    reasons = {urgent.get(alert) for alert in ready}
+    reasons |= {NoticeReason.ROLLED_BACK for edge in ready.values() if edge.step == ROLLED_BACK}
     at_once = next((reason for reason in _AT_ONCE_REASONS if reason in reasons), None)
-    new_step = any(told.edge.step not in group.steps for told in ready)
+    steps = {edge.step for edge in ready.values()}
     due = (
         over
         or at_once is not None
-        or (bool(new_step or away) and group.waited >= timing.wait)
-        or (bool(ready or ended) and bool(lasting or ended) and group.quiet >= timing.interval)
+        or (bool(steps - {*group.steps} or away) and group.waited >= timing.wait)
+        or (bool(ready or ended) and (lasting or bool(ended)) and group.quiet >= timing.interval)
     )
     if not due:
-        return replace(group, alerts=tuple(rows)), None
+        return replace(group, alerts=tuple(rows.values())), None
     first = NoticeReason.UPDATE if lasting or ended else NoticeReason.FIRING
     reason = NoticeReason.RESOLVED if over else at_once or (NoticeReason.UNPROVEN if away else first)
-    changes = [replace(told.edge, at=now) for told in ready] + [told.edge for told in ended]
-    changes += [replace(told.edge, what=What.FIRING, end=WENT_AWAY) for told in away]
-    news: dict[str, Known] = {}
-    for alerts, known in ((ended, ""), (ready, "firing"), (away, "unproven")):
-        news |= dict.fromkeys((told.edge.fingerprint for told in alerts), known)
-    after = [replace(told, known=news.get(told.edge.fingerprint, told.known)) for told in rows]
+    changes = (
+        *(replace(edge, at=now) for edge in ready.values()),
+        *ended.values(),
+        *(replace(edge, what=What.FIRING, end=WENT_AWAY) for edge in away.values()),
+    )
+    after: list[ToldAlert] = []
+    for alert, told in rows.items():
+        known: Known = "firing" if alert in ready else "unproven" if alert in away else told.known
+        after.append(replace(told, known="" if alert in ended else known))
     left = tuple(told for told in after if told.known or told.fires or unproven(told))
-    steps = {told.edge.step for told in (*ready, *away)} | set(group.steps)
     count = sum(bool(told.known) for told in left)
+    steps |= {edge.step for edge in away.values()} | {*group.steps}
     rest = replace(group, alerts=left, steps=tuple(sorted(steps)) if count else (), waited=0.0, quiet=0.0)
-    return rest, IncidentMessage(group.endpoint, reason, incident, tuple(changes), count)
+    return rest, IncidentMessage(group.endpoint, reason, incident, changes, count)
 
 
 _AT_ONCE_REASONS: Final = (NoticeReason.ROLLED_BACK, NoticeReason.SILENCE_ENDED, NoticeReason.REMINDER)

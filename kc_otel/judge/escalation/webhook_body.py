@@ -19,7 +19,7 @@ from urllib.parse import quote, urlsplit
 
 from kc_otel.contract.clause import Clause
 from kc_otel.contract.model import Contract
-from kc_otel.contract.sentences import REMEDIES, consequence, reading
+from kc_otel.contract.sentences import REMEDIES, consequence, reading, statistic_words
 from kc_otel.contract.slices import ALL
 from kc_otel.contract.units import format_duration
 from kc_otel.contract.words import MEASURED_LATER, NO_REPORT, RUN_ENDED, listed, moment, number, place
@@ -182,86 +182,82 @@ def _alert_name(transition: Transition) -> str:
     return ALERT_NAMES[ROLLED_BACK if transition.step == ROLLED_BACK else transition.on]
 
 
+def _kind(edge: Transition) -> str:
+    """What an alert is about: what its step waits for, "unproven", a roll-back, or "serves" after one."""
+    if edge.step == ROLLED_BACK:
+        return "serves" if edge.severity == "critical" else ROLLED_BACK
+    return "unproven" if edge.end == WENT_AWAY else edge.on
+
+
 def _over(transition: Transition, where: str, of: str, incident: Incident | None) -> str:
     """Say what ended, for which kernels, and, if nothing refuted it, why or by whom."""
     row = None if incident is None else incident.cell(*transition.cell[1:3])
     cell, last = transition.cell, transition.verdict
+    if _kind(transition) == "serves":
+        over = "the incident is over" if incident is not None else "a person has acted on the rollback"
+        return f"{over}{of}; whether the version that was rolled back still serves is not known"
     if row is not None and row.changed and not row.refuted and transition.on != "fail":
         return f"{cell.clause} on {where} is no longer asked for{of}: {CLAUSE_GONE}"
     match transition.on:
         case "fail":
-            return f"{cell.clause} on {where} is {_breach_over(transition, of, incident, row)}"
+            how, why = _breach_over(transition, incident, row)
+            return f"{cell.clause} on {where} is {how.format(of=of)}{why}"
         case "no-data":
             said = {Status.NO_DATA: "are no longer watched", Status.INVALID_INPUT: "arrive again, but are invalid"}
-            end = transition.end or said.get(last.status, "arrive again")
-            return f"data for {cell.clause} on {where}{of} {end}"
+            return f"data for {cell.clause} on {where}{of} {transition.end or said.get(last.status, 'arrive again')}"
         case "inconclusive":
             return f"{cell.clause} on {where} is no longer undecided{of}"
     closing = "" if incident is None or row is None or row.refuted else incident.closing
     return f"no sequences fail the input checks any more{of}" + f", without proof: {closing}" * bool(closing)
 
 
-def _breach_over(transition: Transition, of: str, incident: Incident | None, row: BrokenCell | None) -> str:
-    cell, last = transition.cell, transition.verdict
+def _breach_over(transition: Transition, incident: Incident | None, row: BrokenCell | None) -> tuple[str, str]:
+    """Say how a breach ended, with a place for its kernels, and why it is called so."""
+    last, measured = transition.verdict, "no longer measured as broken{of}; "
     passes = last.status is Status.PASS or last.ended
+    lasts = incident is not None and incident.state is not IncidentState.RESOLVED
+    open_slices = incident.open_slices(row.clause) if lasts and incident and row and row.slice == ALL else []
     if row is not None and row.loosened_to is not None:
-        changed = f"its limit was changed from {number(row.strictest)} to {number(row.loosened_to)}"
-        return f"closed{of}: {changed}; the drift may be as it was"
-    if (row is None and passes) or (row is not None and row.refuted):
-        return f"resolved{of}"
-    if passes and (open_slices := _open_slices(cell.clause, cell.slice, incident)):
-        return f"no longer measured as broken{of}; {open_slices}"
+        limits = f"its limit was changed from {number(row.strictest)} to {number(row.loosened_to)}"
+        return "closed{of}: ", f"{limits}; the drift may be as it was"
+    if row.refuted if row is not None else passes:
+        return "resolved{of}", ""
+    if passes and open_slices:
+        return measured, f"{listed(open_slices)} {'are' if len(open_slices) > 1 else 'is'} not over"
     if passes and row is not None and row.until is None and not row.changed:
-        # What refutes it is known once that ends, too.
-        return f"no longer measured as broken{of}; another alert of it still fires"
+        return measured, "another alert of it still fires"  # what refutes it is known once that ends, too
     if incident is not None and incident.state is IncidentState.CONTAINED:
-        return f"contained{of}: routers avoid the kernel, which is not repaired"
+        return "contained{of}: ", "routers avoid the kernel, which is not repaired"
     why = "the pair, or a recorder of it, fell silent while others reported, or the contract has changed"
     why = CLAUSE_GONE if row is not None and row.changed else why
-    if incident is not None and incident.state is IncidentState.RESOLVED and incident.closing:
-        why = incident.closing
-    return f"closed{of} without proof of recovery: {why}"
-
-
-def _open_slices(clause: str, slice: str, incident: Incident | None) -> str:
-    """Say which slices keep a breach of all traffic from being over; empty for none."""
-    if incident is None or incident.state is IncidentState.RESOLVED or slice != ALL:
-        return ""
-    rows = incident.cells
-    names = [row.slice for row in rows if row.clause == clause and row.slice != ALL and not row.over]
-    if not names:
-        return ""
-    return f"{listed(names)} {'are' if len(names) > 1 else 'is'} not over"
+    return (
+        "closed{of} without proof of recovery: ",
+        incident.closing if incident and not lasts and incident.closing else why,
+    )
 
 
 def summary(transition: Transition, names: Mapping[tuple[str, str], str], incident: Incident | None = None) -> str:
     """One line for a person: the firing or resolved clause, its slice, and the kernels by their `kernel_names`."""
-    cell = transition.cell
+    cell, kind = transition.cell, _kind(transition)
     of = pair_name(names, cell.kernel_train, cell.kernel_inference)
-    where = "all traffic" if cell.slice == "all" else f"slice {cell.slice}"
+    where = place(cell.slice) if cell.slice == ALL else f"slice {cell.slice}"
     if transition.what is What.RESOLVED:
-        if transition.step == ROLLED_BACK and transition.severity == "critical":
-            over = "the incident is over" if incident is not None else "a person has acted on the rollback"
-            said = "whether the version that was rolled back still serves is not known"
-            return f"{cell.contract}: {over}{of}; {said}"
         return f"{cell.contract}: {_over(transition, where, of, incident)}"
-    if transition.step == ROLLED_BACK:
-        later = f"was measured after its rollback: {MEASURED_LATER}"
-        said = later if transition.severity == "critical" else "was rolled back"
-        if not _shows(transition):
-            return f"{cell.contract}: {names.get(('inference', cell.kernel_inference), cell.kernel_inference)} {said}"
-        return f"{cell.contract}: {cell.clause} is broken on {where}{of}, which {said}"
-    if transition.end == WENT_AWAY:
-        what = "invalid input" if transition.on == "invalid-input" else f"a breach of {cell.clause} on {where}"
-        return f"{cell.contract}: {what} {WENT_AWAY}{of}"
+    later = f"was measured after its rollback: {MEASURED_LATER}" if kind == "serves" else "was rolled back"
+    if transition.step == ROLLED_BACK and not _shows(transition):
+        return f"{cell.contract}: {names.get(('inference', cell.kernel_inference), cell.kernel_inference)} {later}"
     ended = transition.verdict.reason.startswith(RUN_ENDED)
+    breach = "invalid input" if transition.on == "invalid-input" else f"a breach of {cell.clause} on {where}"
     said = {
-        "fail": f"{cell.clause} {'is' if _shows(transition) else 'was'} broken on {where}",
-        "no-data": f"no data for {cell.clause} on {where}{', because the run ended,' if ended else ''}",
-        "inconclusive": f"{cell.clause} cannot be decided on {where}",
-        "invalid-input": "sequences fail the input checks",
-    }[transition.on]
-    return f"{cell.contract}: {said}{of}"
+        "serves": f"{cell.clause} is broken on {where}{of}, which {later}",
+        ROLLED_BACK: f"{cell.clause} is broken on {where}{of}, which {later}",
+        "unproven": f"{breach} {WENT_AWAY}{of}",
+        "fail": f"{cell.clause} {'is' if _shows(transition) else 'was'} broken on {where}{of}",
+        "no-data": f"no data for {cell.clause} on {where}{', because the run ended,' if ended else ''}{of}",
+        "inconclusive": f"{cell.clause} cannot be decided on {where}{of}",
+        "invalid-input": f"sequences fail the input checks{of}",
+    }
+    return f"{cell.contract}: {said[kind]}"
 
 
 def rfc3339(at: float) -> str:
@@ -309,7 +305,7 @@ def _since(transition: Transition, incident: Incident | None) -> str:
             overdue = ", when a report was overdue" * transition.verdict.reason.startswith(NO_REPORT)
             return f"Missed since {since}{overdue}."
         return f"Since {since}."
-    if transition.severity != "critical":
+    if _kind(transition) == ROLLED_BACK:
         return f"Since {moment(transition.started_at)}."
     done = () if incident is None else incident.actions
     rolled = [action.at for action in done if action.kind == "roll-back" and action.at <= transition.started_at]
@@ -327,9 +323,9 @@ def _impact(facts: _Facts, transitions: Sequence[Transition], slices: tuple[str,
     firing = [edge for edge in firing if _shows(edge)] or firing
     first = min(firing, key=lambda edge: not getattr(clauses.get(edge.cell.clause), "metric", "").startswith("reward_"))
     if first.step == ROLLED_BACK:
-        later = f"A version was measured after its rollback: {MEASURED_LATER}."
+        later = f"measured after its rollback: {MEASURED_LATER}"
         return (
-            later if first.severity == "critical" else "A version was rolled back and should no longer serve requests."
+            f"A version was {later if _kind(first) == 'serves' else 'rolled back and should no longer serve requests'}."
         )
     slices = slices or ((first.cell.slice,) if facts.incident is None else facts.incident.slices)
     where = (
@@ -359,10 +355,8 @@ def _next(facts: _Facts, transitions: Sequence[Transition]) -> str:
     first = next((edge for edge in transitions if edge.what is What.FIRING), None)
     if first is None:
         return ""
-    about = ROLLED_BACK if first.step == ROLLED_BACK else first.on
-    if first.end == WENT_AWAY:
-        about = "clause-gone" if facts.changed else "unproven"
-    return f"Now: {REMEDIES[about].format(contract=first.contract)}."
+    about = "clause-gone" if _kind(first) == "unproven" and facts.changed else _kind(first)
+    return f"Now: {REMEDIES[ROLLED_BACK if about == 'serves' else about].format(contract=first.contract)}."
 
 
 def _lift(commands: Sequence[str]) -> str:
@@ -449,18 +443,11 @@ def _evidence(contract: Contract, transitions: Sequence[Transition]) -> str:
 
 def _numbers(contract: Contract, clause: Clause, transition: Transition) -> str:
     verdict, unit = transition.verdict, "" if clause.limit_unit == "1" else f" {clause.limit_unit.strip('{}')}"
-    statistic = clause.parsed_statistic
-    name = {
-        "mean": "Mean of",
-        "max": "Largest",
-        "quantile": f"{statistic.argument * 100:g}th percentile of",
-        "fraction": f"Share above {statistic.argument:g} of",
-    }[statistic.kind]
-    o = contract.observability
-    window = format_duration(o.long_window if verdict.window == "long" else o.window)
+    seen = contract.observability
+    window = format_duration(seen.long_window if verdict.window == "long" else seen.window)
     return (
-        f"{name} {clause.metric_text} is {verdict.estimate:.4g}{unit}, {_interval(verdict)} at "
-        f"{o.confidence * 100:g}% confidence, from {verdict.samples:,} observations in the last {window}; "
+        f"{statistic_words(clause)} {clause.metric_text} is {verdict.estimate:.4g}{unit}, {_interval(verdict)} at "
+        f"{seen.confidence * 100:g}% confidence, from {verdict.samples:,} observations in the last {window}; "
         f"the limit is {verdict.limit:.4g}{unit}."
     )
 

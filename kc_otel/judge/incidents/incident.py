@@ -165,6 +165,10 @@ class Incident:
         """Its cell of a clause on a slice; None where that never was part of it."""
         return next((cell for cell in self.cells if (cell.clause, cell.slice) == (clause, slice)), None)
 
+    def open_slices(self, clause: str) -> list[str]:
+        """Slices that keep a breach of a clause on all traffic from being over."""
+        return [cell.slice for cell in self.cells if cell.clause == clause and cell.slice != ALL and not cell.over]
+
     def unproven(self, clause: str, slice: str) -> bool:
         """Return whether a breach of a cell goes on or went away without proof; of invalid input, one of any slice."""
         if self.on not in OF_RECORDERS or self.gone or self.state is IncidentState.RESOLVED:

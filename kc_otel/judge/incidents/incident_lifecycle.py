@@ -8,20 +8,10 @@
 
 The kind of breach (a step's `on`) and the pair of kernels determine which cells belong together: they share one cause,
 a version of a kernel. A cell is broken while its verdict is FAIL, or NO_DATA after data, and while an alert about it
-fires: the alert holds over an inconclusive verdict until the fault has ended, and so does the incident. A route or a
-pin is an order: it contains an incident once a router that had sent requests to the kernel keeps those of the slice
-from it, each router that is known has taken it, by the contract's definition of the slice, and the kernel was not
-measured for a heartbeat after that, until it is measured all the same (`TrafficSeen`). An absence of measurements alone
-contains nothing: each recorder that reported the kernel since the breach has to report after that heartbeat, or to have
-ended, for it may have died. Silence counts as containment once routers have taken an order that keeps requests from the
-kernel, and while all report still.
-A FAIL or invalid input that only went away is UNPROVEN until verdicts refute it, until its kernel version is known to
-serve nobody (the routers took its roll-back, or its last recorder shut down cleanly), or until a person closes it.
-Verdicts refute nothing while a recorder that reported the version during the breach has not been heard of since, or
-while points of the version arrive that are not judged: others measure something else. So does a clause of the same name
-in a contract that has changed.
-Every part of an incident stays part of it until its end. The id is made when the incident begins; neither an earlier
-onset nor a restart changes it.
+fires. A route or a pin is an order, and contains nothing by itself, nor does silence: see `_contained`. A FAIL or
+invalid input that only went away is UNPROVEN until verdicts refute it (`_refuted`), until its kernel version is known
+to serve nobody (`_gone`), or until a person closes it. Each cell is a row that `_row` takes from one evaluation to the
+next; every row stays until the incident is over. The id is made when the incident begins, and never changes.
 """
 
 from __future__ import annotations
@@ -362,7 +352,9 @@ def _broken(before: Sequence[Incident], firing: Iterable[Alert], tick: _Tick) ->
 def _measured(before: Incident | None, key: Key, broken: Mapping[Place, _Broken], tick: _Tick) -> Incident:
     """An incident with what is broken of it now and what was, or a new one."""
     known = {(cell.clause, cell.slice): cell for cell in before.cells} if before is not None else {}
-    cells = tuple(_row(known.get(place), key, place, broken.get(place), tick) for place in broken | known)
+    cells = tuple(
+        _row(known.get(place), key, place, broken.get(place), tick) for place in dict.fromkeys((*broken, *known))
+    )
     if before is not None:
         return replace(before, cells=cells)
     since = min(cell.since for cell in cells)

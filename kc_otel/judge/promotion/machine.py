@@ -15,7 +15,7 @@ from datetime import datetime
 from typing import Any, Final
 
 from kc_otel.contract.model import Contract
-from kc_otel.contract.promotion import PromotionTerms
+from kc_otel.contract.policy import PromotionTerms
 from kc_otel.contract.words import listed, moment, place
 from kc_otel.judge.promotion.gate_evidence import EvidenceError, SectionProblems, verify_record
 from kc_otel.judge.promotion.stages import (

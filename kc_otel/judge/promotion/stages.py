@@ -17,7 +17,7 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
 from kc_otel.contract.model import Contract
-from kc_otel.contract.promotion import PromotionTerms, shown_share
+from kc_otel.contract.policy import PromotionTerms, shown_share
 from kc_otel.contract.units import format_duration
 from kc_otel.judge.statistics import samples_needed
 from kc_otel.judge.verdict import Evaluation, Status, Verdict

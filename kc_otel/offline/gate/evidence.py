@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any, Final
 
 from kc_otel.contract.errors import ContractError
-from kc_otel.contract.json_text import read_json_text
 from kc_otel.contract.load import load_text
 from kc_otel.contract.model import Contract
+from kc_otel.contract.plain_text import read_json_text
 from kc_otel.contract.slices import ALL, Scalar
 from kc_otel.judge.plain_json import to_plain
 from kc_otel.judge.promotion.gate_evidence import OFFLINE_SECTION, EvidenceError, sealed, verdict_row, verify_record

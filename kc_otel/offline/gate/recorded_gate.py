@@ -17,7 +17,7 @@ from typing import Final
 import numpy as np
 
 from kc_otel.contract.model import Contract
-from kc_otel.contract.promotion import SAMPLING_PARAMETERS
+from kc_otel.contract.policy import SAMPLING_PARAMETERS
 from kc_otel.contract.slices import Scalar
 from kc_otel.contract.words import did_you_mean
 from kc_otel.judge.promotion.stages import Decision, GateOutcome, GateSpec, Stage, Tally, decide

@@ -21,7 +21,7 @@ from google.protobuf.message import DecodeError
 from google.protobuf.unknown_fields import UnknownFieldSet
 from numpy.typing import NDArray
 
-from kc_otel.contract.json_text import read_json_text
+from kc_otel.contract.plain_text import read_json_text
 
 RunLog = Mapping[str, tuple[NDArray[np.int64], NDArray[np.float64]]]
 """Name -> steps that rise, int64 [n], and values, float64 [n]; of a step that was written twice, the last value."""

@@ -269,7 +269,7 @@ class EvaluatorStore:
                 clauses={id: digest for (id, slice), digest in quantities.items() if slice == ALL},
                 refused=[*state.refused.found.values()],
                 newest=[(metric, *pair, at) for metric, pairs in state.newest.items() for pair, at in pairs.items()],
-                kernels=[*state.kernels.known.values()],
+                kernels=[*state.kernels.values()],
                 most_cells=state.evidence.most,
             )
         )
@@ -381,7 +381,7 @@ class EvaluatorStore:
             }
             for metric, train, inference, at in facts.newest:
                 state.newest.setdefault(metric, {})[train, inference] = at
-            state.kernels.known.update({(info.role, info.version): info for info in facts.kernels})
+            state.kernels.update({(info.role, info.version): info for info in facts.kernels})
             state.evidence.most = facts.most_cells
         return redefined, changed
 

@@ -89,6 +89,10 @@ def test_a_body_says_what_its_fails_rest_on(contract, edges, make_verdict):
 
 def test_contract_fields_follow_the_alerts(contract, edges):
     body = body_of(contract, edges[0])
+    assert body["commonLabels"] == {
+        name: value for name, value in body["alerts"][0]["labels"].items() if name != "slice"
+    }
+    assert body_of(contract, [*edges[1], edges[0][0]])["status"] == "firing", "while any alert does"
     extra = body["kernelContract"]
     assert (extra["name"], extra["version"], extra["hash"]) == ("policy-7b", 3, contract.hash)
     assert [cell["fingerprint"] for cell in extra["cells"]] == [alert["fingerprint"] for alert in body["alerts"]]
@@ -107,16 +111,6 @@ def test_resolved_alert_has_its_end(contract, edges):
     assert by_slice["code"]["endsAt"] == rfc3339(AT + 90)
     assert by_slice["code"]["fingerprint"] == firing[1].fingerprint
     assert "It lasted 1m30s." in by_slice["code"]["annotations"]["description"]
-
-
-def test_group_fires_while_any_alert_does(contract, edges):
-    assert body_of(contract, [*edges[1], edges[0][0]])["status"] == "firing"
-
-
-def test_only_common_labels_are_common(contract, edges):
-    body = body_of(contract, edges[0])
-    assert "slice" not in body["commonLabels"]
-    assert body["commonLabels"]["clause"] == "token-tv"
 
 
 def test_encoding_is_strict_json_and_deterministic(make_contract, make_verdict):

@@ -268,16 +268,6 @@ def test_a_breach_that_went_away_and_is_back_is_not_told_as_its_end(fleet):
     assert [message.reason for _ in range(9) for message in escalation.messages(60, a="PASS")] == ["resolved"]
 
 
-def test_every_message_of_an_incident_is_about_it(fleet):
-    escalation = fleet(timing=AT_ONCE)
-    ids = {
-        message.incident.id
-        for statuses in ({"a": "FAIL"}, {"a": "FAIL", "b": "FAIL"}, {"a": "PASS", "b": "PASS"})
-        for message in escalation.messages(30, **statuses)
-    }
-    assert len(ids) == 1
-
-
 def test_what_begins_and_ends_within_the_wait_is_not_said(fleet):
     escalation = fleet()
     escalation.tick(0, a="FAIL")

@@ -10,7 +10,7 @@ import pytest
 from kc_otel.contract.diff import diff
 from kc_otel.contract.errors import ContractError
 from kc_otel.contract.load import load_text
-from kc_otel.contract.promotion import SAMPLING_PARAMETERS
+from kc_otel.contract.policy import SAMPLING_PARAMETERS
 from kc_otel.integrations.vllm.delivery import _RESTRICTIONS
 from kc_otel.judge.promotion.gate_evidence import EvidenceError, checksum_of
 from kc_otel.offline.gate.evidence import offline_evidence, verify_evidence, verify_recordings

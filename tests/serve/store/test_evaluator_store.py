@@ -238,7 +238,7 @@ def test_who_was_silent_before_a_restart_still_is(contract, sender, now, connect
         written(store, first, connection)
         down = now + later + 120.0
         again = restored(connection, made)
-        again.listen(down)
+        again.listening(down)
         after = [verdict for verdict in verdicts_of(again, down + 1.0) if verdict.cell.slice == "all"]
         assert {verdict.status for verdict in after} == {status}
         if status == "NO_DATA":
@@ -259,7 +259,7 @@ def test_that_a_run_ended_and_what_is_refused_survive_a_restart(contract, sender
     assert again.missing("policy", now + 1.0) == first.missing("policy", now + 1.0) != []
     assert again.states["policy"].recorders.moved == first.states["policy"].recorders.moved
     assert again.states["policy"].recorders.owed == first.states["policy"].recorders.owed != {}
-    again.listen(now + 1.0)
+    again.listening(now + 1.0)
     (verdict,) = verdicts_of(again, now + 500.0)
     assert verdict.reason.startswith("the run ended"), verdict.reason
 
