@@ -48,8 +48,7 @@ from kc_otel.judge.series import SeriesKey
 from kc_otel.judge.set_back import not_later
 from kc_otel.judge.verdict import Causes, Cell, Evaluation, Status, Verdict
 from kc_otel.serve.durable_sink import Inbox, TrafficRecording
-from kc_otel.serve.event_log import NOTIFYING, Announcement, EventLog
-from kc_otel.serve.history import CellHistory
+from kc_otel.serve.history import NOTIFYING, Announcement, CellHistory, EventLog
 from kc_otel.serve.listeners import Listeners
 from kc_otel.serve.promotions import Promotions
 from kc_otel.serve.store.escalation_store import EscalationStore

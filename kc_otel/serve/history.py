@@ -1,21 +1,32 @@
-"""Since when every cell has its status, its recent past, and a longer one, thinned; all but the recent is kept.
+"""What was: every cell's status, its recent past and a longer one, thinned; and the log of events. Nothing commits.
 
-The longer one is in SQLite. A step is a twentieth of the contract's long window, 480 of them are kept: a day for a long
+Of the longer past a step is a twentieth of the contract's long window, 480 of them are kept in SQLite: a day for a long
 window of an hour. A step is remembered by its worst evaluation, the first among equals, so that thinning hides no
 breach and shows where it began. The first evaluation of a step is written, and each that is worse than all before: a
 restart leaves no gap either.
+
+An event is a row of the state file, and an announcement for whoever reads the log. A verdict that changes is a
+`gen_ai.evaluation.result` of OpenTelemetry's semantic conventions for generative AI, so that tools that show
+evaluations show it; everything else is a `kc.transition`. Source: semantic-conventions-genai, model/gen-ai/events.yaml.
 """
 
 from __future__ import annotations
 
 import json
+import math
 import sqlite3
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from typing import Final, NamedTuple
+from types import MappingProxyType
+from typing import Any, Final, NamedTuple
 
-from kc_otel.judge.plain_json import finite_or_none
+from kc_otel.judge.escalation.alerts import Transition, What
+from kc_otel.judge.escalation.notices import Notice, NoticeReason
+from kc_otel.judge.escalation.webhook_body import summary
+from kc_otel.judge.incidents.incident import Incident
+from kc_otel.judge.plain_json import finite_or_none, to_json
+from kc_otel.judge.recorders import pair_name
 from kc_otel.judge.verdict import Cell, Evaluation, Status, Verdict
 from kc_otel.serve.store.state_file import UnitOfWork
 
@@ -214,3 +225,180 @@ class CellHistory:
 
     def _forget(self, cell: Cell) -> None:
         self._connection.execute("UPDATE cell_line SET current = NULL WHERE cell = ?", (json.dumps(cell),))
+
+
+Names = Mapping[tuple[str, str], str]
+"""`kernel_names` of a contract."""
+NOTIFYING: Final = frozenset({"notify", "webhook"})
+_NO_NAMES: Final[Names] = MappingProxyType({})
+_TABLES: Final = (
+    """CREATE TABLE IF NOT EXISTS events (
+        id INTEGER PRIMARY KEY AUTOINCREMENT,
+        at REAL NOT NULL,
+        contract TEXT NOT NULL,
+        kind TEXT NOT NULL,
+        data TEXT NOT NULL
+    ) STRICT""",
+    "CREATE INDEX IF NOT EXISTS events_contract ON events (contract, id)",
+    "CREATE INDEX IF NOT EXISTS events_rare ON events (id) WHERE kind <> 'verdict'",
+)
+_EVENTS: Final = "SELECT id, at, contract, kind, data FROM events"
+_OF_CONTRACT: Final = "(:contract IS NULL OR contract = :contract)"
+
+
+class Announcement(NamedTuple):
+    """Something to say to whoever reads the log, and its log record: info, warning or critical."""
+
+    severity: str
+    message: str
+    attributes: Mapping[str, str | float]
+    event: str = "kc.transition"
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """Something that happened; ids count up, gaps are possible.
+
+    `kind` is `firing` or `resolved` for alerts, `would-fire` or `would-resolve` for those of a contract that runs dry,
+    `verdict`, `promotion`, or what a person did.
+    """
+
+    id: int
+    at: float
+    contract: str
+    kind: str
+    message: str
+    data: dict[str, Any]
+
+
+class EventLog:
+    """The last `max_events` events."""
+
+    def __init__(self, connection: sqlite3.Connection, *, max_events: int = 100_000) -> None:
+        self._connection = connection
+        self._max_events = max_events
+        for statement in _TABLES:
+            connection.execute(statement)
+
+    def record(
+        self, contract: str, kind: str, data: Mapping[str, Any], at: float, severity: str = "info"
+    ) -> Announcement:
+        """Write an event of a contract, whose sentence is `message`, and return its announcement."""
+        cursor = self._connection.execute(
+            "INSERT INTO events (at, contract, kind, data) VALUES (?, ?, ?, ?)", (at, contract, kind, to_json(data))
+        )
+        assert cursor.lastrowid is not None  # an INSERT has just run on this cursor
+        self._connection.execute("DELETE FROM events WHERE id <= ?", (cursor.lastrowid - self._max_events,))
+        version = data.get("kernel_inference")
+        attributes = {"kc.contract": contract} | ({"kc.kernel.inference": version} if version else {})
+        return Announcement(severity, f"{contract}: {data.get('message', '')}", attributes)
+
+    def transition(
+        self,
+        edge: Transition,
+        names: Names = _NO_NAMES,
+        incident: Incident | None = None,
+        *,
+        dry_run: bool = False,
+        silenced: Collection[str] = (),
+    ) -> Announcement:
+        """Write that an alert fires, or has resolved; `silenced` are the ids of the silences that mute it."""
+        fires = edge.what is What.FIRING
+        kind, message, severity = edge.what.value, summary(edge, names, incident), edge.severity if fires else "info"
+        data: dict[str, Any] = {}
+        if dry_run:
+            kind, severity = "would-fire" if fires else "would-resolve", "info"
+            message = f"dry run: {message}" + f"; it would {', '.join(map(str, edge.actions))}" * fires
+            data["dry_run"] = True
+        elif silenced:
+            data["silenced"] = [*silenced]
+        data |= {
+            "message": message,
+            **_cell_fields(edge.cell),
+            "on": edge.on,
+            "severity": edge.severity,
+            "started_at": edge.started_at,
+            "actions": [action.written for action in edge.actions],
+            "fingerprint": edge.fingerprint,
+            "verdict": edge.verdict,
+        }
+        self.record(edge.contract, kind, data, edge.at)
+        return Announcement(severity, message, {**_attributes(edge.verdict), "kc.severity": edge.severity})
+
+    def repeated(self, notice: Notice, names: Names, now: float) -> Announcement:
+        """Write that an alert which fires still is said again."""
+        edge = notice.transition
+        why = "a reminder" if notice.reason is NoticeReason.REMINDER else "a silence has ended"
+        data = {
+            **_cell_fields(edge.cell),
+            "fingerprint": edge.fingerprint,
+            "actions": [action.written for action in edge.actions if action.kind in NOTIFYING],
+            "message": f"{summary(edge, names)} still: {why}",
+        }
+        self.record(edge.contract, notice.reason.value, data, now)
+        return Announcement(edge.severity, data["message"], _attributes(edge.verdict))
+
+    def changed(self, change: StatusChange, names: Names, now: float) -> Announcement:
+        """Write that a cell has another status."""
+        verdict, cell = change.verdict, change.verdict.cell
+        status, before = verdict.status.value, change.before.value if change.before else None
+        of = pair_name(names, cell.kernel_train, cell.kernel_inference)
+        message = f"{cell.clause} on {cell.slice}{of}: {before or 'new'} -> {status}: {verdict.reason}"
+        data = {**_cell_fields(cell), "status": status, "before": before, "message": message}
+        self.record(cell.contract, "verdict", data, now)
+        attributes = {
+            **_attributes(verdict),
+            "gen_ai.evaluation.name": cell.clause,
+            "gen_ai.evaluation.score.label": status.lower(),
+            "gen_ai.evaluation.explanation": verdict.reason,
+        }
+        if math.isfinite(verdict.estimate):
+            attributes["gen_ai.evaluation.score.value"] = verdict.estimate
+        severity = "warning" if verdict.status is Status.FAIL else "info"
+        return Announcement(severity, message, attributes, "gen_ai.evaluation.result")
+
+    def events(self, contract: str | None = None, after_id: int = 0, limit: int = 100) -> tuple[Event, ...]:
+        """Events with ids above `after_id`, oldest first; of one contract, or of all when None."""
+        rows = self._connection.execute(
+            f"{_EVENTS} WHERE id > :after AND {_OF_CONTRACT} ORDER BY id LIMIT :limit",
+            {"after": after_id, "contract": contract, "limit": limit},
+        )
+        return tuple(map(_event, rows))
+
+    def newest(self, contract: str | None = None, limit: int = 100, *, verdicts: bool = True) -> tuple[Event, ...]:
+        """The last events, oldest first; of one contract or all. Verdicts change often and would push actions out."""
+        where = "WHERE" if verdicts else "INDEXED BY events_rare WHERE kind <> 'verdict' AND"
+        rows = self._connection.execute(
+            f"{_EVENTS} {where} {_OF_CONTRACT} ORDER BY id DESC LIMIT :limit", {"contract": contract, "limit": limit}
+        )
+        return tuple(map(_event, rows))[::-1]
+
+
+def cell_attributes(cell: Cell) -> dict[str, str]:
+    """A cell as attributes of a metric or a log record."""
+    return {
+        "kc.contract": cell.contract,
+        "kc.clause": cell.clause,
+        "kc.slice": cell.slice,
+        "kc.kernel.train": cell.kernel_train,
+        "kc.kernel.inference": cell.kernel_inference,
+    }
+
+
+def _event(row: tuple[int, float, str, str, str]) -> Event:
+    *about, text = row
+    data = json.loads(text)
+    return Event(*about, str(data.get("message", "")), data)
+
+
+def _cell_fields(cell: Cell) -> dict[str, Any]:
+    return {name: value for name, value in cell._asdict().items() if name != "contract"}
+
+
+def _attributes(verdict: Verdict) -> dict[str, str | float]:
+    return {
+        **cell_attributes(verdict.cell),
+        "kc.contract.version": str(verdict.contract_version),
+        "kc.contract.hash": verdict.contract_hash,
+        "kc.verdict.status": verdict.status.value,
+    }

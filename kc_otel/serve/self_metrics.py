@@ -32,7 +32,7 @@ from kc_otel.judge.promotion.stages import PromotionStatus
 from kc_otel.judge.verdict import Verdict
 from kc_otel.record.telemetry.environment import checking_answers
 from kc_otel.serve.core import Core
-from kc_otel.serve.event_log import Announcement
+from kc_otel.serve.history import Announcement
 
 if TYPE_CHECKING:
     from collections import Counter
