@@ -386,9 +386,9 @@ def cell_attributes(cell: Cell) -> dict[str, str]:
 
 
 def _event(row: tuple[int, float, str, str, str]) -> Event:
-    *about, text = row
+    id, at, contract, kind, text = row
     data = json.loads(text)
-    return Event(*about, str(data.get("message", "")), data)
+    return Event(id, at, contract, kind, str(data.get("message", "")), data)
 
 
 def _cell_fields(cell: Cell) -> dict[str, Any]:

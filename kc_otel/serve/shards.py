@@ -83,12 +83,10 @@ class Refused(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ShardSeen:
-    """A shard's own report, and the judge's view of it, as the API shows it.
+    """A shard's own report, and from `number` on the judge's view of it, as the API shows it.
 
-    `name` is of its folder: another folder begins with numbers of its own. `started` is later than the evaluator's
-    where it was started again; `recovered` exports were taken from its log then. `points` count since then. `lag` are
-    bytes that wait for the disk, or are in its log and in no batch. The rest the judge adds: senders are divided over
-    the numbers by their resource attributes; `answered` is the Unix time of the last report, 0 before the first;
+    `name` is of its folder. `recovered` exports were taken from its log when it `started`; `points` count since then.
+    `lag` are bytes that are in no batch yet. `answered` is the Unix time of the last report, 0 before the first;
     `waiting` are bytes that wait for the shard in the evaluator; `trouble` is why it does not answer.
     """
 
@@ -105,14 +103,6 @@ class ShardSeen:
     answered: float = 0.0
     waiting: int = 0
     trouble: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class ShardReport:
-    """A batch, and how the shard is."""
-
-    batch: ShardBatch
-    health: ShardSeen
 
 
 class Shard:
@@ -152,8 +142,8 @@ class Shard:
             _log.exception("an export that arrived at %.3f could not be taken", at)
             return Refused("InternalError", "the shard failed on this request; what it logs has the cause")
 
-    async def report(self, settled: int, now: float) -> ShardReport:
-        """Return the batch that the judge has not been sent, or the previous one if the judge has not stored it.
+    async def report(self, settled: int, now: float) -> tuple[ShardBatch, ShardSeen]:
+        """Return what the judge has not been sent, or has not stored, and how the shard is.
 
         `settled` is the number of the last batch that the judge has in its state. If it cannot be written (StateError),
         the next call tells all of it.
@@ -175,7 +165,7 @@ class Shard:
             lag=self.inbox.bytes,
             cpu_seconds=used.user + used.system,
         )
-        return ShardReport(self._batch, health)
+        return self._batch, health
 
     def close(self) -> None:
         """Release the folder."""
@@ -228,7 +218,7 @@ class RayShard:
         """See `Shard`."""
         return await self._asked("take", body, at)  # type: ignore[no-any-return]
 
-    async def report(self, settled: int, now: float) -> ShardReport:
+    async def report(self, settled: int, now: float) -> tuple[ShardBatch, ShardSeen]:
         """See `Shard`."""
         return await self._asked("report", settled, now)  # type: ignore[no-any-return]
 
@@ -309,7 +299,7 @@ class ShardLine:
 
     def __init__(self, number: int, handle: RayShard) -> None:
         self.handle, self.seen, self.waiting, self.closed = handle, ShardSeen(number=number), 0, ""
-        self.asked: asyncio.Task[ShardReport] | None = None
+        self.asked: asyncio.Task[tuple[ShardBatch, ShardSeen]] | None = None
 
     async def take(self, body: bytes, at: float) -> ExportResult:
         """Give an export that arrived at `at`, Unix seconds, to the shard; it is on its disk when this returns."""
@@ -342,7 +332,7 @@ class ShardedSink(ColumnSink):
         core.evaluator.listen(time.time())  # while nobody listened, nobody was silent
 
     def columns(self, body: bytes, limits: Limits) -> dict[int, bytes] | None:  # noqa: ARG002 - shards hold it against it
-        """Split a short serialized ExportMetricsServiceRequest by shard; None for others."""
+        """A short serialized ExportMetricsServiceRequest, split by shard; None for others."""
         try:
             return split(body, len(self._shards)) if len(body) <= _SHORT_BYTES else None
         except DecodeError:
@@ -421,43 +411,42 @@ class ShardedSink(ColumnSink):
         assert shard.asked is not None
         faults, where, merged = self._core.evaluator.faults, f"shard {shard.seen.number}", self._core.merged
         trouble, errors = "", dict[str, Exception]()
-        report: ShardReport | None = None
+        batch: ShardBatch | None = None
         if not shard.asked.done():
             trouble = f"has not answered for {time.time() - (shard.seen.answered or self._core.started_at):.0f} s"
             errors = {"its reports": TimeoutError("what it was sent is judged when it answers")}
         else:
             asked, shard.asked = shard.asked, None
             try:
-                report = asked.result()
+                batch, health = asked.result()
             except Exception as failed:  # noqa: BLE001 - whatever it is, what others told is judged
                 trouble, errors = f"is not there ({type(failed).__name__})", {"its reports": failed}
             else:
-                if trouble := self._of_others(shard, report):
+                if trouble := self._of_others(shard, batch, health):
                     errors = {"its folder": ShardError(trouble)}
                 shard.closed = trouble
         faults.report("", where, errors)
-        if report is None or trouble:
+        if batch is None or trouble:
             shard.seen = replace(shard.seen, trouble=trouble)
             return None
-        shard.seen = replace(report.health, number=shard.seen.number, answered=now)
-        if report.batch.number <= merged.get(shard.seen.name, -1):
+        shard.seen = replace(health, number=shard.seen.number, answered=now)
+        if batch.number <= merged.get(shard.seen.name, -1):
             return None
-        merged[shard.seen.name] = report.batch.number
-        return report.batch
+        merged[shard.seen.name] = batch.number
+        return batch
 
-    def _of_others(self, shard: ShardLine, report: ShardReport) -> str:
+    def _of_others(self, shard: ShardLine, batch: ShardBatch, health: ShardSeen) -> str:
         """Return the reason why a shard belongs to another state; its sums would count twice, or be lost."""
-        known = shard.seen.name
-        if report.health.name == known or (not known and report.health.name in self._core.merged):
+        merged, before = self._core.merged, shard.seen.name
+        if health.name == before or (not before and health.name in merged):
             return ""
-        if known or shard.seen.number < self._core.settled.get(_SHARDS, 0):
-            return (
-                "has not the folder that this state file knows; give --shard-folder what it was, on storage that every "
-                "node reaches, or begin with another --state as well"
-            )
-        if report.batch.number or report.health.streams or report.health.recovered:
-            return "has a folder of another state file; give --state what it was, or --shard-folder an empty folder"
-        return ""
+        is_new = not (batch.number or health.streams or health.recovered)
+        if is_new and not before and shard.seen.number >= self._core.settled.get(_SHARDS, 0):
+            return ""
+        return (
+            "has not the folder that this state file knows; give --state and --shard-folder what they were, on storage "
+            "that every node reaches, or begin with others of both"
+        )
 
     def _settled(self, shard: ShardLine) -> int:
         """Number of a shard's last batch that is in the state; -1 while nothing is known of it."""
