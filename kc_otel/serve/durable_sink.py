@@ -65,12 +65,14 @@ class _Waiting:
     apply: Callable[[], Any]
     done: asyncio.Future[Any]
 
+    def answer(self, result: Any) -> None:
+        """Return a result to its sender, or raise an error there, unless it no longer waits."""
+        if not self.done.done():
+            (self.done.set_exception if isinstance(result, Exception) else self.done.set_result)(result)
+
 
 class Inbox:
-    """Keeps requests until a snapshot has them. Use it from the event loop that the state is used on.
-
-    `bytes` counts the bodies that no snapshot has: those that wait for the disk, and those in the inbox.
-    """
+    """Keeps requests until a snapshot has them; `bytes` counts the bodies that none has, also those not on disk yet."""
 
     def __init__(self, state: StateConnection) -> None:
         self._state = state
@@ -174,30 +176,23 @@ class Inbox:
     def _apply_next(self) -> None:
         """Apply the oldest that are kept: a few at a time, so that ports and ticks come in between."""
         until = time.monotonic() + _MAX_SECONDS_AT_ONCE
-        for _ in range(_MAX_REQUESTS_AT_ONCE):
-            waiting = self._kept[0]
+        for _ in range(min(len(self._kept), _MAX_REQUESTS_AT_ONCE)):
+            waiting = self._kept.popleft()
             self._applied = waiting.id  # also where it fails: it would fail again
             self._held.append((waiting.id, len(waiting.body)))
             try:
-                result = waiting.apply()
+                waiting.answer(waiting.apply())
             except Exception as error:  # noqa: BLE001 - it is raised in the caller of `append`
-                if not waiting.done.done():
-                    waiting.done.set_exception(error)
-            else:
-                if not waiting.done.done():
-                    waiting.done.set_result(result)
-            self._kept.popleft()
-            if not self._kept:
-                return
+                waiting.answer(error)
             if time.monotonic() > until:
                 break
-        asyncio.get_running_loop().call_soon(self._apply_next)
+        if self._kept:
+            asyncio.get_running_loop().call_soon(self._apply_next)
 
     def _refuse(self, group: Sequence[_Waiting], error: BaseException | None) -> None:
         self.bytes -= sum(len(waiting.body) for waiting in group)
         for waiting in group:
-            if not waiting.done.done():
-                waiting.done.set_exception(StateError(str(error)))
+            waiting.answer(StateError(str(error)))
 
 
 class NotKeptError(ThrottledError):
