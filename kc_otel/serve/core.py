@@ -230,10 +230,7 @@ class Core:
         return now
 
     def tick(self, now: float) -> None:
-        """Evaluate every cell, and carry out what follows, as a part of a turn; outside of one it waits for the disk.
-
-        If the state cannot be written (StateError) nothing has changed, and the next tick makes up for it.
-        """
+        """Evaluate every cell in a turn, or wait for the disk outside of one; a StateError has changed nothing."""
         started = time.perf_counter()
         try:
             self._evaluate(now)

@@ -96,20 +96,15 @@ class Inbox:
         return int(self._state.execute("SELECT count(*) FROM inbox").fetchone()[0])
 
     def left(self) -> Iterator[tuple[float, bytes]]:
-        """Yield the requests that an earlier process left, oldest first: arrival time in Unix seconds, and the body.
-
-        A request counts as applied once the next one is read, even if it failed: it would fail again.
-        """
+        """Yield (Unix time, body) of what an earlier process left; once the next is read it counts as applied."""
         for id, at, body in self._state.execute("SELECT id, at, body FROM inbox ORDER BY id").fetchall():
             self._applied = id
             yield at, body
 
     async def append(self, body: bytes, at: float, apply: Callable[[], T]) -> T:
-        """Keep a request that arrived at a Unix time, and apply it once it is on the disk.
+        """Keep a request, and return what `apply` returns or raises, on the loop and in order, once it is on the disk.
 
-        `apply` is called on the event loop, in the order of the inbox, even if the caller no longer waits. Its result
-        is returned, its exceptions are raised. A StateError says that nothing of the request is in the inbox, nor
-        applied.
+        After a StateError nothing of it is in the inbox. Where the caller no longer waits it is applied all the same.
         """
         if self._waiting_bytes + len(body) > _MAX_WAITING_BYTES:
             raise InboxFullError("the disk cannot keep up with what arrives")
@@ -255,10 +250,7 @@ class TrafficRecordingError(Exception):
 
 
 class TrafficRecording:
-    """Writes a recording: files in a folder, of which the oldest go beyond `limit` bytes.
-
-    A thread of its own writes it in order, never blocks the evaluator, and logs each gap.
-    """
+    """A folder of files, of which the oldest go beyond `limit` bytes; a thread writes them, and logs each gap."""
 
     def __init__(self, folder: Path, limit: int) -> None:
         try:

@@ -39,10 +39,7 @@ _OVERWRITTEN: Final = ", ".join(f"{name} = excluded.{name}" for name in _COLUMNS
 
 
 class HistoryPoint(NamedTuple):
-    """An evaluation of a cell; None where there is no number.
-
-    `evidence` is in 0..1 of an alarm; `train_step` the trainer's newest step at that time.
-    """
+    """An evaluation of a cell; None where there is no number. `evidence` is in 0..1 of an alarm."""
 
     at: float
     estimate: float | None
@@ -88,10 +85,7 @@ class _Line:
 
 
 class CellHistory:
-    """The newest verdict of every cell, how long it has stood, and what came before.
-
-    `windows` has the long window in seconds by the contract's name: it says how far the past reaches.
-    """
+    """The newest verdict of every cell, since when, and what was before; `windows` are the long ones, in seconds."""
 
     def __init__(self, connection: sqlite3.Connection, windows: Mapping[str, float]) -> None:
         self._connection = connection
@@ -173,10 +167,7 @@ class CellHistory:
         return self._steps.get(contract, _MIN_STEP_SECONDS)
 
     def past(self, contract: str, clause: str, slice: str, start: float, end: float) -> dict[Cell, list[HistoryPoint]]:
-        """Evaluations of a clause on a slice by pair of kernels, oldest first.
-
-        The last two minutes or so are whole, what is older is thinned.
-        """
+        """Evaluations of a clause on a slice by pair of kernels, oldest first; the last two minutes or so are whole."""
         kept = self._kept(contract, clause, slice)
         for cell, line in self._lines.get(contract, {}).items():
             if (cell.clause, cell.slice) == (clause, slice) and line.recent:

@@ -150,10 +150,7 @@ class Listeners:
         return self._heard.get((contract, _ROUTE), -math.inf)
 
     def behind(self, contract: Contract, slice: str, since: float, all_since: float | None, now: float) -> str:
-        """Return the end of a sentence: which routers have not applied an order; empty where each that counts has.
-
-        `all_since` is the Unix time of an order for all traffic that covers the slice; None for none.
-        """
+        """Say which routers have not applied an order, or `all_since`, one for all traffic: the end of a sentence."""
         id = None if slice == ALL else contract.slice_ids.get(slice, "")
         counted = {
             instance: report

@@ -225,10 +225,7 @@ def _routes(core: Core) -> Iterable[tuple[str, str, str, str, float]]:
 
 
 class TelemetryExporter:
-    """Exports the latest metrics once per export interval, and log records as they happen.
-
-    The metrics at the start include every metric that there will ever be.
-    """
+    """Exports the latest metrics once per interval, and log records; `metrics` has all that there will ever be."""
 
     def __init__(self, metrics: SelfMetrics, *, environ: Mapping[str, str] = os.environ) -> None:
         self._latest = metrics

@@ -256,11 +256,7 @@ class RayShard:
 
 @contextlib.contextmanager
 def ray_cluster(config: ServeConfig) -> Iterator[None]:
-    """Be connected to the Ray cluster that streams are spread over, whose usage statistics are never sent.
-
-    `--ray-address` is `auto` for the one that RAY_ADDRESS or this machine knows, `local` for one that begins and ends
-    with this process, or `host:port` of its head.
-    """
+    """Be connected to the Ray cluster that streams are spread over; `local` is one that ends with this process."""
     if config.state is None or config.shard_folder is None:
         raise ShardError(
             "--engine ray counts nothing twice because judge and shards write how far they are; give --state FILE, and "
@@ -291,11 +287,7 @@ def ray_cluster(config: ServeConfig) -> Iterator[None]:
 
 
 class ShardLine:
-    """One shard as the judge sees it, and exports on their way to it. Use it from one event loop.
-
-    `seen` has what it said last. `closed` is why nothing is to be sent to it, empty while it is; `asked` is the report
-    that is awaited.
-    """
+    """One shard as the judge sees it; `closed` is why nothing is sent to it, `asked` the report that is awaited."""
 
     def __init__(self, number: int, handle: RayShard) -> None:
         self.handle, self.seen, self.waiting, self.closed = handle, ShardSeen(number=number), 0, ""
@@ -339,11 +331,7 @@ class ShardedSink(ColumnSink):
             return None
 
     async def metrics(self, request: Any) -> ExportResult:
-        """Take an ExportMetricsServiceRequest, or its parts by shards.
-
-        If a shard does not take its part all of it is to be sent again, and what another shard took of it is known
-        there.
-        """
+        """Take an export, or its parts by shards. If a shard does not take its part, all of it is to be sent again."""
         if not isinstance(request, dict):
             request = split(judged_metrics(request).SerializeToString(), len(self._shards))
         at = time.time()
@@ -361,10 +349,7 @@ class ShardedSink(ColumnSink):
         await self._evaluated(_SHARD_WAIT_SECONDS)
 
     async def start(self, count: int) -> None:
-        """Start shards, and evaluate until the judge has written everything that they have.
-
-        A ShardError if one does not answer, or if the state file has another number of them.
-        """
+        """Start shards, and evaluate until the judge has written all of theirs; a ShardError if one does not answer."""
         if (known := self._core.merged.get(_SHARDS, count)) != count:
             raise ShardError(f"the streams of this state file are on {known} shards; give --shards {known}")
         self._shards = [ShardLine(number, self._begin(number)) for number in range(count)]
@@ -454,11 +439,7 @@ class ShardedSink(ColumnSink):
 
 
 def split(body: bytes, shards: int) -> dict[int, bytes]:
-    """Parts of a serialized ExportMetricsServiceRequest by the shard that owns them; together they are all.
-
-    A resource is one process that sends: all its series, of every contract, have one owner. As streams are told apart,
-    it is a set of attributes. A DecodeError if it is no request.
-    """
+    """Parts of a serialized export by the shard that owns them; a resource, which is one sender, has one owner."""
     parts: dict[int, ExportMetricsServiceRequest] = {}
     for resource in ExportMetricsServiceRequest.FromString(body).resource_metrics:
         attributes = sorted(pair.SerializeToString() for pair in resource.resource.attributes)

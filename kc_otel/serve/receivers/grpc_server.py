@@ -68,10 +68,7 @@ async def serve_grpc(
     tls: Tls | None = None,
     connections: int = 4096,
 ) -> tuple[grpc.aio.Server, int]:
-    """Listen for metrics, traces and logs, counted with transport `grpc`; a BindError where the address is taken.
-
-    Returns the server and its port, which the system chooses for 0.
-    """
+    """Listen, and return the server and its port, which the system chooses for 0; a BindError where it is taken."""
     receiver = _Receiver(taker, counts)
     server = grpc.aio.server(
         handlers=[
@@ -107,11 +104,7 @@ async def serve_grpc(
 
 
 def retry_info(error: ThrottledError) -> tuple[tuple[str, bytes], ...]:
-    """Trailers that ask the sender to wait.
-
-    The specification has RetryInfo among the details of a google.rpc.Status; the Python SDK's exporter reads it only
-    from a trailer of its own. Both are sent.
-    """
+    """Trailers that ask the sender to wait: RetryInfo where the specification has it, and where the SDK reads it."""
     nanos = round(error.retry_after * 1e9)
     info = RetryInfo(retry_delay=Duration(seconds=nanos // 10**9, nanos=nanos % 10**9))
     detail = AnyMessage()

@@ -118,10 +118,7 @@ class RequestTaker:
     async def take(
         self, signal: Signal, body: bytes, encoding: str, transport: str, *, json: bool = False
     ) -> tuple[Any, str]:
-        """Take a request, or raise a ReceiveError. Returns the response message, and the outcome that is counted.
-
-        `encoding` is how `body` is compressed; `transport` is for the log.
-        """
+        """Take a request, or raise a ReceiveError. Returns the response message, and the outcome that is counted."""
         request = None if json else self._quickly_read(signal, body, encoding)
         if request is None:  # while it waits there are only its bytes
             try:
@@ -200,10 +197,7 @@ def _one_by_one(request: Any, signal: Signal) -> int:
 
 
 def parts_of(request: Any, signal: Signal, most: Callable[[], int]) -> Iterator[Any]:
-    """A request as it is, or as requests of at most so many points where it has more to be taken one by one.
-
-    Together they hold the same streams, and their points in the same order. `most` is asked before each.
-    """
+    """A request, in parts of at most so many points to be taken one by one, in order; `most` is asked before each."""
     if _one_by_one(request, signal) <= most():
         yield request
         return

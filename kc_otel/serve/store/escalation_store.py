@@ -47,9 +47,8 @@ class EscalationStore:
     def begin(self, contracts: Mapping[str, Contract], dry_run: frozenset[str], now: float) -> EscalationState:
         """Return the state that was last written, as it is of these contracts.
 
-        Contracts that are no longer served leave nothing firing, routed, pinned or silenced. One whose dry-run mode
-        changes starts over: its actions so far end, except for routes, because only a person gives traffic back to a
-        kernel that was found broken.
+        What is no longer served leaves nothing in force. One whose dry-run mode changes starts over, except for routes:
+        only a person gives traffic back to a kernel that was found broken.
         """
         decisions = self._load(_DECISIONS, DecisionTable, DecisionTable())
         dry_run_decisions = self._load(_DRY_RUN_DECISIONS, DecisionTable, DecisionTable())

@@ -109,11 +109,7 @@ class EvaluatorStore:
     def save(
         self, evaluator: Evaluator, unit: UnitOfWork, alone: Callable[[str], AbstractContextManager[None]] | None = None
     ) -> None:
-        """Write what changed since the last save that lasted.
-
-        `alone` gives, by a contract's name, the context in which only that is written, so that its fault is not the
-        others'.
-        """
+        """Write what changed since the last save that lasted; `alone` gives the context of what is of one contract."""
         unit.on_rollback(self._rolled_back)
         evaluator.settle()
         if self._judged_at != evaluator.judged_at:
@@ -360,10 +356,7 @@ class EvaluatorStore:
                 self._write(name, _EVIDENCE, {key: None})
 
     def _restore_facts(self, evaluator: Evaluator) -> tuple[set[tuple[str, str]], set[tuple[str, str]]]:
-        """Restore what is known beside the numbers.
-
-        Returns the contracts and slices that have been redefined since, and the contracts and clauses.
-        """
+        """Restore what is beside the numbers; return (contract, slice) and (contract, clause) redefined since."""
         redefined: set[tuple[str, str]] = set()
         changed: set[tuple[str, str]] = set()
         for name, _, data in self._read(_FACTS):

@@ -279,11 +279,7 @@ def _held(path: Path, until: float) -> int:
 
 @contextmanager
 def unit_of_work(connection: sqlite3.Connection) -> Iterator[UnitOfWork]:
-    """Write everything inside and then apply it, or nothing of it; as a part of the turn, if there is one.
-
-    Outside of a turn this is a transaction by itself, and waits for the disk. A StateError says that it cannot be
-    written, a commit that the disk refuses included.
-    """
+    """Write all inside and then apply it, or nothing of it, with a StateError; as a part of the turn, or alone."""
     turn: UnitOfWork | None = getattr(connection, "unit", None)
     if turn is None and getattr(connection, "is_committing", False):
         raise RuntimeError("the state is written outside of a turn, while that of another is under way")
@@ -325,10 +321,9 @@ class DamagedStateError(StateError):
 
 
 def open_state(path: Path | None, *, patience: float = _LOCK_WAIT_SECONDS) -> StateConnection:
-    """Open or create the state file and take its lock; None gives a database in memory.
+    """Open or create the state file and take its lock, within `patience` seconds; None gives a database in memory.
 
-    It waits `patience` seconds for another evaluator that holds the file, and then raises a StateHeldError. A file that
-    is no whole database raises a DamagedStateError, one that cannot be written a StateError.
+    Raises a StateHeldError, a DamagedStateError for what is no whole database, or a StateError.
     """
     target, connection = ":memory:" if path is None else str(path), None
     try:
