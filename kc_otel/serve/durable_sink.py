@@ -72,25 +72,26 @@ class _Waiting:
 
 
 class Inbox:
-    """Keeps requests until a snapshot has them; `bytes` counts the bodies that none has, also those not on disk yet."""
+    """Keeps requests until a snapshot has them. Use it from the event loop that the state is used on."""
 
     def __init__(self, state: StateConnection) -> None:
         self._state = state
         state.execute("CREATE TABLE IF NOT EXISTS inbox (id INTEGER PRIMARY KEY, at REAL NOT NULL, body BLOB NOT NULL)")
-        (last, self.bytes) = state.execute(
-            "SELECT coalesce(max(id), 0), coalesce(sum(length(body)), 0) FROM inbox"
-        ).fetchone()
-        self._last: int = last
+        self._last: int = state.execute("SELECT coalesce(max(id), 0) FROM inbox").fetchone()[0]
         """Id of the newest request."""
         self._applied = 0
         """Id of the newest request that the evaluator has."""
-        self._held: deque[tuple[int, int]] = deque([(last, self.bytes)] if last else ())
-        """Ids and bytes of what is in the inbox and in no snapshot."""
         self._waiting: deque[_Waiting] = deque()
         self._waiting_bytes = 0
         self._writing: asyncio.Task[None] | None = None
         self._kept: deque[_Waiting] = deque()
         state.join = self._join
+
+    @property
+    def size(self) -> int:
+        """Bytes of the bodies that no snapshot has: those in the inbox, and those that wait for the disk."""
+        (kept,) = self._state.execute("SELECT coalesce(sum(length(body)), 0) FROM inbox").fetchone()
+        return self._waiting_bytes + int(kept)
 
     def __len__(self) -> int:
         return int(self._state.execute("SELECT count(*) FROM inbox").fetchone()[0])
@@ -112,7 +113,6 @@ class Inbox:
         done: asyncio.Future[T] = asyncio.get_running_loop().create_future()
         self._waiting.append(_Waiting(self._last, at, body, apply, done))
         self._waiting_bytes += len(body)
-        self.bytes += len(body)
         if self._writing is None:
             self._writing = asyncio.create_task(self._write_all())
         return await done
@@ -120,13 +120,7 @@ class Inbox:
     def take_out(self, unit: UnitOfWork) -> None:
         """Delete what the evaluator has, in the transaction of a snapshot of all that it has now."""
         applied = self._applied
-
-        def committed() -> None:
-            while self._held and self._held[0][0] <= applied:
-                self.bytes -= self._held.popleft()[1]
-
         unit.before_commit(lambda connection: connection.execute("DELETE FROM inbox WHERE id <= ?", (applied,)))
-        unit.on_commit(committed)
 
     async def settle(self) -> None:
         """Wait until all that has arrived is applied, or refused."""
@@ -174,7 +168,6 @@ class Inbox:
         for _ in range(min(len(self._kept), _MAX_REQUESTS_AT_ONCE)):
             waiting = self._kept.popleft()
             self._applied = waiting.id  # also where it fails: it would fail again
-            self._held.append((waiting.id, len(waiting.body)))
             try:
                 waiting.answer(waiting.apply())
             except Exception as error:  # noqa: BLE001 - it is raised in the caller of `append`
@@ -184,8 +177,8 @@ class Inbox:
         if self._kept:
             asyncio.get_running_loop().call_soon(self._apply_next)
 
-    def _refuse(self, group: Sequence[_Waiting], error: BaseException | None) -> None:
-        self.bytes -= sum(len(waiting.body) for waiting in group)
+    @staticmethod
+    def _refuse(group: Sequence[_Waiting], error: BaseException | None) -> None:
         for waiting in group:
             waiting.answer(StateError(str(error)))
 

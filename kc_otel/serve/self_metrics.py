@@ -113,7 +113,7 @@ def read(
         "kc.evaluator.tick.duration": [(core.tick_seconds,)],
         "kc.evaluator.sync.duration": [] if (took := core.connection.commit_seconds) is None else [(took,)],
         "kc.evaluator.last_evaluation": [(name, now) for name in contracts if now is not None],
-        "kc.evaluator.inbox.size": [] if state is None else [(core.inbox.bytes,)],
+        "kc.evaluator.inbox.size": [] if state is None else [(core.inbox.size,)],
         "kc.evaluator.disk.free": [] if state is None else _free_space(state.parent),
         "kc.evaluator.shard.streams": [(str(shard.number), shard.streams) for shard in shards],
         "kc.evaluator.shard.lag": [(str(shard.number), shard.waiting + shard.lag) for shard in shards],

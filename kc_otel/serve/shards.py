@@ -151,7 +151,7 @@ class Shard:
         if self._batch.number <= settled:
             for state in self.evaluator.states.values():
                 self.evaluator.forget_silent(state, now)
-            if self.inbox.bytes or any(state.changed_streams for state in self.evaluator.states.values()):
+            if self.inbox.size or any(state.changed_streams for state in self.evaluator.states.values()):
                 await self._save_batch(settled + 1)
         used = os.times()
         health = ShardSeen(
@@ -162,7 +162,7 @@ class Shard:
             recovered=self._recovered,
             streams=self.evaluator.stream_count,
             points=self.evaluator.counters.total(),
-            lag=self.inbox.bytes,
+            lag=self.inbox.size,
             cpu_seconds=used.user + used.system,
         )
         return self._batch, health

@@ -60,7 +60,7 @@ def test_a_crash_loses_nothing_that_was_taken_and_counts_nothing_twice(make_core
     assert content(again) == before
     again.tick(time.time())
     assert {verdict.status for verdict, _ in again.history.cells()} == {Status.FAIL}
-    assert len(again.inbox) == again.inbox.bytes == 0
+    assert len(again.inbox) == again.inbox.size == 0
 
 
 def test_what_arrives_while_a_snapshot_is_committed_is_of_the_next_one(
@@ -92,7 +92,7 @@ def test_what_arrives_while_a_snapshot_is_committed_is_of_the_next_one(
         assert not arriving.done()
         may_commit.set()
         await asyncio.gather(ticking, arriving)
-        assert core.inbox.bytes > 0
+        assert core.inbox.size > 0
 
     asyncio.run(serve())
     before = content(core)
@@ -137,7 +137,7 @@ def test_the_inbox_size_is_what_no_snapshot_has(make_core, open_file, drift, tmp
     taken(core, request, request)
     size = 2 * request.ByteSize()
     assert said("kc.evaluator.inbox.size") == size
-    assert make_core(_copied(connection, open_file, tmp_path)).inbox.bytes == size
+    assert make_core(_copied(connection, open_file, tmp_path)).inbox.size == size
     refuse_commits(connection)
     with pytest.raises(StateError):
         core.tick(time.time())
