@@ -137,7 +137,9 @@ class EscalationStore:
 
     def _save(self, name: str, value: Any) -> None:
         self._connection.execute(
-            "INSERT OR REPLACE INTO key_values (name, content) VALUES (?, ?)", (name, to_json(value))
+            "INSERT INTO key_values VALUES (?, ?) ON CONFLICT DO UPDATE SET content = excluded.content "
+            "WHERE content <> excluded.content",
+            (name, to_json(value)),
         )
 
 
