@@ -255,8 +255,7 @@ class Core:
             self._store.save_routers(self.listeners.routers)
             self.inbox.take_out(unit)
             merged = dict(self.merged)
-            if merged != self.settled:
-                self._evaluator_store.save_meta("merged", json.dumps(merged))
+            self._evaluator_store.save_meta("merged", json.dumps(merged))
 
             def adopt() -> None:
                 self.escalation, self.evaluated_at, self.settled = state, now, merged

@@ -38,6 +38,8 @@ from kc_otel.judge.otlp.requests import (
 from kc_otel.judge.otlp.wire_columns import ColumnMessage
 from kc_otel.serve.access.access_file import AccessFile
 
+Hold = Callable[..., None]
+"""Holds bytes in a budget."""
 _QUICK_BYTES: Final = 256 * 1024
 """Longest protobuf that is read on the event loop, which takes a tenth of a second at most; JSON never is."""
 _QUICK_POINTS: Final = 50
@@ -75,32 +77,28 @@ class ByteBudget:
         self._retry_after = limits.retry_after
 
     @contextmanager
-    def held(self) -> Iterator[HeldBytes]:
-        """Count a request's bytes; all are given back at the end of the context."""
-        held = HeldBytes(self)
+    def held(self) -> Iterator[Hold]:
+        """Return what holds bytes of one request that have arrived, or, of a `long` one, may arrive; fewer below 0.
+
+        It raises a BusyError where there is no room. All are given back at the end of the context.
+        """
+        held = 0
+
+        def hold(size: int, *, long: bool = False) -> None:
+            nonlocal held
+            if size > 0 and self.in_flight + size > (self.most_with_long if long else self.most):
+                raise self.busy("the evaluator's limit on bytes in flight is reached; send again")
+            held += size
+            self.in_flight += size
+
         try:
-            yield held
+            yield hold
         finally:
-            held.add(-held.size)
+            self.in_flight -= held
 
     def busy(self, message: str) -> BusyError:
         """The refusal, with the time after which to come back."""
         return BusyError(message, self._retry_after)
-
-
-class HeldBytes:
-    """Bytes held by one request."""
-
-    def __init__(self, budget: ByteBudget) -> None:
-        self._budget, self.size = budget, 0
-
-    def add(self, size: int, *, long: bool = False) -> None:
-        """Hold bytes that have arrived, or that may arrive of a `long` request, or raise a BusyError; fewer below 0."""
-        budget = self._budget
-        if size > 0 and budget.in_flight + size > (budget.most_with_long if long else budget.most):
-            raise budget.busy("the evaluator's limit on bytes in flight is reached; send again")
-        self.size += size
-        budget.in_flight += size
 
 
 class RequestTaker:
