@@ -23,10 +23,7 @@ class LogFormat(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class ServeConfig:
-    """Addresses, state and links of the evaluator: the options of `kc-otel serve`, whose help explains them.
-
-    A `state` of None keeps nothing across restarts.
-    """
+    """The options of `kc-otel serve`, whose help explains them; a `state` of None keeps nothing across restarts."""
 
     host: str = "127.0.0.1"
     grpc_port: int = 4317

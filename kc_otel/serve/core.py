@@ -48,8 +48,7 @@ from kc_otel.judge.series import SeriesKey
 from kc_otel.judge.set_back import not_later
 from kc_otel.judge.verdict import Causes, Cell, Evaluation, Status, Verdict
 from kc_otel.serve.durable_sink import Inbox, TrafficRecording
-from kc_otel.serve.event_log import NOTIFYING, Announcement, EventLog
-from kc_otel.serve.history import CellHistory
+from kc_otel.serve.history import NOTIFYING, Announcement, CellHistory, EventLog
 from kc_otel.serve.listeners import Listeners
 from kc_otel.serve.promotions import Promotions
 from kc_otel.serve.store.escalation_store import EscalationStore
@@ -70,7 +69,6 @@ _POLICY: Final = "escalation"
 """Stage of a tick that carries a contract's policy out."""
 _BETWEEN_TICKS: Final = 60.0
 """Seconds after an evaluation within which the next one follows, and what is noted meanwhile happens."""
-_ROUTERS_SAVED_SECONDS: Final = 60.0
 _MAX_LOGGED_REFUSALS: Final = 20
 """Reasons for which points are refused that the log names."""
 _NOT_TOLD_ACTIONS: Final = NOTIFYING | {"would-fire"}
@@ -117,7 +115,6 @@ class Core:
         self._refusals: set[str] = set()
         self.connection = connection
         self._timing = timing
-        self._routers_saved_at = now
         self.evaluator = Evaluator(contracts)
         with unit_of_work(connection), reading_state(connection):
             self._evaluator_store = EvaluatorStore(connection)
@@ -231,10 +228,7 @@ class Core:
         return now
 
     def tick(self, now: float) -> None:
-        """Evaluate every cell, and carry out what follows, as a part of a turn; outside of one it waits for the disk.
-
-        If the state cannot be written (StateError) nothing has changed, and the next tick makes up for it.
-        """
+        """Evaluate every cell in a turn, or wait for the disk outside of one; a StateError has changed nothing."""
         started = time.perf_counter()
         try:
             self._evaluate(now)
@@ -246,7 +240,6 @@ class Core:
         if now < self.evaluator.judged_at:
             self._set_back(now, self.evaluator.judged_at + _BETWEEN_TICKS)
         evaluations = self.evaluator.evaluate(now)
-        saves_routers = self.listeners.unsaved or abs(now - self._routers_saved_at) >= _ROUTERS_SAVED_SECONDS
         announcements: list[Announcement] = []
         with unit_of_work(self.connection) as unit:
             state = self.escalation
@@ -259,17 +252,13 @@ class Core:
             self._evaluator_store.save(
                 self.evaluator, unit, lambda name: self._alone(name, "saving", "its state", unit)
             )
-            if saves_routers:
-                self._store.save_routers(self.listeners.routers)
+            self._store.save_routers(self.listeners.routers)
             self.inbox.take_out(unit)
             merged = dict(self.merged)
-            if merged != self.settled:
-                self._evaluator_store.save_meta("merged", json.dumps(merged))
+            self._evaluator_store.save_meta("merged", json.dumps(merged))
 
             def adopt() -> None:
                 self.escalation, self.evaluated_at, self.settled = state, now, merged
-                if saves_routers:
-                    self.listeners.unsaved, self._routers_saved_at = False, now
                 self.announce_all(announcements)
 
             unit.on_commit(adopt)

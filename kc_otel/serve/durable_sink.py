@@ -65,49 +65,47 @@ class _Waiting:
     apply: Callable[[], Any]
     done: asyncio.Future[Any]
 
+    def answer(self, result: Any) -> None:
+        """Return a result to its sender, or raise an error there, unless it no longer waits."""
+        if not self.done.done():
+            (self.done.set_exception if isinstance(result, Exception) else self.done.set_result)(result)
+
 
 class Inbox:
-    """Keeps requests until a snapshot has them. Use it from the event loop that the state is used on.
-
-    `bytes` counts the bodies that no snapshot has: those that wait for the disk, and those in the inbox.
-    """
+    """Keeps requests until a snapshot has them. Use it from the event loop that the state is used on."""
 
     def __init__(self, state: StateConnection) -> None:
         self._state = state
         state.execute("CREATE TABLE IF NOT EXISTS inbox (id INTEGER PRIMARY KEY, at REAL NOT NULL, body BLOB NOT NULL)")
-        (last, self.bytes) = state.execute(
-            "SELECT coalesce(max(id), 0), coalesce(sum(length(body)), 0) FROM inbox"
-        ).fetchone()
-        self._last: int = last
+        self._last: int = state.execute("SELECT coalesce(max(id), 0) FROM inbox").fetchone()[0]
         """Id of the newest request."""
         self._applied = 0
         """Id of the newest request that the evaluator has."""
-        self._held: deque[tuple[int, int]] = deque([(last, self.bytes)] if last else ())
-        """Ids and bytes of what is in the inbox and in no snapshot."""
         self._waiting: deque[_Waiting] = deque()
         self._waiting_bytes = 0
         self._writing: asyncio.Task[None] | None = None
         self._kept: deque[_Waiting] = deque()
         state.join = self._join
 
+    @property
+    def size(self) -> int:
+        """Bytes of the bodies that no snapshot has: those in the inbox, and those that wait for the disk."""
+        (kept,) = self._state.execute("SELECT coalesce(sum(length(body)), 0) FROM inbox").fetchone()
+        return self._waiting_bytes + int(kept)
+
     def __len__(self) -> int:
         return int(self._state.execute("SELECT count(*) FROM inbox").fetchone()[0])
 
     def left(self) -> Iterator[tuple[float, bytes]]:
-        """Yield the requests that an earlier process left, oldest first: arrival time in Unix seconds, and the body.
-
-        A request counts as applied once the next one is read, even if it failed: it would fail again.
-        """
+        """Yield (Unix time, body) of what an earlier process left; once the next is read it counts as applied."""
         for id, at, body in self._state.execute("SELECT id, at, body FROM inbox ORDER BY id").fetchall():
             self._applied = id
             yield at, body
 
     async def append(self, body: bytes, at: float, apply: Callable[[], T]) -> T:
-        """Keep a request that arrived at a Unix time, and apply it once it is on the disk.
+        """Keep a request, and return what `apply` returns or raises, on the loop and in order, once it is on the disk.
 
-        `apply` is called on the event loop, in the order of the inbox, even if the caller no longer waits. Its result
-        is returned, its exceptions are raised. A StateError says that nothing of the request is in the inbox, nor
-        applied.
+        After a StateError nothing of it is in the inbox. Where the caller no longer waits it is applied all the same.
         """
         if self._waiting_bytes + len(body) > _MAX_WAITING_BYTES:
             raise InboxFullError("the disk cannot keep up with what arrives")
@@ -115,7 +113,6 @@ class Inbox:
         done: asyncio.Future[T] = asyncio.get_running_loop().create_future()
         self._waiting.append(_Waiting(self._last, at, body, apply, done))
         self._waiting_bytes += len(body)
-        self.bytes += len(body)
         if self._writing is None:
             self._writing = asyncio.create_task(self._write_all())
         return await done
@@ -123,13 +120,7 @@ class Inbox:
     def take_out(self, unit: UnitOfWork) -> None:
         """Delete what the evaluator has, in the transaction of a snapshot of all that it has now."""
         applied = self._applied
-
-        def committed() -> None:
-            while self._held and self._held[0][0] <= applied:
-                self.bytes -= self._held.popleft()[1]
-
         unit.before_commit(lambda connection: connection.execute("DELETE FROM inbox WHERE id <= ?", (applied,)))
-        unit.on_commit(committed)
 
     async def settle(self) -> None:
         """Wait until all that has arrived is applied, or refused."""
@@ -174,30 +165,22 @@ class Inbox:
     def _apply_next(self) -> None:
         """Apply the oldest that are kept: a few at a time, so that ports and ticks come in between."""
         until = time.monotonic() + _MAX_SECONDS_AT_ONCE
-        for _ in range(_MAX_REQUESTS_AT_ONCE):
-            waiting = self._kept[0]
+        for _ in range(min(len(self._kept), _MAX_REQUESTS_AT_ONCE)):
+            waiting = self._kept.popleft()
             self._applied = waiting.id  # also where it fails: it would fail again
-            self._held.append((waiting.id, len(waiting.body)))
             try:
-                result = waiting.apply()
+                waiting.answer(waiting.apply())
             except Exception as error:  # noqa: BLE001 - it is raised in the caller of `append`
-                if not waiting.done.done():
-                    waiting.done.set_exception(error)
-            else:
-                if not waiting.done.done():
-                    waiting.done.set_result(result)
-            self._kept.popleft()
-            if not self._kept:
-                return
+                waiting.answer(error)
             if time.monotonic() > until:
                 break
-        asyncio.get_running_loop().call_soon(self._apply_next)
+        if self._kept:
+            asyncio.get_running_loop().call_soon(self._apply_next)
 
-    def _refuse(self, group: Sequence[_Waiting], error: BaseException | None) -> None:
-        self.bytes -= sum(len(waiting.body) for waiting in group)
+    @staticmethod
+    def _refuse(group: Sequence[_Waiting], error: BaseException | None) -> None:
         for waiting in group:
-            if not waiting.done.done():
-                waiting.done.set_exception(StateError(str(error)))
+            waiting.answer(StateError(str(error)))
 
 
 class NotKeptError(ThrottledError):
@@ -260,10 +243,7 @@ class TrafficRecordingError(Exception):
 
 
 class TrafficRecording:
-    """Writes a recording: files in a folder, of which the oldest go beyond `limit` bytes.
-
-    A thread of its own writes it in order, never blocks the evaluator, and logs each gap.
-    """
+    """A folder of files, of which the oldest go beyond `limit` bytes; a thread writes them, and logs each gap."""
 
     def __init__(self, folder: Path, limit: int) -> None:
         try:

@@ -1,21 +1,32 @@
-"""Since when every cell has its status, its recent past, and a longer one, thinned; all but the recent is kept.
+"""What was: every cell's status, its recent past and a longer one, thinned; and the log of events. Nothing commits.
 
-The longer one is in SQLite. A step is a twentieth of the contract's long window, 480 of them are kept: a day for a long
+Of the longer past a step is a twentieth of the contract's long window, 480 of them are kept in SQLite: a day for a long
 window of an hour. A step is remembered by its worst evaluation, the first among equals, so that thinning hides no
 breach and shows where it began. The first evaluation of a step is written, and each that is worse than all before: a
 restart leaves no gap either.
+
+An event is a row of the state file, and an announcement for whoever reads the log. A verdict that changes is a
+`gen_ai.evaluation.result` of OpenTelemetry's semantic conventions for generative AI, so that tools that show
+evaluations show it; everything else is a `kc.transition`. Source: semantic-conventions-genai, model/gen-ai/events.yaml.
 """
 
 from __future__ import annotations
 
 import json
+import math
 import sqlite3
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from typing import Final, NamedTuple
+from types import MappingProxyType
+from typing import Any, Final, NamedTuple
 
-from kc_otel.judge.plain_json import finite_or_none
+from kc_otel.judge.escalation.alerts import Transition, What
+from kc_otel.judge.escalation.notices import Notice, NoticeReason
+from kc_otel.judge.escalation.webhook_body import summary
+from kc_otel.judge.incidents.incident import Incident
+from kc_otel.judge.plain_json import finite_or_none, to_json
+from kc_otel.judge.recorders import pair_name
 from kc_otel.judge.verdict import Cell, Evaluation, Status, Verdict
 from kc_otel.serve.store.state_file import UnitOfWork
 
@@ -28,10 +39,7 @@ _OVERWRITTEN: Final = ", ".join(f"{name} = excluded.{name}" for name in _COLUMNS
 
 
 class HistoryPoint(NamedTuple):
-    """An evaluation of a cell; None where there is no number.
-
-    `evidence` is in 0..1 of an alarm; `train_step` the trainer's newest step at that time.
-    """
+    """An evaluation of a cell; None where there is no number. `evidence` is in 0..1 of an alarm."""
 
     at: float
     estimate: float | None
@@ -77,10 +85,7 @@ class _Line:
 
 
 class CellHistory:
-    """The newest verdict of every cell, how long it has stood, and what came before.
-
-    `windows` has the long window in seconds by the contract's name: it says how far the past reaches.
-    """
+    """The newest verdict of every cell, since when, and what was before; `windows` are the long ones, in seconds."""
 
     def __init__(self, connection: sqlite3.Connection, windows: Mapping[str, float]) -> None:
         self._connection = connection
@@ -162,10 +167,7 @@ class CellHistory:
         return self._steps.get(contract, _MIN_STEP_SECONDS)
 
     def past(self, contract: str, clause: str, slice: str, start: float, end: float) -> dict[Cell, list[HistoryPoint]]:
-        """Evaluations of a clause on a slice by pair of kernels, oldest first.
-
-        The last two minutes or so are whole, what is older is thinned.
-        """
+        """Evaluations of a clause on a slice by pair of kernels, oldest first; the last two minutes or so are whole."""
         kept = self._kept(contract, clause, slice)
         for cell, line in self._lines.get(contract, {}).items():
             if (cell.clause, cell.slice) == (clause, slice) and line.recent:
@@ -214,3 +216,178 @@ class CellHistory:
 
     def _forget(self, cell: Cell) -> None:
         self._connection.execute("UPDATE cell_line SET current = NULL WHERE cell = ?", (json.dumps(cell),))
+
+
+Names = Mapping[tuple[str, str], str]
+"""`kernel_names` of a contract."""
+NOTIFYING: Final = frozenset({"notify", "webhook"})
+_NO_NAMES: Final[Names] = MappingProxyType({})
+_TABLES: Final = (
+    """CREATE TABLE IF NOT EXISTS events (
+        id INTEGER PRIMARY KEY AUTOINCREMENT,
+        at REAL NOT NULL,
+        contract TEXT NOT NULL,
+        kind TEXT NOT NULL,
+        data TEXT NOT NULL
+    ) STRICT""",
+    "CREATE INDEX IF NOT EXISTS events_contract ON events (contract, id)",
+    "CREATE INDEX IF NOT EXISTS events_rare ON events (id) WHERE kind <> 'verdict'",
+)
+# As bytes: text that is damaged cannot be read as text.
+_EVENTS: Final = "SELECT id, at, CAST(contract AS BLOB), CAST(kind AS BLOB), CAST(data AS BLOB) FROM events"
+_OF_CONTRACT: Final = "(:contract IS NULL OR contract = :contract)"
+
+
+class Announcement(NamedTuple):
+    """Something to say to whoever reads the log, and its log record: info, warning or critical."""
+
+    severity: str
+    message: str
+    attributes: Mapping[str, str | float]
+    event: str = "kc.transition"
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """Something that happened; ids count up, gaps are possible.
+
+    `kind` is `firing` or `resolved` for alerts, `would-fire` or `would-resolve` for those of a contract that runs dry,
+    `verdict`, `promotion`, what a person did, or `damaged` where it cannot be read any more.
+    """
+
+    id: int
+    at: float
+    contract: str
+    kind: str
+    message: str
+    data: dict[str, Any]
+
+
+class EventLog:
+    """The last `max_events` events."""
+
+    def __init__(self, connection: sqlite3.Connection, *, max_events: int = 100_000) -> None:
+        self._connection = connection
+        self._max_events = max_events
+        for statement in _TABLES:
+            connection.execute(statement)
+
+    def record(
+        self, contract: str, kind: str, data: Mapping[str, Any], at: float, severity: str = "info"
+    ) -> Announcement:
+        """Write an event of a contract, whose sentence is `message`, and return its announcement."""
+        cursor = self._connection.execute(
+            "INSERT INTO events (at, contract, kind, data) VALUES (?, ?, ?, ?)", (at, contract, kind, to_json(data))
+        )
+        assert cursor.lastrowid is not None  # an INSERT has just run on this cursor
+        self._connection.execute("DELETE FROM events WHERE id <= ?", (cursor.lastrowid - self._max_events,))
+        version = data.get("kernel_inference")
+        attributes = {"kc.contract": contract} | ({"kc.kernel.inference": version} if version else {})
+        return Announcement(severity, f"{contract}: {data.get('message', '')}", attributes)
+
+    def transition(
+        self,
+        edge: Transition,
+        names: Names = _NO_NAMES,
+        incident: Incident | None = None,
+        *,
+        dry_run: bool = False,
+        silenced: Collection[str] = (),
+    ) -> Announcement:
+        """Write that an alert fires, or has resolved; `silenced` are the ids of the silences that mute it."""
+        fires = edge.what is What.FIRING
+        kind, message, severity = edge.what.value, summary(edge, names, incident), edge.severity if fires else "info"
+        data: dict[str, Any] = {}
+        if dry_run:
+            kind, severity = "would-fire" if fires else "would-resolve", "info"
+            message = f"dry run: {message}" + f"; it would {', '.join(map(str, edge.actions))}" * fires
+            data["dry_run"] = True
+        elif silenced:
+            data["silenced"] = [*silenced]
+        data |= {
+            "message": message,
+            **_cell_fields(edge.cell),
+            "on": edge.on,
+            "severity": edge.severity,
+            "started_at": edge.started_at,
+            "actions": [action.written for action in edge.actions],
+            "fingerprint": edge.fingerprint,
+            "verdict": edge.verdict,
+        }
+        self.record(edge.contract, kind, data, edge.at)
+        return Announcement(severity, message, {**_attributes(edge.verdict), "kc.severity": edge.severity})
+
+    def repeated(self, notice: Notice, names: Names, now: float) -> Announcement:
+        """Write that an alert which fires still is said again."""
+        edge = notice.transition
+        why = "a reminder" if notice.reason is NoticeReason.REMINDER else "a silence has ended"
+        data = {
+            **_cell_fields(edge.cell),
+            "fingerprint": edge.fingerprint,
+            "actions": [action.written for action in edge.actions if action.kind in NOTIFYING],
+            "message": f"{summary(edge, names)} still: {why}",
+        }
+        self.record(edge.contract, notice.reason.value, data, now)
+        return Announcement(edge.severity, data["message"], _attributes(edge.verdict))
+
+    def changed(self, change: StatusChange, names: Names, now: float) -> Announcement:
+        """Write that a cell has another status."""
+        verdict, cell = change.verdict, change.verdict.cell
+        status, before = verdict.status.value, change.before.value if change.before else None
+        of = pair_name(names, cell.kernel_train, cell.kernel_inference)
+        message = f"{cell.clause} on {cell.slice}{of}: {before or 'new'} -> {status}: {verdict.reason}"
+        data = {**_cell_fields(cell), "status": status, "before": before, "message": message}
+        self.record(cell.contract, "verdict", data, now)
+        attributes = {
+            **_attributes(verdict),
+            "gen_ai.evaluation.name": cell.clause,
+            "gen_ai.evaluation.score.label": status.lower(),
+            "gen_ai.evaluation.explanation": verdict.reason,
+        }
+        if math.isfinite(verdict.estimate):
+            attributes["gen_ai.evaluation.score.value"] = verdict.estimate
+        severity = "warning" if verdict.status is Status.FAIL else "info"
+        return Announcement(severity, message, attributes, "gen_ai.evaluation.result")
+
+    def newest(self, contract: str | None = None, limit: int = 100, *, verdicts: bool = True) -> tuple[Event, ...]:
+        """The last events, oldest first; of one contract or all. Verdicts change often and would push actions out."""
+        where = "WHERE" if verdicts else "INDEXED BY events_rare WHERE kind <> 'verdict' AND"
+        rows = self._connection.execute(
+            f"{_EVENTS} {where} {_OF_CONTRACT} ORDER BY id DESC LIMIT :limit", {"contract": contract, "limit": limit}
+        )
+        return tuple(map(_event, rows))[::-1]
+
+
+def cell_attributes(cell: Cell) -> dict[str, str]:
+    """A cell as attributes of a metric or a log record."""
+    return {
+        "kc.contract": cell.contract,
+        "kc.clause": cell.clause,
+        "kc.slice": cell.slice,
+        "kc.kernel.train": cell.kernel_train,
+        "kc.kernel.inference": cell.kernel_inference,
+    }
+
+
+def _event(row: tuple[int, float, bytes, bytes, bytes]) -> Event:
+    """An event; nothing is decided by the past, so that one which is damaged is said to be and keeps no other back."""
+    id, at, contract, kind, text = row
+    try:
+        data = json.loads(text)
+        return Event(id, at, contract.decode(), kind.decode(), str(data.get("message", "")), data)
+    except (ValueError, AttributeError, RecursionError):
+        said = "what happened cannot be read any more: its row in the state file is damaged"
+        return Event(id, at, contract.decode(errors="replace"), "damaged", said, {})
+
+
+def _cell_fields(cell: Cell) -> dict[str, Any]:
+    return {name: value for name, value in cell._asdict().items() if name != "contract"}
+
+
+def _attributes(verdict: Verdict) -> dict[str, str | float]:
+    return {
+        **cell_attributes(verdict.cell),
+        "kc.contract.version": str(verdict.contract_version),
+        "kc.contract.hash": verdict.contract_hash,
+        "kc.verdict.status": verdict.status.value,
+    }

@@ -58,13 +58,11 @@ class Listeners:
     """The times at which programs last reported to read directives, and the last report of each router.
 
     `now` is the time of the start: nobody was silent before it. `routers` have not said that they end, by contract and
-    id; the one heard last is at the end. `unsaved` says whether a restart would have to know more than it was last
-    told.
+    id; the one heard last is at the end.
     """
 
     def __init__(self, now: float = 0.0, routers: Mapping[str, Mapping[str, RouterReport]] | None = None) -> None:
         self.routers = {contract: dict(known) for contract, known in (routers or {}).items()}
-        self.unsaved = False
         self._started_at = now
         self._heard: dict[tuple[str, str], float] = {}
         self._kept: dict[tuple[str, str, str], float] = {}
@@ -115,7 +113,6 @@ class Listeners:
         report = (before or RouterReport(now, now))._replace(at=now)
         if table_at is not None:
             report = report._replace(taken=min(table_at, now), slices=slices)  # the clock may have been ahead
-        self.unsaved = self.unsaved or before is None or before._replace(at=now) != report
         known[instance] = report
 
     def _forget(self) -> None:
@@ -137,23 +134,20 @@ class Listeners:
     def set_back(self, now: float, ahead: float) -> None:
         """The clock was set back: nobody reported later than now."""
         self.routers, self._heard, self._kept = not_later((self.routers, self._heard, self._kept), now, ahead)
-        self._started_at, self.unsaved = min(self._started_at, now), True
+        self._started_at = min(self._started_at, now)
 
     def closed(self, instance: str) -> None:
         """Forget a router that says that it ends."""
         for known in self.routers.values():
-            if instance and known.pop(instance, None) is not None:
-                self.unsaved = True
+            if instance:
+                known.pop(instance, None)
 
     def routes(self, contract: str) -> float:
         """Unix time when a program that routes by a contract last had the table in force; -inf where none did."""
         return self._heard.get((contract, _ROUTE), -math.inf)
 
     def behind(self, contract: Contract, slice: str, since: float, all_since: float | None, now: float) -> str:
-        """Return the end of a sentence: which routers have not applied an order; empty where each that counts has.
-
-        `all_since` is the Unix time of an order for all traffic that covers the slice; None for none.
-        """
+        """Say which routers have not applied an order, or `all_since`, one for all traffic: the end of a sentence."""
         id = None if slice == ALL else contract.slice_ids.get(slice, "")
         counted = {
             instance: report

@@ -33,10 +33,7 @@ class PlainFormatter(logging.Formatter):
 
 
 class JsonFormatter(logging.Formatter):
-    """A formatter that writes each record as one line of JSON.
-
-    `time` is UTC with microseconds, `level` as Python names it, `attributes` what the record was given of that name.
-    """
+    """A formatter that writes each record as one line of JSON, with the `attributes` that it was given."""
 
     def format(self, record: logging.LogRecord) -> str:
         """Return a log record as one line."""

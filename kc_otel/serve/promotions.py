@@ -26,7 +26,7 @@ from kc_otel.judge.recorders import KernelInfo, unlike_declared
 from kc_otel.judge.refused_points import Missing
 from kc_otel.judge.set_back import not_later
 from kc_otel.judge.verdict import Evaluation
-from kc_otel.serve.event_log import Announcement, EventLog
+from kc_otel.serve.history import Announcement, EventLog
 from kc_otel.serve.store.state_file import UnitOfWork, unit_of_work
 
 Key = tuple[str, str]

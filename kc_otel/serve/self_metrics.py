@@ -32,7 +32,7 @@ from kc_otel.judge.promotion.stages import PromotionStatus
 from kc_otel.judge.verdict import Verdict
 from kc_otel.record.telemetry.environment import checking_answers
 from kc_otel.serve.core import Core
-from kc_otel.serve.event_log import Announcement
+from kc_otel.serve.history import Announcement
 
 if TYPE_CHECKING:
     from collections import Counter
@@ -113,7 +113,7 @@ def read(
         "kc.evaluator.tick.duration": [(core.tick_seconds,)],
         "kc.evaluator.sync.duration": [] if (took := core.connection.commit_seconds) is None else [(took,)],
         "kc.evaluator.last_evaluation": [(name, now) for name in contracts if now is not None],
-        "kc.evaluator.inbox.size": [] if state is None else [(core.inbox.bytes,)],
+        "kc.evaluator.inbox.size": [] if state is None else [(core.inbox.size,)],
         "kc.evaluator.disk.free": [] if state is None else _free_space(state.parent),
         "kc.evaluator.shard.streams": [(str(shard.number), shard.streams) for shard in shards],
         "kc.evaluator.shard.lag": [(str(shard.number), shard.waiting + shard.lag) for shard in shards],
@@ -225,10 +225,7 @@ def _routes(core: Core) -> Iterable[tuple[str, str, str, str, float]]:
 
 
 class TelemetryExporter:
-    """Exports the latest metrics once per export interval, and log records as they happen.
-
-    The metrics at the start include every metric that there will ever be.
-    """
+    """Exports the latest metrics once per interval, and log records; `metrics` has all that there will ever be."""
 
     def __init__(self, metrics: SelfMetrics, *, environ: Mapping[str, str] = os.environ) -> None:
         self._latest = metrics

@@ -23,7 +23,6 @@ import time
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
 from contextlib import suppress
-from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -149,18 +148,20 @@ async def _serve(
     offline_problems: SectionProblems,
 ) -> None:
     stop, tls = _stop_on_signals(), _tls(config)
-    make = partial(
-        Core,
-        contracts,
-        external_url="",
-        worst=config.worst,
-        dry_run=dry_run,
-        timing=GroupTiming(config.group_wait, config.group_interval),
-        offline_problems=offline_problems,
-    )
-    if (core := await _begin(config, stop, make)) is None:
+    if (connection := await active(config.state, stop, standby=config.standby)) is None:
         return
     async with contextlib.AsyncExitStack() as stack:
+        stack.callback(connection.close)
+        core = Core(
+            contracts,
+            connection,
+            external_url="",
+            now=time.time(),
+            worst=config.worst,
+            dry_run=dry_run,
+            timing=GroupTiming(config.group_wait, config.group_interval),
+            offline_problems=offline_problems,
+        )
         stack.push_async_callback(core.aclose)
         most = connections_per_port()
         api_socket, http_socket = (
@@ -210,7 +211,9 @@ async def _serve(
         stack.push_async_callback(decided.close)
         _log.info(
             "judging %s; OTLP/gRPC %s:%d, OTLP/HTTP %s://%s:%d, API %s://%s:%d",
-            _judged(contracts, dry_run), config.host, grpc_port, _scheme(tls), config.host, core.otlp_port,
+            ", ".join(f"{contract.name} v{contract.metadata.version}" for contract in contracts)
+            + f" (dry: {', '.join(sorted(dry_run))})" * bool(dry_run),
+            config.host, grpc_port, _scheme(tls), config.host, core.otlp_port,
             _scheme(tls), config.host, api_port,
         )  # fmt: skip
         gc.freeze()  # what start-up made stays for good; the collector need not look at it again
@@ -286,18 +289,6 @@ def _stop_on_signals() -> asyncio.Event:
     return stop
 
 
-async def _begin(config: ServeConfig, stop: asyncio.Event, make: Callable[..., Core]) -> Core | None:
-    """A core on what is in the state file, which it holds; None when it was told to stop first."""
-    connection = await active(config.state, stop, standby=config.standby)
-    if connection is None:
-        return None
-    try:
-        return make(connection, now=time.time())
-    except BaseException:
-        connection.close()
-        raise
-
-
 def _tls(config: ServeConfig) -> Tls | None:
     """Return the TLS settings of the ports; warn where tokens would travel unencrypted."""
     certificate, key = config.tls_certificate, config.tls_key
@@ -308,11 +299,6 @@ def _tls(config: ServeConfig) -> Tls | None:
     if config.access is not None and reachable_from_elsewhere(config.host):
         _log.warning("tokens travel without TLS; give --tls-cert and --tls-key, or put a proxy with TLS in front")
     return None
-
-
-def _judged(contracts: Sequence[Contract], dry_run: frozenset[str]) -> str:
-    dry = f" (dry: {', '.join(sorted(dry_run))})" if dry_run else ""
-    return ", ".join(f"{contract.name} v{contract.metadata.version}" for contract in contracts) + dry
 
 
 def _scheme(tls: Tls | None) -> str:

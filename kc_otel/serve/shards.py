@@ -83,12 +83,10 @@ class Refused(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ShardSeen:
-    """A shard's own report, and the judge's view of it, as the API shows it.
+    """A shard's own report, and from `number` on the judge's view of it, as the API shows it.
 
-    `name` is of its folder: another folder begins with numbers of its own. `started` is later than the evaluator's
-    where it was started again; `recovered` exports were taken from its log then. `points` count since then. `lag` are
-    bytes that wait for the disk, or are in its log and in no batch. The rest the judge adds: senders are divided over
-    the numbers by their resource attributes; `answered` is the Unix time of the last report, 0 before the first;
+    `name` is of its folder. `recovered` exports were taken from its log when it `started`; `points` count since then.
+    `lag` are bytes that are in no batch yet. `answered` is the Unix time of the last report, 0 before the first;
     `waiting` are bytes that wait for the shard in the evaluator; `trouble` is why it does not answer.
     """
 
@@ -105,14 +103,6 @@ class ShardSeen:
     answered: float = 0.0
     waiting: int = 0
     trouble: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class ShardReport:
-    """A batch, and how the shard is."""
-
-    batch: ShardBatch
-    health: ShardSeen
 
 
 class Shard:
@@ -152,8 +142,8 @@ class Shard:
             _log.exception("an export that arrived at %.3f could not be taken", at)
             return Refused("InternalError", "the shard failed on this request; what it logs has the cause")
 
-    async def report(self, settled: int, now: float) -> ShardReport:
-        """Return the batch that the judge has not been sent, or the previous one if the judge has not stored it.
+    async def report(self, settled: int, now: float) -> tuple[ShardBatch, ShardSeen]:
+        """Return what the judge has not been sent, or has not stored, and how the shard is.
 
         `settled` is the number of the last batch that the judge has in its state. If it cannot be written (StateError),
         the next call tells all of it.
@@ -161,7 +151,7 @@ class Shard:
         if self._batch.number <= settled:
             for state in self.evaluator.states.values():
                 self.evaluator.forget_silent(state, now)
-            if self.inbox.bytes or any(state.changed_streams for state in self.evaluator.states.values()):
+            if self.inbox.size or any(state.changed_streams for state in self.evaluator.states.values()):
                 await self._save_batch(settled + 1)
         used = os.times()
         health = ShardSeen(
@@ -172,10 +162,10 @@ class Shard:
             recovered=self._recovered,
             streams=self.evaluator.stream_count,
             points=self.evaluator.counters.total(),
-            lag=self.inbox.bytes,
+            lag=self.inbox.size,
             cpu_seconds=used.user + used.system,
         )
-        return ShardReport(self._batch, health)
+        return self._batch, health
 
     def close(self) -> None:
         """Release the folder."""
@@ -228,7 +218,7 @@ class RayShard:
         """See `Shard`."""
         return await self._asked("take", body, at)  # type: ignore[no-any-return]
 
-    async def report(self, settled: int, now: float) -> ShardReport:
+    async def report(self, settled: int, now: float) -> tuple[ShardBatch, ShardSeen]:
         """See `Shard`."""
         return await self._asked("report", settled, now)  # type: ignore[no-any-return]
 
@@ -266,11 +256,7 @@ class RayShard:
 
 @contextlib.contextmanager
 def ray_cluster(config: ServeConfig) -> Iterator[None]:
-    """Be connected to the Ray cluster that streams are spread over, whose usage statistics are never sent.
-
-    `--ray-address` is `auto` for the one that RAY_ADDRESS or this machine knows, `local` for one that begins and ends
-    with this process, or `host:port` of its head.
-    """
+    """Be connected to the Ray cluster that streams are spread over; `local` is one that ends with this process."""
     if config.state is None or config.shard_folder is None:
         raise ShardError(
             "--engine ray counts nothing twice because judge and shards write how far they are; give --state FILE, and "
@@ -301,15 +287,11 @@ def ray_cluster(config: ServeConfig) -> Iterator[None]:
 
 
 class ShardLine:
-    """One shard as the judge sees it, and exports on their way to it. Use it from one event loop.
-
-    `seen` has what it said last. `closed` is why nothing is to be sent to it, empty while it is; `asked` is the report
-    that is awaited.
-    """
+    """One shard as the judge sees it; `closed` is why nothing is sent to it, `asked` the report that is awaited."""
 
     def __init__(self, number: int, handle: RayShard) -> None:
         self.handle, self.seen, self.waiting, self.closed = handle, ShardSeen(number=number), 0, ""
-        self.asked: asyncio.Task[ShardReport] | None = None
+        self.asked: asyncio.Task[tuple[ShardBatch, ShardSeen]] | None = None
 
     async def take(self, body: bytes, at: float) -> ExportResult:
         """Give an export that arrived at `at`, Unix seconds, to the shard; it is on its disk when this returns."""
@@ -342,18 +324,14 @@ class ShardedSink(ColumnSink):
         core.evaluator.listen(time.time())  # while nobody listened, nobody was silent
 
     def columns(self, body: bytes, limits: Limits) -> dict[int, bytes] | None:  # noqa: ARG002 - shards hold it against it
-        """Split a short serialized ExportMetricsServiceRequest by shard; None for others."""
+        """A short serialized ExportMetricsServiceRequest, split by shard; None for others."""
         try:
             return split(body, len(self._shards)) if len(body) <= _SHORT_BYTES else None
         except DecodeError:
             return None
 
     async def metrics(self, request: Any) -> ExportResult:
-        """Take an ExportMetricsServiceRequest, or its parts by shards.
-
-        If a shard does not take its part all of it is to be sent again, and what another shard took of it is known
-        there.
-        """
+        """Take an export, or its parts by shards. If a shard does not take its part, all of it is to be sent again."""
         if not isinstance(request, dict):
             request = split(judged_metrics(request).SerializeToString(), len(self._shards))
         at = time.time()
@@ -371,10 +349,7 @@ class ShardedSink(ColumnSink):
         await self._evaluated(_SHARD_WAIT_SECONDS)
 
     async def start(self, count: int) -> None:
-        """Start shards, and evaluate until the judge has written everything that they have.
-
-        A ShardError if one does not answer, or if the state file has another number of them.
-        """
+        """Start shards, and evaluate until the judge has written all of theirs; a ShardError if one does not answer."""
         if (known := self._core.merged.get(_SHARDS, count)) != count:
             raise ShardError(f"the streams of this state file are on {known} shards; give --shards {known}")
         self._shards = [ShardLine(number, self._begin(number)) for number in range(count)]
@@ -421,43 +396,42 @@ class ShardedSink(ColumnSink):
         assert shard.asked is not None
         faults, where, merged = self._core.evaluator.faults, f"shard {shard.seen.number}", self._core.merged
         trouble, errors = "", dict[str, Exception]()
-        report: ShardReport | None = None
+        batch: ShardBatch | None = None
         if not shard.asked.done():
             trouble = f"has not answered for {time.time() - (shard.seen.answered or self._core.started_at):.0f} s"
             errors = {"its reports": TimeoutError("what it was sent is judged when it answers")}
         else:
             asked, shard.asked = shard.asked, None
             try:
-                report = asked.result()
+                batch, health = asked.result()
             except Exception as failed:  # noqa: BLE001 - whatever it is, what others told is judged
                 trouble, errors = f"is not there ({type(failed).__name__})", {"its reports": failed}
             else:
-                if trouble := self._of_others(shard, report):
+                if trouble := self._of_others(shard, batch, health):
                     errors = {"its folder": ShardError(trouble)}
                 shard.closed = trouble
         faults.report("", where, errors)
-        if report is None or trouble:
+        if batch is None or trouble:
             shard.seen = replace(shard.seen, trouble=trouble)
             return None
-        shard.seen = replace(report.health, number=shard.seen.number, answered=now)
-        if report.batch.number <= merged.get(shard.seen.name, -1):
+        shard.seen = replace(health, number=shard.seen.number, answered=now)
+        if batch.number <= merged.get(shard.seen.name, -1):
             return None
-        merged[shard.seen.name] = report.batch.number
-        return report.batch
+        merged[shard.seen.name] = batch.number
+        return batch
 
-    def _of_others(self, shard: ShardLine, report: ShardReport) -> str:
+    def _of_others(self, shard: ShardLine, batch: ShardBatch, health: ShardSeen) -> str:
         """Return the reason why a shard belongs to another state; its sums would count twice, or be lost."""
-        known = shard.seen.name
-        if report.health.name == known or (not known and report.health.name in self._core.merged):
+        merged, before = self._core.merged, shard.seen.name
+        if health.name == before or (not before and health.name in merged):
             return ""
-        if known or shard.seen.number < self._core.settled.get(_SHARDS, 0):
-            return (
-                "has not the folder that this state file knows; give --shard-folder what it was, on storage that every "
-                "node reaches, or begin with another --state as well"
-            )
-        if report.batch.number or report.health.streams or report.health.recovered:
-            return "has a folder of another state file; give --state what it was, or --shard-folder an empty folder"
-        return ""
+        is_new = not (batch.number or health.streams or health.recovered)
+        if is_new and not before and shard.seen.number >= self._core.settled.get(_SHARDS, 0):
+            return ""
+        return (
+            "has not the folder that this state file knows; give --state and --shard-folder what they were, on storage "
+            "that every node reaches, or begin with others of both"
+        )
 
     def _settled(self, shard: ShardLine) -> int:
         """Number of a shard's last batch that is in the state; -1 while nothing is known of it."""
@@ -465,11 +439,7 @@ class ShardedSink(ColumnSink):
 
 
 def split(body: bytes, shards: int) -> dict[int, bytes]:
-    """Parts of a serialized ExportMetricsServiceRequest by the shard that owns them; together they are all.
-
-    A resource is one process that sends: all its series, of every contract, have one owner. As streams are told apart,
-    it is a set of attributes. A DecodeError if it is no request.
-    """
+    """Parts of a serialized export by the shard that owns them; a resource, which is one sender, has one owner."""
     parts: dict[int, ExportMetricsServiceRequest] = {}
     for resource in ExportMetricsServiceRequest.FromString(body).resource_metrics:
         attributes = sorted(pair.SerializeToString() for pair in resource.resource.attributes)

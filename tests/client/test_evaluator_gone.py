@@ -11,7 +11,7 @@ from kc_otel.client.router import Router
 from kc_otel.contract.load import load
 from kc_otel.judge.decisions import DecisionTable, Route
 from kc_otel.judge.escalation.escalate import EscalationState
-from kc_otel.serve.event_log import EventLog
+from kc_otel.serve.history import EventLog
 from kc_otel.serve.store.escalation_store import EscalationStore
 from tests.integration.conftest import CONTRACT, Evaluator
 from tests.tools.waiting import eventually

@@ -75,7 +75,14 @@ def test_what_is_bad_data(http: HttpClient, tree: Any) -> None:
 
 
 @pytest.mark.must("OTLP/HTTP Response, Bad Data")
-def test_what_is_no_json(http: HttpClient) -> None:
+@pytest.mark.parametrize(
+    "body",
+    [
+        *(b"{", b"{} {}", b"\xff\xfe", b"[" * 100_000, b'{"newField":' + b"[" * 100_000 + b"]" * 100_000 + b"}"),
+        *(b'{"\\ud800resourceMetrics": []}', b'{"newField": ' + b"9" * 6000 + b"}"),
+    ],
+    ids=lambda body: f"{len(body)} bytes of {body[:9]!r}",
+)
+def test_what_is_no_json(http: HttpClient, body: bytes) -> None:
     """Nor what no parser follows, which is no fault of the server."""
-    for body in (b"{} {}", b"\xff\xfe", b'{"newField":' + b"[" * 100_000 + b"]" * 100_000 + b"}"):
-        assert http.post(METRICS.path, body, JSON).status == 400
+    assert http.post(METRICS.path, body, JSON).status == 400

@@ -26,8 +26,7 @@ from kc_otel.serve import core as core_module
 from kc_otel.serve.api.routes_decisions import Changes
 from kc_otel.serve.config import ServeConfig
 from kc_otel.serve.core import Core
-from kc_otel.serve.event_log import EventLog
-from kc_otel.serve.history import CellHistory
+from kc_otel.serve.history import CellHistory, EventLog
 from kc_otel.serve.promotions import Promotions
 from kc_otel.serve.server import _tick_forever
 from kc_otel.serve.store.escalation_store import EscalationStore

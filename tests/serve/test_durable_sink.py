@@ -12,12 +12,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import grpc
-import httpx
 import pytest
-from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2_grpc import MetricsServiceStub
 
-from kc_otel import machine_code
 from kc_otel.judge.verdict import Status
 from kc_otel.offline.replay import evaluations_recorded, read_recordings
 from kc_otel.serve import durable_sink
@@ -25,9 +21,7 @@ from kc_otel.serve.core import Core
 from kc_otel.serve.durable_sink import DurableSink, NotKeptError, TrafficRecording, recover
 from kc_otel.serve.self_metrics import read
 from kc_otel.serve.store.state_file import StateError, UnitOfWork
-from tests.serve.conftest import grown
 from tests.tools.full_disk import refuse_commits, relieve
-from tests.tools.receivers import http_app, start_grpc
 
 
 def taken(core: Core, *requests: Any) -> None:
@@ -66,7 +60,7 @@ def test_a_crash_loses_nothing_that_was_taken_and_counts_nothing_twice(make_core
     assert content(again) == before
     again.tick(time.time())
     assert {verdict.status for verdict, _ in again.history.cells()} == {Status.FAIL}
-    assert len(again.inbox) == again.inbox.bytes == 0
+    assert len(again.inbox) == again.inbox.size == 0
 
 
 def test_what_arrives_while_a_snapshot_is_committed_is_of_the_next_one(
@@ -98,7 +92,7 @@ def test_what_arrives_while_a_snapshot_is_committed_is_of_the_next_one(
         assert not arriving.done()
         may_commit.set()
         await asyncio.gather(ticking, arriving)
-        assert core.inbox.bytes > 0
+        assert core.inbox.size > 0
 
     asyncio.run(serve())
     before = content(core)
@@ -143,7 +137,7 @@ def test_the_inbox_size_is_what_no_snapshot_has(make_core, open_file, drift, tmp
     taken(core, request, request)
     size = 2 * request.ByteSize()
     assert said("kc.evaluator.inbox.size") == size
-    assert make_core(_copied(connection, open_file, tmp_path)).inbox.bytes == size
+    assert make_core(_copied(connection, open_file, tmp_path)).inbox.size == size
     refuse_commits(connection)
     with pytest.raises(StateError):
         core.tick(time.time())
@@ -191,19 +185,6 @@ def test_a_record_is_judged_again_as_it_was(make_core, open_file, drift, tmp_pat
     }
 
 
-def test_nobody_was_silent_while_nobody_listened(make_core, open_file, drift, tmp_path, monkeypatch):
-    """A start long after the crash does not call the kernels silent because of when their last report arrived."""
-    connection = open_file(tmp_path / "state")
-    core, now = make_core(connection), time.time()
-    taken(core, drift(0.3))
-    connection.close()
-    again = make_core(open_file(tmp_path / "state"))
-    monkeypatch.setattr(time, "time", lambda: now + 200.0)
-    assert recover(again) == 1
-    again.tick(now + 201.0)
-    assert {verdict.status for verdict, _ in again.history.cells()} == {Status.FAIL}
-
-
 def test_more_than_the_disk_takes_is_refused(make_core, open_file, drift, tmp_path, monkeypatch):
     """Memory has a bound: who comes above it is told to try again, and those who wait are taken."""
     core, request = make_core(open_file(tmp_path / "state")), drift(0.3)
@@ -216,44 +197,3 @@ def test_more_than_the_disk_takes_is_refused(make_core, open_file, drift, tmp_pa
     found = asyncio.run(send())
     assert [isinstance(answer, NotKeptError) for answer in found] == [False, False, False, True, True]
     assert len(core.inbox) == 3
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(not machine_code.is_available(), reason="needs a C compiler")
-def test_much_traffic_is_read_as_columns_and_says_the_same(make_core, open_file, drift, tmp_path):
-    """Over HTTP and gRPC, before and after the change, and from the inbox: nothing differs from single points."""
-    connection = open_file(tmp_path / "state")
-    core, plain = make_core(connection), make_core()
-    core.evaluator.use_columns()
-    first = drift(0.3)
-    requests = [grown(first, number) for number in range(1, 7)]
-
-    async def send() -> None:
-        sink = DurableSink(core)
-        server, port = await start_grpc(sink, port=0)
-        transport = httpx.ASGITransport(http_app(sink))
-        async with (
-            httpx.AsyncClient(transport=transport, base_url="http://evaluator") as client,
-            grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel,
-        ):
-            export = MetricsServiceStub(channel).Export
-            for number, request in enumerate(requests):
-                if number % 2:
-                    assert not (await export(request)).partial_success.rejected_data_points
-                else:
-                    headers = {"content-type": "application/x-protobuf"}
-                    answer = await client.post("/v1/metrics", content=request.SerializeToString(), headers=headers)
-                    assert answer.status_code == 200
-        await server.stop(None)
-
-    asyncio.run(send())
-    for request in requests:
-        plain.metrics(request)
-    assert core.evaluator._columns.taken > 0
-    assert content(core) == content(plain)
-    for columns in (True, False):
-        again = make_core(_copied(connection, open_file, tmp_path / str(columns)))
-        if columns:
-            again.evaluator.use_columns()
-        assert recover(again) == len(requests)
-        assert content(again) == content(plain)

@@ -72,31 +72,33 @@ def test_a_message_of_the_log_is_one_object(text):
     assert all(shown.isprintable() for shown in texts)
 
 
+def commanded(monkeypatch, command, code, answer):
+    """What a command prints, and exits with, where its evaluator answers so."""
+    content = json.dumps(answer)
+    monkeypatch.setattr(
+        httpx, "request",
+        lambda method, url, **_: httpx.Response(code, content=content, request=httpx.Request(method, url)),
+    )  # fmt: skip
+    app = typer.Typer()
+    register(app, "events", "alerts", "route")
+    return CliRunner().invoke(app, command.split())
+
+
 @hostile
 @pytest.mark.parametrize("command", ["events", "alerts list"])
 def test_a_terminal_shows_what_an_evaluator_answers(text, command, monkeypatch):
     """Also one that is not ours: its answers drive no terminal."""
-    event = {"at": 0.0, "kind": text, "contract": text, "message": text}
-    silence = {"id": text, "clause": text, "slice": text, "contract": text, "until": 0.0, "by": text, "why": text}
-    health = {"evaluated_at": 0.0, "failures": {text: text}, "now": 75.0}
-    hook = {"endpoint": text, "disabled": text, "disabled_at": 0.0, "waiting": 1}
-    incident = {"went_away": True, "contract": text, "headline": text, "state_text": text}
     answer = {
-        "events": [event],
+        "events": [{"at": 0.0, "kind": text, "contract": text, "message": text}],
         "alerts": [],
-        "silences": [silence],
-        "incidents": [incident],
-        "outbox": [hook],
-        **health,
+        "silences": [dict.fromkeys(("id", "clause", "slice", "contract", "by", "why"), text) | {"until": 0.0}],
+        "incidents": [{"went_away": True, "contract": text, "headline": text, "state_text": text}],
+        "outbox": [{"endpoint": text, "disabled": text, "disabled_at": 0.0, "waiting": 1}],
+        "evaluated_at": 0.0,
+        "failures": {text: text},
+        "now": 75.0,
     }
-    monkeypatch.setattr(
-        httpx,
-        "request",
-        lambda method, url, **_: httpx.Response(200, content=json.dumps(answer), request=httpx.Request(method, url)),
-    )
-    app = typer.Typer()
-    register(app, "events", "alerts", "route")
-    done = CliRunner().invoke(app, command.split())
+    done = commanded(monkeypatch, command, 200, answer)
     assert done.exit_code == (3 if command == "alerts list" else 0)
     assert harmless(done.output, 4 if command == "alerts list" else 1)
 
@@ -104,15 +106,7 @@ def test_a_terminal_shows_what_an_evaluator_answers(text, command, monkeypatch):
 @hostile
 def test_a_refusal_shows_what_it_was_told(text, monkeypatch, capsys):
     """An error's detail comes from the network too."""
-    problem = json.dumps({"detail": text})
-    monkeypatch.setattr(
-        httpx,
-        "request",
-        lambda method, url, **_: httpx.Response(500, content=problem, request=httpx.Request(method, url)),
-    )
-    app = typer.Typer()
-    register(app, "events", "alerts", "route")
-    assert harmless(CliRunner().invoke(app, ["events"]).output)
+    assert harmless(commanded(monkeypatch, "events", 500, {"detail": text}).output)
     with pytest.raises(typer.Exit):
         refuse(f"first\n{text.replace(chr(10), ' ')}")
     assert harmless(capsys.readouterr().err, 2)

@@ -25,7 +25,7 @@ import time
 import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Iterator
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any, ClassVar, Final, Literal, Protocol
 
@@ -140,11 +140,6 @@ class Limits:
     retry_after: float = 1.0
     read_timeout: float = 10.0
     """Within which a request has to arrive once it has begun; exporters give up after ten."""
-
-    def __post_init__(self) -> None:
-        for name, value in asdict(self).items():
-            if not value > 0:
-                raise ValueError(f"{name}: {value} must be more than 0")
 
     def too_large(self) -> TooLargeError:
         """The error for a request over `max_bytes`."""

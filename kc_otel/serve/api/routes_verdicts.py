@@ -25,8 +25,7 @@ from kc_otel.judge.verdict import INPUT_CLAUSE, Cell, Status
 from kc_otel.recordings.worst_sequences import WorstSequence, read_worst
 from kc_otel.serve.api.shapes import MAY_READ_PROMPTS, SIGNER, ContractName, View, find_clause, served_or_all
 from kc_otel.serve.core import Core
-from kc_otel.serve.event_log import Event
-from kc_otel.serve.history import HistoryPoint
+from kc_otel.serve.history import Event, HistoryPoint
 
 _log: Final = logging.getLogger(__name__)
 

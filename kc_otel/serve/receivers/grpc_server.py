@@ -31,7 +31,7 @@ from kc_otel.judge.otlp.requests import (
 )
 from kc_otel.serve.access.access_file import check_sender
 from kc_otel.serve.access.tls import Tls
-from kc_otel.serve.receivers.request_taker import HeldBytes, RequestTaker
+from kc_otel.serve.receivers.request_taker import Hold, RequestTaker
 
 _log: Final = logging.getLogger(__name__)
 _DEFAULT_PORT: Final = 4317
@@ -68,10 +68,7 @@ async def serve_grpc(
     tls: Tls | None = None,
     connections: int = 4096,
 ) -> tuple[grpc.aio.Server, int]:
-    """Listen for metrics, traces and logs, counted with transport `grpc`; a BindError where the address is taken.
-
-    Returns the server and its port, which the system chooses for 0.
-    """
+    """Listen, and return the server and its port, which the system chooses for 0; a BindError where it is taken."""
     receiver = _Receiver(taker, counts)
     server = grpc.aio.server(
         handlers=[
@@ -107,11 +104,7 @@ async def serve_grpc(
 
 
 def retry_info(error: ThrottledError) -> tuple[tuple[str, bytes], ...]:
-    """Trailers that ask the sender to wait.
-
-    The specification has RetryInfo among the details of a google.rpc.Status; the Python SDK's exporter reads it only
-    from a trailer of its own. Both are sent.
-    """
+    """Trailers that ask the sender to wait: RetryInfo where the specification has it, and where the SDK reads it."""
     nanos = round(error.retry_after * 1e9)
     info = RetryInfo(retry_delay=Duration(seconds=nanos // 10**9, nanos=nanos % 10**9))
     detail = AnyMessage()
@@ -157,8 +150,8 @@ class _Receiver:
         try:
             metadata = dict(context.invocation_metadata() or ())
             check_sender(self._taker.access, str(metadata.get("authorization", "")))
-            with self._taker.budget.held() as held:
-                body = await self._message(context, held)
+            with self._taker.budget.held() as hold:
+                body = await self._message(context, hold)
                 answer, outcome = await self._taker.take(signal, body, "", "grpc")
         except ReceiveError as error:
             return error.with_traceback(None)
@@ -167,7 +160,7 @@ class _Receiver:
             return InternalError("the receiver failed on this request; its log has the cause")
         return answer.SerializeToString(), outcome
 
-    async def _message(self, context: Any, held: HeldBytes) -> bytes:
+    async def _message(self, context: Any, hold: Hold) -> bytes:
         if self._calls > _MAX_CALLS:
             raise self._taker.budget.busy("too many calls at the same time; send again")
         reserved = 0
@@ -178,7 +171,7 @@ class _Receiver:
             reading.add_done_callback(self._read)
             await asyncio.wait({reading}, timeout=_AT_ONCE_SECONDS)
         if not reading.done():  # it is long, or its sender is slow
-            held.add(self._limits.max_bytes, long=True)
+            hold(self._limits.max_bytes, long=True)
             reserved = self._limits.max_bytes
             await asyncio.wait({reading}, timeout=self._limits.read_timeout)
             if not reading.done():
@@ -186,8 +179,8 @@ class _Receiver:
         message = reading.result()
         if message is grpc.aio.EOF:
             raise BadRequestError("the call ended without a message")
-        held.add(-reserved)
-        held.add(len(message))
+        hold(-reserved)
+        hold(len(message))
         return message  # type: ignore[no-any-return]
 
     def _read(self, reading: asyncio.Future[Any]) -> None:

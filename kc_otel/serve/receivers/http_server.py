@@ -41,7 +41,7 @@ from kc_otel.judge.otlp.requests import (
 from kc_otel.serve.access.access_file import check_sender
 from kc_otel.serve.access.site_guard import HostNames
 from kc_otel.serve.access.tls import Tls
-from kc_otel.serve.receivers.request_taker import HeldBytes, RequestTaker
+from kc_otel.serve.receivers.request_taker import Hold, RequestTaker
 
 with extra("serve", "the evaluator"):
     from starlette.datastructures import Headers
@@ -100,8 +100,8 @@ class HttpReceiver:
         media = headers.get("content-type", "").partition(";")[0].strip().lower()
         extra: dict[str, str] = {}
         try:
-            with self._taker.budget.held() as held:
-                message, outcome = await self._handle(scope, headers, media, receive, held)
+            with self._taker.budget.held() as hold:
+                message, outcome = await self._handle(scope, headers, media, receive, hold)
             status = 200
         except ReceiveError as error:
             status, message, outcome = error.http_status, _status(error), error.outcome
@@ -117,7 +117,7 @@ class HttpReceiver:
         await Response(body, status, extra, media)(scope, receive, send)
 
     async def _handle(
-        self, scope: Scope, headers: Mapping[str, str], media: str, receive: Receive, held: HeldBytes
+        self, scope: Scope, headers: Mapping[str, str], media: str, receive: Receive, hold: Hold
     ) -> tuple[Any, str]:
         if self._names is not None and (host := headers.get("host", "")) not in self._names:
             raise _MisdirectedError(f"this evaluator is not known as {host[:80]!a}; start it with --allowed-host NAME")
@@ -135,16 +135,16 @@ class HttpReceiver:
         if size > self._limits.max_bytes:
             raise self._limits.too_large()
         if size > _LONG_BYTES:
-            held.add(size, long=True)
+            hold(size, long=True)
         try:
             async with asyncio.timeout(self._limits.read_timeout):
-                body = await self._read(receive, held, counted=size > _LONG_BYTES)
+                body = await self._read(receive, hold, counted=size > _LONG_BYTES)
         except TimeoutError:
             raise _TooSlowError("the request did not arrive in time", self._limits.retry_after) from None
         encoding = headers.get("content-encoding", "")
         return await self._taker.take(signal, body, encoding, "http", json=media == _JSON)
 
-    async def _read(self, receive: Receive, held: HeldBytes, *, counted: bool) -> bytes:
+    async def _read(self, receive: Receive, hold: Hold, *, counted: bool) -> bytes:
         """Read a body, whose bytes are counted already or as they come; uvicorn drops the rest of a refused one."""
         parts, arrived, more = list[bytes](), 0, True
         while more:
@@ -156,7 +156,7 @@ class HttpReceiver:
             if arrived > self._limits.max_bytes:
                 raise self._limits.too_large()
             if not counted:
-                held.add(len(parts[-1]))
+                hold(len(parts[-1]))
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
 

@@ -1,8 +1,8 @@
 """Decode a request and hand it to the sink, for both transports, without blocking the event loop.
 
-Most are a few kilobytes that become columns, and are taken at once. Others go through a slow lane, one at a time: a
-long body is inflated and decoded on a thread, points to be taken one by one reach the sink in chunks, after each of
-which the loop is left to others for as long as it took. Where one chunk is refused, all of the request is sent again.
+Most are a few kilobytes that become columns, and are taken at once. Others go through a slow lane, one at a time: JSON
+and long bodies are inflated and decoded on a thread, points to be taken one by one reach the sink in chunks, after each
+of which the loop is left to others for as long. Where one chunk is refused, all of the request is sent again.
 
 The bytes of requests in memory are bounded, over all ports. Short requests are counted as they come, a long one whole
 before it is read, and part of the budget is left to short ones: a sender that announces much and sends nothing delays
@@ -38,9 +38,10 @@ from kc_otel.judge.otlp.requests import (
 from kc_otel.judge.otlp.wire_columns import ColumnMessage
 from kc_otel.serve.access.access_file import AccessFile
 
+Hold = Callable[..., None]
+"""Holds bytes in a budget."""
 _QUICK_BYTES: Final = 256 * 1024
-"""Longest protobuf that is read on the event loop; the messages that it can be made of take a tenth of a second."""
-_QUICK_JSON_BYTES: Final = 64 * 1024
+"""Longest protobuf that is read on the event loop, which takes a tenth of a second at most; JSON never is."""
 _QUICK_POINTS: Final = 50
 """Points that are taken one by one at once, and in the smallest chunk: some ten milliseconds."""
 _CHUNK_SECONDS: Final = 0.02
@@ -76,32 +77,28 @@ class ByteBudget:
         self._retry_after = limits.retry_after
 
     @contextmanager
-    def held(self) -> Iterator[HeldBytes]:
-        """Count a request's bytes; all are given back at the end of the context."""
-        held = HeldBytes(self)
+    def held(self) -> Iterator[Hold]:
+        """Return what holds bytes of one request that have arrived, or, of a `long` one, may arrive; fewer below 0.
+
+        It raises a BusyError where there is no room. All are given back at the end of the context.
+        """
+        held = 0
+
+        def hold(size: int, *, long: bool = False) -> None:
+            nonlocal held
+            if size > 0 and self.in_flight + size > (self.most_with_long if long else self.most):
+                raise self.busy("the evaluator's limit on bytes in flight is reached; send again")
+            held += size
+            self.in_flight += size
+
         try:
-            yield held
+            yield hold
         finally:
-            held.add(-held.size)
+            self.in_flight -= held
 
     def busy(self, message: str) -> BusyError:
         """The refusal, with the time after which to come back."""
         return BusyError(message, self._retry_after)
-
-
-class HeldBytes:
-    """Bytes held by one request."""
-
-    def __init__(self, budget: ByteBudget) -> None:
-        self._budget, self.size = budget, 0
-
-    def add(self, size: int, *, long: bool = False) -> None:
-        """Hold bytes that have arrived, or that may arrive of a `long` request, or raise a BusyError; fewer below 0."""
-        budget = self._budget
-        if size > 0 and budget.in_flight + size > (budget.most_with_long if long else budget.most):
-            raise budget.busy("the evaluator's limit on bytes in flight is reached; send again")
-        self.size += size
-        budget.in_flight += size
 
 
 class RequestTaker:
@@ -119,11 +116,8 @@ class RequestTaker:
     async def take(
         self, signal: Signal, body: bytes, encoding: str, transport: str, *, json: bool = False
     ) -> tuple[Any, str]:
-        """Take a request, or raise a ReceiveError. Returns the response message, and the outcome that is counted.
-
-        `encoding` is how `body` is compressed; `transport` is for the log.
-        """
-        request = self._quickly_read(signal, body, encoding, json=json)
+        """Take a request, or raise a ReceiveError. Returns the response message, and the outcome that is counted."""
+        request = None if json else self._quickly_read(signal, body, encoding)
         if request is None:  # while it waits there are only its bytes
             try:
                 async with asyncio.timeout(_SLOW_WAIT_SECONDS):
@@ -131,37 +125,29 @@ class RequestTaker:
             except TimeoutError:
                 raise self.budget.busy("other long requests are still being processed; send again") from None
             try:
-                request = self._quickly_read(signal, body, encoding, json=json)  # its streams may be known by now
+                request = None if json else self._quickly_read(signal, body, encoding)  # its streams may be known now
                 if request is None:
                     return await self._take_slowly(signal, body, encoding, transport, json=json)
             finally:
                 self._slow.release()
         return _answered(signal, [await deliver(self._sink, signal, request, transport)])
 
-    def _quickly_read(self, signal: Signal, body: bytes, encoding: str, *, json: bool) -> Any | None:
-        """A request that is short, also inflated, and quick to take; None for others."""
-        most = _QUICK_JSON_BYTES if json else _QUICK_BYTES
-        if len(body) > most:
+    def _quickly_read(self, signal: Signal, body: bytes, encoding: str) -> Any | None:
+        """A protobuf request that is short, also inflated, and quick to take; None for others."""
+        if len(body) > _QUICK_BYTES:
             return None
         try:
-            plain = inflate(body, encoding, replace(self.limits, max_bytes=min(most, self.limits.max_bytes)))
+            plain = inflate(body, encoding, replace(self.limits, max_bytes=min(_QUICK_BYTES, self.limits.max_bytes)))
         except TooLargeError:
             return None
-        request = None if json else self._in_columns(signal, plain)
+        request = self._in_columns(signal, plain)
         if request is None:
-            request = self._columns_of((from_json if json else from_protobuf)(plain, signal, self.limits))
+            request = from_protobuf(plain, signal, self.limits)
         return request if _one_by_one(request, signal) <= _QUICK_POINTS else None
 
     def _in_columns(self, signal: Signal, plain: bytes) -> Any | None:
         """A message as columns; None where protobuf has to read it."""
         return self._columns.columns(plain, self.limits) if self._columns is not None and signal is METRICS else None
-
-    def _columns_of(self, request: Any) -> Any:
-        """A decoded request, as columns where the sink reads them."""
-        if self._columns is None or not isinstance(request, ExportMetricsServiceRequest):
-            return request
-        found = self._in_columns(METRICS, request.SerializeToString())
-        return request if found is None else found
 
     async def _take_slowly(
         self, signal: Signal, body: bytes, encoding: str, transport: str, *, json: bool
@@ -174,7 +160,9 @@ class RequestTaker:
             request = await asyncio.get_running_loop().run_in_executor(self._thread, read)
         results, sizes = list[ExportResult](), [_QUICK_POINTS]
         for part in parts_of(request, signal, lambda: sizes[-1]):
-            result = await deliver(self._sink, signal, self._columns_of(part), transport)
+            decoded = isinstance(part, ExportMetricsServiceRequest)
+            columns = self._in_columns(signal, part.SerializeToString()) if decoded else None
+            result = await deliver(self._sink, signal, part if columns is None else columns, transport)
             results.append(result)
             # Once streams are known their points are taken as columns, a hundred times as many in the same time.
             fitting = sizes[-1] * _CHUNK_SECONDS / max(result.seconds, 1e-6)
@@ -207,10 +195,7 @@ def _one_by_one(request: Any, signal: Signal) -> int:
 
 
 def parts_of(request: Any, signal: Signal, most: Callable[[], int]) -> Iterator[Any]:
-    """A request as it is, or as requests of at most so many points where it has more to be taken one by one.
-
-    Together they hold the same streams, and their points in the same order. `most` is asked before each.
-    """
+    """A request, in parts of at most so many points to be taken one by one, in order; `most` is asked before each."""
     if _one_by_one(request, signal) <= most():
         yield request
         return

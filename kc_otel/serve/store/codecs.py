@@ -112,9 +112,9 @@ def decode_histogram(data: bytes) -> Histogram:
     """
     try:
         if data[0]:
-            (_, observed, *numbers), (edges, counts) = _taken_apart(_EXPLICIT, data)
-            bounds = tuple(np.frombuffer(edges, "<f8").tolist())
-            return ExplicitHistogram(bounds, np.frombuffer(counts, "<i8").astype(np.int64), *numbers, observed)
+            (_, observed, total, minimum, maximum), (edges, counts) = _taken_apart(_EXPLICIT, data)
+            bounds, held = tuple(np.frombuffer(edges, "<f8").tolist()), np.frombuffer(counts, "<i8").astype(np.int64)
+            return ExplicitHistogram(bounds, held, total, minimum, maximum, observed)
         [head] = np.frombuffer(data, _EXPONENTIAL, 1).tolist()
         _, scale, observed, total, minimum, maximum, threshold, count, zero_count = head
         positive, at = _decode_run(data, _EXPONENTIAL.itemsize)
@@ -278,10 +278,11 @@ def _encode_fault(fault: Fault) -> bytes:
 
 
 def _decode_fault(data: bytes) -> Fault:
-    (begun, before, after, level, cap, watched), (bets, sample, run, recent) = _taken_apart(_FAULT, data)
+    (begun, before, after, level, cap, watched), (bets, *histograms) = _taken_apart(_FAULT, data)
+    sample, run, recent = map(_decode_optional, histograms)
     wealth = np.frombuffer(bets, "<f8").astype(np.float64)
     if not np.isfinite(wealth).all() or (watched and not cap > level > 0.0):
         raise ValueError("a number of a fault is missing, or is none")
     recovery = Recovery(wealth, level, cap) if watched else None
     improved = None if math.isnan(after) else (before, after)
-    return Fault(*map(_decode_optional, (sample, run, recent)), begun, recovery, improved)
+    return Fault(sample, run, recent, begun, recovery, improved)

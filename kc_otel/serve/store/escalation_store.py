@@ -19,7 +19,7 @@ from kc_otel.judge.escalation.notices import IncidentMessage, MessageGroup, Peop
 from kc_otel.judge.incidents.incident import Incident, IncidentState
 from kc_otel.judge.incidents.incident_lifecycle import by_urgency
 from kc_otel.judge.plain_json import read_json, to_json
-from kc_otel.serve.event_log import EventLog
+from kc_otel.serve.history import EventLog
 from kc_otel.serve.listeners import RouterReport
 
 _log: Final = logging.getLogger(__name__)
@@ -45,19 +45,44 @@ class EscalationStore:
         )
 
     def begin(self, contracts: Mapping[str, Contract], dry_run: frozenset[str], now: float) -> EscalationState:
-        """Return the state that was last written, without that of contracts no longer served."""
-        loaded = EscalationState(
+        """Return the state that was last written, as it is of these contracts.
+
+        What is no longer served leaves nothing in force. One whose dry-run mode changes starts over, except for routes:
+        only a person gives traffic back to a kernel that was found broken.
+        """
+        decisions = self._load(_DECISIONS, DecisionTable, DecisionTable())
+        dry_run_decisions = self._load(_DRY_RUN_DECISIONS, DecisionTable, DecisionTable())
+        people, ran_dry = self._load(_PEOPLE, People, People()), self._load(_DRY_RUN, frozenset[str], frozenset())
+        gone, changed = self._served().keys() - contracts.keys(), (ran_dry ^ dry_run) & contracts.keys()
+        for name in [*sorted(gone), *sorted(changed)]:
+            edges = retire(self._policy(name), now)
+            for edge in edges:
+                self._events.transition(edge, dry_run=name in ran_dry)
+            for value in (_ALERTS, _GROUPS):
+                self._connection.execute("DELETE FROM key_values WHERE name = ?", (value.format(name),))
+            dry_run_decisions = forget(dry_run_decisions, name, now)
+            if name in gone:
+                decisions = forget(decisions, name, now)
+                continue
+            begins = name in dry_run
+            message = "the contract runs dry from now on" if begins else "the contract no longer runs dry"
+            self._events.record(name, "dry-run", {"on": begins, "message": message}, now)
+            decisions = apply(decisions, edges if begins else (), contracts[name], now)
+        self.incidents.end_others(contracts, now)
+        for contract in contracts.values():
+            decisions = with_contract(decisions, contract, now)
+        state = EscalationState(
             policies={name: self._policy(name) for name in contracts},
-            decisions=self._load(_DECISIONS, DecisionTable, DecisionTable()),
-            dry_run_decisions=self._load(_DRY_RUN_DECISIONS, DecisionTable, DecisionTable()),
-            people=self._load(_PEOPLE, People, People()),
+            decisions=decisions,
+            dry_run_decisions=dry_run_decisions,
+            people=People(
+                tuple(silence for silence in people.silences if silence.contract in contracts),
+                tuple(ack for ack in people.acknowledgements if ack.contract in contracts),
+            ),
             incidents={name: self.incidents.lasting(name) for name in contracts},
             groups={name: self._groups(name) for name in contracts},
         )
-        ran_dry = self._load(_DRY_RUN, frozenset[str], frozenset())
-        state = self._without_the_gone(loaded, contracts, ran_dry, now)
-        state = self._changed_modes(state, contracts, ran_dry, dry_run, now)
-        self.save(loaded, state)
+        self.save(EscalationState(incidents=state.incidents), state)
         self._save(_DRY_RUN, sorted(dry_run & contracts.keys()))
         self._save(_SERVED, {name: served.model_dump_json(by_alias=True) for name, served in contracts.items()})
         return state
@@ -112,56 +137,10 @@ class EscalationStore:
 
     def _save(self, name: str, value: Any) -> None:
         self._connection.execute(
-            "INSERT OR REPLACE INTO key_values (name, content) VALUES (?, ?)", (name, to_json(value))
+            "INSERT INTO key_values VALUES (?, ?) ON CONFLICT DO UPDATE SET content = excluded.content "
+            "WHERE content <> excluded.content",
+            (name, to_json(value)),
         )
-
-    def _without_the_gone(
-        self, state: EscalationState, contracts: Mapping[str, Contract], ran_dry: Collection[str], now: float
-    ) -> EscalationState:
-        """Contracts that are no longer served leave nothing firing, routed, pinned or silenced."""
-        decisions, dry_run_decisions, people = state.decisions, state.dry_run_decisions, state.people
-        for name in self._served().keys() - contracts.keys():
-            for edge in retire(self._policy(name), now):
-                self._events.transition(edge, dry_run=name in ran_dry)
-            for value in (_ALERTS, _GROUPS):
-                self._connection.execute("DELETE FROM key_values WHERE name = ?", (value.format(name),))
-            decisions, dry_run_decisions = forget(decisions, name, now), forget(dry_run_decisions, name, now)
-        self.incidents.end_others(contracts, now)
-        for contract in contracts.values():
-            decisions = with_contract(decisions, contract, now)
-        people = People(
-            tuple(silence for silence in people.silences if silence.contract in contracts),
-            tuple(ack for ack in people.acknowledgements if ack.contract in contracts),
-        )
-        return replace(state, decisions=decisions, dry_run_decisions=dry_run_decisions, people=people)
-
-    def _changed_modes(
-        self,
-        state: EscalationState,
-        contracts: Mapping[str, Contract],
-        ran_dry: frozenset[str],
-        dry_run: frozenset[str],
-        now: float,
-    ) -> EscalationState:
-        """A contract whose dry-run mode changes starts over: its actions so far end, except for routes.
-
-        Routes stay because only a person gives traffic back to a kernel that was found broken.
-        """
-        for name in sorted((ran_dry ^ dry_run) & contracts.keys()):
-            transitions = retire(state.policies[name], now)
-            for edge in transitions:
-                self._events.transition(edge, dry_run=name in ran_dry)
-            begins = name in dry_run
-            message = "the contract runs dry from now on" if begins else "the contract no longer runs dry"
-            self._events.record(name, "dry-run", {"on": begins, "message": message}, now)
-            state = replace(
-                state,
-                policies={**state.policies, name: PolicyState(name)},
-                groups={**state.groups, name: ()},
-                decisions=apply(state.decisions, transitions if begins else (), contracts[name], now),
-                dry_run_decisions=forget(state.dry_run_decisions, name, now),
-            )
-        return state
 
 
 def _values_of(state: EscalationState) -> dict[str, Any]:

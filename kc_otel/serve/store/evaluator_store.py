@@ -9,8 +9,7 @@ from __future__ import annotations
 import json
 import math
 import sqlite3
-from collections import defaultdict
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Final
@@ -80,11 +79,7 @@ class EvaluatorStore:
     def __init__(self, connection: sqlite3.Connection) -> None:
         self._connection = connection
         self._ids: dict[tuple[str, SeriesKey], int] = {}
-        self._keys: dict[tuple[str, str], set[Any]] = defaultdict(set)
-        """Keys of the values that are in the file, by contract and kind."""
         self._heads: dict[tuple[str, int], int] = {}
-        self._facts: dict[str, str] = {}
-        self._judged_at = -math.inf
         for table, columns in _TABLES.items():
             connection.execute(f"CREATE TABLE IF NOT EXISTS {table} ({columns})")
         if (version := self.meta("schema_version")) is None:
@@ -104,21 +99,19 @@ class EvaluatorStore:
 
     def save_meta(self, key: str, value: str) -> None:
         """Write a value that is of no contract."""
-        self._connection.execute("INSERT OR REPLACE INTO evaluator_meta VALUES (?, ?)", (key, value))
+        self._connection.execute(
+            "INSERT INTO evaluator_meta VALUES (?, ?) ON CONFLICT DO UPDATE SET value = excluded.value "
+            "WHERE value <> excluded.value",
+            (key, value),
+        )
 
     def save(
         self, evaluator: Evaluator, unit: UnitOfWork, alone: Callable[[str], AbstractContextManager[None]] | None = None
     ) -> None:
-        """Write what changed since the last save that lasted.
-
-        `alone` gives, by a contract's name, the context in which only that is written, so that its fault is not the
-        others'.
-        """
+        """Write what changed since the last save that lasted; `alone` gives the context of what is of one contract."""
         unit.on_rollback(self._rolled_back)
         evaluator.settle()
-        if self._judged_at != evaluator.judged_at:
-            self._judged_at = evaluator.judged_at
-            self.save_meta("judged_at", repr(self._judged_at))
+        self.save_meta("judged_at", repr(evaluator.judged_at))
         for name, state in evaluator.states.items():
             with alone(name) if alone is not None else nullcontext():
                 unit.on_rollback(self._rolled_back)
@@ -137,12 +130,7 @@ class EvaluatorStore:
             "SELECT id, contract, metric, slice, kernel_train, kernel_inference FROM evaluator_series"
         )
         self._ids = {(name, SeriesKey(*key)): id for id, name, *key in rows}
-        self._keys.clear()
-        for name, kind, key in self._connection.execute("SELECT contract, kind, key FROM evaluator_values"):
-            self._keys[name, kind].add(key)
         self._heads.clear()
-        self._facts.clear()
-        self._judged_at = -math.inf
 
     def restore(self, evaluator: Evaluator) -> None:
         """Read everything into an evaluator that has taken nothing yet; any error means that the database is damaged.
@@ -165,28 +153,21 @@ class EvaluatorStore:
 
     def _write(self, name: str, kind: str, values: Mapping[Any, bytes | str | None]) -> None:
         """Write values of a contract by their keys; None for those that are gone."""
-        known = self._keys[name, kind]
-        kept = {key: data for key, data in values.items() if data is not None}
-        gone = (values.keys() - kept.keys()) & known
         self._connection.executemany(
-            "INSERT OR REPLACE INTO evaluator_values VALUES (?, ?, ?, ?)",
-            [(name, kind, key, data) for key, data in kept.items()],
+            "INSERT INTO evaluator_values VALUES (?, ?, ?, ?) ON CONFLICT DO UPDATE SET data = excluded.data "
+            "WHERE data <> excluded.data",
+            [(name, kind, key, data) for key, data in values.items() if data is not None],
         )
         self._connection.executemany(
             "DELETE FROM evaluator_values WHERE contract = ? AND kind = ? AND key = ?",
-            [(name, kind, key) for key in gone],
+            [(name, kind, key) for key, data in values.items() if data is None],
         )
-        known.update(kept)
-        known.difference_update(gone)
 
-    def _read(self, kind: str) -> Iterator[tuple[str, Any, Any]]:
+    def _read(self, kind: str) -> list[tuple[str, Any, Any]]:
         """Contract, key and data of all values of a kind, by key."""
-        rows = self._connection.execute(
+        return self._connection.execute(
             "SELECT contract, key, data FROM evaluator_values WHERE kind = ? ORDER BY key", (kind,)
-        )
-        for name, key, data in rows.fetchall():
-            self._keys[name, kind].add(key)
-            yield name, key, data
+        ).fetchall()
 
     def _save_streams(self, name: str, state: ContractState) -> None:
         values: dict[bytes, bytes | None] = {}
@@ -198,7 +179,10 @@ class EvaluatorStore:
         self._write(name, _STREAMS, values)
 
     def _save_rows(self, name: str, state: ContractState, evaluator: Evaluator) -> None:
-        values: dict[int, bytes | None] = dict.fromkeys(self._keys[name, _ROWS])
+        saved = self._connection.execute(
+            "SELECT key FROM evaluator_values WHERE (contract, kind) = (?, ?)", (name, _ROWS)
+        )
+        values: dict[int, bytes | None] = {key: None for (key,) in saved}
         if state.rows is not None:
             values = dict.fromkeys(values.keys() - state.rows.blocks)
             blocks, rows = state.rows.unsaved()
@@ -273,9 +257,7 @@ class EvaluatorStore:
                 most_cells=state.evidence.most,
             )
         )
-        if self._facts.get(name) != data:
-            self._facts[name] = data
-            self._write(name, _FACTS, {"": data})
+        self._write(name, _FACTS, {"": data})
 
     def _save_measured(self, name: str, state: ContractState) -> None:
         """Write when recorders measured each series that there is."""
@@ -360,10 +342,7 @@ class EvaluatorStore:
                 self._write(name, _EVIDENCE, {key: None})
 
     def _restore_facts(self, evaluator: Evaluator) -> tuple[set[tuple[str, str]], set[tuple[str, str]]]:
-        """Restore what is known beside the numbers.
-
-        Returns the contracts and slices that have been redefined since, and the contracts and clauses.
-        """
+        """Restore what is beside the numbers; return (contract, slice) and (contract, clause) redefined since."""
         redefined: set[tuple[str, str]] = set()
         changed: set[tuple[str, str]] = set()
         for name, _, data in self._read(_FACTS):

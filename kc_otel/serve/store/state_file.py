@@ -40,16 +40,8 @@ _LOCK_WAIT_SECONDS: Final = 2.0
 _DAMAGE_ERRORS: Final = (sqlite3.DatabaseError, ValueError, KeyError, TypeError, IndexError, OverflowError)
 """Exceptions raised by reading bytes that are not what was written."""
 _DISK_ERRORS: Final = frozenset(
-    {
-        sqlite3.SQLITE_BUSY,
-        sqlite3.SQLITE_CANTOPEN,
-        sqlite3.SQLITE_FULL,
-        sqlite3.SQLITE_IOERR,
-        sqlite3.SQLITE_LOCKED,
-        sqlite3.SQLITE_NOMEM,
-        sqlite3.SQLITE_PERM,
-        sqlite3.SQLITE_READONLY,
-    }
+    getattr(sqlite3, f"SQLITE_{name}")
+    for name in ("BUSY", "CANTOPEN", "FULL", "IOERR", "LOCKED", "NOMEM", "PERM", "READONLY")
 )
 
 
@@ -62,6 +54,7 @@ class UnitOfWork:
 
     def __init__(self) -> None:
         self.error: BaseException | None = None
+        self._is_committed = False
         self._before: list[Callable[[sqlite3.Connection], object]] = []
         self._committed: list[Callable[[], None]] = []
         self._rolled_back: list[Callable[[], None]] = []
@@ -105,14 +98,15 @@ class UnitOfWork:
                 write(connection)
             if connection.in_transaction:
                 connection.execute("COMMIT")
+            self._is_committed = True
         except BaseException as error:
             self.error = error
             roll_back(connection)
             raise
 
-    def end(self, *, committed: bool) -> None:
+    def end(self) -> None:
         """Run the callbacks and release them: they hold the unit and bodies of requests in a cycle."""
-        callbacks = self._committed if committed else self._rolled_back
+        callbacks = self._committed if self._is_committed else self._rolled_back
         self._before, self._committed, self._rolled_back = [], [], []
         for callback in callbacks:
             callback()
@@ -190,7 +184,7 @@ class StateConnection(sqlite3.Connection):
         except BaseException:
             if not self._is_closed:
                 roll_back(self)
-            unit.end(committed=False)
+            unit.end()
             self._turns.release()
             raise
         finally:
@@ -238,24 +232,17 @@ class StateConnection(sqlite3.Connection):
 
     async def _end(self, unit: UnitOfWork) -> None:
         """Commit on the thread, and let the next have its turn."""
+        began = time.monotonic()
         try:
-            if self._writer is None:
-                unit.commit(self)
-            else:
-                began = time.monotonic()
-                try:
-                    await asyncio.get_running_loop().run_in_executor(self._thread, unit.commit, self._writer)
-                finally:
-                    self.is_committing = False
+            with _writing():
+                if self._writer is None:
+                    unit.commit(self)
+                    return
+                await asyncio.get_running_loop().run_in_executor(self._thread, unit.commit, self._writer)
                 self.commit_seconds = time.monotonic() - began
-        except BaseException as error:
-            unit.end(committed=False)
-            if isinstance(error, sqlite3.DatabaseError):
-                raise _unwritten(error) from error
-            raise
-        else:
-            unit.end(committed=True)
         finally:
+            self.is_committing = False
+            unit.end()
             self._turns.release()
 
 
@@ -292,49 +279,37 @@ def _held(path: Path, until: float) -> int:
 
 @contextmanager
 def unit_of_work(connection: sqlite3.Connection) -> Iterator[UnitOfWork]:
-    """Write everything inside and then apply it, or nothing of it; as a part of the turn, if there is one.
-
-    Outside of a turn this is a transaction by itself, and waits for the disk. A StateError says that it cannot be
-    written, a commit that the disk refuses included.
-    """
+    """Write all inside and then apply it, or nothing of it, with a StateError; as a part of the turn, or alone."""
     turn: UnitOfWork | None = getattr(connection, "unit", None)
-    if turn is None:
-        yield from _by_itself(connection)
-        return
-    try:
-        if not connection.in_transaction:
-            connection.execute("BEGIN IMMEDIATE")
-        with turn.apart(connection):
-            yield turn
-    except sqlite3.DatabaseError as error:
-        raise _unwritten(error) from error
-
-
-def _by_itself(connection: sqlite3.Connection) -> Iterator[UnitOfWork]:
-    if getattr(connection, "is_committing", False):
+    if turn is None and getattr(connection, "is_committing", False):
         raise RuntimeError("the state is written outside of a turn, while that of another is under way")
-    unit = UnitOfWork()
+    unit = turn or UnitOfWork()
+    with _writing():
+        try:
+            if not connection.in_transaction:
+                connection.execute("BEGIN IMMEDIATE")
+            with unit.apart(connection):
+                yield unit
+            if turn is None:
+                unit.commit(connection)
+        finally:
+            if turn is None:
+                roll_back(connection)
+                unit.end()
+
+
+@contextmanager
+def _writing() -> Iterator[None]:
     try:
-        connection.execute("BEGIN IMMEDIATE")
-        yield unit
-        unit.commit(connection)
-    except BaseException as error:
-        roll_back(connection)
-        unit.end(committed=False)
-        if isinstance(error, sqlite3.DatabaseError):
-            raise _unwritten(error) from error
-        raise
-    unit.end(committed=True)
+        yield
+    except sqlite3.DatabaseError as error:
+        raise StateError(f"the state cannot be written, so nothing is decided: {error}") from error
 
 
 def roll_back(connection: sqlite3.Connection) -> None:
     """Take back the transaction, unless SQLite has: one for which the disk has no room it ends itself."""
     if connection.in_transaction:
         connection.execute("ROLLBACK")
-
-
-def _unwritten(error: sqlite3.DatabaseError) -> StateError:
-    return StateError(f"the state cannot be written, so nothing is decided: {error}")
 
 
 class StateHeldError(StateError):
@@ -346,28 +321,22 @@ class DamagedStateError(StateError):
 
 
 def open_state(path: Path | None, *, patience: float = _LOCK_WAIT_SECONDS) -> StateConnection:
-    """Open or create the state file and take its lock; None gives a database in memory.
+    """Open or create the state file and take its lock, within `patience` seconds; None gives a database in memory.
 
-    It waits `patience` seconds for another evaluator that holds the file, and then raises a StateHeldError. A file that
-    is no whole database raises a DamagedStateError, one that cannot be written a StateError.
+    Raises a StateHeldError, a DamagedStateError for what is no whole database, or a StateError.
     """
-    target = ":memory:" if path is None else str(path)
+    target, connection = ":memory:" if path is None else str(path), None
     try:
         if path is not None:
             path.parent.mkdir(parents=True, exist_ok=True)
         connection = StateConnection(target, patience)
-    except (sqlite3.Error, OSError, UnicodeDecodeError) as error:
-        raise _unusable(target, error) from None
-    try:
         (found,) = connection.execute("PRAGMA integrity_check(1)").fetchone()
         if found != "ok":
             raise _damaged(target, found.splitlines()[-1])
-    except (sqlite3.Error, OSError, UnicodeDecodeError) as error:
-        connection.close()
-        raise _unusable(target, error) from None
-    except DamagedStateError:
-        connection.close()
-        raise
+    except (sqlite3.Error, OSError, UnicodeDecodeError, DamagedStateError) as error:
+        if connection is not None:
+            connection.close()
+        raise error if isinstance(error, DamagedStateError) else _unusable(target, error) from None
     return connection
 
 

@@ -16,12 +16,9 @@ from typing import Any
 
 import grpc
 import pytest
-from google.rpc.error_details_pb2 import RetryInfo
-from google.rpc.status_pb2 import Status
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
 
 from kc_otel.judge.otlp.requests import BindError, ExportResult, Limits, ThrottledError
-from kc_otel.serve.receivers.grpc_server import retry_info
 from kc_otel.serve.receivers.http_server import BoundedProtocol
 from tests.tools.receivers import http_app, start_grpc
 
@@ -111,23 +108,6 @@ def test_the_sdks_metric_exporters_are_served(sink: Any, protocol: str, compress
     (request,) = sink.requests
     (metric,) = request.resource_metrics[0].scope_metrics[0].metrics
     assert (metric.name, metric.exponential_histogram.data_points[0].count) == ("kc.drift.k3", 199)
-
-
-def test_grpc_throttling_carries_retry_info_in_both_trailers(sink: Any) -> None:
-    """A throttled sender gets UNAVAILABLE with RetryInfo where the specification has it and where the SDK reads it."""
-    sink.answer = ThrottledError("busy", 1.25)
-    with grpc_server(sink) as port, grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
-        with pytest.raises(grpc.RpcError) as caught:
-            export(channel, b"")
-        trailers = dict(caught.value.trailing_metadata())
-    assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
-    info = RetryInfo.FromString(trailers["google.rpc.retryinfo-bin"])
-    assert (info.retry_delay.seconds, info.retry_delay.nanos) == (1, 250_000_000)
-    nested = RetryInfo()
-    details = Status.FromString(trailers["grpc-status-details-bin"]).details
-    assert details[0].Unpack(nested)
-    assert nested == info
-    assert dict(retry_info(ThrottledError("busy", 1.25))) == trailers | {}
 
 
 @pytest.mark.slow

@@ -11,9 +11,8 @@ from typing import Any
 import httpx
 import pytest
 from google.rpc.status_pb2 import Status
-from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceResponse
 
-from kc_otel.judge.otlp.requests import ExportResult, Limits
+from kc_otel.judge.otlp.requests import Limits
 from kc_otel.serve.access.site_guard import HostNames
 from kc_otel.serve.receivers import http_server
 from kc_otel.serve.receivers.http_server import HttpReceiver
@@ -68,19 +67,6 @@ def test_long_json_holds_nobody_up(sink: Any, encoding: str) -> None:
     assert turns > 20
     metrics = [request.resource_metrics[0].scope_metrics[0].metrics[0] for request in sink.requests]
     assert sum(len(metric.sum.data_points) for metric in metrics) == 200
-
-
-def test_partial_success_is_said(sink: Any) -> None:
-    """What the sink rejected is in the answer, with its reason, and in the counts."""
-    sink.answer, counts = ExportResult(3, "no such contract"), Counter()
-    response = call(http_app(sink, counts=counts), "POST", "/v1/metrics", content_type=PROTOBUF)
-    said = ExportMetricsServiceResponse.FromString(response.content).partial_success
-    assert (response.status_code, said.rejected_data_points, said.error_message) == (200, 3, "no such contract")
-    assert counts == {("http", "partial"): 1}
-    said = call(http_app(sink), "POST", "/v1/metrics", b"{}", content_type=JSON).json()["partialSuccess"]
-    assert said == {"rejectedDataPoints": "3", "errorMessage": "no such contract"}
-    for signal in ("traces", "logs"):
-        assert call(http_app(sink), "POST", f"/v1/{signal}", content_type=PROTOBUF).content == b"", "taken and dropped"
 
 
 @pytest.mark.parametrize(

@@ -413,7 +413,7 @@ def test_a_folder_that_is_not_this_states_is_refused(sharded, clock, seconds, tm
         several.crash()
         (several.folder / "state").unlink()
         several.begin()
-        with pytest.raises(ShardError, match="shard 0 has a folder of another state file"):
+        with pytest.raises(ShardError, match="shard 0 has not the folder that this state file knows"):
             await several.sink.start(1)
 
     asyncio.run(run())
@@ -452,7 +452,7 @@ def test_what_a_shard_says_is_on_its_disk(clock: Clock, tmp_path: Path, seconds:
         with pytest.raises(StateError, match="cannot be written"):
             asyncio.run(shard.report(0, clock.now))
         relieve(shard._connection)
-        assert asyncio.run(shard.report(0, clock.now)).batch.counted
+        assert asyncio.run(shard.report(0, clock.now))[0].counted
 
 
 async def taken(shard: Shard, exports: Sequence[tuple[bytes, float]]) -> None:
@@ -477,7 +477,7 @@ def test_what_comes_while_a_batch_waits_for_the_disk_is_told(clock, tmp_path, se
     async def later(shard: Shard) -> ShardBatch:
         for _ in range(passes):  # of the event loop, while exports are written and applied
             await asyncio.sleep(0)
-        return (await shard.report(0, clock.now)).batch
+        return (await shard.report(0, clock.now))[0]
 
     async def told(shard: Shard) -> ShardBatch:
         await taken(shard, known)
@@ -486,10 +486,10 @@ def test_what_comes_while_a_batch_waits_for_the_disk_is_told(clock, tmp_path, se
     with closing(Shard([POLICY], tmp_path / "shard", Limits())) as shard:
         first = asyncio.run(told(shard))
     with closing(Shard([POLICY], tmp_path / "shard", Limits())) as again:
-        second = asyncio.run(again.report(first.number, clock.now)).batch
+        second = asyncio.run(again.report(first.number, clock.now))[0]
     with closing(Shard([POLICY], tmp_path / "calm", Limits())) as calm:
         asyncio.run(taken(calm, known + new))
-        expected = asyncio.run(calm.report(0, clock.now)).batch
+        expected = asyncio.run(calm.report(0, clock.now))[0]
     assert observations(first, second) == observations(expected)
 
 

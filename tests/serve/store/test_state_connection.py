@@ -365,7 +365,7 @@ def test_those_who_come_while_the_disk_is_busy_are_written_together(tmp_path, st
         commits.may_end.release()
         async with state.turn() as unit:
             inbox.take_out(unit)
-        assert (len(inbox), inbox.bytes) == (0, 0)
+        assert (len(inbox), inbox.size) == (0, 0)
 
     asyncio.run(main())
 
@@ -390,6 +390,6 @@ def test_a_snapshot_takes_out_what_was_applied_and_not_what_waits_for_that(state
         await asyncio.gather(*evaluating)
         assert 2 <= taken_out[0] < 20
         assert len(inbox) == 20 - taken_out[0]
-        assert inbox.bytes == 4 * len(inbox)
+        assert inbox.size == 4 * len(inbox)
 
     asyncio.run(main())

@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-import math
 import random
 import time
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 
-import numpy as np
 import pytest
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
 
-from kc_otel.judge.point_streams import LatestValue, PointStream
 from kc_otel.serve.core import Core
-from kc_otel.serve.store.codecs import encode_histogram, encode_stream
 from kc_otel.serve.store.state_file import DamagedStateError, open_state
-from kc_otel.stats import Buckets, ExponentialHistogram
 from tests.serve.conftest import contract, drift, grown, make_core, open_file
 
 __all__ = ["contract", "drift", "make_core", "open_file"]
@@ -90,63 +85,3 @@ def test_damage_is_said_at_the_start_or_does_no_harm(state, tmp_path, make_core,
             said.append(str(error).startswith(f"{path}: the state file is damaged"))
     assert all(said)
     assert 50 < len(said) < 150
-
-
-@pytest.mark.slow
-def test_damage_among_the_last_commits_takes_the_later_ones_with_it_and_nothing_else(tmp_path, make_core, going_on):
-    """What an evaluator that was killed has left in `-wal` counts as far as it is whole, wherever it is damaged."""
-    path = tmp_path / "killed" / "state.sqlite"
-    log = path.with_name("state.sqlite-wal")
-    commits, ticks = list[int](), [-math.inf]
-    with closing(open_state(path)) as connection:
-        core = make_core(connection, now=time.time())
-        for sigma in (0.3, 0.4, 0.4):
-            core.metrics(going_on(sigma))
-            core.tick(time.time())
-            commits.append(log.stat().st_size)
-            ticks.append(core.evaluator.judged_at)
-        left = path.read_bytes(), log.read_bytes()
-    chance, found, said = random.Random(5), list[int](), 0
-    for number in range(120):
-        again = tmp_path / str(number) / "state.sqlite"
-        again.parent.mkdir()
-        again.write_bytes(left[0])
-        hurt = bytearray(left[1])
-        at = chance.randrange(len(hurt))
-        hurt[at : at + 20] = chance.randbytes(len(hurt[at : at + 20]))
-        if chance.random() < 0.3:
-            del hurt[at:]
-        again.with_name("state.sqlite-wal").write_bytes(hurt)
-        try:
-            with closing(open_state(again)) as connection:
-                core = make_core(connection, now=time.time())
-                found.append(ticks.index(core.evaluator.judged_at))
-                assert found[-1] == sum(commit <= at for commit in commits)
-                core.tick(time.time())
-        except DamagedStateError:
-            said += 1
-    assert set(found) == {0, 1, 2}
-    assert said < 20
-
-
-FAR = ExponentialHistogram(3, 3, 0.3, 0, Buckets(2**40, np.array([3])), Buckets.empty(), 0.1, 0.1, 0.0)
-
-
-@pytest.mark.parametrize(
-    ("damage", "content"),
-    [
-        (
-            "UPDATE evaluator_values SET data = ? WHERE kind = 'streams'",
-            encode_stream(PointStream(1.0, [LatestValue(3, 4, FAR)], [], 0)),
-        ),
-        ("UPDATE evaluator_panes SET data = ?", encode_histogram(FAR)),
-    ],
-)
-def test_buckets_where_nothing_can_be_are_damage(state, damage, content, tmp_path, make_core):
-    """Held against what comes next they would be an array of every bucket between, and its sender refused for ever."""
-    path = tmp_path / "state.sqlite"
-    path.write_bytes(state)
-    with closing(open_state(path)) as connection:
-        assert connection.execute(damage, (content,)).rowcount
-        with pytest.raises(DamagedStateError, match="the state file is damaged"):
-            make_core(connection, now=time.time())
