@@ -26,7 +26,6 @@ _log: Final = logging.getLogger(__name__)
 Value = TypeVar("Value")
 
 _DECISIONS = "decision table"
-_DRY_RUN_DECISIONS = "decision table of dry runs"
 _DRY_RUN = "contracts that run dry"
 _PEOPLE = "people"
 _SERVED = "contracts that are served"
@@ -49,7 +48,6 @@ class EscalationStore:
         loaded = EscalationState(
             policies={name: self._policy(name) for name in contracts},
             decisions=self._load(_DECISIONS, DecisionTable, DecisionTable()),
-            dry_run_decisions=self._load(_DRY_RUN_DECISIONS, DecisionTable, DecisionTable()),
             people=self._load(_PEOPLE, People, People()),
             incidents={name: self.incidents.lasting(name) for name in contracts},
             groups={name: self._groups(name) for name in contracts},
@@ -119,13 +117,13 @@ class EscalationStore:
         self, state: EscalationState, contracts: Mapping[str, Contract], ran_dry: Collection[str], now: float
     ) -> EscalationState:
         """Contracts that are no longer served leave nothing firing, routed, pinned or silenced."""
-        decisions, dry_run_decisions, people = state.decisions, state.dry_run_decisions, state.people
+        decisions, people = state.decisions, state.people
         for name in self._served().keys() - contracts.keys():
             for edge in retire(self._policy(name), now):
                 self._events.transition(edge, dry_run=name in ran_dry)
             for value in (_ALERTS, _GROUPS):
                 self._connection.execute("DELETE FROM key_values WHERE name = ?", (value.format(name),))
-            decisions, dry_run_decisions = forget(decisions, name, now), forget(dry_run_decisions, name, now)
+            decisions = forget(decisions, name, now)
         self.incidents.end_others(contracts, now)
         for contract in contracts.values():
             decisions = with_contract(decisions, contract, now)
@@ -133,7 +131,7 @@ class EscalationStore:
             tuple(silence for silence in people.silences if silence.contract in contracts),
             tuple(ack for ack in people.acknowledgements if ack.contract in contracts),
         )
-        return replace(state, decisions=decisions, dry_run_decisions=dry_run_decisions, people=people)
+        return replace(state, decisions=decisions, people=people)
 
     def _changed_modes(
         self,
@@ -159,7 +157,6 @@ class EscalationStore:
                 policies={**state.policies, name: PolicyState(name)},
                 groups={**state.groups, name: ()},
                 decisions=apply(state.decisions, transitions if begins else (), contracts[name], now),
-                dry_run_decisions=forget(state.dry_run_decisions, name, now),
             )
         return state
 
@@ -167,7 +164,6 @@ class EscalationStore:
 def _values_of(state: EscalationState) -> dict[str, Any]:
     return {
         _DECISIONS: state.decisions,
-        _DRY_RUN_DECISIONS: state.dry_run_decisions,
         _PEOPLE: state.people,
         **{_ALERTS.format(name): policy for name, policy in state.policies.items()},
         **{_GROUPS.format(name): groups for name, groups in state.groups.items()},
