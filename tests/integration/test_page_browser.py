@@ -254,7 +254,7 @@ def test_evidence_of_a_depth(browser: Any, serve: Callable[..., Evaluator]) -> N
 def test_what_is_asked_and_nobody_looks_at_is_said_beside_it(browser: Any, serve: Callable[..., Evaluator]) -> None:
     """Of a directive that has been asked for long enough for a program to say that it looks at it."""
     browser.open(serve().api)
-    browser.wait("document.querySelector('#decisions-body p')")
+    browser.wait("document.querySelector('#decisions-body > *')")
 
     def shown(kind: str, since: int, heard: str) -> str:
         return browser.evaluate(f"""import('/page/aside.js').then((page) => {{
