@@ -24,7 +24,7 @@ FIRST = (
     *("integration/test_page_browser.py", "generate/test_promtool.py"),
     *("integration/test_fleet_incident.py", "integration/test_ray_shards.py"),
     *("integration/test_spine.py", "generate/test_agreement.py"),
-    *("client/test_evaluator_gone.py", "integration/test_tokens.py"),
+    "integration/test_tokens.py",
     *("cli/test_gate_example.py", "integration/test_tls.py", "integration/test_two_evaluators.py"),
     *("integration/test_acknowledged.py", "handbook/test_paths.py"),
     *("serve/shards/test_sharded_sink.py", "integration/test_locate_follow.py"),
@@ -38,7 +38,7 @@ LONG = {
     "integration/test_fleet_incident.py": (),
     "integration/test_life_of_a_version.py": ("test_a_crash_in_the_canary_loses_nothing",),
     "integration/test_page_browser.py": (
-        *("test_a_breach_is_told_in_words_to_eyes_ears_and_keyboards", "test_names_from_senders_are_never_markup"),
+        "test_a_breach_is_told_in_words_to_eyes_ears_and_keyboards",
         *("test_an_incident_has_an_address_that_a_message_can_link_to", "test_with_no_data_it_says_what_to_do_next"),
         "test_axe_finds_nothing_wrong_while_it_is_broken_or_nobody_answers",
     ),

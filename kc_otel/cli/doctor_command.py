@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import os
 import socket
-import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
@@ -37,7 +36,6 @@ from kc_otel.judge.refused_points import OUTCOME_SENTENCES
 _STYLE: Final = {"error": "bold red", "warning": "yellow", "ok": "green"}
 _PORT_OF_PROTOCOL: Final = {"grpc": 4317, "http/protobuf": 4318}
 _API_PORT: Final = 4320
-_MAX_SKEW_SECONDS: Final = 5.0
 _TAKEN_OUTCOMES: Final = frozenset({"accepted", "partial"})
 _JUDGED_OUTCOMES: Final = frozenset({"accepted", "two_writers"})
 _SERVED_OUTCOMES: Final = _JUDGED_OUTCOMES | {"baseline", "behind", "unjudged"}
@@ -106,9 +104,9 @@ def doctor(
 
 def _evaluator(url: str, contracts: Sequence[Contract]) -> list[Finding]:
     try:
-        clock, now = get(url, "/api/v1/overview")["now"], time.time()
+        now = get(url, "/api/v1/overview")["now"]
         served, verdicts = get(url, "/api/v1/contracts")["contracts"], get(url, "/api/v1/verdicts")["verdicts"]
-        return list(of_evaluator(get(url, "/api/v1/health"), served, verdicts, clock, now, contracts))
+        return list(of_evaluator(get(url, "/api/v1/health"), served, verdicts, now, contracts))
     except typer.Exit:  # the reason is on the terminal already
         return [
             Finding("error", "its API does not answer", "start `kc-otel serve CONTRACT...`, or pass --url and a token")
@@ -156,22 +154,14 @@ def of_evaluator(
     health: Mapping[str, Any],
     served: Sequence[Mapping[str, Any]],
     verdicts: Sequence[Mapping[str, Any]],
-    clock: float,
     now: float,
     contracts: Sequence[Contract] = (),
 ) -> Iterator[Finding]:
-    """Check an evaluator's own report and the data that has arrived, as its API has them.
+    """Check an evaluator's own report and the data that has arrived, as its API has them at a Unix time there.
 
-    `clock` and `now` are the Unix time on its machine and on this one at the same moment, seconds; `contracts` are
-    those that it should judge, where they are known.
+    `contracts` are those that it should judge, where they are known.
     """
-    yield from (_error(said, "see the evaluator's log for the cause") for said in troubles(health, clock))
-    if abs(clock - now) > _MAX_SKEW_SECONDS:
-        apart = format_duration(float(round(abs(clock - now))))
-        yield _warning(
-            f"this machine's clock is {apart} {'behind' if clock > now else 'ahead of'} the evaluator's",
-            "set both with NTP: points more than 30 s in the future are rejected",
-        )
+    yield from (_error(said, "see the evaluator's log for the cause") for said in troubles(health, now))
     yield from _versions(served, contracts)
     yield from _arrived(health)
     yield from _silent(served, verdicts)
@@ -180,14 +170,6 @@ def of_evaluator(
             yield _warning(
                 f"{name}: {count:,} sequences failed the input check `{reason}` and were not measured",
                 "see the handbook's page Input checks for its meaning and what to change",
-            )
-    for hook in health["outbox"]:
-        if hook["error"] and not hook["disabled"]:
-            yield _warning(f"webhooks to {hook['endpoint']} fail: {hook['error']}", "repair the receiver")
-        if hook["parked"]:
-            yield _warning(
-                f"{hook['parked']:,} webhooks to {hook['endpoint']} were given up: it refused them, or they expired",
-                "check its KC_OTEL_WEBHOOK_..._FORMAT, and the receiver's log",
             )
 
 

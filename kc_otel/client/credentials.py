@@ -10,6 +10,7 @@ import os
 import ssl
 from pathlib import Path
 from typing import Final
+from urllib.parse import SplitResult, urlsplit
 
 _TOKEN: Final = "KC_OTEL_TOKEN"  # noqa: S105 - a name
 _TOKEN_FILE: Final = "KC_OTEL_TOKEN_FILE"  # noqa: S105 - a name
@@ -63,3 +64,11 @@ def client_context() -> ssl.SSLContext:
         except (OSError, ssl.SSLError) as error:
             raise TokenError(f"{_CERTIFICATE}, {_KEY}: no certificate and its key ({error.strerror})") from None
     return context
+
+
+def parts_of(url: str, of: str = "an evaluator", example: str = "http://127.0.0.1:4320") -> SplitResult:
+    """Return the parts of a URL of HTTP; a ValueError with an example for anything else."""
+    parts = urlsplit(url)
+    if parts.scheme not in {"http", "https"} or not parts.hostname:
+        raise ValueError(f"{url!r} is not the URL of {of}; write one such as {example}")
+    return parts

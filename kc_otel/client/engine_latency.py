@@ -7,11 +7,11 @@ import urllib.request
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final
-from urllib.parse import urlsplit
 
 from opentelemetry.sdk.metrics import export as sdk
 
 from kc_otel._extras import extra
+from kc_otel.client.credentials import parts_of
 
 LATENCIES: Final[Mapping[str, str]] = {
     "vllm:time_to_first_token_seconds": "gen_ai.server.time_to_first_token",
@@ -29,9 +29,7 @@ class EngineLatency:
     """Latency from an engine's metrics page, read for each export; a page that cannot be read is logged once."""
 
     def __init__(self, url: str, read: Callable[[str], str] | None = None) -> None:
-        parts = urlsplit(url)
-        if parts.scheme not in {"http", "https"} or not parts.hostname:
-            raise ValueError(f"{url!r} is not the URL of a page; write one such as http://127.0.0.1:8000/metrics")
+        parts_of(url, "a page", "http://127.0.0.1:8000/metrics")
         with extra("serve", "reading an engine's metrics"):
             from prometheus_client.parser import text_string_to_metric_families  # noqa: PLC0415 - an extra
         self._families = text_string_to_metric_families

@@ -14,9 +14,9 @@ from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from email.message import Message
 from typing import Final
-from urllib.parse import quote, unquote, urlsplit
+from urllib.parse import quote, unquote
 
-from kc_otel.client.credentials import authorization, client_context
+from kc_otel.client.credentials import authorization, client_context, parts_of
 from kc_otel.contract.plain_text import read_json_text
 from kc_otel.judge.decisions import DecisionTable
 
@@ -76,10 +76,8 @@ class Poller(threading.Thread):
         token_file: str | os.PathLike[str] | None = None,
     ) -> None:
         super().__init__(name="kc-otel-router", daemon=True)
-        parts = urlsplit(url)
-        if parts.scheme not in {"http", "https"} or not parts.hostname:
-            raise ValueError(f"{url!r} is not the URL of an evaluator; write one such as http://127.0.0.1:4320")
-        self._host, self._port, self._tls = parts.hostname, parts.port, parts.scheme == "https"
+        parts = parts_of(url)
+        self._host, self._port, self._tls = str(parts.hostname), parts.port, parts.scheme == "https"
         self._path = f"{parts.path.rstrip('/')}/api/v1/decisions"
         self._on_table, self._on_contact, self._report, self._has_news = on_table, on_contact, report, has_news
         self._token_file = token_file

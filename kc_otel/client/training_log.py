@@ -12,12 +12,12 @@ import urllib.request
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, Final
-from urllib.parse import quote, urlsplit
+from urllib.parse import quote
 
 from opentelemetry.exporter.otlp.proto.common.metrics_encoder import encode_metrics
 from opentelemetry.sdk.metrics.export import MetricExporter, MetricExportResult, MetricsData
 
-from kc_otel.client.credentials import authorization, client_context
+from kc_otel.client.credentials import authorization, client_context, parts_of
 from kc_otel.client.poll import lateness
 from kc_otel.contract.model import Contract
 from kc_otel.contract.plain_text import read_json_text
@@ -62,11 +62,7 @@ class TrainingLog:
         self, evaluator: str | None = None, *, refresh: float = 5.0, token_file: str | os.PathLike[str] | None = None
     ) -> None:
         if evaluator is not None:
-            parts = urlsplit(evaluator)
-            if parts.scheme not in {"http", "https"} or not parts.hostname:
-                raise ValueError(
-                    f"{evaluator!r} is not the URL of an evaluator; write one such as http://127.0.0.1:4320"
-                )
+            parts_of(evaluator)
         self._evaluator = evaluator
         self._refresh = refresh
         self._token_file = token_file

@@ -28,7 +28,7 @@ def acknowledge(
     core: Core, contract: str, clause: str | None, slice: str | None, by: str, why: str, now: float
 ) -> tuple[Alert, ...]:
     """Acknowledge the alerts that fire for a clause on a slice, which ends their reminders; return them."""
-    _known(core, contract, clause, slice)
+    known(core, contract, clause, slice)
     firing = core.policies[contract].firing
     meant = [alert for alert in firing if clause in {None, alert.cell.clause} and slice in {None, alert.cell.slice}]
     if not meant and (unproven := [row.id for row, inside in _unproven(core, contract, clause, slice) if any(inside)]):
@@ -37,11 +37,11 @@ def acknowledge(
         )
     if not meant:
         raise LookupError("no such alert fires")
-    known = {ack.fingerprint: ack.by for ack in core.people.acknowledgements}
-    taken = tuple(alert for alert in meant if alert.fingerprint not in known)
+    owners = {ack.fingerprint: ack.by for ack in core.people.acknowledgements}
+    taken = tuple(alert for alert in meant if alert.fingerprint not in owners)
     if not taken:  # what somebody is at work on stays theirs
         raise LookupError(
-            f"acknowledged already, by {', '.join(sorted({known[alert.fingerprint] for alert in meant}))}"
+            f"acknowledged already, by {', '.join(sorted({owners[alert.fingerprint] for alert in meant}))}"
         )
     new = [Acknowledgement(contract, alert.fingerprint, by, why, now) for alert in taken]
     after = replace(core.people, acknowledgements=(*core.people.acknowledgements, *new))
@@ -59,7 +59,7 @@ def close(
 
     So does one that nothing has been measured of since: where its traffic never returns, its alert would fire for ever.
     """
-    _known(core, contract, clause, slice)
+    known(core, contract, clause, slice)
     found = _unproven(core, contract, clause, slice)
     closed = tuple(incident for incident, inside in found if all(inside))
     if not closed:
@@ -107,7 +107,7 @@ def silence(
     core: Core, contract: str, clause: str | None, slice: str | None, until: float, by: str, why: str, now: float
 ) -> Silence:
     """Silence the alerts of a clause on a slice until a Unix time; return the silence."""
-    _known(core, contract, clause, slice)
+    known(core, contract, clause, slice)
     if until <= now:
         raise ValueError("until: is not a time in the future; every silence has an end, such as 2h from now")
     made = Silence(secrets.token_hex(4), contract, clause, slice, by, why, now, until)
@@ -134,7 +134,7 @@ def pin(
     core: Core, contract: str, slice: str, kernel: str, until: float | None, by: str, why: str, now: float
 ) -> decisions.Pin:
     """A person decides which kernel serves a slice, whatever the policy routes. Returns the pin."""
-    _known(core, contract, None, slice)
+    known(core, contract, None, slice)
     made = decisions.Pin(contract, slice, kernel, by, why, now, until)
     after = decisions.pin(core.decisions, decisions.as_defined(made, core.contracts[contract]))
     end = f" until {moment(until)}" if until is not None else ""
@@ -176,7 +176,7 @@ def diagnose(
     incident = core.incident(id)
     if incident is None:
         raise LookupError(f"no incident {id[:40]!r}; /api/v1/incidents has those that are kept")
-    _known(core, incident.contract, None, slice)
+    known(core, incident.contract, None, slice)
     try:
         content = json.dumps(evidence, allow_nan=False, sort_keys=True, separators=(",", ":"))
     except (ValueError, RecursionError):
@@ -192,7 +192,8 @@ def _word(by: str, done: str, why: str, **fields: Any) -> dict[str, Any]:
     return {**fields, "by": by, "why": why, "message": f"{by} {done}: {why}"}
 
 
-def _known(core: Core, contract: str, clause: str | None, slice: str | None) -> None:
+def known(core: Core, contract: str, clause: str | None = None, slice: str | None = None) -> None:
+    """Raise a LookupError that names what there is, where one of them is unknown."""
     found = core.contracts.get(contract)
     if found is None:
         raise LookupError(f"no contract {contract!r}; there are {', '.join(core.contracts)}")

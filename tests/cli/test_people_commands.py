@@ -15,9 +15,7 @@ from rich.console import Console
 from kc_otel.cli import api_client, status_command
 from kc_otel.cli.terminal import local_time
 from kc_otel.contract.load import load_text
-from kc_otel.judge.escalation.alerts import PolicyState
 from kc_otel.judge.escalation.webhook_body import encode
-from kc_otel.judge.incidents.incident import IncidentState
 from kc_otel.judge.recorders import KernelInfo
 from kc_otel.judge.verdict import Cell, Evaluation, Status, Verdict
 from kc_otel.serve.core import Core
@@ -112,21 +110,6 @@ def test_an_alert_is_listed_and_acknowledged(kc):
 
 
 @pytest.mark.slow
-def test_what_went_away_without_proof_is_closed_only_where_that_is_asked_for(kc):
-    (broken,) = kc.core.escalation.incidents["policy"]
-    unproven = replace(broken.ended(time.time()), state=IncidentState.UNPROVEN)
-    kc.core.escalation = replace(
-        kc.core.escalation, incidents={"policy": (unproven,)}, policies={"policy": PolicyState("policy")}
-    )
-    assert "close the incident with kc-otel alerts ack policy --close --why ..." in kc("status")[1]
-    code, shown = kc("alerts", "ack", "policy", "--why", "looking")
-    assert code != 0
-    assert "`--close` closes it" in shown
-    code, shown = kc("alerts", "ack", "policy", "--close", "--why", "it was killed")
-    assert (code, shown) == (0, f"1 incident closed without proof of recovery: {broken.id}\n")
-
-
-@pytest.mark.slow
 def test_a_silence_is_made_and_ended(kc):
     code, shown = kc("alerts", "silence", "policy", "--slice", "code", "--for", "2h", "--why", "planned")
     assert code == 0
@@ -175,17 +158,6 @@ def test_a_route_is_lifted_with_a_reason_once(kc):
     code, shown = kc(*lifted)
     assert code != 0
     assert "no route is in force" in shown
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "words",
-    ["alerts ack policy", "alerts silence policy --for 1h", "route unpin policy", "route pin policy train-kernel"],
-)
-def test_nobody_decides_without_a_reason(kc, words):
-    code, shown = kc(*words.split())
-    assert code == 2
-    assert "--why" in shown
 
 
 def test_a_long_table_is_cut_after_what_does_not_pass() -> None:

@@ -179,6 +179,14 @@ def test_change_arrives_by_long_poll(evaluator, contract, routed):
     assert evaluator.asked == [("/api/v1/decisions", -1), ("/api/v1/decisions", 0), ("/api/v1/decisions", 1)]
 
 
+def test_a_table_of_a_lower_version_is_of_an_evaluator_that_lost_its_state(evaluator, routed):
+    evaluator.publish(replace(routed, version=7))
+    with Router(evaluator.url, refresh=0.01, keep=False) as router:
+        eventually(lambda: router.table.version == 7)
+        evaluator.publish(DecisionTable(3))
+        eventually(lambda: router.table == DecisionTable(3))
+
+
 @pytest.mark.slow
 def test_an_evaluator_that_answers_and_does_not_evaluate_watches_nothing(evaluator, routed, caplog):
     """Its table is taken, and ages: a version that is being tried serves nothing after a while, and it is said once."""

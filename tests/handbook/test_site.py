@@ -12,7 +12,7 @@ import pytest
 from fastapi import FastAPI
 from starlette.testclient import TestClient
 
-from kc_otel.serve.api.routes_files import handbook_routes
+from kc_otel.serve.api.routes_files import file_routes
 from tests.handbook.snippets import ROOT
 
 pytestmark = pytest.mark.slow
@@ -36,7 +36,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def client(site: Path) -> TestClient:
     app = FastAPI()
-    app.include_router(handbook_routes(site))
+    app.include_router(file_routes(site))
     return TestClient(app)
 
 

@@ -45,9 +45,10 @@ def test_a_breach_whose_recorder_died_is_not_resolved_by_what_others_measure(fle
         (rolled_back_by_a_person, 20, "without proof of recovery: ada rolls bbbbbbbbbbbb back"),
     ],
 )
-def test_what_a_dead_recorder_left_ends_in_order_or_by_a_person(fleet, happens, seconds, said):
+@pytest.mark.parametrize("left", [{}, {"broken": None}], ids=["dead", "drained"])
+def test_what_a_recorder_left_ends_in_order_or_by_a_person(fleet, happens, seconds, said, left):
     """A clean shutdown proves what the others measure; a person's word proves nothing, and the message says so."""
-    assert fleet.run(200, healthy=0.001) == [IncidentState.UNPROVEN]
+    assert fleet.run(200, healthy=0.001, **left) == [IncidentState.UNPROVEN]
     happens(fleet)
     fleet.run(seconds, healthy=0.001)
     (end,) = fleet.ends()
@@ -70,28 +71,6 @@ def test_a_recorder_proves_nothing_until_it_has_measured_for_a_window_again(flee
     assert fleet.run(50, healthy=0.001, broken=0.001) == [IncidentState.UNPROVEN], "a window is not full of it"
     assert fleet.run(30, healthy=0.001, broken=0.001) == []
     assert "is resolved" in fleet.ends()[0]
-
-
-@pytest.mark.parametrize("shuts_down", [False, True])
-def test_a_breach_is_not_over_because_its_recorder_measures_something_else(make_fleet, shuts_down):
-    """It may come back to the version, until a long window has passed without it, or the recorder shuts down."""
-    fleet = make_fleet()
-    other = Sender(instance="broken", inference="c" * 12, start=NOW - 1.0)
-    fleet.run(60, broken=0.001)
-    fleet.run(30, broken=0.4)
-
-    def moved() -> list[ExportMetricsServiceRequest]:
-        return [merge(info_request(fleet.now, 0, "broken"), fleet.report(other, 0.001, version="c" * 12))]
-
-    fleet.feed(250, moved)
-    assert fleet.states() == [IncidentState.UNPROVEN]
-    if shuts_down:
-        infos = info_request(fleet.now, 0, "broken"), info_request(fleet.now, 0, "broken", "c" * 12)
-        fleet.core.metrics(merge(*infos), fleet.now)
-        fleet.core.tick(fleet.now)
-    else:
-        fleet.feed(100, moved)
-    assert fleet.states("fail") == []
 
 
 @pytest.mark.parametrize("shuts_down", [False, True])
@@ -118,15 +97,6 @@ def test_a_recorder_that_moved_to_another_version_has_refuted_nothing_of_its_bre
         fleet.run(80, broken=0.001, healthy=0.001)
     assert fleet.states("fail") == []
     assert "is resolved" in fleet.ends()[0]
-
-
-@pytest.mark.parametrize("ends", [shut_down, closed_by_a_person])
-def test_what_a_drained_recorder_left_ends_in_order_or_by_a_person(fleet, ends):
-    """It may never serve again."""
-    fleet.run(300, healthy=0.001, broken=None)
-    assert fleet.core.incidents()
-    ends(fleet)
-    assert fleet.run(20, healthy=0.001) == []
 
 
 @pytest.mark.parametrize("columns", [False, True])

@@ -59,8 +59,6 @@ class EscalationState:
 
     policies: Mapping[str, PolicyState] = field(default_factory=dict)
     decisions: DecisionTable = field(default_factory=DecisionTable)
-    dry_run_decisions: DecisionTable = field(default_factory=DecisionTable)
-    """Decisions that dry-run contracts would have published."""
     people: People = field(default_factory=People)
     incidents: Mapping[str, tuple[Incident, ...]] = field(default_factory=dict)
     groups: Mapping[str, tuple[MessageGroup, ...]] = field(default_factory=dict)
@@ -114,10 +112,8 @@ def escalate(
     people, ended = current(before.people, name, firing, now)
     fired = [transition for transition in transitions if transition.what is What.FIRING]
     decisions = apply(before.decisions, () if dry_run else fired, contract, now)
-    dry_run_decisions, said = before.dry_run_decisions, tuple[Notice, ...]()
-    if dry_run:
-        dry_run_decisions = apply(dry_run_decisions, fired, contract, now)
-    else:
+    said = tuple[Notice, ...]()
+    if not dry_run:
         policy, said = notices(contract, known, policy, transitions, people, now)
     incidents = tuple(incident.ended(known.at) if incident.key in closed else incident for incident in incidents)
     for silence in ended:
@@ -128,10 +124,7 @@ def escalate(
     )  # fmt: skip
     after = with_actions(after, transitions, people, dry_run=dry_run)
     unproven = _unproven_alerts(contract, after)
-    decisions, dry_run_decisions = (
-        released(table, name, firing, unproven, now) for table in (decisions, dry_run_decisions)
-    )
-    decisions, rolled = promote(decisions, after)
+    decisions, rolled = promote(released(decisions, name, firing, unproven, now), after)
     was, after = after, with_roll_backs(after, rolled)
     roll_backs = _roll_backs(contract, was, after, rolled, verdicts, now)
     told = {group.incident for group in before.groups.get(name, ())}
@@ -153,7 +146,6 @@ def escalate(
         state=EscalationState(
             policies={**before.policies, name: policy},
             decisions=decisions,
-            dry_run_decisions=dry_run_decisions,
             people=people,
             incidents={
                 **before.incidents,

@@ -150,31 +150,26 @@ def ordered(
         order in {"approve", "hold"} or (order == "rollback" and idle)
     ):
         raise OrderError(f"{promotion.version} is {_whereabouts(promotion)}; start it again first")
-    if order == "rollback":
-        where = " again" if again else f" from {promotion.position}" if promotion.started < now else ""
-        message = f"{by} rolls {promotion.version} back{where}: {why}"
-        return *_rolled_back(promotion, now, message, by=by, why=why), ""
-    if order == "force" and stage is not None:
-        return *_forced(promotion, contract, stage, by, why, latest, now), ""
-    changes, said = _changed(promotion, contract, order, stage, Hold(by, why, now))
-    return replace(promotion, **changes), None, said
-
-
-def _changed(
-    promotion: Promotion, contract: Contract, order: str, stage: Stage | None, hold: Hold
-) -> tuple[dict[str, Any], str]:
-    """Return what an order changes that moves nothing, and what it does in words."""
     version = promotion.version
+    changes: dict[str, Any]
     match order, stage:
+        case "rollback", _:
+            where = " again" if again else f" from {promotion.position}" if promotion.started < now else ""
+            message = f"{by} rolls {version} back{where}: {why}"
+            return *_rolled_back(promotion, now, message, by=by, why=why), ""
+        case "force", Stage():
+            return *_forced(promotion, contract, stage, by, why, latest, now), ""
         case "approve", Stage():
-            return _approved(promotion, contract, stage), f"lets {version} into {stage}"
+            changes, said = _approved(promotion, contract, stage), f"lets {version} into {stage}"
         case "hold", _:
-            return {"hold": hold}, f"holds {version} in {promotion.position}"
+            changes, said = {"hold": Hold(by, why, now)}, f"holds {version} in {promotion.position}"
+        case "resume", _ if promotion.hold is None:
+            raise OrderError(f"nobody holds {version}")
         case "resume", _:
-            if promotion.hold is None:
-                raise OrderError(f"nobody holds {version}")
-            return {"hold": None}, f"lets {version} go on"
-    raise OrderError(f"{order!r} is no order")
+            changes, said = {"hold": None}, f"lets {version} go on"
+        case _:
+            raise OrderError(f"{order!r} is no order")
+    return replace(promotion, **changes), None, said
 
 
 def _approved(promotion: Promotion, contract: Contract, stage: Stage) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from kc_otel.serve.api.routes_decisions import Changes, decision_routes, people_routes, promotion_routes
-from kc_otel.serve.api.routes_files import handbook_routes, page_routes
+from kc_otel.serve.api.routes_files import file_routes
 from kc_otel.serve.api.routes_health import health_routes
 from kc_otel.serve.api.routes_incidents import incident_routes, overview_routes
 from kc_otel.serve.api.routes_verdicts import verdict_routes
@@ -78,8 +78,7 @@ def make_api(core: Core, self_metrics: Callable[[], SelfMetrics], decided: Chang
         decision_routes(core, decided),
         people_routes(core, decided),
         promotion_routes(core),
-        page_routes(),
-        handbook_routes(),
+        file_routes(),
     ):
         api.include_router(router)
     return api

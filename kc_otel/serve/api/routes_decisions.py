@@ -27,8 +27,8 @@ from kc_otel.serve.api.shapes import (
     Until,
     View,
     answered,
+    check_known,
     ordered,
-    served_or_all,
 )  # fmt: skip
 from kc_otel.serve.core import Core
 
@@ -239,7 +239,7 @@ def people_routes(core: Core, decided: Changes) -> APIRouter:
     @router.get("/alerts", tags=["people"])
     async def alerts(contract: ContractName = None) -> AlertList:
         """Return the escalation steps that wait or fire, with acknowledgements and silences."""
-        served_or_all(core, contract)
+        check_known(core, contract)
         found = [
             alert for name in core.policies if contract in {None, name} for alert in _alerts(core, name, time.time())
         ]
@@ -411,7 +411,7 @@ def promotion_routes(core: Core) -> APIRouter:
     @router.get("")
     async def promotions(contract: ContractName = None) -> PromotionList:
         """Return every kernel version in promotion, rolled back or replaced."""
-        served_or_all(core, contract)
+        check_known(core, contract)
         return PromotionList(promotions=[_promotion(core, entry) for entry in core.promotions.all(contract)])
 
     @router.get("/{contract}/{kernel}")

@@ -13,107 +13,81 @@ import re
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 from fastapi import APIRouter, HTTPException, Request, Response
 from fastapi.responses import RedirectResponse
 
 from kc_otel.serve import page
 
-_PAGE_CSP: Final = (
-    "default-src 'self'; script-src 'self'; style-src 'self'; img-src 'self' data:; "
+_POLICY: Final = (
+    "default-src 'self'; script-src 'self'{scripts}; style-src 'self'{styles}; img-src 'self' data:; "
     "connect-src 'self'; object-src 'none'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 )
-_HEADERS: Final = {
-    "Content-Security-Policy": _PAGE_CSP,
-    "X-Content-Type-Options": "nosniff",
-    "Referrer-Policy": "no-referrer",
-    "Cache-Control": "no-cache",
-}
-_TYPES: Final = {
-    ".html": "text/html; charset=utf-8",
-    ".css": "text/css; charset=utf-8",
-    ".js": "text/javascript; charset=utf-8",
-    ".svg": "image/svg+xml",
-}
-
-
-def page_routes() -> APIRouter:
-    """`/` and the files that it loads, below `/page/`."""
-    router = APIRouter(include_in_schema=False)
-
-    @router.get("/")
-    @router.get("/page/{name}")
-    async def file(name: str = "index.html") -> Response:
-        if name not in _files():
-            raise HTTPException(404, f"the page has no file {name!r}")
-        return Response(_files()[name], headers=_HEADERS, media_type=_TYPES[Path(name).suffix])
-
-    return router
-
-
-@cache
-def _files() -> dict[str, bytes]:
-    """Every file of this folder that a browser asks for."""
-    return {file.name: file.read_bytes() for file in files(page).iterdir() if Path(file.name).suffix in _TYPES}
-
-
+_HEADERS: Final = {"X-Content-Type-Options": "nosniff", "Referrer-Policy": "no-referrer", "Cache-Control": "no-cache"}
+_TYPES: Final = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
 _SITE_FOLDER: Final = Path(str(files("kc_otel"))) / "handbook" / "site"
 _PAGES: Final = _SITE_FOLDER.parent / "pages"
-_CSP: Final = (
-    "default-src 'self'; script-src 'self'{}; style-src 'self' 'unsafe-inline'; img-src 'self' data:; "
-    "connect-src 'self'; object-src 'none'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
-)
 _INLINE_SCRIPT: Final = re.compile(r"<script>(.*?)</script>", re.DOTALL)
 
 
-def handbook_routes(site: Path = _SITE_FOLDER) -> APIRouter:
-    """`/handbook` and everything below it."""
+class ServedFile(NamedTuple):
+    """What a path is answered with, and the Content-Security-Policy of it."""
+
+    body: bytes
+    kind: str
+    policy: str
+
+
+def file_routes(site: Path = _SITE_FOLDER) -> APIRouter:
+    """`/` and the files that it loads, below `/page/`; `/handbook` and everything below it."""
     router = APIRouter(include_in_schema=False)
 
     @router.get("/handbook")
     async def home() -> Response:
         return RedirectResponse("/handbook/")
 
+    @router.get("/")
+    @router.get("/page/{name}")
     @router.get("/handbook/{path:path}")
-    async def page(request: Request, path: str) -> Response:
-        found = _site(site) if (site / "index.html").exists() else _unbuilt()
-        if (name := path or "index.html") not in found:
-            raise HTTPException(404, f"the handbook has no page {path!r}; /handbook/ has the list")
-        body, kind, policy = found[name]
-        tag = f'"{hashlib.sha256(body).hexdigest()[:16]}"'
-        headers = _HEADERS | {"Content-Security-Policy": policy, "ETag": tag}
+    async def file(request: Request) -> Response:
+        path = request.scope["path"]
+        if (found := _page().get(path) or _handbook(site).get(path)) is None:
+            raise HTTPException(404, f"no file {path!r}; /handbook/ lists the handbook's pages")
+        tag = f'"{hashlib.sha256(found.body).hexdigest()[:16]}"'
+        headers = _HEADERS | {"Content-Security-Policy": found.policy, "ETag": tag}
         if request.headers.get("if-none-match") == tag:
             return Response(status_code=304, headers=headers)
-        return Response(body, headers=headers, media_type=kind)
+        return Response(found.body, headers=headers, media_type=found.kind)
 
     return router
 
 
-_Served = dict[str, tuple[bytes, str, str]]
-"""Path below /handbook/ -> body, media type, Content-Security-Policy."""
+@cache
+def _page() -> dict[str, ServedFile]:
+    """Every file of the page that a browser asks for; nothing inline."""
+    kinds = {file: _TYPES.get(Path(file.name).suffix) for file in files(page).iterdir()}
+    policy = _POLICY.format(scripts="", styles="")
+    served = {f"/page/{file.name}": ServedFile(file.read_bytes(), kind, policy) for file, kind in kinds.items() if kind}
+    return served | {"/": served["/page/index.html"]}
 
 
 @cache
-def _unbuilt() -> _Served:
-    """Return the pages as Markdown, under the names that they have in the built site."""
-    return {
-        page.relative_to(_PAGES).with_suffix(".html").as_posix(): (page.read_bytes(), "text/plain", _CSP.format(""))
-        for page in _PAGES.rglob("*.md")
-    }
+def _handbook(site: Path) -> dict[str, ServedFile]:
+    """The site that MkDocs built, with its own inline scripts by their hashes; or its sources, by the same names."""
+    if not (site / "index.html").exists():
+        policy = _POLICY.format(scripts="", styles="")
+        pages = {path.relative_to(_PAGES).with_suffix(".html").as_posix(): path for path in _PAGES.rglob("*.md")}
+        served = {name: ServedFile(path.read_bytes(), "text/plain", policy) for name, path in pages.items()}
+    else:
+        served = {path.relative_to(site).as_posix(): _of_site(path) for path in site.rglob("*") if path.is_file()}
+    return {f"/handbook/{name}": file for name, file in served.items()} | {"/handbook/": served["index.html"]}
 
 
-@cache
-def _site(site: Path) -> _Served:
-    """Return the site that MkDocs built; only its own inline scripts are allowed, by their hashes."""
-    served = {}
-    for file in site.rglob("*"):
-        if file.is_file():
-            body = file.read_bytes()
-            kind = mimetypes.guess_type(file.name)[0] or "application/octet-stream"
-            hashes = ""
-            if kind == "text/html":
-                scripts = {hashlib.sha256(script.encode()).digest() for script in _INLINE_SCRIPT.findall(body.decode())}
-                hashes = "".join(f" 'sha256-{base64.b64encode(digest).decode()}'" for digest in sorted(scripts))
-            served[file.relative_to(site).as_posix()] = (body, kind, _CSP.format(hashes))
-    return served
+def _of_site(path: Path) -> ServedFile:
+    body = path.read_bytes()
+    kind = _TYPES.get(path.suffix) or mimetypes.guess_type(path.name)[0] or "application/octet-stream"
+    scripts = _INLINE_SCRIPT.findall(body.decode()) if kind == "text/html" else []
+    digests = (base64.b64encode(hashlib.sha256(script.encode()).digest()) for script in dict.fromkeys(scripts))
+    hashes = "".join(f" 'sha256-{digest.decode()}'" for digest in digests)
+    return ServedFile(body, kind, _POLICY.format(scripts=hashes, styles=" 'unsafe-inline'"))

@@ -16,7 +16,7 @@ from kc_otel.judge.escalation.notices import People
 from kc_otel.judge.incidents.incident import ActionTaken, BrokenCell, Diagnosis, Incident, IncidentState, actions_taken
 from kc_otel.judge.verdict import Cell, Status
 from kc_otel.serve import people_orders as people
-from kc_otel.serve.api.shapes import ContractName, Name, Order, Reason, Signature, View, ordered, served_or_all, stated
+from kc_otel.serve.api.shapes import ContractName, Name, Order, Reason, Signature, View, check_known, ordered, stated
 from kc_otel.serve.core import Core
 
 _MAX_CELLS: Final = 20
@@ -100,7 +100,7 @@ def incident_routes(core: Core) -> APIRouter:
         limit: Annotated[int, Query(ge=1, le=1000, description="Largest number of ended incidents.")] = 100,
     ) -> IncidentList:
         """Return incidents, the most urgent first, each with its worst broken cells, or all cells if none is broken."""
-        served_or_all(core, contract)
+        check_known(core, contract)
         found = [*core.incidents(contract), *core.past_incidents(contract, since, limit)]
         return IncidentList(
             at=core.evaluated_at, incidents=incident_views(core, [row for row in found if state in {None, row.state}])

@@ -23,7 +23,7 @@ from kc_otel.judge.plain_json import finite_or_none
 from kc_otel.judge.recorders import kernel_names, stand_in, unlike_declared
 from kc_otel.judge.verdict import INPUT_CLAUSE, Cell, Status
 from kc_otel.recordings.worst_sequences import WorstSequence, read_worst
-from kc_otel.serve.api.shapes import MAY_READ_PROMPTS, SIGNER, ContractName, View, find_clause, served_or_all
+from kc_otel.serve.api.shapes import MAY_READ_PROMPTS, SIGNER, ContractName, View, check_known
 from kc_otel.serve.core import Core
 from kc_otel.serve.history import Event, HistoryPoint
 
@@ -241,13 +241,13 @@ def verdict_routes(core: Core) -> APIRouter:
         The header `Age` has the seconds since the last evaluation.
         """
         response.headers["Age"] = f"{core.age:.0f}"
-        served_or_all(core, contract)
+        check_known(core, contract)
         return VerdictList(at=core.evaluated_at, verdicts=list(_verdicts(core, contract)))
 
     @router.get("/history", tags=["verdicts"])
     async def history(contract: str, clause: str, slice: str = ALL, start: Start = 0.0, end: End = None) -> HistoryView:
         """Return the history of a clause on a slice: twenty points per long window, over twenty-four of them."""
-        find_clause(core, contract, clause, slice)
+        check_known(core, contract, clause, slice)
         past = core.history.past(contract, clause, slice, start, time.time() if end is None else end)
         series = [
             SeriesView(kernel_train=cell.kernel_train, kernel_inference=cell.kernel_inference, points=points)
@@ -262,7 +262,7 @@ def verdict_routes(core: Core) -> APIRouter:
         verdicts: Annotated[bool, Query(description="Include changes of verdicts.")] = True,
     ) -> EventList:
         """Return the newest changes: verdicts, alerts, routes, people's actions. Oldest first."""
-        served_or_all(core, contract)
+        check_known(core, contract)
         return EventList(events=list(core.events.newest(contract, newest, verdicts=verdicts)))
 
     @router.get("/worst", tags=["worst sequences"])
@@ -274,7 +274,7 @@ def verdict_routes(core: Core) -> APIRouter:
         kernel_inference: Annotated[str, Query(description="Fingerprint; any when left out.")] = "",
     ) -> WorstList:
         """Return the sequences of a cell that the rescorer stored, the worst first."""
-        find_clause(core, contract, clause, slice)
+        check_known(core, contract, clause, slice)
         if not MAY_READ_PROMPTS.get():
             raise HTTPException(403, "prompts and completions are shown to tokens with may: [read, prompts]")
         if not core.worst:

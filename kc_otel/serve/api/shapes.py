@@ -15,12 +15,10 @@ from fastapi import HTTPException, Query
 from fastapi.responses import JSONResponse
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
-from kc_otel.contract.clause import Clause
-from kc_otel.contract.model import Contract
 from kc_otel.contract.plain_text import is_plain
-from kc_otel.contract.slices import ALL
 from kc_otel.judge.promotion.stages import OrderError
 from kc_otel.serve.core import Core
+from kc_otel.serve.people_orders import known
 
 PROBLEM: Final = "application/problem+json"
 PUBLIC: Final = frozenset({"/healthz", "/readyz", "/openapi.json"})
@@ -134,30 +132,11 @@ def _place(loc: tuple[Any, ...]) -> str:
 ContractName = Annotated[str | None, Query(description="Only this contract.")]
 
 
-def served(core: Core, contract: str) -> Contract:
-    """The contract; an answer with status 404 that names what there is when it is not served."""
-    found = core.contracts.get(contract)
-    if found is None:
-        raise HTTPException(404, f"no contract {contract!r}; there are {', '.join(core.contracts)}")
-    return found
-
-
-def served_or_all(core: Core, contract: str | None) -> None:
-    """Nothing for None and for a contract that is served: of one that is not, nothing would look like no trouble."""
+def check_known(core: Core, contract: str | None, clause: str | None = None, slice: str | None = None) -> None:
+    """Answer 404 with what there is, where one of them is unknown: to a reader, nothing would look like no trouble."""
     if contract is not None:
-        served(core, contract)
-
-
-def find_clause(core: Core, contract: str, clause: str, slice: str) -> Clause:
-    """The clause; an answer with status 404 that names what there is when contract, slice or clause is unknown."""
-    found = served(core, contract)
-    slices = (ALL, *found.slices)
-    if slice not in slices:
-        raise HTTPException(404, f"contract {contract} has no slice {slice!r}; there are {', '.join(slices)}")
-    for known in found.clauses:
-        if known.id == clause:
-            return known
-    raise HTTPException(404, f"no clause {clause!r}; {contract} has {', '.join(known.id for known in found.clauses)}")
+        with answered():
+            known(core, contract, clause, slice)
 
 
 class ProblemDetails(View):

@@ -26,7 +26,6 @@ _log: Final = logging.getLogger(__name__)
 Value = TypeVar("Value")
 
 _DECISIONS = "decision table"
-_DRY_RUN_DECISIONS = "decision table of dry runs"
 _DRY_RUN = "contracts that run dry"
 _PEOPLE = "people"
 _SERVED = "contracts that are served"
@@ -51,7 +50,6 @@ class EscalationStore:
         only a person gives traffic back to a kernel that was found broken.
         """
         decisions = self._load(_DECISIONS, DecisionTable, DecisionTable())
-        dry_run_decisions = self._load(_DRY_RUN_DECISIONS, DecisionTable, DecisionTable())
         people, ran_dry = self._load(_PEOPLE, People, People()), self._load(_DRY_RUN, frozenset[str], frozenset())
         gone, changed = self._served().keys() - contracts.keys(), (ran_dry ^ dry_run) & contracts.keys()
         for name in [*sorted(gone), *sorted(changed)]:
@@ -60,7 +58,6 @@ class EscalationStore:
                 self._events.transition(edge, dry_run=name in ran_dry)
             for value in (_ALERTS, _GROUPS):
                 self._connection.execute("DELETE FROM key_values WHERE name = ?", (value.format(name),))
-            dry_run_decisions = forget(dry_run_decisions, name, now)
             if name in gone:
                 decisions = forget(decisions, name, now)
                 continue
@@ -74,7 +71,6 @@ class EscalationStore:
         state = EscalationState(
             policies={name: self._policy(name) for name in contracts},
             decisions=decisions,
-            dry_run_decisions=dry_run_decisions,
             people=People(
                 tuple(silence for silence in people.silences if silence.contract in contracts),
                 tuple(ack for ack in people.acknowledgements if ack.contract in contracts),
@@ -146,7 +142,6 @@ class EscalationStore:
 def _values_of(state: EscalationState) -> dict[str, Any]:
     return {
         _DECISIONS: state.decisions,
-        _DRY_RUN_DECISIONS: state.dry_run_decisions,
         _PEOPLE: state.people,
         **{_ALERTS.format(name): policy for name, policy in state.policies.items()},
         **{_GROUPS.format(name): groups for name, groups in state.groups.items()},

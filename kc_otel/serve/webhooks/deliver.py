@@ -45,7 +45,7 @@ class Dispatcher:
 
     Everything runs on the event loop of the caller, which owns the outbox's connection: a transaction on it must not be
     held open across an `await`; it is written in a `turn`. Messages to endpoints that are not configured stay in the
-    outbox, and are logged once. `timeout` is the longest time for one request from connecting to the answer's headers,
+    outbox. `timeout` is the longest time for one request from connecting to the answer's headers,
     `poll` the longest pause between looks at the outbox, seconds.
     """
 
@@ -71,7 +71,6 @@ class Dispatcher:
         self._wake = asyncio.Event()
         self._clients: dict[str, httpx.AsyncClient] = {}
         self._lanes: dict[tuple[str, str], asyncio.Task[None]] = {}
-        self._unknown: set[str] = set()
 
     def wake(self) -> None:
         """Look at the outbox now; call it on the event loop after enqueueing."""
@@ -83,7 +82,6 @@ class Dispatcher:
             if endpoint != self._endpoints.get(name):
                 self._outbox.enable(name)
         self._endpoints = dict(endpoints)
-        self._unknown.clear()
         self.wake()
 
     async def run(self) -> None:
@@ -122,11 +120,7 @@ class Dispatcher:
         for message in due:
             lane = (message.endpoint, message.contract)
             endpoint = self._endpoints.get(message.endpoint)
-            if endpoint is None:
-                if message.endpoint not in self._unknown:
-                    _log.warning("webhooks to %r wait: no such endpoint is configured", message.endpoint)
-                    self._unknown.add(message.endpoint)
-            elif lane not in self._lanes:
+            if endpoint is not None and lane not in self._lanes:
                 self._lanes[lane] = asyncio.create_task(self._attempt(lane, endpoint, message))
                 started += 1
         return started

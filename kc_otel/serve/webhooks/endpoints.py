@@ -33,8 +33,6 @@ from kc_otel.client.webhooks import Secret, SecretError, sign
 from kc_otel.serve.watched_files import UnusableFileError, WatchedFiles
 
 _log: Final = logging.getLogger(__name__)
-_TRUE_WORDS = frozenset({"1", "true", "yes", "on"})
-_FALSE_WORDS = frozenset({"", "0", "false", "no", "off"})
 
 
 class Format(StrEnum):
@@ -128,11 +126,9 @@ def _endpoint(name: str, prefix: str, environ: Mapping[str, str]) -> WebhookEndp
     except SecretError as error:
         suffix = "_FILE" if environ.get(f"{prefix}_SECRET_FILE") else ""
         raise WebhookEndpointError(f"{prefix}_SECRET{suffix}: {error}") from None
-    private = environ.get(f"{prefix}_ALLOW_PRIVATE", "").strip().lower()
-    if private not in _TRUE_WORDS | _FALSE_WORDS:
-        raise WebhookEndpointError(
-            f"{prefix}_ALLOW_PRIVATE: {private!r} is neither yes nor no; write 1, or leave it out"
-        )
+    private = environ.get(f"{prefix}_ALLOW_PRIVATE", "").strip()
+    if private not in {"", "1"}:
+        raise WebhookEndpointError(f"{prefix}_ALLOW_PRIVATE: {private!r} says nothing; write 1, or leave it out")
     return WebhookEndpoint(
         name,
         url,
@@ -140,7 +136,7 @@ def _endpoint(name: str, prefix: str, environ: Mapping[str, str]) -> WebhookEndp
         format=format,
         key="" if signs else secret,
         authorization=_credential(f"{prefix}_AUTHORIZATION", environ),
-        allow_private=private in _TRUE_WORDS,
+        allow_private=private == "1",
     )
 
 

@@ -83,7 +83,7 @@ def _of(**variables):
 def test_each_format_takes_the_credentials_that_it_has():
     assert _of(FORMAT="pagerduty", SECRET="R" * 32).key == "R" * 32
     assert _of(FORMAT="Slack").format is Format.SLACK
-    assert _of(FORMAT="slack", ALLOW_PRIVATE="yes").allow_private
+    assert _of(FORMAT="slack", ALLOW_PRIVATE="1").allow_private
     assert _of(FORMAT="slack", AUTHORIZATION="Bearer abc").authorization == "Bearer abc"
 
 
@@ -93,7 +93,7 @@ def test_each_format_takes_the_credentials_that_it_has():
         ({"FORMAT": "teams"}, "'teams' is not one of kernel-contract, pagerduty, slack"),
         ({"FORMAT": "pagerduty"}, "set KC_OTEL_WEBHOOK_PAGER_SECRET or KC_OTEL_WEBHOOK_PAGER_SECRET_FILE to its"),
         ({"FORMAT": "slack", "SECRET": "x"}, "slack messages are not signed; leave it out"),
-        ({"FORMAT": "slack", "ALLOW_PRIVATE": "maybe"}, "'maybe' is neither yes nor no"),
+        ({"FORMAT": "slack", "ALLOW_PRIVATE": "maybe"}, "'maybe' says nothing; write 1"),
         ({"FORMAT": "slack", "AUTHORIZATION": "Bearer a\nx-evil: 1"}, "characters that a header cannot contain"),
     ],
 )
