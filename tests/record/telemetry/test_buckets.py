@@ -13,7 +13,7 @@ from kc_otel.contract.bucket_layouts import ZERO_THRESHOLD
 from kc_otel.contract.registry.clause_metrics import QUANTITIES
 from kc_otel.contract.registry.own_metrics import METRICS
 from kc_otel.record.measure.sampled import TOKEN
-from kc_otel.record.telemetry import pair_streams as points
+from kc_otel.record.telemetry import recorder_points as points
 from kc_otel.record.telemetry.buckets import Partition, Slots, cells, slots
 from kc_otel.stats.histogram import Buckets, ExponentialHistogram
 
