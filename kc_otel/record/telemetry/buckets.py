@@ -93,8 +93,8 @@ class Partition:
 class Slots:
     """The buckets as consecutive slots in ascending order of value, the zero bucket at `center`.
 
-    Values are rounded to float32 first. Those closer to zero than `ZERO_THRESHOLD` are in the zero bucket, those that
-    are farther than float32 reaches in the outermost.
+    Values closer to zero than `ZERO_THRESHOLD` are in the zero bucket, those that are farther than float32 reaches in
+    the outermost.
     """
 
     def __init__(self) -> None:
@@ -103,17 +103,11 @@ class Slots:
         whole, part = np.divmod(index, 1 << _SCALE)
         self.bounds: Final[NDArray[np.float64]] = np.ldexp(np.exp2(part / (1 << _SCALE)), whole)
         """Lower bounds of the positive buckets, ascending: ZERO_THRESHOLD is the first."""
-        thresholds = magnitudes(lambda x: x > self.bounds, self.bounds.size)
-        self.partition: Final = Partition(thresholds, thresholds)
-        self.center: Final = self.partition.center
-        self.size: Final = self.partition.size
+        self.center: Final = self.bounds.size
+        self.size: Final = 2 * self.bounds.size + 1
 
-    def locate(self, values: NDArray[np.floating[Any]]) -> NDArray[np.uint16]:
-        """Slot of each value, uint16 [n]; values [n] are not NaN."""
-        return self.partition.locate(np.clip(values, -_MAX_FLOAT32, _MAX_FLOAT32).astype(np.float32))
-
-    def of_exact(self, values: NDArray[np.float64]) -> NDArray[np.intp]:
-        """Slot of each float64 value, without rounding it first; values [n] are not NaN."""
+    def locate(self, values: NDArray[np.float64]) -> NDArray[np.intp]:
+        """Slot of each value; values [n] are not NaN."""
         outward = np.searchsorted(self.bounds, np.abs(values), side="left")
         return np.where(values < 0, self.center - outward, self.center + outward)
 
@@ -155,7 +149,7 @@ class LogRatioCells:
         self.size: Final = self.partition.size
         # Of each cell the value closest to zero.
         within = np.concatenate([-negative.view(np.float32)[::-1], [0.0], positive.view(np.float32)], dtype=np.float64)
-        self._slot: Final = {key: self.slots.of_exact(quantity(within)) for key, quantity in TOKEN.items()}
+        self._slot: Final = {key: self.slots.locate(quantity(within)) for key, quantity in TOKEN.items()}
 
     def per_slot(self, quantity: str, counts: NDArray[np.int64]) -> tuple[int, NDArray[np.int64]]:
         """Counts per bucket of a quantity, from counts per cell [size]: the first slot, and counts from there on."""
@@ -228,6 +222,12 @@ class Moments:
             np.minimum(self.low[slice], low[rows].min(0), out=self.low[slice])
             np.maximum(self.high[slice], high[rows].max(0), out=self.high[slice])
 
+    def add_to(self, slice: np.intp, values: NDArray[np.float64]) -> None:
+        """Add values [n] of the only quantity to a slice."""
+        self.totals[slice] += values.sum()
+        self.low[slice] = np.minimum(self.low[slice], values.min())
+        self.high[slice] = np.maximum(self.high[slice], values.max())
+
     def add_by_slice(self, values: NDArray[np.float64]) -> None:
         """Add values [n, slices] of the only quantity; NaN where a slice has none."""
         there = ~np.isnan(values)
@@ -276,8 +276,19 @@ class QuantityStream:
         self._moments = Moments(slices, 1)
 
     def add(self, values: NDArray[np.float64], membership: NDArray[np.bool_]) -> None:
-        """Add finite values [n] that belong to slices as `membership` [n, slices] says."""
-        self.add_by_slice(np.where(membership, values[:, None], np.nan))
+        """Add values [n] that belong to slices as `membership` [n, slices] says; NaN for none."""
+        known = ~np.isnan(values)
+        if not known.all():
+            values, membership = values[known], membership[known]
+        if not values.size:
+            return
+        slot = self._slots.locate(values)
+        self._reserve(int(slot.min()), int(slot.max()))
+        slot -= self._first
+        for slice in np.flatnonzero(membership.any(0)):
+            inside = np.flatnonzero(membership[:, slice])
+            self._counts[slice] += np.bincount(slot[inside], minlength=self._counts.shape[1])
+            self._moments.add_to(slice, values[inside])
 
     def add_by_slice(self, values: NDArray[np.float64]) -> None:
         """Add values [n, slices] that differ by slice; NaN where a slice has none."""
@@ -285,21 +296,10 @@ class QuantityStream:
         if not rows.size:
             return
         there = values[rows, slices]
-        slot = self._slots.of_exact(there)
+        slot = self._slots.locate(there)
         self._reserve(int(slot.min()), int(slot.max()))
         np.add.at(self._counts, (slices, slot - self._first), 1)
         self._moments.add_by_slice(values)
-
-    def add_counted(self, counts: NDArray[np.int64], membership: NDArray[np.bool_], stats: NDArray[np.float64]) -> None:
-        """Add counts per slice and slot [slices, slots], with sums, minima and maxima per row [3, n]."""
-        used = np.flatnonzero(counts.any(0))
-        if not used.size:
-            return
-        first, last = int(used[0]), int(used[-1])
-        self._reserve(first, last)
-        at = first - self._first
-        self._counts[:, at : at + last - first + 1] += counts[:, first : last + 1]
-        self._moments.add(membership, stats[:, :, None])
 
     def histogram(self, slice: int) -> ExponentialHistogram | None:
         """The slice's histogram; None when nothing was counted."""
