@@ -37,6 +37,8 @@ _PREFIX_SHIFT_BITS: Final = 12
 _PREFIX_COUNT: Final = 1 << (31 - _PREFIX_SHIFT_BITS)
 _AMBIGUOUS_BUCKET: Final = 0xFFFF
 _MIN_VALUES_FOR_TABLE: Final = 1 << 17
+_NO_MOMENTS: Final = np.array([0.0, np.inf, -np.inf])
+"""Sum, minimum and maximum of no values."""
 
 Crosses = Callable[[NDArray[np.float64]], NDArray[np.bool_]]
 
@@ -204,55 +206,22 @@ def magnitudes(crossed: Crosses, size: int, largest: float = _MAX_FLOAT32) -> ND
     return found
 
 
-class Moments:
-    """Sums, minima and maxima per slice of `width` quantities."""
-
-    def __init__(self, slices: int, width: int) -> None:
-        self.totals = np.zeros((slices, width))
-        self.low = np.full((slices, width), np.inf)
-        self.high = np.full((slices, width), -np.inf)
-
-    def add(self, membership: NDArray[np.bool_], stats: NDArray[np.float64]) -> None:
-        """Add sums, minima and maxima of rows [3, n, width] that belong to slices as `membership` [n, slices] says."""
-        totals, low, high = stats
-        # Not a matrix product: its threads would compete with the caller's, and rows are few.
-        for slice in np.flatnonzero(membership.any(0)):
-            rows = membership[:, slice]
-            self.totals[slice] += totals[rows].sum(0)
-            np.minimum(self.low[slice], low[rows].min(0), out=self.low[slice])
-            np.maximum(self.high[slice], high[rows].max(0), out=self.high[slice])
-
-    def add_to(self, slice: np.intp, values: NDArray[np.float64]) -> None:
-        """Add values [n] of the only quantity to a slice."""
-        self.totals[slice] += values.sum()
-        self.low[slice] = np.minimum(self.low[slice], values.min())
-        self.high[slice] = np.maximum(self.high[slice], values.max())
-
-    def add_by_slice(self, values: NDArray[np.float64]) -> None:
-        """Add values [n, slices] of the only quantity; NaN where a slice has none."""
-        there = ~np.isnan(values)
-        self.totals[:, 0] += np.where(there, values, 0.0).sum(0)
-        np.minimum(self.low[:, 0], np.where(there, values, np.inf).min(0), out=self.low[:, 0])
-        np.maximum(self.high[:, 0], np.where(there, values, -np.inf).max(0), out=self.high[:, 0])
-
-    def of(self, slice: int, column: int) -> tuple[float, float, float]:
-        """Sum, minimum and maximum."""
-        at = slice, column
-        return float(self.totals[at]), float(self.low[at]), float(self.high[at])
-
-
 class TokenStreams:
     """All quantities that are functions of a token's log ratio, counted together."""
 
     def __init__(self, slices: int, cells: LogRatioCells) -> None:
         self._cells = cells
         self._counts = np.zeros((slices, cells.size), dtype=np.int64)
-        self._moments = Moments(slices, len(TOKEN))
+        self._moments = np.tile(_NO_MOMENTS[:, None, None], (1, slices, len(TOKEN)))
 
     def add(self, counts: NDArray[np.int64], membership: NDArray[np.bool_], stats: NDArray[np.float64]) -> None:
         """Add counts per slice and cell [slices, cells], with sums, minima and maxima per row [3, n, 6]."""
         self._counts += counts
-        self._moments.add(membership, stats)
+        # Not a matrix product: its threads would compete with the caller's, and rows are few.
+        for slice in np.flatnonzero(membership.any(0)):
+            rows, (total, low, high) = membership[:, slice], self._moments[:, slice]
+            more = stats[0, rows].sum(0), stats[1, rows].min(0), stats[2, rows].max(0)
+            self._moments[:, slice] = total + more[0], np.minimum(low, more[1]), np.maximum(high, more[2])
 
     def histograms(self, slice: int, quantities: Collection[str]) -> dict[str, ExponentialHistogram]:
         """Histogram of each of the quantities that is one of tokens; empty when nothing was counted."""
@@ -260,7 +229,9 @@ class TokenStreams:
         if not counts.any():
             return {}
         return {
-            key: self._cells.slots.histogram(*self._cells.per_slot(key, counts), *self._moments.of(slice, column))
+            key: self._cells.slots.histogram(
+                *self._cells.per_slot(key, counts), *self._moments[:, slice, column].tolist()
+            )
             for column, key in enumerate(TOKEN)
             if key in quantities
         }
@@ -273,7 +244,7 @@ class QuantityStream:
         self._slots = slots
         self._first = slots.center
         self._counts = np.zeros((slices, 1), dtype=np.int64)
-        self._moments = Moments(slices, 1)
+        self._moments = np.tile(_NO_MOMENTS[:, None], (1, slices))
 
     def add(self, values: NDArray[np.float64], membership: NDArray[np.bool_]) -> None:
         """Add values [n] that belong to slices as `membership` [n, slices] says; NaN for none."""
@@ -283,30 +254,29 @@ class QuantityStream:
         if not values.size:
             return
         slot = self._slots.locate(values)
-        self._reserve(int(slot.min()), int(slot.max()))
-        slot -= self._first
         for slice in np.flatnonzero(membership.any(0)):
             inside = np.flatnonzero(membership[:, slice])
-            self._counts[slice] += np.bincount(slot[inside], minlength=self._counts.shape[1])
-            self._moments.add_to(slice, values[inside])
+            self._add_to(slice, values[inside], slot[inside])
 
     def add_by_slice(self, values: NDArray[np.float64]) -> None:
         """Add values [n, slices] that differ by slice; NaN where a slice has none."""
-        rows, slices = np.nonzero(~np.isnan(values))
-        if not rows.size:
-            return
-        there = values[rows, slices]
-        slot = self._slots.locate(there)
+        known = ~np.isnan(values)
+        for slice in np.flatnonzero(known.any(0)):
+            there = values[known[:, slice], slice]
+            self._add_to(slice, there, self._slots.locate(there))
+
+    def _add_to(self, slice: np.intp, values: NDArray[np.float64], slot: NDArray[np.intp]) -> None:
         self._reserve(int(slot.min()), int(slot.max()))
-        np.add.at(self._counts, (slices, slot - self._first), 1)
-        self._moments.add_by_slice(values)
+        self._counts[slice] += np.bincount(slot - self._first, minlength=self._counts.shape[1])
+        total, low, high = self._moments[:, slice]
+        self._moments[:, slice] = total + values.sum(), min(low, values.min()), max(high, values.max())
 
     def histogram(self, slice: int) -> ExponentialHistogram | None:
         """The slice's histogram; None when nothing was counted."""
         counts = self._counts[slice]
         if not counts.any():
             return None
-        return self._slots.histogram(self._first, counts, *self._moments.of(slice, 0))
+        return self._slots.histogram(self._first, counts, *self._moments[:, slice].tolist())
 
     def _reserve(self, first: int, last: int) -> None:
         low, high = self._first, self._first + self._counts.shape[1]
