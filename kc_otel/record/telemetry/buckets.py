@@ -1,14 +1,14 @@
 """Bucket of a number in a base-2 exponential histogram, exact and for millions of numbers at once.
 
 Bucket i of scale s holds (2^(i/2^s), 2^((i+1)/2^s)], negative numbers mirrored: the mapping of the OpenTelemetry data
-model. Taking a logarithm per value is slow and wrong next to the boundaries. Here a value's bits are looked at as an
-integer instead: sign, exponent and the upper eleven bits of the mantissa index a table that knows the bucket of
-everything with that prefix, and the few prefixes that a boundary runs through are settled by a binary search.
+model. A logarithm of each value is slow and wrong next to the boundaries: buckets are found by their bounds.
 
 One partition of the log ratio l serves every quantity of a sampled token: l, |l|, w, (1-w)+, w - 1 - l and (w-1)^2 are
 all functions of l that rise or fall throughout on either side of zero. Cut the line of l wherever any of them enters
 another bucket, and finding a token's cell, once, is as good as finding its bucket in six histograms: counts per cell
-become counts per bucket only when somebody asks.
+become counts per bucket only when somebody asks. The bits of l say its cell: sign, exponent and the upper eleven bits
+of the mantissa index a table that knows the cell of everything with that prefix, and the few prefixes that a boundary
+runs through are settled by a binary search.
 """
 
 from __future__ import annotations
@@ -41,55 +41,6 @@ _NO_MOMENTS: Final = np.array([0.0, np.inf, -np.inf])
 """Sum, minimum and maximum of no values."""
 
 Crosses = Callable[[NDArray[np.float64]], NDArray[np.bool_]]
-
-
-class Partition:
-    """The float32 line cut into cells: numbered in ascending order, cell `center` lying around zero.
-
-    A cell is cut off where magnitudes reach a threshold, the threshold itself belonging to the outer cell.
-    """
-
-    def __init__(self, positive: NDArray[np.uint32], negative: NDArray[np.uint32]) -> None:
-        """Cut at magnitudes given as float32 bits, ascending and distinct, for the two signs."""
-        self._positive, self._negative = positive, negative
-        self._located = 0
-        self.center: Final = negative.size
-        self.size: Final = negative.size + positive.size + 1
-        # x > -t is x >= the float32 after -t, so that one ascending array of edges serves both signs.
-        self.edges: Final[NDArray[np.float32]] = np.concatenate(
-            [
-                -(negative - np.uint32(1)).view(np.float32)[::-1],
-                positive.view(np.float32),
-            ]
-        )
-
-    def locate(self, values: NDArray[np.float32]) -> NDArray[np.uint16]:
-        """Cell of each value, uint16 [n]; values [n] are contiguous and not NaN, infinite ones are in the outermost."""
-        if self._located < _MIN_VALUES_FOR_TABLE:
-            self._located += values.size
-            return np.searchsorted(self.edges, values, side="right").astype(np.uint16)
-        # One less, so that powers of two, which close a bucket, end a prefix and are never ambiguous.
-        prefix = values.view(np.uint32) - np.uint32(1)
-        prefix >>= np.uint32(_PREFIX_SHIFT_BITS)
-        cells = np.take(self._table, prefix.astype(np.intp), mode="wrap")
-        unclear = np.flatnonzero(cells == _AMBIGUOUS_BUCKET)
-        if unclear.size:
-            cells[unclear] = np.searchsorted(self.edges, values[unclear], side="right")
-        return cells
-
-    @cached_property
-    def _table(self) -> NDArray[np.uint16]:
-        first = (np.arange(_PREFIX_COUNT, dtype=np.uint32) << _PREFIX_SHIFT_BITS) + np.uint32(1)
-        last = first + np.uint32((1 << _PREFIX_SHIFT_BITS) - 1)
-        halves = []
-        for thresholds, sign in ((self._positive, 1), (self._negative, -1)):
-            inner = np.searchsorted(thresholds, first, side="right")
-            outer = np.searchsorted(thresholds, last, side="right")
-            cells = np.where(inner == outer, self.center + sign * inner, _AMBIGUOUS_BUCKET).astype(np.uint16)
-            # +0 less one wraps to the negative half's last prefix, -0 to the positive half's; only NaN lies there.
-            cells[-1] = self.center
-            halves.append(cells)
-        return np.concatenate(halves)
 
 
 class Slots:
@@ -142,16 +93,53 @@ def slots() -> Slots:
 
 
 class LogRatioCells:
-    """The joint partition, and the bucket that each cell means for each quantity of a sampled token."""
+    """The line of l cut into cells, numbered in ascending order, and the bucket that each means for each quantity.
+
+    Cell `center` lies around zero. A threshold of magnitudes belongs to the outer one of the two cells that it parts.
+    """
 
     def __init__(self) -> None:
         self.slots: Final[Slots] = slots()
-        positive, negative = self._cuts(1.0, HIGHEST), self._cuts(-1.0, -LOWEST)
-        self.partition: Final = Partition(positive, negative)
-        self.size: Final = self.partition.size
+        # Thresholds as float32 bits, ascending and distinct.
+        self._positive, self._negative = self._cuts(1.0, HIGHEST), self._cuts(-1.0, -LOWEST)
+        self._located = 0
+        self.center: Final = self._negative.size
+        self.size: Final = self._negative.size + self._positive.size + 1
+        positive, negative = self._positive.view(np.float32), -self._negative.view(np.float32)[::-1]
+        # x > -t is x >= the float32 after -t, so that one ascending array of edges serves both signs.
+        after = -(self._negative - np.uint32(1)).view(np.float32)[::-1]
+        self.edges: Final[NDArray[np.float32]] = np.concatenate([after, positive])
         # Of each cell the value closest to zero.
-        within = np.concatenate([-negative.view(np.float32)[::-1], [0.0], positive.view(np.float32)], dtype=np.float64)
+        within = np.concatenate([negative, [0.0], positive], dtype=np.float64)
         self._slot: Final = {key: self.slots.locate(quantity(within)) for key, quantity in TOKEN.items()}
+
+    def locate(self, values: NDArray[np.float32]) -> NDArray[np.uint16]:
+        """Cell of each value, uint16 [n]; values [n] are contiguous and not NaN, infinite ones are in the outermost."""
+        if self._located < _MIN_VALUES_FOR_TABLE:
+            self._located += values.size
+            return np.searchsorted(self.edges, values, side="right").astype(np.uint16)
+        # One less, so that powers of two, which close a bucket, end a prefix and are never ambiguous.
+        prefix = values.view(np.uint32) - np.uint32(1)
+        prefix >>= np.uint32(_PREFIX_SHIFT_BITS)
+        cells = np.take(self._table, prefix.astype(np.intp), mode="wrap")
+        unclear = np.flatnonzero(cells == _AMBIGUOUS_BUCKET)
+        if unclear.size:
+            cells[unclear] = np.searchsorted(self.edges, values[unclear], side="right")
+        return cells
+
+    @cached_property
+    def _table(self) -> NDArray[np.uint16]:
+        first = (np.arange(_PREFIX_COUNT, dtype=np.uint32) << _PREFIX_SHIFT_BITS) + np.uint32(1)
+        last = first + np.uint32((1 << _PREFIX_SHIFT_BITS) - 1)
+        halves = []
+        for thresholds, sign in ((self._positive, 1), (self._negative, -1)):
+            inner = np.searchsorted(thresholds, first, side="right")
+            outer = np.searchsorted(thresholds, last, side="right")
+            cells = np.where(inner == outer, self.center + sign * inner, _AMBIGUOUS_BUCKET).astype(np.uint16)
+            # +0 less one wraps to the negative half's last prefix, -0 to the positive half's; only NaN lies there.
+            cells[-1] = self.center
+            halves.append(cells)
+        return np.concatenate(halves)
 
     def per_slot(self, quantity: str, counts: NDArray[np.int64]) -> tuple[int, NDArray[np.int64]]:
         """Counts per bucket of a quantity, from counts per cell [size]: the first slot, and counts from there on."""

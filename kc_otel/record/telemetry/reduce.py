@@ -108,7 +108,7 @@ def reduce(
             if not block.rows.size:
                 continue
         exact = saturated(block.log_w.astype(np.float32, copy=False))
-        counted.append(cells.partition.locate(exact))
+        counted.append(cells.locate(exact))
         wide = exact.astype(np.float64)
         change = np.expm1(wide)
         of_rows = _row_stats(wide, change, block)

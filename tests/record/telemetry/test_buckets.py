@@ -14,7 +14,7 @@ from kc_otel.contract.registry.clause_metrics import QUANTITIES
 from kc_otel.contract.registry.own_metrics import METRICS
 from kc_otel.record.measure.sampled import TOKEN
 from kc_otel.record.telemetry import recorder_points as points
-from kc_otel.record.telemetry.buckets import Partition, Slots, cells, slots
+from kc_otel.record.telemetry.buckets import LogRatioCells, Slots, cells, slots
 from kc_otel.stats.histogram import Buckets, ExponentialHistogram
 
 SCALE = 4
@@ -26,11 +26,6 @@ def sdk_slot(value: float) -> int:
         return of.center
     outward = LogarithmMapping(SCALE).map_to_index(abs(value)) - of.lowest_index + 1
     return of.center + outward if value > 0 else of.center - outward
-
-
-def with_table(partition: Partition) -> Partition:
-    partition._located = 1 << 30
-    return partition
 
 
 def neighbours(values):
@@ -70,14 +65,13 @@ def test_what_is_too_large_is_in_the_outermost_bucket() -> None:
 
 def test_cells_change_exactly_where_a_quantity_changes_bucket() -> None:
     """At the two float32 numbers around every cut, both cells' buckets are those of the quantities in float64."""
-    of = cells()
-    inner = of.partition.edges
+    of, with_table = cells(), LogRatioCells()
+    with_table._located = 1 << 30
+    inner = of.edges
     outer = np.nextafter(inner, np.float32(-np.inf))
     for values in (inner, outer):
-        located = of.partition.locate(values)
-        assert with_table(Partition(of.partition._positive, of.partition._negative)).locate(values).tolist() == (
-            located.tolist()
-        )
+        located = of.locate(values)
+        assert with_table.locate(values).tolist() == located.tolist()
         for key, quantity in TOKEN.items():
             expected = of.slots.locate(quantity(values.astype(np.float64)))
             assert of._slot[key][located].tolist() == expected.tolist()
