@@ -38,7 +38,7 @@ from kc_otel.record.telemetry.environment import export_timeout, metric_exporter
 
 if TYPE_CHECKING:
     from kc_otel.record.kernel import Kernel
-    from kc_otel.record.telemetry.counters import RecorderStats
+    from kc_otel.record.telemetry.recorder_points import RecorderStats
     from kc_otel.recordings.importers.importer import Importer
     from kc_otel.recordings.scoring import Scorer
     from kc_otel.recordings.spool import SpoolReader

@@ -38,7 +38,7 @@ from opentelemetry.util.types import AnyValue
 from kc_otel.contract.model import Contract
 from kc_otel.record.kernel import KernelPair
 from kc_otel.record.measurer import Measurer
-from kc_otel.record.telemetry.counters import Counters, RecorderStats
+from kc_otel.record.telemetry.recorder_points import Counters, RecorderStats
 from kc_otel.record.work import QueuedBatch, Work
 from kc_otel.record.worker import BoundedWorker
 

@@ -37,8 +37,9 @@ from kc_otel.record.pairing import Pair, PairingBuffer, paired_batch, prompt_nam
 from kc_otel.record.sampling import Sampler
 from kc_otel.record.slice_table import Places, SliceTable, each_row
 from kc_otel.record.telemetry.accumulate import Accumulator, Batch
-from kc_otel.record.telemetry.counters import Counters
-from kc_otel.record.telemetry.pair_streams import (
+from kc_otel.record.telemetry.prompt_means import Rollouts
+from kc_otel.record.telemetry.recorder_points import (
+    Counters,
     PairStreams,
     TokenExemplar,
     drift_metrics,
@@ -46,7 +47,6 @@ from kc_otel.record.telemetry.pair_streams import (
     kernel_info,
     train_step,
 )
-from kc_otel.record.telemetry.prompt_means import Rollouts
 from kc_otel.record.weight_versions import BatchVersions, Parts, batch_versions, parts_by_lag
 from kc_otel.record.work import (
     QueuedBatch,

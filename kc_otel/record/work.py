@@ -187,7 +187,7 @@ def _padded(arrays: dict[str, Tree], like: str) -> Rows:
     if "mask" in out:
         inside = inside & as_bool(out["mask"])
     out["mask"] = inside
-    return Rows({name: out.get(name) for name in {*arrays, "mask"}}, kept, sequences)
+    return Rows({name: out.get(name) for name in {**arrays, "mask": None}}, kept, sequences)
 
 
 def _as_list(tree: Tree) -> list[Any]:

@@ -6,8 +6,8 @@ import os
 from typing import Final
 
 from kc_otel.record.recorder import Recorder
-from kc_otel.record.telemetry.counters import RecorderStats
 from kc_otel.record.telemetry.environment import sdk_disabled
+from kc_otel.record.telemetry.recorder_points import RecorderStats
 
 NO_ENDPOINT: Final = "measured, not exported: no endpoint took the export"
 """The one reason that may pass by itself."""

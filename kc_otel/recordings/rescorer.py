@@ -28,7 +28,7 @@ from kc_otel.contract.slices import LENGTH
 from kc_otel.record.measure.arrays import floats
 from kc_otel.record.pairing import content_key
 from kc_otel.record.recorder import Recorder
-from kc_otel.record.telemetry.counters import RecorderStats
+from kc_otel.record.telemetry.recorder_points import RecorderStats
 from kc_otel.recordings.confirmation import NO_ENDPOINT, why_unexported
 from kc_otel.recordings.request import SUPPORTED, SampledRequest, effective, versions_per_token
 from kc_otel.recordings.scoring import Scorer, UnavailableError, UnscorableError

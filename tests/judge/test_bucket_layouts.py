@@ -69,7 +69,7 @@ def observed(name: str, id: str, share: float) -> tuple[Contract, Clause, np.nda
 def counted(values: np.ndarray) -> ExponentialHistogram:
     """A histogram of scale 4."""
     kind = slots()
-    counts = np.bincount(kind.of_exact(values), minlength=kind.size).astype(np.int64)
+    counts = np.bincount(kind.locate(values), minlength=kind.size).astype(np.int64)
     return kind.histogram(0, counts, float(values.sum()), float(values.min()), float(values.max()))
 
 

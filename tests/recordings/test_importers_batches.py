@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from kc_otel.record.telemetry.counters import RecorderStats
+from kc_otel.record.telemetry.recorder_points import RecorderStats
 from kc_otel.recordings.importers import pickled_batches
 from kc_otel.recordings.importers.importer import Importer
 from kc_otel.recordings.importers.trainer_files import trainer_of

@@ -24,7 +24,7 @@ def policies(rng, spread, size=50):
 def histogram(values):
     """The values after a histogram of the recorder's scale."""
     of = slots()
-    counts = np.bincount(of.of_exact(values), minlength=of.size)
+    counts = np.bincount(of.locate(values), minlength=of.size)
     return of.histogram(0, counts, float(values.sum()), float(values.min()), float(values.max())).binned()
 
 

@@ -89,7 +89,8 @@ class Watch(Guarded):
             return
         taken = slice(None) if rows.size == len(logged.attributes) else rows
         prompts = [logged.prompts[row] for row in rows] if logged.prompts else None
-        versions = [logged.versions[row] for row in rows.tolist()] if logged.versions else [None]
+        given = [logged.versions[row] for row in rows.tolist()] if logged.versions else [None]
+        versions = [None if version is None else int(version) for version in given]
         sampled = versions[0] if len(set(versions)) == 1 else None if None in versions else np.array(versions, np.int64)
         self._recorder.compare(
             logged.train[taken],

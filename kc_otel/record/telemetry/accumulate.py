@@ -365,9 +365,7 @@ class Accumulator:
         whole, log_w = self._record(into, reduced)
         if train_kept is not None and reduced.rows.size:
             mass, tokens = outside_mass(train_kept, reduced.rows, into.tokens)
-            if "outside_mass" in self._recorded:
-                self._stream("outside_mass").add(mass, np.repeat(into.membership[reduced.rows], tokens, axis=0))
-            self._note(into, "outside_mass", np.add.reduceat(mass, np.cumsum(tokens) - tokens), tokens, reduced.rows)
+            self._record_tokens(into, "outside_mass", mass, tokens, reduced.rows)
         if rewards is None or self._reward_range is None:
             return whole[:0]
         given, (low, high) = floats(rewards)[whole].astype(np.float64), self._reward_range
@@ -376,23 +374,28 @@ class Accumulator:
         return whole[(given < low) | (given > high)]
 
     def _record_logits(self, into: _Rows, values: NDArray[np.float64], rows: NDArray[np.intp]) -> None:
-        """Record the quantities of logits of tokens [n] that belong to sequences `rows`."""
-        membership = into.membership[rows]
+        """Record the quantities of logits of tokens [n] that belong to sequences `rows`, which come row by row."""
+        measured, tokens = np.unique(rows, return_counts=True)
         for column, quantity in enumerate(LOGITS):
-            if quantity in self._recorded:
-                self._stream(quantity).add(values[:, column], membership)
-        if rows.size:
-            # Tokens come row by row, so a sequence's are next to each other.
-            starts = np.flatnonzero(np.diff(rows, prepend=-1))
-            totals, lengths = np.add.reduceat(values, starts), np.diff(starts, append=rows.size)
-            for column, quantity in enumerate(LOGITS):
-                self._note(into, quantity, totals[:, column], lengths, rows[starts])
+            self._record_tokens(into, quantity, values[:, column], tokens, measured)
+
+    def _record_tokens(
+        self, into: _Rows, quantity: str, values: NDArray[np.float64], tokens: NDArray[np.intp], rows: NDArray[np.intp]
+    ) -> None:
+        """Record a quantity of tokens, so many of each row, row after row; NaN for none."""
+        if not rows.size:
+            return
+        if quantity in self._recorded:
+            self._stream(quantity).add(values, np.repeat(into.membership[rows], tokens, axis=0))
+        known, starts = ~np.isnan(values), np.cumsum(tokens) - tokens
+        totals = np.add.reduceat(np.where(known, values, 0.0), starts)
+        self._note(into, quantity, totals, np.add.reduceat(known, starts, dtype=np.intp), rows)
 
     def _record(self, into: _Rows, reduced: Reduced) -> tuple[NDArray[np.intp], NDArray[np.float64]]:
         """Record what was measured of tokens and sequences. Returns the whole sequences' rows, and their sums of l."""
         rows, membership = reduced.rows, into.membership[reduced.rows]
         into.measured[rows] = True
-        self._tokens.add(reduced.cells, membership, reduced.stats[:, :, : len(TOKEN)])
+        self._tokens.add(reduced.cells, membership, reduced.stats)
         for column, quantity in enumerate(TOKEN):
             self._note(into, quantity, reduced.stats[0, :, column], reduced.tokens, rows)
         sums = np.zeros((2, into.measured.size))
@@ -404,12 +407,9 @@ class Accumulator:
             self._stream("sequence_tokens").add(tokens, into.membership[whole])
         for quantity, of in SEQUENCE.items():
             self._record_whole(into, quantity, of(log_w, tokens), whole)
-        if reduced.slots is not None:
-            for side, quantity in enumerate(ADVANTAGE):
-                stats = reduced.stats[:, :, len(TOKEN) + side]
-                if quantity in self._recorded:
-                    self._stream(quantity).add_counted(reduced.slots[:, side], membership, stats)
-                self._note(into, quantity, stats[0], reduced.sides[:, side], rows)
+        if reduced.drifts is not None:
+            for quantity, drifts in zip(ADVANTAGE, reduced.drifts, strict=True):
+                self._record_tokens(into, quantity, drifts, reduced.tokens, rows)
         return whole, log_w
 
     def _record_whole(self, into: _Rows, quantity: str, values: NDArray[np.float64], rows: NDArray[np.intp]) -> None:

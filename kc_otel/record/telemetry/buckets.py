@@ -1,14 +1,14 @@
 """Bucket of a number in a base-2 exponential histogram, exact and for millions of numbers at once.
 
 Bucket i of scale s holds (2^(i/2^s), 2^((i+1)/2^s)], negative numbers mirrored: the mapping of the OpenTelemetry data
-model. Taking a logarithm per value is slow and wrong next to the boundaries. Here a value's bits are looked at as an
-integer instead: sign, exponent and the upper eleven bits of the mantissa index a table that knows the bucket of
-everything with that prefix, and the few prefixes that a boundary runs through are settled by a binary search.
+model. A logarithm of each value is slow and wrong next to the boundaries: buckets are found by their bounds.
 
 One partition of the log ratio l serves every quantity of a sampled token: l, |l|, w, (1-w)+, w - 1 - l and (w-1)^2 are
 all functions of l that rise or fall throughout on either side of zero. Cut the line of l wherever any of them enters
 another bucket, and finding a token's cell, once, is as good as finding its bucket in six histograms: counts per cell
-become counts per bucket only when somebody asks.
+become counts per bucket only when somebody asks. The bits of l say its cell: sign, exponent and the upper eleven bits
+of the mantissa index a table that knows the cell of everything with that prefix, and the few prefixes that a boundary
+runs through are settled by a binary search.
 """
 
 from __future__ import annotations
@@ -37,64 +37,17 @@ _PREFIX_SHIFT_BITS: Final = 12
 _PREFIX_COUNT: Final = 1 << (31 - _PREFIX_SHIFT_BITS)
 _AMBIGUOUS_BUCKET: Final = 0xFFFF
 _MIN_VALUES_FOR_TABLE: Final = 1 << 17
+_NO_MOMENTS: Final = np.array([0.0, np.inf, -np.inf])
+"""Sum, minimum and maximum of no values."""
 
 Crosses = Callable[[NDArray[np.float64]], NDArray[np.bool_]]
-
-
-class Partition:
-    """The float32 line cut into cells: numbered in ascending order, cell `center` lying around zero.
-
-    A cell is cut off where magnitudes reach a threshold, the threshold itself belonging to the outer cell.
-    """
-
-    def __init__(self, positive: NDArray[np.uint32], negative: NDArray[np.uint32]) -> None:
-        """Cut at magnitudes given as float32 bits, ascending and distinct, for the two signs."""
-        self._positive, self._negative = positive, negative
-        self._located = 0
-        self.center: Final = negative.size
-        self.size: Final = negative.size + positive.size + 1
-        # x > -t is x >= the float32 after -t, so that one ascending array of edges serves both signs.
-        self.edges: Final[NDArray[np.float32]] = np.concatenate(
-            [
-                -(negative - np.uint32(1)).view(np.float32)[::-1],
-                positive.view(np.float32),
-            ]
-        )
-
-    def locate(self, values: NDArray[np.float32]) -> NDArray[np.uint16]:
-        """Cell of each value, uint16 [n]; values [n] are contiguous and not NaN, infinite ones are in the outermost."""
-        if self._located < _MIN_VALUES_FOR_TABLE:
-            self._located += values.size
-            return np.searchsorted(self.edges, values, side="right").astype(np.uint16)
-        # One less, so that powers of two, which close a bucket, end a prefix and are never ambiguous.
-        prefix = values.view(np.uint32) - np.uint32(1)
-        prefix >>= np.uint32(_PREFIX_SHIFT_BITS)
-        cells = np.take(self._table, prefix.astype(np.intp), mode="wrap")
-        unclear = np.flatnonzero(cells == _AMBIGUOUS_BUCKET)
-        if unclear.size:
-            cells[unclear] = np.searchsorted(self.edges, values[unclear], side="right")
-        return cells
-
-    @cached_property
-    def _table(self) -> NDArray[np.uint16]:
-        first = (np.arange(_PREFIX_COUNT, dtype=np.uint32) << _PREFIX_SHIFT_BITS) + np.uint32(1)
-        last = first + np.uint32((1 << _PREFIX_SHIFT_BITS) - 1)
-        halves = []
-        for thresholds, sign in ((self._positive, 1), (self._negative, -1)):
-            inner = np.searchsorted(thresholds, first, side="right")
-            outer = np.searchsorted(thresholds, last, side="right")
-            cells = np.where(inner == outer, self.center + sign * inner, _AMBIGUOUS_BUCKET).astype(np.uint16)
-            # +0 less one wraps to the negative half's last prefix, -0 to the positive half's; only NaN lies there.
-            cells[-1] = self.center
-            halves.append(cells)
-        return np.concatenate(halves)
 
 
 class Slots:
     """The buckets as consecutive slots in ascending order of value, the zero bucket at `center`.
 
-    Values are rounded to float32 first. Those closer to zero than `ZERO_THRESHOLD` are in the zero bucket, those that
-    are farther than float32 reaches in the outermost.
+    Values closer to zero than `ZERO_THRESHOLD` are in the zero bucket, those that are farther than float32 reaches in
+    the outermost.
     """
 
     def __init__(self) -> None:
@@ -103,17 +56,11 @@ class Slots:
         whole, part = np.divmod(index, 1 << _SCALE)
         self.bounds: Final[NDArray[np.float64]] = np.ldexp(np.exp2(part / (1 << _SCALE)), whole)
         """Lower bounds of the positive buckets, ascending: ZERO_THRESHOLD is the first."""
-        thresholds = magnitudes(lambda x: x > self.bounds, self.bounds.size)
-        self.partition: Final = Partition(thresholds, thresholds)
-        self.center: Final = self.partition.center
-        self.size: Final = self.partition.size
+        self.center: Final = self.bounds.size
+        self.size: Final = 2 * self.bounds.size + 1
 
-    def locate(self, values: NDArray[np.floating[Any]]) -> NDArray[np.uint16]:
-        """Slot of each value, uint16 [n]; values [n] are not NaN."""
-        return self.partition.locate(np.clip(values, -_MAX_FLOAT32, _MAX_FLOAT32).astype(np.float32))
-
-    def of_exact(self, values: NDArray[np.float64]) -> NDArray[np.intp]:
-        """Slot of each float64 value, without rounding it first; values [n] are not NaN."""
+    def locate(self, values: NDArray[np.float64]) -> NDArray[np.intp]:
+        """Slot of each value; values [n] are not NaN."""
         outward = np.searchsorted(self.bounds, np.abs(values), side="left")
         return np.where(values < 0, self.center - outward, self.center + outward)
 
@@ -146,16 +93,53 @@ def slots() -> Slots:
 
 
 class LogRatioCells:
-    """The joint partition, and the bucket that each cell means for each quantity of a sampled token."""
+    """The line of l cut into cells, numbered in ascending order, and the bucket that each means for each quantity.
+
+    Cell `center` lies around zero. A threshold of magnitudes belongs to the outer one of the two cells that it parts.
+    """
 
     def __init__(self) -> None:
         self.slots: Final[Slots] = slots()
-        positive, negative = self._cuts(1.0, HIGHEST), self._cuts(-1.0, -LOWEST)
-        self.partition: Final = Partition(positive, negative)
-        self.size: Final = self.partition.size
+        # Thresholds as float32 bits, ascending and distinct.
+        self._positive, self._negative = self._cuts(1.0, HIGHEST), self._cuts(-1.0, -LOWEST)
+        self._located = 0
+        self.center: Final = self._negative.size
+        self.size: Final = self._negative.size + self._positive.size + 1
+        positive, negative = self._positive.view(np.float32), -self._negative.view(np.float32)[::-1]
+        # x > -t is x >= the float32 after -t, so that one ascending array of edges serves both signs.
+        after = -(self._negative - np.uint32(1)).view(np.float32)[::-1]
+        self.edges: Final[NDArray[np.float32]] = np.concatenate([after, positive])
         # Of each cell the value closest to zero.
-        within = np.concatenate([-negative.view(np.float32)[::-1], [0.0], positive.view(np.float32)], dtype=np.float64)
-        self._slot: Final = {key: self.slots.of_exact(quantity(within)) for key, quantity in TOKEN.items()}
+        within = np.concatenate([negative, [0.0], positive], dtype=np.float64)
+        self._slot: Final = {key: self.slots.locate(quantity(within)) for key, quantity in TOKEN.items()}
+
+    def locate(self, values: NDArray[np.float32]) -> NDArray[np.uint16]:
+        """Cell of each value, uint16 [n]; values [n] are contiguous and not NaN, infinite ones are in the outermost."""
+        if self._located < _MIN_VALUES_FOR_TABLE:
+            self._located += values.size
+            return np.searchsorted(self.edges, values, side="right").astype(np.uint16)
+        # One less, so that powers of two, which close a bucket, end a prefix and are never ambiguous.
+        prefix = values.view(np.uint32) - np.uint32(1)
+        prefix >>= np.uint32(_PREFIX_SHIFT_BITS)
+        cells = np.take(self._table, prefix.astype(np.intp), mode="wrap")
+        unclear = np.flatnonzero(cells == _AMBIGUOUS_BUCKET)
+        if unclear.size:
+            cells[unclear] = np.searchsorted(self.edges, values[unclear], side="right")
+        return cells
+
+    @cached_property
+    def _table(self) -> NDArray[np.uint16]:
+        first = (np.arange(_PREFIX_COUNT, dtype=np.uint32) << _PREFIX_SHIFT_BITS) + np.uint32(1)
+        last = first + np.uint32((1 << _PREFIX_SHIFT_BITS) - 1)
+        halves = []
+        for thresholds, sign in ((self._positive, 1), (self._negative, -1)):
+            inner = np.searchsorted(thresholds, first, side="right")
+            outer = np.searchsorted(thresholds, last, side="right")
+            cells = np.where(inner == outer, self.center + sign * inner, _AMBIGUOUS_BUCKET).astype(np.uint16)
+            # +0 less one wraps to the negative half's last prefix, -0 to the positive half's; only NaN lies there.
+            cells[-1] = self.center
+            halves.append(cells)
+        return np.concatenate(halves)
 
     def per_slot(self, quantity: str, counts: NDArray[np.int64]) -> tuple[int, NDArray[np.int64]]:
         """Counts per bucket of a quantity, from counts per cell [size]: the first slot, and counts from there on."""
@@ -210,49 +194,22 @@ def magnitudes(crossed: Crosses, size: int, largest: float = _MAX_FLOAT32) -> ND
     return found
 
 
-class Moments:
-    """Sums, minima and maxima per slice of `width` quantities."""
-
-    def __init__(self, slices: int, width: int) -> None:
-        self.totals = np.zeros((slices, width))
-        self.low = np.full((slices, width), np.inf)
-        self.high = np.full((slices, width), -np.inf)
-
-    def add(self, membership: NDArray[np.bool_], stats: NDArray[np.float64]) -> None:
-        """Add sums, minima and maxima of rows [3, n, width] that belong to slices as `membership` [n, slices] says."""
-        totals, low, high = stats
-        # Not a matrix product: its threads would compete with the caller's, and rows are few.
-        for slice in np.flatnonzero(membership.any(0)):
-            rows = membership[:, slice]
-            self.totals[slice] += totals[rows].sum(0)
-            np.minimum(self.low[slice], low[rows].min(0), out=self.low[slice])
-            np.maximum(self.high[slice], high[rows].max(0), out=self.high[slice])
-
-    def add_by_slice(self, values: NDArray[np.float64]) -> None:
-        """Add values [n, slices] of the only quantity; NaN where a slice has none."""
-        there = ~np.isnan(values)
-        self.totals[:, 0] += np.where(there, values, 0.0).sum(0)
-        np.minimum(self.low[:, 0], np.where(there, values, np.inf).min(0), out=self.low[:, 0])
-        np.maximum(self.high[:, 0], np.where(there, values, -np.inf).max(0), out=self.high[:, 0])
-
-    def of(self, slice: int, column: int) -> tuple[float, float, float]:
-        """Sum, minimum and maximum."""
-        at = slice, column
-        return float(self.totals[at]), float(self.low[at]), float(self.high[at])
-
-
 class TokenStreams:
     """All quantities that are functions of a token's log ratio, counted together."""
 
     def __init__(self, slices: int, cells: LogRatioCells) -> None:
         self._cells = cells
         self._counts = np.zeros((slices, cells.size), dtype=np.int64)
-        self._moments = Moments(slices, len(TOKEN))
+        self._moments = np.tile(_NO_MOMENTS[:, None, None], (1, slices, len(TOKEN)))
 
     def add(self, counts: NDArray[np.int64], membership: NDArray[np.bool_], stats: NDArray[np.float64]) -> None:
         """Add counts per slice and cell [slices, cells], with sums, minima and maxima per row [3, n, 6]."""
         self._counts += counts
-        self._moments.add(membership, stats)
+        # Not a matrix product: its threads would compete with the caller's, and rows are few.
+        for slice in np.flatnonzero(membership.any(0)):
+            rows, (total, low, high) = membership[:, slice], self._moments[:, slice]
+            more = stats[0, rows].sum(0), stats[1, rows].min(0), stats[2, rows].max(0)
+            self._moments[:, slice] = total + more[0], np.minimum(low, more[1]), np.maximum(high, more[2])
 
     def histograms(self, slice: int, quantities: Collection[str]) -> dict[str, ExponentialHistogram]:
         """Histogram of each of the quantities that is one of tokens; empty when nothing was counted."""
@@ -260,7 +217,9 @@ class TokenStreams:
         if not counts.any():
             return {}
         return {
-            key: self._cells.slots.histogram(*self._cells.per_slot(key, counts), *self._moments.of(slice, column))
+            key: self._cells.slots.histogram(
+                *self._cells.per_slot(key, counts), *self._moments[:, slice, column].tolist()
+            )
             for column, key in enumerate(TOKEN)
             if key in quantities
         }
@@ -273,40 +232,39 @@ class QuantityStream:
         self._slots = slots
         self._first = slots.center
         self._counts = np.zeros((slices, 1), dtype=np.int64)
-        self._moments = Moments(slices, 1)
+        self._moments = np.tile(_NO_MOMENTS[:, None], (1, slices))
 
     def add(self, values: NDArray[np.float64], membership: NDArray[np.bool_]) -> None:
-        """Add finite values [n] that belong to slices as `membership` [n, slices] says."""
-        self.add_by_slice(np.where(membership, values[:, None], np.nan))
+        """Add values [n] that belong to slices as `membership` [n, slices] says; NaN for none."""
+        known = ~np.isnan(values)
+        if not known.all():
+            values, membership = values[known], membership[known]
+        if not values.size:
+            return
+        slot = self._slots.locate(values)
+        for slice in np.flatnonzero(membership.any(0)):
+            inside = np.flatnonzero(membership[:, slice])
+            self._add_to(slice, values[inside], slot[inside])
 
     def add_by_slice(self, values: NDArray[np.float64]) -> None:
         """Add values [n, slices] that differ by slice; NaN where a slice has none."""
-        rows, slices = np.nonzero(~np.isnan(values))
-        if not rows.size:
-            return
-        there = values[rows, slices]
-        slot = self._slots.of_exact(there)
-        self._reserve(int(slot.min()), int(slot.max()))
-        np.add.at(self._counts, (slices, slot - self._first), 1)
-        self._moments.add_by_slice(values)
+        known = ~np.isnan(values)
+        for slice in np.flatnonzero(known.any(0)):
+            there = values[known[:, slice], slice]
+            self._add_to(slice, there, self._slots.locate(there))
 
-    def add_counted(self, counts: NDArray[np.int64], membership: NDArray[np.bool_], stats: NDArray[np.float64]) -> None:
-        """Add counts per slice and slot [slices, slots], with sums, minima and maxima per row [3, n]."""
-        used = np.flatnonzero(counts.any(0))
-        if not used.size:
-            return
-        first, last = int(used[0]), int(used[-1])
-        self._reserve(first, last)
-        at = first - self._first
-        self._counts[:, at : at + last - first + 1] += counts[:, first : last + 1]
-        self._moments.add(membership, stats[:, :, None])
+    def _add_to(self, slice: np.intp, values: NDArray[np.float64], slot: NDArray[np.intp]) -> None:
+        self._reserve(int(slot.min()), int(slot.max()))
+        self._counts[slice] += np.bincount(slot - self._first, minlength=self._counts.shape[1])
+        total, low, high = self._moments[:, slice]
+        self._moments[:, slice] = total + values.sum(), min(low, values.min()), max(high, values.max())
 
     def histogram(self, slice: int) -> ExponentialHistogram | None:
         """The slice's histogram; None when nothing was counted."""
         counts = self._counts[slice]
         if not counts.any():
             return None
-        return self._slots.histogram(self._first, counts, *self._moments.of(slice, 0))
+        return self._slots.histogram(self._first, counts, *self._moments[:, slice].tolist())
 
     def _reserve(self, first: int, last: int) -> None:
         low, high = self._first, self._first + self._counts.shape[1]

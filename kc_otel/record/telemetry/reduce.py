@@ -33,8 +33,7 @@ ADVANTAGE: Final = ("advantage_drift_positive", "advantage_drift_negative")
 class Reduced:
     """Reduction of a batch of sampled log-probabilities, of which n sequences were measured.
 
-    `stats` are totals, minima and maxima of every quantity of `TOKEN` over each one's tokens, float64 [3, n, 6], and
-    with advantages of those of `ADVANTAGE` too, [3, n, 8]; a sequence without such a token has inf and -inf for ends.
+    `stats` are totals, minima and maxima of every quantity of `TOKEN` over each one's tokens, float64 [3, n, 6].
     """
 
     codes: NDArray[np.int8]  # an `InvalidReason` per sequence, int8 [sequences]
@@ -42,8 +41,7 @@ class Reduced:
     tokens: NDArray[np.intp]  # of each, [n]
     stats: NDArray[np.float64]
     cells: NDArray[np.int64]  # counts per slice and cell, int64 [slices, cells]
-    slots: NDArray[np.int64] | None  # of `ADVANTAGE`, counts per slice and bucket [slices, 2, slots]; None without
-    sides: NDArray[np.intp]  # tokens of each with a positive, and with a negative advantage, [n, 2]
+    drifts: NDArray[np.float64] | None  # of `ADVANTAGE`, (w - 1) A of the tokens, NaN for none [2, tokens]
     why: dict[InvalidReason, str]  # findings of the checks, in words
     bets: NDArray[np.float64]  # evidence that the tokens were not sampled from Q, [2, bets]: `surplus`, `sureness`
     places: NDArray[np.float64] | None = None  # sum of (1-w)+ in each of PLACES, and tokens [2, n, places]
@@ -63,8 +61,7 @@ class Reduced:
             tokens=self.tokens[:0],
             stats=self.stats[:, :0],
             cells=np.zeros_like(self.cells),
-            slots=None if self.slots is None else np.zeros_like(self.slots),
-            sides=self.sides[:0],
+            drifts=None if self.drifts is None else self.drifts[:, :0],
             bets=np.zeros_like(self.bets),
             places=None if self.places is None else self.places[:, :0],
         )
@@ -88,11 +85,9 @@ def reduce(
     codes = codes.copy()
     codes[(codes == InvalidReason.VALID) & (batch.lengths == 0)] = InvalidReason.NO_TOKENS
     order = np.flatnonzero(codes == InvalidReason.VALID)
-    width = len(TOKEN) + (0 if advantages is None else len(ADVANTAGE))
-    # Of each block, after one of no rows: its rows, their statistics, and the cell and slot of each of their tokens.
-    rows, stats = [order[:0]], [np.zeros((3, 0, width))]
-    sides, places = [np.zeros((0, 2), dtype=np.intp)], [np.zeros((2, 0, len(PLACES)))]
-    counted, drift_slots = [np.zeros(0, dtype=np.uint16)], [np.zeros(0, dtype=np.uint16)]
+    # Of each block, after one of no rows: its rows, their statistics, and the cell of each of their tokens.
+    rows, stats, counted = [order[:0]], [np.zeros((3, 0, len(TOKEN)))], [np.zeros(0, dtype=np.uint16)]
+    drifts, places = [np.zeros((2, 0))], [np.zeros((2, 0, len(PLACES)))]
     why: dict[InvalidReason, str] = {}
     bets = np.zeros((2, BET_COUNT))
     # Checks compare the rows of a block with each other, and kernels that agree bit by bit drift on older weights
@@ -113,41 +108,31 @@ def reduce(
             if not block.rows.size:
                 continue
         exact = saturated(block.log_w.astype(np.float32, copy=False))
-        counted.append(cells.partition.locate(exact))
+        counted.append(cells.locate(exact))
         wide = exact.astype(np.float64)
         change = np.expm1(wide)
         of_rows = _row_stats(wide, change, block)
         bets[0] += _bets(of_rows[0], block.lengths, change)
         bets[1] += sureness(block.inference[:_SURENESS_TOKENS])
         if advantages is not None:
-            drifts, of_sides, slots = _row_drifts(change, batch.packed(advantages, block.rows), block, cells)
-            of_rows = np.concatenate([of_rows, drifts], axis=2)
-            sides.append(of_sides)
-            drift_slots.append(slots)
+            advantage = batch.packed(advantages, block.rows)
+            drifts.append(np.where([advantage > 0, advantage < 0], change * advantage, np.nan))
         if bounds is not None:
             places.append(_place_sums(change, block, bounds[block.rows], batch.mask))
         rows.append(block.rows)
         stats.append(of_rows)
-    measured = np.concatenate(rows)
-
-    def count(codes_of_tokens: list[NDArray[np.uint16]], size: int) -> NDArray[np.int64]:
-        """Count each code below a size in each slice, int64 [slices, size]."""
-        every = np.concatenate(codes_of_tokens)
-        counts = np.zeros((membership.shape[1], size), dtype=np.int64)
-        for column in np.flatnonzero(membership[measured].any(0)):
-            inside = np.repeat(membership[measured, column], batch.lengths[measured])
-            counts[column] = np.bincount(every if inside.all() else every[inside], minlength=size)[:size]
-        return counts
-
-    size = cells.slots.size
+    measured, every = np.concatenate(rows), np.concatenate(counted)
+    counts = np.zeros((membership.shape[1], cells.size), dtype=np.int64)
+    for column in np.flatnonzero(membership[measured].any(0)):
+        inside = np.repeat(membership[measured, column], batch.lengths[measured])
+        counts[column] = np.bincount(every if inside.all() else every[inside], minlength=cells.size)
     return Reduced(
         codes,
         measured,
         batch.lengths[measured],
         np.concatenate(stats, axis=1),
-        count(counted, cells.size),
-        None if advantages is None else count(drift_slots, 2 * size).reshape(-1, 2, size),
-        np.concatenate(sides),
+        counts,
+        None if advantages is None else np.concatenate(drifts, axis=1),
         why,
         bets,
         None if bounds is None else np.concatenate(places, axis=1),
@@ -182,26 +167,6 @@ def _row_stats(log_w: NDArray[np.float64], change: NDArray[np.float64], block: B
     low = (lowest, least_abs, ends["ratio"][0], ends["tv_token"][1], least_k3, least_chi2)
     high = tuple(np.maximum(*ends[key]) for key in TOKEN)
     return np.stack([np.stack(columns, axis=1) for columns in (totals, low, high)])
-
-
-def _row_drifts(
-    change: NDArray[np.float64], advantage: Floats, block: Block, cells: LogRatioCells
-) -> tuple[NDArray[np.float64], NDArray[np.intp], NDArray[np.uint16]]:
-    """Sums, minima and maxima [3, rows, 2] of (w-1) A for A > 0 and A < 0, such tokens, and the slot of each token."""
-    drift = change * advantage
-    size = cells.slots.size
-    slots = cells.slots.locate(drift)
-    slots[advantage < 0] += np.uint16(size)
-    slots[advantage == 0] = 2 * size
-    starts, sides = block.starts, (advantage > 0, advantage < 0)
-    stats = np.array(
-        [
-            [end.reduceat(np.where(side, drift, nothing), starts) for side in sides]
-            for end, nothing in ((np.add, 0.0), (np.minimum, np.inf), (np.maximum, -np.inf))
-        ]
-    )
-    tokens = np.stack([np.add.reduceat(side, starts, dtype=np.intp) for side in sides], axis=1)
-    return stats.transpose(0, 2, 1), tokens, slots
 
 
 def _place_sums(

@@ -80,9 +80,7 @@ def assert_same(snapshot, expected):
     for key, values in expected.items():
         histogram = snapshot[key]
         if not key[0].endswith("_by_sequence"):  # a mean's last digit decides its bucket
-            # Advantages make a quantity of two variables, which is rounded to float32 to find its bucket.
-            exact = np.float32(values).tolist() if key[0].startswith("advantage") else values
-            assert counts(histogram) == Counter(map(bucket, exact)), key
+            assert counts(histogram) == Counter(map(bucket, values)), key
         assert histogram.count == len(values)
         assert histogram.sum == pytest.approx(math.fsum(values), rel=1e-9, abs=1e-12)
         assert histogram.minimum == pytest.approx(min(values), rel=1e-9, abs=1e-12)

@@ -13,8 +13,8 @@ from kc_otel.contract.bucket_layouts import ZERO_THRESHOLD
 from kc_otel.contract.registry.clause_metrics import QUANTITIES
 from kc_otel.contract.registry.own_metrics import METRICS
 from kc_otel.record.measure.sampled import TOKEN
-from kc_otel.record.telemetry import pair_streams as points
-from kc_otel.record.telemetry.buckets import Partition, Slots, cells, slots
+from kc_otel.record.telemetry import recorder_points as points
+from kc_otel.record.telemetry.buckets import LogRatioCells, Slots, cells, slots
 from kc_otel.stats.histogram import Buckets, ExponentialHistogram
 
 SCALE = 4
@@ -28,11 +28,6 @@ def sdk_slot(value: float) -> int:
     return of.center + outward if value > 0 else of.center - outward
 
 
-def with_table(partition: Partition) -> Partition:
-    partition._located = 1 << 30
-    return partition
-
-
 def neighbours(values):
     values = np.asarray(values, dtype=np.float32)
     return np.concatenate([values, np.nextafter(values, np.float32(np.inf)), np.nextafter(values, np.float32(0))])
@@ -44,8 +39,6 @@ def test_every_boundary_is_where_the_sdk_has_it() -> None:
     values = np.concatenate([values, -values])
     expected = [sdk_slot(float(value)) for value in values]
     assert of.locate(values).tolist() == expected
-    with_table(of.partition)
-    assert of.locate(values).tolist() == expected
 
 
 def test_random_numbers_are_where_the_sdk_has_them() -> None:
@@ -54,14 +47,11 @@ def test_random_numbers_are_where_the_sdk_has_them() -> None:
     values = values[np.isfinite(values)]
     expected, of = [sdk_slot(float(value)) for value in values], Slots()
     assert of.locate(values).tolist() == expected
-    assert with_table(of.partition).locate(values).tolist() == expected
 
 
 def test_what_is_close_to_zero_is_zero() -> None:
     tiny = np.float32([0.0, -0.0, 1e-45, -1e-45, 1e-20, -1e-20, ZERO_THRESHOLD, -ZERO_THRESHOLD])
     of = Slots()
-    assert set(of.locate(tiny).tolist()) == {of.center}
-    with_table(of.partition)
     assert set(of.locate(tiny).tolist()) == {of.center}
     beyond = np.nextafter(np.float32(ZERO_THRESHOLD), np.float32(1))
     assert of.locate(np.array([beyond, -beyond])).tolist() == [of.center + 1, of.center - 1]
@@ -75,13 +65,15 @@ def test_what_is_too_large_is_in_the_outermost_bucket() -> None:
 
 def test_cells_change_exactly_where_a_quantity_changes_bucket() -> None:
     """At the two float32 numbers around every cut, both cells' buckets are those of the quantities in float64."""
-    of = cells()
-    inner = of.partition.edges
+    of, with_table = cells(), LogRatioCells()
+    with_table._located = 1 << 30
+    inner = of.edges
     outer = np.nextafter(inner, np.float32(-np.inf))
     for values in (inner, outer):
-        located = of.partition.locate(values)
+        located = of.locate(values)
+        assert with_table.locate(values).tolist() == located.tolist()
         for key, quantity in TOKEN.items():
-            expected = of.slots.of_exact(quantity(values.astype(np.float64)))
+            expected = of.slots.locate(quantity(values.astype(np.float64)))
             assert of._slot[key][located].tolist() == expected.tolist()
 
 

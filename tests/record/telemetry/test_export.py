@@ -13,7 +13,7 @@ from opentelemetry.sdk.resources import Resource
 import kc_otel
 from kc_otel.record.engine import SCOPE, ExportLoop
 from kc_otel.record.telemetry import environment
-from kc_otel.record.telemetry.counters import Counters
+from kc_otel.record.telemetry.recorder_points import Counters
 from tests.tools.contracts import contract_of
 from tests.tools.waiting import NOT_HUNG, eventually
 
