@@ -67,36 +67,28 @@ _ANSWERED_EXIT_CODES: Final = frozenset({0, 1, 3})
 def run(
     contract: Annotated[str, typer.Argument(metavar="CONTRACT", help="The contract that fails.")],
     train: Annotated[
-        str,
-        typer.Option(metavar="KERNEL", help="The training kernel: FILE.py:NAME, a checkpoint's folder, or a capture."),
+        str, typer.Option(metavar="KERNEL", help="The training kernel: FILE.py:NAME, a checkpoint, or a capture.")
     ],
     infer: Annotated[str, typer.Option(metavar="KERNEL", help="The inference kernel: the same, or vllm:FOLDER.")],
     sequences: Annotated[
-        str,
-        typer.Option(
-            metavar="FILE",
-            help="A recording, a spool, JSON lines with prompt_ids and token_ids, or FILE.py:NAME that returns those.",
-        ),
+        str, typer.Option(metavar="FILE", help="A recording, a spool, JSON lines of token ids, or FILE.py:NAME.")
     ],
     slice: Annotated[
-        str | None,
-        typer.Option(metavar="NAME", help="Only sequences of this slice (default: the slice of --incident, or all)."),
+        str | None, typer.Option(metavar="NAME", help="Only this slice (default: that of --incident, or all).")
     ] = None,
     clause: Annotated[
-        str | None, typer.Option(metavar="ID", help="The failing clause, whose metric is divided among the operators.")
+        str | None, typer.Option(metavar="ID", help="The failing clause: its metric is divided among operators.")
     ] = None,
     limit: Annotated[int, typer.Option(min=1, metavar="SEQUENCES", help="Use only this many sequences.")] = 16,
     precision: Annotated[
-        str | None,
-        typer.Option(metavar="DTYPE", help="Number format whose rounding does not count as a fault, such as bfloat16."),
+        str | None, typer.Option(metavar="DTYPE", help="Number format whose rounding is no fault, such as bfloat16.")
     ] = None,
     shares: Annotated[bool, typer.Option(help="Divide the drift among the operators above noise.")] = True,
     engine: Engine = None,
     as_json: PrintJson = False,
     incident: IncidentId = None,
     follow: Annotated[
-        bool,
-        typer.Option("--follow", help="Wait for incidents whose policy has the action `locate`, and examine them."),
+        bool, typer.Option("--follow", help="Examine incidents as they come, if their policy has the action `locate`.")
     ] = False,
     budget: Annotated[str, typer.Option(metavar="DURATION", help="Time for each incident, with --follow.")] = "10m",
     by: By = None,
@@ -152,20 +144,13 @@ def run(
 
 
 def capture(
-    kernel: Annotated[
-        str, typer.Argument(metavar="KERNEL", help="FILE.py:NAME, a checkpoint's folder, or vllm:FOLDER.")
-    ],
-    sequences: Annotated[
-        str, typer.Option(metavar="FILE", help="As for `locate run`, or another capture for its tokens.")
-    ],
+    kernel: Annotated[str, typer.Argument(metavar="KERNEL", help="FILE.py:NAME, a checkpoint, or vllm:FOLDER.")],
+    sequences: Annotated[str, typer.Option(metavar="FILE", help="As for `locate run`, or a capture for its tokens.")],
     out: Annotated[Path, typer.Option(metavar="FILE", help="File for the capture; an interrupted capture resumes.")],
     limit: Annotated[int, typer.Option(min=1, metavar="SEQUENCES", help="Use only this many sequences.")] = 16,
     dtype: Annotated[str | None, typer.Option(metavar="DTYPE", help="Number format to load a checkpoint in.")] = None,
     precision: Annotated[
-        str | None,
-        typer.Option(
-            metavar="DTYPE", help="Number format of the other kernel, whose rounding does not count as a fault."
-        ),
+        str | None, typer.Option(metavar="DTYPE", help="Number format of the other kernel: its rounding is no fault.")
     ] = None,
     engine: Engine = None,
 ) -> None:

@@ -56,16 +56,12 @@ class Redacted(StrEnum):
 
 
 def import_files(
-    paths: Annotated[
-        list[Path], typer.Argument(metavar="FILE_OR_DIR...", help="Files that the trainer wrote, or folders of them.")
-    ],
+    paths: Annotated[list[Path], typer.Argument(metavar="FILE_OR_DIR...", help="Files of a trainer, or folders.")],
     contract: Annotated[Path, typer.Option(help="The contract.", envvar="KC_OTEL_CONTRACT")],
     columns: Columns = None,
     attribute: SequenceAttributes = None,
     follow: Annotated[bool, typer.Option(help="Keep importing files as they appear, until stopped.")] = False,
-    done: Annotated[
-        Path | None, typer.Option(help="File that lists finished files, so that a restart skips them.")
-    ] = None,
+    done: Annotated[Path | None, typer.Option(help="List of finished files, which a restart skips.")] = None,
 ) -> None:
     """Measure rollouts that a trainer has written, and export the drift over OTLP.
 
@@ -167,44 +163,26 @@ def _import_lines(importer: Importer, stats: RecorderStats) -> Iterator[str]:
 def rescore(
     spool: Annotated[Path, typer.Argument(metavar="SPOOL", help="File that the engine's plugin writes.")],
     contract: Annotated[Path, typer.Option(help="The contract.", envvar="KC_OTEL_CONTRACT")],
-    model: Annotated[
-        str | None, typer.Option(help="The training kernel: a Hugging Face checkpoint, a folder or a name.")
-    ] = None,
+    model: Annotated[str | None, typer.Option(help="The training kernel: a Hugging Face checkpoint.")] = None,
     scorer: Annotated[
-        str | None,
-        typer.Option(
-            help="The training kernel: MODULE:FUNCTION, called as "
-            "function(prompt_ids, token_ids, processing) for the log-probabilities of each sequence's tokens."
-        ),
+        str | None, typer.Option(help="The training kernel: MODULE:FUNCTION of prompt_ids, token_ids and processing.")
     ] = None,
     train_url: Annotated[
-        str | None,
-        typer.Option(
-            help="The training kernel: a vLLM or SGLang server, whose key is in KC_OTEL_TRAIN_API_KEY. It scores "
-            "requests that were sampled at temperature 1 without truncation; others are rejected."
-        ),
+        str | None, typer.Option(help="The training kernel: a vLLM or SGLang server; key in KC_OTEL_TRAIN_API_KEY.")
     ] = None,
     dtype: Annotated[str, typer.Option(help=f"Number format of the model: {', '.join(_DTYPES)}.")] = "float32",
     device: Annotated[str, typer.Option(help="Where the model runs, such as cpu or cuda:1.")] = "cpu",
-    weights: Annotated[
-        str | None, typer.Option(help="Weight version of the model; requests sampled with another one are rejected.")
-    ] = None,
-    adapter: Annotated[
-        str, typer.Option(help="LoRA adapter of the model; requests sampled with another one, or none, are rejected.")
-    ] = "",
-    follow: Annotated[
-        bool, typer.Option(help="Wait for more requests when the spool is empty, until stopped.")
-    ] = False,
+    weights: Annotated[str | None, typer.Option(help="Its weight version; requests of others are rejected.")] = None,
+    adapter: Annotated[str, typer.Option(help="Its LoRA adapter; requests of others, or of none, are rejected.")] = "",
+    follow: Annotated[bool, typer.Option(help="Wait for more requests, until stopped.")] = False,
     batch_tokens: Annotated[int, typer.Option(help="Maximum tokens in a batch, padding included.", min=1)] = 16_384,
     worst: Annotated[
         Path | None,
-        typer.Option(
-            help="File that keeps the worst sequences of each cell, for `kc-otel serve --worst`.", metavar="FILE"
-        ),
+        typer.Option(help="Keep the worst sequences of each cell here, for `serve --worst`.", metavar="FILE"),
     ] = None,
     keep_for: Annotated[str, typer.Option(help="How long to keep a sequence.")] = "1d",
     redact: Annotated[
-        list[Redacted] | None, typer.Option(help="Keep prompts as hashes, or completions as drift only; repeatable.")
+        list[Redacted] | None, typer.Option(help="Keep prompts as hashes, completions as drift; repeatable.")
     ] = None,
 ) -> None:
     """Score recorded requests with the training kernel, and export the drift over OTLP.
