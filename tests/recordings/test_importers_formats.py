@@ -131,14 +131,6 @@ def test_prime_rl_tokens_of_another_model_are_left_out(tmp_path):
     assert refusals.first["no_tokens"].endswith(":2: loss_mask and rl_weights leave no token")
 
 
-def test_prime_rl_nulls_become_nan_and_are_left_to_the_checks(tmp_path):
-    train, inference = numbers()
-    line = prime_line(train[0], inference[0])
-    line["trainer_logprobs"][4] = None
-    (found,) = read(write(tmp_path / "rank_0.jsonl", [line]))
-    assert np.isnan(found.train).tolist() == [False, False, True, *[False] * 7]
-
-
 def test_prime_rl_without_losses_and_advantages_and_of_another_schema(tmp_path):
     train, inference = numbers()
     line = prime_line(train[0], inference[0], advantages=[None] * 12)
@@ -321,44 +313,6 @@ def test_verl_text_dumps_are_refused_with_what_to_save_instead(tmp_path):
     line = {"input": "1+1", "output": "2", "gts": "2", "score": 1.0, "step": 3}
     with pytest.raises(RecordingError, match=r"text and scores without log-probabilities.*save_to_disk"):
         trainer_of(write(tmp_path / "3.jsonl", [line]))
-
-
-def test_generic_files_go_through_the_recording_reader(tmp_path):
-    train, inference = numbers()
-    lines = [
-        {"a": p.tolist(), "b": q.tolist(), "task": "code", "train_weights": 4, "inference_weights": 3}
-        for p, q in zip(train.astype(float), inference.astype(float), strict=True)
-    ]
-    path = write(tmp_path / "log.jsonl", lines)
-    assert trainer_of(path) == ""
-    found = read(path, columns={"train": "a", "inference": "b"})
-    np.testing.assert_array_equal(sides(found), (train, inference))
-    assert found[0].weights == (4, 3)
-    assert found[0].attributes["task"] == "code"
-    lines[1]["a"][2] = None
-    with pytest.raises(RecordingError, match=r"log\.jsonl"):
-        read(write(path, lines), columns={"train": "a", "inference": "b"})
-
-
-def test_a_recording_that_another_temperature_was_written_to_is_refused(tmp_path):
-    rng = np.random.default_rng(0)
-    inference = np.log(rng.uniform(0.01, 1, (2, 64)))
-    lines = [{"train_logprobs": (0.7 * q).tolist(), "inference_logprobs": q.tolist()} for q in inference]
-    with pytest.raises(RecordingError, match="temperature"):
-        read(write(tmp_path / "log.jsonl", lines))
-
-
-def test_lines_that_are_no_objects_are_named(tmp_path):
-    """A half-written line says where it is."""
-    whole = json.dumps(nemo_line(*(side[0] for side in numbers())))
-    path = tmp_path / "train_data_step3.jsonl"
-    for torn, said in (
-        ('{"prev_logprobs": [1', "is not JSON .* still being written"),
-        ("[1]", "not a JSON object but l"),
-    ):
-        path.write_text(f"{whole}\n{torn}\n")
-        with pytest.raises(RecordingError, match=rf"step3\.jsonl:2: .*{said}"):
-            read(path)
 
 
 def test_folders_give_their_files_in_the_order_of_their_steps(tmp_path):

@@ -42,15 +42,6 @@ def test_a_file_becomes_the_stream_that_live_instrumentation_makes(recorders, me
     assert memory.count("code") == 60
 
 
-def test_chunks_are_bounded_and_change_nothing(recorders, memory, write, monkeypatch):
-    monkeypatch.setattr(importer_module, "_CHUNK_TOKENS", 45)
-    path = write("log.jsonl", [sequence(seed=n) for n in range(7)])
-    made = recorders()
-    assert Importer(made).file(path)
-    assert made.stats().batches == 3
-    assert memory.count("all") == 140
-
-
 def test_weight_versions_are_kept_apart_and_their_lag_is_measured(recorders, memory, write):
     lines = [sequence(seed=n, train_weights=9, inference_weights=9 - n % 3) for n in range(6)]
     made = recorders()

@@ -218,17 +218,6 @@ def test_a_name_has_to_say_the_format(tmp_path):
             use(tmp_path / "log.dump")
 
 
-def test_only_keeps_sequences_whole():
-    part = full().only(np.array([True, False, True]))
-    assert part.lengths.tolist() == [3, 2]
-    assert part.token_ids.tolist() == [0, 1, 2, 4, 5]
-    assert part.advantages.tolist() == [1.0, 1.0, 1.0, 0.5, 0.5]
-    assert [attributes["n"] for attributes in part.attributes] == [0, 2]
-    assert part.starts.tolist() == [0, 3]
-    everything = full()
-    assert everything.only(np.ones(3, dtype=bool)) is everything
-
-
 def test_without_pyarrow_the_extra_is_named(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     (tmp_path / "a.parquet").write_bytes(b"")
