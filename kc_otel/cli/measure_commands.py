@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import importlib
 import logging
 import os
-import sys
 import threading
 import time
 from collections import Counter
@@ -13,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -165,7 +163,7 @@ def rescore(
     contract: Annotated[Path, typer.Option(help="The contract.", envvar="KC_OTEL_CONTRACT")],
     model: Annotated[str | None, typer.Option(help="The training kernel: a Hugging Face checkpoint.")] = None,
     scorer: Annotated[
-        str | None, typer.Option(help="The training kernel: MODULE:FUNCTION of prompt_ids, token_ids and processing.")
+        str | None, typer.Option(help="The training kernel: FILE.py:FUNCTION of prompt_ids, token_ids, processing.")
     ] = None,
     train_url: Annotated[
         str | None, typer.Option(help="The training kernel: a vLLM or SGLang server; key in KC_OTEL_TRAIN_API_KEY.")
@@ -265,7 +263,11 @@ def _kernel(
 
         return endpoint_scorer(train_url, os.environ.get("KC_OTEL_TRAIN_API_KEY", "").strip()), None
     if scorer is not None:
-        return _imported(scorer), None
+        from kc_otel.offline.python_names import python_name  # noqa: PLC0415
+
+        if not callable(found := python_name(scorer, "a function")):
+            raise ValueError(f"--scorer {scorer}: is not a function")
+        return found, None
     if dtype not in _DTYPES:
         refuse(f"--dtype {dtype}: write one of {', '.join(_DTYPES)}")
     try:
@@ -298,18 +300,6 @@ def _text(model: str | None) -> Callable[[Sequence[int]], str] | None:
         logging.getLogger("kc_otel").warning("%s has no tokenizer (%s): sequences are kept as token ids", model, error)
         return None
     return lambda ids: str(tokenizer.decode(ids))
-
-
-def _imported(target: str) -> Any:
-    name, _, attribute = target.partition(":")
-    sys.path.insert(0, "")  # as `python -m` has it: a module beside the caller's files
-    try:
-        found = getattr(importlib.import_module(name), attribute)
-    except (ImportError, AttributeError, ValueError) as error:
-        refuse(f"--scorer {target}: cannot be imported ({error}); write MODULE:FUNCTION")
-    if not callable(found):
-        refuse(f"--scorer {target}: is not a function")
-    return found
 
 
 def scrape(
