@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from kc_otel.cli.terminal import unusable
+from kc_otel.cli.terminal import pairs, unusable
 from kc_otel.contract.measuring_paths import MeasuringPath
 from kc_otel.contract.model import KernelSpec
 
@@ -71,11 +71,10 @@ def init(
 
 
 def _kernel(option: str, text: str) -> dict[str, str]:
-    pairs = [part.partition("=") for part in text.split(",") if part.strip()]
-    fields = {key.strip(): value.strip() for key, _, value in pairs}
-    wrong = [key for key, value in fields.items() if key not in _KERNEL_FIELDS or not value]
+    fields = pairs(option, text.split(","), "FIELD=VALUE")
+    wrong = [field for field in fields if field not in _KERNEL_FIELDS]
     if wrong or "engine" not in fields:
-        problem = f"{wrong[0]!r} is no field with a value" if wrong else "no engine"
+        problem = f"{wrong[0]!r} is no field" if wrong else "no engine"
         known = ", ".join(_KERNEL_FIELDS)
         raise ValueError(f"{option}: {text!r}: {problem}; write engine=vllm,dtype=fp8 with fields of {known}")
     return fields

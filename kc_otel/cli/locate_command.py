@@ -7,7 +7,6 @@ is still to come.
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import signal
@@ -29,9 +28,9 @@ from kc_otel.cli.terminal import (
     By,
     PrintJson,
     log_to_terminal,
-    pairs,
     refuse,
     seconds,
+    settings_of,
     show,
     stopped_by_signals,
     table_lines,
@@ -127,7 +126,7 @@ def run(
         from kc_otel.diagnose.token_sequences import read_sequences  # noqa: PLC0415
 
         given = read_sequences(sequences, contract=promise, slice=slice, most=limit)
-        arguments = _engine_options(engine)
+        arguments = settings_of("--engine", engine or ())
         if is_capture(Path(train)) or is_capture(Path(infer)):
             located = _of_captures(promise, train, infer, given, slice, precision, arguments)
         else:
@@ -170,7 +169,7 @@ def capture(
         from kc_otel.diagnose.token_sequences import read_sequences  # noqa: PLC0415
 
         given = read_sequences(sequences, most=limit)
-        options = _engine_options(engine)
+        options = settings_of("--engine", engine or ())
         named = ", ".join([kernel, *([dtype] if dtype else []), *(f"{key}={value}" for key, value in options.items())])
         writer = CaptureWriter(out, named)
         left = [(index, sequence) for index, sequence in enumerate(given) if not writer.has(index, sequence.token_ids)]
@@ -299,17 +298,6 @@ def _of_captures(
     reference = side(train, contract.kernels.train, tokens, precision or "bfloat16")
     rounding = rounding_of(precision or contract.kernels.inference.dtype)
     return compare_captures(contract, reference, inference, slice=slice, rounding=rounding)
-
-
-def _engine_options(texts: Sequence[str] | None) -> dict[str, Any]:
-    """Numbers, true and false as JSON has them, and else the text."""
-    found: dict[str, Any] = {}
-    for name, text in pairs("--engine", texts or ()).items():
-        try:
-            found[name] = json.loads(text)
-        except ValueError:
-            found[name] = text
-    return found
 
 
 def _clause(contract: Contract, wanted: str | None) -> Clause | None:
