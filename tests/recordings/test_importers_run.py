@@ -11,6 +11,7 @@ from opentelemetry.sdk.metrics.export import MetricExportResult
 
 from kc_otel.recordings.importers import importer as importer_module
 from kc_otel.recordings.importers.importer import Importer, Ledger
+from tests.recordings._files import write_rows
 
 SIDES = ("train_logprobs", "inference_logprobs")
 
@@ -25,12 +26,7 @@ def sequence(tokens=20, seed=0, **columns):
 
 @pytest.fixture
 def write(tmp_path):
-    def make(name, lines):
-        path = tmp_path / name
-        path.write_text("".join(json.dumps(line) + "\n" for line in lines))
-        return path
-
-    return make
+    return lambda name, lines: write_rows(tmp_path / name, lines)
 
 
 def test_a_file_becomes_the_stream_that_live_instrumentation_makes(recorders, memory, write):

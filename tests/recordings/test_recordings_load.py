@@ -266,17 +266,9 @@ def test_prompt_tokens_name_the_prompt_where_no_column_does(tmp_path, ending):
     sides = np.log(np.random.default_rng(4).uniform(0.1, 0.9, (4, 3)))
     columns = {"train_logprobs": sides, "inference_logprobs": sides - 0.01, "mask": np.ones((4, 3), dtype=np.int64)}
     prompts = np.array([[5, 17], [5, 17], [3, 8], [5, 17]])
-    where = tmp_path / f"log.{ending}"
 
     def of(**more):
-        if ending == "npz":
-            return load_recording(write_columns(where, **columns, **more)).prompts
-        rows = {name: np.asarray(values).tolist() for name, values in (columns | more).items()}
-        plain = [dict(zip(rows, row, strict=True)) for row in zip(*rows.values(), strict=True)]
-        write_rows(tmp_path / f"log.{ending.removesuffix('.gz')}", plain)
-        if ending.endswith(".gz"):
-            where.write_bytes(gzip.compress((tmp_path / "log.jsonl").read_bytes()))
-        return load_recording(where).prompts
+        return load_recording(write_columns(tmp_path / f"log.{ending}", **columns, **more)).prompts
 
     assert of() is None
     assert of(prompt_ids=prompts).tolist() == [0, 0, 1, 0]
@@ -292,12 +284,7 @@ def test_steps_and_lags_are_whole_numbers_however_they_are_written(tmp_path, end
     rows = np.array([[-1.0, -2.0], [-1.5, -2.5]])
     sides = {"train_logprobs": rows, "inference_logprobs": rows}
     steps = {"train_weights": [written(100)] * 2, "inference_weights": [written(100), written(95)]}
-    path = tmp_path / f"log.{ending}"
-    if ending == "jsonl.gz":
-        write_columns(tmp_path / "log.jsonl", **sides, **steps)
-        path.write_bytes(gzip.compress((tmp_path / "log.jsonl").read_bytes()))
-    else:
-        write_columns(path, **sides, **steps)
+    path = write_columns(tmp_path / f"log.{ending}", **sides, **steps)
     found = load_recording(path)
     assert not found.age_unknown.any()
     assert [row["lag"] for row in found.by_age().attributes] == [0, 5]
