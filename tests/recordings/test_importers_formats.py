@@ -299,7 +299,7 @@ def test_verl_batches_that_cannot_be_compared_say_why(tmp_path, proto, change, s
     path = tmp_path / "a.pkl"
     path.write_bytes(proto((serialized(arrays), {}, {})))
     with pytest.raises(RecordingError, match=said):
-        load_recording(path)
+        read(path)
 
 
 def test_verl_text_dumps_are_refused_with_what_to_save_instead(tmp_path):
