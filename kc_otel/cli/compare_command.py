@@ -37,10 +37,7 @@ _COLUMN_GAP: Final = 2
 def compare(
     recording: Annotated[
         str,
-        typer.Argument(
-            metavar="RECORDING",
-            help="Recording of both kernels: .npz, .jsonl, .parquet, files that `import` reads, or a folder of them.",
-        ),
+        typer.Argument(metavar="RECORDING", help="Recording of both kernels, files of a trainer, or a folder of them."),
     ],
     contract: Annotated[str | None, typer.Option(help="Contract that defines and judges the slices.")] = None,
     by: Annotated[list[str] | None, typer.Option(help="Attribute whose values are slices; repeatable.")] = None,
@@ -146,9 +143,7 @@ def diagnose(
     path: Annotated[
         Path,
         typer.Argument(
-            metavar="FILE_OR_DIR",
-            help="TensorBoard's event files, W&B's run-*.wandb or exported history (.csv, .jsonl), verl's .jsonl or "
-            "console output, trainer_state.json.",
+            metavar="FILE_OR_DIR", help="TensorBoard, W&B, .csv, .jsonl, verl's output, trainer_state.json."
         ),
     ],
     name: Annotated[

@@ -34,8 +34,7 @@ def check(
         list[str], typer.Argument(metavar="PATH...", help="Contracts, folders of contracts, or - for standard input.")
     ],
     path: Annotated[
-        MeasuringPath | None,
-        typer.Option("--for", help="Also say which clauses and actions this way of measuring leaves open."),
+        MeasuringPath | None, typer.Option("--for", help="Also say what this way of measuring leaves open.")
     ] = None,
     as_json: PrintJson = False,
 ) -> None:
@@ -101,12 +100,10 @@ def plan(
     contract: Annotated[str, typer.Argument(metavar="CONTRACT", help="The contract's file, or - for standard input.")],
     tokens_per_second: Annotated[float | None, typer.Option(min=1e-9, help="Tokens generated per second.")] = None,
     sampling: Annotated[
-        float | None,
-        typer.Option(min=1e-9, max=1.0, help="Share of the traffic that is measured (default: the contract's)."),
+        float | None, typer.Option(min=1e-9, max=1.0, help="Share that is measured (default: the contract's).")
     ] = None,
     share: Annotated[
-        list[str] | None,
-        typer.Option(metavar="SLICE=SHARE", help="Share of the traffic on a slice, such as code=0.3; repeatable."),
+        list[str] | None, typer.Option(metavar="SLICE=SHARE", help="Traffic on a slice: code=0.3; repeatable.")
     ] = None,
 ) -> None:
     """Print how many observations each clause needs, and how long that takes.

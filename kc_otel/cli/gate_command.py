@@ -62,17 +62,14 @@ Required = Annotated[
     list[str] | None, typer.Option("--require", metavar="CLAUSE", help="Only this clause must PASS; repeatable.")
 ]
 RequiredSlices = Annotated[
-    list[str] | None,
-    typer.Option("--slice", metavar="NAME", help="Only this slice must PASS, or `all` for all traffic; repeatable."),
+    list[str] | None, typer.Option("--slice", metavar="NAME", help="Only this slice, or `all`, must PASS; repeatable.")
 ]
 JunitFile = Annotated[Path | None, typer.Option("--junit", metavar="FILE", help="Write JUnit XML.")]
 MarkdownFile = Annotated[
-    Path | None,
-    typer.Option("--markdown", metavar="FILE", help="Write Markdown; it also goes to $GITHUB_STEP_SUMMARY."),
+    Path | None, typer.Option("--markdown", metavar="FILE", help="Write Markdown, as to $GITHUB_STEP_SUMMARY.")
 ]
 EvidenceFile = Annotated[
-    Path | None,
-    typer.Option("--evidence", metavar="FILE_OR_DIR", help="Write the evidence here, for `kc-otel gate verify`."),
+    Path | None, typer.Option("--evidence", metavar="FILE_OR_DIR", help="Write the evidence, for `gate verify`.")
 ]
 
 
@@ -81,9 +78,7 @@ def run(
     recordings: Annotated[
         list[str],
         typer.Argument(
-            metavar="RECORDING...",
-            help="Recordings of both kernels, each a window of its own: .npz, .jsonl or .parquet, or files that "
-            "`import` reads.",
+            metavar="RECORDING...", help="Recordings of both kernels, or files of a trainer; each a window."
         ),
     ],
     kernel: KernelFields = None,
@@ -120,41 +115,23 @@ def live(
         str, typer.Option(help="OpenAI-compatible endpoint to sample from; its key is in KC_OTEL_INFERENCE_API_KEY.")
     ],
     train_url: Annotated[
-        str,
-        typer.Option(
-            help="Endpoint that scores the same tokens, with vLLM's prompt_logprobs; its key is in "
-            "KC_OTEL_TRAIN_API_KEY."
-        ),
+        str, typer.Option(help="Endpoint that scores the tokens (prompt_logprobs); key in KC_OTEL_TRAIN_API_KEY.")
     ],
     prompts: Annotated[
         Path,
-        typer.Option(
-            metavar="FILE.jsonl",
-            help="A JSON object per line: prompt, prompt_token_ids or messages; its other values are "
-            "attributes for slices.",
-        ),
+        typer.Option(metavar="FILE.jsonl", help="Lines with prompt, prompt_token_ids or messages, and attributes."),
     ],
     inference_model: Annotated[
         str | None, typer.Option(help="Name of the model, if the endpoint serves several.")
     ] = None,
     train_model: Annotated[str | None, typer.Option(help="Name of the model, if the endpoint serves several.")] = None,
-    samples: Annotated[
-        int,
-        typer.Option(min=1, help="Completions per prompt; more prompts are more informative than more completions."),
-    ] = 1,
+    samples: Annotated[int, typer.Option(min=1, help="Completions per prompt; more prompts tell more.")] = 1,
     max_tokens: Annotated[int, typer.Option(min=1, help="Maximum tokens of a completion.")] = 256,
     record: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE",
-            help="File for the recording (default: beside the evidence, or in a temporary folder that is kept).",
-        ),
+        Path | None, typer.Option(metavar="FILE", help="The recording (default: beside the evidence, or temporary).")
     ] = None,
     stop: Annotated[
-        bool,
-        typer.Option(
-            "--stop/--all", help="Stop as soon as the gate is decided, in either direction, or send every prompt."
-        ),
+        bool, typer.Option("--stop/--all", help="Stop as soon as the gate is decided, or send every prompt.")
     ] = True,
     kernel: KernelFields = None,
     require: Required = None,

@@ -19,27 +19,16 @@ _Contracts = Annotated[
 ]
 _Out = Annotated[Path, typer.Option("--out", help="Folder to write below.", metavar="DIR", show_default=False)]
 _Check = Annotated[
-    bool,
-    typer.Option(
-        "--check", help="Write nothing; exit 1 when a file is missing, would change, or is of another contract."
-    ),
+    bool, typer.Option("--check", help="Write nothing; exit 1 when a file is missing, stale or left over.")
 ]
-
-_Evaluator = Annotated[
-    str,
-    typer.Option(
-        "--evaluator-url", help="Where people reach the evaluator: alerts link to its handbook.", metavar="URL"
-    ),
-]
+_Evaluator = Annotated[str, typer.Option("--evaluator-url", help="The evaluator: alerts link to it.", metavar="URL")]
 
 
 def grafana(
     contracts: _Contracts,
     out: _Out,
     check: _Check = False,
-    datasource_uid: Annotated[
-        str, typer.Option(help="UID of the Prometheus data source that the alerts query.")
-    ] = "prometheus",
+    datasource_uid: Annotated[str, typer.Option(help="UID of the Prometheus data source.")] = "prometheus",
     evaluator_url: _Evaluator = "",
 ) -> None:
     """Generate dashboards and alerts for Grafana's provisioning.
@@ -62,12 +51,8 @@ def prometheus(
     contracts: _Contracts,
     out: _Out,
     check: _Check = False,
-    kubernetes: Annotated[
-        bool, typer.Option("--kubernetes", help="Write the rules as PrometheusRule resources for Kubernetes instead.")
-    ] = False,
-    grafana_url: Annotated[
-        str, typer.Option("--grafana-url", help="Where people reach Grafana: alerts link to its boards.", metavar="URL")
-    ] = "",
+    kubernetes: Annotated[bool, typer.Option("--kubernetes", help="Write PrometheusRule resources.")] = False,
+    grafana_url: Annotated[str, typer.Option("--grafana-url", help="Grafana: alerts link to it.", metavar="URL")] = "",
     evaluator_url: _Evaluator = "",
 ) -> None:
     """Generate alerting rules for Prometheus or Mimir, and routes for Alertmanager.

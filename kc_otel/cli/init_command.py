@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from kc_otel.cli.terminal import unusable
+from kc_otel.cli.terminal import pairs, unusable
 from kc_otel.contract.measuring_paths import MeasuringPath
 from kc_otel.contract.model import KernelSpec
 
@@ -26,36 +26,21 @@ def init(
     ] = None,
     name: Annotated[str, typer.Option(metavar="NAME", help="metadata.name, an attribute of every metric.")] = "policy",
     owner: Annotated[str, typer.Option(metavar="TEAM", help="Responsible team or person.")] = "unknown",
-    train: Annotated[
-        str, typer.Option(metavar="FIELDS", help="The training kernel, such as engine=torch,dtype=bfloat16.")
-    ] = "engine=torch",
-    inference: Annotated[
-        str, typer.Option(metavar="FIELDS", help="The inference kernel, such as engine=vllm,dtype=fp8.")
-    ] = "engine=vllm",
-    reward_range: Annotated[
-        str, typer.Option(metavar="LOW,HIGH", help="Smallest and largest reward of a sequence.")
-    ] = "0,1",
+    train: Annotated[str, typer.Option(metavar="FIELDS", help="Such as engine=torch,dtype=bfloat16.")] = "engine=torch",
+    inference: Annotated[str, typer.Option(metavar="FIELDS", help="Such as engine=vllm,dtype=fp8.")] = "engine=vllm",
+    reward_range: Annotated[str, typer.Option(metavar="LOW,HIGH", help="Range of a sequence's reward.")] = "0,1",
     horizon: Annotated[int, typer.Option(metavar="TOKENS", min=1, help="Longest answer, in tokens.")] = 4096,
     clip: Annotated[float | None, typer.Option(metavar="EPSILON", help="PPO clip range, if there is one.")] = None,
     slices: Annotated[
-        str, typer.Option(metavar="LIST", help="Slices, such as 'code: task=code; long: prompt_tokens>=8192'.")
+        str, typer.Option(metavar="LIST", help="Such as 'code: task=code; long: prompt_tokens>=8192'.")
     ] = "",
     data: Annotated[MeasuringPath, typer.Option(help="How the kernels are measured.")] = MeasuringPath.LOOP,
     baseline: Annotated[
         Path | None,
-        typer.Option(
-            metavar="RECORDING",
-            help="Recording of a pair that you accept (.npz, .jsonl or .parquet): limits follow from it.",
-        ),
+        typer.Option(metavar="RECORDING", help="Recording of a pair that you accept: limits follow from it."),
     ] = None,
     margin: Annotated[float, typer.Option(min=1.0, help="Factor between the baseline and the limits.")] = 2.0,
-    prompts: Annotated[
-        int,
-        typer.Option(
-            min=1,
-            help="Number of prompts of a gate: limits are high enough that the baseline typically passes with them.",
-        ),
-    ] = 400,
+    prompts: Annotated[int, typer.Option(min=1, help="Prompts with which the baseline typically passes.")] = 400,
 ) -> None:
     """Write a commented first contract.
 
@@ -86,11 +71,10 @@ def init(
 
 
 def _kernel(option: str, text: str) -> dict[str, str]:
-    pairs = [part.partition("=") for part in text.split(",") if part.strip()]
-    fields = {key.strip(): value.strip() for key, _, value in pairs}
-    wrong = [key for key, value in fields.items() if key not in _KERNEL_FIELDS or not value]
+    fields = pairs(option, text.split(","), "FIELD=VALUE")
+    wrong = [field for field in fields if field not in _KERNEL_FIELDS]
     if wrong or "engine" not in fields:
-        problem = f"{wrong[0]!r} is no field with a value" if wrong else "no engine"
+        problem = f"{wrong[0]!r} is no field" if wrong else "no engine"
         known = ", ".join(_KERNEL_FIELDS)
         raise ValueError(f"{option}: {text!r}: {problem}; write engine=vllm,dtype=fp8 with fields of {known}")
     return fields

@@ -7,7 +7,6 @@ is still to come.
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import signal
@@ -29,9 +28,9 @@ from kc_otel.cli.terminal import (
     By,
     PrintJson,
     log_to_terminal,
-    pairs,
     refuse,
     seconds,
+    settings_of,
     show,
     stopped_by_signals,
     table_lines,
@@ -67,36 +66,28 @@ _ANSWERED_EXIT_CODES: Final = frozenset({0, 1, 3})
 def run(
     contract: Annotated[str, typer.Argument(metavar="CONTRACT", help="The contract that fails.")],
     train: Annotated[
-        str,
-        typer.Option(metavar="KERNEL", help="The training kernel: FILE.py:NAME, a checkpoint's folder, or a capture."),
+        str, typer.Option(metavar="KERNEL", help="The training kernel: FILE.py:NAME, a checkpoint, or a capture.")
     ],
     infer: Annotated[str, typer.Option(metavar="KERNEL", help="The inference kernel: the same, or vllm:FOLDER.")],
     sequences: Annotated[
-        str,
-        typer.Option(
-            metavar="FILE",
-            help="A recording, a spool, JSON lines with prompt_ids and token_ids, or FILE.py:NAME that returns those.",
-        ),
+        str, typer.Option(metavar="FILE", help="A recording, a spool, JSON lines of token ids, or FILE.py:NAME.")
     ],
     slice: Annotated[
-        str | None,
-        typer.Option(metavar="NAME", help="Only sequences of this slice (default: the slice of --incident, or all)."),
+        str | None, typer.Option(metavar="NAME", help="Only this slice (default: that of --incident, or all).")
     ] = None,
     clause: Annotated[
-        str | None, typer.Option(metavar="ID", help="The failing clause, whose metric is divided among the operators.")
+        str | None, typer.Option(metavar="ID", help="The failing clause: its metric is divided among operators.")
     ] = None,
     limit: Annotated[int, typer.Option(min=1, metavar="SEQUENCES", help="Use only this many sequences.")] = 16,
     precision: Annotated[
-        str | None,
-        typer.Option(metavar="DTYPE", help="Number format whose rounding does not count as a fault, such as bfloat16."),
+        str | None, typer.Option(metavar="DTYPE", help="Number format whose rounding is no fault, such as bfloat16.")
     ] = None,
     shares: Annotated[bool, typer.Option(help="Divide the drift among the operators above noise.")] = True,
     engine: Engine = None,
     as_json: PrintJson = False,
     incident: IncidentId = None,
     follow: Annotated[
-        bool,
-        typer.Option("--follow", help="Wait for incidents whose policy has the action `locate`, and examine them."),
+        bool, typer.Option("--follow", help="Examine incidents as they come, if their policy has the action `locate`.")
     ] = False,
     budget: Annotated[str, typer.Option(metavar="DURATION", help="Time for each incident, with --follow.")] = "10m",
     by: By = None,
@@ -135,7 +126,7 @@ def run(
         from kc_otel.diagnose.token_sequences import read_sequences  # noqa: PLC0415
 
         given = read_sequences(sequences, contract=promise, slice=slice, most=limit)
-        arguments = _engine_options(engine)
+        arguments = settings_of("--engine", engine or ())
         if is_capture(Path(train)) or is_capture(Path(infer)):
             located = _of_captures(promise, train, infer, given, slice, precision, arguments)
         else:
@@ -152,20 +143,13 @@ def run(
 
 
 def capture(
-    kernel: Annotated[
-        str, typer.Argument(metavar="KERNEL", help="FILE.py:NAME, a checkpoint's folder, or vllm:FOLDER.")
-    ],
-    sequences: Annotated[
-        str, typer.Option(metavar="FILE", help="As for `locate run`, or another capture for its tokens.")
-    ],
+    kernel: Annotated[str, typer.Argument(metavar="KERNEL", help="FILE.py:NAME, a checkpoint, or vllm:FOLDER.")],
+    sequences: Annotated[str, typer.Option(metavar="FILE", help="As for `locate run`, or a capture for its tokens.")],
     out: Annotated[Path, typer.Option(metavar="FILE", help="File for the capture; an interrupted capture resumes.")],
     limit: Annotated[int, typer.Option(min=1, metavar="SEQUENCES", help="Use only this many sequences.")] = 16,
     dtype: Annotated[str | None, typer.Option(metavar="DTYPE", help="Number format to load a checkpoint in.")] = None,
     precision: Annotated[
-        str | None,
-        typer.Option(
-            metavar="DTYPE", help="Number format of the other kernel, whose rounding does not count as a fault."
-        ),
+        str | None, typer.Option(metavar="DTYPE", help="Number format of the other kernel: its rounding is no fault.")
     ] = None,
     engine: Engine = None,
 ) -> None:
@@ -185,7 +169,7 @@ def capture(
         from kc_otel.diagnose.token_sequences import read_sequences  # noqa: PLC0415
 
         given = read_sequences(sequences, most=limit)
-        options = _engine_options(engine)
+        options = settings_of("--engine", engine or ())
         named = ", ".join([kernel, *([dtype] if dtype else []), *(f"{key}={value}" for key, value in options.items())])
         writer = CaptureWriter(out, named)
         left = [(index, sequence) for index, sequence in enumerate(given) if not writer.has(index, sequence.token_ids)]
@@ -314,17 +298,6 @@ def _of_captures(
     reference = side(train, contract.kernels.train, tokens, precision or "bfloat16")
     rounding = rounding_of(precision or contract.kernels.inference.dtype)
     return compare_captures(contract, reference, inference, slice=slice, rounding=rounding)
-
-
-def _engine_options(texts: Sequence[str] | None) -> dict[str, Any]:
-    """Numbers, true and false as JSON has them, and else the text."""
-    found: dict[str, Any] = {}
-    for name, text in pairs("--engine", texts or ()).items():
-        try:
-            found[name] = json.loads(text)
-        except ValueError:
-            found[name] = text
-    return found
 
 
 def _clause(contract: Contract, wanted: str | None) -> Clause | None:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import importlib
 import logging
 import os
-import sys
 import threading
 import time
 from collections import Counter
@@ -13,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -56,16 +54,12 @@ class Redacted(StrEnum):
 
 
 def import_files(
-    paths: Annotated[
-        list[Path], typer.Argument(metavar="FILE_OR_DIR...", help="Files that the trainer wrote, or folders of them.")
-    ],
+    paths: Annotated[list[Path], typer.Argument(metavar="FILE_OR_DIR...", help="Files of a trainer, or folders.")],
     contract: Annotated[Path, typer.Option(help="The contract.", envvar="KC_OTEL_CONTRACT")],
     columns: Columns = None,
     attribute: SequenceAttributes = None,
     follow: Annotated[bool, typer.Option(help="Keep importing files as they appear, until stopped.")] = False,
-    done: Annotated[
-        Path | None, typer.Option(help="File that lists finished files, so that a restart skips them.")
-    ] = None,
+    done: Annotated[Path | None, typer.Option(help="List of finished files, which a restart skips.")] = None,
 ) -> None:
     """Measure rollouts that a trainer has written, and export the drift over OTLP.
 
@@ -167,44 +161,26 @@ def _import_lines(importer: Importer, stats: RecorderStats) -> Iterator[str]:
 def rescore(
     spool: Annotated[Path, typer.Argument(metavar="SPOOL", help="File that the engine's plugin writes.")],
     contract: Annotated[Path, typer.Option(help="The contract.", envvar="KC_OTEL_CONTRACT")],
-    model: Annotated[
-        str | None, typer.Option(help="The training kernel: a Hugging Face checkpoint, a folder or a name.")
-    ] = None,
+    model: Annotated[str | None, typer.Option(help="The training kernel: a Hugging Face checkpoint.")] = None,
     scorer: Annotated[
-        str | None,
-        typer.Option(
-            help="The training kernel: MODULE:FUNCTION, called as "
-            "function(prompt_ids, token_ids, processing) for the log-probabilities of each sequence's tokens."
-        ),
+        str | None, typer.Option(help="The training kernel: FILE.py:FUNCTION of prompt_ids, token_ids, processing.")
     ] = None,
     train_url: Annotated[
-        str | None,
-        typer.Option(
-            help="The training kernel: a vLLM or SGLang server, whose key is in KC_OTEL_TRAIN_API_KEY. It scores "
-            "requests that were sampled at temperature 1 without truncation; others are rejected."
-        ),
+        str | None, typer.Option(help="The training kernel: a vLLM or SGLang server; key in KC_OTEL_TRAIN_API_KEY.")
     ] = None,
     dtype: Annotated[str, typer.Option(help=f"Number format of the model: {', '.join(_DTYPES)}.")] = "float32",
     device: Annotated[str, typer.Option(help="Where the model runs, such as cpu or cuda:1.")] = "cpu",
-    weights: Annotated[
-        str | None, typer.Option(help="Weight version of the model; requests sampled with another one are rejected.")
-    ] = None,
-    adapter: Annotated[
-        str, typer.Option(help="LoRA adapter of the model; requests sampled with another one, or none, are rejected.")
-    ] = "",
-    follow: Annotated[
-        bool, typer.Option(help="Wait for more requests when the spool is empty, until stopped.")
-    ] = False,
+    weights: Annotated[str | None, typer.Option(help="Its weight version; requests of others are rejected.")] = None,
+    adapter: Annotated[str, typer.Option(help="Its LoRA adapter; requests of others, or of none, are rejected.")] = "",
+    follow: Annotated[bool, typer.Option(help="Wait for more requests, until stopped.")] = False,
     batch_tokens: Annotated[int, typer.Option(help="Maximum tokens in a batch, padding included.", min=1)] = 16_384,
     worst: Annotated[
         Path | None,
-        typer.Option(
-            help="File that keeps the worst sequences of each cell, for `kc-otel serve --worst`.", metavar="FILE"
-        ),
+        typer.Option(help="Keep the worst sequences of each cell here, for `serve --worst`.", metavar="FILE"),
     ] = None,
     keep_for: Annotated[str, typer.Option(help="How long to keep a sequence.")] = "1d",
     redact: Annotated[
-        list[Redacted] | None, typer.Option(help="Keep prompts as hashes, or completions as drift only; repeatable.")
+        list[Redacted] | None, typer.Option(help="Keep prompts as hashes, completions as drift; repeatable.")
     ] = None,
 ) -> None:
     """Score recorded requests with the training kernel, and export the drift over OTLP.
@@ -287,7 +263,11 @@ def _kernel(
 
         return endpoint_scorer(train_url, os.environ.get("KC_OTEL_TRAIN_API_KEY", "").strip()), None
     if scorer is not None:
-        return _imported(scorer), None
+        from kc_otel.offline.python_names import python_name  # noqa: PLC0415
+
+        if not callable(found := python_name(scorer, "a function")):
+            raise ValueError(f"--scorer {scorer}: is not a function")
+        return found, None
     if dtype not in _DTYPES:
         refuse(f"--dtype {dtype}: write one of {', '.join(_DTYPES)}")
     try:
@@ -320,18 +300,6 @@ def _text(model: str | None) -> Callable[[Sequence[int]], str] | None:
         logging.getLogger("kc_otel").warning("%s has no tokenizer (%s): sequences are kept as token ids", model, error)
         return None
     return lambda ids: str(tokenizer.decode(ids))
-
-
-def _imported(target: str) -> Any:
-    name, _, attribute = target.partition(":")
-    sys.path.insert(0, "")  # as `python -m` has it: a module beside the caller's files
-    try:
-        found = getattr(importlib.import_module(name), attribute)
-    except (ImportError, AttributeError, ValueError) as error:
-        refuse(f"--scorer {target}: cannot be imported ({error}); write MODULE:FUNCTION")
-    if not callable(found):
-        refuse(f"--scorer {target}: is not a function")
-    return found
 
 
 def scrape(

@@ -24,11 +24,7 @@ _COSTS: Final = ("Slice", "Variance", "ESS", "Tokens dropped", "with A > 0", "wi
 def remedy(
     recording: Annotated[
         str,
-        typer.Argument(
-            metavar="RECORDING",
-            help="Rollouts before any correction: .npz, .jsonl or .parquet, files that `import` reads, or a folder of "
-            "them.",
-        ),
+        typer.Argument(metavar="RECORDING", help="Rollouts before any correction: a recording, or files of a trainer."),
     ],
     contract: Annotated[str, typer.Option(help="Contract that a correction must keep, on every slice.")],
     trainer: Annotated[list[str] | None, typer.Option(help="Only verl, trl, slime; repeatable.")] = None,

@@ -34,10 +34,7 @@ _MAX_NAMED_DAMAGES: Final = 5
 def replay(
     recordings: Annotated[
         list[Path],
-        typer.Argument(
-            metavar="RECORDING...",
-            help="Folders STATE-recording, or files of the OpenTelemetry Collector's file exporter (format: proto).",
-        ),
+        typer.Argument(metavar="RECORDING...", help="Folders STATE-recording, or files of the Collector (proto)."),
     ],
     contract: Annotated[Path, typer.Option(help="The new contract.", metavar="FILE")],
     against: Annotated[

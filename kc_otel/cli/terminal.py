@@ -9,7 +9,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from typing import Annotated, Any, Final, NoReturn, TypeVar
 
@@ -154,15 +154,17 @@ SequenceAttributes = Annotated[
 
 def attributes_of(texts: Iterable[str]) -> dict[str, str | int | float | bool]:
     """Attributes written as NAME=VALUE, of which a number or truth value in JSON is one; ValueError as of `pairs`."""
+    given, texts_of = settings_of("--attribute", texts), pairs("--attribute", texts)
+    return {name: value if isinstance(value, bool | int | float) else texts_of[name] for name, value in given.items()}
 
-    def scalar(text: str) -> str | int | float | bool:
-        try:
-            value = json.loads(text)
-        except ValueError:
-            return text
-        return value if isinstance(value, bool | int | float) else text
 
-    return {name: scalar(value) for name, value in pairs("--attribute", texts).items()}
+def settings_of(option: str, texts: Iterable[str]) -> dict[str, Any]:
+    """The values of an option that is written as NAME=VALUE, each as JSON has it, or else the text."""
+    found: dict[str, Any] = dict(pairs(option, texts))
+    for name, text in found.items():
+        with suppress(ValueError):
+            found[name] = json.loads(text)
+    return found
 
 
 def columns_of(text: str | None) -> dict[str, str]:

@@ -39,7 +39,7 @@ from kc_otel.contract.slices import ALL, OLDER
 from kc_otel.judge.plain_json import for_others
 from kc_otel.judge.verdict import Verdict
 from kc_otel.offline.corrections import TRAINERS, Correction, Floats, Ratios, Trainer, catalogue, line, weights
-from kc_otel.offline.gate.recorded_verdicts import by_contract, judge
+from kc_otel.offline.gate.recorded_verdicts import by_contract, judge, verdict_for_others
 from kc_otel.record.slice_table import SliceTable
 from kc_otel.recordings.recording import Recording
 from kc_otel.stats import Binned, Interval, affine, capped_mean_interval
@@ -448,15 +448,7 @@ def as_data(of: Remedy) -> dict[str, Any]:
             "confidence": of.confidence,
             "empty": of.empty,
             "beyond": of.beyond,
-            "exceeded": [
-                {
-                    "clause": verdict.cell.clause,
-                    "slice": verdict.cell.slice,
-                    "estimate": verdict.estimate,
-                    "limit": verdict.limit,
-                }
-                for verdict in of.exceeded
-            ],
+            "exceeded": list(map(verdict_for_others, of.exceeded)),
             "chosen": {trainer: best and best.correction.name for trainer, best in of.chosen.items()},
             "lines": {trainer: best and line(trainer, best.correction) for trainer, best in of.chosen.items()},
             "unit": of.unit,

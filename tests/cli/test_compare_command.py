@@ -1,7 +1,6 @@
 """`kc-otel compare`: the same numbers as the functions behind it, by slice, for people and for programs."""
 
 import json
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -218,22 +217,3 @@ def test_bad_options_end_with_2_and_a_remedy(run, log, options, message):
     code, out, err = run(log, *options)
     assert (code, out) == (2, "")
     assert message in err
-
-
-def test_a_bad_recording_ends_with_2_and_each_kind_of_problem(run, tmp_path):
-    row = json.dumps({"train_logprobs": [0.5], "inference_logprobs": [-1.0]})
-    Path(tmp_path / "a.jsonl").write_text(f"{row}\n{row}")
-    code, out, err = run(tmp_path / "a.jsonl")
-    assert (code, out) == (2, "")
-    (line,) = err.splitlines()
-    assert ": line 1: train_logprobs: token 0 is 0.5; " in line
-    assert line.endswith("(1 more like this)")
-
-
-def test_the_reason_of_a_verdict_is_printed_once(run, log, contract):
-    _, out, _ = run(log, "--contract", contract, width=500)
-    lines = [line for line in out.splitlines() if line.startswith(("FAIL", "INCONCLUSIVE"))]
-    assert lines
-    for line in lines:
-        _, *reasons = line.split("; ")
-        assert len(reasons) == len(set(reasons)), line

@@ -143,14 +143,6 @@ def test_what_nothing_exports_is_not_called_exported(run, tmp_path, monkeypatch,
     assert f"rank_0.jsonl: {said}" in err
 
 
-def test_a_file_that_cannot_be_imported_makes_exit_code_1(run, tmp_path):
-    (tmp_path / "token_exports" / "9.jsonl").write_text(json.dumps({"input": "a", "output": "b", "step": 9}) + "\n")
-    code, out, err = run("token_exports", "--contract", "contract.yaml")
-    assert code == 1
-    assert "text and scores without log-probabilities" in err
-    assert "1 files exported, 1 failed" in out
-
-
 def test_files_that_fail_for_one_reason_are_counted(run, tmp_path):
     for index in range(5):
         text = json.dumps({"input": "a", "output": "b", "step": 9}) + "\n"

@@ -68,7 +68,7 @@ def fill(path, temperature=0.0):
 
 
 def test_requests_are_scored_by_a_function_and_leave_the_spool(run):
-    code, out, _ = run("--scorer", "my_kernel:half_a_nat_less")
+    code, out, _ = run("--scorer", "my_kernel.py:half_a_nat_less")
     assert code == 0
     assert "2 requests scored: 12 sampled tokens compared, 20 read at" in out
     assert "0 left in the spool" in out
@@ -77,7 +77,7 @@ def test_requests_are_scored_by_a_function_and_leave_the_spool(run):
 
 def test_requests_that_nothing_exports_stay_in_the_spool(run, monkeypatch):
     monkeypatch.setenv("OTEL_METRICS_EXPORTER", "none")
-    code, out, err = run("--scorer", "my_kernel:half_a_nat_less")
+    code, out, err = run("--scorer", "my_kernel.py:half_a_nat_less")
     assert (code, "3 left in the spool" in out) == (1, True)
     assert "measured, not exported: OTEL_METRICS_EXPORTER=none sends nothing" in err
 
@@ -94,7 +94,7 @@ def test_a_rescorer_that_starts_again_is_the_same_recorder_and_never_ends_the_ke
     monkeypatch.setattr("kc_otel.record.recorder.Recorder", recorder)
     for _ in range(2):
         fill(tmp_path / "spool.sqlite")
-        assert run("--scorer", "my_kernel:half_a_nat_less")[0] == 0
+        assert run("--scorer", "my_kernel.py:half_a_nat_less")[0] == 0
     (first, resource), (second, other) = made
     assert resource == other != {}
     for exporter in (first, second):
@@ -103,18 +103,17 @@ def test_a_rescorer_that_starts_again_is_the_same_recorder_and_never_ends_the_ke
 
 
 def test_other_weights_are_refused_by_name_and_measured_as_a_lag_by_step(run):
-    assert "not comparable: 2 wrong_weights" in run("--scorer", "my_kernel:half_a_nat_less", "--weights", "final")[1]
+    assert "not comparable: 2 wrong_weights" in run("--scorer", "my_kernel.py:half_a_nat_less", "--weights", "final")[1]
 
 
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
         ([], "give one of --model, --train-url and --scorer"),
-        (["--scorer", "my_kernel:half_a_nat_less", "--model", "x"], "give one of --model, --train-url and --scorer"),
-        (["--scorer", "nowhere:f"], "cannot be imported"),
-        (["--scorer", "my_kernel:f"], "cannot be imported"),
-        (["--scorer", "my_kernel"], "write MODULE:FUNCTION"),
-        (["--scorer", "my_kernel:nothing"], "is not a function"),
+        (["--scorer", "my_kernel.py:half_a_nat_less", "--model", "x"], "give one of --model, --train-url and --scorer"),
+        (["--scorer", "nowhere.py:f"], "nowhere.py: is no Python file; write FILE.py:NAME"),
+        (["--scorer", "my_kernel.py:f"], "my_kernel.py: has no 'f'; write the name of a function"),
+        (["--scorer", "my_kernel.py:nothing"], "is not a function"),
         (["--train-url", "127.0.0.1:1"], "is not a URL such as http://127.0.0.1:8000"),
         (["--train-url", "http://127.0.0.1:1"], "train endpoint http://127.0.0.1:1: does not answer"),
         (["--model", "x", "--dtype", "int3"], "--dtype int3: write one of float32"),
@@ -131,13 +130,13 @@ def test_what_cannot_be_done_is_said_and_nothing_leaves_the_spool(run, arguments
 
 def test_a_spool_that_is_not_there_is_not_made(run, tmp_path):
     (tmp_path / "spool.sqlite").unlink()
-    code, _, err = run("--scorer", "my_kernel:half_a_nat_less")
+    code, _, err = run("--scorer", "my_kernel.py:half_a_nat_less")
     assert (code, "there is no such spool" in err) == (2, True)
     assert not (tmp_path / "spool.sqlite").exists()
 
 
 def test_the_worst_are_kept_where_somebody_asks_for_them(run, tmp_path):
-    code, _, err = run("--scorer", "my_kernel:half_a_nat_less", "--worst", "worst.sqlite", "--redact", "prompts")
+    code, _, err = run("--scorer", "my_kernel.py:half_a_nat_less", "--worst", "worst.sqlite", "--redact", "prompts")
     assert code == 0, err
     kept = read_worst(tmp_path / "worst.sqlite", "a", "tv", "all", "")
     assert {sequence.request_id for sequence in kept} == {"r0", "r1"}
@@ -176,7 +175,7 @@ def test_following_waits_for_a_spool_that_is_not_there_yet(run, tmp_path, monkey
 
     monkeypatch.setattr(measure_commands, "stopped_by_signals", lambda: nullcontext(Stop()))
     caplog.set_level("INFO", "kc_otel")
-    code, out, _ = run("--scorer", "my_kernel:half_a_nat_less", "--follow")
+    code, out, _ = run("--scorer", "my_kernel.py:half_a_nat_less", "--follow")
     assert (code, caplog.text.count("waiting for spool.sqlite")) == (0, 1)
     assert "2 requests scored" in out
 
@@ -186,7 +185,7 @@ def test_following_ends_when_it_is_stopped_before_there_is_a_spool(run, tmp_path
     stop = threading.Event()
     stop.set()
     monkeypatch.setattr(measure_commands, "stopped_by_signals", lambda: nullcontext(stop))
-    assert run("--scorer", "my_kernel:half_a_nat_less", "--follow")[0] == 0
+    assert run("--scorer", "my_kernel.py:half_a_nat_less", "--follow")[0] == 0
     assert not (tmp_path / "spool.sqlite").exists()
 
 

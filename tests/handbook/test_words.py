@@ -30,6 +30,15 @@ def test_a_figure_has_one_source() -> None:
     assert said == {f"{stream_rows.MAX_ROWS:,}"}
 
 
+def test_each_row_of_the_comparison_names_a_source() -> None:
+    page = (ROOT / "kc_otel/handbook/pages/comparison.md").read_text()
+    rows = [line.strip("|").split(" | ") for line in re.findall(r"^\| (?!\| |---).*$", page, re.MULTILINE)]
+    assert len(rows) > 5
+    for _, theirs, ours in rows:
+        assert re.search(r"\]\(https://[^)]+\)", theirs), theirs
+        assert ours.strip()
+
+
 _WORDS = {
     300: "index",
     500: "comparison measure/trl measure/verl measure/vllm measure/sglang measure/own-loop measure/transformers "

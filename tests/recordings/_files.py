@@ -1,5 +1,6 @@
 """Files of recordings in any format, and the sequences of trainers' files."""
 
+import gzip
 import json
 from types import SimpleNamespace
 
@@ -24,11 +25,13 @@ def write_columns(path, **columns):
 
 
 def write_rows(path, rows):
-    """Rows of a .jsonl or .parquet; returns the path."""
+    """Rows of a .jsonl, .jsonl.gz or .parquet; returns the path."""
+    text = "".join(f"{json.dumps(row)}\n" for row in rows).encode()
+    path.parent.mkdir(parents=True, exist_ok=True)
     if path.suffix == ".parquet":
         pq.write_table(pa.Table.from_pylist(rows), path)
     else:
-        path.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+        path.write_bytes(gzip.compress(text) if path.suffix == ".gz" else text)
     return path
 
 

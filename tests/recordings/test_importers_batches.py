@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import pickle
-import re
 import sys
 import types
 
@@ -12,9 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from kc_otel.record.telemetry.recorder_points import RecorderStats
 from kc_otel.recordings.importers import pickled_batches
-from kc_otel.recordings.importers.importer import Importer
 from kc_otel.recordings.importers.trainer_files import trainer_of
 from kc_otel.recordings.read_table import Problems
 from kc_otel.recordings.recording import RecordingError
@@ -149,37 +146,7 @@ def test_a_skyrl_token_counts_under_both_masks(skyrl_dump, sides):
     np.testing.assert_array_equal(first.train, sides[0][0][1:])
 
 
-def test_a_skyrl_dump_without_both_sides_says_what_to_set(skyrl_dump):
-    refusals = Problems()
-    assert read(skyrl_dump(rollout_logprobs=None), refusals) == []
-    assert re.search(r"has no rollout_logprobs; set generator.sampling_params.logprobs=1", *refusals.all())
-
-
 def test_a_container_of_one_trainer_is_none_of_another(tmp_path, skyrl_dump):
     content = skyrl_dump().read_bytes()
     with pytest.raises(RecordingError, match="_rebuild_tensor_batch"):
         pickled_batches.unpickled(tmp_path, content, "verl")
-
-
-def test_the_importer_takes_each_of_them(slime_dump, skyrl_dump):
-    seen, prompts = [], []
-
-    class Recording:
-        exports = 0
-
-        def stats(self):
-            return RecorderStats(exports=self.exports)
-
-        def compare(self, train, *_, weights, groups, **__):
-            seen.append((weights, len(train)))
-            prompts.append(groups)
-
-        def force_flush(self, _):
-            self.exports += 1
-            return True
-
-    importer = Importer(Recording())
-    for path in (slime_dump, skyrl_dump()):
-        assert importer.file(path), importer.totals.failed
-    assert seen == [((17, None), 2), ((4, None), 2)]
-    assert all(groups is not None and len(groups) == 2 for groups in prompts), prompts

@@ -121,12 +121,6 @@ def test_rows_that_are_masked_out_do_not_shift_the_places_of_others(problems):
     assert found[0].startswith("INVALID INPUT, placeholder: line 2: train_logprobs and inference_logprobs: ")
 
 
-def test_a_masked_fault_does_not_count(tmp_path):
-    row = {"train_logprobs": [-1.0, NAN, 7.0], "inference_logprobs": [-1.5, 9.0, NAN], "mask": [1, 0, 0]}
-    (tmp_path / "a.jsonl").write_text(json.dumps(row))
-    assert load_recording(tmp_path / "a.jsonl").train.tolist() == [-1.0]
-
-
 def test_columns_that_are_missing_or_ambiguous(problems):
     """The message lists what there is and how to say which is meant."""
     assert problems({"a": [-1.0], "inference_logprobs": [-1.0]}) == [

@@ -218,17 +218,6 @@ def test_a_name_has_to_say_the_format(tmp_path):
             use(tmp_path / "log.dump")
 
 
-def test_only_keeps_sequences_whole():
-    part = full().only(np.array([True, False, True]))
-    assert part.lengths.tolist() == [3, 2]
-    assert part.token_ids.tolist() == [0, 1, 2, 4, 5]
-    assert part.advantages.tolist() == [1.0, 1.0, 1.0, 0.5, 0.5]
-    assert [attributes["n"] for attributes in part.attributes] == [0, 2]
-    assert part.starts.tolist() == [0, 3]
-    everything = full()
-    assert everything.only(np.ones(3, dtype=bool)) is everything
-
-
 def test_without_pyarrow_the_extra_is_named(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     (tmp_path / "a.parquet").write_bytes(b"")
@@ -277,17 +266,9 @@ def test_prompt_tokens_name_the_prompt_where_no_column_does(tmp_path, ending):
     sides = np.log(np.random.default_rng(4).uniform(0.1, 0.9, (4, 3)))
     columns = {"train_logprobs": sides, "inference_logprobs": sides - 0.01, "mask": np.ones((4, 3), dtype=np.int64)}
     prompts = np.array([[5, 17], [5, 17], [3, 8], [5, 17]])
-    where = tmp_path / f"log.{ending}"
 
     def of(**more):
-        if ending == "npz":
-            return load_recording(write_columns(where, **columns, **more)).prompts
-        rows = {name: np.asarray(values).tolist() for name, values in (columns | more).items()}
-        plain = [dict(zip(rows, row, strict=True)) for row in zip(*rows.values(), strict=True)]
-        write_rows(tmp_path / f"log.{ending.removesuffix('.gz')}", plain)
-        if ending.endswith(".gz"):
-            where.write_bytes(gzip.compress((tmp_path / "log.jsonl").read_bytes()))
-        return load_recording(where).prompts
+        return load_recording(write_columns(tmp_path / f"log.{ending}", **columns, **more)).prompts
 
     assert of() is None
     assert of(prompt_ids=prompts).tolist() == [0, 0, 1, 0]
@@ -303,12 +284,7 @@ def test_steps_and_lags_are_whole_numbers_however_they_are_written(tmp_path, end
     rows = np.array([[-1.0, -2.0], [-1.5, -2.5]])
     sides = {"train_logprobs": rows, "inference_logprobs": rows}
     steps = {"train_weights": [written(100)] * 2, "inference_weights": [written(100), written(95)]}
-    path = tmp_path / f"log.{ending}"
-    if ending == "jsonl.gz":
-        write_columns(tmp_path / "log.jsonl", **sides, **steps)
-        path.write_bytes(gzip.compress((tmp_path / "log.jsonl").read_bytes()))
-    else:
-        write_columns(path, **sides, **steps)
+    path = write_columns(tmp_path / f"log.{ending}", **sides, **steps)
     found = load_recording(path)
     assert not found.age_unknown.any()
     assert [row["lag"] for row in found.by_age().attributes] == [0, 5]

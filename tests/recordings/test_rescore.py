@@ -137,17 +137,6 @@ def test_drift_of_served_requests_is_recorded_per_kernel_and_slice(rescorer, rec
     assert made.run(threading.Event()).requests == 3
 
 
-def test_requests_with_the_same_prompt_are_its_rollouts(rescorer, recorders, contract, memory):
-    answers = [request(f"{index}_x", prompt=5, tokens=6 + index) for index in range(4)]
-    others = [request(f"other-{index}", prompt=6 + index) for index in range(2)]
-    recorder = recorders(contract=contract(statistical=[{"id": "tv", "metric": "tv_token", "limit": 0.1}]))
-    totals = rescorer(*answers, *others, recorder=recorder, batch_tokens=24).run(threading.Event())
-    assert totals.requests == 6
-    exports = range(len(memory.exports))
-    (rollouts,) = [point for index in exports for point in memory.points("kc.sampling.rollouts", index, kc_slice="all")]
-    assert (rollouts.count, rollouts.sum) == (3, 6)
-
-
 def test_rollouts_of_a_prompt_are_taken_together_however_they_are_mixed(
     rescorer, recorders, contract, memory, monkeypatch
 ):
@@ -197,15 +186,6 @@ def test_requests_that_an_update_came_under_are_measured_with_the_lag_of_each_to
     assert (lag.count, lag.max, lag.sum) == (3, 2.0, 4.0)
     totals = rescorer(request("c", **straddling), weights="step-4").run(threading.Event())
     assert totals.refused == {"wrong_weights": 1}
-
-
-def test_refused_requests_are_counted_by_reason_and_leave_the_spool(rescorer, memory):
-    made = rescorer(request("a"), request("greedy", processing={"temperature": 0.0}), request("none", tokens=0))
-    totals = made.run(threading.Event())
-    assert totals.refused == {"greedy": 1, "no_tokens": 1}
-    assert totals.confirmed == 3
-    counts = {point.attributes["kc.reason"]: point.value for point in memory.points("kc.input.invalid")}
-    assert counts == {"greedy": 1, "no_tokens": 1}
 
 
 def test_refused_requests_are_counted_on_their_slices_and_kernel(rescorer, memory):

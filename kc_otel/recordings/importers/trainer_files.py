@@ -377,12 +377,35 @@ def read_file(
 ) -> Recording | None:
     """Read the sequences of a file, None for none; those of a trainer's file are not checked yet.
 
-    Records that cannot become one are `refusals`, by `contract.input_reasons`. With `columns` it is a recording of
-    one's own. Lines that `read` counts are skipped, and it advances with each further one.
+    Records that cannot become one are `refusals`, by `contract.input_reasons`; a file of nothing else is a
+    RecordingError. With `columns` it is a recording of one's own. Lines that `read` counts are skipped, and it advances
+    with each further one.
     """
     if columns or not (trainer := trainer_of(path)):
         return load_own(path, columns, read)
-    known, found = _TABLE[trainer], list[tuple[dict[str, Any], dict[str, Scalar]]]()
+    own = Problems()
+    found = list(_sequences(_TABLE[trainer], path, read, own))
+    for kind, count in own.counts.items():
+        refusals.add(own.first[kind], kind=kind, times=count)
+    if not found:
+        if own.counts.keys() - {"no_tokens"}:
+            raise RecordingError(*own.all())
+        return None
+    rows_of = {role: [row[role] for row, _ in found] for role in found[0][0]}
+    packed: dict[str, Any] = {
+        role: np.concatenate(rows) for role, rows in rows_of.items() if all(row is not None for row in rows)
+    }
+    return Recording(
+        lengths=np.array([row.size for row in rows_of["train"]], dtype=np.int64),
+        attributes=tuple(attributes for _, attributes in found),
+        source=str(path),
+        **packed,
+    )
+
+
+def _sequences(
+    known: _TrainerFormat, path: Path, read: LinesRead | None, refusals: Problems
+) -> Iterator[tuple[dict[str, Any], dict[str, Scalar]]]:
     for place, record in known.records(path, read):
         if missing := [name for name in known.needed if record.get(name) is None]:
             refusals.add(f"{place}: has no {' and no '.join(missing)}{known.hint}", kind="no_logprobs")
@@ -399,19 +422,7 @@ def read_file(
             if sequence is None:
                 refusals.add(f"{place}: {known.masks} leave no token", kind="no_tokens")
             else:
-                found.append(sequence)
-    if not found:
-        return None
-    rows_of = {role: [own[role] for own, _ in found] for role in found[0][0]}
-    packed: dict[str, Any] = {
-        role: np.concatenate(rows) for role, rows in rows_of.items() if all(row is not None for row in rows)
-    }
-    return Recording(
-        lengths=np.array([row.size for row in rows_of["train"]], dtype=np.int64),
-        attributes=tuple(attributes for _, attributes in found),
-        source=str(path),
-        **packed,
-    )
+                yield sequence
 
 
 def _sequence(

@@ -7,7 +7,8 @@ import pytest
 
 from kc_otel.recordings.recording import Recording
 from kc_otel.recordings.recording_files import save_recording
-from tests.recordings.test_importers_formats import nemo_line, write
+from tests.recordings._files import write_rows
+from tests.recordings.test_importers_formats import nemo_line
 from tests.tools.commands import commands
 from tests.tools.two_causes import LIMIT, PLANTED, sampled
 
@@ -79,7 +80,7 @@ def of_a_trainer(folder, planted):
         nemo_line(p, q, token_ids=[1, 2, 3, *ids, 0, 0], task="code")
         for p, q, ids in zip(train.tolist(), inference.tolist(), tokens.tolist(), strict=True)
     ]
-    return write(folder / "train_data_step12.jsonl", lines)
+    return write_rows(folder / "train_data_step12.jsonl", lines)
 
 
 @pytest.mark.parametrize("planted", PLANTED)

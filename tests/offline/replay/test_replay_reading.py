@@ -9,12 +9,9 @@ from contextlib import suppress
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
-from kc_otel.judge.evaluator import Evaluator
 from kc_otel.judge.otlp.traffic_entries import EVALUATED, RECEIVED, entry_of, judged_metrics, marked_frame
 from kc_otel.offline.replay import TrafficFileError, evaluations_recorded, read_recordings, replay
-from tests.tools.verdicts import verdicts_of
 
 START = 1_800_000_000.0
 
@@ -58,18 +55,6 @@ def test_arrivals_and_evaluations_are_read_as_they_were_written(traffic, tmp_pat
     assert times(path) == [START, *moments]
     assert [entry.is_evaluation for entry in read_recordings([path], [])] == [True, False, False, False]
     assert evaluations_recorded([path])
-
-
-def test_what_says_the_arrival_changes_nothing_that_is_judged(traffic, make_contract, tmp_path):
-    path, plain, replayed = tmp_path / "recording", Evaluator([make_contract()]), Evaluator([make_contract()])
-    with path.open("wb") as file:
-        for at, request in traffic(minutes=2):
-            plain.ingest_metrics(request, at)
-            file.write(marked_frame(request.SerializeToString(), at))
-    for entry in read_recordings([path], []):
-        replayed.ingest_metrics(entry.read(), entry.at)
-    assert replayed.counters == plain.counters
-    assert verdicts_of(replayed, START + 120) == verdicts_of(plain, START + 120)
 
 
 def test_metrics_of_others_are_not_recorded(traffic):
@@ -116,15 +101,6 @@ def test_a_message_that_is_none_is_named_and_a_length_that_is_none_ends_the_file
     assert len(damage) == 2
     assert damage[0].startswith(f"{path}: message 2: ")
     assert damage[1] == f"{path}: message 5: a length of 4,294,967,295 bytes is none; what follows is lost"
-
-
-def test_messages_of_other_signals_are_passed_over(collector_file):
-    """A resource is field 1 of each; what is in it is another thing, and has no metrics with a time."""
-    spans = ExportTraceServiceRequest()
-    spans.resource_spans.add().scope_spans.add().spans.add(trace_id=bytes(16), name="kc.compare")
-    collector_file.write_bytes(collector_file.read_bytes() + framed(spans.SerializeToString()))
-    damage: list[str] = []
-    assert len(times(collector_file, damage)) == 120
 
 
 def test_several_files_are_one_recording(traffic, tmp_path):
