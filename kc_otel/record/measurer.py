@@ -445,10 +445,11 @@ class Measurer:
 
 def _prompts_of(work: QueuedBatch, given: int) -> list[Hashable] | None:
     """The name of each sequence's prompt; None where nobody knows it."""
-    names = prompt_names(work.settings.get("groups"), work.arrays.get("prompts"))
-    if names is not None and not isinstance(names, list):
-        names = [names] * given
-    if names is not None and len(names) != given:
+    found = prompt_names(work.settings.get("groups"), work.arrays.get("prompts"))
+    if found is None:
+        return None
+    names: list[Hashable] = found if isinstance(found, list) else [found] * given
+    if len(names) != given:
         raise ValueError(f"groups: {len(names)} for {given} sequences; name the prompt of each")
     return names
 

@@ -321,7 +321,7 @@ class ShardedSink(ColumnSink):
     def __init__(self, core: Core, start: Callable[[int], RayShard]) -> None:
         self._core, self._begin = core, start
         self._shards: list[ShardLine] = []
-        core.evaluator.listen(time.time())  # while nobody listened, nobody was silent
+        core.evaluator.listening(time.time())  # while nobody listened, nobody was silent
 
     def columns(self, body: bytes, limits: Limits) -> dict[int, bytes] | None:  # noqa: ARG002 - shards hold it against it
         """A short serialized ExportMetricsServiceRequest, split by shard; None for others."""

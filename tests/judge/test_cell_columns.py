@@ -89,7 +89,7 @@ def test_verdicts_are_freed_with_their_last_user_and_not_by_the_collector(contra
     """They hold whole windows, of which a tick begins new ones; also where cells fail, whose evidence is kept."""
     made = contract(statistical=CLAUSES, observability={"window": "1m", "long_window": "10m", "min_samples": 30})
     evaluator = Evaluator([made])
-    evaluator.listen(START)
+    evaluator.listening(START)
     for metric in METRICS.values():
         source = sender(metric, start=START)
         evaluator.ingest_metrics(source.request(START + 5.0, np.full(200, 0.9)), START + 5.0)
