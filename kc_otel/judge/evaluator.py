@@ -571,17 +571,13 @@ class Evaluator:
         served = self.states[contract].contract
         if point.origin.applied.differs(served, str(point.attributes.get("kc.slice"))):
             raise _RefusedError("unknown_slice", _other_slices(served, point.origin.applied))
-        if point.metric == INVALID:
-            if (slice := point.attributes.get("kc.slice")) is not None and slice not in self._slices[contract]:
-                raise _RefusedError("unknown_slice", f"contract {contract} has no slice {str(slice)[:80]!r}")
-            return str(point.attributes.get("kc.reason", "unknown"))[:80], _pair(point.attributes)
-        slice, pair = str(point.attributes.get("kc.slice", "")), _pair(point.attributes)
-        if not (slice and all(pair)):
+        named, pair, invalid = point.attributes.get("kc.slice"), _pair(point.attributes), point.metric == INVALID
+        if not invalid and not (named and all(pair)):
             lacks = "lacks kc.slice, kc.kernel.train or kc.kernel.inference"
             raise _RefusedError("malformed", f"a point of {point.metric} {lacks}")
-        if slice not in self._slices[contract]:
-            raise _RefusedError("unknown_slice", f"contract {contract} has no slice {slice[:80]!r}")
-        return slice, pair
+        if named is not None and str(named) not in self._slices[contract]:
+            raise _RefusedError("unknown_slice", f"contract {contract} has no slice {str(named)[:80]!r}")
+        return str(point.attributes.get("kc.reason", "unknown"))[:80] if invalid else str(named), pair
 
     def _take_gen_ai(self, point: Point, arrival: _Arrival) -> str:
         # Such a point knows no contract: it counts for each that names its metric, on the slices that its own and

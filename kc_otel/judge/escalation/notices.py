@@ -178,6 +178,7 @@ class GroupTiming:
 
 
 AT_ONCE: Final = GroupTiming(0.0, 0.0)
+_AT_ONCE_REASONS: Final = (NoticeReason.ROLLED_BACK, NoticeReason.SILENCE_ENDED, NoticeReason.REMINDER)
 
 
 Known = Literal["", "firing", "unproven"]
@@ -264,7 +265,7 @@ def group_messages(
             before = mine.pop(change.fingerprint, None)  # the newest is at the end
             heard = before.known if before is not None and change.step != ROLLED_BACK else ""
             mine[change.fingerprint] = ToldAlert(change, heard)
-    urgent = {notice.transition.fingerprint: notice.reason for notice in said if notice.reason not in _USUAL_REASONS}
+    urgent = {notice.transition.fingerprint: notice.reason for notice in said if notice.reason in _AT_ONCE_REASONS}
     after: list[MessageGroup] = []
     messages: list[IncidentMessage] = []
     for key, alerts in rows.items():
@@ -282,9 +283,6 @@ def group_messages(
     return tuple(sorted(after, key=lambda entry: (entry.incident, entry.endpoint))), tuple(
         sorted(messages, key=lambda entry: entry.endpoint)
     )
-
-
-_USUAL_REASONS: Final = frozenset({NoticeReason.FIRING, NoticeReason.RESOLVED})
 
 
 def last_messages(
@@ -385,6 +383,3 @@ def _sent(
     steps |= {edge.step for edge in away.values()} | {*group.steps}
     rest = replace(group, alerts=left, steps=tuple(sorted(steps)) if count else (), waited=0.0, quiet=0.0)
     return rest, IncidentMessage(group.endpoint, reason, incident, changes, count)
-
-
-_AT_ONCE_REASONS: Final = (NoticeReason.ROLLED_BACK, NoticeReason.SILENCE_ENDED, NoticeReason.REMINDER)

@@ -306,8 +306,11 @@ def test_what_is_silenced_while_it_waits_does_not_speak(fleet):
 def test_an_incident_reminds_in_one_message_until_somebody_acknowledges_it(fleet):
     escalation = fleet()
     escalation.tick(0, a="FAIL", b="FAIL")
-    said = [message for _ in range(12) for message in escalation.tick(300, a="FAIL", b="FAIL")]
-    assert said == [("pager", "firing", 2, 0, 2), ("pager", "reminder", 2, 0, 2)]
+    sent = [message for _ in range(12) for message in escalation.messages(300, a="FAIL", b="FAIL")]
+    assert [(message.reason, len(message.alerts), message.lasting) for message in sent] == [
+        ("firing", 2, 2), ("reminder", 2, 2),
+    ]  # fmt: skip
+    assert {edge.at - edge.started_at for edge in sent[1].alerts} == {3600.0}, "how long it has fired"
     escalation.acknowledge()
     assert [escalation.tick(300, a="FAIL", b="FAIL") for _ in range(30)] == [[]] * 30
 
