@@ -53,6 +53,7 @@ function show(one, state) {
   const now = state.overview?.now ?? Date.now() / 1000;
   byId("incident-of").textContent = `${one.contract} · incident ${one.id}`;
   byId("incident-title").textContent = one.headline;
+  const slices = new Set(one.cells.map((cell) => cell.slice)).size;
   const facts = [
     ["Since", el("time", { datetime: iso(one.since) }, clock(one.since)), ` · ${span((one.until ?? now) - one.since, 2)}`],
     one.contained && one.state === "contained" && ["Contained", el("time", { datetime: iso(one.contained) }, clock(one.contained)), " · not measured since"],
@@ -70,7 +71,7 @@ function show(one, state) {
     one.status === "FAIL" && contract ? el("p", { class: "quiet", id: "incident-claims" }, claims(one, contract).join(" ")) : null,
     el("dl", { class: "facts" }, facts.map(([name, ...value]) => el("div", {}, el("dt", {}, name), el("dd", {}, ...value)))),
     depth(one),
-    el("h3", {}, `Where, and since when: ${count(new Set(one.cells.map((cell) => cell.slice)).size)} slices`),
+    el("h3", {}, `Where, and since when: ${slices === 1 ? "1 slice" : `${count(slices)} slices`}`),
     onsets(one));
 }
 
