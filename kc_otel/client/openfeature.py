@@ -20,8 +20,8 @@
 | `<contract>.sampling` | float | share of comparisons to measure; the default unless more is asked for |
 
 The context's attributes are those that slices are made of; `kc.kernel.inference` names the kernel version that would
-serve, and the targeting key, such as a user's id, says whether it is in a canary's share: the reason is SPLIT then, and
-the flag's metadata has the weight. Needs `pip install 'kc-otel[openfeature]'`.
+serve, or is in use, and the targeting key, such as a user's id, says whether it is in a canary's share: the reason is
+SPLIT then, and the flag's metadata has the weight. Needs `pip install 'kc-otel[openfeature]'`.
 """
 
 # ruff: noqa: ARG002 - the arguments are the interface's
@@ -84,7 +84,7 @@ class KernelProvider(AbstractProvider):
         """Resolve a flag: may the inference kernel serve a request, is training halted, promotion held and the like."""
         contract, _, what = flag_key.rpartition(_SEPARATOR)
         if contract and what in _FLAG_METHODS:
-            why: str | None = getattr(self._router, what)(contract)
+            why: str | None = getattr(self._router, what)(contract, _version(evaluation_context))
             return FlagResolutionDetails(
                 why is not None, reason=self._reason(why is not None), flag_metadata=self._about(why)
             )
@@ -98,7 +98,7 @@ class KernelProvider(AbstractProvider):
         contract, _, what = flag_key.rpartition(_SEPARATOR)
         if not contract or what != "sampling":
             raise FlagNotFoundError(f"{flag_key!r}: write <contract>.sampling")
-        share = self._router.sampling(contract, default_value)
+        share = self._router.sampling(contract, default_value, _version(evaluation_context))
         return FlagResolutionDetails(share, reason=self._reason(share != default_value), flag_metadata=self._about())
 
     def resolve_integer_details(
@@ -118,13 +118,13 @@ class KernelProvider(AbstractProvider):
 
     def _choice(self, contract: str, context: EvaluationContext | None) -> Choice:
         attributes: dict[str, Any] = {} if context is None else dict(context.attributes)
-        version = attributes.pop(_VERSION, None)
+        attributes.pop(_VERSION, None)
         known: dict[str, Any] = {
             name: value for name, value in attributes.items() if isinstance(value, str | bool | Real)
         }
         key = None if context is None else context.targeting_key
         try:
-            return self._router.decide(contract, known, None if version is None else str(version), key=key)
+            return self._router.decide(contract, known, _version(context), key=key)
         except LookupError as error:
             raise FlagNotFoundError(str(error.args[0])) from None
 
@@ -149,3 +149,9 @@ class KernelProvider(AbstractProvider):
         if weight is not None:
             said["weight"] = weight
         return said
+
+
+def _version(context: EvaluationContext | None) -> str | None:
+    """Version of the inference kernel that a context names."""
+    version = None if context is None else context.attributes.get(_VERSION)
+    return None if version is None else str(version)

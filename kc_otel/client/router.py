@@ -17,17 +17,18 @@ import random
 import secrets
 import socket
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from types import MappingProxyType, TracebackType
+from types import TracebackType
 from typing import TYPE_CHECKING, Final, Self
 
 from kc_otel.client.poll import Poller
 from kc_otel.client.snapshot import NEVER, PROVEN, UNPROVEN, Choice, Kernel, Snapshot, compiled
 from kc_otel.contract.plain_text import read_json_text
 from kc_otel.contract.slices import Scalar
-from kc_otel.judge.decisions import INFERENCE_KERNEL, TRAIN_KERNEL, Canary, DecisionTable, DirectiveKind
+from kc_otel.contract.words import moment
+from kc_otel.judge.decisions import INFERENCE_KERNEL, TRAIN_KERNEL, Canary, DecisionTable, Directive, DirectiveKind
 
 if TYPE_CHECKING:
     from kc_otel.contract.model import Contract  # pydantic and YAML, which a service that routes does without
@@ -45,7 +46,6 @@ _MOST_KEPT: Final = 100
 """Slices and versions from which requests are kept that are told at a time."""
 _MOST_VERSIONS: Final = 4096
 """Versions, by contract and slice, that are remembered; a process has a few."""
-_NO_DIRECTIVES: Final[Mapping[str, str]] = MappingProxyType({})
 _MAPPINGS: Final = (dict, Mapping)
 """dict first: the abstract class is slow to ask."""
 
@@ -255,29 +255,38 @@ class Router:
         tried = any(share.version == version for share in snapshot.canaries.get(contract, ()))
         return tried or version in self._trusted or (contract, version) in snapshot.promoted
 
-    def sampling(self, contract: str, default: float) -> float:
-        """Share of comparisons to measure: 1 while a `sample-more` step fires, else the default."""
-        return 1.0 if self._directives(contract, DirectiveKind.SAMPLING) else default
+    def sampling(self, contract: str, default: float, inference_version: str | None = None) -> float:
+        """Share of comparisons to measure: 1 while a `sample-more` step fires, else the default.
 
-    def halted(self, contract: str) -> str | None:
-        """Return the reason to stop training while a `halt` step fires; else None."""
-        return self._first(contract, DirectiveKind.HALT)
+        Here as below, `inference_version` is the short fingerprint of the inference kernel in use: what is asked
+        because of another one is ignored. Without it, all that is asked applies.
+        """
+        return 1.0 if self._directives(contract, DirectiveKind.SAMPLING, inference_version) else default
 
-    def held(self, contract: str) -> str | None:
+    def halted(self, contract: str, inference_version: str | None = None) -> str | None:
+        """Return the reason to stop training while a `halt` is in force, and how that is lifted; else None."""
+        found = self._directives(contract, DirectiveKind.HALT, inference_version)
+        if not found:
+            return None
+        of, since = found[0].version or "the inference kernel", moment(found[0].since)
+        lift = f"once it is mended or stopped, `kc-otel alerts ack {contract} --close --why ...` lifts the halt"
+        return f"{found[0].reason}, of {of} since {since}; {lift}"
+
+    def held(self, contract: str, inference_version: str | None = None) -> str | None:
         """Return the reason to hold promotion while a `hold-promotion` step fires; else None."""
-        return self._first(contract, DirectiveKind.HOLD_PROMOTION)
+        return self._first(contract, DirectiveKind.HOLD_PROMOTION, inference_version)
 
-    def resync(self, contract: str) -> str | None:
+    def resync(self, contract: str, inference_version: str | None = None) -> str | None:
         """Return the reason to resync the inference kernel's weights while a `resync-weights` step fires; else None."""
-        return self._first(contract, DirectiveKind.RESYNC_WEIGHTS)
+        return self._first(contract, DirectiveKind.RESYNC_WEIGHTS, inference_version)
 
-    def to_locate(self, contract: str) -> Mapping[str, str]:
+    def to_locate(self, contract: str, inference_version: str | None = None) -> Mapping[str, str]:
         """Slices whose drift should be located, each with the reason, while a `locate` step fires."""
-        return self._directives(contract, DirectiveKind.LOCATE)
+        return _by_slice(self._directives(contract, DirectiveKind.LOCATE, inference_version))
 
-    def quarantined(self, contract: str) -> Mapping[str, str]:
+    def quarantined(self, contract: str, inference_version: str | None = None) -> Mapping[str, str]:
         """Slices whose rollouts should not be trained on, each with the reason; empty when there are none."""
-        return self._directives(contract, DirectiveKind.QUARANTINE_ROLLOUTS)
+        return _by_slice(self._directives(contract, DirectiveKind.QUARANTINE_ROLLOUTS, inference_version))
 
     def wait_for_table(self, timeout: float) -> bool:
         """Wait at start-up until the evaluator has answered; return True if it has."""
@@ -306,14 +315,14 @@ class Router:
     ) -> None:
         self.close()
 
-    def _first(self, contract: str, kind: DirectiveKind) -> str | None:
-        return next(iter(self._directives(contract, kind).values()), None)
+    def _first(self, contract: str, kind: DirectiveKind, version: str | None) -> str | None:
+        return next((asked.reason for asked in self._directives(contract, kind, version)), None)
 
-    def _directives(self, contract: str, kind: DirectiveKind) -> Mapping[str, str]:
-        """Slices and reasons; that the program asks at all is told to the evaluator with the next request."""
+    def _directives(self, contract: str, kind: DirectiveKind, version: str | None) -> Sequence[Directive]:
+        """Directives about a version; that the program asks at all is told to the evaluator with the next request."""
         if (contract, kind) not in self._asked:
             self._tell(contract, kind)
-        return self._snapshot.directives.get((contract, kind), _NO_DIRECTIVES)
+        return [asked for asked in self._snapshot.directives.get((contract, kind), ()) if asked.is_about(version)]
 
     def _tell(self, contract: str, kind: str) -> None:
         if len(self._asked) < _MOST_ASKED:
@@ -392,6 +401,10 @@ class Router:
 
     def _take(self, table: DecisionTable) -> None:
         self._snapshot = compiled(table, self._contracts)
+
+
+def _by_slice(directives: Iterable[Directive]) -> dict[str, str]:
+    return {asked.slice: asked.reason for asked in directives}
 
 
 def _unnamed(limits: Iterable[Canary], table: DecisionTable) -> tuple[Canary, ...]:

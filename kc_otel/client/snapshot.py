@@ -17,6 +17,7 @@ from kc_otel.judge.decisions import (
     TRAIN_KERNEL,
     Canary,
     DecisionTable,
+    Directive,
     DirectiveKind,
     Route,
 )
@@ -128,7 +129,7 @@ class Snapshot:
     pins: Mapping[str, Sequence[SliceRule]] = field(default_factory=dict)
     routes: Mapping[str, Sequence[SliceRule]] = field(default_factory=dict)
     canaries: Mapping[str, Sequence[CanaryShare]] = field(default_factory=dict)
-    directives: Mapping[tuple[str, DirectiveKind], Mapping[str, str]] = field(default_factory=dict)
+    directives: Mapping[tuple[str, DirectiveKind], Sequence[Directive]] = field(default_factory=dict)
     promoted: frozenset[tuple[str, str]] = frozenset()
     """(contract, version)"""
     kept: set[tuple[str, str, str]] = field(default_factory=set)
@@ -188,9 +189,9 @@ def compiled(table: DecisionTable, contracts: Mapping[str, Contract]) -> Snapsho
     canaries: dict[str, list[CanaryShare]] = {}
     for canary in sorted(table.canaries, key=lambda canary: -canary.weight):  # the smallest that matches wins
         canaries.setdefault(canary.contract, []).append(_share(canary))
-    directives: dict[tuple[str, DirectiveKind], dict[str, str]] = {}
+    directives: dict[tuple[str, DirectiveKind], list[Directive]] = {}
     for asked in table.directives:
-        directives.setdefault((asked.contract, asked.kind), {}).setdefault(asked.slice, asked.reason)
+        directives.setdefault((asked.contract, asked.kind), []).append(asked)
     promoted = frozenset((promotion.contract, promotion.version) for promotion in table.promoted)
     return Snapshot(table, pins, routes, canaries, directives, promoted)
 

@@ -129,7 +129,8 @@ REASONS: Final[Mapping[str, Explained]] = MappingProxyType(
             "Start vLLM with --logprobs-mode processed_logprobs."),
         "greedy": Explained(
             "A request was decoded greedily: nothing was sampled, so no average over its tokens estimates drift.",
-            "Sample with a temperature above 0, or compare logits."),
+            "Sample with a temperature above 0, or compare logits. Beside sampled requests it is no fault; a slice "
+            "that has greedy ones alone has no data and holds promotions, so leave it out of the contract."),
         "unsupported_processing": Explained(
             "A request used processing that cannot be applied to the training kernel, such as penalties.",
             "Turn it off for the requests that you want to compare."),

@@ -208,6 +208,8 @@ def literal(text: str) -> str:
     return text.replace("{{", "{{ `{{` }}").replace("${", "{{ `$` }}{")
 
 
+_RETIRED_AFTER: Final = "1d"
+"""Time without any evaluation of a contract after which its states no longer alert."""
 FRESH_SECONDS: Final = 60
 """Seconds for which what an evaluator said last is what is the case."""
 AGE: Final = f"time() - max({selector('kc.evaluator.last_evaluation', None)})"
@@ -264,11 +266,16 @@ class StateAlert:
 
     @property
     def held(self) -> str:
-        """PromQL: the state, which is neither over nor new while nobody judges its contract."""
+        """PromQL: the state, which is neither over nor new while nobody judges its contract.
+
+        A contract that nobody has judged for a day was retired or renamed: its states end.
+        """
         firing = f'ALERTS{{alertstate="firing", alertname="{self.name}", severity="{self.severity}"}}'
         without = ", ".join(("alertname", "alertstate", "severity", *self.given))
         contract = label("kc.contract")
-        return f"({self.expression})\nor\nmax without ({without}) ({firing}) unless on ({contract}) ({LIVING})"
+        judged = f"last_over_time({selector('kc.evaluator.last_evaluation', None)}[{_RETIRED_AFTER}])"
+        held = f"max without ({without}) ({firing}) unless on ({contract}) ({LIVING}) and on ({contract}) {judged}"
+        return f"({self.expression})\nor\n{held}"
 
     def texts(self, of: Callable[[str], str]) -> dict[str, str]:
         """Annotations."""

@@ -183,14 +183,15 @@ class StopWhenHalted(_AskedCallback):
 
     >>> from kc_otel.client.router import Router
     >>> with Router("http://127.0.0.1:4320") as router:
-    ...     trainer.add_callback(StopWhenHalted(lambda: router.halted("policy-7b")))
+    ...     trainer.add_callback(StopWhenHalted(lambda: router.halted("policy-7b", recorder.inference_version)))
     ...     trainer.train()
 
     In a distributed run the first process decides for all, so that none of them is left waiting.
 
     Args:
-        halted: Returns the reason to stop, or None. Called after every step, so it must not block: the router answers
-            from memory. If it raises, training goes on.
+        halted: Returns the reason to stop, or None; the router ignores halts because of another kernel version than the
+            one that it is given. Called after every step, so it must not block: the router answers from memory. If it
+            raises, training goes on.
     """
 
     def __init__(self, halted: Callable[[], str | None]) -> None:

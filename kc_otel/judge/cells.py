@@ -10,8 +10,10 @@ have a cell for each of them on every slice.
 Input that is no sample of two kernels' scores makes INVALID INPUT of its cells. Two causes are seen here. Over tokens
 that were sampled from Q, E_Q[P/Q] <= 1: where the ratios of a short window, of all recorders together, have a mean that
 is surely larger, the tokens are others', on that slice and of that pair of kernels. And where the sequences that failed
-an input check are newer by a heartbeat than all that was measured, nothing is measured any more. The first is a bet on
-each window anew, for which `surplus` takes 1e6 to 1: nobody looks at a window so often that chance gets there.
+an input check are newer by a heartbeat than all that was measured, nothing is measured any more. Those that are kept
+from being measured on purpose, such as greedy ones, count only for a pair of which nothing was measured in the long
+window: a slice that has no others is NO DATA otherwise. The first is a bet on each window anew, for which `surplus`
+takes 1e6 to 1: nobody looks at a window so often that chance gets there.
 """
 
 from __future__ import annotations
@@ -29,7 +31,7 @@ from kc_otel.contract.input_reasons import ON_PURPOSE, remedy
 from kc_otel.contract.registry.clause_metrics import QUANTITIES, SAMPLING, Origin, Unit
 from kc_otel.contract.slices import ALL, STALE, UNJUDGED
 from kc_otel.contract.units import format_duration
-from kc_otel.contract.words import NO_REPORT, RUN_ENDED
+from kc_otel.contract.words import NO_REPORT, NOTHING_TO_MEASURE, RUN_ENDED
 from kc_otel.judge.contract_state import ContractState
 from kc_otel.judge.points import INVALID, invalid_on, metric_of, series_name
 from kc_otel.judge.refused_points import OF_CLOCKS
@@ -94,7 +96,8 @@ class Current(NamedTuple):
     untimely: str
     """A sender's clock error, in words; empty where the clock seems right."""
     invalid: Mapping[Where, str]
-    """Reasons why input is no sample of the kernels; the slice is empty where those of the sequences are unknown."""
+    """Reasons why input is no sample of the kernels, or why there is none; the slice is empty where those of the
+    sequences are unknown."""
     otherwise: Mapping[tuple[str, str], str]
     """Slices and inference versions with recorders that apply another slice, or measure something else, in words."""
     oldest: float
@@ -144,9 +147,10 @@ def current(state: ContractState, clause: Clause, silence: SilentPairs) -> Curre
         first = every
     else:
         first = frozenset(islice((pair for pair in state.newest.get(metric, pairs) if pair in pairs), _MAX_EMPTY_PAIRS))
-    refused = _refused(state, metric, silence.now) if of_samples else {}
+    refused = _refused(state, metric, silence.now, silence.oldest) if of_samples else {}
     if NO_PAIR not in every:
-        every = every.union(pair for _, pair in refused if pair != NO_PAIR)
+        failing = (pair for (_, pair), said in refused.items() if said.startswith(INVALID_INPUT))
+        every = every.union(pair for pair in failing if pair != NO_PAIR)
     invalid = {**silence.not_sampled, **refused} if of_samples else {}
     untimely = _untimely(state, silence.now)
     unmeasured = {
@@ -181,7 +185,8 @@ def places(state: ContractState, clause: Clause, of: Current) -> Iterator[Place]
                 absence += f", but of older weights; {_LIMIT_STALE}"
         for pair in sorted((present or of.first) - crowded - ({NO_PAIR} if crowded else set())):
             invalid = of.invalid.get((slice, pair)) or of.invalid.get((_UNKNOWN_SLICE, pair), "")
-            said = invalid or absence or of.fallen.get(pair, "")
+            silent = absence or of.fallen.get(pair, "")
+            said = invalid if invalid.startswith(INVALID_INPUT) else silent or invalid
             cell, otherwise = Cell(contract.name, clause.id, slice, *pair), of.otherwise.get((slice, pair[1]), "")
             yield Place(cell, clause, here.get(pair), said, pair in here, otherwise)
 
@@ -261,40 +266,57 @@ def _silence(state: ContractState, pairs: Collection[Pair], quiet: float) -> str
     return f"{NO_REPORT} {_span(quiet)} (heartbeat {heartbeat}): {why}"
 
 
-def _refused(state: ContractState, metric: str, now: float) -> dict[Where, str]:
-    """Slices and kernel pairs of which all that comes fails the input checks, and what is said of each."""
+def _refused(state: ContractState, metric: str, now: float, oldest: float) -> dict[Where, str]:
+    """Slices and kernel pairs of which all that comes fails the input checks, and what is said of each.
+
+    `oldest` is the begin of the long window.
+    """
     seen, names = state.contract.observability, {metric, QUANTITIES["tv_token"].name}
     refused: dict[Where, str] = {}
+    measured: dict[Pair, float] = {}
+    for pair, time in (item for name in names for item in state.newest.get(name, {}).items()):
+        measured[pair] = max(measured.get(pair, -math.inf), time)
+    measured[NO_PAIR] = max(measured.values(), default=-math.inf)
     for slice in (_UNKNOWN_SLICE, ALL, *state.contract.slices):
         of_all = slice in {_UNKNOWN_SLICE, ALL}
         failed = state.invalid(slice) if of_all else state.series_of(invalid_on(slice))
         if not failed:
             continue
         newest = {key.pair: -math.inf for key in failed}
-        for name in names:
-            here = {pair: series.newest for pair, series in state.pairs(name, slice).items()}
-            for pair, time in (state.newest.get(name, {}) if of_all else here).items():
-                newest[pair] = max(newest.get(pair, -math.inf), time)
+        here = (item for name in names for item in state.pairs(name, slice).items())
+        for pair, time in measured.items() if of_all else ((pair, series.newest) for pair, series in here):
+            newest[pair] = max(newest.get(pair, -math.inf), time)
         newest[NO_PAIR] = max(newest.values())
         for pair, time in newest.items():
             own = [(key, series) for key, series in failed.items() if pair == NO_PAIR or key.pair in {pair, NO_PAIR}]
-            if said := _all_fail(state, own, max(time + seen.heartbeat, now - seen.window), now):
-                refused[slice, pair] = said
+            is_measured = measured.get(pair, -math.inf) >= oldest
+            failing = [(key, series) for key, series in own if not (is_measured and key.slice in ON_PURPOSE)]
+            found = _failed(state, failing, max(time + seen.heartbeat, now - seen.window), SHORT, now)
+            if found:
+                refused[slice, pair] = f"{INVALID_INPUT}, {_in_words(found)}"
+            elif is_measured and time < oldest:
+                found = _failed(state, own, oldest, LONG, now)
+                if found and found.keys() <= ON_PURPOSE:
+                    refused[slice, pair] = f"{NOTHING_TO_MEASURE} on slice {slice}: {_in_words(found)}"
     return refused
 
 
-def _all_fail(state: ContractState, failed: Iterable[tuple[SeriesKey, Series]], since: float, now: float) -> str:
-    """Return the reason for which every sequence since a time fails the input checks; empty where none does."""
+def _failed(
+    state: ContractState, failed: Iterable[tuple[SeriesKey, Series]], since: float, grid: int, now: float
+) -> Counter[str]:
+    """Sequences of a window that fail the input checks, by reason, of series with any since a time."""
     found: Counter[str] = Counter()
     for key, series in failed:
-        if key.slice != _OUT_OF_RANGE and series.newest > since:
-            found[key.slice] += state.counted(series, SHORT, now)
-    if not found.total():
-        return ""
+        if key.slice != _OUT_OF_RANGE and series.newest > since and (count := state.counted(series, grid, now)):
+            found[key.slice] += count
+    return found
+
+
+def _in_words(found: Counter[str]) -> str:
     reason, count = found.most_common(1)[0]
     others = found.total() - count
     more = f" and {others:,} for other reasons" if others else ""
-    return f"{INVALID_INPUT}, {reason}: {count:,} sequences were not measured{more}. {remedy(reason)}"
+    return f"{reason}: {count:,} sequences were not measured{more}. {remedy(reason)}"
 
 
 def _fell(state: ContractState, clause: Clause, pair: Pair, alive: Collection[Pair]) -> bool:

@@ -74,6 +74,12 @@ class Directive:
     since: float
     fingerprint: str
     """The alert that asked; see `released` for when the directive ends."""
+    version: str = ""
+    """Of the inference kernel that it is about; empty where none has reported, which is about any."""
+
+    def is_about(self, version: str | None) -> bool:
+        """Return True if it is about a version of the inference kernel, or of an unknown one, with None."""
+        return not version or self.version in {"", version}
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -222,7 +228,7 @@ def apply(table: DecisionTable, transitions: Sequence[Transition], contract: Con
         directives += [
             Directive(
                 contract.name, DirectiveKind(action.kind), transition.cell.slice, _reason(transition),
-                transition.started_at, transition.fingerprint,
+                transition.started_at, transition.fingerprint, transition.cell.kernel_inference,
             )
             for action in transition.actions
             if action.kind in DIRECTIVE_KINDS

@@ -9,7 +9,7 @@ from enum import StrEnum
 from typing import Final, NamedTuple
 
 from kc_otel.contract.clause import About
-from kc_otel.contract.words import interval, number
+from kc_otel.contract.words import NOTHING_TO_MEASURE, interval, number
 
 INPUT_CLAUSE: Final = "input"
 """Clause of the pseudo cell that `on: invalid-input` steps watch; its slice is `all`."""
@@ -70,6 +70,11 @@ class Verdict:
     """Whether any observation of the cell is remembered: silence is news only where there was something."""
     ended: bool = False
     """Whether what a FAIL said of the cell has ended, although it has not passed since."""
+
+    @property
+    def has_nothing_to_measure(self) -> bool:
+        """True if it is NO_DATA because all its sequences are kept from being measured on purpose: that is no alert."""
+        return self.reason.startswith(NOTHING_TO_MEASURE)
 
     @property
     def margin(self) -> float:

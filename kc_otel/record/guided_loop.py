@@ -208,18 +208,21 @@ def _share(drift: _Floats, given: _Mask, counts: _Mask) -> Share:
 
 
 class Directives(Protocol):
-    """Source of directives; `kc_otel.client.router.Router` is one. No method may block."""
+    """Source of directives about a version of the inference kernel, or about an unknown one, which is about each.
 
-    def sampling(self, contract: str, default: float) -> float:
+    `kc_otel.client.router.Router` is one. No method may block.
+    """
+
+    def sampling(self, contract: str, default: float, inference_version: str | None = None) -> float:
         """Share of comparisons to measure."""
 
-    def quarantined(self, contract: str) -> Mapping[str, str]:
+    def quarantined(self, contract: str, inference_version: str | None = None) -> Mapping[str, str]:
         """Slices whose rollouts should not be trained on, each with the reason."""
 
-    def resync(self, contract: str) -> str | None:
+    def resync(self, contract: str, inference_version: str | None = None) -> str | None:
         """Return the reason to sync the trainer's weights to the inference kernel; None if there is none."""
 
-    def halted(self, contract: str) -> str | None:
+    def halted(self, contract: str, inference_version: str | None = None) -> str | None:
         """Return the reason to stop training; None if there is none."""
 
 
@@ -251,9 +254,9 @@ class GuidedLoop:
 
         Never raises: a `send_weights` that fails is logged, and tried again after `pause` steps.
         """
-        name = self._recorder.contract.name
-        self._sync(self._directives.resync(name))
-        if self.reason is None and (reason := self._directives.halted(name)) is not None:
+        of = self._recorder.contract.name, self._recorder.inference_version
+        self._sync(self._directives.resync(*of))
+        if self.reason is None and (reason := self._directives.halted(*of)) is not None:
             self.reason = reason
             _log.error("training stops: %s", reason)
         return self.reason is None
@@ -275,7 +278,7 @@ class GuidedLoop:
         """
         self._recorder.compare(train_logprobs, inference_logprobs, mask=mask, attributes=attributes, **more)
         contract = self._recorder.contract
-        slices = self._directives.quarantined(contract.name)
+        slices = self._directives.quarantined(contract.name, self._recorder.inference_version)
         if not slices:
             return mask
         try:

@@ -461,6 +461,11 @@ class Recorder(PerProcess):
                 max(before.tv_sum - after.tv_sum, 0.0),
             )
 
+    @property
+    def inference_version(self) -> str:
+        """Short fingerprint of the inference kernel that is recorded now, as verdicts and directives name it."""
+        return self._pair.inference.fingerprint
+
     def rollout(self, *, train: Kernel | None = None, inference: Kernel | None = None) -> None:
         """Switch to another kernel version: later batches are recorded for the new pair."""
         with self._lock:
@@ -471,7 +476,7 @@ class Recorder(PerProcess):
     def follow(
         self, directives: Directives, *, send_weights: Callable[[], object] | None = None, pause: int = 20
     ) -> GuidedLoop:
-        """Carry out the evaluator's directives in a loop of your own.
+        """Carry out the evaluator's directives about the kernel version in use in a loop of your own.
 
         Everything is measured while a `sample-more` step fires. The result sends weights, keeps rollouts out of the
         loss and says when to stop.
@@ -485,7 +490,7 @@ class Recorder(PerProcess):
             ValueError: If `pause` is not 1 or more.
         """
         loop = GuidedLoop(self, directives, send_weights, pause)
-        self._sampler.ask(lambda share: directives.sampling(self.contract.name, share))
+        self._sampler.ask(lambda share: directives.sampling(self.contract.name, share, self.inference_version))
         return loop
 
     def scalars(self) -> dict[str, float]:

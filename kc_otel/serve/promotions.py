@@ -187,7 +187,7 @@ class Promotions:
             return self._put(found, [self._begun(contract, version, by, now)], now)
         begun: list[Moved] = []
         if start and (contract, version) not in self._known:
-            begun = [self._begun(contract, version, by, now)]
+            begun = [self._begun(contract, version, by, now, alone=order != "rollback")]
         before = begun[0][0] if begun else self.of(contract, version)
         if order == "evidence":
             after = self._admitted(before, found, evidence, now)
@@ -209,8 +209,8 @@ class Promotions:
             raise OrderError(f"the evidence has {size:,} characters; at most {_MAX_EVIDENCE_CHARACTERS:,} are kept")
         return machine.admit(before, contract, evidence, self._offline_problems, now)
 
-    def _begun(self, contract: str, version: str, by: str, now: float) -> Moved:
-        for other in self.all(contract):
+    def _begun(self, contract: str, version: str, by: str, now: float, *, alone: bool = True) -> Moved:
+        for other in self.all(contract) if alone else ():
             on_its_way = other.status is PromotionStatus.RUNNING and other.position.stage is not Stage.FULL
             if other.version != version and on_its_way:
                 raise OrderError(f"{other.version} is in promotion, in {other.position}; one version goes at a time")
@@ -362,7 +362,8 @@ def reasons_to_wait(
     """
     version, held = promotion.version, dict[str, set[str]]()
     for directive in decisions.directives:
-        if directive.contract == contract.name and directive.kind is DirectiveKind.HOLD_PROMOTION:
+        own = directive.contract == contract.name and directive.is_about(version)
+        if own and directive.kind is DirectiveKind.HOLD_PROMOTION:
             held.setdefault(directive.reason, set()).add(directive.slice)
     reasons = [f"{', '.join(sorted(slices))}: {reason}" for reason, slices in held.items()]
     found = [kernel for kernel in kernels if (kernel.role, kernel.version) == ("inference", version)]

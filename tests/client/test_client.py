@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from kc_otel.client import poll
 from kc_otel.client.router import Router
+from kc_otel.contract.words import moment
 from kc_otel.judge.decisions import Canary, DecisionTable, Promoted, Route, apply
 from kc_otel.judge.plain_json import to_json
 from tests.tools.servers import answering
@@ -160,10 +161,27 @@ def test_directives_are_read_by_contract(contract, make_transition):
     asked = make_transition(do=("sample-more", "locate", "hold-promotion", "halt", "quarantine-rollouts"))
     router = Router.from_table(apply(DecisionTable(), [asked], contract, 1))
     assert router.sampling("policy-7b", 0.05) == 1.0
-    assert router.halted("policy-7b") == router.held("policy-7b") == "0.008 is above 0.004"
+    assert router.held("policy-7b") == "0.008 is above 0.004"
+    assert router.halted("policy-7b") == (
+        f"0.008 is above 0.004, of {asked.cell.kernel_inference} since {moment(asked.started_at)}; once it is mended "
+        "or stopped, `kc-otel alerts ack policy-7b --close --why ...` lifts the halt"
+    )
     assert router.quarantined("policy-7b") == router.to_locate("policy-7b") == {"code": "0.008 is above 0.004"}
     assert (router.sampling("other", 0.05), router.halted("other"), router.held("other")) == (0.05, None, None)
     assert router.quarantined("other") == {}
+
+
+def test_directives_about_another_version_are_ignored(contract, make_transition):
+    """A run that was started with another kernel goes on; one that does not know its version obeys all."""
+    asked = make_transition(do=("sample-more", "locate", "hold-promotion", "halt", "quarantine-rollouts"))
+    router = Router.from_table(apply(DecisionTable(), [asked], contract, 1))
+    for version in (None, asked.cell.kernel_inference):
+        assert router.sampling("policy-7b", 0.05, version) == 1.0
+        assert all((router.halted("policy-7b", version), router.held("policy-7b", version)))
+        assert router.quarantined("policy-7b", version) == router.to_locate("policy-7b", version) != {}
+    assert router.sampling("policy-7b", 0.05, "fixed") == 0.05
+    assert router.halted("policy-7b", "fixed") is router.held("policy-7b", "fixed") is None
+    assert router.quarantined("policy-7b", "fixed") == router.to_locate("policy-7b", "fixed") == {}
 
 
 def test_change_arrives_by_long_poll(evaluator, contract, routed):

@@ -74,7 +74,7 @@ def test_a_run_does_not_obey_the_directives_of_the_one_before(tmp_path):
     with Router("http://127.0.0.1:9", keep=path, trusted=["v"]) as router:
         assert (router.halted("c"), router.choose("c", ["code"], "v")) == (None, "train-kernel")
         router._arrived(table)
-        assert router.halted("c") == "token-tv"
+        assert str(router.halted("c")).startswith("token-tv, of the inference kernel since 1970-01-01 00:00:01 UTC;")
 
 
 def test_a_disk_that_cannot_be_written_is_logged_once(tmp_path, caplog):

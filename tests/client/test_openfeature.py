@@ -46,7 +46,11 @@ def test_a_routed_slice_goes_to_the_training_kernel_and_the_rest_stays(client, m
 def test_directives_are_flags_too(client, make_transition):
     flags = client(make_transition(do=("halt", "sample-more", "resync-weights")))
     halted = flags.get_boolean_details("policy-7b.halted", False)
-    assert (halted.value, halted.flag_metadata["reason"]) == (True, "0.008 is above 0.004")
+    assert halted.value
+    assert str(halted.flag_metadata["reason"]).startswith("0.008 is above 0.004, of inferB since")
+    fixed = EvaluationContext(attributes={"kc.kernel.inference": "fixed"})
+    assert not flags.get_boolean_value("policy-7b.halted", False, fixed)
+    assert flags.get_float_value("policy-7b.sampling", 0.1, fixed) == 0.1
     assert flags.get_boolean_value("policy-7b.held", True) is False
     assert flags.get_boolean_value("policy-7b.resync", False) is True
     assert flags.get_float_value("policy-7b.sampling", 0.05) == 1.0

@@ -318,6 +318,29 @@ def test_states_go_on_while_nobody_judges_their_contract(
     passes(promtool, tmp_path / "test.yaml", [test], rules)
 
 
+def test_states_of_a_contract_that_was_retired_end_a_day_later(promtool, policy: Contract, tmp_path: Path) -> None:
+    """Its evaluators judge another contract, such as one that it was renamed to."""
+    write(prometheus_files([policy]), tmp_path)
+    series = {
+        f"{LIVES}}}": "0+600x6 stale",
+        'kc_evaluator_last_evaluation_seconds{kc_contract="policy-8b"}': "0+600x300",
+        f'kc_incident{{{PAIR},kc_incident="i",kc_incident_on="fail"}}': "0x6 stale",
+        'kc_promotion_stage{kc_contract="policy-7b",kc_kernel_inference="b"}': "-2x6 stale",
+        f'kc_evaluator_missing{{{PAIR},kc_outcome="future"}}': "1x6 stale",
+    }
+    fires = 'count(ALERTS{alertstate="firing", contract="policy-7b", alertname!="KernelContractEvaluatorDown"})'
+    test = {
+        "interval": "10m",
+        "input_series": [{"series": name, "values": values} for name, values in series.items()],
+        "promql_expr_test": [
+            {"expr": fires, "eval_time": "24h", "exp_samples": [{"labels": "{}", "value": 3}]},
+            {"expr": fires, "eval_time": "26h", "exp_samples": []},
+        ],
+    }
+    rules = [tmp_path / "prometheus" / "rules" / "_evaluator.yaml"]
+    passes(promtool, tmp_path / "test.yaml", [test], rules)
+
+
 def test_the_silence_of_a_slice_that_is_kept_away_as_ordered_is_no_alert(
     promtool, policy: Contract, tmp_path: Path
 ) -> None:

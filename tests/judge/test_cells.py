@@ -292,6 +292,34 @@ def test_a_cell_is_invalid_only_by_its_own_sequences() -> None:
     assert evaluator.invalid_input("policy", NOW + 400.0, 3600.0) == {pair: {"placeholder": 39}}
 
 
+@pytest.mark.parametrize("reason", ["greedy", "no_tokens"])
+def test_what_is_not_to_be_measured_is_invalid_only_where_nothing_of_the_pair_is_measured(reason: str) -> None:
+    """A slice keeps its verdict; one that has nothing else is NO DATA; another fault, or another pair, is INVALID."""
+    slices = {name: {"where": {"task": name}} for name in ("agent", "code")}
+    evaluator, rng, pair = Evaluator([make_contract(slices=slices)]), np.random.default_rng(0), ("a" * 12, "b" * 12)
+    senders = [Sender(slice=slice, instance=slice) for slice in ("all", "code")]
+
+    def after(seconds: float, failing: str = reason, version: str = "b") -> dict[str, Status]:
+        now, of = NOW + seconds, (pair[0], version * 12)
+        for sender in senders:
+            evaluator.ingest_metrics(sender.request(now, []), now)
+        for slice in ("", "code", "agent"):
+            evaluator.ingest_metrics(counted(failing, int(seconds), NOW, now, of, slice), now)
+        found = (cell for cell in verdicts_of(evaluator, now) if cell.cell.kernel_inference == of[1])
+        verdicts.update({verdict.cell.slice: verdict for verdict in found})
+        return {slice: verdict.status for slice, verdict in verdicts.items()}
+
+    verdicts: dict[str, Verdict] = {}
+    for sender in senders:
+        evaluator.ingest_metrics(sender.request(NOW, rng.exponential(0.001, 4000).clip(0, 1)), NOW)
+    kept = {"all": Status.PASS, "code": Status.PASS, "agent": Status.NO_DATA}
+    assert [after(seconds) for seconds in (200, 280)] == [kept, kept]
+    assert verdicts["agent"].reason.startswith(f"nothing to measure on slice agent: {reason}: 280 sequences were not")
+    assert set(after(281, version="c").values()) == {Status.INVALID_INPUT}
+    assert after(282, "placeholder")["agent"] is Status.INVALID_INPUT
+    assert set(after(3700).values()) == {Status.INVALID_INPUT}
+
+
 def test_tokens_that_were_not_sampled_on_one_slice_say_nothing_of_another() -> None:
     """The mean of P/Q is above 1 on all traffic because of chat: code is judged by its own tokens."""
     evaluator, kernels, rng = Evaluator([make_contract()]), Kernels(), np.random.default_rng(0)

@@ -16,7 +16,7 @@ from kc_otel.contract.load import load_text
 from kc_otel.contract.model import Contract
 from kc_otel.judge.incidents.incident import IncidentState, actions_taken
 from kc_otel.judge.promotion.gate_evidence import of_other_contracts
-from kc_otel.judge.promotion.stages import OrderError, Stage
+from kc_otel.judge.promotion.stages import OrderError, PromotionStatus, Stage
 from kc_otel.judge.recorders import KernelInfo
 from kc_otel.judge.refused_points import Missing
 from kc_otel.judge.verdict import Cell, Evaluation, Status, Verdict
@@ -268,11 +268,33 @@ def test_a_contract_that_runs_dry_promotes_nothing(contract, open_file):
 def test_a_hold_of_the_policy_holds(open_file):
     held = load_text(TEXT + "escalation: [{on: fail, do: [hold-promotion]}]\n")
     driven = Driven(lambda c: Core([held], c or open_file(), external_url="", now=0.0), held)
+    driven.tick(1, v2="FAIL")
+    driven.core.promotions.tell("policy", "v2", "start", "ada", "", 2.0)
+    driven.tick(62, v2="INCONCLUSIVE")
+    promotion = driven.core.promotions.of("policy", "v2")
+    assert promotion.position.stage is Stage.SHADOW
+    assert "held: code: numbers" in promotion.missing
+
+
+def test_a_hold_of_one_version_leaves_another_alone(open_file):
+    """The serving version breaks: its fix is not accused, and passes."""
+    held = load_text(TEXT + "escalation: [{on: fail, do: [hold-promotion]}]\n")
+    driven = Driven(lambda c: Core([held], c or open_file(), external_url="", now=0.0), held)
     driven.core.promotions.tell("policy", "v2", "start", "ada", "", 0.0)
     driven.tick(1, old="FAIL", v2="PASS")
     driven.tick(62, old="FAIL", v2="PASS")
     promotion = driven.core.promotions.of("policy", "v2")
-    assert (promotion.position.stage, promotion.missing) == (Stage.SHADOW, ("held: code: numbers",))
+    assert (promotion.position.stage, promotion.missing) == (Stage.CANARY, ())
+
+
+def test_a_rollback_passes_while_another_version_is_in_promotion(driven):
+    told = driven.core.promotions
+    told.tell("policy", "v3", "start", "ada", "", 0.0)
+    told.tell("policy", "v2", "rollback", "bob", "broken on prose", 1.0, start=True)
+    found = {promotion.version: promotion.status for promotion in told.all("policy")}
+    assert found == {"v2": PromotionStatus.ROLLED_BACK, "v3": PromotionStatus.RUNNING}
+    with pytest.raises(OrderError, match="one version goes at a time"):
+        told.tell("policy", "v4", "hold", "bob", "lunch", 2.0, start=True)
 
 
 def test_a_version_with_an_unproven_breach_waits(driven):

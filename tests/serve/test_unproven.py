@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from kc_otel.judge.statistics import metric_name
 from kc_otel.judge.verdict import Status
 from kc_otel.serve.core import Core
 from kc_otel.serve.people_orders import acknowledge, close, pin, resume
+from kc_otel.serve.self_metrics import read
 from kc_otel.serve.store.state_file import open_state
 from kc_otel.serve.webhooks.endpoints import pagerduty_event, slack_message
 from tests.judge.conftest import NOW, Sender, counted
@@ -387,6 +389,31 @@ def test_sequences_that_are_not_to_be_measured_are_no_fault_while_others_are_val
     run(600, None)
     assert "invalid-input" in [incident.on for incident in fleet.core.incidents()]
     assert fleet.core.decisions.directives
+
+
+@pytest.mark.parametrize("reason", ["no_tokens", "greedy"])
+def test_a_slice_of_which_no_sequence_is_to_be_measured_wakes_nobody(make_fleet: MakeFleet, reason: str) -> None:
+    """It was measured before, and other slices are: no data and a reason, but no incident, webhook or directive."""
+    page = "do: [{webhook: pager}]"
+    steps = [f"{page}}}", f"{{on: invalid-input, {page}}}", f"{{on: no-data, {page}}}"]
+    fleet = make_fleet("\n  - ".join(steps).removesuffix("}"), text=SLICED)
+    pair, failed = ("a" * 12, VERSION), 0
+    fleet.run(60, broken={"all": 0.001, "code": 0.001, "prose": 0.001})
+    for _ in range(120):
+        failed += 60
+        for slice in ("", "code"):
+            message = counted(reason, failed, NOW, fleet.now, pair, slice, instance="broken")
+            fleet.core.metrics(message, fleet.now)
+        fleet.run(STEP, broken={"all": 0.001, "code": None, "prose": 0.001})
+        assert fleet.core.incidents() == ()
+    found = {verdict.cell.slice: verdict for verdict, _ in fleet.core.history.cells()}
+    assert found["code"].status is Status.NO_DATA
+    assert found["code"].reason.startswith(f"nothing to measure on slice code: {reason}")
+    assert {found["all"].status, found["prose"].status} == {Status.PASS}
+    assert fleet.told() == []
+    exported = read(fleet.core, Counter(), Counter())["kc.verdict.no_traffic"]
+    assert "code" in str(exported)
+    assert "prose" not in str(exported)
 
 
 @pytest.mark.parametrize(

@@ -82,7 +82,8 @@ _METRICS: Final = (
     _gauge("kc.verdict", "1", _CELL, "Verdict of a cell: 0 PASS, 1 INCONCLUSIVE, 2 NO_DATA, 3 FAIL, 4 INVALID_INPUT."),
     _gauge("kc.verdict.since", "s", _CELL, "Unix time since which a cell has had its verdict."),
     _gauge("kc.verdict.no_traffic", "1", _CELL,
-        "1 for a cell without data whose requests are kept from the kernel, as ordered: its silence is no alert."),
+        "1 for a cell without data whose requests are kept from the kernel, as ordered, or are all greedy or masked: "
+        "its silence is no alert."),
     _gauge("kc.verdict.evidence", "1", _CELL,
         "Evidence against a cell's limit, 0 to 1: chance alone reaches 1 in some cell of the contract on average at "
         "most once per observability.false_alarms."),

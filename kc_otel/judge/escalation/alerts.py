@@ -187,9 +187,9 @@ def advance(
 
     The contract may differ from the one before: alerts of steps that left it resolve at once. A cell without a verdict
     has gone. `invalid_input` counts the sequences that failed an input check within the window, by kernel pair and
-    reason. The silence of a slice whose requests are `kept_away` from a version of the inference kernel is no alert. A
-    person has `closed` incidents, by their key, since the last evaluation: alerts of theirs end that nothing has been
-    measured of.
+    reason. The silence of a slice whose requests are `kept_away` from a version of the inference kernel, or not to be
+    measured, is no alert. A person has `closed` incidents, by their key, since the last evaluation: alerts of theirs
+    end that nothing has been measured of.
     """
     matching, keys = {_MATCHES[step.on] for step in contract.escalation}, step_keys(contract)
     concerned = selected(verdicts, matching, (alert.cell for alert in state.alerts))
@@ -252,7 +252,7 @@ def _watched(
             cell: verdict
             for cell, verdict in by_cell.items()
             if not step.clauses or cell.clause in step.clauses
-            if not (silent and kept_away(cell.slice, cell.kernel_inference))
+            if not (silent and (verdict.has_nothing_to_measure or kept_away(cell.slice, cell.kernel_inference)))
         }
     of_any = Verdict(
         cell=Cell(contract.name, INPUT_CLAUSE, ALL, "", ""), status=Status.INVALID_INPUT, at=now, limit=0.0,
@@ -295,10 +295,15 @@ def _why_gone(
     clause = next((clause for clause in contract.clauses if clause.id == cell.clause), None)
     if clause is None or cell.slice not in contract.slices_for(clause):
         return _CHANGED
+    why = ""
     if kept_away(cell.slice, cell.kernel_inference):
-        return "are no longer expected: requests are kept from this kernel, as ordered"
-    if alert.verdict.reason.startswith(RUN_ENDED):
-        return "are no longer expected: its run ended cleanly"
+        why = "requests are kept from this kernel, as ordered"
+    elif any(verdict.has_nothing_to_measure for verdict in selected(verdicts, (), [cell])):
+        why = "all requests are kept from being measured on purpose"
+    elif alert.verdict.reason.startswith(RUN_ENDED):
+        why = "its run ended cleanly"
+    if why:
+        return f"are no longer expected: {why}"
     others = selected(verdicts, set(Status) - {Status.NO_DATA})
     if not any(cell[-2:]):
         here = {verdict.status for verdict in others if verdict.cell[1:3] == cell[1:3]}

@@ -539,9 +539,13 @@ def _in_words(
         elif held and incident.state is IncidentState.BROKEN and incident.ordered_at is not None:
             text += f", but {incident.unmet}" * bool(incident.unmet)
         return text, held
-    asked = {(directive.contract, directive.kind) for directive in table.directives}
+    asked = {
+        directive.kind
+        for directive in table.directives
+        if directive.contract == incident.contract and directive.version == incident.kernel_inference
+    }
     text = _DONE.get(action.kind, action.target or action.kind).replace("{where}", where)
-    return text, None if action.kind in _DONE_ONCE else (incident.contract, action.kind) in asked
+    return text, None if action.kind in _DONE_ONCE else action.kind in asked
 
 
 def routes_of(incident: Incident, slices: Collection[str], table: DecisionTable) -> list[Route]:

@@ -334,7 +334,9 @@ def _broken(before: Sequence[Incident], firing: Iterable[Alert], tick: _Tick) ->
         # A cell that nobody has ever reported to is not broken: there is nothing yet.
         heard = cell.kernel_inference and (verdict.observed or (key, place) in known)
         if verdict.status is Status.FAIL or (
-            heard and not tick.traffic.excuses(cell.slice, cell.kernel_inference, tick.kept)
+            heard
+            and not verdict.has_nothing_to_measure
+            and not tick.traffic.excuses(cell.slice, cell.kernel_inference, tick.kept)
         ):
             found.setdefault(key, {})[place] = verdict, tick.now, None
     for alert in firing:

@@ -54,7 +54,7 @@ export function showDecisions({ decisions, contracts, health, overview }) {
   if (!routes.length && !asked.length) return fill(byId("decisions-body"), el("p", { class: "quiet" }, "No route or hold is in force."));
   return fill(byId("decisions-body"), el("ul", { class: "plain" },
     byKernel(routes).map(([avoid, found]) => (found.length > FEW ? [together(avoid, found)] : found.map(alone))),
-    grouped(asked).map(([kind, slices, since, one]) => el("li", {}, el("strong", {}, ASKED[kind] ?? kind), ` because of ${listed(slices.map(place))}, since ${clock(since)}.`,
+    grouped(asked).map(([kind, slices, since, one]) => el("li", {}, el("strong", {}, ASKED[kind] ?? kind), ` because of ${listed(slices.map(place))}${one.version && ` of ${one.version}`}, since ${clock(since)}.`,
       unheard({ ...one, since }, health, overview?.now ?? 0) ? el("span", { class: "warning" }, " No program acts on this: ", NOBODY[kind] ?? "no program follows this evaluator", ".") : ""))));
 }
 
@@ -74,10 +74,10 @@ const together = (avoid, routes) => el("li", {}, el("strong", {}, listed(routes.
 function grouped(directives) {
   const by = new Map();
   for (const one of directives) {
-    const known = by.get(`${one.contract} ${one.kind}`) ?? [one.kind, [], one.since, one];
+    const key = `${one.contract} ${one.kind} ${one.version}`, known = by.get(key) ?? [one.kind, [], one.since, one];
     if (!known[1].includes(one.slice)) known[1].push(one.slice);
     known[2] = Math.min(known[2], one.since);
-    by.set(`${one.contract} ${one.kind}`, known);
+    by.set(key, known);
   }
   return [...by.values()];
 }

@@ -602,6 +602,8 @@ def test_what_was_done_says_whether_it_holds():
     evaluator.tick(10.0, fail("code"))
     (incident,) = evaluator.tick(71.0, fail("code"))
     held = actions_taken(incident, evaluator.table)
+    of_another = replace(evaluator.table, directives=[replace(own, version="c") for own in evaluator.table.directives])
+    assert ("halt", False) in {(action.kind, action.in_force) for action in actions_taken(incident, of_another)}
     assert [(action.kind, action.in_force, action.text) for action in held] == [
         ("halt", True, "trainers asked to halt"),
         ("route", True, "routing code to the training kernel was ordered"),

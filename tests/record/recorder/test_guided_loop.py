@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from kc_otel.client.router import Router
 from kc_otel.judge.decisions import DecisionTable, Directive, DirectiveKind
 from kc_otel.record.guided_loop import quarantine
+from kc_otel.record.kernel import Kernel
 from tests.tools.contracts import contract_of
 
 CLAUSES = [
@@ -172,9 +173,9 @@ def asked(recorder):
     """A router whose evaluator asks for these kinds, of slice code."""
     router = Router.from_table(DecisionTable())
 
-    def ask(*kinds):
+    def ask(*kinds, version=recorder.inference_version):
         name = recorder.contract.name
-        found = tuple(Directive(name, kind, "code", f"{kind} because", 0.0, "f") for kind in sorted(kinds))
+        found = tuple(Directive(name, kind, "code", f"{kind} because", 0.0, "f", version) for kind in sorted(kinds))
         router._take(DecisionTable(version=1, directives=found))
         return router
 
@@ -286,7 +287,24 @@ def test_a_halt_ends_the_loop_for_good(recorder, asked):
     assert not loop.go_on()
     asked()
     assert not loop.go_on()
-    assert loop.reason == "halt because"
+    assert loop.reason.startswith(f"halt because, of {recorder.inference_version} since 1970-01-01 00:00:00 UTC; once")
+
+
+def test_what_is_asked_because_of_another_version_is_ignored(recorder, asked, logprobs):
+    """The run that broke was halted; the one with its fix goes on, until the kernel is that version again."""
+    sent = []
+    other, fixed = recorder.inference_version, Kernel("vllm", dtype="bfloat16", kv_cache_dtype="auto")
+    loop = recorder.follow(asked(*DirectiveKind, version=other), send_weights=lambda: sent.append(1))
+    recorder.rollout(inference=fixed)
+    train, inference = logprobs(2, 10)
+    mask = np.ones((2, 10), dtype=bool)
+    assert loop.go_on()
+    assert loop.compare(train - 0.5, inference, mask=mask, attributes={"task": "code"}) is mask
+    recorder.force_flush()
+    assert (recorder.stats().sequences, sent) == (0, [])
+    recorder.rollout(inference=Kernel.declared(recorder.contract.kernels.inference))
+    assert not loop.go_on()
+    assert sent == [1]
 
 
 def test_a_pause_is_a_number_of_steps(recorder, asked):
