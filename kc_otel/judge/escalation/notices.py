@@ -13,6 +13,7 @@ There is one message per incident and endpoint, not one per alert. What an endpo
           fires, `wait`                      ends, and is refuted or contained
     "" ------------------> "firing" ------------------------------------------------> ""
      '- ends, unproven, a window ---> "unproven" <--- ends, unproven, a window -- "firing"
+                                                 <--- fires again -------------- "firing"
 
 What changes is told together: at once where nothing is left or a roll-back, a reminder or the end of a silence is
 among it, after `wait` where a step is new or something is unproven, else after `interval`. An alert that begins and
@@ -30,6 +31,7 @@ from typing import Final, Literal
 
 from kc_otel.contract.model import Contract
 from kc_otel.judge.escalation.alerts import (
+    CHANGED,
     ROLLED_BACK,
     WENT_AWAY,
     Alert,
@@ -215,6 +217,8 @@ class MessageGroup:
     waited: float = 0.0
     """Seconds that the oldest of what is to be told has waited."""
     quiet: float = 0.0
+    contained: bool = False
+    """Whether its last message said that the incident is contained."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -260,6 +264,7 @@ def group_messages(
             alerts = {told.edge.fingerprint: told for told in group.alerts}
             before = alerts.pop(change.fingerprint, None)  # the newest is at the end
             heard = before.known if before is not None and change.step != ROLLED_BACK else ""
+            heard = "unproven" if heard and change.again and change.what is What.FIRING else heard
             known[id, endpoint] = replace(group, alerts=(*alerts.values(), ToldAlert(change, heard)))
     urgent = {notice.transition.fingerprint: notice.reason for notice in said if notice.reason not in _USUAL_REASONS}
     after: list[MessageGroup] = []
@@ -324,14 +329,16 @@ def _sent(
     """Return a group after an evaluation, and the message that is due; `urgent` are reasons by alert."""
 
     def unproven(told: ToldAlert) -> bool:
-        return incident is not None and incident.unproven(*told.edge.cell[1:3])
+        # That its step left the contract says nothing of the breach while another alert of it fires.
+        return incident is not None and incident.unproven(*told.edge.cell[1:3], held=told.edge.end == CHANGED)
 
     rows = [told for told in group.alerts if told.known or told.fires or unproven(told)]
     heard = [told for told in rows if not people.silencing(told.edge.cell, now)]
     reminded = {fingerprint for fingerprint, reason in urgent.items() if reason is NoticeReason.REMINDER}
-    ready = [told for told in heard if told.fires and (told.waits or told.edge.fingerprint in reminded)]
     # Users are seen to be kept from what is contained: the end of its alert is told, and kept until it is refuted.
     contained = incident is not None and incident.state is IncidentState.CONTAINED
+    uncontained = group.contained and incident is not None and incident.state is IncidentState.BROKEN
+    ready = [told for told in heard if told.fires and (told.waits or uncontained or told.edge.fingerprint in reminded)]
     ended = [told for told in rows if told.known and not told.fires and (contained or not unproven(told))]
     # For a window after it went away, what its recorders measure next may refute it.
     gone = incident is not None and incident.fell_silent(now, window) and not ready
@@ -362,6 +369,7 @@ def _sent(
     steps = {told.edge.step for told in (*ready, *away)} | set(group.steps)
     count = sum(bool(told.known) for told in left)
     rest = replace(group, alerts=left, steps=tuple(sorted(steps)) if count else (), waited=0.0, quiet=0.0)
+    rest = replace(rest, contained=contained)
     return rest, IncidentMessage(group.endpoint, reason, incident, tuple(changes), count)
 
 

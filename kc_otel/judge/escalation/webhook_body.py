@@ -218,6 +218,7 @@ def _breach_over(transition: Transition, of: str, incident: Incident | None, row
         return f"contained{of}: routers avoid the kernel, which is not repaired"
     why = "the pair, or a recorder of it, fell silent while others reported, or the contract has changed"
     why = CLAUSE_GONE if row is not None and row.changed else why
+    why = last.reason if last.reason.startswith(RUN_ENDED) else why
     if incident is not None and incident.state is IncidentState.RESOLVED and incident.closing:
         why = incident.closing
     return f"closed{of} without proof of recovery: {why}"
@@ -256,7 +257,7 @@ def summary(transition: Transition, names: Mapping[tuple[str, str], str], incide
         return f"{cell.contract}: {what} {WENT_AWAY}{of}"
     ended = transition.verdict.reason.startswith(RUN_ENDED)
     said = {
-        "fail": f"{cell.clause} {'is' if _shows(transition) else 'was'} broken on {where}",
+        "fail": f"{cell.clause} {'is' if _shows(transition) else 'was'} broken{' again' * transition.again} on {where}",
         "no-data": f"no data for {cell.clause} on {where}{', because the run ended,' if ended else ''}",
         "inconclusive": f"{cell.clause} cannot be decided on {where}",
         "invalid-input": "sequences fail the input checks",
@@ -308,7 +309,8 @@ def _since(transition: Transition, incident: Incident | None) -> str:
         if transition.on == "no-data":  # silence began before: it is news once a report is overdue
             overdue = ", when a report was overdue" * transition.verdict.reason.startswith(NO_REPORT)
             return f"Missed since {since}{overdue}."
-        return f"Since {since}."
+        again = f"Again since {moment(transition.started_at)}, for the first time " * transition.again
+        return f"{again or 'Since '}{since}."
     if transition.severity != "critical":
         return f"Since {moment(transition.started_at)}."
     done = () if incident is None else incident.actions
