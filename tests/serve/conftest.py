@@ -81,7 +81,8 @@ def drift() -> Callable[..., ExportMetricsServiceRequest]:
         with kc_otel.Recorder(contract, metric_exporter=exporter, sampling=1.0) as recorder:
             weights = None if step is None else (step, step)
             recorder.compare(train, inference, attributes={"task": "code"}, weights=weights)
-        return encode_metrics(exporter.exports[-1])
+            assert recorder.force_flush()
+            return encode_metrics(exporter.exports[-1])  # not the last one, which says that it shuts down
 
     return make
 
