@@ -40,11 +40,11 @@ def status(
 ) -> None:
     """Print incidents, then the cells, the worst first.
 
-    Exits with 1 if a cell FAILs, if an incident of a FAIL is not contained, or if a version was measured after its
-    rollback. Otherwise exits with 3 if a cell has no data or invalid input, if another incident is broken, if a breach
-    is unproven (it went away without proof of recovery), if points arrive that are not judged, if a shard does not
-    answer, if the evaluator fails or has judged nothing for 30 s, or if a webhook endpoint is disabled. Exits with 0
-    otherwise.
+    Exits with 1 if a cell FAILs, if an incident of a FAIL is neither over nor contained, or if a version was measured
+    after its rollback. Otherwise exits with 3 if a cell has no data or invalid input, if another incident is broken, if
+    a breach is unproven (it went away without proof of recovery), if points arrive that are not judged, if a shard does
+    not answer, if the evaluator fails or has judged nothing for 30 s, or if a webhook endpoint is disabled. Exits with
+    0 otherwise. An incident of which only a route remains is over.
 
     Examples:
       kc-otel status
@@ -98,7 +98,12 @@ def _exit_code(
 ) -> int:
     """Return the exit code: a broken kernel that fell silent beside others has no cell any more, but its incident."""
     found = {cell["status"] for cell in cells}
-    broken = {incident["on"] for incident in incidents if incident["state"] == "broken"}
+    broken = {
+        incident["on"]
+        for incident in incidents
+        if incident["state"] == "broken"
+        and (incident["went_away"] or any(cell["until"] is None for cell in incident["cells"]))
+    }
     if "FAIL" in found or "fail" in broken or stray:
         return 1
     unproven = any(incident["state"] == "unproven" for incident in incidents)

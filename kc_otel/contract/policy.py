@@ -79,10 +79,10 @@ class EscalationStep(Strict):
     """Time that the verdict must last before the step fires."""
     clear_for: Duration = 0.0
     """Time that the verdict must be gone before the step resolves. For `fail`, only time in PASS, or since measurements
-    refuted the fault, counts: NO_DATA and other INCONCLUSIVE verdicts do not show that the fault is over."""
+    refuted the fault or the run ended, counts: other NO_DATA and INCONCLUSIVE verdicts do not show that it is over."""
     repeat: Duration = REPEAT_SECONDS
     """Time after which an unacknowledged firing webhook is repeated; with `0s` it is sent once only. A person's
-    acknowledgement ends the repeats."""
+    acknowledgement ends the repeats until the step fires again."""
     severity: Literal["info", "warning", "critical"] = "warning"
     """Label of alerts and webhooks."""
     do: tuple[Action, ...] = Field(min_length=1, max_length=20)

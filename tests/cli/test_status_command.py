@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from kc_otel.cli.status_command import _exit_code, _incidents, _missing, _reasons, _routes, _tables
 
 
@@ -79,8 +81,12 @@ def test_points_that_are_not_judged_have_a_line_each_while_they_are_few() -> Non
 
 def test_status_is_not_0_while_an_incident_is_broken() -> None:
     cells = [{"status": "PASS"}]
+
+    def incident(on: str, state: str, until: float | None = None, *, went_away: bool = False) -> dict[str, Any]:
+        return {"on": on, "state": state, "went_away": went_away, "cells": [{"until": 1.0}, {"until": until}]}
+
     codes = {
-        (on, state): _exit_code(cells, [{"on": on, "state": state}], [], unknown=False)
+        (on, state): _exit_code(cells, [incident(on, state)], [], unknown=False)
         for on in ("fail", "no-data")
         for state in ("broken", "contained")
     }
@@ -88,7 +94,9 @@ def test_status_is_not_0_while_an_incident_is_broken() -> None:
         ("fail", "broken"): 1, ("fail", "contained"): 0, ("no-data", "broken"): 3, ("no-data", "contained"): 0,
     }  # fmt: skip
     assert _exit_code(cells, [], [], unknown=False) == 0
-    assert _exit_code(cells, [{"on": "fail", "state": "unproven"}], [], unknown=False) == 3
+    assert _exit_code(cells, [incident("fail", "broken", 2.0)], [], unknown=False) == 0, "only its route remains"
+    assert _exit_code(cells, [incident("fail", "broken", 2.0, went_away=True)], [], unknown=False) == 1
+    assert _exit_code(cells, [incident("fail", "unproven", 2.0)], [], unknown=False) == 3
     assert _exit_code(cells, [], ["v2 was rolled back, and was measured after that"], unknown=False) == 1
     assert _exit_code([{"status": "FAIL"}], [], [], unknown=True) == 1
     assert _exit_code(cells, [], [], unknown=True) == 3, "points that are not judged, or a late evaluation"

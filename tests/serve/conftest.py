@@ -74,13 +74,16 @@ def drift() -> Callable[..., ExportMetricsServiceRequest]:
     """An OTLP request of sequences of slice `code` whose log ratios have a given standard deviation."""
     contract = load_text(POLICY, "policy.yaml")
 
-    def make(sigma: float, step: int | None = None) -> ExportMetricsServiceRequest:
+    def make(sigma: float, step: int | None = None, *, shuts_down: bool = True) -> ExportMetricsServiceRequest:
         rng, exporter = np.random.default_rng(0), Memory()
         inference = np.log(rng.uniform(0.05, 1.0, (64, 64)))
         train = -np.abs(inference + rng.normal(-sigma * sigma / 2, sigma, inference.shape))
         with kc_otel.Recorder(contract, metric_exporter=exporter, sampling=1.0) as recorder:
             weights = None if step is None else (step, step)
             recorder.compare(train, inference, attributes={"task": "code"}, weights=weights)
+            if not shuts_down:
+                assert recorder.force_flush()
+                return encode_metrics(exporter.exports[-1])
         return encode_metrics(exporter.exports[-1])
 
     return make

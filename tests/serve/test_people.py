@@ -23,7 +23,7 @@ SIGNED = {"by": "ada", "why": "known false alarm"}
 def failing(make_core: Callable[..., Core], drift: Callable) -> Core:
     """A core whose contract is broken, and which has not evaluated it yet."""
     core = make_core()
-    core.metrics(drift(0.3))
+    core.metrics(drift(0.3, shuts_down=False))
     return core
 
 

@@ -216,6 +216,108 @@ def test_a_breach_that_a_pin_contains_stays_contained_after_its_kernel_is_gone(m
     assert fleet.reasons() == ["firing", "resolved", "unproven"]
 
 
+def away(fleet: Fleet, seconds: float) -> None:
+    """A router keeps all requests from the only kernel; its recorder reports and measures nothing."""
+    for _ in range(round(seconds / STEP)):
+        route_kept(fleet.core, fleet.now)
+        fleet.run(STEP, broken=None)
+
+
+@pytest.mark.parametrize("by_pin", [False, True])
+@pytest.mark.parametrize("seconds", [150, 600])
+def test_a_contained_breach_that_breaks_again_is_routed_and_told_again(
+    make_fleet: MakeFleet, by_pin: bool, seconds: float
+) -> None:
+    """Once, and acknowledged anew: a person ended the route or the pin, with a repair that did not work."""
+    fleet = make_fleet("do: [{webhook: pager}]" if by_pin else "do: [{route: train-kernel}, {webhook: pager}]")
+    fleet.run(60, broken=0.001)
+    fleet.run(40, broken=0.4)
+    acknowledge(fleet.core, "policy", None, None, "ada", "looking", fleet.now)
+    if by_pin:
+        pin(fleet.core, "policy", "all", "train-kernel", fleet.now + seconds + 1.0, "ada", "broken", fleet.now)
+    away(fleet, seconds)
+    assert fleet.states("fail") == [IncidentState.CONTAINED]
+    ended = fleet.now
+    if not by_pin:
+        route_resumed(fleet)
+    fleet.run(400, broken=0.4)
+    assert fleet.states("fail") == [IncidentState.BROKEN]
+    assert fleet.reasons() == ["firing", "update"]
+    (alert,) = fleet.told()[-1]["alerts"]
+    assert alert["annotations"]["summary"].startswith("policy: token-tv is broken again on all traffic for ")
+    assert "Again since 2027-01-15 08:" in alert["annotations"]["description"]
+    assert ", for the first time 2027-01-15 08:01" in alert["annotations"]["description"]
+    assert fleet.core.people.acknowledgements == ()
+    assert [route.since > ended for route in fleet.core.decisions.routes] == [True] * (not by_pin)
+    fleet.run(200, broken=0.001)
+    assert fleet.reasons() == ["firing", "update", "resolved"]
+
+
+@pytest.mark.parametrize(("silent", "told"), [(200, ["firing"]), (400, ["firing", "update"])])
+def test_a_breach_whose_recorder_died_and_is_back_is_told_again(
+    make_fleet: MakeFleet, silent: float, told: list[str]
+) -> None:
+    """An acknowledgement ends, too, unless the silence was shorter than the long window."""
+    fleet = make_fleet()
+    fleet.run(60, broken=0.4)
+    acknowledge(fleet.core, "policy", None, None, "ada", "looking", fleet.now)
+    fleet.feed(silent, list)
+    fleet.senders["broken"].restart(fleet.now)
+    fleet.run(60, broken=0.4)
+    assert fleet.reasons() == told
+    assert bool(fleet.core.people.acknowledgements) is (told == ["firing"])
+
+
+def test_an_endpoint_that_was_told_of_containment_is_told_that_it_ended(make_fleet: MakeFleet) -> None:
+    """A reminder had told it; no later one does while nothing changes."""
+    fleet = make_fleet("repeat: 3m, do: [{route: train-kernel}, {webhook: pager}]")
+    fleet.run(60, broken=0.001)
+    fleet.run(40, broken=0.4)
+    away(fleet, 200)
+    assert fleet.reasons() == ["firing", "reminder"]
+    assert fleet.told()[-1]["kernelContract"]["incident"]["state_text"] == "Contained"
+    route_resumed(fleet)
+    fleet.run(100, broken=None)
+    assert fleet.reasons() == ["firing", "reminder", "update"]
+    assert fleet.told()[-1]["kernelContract"]["incident"]["state_text"] == "Broken"
+
+
+@pytest.mark.parametrize("clean", [True, False])
+def test_the_breach_of_the_only_run_ends_with_it_if_its_recorder_shuts_down(make_fleet: MakeFleet, clean: bool) -> None:
+    """So do a halt and a quarantine; a recorder that was killed may have died beside a kernel that serves."""
+    fleet = make_fleet("do: [halt, quarantine-rollouts, {webhook: pager}]")
+    fleet.run(60, broken=0.001)
+    fleet.run(40, broken=0.4)
+    if clean:
+        shut_down(fleet)
+    fleet.feed(3600, list)
+    assert fleet.states("fail") == [IncidentState.BROKEN] * (not clean)
+    assert len(fleet.core.decisions.directives) == 2 * (not clean)
+    assert fleet.reasons() == ["firing", "resolved"][: 1 + clean]
+    if clean:
+        (alert,) = fleet.told()[-1]["alerts"]
+        assert "without proof of recovery: the run ended: its last recorder shut " in alert["annotations"]["summary"]
+        assert fleet.told()[-1]["kernelContract"]["incident"]["state_text"] == "Ended"
+
+
+def test_an_endpoint_that_was_renamed_is_told_of_the_end_once_the_breach_is_over(make_fleet: MakeFleet) -> None:
+    """Not as soon as it passes, while the alert to the new endpoint fires on."""
+    text = TEXT.replace("clear_for: 1s", "clear_for: 5m")
+    fleet = make_fleet(text=text)
+    fleet.run(60, broken=0.001)
+    fleet.run(40, broken=0.4)
+    fleet.contract = load_text(text.replace("DO", "do: [{webhook: oncall}]"), "policy.yaml")
+    fleet.restart()
+    fleet.run(30, broken=0.4)
+    fleet.run(200, broken=0.001)
+    assert [(body["receiver"], body["status"]) for body in fleet.told()] == [("pager", "firing"), ("oncall", "firing")]
+    fleet.run(300, broken=0.001)
+    assert [(body["receiver"], body["status"]) for body in fleet.told()[2:]] == [
+        ("oncall", "resolved"), ("pager", "resolved"),
+    ]  # fmt: skip
+    assert all("is resolved" in end for end in fleet.ends())
+
+
 def test_a_breach_that_was_too_short_to_be_told_is_told_once_it_is_unproven(make_fleet: MakeFleet) -> None:
     """Its server crashes before the step with a webhook is due, and what others measure drops that step's alert."""
     fleet = make_fleet(
@@ -363,7 +465,8 @@ def test_invalid_input_that_only_went_away_stays_until_proof_a_rollback_or_a_per
     other_version(fleet, 20)
     assert fleet.core.incidents() == ()
     (last,) = [body for body in fleet.told() if body["notification_reason"] == "resolved"]
-    assert last["kernelContract"]["incident"]["state_text"] == "Closed without proof of recovery"
+    said = "Ended" if ends is shut_down else "Closed without proof of recovery"
+    assert last["kernelContract"]["incident"]["state_text"] == said
 
 
 @pytest.mark.parametrize("reason", ["no_tokens", "greedy"])

@@ -9,7 +9,8 @@ Every step of a contract's ladder watches every cell on its own:
 
 | step's `on`   | matches                       | clears                        | holds                 |
 | ------------- | ----------------------------- | ----------------------------- | --------------------- |
-| fail          | FAIL                          | PASS, fault ended, cell gone  | any other             |
+| fail          | FAIL                          | PASS, fault or run ended,     | any other             |
+|               |                               | cell gone                     |                       |
 | no-data       | NO_DATA                       | any other verdict, cell gone  |                       |
 | inconclusive  | INCONCLUSIVE                  | any other, cell gone          | NO_DATA               |
 | invalid-input | sequences failed input checks | all measured pass, pair gone  | nothing is measured   |
@@ -20,9 +21,13 @@ A verdict that holds stops the count without undoing it: doubt and silence are n
 proof that it goes on. A matching verdict sets the count towards clearing back to zero, a clearing one drops what is
 pending.
 
+Silence is long when it lasts for the contract's long window, or as soon as requests are kept from the kernel, as
+ordered. An alert, but one of silence, that fires and matches after a long silence fires again at once, which is an edge
+on which its step acts as on the first one.
+
 Durations are counted, not subtracted: each evaluation adds the time since the one before, never less than zero (the
 clock may jump back) and never more than the contract's window, for which alone a verdict speaks. Firing and resolving
-are edges: each firing is followed by one resolve.
+are edges: what has fired resolves once.
 """
 
 from __future__ import annotations
@@ -45,6 +50,8 @@ from kc_otel.judge.verdicts import selected
 
 ROLLED_BACK: Final = "rolled-back"
 """Step of what is said of a version that was rolled back: no contract writes it, for every roll-back is told."""
+CHANGED: Final = "are no longer asked for: the contract has changed"
+"""End of an alert whose step left the contract, and of missing data that it asks for no more."""
 WENT_AWAY: Final = "went away without proof of recovery"
 """End of an alert that is over while its breach is unproven: an endpoint that was told this is told that it fires."""
 
@@ -77,6 +84,8 @@ class Transition:
     """16 hex digits of contract, step and cell; the same for a firing and its resolve."""
     end: str = ""
     """Why missing data that still have no verdict are missed no more, as the end of a sentence; or WENT_AWAY."""
+    again: bool = False
+    """Whether it fires again after a long silence, at `started_at`."""
 
     @property
     def incident(self) -> tuple[str, str, str]:
@@ -113,6 +122,10 @@ class Alert:
     """Times people were told that it fires, reminders included."""
     waited: float = 0.0
     """Seconds counted so far towards the next reminder."""
+    silent: float = 0.0
+    """Seconds of silence, one that is as ordered counting as a long one; a long silence lasts until it matches."""
+    again: bool = False
+    """Whether it fires again, after a long silence."""
 
     @property
     def fires(self) -> bool:
@@ -143,7 +156,6 @@ class PolicyState:
         return min(max(0.0, now - self.at), window)
 
 
-_CHANGED: Final = "are no longer asked for: the contract has changed"
 _TOLERANCE_SECONDS: Final = 1e-6
 """Seconds by which a count may fall short: sums of differences of unix times are not exact."""
 
@@ -195,11 +207,9 @@ def advance(
     concerned = selected(verdicts, matching, (alert.cell for alert in state.alerts))
     by_cell = {verdict.cell: verdict for verdict in concerned}
     known = {(alert.step, alert.cell): alert for alert in state.alerts}
-    passed = state.passed(now, contract.observability.window)
+    passed, long = state.passed(now, contract.observability.window), contract.observability.long_window
     transitions = [
-        edge(alert, What.RESOLVED, now, end=_CHANGED)
-        for alert in state.alerts
-        if alert.step not in keys and alert.fires
+        edge(alert, What.RESOLVED, now, end=CHANGED) for alert in state.alerts if alert.step not in keys and alert.fires
     ]
     kept: list[Alert] = []
     for key, step in zip(keys, contract.escalation, strict=True):
@@ -216,12 +226,17 @@ def advance(
             if unmeasured and alert.fires and (step.on, *cell[-2:]) in closed:
                 transitions.append(edge(alert, What.RESOLVED, now, verdict))
                 continue
+            if alert.fires and step.on != "no-data" and alert.silent < long:
+                # A FAIL of the long window alone is of what was measured before.
+                fresh = verdict is not None and verdict.status is _MATCHES[step.on] and verdict.window != "long"
+                ordered = not fresh and kept_away(cell.slice, cell.kernel_inference)
+                alert = replace(alert, silent=long if ordered else (alert.silent + passed) * unmeasured)
             waits = cell.clause == INPUT_CLAUSE or step.on == "fail"
             if waits and verdict is None and not _measures(verdicts, cell):
                 # That none fails where none comes is no news, and nobody has replaced a kernel where none is measured.
                 kept.append(replace(alert, counting=False))
                 continue
-            after, what = _next(alert, step, verdict, passed, now)
+            after, what = _next(alert, step, verdict, passed, long, now)
             if what is not None:
                 gone = step.on == "no-data" and what is What.RESOLVED and verdict is None
                 end = _why_gone(contract, alert, verdicts, kept_away) if gone else ""
@@ -294,7 +309,7 @@ def _why_gone(
     cell = alert.cell
     clause = next((clause for clause in contract.clauses if clause.id == cell.clause), None)
     if clause is None or cell.slice not in contract.slices_for(clause):
-        return _CHANGED
+        return CHANGED
     why = ""
     if kept_away(cell.slice, cell.kernel_inference):
         why = "requests are kept from this kernel, as ordered"
@@ -315,14 +330,19 @@ def _why_gone(
 
 
 def _next(
-    alert: Alert, step: EscalationStep, verdict: Verdict | None, passed: float, now: float
+    alert: Alert, step: EscalationStep, verdict: Verdict | None, passed: float, long: float, now: float
 ) -> tuple[Alert | None, What | None]:
     held = alert.held + (passed if alert.counting else 0.0)
+    fresh = verdict is not None and (verdict.window != "long" or alert.verdict.status is not verdict.status)
     alert = replace(alert, verdict=verdict or alert.verdict)
-    if verdict is not None and verdict.status in _HOLDS.get(step.on, ()) and not (step.on == "fail" and verdict.ended):
+    over = verdict is not None and step.on == "fail" and (verdict.ended or verdict.reason.startswith(RUN_ENDED))
+    if verdict is not None and verdict.status in _HOLDS.get(step.on, ()) and not over:
         return replace(alert, counting=False), None
     matches = verdict is not None and verdict.status is _MATCHES[step.on]
     pending = not alert.fires
+    if matches and fresh and alert.silent >= long:
+        alert = replace(alert, started_at=now, held=0.0, counting=False, told=0, waited=0.0, silent=0.0, again=True)
+        return alert, What.FIRING
     if matches is not pending:  # it stops waiting, or goes on firing
         return (None if pending else replace(alert, held=0.0, counting=False)), None
     if held + _TOLERANCE_SECONDS < (step.after if pending else step.clear_for):
@@ -339,4 +359,5 @@ def edge(alert: Alert, what: What, now: float, verdict: Verdict | None = None, *
         contract=alert.cell.contract, step=alert.step, on=alert.on, cell=alert.cell, what=what,
         at=max(now, started_at), started_at=started_at, severity=alert.severity, actions=alert.actions,
         verdict=verdict or alert.verdict, fingerprint=alert.fingerprint, end=end,
+        again=alert.again,
     )  # fmt: skip

@@ -109,7 +109,7 @@ def escalate(
     closed = {incident.key for incident in incidents if incident.closed_at >= known.at}
     policy, transitions = advance(contract, known, verdicts, invalid, now, kept_away, closed)
     firing = {alert.fingerprint: alert.verdict for alert in policy.firing}
-    people, ended = current(before.people, name, firing, now)
+    people, ended = current(before.people, name, firing.keys() - {edge.fingerprint for edge in transitions}, now)
     fired = [transition for transition in transitions if transition.what is What.FIRING]
     decisions = apply(before.decisions, () if dry_run else fired, contract, now)
     said = tuple[Notice, ...]()

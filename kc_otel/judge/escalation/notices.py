@@ -13,6 +13,7 @@ There is one message per incident and endpoint, not one per alert. What an endpo
           fires, `wait`                      ends, and is refuted or contained
     "" ------------------> "firing" ------------------------------------------------> ""
      '- ends, unproven, a window ---> "unproven" <--- ends, unproven, a window -- "firing"
+                                                 <--- fires again -------------- "firing"
 
 What changes is told together: at once where nothing is left or a roll-back, a reminder or the end of a silence is
 among it, after `wait` where a step is new or something is unproven, else after `interval`. An alert that begins and
@@ -31,6 +32,7 @@ from typing import Final, Literal
 
 from kc_otel.contract.model import Contract
 from kc_otel.judge.escalation.alerts import (
+    CHANGED,
     ROLLED_BACK,
     WENT_AWAY,
     Alert,
@@ -217,6 +219,8 @@ class MessageGroup:
     waited: float = 0.0
     """Seconds that the oldest of what is to be told has waited."""
     quiet: float = 0.0
+    contained: bool = False
+    """Whether its last message said that the incident is contained."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -264,6 +268,7 @@ def group_messages(
             mine = rows.setdefault((id, endpoint), {})
             before = mine.pop(change.fingerprint, None)  # the newest is at the end
             heard = before.known if before is not None and change.step != ROLLED_BACK else ""
+            heard = "unproven" if heard and change.again and change.what is What.FIRING else heard
             mine[change.fingerprint] = ToldAlert(change, heard)
     urgent = {notice.transition.fingerprint: notice.reason for notice in said if notice.reason in _AT_ONCE_REASONS}
     after: list[MessageGroup] = []
@@ -330,17 +335,19 @@ def _sent(
     """
 
     def unproven(told: ToldAlert) -> bool:
-        return incident is not None and incident.unproven(*told.edge.cell[1:3])
+        # That its step left the contract says nothing of the breach while another alert of it fires.
+        return incident is not None and incident.unproven(*told.edge.cell[1:3], held=told.edge.end == CHANGED)
 
     rows = {alert: told for alert, told in alerts.items() if told.known or told.fires or unproven(told)}
     heard = {alert: told for alert, told in rows.items() if not people.silencing(told.edge.cell, now)}
+    # Users are seen to be kept from what is contained: the end of its alert is told, and kept until it is refuted.
+    contained = incident is not None and incident.state is IncidentState.CONTAINED
+    uncontained = group.contained and incident is not None and incident.state is IncidentState.BROKEN
     ready = {
         alert: told.edge
         for alert, told in heard.items()
-        if told.fires and (told.waits or urgent.get(alert) is NoticeReason.REMINDER)
+        if told.fires and (told.waits or uncontained or urgent.get(alert) is NoticeReason.REMINDER)
     }
-    # Users are seen to be kept from what is contained: the end of its alert is told, and kept until it is refuted.
-    contained = incident is not None and incident.state is IncidentState.CONTAINED
     ended = {
         alert: told.edge
         for alert, told in rows.items()
@@ -381,5 +388,7 @@ def _sent(
     left = tuple(told for told in after if told.known or told.fires or unproven(told))
     count = sum(bool(told.known) for told in left)
     steps |= {edge.step for edge in away.values()} | {*group.steps}
-    rest = replace(group, alerts=left, steps=tuple(sorted(steps)) if count else (), waited=0.0, quiet=0.0)
+    rest = MessageGroup(
+        group.incident, group.endpoint, left, tuple(sorted(steps)) if count else (), contained=contained
+    )
     return rest, IncidentMessage(group.endpoint, reason, incident, changes, count)

@@ -230,6 +230,7 @@ def _breach_over(transition: Transition, incident: Incident | None, row: BrokenC
         return "contained{of}: ", "routers avoid the kernel, which is not repaired"
     why = "the pair, or a recorder of it, fell silent while others reported, or the contract has changed"
     why = CLAUSE_GONE if row is not None and row.changed else why
+    why = last.reason if last.reason.startswith(RUN_ENDED) else why
     return (
         "closed{of} without proof of recovery: ",
         incident.closing if incident and not lasts and incident.closing else why,
@@ -252,7 +253,7 @@ def summary(transition: Transition, names: Mapping[tuple[str, str], str], incide
         "serves": f"{cell.clause} is broken on {where}{of}, which {later}",
         ROLLED_BACK: f"{cell.clause} is broken on {where}{of}, which {later}",
         "unproven": f"{breach} {WENT_AWAY}{of}",
-        "fail": f"{cell.clause} {'is' if _shows(transition) else 'was'} broken on {where}{of}",
+        "fail": f"{cell.clause} {'is' if _shows(transition) else 'was'} broken{' again' * transition.again} on {where}{of}",
         "no-data": f"no data for {cell.clause} on {where}{', because the run ended,' if ended else ''}{of}",
         "inconclusive": f"{cell.clause} cannot be decided on {where}{of}",
         "invalid-input": f"sequences fail the input checks{of}",
@@ -304,7 +305,8 @@ def _since(transition: Transition, incident: Incident | None) -> str:
         if transition.on == "no-data":  # silence began before: it is news once a report is overdue
             overdue = ", when a report was overdue" * transition.verdict.reason.startswith(NO_REPORT)
             return f"Missed since {since}{overdue}."
-        return f"Since {since}."
+        again = f"Again since {moment(transition.started_at)}, for the first time " * transition.again
+        return f"{again or 'Since '}{since}."
     if _kind(transition) == ROLLED_BACK:
         return f"Since {moment(transition.started_at)}."
     done = () if incident is None else incident.actions

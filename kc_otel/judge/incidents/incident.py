@@ -160,6 +160,8 @@ class Incident:
     """When a measurement of this kernel arrived last in spite of an order that was taken."""
     gone: bool = False
     """Whether its kernel version is known to serve nobody, or a person has closed what went away of it."""
+    run_ended: bool = False
+    """Whether its kernel version serves nobody because its last recorder shut down."""
 
     def cell(self, clause: str, slice: str) -> BrokenCell | None:
         """Its cell of a clause on a slice; None where that never was part of it."""
@@ -169,12 +171,15 @@ class Incident:
         """Slices that keep a breach of a clause on all traffic from being over."""
         return [cell.slice for cell in self.cells if cell.clause == clause and cell.slice != ALL and not cell.over]
 
-    def unproven(self, clause: str, slice: str) -> bool:
-        """Return whether a breach of a cell goes on or went away without proof; of invalid input, one of any slice."""
+    def unproven(self, clause: str, slice: str, *, held: bool = False) -> bool:
+        """Return whether a breach of a cell goes on or went away without proof; of invalid input, one of any slice.
+
+        What only an alert holds, and its last verdict refutes, goes on if `held`.
+        """
         if self.on not in OF_RECORDERS or self.gone or self.state is IncidentState.RESOLVED:
             return False
         return any(
-            cell.doubted or not cell.held if cell.until is None else not cell.refuted
+            held or cell.doubted or not cell.held if cell.until is None else not cell.refuted
             for cell in self.cells
             if cell.clause == clause and (cell.slice == slice or self.on == "invalid-input")
         )
@@ -232,12 +237,12 @@ class Incident:
             came = any(cell.refuted for cell in self.cells)
             return "First data arrived" if came else "Closed before valid data arrived"
         if not self.refuted:
-            return "Closed without proof of recovery"
+            return "Ended" if self.run_ended else "Closed without proof of recovery"
         return "Closed by a changed limit" if any(cell.loosened_to is not None for cell in self.cells) else "Resolved"
 
     @property
     def _open_text(self) -> str:
-        if self._waited_for or self._ended:
+        if self._waited_for or self._ended or (self.run_ended and not self.shown and self.on in OF_RECORDERS):
             return "Waiting for first data" if self._waited_for else "Ended"
         if self.ordered_at is None:
             if self.on != "fail" or self.shown:

@@ -413,6 +413,7 @@ def _settled(incident: Incident, tick: _Tick) -> Incident:
         key=lambda cell: (cell.until is not None, -cell.badness, cell.slice == ALL, cell.slice, cell.clause),
     )
     incident = replace(incident, cells=tuple(cells))
+    incident = replace(incident, run_ended=tick.traffic.ended(*incident.key[1:]))
     incident = replace(incident, gone=_gone(incident, tick))
     slices = {cell.slice for cell in incident.broken}
     if incident.on == "no-data" and slices:  # no order mends that nobody sees
@@ -525,11 +526,7 @@ def _gone(incident: Incident, tick: _Tick) -> bool:
         and traffic.kept(ALL, version) >= rolled_back
         and traffic.measured(ALL, version) <= rolled_back + traffic.late
     )
-    return (
-        traffic.ended(incident.kernel_train, version)
-        or (obeyed and not traffic.behind(ALL, rolled_back, None))
-        or incident.closed_at >= ended
-    )
+    return incident.run_ended or (obeyed and not traffic.behind(ALL, rolled_back, None)) or incident.closed_at >= ended
 
 
 def _with_done(incident: Incident, done: _Done | None, *, dry_run: bool = False) -> Incident:

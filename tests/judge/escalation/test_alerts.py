@@ -38,6 +38,20 @@ def test_firing_alert_clears_when_its_fault_has_ended(make_contract, make_verdic
     assert edges == []
 
 
+@pytest.mark.parametrize(("silence", "edges"), [(1200, 1), (4000, 6)])
+def test_what_matches_after_a_long_silence_fires_again(make_contract, make_verdict, silence, edges):
+    """Traffic that comes and goes within the long window, an hour, is one firing."""
+    fail, silent, doubt = make_verdict("FAIL"), make_verdict("NO_DATA"), make_verdict("INCONCLUSIVE")
+    ticks, now = [(0, [fail]), (60, [fail])], 60
+    for _ in range(5):
+        ticks += [(now + after, [silent]) for after in range(100, silence, 100)]
+        now += silence
+        ticks += [(now, [doubt]), (now + 10, [fail]), (now + 20, [fail])]
+    state, found = run(make_contract(ONE), ticks)
+    assert [what for _, _, what, _ in found] == ["firing"] * edges
+    assert state.firing[0].since == 0
+
+
 def test_transition_carries_what_receivers_need(make_contract, make_verdict):
     contract = make_contract(ONE)
     state = PolicyState(contract.name)
@@ -174,7 +188,8 @@ def contract_of(world, ladder):
         [
             {"on": "fail", "for": f"{wait}s", "clear_for": f"{clear}s", "severity": severity, "do": ["notify"]}
             for severity, (wait, clear) in zip(severities, ladder, strict=False)
-        ]
+        ],
+        observability={"window": "5m", "long_window": "1d"},
     )
 
 
