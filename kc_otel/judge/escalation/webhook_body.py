@@ -249,11 +249,12 @@ def summary(transition: Transition, names: Mapping[tuple[str, str], str], incide
         return f"{cell.contract}: {names.get(('inference', cell.kernel_inference), cell.kernel_inference)} {later}"
     ended = transition.verdict.reason.startswith(RUN_ENDED)
     breach = "invalid input" if transition.on == "invalid-input" else f"a breach of {cell.clause} on {where}"
+    broken = f"{'is' if _shows(transition) else 'was'} broken{' again' * transition.again}"
     said = {
         "serves": f"{cell.clause} is broken on {where}{of}, which {later}",
         ROLLED_BACK: f"{cell.clause} is broken on {where}{of}, which {later}",
         "unproven": f"{breach} {WENT_AWAY}{of}",
-        "fail": f"{cell.clause} {'is' if _shows(transition) else 'was'} broken{' again' * transition.again} on {where}{of}",
+        "fail": f"{cell.clause} {broken} on {where}{of}",
         "no-data": f"no data for {cell.clause} on {where}{', because the run ended,' if ended else ''}{of}",
         "inconclusive": f"{cell.clause} cannot be decided on {where}{of}",
         "invalid-input": f"sequences fail the input checks{of}",
