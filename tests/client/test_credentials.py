@@ -1,7 +1,5 @@
 """The token that clients show: from a file that rotates, or the environment; never in what is said."""
 
-from __future__ import annotations
-
 import pytest
 
 from kc_otel.client.credentials import TokenError, authorization

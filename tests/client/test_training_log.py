@@ -1,7 +1,5 @@
 """A contract's verdicts as scalars for a trainer's log: what they are, in this process and from an evaluator."""
 
-from __future__ import annotations
-
 import logging
 import math
 import os

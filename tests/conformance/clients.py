@@ -1,7 +1,5 @@
 """Who sends: HTTP as it is on the wire, and unary gRPC calls of bytes."""
 
-from __future__ import annotations
-
 import gzip
 from collections.abc import Iterator, Mapping
 from contextlib import suppress

@@ -8,8 +8,6 @@ clients are asked for, and what no client can see, is not in here; nor is a requ
 limit is 16.
 """
 
-from __future__ import annotations
-
 import re
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """What is sent: one small, valid request of each signal, as OTLP/JSON and as protobuf."""
 
-from __future__ import annotations
-
 import base64
 import copy
 import json

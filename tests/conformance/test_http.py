@@ -1,7 +1,5 @@
 """OTLP/HTTP: what is taken and how that is said, and what is refused, in the request's own encoding."""
 
-from __future__ import annotations
-
 import gzip
 import json
 from typing import Any

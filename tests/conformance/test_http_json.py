@@ -1,7 +1,5 @@
 """OTLP/JSON: where it differs from protobuf's own mapping to JSON, and what that mapping asks of a reader."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

@@ -3,8 +3,6 @@
 `tests/fuzz/test_parsers.py` runs them with Hypothesis, `python -m tests.fuzz NAME SECONDS` with Atheris.
 """
 
-from __future__ import annotations
-
 import gzip
 import json
 import os

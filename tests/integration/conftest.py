@@ -1,7 +1,5 @@
 """Real processes: `kc-otel serve` as a user starts it, a webhook receiver, log-probs with a known drift."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

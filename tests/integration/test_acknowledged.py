@@ -1,7 +1,5 @@
 """What a sender was told has been taken is counted, whatever ended the evaluator, and nothing is said or done twice."""
 
-from __future__ import annotations
-
 import math
 import os
 import random

@@ -1,7 +1,5 @@
 """A fleet's incident from end to end: a kernel version breaks 45 of 60 slices, the evaluator is killed meanwhile."""
 
-from __future__ import annotations
-
 import json
 import math
 import os
@@ -26,7 +24,7 @@ from kc_otel.contract.load import load
 from tests.tools.chromium import Chromium
 from tests.tools.servers import Answer, answering, free_address, running
 
-from .conftest import Evaluator, Meanwhile, logprobs, wrong
+from .conftest import Meanwhile, logprobs, wrong
 
 pytestmark = pytest.mark.slow
 
@@ -251,15 +249,7 @@ def shown(*arguments: str) -> str:
     return done.stdout
 
 
-def test_a_fleet_is_one_incident_and_one_page(
-    browser: Any,
-    serve: Callable[..., Evaluator],
-    pagerduty: Limited,
-    slack: Limited,
-    contract_file: Path,
-    program: Callable[[str], str],
-    tmp_path: Path,
-) -> None:
+def test_a_fleet_is_one_incident_and_one_page(browser, serve, pagerduty, slack, contract_file, program, tmp_path):
     """Forty-five slices, a killed evaluator, receivers that refuse: one person is paged once, and reads one story."""
     endpoints = {
         "KC_OTEL_WEBHOOK_PAGER_URL": pagerduty.url,

@@ -1,7 +1,5 @@
 """A kernel version's whole life with real processes: the story that the example tells, and a crash on the way."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """A real evaluator: what `kc-otel doctor` prints beside it, what another site's page gets of it, and its log."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

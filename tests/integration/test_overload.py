@@ -1,7 +1,5 @@
 """One who floods does not stop, blind or fill the evaluator for others."""
 
-from __future__ import annotations
-
 import asyncio
 import math
 import socket

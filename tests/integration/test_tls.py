@@ -1,7 +1,5 @@
 """TLS and mutual TLS with real handshakes on every port, and certificates that are replaced while it runs."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import resource

@@ -1,7 +1,5 @@
 """Tokens with real ports: recorder, router and commands take one, and no secret leaves the process."""
 
-from __future__ import annotations
-
 import base64
 import json
 import os

@@ -1,7 +1,5 @@
 """An active evaluator and a standby as real processes: killed, returned, replaced, and never two that act."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """A core on a state in memory, fed with what a real recorder exports."""
 
-from __future__ import annotations
-
 import sqlite3
 import time
 from collections.abc import Callable, Iterator

@@ -1,7 +1,5 @@
 """The API: what it documents is what it answers."""
 
-from __future__ import annotations
-
 import re
 import time
 from collections import Counter

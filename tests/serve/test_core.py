@@ -1,7 +1,5 @@
 """A tick: what is decided is written together or not at all, and nothing is announced that was not written."""
 
-from __future__ import annotations
-
 import asyncio
 import itertools
 import json

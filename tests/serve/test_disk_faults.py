@@ -1,7 +1,5 @@
 """What real file systems do to an evaluator: full, read-only, torn. It says so, the rest goes on, nothing is lost."""
 
-from __future__ import annotations
-
 import asyncio
 import resource
 import shutil

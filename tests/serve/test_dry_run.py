@@ -1,7 +1,5 @@
 """A contract that runs dry is judged like any other, and nothing follows from it but a record of what would have."""
 
-from __future__ import annotations
-
 import json
 import time
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """What was acknowledged is judged after a crash, once; what cannot be kept is refused so that its sender keeps it."""
 
-from __future__ import annotations
-
 import asyncio
 import shutil
 import sqlite3

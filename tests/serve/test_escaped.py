@@ -1,7 +1,5 @@
 """What the network sends is shown as what it is: in logs and in terminals, and no name is made of it."""
 
-from __future__ import annotations
-
 import json
 import logging
 import math

@@ -1,7 +1,5 @@
 """Whether any program looks at what is asked for."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 from typing import Any

@@ -1,7 +1,5 @@
 """Nobody outside is told anything of the state that the disk does not have yet."""
 
-from __future__ import annotations
-
 import asyncio
 import sqlite3
 import threading

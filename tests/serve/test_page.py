@@ -1,7 +1,5 @@
 """What the page is made of: its files, its headers, the overview and the past that it shows."""
 
-from __future__ import annotations
-
 import hashlib
 import time
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """People and the evaluator: acknowledge, silence, pin over the API, each with who and why, and what each changes."""
 
-from __future__ import annotations
-
 import json
 import time
 from collections.abc import Callable

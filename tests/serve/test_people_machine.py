@@ -1,7 +1,5 @@
 """Any history of verdicts, any clock, a crash anywhere, people in between: what the evaluator promises all the same."""
 
-from __future__ import annotations
-
 import json
 import math
 import shutil

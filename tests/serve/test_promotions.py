@@ -1,7 +1,5 @@
 """Promotions in the evaluator: stepped with its ticks, told over its API, kept with its state."""
 
-from __future__ import annotations
-
 import json
 import sqlite3
 from collections.abc import Callable, Iterator

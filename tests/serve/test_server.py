@@ -1,7 +1,5 @@
 """The start of the evaluator: who is let in, which ports there are, and who holds the state file."""
 
-from __future__ import annotations
-
 import asyncio
 import subprocess
 import sys

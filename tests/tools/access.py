@@ -1,7 +1,5 @@
 """Files of tokens for tests."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import yaml

@@ -1,7 +1,5 @@
 """The evaluator's API of a core, without a port."""
 
-from __future__ import annotations
-
 from collections import Counter
 
 from fastapi import FastAPI

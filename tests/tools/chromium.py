@@ -1,7 +1,5 @@
 """Drives a Chromium through its DevTools protocol over a pair of pipes: no port, no websocket, nothing to install."""
 
-from __future__ import annotations
-
 import base64
 import json
 import os

@@ -7,8 +7,6 @@
 known. A function given as `fault` may change any answer: `fault(path, body, answer) -> answer, status, headers`.
 """
 
-from __future__ import annotations
-
 import json
 import threading
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """Small contracts, of which a test names what it is about."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from kc_otel.contract.model import Contract

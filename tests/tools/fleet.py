@@ -1,7 +1,5 @@
 """Recorders of one kernel version that report to a core, an evaluation every ten seconds."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Iterable
 from pathlib import Path

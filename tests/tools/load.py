@@ -1,7 +1,5 @@
 """Load on an evaluator: messages, an honest sender beside those who flood, and what the process took."""
 
-from __future__ import annotations
-
 import multiprocessing
 import re
 import time

@@ -1,7 +1,5 @@
 """What `locate` puts on an incident, of a model with two layers whose second one has a wrong product."""
 
-from __future__ import annotations
-
 from typing import Any
 
 

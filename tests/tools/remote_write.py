@@ -5,8 +5,6 @@ one, its bucket i the bucket i + 1, for Prometheus counts buckets by their upper
 prometheus/prompb/types.proto; of the framing: the snappy block format, of which only literals are needed.
 """
 
-from __future__ import annotations
-
 import re
 import struct
 import time

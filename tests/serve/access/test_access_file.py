@@ -1,7 +1,5 @@
 """The file of tokens: what it lets in, how it changes, and what is wrong with it."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """OTLP with tokens, over both transports: who is let in, how the others are told, and that what they send arrives."""
 
-from __future__ import annotations
-
 import asyncio
 from collections import Counter
 

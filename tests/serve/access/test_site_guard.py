@@ -1,7 +1,5 @@
 """Who may call the API: by which names, from which pages, and with which tokens; in a browser a token is a password."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections import Counter

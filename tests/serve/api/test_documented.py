@@ -1,7 +1,5 @@
 """Whatever a path of the API answers, `/openapi.json` has it: the status, the media type and the shape of the body."""
 
-from __future__ import annotations
-
 import json
 import time
 from collections import Counter

@@ -1,7 +1,5 @@
 """What anybody may send to the API's POSTs: it is taken or refused in words, and nothing of it stays or comes back."""
 
-from __future__ import annotations
-
 import json
 import time
 from collections.abc import Callable, Iterator

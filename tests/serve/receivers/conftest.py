@@ -1,7 +1,5 @@
 """A sink that remembers, requests to send it, and the protocol's own example payloads."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Decoding of both encodings and its limits: what is valid is read whole, what is not is refused with a reason."""
 
-from __future__ import annotations
-
 import gzip
 import json
 import tracemalloc

@@ -1,7 +1,5 @@
 """Real servers and the SDK's real exporters."""
 
-from __future__ import annotations
-
 import asyncio
 import gc
 import resource

@@ -1,7 +1,5 @@
 """OTLP/gRPC as gRPC's own client in Python speaks it, and what slow ones are told."""
 
-from __future__ import annotations
-
 import asyncio
 import statistics
 import threading

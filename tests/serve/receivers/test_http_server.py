@@ -1,7 +1,5 @@
 """OTLP over HTTP: status codes and bodies as the specification has them, in the request's own encoding."""
 
-from __future__ import annotations
-
 import asyncio
 import gzip
 import json

@@ -1,7 +1,5 @@
 """Who connects and says nothing keeps nobody else out, neither of a port nor of the process."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import resource

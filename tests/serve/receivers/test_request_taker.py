@@ -1,7 +1,5 @@
 """A request that takes long is taken in chunks, between which the event loop is left to others."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections import Counter

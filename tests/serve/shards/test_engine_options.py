@@ -1,7 +1,5 @@
 """What `--engine ray` needs is asked for in a sentence; without it there are no shards, and who asks is told."""
 
-from __future__ import annotations
-
 import asyncio
 import sys
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Shards in front of one judge say what one process says, whoever crashes when, and however many there are."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import random

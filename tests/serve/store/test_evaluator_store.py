@@ -1,7 +1,5 @@
 """The store: a restart at any point is no restart, and what cannot be read says what to do."""
 
-from __future__ import annotations
-
 import sqlite3
 from collections.abc import Iterator
 from contextlib import suppress

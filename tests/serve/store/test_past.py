@@ -1,7 +1,5 @@
 """The thinned past and the log of events: bounded, worst first, and there again after a restart."""
 
-from __future__ import annotations
-
 import math
 import sqlite3
 from collections.abc import Callable

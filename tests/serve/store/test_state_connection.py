@@ -1,7 +1,5 @@
 """What is committed to the state file is on the disk when it is said to be, and only who asked for it waits."""
 
-from __future__ import annotations
-
 import asyncio
 import gc
 import json

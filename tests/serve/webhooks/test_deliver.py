@@ -1,7 +1,5 @@
 """Webhooks are delivered signed, in order and at least once, and only to addresses that they may go to."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import logging

@@ -1,7 +1,5 @@
 """Webhooks in other receivers' formats, each as its own documentation describes it."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 
