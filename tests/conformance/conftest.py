@@ -71,7 +71,6 @@ def target() -> Iterator[Target]:
 
 @pytest.fixture
 def http(target: Target) -> Iterator[HttpClient]:
-    """One connection to the OTLP/HTTP server."""
     client = HttpClient(target.http)
     yield client
     client.close()

@@ -47,7 +47,6 @@ RECENT = (
 
 @pytest.fixture
 def contract_file(tmp_path: Path) -> Path:
-    """A folder of both."""
     folder = tmp_path / "contracts"
     folder.mkdir()
     (folder / "policy.yaml").write_text(CONTRACT)

@@ -144,7 +144,6 @@ def slack() -> Iterator[Limited]:
 
 
 def until(true: Callable[[], Any], what: str, seconds: float = 60.0) -> None:
-    """Return once it is true."""
     end = time.monotonic() + seconds
     while not true():
         assert time.monotonic() < end, f"not yet: {what}"
@@ -152,7 +151,6 @@ def until(true: Callable[[], Any], what: str, seconds: float = 60.0) -> None:
 
 
 def told_of(pagerduty: Limited) -> set[str]:
-    """Slices that the pager was told of."""
     fired = (event["payload"]["custom_details"]["cells"] for event in pagerduty.taken if "payload" in event)
     return {cell["slice"] for cells in fired for cell in cells}
 
@@ -240,7 +238,6 @@ def take(browser: Chromium, pictures: Path | None, name: str) -> None:
 
 
 def shown(*arguments: str) -> str:
-    """What a command prints on a terminal of 80 columns."""
     done = subprocess.run(
         [sys.executable, "-m", "kc_otel", *arguments],
         capture_output=True, text=True, timeout=60, check=False, env=os.environ | {"COLUMNS": "80", "NO_COLOR": "1"},

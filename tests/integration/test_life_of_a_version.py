@@ -41,7 +41,6 @@ promotion: {windows: 1, steps: [10%, 50%], skip: [offline-ci]}
 
 
 def run(*arguments: str, url: str) -> tuple[int, str]:
-    """Exit code and output of a command."""
     done = subprocess.run(
         [sys.executable, "-m", "kc_otel", *arguments],
         env={**os.environ, "KC_OTEL_URL": url},

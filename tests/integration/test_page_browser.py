@@ -37,7 +37,6 @@ NO_SIDEWAYS = "document.documentElement.scrollWidth <= innerWidth"
 
 @pytest.fixture
 def recorder(contract_file: Path) -> Iterator[Callable[[Evaluator], kc_otel.Recorder]]:
-    """Makes a recorder that sends to an evaluator."""
     made: list[kc_otel.Recorder] = []
 
     def make(evaluator: Evaluator) -> kc_otel.Recorder:
@@ -86,7 +85,6 @@ def breached(serve: Callable[..., Evaluator], recorder: Callable[..., kc_otel.Re
 
 @pytest.fixture
 def broken(serve: Callable[..., Evaluator], recorder: Callable[..., kc_otel.Recorder]) -> Evaluator:
-    """An evaluator that has seen a breach."""
     return breached(serve, recorder)
 
 

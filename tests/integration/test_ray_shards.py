@@ -115,7 +115,6 @@ class Source(threading.Thread):
 
 
 def one_process(sources: list[Source]) -> Judge:
-    """What one process makes of all that was acknowledged."""
     judge = Judge([load_text(_LONG, "policy.yaml")])
     now = time.time()
     for source in sources:

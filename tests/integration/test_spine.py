@@ -59,7 +59,6 @@ def exporter_of(protocol: str, evaluator: Evaluator) -> Any:
 def feed(
     traffic: Traffic, evaluator: Evaluator, until: Callable[[], bool], seconds: float = 60.0, **sigma: Any
 ) -> None:
-    """Send traffic until something has happened."""
     end = time.monotonic() + seconds
     while not until():
         assert time.monotonic() < end, evaluator.get("/api/v1/verdicts")

@@ -36,7 +36,6 @@ class Authority:
         self._run("req", "-x509", *self._new(self._key), *made)
 
     def issue(self, who: str) -> tuple[Path, Path]:
-        """A certificate for 127.0.0.1 and its key."""
         paths = [self.folder / f"{self.name}-{who}.{kind}" for kind in ("pem", "key", "csr", "ext")]
         certificate, key, request, extensions = paths
         extensions.write_text("subjectAltName=IP:127.0.0.1\nauthorityKeyIdentifier=keyid\n")

@@ -22,9 +22,10 @@ from kc_otel.contract.load import load
 from kc_otel.serve.access.access_file import digest_of, new_token
 from tests.integration.conftest import SECRET, Evaluator, logprobs
 
+pytestmark = pytest.mark.slow
+
 
 def command(*words: str, **environ: str) -> subprocess.CompletedProcess[str]:
-    """`kc-otel` as a person starts it."""
     return subprocess.run(
         [sys.executable, "-m", "kc_otel", *words], env=os.environ | environ, capture_output=True, text=True, check=False
     )
@@ -52,7 +53,6 @@ def _bearer(file: Path) -> str:
     return f"Bearer {file.read_text().strip()}"
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("protocol", ["grpc", "http/protobuf"])
 def test_a_token_sends_reads_and_acts(guarded, contract_file, monkeypatch, protocol):
     """Recorder, router and commands all take one, and events say whose it was."""
@@ -81,7 +81,6 @@ def test_a_token_sends_reads_and_acts(guarded, contract_file, monkeypatch, proto
         assert router.choose("policy", "all") == "train-kernel"
 
 
-@pytest.mark.slow
 def test_without_a_token_there_is_nothing_to_be_had(guarded):
     """Neither on the API, nor over OTLP; the command says what to give, and a token that ends is out within a tick."""
     evaluator, files, access = guarded
@@ -104,11 +103,9 @@ def test_without_a_token_there_is_nothing_to_be_had(guarded):
 
 
 def hidden(secrets: list[bytes], where: bytes) -> bool:
-    """Whether none of them is there, nor its base64."""
     return not any(secret in where or base64.b64encode(secret).rstrip(b"=") in where for secret in secrets)
 
 
-@pytest.mark.slow
 def test_no_secret_leaves_the_process(serve, contract_file, tmp_path: Path, monkeypatch):
     """Every path that can be read, the state and the log on disk, evidence, the log, and a dump of all threads."""
     token = new_token()

@@ -46,21 +46,24 @@ def core_of_policy(connection: StateConnection | None = None) -> Core:
 
 
 @pytest.fixture
+def anyio_backend() -> str:
+    """What runs tests that are coroutines."""
+    return "asyncio"
+
+
+@pytest.fixture
 def contract() -> Contract:
     return load_text(POLICY, "policy.yaml")
 
 
 @pytest.fixture
 def open_file() -> Iterator[Callable[..., sqlite3.Connection]]:
-    """Opens state files, and closes them after the test."""
     with ExitStack() as stack:
         yield lambda path=None: stack.enter_context(closing(open_state(path)))
 
 
 @pytest.fixture
 def make_core(contract: Contract, open_file: Callable[..., sqlite3.Connection]) -> Callable[..., Core]:
-    """Makes a core on an open state file."""
-
     def make(connection: sqlite3.Connection | None = None, now: float = 0.0) -> Core:
         return Core([contract], connection or open_file(), external_url="http://evaluator", now=now)
 
@@ -108,7 +111,6 @@ def core(make_core: Callable[..., Core], drift: Callable[..., ExportMetricsServi
 
 @pytest.fixture
 def client(core: Core) -> TestClient:
-    """A client of that core's API."""
     return client_of(core)
 
 

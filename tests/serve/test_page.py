@@ -267,7 +267,6 @@ def test_the_past_of_a_cell_over_the_trainers_steps(make_core: Callable[..., Cor
 
 
 def test_the_evaluator_tells_how_it_is_doing(client: TestClient) -> None:
-    """What was received and refused, and how webhooks get through."""
     health = client.get("/api/v1/health").json()
     assert health["points"]["accepted"] > 0
     assert health["outbox"][0]["endpoint"] == "pager"
@@ -288,7 +287,6 @@ def test_what_was_done_is_told_however_many_verdicts_came_after_it(client: TestC
 
 
 def test_long_answers_are_compressed(client: TestClient) -> None:
-    """Two hundred slices every second fit through a tunnel."""
     answer = client.get("/page/page.css", headers={"accept-encoding": "gzip"})
     assert answer.headers["content-encoding"] == "gzip"
     assert "content-encoding" not in client.get("/page/page.css", headers={"accept-encoding": "identity"}).headers

@@ -36,7 +36,6 @@ def events(core: Core, kind: str) -> list:
 
 
 def bodies(core: Core) -> list[dict]:
-    """Bodies of all webhooks, oldest first."""
     return [json.loads(message.body) for message in reversed(core.outbox.messages())]
 
 

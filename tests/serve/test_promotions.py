@@ -68,7 +68,6 @@ class Driven:
         )  # fmt: skip
 
     def shares(self) -> dict[str, float]:
-        """Share by version in the decision table that is published."""
         return {canary.version: canary.weight for canary in self.core.decisions.canaries}
 
     def events(self) -> list[dict[str, Any]]:

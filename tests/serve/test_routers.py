@@ -61,7 +61,6 @@ class Service:
         return answer.status_code, {name: answer.headers.get(name, "") for name in ("etag", "age")}, answer.content
 
     def serve(self) -> str:
-        """Return the kernel of a request of slice code."""
         return self.router.choose("policy", CODE, VERSION)
 
     def polls(self) -> None:
@@ -168,7 +167,6 @@ def test_a_router_that_is_cut_off_is_named_and_nothing_is_contained_until_it_ret
 
 
 def test_a_router_that_was_closed_holds_nothing_up(evaluator):
-    """It says so, and is remembered no more."""
     evaluator.service()
     closed = evaluator.services.pop(evaluator.services.index(evaluator.service()))
     assert len(evaluator.core.listeners.routers["policy"]) == 2

@@ -43,7 +43,6 @@ class Delayed(Fleet):
 
     @property
     def status(self) -> Status:
-        """Status of the only cell."""
         ((verdict, _),) = self.core.history.cells()
         return verdict.status
 

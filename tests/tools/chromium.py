@@ -87,7 +87,6 @@ class Chromium:
         return answer["result"].get("value")
 
     def wait(self, expression: str, seconds: float = 60.0) -> None:
-        """Return once an expression is true."""
         end = time.monotonic() + seconds
         while time.monotonic() < end:
             if self.evaluate(f"Boolean({expression})"):
@@ -129,7 +128,6 @@ class Chromium:
         ]
 
     def accessible(self) -> list[tuple[str, str]]:
-        """(role, name) of everything that a screen reader is told of."""
         nodes = self.call("Accessibility.getFullAXTree")["nodes"]
         return [
             (node["role"]["value"], node.get("name", {}).get("value", ""))

@@ -65,7 +65,6 @@ def beside(done: Callable[..., None], *given: Any, taken: list[float]) -> Iterat
 
 
 def healthy(client: httpx.Client, before: int, api: str) -> None:
-    """Ask for `/healthz`."""
     del before
     assert client.get(f"{api}/healthz").status_code == 200
 

@@ -180,7 +180,6 @@ def test_orders_that_cannot_be_written_are_refused_as_documented(asked, monkeypa
 
 
 def test_a_late_evaluation_is_not_ready(asked: Documented, monkeypatch: pytest.MonkeyPatch) -> None:
-    """503 in plain text, for whoever restarts it."""
     monkeypatch.setattr(asked.core, "evaluated_at", time.time())
     assert asked.ask("/readyz", "get").status_code == 200
     monkeypatch.setattr(asked.core, "evaluated_at", time.time() - 3 * 3600)

@@ -24,7 +24,6 @@ class RecordingSink:
 
 
 def wrapped(content: bytes, *fields: int) -> bytes:
-    """A protobuf message within others, from inside out."""
     for number in fields:
         content = bytes((number << 3 | 2,)) + _VarintBytes(len(content)) + content
     return content
@@ -32,7 +31,6 @@ def wrapped(content: bytes, *fields: int) -> bytes:
 
 @pytest.fixture
 def sink() -> RecordingSink:
-    """A fresh sink."""
     return RecordingSink()
 
 

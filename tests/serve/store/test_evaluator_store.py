@@ -90,7 +90,6 @@ def take(evaluator: Evaluator, request: Any, now: float) -> None:
 
 
 def values(connection: sqlite3.Connection, kind: str) -> dict[Any, Any]:
-    """What the file has of a kind, by key."""
     return dict(connection.execute("SELECT key, data FROM evaluator_values WHERE kind = ?", (kind,)))
 
 
