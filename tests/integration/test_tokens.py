@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -21,6 +20,7 @@ from kc_otel.client.webhooks import Secret
 from kc_otel.contract.load import load
 from kc_otel.serve.access.access_file import digest_of, new_token
 from tests.integration.conftest import SECRET, Evaluator, logprobs
+from tests.tools.waiting import eventually
 
 pytestmark = pytest.mark.slow
 
@@ -68,12 +68,12 @@ def test_a_token_sends_reads_and_acts(guarded, contract_file, monkeypatch, proto
     with kc_otel.Recorder(load(contract_file), sampling=1.0) as recorder:
         recorder.compare(train, inference, attributes={"task": "code"})
     me = {"KC_OTEL_URL": evaluator.api, "KC_OTEL_TOKEN_FILE": str(files["person"])}
-    end = time.monotonic() + 60
-    while not any(
-        alert["on"] == "fail" for alert in json.loads(command("alerts", "list", "--json", **me).stdout)["alerts"]
-    ):
-        assert time.monotonic() < end, evaluator.log
-        time.sleep(0.1)
+
+    def fails() -> bool:
+        alerts = json.loads(command("alerts", "list", "--json", **me).stdout)["alerts"]
+        return any(alert["on"] == "fail" for alert in alerts)
+
+    eventually(fails, 60.0, 0.1, lambda: evaluator.log)
     assert command("route", "pin", "policy", "train-kernel", "--why", "because", "--by", "eve", **me).returncode == 0
     assert "person (as eve) pinned" in command("events", **me).stdout
     with Router(evaluator.api, token_file=files["person"], wait=0.2, refresh=0.1) as router:
@@ -96,10 +96,7 @@ def test_without_a_token_there_is_nothing_to_be_had(guarded):
     document = yaml.safe_load(access.read_text())
     document["tokens"] = [token for token in document["tokens"] if token["name"] != "person"]
     access.write_text(yaml.safe_dump(document))
-    end = time.monotonic() + 10
-    while httpx.get(f"{evaluator.api}/api/v1/contracts", headers=person).status_code != 401:
-        assert time.monotonic() < end
-        time.sleep(0.1)
+    eventually(lambda: httpx.get(f"{evaluator.api}/api/v1/contracts", headers=person).status_code == 401, 10.0, 0.1)
 
 
 def hidden(secrets: list[bytes], where: bytes) -> bool:

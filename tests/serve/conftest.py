@@ -22,7 +22,7 @@ from tests.tools.api import client_of
 from tests.tools.fleet import Fleet, MakeFleet
 from tests.tools.memory import Memory
 
-POLICY = """\
+CLAUSES = """\
 apiVersion: kernel-contract/v1
 kind: KernelContract
 metadata: {name: policy, version: 1, owner: tests}
@@ -34,9 +34,10 @@ slices:
 statistical:
   - {id: token-tv, metric: tv_token, unit: token, limit: 0.02, description: share of mass that the kernels place apart}
 observability: {window: 1m, long_window: 5m, min_samples: 500, heartbeat: 30s}
-escalation:
-  - {on: fail, severity: critical, do: [{route: train-kernel}, {webhook: pager}, halt]}
 """
+"""A contract that asks for nothing."""
+ESCALATION = "escalation: [{on: fail, severity: critical, do: [{route: train-kernel}, {webhook: pager}, halt]}]\n"
+POLICY = CLAUSES + ESCALATION
 
 
 def core_of_policy(connection: StateConnection | None = None) -> Core:

@@ -21,17 +21,9 @@ from kc_otel.judge.verdict import Cell, Evaluation, Status, Verdict
 from kc_otel.serve import people_orders as people
 from kc_otel.serve.core import Core
 from kc_otel.serve.store.state_file import open_state
+from tests.serve.conftest import CLAUSES
 
-CONTRACT = """\
-apiVersion: kernel-contract/v1
-kind: KernelContract
-metadata: {name: policy, version: 1, owner: tests}
-kernels: {train: {engine: torch}, inference: {engine: vllm}}
-slices:
-  code: {where: {task: code}}
-statistical:
-  - {id: token-tv, metric: tv_token, unit: token, limit: 0.02}
-observability: {window: 1m, long_window: 5m, min_samples: 500, heartbeat: 30s}
+ESCALATION = """\
 escalation:
   - {on: fail, severity: warning, repeat: 90s, do: [{webhook: chat}, sample-more]}
   - {on: fail, for: 20s, clear_for: 40s, severity: critical, do: [{route: train-kernel}, {webhook: pager}, halt]}
@@ -64,7 +56,7 @@ class Evaluations(RuleBasedStateMachine):
     def __init__(self):
         super().__init__()
         self.folder = Path(tempfile.mkdtemp(prefix="kc-otel-"))
-        self.contract = load_text(CONTRACT)
+        self.contract = load_text(CLAUSES + ESCALATION)
         self.now = 1_000_000.0
         self.counted = 0.0
         self.committed = self.now

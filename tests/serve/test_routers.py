@@ -28,6 +28,7 @@ from tests.judge.conftest import NOW, Sender, info_request, merge
 from tests.tools.api import client_of
 from tests.tools.fleet import SLICED, STEP
 from tests.tools.servers import Answer, answering
+from tests.tools.waiting import eventually
 
 pytestmark = pytest.mark.slow
 
@@ -66,10 +67,8 @@ class Service:
     def polls(self) -> None:
         """Wait until the router has told what it does now."""
         if self.joined.is_set():
-            goal, end = self.answered + 3, time.monotonic() + 60.0
-            while self.answered < goal:
-                assert time.monotonic() < end
-                time.sleep(0.002)
+            goal = self.answered + 3
+            eventually(lambda: self.answered >= goal, 60.0, 0.002)
 
     def end(self) -> None:
         self.joined.set()

@@ -25,10 +25,7 @@ def message(kernels: list[str], began: int, total: int, contract: str = "policy"
     for kernel in kernels:
         point = data.exponential_histogram.data_points.add(start_time_unix_nano=began, time_unix_nano=time.time_ns())
         for key, value in (
-            ("contract", contract),
-            ("slice", "all"),
-            ("kernel.train", "a"),
-            ("kernel.inference", kernel),
+            *(("contract", contract), ("slice", "all"), ("kernel.train", "a"), ("kernel.inference", kernel)),
         ):
             point.attributes.add(key=f"kc.{key}").value.string_value = value
         point.count, point.sum = total, 0.5 * total
