@@ -15,7 +15,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from kc_otel.client.router import Router
 from kc_otel.contract.load import load_text
-from kc_otel.judge.escalation.alerts import What, fingerprint, step_keys
+from kc_otel.judge.escalation.alerts import fingerprint, step_keys
 from kc_otel.judge.escalation.escalate import EscalationState
 from kc_otel.judge.verdict import Cell, Evaluation, Status, Verdict
 from kc_otel.serve import people_orders as people
@@ -148,9 +148,9 @@ class Evaluations(RuleBasedStateMachine):
         incidents = {incident.id: incident for incident in self.core.incidents("policy")}
         found = set()
         for group in self.core.escalation.groups.get("policy", ()):
-            for notice in group.pending:
-                edge = notice.transition
-                if edge.what is What.RESOLVED:
+            for told in group.alerts:
+                if told.known and not told.fires:
+                    edge = told.edge
                     assert incidents[group.incident].unproven(edge.cell.clause, edge.cell.slice)
                     found.add((group.endpoint, edge.fingerprint, edge.started_at, "resolved"))
         return found
@@ -318,7 +318,8 @@ class Evaluations(RuleBasedStateMachine):
             for action in alert.actions:
                 if action.kind == "webhook":
                     groups = self.core.escalation.groups["policy"]
-                    known = {told for group in groups if group.endpoint == action.target for told in group.told}
+                    alerts = [told for group in groups if group.endpoint == action.target for told in group.alerts]
+                    known = {told.edge.fingerprint for told in alerts if told.known}
                     told = (action.target, alert.fingerprint, alert.started_at, "firing") in self._messages()
                     assert told or alert.fingerprint in known
         self.now += 1e6
