@@ -1,7 +1,5 @@
 """The token that clients show: from a file that rotates, or the environment; never in what is said."""
 
-from __future__ import annotations
-
 import pytest
 
 from kc_otel.client.credentials import TokenError, authorization
@@ -15,13 +13,10 @@ def nothing_given(monkeypatch):
         monkeypatch.delenv(name, raising=False)
 
 
-def test_where_nothing_is_given_nothing_is_shown():
-    assert authorization() == {}
-
-
 def test_the_argument_wins_over_the_file_of_the_environment_and_that_over_the_token(tmp_path, monkeypatch):
     (tmp_path / "a").write_text("first\n")
     (tmp_path / "b").write_text("second\n")
+    assert authorization() == {}
     monkeypatch.setenv("KC_OTEL_TOKEN", "third")
     assert authorization() == {"authorization": "Bearer third"}
     monkeypatch.setenv("KC_OTEL_TOKEN_FILE", str(tmp_path / "b"))

@@ -1,7 +1,5 @@
 """An engine's own latency histograms become the `gen_ai.*` metrics that clauses on latency name."""
 
-from __future__ import annotations
-
 import time
 from contextlib import nullcontext
 

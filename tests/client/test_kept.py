@@ -1,7 +1,5 @@
 """The last decision table in a file."""
 
-from __future__ import annotations
-
 import logging
 from dataclasses import replace
 

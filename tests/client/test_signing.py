@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import base64
 import hashlib
 import hmac
@@ -30,15 +28,6 @@ def headers(**changes):
     return sign([SECRET], "msg_1", BODY, now=NOW) | {name.replace("_", "-"): value for name, value in changes.items()}
 
 
-def test_signature_is_the_documented_one():
-    digest = hmac.new(bytes(range(32)), b"msg_1.1700000000." + BODY, hashlib.sha256).digest()
-    assert headers() == {
-        "webhook-id": "msg_1",
-        "webhook-timestamp": "1700000000",
-        "webhook-signature": "v1," + base64.b64encode(digest).decode(),
-    }
-
-
 @given(body=st.dictionaries(st.text(), st.text() | st.integers() | st.none()), key=st.binary(min_size=24, max_size=64))
 def test_the_reference_library_accepts_what_we_sign(body, key):
     text = "whsec_" + base64.b64encode(key).decode()
@@ -62,11 +51,7 @@ def test_rotation_signs_with_both_and_accepts_either():
     signed = sign([Secret.parse(new), Secret.parse(old)], "msg_1", BODY, now=NOW)
     for known in (old, new, [new_secret(), old]):
         assert verify(known, signed, BODY, now=NOW) == {"status": "firing"}
-    standardwebhooks.Webhook(old).verify(BODY, sign([Secret.parse(new), Secret.parse(old)], "m", BODY, now=_now()))
-
-
-def _now():
-    return datetime.now(UTC).timestamp()
+    standardwebhooks.Webhook(old).verify(BODY, sign([Secret.parse(new), Secret.parse(old)], "m", BODY, now=time.time()))
 
 
 @given(position=st.integers(0, len(BODY) - 1), bit=st.integers(0, 7))

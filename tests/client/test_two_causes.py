@@ -1,7 +1,5 @@
 """Drift of the kernels and staleness of the weights, told apart where either is planted."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -1,7 +1,5 @@
 """Who sends: HTTP as it is on the wire, and unary gRPC calls of bytes."""
 
-from __future__ import annotations
-
 import gzip
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
@@ -19,26 +17,15 @@ from tests.conformance.payloads import JSON, PROTOBUF
 
 TIMEOUT = 20.0
 PERMANENT = {
-    grpc.StatusCode[name]
-    for name in [
-        "UNKNOWN",
-        "INVALID_ARGUMENT",
-        "NOT_FOUND",
-        "ALREADY_EXISTS",
-        "PERMISSION_DENIED",
-        "UNAUTHENTICATED",
-        "FAILED_PRECONDITION",
-        "UNIMPLEMENTED",
-        "INTERNAL",
-    ]
+    *(grpc.StatusCode.UNKNOWN, grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.NOT_FOUND),
+    *(grpc.StatusCode.ALREADY_EXISTS, grpc.StatusCode.PERMISSION_DENIED, grpc.StatusCode.UNAUTHENTICATED),
+    *(grpc.StatusCode.FAILED_PRECONDITION, grpc.StatusCode.UNIMPLEMENTED, grpc.StatusCode.INTERNAL),
 }
 """Codes that the table of OTLP/gRPC's failures never has retried."""
 
 
 @dataclass(frozen=True)
 class Answer:
-    """An HTTP response."""
-
     status: int
     headers: Mapping[str, str]
     """By name in lower case."""
@@ -46,7 +33,6 @@ class Answer:
 
     @property
     def media(self) -> str:
-        """Its content type without parameters."""
         return self.headers.get("content-type", "").partition(";")[0].strip().lower()
 
     def message(self, kind: Any) -> Any:
@@ -58,7 +44,6 @@ class Answer:
         return kind.FromString(body)
 
     def problem(self) -> Any:
-        """The google.rpc.Status that a failure is said with."""
         assert self.status >= 400, f"accepted with {self.status}: {self.body[:200]!r}"
         return self.message(Status)
 
@@ -83,22 +68,18 @@ class HttpClient:
         return Answer(response.status, {k.lower(): v for k, v in response.headers.items()}, response.read())
 
     def post(self, path: str, body: Any, encoding: str, **headers: str) -> Answer:
-        """A request of OTLP."""
         return self.send("POST", path, body, content_type=encoding, **headers)
 
     def close(self) -> None:
-        """Close the connection."""
         self.connection.close()
 
 
 def call(channel: grpc.Channel, method: str, body: bytes, *, compressed: bool = False) -> bytes:
-    """A unary call; raises grpc.RpcError."""
     how = grpc.Compression.Gzip if compressed else grpc.Compression.NoCompression
     return channel.unary_unary(method)(body, timeout=TIMEOUT, compression=how)
 
 
 def failure(channel: grpc.Channel, method: str, body: bytes, *, compressed: bool = False) -> Any:
-    """The error of a call that must fail."""
     try:
         taken = call(channel, method, body, compressed=compressed)
     except grpc.RpcError as error:

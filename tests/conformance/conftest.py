@@ -8,8 +8,6 @@ clients are asked for, and what no client can see, is not in here; nor is a requ
 limit is 16.
 """
 
-from __future__ import annotations
-
 import re
 import subprocess
 import sys
@@ -73,7 +71,6 @@ def target() -> Iterator[Target]:
 
 @pytest.fixture
 def http(target: Target) -> Iterator[HttpClient]:
-    """One connection to the OTLP/HTTP server."""
     client = HttpClient(target.http)
     yield client
     client.close()

@@ -1,7 +1,5 @@
 """What is sent: one small, valid request of each signal, as OTLP/JSON and as protobuf."""
 
-from __future__ import annotations
-
 import base64
 import copy
 import json
@@ -33,16 +31,13 @@ class Signal:
 
     @property
     def path(self) -> str:
-        """Default path of OTLP/HTTP."""
         return f"/v1/{self.name}"
 
     @property
     def method(self) -> str:
-        """Path of the gRPC method."""
         return f"/opentelemetry.proto.collector.{self.service}/Export"
 
     def body(self, encoding: str) -> bytes:
-        """The valid request."""
         return encoded(self, self.json, encoding)
 
     def item(self, tree: dict[str, Any]) -> dict[str, Any]:
@@ -108,7 +103,6 @@ NOT_PROTOBUF = b"\xff\xff\xff not a message"
 
 
 def encoded(signal: Signal, tree: dict[str, Any], encoding: str) -> bytes:
-    """A request in OTLP/JSON, in either encoding."""
     return json.dumps(tree).encode() if encoding == JSON else to_protobuf(signal, tree)
 
 

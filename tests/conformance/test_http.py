@@ -1,7 +1,5 @@
 """OTLP/HTTP: what is taken and how that is said, and what is refused, in the request's own encoding."""
 
-from __future__ import annotations
-
 import gzip
 import json
 from typing import Any
@@ -85,7 +83,6 @@ def test_chunks(http: HttpClient, encoding: str) -> None:
 
 
 def points(tree: dict[str, Any]) -> int:
-    """Data points of a request."""
     message = METRICS.request.FromString(to_protobuf(METRICS, tree))
     metrics = [m for r in message.resource_metrics for s in r.scope_metrics for m in s.metrics]
     return sum(len(getattr(metric, metric.WhichOneof("data")).data_points) for metric in metrics)

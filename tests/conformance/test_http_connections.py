@@ -1,7 +1,5 @@
 """OTLP/HTTP: connections that stay, requests side by side, and what a server says that has too much to do."""
 
-from __future__ import annotations
-
 import socket
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack

@@ -1,7 +1,5 @@
 """OTLP/JSON: where it differs from protobuf's own mapping to JSON, and what that mapping asks of a reader."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 
@@ -45,7 +43,6 @@ def taken_in_full(answer: Answer, signal: Signal) -> bool:
 @pytest.mark.must("JSON Protobuf Encoding; Future Versions and Interoperability; protobuf's JSON mapping")
 @pytest.mark.parametrize("rule", TAKEN)
 def test_what_is_taken(http: HttpClient, rule: str) -> None:
-    """Each of these is taken in full."""
     for signal, fields in TAKEN[rule]:
         answer = http.post(signal.path, json.dumps(signal.changed(**fields)).encode(), JSON)
         assert taken_in_full(answer, signal), (fields, answer)

@@ -1,7 +1,5 @@
 """`python -m tests.fuzz SECONDS [NAME...]`: each parser under Atheris for so long, guided by what it reaches."""
 
-from __future__ import annotations
-
 import logging
 import subprocess
 import sys

@@ -3,8 +3,6 @@
 `tests/fuzz/test_parsers.py` runs them with Hypothesis, `python -m tests.fuzz NAME SECONDS` with Atheris.
 """
 
-from __future__ import annotations
-
 import gzip
 import json
 import os
@@ -48,7 +46,6 @@ def _file(content: bytes, name: str = "file") -> Path:
 
 
 def otlp_protobuf(body: bytes) -> None:
-    """OTLP in protobuf, and its judge."""
     evaluator = Evaluator([make_contract()])
     try:
         evaluator.ingest_metrics(from_protobuf(body, METRICS, _LIMITS), NOW)
@@ -58,7 +55,6 @@ def otlp_protobuf(body: bytes) -> None:
 
 
 def otlp_json(body: bytes) -> None:
-    """OTLP in JSON, of each signal, and its judge."""
     evaluator = Evaluator([make_contract()])
     for signal in (METRICS, TRACES, LOGS):
         try:
@@ -71,7 +67,6 @@ def otlp_json(body: bytes) -> None:
 
 
 def compressed(body: bytes) -> None:
-    """A request's body, compressed."""
     for encoding in ("gzip", "deflate"):
         try:
             assert len(inflate(body, encoding, _LIMITS)) <= _LIMITS.max_bytes
@@ -80,7 +75,6 @@ def compressed(body: bytes) -> None:
 
 
 def contract(body: bytes) -> None:
-    """A contract in YAML."""
     try:
         load_text(body.decode(errors="replace"))
     except ContractError:
@@ -88,7 +82,6 @@ def contract(body: bytes) -> None:
 
 
 def access(body: bytes) -> None:
-    """The file of tokens."""
     try:
         AccessFile(_file(body))
     except UnusableFileError:
@@ -96,12 +89,10 @@ def access(body: bytes) -> None:
 
 
 def recording_jsonl(body: bytes) -> None:
-    """A recording in JSON lines."""
     _recording(_file(body, "file.jsonl"))
 
 
 def recording_npz(body: bytes) -> None:
-    """A recording of NumPy."""
     _recording(_file(body, "file.npz"))
 
 
@@ -113,7 +104,6 @@ def _recording(path: Path) -> None:
 
 
 def traffic(body: bytes) -> None:
-    """A recording of what an evaluator received."""
     try:
         for entry in read_recordings([_file(body, "file.otlp")], []):
             entry.read()
@@ -122,7 +112,6 @@ def traffic(body: bytes) -> None:
 
 
 def people(body: bytes) -> None:
-    """What people may write into a request."""
     for shape in _REQUESTS:
         try:
             TypeAdapter(shape).validate_json(body)
@@ -131,7 +120,6 @@ def people(body: bytes) -> None:
 
 
 def webhook(body: bytes) -> None:
-    """The body of a webhook that is trusted."""
     try:
         parsed_body(body)
     except VerificationError:
@@ -147,7 +135,6 @@ def routing_table(body: bytes) -> None:
 
 
 def evidence(body: bytes) -> None:
-    """A gate's evidence."""
     record = _json(body)
     try:
         verify_evidence(record)
@@ -156,7 +143,6 @@ def evidence(body: bytes) -> None:
 
 
 def endpoint_answers(body: bytes) -> None:
-    """What an inference endpoint answers."""
     answer = _json(body)
     for read in (lambda: sampled(answer, [1, 2]), lambda: scored(answer, [1], [2]), lambda: tokenized(answer)):
         try:

@@ -1,7 +1,5 @@
 """Whatever bytes come, every parser reads them or refuses them with its own error, and each is on the list."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st

@@ -1,7 +1,5 @@
 """Real processes: `kc-otel serve` as a user starts it, a webhook receiver, log-probs with a known drift."""
 
-from __future__ import annotations
-
 import json
 import os
 import re
@@ -74,7 +72,6 @@ class Evaluator:
         self._reader.start()
 
     def begun(self, arguments: tuple[str, ...], environ: dict[str, str]) -> Any:
-        """The process; what of it is used is what `subprocess.Popen` has."""
         return subprocess.Popen(
             [*self.command, *arguments], env=os.environ | environ, stderr=subprocess.PIPE, text=True
         )
@@ -125,7 +122,6 @@ class Pager:
         self.refused: list[str] = []
 
     def take(self, body: bytes, headers: Mapping[str, str]) -> int:
-        """Keep a message; answer 204 whatever it is."""
         try:
             self.bodies.append(verify(SECRET, dict(headers), body))
             self.ids.append({name.lower(): value for name, value in headers.items()}["webhook-id"])
@@ -157,7 +153,6 @@ class Meanwhile:
         self._thread.join()
 
     def act(self) -> None:
-        """Do it once."""
         raise NotImplementedError
 
     def _repeat(self) -> None:
@@ -183,13 +178,11 @@ class ForkedEvaluator(Evaluator):
     """The same of a process that need not import anything first: for tests that start hundreds."""
 
     def begun(self, arguments: tuple[str, ...], environ: dict[str, str]) -> Any:
-        """The process."""
         return ForkedCommand(arguments, environ)
 
 
 @pytest.fixture
 def evaluator_class() -> type[Evaluator]:
-    """What `serve` starts."""
     return Evaluator
 
 

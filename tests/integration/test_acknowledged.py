@@ -1,7 +1,5 @@
 """What a sender was told has been taken is counted, whatever ended the evaluator, and nothing is said or done twice."""
 
-from __future__ import annotations
-
 import math
 import os
 import random
@@ -49,7 +47,6 @@ RECENT = (
 
 @pytest.fixture
 def contract_file(tmp_path: Path) -> Path:
-    """A folder of both."""
     folder = tmp_path / "contracts"
     folder.mkdir()
     (folder / "policy.yaml").write_text(CONTRACT)

@@ -1,7 +1,5 @@
 """A fleet's incident from end to end: a kernel version breaks 45 of 60 slices, the evaluator is killed meanwhile."""
 
-from __future__ import annotations
-
 import json
 import math
 import os
@@ -26,7 +24,7 @@ from kc_otel.contract.load import load
 from tests.tools.chromium import Chromium
 from tests.tools.servers import Answer, answering, free_address, running
 
-from .conftest import Evaluator, Meanwhile, logprobs, wrong
+from .conftest import Meanwhile, logprobs, wrong
 
 pytestmark = pytest.mark.slow
 
@@ -146,7 +144,6 @@ def slack() -> Iterator[Limited]:
 
 
 def until(true: Callable[[], Any], what: str, seconds: float = 60.0) -> None:
-    """Return once it is true."""
     end = time.monotonic() + seconds
     while not true():
         assert time.monotonic() < end, f"not yet: {what}"
@@ -154,7 +151,6 @@ def until(true: Callable[[], Any], what: str, seconds: float = 60.0) -> None:
 
 
 def told_of(pagerduty: Limited) -> set[str]:
-    """Slices that the pager was told of."""
     fired = (event["payload"]["custom_details"]["cells"] for event in pagerduty.taken if "payload" in event)
     return {cell["slice"] for cells in fired for cell in cells}
 
@@ -242,7 +238,6 @@ def take(browser: Chromium, pictures: Path | None, name: str) -> None:
 
 
 def shown(*arguments: str) -> str:
-    """What a command prints on a terminal of 80 columns."""
     done = subprocess.run(
         [sys.executable, "-m", "kc_otel", *arguments],
         capture_output=True, text=True, timeout=60, check=False, env=os.environ | {"COLUMNS": "80", "NO_COLOR": "1"},
@@ -251,15 +246,7 @@ def shown(*arguments: str) -> str:
     return done.stdout
 
 
-def test_a_fleet_is_one_incident_and_one_page(
-    browser: Any,
-    serve: Callable[..., Evaluator],
-    pagerduty: Limited,
-    slack: Limited,
-    contract_file: Path,
-    program: Callable[[str], str],
-    tmp_path: Path,
-) -> None:
+def test_a_fleet_is_one_incident_and_one_page(browser, serve, pagerduty, slack, contract_file, program, tmp_path):
     """Forty-five slices, a killed evaluator, receivers that refuse: one person is paged once, and reads one story."""
     endpoints = {
         "KC_OTEL_WEBHOOK_PAGER_URL": pagerduty.url,

@@ -4,8 +4,6 @@ Beside them `/healthz` is asked all the time and an honest sender reports a kern
 verdict is there, the process has stayed small, and what was refused is counted.
 """
 
-from __future__ import annotations
-
 import gzip
 import socket
 import statistics

@@ -1,7 +1,5 @@
 """A kernel version's whole life with real processes: the story that the example tells, and a crash on the way."""
 
-from __future__ import annotations
-
 import json
 import os
 import re
@@ -43,14 +41,10 @@ promotion: {windows: 1, steps: [10%, 50%], skip: [offline-ci]}
 
 
 def run(*arguments: str, url: str) -> tuple[int, str]:
-    """Exit code and output of a command."""
     done = subprocess.run(
         [sys.executable, "-m", "kc_otel", *arguments],
-        env={**os.environ, "KC_OTEL_URL": url},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+        env={**os.environ, "KC_OTEL_URL": url}, capture_output=True, text=True, check=False,
+    )  # fmt: skip
     return done.returncode, done.stdout + done.stderr
 
 
@@ -135,12 +129,8 @@ def test_the_whole_life_of_one_bad_version(tmp_path: Path, demo_weights: Path):
     kept = tmp_path / "evidence"
     done = subprocess.run(
         [sys.executable, "-m", "examples.promotion", "--weights", str(demo_weights), "--keep", str(kept)],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=900,
-        check=False,
-    )
+        cwd=ROOT, capture_output=True, text=True, timeout=900, check=False,
+    )  # fmt: skip
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
     told = done.stdout.partition("What happened")[2]
     marks = [

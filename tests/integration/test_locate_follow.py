@@ -1,12 +1,9 @@
 """A policy asks for `locate`, a machine that follows answers, and the incident has it: three processes."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +11,7 @@ import pytest
 from opentelemetry.exporter.otlp.proto.http.metric_exporter import OTLPMetricExporter
 
 import kc_otel
-from tests.integration.conftest import CONTRACT, Evaluator, logprobs
+from tests.integration.conftest import CONTRACT, logprobs
 
 pytest.importorskip("torch")
 
@@ -26,9 +23,7 @@ WAIT_SECONDS = 120.0
 
 
 @pytest.mark.slow
-def test_what_the_policy_asks_for_is_looked_at_and_stands_on_the_incident(
-    serve: Callable[..., Evaluator], contract_file: Path, tmp_path: Path
-) -> None:
+def test_what_the_policy_asks_for_is_looked_at_and_stands_on_the_incident(serve, contract_file, tmp_path):
     """Somebody is heard to listen, the culprit is named with evidence, and a restart of the evaluator keeps both."""
     from tests.diagnose.planted_faults import conversations
 

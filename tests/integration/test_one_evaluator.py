@@ -1,7 +1,5 @@
 """A real evaluator: what `kc-otel doctor` prints beside it, what another site's page gets of it, and its log."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys
@@ -14,6 +12,8 @@ import pytest
 
 from tests.integration.conftest import Evaluator
 
+pytestmark = pytest.mark.slow
+
 
 def doctor(*words: str, **environ: str) -> tuple[int, str]:
     done = subprocess.run(
@@ -24,9 +24,7 @@ def doctor(*words: str, **environ: str) -> tuple[int, str]:
     return done.returncode, done.stdout + done.stderr
 
 
-@pytest.mark.slow
 def test_it_says_that_nothing_arrives_and_where_to_send(serve: Callable[..., Evaluator], contract_file: Path) -> None:
-    """The endpoint that answers is said, and that no request came."""
     evaluator = serve()
     assert "--external-url" in evaluator.log, "what it sends links to an address that nobody else knows"
     evaluator.wait("/api/v1/health", lambda health: health["evaluated_at"] is not None)
@@ -41,16 +39,13 @@ def test_it_says_that_nothing_arrives_and_where_to_send(serve: Callable[..., Eva
     assert code == 1
 
 
-@pytest.mark.slow
 def test_it_goes_on_where_no_evaluator_answers() -> None:
-    """What can be found without one is found."""
     code, said = doctor("--url", "http://127.0.0.1:9", OTEL_SDK_DISABLED="true")
     assert code == 1
     assert "OTEL_SDK_DISABLED=true turns every recorder off" in said
     assert "its API does not answer" in said
 
 
-@pytest.mark.slow
 def test_a_page_of_another_site_neither_reads_nor_acts(serve: Callable[..., Evaluator]) -> None:
     """Under its own name by DNS rebinding, or across sites; and what the options allow, goes on."""
     evaluator = serve("--no-webhooks", "--allowed-host", "evaluator")
@@ -73,7 +68,6 @@ def test_a_page_of_another_site_neither_reads_nor_acts(serve: Callable[..., Eval
         assert [pinned(origin=evaluator.api), pinned()] == [200, 200]
 
 
-@pytest.mark.slow
 def test_every_line_of_a_json_log_is_an_object(serve: Callable[..., Evaluator]) -> None:
     """The start, what is announced, and the end: each line says its time, level and message."""
     evaluator = serve("--no-webhooks", "--log-format", "json")

@@ -1,7 +1,5 @@
 """One who floods does not stop, blind or fill the evaluator for others."""
 
-from __future__ import annotations
-
 import asyncio
 import math
 import socket
@@ -69,11 +67,8 @@ def long_message(points: int) -> bytes:
         report, stream = divmod(number, _STREAMS)
         point = data.data_points.add(start_time_unix_nano=began, time_unix_nano=began + 10**9 + report * 10**6)
         for key, value in (
-            ("contract", "policy"),
-            ("slice", "all"),
-            ("kernel.train", "a"),
-            ("kernel.inference", f"k{stream % 3}"),
-            ("layer", str(stream)),
+            *(("contract", "policy"), ("slice", "all"), ("kernel.train", "a")),
+            *(("kernel.inference", f"k{stream % 3}"), ("layer", str(stream))),
         ):
             point.attributes.add(key=f"kc.{key}").value.string_value = value
         steps = 300 * (report + 1)

@@ -1,7 +1,5 @@
 """The page and the report in a real Chromium: what a person sees, hears and types, with a real evaluator behind it."""
 
-from __future__ import annotations
-
 import json
 import re
 import subprocess
@@ -39,7 +37,6 @@ NO_SIDEWAYS = "document.documentElement.scrollWidth <= innerWidth"
 
 @pytest.fixture
 def recorder(contract_file: Path) -> Iterator[Callable[[Evaluator], kc_otel.Recorder]]:
-    """Makes a recorder that sends to an evaluator."""
     made: list[kc_otel.Recorder] = []
 
     def make(evaluator: Evaluator) -> kc_otel.Recorder:
@@ -88,7 +85,6 @@ def breached(serve: Callable[..., Evaluator], recorder: Callable[..., kc_otel.Re
 
 @pytest.fixture
 def broken(serve: Callable[..., Evaluator], recorder: Callable[..., kc_otel.Recorder]) -> Evaluator:
-    """An evaluator that has seen a breach."""
     return breached(serve, recorder)
 
 
@@ -149,9 +145,7 @@ def test_a_breach_is_told_in_words_to_eyes_ears_and_keyboards(browser: Any, brok
     assert {url.split("/", 3)[2] for url in browser.requests() if url.startswith("http")} == {broken.api.split("/")[2]}
 
 
-def test_the_past_of_a_cell_by_time_or_by_the_trainers_step(
-    browser: Any, serve: Callable[..., Evaluator], recorder: Callable[..., kc_otel.Recorder]
-) -> None:
+def test_the_past_of_a_cell_by_time_or_by_the_trainers_step(browser, serve, recorder):
     """Where the trainer tells its steps there is a choice; by step, the axis and the table have them."""
     evaluator, rng = serve(), np.random.default_rng(0)
     sender = recorder(evaluator)
@@ -376,10 +370,7 @@ def test_a_cell_that_a_link_opens_says_what_its_fail_claims(browser: Any, broken
     assert browser.evaluate("document.title") != "broken-in"
 
 
-def test_the_worst_of_a_failing_cell_are_one_click_away(
-    browser: Any, serve: Callable[..., Evaluator], recorder: Callable[..., kc_otel.Recorder], contract_file: Path,
-    tmp_path: Path,
-) -> None:  # fmt: skip
+def test_the_worst_of_a_failing_cell_are_one_click_away(browser, serve, recorder, contract_file, tmp_path):
     """Prompt, completion and the token that differs most, as text whatever it says; nothing is fetched unasked."""
     path, logprobs = tmp_path / "worst.sqlite", np.full(3, -3.0, dtype=np.float32)
     asked = SampledRequest("r-1", np.arange(2), np.arange(3), logprobs, BAD, attributes={"task": "code"})
@@ -402,9 +393,7 @@ def test_the_worst_of_a_failing_cell_are_one_click_away(
     assert browser.evaluate(NO_SIDEWAYS)
 
 
-def test_a_change_is_announced_and_a_pause_is_kept(
-    browser: Any, serve: Callable[..., Evaluator], recorder: Callable[..., kc_otel.Recorder]
-) -> None:
+def test_a_change_is_announced_and_a_pause_is_kept(browser, serve, recorder):
     """A screen reader hears of a new verdict once; a paused page stands still."""
     evaluator, rng = serve(), np.random.default_rng(0)
     sender = recorder(evaluator)
@@ -423,9 +412,7 @@ def test_a_change_is_announced_and_a_pause_is_kept(
     assert browser.evaluate("document.querySelector('#pause').getAttribute('aria-pressed')") == "true"
 
 
-def test_a_lost_evaluator_is_said_and_found_again_with_its_past(
-    browser: Any, serve: Callable[..., Evaluator], broken: Evaluator
-) -> None:
+def test_a_lost_evaluator_is_said_and_found_again_with_its_past(browser, serve, broken):
     """Nothing old is passed off as new; after a crash the page goes on by itself, and the past is there."""
     port = broken.api.rsplit(":", 1)[1]
     browser.open(broken.api)
@@ -488,9 +475,7 @@ def test_with_no_data_it_says_what_to_do_next(browser: Any, serve: Callable[...,
         assert wrong(browser) == []
 
 
-def test_input_that_cannot_be_measured_is_no_broken_promise(
-    browser: Any, contract_file: Path, serve: Callable[..., Evaluator], recorder: Callable[..., kc_otel.Recorder]
-) -> None:
+def test_input_that_cannot_be_measured_is_no_broken_promise(browser, contract_file, serve, recorder):
     """What arrived is said with what to change, in place of how to send the first data."""
     contract_file.write_text(contract_file.read_text() + "  - {on: invalid-input, do: [notify]}\n")
     evaluator, rng = serve(), np.random.default_rng(0)
@@ -509,9 +494,7 @@ def test_input_that_cannot_be_measured_is_no_broken_promise(
     assert browser.complaints() == []
 
 
-def test_two_hundred_slices_are_quick_and_can_be_searched(
-    browser: Any, serve: Callable[..., Evaluator], contract_file: Path
-) -> None:
+def test_two_hundred_slices_are_quick_and_can_be_searched(browser, serve, contract_file):
     """The first rows at once, the rest on demand, a filter by name, and no chart before it is asked for."""
     slices = "".join(f"  tenant-{index:03d}: {{where: {{tenant: t{index}}}}}\n" for index in range(200))
     text = CONTRACT.replace("  code: {where: {task: code}}\n  prose: {where: {task: prose}}\n", slices)
@@ -536,9 +519,7 @@ def test_two_hundred_slices_are_quick_and_can_be_searched(
     assert wrong(browser) == []
 
 
-def test_what_is_not_of_now_is_not_green(
-    browser: Any, serve: Callable[..., Evaluator], recorder: Callable[..., kc_otel.Recorder], tmp_path: Path
-) -> None:
+def test_what_is_not_of_now_is_not_green(browser, serve, recorder, tmp_path):
     """The evaluator answers and judges nothing any more: headline, title, dot and notice say so, and since when."""
     evaluator = serve()
     send(recorder(evaluator), np.random.default_rng(0), code=0.005)

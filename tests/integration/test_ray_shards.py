@@ -1,7 +1,5 @@
 """`kc-otel serve --engine ray` on a cluster of several nodes in this machine, of which one is killed under load."""
 
-from __future__ import annotations
-
 import os
 import random
 import signal
@@ -18,7 +16,7 @@ from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportM
 
 from kc_otel.contract.load import load_text
 from kc_otel.judge.evaluator import Evaluator as Judge
-from tests.integration.conftest import Evaluator, Pager
+from tests.integration.conftest import Evaluator
 from tests.tools.exact_senders import CONTRACT, ExactSender
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
@@ -117,7 +115,6 @@ class Source(threading.Thread):
 
 
 def one_process(sources: list[Source]) -> Judge:
-    """What one process makes of all that was acknowledged."""
     judge = Judge([load_text(_LONG, "policy.yaml")])
     now = time.time()
     for source in sources:
@@ -126,9 +123,7 @@ def one_process(sources: list[Source]) -> Judge:
     return judge
 
 
-def test_nothing_is_lost_and_nothing_done_twice_where_a_node_is_killed_under_load(
-    cluster: Cluster, pager: Pager, tmp_path: Path
-) -> None:
+def test_nothing_is_lost_and_nothing_done_twice_where_a_node_is_killed_under_load(cluster, pager, tmp_path):
     """A node is killed, a shard stopped and continued: counts, verdicts and actions are those of one process."""
     path = tmp_path / "policy.yaml"
     path.write_text(_LONG)

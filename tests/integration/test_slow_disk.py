@@ -1,7 +1,5 @@
 """A disk that takes its time holds nobody up but those whose requests wait for it."""
 
-from __future__ import annotations
-
 import threading
 import time
 from pathlib import Path

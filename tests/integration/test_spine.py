@@ -1,7 +1,5 @@
 """The whole flow with real processes: OTLP in, verdicts, a signed webhook, a route, a recovery, a crash in between."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -61,7 +59,6 @@ def exporter_of(protocol: str, evaluator: Evaluator) -> Any:
 def feed(
     traffic: Traffic, evaluator: Evaluator, until: Callable[[], bool], seconds: float = 60.0, **sigma: Any
 ) -> None:
-    """Send traffic until something has happened."""
     end = time.monotonic() + seconds
     while not until():
         assert time.monotonic() < end, evaluator.get("/api/v1/verdicts")
@@ -126,9 +123,7 @@ def test_a_bad_kernel_version_is_found_on_its_slice_paged_routed_and_recovered(p
 def test_verdicts_and_transitions_leave_over_otlp_where_an_endpoint_is_configured(serve, contract_file, collector):
     """Every cell's verdict and bounds as gauges, every change as a log record with the contract's version."""
     evaluator = serve(
-        OTEL_EXPORTER_OTLP_PROTOCOL="http/protobuf",
-        OTEL_METRIC_EXPORT_INTERVAL="300",
-        OTEL_BLRP_SCHEDULE_DELAY="200",
+        OTEL_EXPORTER_OTLP_PROTOCOL="http/protobuf", OTEL_METRIC_EXPORT_INTERVAL="300", OTEL_BLRP_SCHEDULE_DELAY="200"
     )
     traffic = Traffic(contract_file, exporter_of("http", evaluator))
 

@@ -1,7 +1,5 @@
 """TLS and mutual TLS with real handshakes on every port, and certificates that are replaced while it runs."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import resource
@@ -11,7 +9,6 @@ import socket
 import ssl
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import grpc
@@ -22,6 +19,7 @@ from kc_otel.client.router import Router
 from kc_otel.serve.access.tls import Tls
 from kc_otel.serve.watched_files import UnusableFileError
 from tests.integration.conftest import CONTRACT, Evaluator
+from tests.tools.waiting import eventually
 
 pytestmark = pytest.mark.skipif(shutil.which("openssl") is None, reason="openssl makes the certificates")
 
@@ -38,7 +36,6 @@ class Authority:
         self._run("req", "-x509", *self._new(self._key), *made)
 
     def issue(self, who: str) -> tuple[Path, Path]:
-        """A certificate for 127.0.0.1 and its key."""
         paths = [self.folder / f"{self.name}-{who}.{kind}" for kind in ("pem", "key", "csr", "ext")]
         certificate, key, request, extensions = paths
         extensions.write_text("subjectAltName=IP:127.0.0.1\nauthorityKeyIdentifier=keyid\n")
@@ -172,9 +169,7 @@ def test_certificates_and_authorities_are_replaced_while_it_runs(start, tmp_path
     for source, target in ((new.ca, "clients.pem"), (certificate, "cert.pem"), (key, "key.pem")):
         shutil.copy(source, tmp_path / "next")
         (tmp_path / "next").replace(tmp_path / target)
-    end = time.monotonic() + 10
-    while answers(evaluator, second, after) != ALL:
-        assert time.monotonic() < end, evaluator.log
+    eventually(lambda: answers(evaluator, second, after) == ALL, 10.0, otherwise=lambda: evaluator.log)
     assert answers(evaluator, second, before) == set()
     assert answers(evaluator, first, after) == set()
 

@@ -1,14 +1,11 @@
 """Tokens with real ports: recorder, router and commands take one, and no secret leaves the process."""
 
-from __future__ import annotations
-
 import base64
 import json
 import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -23,10 +20,12 @@ from kc_otel.client.webhooks import Secret
 from kc_otel.contract.load import load
 from kc_otel.serve.access.access_file import digest_of, new_token
 from tests.integration.conftest import SECRET, Evaluator, logprobs
+from tests.tools.waiting import eventually
+
+pytestmark = pytest.mark.slow
 
 
 def command(*words: str, **environ: str) -> subprocess.CompletedProcess[str]:
-    """`kc-otel` as a person starts it."""
     return subprocess.run(
         [sys.executable, "-m", "kc_otel", *words], env=os.environ | environ, capture_output=True, text=True, check=False
     )
@@ -54,7 +53,6 @@ def _bearer(file: Path) -> str:
     return f"Bearer {file.read_text().strip()}"
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("protocol", ["grpc", "http/protobuf"])
 def test_a_token_sends_reads_and_acts(guarded, contract_file, monkeypatch, protocol):
     """Recorder, router and commands all take one, and events say whose it was."""
@@ -70,12 +68,12 @@ def test_a_token_sends_reads_and_acts(guarded, contract_file, monkeypatch, proto
     with kc_otel.Recorder(load(contract_file), sampling=1.0) as recorder:
         recorder.compare(train, inference, attributes={"task": "code"})
     me = {"KC_OTEL_URL": evaluator.api, "KC_OTEL_TOKEN_FILE": str(files["person"])}
-    end = time.monotonic() + 60
-    while not any(
-        alert["on"] == "fail" for alert in json.loads(command("alerts", "list", "--json", **me).stdout)["alerts"]
-    ):
-        assert time.monotonic() < end, evaluator.log
-        time.sleep(0.1)
+
+    def fails() -> bool:
+        alerts = json.loads(command("alerts", "list", "--json", **me).stdout)["alerts"]
+        return any(alert["on"] == "fail" for alert in alerts)
+
+    eventually(fails, 60.0, 0.1, lambda: evaluator.log)
     assert command("route", "pin", "policy", "train-kernel", "--why", "because", "--by", "eve", **me).returncode == 0
     assert "person (as eve) pinned" in command("events", **me).stdout
     with Router(evaluator.api, token_file=files["person"], wait=0.2, refresh=0.1) as router:
@@ -83,7 +81,6 @@ def test_a_token_sends_reads_and_acts(guarded, contract_file, monkeypatch, proto
         assert router.choose("policy", "all") == "train-kernel"
 
 
-@pytest.mark.slow
 def test_without_a_token_there_is_nothing_to_be_had(guarded):
     """Neither on the API, nor over OTLP; the command says what to give, and a token that ends is out within a tick."""
     evaluator, files, access = guarded
@@ -99,18 +96,13 @@ def test_without_a_token_there_is_nothing_to_be_had(guarded):
     document = yaml.safe_load(access.read_text())
     document["tokens"] = [token for token in document["tokens"] if token["name"] != "person"]
     access.write_text(yaml.safe_dump(document))
-    end = time.monotonic() + 10
-    while httpx.get(f"{evaluator.api}/api/v1/contracts", headers=person).status_code != 401:
-        assert time.monotonic() < end
-        time.sleep(0.1)
+    eventually(lambda: httpx.get(f"{evaluator.api}/api/v1/contracts", headers=person).status_code == 401, 10.0, 0.1)
 
 
 def hidden(secrets: list[bytes], where: bytes) -> bool:
-    """Whether none of them is there, nor its base64."""
     return not any(secret in where or base64.b64encode(secret).rstrip(b"=") in where for secret in secrets)
 
 
-@pytest.mark.slow
 def test_no_secret_leaves_the_process(serve, contract_file, tmp_path: Path, monkeypatch):
     """Every path that can be read, the state and the log on disk, evidence, the log, and a dump of all threads."""
     token = new_token()

@@ -1,7 +1,5 @@
 """An active evaluator and a standby as real processes: killed, returned, replaced, and never two that act."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess
@@ -21,6 +19,7 @@ import kc_otel
 from kc_otel.client.router import Router
 from kc_otel.contract.load import load
 from tests.tools.servers import free_address
+from tests.tools.waiting import eventually
 
 from .conftest import SECRET, Evaluator, Meanwhile, Pager, logprobs
 
@@ -90,19 +89,13 @@ class Twins:
         return (self._folder / f"{self.processes.index(process)}.log").read_text()
 
     def wait_for(self, process: subprocess.Popen[bytes], said: str, seconds: float = 60.0) -> None:
-        deadline = time.monotonic() + seconds
-        while said not in self.log(process):
-            assert time.monotonic() < deadline, self.log(process)
-            time.sleep(0.02)
+        eventually(lambda: said in self.log(process), seconds, 0.02, lambda: self.log(process))
 
     def get(self, path: str) -> Any:
         return httpx.get(self.api + path, timeout=5).json()
 
     def wait(self, path: str, until: Callable[[Any], bool], seconds: float = 60.0) -> None:
-        deadline = time.monotonic() + seconds
-        while not until(answer := self.get(path)):
-            assert time.monotonic() < deadline, answer
-            time.sleep(0.1)
+        eventually(lambda: until(self.get(path)), seconds, 0.1, lambda: self.get(path))
 
 
 @pytest.fixture
@@ -136,10 +129,7 @@ def test_a_killed_evaluator_is_followed_and_its_return_changes_nothing(twins, pa
         twins.wait("/api/v1/decisions", lambda table: len(table["routes"]) == 3)
         twins.wait("/api/v1/health", lambda health: not health["outbox"][0]["waiting"])
         before = twins.get("/api/v1/decisions")
-        deadline = time.monotonic() + 60
-        while router.table.version < before["version"]:  # it may have come before the evaluator, and pauses then
-            assert time.monotonic() < deadline
-            time.sleep(0.05)
+        eventually(lambda: router.table.version >= before["version"])  # it may pause, having come before the evaluator
         assert "taking over" not in twins.log(second)
 
         first.kill()
@@ -157,10 +147,9 @@ def test_a_killed_evaluator_is_followed_and_its_return_changes_nothing(twins, pa
         second.terminate()
         assert second.wait(20) == 0
         twins.wait_for(third, "judging policy")
-        deadline = time.monotonic() + 60
-        while len(resolved := resolutions(pager)) < 3:  # an end is told once what came after the fault proves it
-            assert time.monotonic() < deadline, pager.bodies
-            time.sleep(0.1)
+        # An end is told once what came after the fault proves it.
+        eventually(lambda: len(resolutions(pager)) >= 3, 60.0, 0.1, lambda: pager.bodies)
+        resolved = resolutions(pager)
         twins.wait("/api/v1/health", lambda health: not health["outbox"][0]["waiting"])
         assert router.choose("policy", {"task": "code"}) == "train-kernel"
 

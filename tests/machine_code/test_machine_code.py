@@ -1,7 +1,5 @@
 """The loops in C: compiled from what is in this checkout, for each level of processors, with the same results."""
 
-from __future__ import annotations
-
 import ctypes
 import json
 import os

@@ -1,7 +1,5 @@
 """The loops in C under AddressSanitizer and UndefinedBehaviorSanitizer: they touch no byte that is not theirs."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

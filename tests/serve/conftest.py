@@ -1,7 +1,5 @@
 """A core on a state in memory, fed with what a real recorder exports."""
 
-from __future__ import annotations
-
 import sqlite3
 import time
 from collections.abc import Callable, Iterator
@@ -24,7 +22,7 @@ from tests.tools.api import client_of
 from tests.tools.fleet import Fleet, MakeFleet
 from tests.tools.memory import Memory
 
-POLICY = """\
+CLAUSES = """\
 apiVersion: kernel-contract/v1
 kind: KernelContract
 metadata: {name: policy, version: 1, owner: tests}
@@ -36,9 +34,10 @@ slices:
 statistical:
   - {id: token-tv, metric: tv_token, unit: token, limit: 0.02, description: share of mass that the kernels place apart}
 observability: {window: 1m, long_window: 5m, min_samples: 500, heartbeat: 30s}
-escalation:
-  - {on: fail, severity: critical, do: [{route: train-kernel}, {webhook: pager}, halt]}
 """
+"""A contract that asks for nothing."""
+ESCALATION = "escalation: [{on: fail, severity: critical, do: [{route: train-kernel}, {webhook: pager}, halt]}]\n"
+POLICY = CLAUSES + ESCALATION
 
 
 def core_of_policy(connection: StateConnection | None = None) -> Core:
@@ -48,21 +47,24 @@ def core_of_policy(connection: StateConnection | None = None) -> Core:
 
 
 @pytest.fixture
+def anyio_backend() -> str:
+    """What runs tests that are coroutines."""
+    return "asyncio"
+
+
+@pytest.fixture
 def contract() -> Contract:
     return load_text(POLICY, "policy.yaml")
 
 
 @pytest.fixture
 def open_file() -> Iterator[Callable[..., sqlite3.Connection]]:
-    """Opens state files, and closes them after the test."""
     with ExitStack() as stack:
         yield lambda path=None: stack.enter_context(closing(open_state(path)))
 
 
 @pytest.fixture
 def make_core(contract: Contract, open_file: Callable[..., sqlite3.Connection]) -> Callable[..., Core]:
-    """Makes a core on an open state file."""
-
     def make(connection: sqlite3.Connection | None = None, now: float = 0.0) -> Core:
         return Core([contract], connection or open_file(), external_url="http://evaluator", now=now)
 
@@ -113,7 +115,6 @@ def core(make_core: Callable[..., Core], drift: Callable[..., ExportMetricsServi
 
 @pytest.fixture
 def client(core: Core) -> TestClient:
-    """A client of that core's API."""
     return client_of(core)
 
 

@@ -1,7 +1,5 @@
 """The API: what it documents is what it answers."""
 
-from __future__ import annotations
-
 import re
 import time
 from collections import Counter
@@ -34,7 +32,6 @@ def client(core: Core) -> TestClient:
 
 @pytest.mark.slow
 def test_the_document_is_valid_openapi(client: TestClient) -> None:
-    """Clients can be generated from it."""
     document = client.get("/openapi.json").json()
     validate(document)
     assert {"/metrics", "/healthz", "/readyz", "/api/v1/verdicts", "/api/v1/decisions"} <= set(document["paths"])

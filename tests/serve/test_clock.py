@@ -1,7 +1,5 @@
 """The evaluator's clock is set back or forward: nothing that happened counts as later, and no jump as silence."""
 
-from __future__ import annotations
-
 import sqlite3
 import time
 from types import SimpleNamespace

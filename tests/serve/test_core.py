@@ -1,7 +1,5 @@
 """A tick: what is decided is written together or not at all, and nothing is announced that was not written."""
 
-from __future__ import annotations
-
 import asyncio
 import itertools
 import json
@@ -9,7 +7,6 @@ import logging
 import struct
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -39,11 +36,12 @@ from tests.tools.api import api_of
 from tests.tools.full_disk import fill_disk, refuse_commits, relieve
 
 
-def test_a_breach_pages_routes_and_halts_in_one_tick(make_core: Callable[..., Core], drift: Callable) -> None:
-    """A FAIL whose step has no `for` acts at once: one webhook, routes, a directive, events."""
+def test_a_breach_pages_routes_and_halts_in_one_tick(make_core, drift, caplog):
+    """A FAIL whose step has no `for` acts at once: one webhook, routes, a directive, events, and the log."""
     core = make_core()
     core.metrics(drift(0.3))
-    core.tick(time.time())
+    with caplog.at_level(logging.INFO):
+        core.tick(time.time())
     assert {verdict.status for verdict, _ in core.history.cells()} == {Status.FAIL}
     (message,) = core.outbox.due(time.time())
     body = json.loads(message.body)
@@ -52,14 +50,6 @@ def test_a_breach_pages_routes_and_halts_in_one_tick(make_core: Callable[..., Co
     assert {route.slice for route in core.decisions.routes} == {"all", "code"}
     assert "halt" in {directive.kind for directive in core.decisions.directives}
     assert [event.kind for event in core.events.newest(limit=4)] == ["verdict", "verdict", "firing", "firing"]
-
-
-def test_what_is_announced_is_logged_with_its_attributes(make_core, drift, caplog):
-    """A log that writes attributes says which cell a line is about."""
-    core = make_core()
-    core.metrics(drift(0.3))
-    with caplog.at_level(logging.INFO):
-        core.tick(time.time())
     about = [record.attributes for record in caplog.records if hasattr(record, "attributes")]
     assert {labels["kc.slice"] for labels in about if labels.get("kc.clause") == "token-tv"} == {"all", "code"}
 
@@ -160,9 +150,7 @@ def test_a_contract_that_is_no_longer_served_leaves_nothing_firing(make_core, op
     assert slack_message(ended)["text"].startswith("No longer followed: policy")
 
 
-def test_a_contract_that_is_gone_and_cannot_be_read_any_more_stops_no_start(
-    make_core: Callable[..., Core], open_file: Callable, drift: Callable, tmp_path: Path, caplog
-) -> None:
+def test_a_contract_that_is_gone_and_cannot_be_read_stops_no_start(make_core, open_file, drift, tmp_path, caplog):
     """Written by another version of the evaluator, it is named in the log, and the others are judged."""
     path = tmp_path / "state.sqlite"
     connection = open_file(path)
@@ -177,7 +165,6 @@ def test_a_contract_that_is_gone_and_cannot_be_read_any_more_stops_no_start(
 
 
 def tick_five_times(core: Core, told: Changes, ticked: Callable[[], None]) -> None:
-    """Run the evaluator's ticks, each followed by a call."""
     numbers = itertools.count(1)
 
     async def some() -> None:

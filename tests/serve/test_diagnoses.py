@@ -1,7 +1,5 @@
 """What locate and remedy found stands on the incident: in the API, in events, in the next message, after a restart."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import time

@@ -1,13 +1,11 @@
 """What real file systems do to an evaluator: full, read-only, torn. It says so, the rest goes on, nothing is lost."""
 
-from __future__ import annotations
-
-import asyncio
 import resource
 import shutil
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +22,8 @@ from tests.serve.conftest import POLICY
 from tests.tools.receivers import http_app
 from tests.tools.small_disk import fill, read_only, small_disk
 
+pytestmark = pytest.mark.anyio
+
 
 @pytest.fixture
 def disk(tmp_path: Path) -> Iterator[Path]:
@@ -36,23 +36,16 @@ def totals(core: Core) -> dict[Any, int]:
     return {series: core.evaluator.distribution(series, 300.0, now).total for series in core.evaluator.series()}
 
 
-def sending(core: Core, counts: Counter[tuple[str, str]], steps: Callable[[Callable], Any]) -> None:
-    """Runs steps that send over HTTP to a core behind its inbox."""
-
-    async def main() -> None:
-        transport = httpx.ASGITransport(http_app(DurableSink(core), counts=counts))
-        async with httpx.AsyncClient(transport=transport, base_url="http://evaluator") as client:
-
-            async def send(request: Any) -> httpx.Response:
-                headers = {"content-type": "application/x-protobuf"}
-                return await client.post("/v1/metrics", content=request.SerializeToString(), headers=headers)
-
-            await steps(send)
-
-    asyncio.run(main())
+@asynccontextmanager
+async def sending(core: Core, counts: Counter[tuple[str, str]]) -> AsyncIterator[Callable[[Any], Any]]:
+    """A function that sends over HTTP to a core behind its inbox."""
+    transport = httpx.ASGITransport(http_app(DurableSink(core), counts=counts))
+    async with httpx.AsyncClient(transport=transport, base_url="http://evaluator") as client:
+        headers = {"content-type": "application/x-protobuf"}
+        yield lambda request: client.post("/v1/metrics", content=request.SerializeToString(), headers=headers)
 
 
-def test_a_disk_that_is_full_refuses_until_there_is_room(disk, make_core, open_file, drift):
+async def test_a_disk_that_is_full_refuses_until_there_is_room(disk, make_core, open_file, drift):
     """503 and when to try again; verdicts that were given stay; after it all that was acknowledged is there, once."""
     connection = open_file(disk / "state.sqlite")
     core, counts, request = make_core(connection), Counter(), drift(0.3)
@@ -61,7 +54,7 @@ def test_a_disk_that_is_full_refuses_until_there_is_room(disk, make_core, open_f
         for _ in range(20):  # the file has a little room of its own
             await core.evaluate(time.time())
 
-    async def steps(send: Callable) -> None:
+    async with sending(core, counts) as send:
         assert (await send(request)).status_code == 200
         await core.evaluate(time.time())
         ballast = fill(disk)
@@ -80,7 +73,6 @@ def test_a_disk_that_is_full_refuses_until_there_is_room(disk, make_core, open_f
         assert core.evaluator.faults.present == {}
         await core.evaluate(time.time())
 
-    sending(core, counts, steps)
     assert counts["http", "not_kept"] == 1
     connection.close()
     again = make_core(open_file(disk / "state.sqlite"))
@@ -102,18 +94,16 @@ def test_a_disk_that_nobody_may_write_ends_the_start_with_what_to_do(disk: Path)
 
 
 @pytest.mark.slow
-def test_a_state_that_is_torn_anywhere_is_one_that_was(tmp_path, make_core, open_file, drift):
+async def test_a_state_that_is_torn_anywhere_is_one_that_was(tmp_path, make_core, open_file, drift):
     """SQLite's own log, cut at any page or between: snapshot and inbox together are what was taken up to a time."""
     path = tmp_path / "state.sqlite"
     core, past = make_core(open_file(path)), [{}]
-
-    async def steps(send: Callable) -> None:
+    async with sending(core, Counter()) as send:
         for sigma in (0.3, 0.4, 0.5):
             assert (await send(drift(sigma))).status_code == 200
             past.append(totals(core))
             await core.evaluate(time.time())
 
-    sending(core, Counter(), steps)
     size = path.with_name("state.sqlite-wal").stat().st_size
     assert size > 40_000
     found = []
@@ -134,12 +124,11 @@ def test_a_state_that_is_torn_anywhere_is_one_that_was(tmp_path, make_core, open
 
 
 @pytest.mark.parametrize("fault", ["too large", "read-only"])
-def test_a_file_that_may_not_grow_is_no_fault_of_the_sender(tmp_path, make_core, open_file, drift, fault):
+async def test_a_file_that_may_not_grow_is_no_fault_of_the_sender(tmp_path, make_core, open_file, drift, fault):
     """`ulimit -f`, or a file system that went read-only: the sender keeps the request, and is not refused for good."""
     connection = open_file(tmp_path / "state")
     core, counts, request = make_core(connection), Counter(), drift(0.3)
-
-    async def steps(send: Callable) -> None:
+    async with sending(core, counts) as send:
         assert (await send(request)).status_code == 200
         before = resource.getrlimit(resource.RLIMIT_FSIZE)
         if fault == "too large":
@@ -154,6 +143,5 @@ def test_a_file_that_may_not_grow_is_no_fault_of_the_sender(tmp_path, make_core,
         assert (answer.status_code, answer.headers["retry-after"]) == (503, "1")
         assert (await send(request)).status_code == 200
 
-    sending(core, counts, steps)
     connection.close()
     assert recover(make_core(open_file(tmp_path / "state"))) == 2

@@ -1,7 +1,5 @@
 """A contract that runs dry is judged like any other, and nothing follows from it but a record of what would have."""
 
-from __future__ import annotations
-
 import json
 import time
 from collections.abc import Callable
@@ -18,8 +16,6 @@ from tests.tools.api import client_of
 
 @pytest.fixture
 def start(contract: Contract, open_file: Callable) -> Callable[..., Core]:
-    """Makes a core on a file, dry or not."""
-
     def make(path: Path | None = None, *, dry: bool = True) -> Core:
         names = {"policy"} if dry else ()
         return Core([contract], open_file(path), external_url="", now=time.time(), dry_run=names)
@@ -32,7 +28,7 @@ def kinds(core: Core) -> list[str]:
 
 
 def test_a_dry_run_does_nothing_and_says_what_it_would_do(start: Callable[..., Core], drift: Callable) -> None:
-    """No webhook, no route, no directive; events, an announcement and a table of their own tell what would be."""
+    """No webhook, route or directive; events, an announcement, alerts and the overview tell what would be."""
     core, said = start(), []
     core.announce = lambda announcement: said.append((announcement.severity, announcement.message))
     core.metrics(drift(0.3))
@@ -45,13 +41,6 @@ def test_a_dry_run_does_nothing_and_says_what_it_would_do(start: Callable[..., C
     of = "for vllm bfloat16 (25b987d00657) against torch float32 (49842c69719e)"
     assert ("info", f"dry run: policy: token-tv is broken on slice code {of}; {would}") in said
     assert core.events.newest(limit=1)[0].data["dry_run"] is True
-
-
-def test_the_api_tells_dry_from_real(start: Callable[..., Core], drift: Callable) -> None:
-    """In the alerts and in the overview that the page shows; the decision table has none of it."""
-    core = start()
-    core.metrics(drift(0.3))
-    core.tick(time.time())
     client = client_of(core)
     assert {alert["dry_run"] for alert in client.get("/api/v1/alerts").json()["alerts"]} == {True}
     assert client.get("/api/v1/decisions").json()["routes"] == []
@@ -61,13 +50,17 @@ def test_the_api_tells_dry_from_real(start: Callable[..., Core], drift: Callable
     assert actions == {"would-fire"}
 
 
-def test_what_ran_dry_acts_from_the_start_that_is_not_dry(start, drift, tmp_path):
-    """The breach that a dry run saw fires again, and this time it is told and routed."""
+def test_a_dry_run_goes_on_until_a_start_that_is_not_dry(start, drift, tmp_path):
+    """What it would have done is not said twice; the breach that it saw fires again then, and is told and routed."""
     path, request = tmp_path / "state.sqlite", drift(0.3)
     core = start(path)
     core.metrics(request)
     core.tick(time.time())
     core.connection.close()
+    dry = start(path)
+    dry.tick(time.time())
+    assert kinds(dry) == ["dry-run", "would-fire", "would-fire"]
+    dry.connection.close()
     again = start(path, dry=False)
     assert again.policies["policy"].alerts == ()
     again.tick(time.time())
@@ -90,18 +83,6 @@ def test_a_start_that_is_dry_lifts_no_route(start: Callable[..., Core], drift: C
     assert again.decisions.version > core.decisions.version
     told = [json.loads(message.body)["notification_reason"] for message in again.outbox.messages()]
     assert told == ["unfollowed", "firing"]  # newest first
-
-
-def test_a_dry_run_goes_on_after_a_restart(start: Callable[..., Core], drift: Callable, tmp_path: Path) -> None:
-    """What it would have done is still known, and not said twice."""
-    path, request = tmp_path / "state.sqlite", drift(0.3)
-    core = start(path)
-    core.metrics(request)
-    core.tick(time.time())
-    core.connection.close()
-    again = start(path)
-    again.tick(time.time())
-    assert kinds(again) == ["dry-run", "would-fire", "would-fire"]
 
 
 def test_a_name_that_is_not_served_cannot_run_dry(contract: Contract) -> None:

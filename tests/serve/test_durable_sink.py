@@ -1,7 +1,5 @@
 """What was acknowledged is judged after a crash, once; what cannot be kept is refused so that its sender keeps it."""
 
-from __future__ import annotations
-
 import asyncio
 import shutil
 import sqlite3
@@ -23,10 +21,10 @@ from kc_otel.serve.self_metrics import read
 from kc_otel.serve.store.state_file import StateError, UnitOfWork
 from tests.tools.full_disk import refuse_commits, relieve
 
+pytestmark = pytest.mark.anyio
+
 
 def taken(core: Core, *requests: Any) -> None:
-    """Requests, acknowledged one after the other."""
-
     async def send() -> None:
         sink = DurableSink(core)
         for request in requests:
@@ -63,13 +61,9 @@ def test_a_crash_loses_nothing_that_was_taken_and_counts_nothing_twice(make_core
     assert len(again.inbox) == again.inbox.size == 0
 
 
-def test_what_arrives_while_a_snapshot_is_committed_is_of_the_next_one(
-    make_core: Callable[..., Core],
-    open_file: Callable,
-    drift: Callable,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_what_arrives_while_a_snapshot_is_committed_is_of_the_next_one(
+    make_core, open_file, drift, tmp_path, monkeypatch
+):
     """Acknowledged or not, it is in the inbox or in the snapshot after a crash at any time, and not in both."""
     connection = open_file(tmp_path / "state")
     core, committing, may_commit = make_core(connection), threading.Event(), threading.Event()
@@ -80,21 +74,18 @@ def test_what_arrives_while_a_snapshot_is_committed_is_of_the_next_one(
         may_commit.wait(10)
         commit(unit, writer)
 
-    async def serve() -> None:
-        sink = DurableSink(core)
-        await sink.metrics(drift(0.3))
-        monkeypatch.setattr(UnitOfWork, "commit", slow)
-        ticking = asyncio.create_task(core.evaluate(time.time()))
-        await asyncio.to_thread(committing.wait, 10)
-        core.metrics(drift(0.5))  # as one that was kept before, and is applied now
-        arriving = asyncio.create_task(sink.metrics(drift(0.4)))
-        await asyncio.sleep(0.05)
-        assert not arriving.done()
-        may_commit.set()
-        await asyncio.gather(ticking, arriving)
-        assert core.inbox.size > 0
-
-    asyncio.run(serve())
+    sink = DurableSink(core)
+    await sink.metrics(drift(0.3))
+    monkeypatch.setattr(UnitOfWork, "commit", slow)
+    ticking = asyncio.create_task(core.evaluate(time.time()))
+    await asyncio.to_thread(committing.wait, 10)
+    core.metrics(drift(0.5))  # as one that was kept before, and is applied now
+    arriving = asyncio.create_task(sink.metrics(drift(0.4)))
+    await asyncio.sleep(0.05)
+    assert not arriving.done()
+    may_commit.set()
+    await asyncio.gather(ticking, arriving)
+    assert core.inbox.size > 0
     before = content(core)
     assert all(state.changed_streams for state in core.evaluator.states.values())
     core.tick(time.time())
@@ -154,22 +145,18 @@ def _copied(connection: sqlite3.Connection, open_file: Callable[..., Any], tmp_p
 
 
 @pytest.mark.slow
-def test_a_record_is_judged_again_as_it_was(make_core, open_file, drift, tmp_path, monkeypatch):
+async def test_a_record_is_judged_again_as_it_was(make_core, open_file, drift, tmp_path, monkeypatch):
     """What was taken and when it was judged are in one order, as it happened, however much waits for the disk."""
     core, happened = make_core(open_file(tmp_path / "state")), list[float | None]()
     taking, judging = core.metrics, core.tick
     monkeypatch.setattr(core, "metrics", lambda *of: (happened.append(None), taking(*of))[1])
     monkeypatch.setattr(core, "tick", lambda now: (happened.append(now), judging(now))[1])
-
-    async def serve() -> None:
-        core.recording = TrafficRecording(tmp_path / "recording", 1 << 30)
-        sink = DurableSink(core, core.recording.received)
-        for _ in range(3):
-            await asyncio.gather(*(sink.metrics(drift(0.3)) for _ in range(3)), core.evaluate(time.time()))
-        await sink.metrics(drift(0.3))
-        core.recording.close()
-
-    asyncio.run(serve())
+    core.recording = TrafficRecording(tmp_path / "recording", 1 << 30)
+    sink = DurableSink(core, core.recording.received)
+    for _ in range(3):
+        await asyncio.gather(*(sink.metrics(drift(0.3)) for _ in range(3)), core.evaluate(time.time()))
+    await sink.metrics(drift(0.3))
+    core.recording.close()
     damage: list[str] = []
     entries = list(read_recordings([tmp_path / "recording"], damage))
     assert [entry.at if entry.is_evaluation else None for entry in entries] == happened
@@ -185,15 +172,11 @@ def test_a_record_is_judged_again_as_it_was(make_core, open_file, drift, tmp_pat
     }
 
 
-def test_more_than_the_disk_takes_is_refused(make_core, open_file, drift, tmp_path, monkeypatch):
+async def test_more_than_the_disk_takes_is_refused(make_core, open_file, drift, tmp_path, monkeypatch):
     """Memory has a bound: who comes above it is told to try again, and those who wait are taken."""
     core, request = make_core(open_file(tmp_path / "state")), drift(0.3)
     monkeypatch.setattr(durable_sink, "_MAX_WAITING_BYTES", 3 * request.ByteSize())
-
-    async def send() -> list[Any]:
-        sink = DurableSink(core)
-        return list(await asyncio.gather(*(sink.metrics(request) for _ in range(5)), return_exceptions=True))
-
-    found = asyncio.run(send())
+    sink = DurableSink(core)
+    found = await asyncio.gather(*(sink.metrics(request) for _ in range(5)), return_exceptions=True)
     assert [isinstance(answer, NotKeptError) for answer in found] == [False, False, False, True, True]
     assert len(core.inbox) == 3

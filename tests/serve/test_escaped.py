@@ -1,7 +1,5 @@
 """What the network sends is shown as what it is: in logs and in terminals, and no name is made of it."""
 
-from __future__ import annotations
-
 import json
 import logging
 import math
@@ -105,7 +103,6 @@ def test_a_terminal_shows_what_an_evaluator_answers(text, command, monkeypatch):
 
 @hostile
 def test_a_refusal_shows_what_it_was_told(text, monkeypatch, capsys):
-    """An error's detail comes from the network too."""
     assert harmless(commanded(monkeypatch, "events", 500, {"detail": text}).output)
     with pytest.raises(typer.Exit):
         refuse(f"first\n{text.replace(chr(10), ' ')}")
@@ -128,7 +125,6 @@ def test_a_name_that_cannot_stand_on_a_line_is_refused(text, attribute):
 
 @hostile
 def test_what_is_plain_stays_and_the_rest_can_be_read(text):
-    """Umlauts, Greek and Chinese are nobody's attack."""
     assert plain("\u00fcber \u03b1 \u5185\u6838") == "\u00fcber \u03b1 \u5185\u6838"
     assert plain(text).isprintable()
     assert plain(text).startswith("a\\") or "\\" in plain(text)

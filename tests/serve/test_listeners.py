@@ -1,7 +1,5 @@
 """Whether any program looks at what is asked for."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 from typing import Any
@@ -145,7 +143,6 @@ def test_an_order_is_applied_once_each_router_that_counts_has_it(said: Callable[
 
 
 def test_a_router_with_another_definition_of_the_slice_applies_what_is_ordered_for_all(said):
-    """Once it has that order."""
     router = {"a": (ORDER + 1.0, ORDER)}
     other = "1 of 1 router defines the slice otherwise than this contract, or not at all: a"
     assert said(router, ids="01234567") == said(router, ids="01234567", all_since=ORDER + 1.0) == other

@@ -1,7 +1,5 @@
 """An evaluator that has run for hours has the memory that it will have."""
 
-from __future__ import annotations
-
 import gc
 import tracemalloc
 from contextlib import closing

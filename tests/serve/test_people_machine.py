@@ -1,7 +1,5 @@
 """Any history of verdicts, any clock, a crash anywhere, people in between: what the evaluator promises all the same."""
 
-from __future__ import annotations
-
 import json
 import math
 import shutil
@@ -17,23 +15,15 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from kc_otel.client.router import Router
 from kc_otel.contract.load import load_text
-from kc_otel.judge.escalation.alerts import What, fingerprint, step_keys
+from kc_otel.judge.escalation.alerts import fingerprint, step_keys
 from kc_otel.judge.escalation.escalate import EscalationState
 from kc_otel.judge.verdict import Cell, Evaluation, Status, Verdict
 from kc_otel.serve import people_orders as people
 from kc_otel.serve.core import Core
 from kc_otel.serve.store.state_file import open_state
+from tests.serve.conftest import CLAUSES
 
-CONTRACT = """\
-apiVersion: kernel-contract/v1
-kind: KernelContract
-metadata: {name: policy, version: 1, owner: tests}
-kernels: {train: {engine: torch}, inference: {engine: vllm}}
-slices:
-  code: {where: {task: code}}
-statistical:
-  - {id: token-tv, metric: tv_token, unit: token, limit: 0.02}
-observability: {window: 1m, long_window: 5m, min_samples: 500, heartbeat: 30s}
+ESCALATION = """\
 escalation:
   - {on: fail, severity: warning, repeat: 90s, do: [{webhook: chat}, sample-more]}
   - {on: fail, for: 20s, clear_for: 40s, severity: critical, do: [{route: train-kernel}, {webhook: pager}, halt]}
@@ -66,7 +56,7 @@ class Evaluations(RuleBasedStateMachine):
     def __init__(self):
         super().__init__()
         self.folder = Path(tempfile.mkdtemp(prefix="kc-otel-"))
-        self.contract = load_text(CONTRACT)
+        self.contract = load_text(CLAUSES + ESCALATION)
         self.now = 1_000_000.0
         self.counted = 0.0
         self.committed = self.now
@@ -158,9 +148,9 @@ class Evaluations(RuleBasedStateMachine):
         incidents = {incident.id: incident for incident in self.core.incidents("policy")}
         found = set()
         for group in self.core.escalation.groups.get("policy", ()):
-            for notice in group.pending:
-                edge = notice.transition
-                if edge.what is What.RESOLVED:
+            for told in group.alerts:
+                if told.known and not told.fires:
+                    edge = told.edge
                     assert incidents[group.incident].unproven(edge.cell.clause, edge.cell.slice)
                     found.add((group.endpoint, edge.fingerprint, edge.started_at, "resolved"))
         return found
@@ -328,7 +318,8 @@ class Evaluations(RuleBasedStateMachine):
             for action in alert.actions:
                 if action.kind == "webhook":
                     groups = self.core.escalation.groups["policy"]
-                    known = {told for group in groups if group.endpoint == action.target for told in group.told}
+                    alerts = [told for group in groups if group.endpoint == action.target for told in group.alerts]
+                    known = {told.edge.fingerprint for told in alerts if told.known}
                     told = (action.target, alert.fingerprint, alert.started_at, "firing") in self._messages()
                     assert told or alert.fingerprint in known
         self.now += 1e6

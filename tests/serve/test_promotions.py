@@ -1,7 +1,5 @@
 """Promotions in the evaluator: stepped with its ticks, told over its API, kept with its state."""
 
-from __future__ import annotations
-
 import json
 import sqlite3
 from collections.abc import Callable, Iterator
@@ -24,18 +22,10 @@ from kc_otel.offline.gate.evidence import verify_evidence
 from kc_otel.serve import promotions
 from kc_otel.serve.core import Core
 from kc_otel.serve.webhooks.endpoints import pagerduty_event, slack_message
+from tests.serve.conftest import CLAUSES
 from tests.tools.api import client_of
 
-TEXT = """\
-apiVersion: kernel-contract/v1
-kind: KernelContract
-metadata: {name: policy, version: 1, owner: tests}
-kernels: {train: {engine: torch, dtype: float32}, inference: {engine: vllm, dtype: bfloat16}}
-slices: {code: {where: {task: code}}}
-statistical: [{id: token-tv, metric: tv_token, unit: token, limit: 0.02}]
-observability: {window: 1m, long_window: 5m, min_samples: 500, heartbeat: 30s}
-promotion: {windows: 1, steps: [1%, 10%], approve: [full], skip: [offline-ci]}
-"""
+TEXT = f"{CLAUSES}promotion: {{windows: 1, steps: [1%, 10%], approve: [full], skip: [offline-ci]}}\n"
 MEASURED_LATER = "was measured after its rollback: it may still serve, or what it had answered before is measured late"
 NUMBERS = {"PASS": (0.01, 0.005, 0.015), "INCONCLUSIVE": (0.02, 0.01, 0.03), "FAIL": (0.05, 0.04, 0.06)}
 
@@ -70,7 +60,6 @@ class Driven:
         )  # fmt: skip
 
     def shares(self) -> dict[str, float]:
-        """Share by version in the decision table that is published."""
         return {canary.version: canary.weight for canary in self.core.decisions.canaries}
 
     def events(self) -> list[dict[str, Any]]:
@@ -315,18 +304,14 @@ def test_a_version_with_an_unproven_breach_waits(driven):
     assert driven.core.promotions.of("policy", "v2").position.stage is Stage.CANARY
 
 
+FLOAT16 = KernelInfo("inference", "v2", {"dtype": "float16"}, 0.0)
 REFUSED = Missing("future", ("trainA", "v2"), 1, 0.0, "points are from the future")
 
 
 @pytest.mark.parametrize(
     ("asked", "answer", "later", "said"),
     [
-        (
-            "kernels",
-            (KernelInfo("inference", "v2", {"dtype": "float16"}, 0.0),),
-            None,
-            "dtype bfloat16 is declared, and",
-        ),
+        ("kernels", (FLOAT16,), None, "dtype bfloat16 is declared, and"),
         ("kernels", (), None, "it has not reported its fields"),
         ("missing", [REFUSED], [replace(REFUSED, pair=("trainA", "v1"))], "points of it are not judged: points are"),
         ("silent_recorders", (1, "1 of 2 recorders is silent"), None, "1 of 2 recorders is silent"),

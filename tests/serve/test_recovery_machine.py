@@ -4,8 +4,6 @@ The model knows of each recorder what it observed last of each slice. A breach i
 slice of it, and has not shut down since, was seen bad last; once all measure well, it ends.
 """
 
-from __future__ import annotations
-
 import random
 from collections.abc import Iterator
 from dataclasses import dataclass, field

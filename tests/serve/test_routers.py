@@ -28,6 +28,7 @@ from tests.judge.conftest import NOW, Sender, info_request, merge
 from tests.tools.api import client_of
 from tests.tools.fleet import SLICED, STEP
 from tests.tools.servers import Answer, answering
+from tests.tools.waiting import eventually
 
 pytestmark = pytest.mark.slow
 
@@ -61,16 +62,13 @@ class Service:
         return answer.status_code, {name: answer.headers.get(name, "") for name in ("etag", "age")}, answer.content
 
     def serve(self) -> str:
-        """Return the kernel of a request of slice code."""
         return self.router.choose("policy", CODE, VERSION)
 
     def polls(self) -> None:
         """Wait until the router has told what it does now."""
         if self.joined.is_set():
-            goal, end = self.answered + 3, time.monotonic() + 60.0
-            while self.answered < goal:
-                assert time.monotonic() < end
-                time.sleep(0.002)
+            goal = self.answered + 3
+            eventually(lambda: self.answered >= goal, 60.0, 0.002)
 
     def end(self) -> None:
         self.joined.set()
@@ -168,7 +166,6 @@ def test_a_router_that_is_cut_off_is_named_and_nothing_is_contained_until_it_ret
 
 
 def test_a_router_that_was_closed_holds_nothing_up(evaluator):
-    """It says so, and is remembered no more."""
     evaluator.service()
     closed = evaluator.services.pop(evaluator.services.index(evaluator.service()))
     assert len(evaluator.core.listeners.routers["policy"]) == 2

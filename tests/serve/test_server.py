@@ -1,7 +1,5 @@
 """The start of the evaluator: who is let in, which ports there are, and who holds the state file."""
 
-from __future__ import annotations
-
 import asyncio
 import subprocess
 import sys
@@ -22,6 +20,8 @@ from kc_otel.serve.store.state_file import StateError, StateHeldError, open_stat
 from tests.serve.conftest import POLICY
 from tests.tools.servers import free_address
 
+pytestmark = pytest.mark.anyio
+
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "[::]", "", "10.1.2.3", "fd00::1", "no-such-name.invalid"])
 def test_listening_where_others_reach_it_is_refused(host, monkeypatch):
@@ -31,21 +31,15 @@ def test_listening_where_others_reach_it_is_refused(host, monkeypatch):
         server.run([], ServeConfig(host=host))
 
 
-@pytest.mark.parametrize("host", ["127.0.0.1", "127.9.9.9", "::1", "[::1]", "localhost"])
-def test_loopback_is_nobody_elses(host):
-    """Any of it, by address or by name."""
-    assert not reachable_from_elsewhere(host)
-
-
-def test_a_name_with_another_address_besides_loopback_is_not_loopback(monkeypatch):
-    """One address that others reach is enough."""
+def test_loopback_is_nobody_elses(monkeypatch):
+    for host in ("127.0.0.1", "127.9.9.9", "::1", "[::1]", "localhost"):
+        assert not reachable_from_elsewhere(host), host
     found = [(0, 0, 0, "", (address, 0)) for address in ("127.0.0.1", "10.1.2.3")]
     monkeypatch.setattr(site_guard.socket, "getaddrinfo", lambda *_, **__: found)
-    assert reachable_from_elsewhere("two-homes")
+    assert reachable_from_elsewhere("two-homes"), "one of its addresses is not loopback's"
 
 
 def test_whoever_says_so_listens_anywhere(monkeypatch):
-    """The option is what lets it go on."""
     went_on = []
 
     async def serve(*_args):
@@ -80,7 +74,6 @@ def test_prompts_are_shown_to_other_machines_with_tokens_only(monkeypatch):
 
 @pytest.mark.parametrize("others", ["http_port", "grpc_port"])
 def test_two_equal_ports_are_refused_at_the_start(others: str) -> None:
-    """The second would never answer."""
     port = int(free_address().rpartition(":")[2])
     ports = {"grpc_port": 0, "http_port": 0, "api_port": port, others: port}
     with pytest.raises(ServiceError, match=f"cannot listen for OTLP/.* on 127.0.0.1:{port}"):
@@ -88,7 +81,6 @@ def test_two_equal_ports_are_refused_at_the_start(others: str) -> None:
 
 
 def test_a_second_evaluator_is_refused_unless_it_stands_by(tmp_path: Path) -> None:
-    """The error says how to wait instead."""
     path = tmp_path / "state.sqlite"
     holder = open_state(path)
     with pytest.raises(StateHeldError, match="start with --standby to take over"):
@@ -98,39 +90,29 @@ def test_a_second_evaluator_is_refused_unless_it_stands_by(tmp_path: Path) -> No
 
 
 @pytest.mark.slow
-def test_a_standby_takes_over_when_the_file_is_free(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Not before; and it sees what the last holder wrote."""
+async def test_a_standby_takes_over_when_the_file_is_free(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(server, "_LOOK_SECONDS", 0.01)
     path = tmp_path / "state.sqlite"
     holder = open_state(path)
     holder.execute("CREATE TABLE written (a)")
-
-    async def wait() -> None:
-        waiting = asyncio.create_task(active(path, asyncio.Event(), standby=True))
-        await asyncio.sleep(0.2)
-        assert not waiting.done()
-        holder.close()
-        connection = await asyncio.wait_for(waiting, 5)
-        assert connection is not None
-        assert connection.execute("SELECT count(*) FROM written").fetchone() == (0,)
-        connection.close()
-
-    asyncio.run(wait())
+    waiting = asyncio.create_task(active(path, asyncio.Event(), standby=True))
+    await asyncio.sleep(0.2)
+    assert not waiting.done()
+    holder.close()
+    connection = await asyncio.wait_for(waiting, 5)
+    assert connection is not None
+    assert connection.execute("SELECT count(*) FROM written").fetchone() == (0,)
+    connection.close()
 
 
-def test_a_standby_that_is_told_to_stop_stops(tmp_path: Path) -> None:
-    """Without ever having held the file."""
+async def test_a_standby_that_is_told_to_stop_stops(tmp_path: Path) -> None:
     path = tmp_path / "state.sqlite"
     holder = open_state(path)
-
-    async def wait() -> None:
-        stop = asyncio.Event()
-        waiting = asyncio.create_task(active(path, stop, standby=True))
-        await asyncio.sleep(0.05)
-        stop.set()
-        assert await asyncio.wait_for(waiting, 5) is None
-
-    asyncio.run(wait())
+    stop = asyncio.Event()
+    waiting = asyncio.create_task(active(path, stop, standby=True))
+    await asyncio.sleep(0.05)
+    stop.set()
+    assert await asyncio.wait_for(waiting, 5) is None
     holder.close()
 
 

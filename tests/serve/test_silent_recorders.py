@@ -1,7 +1,5 @@
 """A recorder that falls silent without a word: what it measured is not over because others measure something else."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 

@@ -1,10 +1,7 @@
 """What nobody has proven is over stays open, and is told: late points, silence, invalid input, and changed clauses."""
 
-from __future__ import annotations
-
 import json
 from collections import Counter
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -48,7 +45,6 @@ class Delayed(Fleet):
 
     @property
     def status(self) -> Status:
-        """Status of the only cell."""
         ((verdict, _),) = self.core.history.cells()
         return verdict.status
 
@@ -182,9 +178,7 @@ def rolled_out(fleet: Fleet, seconds: float, mean: float | None = None) -> None:
 
 
 @pytest.mark.parametrize("ends", [route_resumed, router_joined, pinned_to_the_inference_kernel, recorder_killed])
-def test_an_endpoint_that_was_told_of_containment_is_told_that_it_ended_without_proof(
-    make_fleet: MakeFleet, ends: Callable[[Fleet], None]
-) -> None:
+def test_an_endpoint_that_was_told_of_containment_is_told_that_it_ended_without_proof(make_fleet, ends):
     fleet = make_fleet("do: [{route: train-kernel}, {webhook: pager}]")
     rolled_out(fleet, 60, 0.001)
     rolled_out(fleet, 40, 0.4)
@@ -470,9 +464,7 @@ def test_invalid_input_that_only_went_away_stays_until_proof_a_rollback_or_a_per
 
 
 @pytest.mark.parametrize("reason", ["no_tokens", "greedy"])
-def test_sequences_that_are_not_to_be_measured_are_no_fault_while_others_are_valid(
-    make_fleet: MakeFleet, reason: str
-) -> None:
+def test_sequences_that_are_not_to_be_measured_are_no_fault_while_others_are_valid(make_fleet, reason):
     """A trainer masks answers that were cut off, and a server decodes greedily; that nothing else comes is one."""
     fleet = make_fleet("do: [notify]}\n  - {on: invalid-input, do: [quarantine-rollouts]", text=SLICED)
     sender, pair = Sender(slice="code", instance="broken", start=NOW - 1.0), ("a" * 12, VERSION)

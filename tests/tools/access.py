@@ -1,7 +1,5 @@
 """Files of tokens for tests."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import yaml
@@ -10,12 +8,10 @@ from kc_otel.serve.access.access_file import AccessFile, digest_of
 
 
 def token_of(name: str) -> str:
-    """The token of somebody."""
     return f"kc_{name}_" + "r4nd0m" * 7
 
 
 def bearer(name: str) -> dict[str, str]:
-    """The header that says who asks."""
     return {"authorization": f"Bearer {token_of(name)}"}
 
 

@@ -1,7 +1,5 @@
 """The evaluator's API of a core, without a port."""
 
-from __future__ import annotations
-
 from collections import Counter
 
 from fastapi import FastAPI
@@ -31,11 +29,6 @@ def route_kept(core: Core, now: float, slice: str = "all") -> None:
     kept = [f"policy/{slice}/{version}" for version in versions]
     defined = "".join(core.contracts["policy"].slice_ids.values())
     core.listeners.heard(
-        [f"policy/route/{defined}" if defined else "policy/route"],
-        core.contracts,
-        now,
-        instance="router",
-        table_at=core.decisions.at,
-        kept=kept,
-        versions=core.inference_versions,
-    )
+        [f"policy/route/{defined}" if defined else "policy/route"], core.contracts, now,
+        instance="router", table_at=core.decisions.at, kept=kept, versions=core.inference_versions,
+    )  # fmt: skip

@@ -3,8 +3,6 @@
 It is pinned by version and hash, and kept beside the programs that Debian gives. The product never loads it.
 """
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import shutil

@@ -1,7 +1,5 @@
 """Bodies of webhooks, made of alerts."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Drives a Chromium through its DevTools protocol over a pair of pipes: no port, no websocket, nothing to install."""
 
-from __future__ import annotations
-
 import base64
 import json
 import os
@@ -12,14 +10,8 @@ from pathlib import Path
 from typing import Any
 
 FLAGS = (
-    "--headless",
-    "--remote-debugging-pipe",
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-dev-shm-usage",
-    "--hide-scrollbars",
-    "--no-first-run",
-    "--disable-background-networking",
+    *("--headless", "--remote-debugging-pipe", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"),
+    *("--hide-scrollbars", "--no-first-run", "--disable-background-networking"),
 )
 
 
@@ -89,7 +81,6 @@ class Chromium:
         return answer["result"].get("value")
 
     def wait(self, expression: str, seconds: float = 60.0) -> None:
-        """Return once an expression is true."""
         end = time.monotonic() + seconds
         while time.monotonic() < end:
             if self.evaluate(f"Boolean({expression})"):
@@ -131,7 +122,6 @@ class Chromium:
         ]
 
     def accessible(self) -> list[tuple[str, str]]:
-        """(role, name) of everything that a screen reader is told of."""
         nodes = self.call("Accessibility.getFullAXTree")["nodes"]
         return [
             (node["role"]["value"], node.get("name", {}).get("value", ""))

@@ -1,7 +1,5 @@
 """Commands of `kc-otel` in this process."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import typer

@@ -7,8 +7,6 @@
 known. A function given as `fault` may change any answer: `fault(path, body, answer) -> answer, status, headers`.
 """
 
-from __future__ import annotations
-
 import json
 import threading
 from contextlib import contextmanager
@@ -62,16 +60,10 @@ class Completions:
             return None
         prompt = token_ids(body["prompt"]) if isinstance(body["prompt"], str) else body["prompt"]
         drawn = self._draw(prompt[-1], body["max_tokens"])
-        choice = {
-            "index": 0,
-            "text": "",
-            "logprobs": None,
-            "finish_reason": "length",
-            "stop_reason": None,
-            "token_ids": drawn if body.get("return_token_ids") else None,
-            "prompt_logprobs": None,
-            "prompt_token_ids": prompt if body.get("return_token_ids") else None,
-        }
+        choice = {"index": 0, "text": "", "logprobs": None, "finish_reason": "length", "stop_reason": None}
+        returned = bool(body.get("return_token_ids"))
+        choice |= {"token_ids": drawn if returned else None, "prompt_token_ids": prompt if returned else None}
+        choice["prompt_logprobs"] = None
         if body.get("logprobs") is not None:
             choice["logprobs"] = {
                 "text_offset": [0] * len(drawn),

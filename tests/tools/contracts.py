@@ -1,7 +1,5 @@
 """Small contracts, of which a test names what it is about."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from kc_otel.contract.model import Contract
@@ -23,5 +21,4 @@ def contract_of(name: str = "policy", version: int = 1, **parts: Any) -> Contrac
 
 
 def contract_text(name: str = "policy", **parts: Any) -> str:
-    """Return the text of a file with that contract."""
     return contract_of(name, **parts).model_dump_json(by_alias=True)

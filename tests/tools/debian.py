@@ -5,8 +5,6 @@ installed. The archive is the machine's own; newer versions than the machine's r
 the machine's own suite second.
 """
 
-from __future__ import annotations
-
 import fcntl
 import os
 import re

@@ -1,7 +1,5 @@
 """Webhooks delivered at a moment of the test's choosing."""
 
-from __future__ import annotations
-
 import asyncio
 
 from kc_otel.serve.webhooks.deliver import Dispatcher

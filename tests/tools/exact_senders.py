@@ -1,7 +1,5 @@
 """Senders whose sums are sums of few powers of two: whoever adds them in whatever order has the same bits."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Iterator
 from dataclasses import dataclass, field

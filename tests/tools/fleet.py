@@ -1,7 +1,5 @@
 """Recorders of one kernel version that report to a core, an evaluation every ten seconds."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -59,7 +57,6 @@ class Fleet:
         self.connection.close()
 
     def restart(self) -> None:
-        """Another evaluator goes on with the state file."""
         self.close()
         self.begin()
 
@@ -97,11 +94,9 @@ class Fleet:
         return merge(*(self.report(senders[slice], mean) for slice, mean in by_slice.items()))
 
     def states(self, *kinds: str) -> list[IncidentState]:
-        """States of the incidents that last; of these kinds, or of all."""
         return [incident.state for incident in self.core.incidents() if not kinds or incident.on in kinds]
 
     def told(self) -> list[dict[str, Any]]:
-        """Bodies of all webhooks, oldest first."""
         return [json.loads(message.body) for message in self.core.outbox.messages(DeliveryState.WAITING)][::-1]
 
     def reasons(self) -> list[str]:

@@ -4,8 +4,6 @@ Python's fork server imports once and forks for each; the process runs the same 
 ends as abruptly as any other when it is killed.
 """
 
-from __future__ import annotations
-
 import multiprocessing
 import os
 import sys

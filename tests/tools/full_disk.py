@@ -1,7 +1,5 @@
 """State files that cannot be written any more."""
 
-from __future__ import annotations
-
 import sqlite3
 from typing import Any
 

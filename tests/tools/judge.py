@@ -1,7 +1,5 @@
 """An evaluator in this process, as the exporter of a recorder."""
 
-from __future__ import annotations
-
 import time
 
 from opentelemetry.exporter.otlp.proto.common.metrics_encoder import encode_metrics

@@ -1,7 +1,5 @@
 """Load on an evaluator: messages, an honest sender beside those who flood, and what the process took."""
 
-from __future__ import annotations
-
 import multiprocessing
 import re
 import time
@@ -27,10 +25,7 @@ def message(kernels: list[str], began: int, total: int, contract: str = "policy"
     for kernel in kernels:
         point = data.exponential_histogram.data_points.add(start_time_unix_nano=began, time_unix_nano=time.time_ns())
         for key, value in (
-            ("contract", contract),
-            ("slice", "all"),
-            ("kernel.train", "a"),
-            ("kernel.inference", kernel),
+            *(("contract", contract), ("slice", "all"), ("kernel.train", "a"), ("kernel.inference", kernel)),
         ):
             point.attributes.add(key=f"kc.{key}").value.string_value = value
         point.count, point.sum = total, 0.5 * total
@@ -67,7 +62,6 @@ def beside(done: Callable[..., None], *given: Any, taken: list[float]) -> Iterat
 
 
 def healthy(client: httpx.Client, before: int, api: str) -> None:
-    """Ask for `/healthz`."""
     del before
     assert client.get(f"{api}/healthz").status_code == 200
 

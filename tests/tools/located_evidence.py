@@ -1,7 +1,5 @@
 """What `locate` puts on an incident, of a model with two layers whose second one has a wrong product."""
 
-from __future__ import annotations
-
 from typing import Any
 
 
@@ -16,9 +14,9 @@ def _row(layer: int | None, operator: str, own: float, drift: float) -> dict[str
         "floor": 2e-3,
         "train_noise": 0.0,
         "inference_noise": 1e-4,
-        "precision": "nan" if layer is None else 2e-3,
         "prefill": drift,
         "decode": "nan",
+        "precision": "nan" if layer is None else 2e-3,
         "above": interval(0.0),
         "is_above": own > 4e-3,
     }

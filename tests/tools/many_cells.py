@@ -1,7 +1,5 @@
 """Cumulative streams of any number of cells, each with its own counts: for tests of how many cells are judged."""
 
-from __future__ import annotations
-
 import numpy as np
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
 

@@ -1,7 +1,5 @@
 """What recorders export, in memory."""
 
-from __future__ import annotations
-
 from opentelemetry.sdk.metrics.export import MetricExporter, MetricExportResult
 
 __all__ = ["Memory"]

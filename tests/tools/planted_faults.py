@@ -8,7 +8,6 @@ import numpy as np
 
 
 def log_softmax(logits):
-    """Over the last axis."""
     logits = logits - logits.max(-1, keepdims=True)
     return logits - np.log(np.exp(logits).sum(-1, keepdims=True))
 
@@ -29,7 +28,6 @@ def sampled(rng, train, inference):
 
 
 def bfloat16(values):
-    """Rounded to bfloat16."""
     bits = np.ascontiguousarray(values, dtype=np.float32).view(np.uint32)
     return ((bits + 0x7FFF + ((bits >> 16) & 1)) & 0xFFFF0000).astype(np.uint32).view(np.float32)
 

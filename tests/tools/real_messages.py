@@ -10,8 +10,6 @@ kept as the bytes that OTLP's exporters send.
 Messages of deltas are what the Collector's cumulativetodelta processor makes of them.
 """
 
-from __future__ import annotations
-
 import itertools
 import uuid
 from collections.abc import Iterator, Sequence

@@ -1,7 +1,5 @@
 """The evaluator's receivers by themselves: one sink, a budget of their own, no TLS."""
 
-from __future__ import annotations
-
 from collections import Counter
 
 import grpc

@@ -5,8 +5,6 @@ one, its bucket i the bucket i + 1, for Prometheus counts buckets by their upper
 prometheus/prompb/types.proto; of the framing: the snappy block format, of which only literals are needed.
 """
 
-from __future__ import annotations
-
 import re
 import struct
 import time
@@ -56,7 +54,6 @@ def at_present(series: Iterable[tuple[bytes, bytes]], added: bytes) -> bytes:
 
 
 def snappy(content: bytes) -> bytes:
-    """The block format, nothing compressed."""
     chunks = [content[start : start + 65536] for start in range(0, len(content), 65536)]
     return _varint(len(content)) + b"".join(b"\xf4" + struct.pack("<H", len(chunk) - 1) + chunk for chunk in chunks)
 
@@ -75,7 +72,6 @@ def _labels(labels: Mapping[str, str]) -> bytes:
 
 
 def label(name: str, value: str) -> bytes:
-    """One label of a series, encoded."""
     return _message(1, _message(1, name.encode()) + _message(2, value.encode()))
 
 

@@ -1,7 +1,5 @@
 """Servers for tests: programs that are waited for, and HTTP sinks in a thread."""
 
-from __future__ import annotations
-
 import socket
 import subprocess
 import threading

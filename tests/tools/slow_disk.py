@@ -1,7 +1,5 @@
 """A disk that takes its time, and what it would have after a loss of power: `slow_disk.c` put before libc."""
 
-from __future__ import annotations
-
 import subprocess
 from pathlib import Path
 

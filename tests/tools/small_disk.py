@@ -1,7 +1,5 @@
 """File systems of a test's own: one that is small, and one that nobody may write. Needs the right to mount."""
 
-from __future__ import annotations
-
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """Simulated rollouts of asynchronous training, with planted drift of the kernels, planted staleness, or both."""
 
-from __future__ import annotations
-
 import numpy as np
 from numpy.typing import NDArray
 

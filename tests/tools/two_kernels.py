@@ -1,7 +1,5 @@
 """Recordings of tokens that one kernel samples and both score, from logits that differ by as much as a test says."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Verdicts: those of an evaluation in one list, and made up ones."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

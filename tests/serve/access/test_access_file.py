@@ -1,7 +1,5 @@
 """The file of tokens: what it lets in, how it changes, and what is wrong with it."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest
@@ -15,7 +13,6 @@ ENTRY = {"name": "ada", "may": ["read", "act"], "sha256": digest_of(TOKEN)}
 
 
 def written(path: Path, *tokens: dict) -> Path:
-    """A file with these entries."""
     path.write_text(yaml.safe_dump({"tokens": list(tokens)}))
     return path
 
@@ -23,8 +20,9 @@ def written(path: Path, *tokens: dict) -> Path:
 def test_a_token_is_known_by_its_digest(tmp_path):
     """The file has nothing that lets anybody in."""
     path = written(tmp_path / "access.yaml", ENTRY)
-    found = AccessFile(path).bearer(f"Bearer {TOKEN}")
-    assert (found.name, found.roles) == ("ada", {Role.READ, Role.ACT})
+    for scheme in ("Bearer", "bearer"):  # RFC 9110, 11.1
+        found = AccessFile(path).bearer(f"{scheme} {TOKEN}")
+        assert (found.name, found.roles) == ("ada", {Role.READ, Role.ACT})
     assert TOKEN not in path.read_text()
 
 
@@ -34,13 +32,7 @@ def test_a_token_is_known_by_its_digest(tmp_path):
      f"Bearer {TOKEN} {TOKEN}", f"Bearer {digest_of(TOKEN)}", "Bearer " + "x" * 100_000, "Bearer \ud800"],
 )  # fmt: skip
 def test_anything_else_is_nobody(tmp_path, header):
-    """Nothing, half a token, more than a token, the digest itself."""
     assert AccessFile(written(tmp_path / "access.yaml", ENTRY)).bearer(header) is None
-
-
-def test_the_scheme_is_not_case_sensitive(tmp_path):
-    """RFC 9110, 11.1."""
-    assert AccessFile(written(tmp_path / "access.yaml", ENTRY)).bearer(f"bearer {TOKEN}") is not None
 
 
 def test_a_file_that_changes_is_read_again(tmp_path):
@@ -104,7 +96,6 @@ def test_a_key_that_is_written_twice_is_refused(tmp_path, twice):
 
 
 def test_a_folder_is_no_file(tmp_path):
-    """It says so, and does not raise what nobody expects."""
     with pytest.raises(UnusableFileError, match="Is a directory"):
         AccessFile(tmp_path)
 

@@ -1,7 +1,5 @@
 """OTLP with tokens, over both transports: who is let in, how the others are told, and that what they send arrives."""
 
-from __future__ import annotations
-
 import asyncio
 from collections import Counter
 
@@ -24,8 +22,6 @@ def senders(tmp_path):
 
 
 def over_grpc(sink, senders, counts, header, body):
-    """The code and message of the answer."""
-
     async def send():
         server, port = await start_grpc(sink, port=0, counts=counts, access=senders)
         metadata = () if header is None else (("authorization", header),)

@@ -1,7 +1,5 @@
 """Who may call the API: by which names, from which pages, and with which tokens; in a browser a token is a password."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections import Counter
@@ -33,7 +31,6 @@ def _served():
 
 @pytest.fixture
 def core():
-    """One contract."""
     with _served() as made:
         yield made
 
@@ -45,7 +42,6 @@ def counts():
 
 @pytest.fixture
 def site(core, tmp_path, counts):
-    """What is served at the API's port."""
     return _site_of(core, tmp_path, counts)
 
 
@@ -56,7 +52,6 @@ def _site_of(core, folder, counts):
 
 @pytest.fixture
 def ask(site):
-    """Asks as somebody."""
     return _asking(site)
 
 
@@ -130,7 +125,6 @@ def test_each_role_has_what_is_its_own(look, who, method, path, status):
 
 
 def test_refusals_are_counted(ask, counts):
-    """By what was wrong; who is known is in the log."""
     ask(None, "GET", "/metrics")
     ask("reader", "POST", "/api/v1/decisions/pin", json={})
     assert counts == {("api", "unauthenticated"): 1, ("api", "forbidden"): 1}
@@ -175,7 +169,6 @@ def test_a_password_that_may_not_read_is_asked_for_again(site, counts, password)
 
 @pytest.mark.parametrize("header", ["Basic", "Basic %%%", "Basic " + "A" * 10_001, "Basic /////w=="])
 def test_a_header_that_is_no_password_is_nobody(site, header):
-    """Nothing, what is no base64, and what is no text."""
     assert TestClient(site).get("/", headers={"authorization": header}).status_code == 401
 
 

@@ -1,7 +1,5 @@
 """An incident, the API and the page say which of two causes grew, of planted drift and planted staleness."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import subprocess

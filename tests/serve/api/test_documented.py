@@ -1,7 +1,5 @@
 """Whatever a path of the API answers, `/openapi.json` has it: the status, the media type and the shape of the body."""
 
-from __future__ import annotations
-
 import json
 import time
 from collections import Counter
@@ -182,7 +180,6 @@ def test_orders_that_cannot_be_written_are_refused_as_documented(asked, monkeypa
 
 
 def test_a_late_evaluation_is_not_ready(asked: Documented, monkeypatch: pytest.MonkeyPatch) -> None:
-    """503 in plain text, for whoever restarts it."""
     monkeypatch.setattr(asked.core, "evaluated_at", time.time())
     assert asked.ask("/readyz", "get").status_code == 200
     monkeypatch.setattr(asked.core, "evaluated_at", time.time() - 3 * 3600)

@@ -1,7 +1,5 @@
 """What anybody may send to the API's POSTs: it is taken or refused in words, and nothing of it stays or comes back."""
 
-from __future__ import annotations
-
 import json
 import time
 from collections.abc import Callable, Iterator
@@ -106,15 +104,12 @@ def unchanged(client: TestClient, core: Core) -> bool:
     return set(answers) == {200} and not core.events.newest(limit=10) and not core.people.silences
 
 
-@pytest.mark.slow
 def test_every_post_is_among_those_tried(client: TestClient) -> None:
-    """Whatever else can be posted one day is tried here too."""
     paths = client.get("/openapi.json").json()["paths"]
     assert {path for path, methods in paths.items() if "post" in methods} == set(GOOD)
     assert all({"put", "patch", "delete"}.isdisjoint(methods) for methods in paths.values())
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("path", GOOD)
 def test_a_good_request_is_not_called_malformed(fresh_client: TestClient, path: str) -> None:
     """The bodies that the tests below spoil in one place are well-formed."""
@@ -133,7 +128,6 @@ def test_texts_that_nothing_can_show_are_refused(client: TestClient, core: Core,
 
 @pytest.mark.parametrize(("path", "name"), TIMES)
 def test_times_without_a_date_are_refused(client: TestClient, core: Core, path: str, name: str) -> None:
-    """A time is a number of seconds that has a date."""
     for value in ("1e300", "NaN", "Infinity", "-1", "0", "1" + "0" * 400, "1" * 5000, '"noon"'):
         raw = json.dumps(GOOD[path] | {name: MARK}).replace(f'"{MARK}"', value)
         assert refused(post(client, path, raw.encode()), 400, 422), value[:20]
@@ -187,7 +181,6 @@ def test_names_in_the_path_are_texts_too(client: TestClient, core: Core, part: s
 
 @pytest.mark.parametrize("evidence", [{"a": "\ud800"}, {"a": [[[]]] * 1000}, {"checksum": MARK}, {}])
 def test_evidence_that_is_none_is_refused(fresh_client: TestClient, evidence: Any) -> None:
-    """Whatever is handed over as a gate's evidence."""
     path = "/api/v1/promotions/{contract}/{kernel}"
     assert post(fresh_client, path, {"order": "start", "by": "ada"}).status_code == 200
     body = {"order": "evidence", "by": "ada", "evidence": evidence}
@@ -206,7 +199,6 @@ values = st.recursive(
 )
 
 
-@pytest.mark.slow
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(path=st.sampled_from(sorted(GOOD)), data=st.data())
 def test_no_request_is_a_fault_of_the_server(fresh_client: TestClient, path: str, data: st.DataObject) -> None:

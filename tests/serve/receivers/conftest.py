@@ -1,7 +1,5 @@
 """A sink that remembers, requests to send it, and the protocol's own example payloads."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +24,6 @@ class RecordingSink:
 
 
 def wrapped(content: bytes, *fields: int) -> bytes:
-    """A protobuf message within others, from inside out."""
     for number in fields:
         content = bytes((number << 3 | 2,)) + _VarintBytes(len(content)) + content
     return content
@@ -34,7 +31,6 @@ def wrapped(content: bytes, *fields: int) -> bytes:
 
 @pytest.fixture
 def sink() -> RecordingSink:
-    """A fresh sink."""
     return RecordingSink()
 
 

@@ -1,7 +1,5 @@
 """Decoding of both encodings and its limits: what is valid is read whole, what is not is refused with a reason."""
 
-from __future__ import annotations
-
 import gzip
 import json
 import tracemalloc
@@ -132,19 +130,13 @@ SMALL = Limits(max_bytes=100_000)
 
 @pytest.mark.parametrize(
     ("encoding", "compress"),
-    [("", bytes), ("identity", bytes), ("gzip", gzip.compress), (" GZip ", gzip.compress), ("deflate", zlib.compress)],
+    [
+        *(("", bytes), ("identity", bytes), ("gzip", gzip.compress), (" GZip ", gzip.compress)),
+        *(("deflate", zlib.compress), ("gzip", lambda body: gzip.compress(body[:9]) + gzip.compress(body[9:]))),
+    ],
 )
 def test_bodies_up_to_the_limit_are_inflated(encoding: str, compress: object) -> None:
-    """Exactly the limit is accepted, one byte more is not."""
     assert callable(compress)
     assert inflate(compress(b"x" * 100_000), encoding, SMALL) == b"x" * 100_000
     with pytest.raises(TooLargeError, match="100000 bytes; send smaller batches"):
         inflate(compress(b"x" * 100_001), encoding, SMALL)
-
-
-def test_members_of_a_gzip_body_share_the_limit() -> None:
-    """Several gzip members are one body, and one limit."""
-    part = gzip.compress(b"x" * 30_000, mtime=0)
-    assert inflate(part * 3, "gzip", SMALL) == b"x" * 90_000
-    with pytest.raises(TooLargeError):
-        inflate(part * 4, "gzip", SMALL)

@@ -1,7 +1,5 @@
 """Real servers and the SDK's real exporters."""
 
-from __future__ import annotations
-
 import asyncio
 import gc
 import resource
@@ -11,6 +9,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +27,6 @@ EXPORT = "/opentelemetry.proto.collector.metrics.v1.MetricsService/Export"
 
 @contextmanager
 def loop() -> Iterator[asyncio.AbstractEventLoop]:
-    """An event loop in a thread of its own."""
     made = asyncio.new_event_loop()
     thread = threading.Thread(target=made.run_forever, daemon=True)
     thread.start()
@@ -42,7 +40,6 @@ def loop() -> Iterator[asyncio.AbstractEventLoop]:
 def grpc_server(
     sink: Any, limits: Limits | None = None, counts: Counter[tuple[str, str]] | None = None
 ) -> Iterator[int]:
-    """A listening gRPC server."""
     with loop() as running:
         made = start_grpc(sink, port=0, limits=limits, counts=counts)
         server, port = asyncio.run_coroutine_threadsafe(made, running).result(10)
@@ -52,10 +49,9 @@ def grpc_server(
 
 @contextmanager
 def http_server(sink: Any, limits: Limits | None = None) -> Iterator[int]:
-    """A listening HTTP server."""
     import uvicorn
 
-    app, http = http_app(sink, limits), BoundedProtocol
+    app, http = http_app(sink, limits), partial(BoundedProtocol, answered=lambda _: None)
     server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="critical", lifespan="off", http=http))
     thread = threading.Thread(target=server.run, daemon=True)
     thread.start()
@@ -128,7 +124,6 @@ def test_the_sdks_exporter_comes_back_after_throttling(sink: Any) -> None:
 
 
 def resident() -> int:
-    """Bytes of this process."""
     return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
 
 
@@ -199,8 +194,6 @@ def test_headers_that_do_not_end_are_cut_off(sink: Any) -> None:
 
 def test_a_taken_port_says_what_to_do(sink: Any) -> None:
     """A second evaluator on the same port is refused with a remedy; it does not share the port in silence."""
-    with (
-        grpc_server(sink) as port,
-        pytest.raises(BindError, match=f"127.0.0.1:{port}.*other process or choose another"),
-    ):
+    said = "other process or choose another"
+    with grpc_server(sink) as port, pytest.raises(BindError, match=f"127.0.0.1:{port}.*{said}"):
         asyncio.run(start_grpc(sink, port=port))

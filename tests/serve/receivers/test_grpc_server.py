@@ -1,7 +1,5 @@
 """OTLP/gRPC as gRPC's own client in Python speaks it, and what slow ones are told."""
 
-from __future__ import annotations
-
 import asyncio
 import statistics
 import threading
@@ -21,9 +19,10 @@ from kc_otel.serve.receivers.request_taker import ByteBudget, RequestTaker
 from tests.serve.receivers.test_exporters import EXPORT, export, grpc_server
 from tests.tools.receivers import start_grpc
 
+pytestmark = [pytest.mark.slow, pytest.mark.anyio]
+
 
 def large(size: int) -> bytes:
-    """A request of so many bytes, all of them in one attribute."""
     request = ExportMetricsServiceRequest()
     attribute = request.resource_metrics.add().resource.attributes.add(key="k")
     attribute.value.string_value = "x" * (size - 100)
@@ -38,8 +37,7 @@ async def served(sink: Any, **options: Any) -> AsyncIterator[grpc.aio.Channel]:
     await server.stop(None)
 
 
-@pytest.mark.slow
-def test_cancelled_calls_leave_their_channel_as_it_is() -> None:
+async def test_cancelled_calls_leave_their_channel_as_it_is() -> None:
     """Amid their message or while they are worked on; what comes after is answered."""
 
     class Slow:
@@ -50,26 +48,21 @@ def test_cancelled_calls_leave_their_channel_as_it_is() -> None:
                 await asyncio.sleep(60)
             return ExportResult()
 
-    async def scenario() -> Any:
-        slow, counts = Slow(), Counter()
-        async with served(slow, counts=counts) as channel:
-            for size in (1000, 8 * 2**20):
-                calls = [channel.unary_unary(EXPORT)(large(size)) for _ in range(3)]
-                await asyncio.sleep(0.3)
-                for call in calls:
-                    call.cancel()
-                await asyncio.sleep(0.2)
-            slow.waits = False
-            await channel.unary_unary(EXPORT)(large(1000), timeout=10)
-        return counts
-
-    counts = asyncio.run(scenario())
+    slow, counts = Slow(), Counter()
+    async with served(slow, counts=counts) as channel:
+        for size in (1000, 8 * 2**20):
+            calls = [channel.unary_unary(EXPORT)(large(size)) for _ in range(3)]
+            await asyncio.sleep(0.3)
+            for call in calls:
+                call.cancel()
+            await asyncio.sleep(0.2)
+        slow.waits = False
+        await channel.unary_unary(EXPORT)(large(1000), timeout=10)
     assert counts["grpc", "accepted"] == 1
     assert counts["grpc", "disconnected"] == 6
 
 
 def silent_calls(channel: Any, number: int) -> list[Any]:
-    """Calls that begin and never send their message."""
     asked = threading.Event()
 
     def nothing() -> Iterator[bytes]:
@@ -79,7 +72,6 @@ def silent_calls(channel: Any, number: int) -> list[Any]:
     return [channel.stream_unary(EXPORT).future(nothing(), timeout=60) for _ in range(number)]
 
 
-@pytest.mark.slow
 def test_silent_calls_keep_nobody_out_who_says_something(sink: Any) -> None:
     """Of those that send nothing some are waited for, the others are told to come back, and both are counted."""
     counts, limits = Counter(), Limits(read_timeout=1.0)
@@ -97,8 +89,7 @@ def test_silent_calls_keep_nobody_out_who_says_something(sink: Any) -> None:
     assert counts == {("grpc", "accepted"): 20, ("grpc", "throttled"): 29, ("grpc", "too_slow"): 3}
 
 
-@pytest.mark.slow
-def test_what_is_over_the_budget_is_told_to_come_back() -> None:
+async def test_what_is_over_the_budget_is_told_to_come_back() -> None:
     """With both of the trailers that exporters read; a call that was refused leaves no bytes behind."""
     released, limits = asyncio.Event(), Limits(max_bytes=1000)
     budget = ByteBudget(limits, 1500)
@@ -108,21 +99,19 @@ def test_what_is_over_the_budget_is_told_to_come_back() -> None:
             await released.wait()
             return ExportResult()
 
-    async def scenario() -> Any:
-        taker = RequestTaker(Stuck(), limits, budget)  # type: ignore[arg-type]
-        server, port = await serve_grpc(taker, "127.0.0.1", 0, Counter())
-        async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
-            first = asyncio.ensure_future(channel.unary_unary(EXPORT)(large(900), timeout=30))
-            while not budget.in_flight:  # noqa: ASYNC110 - a few turns of the loop
-                await asyncio.sleep(0.01)
-            with pytest.raises(grpc.aio.AioRpcError) as caught:
-                await channel.unary_unary(EXPORT)(large(900), timeout=30)
-            released.set()
-            await first
-        await server.stop(None)
-        return caught.value
-
-    error = asyncio.run(scenario())
-    assert error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
-    assert {"google.rpc.retryinfo-bin", "grpc-status-details-bin"} <= {name for name, _ in error.trailing_metadata()}
+    taker = RequestTaker(Stuck(), limits, budget)  # type: ignore[arg-type]
+    server, port = await serve_grpc(taker, "127.0.0.1", 0, Counter())
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+        first = asyncio.ensure_future(channel.unary_unary(EXPORT)(large(900), timeout=30))
+        while not budget.in_flight:  # noqa: ASYNC110 - a few turns of the loop
+            await asyncio.sleep(0.01)
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await channel.unary_unary(EXPORT)(large(900), timeout=30)
+        released.set()
+        await first
+    await server.stop(None)
+    assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+    assert {"google.rpc.retryinfo-bin", "grpc-status-details-bin"} <= {
+        name for name, _ in caught.value.trailing_metadata()
+    }
     assert budget.in_flight == 0

@@ -1,7 +1,5 @@
 """OTLP over HTTP: status codes and bodies as the specification has them, in the request's own encoding."""
 
-from __future__ import annotations
-
 import asyncio
 import gzip
 import json
@@ -19,13 +17,13 @@ from kc_otel.serve.receivers.http_server import HttpReceiver
 from kc_otel.serve.receivers.request_taker import ByteBudget, RequestTaker
 from tests.tools.receivers import http_app
 
+pytestmark = pytest.mark.anyio
+
 PROTOBUF, JSON = "application/x-protobuf", "application/json"
 SMALL = Limits(max_bytes=2000)
 
 
 def call(app: Any, method: str, path: str, body: Any = b"", **headers: str) -> httpx.Response:
-    """One request to the application, in process."""
-
     async def send() -> httpx.Response:
         async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://kc") as client:
             named = {name.replace("_", "-"): value for name, value in headers.items()}
@@ -35,7 +33,6 @@ def call(app: Any, method: str, path: str, body: Any = b"", **headers: str) -> h
 
 
 def status(response: httpx.Response) -> tuple[int, str]:
-    """Code and message of the google.rpc.Status in a response."""
     if response.headers["content-type"] == PROTOBUF:
         found = Status.FromString(response.content)
         return found.code, found.message
@@ -103,47 +100,42 @@ def test_refusals(sink, method, path, body, headers, expected, outcome):
 
 
 @pytest.mark.parametrize("long", [False, True])
-def test_what_is_over_the_budget_is_told_to_come_back(sink: Any, monkeypatch: pytest.MonkeyPatch, long: bool) -> None:
+async def test_what_is_over_the_budget_is_told_to_come_back(sink, monkeypatch, long):
     """Short bodies are counted as they come, long ones whole; what has no room is 503, and nothing of it is taken."""
     monkeypatch.setattr(http_server, "_LONG_BYTES", 600 if long else 1000)
     limits = Limits(max_bytes=1000, retry_after=2)
     budget = ByteBudget(limits, 1900)
     app = HttpReceiver(RequestTaker(sink, limits, budget), Counter(), None)
+    go = asyncio.Event()
 
-    async def scenario() -> tuple[int, list[httpx.Response]]:
-        go = asyncio.Event()
+    async def slow() -> Any:
+        yield bytes(700)
+        await go.wait()
 
-        async def slow() -> Any:
-            yield bytes(700)
-            await go.wait()
+    async def post(content: Any, **more: str) -> httpx.Response:
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://kc") as client:
+            return await client.post("/v1/metrics", content=content, headers={"content-type": PROTOBUF, **more})
 
-        async def post(content: Any, **more: str) -> httpx.Response:
-            async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://kc") as client:
-                return await client.post("/v1/metrics", content=content, headers={"content-type": PROTOBUF, **more})
-
-        declared = {"content-length": "900"} if long else {}
-        first = asyncio.create_task(post(slow(), **declared))
-        if not long:
-            second = asyncio.create_task(post(slow()))
-        while budget.in_flight < (900 if long else 1400):  # noqa: ASYNC110 - a few turns of the loop
-            await asyncio.sleep(0.001)
-        refused = await post(bytes(800))
-        short = await post(b"")
-        held = budget.in_flight
-        go.set()
-        if not long:
-            await second
-        return held, [await first, refused, short]
-
-    held, (first, refused, short) = asyncio.run(scenario())
+    declared = {"content-length": "900"} if long else {}
+    first = asyncio.create_task(post(slow(), **declared))
+    if not long:
+        second = asyncio.create_task(post(slow()))
+    while budget.in_flight < (900 if long else 1400):  # noqa: ASYNC110 - a few turns of the loop
+        await asyncio.sleep(0.001)
+    refused = await post(bytes(800))
+    short = await post(b"")
+    held = budget.in_flight
+    go.set()
+    if not long:
+        await second
+    answered = await first
     assert held == (900 if long else 1400)
-    assert (first.status_code, short.status_code) == (400, 200)
+    assert (answered.status_code, short.status_code) == (400, 200)
     assert (refused.status_code, refused.headers["retry-after"], status(refused)[0]) == (503, "2", 8)
     assert budget.in_flight == 0
 
 
 def test_a_body_that_never_ends_is_given_up(sink: Any) -> None:
-    """A sender that stalls does not hold its place for ever."""
     app = http_app(sink, Limits(read_timeout=0.05))
 
     async def never() -> Any:

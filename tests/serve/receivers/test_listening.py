@@ -1,7 +1,5 @@
 """Who connects and says nothing keeps nobody else out, neither of a port nor of the process."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import resource
@@ -16,7 +14,7 @@ from kc_otel.serve.receivers import http_server
 from kc_otel.serve.receivers.http_server import connections_per_port, listen, serving_http
 from tests.integration.conftest import CONTRACT, Evaluator
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.anyio]
 
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])
 
@@ -38,7 +36,6 @@ class Echo:
 
 
 async def asked(port):
-    """What somebody gets who asks now."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     writer.write(b"hello")
     said = await reader.read()
@@ -48,23 +45,19 @@ async def asked(port):
 
 
 @pytest.mark.parametrize("silent", [3, 4, 5, 40])
-def test_the_oldest_connection_gives_its_place_to_who_comes(silent, caplog):
+async def test_the_oldest_connection_gives_its_place_to_who_comes(silent, caplog):
     """However many are silent, whoever asks is answered; no more are ever open than there may be."""
     echo = Echo()
-
-    async def attacked():
-        server = await asyncio.start_server(echo, sock=listen("127.0.0.1", 0, "tests", 4))
-        port = server.sockets[0].getsockname()[1]
-        with ExitStack() as stack:
-            for _ in range(silent):
-                stack.enter_context(socket.create_connection(("127.0.0.1", port)))
-            said = await asyncio.wait_for(asked(port), 20)
-        server.close()
-        while echo.connected:  # noqa: ASYNC110 - a few turns of the loop
-            await asyncio.sleep(0.01)
-        return said
-
-    assert asyncio.run(attacked()) == b"hello"
+    server = await asyncio.start_server(echo, sock=listen("127.0.0.1", 0, "tests", 4))
+    port = server.sockets[0].getsockname()[1]
+    with ExitStack() as stack:
+        for _ in range(silent):
+            stack.enter_context(socket.create_connection(("127.0.0.1", port)))
+        said = await asyncio.wait_for(asked(port), 20)
+    server.close()
+    while echo.connected:  # noqa: ASYNC110 - a few turns of the loop
+        await asyncio.sleep(0.01)
+    assert said == b"hello"
     assert echo.most_connected <= 10  # the one that ends is told so a moment after the next has come
     assert ("has 4 connections" in caplog.text) == (silent >= 4)
     assert len(caplog.records) <= 1
@@ -97,7 +90,7 @@ def test_who_was_answered_keeps_its_place_before_the_silent():
         assert [is_open(client) for client, _ in (busy, *others, newest)] == [True, False, True, True]
 
 
-def test_a_connection_that_a_request_was_answered_on_outlives_silent_ones():
+async def test_a_connection_that_a_request_was_answered_on_outlives_silent_ones():
     """Over HTTP, on the port that is full."""
 
     async def app(scope, _receive, send):
@@ -105,34 +98,27 @@ def test_a_connection_that_a_request_was_answered_on_outlives_silent_ones():
             await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"2")]})
             await send({"type": "http.response.body", "body": b"ok"})
 
-    async def used():
-        sock = listen("127.0.0.1", 0, "tests", 4)
-        async with serving_http(app, sock):
-            port = sock.getsockname()[1]
-            reader, writer = await asyncio.open_connection("127.0.0.1", port)
-            with ExitStack() as stack:
-                for _ in range(2):
-                    writer.write(b"GET / HTTP/1.1\r\nhost: localhost\r\n\r\n")
-                    assert (await asyncio.wait_for(reader.readuntil(b"ok"), 10)).startswith(b"HTTP/1.1 200")
-                    for _ in range(20):
-                        stack.enter_context(socket.create_connection(("127.0.0.1", port)))
-                        await asyncio.sleep(0.01)
-            writer.close()
-
-    asyncio.run(used())
+    sock = listen("127.0.0.1", 0, "tests", 4)
+    async with serving_http(app, sock):
+        port = sock.getsockname()[1]
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        with ExitStack() as stack:
+            for _ in range(2):
+                writer.write(b"GET / HTTP/1.1\r\nhost: localhost\r\n\r\n")
+                assert (await asyncio.wait_for(reader.readuntil(b"ok"), 10)).startswith(b"HTTP/1.1 200")
+                for _ in range(20):
+                    stack.enter_context(socket.create_connection(("127.0.0.1", port)))
+                    await asyncio.sleep(0.01)
+        writer.close()
 
 
-def test_who_has_hung_up_holds_no_place(caplog):
+async def test_who_has_hung_up_holds_no_place(caplog):
     """A thousand who were answered leave nothing behind, and nobody is closed for them."""
-
-    async def used():
-        server = await asyncio.start_server(Echo(), sock=listen("127.0.0.1", 0, "tests", 4))
-        port = server.sockets[0].getsockname()[1]
-        said = {await asked(port) for _ in range(100)}
-        server.close()
-        return said
-
-    assert asyncio.run(used()) == {b"hello"}
+    server = await asyncio.start_server(Echo(), sock=listen("127.0.0.1", 0, "tests", 4))
+    port = server.sockets[0].getsockname()[1]
+    said = {await asked(port) for _ in range(100)}
+    server.close()
+    assert said == {b"hello"}
     assert caplog.text == ""
 
 
@@ -174,7 +160,6 @@ class Cramped(Evaluator):
     command = ("bash", "-c", 'ulimit -n 250; exec "$@"', "-", sys.executable, "-m", "kc_otel")
 
 
-@pytest.mark.slow
 def test_silent_connections_to_every_port_stop_nothing(tmp_path):
     """More of them than the process may have files: the other ports, and the API itself, answer all the while."""
     (tmp_path / "policy.yaml").write_text(CONTRACT)

@@ -1,7 +1,5 @@
 """A request that takes long is taken in chunks, between which the event loop is left to others."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections import Counter
@@ -17,7 +15,7 @@ from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import (
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
 from kc_otel import machine_code
-from kc_otel.judge.otlp.requests import METRICS, TRACES, ColumnSink, ExportResult, Limits, to_json
+from kc_otel.judge.otlp.requests import METRICS, TRACES, ColumnSink, ExportResult, Limits, ThrottledError, to_json
 from kc_otel.judge.otlp.wire_columns import ColumnMessage
 from kc_otel.judge.points import walk
 from kc_otel.serve.core import Core
@@ -26,6 +24,8 @@ from kc_otel.serve.receivers import request_taker
 from kc_otel.serve.receivers.request_taker import BusyError, ByteBudget, RequestTaker, parts_of
 from tests.tools.load import message
 from tests.tools.receivers import http_app
+
+pytestmark = pytest.mark.anyio
 
 PROTOBUF = {"content-type": "application/x-protobuf"}
 
@@ -76,7 +76,6 @@ def read(request: Any) -> tuple[list[Any], Counter[str]]:
 
 @pytest.mark.parametrize("most", [1, 2, 5, 6, 7, 13, 34])
 def test_parts_hold_the_same_points_of_the_same_streams_in_order(most: int) -> None:
-    """Wherever it is cut."""
     whole = mixed()
     parts = list(parts_of(whole, METRICS, lambda: most))
     counts = [sum(METRICS.items(part)) for part in parts]
@@ -98,41 +97,37 @@ def test_what_is_small_stays_whole() -> None:
 
 
 @pytest.mark.slow
-def test_a_request_of_many_points_holds_nobody_up(make_core: Callable[..., Core]) -> None:
+async def test_a_request_of_many_points_holds_nobody_up(make_core: Callable[..., Core]) -> None:
     """Eight thousand new streams in one message: who sends one point meanwhile is answered long before they are."""
     core, counts = make_core(), Counter()
     app = http_app(core, counts=counts)
     began = time.time_ns() - 10**9
     large = message([f"v{number:09d}" for number in range(8000)], began, 1000)
     waits: list[float] = []
+    finished = asyncio.Event()
 
-    async def send() -> tuple[Any, float]:
-        finished = asyncio.Event()
+    async def flood() -> Any:
+        answer = await client("a").post("/v1/metrics", content=large, headers=PROTOBUF)
+        finished.set()
+        return answer
 
-        async def flood() -> Any:
-            answer = await client("a").post("/v1/metrics", content=large, headers=PROTOBUF)
-            finished.set()
-            return answer
+    def client(name: str) -> httpx.AsyncClient:
+        transport = httpx.ASGITransport(app, client=(name, 1))
+        return httpx.AsyncClient(transport=transport, base_url="http://evaluator")
 
-        def client(name: str) -> httpx.AsyncClient:
-            transport = httpx.ASGITransport(app, client=(name, 1))
-            return httpx.AsyncClient(transport=transport, base_url="http://evaluator")
+    async def report() -> None:
+        async with client("b") as own:
+            total = 0
+            while not finished.is_set():
+                total, first = total + 1000, time.monotonic()
+                body = message(["honest"], began, total)
+                assert (await own.post("/v1/metrics", content=body, headers=PROTOBUF)).status_code == 200
+                waits.append(time.monotonic() - first)
+                await asyncio.sleep(0)
 
-        async def report() -> None:
-            async with client("b") as own:
-                total = 0
-                while not finished.is_set():
-                    total, first = total + 1000, time.monotonic()
-                    body = message(["honest"], began, total)
-                    assert (await own.post("/v1/metrics", content=body, headers=PROTOBUF)).status_code == 200
-                    waits.append(time.monotonic() - first)
-                    await asyncio.sleep(0)
-
-        first = time.monotonic()
-        answer, _ = await asyncio.gather(flood(), report())
-        return answer, time.monotonic() - first
-
-    answer, took = asyncio.run(send())
+    first = time.monotonic()
+    answer, _ = await asyncio.gather(flood(), report())
+    took = time.monotonic() - first
     assert answer.status_code == 200
     said = ExportMetricsServiceResponse.FromString(answer.content).partial_success
     counted = core.evaluator.counters
@@ -145,7 +140,7 @@ def test_a_request_of_many_points_holds_nobody_up(make_core: Callable[..., Core]
 
 
 @pytest.mark.skipif(not machine_code.is_available(), reason="needs a C compiler")
-def test_who_records_what_another_does_waits_for_nobody(make_core: Callable[..., Core]) -> None:
+async def test_who_records_what_another_does_waits_for_nobody(make_core: Callable[..., Core]) -> None:
     """A message of many new streams is read in chunks once; after that, other processes' are taken at once."""
     core, lengths, waiting = make_core(), list[int](), [0]
     core.evaluator.use_columns()
@@ -167,18 +162,15 @@ def test_who_records_what_another_does_waits_for_nobody(make_core: Callable[...,
             point.min, point.max = 0.3, 0.9
         return request.SerializeToString()
 
-    async def scenario() -> None:
-        taker = RequestTaker(Taken(core), Limits(), ByteBudget(Limits()))
-        await asyncio.gather(*(taker.take(METRICS, sent(instance), "", "http") for instance in "abc"))
-
     began = time.time_ns() - 10**9
-    asyncio.run(scenario())
+    taker = RequestTaker(Taken(core), Limits(), ByteBudget(Limits()))
+    await asyncio.gather(*(taker.take(METRICS, sent(instance), "", "http") for instance in "abc"))
     assert lengths == [50, 10, 60, 60]
     assert max(waiting) == 2
     assert core.evaluator.taken_as_columns == 120
 
 
-def test_what_takes_long_is_told_to_come_back_where_others_take_longer(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_what_takes_long_is_told_to_come_back_where_others_take_longer(monkeypatch: pytest.MonkeyPatch) -> None:
     """Exporters give up after ten seconds: who would wait for longer is told when to come again."""
     monkeypatch.setattr(request_taker, "_SLOW_WAIT_SECONDS", 0.05)
     body = message([f"v{number}" for number in range(300)], 1, 1)
@@ -189,44 +181,33 @@ def test_what_takes_long_is_told_to_come_back_where_others_take_longer(monkeypat
             await released.wait()
             return ExportResult()
 
-    async def scenario() -> list[Any]:
-        taker = RequestTaker(Stuck(), Limits(), ByteBudget(Limits()))
-        asked = [asyncio.create_task(taker.take(METRICS, body, "", "http")) for _ in range(3)]
-        await asyncio.sleep(0.2)
-        released.set()
-        return await asyncio.gather(*asked, return_exceptions=True)
-
-    first, *others = asyncio.run(scenario())
+    taker = RequestTaker(Stuck(), Limits(), ByteBudget(Limits()))
+    asked = [asyncio.create_task(taker.take(METRICS, body, "", "http")) for _ in range(3)]
+    await asyncio.sleep(0.2)
+    released.set()
+    first, *others = await asyncio.gather(*asked, return_exceptions=True)
     assert first[1] == "accepted"
     assert [type(answer) for answer in others] == [BusyError] * 2
 
 
 @pytest.mark.parametrize("json", [False, True])
-def test_the_sink_reads_columns_of_whatever_arrives(json: bool) -> None:
+async def test_the_sink_reads_columns_of_whatever_arrives(json: bool) -> None:
     """JSON is written anew for it; other fields stay as they are."""
     request = ExportMetricsServiceRequest.FromString(message(["b"], 1, 1))
     body = to_json(request) if json else request.SerializeToString()
     sink = Columns()
-
-    async def scenario() -> None:
-        taker = RequestTaker(sink, Limits(), ByteBudget(Limits()))
-        await taker.take(METRICS, body, "", "http", json=json)
-
-    asyncio.run(scenario())
+    taker = RequestTaker(sink, Limits(), ByteBudget(Limits()))
+    await taker.take(METRICS, body, "", "http", json=json)
     [read] = sink.read
     assert read == request
 
 
 class Everything:
-    """Takes everything."""
-
     def metrics(self, _: Any) -> Any:
         return ExportResult()
 
 
 class Columns(Everything, ColumnSink):
-    """Reads requests by itself."""
-
     def __init__(self) -> None:
         self.read: list[Any] = []
 
@@ -235,40 +216,30 @@ class Columns(Everything, ColumnSink):
         return self
 
 
-def test_a_part_that_is_refused_refuses_the_request() -> None:
+async def test_a_part_that_is_refused_refuses_the_request() -> None:
     """Its sender sends all of it again; nothing is told to be taken that is not."""
 
     class Full:
         taken = 0
 
         def metrics(self, request: Any) -> ExportResult:
-            from kc_otel.judge.otlp.requests import ThrottledError
-
             if self.taken:
                 raise ThrottledError("full", 1.0)
             self.taken += sum(METRICS.items(request))
             return ExportResult()
 
     sink, counts = Full(), Counter()
-
-    async def send() -> int:
-        transport = httpx.ASGITransport(http_app(sink, counts=counts))  # type: ignore[arg-type]
-        async with httpx.AsyncClient(transport=transport, base_url="http://evaluator") as client:
-            body = message([f"v{number}" for number in range(900)], time.time_ns(), 1)
-            return (await client.post("/v1/metrics", content=body, headers=PROTOBUF)).status_code
-
-    assert asyncio.run(send()) == 503
+    transport = httpx.ASGITransport(http_app(sink, counts=counts))  # type: ignore[arg-type]
+    async with httpx.AsyncClient(transport=transport, base_url="http://evaluator") as client:
+        body = message([f"v{number}" for number in range(900)], time.time_ns(), 1)
+        assert (await client.post("/v1/metrics", content=body, headers=PROTOBUF)).status_code == 503
     assert 0 < sink.taken < 900
     assert counts == {("http", "throttled"): 1}
 
 
-def test_what_a_sink_reads_itself_is_handed_over_once_however_long() -> None:
+async def test_what_a_sink_reads_itself_is_handed_over_once_however_long() -> None:
     """Two megabytes go to the sink as the columns that it made of them, as a router to shards does."""
     sink, body = Columns(), b"\xfa\x01\x80\x80\x3c" + bytes(15 * 2**16) + b"\xfa\x01\x80\x80\x3c" + bytes(15 * 2**16)
-
-    async def scenario() -> Any:
-        taker = RequestTaker(sink, Limits(), ByteBudget(Limits()))
-        return await taker.take(METRICS, body, "", "http")
-
-    assert asyncio.run(scenario())[1] == "accepted"
+    taker = RequestTaker(sink, Limits(), ByteBudget(Limits()))
+    assert (await taker.take(METRICS, body, "", "http"))[1] == "accepted"
     assert len(sink.read) == 1

@@ -1,7 +1,5 @@
 """What `--engine ray` needs is asked for in a sentence; without it there are no shards, and who asks is told."""
 
-from __future__ import annotations
-
 import asyncio
 import sys
 from dataclasses import replace
@@ -33,13 +31,11 @@ RAY = ServeConfig(engine=StreamEngine.RAY, state=Path("state"), shard_folder=Pat
     ],
 )
 def test_what_it_needs_is_asked_for(config: ServeConfig, said: str) -> None:
-    """State, a folder that all nodes reach, and no recording."""
     with pytest.raises(ServiceError, match=said):
         server.run([], config)
 
 
 def test_without_ray_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The extra is named."""
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(ServiceError, match=r"needs ray: pip install 'kc-otel\[ray\]'"):
         server.run([], RAY)

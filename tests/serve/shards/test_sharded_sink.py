@@ -1,7 +1,5 @@
 """Shards in front of one judge say what one process says, whoever crashes when, and however many there are."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import random
@@ -41,6 +39,8 @@ from tests.judge.conftest import merge as merged
 from tests.tools.contracts import contract_of
 from tests.tools.exact_senders import CONTRACT, rounds
 from tests.tools.full_disk import refuse_commits, relieve
+
+pytestmark = pytest.mark.anyio
 
 POLICY = load_text(CONTRACT, "policy.yaml")
 START = 1_700_000_000.0
@@ -153,7 +153,7 @@ def said(core: Core) -> dict[str, Any]:
     return {
         "verdicts": [repr(cell) for cell in core.history.cells()],
         "incidents": [repr(replace(incident, id="")) for incident in core.incidents()],
-        "events": [repr(event) for event in core.events.events(limit=10_000)],
+        "events": [repr(event) for event in core.events.newest(limit=10_000)],
         "held": {cell: repr(held) for cell, held in core.evaluator.states["policy"].evidence.cells.items()},
         "windows": {key: repr(core.evaluator.distribution(key, 300.0, time.time())) for key in core.evaluator.series()},
         "invalid": core.evaluator.invalid_input("policy", time.time(), 60.0),
@@ -163,7 +163,6 @@ def said(core: Core) -> dict[str, Any]:
 
 
 def alone(seconds: Sequence[tuple[float, list[bytes]]], clock: Clock) -> Core:
-    """What one process makes of it."""
     connection = open_state(None)
     core = Core([POLICY], connection, external_url="http://evaluator", now=START)
     weakref.finalize(core, connection.close)
@@ -189,16 +188,12 @@ def seconds() -> list[tuple[float, list[bytes]]]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("shards", "columns"), [(1, False), (3, False), (3, True)])
-def test_verdicts_incidents_and_counts_are_those_of_one_process(sharded, clock, seconds, shards, columns):
+async def test_verdicts_incidents_and_counts_are_those_of_one_process(sharded, clock, seconds, shards, columns):
     """The same exports at the same times: byte for byte the same verdicts, windows, evidence, events and counters."""
     single = alone(seconds, clock)
     several = sharded(columns=columns)
-
-    async def run() -> None:
-        await several.sink.start(shards)
-        await told(several, seconds, clock)
-
-    asyncio.run(run())
+    await several.sink.start(shards)
+    await told(several, seconds, clock)
     assert said(several.core) == said(single)
     assert several.core.evaluator.counters == single.evaluator.counters
     assert several.core.evaluator.events == single.evaluator.events
@@ -210,37 +205,33 @@ def test_verdicts_incidents_and_counts_are_those_of_one_process(sharded, clock, 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(2))
-def test_a_crash_anywhere_loses_nothing_and_counts_nothing_twice(sharded, clock, seconds, seed):
+async def test_a_crash_anywhere_loses_nothing_and_counts_nothing_twice(sharded, clock, seconds, seed):
     """Shards are lost after whatever call, the judge before and after it writes: what is said is the same."""
     rng = random.Random(seed)
     single, several = alone(seconds, clock), sharded()
     lost: list[LocalShard] = []
-
-    async def run() -> None:
-        await several.sink.start(3)
-        for at, bodies in seconds:
-            clock.now = at
-            for shard in several.shards.values():
-                if rng.random() < 0.3:
-                    shard.lose_after.add(rng.choice(("take", "report")))
-            await asyncio.gather(*(several.send(body) for body in bodies))
-            if rng.random() < 0.2:
-                refuse_commits(several.connection)
-                with pytest.raises(StateError):
-                    await several.sink.tick()
-                relieve(several.connection)
-            if rng.random() < 0.2:
-                lost.extend(several.shards.values())
-                several.crash()
-                several.begin()
-                await several.sink.start(3)
-            for shard in several.shards.values():
-                shard.lose_after.discard("take")
-            while any(shard.trouble for shard in several.core.shards) or not several.core.shards:
+    await several.sink.start(3)
+    for at, bodies in seconds:
+        clock.now = at
+        for shard in several.shards.values():
+            if rng.random() < 0.3:
+                shard.lose_after.add(rng.choice(("take", "report")))
+        await asyncio.gather(*(several.send(body) for body in bodies))
+        if rng.random() < 0.2:
+            refuse_commits(several.connection)
+            with pytest.raises(StateError):
                 await several.sink.tick()
+            relieve(several.connection)
+        if rng.random() < 0.2:
+            lost.extend(several.shards.values())
+            several.crash()
+            several.begin()
+            await several.sink.start(3)
+        for shard in several.shards.values():
+            shard.lose_after.discard("take")
+        while any(shard.trouble for shard in several.core.shards) or not several.core.shards:
             await several.sink.tick()
-
-    asyncio.run(run())
+        await several.sink.tick()
     assert sum(shard.lost for shard in [*lost, *several.shards.values()]) > 5
     expected, found = said(single), said(several.core)
     for what in ("windows", "invalid", "kernels"):
@@ -250,95 +241,82 @@ def test_a_crash_anywhere_loses_nothing_and_counts_nothing_twice(sharded, clock,
     assert len(several.core.incidents()) == len(single.incidents())
 
 
-def test_a_state_file_keeps_its_number_of_shards(sharded: Callable[..., Sharded], clock: Clock, seconds: Any) -> None:
+async def test_a_state_file_keeps_its_number_of_shards(sharded, clock, seconds):
     """Another number would give senders to shards that do not know their streams."""
     several = sharded()
-
-    async def run() -> None:
-        await several.sink.start(2)
-        await told(several, seconds[:1], clock)
-        several.crash()
-        several.begin()
-        with pytest.raises(ShardError, match="on 2 shards; give --shards 2"):
-            await several.sink.start(3)
-
-    asyncio.run(run())
+    await several.sink.start(2)
+    await told(several, seconds[:1], clock)
+    several.crash()
+    several.begin()
+    with pytest.raises(ShardError, match="on 2 shards; give --shards 2"):
+        await several.sink.start(3)
 
 
-def test_what_a_shard_cannot_take_waits_with_its_sender(sharded, monkeypatch):
+async def test_what_a_shard_cannot_take_waits_with_its_sender(sharded, monkeypatch):
     """More bytes than may wait, a shard that does not answer, one that is gone: asked to come again, and told why."""
     [(_, bodies)] = rounds(2, 1, START)
     several = sharded()
     blocked = asyncio.Event()
+    await several.sink.start(1)
+    line = several.sink._shards[0]
+    monkeypatch.setattr(shards_module, "_ANSWER_SECONDS", 0.05)
+    real = several.shards[0].take
 
-    async def run() -> None:
-        await several.sink.start(1)
-        line = several.sink._shards[0]
-        monkeypatch.setattr(shards_module, "_ANSWER_SECONDS", 0.05)
-        real = several.shards[0].take
+    async def slow(*export: Any) -> Any:
+        await blocked.wait()
+        return await real(*export)
 
-        async def slow(*export: Any) -> Any:
-            await blocked.wait()
-            return await real(*export)
+    several.shards[0].take = slow
+    monkeypatch.setattr(shards_module, "_MAX_WAITING_BYTES", 1)
+    first = asyncio.create_task(several.sink.metrics(quickly(several.sink, bodies[0], METRICS, Limits())))
+    await asyncio.sleep(0)
+    with pytest.raises(ThrottledError, match="more arrives than shard 0 takes"):
+        await several.sink.metrics(quickly(several.sink, bodies[1], METRICS, Limits()))
+    with pytest.raises(ThrottledError, match="shard 0 does not answer"):
+        await first
+    assert line.waiting == 0
+    blocked.set()
+    await several.send(bodies[0])  # one that asks finds it is back
 
-        several.shards[0].take = slow
-        monkeypatch.setattr(shards_module, "_MAX_WAITING_BYTES", 1)
-        first = asyncio.create_task(several.sink.metrics(quickly(several.sink, bodies[0], METRICS, Limits())))
-        await asyncio.sleep(0)
-        with pytest.raises(ThrottledError, match="more arrives than shard 0 takes"):
-            await several.sink.metrics(quickly(several.sink, bodies[1], METRICS, Limits()))
-        with pytest.raises(ThrottledError, match="shard 0 does not answer"):
-            await first
-        assert line.waiting == 0
-        blocked.set()
-        await several.send(bodies[0])  # one that asks finds it is back
+    async def gone(*_: Any) -> Any:
+        raise ConnectionError
 
-        async def gone(*_: Any) -> Any:
-            raise ConnectionError
-
-        several.shards[0].take = gone
-        with pytest.raises(ThrottledError, match="is not there"):
-            await several.sink.metrics(quickly(several.sink, bodies[1], METRICS, Limits()))
-
-    asyncio.run(run())
+    several.shards[0].take = gone
+    with pytest.raises(ThrottledError, match="is not there"):
+        await several.sink.metrics(quickly(several.sink, bodies[1], METRICS, Limits()))
 
 
 @pytest.mark.slow
-def test_a_shard_that_does_not_answer_is_said_and_keeps_no_other_from_being_judged(sharded, clock, monkeypatch):
+async def test_a_shard_that_does_not_answer_is_said_and_keeps_no_other_from_being_judged(sharded, clock, monkeypatch):
     """`/readyz` and `status` name it; its batch comes when it is back."""
     monkeypatch.setattr("kc_otel.serve.shards._SHARD_WAIT_SECONDS", 0.05)
     [(_, bodies)] = rounds(6, 1, START)
     several = sharded()
     stopped = asyncio.Event()
+    await several.sink.start(2)
+    real = several.shards[1].report
 
-    async def run() -> None:
-        await several.sink.start(2)
-        real = several.shards[1].report
+    async def report(settled: int, now: float) -> Any:
+        await stopped.wait()
+        return await real(settled, now)
 
-        async def report(settled: int, now: float) -> Any:
-            await stopped.wait()
-            return await real(settled, now)
-
-        several.shards[1].report = report
-        await asyncio.gather(*(several.send(body) for body in bodies))
-        clock.now += 10.0
-        await several.sink.tick()
-        some = several.core.evaluator.counters["accepted"]
-        assert some > 0
-        assert "shard 1" in several.core.evaluator.faults.present[""]
-        assert several.core.shards[1].trouble == "has not answered for 10 s"
-        stopped.set()
-        await several.sink.tick()
-        await several.sink.tick()
-        assert several.core.evaluator.counters["accepted"] > some
-        assert several.core.evaluator.faults.present == {}
-        assert several.core.shards[1].trouble == ""
-
-    asyncio.run(run())
+    several.shards[1].report = report
+    await asyncio.gather(*(several.send(body) for body in bodies))
+    clock.now += 10.0
+    await several.sink.tick()
+    some = several.core.evaluator.counters["accepted"]
+    assert some > 0
+    assert "shard 1" in several.core.evaluator.faults.present[""]
+    assert several.core.shards[1].trouble == "has not answered for 10 s"
+    stopped.set()
+    await several.sink.tick()
+    await several.sink.tick()
+    assert several.core.evaluator.counters["accepted"] > some
+    assert several.core.evaluator.faults.present == {}
+    assert several.core.shards[1].trouble == ""
 
 
 def test_a_start_ends_where_a_shard_does_not_answer(sharded, monkeypatch):
-    """It is named, with what to do."""
     monkeypatch.setattr(shards_module, "_START_SECONDS", 0.2)
     several = sharded()
 
@@ -355,90 +333,75 @@ def test_a_start_ends_where_a_shard_does_not_answer(sharded, monkeypatch):
         asyncio.run(several.sink.start(2))
 
 
-def test_an_export_that_a_shard_fails_on_is_refused_alone(sharded, monkeypatch):
+async def test_an_export_that_a_shard_fails_on_is_refused_alone(sharded, monkeypatch):
     """A fault of ours is its sender's 500, and those that travelled with it are taken."""
     [(_, bodies)] = rounds(3, 1, START)
     several = sharded()
+    await several.sink.start(1)
+    judge = several.shards[0].shard.evaluator
+    real = judge.ingest_metrics
 
-    async def run() -> list[Any]:
-        await several.sink.start(1)
-        judge = several.shards[0].shard.evaluator
-        real = judge.ingest_metrics
+    def failing(request: Any, now: float) -> Any:
+        if b"trainer-1" in request.SerializeToString():
+            raise RuntimeError
+        return real(request, now)
 
-        def failing(request: Any, now: float) -> Any:
-            if b"trainer-1" in request.SerializeToString():
-                raise RuntimeError
-            return real(request, now)
-
-        monkeypatch.setattr(judge, "ingest_metrics", failing)
-        sent = (several.sink.metrics(quickly(several.sink, body, METRICS, Limits())) for body in bodies[:3])
-        return await asyncio.gather(*sent, return_exceptions=True)
-
-    assert [type(result) for result in asyncio.run(run())] == [ExportResult, InternalError, ExportResult]
+    monkeypatch.setattr(judge, "ingest_metrics", failing)
+    sent = (several.sink.metrics(quickly(several.sink, body, METRICS, Limits())) for body in bodies[:3])
+    results = await asyncio.gather(*sent, return_exceptions=True)
+    assert [type(result) for result in results] == [ExportResult, InternalError, ExportResult]
 
 
-def test_what_is_no_export_is_refused_by_whoever_reads_it(sharded: Callable[..., Sharded]) -> None:
+async def test_what_is_no_export_is_refused_by_whoever_reads_it(sharded: Callable[..., Sharded]) -> None:
     """Bytes that end within a field, that are no resource, or that only the shard reads: 400, and nothing of it."""
     several = sharded()
-
-    async def run() -> None:
-        await several.sink.start(2)
-        for body in (b"\x0a\x7f", b"\x0a\x02\x0a\x7f", b"\x0a\x04\x0a\x02\x0a\x7f", b"\x0a\x04\x12\x02\x12\x7f"):
-            with pytest.raises(BadRequestError):
-                await several.sink.metrics(quickly(several.sink, body, METRICS, Limits()))
-
-    asyncio.run(run())
+    await several.sink.start(2)
+    for body in (b"\x0a\x7f", b"\x0a\x02\x0a\x7f", b"\x0a\x04\x0a\x02\x0a\x7f", b"\x0a\x04\x12\x02\x12\x7f"):
+        with pytest.raises(BadRequestError):
+            await several.sink.metrics(quickly(several.sink, body, METRICS, Limits()))
 
 
-def test_a_folder_that_is_not_this_states_is_refused(sharded, clock, seconds, tmp_path):
+async def test_a_folder_that_is_not_this_states_is_refused(sharded, clock, seconds, tmp_path):
     """An empty one would count senders' sums again, one of another state has told that one: both are said, at once."""
     several = sharded()
-
-    async def run() -> None:
+    await several.sink.start(1)
+    await told(several, seconds[:3], clock)
+    several.crash()
+    used = several.folder / "shard-0"
+    used.rename(several.folder / "elsewhere")
+    several.begin()
+    with pytest.raises(ShardError, match="shard 0 has not the folder that this state file knows"):
         await several.sink.start(1)
-        await told(several, seconds[:3], clock)
-        several.crash()
-        used = several.folder / "shard-0"
-        used.rename(several.folder / "elsewhere")
-        several.begin()
-        with pytest.raises(ShardError, match="shard 0 has not the folder that this state file knows"):
-            await several.sink.start(1)
-        several.crash()
-        used.rename(tmp_path / "empty")
-        (several.folder / "elsewhere").rename(used)
-        several.begin()
+    several.crash()
+    used.rename(tmp_path / "empty")
+    (several.folder / "elsewhere").rename(used)
+    several.begin()
+    await several.sink.start(1)
+    await told(several, seconds[3:4], clock)
+    assert several.core.evaluator.counters["accepted"] > 0
+    several.crash()
+    (several.folder / "state").unlink()
+    several.begin()
+    with pytest.raises(ShardError, match="shard 0 has not the folder that this state file knows"):
         await several.sink.start(1)
-        await told(several, seconds[3:4], clock)
-        assert several.core.evaluator.counters["accepted"] > 0
-        several.crash()
-        (several.folder / "state").unlink()
-        several.begin()
-        with pytest.raises(ShardError, match="shard 0 has not the folder that this state file knows"):
-            await several.sink.start(1)
-
-    asyncio.run(run())
 
 
-def test_a_shard_that_begins_again_without_its_folder_takes_nothing(sharded, clock, seconds):
+async def test_a_shard_that_begins_again_without_its_folder_takes_nothing(sharded, clock, seconds):
     """As on a node that has not the same storage: it is named, and nothing counts twice."""
     several = sharded()
-
-    async def run() -> None:
-        await several.sink.start(1)
-        await told(several, seconds[:3], clock)
-        before = several.core.evaluator.counters.copy()
-        several.shards[0]._folder = several.folder / "not-shared"
-        several.shards[0].lose()
-        (at, bodies), clock.now = seconds[3], seconds[3][0]
-        await several.send(bodies[0])  # nobody knows yet
-        await several.sink.tick()
-        assert several.core.evaluator.counters == before
-        assert "has not the folder" in several.core.shards[0].trouble
-        with pytest.raises(ThrottledError, match="shard 0 has not the folder"):
-            await several.sink.metrics(quickly(several.sink, bodies[1], METRICS, Limits()))
-        assert at == clock.now
-
-    asyncio.run(run())
+    await several.sink.start(1)
+    await told(several, seconds[:3], clock)
+    before = several.core.evaluator.counters.copy()
+    several.shards[0]._folder = several.folder / "not-shared"
+    several.shards[0].lose()
+    (at, bodies), clock.now = seconds[3], seconds[3][0]
+    await several.send(bodies[0])  # nobody knows yet
+    await several.sink.tick()
+    assert several.core.evaluator.counters == before
+    assert "has not the folder" in several.core.shards[0].trouble
+    with pytest.raises(ThrottledError, match="shard 0 has not the folder"):
+        await several.sink.metrics(quickly(several.sink, bodies[1], METRICS, Limits()))
+    assert at == clock.now
 
 
 def test_what_a_shard_says_is_on_its_disk(clock: Clock, tmp_path: Path, seconds: Any) -> None:

@@ -1,7 +1,5 @@
 """The store: a restart at any point is no restart, and what cannot be read says what to do."""
 
-from __future__ import annotations
-
 import sqlite3
 from collections.abc import Iterator
 from contextlib import suppress
@@ -92,7 +90,6 @@ def take(evaluator: Evaluator, request: Any, now: float) -> None:
 
 
 def values(connection: sqlite3.Connection, kind: str) -> dict[Any, Any]:
-    """What the file has of a kind, by key."""
     return dict(connection.execute("SELECT key, data FROM evaluator_values WHERE kind = ?", (kind,)))
 
 

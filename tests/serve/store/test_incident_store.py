@@ -1,7 +1,5 @@
 """Incidents in the state file: written when they change, found when they are over, dropped when they are old."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

@@ -1,7 +1,5 @@
 """The thinned past and the log of events: bounded, worst first, and there again after a restart."""
 
-from __future__ import annotations
-
 import math
 import sqlite3
 from collections.abc import Callable
@@ -18,6 +16,11 @@ from tests.tools.full_disk import refuse_commits, relieve
 CELL = Cell("policy", "token-tv", "code", "t", "i")
 STEP = 10.0
 WINDOWS = {"policy": 20 * STEP}
+
+
+@pytest.fixture
+def history(connection):
+    return CellHistory(connection, WINDOWS)
 
 
 def verdict(at: float, status: Status = Status.PASS, cell: Cell = CELL, estimate: float = 0.1) -> Verdict:
@@ -47,9 +50,7 @@ def test_a_step_is_remembered_by_its_worst_evaluation(open_file: Callable, tmp_p
     assert (moment.estimate, moment.lower, moment.upper, moment.limit) == (0.1, 0.05, None, 0.2)
 
 
-def test_the_last_minutes_are_whole(open_file: Callable) -> None:
-    connection = open_file()
-    history = CellHistory(connection, WINDOWS)
+def test_the_last_minutes_are_whole(connection, history):
     for at in range(1000, 1300):
         tick(history, connection, verdict(float(at)))
     times = [at for at, _ in past(history, 1300.0)]
@@ -58,8 +59,7 @@ def test_the_last_minutes_are_whole(open_file: Callable) -> None:
     assert times[:2] == [1000.0, 1010.0]
 
 
-def test_a_breach_that_goes_on_begins_where_it_began(open_file: Callable) -> None:
-    connection = open_file()
+def test_a_breach_that_goes_on_begins_where_it_began(connection):
     history = CellHistory(connection, {"policy": 3600.0})
     for at in range(1800, 2000):
         tick(history, connection, verdict(float(at), Status.FAIL if at >= 1805 else Status.PASS))
@@ -81,9 +81,7 @@ def test_a_restart_leaves_no_gap_and_hides_no_breach(open_file: Callable, tmp_pa
     assert [(int(at // STEP), status) for at, status in past(again, 1046.0)] == [(step, 3) for step in range(100, 105)]
 
 
-def test_the_past_is_bounded(open_file: Callable) -> None:
-    connection = open_file()
-    history = CellHistory(connection, WINDOWS)
+def test_the_past_is_bounded(connection, history):
     for index in range(3 * KEPT_STEPS):
         tick(history, connection, verdict(1000.0 + STEP * index))
     assert connection.execute("SELECT count(*) FROM cell_point").fetchone()[0] == KEPT_STEPS
@@ -91,9 +89,7 @@ def test_the_past_is_bounded(open_file: Callable) -> None:
     assert min(at for at, _ in past(history, end)) >= end - KEPT_STEPS * STEP
 
 
-def test_a_pair_of_kernels_that_is_gone_is_forgotten_in_the_end(open_file: Callable) -> None:
-    connection = open_file()
-    history = CellHistory(connection, WINDOWS)
+def test_a_pair_of_kernels_that_is_gone_is_forgotten_in_the_end(connection, history):
     successor = Cell("policy", "token-tv", "code", "t", "j")
     for index in range(3):
         tick(history, connection, verdict(1000.0 + STEP * index))
@@ -105,9 +101,7 @@ def test_a_pair_of_kernels_that_is_gone_is_forgotten_in_the_end(open_file: Calla
     assert connection.execute("SELECT count(*) FROM cell_line").fetchone()[0] == 1
 
 
-def test_an_evaluation_that_was_rolled_back_is_written_by_the_next(open_file: Callable) -> None:
-    connection = open_file()
-    history = CellHistory(connection, WINDOWS)
+def test_an_evaluation_that_was_rolled_back_is_written_by_the_next(connection, history):
     tick(history, connection, verdict(1000.0, Status.FAIL))
     refuse_commits(connection)
     with pytest.raises(StateError):
@@ -117,9 +111,7 @@ def test_an_evaluation_that_was_rolled_back_is_written_by_the_next(open_file: Ca
     assert connection.execute("SELECT at, status FROM cell_point").fetchall() == [(1000.0, 3), (1011.0, 0)]
 
 
-def test_names_that_begin_alike_are_told_apart(open_file: Callable) -> None:
-    connection = open_file()
-    history = CellHistory(connection, WINDOWS)
+def test_names_that_begin_alike_are_told_apart(connection, history):
     other = Cell("policy", "token-tv", 'code"%', "t", "i")
     for at in (1000.0, 1010.0):
         tick(history, connection, verdict(at), verdict(at, cell=other))

@@ -1,7 +1,5 @@
 """What is committed to the state file is on the disk when it is said to be, and only who asked for it waits."""
 
-from __future__ import annotations
-
 import asyncio
 import gc
 import json
@@ -23,6 +21,8 @@ from kc_otel.serve.durable_sink import Inbox
 from kc_otel.serve.store.state_file import StateConnection, StateError, UnitOfWork, open_state, unit_of_work
 from tests.tools.full_disk import refuse_commits, relieve
 from tests.tools.slow_disk import slow_disk
+
+pytestmark = pytest.mark.anyio
 
 _SECTOR = 512
 _WRITES = """
@@ -214,47 +214,39 @@ def rows(state: sqlite3.Connection) -> list[int]:
     return [n for (n,) in state.execute("SELECT n FROM written ORDER BY rowid")]
 
 
-def test_while_a_commit_waits_what_was_committed_before_is_read_and_others_queue(state, monkeypatch):
+async def test_while_a_commit_waits_what_was_committed_before_is_read_and_others_queue(state, monkeypatch):
     commits, done = Commits(monkeypatch), list[int]()
-
-    async def main() -> None:
-        writing = [asyncio.create_task(write(state, n, done=lambda n=n: done.append(n))) for n in range(3)]
-        for n in range(3):
-            await commits.begin()
-            assert rows(state) == done == list(range(n))
-            with pytest.raises(RuntimeError, match="outside of a turn"), unit_of_work(state):
-                pass
-            with pytest.raises(sqlite3.OperationalError, match="readonly"):
-                state.execute("INSERT INTO written VALUES (9)")
-            commits.may_end.release()
-            await writing[n]
-            assert rows(state) == done == list(range(n + 1))
-
-    asyncio.run(main())
+    writing = [asyncio.create_task(write(state, n, done=lambda n=n: done.append(n))) for n in range(3)]
+    for n in range(3):
+        await commits.begin()
+        assert rows(state) == done == list(range(n))
+        with pytest.raises(RuntimeError, match="outside of a turn"), unit_of_work(state):
+            pass
+        with pytest.raises(sqlite3.OperationalError, match="readonly"):
+            state.execute("INSERT INTO written VALUES (9)")
+        commits.may_end.release()
+        await writing[n]
+        assert rows(state) == done == list(range(n + 1))
     assert state.commit_seconds is not None
 
 
-def test_whoever_waits_may_be_cancelled_and_the_commit_is_not(state, monkeypatch):
+async def test_whoever_waits_may_be_cancelled_and_the_commit_is_not(state, monkeypatch):
     commits, done = Commits(monkeypatch), list[int]()
-
-    async def main() -> None:
-        first = asyncio.create_task(write(state, 1, done=lambda: done.append(1)))
-        await commits.begin()
-        second, third = (asyncio.create_task(write(state, n)) for n in (2, 3))
-        await asyncio.sleep(0)
-        first.cancel()
-        second.cancel()
-        await asyncio.gather(first, second, return_exceptions=True)
-        assert done == []
-        commits.may_end.release(2)
-        await third
-
-    asyncio.run(main())
+    first = asyncio.create_task(write(state, 1, done=lambda: done.append(1)))
+    await commits.begin()
+    second, third = (asyncio.create_task(write(state, n)) for n in (2, 3))
+    await asyncio.sleep(0)
+    first.cancel()
+    second.cancel()
+    await asyncio.gather(first, second, return_exceptions=True)
+    assert done == []
+    commits.may_end.release(2)
+    await third
     assert (rows(state), done) == ([1, 3], [1])
 
 
 @pytest.mark.parametrize("where", ["inside", "commit"])
-def test_a_turn_that_fails_leaves_nothing_and_lets_the_next_have_theirs(state: StateConnection, where: str) -> None:
+async def test_a_turn_that_fails_leaves_nothing_and_lets_the_next_have_theirs(state, where):
     undone: list[int] = []
 
     async def fail() -> None:
@@ -265,58 +257,47 @@ def test_a_turn_that_fails_leaves_nothing_and_lets_the_next_have_theirs(state: S
             if where == "inside":
                 raise LookupError("no such contract")
 
-    async def main() -> None:
-        if where == "commit":
-            refuse_commits(state)
-        with pytest.raises((StateError, LookupError)):
-            await fail()
-        relieve(state)
-        await write(state, 2)
-
-    asyncio.run(main())
+    if where == "commit":
+        refuse_commits(state)
+    with pytest.raises((StateError, LookupError)):
+        await fail()
+    relieve(state)
+    await write(state, 2)
     assert (rows(state), undone) == ([2], [1])
 
 
-def test_closing_waits_for_those_who_wait_and_refuses_who_comes_later(tmp_path, monkeypatch):
+async def test_closing_waits_for_those_who_wait_and_refuses_who_comes_later(tmp_path, monkeypatch):
     commits = Commits(monkeypatch)
-
-    async def main() -> None:
-        said: list[dict[str, object]] = []
-        asyncio.get_running_loop().set_exception_handler(lambda _, context: said.append(context))
-        state = open_state(tmp_path / "state")
-        state.execute("CREATE TABLE written (n INTEGER)")
-        first, second = (asyncio.create_task(write(state, n)) for n in (1, 2))
-        await commits.begin()
-        closing = asyncio.create_task(state.aclose())
-        commits.may_end.release(2)
-        await asyncio.gather(first, second, closing)
-        with pytest.raises(StateError, match="is closed"):
-            await write(state, 3)
-        gc.collect()
-        assert not said
-
-    asyncio.run(main())
+    said: list[dict[str, object]] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: said.append(context))
+    state = open_state(tmp_path / "state")
+    state.execute("CREATE TABLE written (n INTEGER)")
+    first, second = (asyncio.create_task(write(state, n)) for n in (1, 2))
+    await commits.begin()
+    ending = asyncio.create_task(state.aclose())
+    commits.may_end.release(2)
+    await asyncio.gather(first, second, ending)
+    with pytest.raises(StateError, match="is closed"):
+        await write(state, 3)
+    gc.collect()
+    assert not said
     with closing(open_state(tmp_path / "state")) as connection:
         assert rows(connection) == [1, 2]
 
 
-def test_who_reads_or_writes_the_file_from_elsewhere_is_not_waited_for(tmp_path: Path, state: StateConnection) -> None:
+async def test_who_reads_or_writes_the_file_from_elsewhere_is_not_waited_for(tmp_path, state):
     """Such as somebody's sqlite3: who reads is in nobody's way, and a writer, who should not be there, is said."""
-
-    async def main() -> None:
-        with closing(sqlite3.connect(tmp_path / "state", isolation_level=None)) as other:
-            other.execute("BEGIN")
-            seen = rows(other)
-            await write(state, *range(100))
-            assert (rows(other), len(rows(state))) == (seen, 100)
-            other.execute("COMMIT")
-            other.execute("BEGIN IMMEDIATE")
-            began = time.monotonic()
-            with pytest.raises(StateError, match="database is locked"):
-                await write(state, 1)
-            assert time.monotonic() - began < 1.0
-
-    asyncio.run(main())
+    with closing(sqlite3.connect(tmp_path / "state", isolation_level=None)) as other:
+        other.execute("BEGIN")
+        seen = rows(other)
+        await write(state, *range(100))
+        assert (rows(other), len(rows(state))) == (seen, 100)
+        other.execute("COMMIT")
+        other.execute("BEGIN IMMEDIATE")
+        began = time.monotonic()
+        with pytest.raises(StateError, match="database is locked"):
+            await write(state, 1)
+        assert time.monotonic() - began < 1.0
 
 
 def test_a_state_file_that_is_a_link_is_held_and_written_where_it_is(tmp_path: Path) -> None:
@@ -330,47 +311,39 @@ def test_a_state_file_that_is_a_link_is_held_and_written_where_it_is(tmp_path: P
             open_state(tmp_path / "there" / "kept", patience=0.0)
 
 
-def test_what_else_has_threads_keeps_no_disk_waiting(state: StateConnection) -> None:
+async def test_what_else_has_threads_keeps_no_disk_waiting(state: StateConnection) -> None:
     """Such as names that are looked up, one for each endpoint, where nobody answers."""
-
-    async def main() -> None:
-        release = threading.Event()
-        others = [asyncio.create_task(asyncio.to_thread(release.wait, 20)) for _ in range(40)]
-        await asyncio.wait_for(write(state, 1), 10)
-        release.set()
-        await asyncio.gather(*others)
-
-    asyncio.run(main())
+    release = threading.Event()
+    others = [asyncio.create_task(asyncio.to_thread(release.wait, 20)) for _ in range(40)]
+    await asyncio.wait_for(write(state, 1), 10)
+    release.set()
+    await asyncio.gather(*others)
 
 
-def test_those_who_come_while_the_disk_is_busy_are_written_together(tmp_path, state, monkeypatch):
+async def test_those_who_come_while_the_disk_is_busy_are_written_together(tmp_path, state, monkeypatch):
     """One sync for all of them, and they are applied in the order in which they came; a snapshot empties the inbox."""
     inbox, commits, applied = Inbox(state), Commits(monkeypatch), list[int]()
-
-    async def main() -> None:
-        sending = [asyncio.create_task(inbox.append(b"first", 1.0, lambda: applied.append(0)))]
-        await commits.begin()
-        for n in range(1, 20):
-            body = json.dumps(n).encode()
-            sending.append(asyncio.create_task(inbox.append(body, float(n), lambda n=n: applied.append(n))))
-        await asyncio.sleep(0.05)
-        assert applied == []
-        sending[7].cancel()
-        commits.may_end.release(2)
-        await asyncio.gather(*sending, return_exceptions=True)
-        assert applied == list(range(20))
-        assert not commits.begun.acquire(blocking=False) or not commits.begun.acquire(blocking=False)
-        with closing(sqlite3.connect(tmp_path / "state")) as reader:
-            assert reader.execute("SELECT count(*) FROM inbox").fetchone() == (20,)
-        commits.may_end.release()
-        async with state.turn() as unit:
-            inbox.take_out(unit)
-        assert (len(inbox), inbox.size) == (0, 0)
-
-    asyncio.run(main())
+    sending = [asyncio.create_task(inbox.append(b"first", 1.0, lambda: applied.append(0)))]
+    await commits.begin()
+    for n in range(1, 20):
+        body = json.dumps(n).encode()
+        sending.append(asyncio.create_task(inbox.append(body, float(n), lambda n=n: applied.append(n))))
+    await asyncio.sleep(0.05)
+    assert applied == []
+    sending[7].cancel()
+    commits.may_end.release(2)
+    await asyncio.gather(*sending, return_exceptions=True)
+    assert applied == list(range(20))
+    assert not commits.begun.acquire(blocking=False) or not commits.begun.acquire(blocking=False)
+    with closing(sqlite3.connect(tmp_path / "state")) as reader:
+        assert reader.execute("SELECT count(*) FROM inbox").fetchone() == (20,)
+    commits.may_end.release()
+    async with state.turn() as unit:
+        inbox.take_out(unit)
+    assert (len(inbox), inbox.size) == (0, 0)
 
 
-def test_a_snapshot_takes_out_what_was_applied_and_not_what_waits_for_that(state: StateConnection) -> None:
+async def test_a_snapshot_takes_out_what_was_applied_and_not_what_waits_for_that(state: StateConnection) -> None:
     inbox, applied, taken_out = Inbox(state), list[int](), list[int]()
 
     async def snapshot() -> None:
@@ -378,18 +351,15 @@ def test_a_snapshot_takes_out_what_was_applied_and_not_what_waits_for_that(state
             inbox.take_out(unit)
             taken_out.append(len(applied))
 
-    async def main() -> None:
-        evaluating: list[asyncio.Task[None]] = []
+    evaluating: list[asyncio.Task[None]] = []
 
-        def apply(n: int) -> None:
-            applied.append(n)
-            if n == 1:
-                evaluating.append(asyncio.create_task(snapshot()))
+    def apply(n: int) -> None:
+        applied.append(n)
+        if n == 1:
+            evaluating.append(asyncio.create_task(snapshot()))
 
-        await asyncio.gather(*(inbox.append(b"body", 1.0, lambda n=n: apply(n)) for n in range(20)))
-        await asyncio.gather(*evaluating)
-        assert 2 <= taken_out[0] < 20
-        assert len(inbox) == 20 - taken_out[0]
-        assert inbox.size == 4 * len(inbox)
-
-    asyncio.run(main())
+    await asyncio.gather(*(inbox.append(b"body", 1.0, lambda n=n: apply(n)) for n in range(20)))
+    await asyncio.gather(*evaluating)
+    assert 2 <= taken_out[0] < 20
+    assert len(inbox) == 20 - taken_out[0]
+    assert inbox.size == 4 * len(inbox)

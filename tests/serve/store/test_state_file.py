@@ -1,7 +1,5 @@
 """A state file that is damaged is said to be so before anything is decided."""
 
-from __future__ import annotations
-
 import random
 import time
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Webhooks in other receivers' formats, each as its own documentation describes it."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 
@@ -21,7 +19,6 @@ AT = 1_700_000_000.0
 
 @pytest.fixture
 def contract(make_contract):
-    """One that pages on FAIL."""
     return make_contract([{"on": "fail", "severity": "critical", "do": [{"webhook": "pager"}]}])
 
 
@@ -43,7 +40,6 @@ def stored(contract, make_verdict):
 
 
 def sent(format, stored, **options):
-    """The parsed body of a stored one, in a format."""
     _, body = WebhookEndpoint("pager", "https://hooks.example/x", format=format, **options).request(stored, "msg_1", AT)
     return json.loads(body)
 

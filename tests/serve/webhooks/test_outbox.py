@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import random
 import sqlite3
 
@@ -40,15 +38,13 @@ def test_pause_is_random_and_bounded(seed, failures):
     connection.close()
 
 
-def test_jitter_spreads_retries():
-    connection = sqlite3.connect(":memory:", isolation_level=None)
+def test_jitter_spreads_retries(connection):
     outbox = Outbox(connection, base=100.0, cap=100.0, rng=random.Random(7))
     ids = [outbox.enqueue("pager", str(number), b"", 0) for number in range(100)]
     for message_id in ids:
         outbox.answered(message_id, 0.0, 500, "HTTP 500")
     halfway = len(outbox.due(50.0))
     assert 30 < halfway < 70
-    connection.close()
 
 
 def test_retry_after_holds_every_lane_of_the_endpoint(outbox):
