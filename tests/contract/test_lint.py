@@ -26,9 +26,6 @@ def _clause(section: str = "numerical", **fields: object) -> str:
         # slices
         (["slices: {a: {where: {n: '>= 10, < 5'}}}"], "5: slices.a.where.n: '>= 10, < 5' can never match"),
         (["slices: {a: {where: {prompt_tokens: many}}}"], "5: slices.a.where.prompt_tokens: 'many' can never match,"),
-        (["slices: {a: {where: {n: '> 5, < 5'}}}"], "5: slices.a.where.n: '> 5, < 5' can never match"),
-        (["slices: {a: {where: {n: '>= 5, <= 5, != 5'}}}"], "5: slices.a.where.n: '>= 5, <= 5, != 5' can never match"),
-        (["slices: {a: {where: {n: '== 3, > 3'}}}"], "5: slices.a.where.n: '== 3, > 3' can never match"),
         ([_clause(metric="js", slices="{cod: 0.2}")], "5: numerical[0].slices.cod: no slice is named"),
         (
             ["slices: {code: {where: {t: code}}}", _clause(metric="js", slices="{cod: 0.2}")],
@@ -233,6 +230,5 @@ def test_a_share_of_none_is_a_promise_that_can_be_kept(written, said, share):
 def test_a_limit_that_is_not_finite_is_refused(contract):
     sound = contract().model_dump(by_alias=True)
     sound["numerical"] = [{"id": "x", "metric": "logit_half_range", "statistic": "max", "limit": float("inf")}]
-    assert [found.message for found in lint(Contract.model_validate(sound))] == [
-        "inf is not a limit; write a finite number"
-    ]
+    (found,) = lint(Contract.model_validate(sound))
+    assert found.message == "inf is not a limit; write a finite number"

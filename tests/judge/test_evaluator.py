@@ -11,7 +11,7 @@ import pytest
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
 
 from kc_otel.judge.contract_state import STREAMS_PER_SERIES
-from kc_otel.judge.evaluator import Evaluator, SeriesId
+from kc_otel.judge.evaluator import Evaluator
 from kc_otel.judge.series import Heard
 from kc_otel.judge.verdict import Cell, Status
 from tests.judge.conftest import NOW, counted, evaluator_of, info_request, take
@@ -345,18 +345,6 @@ def test_points_of_no_contract_that_is_loaded_are_missing_of_each(contract, send
         assert nameless.text.startswith("a point of kc.drift.tv_token has no attribute kc.contract")
 
 
-def test_series_over_the_cap_go_to_other(contract: Any, sender: Any, now: float) -> None:
-    """Kernel versions without end fill the cap and no more; what is over it is still counted, as slice `other`."""
-    evaluator = Evaluator([contract(observability={"max_series": 5})])
-    for i in range(20):
-        evaluator.ingest_metrics(sender(inference=f"{i:012d}").request(now, [0.5, 0.25]), now)
-    assert evaluator.series_count == 6
-    other = SeriesId("policy", "kc.drift.tv_token", "other", "", "")
-    assert other in evaluator.series()
-    assert evaluator.distribution(other, 300, now).total == 30
-    assert evaluator.events["series_over_cap"] == 15
-
-
 def test_a_kernel_that_finds_no_room_is_told_and_has_a_verdict(contract: Any, sender: Any, now: float) -> None:
     """Real drift of a version over the cap is no silence: its sender is told, and its cells are NO_DATA and say why."""
     evaluator = Evaluator([contract(observability={"max_series": 1, "min_samples": 100})])
@@ -519,24 +507,21 @@ def test_a_clock_that_goes_forward_and_back_blinds_nothing(contract: Any, sender
 
 
 def test_invalid_input_is_counted_by_kernel_pair_and_reason_within_the_window(contract: Any, now: float) -> None:
-    """Failed input checks are counts per reason that leave the window as time goes on; a sender may name no pair."""
+    """They leave the window as time goes on, and are traffic of their kernel, of which no slice is known.
+
+    A sender may name no pair.
+    """
     evaluator = Evaluator([contract()])
     for reason, count, at, pair in (
         ("nan", 4, now, None), ("shift", 1, now, None), ("nan", 10, now + 60, None), ("nan", 3, now + 60, ("aa", "bb")),
     ):  # fmt: skip
         evaluator.ingest_metrics(counted(reason, count, now - 5, at, pair), at)
+    assert evaluator.newest("policy")["all", "bb"] == (pytest.approx(now + 60), now + 60)
     named = {("aa", "bb"): {"nan": 3}}
     assert evaluator.invalid_input("policy", now + 61, 300) == {("", ""): {"nan": 10, "shift": 1}, **named}
     assert evaluator.invalid_input("policy", now + 320, 300) == {("", ""): {"nan": 6}, **named}
     assert evaluator.invalid_input("policy", now + 320, 3600) == {("", ""): {"nan": 10, "shift": 1}, **named}
     assert evaluator.invalid_input("policy", now + 400, 300) == {}
-
-
-def test_sequences_that_fail_an_input_check_are_traffic_of_their_kernel(contract: Any, now: float) -> None:
-    """No slice is known of them; a version that is kept from all traffic and sends them serves."""
-    evaluator = Evaluator([contract()])
-    evaluator.ingest_metrics(counted("nan", 4, now - 5, now, ("aa", "bb")), now)
-    assert evaluator.newest("policy") == {("all", "bb"): (pytest.approx(now), now)}
 
 
 def test_where_nothing_arrives_the_reason_names_what_does(contract: Any, sender: Any, now: float) -> None:
