@@ -212,9 +212,3 @@ def sender() -> type[Sender]:
 def contract() -> Any:
     """Makes contracts."""
     return make_contract
-
-
-@pytest.fixture
-def merged() -> Any:
-    """Puts requests into one."""
-    return merge

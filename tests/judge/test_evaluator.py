@@ -14,7 +14,7 @@ from kc_otel.judge.contract_state import STREAMS_PER_SERIES
 from kc_otel.judge.evaluator import Evaluator
 from kc_otel.judge.series import Heard
 from kc_otel.judge.verdict import Cell, Status
-from tests.judge.conftest import NOW, counted, evaluator_of, info_request, take
+from tests.judge.conftest import NOW, counted, evaluator_of, info_request, merge, take
 from tests.tools.verdicts import verdicts_of
 
 TRAIN, INFERENCE, NEWER = "aaaaaaaaaaaa", "bbbbbbbbbbbb", "cccccccccccc"
@@ -104,14 +104,14 @@ def test_window_content_equals_the_samples_in_it(contract: Any, sender: Any, now
     assert evaluator.counters == {"accepted": 39}
 
 
-def test_processes_of_one_pair_merge(contract: Any, sender: Any, merged: Any, now: float) -> None:
+def test_processes_of_one_pair_merge(contract: Any, sender: Any, now: float) -> None:
     evaluator = Evaluator([contract()])
     senders = [sender(instance=str(i)) for i in range(3)]
     values = [small(100) for _ in range(6)]
-    evaluator.ingest_metrics(merged(*[s.request(now + 5, v) for s, v in zip(senders, values, strict=False)]), now + 5)
+    evaluator.ingest_metrics(merge(*[s.request(now + 5, v) for s, v in zip(senders, values, strict=False)]), now + 5)
     senders[1].restart(now + 6)
     again = [s.request(now + 10, v) for s, v in zip(senders, values[3:], strict=True)]
-    evaluator.ingest_metrics(merged(*again), now + 10)
+    evaluator.ingest_metrics(merge(*again), now + 10)
     assert exact(evaluator.distribution(cell(), 300.0, now + 10), np.concatenate(values))
     assert evaluator.stream_count == 3
     assert evaluator.series_count == 1
@@ -236,11 +236,11 @@ def test_patience_follows_the_reports_that_are_due() -> None:
     assert len(heard.gaps) <= 8
 
 
-def test_what_nobody_asked_for_is_counted_and_told(contract: Any, sender: Any, merged: Any, now: float) -> None:
+def test_what_nobody_asked_for_is_counted_and_told(contract: Any, sender: Any, now: float) -> None:
     """Unknown contracts and slices are refused with a reason for the sender; foreign metrics are passed over."""
     evaluator = Evaluator([contract()])
     outcome = evaluator.ingest_metrics(
-        merged(
+        merge(
             sender(contract="other").request(now, [0.1]),
             sender(slice="poetry").request(now, [0.1]),
             sender("http.duration").request(now, [0.1]),

@@ -36,10 +36,5 @@ def contract() -> Contract:
 
 
 @pytest.fixture(scope="session")
-def make_contract() -> Any:
-    return contract_named
-
-
-@pytest.fixture(scope="session")
 def make_transition() -> Any:
     return transition_of

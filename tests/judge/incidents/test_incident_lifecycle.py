@@ -175,16 +175,6 @@ def _alert(verdict: Verdict) -> Any:
     return state.alerts[0]
 
 
-def test_an_incident_lasts_as_long_as_its_alerts():
-    evaluator = Evaluator([{"on": "fail", "clear_for": "1m", "do": ["notify"]}])
-    evaluator.tick(0.0, fail("code"))
-    states = [
-        evaluator.tick(at, verdict_of(status))[0].state
-        for at, status in ((30.0, "INCONCLUSIVE"), (60.0, "PASS"), (90.0, "PASS"), (120.0, "PASS"))
-    ]
-    assert states == [IncidentState.BROKEN] * 3 + [IncidentState.RESOLVED]
-
-
 def test_what_only_the_alert_holds_is_told_as_it_was():
     evaluator = Evaluator([{"on": "fail", "clear_for": "5m", "do": ["notify"]}])
     (incident,) = evaluator.tick(0.0, fail("code"))
@@ -197,6 +187,9 @@ def test_what_only_the_alert_holds_is_told_as_it_was():
     assert incident.headline == "token-tv is above its limit on prose"
     (incident,) = evaluator.tick(140.0, fail("code"), fail("prose"))
     assert (incident.state_text, incident.headline) == ("Broken", "token-tv is above its limit on code and prose")
+    passes = [verdict_of("PASS"), verdict_of("PASS", slice="prose")]
+    states = [evaluator.tick(now, *passes)[0].state for now in (150.0, 440.0, 450.0)]
+    assert states == [IncidentState.BROKEN, IncidentState.BROKEN, IncidentState.RESOLVED], "once `clear_for` is over"
 
 
 def test_what_came_since_and_refutes_nothing_is_not_told_as_a_recovery():
@@ -649,17 +642,6 @@ def test_failed_input_checks_and_long_doubt_are_incidents_where_an_alert_fires_o
     ]  # fmt: skip
 
 
-def test_an_incident_of_invalid_input_tells_the_reasons_as_they_arrive():
-    evaluator = Evaluator([{"on": "invalid-input", "do": ["notify"]}])
-    evaluator.tick(10.0, verdict_of("PASS"), invalid={"nan_logprob": 2})
-    (incident,) = evaluator.tick(20.0, verdict_of("PASS"), invalid={"nan_logprob": 2, "token_mismatch": 9})
-    ((_, said),) = incident.extents
-    assert (incident.kernel_train, incident.kernel_inference) == verdict_of("PASS").cell[-2:]
-    assert said.startswith(
-        "11 sequences failed an input check and were not measured (2 nan_logprob, 9 token_mismatch). "
-    )
-
-
 def test_invalid_input_of_a_recorder_that_is_lost_is_not_called_resolved():
     for unheard, said in ((True, "Went away without proof of recovery"), (False, "Resolved")):
         evaluator = Evaluator([{"on": "invalid-input", "do": ["notify"]}])
@@ -726,6 +708,10 @@ def test_what_nobody_measures_is_not_called_broken():
     (incident,) = evaluator.tick(10.0, verdict_of("PASS"), invalid={"nan_logprob": 1})
     assert incident.state_text == "Invalid input"
     assert incident.extents[0][1].startswith("1 sequence failed an input check and was not measured (1 nan_logprob). ")
+    (incident,) = evaluator.tick(20.0, verdict_of("PASS"), invalid={"nan_logprob": 2, "token_mismatch": 9})
+    assert (incident.kernel_train, incident.kernel_inference) == verdict_of("PASS").cell[-2:]
+    said = "11 sequences failed an input check and were not measured (2 nan_logprob, 9 token_mismatch). "
+    assert incident.extents[0][1].startswith(said)
 
 
 def test_a_breach_is_told_as_it_was_and_then_as_it_is():
