@@ -204,11 +204,15 @@ def now() -> float:
 
 @pytest.fixture
 def sender() -> type[Sender]:
-    """Makes senders."""
     return Sender
 
 
 @pytest.fixture
 def contract() -> Any:
-    """Makes contracts."""
     return make_contract
+
+
+@pytest.fixture
+def merged() -> Any:
+    """Puts requests into one."""
+    return merge

@@ -48,7 +48,6 @@ def exact(binned: Any, values: Any) -> bool:
 
 
 def gauge_of(step: float, now: float, contract: str = "policy") -> Any:
-    """An export of the trainer's step."""
     message = ExportMetricsServiceRequest()
     metric = message.resource_metrics.add().scope_metrics.add().metrics.add(name="kc.train.step")
     point = metric.gauge.data_points.add(time_unix_nano=int(now * 1e9), as_double=step)

@@ -36,5 +36,10 @@ def contract() -> Contract:
 
 
 @pytest.fixture(scope="session")
+def make_contract() -> Any:
+    return contract_named
+
+
+@pytest.fixture(scope="session")
 def make_transition() -> Any:
     return transition_of

@@ -116,7 +116,6 @@ KERNELS = ("train-kernel", "inference-kernel")
 
 
 def pinned(slice="code", kernel="inference-kernel", at=1.0, until=None, contract="policy-7b"):
-    """A pin by somebody for a reason."""
     return Pin(contract, slice, kernel, "ada", "known false alarm", at, until)
 
 

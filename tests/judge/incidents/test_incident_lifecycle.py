@@ -164,7 +164,6 @@ def test_an_earlier_onset_moves_the_start_and_not_the_id():
 
 
 def edges_of(verdict: Verdict) -> tuple[Transition, ...]:
-    """What fires because of a verdict."""
     contract = contract_with(ROUTING)
     return advance(contract, PolicyState(contract.name), [verdict], {}, 15.0)[1]
 

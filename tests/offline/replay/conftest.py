@@ -58,13 +58,11 @@ def as_written(requests):
 
 @pytest.fixture
 def make_contract():
-    """Makes contracts."""
     return lambda **changes: load_text(contract_text(**changes), "policy.yaml")
 
 
 @pytest.fixture
 def traffic():
-    """Requests with their times."""
     return arrivals
 
 
