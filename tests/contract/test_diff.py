@@ -41,7 +41,6 @@ _OLD = load_text(_TEXT)
     ("old", "new", "expected"),
     [
         ("limit: 0.15", "limit: 0.2", ["loosens numerical[half-range].limit"]),
-        ("limit: 0.15", "limit: 0.1", ["tightens numerical[half-range].limit"]),
         ("limit: 0.01,", "limit: 0.015,", ["loosens statistical[tv].limit"]),
         ("long: 0.02", "long: 0.03", ["loosens statistical[tv].slices.long"]),
         ("{long: 0.02}", "{}", ["tightens statistical[tv].slices.long"]),
@@ -72,7 +71,6 @@ _OLD = load_text(_TEXT)
         # observability
         ("confidence: 0.99", "confidence: 0.95", ["loosens observability.confidence"]),
         ("min_samples: 5000", "min_samples: 4000", ["loosens observability.min_samples"]),
-        ("min_samples: 5000", "min_samples: 6000", ["tightens observability.min_samples"]),
         ("sampling: 0.1", "sampling: 0.1, min_sequences: 50", ["loosens observability.min_sequences"]),
         ("sampling: 0.1", "sampling: 0.1, min_sequences: 500", ["tightens observability.min_sequences"]),
         (
@@ -82,7 +80,6 @@ _OLD = load_text(_TEXT)
         ),
         ("sampling: 0.1", "sampling: 0.05", ["loosens observability.sampling"]),
         ("heartbeat: 60s", "heartbeat: 2m", ["loosens observability.heartbeat"]),
-        ("heartbeat: 60s", "heartbeat: 30s", ["tightens observability.heartbeat"]),
         ("heartbeat: 60s", "heartbeat: 60s, false_alarms: 60d", ["loosens observability.false_alarms"]),
         ("heartbeat: 60s", "heartbeat: 60s, false_alarms: 7d", ["tightens observability.false_alarms"]),
         ("window: 5m", "window: 10m", ["changes observability.window"]),
@@ -174,11 +171,6 @@ def test_a_field_that_is_no_longer_declared_is_a_loosening():
     assert (change.field, change.sentence) == ("kernels.inference.dtype", "a kernel is no longer held to 'fp8'")
 
 
-def test_a_dropped_promise_is_a_loosening():
-    after = load_text(_TEXT.replace("  - {id: share, metric: clip_budget_share, limit: 0.5}\n", ""))
-    assert [change.loosening for change in diff(_OLD, after)] == [False, True]
-
-
 def test_reordered_steps_are_the_same_ladder():
     """Steps are paired by what they wait for, not by their place."""
     lines = _TEXT.splitlines()
@@ -234,14 +226,11 @@ def contracts(draw):
     )
 
 
-@given(contracts())
-def test_a_contract_does_not_differ_from_itself(contract):
-    assert diff(contract, contract) == []
-
-
 @given(contracts(), contracts())
 def test_going_back_undoes_the_judgement(before, other):
+    """Of the ladder, whose steps are paired by what they have in common, by number; equal hashes are no difference."""
     opposite = {"loosens": "tightens", "tightens": "loosens", "adds": "drops", "drops": "adds", "changes": "changes"}
+    there, back = diff(before, other), diff(other, before)
 
     def judged(changes, turn):
         return sorted(
@@ -250,19 +239,14 @@ def test_going_back_undoes_the_judgement(before, other):
             if not change.field.startswith(("escalation", "metadata"))
         )
 
-    assert judged(diff(before, other), {}) == judged(diff(other, before), opposite)
-
-
-@pytest.mark.slow
-@given(contracts(), contracts())
-def test_the_ladder_is_judged_the_same_way_back(before, other):
-
-    def count(changes, kinds):
+    def steps(changes, kinds):
         return sum(change.kind in kinds for change in changes if change.field.startswith("escalation"))
 
-    there, back = diff(before, other), diff(other, before)
-    assert count(there, {"drops", "adds"}) == count(back, {"drops", "adds"})
-    assert count(there, {"loosens", "tightens"}) == count(back, {"loosens", "tightens"})
+    assert judged(there, {}) == judged(back, opposite)
+    for kinds in ({"drops", "adds"}, {"loosens", "tightens"}):
+        assert steps(there, kinds) == steps(back, kinds)
+    assert (there == []) == (before.hash == other.hash)
+    assert diff(before, before) == []
 
 
 @given(contracts(), st.data())
@@ -276,9 +260,3 @@ def test_tightening_a_limit_never_loosens(contract, data):
     changes = diff(contract, Contract.model_validate(content))
     assert not any(change.loosening for change in changes)
     assert [change.kind for change in changes if change.field.startswith("statistical")] == ["tightens"]
-
-
-@pytest.mark.slow
-@given(contracts(), contracts())
-def test_equal_hashes_mean_no_difference(before, other):
-    assert (diff(before, other) == []) == (before.hash == other.hash)

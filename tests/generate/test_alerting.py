@@ -46,10 +46,15 @@ def test_identities_fit_grafanas_columns_and_are_unique(rules):
 
 
 def test_without_an_evaluator_one_rule_fires_and_the_others_stay_as_they_are(policy, rules):
-    """No series, or a query that fails, clears nothing and sets off the rule that an evaluator lives, and no other."""
+    """No series, or a query that fails, clears nothing and sets off the rule that an evaluator lives, and no other.
+
+    The code of no data stands where a clause has no series and an evaluator lives.
+    """
     for alert, rule in zip(alert_steps(policy), rules, strict=True):
         assert rule["noDataState"] == ("OK" if alert.clause is None else "KeepLast")
         assert rule["execErrState"] == "KeepLast"
+        asked = rule["data"][0]["model"]["expr"]
+        assert ("2 * absent(" in asked and " and on () (" in asked) == (alert.step.on == "no-data")
     (group,) = yaml.safe_load(evaluator_alerting_file().text)["groups"]
     down, *states = group["rules"]
     assert {(rule["noDataState"], rule["execErrState"]) for rule in states} == {("KeepLast", "KeepLast")}
@@ -62,13 +67,6 @@ def test_without_an_evaluator_one_rule_fires_and_the_others_stay_as_they_are(pol
     assert down["data"][1]["model"]["conditions"] == [{"evaluator": {"type": "gt", "params": [60]}}]
     # A scrape of 15 s that fails, an evaluation, and the wait are less than a minute.
     assert (group["interval"], down["for"]) == ("10s", "30s")
-
-
-def test_a_clause_without_any_verdict_has_no_data_if_an_evaluator_lives(policy, rules):
-    """Its code stands where no series is; without an evaluator there is nothing, and the rule keeps its state."""
-    for alert, rule in zip(alert_steps(policy), rules, strict=True):
-        asked = rule["data"][0]["model"]["expr"]
-        assert ("2 * absent(" in asked and " and on () (" in asked) == (alert.step.on == "no-data")
 
 
 @pytest.mark.parametrize(

@@ -20,13 +20,9 @@ def generated(repository: Path):
 
 
 @pytest.mark.slow
-def test_the_checked_in_files_are_current(repository: Path, generated) -> None:
-    assert [str(file.path) for file in stale(generated, repository / "dashboards")] == []
-
-
-@pytest.mark.slow
-def test_nothing_is_left_over(repository: Path, generated) -> None:
+def test_the_checked_in_files_are_current_and_nothing_is_left_over(repository: Path, generated) -> None:
     folder = repository / "dashboards"
+    assert [str(file.path) for file in stale(generated, folder)] == []
     present = {path.relative_to(folder) for kind in ("grafana", "prometheus") for path in (folder / kind).rglob("*.*")}
     assert {str(path) for path in present} == {str(file.path) for file in generated}
 

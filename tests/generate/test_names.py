@@ -8,13 +8,10 @@ from kc_otel.contract.registry.own_metrics import ATTRIBUTES, METRICS, Instrumen
 
 
 def test_metrics_get_the_name_that_prometheus_users_expect() -> None:
+    """The unit comes before `_total`, and is not doubled where the name has it already."""
     assert metric("kc.bound.estimate") == "kc_bound_estimate"
     assert metric("kc.evaluator.points") == "kc_evaluator_points_total"
     assert metric("kc.evaluator.tick.duration") == "kc_evaluator_tick_duration_seconds"
-
-
-def test_a_counter_of_seconds_carries_both_suffixes() -> None:
-    """The unit comes before `_total`, and is not doubled where the name has it already."""
     assert prometheus_name(Metric("kc.time", "s", Instrument.COUNTER, (), "")) == "kc_time_seconds_total"
     assert prometheus_name(Metric("kc.time.seconds", "s", Instrument.GAUGE, (), "")) == "kc_time_seconds"
 

@@ -210,6 +210,12 @@ def as_in_grafana(expression: str, *, range: str = "1h", interval: str = "5m") -
     return re.sub(r"\$(contract|slice|kernel_train|kernel_inference)", ".*", filled)
 
 
+def asking(series: Mapping[str, str], asked: list[dict], interval: str = "15s") -> dict[str, Any]:
+    """A test that asks queries where there are these series."""
+    rows = [{"series": name, "values": values} for name, values in series.items()]
+    return {"interval": interval, "input_series": rows, "promql_expr_test": asked}
+
+
 def passes(promtool, path: Path, tests: list[dict], rules: list[Path] = (), interval: str = "15s") -> None:
     """Run `promtool test rules`."""
     content = {"rule_files": list(map(str, rules)), "evaluation_interval": interval, "tests": tests}
@@ -266,19 +272,15 @@ def test_what_fires_goes_on_while_no_evaluator_lives(promtool, policy, tmp_path)
         expected = [{"labels": f'{{clause="token-tv", slice="{slice}"}}', "value": 1} for slice in slices]
         return {"expr": expr, "eval_time": at, "exp_samples": expected}
 
-    test = {
-        "interval": "15s",
-        "input_series": [{"series": series, "values": values} for series, values in cells.items()],
-        "promql_expr_test": [
-            firing(at, name, slices)
-            for at in ("9m45s", "60m")
-            for name, slices in (("KernelContractBroken", ["all"]), ("KernelContractNoData", ["code"]))
-        ]
-        + [{"expr": 'count(ALERTS{alertname="KernelContractEvaluatorDown", alertstate="firing"})',
-            "eval_time": "60m", "exp_samples": [{"value": 1}]}],
-    }  # fmt: skip
+    down = 'count(ALERTS{alertname="KernelContractEvaluatorDown", alertstate="firing"})'
+    asked = [
+        firing(at, name, slices)
+        for at in ("9m45s", "60m")
+        for name, slices in (("KernelContractBroken", ["all"]), ("KernelContractNoData", ["code"]))
+    ]
+    asked.append({"expr": down, "eval_time": "60m", "exp_samples": [{"value": 1}]})
     rules = [tmp_path / "prometheus" / "rules" / name for name in ("policy-7b.yaml", "_evaluator.yaml")]
-    passes(promtool, tmp_path / "test.yaml", [test], rules)
+    passes(promtool, tmp_path / "test.yaml", [asking(cells, asked)], rules)
 
 
 LIVES = 'kc_evaluator_last_evaluation_seconds{kc_contract="policy-7b"'
@@ -307,15 +309,9 @@ def test_states_go_on_while_nobody_judges_their_contract(
         firing = 'ALERTS{alertstate="firing", severity!="warning"} or ALERTS{alertstate="firing", clause=""}'
         return {"expr": f"group by (alertname) ({firing})", "eval_time": at, "exp_samples": expected}
 
-    test = {
-        "interval": "15s",
-        "input_series": [{"series": name, "values": values} for name, values in series.items()],
-        "promql_expr_test": [
-            firing("4m45s", *names), firing("8m", *sorted((*names, "EvaluatorDown"))), firing("15m30s", *names)
-        ],
-    }  # fmt: skip
+    asked = [firing("4m45s", *names), firing("8m", *sorted((*names, "EvaluatorDown"))), firing("15m30s", *names)]
     rules = [tmp_path / "prometheus" / "rules" / name for name in ("policy-7b.yaml", "_evaluator.yaml")]
-    passes(promtool, tmp_path / "test.yaml", [test], rules)
+    passes(promtool, tmp_path / "test.yaml", [asking(series, asked)], rules)
 
 
 def test_states_of_a_contract_that_was_retired_end_a_day_later(promtool, policy: Contract, tmp_path: Path) -> None:
@@ -352,14 +348,9 @@ def test_the_silence_of_a_slice_that_is_kept_away_as_ordered_is_no_alert(
         cell("kc_verdict_no_traffic", "code"): "1x80",
     }
     expr = 'group by (slice) (ALERTS{alertname="KernelContractNoData", alertstate="firing", clause="token-tv"})'
-    test = {
-        "interval": "15s",
-        "input_series": [{"series": name, "values": values} for name, values in series.items()],
-        "promql_expr_test": [
-            {"expr": expr, "eval_time": "19m", "exp_samples": [{"labels": '{slice="all"}', "value": 1}]}
-        ],
-    }
-    passes(promtool, tmp_path / "test.yaml", [test], [tmp_path / "prometheus" / "rules" / "policy-7b.yaml"])
+    asked = {"expr": expr, "eval_time": "19m", "exp_samples": [{"labels": '{slice="all"}', "value": 1}]}
+    rules = [tmp_path / "prometheus" / "rules" / "policy-7b.yaml"]
+    passes(promtool, tmp_path / "test.yaml", [asking(series, [asked])], rules)
 
 
 def route(slice: str, version: str, kernel: str) -> str:
@@ -446,8 +437,7 @@ def test_dashboard_queries_answer_what_they_say(promtool, tmp_path, case):
         "eval_time": "30m",
         "exp_samples": [{"labels": labels, "value": value} for labels, value in expected],
     }
-    rows = [{"series": name, "values": values} for name, values in series]
-    passes(promtool, tmp_path / "queries.yaml", [{"interval": "1m", "input_series": rows, "promql_expr_test": [asked]}])
+    passes(promtool, tmp_path / "queries.yaml", [asking(dict(series), [asked], "1m")])
 
 
 @pytest.mark.slow

@@ -204,13 +204,11 @@ def now() -> float:
 
 @pytest.fixture
 def sender() -> type[Sender]:
-    """Makes senders."""
     return Sender
 
 
 @pytest.fixture
 def contract() -> Any:
-    """Makes contracts."""
     return make_contract
 
 

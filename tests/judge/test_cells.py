@@ -117,13 +117,10 @@ def test_it_says_what_is_assumed_and_what_is_measured() -> None:
     )
     evaluator.ingest_metrics(Sender("kc.drift.tv_token_by_prompt", inference="c" * 12).request(NOW, [0.01]), NOW)
     assert [said.split(" of kernel ")[1][:12] for said in evaluator.sampling("policy")] == ["b" * 12, "c" * 12]
-
-
-def test_a_contract_on_sequences_assumes_what_it_says() -> None:
     clause = {"id": "tv", "metric": "tv_token", "unit": "sequence", "limit": 0.1}
     evaluator = Evaluator([make_contract(statistical=[clause], slices={})])
     evaluator.ingest_metrics(Sender("kc.drift.tv_token_by_sequence").request(NOW, [0.01] * 10), NOW)
-    assert evaluator.sampling("policy") == []
+    assert evaluator.sampling("policy") == [], "a contract on sequences assumes what it says"
 
 
 LADDER = [{"on": "fail", "do": ["notify"]}, {"on": "invalid-input", "do": ["halt"]}]
@@ -226,20 +223,14 @@ def test_where_all_that_comes_fails_the_checks_the_cell_is_invalid_input() -> No
 
 
 def test_a_contract_of_which_nothing_was_ever_measured_says_which_check_fails() -> None:
-    """Of a kernel that only sends invalid sequences the cell is INVALID INPUT from the start."""
-    evaluator = Evaluator([make_contract(slices={})])
-    evaluator.ingest_metrics(counted("not_same_tokens", 40, NOW - 10, NOW), NOW)
-    verdict = judged(evaluator, NOW + 1)["all"]
-    assert verdict.status is Status.INVALID_INPUT
-    assert verdict.reason.startswith("INVALID INPUT, not_same_tokens: 40 sequences were not measured. The two sides do")
-
-
-def test_what_fails_one_check_on_several_kernels_is_added_up() -> None:
+    """Of kernels that only send invalid sequences the cell is INVALID INPUT from the start; these are added up."""
     evaluator = Evaluator([make_contract(slices={})])
     for name, sequences in (("b", 40), ("c", 2)):
         message = counted("not_same_tokens", sequences, NOW - 10, NOW, ("a" * 12, name * 12))
         evaluator.ingest_metrics(message, NOW)
-    assert "not_same_tokens: 42 sequences were not measured" in judged(evaluator, NOW + 1)["all"].reason
+    verdict = judged(evaluator, NOW + 1)["all"]
+    assert verdict.status is Status.INVALID_INPUT
+    assert verdict.reason.startswith("INVALID INPUT, not_same_tokens: 42 sequences were not measured. The two sides do")
 
 
 @pytest.mark.slow

@@ -11,10 +11,10 @@ import pytest
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
 
 from kc_otel.judge.contract_state import STREAMS_PER_SERIES
-from kc_otel.judge.evaluator import Evaluator, SeriesId
+from kc_otel.judge.evaluator import Evaluator
 from kc_otel.judge.series import Heard
 from kc_otel.judge.verdict import Cell, Status
-from tests.judge.conftest import NOW, counted, evaluator_of, info_request, take
+from tests.judge.conftest import NOW, counted, evaluator_of, info_request, merge, take
 from tests.tools.verdicts import verdicts_of
 
 TRAIN, INFERENCE, NEWER = "aaaaaaaaaaaa", "bbbbbbbbbbbb", "cccccccccccc"
@@ -48,7 +48,6 @@ def exact(binned: Any, values: Any) -> bool:
 
 
 def gauge_of(step: float, now: float, contract: str = "policy") -> Any:
-    """An export of the trainer's step."""
     message = ExportMetricsServiceRequest()
     metric = message.resource_metrics.add().scope_metrics.add().metrics.add(name="kc.train.step")
     point = metric.gauge.data_points.add(time_unix_nano=int(now * 1e9), as_double=step)
@@ -104,14 +103,14 @@ def test_window_content_equals_the_samples_in_it(contract: Any, sender: Any, now
     assert evaluator.counters == {"accepted": 39}
 
 
-def test_processes_of_one_pair_merge(contract: Any, sender: Any, merged: Any, now: float) -> None:
+def test_processes_of_one_pair_merge(contract: Any, sender: Any, now: float) -> None:
     evaluator = Evaluator([contract()])
     senders = [sender(instance=str(i)) for i in range(3)]
     values = [small(100) for _ in range(6)]
-    evaluator.ingest_metrics(merged(*[s.request(now + 5, v) for s, v in zip(senders, values, strict=False)]), now + 5)
+    evaluator.ingest_metrics(merge(*[s.request(now + 5, v) for s, v in zip(senders, values, strict=False)]), now + 5)
     senders[1].restart(now + 6)
     again = [s.request(now + 10, v) for s, v in zip(senders, values[3:], strict=True)]
-    evaluator.ingest_metrics(merged(*again), now + 10)
+    evaluator.ingest_metrics(merge(*again), now + 10)
     assert exact(evaluator.distribution(cell(), 300.0, now + 10), np.concatenate(values))
     assert evaluator.stream_count == 3
     assert evaluator.series_count == 1
@@ -236,11 +235,11 @@ def test_patience_follows_the_reports_that_are_due() -> None:
     assert len(heard.gaps) <= 8
 
 
-def test_what_nobody_asked_for_is_counted_and_told(contract: Any, sender: Any, merged: Any, now: float) -> None:
+def test_what_nobody_asked_for_is_counted_and_told(contract: Any, sender: Any, now: float) -> None:
     """Unknown contracts and slices are refused with a reason for the sender; foreign metrics are passed over."""
     evaluator = Evaluator([contract()])
     outcome = evaluator.ingest_metrics(
-        merged(
+        merge(
             sender(contract="other").request(now, [0.1]),
             sender(slice="poetry").request(now, [0.1]),
             sender("http.duration").request(now, [0.1]),
@@ -343,18 +342,6 @@ def test_points_of_no_contract_that_is_loaded_are_missing_of_each(contract, send
         assert strange.text == "contract 'polcy' is not loaded here; loaded: policy, reward; from 0"
         assert (nameless.outcome, nameless.pair) == ("malformed", ("", ""))
         assert nameless.text.startswith("a point of kc.drift.tv_token has no attribute kc.contract")
-
-
-def test_series_over_the_cap_go_to_other(contract: Any, sender: Any, now: float) -> None:
-    """Kernel versions without end fill the cap and no more; what is over it is still counted, as slice `other`."""
-    evaluator = Evaluator([contract(observability={"max_series": 5})])
-    for i in range(20):
-        evaluator.ingest_metrics(sender(inference=f"{i:012d}").request(now, [0.5, 0.25]), now)
-    assert evaluator.series_count == 6
-    other = SeriesId("policy", "kc.drift.tv_token", "other", "", "")
-    assert other in evaluator.series()
-    assert evaluator.distribution(other, 300, now).total == 30
-    assert evaluator.events["series_over_cap"] == 15
 
 
 def test_a_kernel_that_finds_no_room_is_told_and_has_a_verdict(contract: Any, sender: Any, now: float) -> None:
@@ -519,24 +506,21 @@ def test_a_clock_that_goes_forward_and_back_blinds_nothing(contract: Any, sender
 
 
 def test_invalid_input_is_counted_by_kernel_pair_and_reason_within_the_window(contract: Any, now: float) -> None:
-    """Failed input checks are counts per reason that leave the window as time goes on; a sender may name no pair."""
+    """They leave the window as time goes on, and are traffic of their kernel, of which no slice is known.
+
+    A sender may name no pair.
+    """
     evaluator = Evaluator([contract()])
     for reason, count, at, pair in (
         ("nan", 4, now, None), ("shift", 1, now, None), ("nan", 10, now + 60, None), ("nan", 3, now + 60, ("aa", "bb")),
     ):  # fmt: skip
         evaluator.ingest_metrics(counted(reason, count, now - 5, at, pair), at)
+    assert evaluator.newest("policy")["all", "bb"] == (pytest.approx(now + 60), now + 60)
     named = {("aa", "bb"): {"nan": 3}}
     assert evaluator.invalid_input("policy", now + 61, 300) == {("", ""): {"nan": 10, "shift": 1}, **named}
     assert evaluator.invalid_input("policy", now + 320, 300) == {("", ""): {"nan": 6}, **named}
     assert evaluator.invalid_input("policy", now + 320, 3600) == {("", ""): {"nan": 10, "shift": 1}, **named}
     assert evaluator.invalid_input("policy", now + 400, 300) == {}
-
-
-def test_sequences_that_fail_an_input_check_are_traffic_of_their_kernel(contract: Any, now: float) -> None:
-    """No slice is known of them; a version that is kept from all traffic and sends them serves."""
-    evaluator = Evaluator([contract()])
-    evaluator.ingest_metrics(counted("nan", 4, now - 5, now, ("aa", "bb")), now)
-    assert evaluator.newest("policy") == {("all", "bb"): (pytest.approx(now), now)}
 
 
 def test_where_nothing_arrives_the_reason_names_what_does(contract: Any, sender: Any, now: float) -> None:

@@ -114,7 +114,8 @@ def test_operators_without_end_take_no_memory_without_end(contract, of, now):
     assert evaluator.series_count == 11
     assert evaluator.events["series_over_cap"] == 90
     (other,) = (series for series in evaluator.series() if series.slice == "other")
-    assert other.metric == METRIC
+    assert (other.metric, other.kernel_train, other.kernel_inference) == (METRIC, "", "")
+    assert evaluator.distribution(other, 300, now + 1).total == 90 * 3
     assert len(state.newest) == 10  # what is counted together is no kernels'
     evaluator.evaluate(now + 7200)
     assert evaluator.series_count == 0

@@ -101,10 +101,23 @@ def test_attributes_have_lengths(sender: Any, now: float, attributes: dict[str, 
     assert said in refused.message
 
 
-def test_an_attribute_that_is_no_text_has_a_length_too(sender: Any, now: float) -> None:
-    """Lists and bytes are no names of ours, and still not of any size."""
+def _overflow(point: Any) -> None:
+    """Two observations of 1.7e308 have no sum; drift is never that large."""
+    point.positive.offset, point.sum, point.max = 1023 * 2**4 + 10, 1.7e308, 1.7e308
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda point: setattr(point.attributes.add(key="blob").value, "bytes_value", b"x" * 2000),
+        lambda point: setattr(point.positive, "offset", 2**31 - 1),  # refused before anything is allocated for it
+        _overflow,
+    ],
+    ids=["attributes that are no text and long", "buckets that no double reaches", "sums that overflow"],
+)
+def test_sizes_and_numbers_without_bounds_are_malformed(sender: Any, now: float, change: Any) -> None:
     request = sender().request(now, [0.5])
-    only_point(request).attributes.add(key="blob").value.bytes_value = b"x" * 2000
+    change(only_point(request))
     assert read(request) == ([], {"malformed": 1})
 
 
@@ -116,13 +129,6 @@ def test_a_long_attribute_of_a_resource_leaves_the_others(sender: Any, now: floa
     resource.attributes.add(key="deployment.environment.name").value.string_value = "prod"
     (found,) = read(request)[0]
     assert found.origin.resource == {"service.instance.id": "0", "deployment.environment.name": "prod"}
-
-
-def test_buckets_beyond_every_number_are_malformed(sender: Any, now: float) -> None:
-    """An offset that no double reaches is refused before anything is allocated for it."""
-    request = sender().request(now, [0.5])
-    only_point(request).positive.offset = 2**31 - 1
-    assert read(request) == ([], {"malformed": 1})
 
 
 @pytest.mark.parametrize("edges", [None, (0.1, 0.2)])
@@ -160,15 +166,6 @@ def test_a_sum_that_the_buckets_cannot_have_is_refused(sender, now, edges):
         only_point(request).sum = total
         points, refused = read(request)
         assert (len(points), refused["malformed"]) == (counted, 1 - counted), total
-
-
-def test_numbers_whose_sums_would_overflow_are_refused(sender: Any, now: float) -> None:
-    """Two observations of 1.7e308 have no sum; drift is never that large, and such a point is refused."""
-    request = sender().request(now, [0.5])
-    point = only_point(request)
-    point.positive.offset, point.sum, point.max = 1023 * 2**4 + 10, 1.7e308, 1.7e308
-    points, refused = read(request)
-    assert (points, refused) == ([], {"malformed": 1})
 
 
 @pytest.mark.slow

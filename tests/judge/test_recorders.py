@@ -80,8 +80,7 @@ def test_a_slice_that_every_recorder_defines_otherwise_has_no_verdict(columns: b
 @pytest.mark.parametrize("columns", [False, True])
 @pytest.mark.parametrize("cumulative", [pytest.param(False, marks=pytest.mark.slow), True])
 @pytest.mark.parametrize(
-    "instances",
-    [pytest.param(("0", "1"), marks=pytest.mark.slow), [f"{'a' * 200}{rank}{'z' * 200}" for rank in "01"]],
+    "instances", [pytest.param(("0", "1"), marks=pytest.mark.slow), [f"{'a' * 200}{rank}{'z' * 200}" for rank in "01"]]
 )
 def test_a_recorder_is_heard_by_what_it_observes(columns: bool, cumulative: bool, instances: Sequence[str]) -> None:
     """That it reports itself, and its counts of before, is no observation; equal numbers of new ones are.

@@ -14,6 +14,7 @@ from kc_otel.judge.statistics import mean_test
 from kc_otel.judge.verdict import Status, Verdict
 from kc_otel.stats import reward_sides
 from tests.judge.conftest import NOW, Sender, make_contract, merge
+from tests.tools.contracts import contract_text
 from tests.tools.verdicts import verdicts_of
 
 LIMIT = 0.1
@@ -106,22 +107,12 @@ def test_both_sides_are_held_to_the_same_limit() -> None:
 @pytest.mark.parametrize(
     ("clause", "message"),
     [
-        ("{id: r, metric: reward_drift, limit: 3}", "a reward drift over this reward_range"),
-        ("{id: r, metric: reward_drift, limit: 0.1, cap: 2}", "reward_drift takes no cap"),
-        ("{id: r, metric: reward_drift, statistic: p99, limit: 0.1}", "reward_drift is always a mean"),
-        ("{id: r, metric: reward_drift, unit: token, limit: 0.1}", "is observed once per sequence"),
+        ({"limit": 3}, "a reward drift over this reward_range"),
+        ({"cap": 2}, "reward_drift takes no cap"),
+        ({"statistic": "p99"}, "reward_drift is always a mean"),
+        ({"unit": "token"}, "is observed once per sequence"),
     ],
 )
-def test_what_a_clause_cannot_say_is_refused(clause: str, message: str) -> None:
-    """With what to write instead, at its line."""
-    text = f"""
-apiVersion: kernel-contract/v1
-kind: KernelContract
-metadata: {{name: policy, version: 1, owner: rl}}
-kernels: {{train: {{engine: torch}}, inference: {{engine: vllm}}}}
-assumptions: {{reward_range: [-1, 1]}}
-statistical:
-  - {clause}
-"""
+def test_what_a_clause_cannot_say_is_refused(clause: dict[str, Any], message: str) -> None:
     with pytest.raises(Exception, match=message):
-        load_text(text)
+        load_text(contract_text(assumptions={"reward_range": [-1, 1]}, statistical=[CLAUSE | clause]))

@@ -10,7 +10,6 @@ from tests.benchmarks.soak import SMALL, STEPS, TRAFFIC, Soak, Traffic
 
 
 def fails(verdict: Verdict) -> bool:
-    """Whether it is a FAIL."""
     return verdict.status is Status.FAIL
 
 

@@ -41,11 +41,15 @@ def sides():
     return train, inference, ["prose"] * 60 + ["code"] * 60
 
 
-def test_verdicts_are_those_of_a_recording(contract, sides, tmp_path):
+def test_verdicts_are_those_of_a_recording_and_its_text_has_each_and_what_is_not_judged(contract, sides, tmp_path):
     train, inference, task = sides
     found = kc_otel.compare(train, inference, contract=contract, slices={"task": task})
     assert (found.status, found.sequences, found.tokens) == (Status.FAIL, 120, 4800)
     assert (found.verdicts[0].cell.clause, found.verdicts[0].status) == ("token-tv", Status.FAIL)
+    text = repr(found)
+    assert text.startswith("FAIL under policy v2: 120 sequences, 4,800 tokens")
+    assert "  verdicts that cover only the measured traffic: token-tv" in text
+    assert "not judged: kl" in text
     np.savez(tmp_path / "log.npz", train_logprobs=train, inference_logprobs=inference, task=np.array(task))
     recording = load_recording(tmp_path / "log.npz")
     same = judge(contract, by_contract(recording, contract), time.time())
@@ -70,15 +74,6 @@ def test_a_side_in_half_precision_is_noted(contract, sides):
     found = kc_otel.compare(rounded, inference, contract=contract, slices={"task": task})
     assert "log-probabilities of the train side all lie on float16's grid" in repr(found)
     assert "grid" not in repr(kc_otel.compare(train, inference, contract=contract, slices={"task": task}))
-
-
-def test_its_text_has_every_verdict_and_what_is_not_judged(contract, sides):
-    train, inference, task = sides
-    text = repr(kc_otel.compare(train, inference, contract=contract, slices={"task": task}))
-    assert "FAIL under policy v2: 120 sequences, 4,800 tokens" in text
-    assert "  verdicts that cover only the measured traffic: token-tv" in text
-    assert text.startswith("FAIL under policy v2")
-    assert "not judged: kl" in text
 
 
 def test_rollouts_of_one_prompt_count_together_and_unknown_prompts_are_noted(sides):

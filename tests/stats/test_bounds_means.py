@@ -127,15 +127,12 @@ def test_beyond_the_cap_no_upper_bound_is_claimed(histogram_of):
 
 
 def test_a_bin_that_may_reach_beyond_the_cap_counts_as_beyond():
-    sample = Binned(np.array([0.0, 4.9]), np.array([0.1, 5.1]), np.array([999, 1]), 1000, 30.0, math.nan, math.nan)
-    assert capped_mean_interval(sample, **UNBOUNDED, **LEVELS).upper == math.inf
-
-
-def test_a_bin_that_may_reach_below_the_cap_counts_as_below():
-    """What is known to lie in [-2.1, -1.9] is not known to respect a cap of 2; a promised end it may straddle."""
-    sample = Binned(np.array([-2.1, 0.0]), np.array([-1.9, 0.1]), np.array([1, 999]), 1000, 30.0, math.nan, math.nan)
-    assert capped_mean_interval(sample, low=-math.inf, high=5.0, cap=2.0, **LEVELS).lower == -math.inf
-    assert capped_mean_interval(sample, low=-2.0, high=5.0, cap=5.0, **LEVELS).lower >= -2.0
+    """What is known to lie in [1.9, 2.1] is not known to respect a cap of 2; a promised end it may straddle."""
+    above = Binned(np.array([0.0, 1.9]), np.array([0.1, 2.1]), np.array([999, 1]), 1000, 30.0, math.nan, math.nan)
+    assert capped_mean_interval(above, low=0.0, high=math.inf, cap=2.0, **LEVELS).upper == math.inf
+    below = Binned(np.array([-2.1, 0.0]), np.array([-1.9, 0.1]), np.array([1, 999]), 1000, 30.0, math.nan, math.nan)
+    assert capped_mean_interval(below, low=-math.inf, high=5.0, cap=2.0, **LEVELS).lower == -math.inf
+    assert capped_mean_interval(below, low=-2.0, high=5.0, cap=5.0, **LEVELS).lower >= -2.0
 
 
 def test_a_signed_quantity_is_cut_on_both_sides():

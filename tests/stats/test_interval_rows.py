@@ -15,12 +15,7 @@ from kc_otel.stats import Buckets, ExponentialHistogram
 from kc_otel.stats.histogram_columns import HistogramColumns
 from kc_otel.stats.interval_rows import HistogramRows, IntervalRows, rows_of
 from kc_otel.stats.means import mean_intervals
-from kc_otel.stats.quantiles import (
-    fraction_intervals,
-    maximum_intervals,
-    quantile_intervals,
-    two_valued_mean_intervals,
-)
+from kc_otel.stats.quantiles import fraction_intervals, maximum_intervals, quantile_intervals, two_valued_mean_intervals
 
 ALPHAS = {"alpha_lower": 0.005 / 7, "alpha_upper": 0.005}
 RANGES = {

@@ -18,17 +18,14 @@ WEIGHTS = st.floats(0.0, 1.0)
 
 
 def canary(weight, version="inferB"):
-    """A canary of one version."""
     return Canary("policy-7b", version, weight, "canary, step 2 of 3", 1.0)
 
 
 def table_of(*canaries):
-    """A table with these canaries."""
     return changed(DecisionTable(), 1.0, canaries=canaries)
 
 
 def chosen(router, key, where=(), version="inferB"):
-    """The kernel for a request."""
     return router.choose("policy-7b", where, version, key=key)
 
 

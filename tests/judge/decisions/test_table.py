@@ -30,7 +30,7 @@ EVERYTHING = (
 )  # fmt: skip
 
 
-def test_firing_route_avoids_the_version_and_stays_after_the_resolve(contract, make_transition):
+def test_firing_route_avoids_the_version_since_the_first_time_and_stays_after_the_resolve(contract, make_transition):
     table = apply(DecisionTable(), [make_transition()], contract, 100)
     (route,) = table.routes
     assert (route.contract, route.slice, route.avoid, route.train) == ("policy-7b", "code", "inferB", "trainA")
@@ -38,10 +38,6 @@ def test_firing_route_avoids_the_version_and_stays_after_the_resolve(contract, m
     assert route.reason == "0.008 is above 0.004"
     assert (table.version, table.at) == (1, 100)
     assert apply(table, [make_transition("resolved", at=200)], contract, 200) == table
-
-
-def test_firing_again_keeps_the_first_time(contract, make_transition):
-    table = apply(DecisionTable(), [make_transition()], contract, 100)
     assert apply(table, [make_transition("resolved"), make_transition(at=300)], contract, 300) == table
 
 
@@ -120,7 +116,6 @@ KERNELS = ("train-kernel", "inference-kernel")
 
 
 def pinned(slice="code", kernel="inference-kernel", at=1.0, until=None, contract="policy-7b"):
-    """A pin by somebody for a reason."""
     return Pin(contract, slice, kernel, "ada", "known false alarm", at, until)
 
 

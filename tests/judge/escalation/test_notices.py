@@ -18,7 +18,6 @@ from tests.tools.bodies import body_of
 
 
 def silenced(id="one", clause=None, slice=None, at=0.0, until=100.0, by="ada", why="planned work"):
-    """A silence by somebody for a reason."""
     return Silence(id, "policy-7b", clause, slice, by, why, at, until)
 
 

@@ -178,22 +178,18 @@ def test_force_needs_a_reason_and_a_place_ahead(terms):
         tell(further, terms, "force", "more", 7.0, stage=Stage.CANARY)
 
 
-def test_what_a_person_knew_when_they_forced_does_not_take_it_back_at_once(terms, round_of):
+def test_what_a_person_knew_when_they_forced_does_not_take_it_back_at_once_and_a_new_failure_does(terms, round_of):
     """A FAIL from before is forgiven for as long as its data are in the window; new data that fail are not."""
     promotion, _ = begin(terms, V, "ada", 0.0)
+    forced, _ = tell(promotion, terms, "force", "hurry", 5.0, round_of(terms, 5.0), stage=Stage.CANARY)
+    _, moves = run(forced, terms, round_of, [(6, "FAIL")])
+    assert [move.kind for move in moves] == [MoveKind.ROLLBACK]
     failing = round_of(terms, 100.0, "FAIL")
     promotion, _ = advance(promotion, terms, failing, ())
     forced, _ = tell(promotion, terms, "force", "we know", 101.0, failing, stage=Stage.CANARY)
     forced, moves = run(forced, terms, round_of, [(n, "FAIL") for n in range(102, 401)])
     assert (moves, forced.status) == ([], PromotionStatus.RUNNING)
     forced, moves = run(forced, terms, round_of, [(401, "FAIL")])
-    assert [move.kind for move in moves] == [MoveKind.ROLLBACK]
-
-
-def test_a_new_failure_after_force_takes_it_back_at_once(terms, round_of):
-    promotion, _ = begin(terms, V, "ada", 0.0)
-    forced, _ = tell(promotion, terms, "force", "hurry", 5.0, round_of(terms, 5.0), stage=Stage.CANARY)
-    _, moves = run(forced, terms, round_of, [(6, "FAIL")])
     assert [move.kind for move in moves] == [MoveKind.ROLLBACK]
 
 

@@ -86,9 +86,8 @@ def test_a_gate_that_refused_opens_nothing(contract, promotion, evidence):
 
 def test_a_gate_that_was_asked_about_a_part_opens_nothing(tmp_path):
     """What it was not asked about did not pass, so that the version is not one that keeps every promise."""
-    rng = np.random.default_rng(0)
-    inference = np.log(rng.uniform(0.1, 0.9, 4000))
-    save_recording(Recording(inference, inference, np.full(100, 40), ({},) * 100), tmp_path / "a.npz")
+    same = np.log(np.random.default_rng(0).uniform(0.1, 0.9, 4000))
+    save_recording(Recording(same, same, np.full(100, 40), ({},) * 100), tmp_path / "a.npz")
     text = TEXT + "slices: {code: {where: {task: code}}}\n"
     made = load_text(text)
     gate = gate_recordings(made, [read_input(tmp_path / "a.npz")], (TRAIN, INFERENCE), GateTerms(slices=("all",)), 1e9)

@@ -52,14 +52,10 @@ def repeated(real):
 
 @pytest.mark.parametrize("copies", [repeated, shifted, noisy, tweaked, prefixes, rotations])
 def test_copies_count_once(copies):
-    (first,) = first_of_each(recorded(copies(sampled())))
-    assert 20 <= first.sum() <= 35
-
-
-def test_the_longest_of_a_sequence_s_parts_counts():
-    made = recorded(prefixes(sampled()))
+    made = recorded(copies(sampled()))
     (first,) = first_of_each(made)
-    assert set(made.lengths[first]) == {40}
+    assert 20 <= first.sum() <= 35
+    assert set(made.lengths[first]) == {40}, "the longest of a sequence's parts"
 
 
 def test_the_same_tokens_count_once():

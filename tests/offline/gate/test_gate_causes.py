@@ -10,18 +10,16 @@ from kc_otel.recordings.recording_files import save_recording
 from tests.recordings._files import write_rows
 from tests.recordings.test_importers_formats import nemo_line
 from tests.tools.commands import commands
+from tests.tools.contracts import contract_text
 from tests.tools.two_causes import LIMIT, PLANTED, sampled
 
 pytestmark = pytest.mark.slow
 
-CONTRACT = f"""apiVersion: kernel-contract/v1
-kind: KernelContract
-metadata: {{name: policy, version: 1, owner: rl}}
-kernels: {{train: {{engine: torch}}, inference: {{engine: vllm}}}}
-slices: {{code: {{where: {{task: code}}}}, older: {{where: {{lag: ">= 4"}}}}}}
-statistical: [{{id: token-tv, metric: tv_token, unit: token, limit: {LIMIT}, slices: {{older: 0.9}}}}]
-observability: {{min_samples: 100}}
-"""
+CONTRACT = contract_text(
+    slices={"code": {"where": {"task": "code"}}, "older": {"where": {"lag": ">= 4"}}},
+    statistical=[{"id": "token-tv", "metric": "tv_token", "unit": "token", "limit": LIMIT, "slices": {"older": 0.9}}],
+    observability={"min_samples": 100},
+)
 TOGETHER = "drift and staleness together"
 
 

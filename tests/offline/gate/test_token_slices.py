@@ -7,30 +7,25 @@ import json
 import numpy as np
 import pytest
 
-from kc_otel.contract.load import load_text
 from kc_otel.judge.verdict import Status
 from kc_otel.offline.gate.recorded_verdicts import by_contract, judge
 from kc_otel.record.slice_table import Places
 from kc_otel.recordings.recording import Recording
 from kc_otel.recordings.recording_files import load_recording
+from tests.tools.contracts import contract_of
 
-CONTRACT = """
-apiVersion: kernel-contract/v1
-kind: KernelContract
-metadata: {name: policy, version: 1, owner: rl}
-kernels: {train: {engine: torch}, inference: {engine: vllm}}
-slices:
-  early: {where: {position: "< 64"}}
-  late: {where: {position: ">= 64"}}
-  first: {where: {turn: 1}}
-  second: {where: {turn: 2}}
-  prefill: {where: {phase: prefill}}
-statistical:
-  - {id: tv, metric: tv_token, limit: 0.01, cap: 0.05}
-runtime:
-  - {id: lag, metric: weights_lag, limit: 1}
-observability: {min_sequences: 50}
-"""
+CONTRACT = contract_of(
+    slices={
+        "early": {"where": {"position": "< 64"}},
+        "late": {"where": {"position": ">= 64"}},
+        "first": {"where": {"turn": 1}},
+        "second": {"where": {"turn": 2}},
+        "prefill": {"where": {"phase": "prefill"}},
+    },
+    statistical=[{"id": "tv", "metric": "tv_token", "limit": 0.01, "cap": 0.05}],
+    runtime=[{"id": "lag", "metric": "weights_lag", "limit": 1}],
+    observability={"min_sequences": 50},
+)
 PROMPTS, ROLLOUTS, WIDTH = 300, 4, 128
 
 
@@ -49,8 +44,8 @@ def sampled(seed, fault):
     return inference + size * rng.normal(size=counts.shape).clip(-3, 3), inference, places
 
 
-def verdicts(recording, contract):
-    judged = judge(contract, by_contract(recording, contract), 0.0)
+def verdicts(recording):
+    judged = judge(CONTRACT, by_contract(recording, CONTRACT), 0.0)
     return {verdict.cell.slice: verdict.status for verdict in judged.verdicts if verdict.cell.clause == "tv"}
 
 
@@ -74,8 +69,7 @@ def as_recording(train, inference, places):
     ],
 )
 def test_a_fault_that_the_average_hides_is_named_by_its_slice(name, sound, fault, seed):
-    contract = load_text(CONTRACT)
-    found = verdicts(as_recording(*sampled(seed, fault)), contract)
+    found = verdicts(as_recording(*sampled(seed, fault)))
     assert found[name] is Status.FAIL
     assert found["all"] is Status.PASS
     assert Status.FAIL not in {found[other] for other in sound}
@@ -97,8 +91,7 @@ def test_a_file_with_a_mask_says_the_same(tmp_path):
     recording = load_recording(path)
     counts = places.counts[:60, :100]
     assert np.array_equal(recording.positions, places.positions[:60, :100][counts])
-    contract = load_text(CONTRACT)
-    parts = by_contract(recording, contract)
+    parts = by_contract(recording, CONTRACT)
     turn = places.turns[:60, :100][counts]
     assert parts["second"].train.size == np.count_nonzero(turn == 2)
     assert parts["first"].train.size == np.count_nonzero(turn == 1)
@@ -109,11 +102,10 @@ def test_a_file_with_a_mask_says_the_same(tmp_path):
 
 
 def test_a_recording_without_gaps_needs_no_positions():
-    contract = load_text(CONTRACT)
     rng = np.random.default_rng(0)
     inference = -rng.exponential(size=100) - 0.2
     recording = Recording(inference, inference, np.array([70, 30]), ({}, {}))
-    parts = by_contract(recording, contract)
+    parts = by_contract(recording, CONTRACT)
     assert parts["early"].train.size == 94
     assert parts["late"].train.size == 6
     assert parts["second"] is None

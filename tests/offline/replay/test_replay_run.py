@@ -60,7 +60,7 @@ def test_the_same_contract_does_what_the_live_evaluator_did(make_contract, traff
             event.at, event.kind, *(event.data[name] for name in ("clause", "slice", "kernel_inference", "on")),
             event.data["verdict"]["reason"] if event.kind == "firing" else "",
         )
-        for event in core.events.events(limit=10_000)
+        for event in core.events.newest(limit=10_000)
         if event.kind in {"firing", "resolved"}
     ]  # fmt: skip
     assert len(happened) == 8
