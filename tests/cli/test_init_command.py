@@ -48,7 +48,8 @@ def noise(tmp_path):
 
 
 def test_a_contract_is_written_that_is_sound(run):
-    code, out, err = run(*_GIVEN, "--name=p", "--horizon=64", "--clip=0.2", "--reward-range=-1,1")
+    slices = "--slices=code: task=code; long: prompt_tokens>=8192, prompt_tokens<99999, task!=chat"
+    code, out, err = run(*_GIVEN, "--name=p", "--horizon=64", "--clip=0.2", "--reward-range=-1,1", slices)
     assert (code, out) == (0, "")
     assert err.splitlines()[0] == "wrote p.yaml"
     assert err.splitlines()[-1] == "next: kc-otel gate plan p.yaml"
@@ -56,12 +57,6 @@ def test_a_contract_is_written_that_is_sound(run):
     made = load("p.yaml")
     assert made.assumptions.reward_range == (-1.0, 1.0)
     assert (made.assumptions.horizon, made.assumptions.clip) == (64, 0.2)
-
-
-def test_slices_are_read(run):
-    code, _, _ = run(*_GIVEN, "--slices", "code: task=code; long: prompt_tokens>=8192, prompt_tokens<99999, task!=chat")
-    made = load("policy.yaml")
-    assert code == 0
     assert made.slices["code"].where == {"task": "code"}
     assert made.slices["long"].where == {"prompt_tokens": ">= 8192, < 99999", "task": "!= chat"}
 

@@ -131,11 +131,6 @@ def test_ragged_rows_with_masks(tmp_path):
         assert loaded.masked == 1
 
 
-def test_an_npz_without_lengths_is_one_sequence(tmp_path):
-    np.savez(tmp_path / "a.npz", train_logprobs=[-1.0, -2.0], inference_logprobs=[-1.0, -2.5])
-    assert load_recording(tmp_path / "a.npz").lengths.tolist() == [2]
-
-
 @pytest.mark.parametrize("ending", ["npz", "jsonl", "parquet"])
 def test_advantages_per_sequence_are_repeated_over_its_tokens(tmp_path, ending):
     """One number per row stands for each of its tokens."""
@@ -155,6 +150,7 @@ def test_the_mass_that_truncation_kept_renormalises_both_sides(tmp_path, ending)
         path, train_logprobs=log_p, inference_logprobs=log_q, train_kept_logprobs=p_kept, inference_kept_logprobs=q_kept
     )
     read = load_recording(path)
+    assert read.lengths.tolist() == [3], "an .npz without lengths is one sequence"
     assert np.exp(read.train) == pytest.approx([0.25, 0.4, 1 / 9])
     assert np.exp(read.inference) == pytest.approx([4 / 9, 0.3125, 1 / 9])
     assert read.train_kept == pytest.approx(p_kept)
