@@ -43,7 +43,6 @@ def make(seed=3, sequences=90):
 
 @pytest.fixture
 def log(tmp_path):
-    """A recording with everything in it."""
     path = tmp_path / "log.npz"
     save_recording(make(), path)
     return path

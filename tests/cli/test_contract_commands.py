@@ -41,7 +41,6 @@ def files(tmp_path):
 
 
 def test_check_accepts_the_example_contracts(run):
-    """A folder, a summary, exit code 0."""
     count = len(list(_CONTRACTS.glob("*.yaml")))
     code, out, err = run("check", _CONTRACTS)
     assert (code, err) == (0, "")
@@ -62,7 +61,6 @@ def test_check_says_what_verdicts_are_about_and_which_clauses_take_sequences_for
 
 
 def test_check_prints_every_problem_of_every_file(run, files):
-    """By file and line, with a summary and exit code 2."""
     first, second = files(x=("limit: 0.01", "limit: 4"), y=("owner: o", "ownr: o"))
     code, out, _ = run("check", first, second)
     assert code == 2

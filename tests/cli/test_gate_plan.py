@@ -31,7 +31,6 @@ def planned(text=CONTRACT, windows=3, **traffic):
 
 @pytest.fixture
 def run(tmp_path, command):
-    """Runs `kc-otel gate plan` on a contract."""
     gate, path = command("gate"), tmp_path / "policy.yaml"
 
     def invoke(*arguments, text=CONTRACT):

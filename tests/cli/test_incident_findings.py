@@ -39,7 +39,6 @@ def core():
 
 @pytest.fixture
 def answered(core, evaluator_is):
-    """Commands ask that evaluator."""
     evaluator_is(core)
 
 

@@ -36,12 +36,8 @@ def noise(tmp_path):
         rng = np.random.default_rng(0)
         q = -rng.exponential(1.0, (400, 32)) - 1.0
         path = tmp_path / "noise.npz"
-        np.savez(
-            path,
-            train_logprobs=q + deviation * rng.normal(size=q.shape),
-            inference_logprobs=q,
-            mask=np.ones(q.shape, dtype=bool),
-        )
+        p = q + deviation * rng.normal(size=q.shape)
+        np.savez(path, train_logprobs=p, inference_logprobs=q, mask=np.ones(q.shape, dtype=bool))
         return path
 
     return write

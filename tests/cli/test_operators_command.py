@@ -63,7 +63,6 @@ observability: {min_samples: 600}
 
 @pytest.fixture
 def run(tmp_path, monkeypatch, command):
-    """Runs the command on the files above."""
     (tmp_path / "spec.py").write_text(SPEC)
     (tmp_path / "c.yaml").write_text(CONTRACT)
     (tmp_path / "fine.yaml").write_text(CONTRACT.replace("limit: 0.1", "limit: 0.9"))
@@ -136,7 +135,6 @@ def test_json_has_everything(run):
     ],
 )
 def test_what_cannot_be_used_is_refused(run, target, said):
-    """Exit code 2, with what to write."""
     code, out, err = run(target)
     assert (code, out) == (2, "")
     assert said in err

@@ -285,7 +285,6 @@ def test_a_side_must_be_a_kernel(recorders, side):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
 def test_next_token_logprobs_are_those_of_a_log_softmax(dtype):
-    """In float32 at least, they are those of a float64 log-softmax of the whole."""
     logits = torch.randn(3, 11, 29, dtype=dtype) * 3
     ids = torch.randint(0, 29, (3, 11))
     expected = logits.double()[:, :-1].log_softmax(-1).gather(-1, ids[:, 1:, None]).squeeze(-1)

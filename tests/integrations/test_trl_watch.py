@@ -418,7 +418,6 @@ def test_a_contract_that_cannot_judge_a_sequence_is_refused(in_quarantine):
 
 
 def steps(callback, count, **state):
-    """So many steps of a trainer."""
     for step in range(count):
         now = SimpleNamespace(global_step=step, is_world_process_zero=True, **state)
         callback.on_step_begin(SimpleNamespace(world_size=1), now, None, model="model")

@@ -69,7 +69,6 @@ def test_the_smallest_nucleus_holds_the_most_likely_token():
 
 
 def test_blocks_and_neutral_processing_change_nothing(monkeypatch):
-    """The size of the blocks that positions are worked on in is not seen in the result."""
     values, ids = logits(0, 50), torch.arange(50) % VOCABULARY
     whole = sampled_logprobs(values, ids)
     monkeypatch.setattr(scoring, "_LOGITS_PER_BLOCK", 3 * VOCABULARY)
@@ -88,7 +87,6 @@ def test_blocks_and_neutral_processing_change_nothing(monkeypatch):
     ],
 )
 def test_processing_that_cannot_be_applied_is_refused(processing, message):
-    """What would silently be left out is an error that names it."""
     with pytest.raises(ValueError, match=message):
         sampled_logprobs(logits(0), torch.zeros(7, dtype=torch.int64), processing)
 

@@ -236,7 +236,6 @@ def test_prompts_that_tensors_of_one_number_name_are_told_apart_by_the_number(re
 
 
 def test_a_share_is_measured_and_the_rest_is_counted(recorders, contract, memory, logprobs):
-    """With sampling, or by the contract, a share of batches is measured; the others are counted, the share exported."""
     recorder = recorders(sampling=0.25)
     pair = logprobs(1, 2)
     for i in range(400):
@@ -369,7 +368,6 @@ def test_logits_are_compared_whole(recorders, memory):
 
 
 def test_shutdown_measures_what_is_queued_and_is_final(recorders, memory, logprobs):
-    """Shutdown loses nothing that was handed over; later calls change nothing and later batches are counted."""
     recorder = recorders()
     for _ in range(20):
         recorder.compare(*logprobs(2, 50))

@@ -96,8 +96,6 @@ def test_spans_that_are_not_kept_make_no_exemplars(recorders, memory, logprobs):
 
 
 def test_a_span_processor_that_fails_costs_the_span_and_not_the_measurement(recorders, memory, logprobs):
-    """Tracing is foreign code: when it raises, the batch is measured all the same, and it shows in the stats."""
-
     class Broken(SpanProcessor):
         def on_end(self, _):
             raise RuntimeError("planted")

@@ -69,17 +69,11 @@ def test_cells_change_exactly_where_a_quantity_changes_bucket() -> None:
             assert of._slot[key][located].tolist() == expected.tolist()
 
 
+POSITIVE, NEGATIVE = Buckets(-8, np.array([0, 3, 0, 1, 0])), Buckets(-4, np.array([3]))
 VALUE = ExponentialHistogram(
-    scale=4,
-    count=9,
-    sum=1.25,
-    zero_count=2,
-    positive=Buckets(-8, np.array([0, 3, 0, 1, 0], dtype=np.int64)),
-    negative=Buckets(-4, np.array([3], dtype=np.int64)),
-    minimum=-0.9,
-    maximum=0.8,
+    scale=4, count=9, sum=1.25, zero_count=2, positive=POSITIVE, negative=NEGATIVE, minimum=-0.9, maximum=0.8,
     zero_threshold=2.0**-30,
-)
+)  # fmt: skip
 
 
 def encoded(metric):
