@@ -83,12 +83,6 @@ def test_shapes_have_to_agree() -> None:
     assert set(check(train, inference, mask=np.ones((6, 39)))) == {InvalidReason.SHAPE_MISMATCH}
 
 
-def test_processing_has_to_agree() -> None:
-    for other, expected in ((0.7, InvalidReason.PROCESSING_MISMATCH), (1, InvalidReason.VALID)):
-        processing = ({"temperature": 1.0}, {"temperature": other})
-        assert set(check_declared(2, None, None, None, processing)) == {expected}
-
-
 def counted(codes: np.ndarray) -> dict[str, int]:
     """Sequences that failed, by the name of the reason."""
     return {reason: rows.size for reason, rows in failed(codes).items()}
