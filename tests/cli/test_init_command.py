@@ -155,14 +155,10 @@ def _more_of(recording, path, *, prompts, rollouts=4, tokens=128):
     like = rng.integers(len(tasks), size=prompts)
     drawn = np.concatenate([rng.choice(np.flatnonzero(there == number), rollouts * tokens) for number in like])
     np.savez(
-        path,
-        train_logprobs=recording.train[drawn],
-        inference_logprobs=recording.inference[drawn],
-        lengths=np.full(prompts * rollouts, tokens),
-        task=np.repeat(np.array(tasks)[like], rollouts),
-        group=np.repeat(np.arange(prompts), rollouts),
-        reward=rng.integers(0, 2, prompts * rollouts).astype(float),
-    )
+        path, train_logprobs=recording.train[drawn], inference_logprobs=recording.inference[drawn],
+        lengths=np.full(prompts * rollouts, tokens), task=np.repeat(np.array(tasks)[like], rollouts),
+        group=np.repeat(np.arange(prompts), rollouts), reward=rng.integers(0, 2, prompts * rollouts).astype(float),
+    )  # fmt: skip
     return path
 
 
