@@ -30,8 +30,9 @@ from opentelemetry.sdk.metrics import Histogram, MeterProvider
 from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 from opentelemetry.sdk.metrics.view import ExponentialBucketHistogramAggregation, View
 
-from kc_otel import Contract, Recorder
+from kc_otel import Recorder
 from kc_otel.record.telemetry.accumulate import Accumulator
+from tests.tools.contracts import contract_of
 
 SEQUENCES, TOKENS, SLICES = 256, 2048, 20
 SDK_TOKENS = 20_000
@@ -130,14 +131,7 @@ def verl_like(train: torch.Tensor, inference: torch.Tensor, mask: torch.Tensor):
 
 def handing_over(step: list[torch.Tensor], rounds: int) -> list[float]:
     """Seconds until `Recorder.compare` returns, measuring beside it, for each of many steps of a trainer."""
-    names, kernels = {f"slice-{number}": {"where": {"task": number}} for number in range(8)}, {"engine": "torch"}
-    contract = Contract.model_validate(
-        {
-            "apiVersion": "kernel-contract/v1", "kind": "KernelContract",
-            "metadata": {"name": "bench", "version": 1, "owner": "bench"},
-            "kernels": {"train": kernels, "inference": kernels}, "slices": names,
-        }
-    )  # fmt: skip
+    contract = contract_of("bench", slices={f"slice-{number}": {"where": {"task": number}} for number in range(8)})
     attributes, ids, found = [{"task": row % 8} for row in range(len(step[0]))], torch.arange(step[0].numel()), []
     with Recorder(contract, metric_exporter=Accept(), export_interval=1.0, sampling=1.0) as recorder:
         for _ in range(rounds):

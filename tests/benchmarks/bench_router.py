@@ -14,18 +14,13 @@ from time import thread_time
 from timeit import repeat
 
 from kc_otel.client.router import Router
-from kc_otel.contract.model import Contract
 from kc_otel.judge.decisions import Canary, DecisionTable, Route, changed
+from tests.tools.contracts import contract_of
 
-CONTRACT = Contract.model_validate(
-    {
-        "apiVersion": "kernel-contract/v1",
-        "kind": "KernelContract",
-        "metadata": {"name": "policy-7b", "version": 1, "owner": "rl-infra"},
-        "kernels": {"train": {"engine": "torch"}, "inference": {"engine": "vllm"}},
-        "slices": {f"task-{n}": {"where": {"task": f"t{n}", "prompt_tokens": ">= 1024"}} for n in range(20)},
-        "statistical": [{"id": "token-tv", "metric": "tv_token", "unit": "token", "limit": 0.004}],
-    }
+CONTRACT = contract_of(
+    "policy-7b",
+    slices={f"task-{n}": {"where": {"task": f"t{n}", "prompt_tokens": ">= 1024"}} for n in range(20)},
+    statistical=[{"id": "token-tv", "metric": "tv_token", "unit": "token", "limit": 0.004}],
 )
 
 

@@ -62,16 +62,8 @@ def served(folder: Path, shards: int) -> Iterator[tuple[int, str, str]]:
     for name, address in (("http", http), ("grpc", grpc), ("api", api)):
         command += [f"--{name}-port", address.split(":")[1]]
     if shards:
-        command += [
-            "--engine",
-            "ray",
-            "--ray-address",
-            "local",
-            "--shards",
-            shards,
-            "--shard-folder",
-            folder / "shards",
-        ]
+        command += ["--engine", "ray", "--ray-address", "local", "--shards", shards]
+        command += ["--shard-folder", folder / "shards"]
     with running(command, folder / "log", f"http://{api}/healthz") as process:
         yield process.pid, f"http://{http}/v1/metrics", f"http://{api}"
 

@@ -20,23 +20,18 @@ from pathlib import Path
 
 from _timing import Accept
 
-from kc_otel import Contract, Recorder
+from kc_otel import Recorder
 from kc_otel.integrations.trl import instrument
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from examples.tiny_model import tiny_model
+from tests.tools.contracts import contract_of
 
 PAIRS = 20
 SEQUENCES, PROMPT, TOKENS = 16, 32, 128
-CONTRACT = {
-    "apiVersion": "kernel-contract/v1",
-    "kind": "KernelContract",
-    "metadata": {"name": "bench", "version": 1, "owner": "bench"},
-    "kernels": {"train": {"engine": "torch"}, "inference": {"engine": "vllm"}},
-    "slices": {f"task-{i}": {"where": {"task": f"t{i}"}} for i in range(8)},
-    "observability": {"sampling": 1.0},
-}
+SLICES = {f"task-{i}": {"where": {"task": f"t{i}"}} for i in range(8)}
+CONTRACT = contract_of("bench", slices=SLICES, observability={"sampling": 1.0})
 
 
 class Steps:
@@ -124,7 +119,7 @@ def main():
     warnings.simplefilter("ignore")
     with (
         tempfile.TemporaryDirectory() as folder,
-        Recorder(Contract.model_validate(CONTRACT), metric_exporter=Accept(), export_interval=1.0) as recorder,
+        Recorder(CONTRACT, metric_exporter=Accept(), export_interval=1.0) as recorder,
     ):
         steps = Steps(recorder)
         steps.trainer = grpo(folder, steps)

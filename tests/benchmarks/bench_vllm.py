@@ -22,13 +22,6 @@ from importlib.util import find_spec
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-CONTRACT = {
-    "apiVersion": "kernel-contract/v1",
-    "kind": "KernelContract",
-    "metadata": {"name": "bench", "version": 1, "owner": "bench"},
-    "kernels": {"train": {"engine": "torch"}, "inference": {"engine": "vllm"}},
-    "slices": {f"task-{i}": {"where": {"task": f"t{i}"}} for i in range(8)},
-}
 SHARES = (0.05, 1.0)
 
 
@@ -90,10 +83,10 @@ def main() -> None:
 
 
 def _compare(run, options: argparse.Namespace, folder: Path) -> None:
-    from kc_otel import Contract
     from kc_otel.integrations.vllm import KernelContractInstrumentor
+    from tests.tools.contracts import contract_of
 
-    contract = Contract.model_validate(CONTRACT)
+    contract = contract_of("bench", slices={f"task-{i}": {"where": {"task": f"t{i}"}} for i in range(8)})
     instrumentor = KernelContractInstrumentor()
     programs = [(asked, share) for asked in (0, None) for share in (None, *SHARES)]
     seconds: dict[tuple[int | None, float | None], list[float]] = {program: [] for program in programs}

@@ -110,30 +110,14 @@ def _both(api: str, contracts: Sequence[Path], receiver: str, folder: Path) -> I
         "alerting": {"alertmanagers": [{"static_configs": [{"targets": [manager]}]}]},
     }
     (folder / "prometheus.yaml").write_text(yaml.safe_dump(config))
-    commands = (
-        (
-            [
-                *debian.alertmanager(),
-                f"--config.file={folder / 'alertmanager.yaml'}",
-                f"--storage.path={folder / 'alertmanager'}",
-                f"--web.listen-address={manager}",
-                "--cluster.listen-address=",
-            ],
-            manager,
-        ),
-        (
-            [
-                debian.find("prometheus"),
-                f"--config.file={folder / 'prometheus.yaml'}",
-                f"--storage.tsdb.path={folder / 'prometheus'}",
-                f"--web.listen-address={prometheus}",
-            ],
-            prometheus,
-        ),
-    )
+    commands = {
+        manager: [*debian.alertmanager(), f"--storage.path={folder / 'alertmanager'}", "--cluster.listen-address="],
+        prometheus: [debian.find("prometheus"), f"--storage.tsdb.path={folder / 'prometheus'}"],
+    }
     with ExitStack() as stack:
-        for number, (command, address) in enumerate(commands):
-            stack.enter_context(running(command, folder / f"log-{number}", f"http://{address}/-/ready"))
+        for (address, command), name in zip(commands.items(), ("alertmanager", "prometheus"), strict=True):
+            command += [f"--config.file={folder / name}.yaml", f"--web.listen-address={address}"]
+            stack.enter_context(running(command, folder / f"{name}.log", f"http://{address}/-/ready"))
         yield
 
 

@@ -25,12 +25,12 @@ import numpy as np
 from numpy.typing import NDArray
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
 
-from kc_otel.contract.model import Contract
 from kc_otel.contract.units import format_duration
 from kc_otel.judge.evaluator import Evaluator
 from kc_otel.judge.verdict import Status, Verdict
 from kc_otel.stats import EDetector
 from kc_otel.stats.e_detector import BETS, alarm_level
+from tests.tools.contracts import contract_of
 
 __all__ = ["SMALL", "TRAFFIC", "Soak", "Traffic"]
 
@@ -83,20 +83,13 @@ class Soak:
 
     def __post_init__(self) -> None:
         self.names = [f"s{number}" for number in range(self.slices)]
-        contract = Contract.model_validate(
-            {
-                "apiVersion": "kernel-contract/v1",
-                "kind": "KernelContract",
-                "metadata": {"name": "soak", "version": 1, "owner": "team"},
-                "kernels": {"train": {"engine": "torch"}, "inference": {"engine": "vllm"}},
-                "slices": {name: {"where": {"task": name}} for name in self.names},
-                "statistical": [{"id": "tv", "metric": "tv_token", "unit": self.traffic.unit, "limit": LIMIT}],
-                "observability": {
-                    "window": format_duration(10.0 * PANE), "heartbeat": format_duration(2.0 * PANE),
-                    "false_alarms": format_duration(float(PANE * self.panes)),
-                },
-            }
-        )  # fmt: skip
+        durations = {"window": 10.0 * PANE, "heartbeat": 2.0 * PANE, "false_alarms": float(PANE * self.panes)}
+        contract = contract_of(
+            "soak",
+            slices={name: {"where": {"task": name}} for name in self.names},
+            statistical=[{"id": "tv", "metric": "tv_token", "unit": self.traffic.unit, "limit": LIMIT}],
+            observability={name: format_duration(seconds) for name, seconds in durations.items()},
+        )
         (clause,) = contract.clauses
         assert clause.quantity is not None
         self._metric = clause.quantity.name

@@ -43,7 +43,6 @@ def make(seed=3, sequences=90):
 
 @pytest.fixture
 def log(tmp_path):
-    """A recording with everything in it."""
     path = tmp_path / "log.npz"
     save_recording(make(), path)
     return path
@@ -84,13 +83,8 @@ def test_json_has_the_numbers_exactly(run, log):
         inside = np.array([name in {"all", f"task={row['task']}"} for row in whole.attributes])
         of = whole.only(inside)
         assert (part["sequences"], part["tokens"]) == (of.lengths.size, of.train.size)
-        tv = mean_interval(
-            Binned.of_samples(TOKEN["tv_token"](log_ratio(of.train, of.inference))),
-            low=0.0,
-            high=1.0,
-            alpha_lower=0.005,
-            alpha_upper=0.005,
-        )
+        values = Binned.of_samples(TOKEN["tv_token"](log_ratio(of.train, of.inference)))
+        tv = mean_interval(values, low=0.0, high=1.0, alpha_lower=0.005, alpha_upper=0.005)
         ours = part["kc"]["tv_token"]
         # A side is found by a search: its last digit depends on the order in which NumPy's version adds.
         sides = pytest.approx((tv.lower, tv.upper), rel=1e-14)

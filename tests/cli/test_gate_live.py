@@ -29,7 +29,6 @@ PROMPTS, TOKENS = 60, 80
 
 @pytest.fixture(autouse=True)
 def folder(tmp_path, monkeypatch):
-    """A contract and prompts of two slices."""
     monkeypatch.chdir(tmp_path)
     for side in ("INFERENCE", "TRAIN"):
         monkeypatch.delenv(f"KC_OTEL_{side}_API_KEY", raising=False)
@@ -53,7 +52,6 @@ def endpoints():
 
 
 def asked(inference, train, *more):
-    """The command's arguments."""
     urls = (getattr(side, "address", side) for side in (inference, train))
     where = [part for pair in zip(("--inference-url", "--train-url"), urls, strict=True) for part in pair]
     options = ("--prompts", "prompts.jsonl", "--max-tokens", TOKENS, "--require", "token-tv")

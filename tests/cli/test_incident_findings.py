@@ -39,7 +39,6 @@ def core():
 
 @pytest.fixture
 def answered(core, evaluator_is):
-    """Commands ask that evaluator."""
     evaluator_is(core)
 
 
@@ -84,12 +83,8 @@ def test_an_incident_that_cannot_be_meant_is_refused_before_anything_runs(core, 
 def test_a_remedy_of_rollouts_stands_on_the_incident_too(core, command, tmp_path):
     rng = np.random.default_rng(0)
     inference = rng.normal(-2.0, 0.5, (200, 20))
-    np.savez(
-        tmp_path / "rollouts.npz",
-        train_logprobs=inference + rng.normal(0.0, 0.02, inference.shape),
-        inference_logprobs=inference,
-        task=np.array(["code"] * 200),
-    )
+    train, task = inference + rng.normal(0.0, 0.02, inference.shape), np.array(["code"] * 200)
+    np.savez(tmp_path / "rollouts.npz", train_logprobs=train, inference_logprobs=inference, task=task)
     options = ("--contract", "contract.yaml", "--trainer", "trl", "--incident", "worst")
     assert command("remedy")("rollouts.npz", *options)[0] in {0, 1}
     (found,) = core.incidents()[0].diagnoses

@@ -36,19 +36,16 @@ def noise(tmp_path):
         rng = np.random.default_rng(0)
         q = -rng.exponential(1.0, (400, 32)) - 1.0
         path = tmp_path / "noise.npz"
-        np.savez(
-            path,
-            train_logprobs=q + deviation * rng.normal(size=q.shape),
-            inference_logprobs=q,
-            mask=np.ones(q.shape, dtype=bool),
-        )
+        p = q + deviation * rng.normal(size=q.shape)
+        np.savez(path, train_logprobs=p, inference_logprobs=q, mask=np.ones(q.shape, dtype=bool))
         return path
 
     return write
 
 
 def test_a_contract_is_written_that_is_sound(run):
-    code, out, err = run(*_GIVEN, "--name=p", "--horizon=64", "--clip=0.2", "--reward-range=-1,1")
+    slices = "--slices=code: task=code; long: prompt_tokens>=8192, prompt_tokens<99999, task!=chat"
+    code, out, err = run(*_GIVEN, "--name=p", "--horizon=64", "--clip=0.2", "--reward-range=-1,1", slices)
     assert (code, out) == (0, "")
     assert err.splitlines()[0] == "wrote p.yaml"
     assert err.splitlines()[-1] == "next: kc-otel gate plan p.yaml"
@@ -56,12 +53,6 @@ def test_a_contract_is_written_that_is_sound(run):
     made = load("p.yaml")
     assert made.assumptions.reward_range == (-1.0, 1.0)
     assert (made.assumptions.horizon, made.assumptions.clip) == (64, 0.2)
-
-
-def test_slices_are_read(run):
-    code, _, _ = run(*_GIVEN, "--slices", "code: task=code; long: prompt_tokens>=8192, prompt_tokens<99999, task!=chat")
-    made = load("policy.yaml")
-    assert code == 0
     assert made.slices["code"].where == {"task": "code"}
     assert made.slices["long"].where == {"prompt_tokens": ">= 8192, < 99999", "task": "!= chat"}
 
@@ -164,14 +155,10 @@ def _more_of(recording, path, *, prompts, rollouts=4, tokens=128):
     like = rng.integers(len(tasks), size=prompts)
     drawn = np.concatenate([rng.choice(np.flatnonzero(there == number), rollouts * tokens) for number in like])
     np.savez(
-        path,
-        train_logprobs=recording.train[drawn],
-        inference_logprobs=recording.inference[drawn],
-        lengths=np.full(prompts * rollouts, tokens),
-        task=np.repeat(np.array(tasks)[like], rollouts),
-        group=np.repeat(np.arange(prompts), rollouts),
-        reward=rng.integers(0, 2, prompts * rollouts).astype(float),
-    )
+        path, train_logprobs=recording.train[drawn], inference_logprobs=recording.inference[drawn],
+        lengths=np.full(prompts * rollouts, tokens), task=np.repeat(np.array(tasks)[like], rollouts),
+        group=np.repeat(np.arange(prompts), rollouts), reward=rng.integers(0, 2, prompts * rollouts).astype(float),
+    )  # fmt: skip
     return path
 
 

@@ -36,7 +36,6 @@ def test_evidence_is_json(locate):
 
 @pytest.mark.slow
 def test_equal_kernels_have_no_culprit(locate):
-    """And the command says so with 0."""
     code, out, _ = locate(infer="same")
     assert (code, "no culprit: no boundary is above noise" in out) == (0, True)
 

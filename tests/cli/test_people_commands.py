@@ -227,7 +227,6 @@ def test_what_nobody_judges_any_more_is_no_all_clear(running):
 
 
 def test_an_evaluator_that_fails_and_an_endpoint_that_is_sent_nothing_are_no_all_clear(running):
-    """Both are said at once with what to do, and are not exit code 0."""
     with running(policy=replace(VERDICT, status=Status.PASS)) as run:
         core = run.core
         message = core.outbox.enqueue("pager", "policy", b"{}", 0.0)

@@ -70,7 +70,6 @@ def driven(monkeypatch, evaluator_is):
 
 @pytest.fixture
 def run(driven, command):  # noqa: ARG001 - it answers what is asked
-    """Runs `kc-otel promote` and `gate`."""
     return command("promote", "gate")
 
 
@@ -134,7 +133,6 @@ def test_orders_are_taken_with_who_and_why(run, driven):
     ],
 )
 def test_what_cannot_be_meant_is_refused(run, arguments, said):
-    """With 2, and what to do instead."""
     code, _, err = run("promote", "policy", "v2", *arguments)
     assert (code, said in err) == (2, True), err
 

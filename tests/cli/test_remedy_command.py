@@ -87,7 +87,6 @@ def test_a_limit_that_is_exceeded_with_every_correction_ends_with_1(run):
     ],
 )
 def test_what_cannot_be_used_is_refused_with_the_reason(run, arguments, why):
-    """Exit code 2, and a sentence."""
     code, _, err = run(*arguments)
     assert code == 2
     assert why in err

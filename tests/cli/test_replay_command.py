@@ -24,8 +24,6 @@ def recording(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def contract(tmp_path: Path) -> Any:
-    """Writes contracts."""
-
     def write(file: str, **changes: Any) -> Path:
         path = tmp_path / file
         path.write_text(contract_text(**{"do": "[{route: train-kernel}, {webhook: pager}]"} | changes))

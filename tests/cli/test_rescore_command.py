@@ -14,9 +14,9 @@ from kc_otel.cli import measure_commands
 from kc_otel.record.kernel import Kernel
 from kc_otel.record.recorder import Recorder
 from kc_otel.record.telemetry import environment
-from kc_otel.recordings.request import SampledRequest
 from kc_otel.recordings.spool import Spool, SpoolReader
 from kc_otel.recordings.worst_sequences import read_worst
+from tests.recordings.test_rescore import request
 from tests.tools.completions import completions, table
 from tests.tools.memory import Memory
 
@@ -52,18 +52,9 @@ def fill(path, temperature=0.0):
     """A spool of three requests, of which the last was sampled at this temperature."""
     spool = Spool(path)
     for number in range(3):
-        spool.put(
-            SampledRequest(
-                request_id=f"r{number}",
-                prompt_ids=np.arange(4),
-                token_ids=np.arange(6),
-                logprobs=np.full(6, -1.0, dtype=np.float32),
-                kernel=Kernel("vllm"),
-                processing={"temperature": temperature} if number == 2 else {},
-                logprobs_mode="processed",
-                weights=7,
-            )
-        )
+        processing = {"temperature": temperature} if number == 2 else {}
+        kernel = Kernel("vllm")
+        spool.put(request(f"r{number}", kernel=kernel, processing=processing, logprobs_mode="processed", weights=7))
     spool.close()
 
 

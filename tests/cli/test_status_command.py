@@ -62,14 +62,8 @@ def test_invalid_input_is_told_with_its_reason_and_what_to_do() -> None:
 
 
 def test_points_that_are_not_judged_have_a_line_each_while_they_are_few() -> None:
-    row = {
-        "contract": "policy",
-        "kernel_train": "aa",
-        "kernel_inference": "bb",
-        "outcome": "future",
-        "since": 0.0,
-        "text": "a clock is wrong",
-    }
+    row = {"contract": "policy", "kernel_train": "aa", "kernel_inference": "bb", "outcome": "future", "since": 0.0,
+           "text": "a clock is wrong"}  # fmt: skip
     (line,) = _missing([row])
     assert line.plain.startswith("policy: points of bb against aa are not judged, since ")
     assert line.plain.endswith(": a clock is wrong")

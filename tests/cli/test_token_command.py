@@ -27,7 +27,6 @@ def test_a_file_takes_the_token_instead(run, tmp_path):
 
 
 def test_no_file_is_overwritten_and_no_role_is_made_up(run, tmp_path):
-    """Both end with 2 and a sentence."""
     (tmp_path / "token").write_text("precious")
     for words, said in (
         (("--may", "send", "--out", str(tmp_path / "token")), "never takes the place"),

@@ -191,7 +191,6 @@ def cumulated(weight):
 
 
 def statistic(clause, drift, below):
-    """A clause's statistic of a distribution."""
     kind = clause.parsed_statistic
     if kind.kind == "fraction":
         rank = np.searchsorted(drift, kind.argument, "right")

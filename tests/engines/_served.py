@@ -40,7 +40,6 @@ def kept(spool):
 
 
 def wait_for(true, seconds, what):
-    """Until it is true."""
     end = time.monotonic() + seconds
     while not true():
         assert time.monotonic() < end, f"not within {seconds} s: {what}"

@@ -102,7 +102,6 @@ class Copy:
 
 
 def test_the_docstrings_examples_run(trainer, samples, tmp_path, monkeypatch):
-    """A trainer with each callback, as a reader would copy it."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("OTEL_METRICS_EXPORTER", "none")
     (tmp_path / "contract.yaml").write_text(CONTRACT.model_dump_json(by_alias=True))

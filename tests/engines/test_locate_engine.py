@@ -99,12 +99,8 @@ def test_an_fp8_kv_cache_is_named(locate, tiny_model):
 def test_int8_weights_and_activations_are_named(locate, tiny_model, tmp_path):
     """The product whose inputs are the hardest to keep in int8 has the largest share; nothing but products is named."""
     found = locate(in_int8(tiny_model, tmp_path / "int8"))
-    assert {finding["boundary"]["operator"] for finding in found["findings"]} <= {
-        "qkv_proj",
-        "o_proj",
-        "gate_up_proj",
-        "down_proj",
-    }
+    products = {"qkv_proj", "o_proj", "gate_up_proj", "down_proj"}
+    assert {finding["boundary"]["operator"] for finding in found["findings"]} <= products
     assert found["culprit"]["boundary"]["operator"] == "down_proj"
     largest = found["shares"]["components"][0]
     assert largest["name"] == "down_proj in layers 0-3"

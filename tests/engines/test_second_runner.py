@@ -39,7 +39,6 @@ def test_a_router_that_is_another_is_named_by_its_layer(tmp_path):
 
 
 def disagreement(model, sequences):
-    """Mean of `route_disagreement` by layer."""
     found = []
     for tokens, routes in sequences:
         theirs = np.array(routes)

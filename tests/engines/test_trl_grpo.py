@@ -139,24 +139,12 @@ def trainer(engine, tmp_path):
 
         options = {"rollout_func": engine.rollout, "reward_funcs": [reward], **changes.pop("trainer", {})}
         settings = {
-            "per_device_train_batch_size": 16,
-            "per_device_eval_batch_size": 16,
-            "num_generations": 8,
-            "steps_per_generation": 2,
-            "max_completion_length": TOKENS,
-            "learning_rate": 2e-3,
-            "lr_scheduler_type": "constant",
-            "max_steps": 4,
-            "beta": 0.0,
-            "bf16": False,
-            "use_cpu": True,
-            "logging_steps": 1,
-            "report_to": "none",
-            "save_strategy": "no",
-            "disable_tqdm": True,
-            "seed": 1,
+            "per_device_train_batch_size": 16, "per_device_eval_batch_size": 16, "num_generations": 8,
+            "steps_per_generation": 2, "max_completion_length": TOKENS, "max_steps": 4, "beta": 0.0, "seed": 1,
+            "learning_rate": 2e-3, "lr_scheduler_type": "constant", "bf16": False, "use_cpu": True,
+            "logging_steps": 1, "report_to": "none", "save_strategy": "no", "disable_tqdm": True,
             **changes,
-        }
+        }  # fmt: skip
         return GRPOTrainer(
             model=str(engine.checkpoint),
             args=GRPOConfig(output_dir=str(tmp_path), **settings),
@@ -178,8 +166,14 @@ def after_step(look):
     return AfterStep()
 
 
+def train(running, recorder, **options):
+    """Train under watch, and export all that was seen."""
+    with instrument(running, recorder, **options):
+        running.train()
+    assert recorder.force_flush()
+
+
 def test_the_docstrings_example_runs(trainer, tmp_path, monkeypatch):
-    """A GRPO trainer, instrumented as a reader would copy it."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("OTEL_METRICS_EXPORTER", "none")
     (tmp_path / "contract.yaml").write_text(contract().model_dump_json(by_alias=True))
@@ -201,8 +195,7 @@ def test_a_skipped_weight_sync_fails_the_contract_with_the_next_rollout(trainer,
         seen[step] = {cell: verdict.status.value for cell, verdict in judge.verdicts().items()}
 
     running.add_callback(after_step(look))
-    with instrument(running, recorder, weights=lambda: engine.step):
-        running.train()
+    train(running, recorder, weights=lambda: engine.step)
 
     assert seen[4]["token-tv", "all"] == seen[4]["lag", "all"] == "PASS"
     assert not any("FAIL" in seen[step].values() for step in (1, 2, 3, 4))
@@ -222,9 +215,7 @@ def test_drift_planted_in_the_engine_is_the_kernels_own_beside_staleness_too(tra
     recorder, judge = recording()
     running = trainer(max_steps=6)
     engine.scale, engine.skip_from = 1.3, skip_from
-    with instrument(running, recorder, weights=lambda: engine.step):
-        running.train()
-    assert recorder.force_flush()
+    train(running, recorder, weights=lambda: engine.step)
     found, causes = judge.verdicts(), judge.evaluation("grpo").causes
     assert found["token-tv", "all"].status.value == "FAIL"
     assert found["lag", "all"].status.value == ("PASS" if skip_from > 6 else "FAIL")
@@ -240,9 +231,7 @@ def test_drift_planted_in_the_engine_is_the_kernels_own_beside_staleness_too(tra
 def test_every_sequence_is_measured_once_on_the_slices_of_its_columns(trainer, engine, recording):
     recorder, judge = recording()
     running = trainer(num_iterations=2, max_steps=8)
-    with instrument(running, recorder):
-        running.train()
-    recorder.force_flush()
+    train(running, recorder)
 
     task_of = {tuple(engine.tokenizer(text)["input_ids"]): task for text, task in PROMPTS}
     tokens = Counter()
@@ -271,9 +260,7 @@ def test_rewards_come_without_being_asked_for(trainer, engine, recording, monkey
 
     monkeypatch.setattr(recorder, "compare", listened)
     running = trainer(reward_weights=[1.0, 0.5], trainer={"reward_funcs": [reward, length]})
-    with instrument(running, recorder):
-        running.train()
-    assert recorder.force_flush()
+    train(running, recorder)
     assert len(seen) == 64
     for ids, attributes, found in seen:
         text = engine.tokenizer.decode(ids, skip_special_tokens=True)
@@ -291,9 +278,7 @@ def test_without_old_log_probs_those_of_the_first_pass_are_taken(trainer, record
     original = running.compute_loss
     running.compute_loss = lambda model, inputs, **rest: (given.append(inputs), original(model, inputs, **rest))[1]
     before = {name: value.clone() for name, value in running.model.state_dict().items()}
-    with instrument(running, recorder):
-        running.train()
-    recorder.force_flush()
+    train(running, recorder)
 
     assert len(given) == 2
     assert all("old_per_token_logps" not in inputs for inputs in given)
@@ -313,7 +298,6 @@ def test_without_old_log_probs_those_of_the_first_pass_are_taken(trainer, record
 
 
 def test_training_is_not_changed_by_being_watched(trainer, engine, recording, tiny_model):
-    """The same seed gives bit-equal weights with and without instrumentation."""
     replay = []
 
     def recorded(prompts, running):
@@ -367,6 +351,7 @@ def through_vllm(trainer, engine, monkeypatch):
         monkeypatch.setattr(InProcess, "engine", engine, raising=False)
         monkeypatch.setattr(InProcess, "sampling", sampling or {}, raising=False)
         monkeypatch.setattr(InProcess, "heavy", heavy)
+        changes |= {"steps_per_generation": 1, "max_steps": 1}
         running = trainer(use_vllm=True, vllm_mode="colocate", trainer={"rollout_func": None}, **changes)
         running.vllm_generation.trainer = running
         return running
@@ -381,10 +366,8 @@ def logged(running, name):
 def test_log_probability_differences_equal_those_that_trl_prints(through_vllm, recording):
     """Mean and maximum of |l| are TRL's own, which it takes before its correction; lag is 0 as TRL synchronises."""
     recorder, judge = recording()
-    running = through_vllm(steps_per_generation=1, max_steps=1)
-    with instrument(running, recorder):
-        running.train()
-    recorder.force_flush()
+    running = through_vllm()
+    train(running, recorder)
     point = judge.points("kc.drift.abs_log_ratio", kc_slice="all")[0]
     assert point.sum / point.count == pytest.approx(
         logged(running, "sampling/sampling_logp_difference/mean")[0], rel=1e-4
@@ -396,16 +379,9 @@ def test_log_probability_differences_equal_those_that_trl_prints(through_vllm, r
 
 def test_a_heavy_ratio_that_trl_caps_is_seen_as_it_is(through_vllm, recording):
     recorder, judge = recording()
-    running = through_vllm(
-        heavy=6.0,
-        steps_per_generation=1,
-        max_steps=1,
-        vllm_importance_sampling_mode="token_truncate",
-        vllm_importance_sampling_clip_max=3.0,
-    )
-    with instrument(running, recorder):
-        running.train()
-    recorder.force_flush()
+    capped = {"vllm_importance_sampling_mode": "token_truncate", "vllm_importance_sampling_clip_max": 3.0}
+    running = through_vllm(heavy=6.0, **capped)
+    train(running, recorder)
     assert logged(running, "sampling/importance_sampling_ratio/max") == [3.0]
     assert judge.points("kc.drift.ratio", kc_slice="all")[0].max == pytest.approx(np.exp(6.0), rel=0.2)
     assert judge.points("kc.drift.log_ratio", kc_slice="all")[0].max == pytest.approx(6.0, abs=0.2)
@@ -413,9 +389,6 @@ def test_a_heavy_ratio_that_trl_caps_is_seen_as_it_is(through_vllm, recording):
 
 def test_temperature_is_on_both_sides(through_vllm, recording):
     recorder, judge = recording()
-    running = through_vllm(temperature=0.6, sampling={"temperature": 0.6}, steps_per_generation=1, max_steps=1)
-    with instrument(running, recorder):
-        running.train()
-    recorder.force_flush()
+    train(through_vllm(temperature=0.6, sampling={"temperature": 0.6}), recorder)
     point = judge.points("kc.drift.tv_token", kc_slice="all")[0]
     assert 0 < point.sum / point.count < 0.03

@@ -5,13 +5,14 @@ from __future__ import annotations
 import pytest
 import torch
 
-from kc_otel.integrations.trl import ResyncWeights, instrument
+from kc_otel.integrations.trl import ResyncWeights
 from tests.engines.test_trl_grpo import (  # noqa: F401 - fixtures
     after_step,
     checkpoint,
     engine,
     llm,
     recording,
+    train,
     trainer,
 )
 
@@ -25,9 +26,7 @@ def test_rollouts_in_quarantine_are_not_learned_from(trainer, recording, slices)
     recorder, judge = recording(statistical=NEVER)
     running = trainer(max_steps=2)
     before = {name: value.clone() for name, value in running.model.state_dict().items()}
-    with instrument(running, recorder, quarantine=lambda: slices):
-        running.train()
-    recorder.force_flush()
+    train(running, recorder, quarantine=lambda: slices)
     moved = [name for name, value in running.model.state_dict().items() if not torch.equal(value, before[name])]
     stats = recorder.stats()
     assert stats.dropped == {}
@@ -49,9 +48,7 @@ def test_one_slice_in_quarantine_leaves_the_other_to_train(trainer, recording): 
     given = []
     original = running.compute_loss
     running.compute_loss = lambda *args, **rest: (given.append(args[1]), original(*args, **rest))[1]
-    with instrument(running, recorder, quarantine=lambda: {"prose": "token-tv fails"}):
-        running.train()
-    recorder.force_flush()
+    train(running, recorder, quarantine=lambda: {"prose": "token-tv fails"})
     left = sum(int((inputs["completion_mask"] * inputs.get("tool_mask", 1)).sum()) for inputs in given)
     prose, code = (judge.points("kc.drift.tv_token", kc_slice=name) for name in ("prose", "code"))
     assert left == sum(point.count for point in code)
@@ -85,8 +82,7 @@ def test_weights_that_stopped_arriving_are_sent_again(trainer, engine, recording
     resync = ResyncWeights(stale, repair)
     running.add_callback(after_step(look))
     running.add_callback(resync)
-    with instrument(running, recorder, weights=lambda: engine.step):
-        running.train()
+    train(running, recorder, weights=lambda: engine.step)
 
     def mean(last):  # |l| of the two steps that one rollout is trained on in
         (total, count), (before, counted) = totals[last], totals[last - 2]

@@ -71,7 +71,6 @@ def generate(llm, **options):
 
 
 def test_the_docstrings_example_runs(llm, tmp_path, monkeypatch):
-    """An engine, instrumented as a reader would copy it."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("OTEL_METRICS_EXPORTER", "none")
     promised = contract(statistical=[{"id": "token-tv", "metric": "tv_token", "unit": "token", "limit": 0.05}])

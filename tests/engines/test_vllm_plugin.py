@@ -113,7 +113,6 @@ def test_a_program_that_nobody_changed_is_recorded(tiny_model, tmp_path):
 
 @pytest.mark.slow
 def test_a_broken_contract_does_not_stop_an_engine(tiny_model, tmp_path):
-    """A program whose contract has a mistake generates as ever, and one line says what is wrong."""
     broken = tmp_path / "broken.yaml"
     broken.write_text("apiVersion: kernel-contract/v9\n")
     done = run(tiny_model, tmp_path, KC_OTEL_CONTRACT=broken, VLLM_ENABLE_V1_MULTIPROCESSING=1)

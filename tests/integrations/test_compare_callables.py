@@ -91,12 +91,8 @@ def test_a_report_is_what_compare_outputs_says(batch, features, dtype, seed):
 
 
 def test_each_operator_gets_a_copy_of_the_inputs():
-    (report,) = compare_callables(
-        lambda given: given.add_(1),
-        lambda given: given + 1,
-        cases_over(normal, [(4, 8)], [torch.float32]),
-        operator="a",
-    )
+    cases = cases_over(normal, [(4, 8)], [torch.float32])
+    (report,) = compare_callables(lambda given: given.add_(1), lambda given: given + 1, cases, operator="a")
     assert report.summary()["max_abs"] == 0.0
 
 
@@ -115,26 +111,17 @@ def test_dependence_on_the_batch_is_by_size():
 def test_weights_belong_to_every_member_of_the_batch():
     weight = torch.randn(5, 16, generator=torch.Generator().manual_seed(1))
     inputs = [*normal((8, 16), torch.float32, 0), weight]
-    (report,) = compare_callables(
-        functional.linear,
-        functional.linear,
-        [Case("x", lambda: inputs, batched=(0,))],
-        operator="linear",
-        batch_sizes=(4,),
-    )
-    assert report.batches[4].relative.max() < 1e-5
+
+    def linear(size, **options):
+        case = Case("x", lambda: inputs, **options)
+        (report,) = compare_callables(functional.linear, functional.linear, [case], operator="a", batch_sizes=(size,))
+        return report
+
+    assert linear(4, batched=(0,)).batches[4].relative.max() < 1e-5
     with pytest.raises(ValueError, match=r"batched: arguments \[0, 1\] have first axes of \[5, 8\]"):
-        compare_callables(
-            functional.linear, functional.linear, [Case("x", lambda: inputs)], operator="a", batch_sizes=(2,)
-        )
+        linear(2)
     with pytest.raises(ValueError, match=r"batch_sizes: 9 is not within 1\.\.8"):
-        compare_callables(
-            functional.linear,
-            functional.linear,
-            [Case("x", lambda: inputs, batched=(0,))],
-            operator="a",
-            batch_sizes=(9,),
-        )
+        linear(9, batched=(0,))
 
 
 def test_masked_rows_do_not_count():

@@ -174,16 +174,6 @@ def test_old_log_probs_are_preferred_to_those_of_the_pass(watched, memory):
     assert (point.min, point.max) == (1.125, 1.125)
 
 
-def test_tokens_of_tools_do_not_count(watched, memory):
-    trainer, _, recorder = watched()
-    batch = trainer.generated(PROMPTS, TASKS)
-    batch["tool_mask"] = torch.ones_like(batch["completion_mask"])
-    batch["tool_mask"][:, 0] = 0
-    trainer.compute_loss(trainer.model, batch)
-    recorder.force_flush()
-    assert memory.count() == 6
-
-
 def test_asynchronous_rewards_and_models_beside_them(watched, memory):
     async def later(completion_ids, **_):
         await asyncio.sleep(0)
@@ -381,8 +371,8 @@ def test_a_log_probability_that_is_no_number_does_not_reach_the_loss(in_quaranti
     assert batch["importance_sampling_ratio"].isnan().any()
 
 
-def test_tool_tokens_stay_out_of_the_loss(in_quarantine):
-    trainer, _, _ = in_quarantine(lambda: ["all"])
+def test_tool_tokens_stay_out_of_the_loss_and_do_not_count(in_quarantine, memory):
+    trainer, _, recorder = in_quarantine(lambda: ["all"])
     batch = batch_of(trainer, 0.0, -0.5, 0.0, 0.0)
     batch["tool_mask"] = torch.ones_like(batch["completion_mask"])
     batch["tool_mask"][:, 0] = 0
@@ -390,6 +380,8 @@ def test_tool_tokens_stay_out_of_the_loss(in_quarantine):
     expected = batch["completion_mask"] * batch["tool_mask"]
     expected[1] = 0
     assert torch.equal(trainer.given[0]["tool_mask"], expected)
+    recorder.force_flush()
+    assert memory.count() == 6
 
 
 def test_evaluation_is_left_alone(in_quarantine):
@@ -426,7 +418,6 @@ def test_a_contract_that_cannot_judge_a_sequence_is_refused(in_quarantine):
 
 
 def steps(callback, count, **state):
-    """So many steps of a trainer."""
     for step in range(count):
         now = SimpleNamespace(global_step=step, is_world_process_zero=True, **state)
         callback.on_step_begin(SimpleNamespace(world_size=1), now, None, model="model")

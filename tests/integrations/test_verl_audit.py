@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from functools import partial
 from types import SimpleNamespace
 
 import numpy as np
@@ -12,20 +11,16 @@ import torch
 
 from kc_otel.integrations.verl.first_pass import FirstPassWatch, pop_audited
 from kc_otel.integrations.verl.watch import TrainerWatch, audited
-from tests.integrations.test_verl_watch import CONTRACT, config, into
+from tests.integrations.test_verl_watch import CONTRACT, Batch, config, into, nested
 
 pytestmark = pytest.mark.slow
 
 MICRO_BATCH = 5
 ROWS, COPIES, WORDS = 40, 4, 16
-nested = partial(torch.nested.as_nested_tensor, layout=torch.jagged)
 
 
-class Fields(dict):
-    """A `TensorDict` as far as it is read."""
-
-    def __len__(self):
-        return len(self["uid"])
+class Fields(Batch):
+    """A batch that is read by row and without some columns, too."""
 
     def rows(self, rows):
         return Fields({
@@ -111,11 +106,8 @@ def run(monkeypatch):
     queue, clock, made = Queue(), SimpleNamespace(now=0.0), []
     modules = {
         "transfer_queue": queue,
-        "verl": SimpleNamespace(),
-        "verl.utils": SimpleNamespace(),
+        **dict.fromkeys(("verl", "verl.utils", "verl.workers", "verl.workers.utils"), SimpleNamespace()),
         "verl.utils.tensordict_utils": SimpleNamespace(index_select_tensor_dict=Fields.rows),
-        "verl.workers": SimpleNamespace(),
-        "verl.workers.utils": SimpleNamespace(),
         "verl.workers.utils.padding": SimpleNamespace(response_from_nested=response_from_nested),
     }
     for name, module in modules.items():

@@ -285,12 +285,8 @@ def verl():
         async def update_weights(self, *_, mode="auto", **__):
             return {"mode": mode}
 
-    workers = SimpleNamespace(
-        __name__="verl.workers.engine_workers",
-        TrainingWorker=TrainingWorker,
-        ActorRolloutRefWorker=ActorRolloutRefWorker,
-    )
-    return losses, workers
+    ours = {"TrainingWorker": TrainingWorker, "ActorRolloutRefWorker": ActorRolloutRefWorker}
+    return losses, SimpleNamespace(__name__="verl.workers.engine_workers", **ours)
 
 
 @pytest.fixture

@@ -69,21 +69,13 @@ def submit(delivery, capture):
 
 
 def config(**model):
+    ours = {"dtype": "bfloat16", "quantization": None, "enforce_eager": True, "logprobs_mode": "raw_logprobs"}
+    mode, graphs = SimpleNamespace(name="VLLM_COMPILE"), SimpleNamespace(name="PIECEWISE")
     return SimpleNamespace(
-        model_config=SimpleNamespace(
-            **{
-                "dtype": "bfloat16",
-                "quantization": None,
-                "enforce_eager": True,
-                "logprobs_mode": "raw_logprobs",
-                **model,
-            }
-        ),
+        model_config=SimpleNamespace(**ours | model),
         cache_config=SimpleNamespace(cache_dtype="fp8"),
         parallel_config=SimpleNamespace(tensor_parallel_size=2, pipeline_parallel_size=1, data_parallel_size=1),
-        compilation_config=SimpleNamespace(
-            mode=SimpleNamespace(name="VLLM_COMPILE"), cudagraph_mode=SimpleNamespace(name="PIECEWISE")
-        ),
+        compilation_config=SimpleNamespace(mode=mode, cudagraph_mode=graphs),
     )
 
 
@@ -109,11 +101,8 @@ def test_importing_needs_no_vllm():
 def test_a_request_is_made_of_a_completion():
     """Ids are int64, log-probabilities float32, and the automatic attributes are those that contracts ask for."""
     request = request_of(completion(lora="sql"), Kernel("vllm"), "raw", {"task": "code", "model": "mine"})
-    assert (request.prompt_ids.dtype, request.token_ids.dtype, request.logprobs.dtype) == (
-        np.int64,
-        np.int64,
-        np.float32,
-    )
+    dtypes = [array.dtype for array in (request.prompt_ids, request.token_ids, request.logprobs)]
+    assert dtypes == [np.int64, np.int64, np.float32]
     assert request.attributes == {
         "prompt_tokens": 3, "completion_tokens": 2, "temperature": 1.0, "finish_reason": "stop",
         "lora": "sql", "task": "code", "model": "mine",
@@ -354,22 +343,18 @@ def observed(reader):
     return found
 
 
-def test_counts_are_observed_by_reason(reader):
+def test_counts_are_observed_by_reason_and_never_go_down(reader):
     counts = CaptureCounters()
+    recorded, dropped = ("kc.capture.recorded", "policy"), ("kc.capture.dropped", "policy", "queue-full")
     counts.start("policy", lambda: Counter({RECORDED: 7, "queue-full": 2}), reader.provider)
-    assert observed(reader) == {("kc.capture.recorded", "policy"): 7, ("kc.capture.dropped", "policy", "queue-full"): 2}
-
-
-def test_counters_never_go_down(reader):
-    counts = CaptureCounters()
-    counts.start("policy", lambda: Counter({RECORDED: 7}), reader.provider)
+    assert observed(reader) == {recorded: 7, dropped: 2}
     counts.end()
-    assert observed(reader) == {("kc.capture.recorded", "policy"): 7}
+    assert observed(reader) == {recorded: 7, dropped: 2}
     counts.start("policy", lambda: Counter({RECORDED: 1}), reader.provider)
-    assert observed(reader) == {("kc.capture.recorded", "policy"): 8}
+    assert observed(reader) == {recorded: 8, dropped: 2}
     counts.end()
     counts.start("other", lambda: Counter({RECORDED: 3}), reader.provider)
-    assert observed(reader) == {("kc.capture.recorded", "policy"): 8, ("kc.capture.recorded", "other"): 3}
+    assert observed(reader) == {recorded: 8, dropped: 2, ("kc.capture.recorded", "other"): 3}
 
 
 def test_what_a_spool_refuses_counts_as_dropped(tmp_path):

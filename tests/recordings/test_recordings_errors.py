@@ -122,7 +122,6 @@ def test_rows_that_are_masked_out_do_not_shift_the_places_of_others(problems):
 
 
 def test_columns_that_are_missing_or_ambiguous(problems):
-    """The message lists what there is and how to say which is meant."""
     assert problems({"a": [-1.0], "inference_logprobs": [-1.0]}) == [
         (
             "no column has the train kernel's log-probabilities; there are a, inference_logprobs. "

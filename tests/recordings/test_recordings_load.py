@@ -65,7 +65,6 @@ def test_what_is_saved_is_loaded(tmp_path, ending, of):
 @given(hnp.arrays(np.float64, st.integers(1, 30), elements=st.floats(-80, 0), unique=True), st.data())
 @settings(deadline=None, max_examples=30)
 def test_every_float_survives_every_format(tmp_path_factory, inference, data):
-    """Any log-probabilities and any cut into sequences come back bit for bit."""
     cuts = data.draw(st.sets(st.integers(1, inference.size))) | {inference.size}
     lengths = np.diff([0, *sorted(cuts)])
     given_ = Recording(inference.copy(), inference, lengths, tuple({"completion_tokens": int(n)} for n in lengths))
@@ -112,16 +111,13 @@ def test_padded_arrays_with_a_mask_or_lengths_mean_the_same_as_packed_ones(tmp_p
 
 
 def test_ragged_rows_with_masks(tmp_path):
-    rows = [
-        {
-            "train_logprobs": [-1, -2, -3],
-            "inference_logprobs": [-1.1, -2, -3],
-            "completion_mask": [1, 0, 1],
-            "task": "a",
-        },
-        {"train_logprobs": [-1], "inference_logprobs": [-1], "completion_mask": [0], "task": "b"},
-        {"train_logprobs": [-4, -5], "inference_logprobs": [-4, -5], "completion_mask": [1, 1], "task": "c"},
-    ]
+    names = ("train_logprobs", "inference_logprobs", "completion_mask", "task")
+    values = (
+        ([-1, -2, -3], [-1.1, -2, -3], [1, 0, 1], "a"),
+        ([-1], [-1], [0], "b"),
+        ([-4, -5], [-4, -5], [1, 1], "c"),
+    )
+    rows = [dict(zip(names, row, strict=True)) for row in values]
     for ending in ("jsonl", "parquet"):
         loaded = load_recording(write_rows(tmp_path / f"a.{ending}", rows))
         assert loaded.train.tolist() == [-1, -3, -4, -5]
@@ -131,14 +127,8 @@ def test_ragged_rows_with_masks(tmp_path):
         assert loaded.masked == 1
 
 
-def test_an_npz_without_lengths_is_one_sequence(tmp_path):
-    np.savez(tmp_path / "a.npz", train_logprobs=[-1.0, -2.0], inference_logprobs=[-1.0, -2.5])
-    assert load_recording(tmp_path / "a.npz").lengths.tolist() == [2]
-
-
 @pytest.mark.parametrize("ending", ["npz", "jsonl", "parquet"])
 def test_advantages_per_sequence_are_repeated_over_its_tokens(tmp_path, ending):
-    """One number per row stands for each of its tokens."""
     path, side = tmp_path / f"a.{ending}", [[-1.0] * 2, [-1.0]]
     if ending == "npz":
         np.savez(path, train_logprobs=[-1.0] * 3, inference_logprobs=[-1.0] * 3, lengths=[2, 1], advantages=[0.5, -2.0])
@@ -155,6 +145,7 @@ def test_the_mass_that_truncation_kept_renormalises_both_sides(tmp_path, ending)
         path, train_logprobs=log_p, inference_logprobs=log_q, train_kept_logprobs=p_kept, inference_kept_logprobs=q_kept
     )
     read = load_recording(path)
+    assert read.lengths.tolist() == [3], "an .npz without lengths is one sequence"
     assert np.exp(read.train) == pytest.approx([0.25, 0.4, 1 / 9])
     assert np.exp(read.inference) == pytest.approx([4 / 9, 0.3125, 1 / 9])
     assert read.train_kept == pytest.approx(p_kept)

@@ -22,13 +22,7 @@ FP8 = Kernel("vllm", dtype="bfloat16", kv_cache_dtype="fp8")
 def request(name="r", prompt=4, tokens=6, **fields):
     """A request of some tokens, log Q = -1 throughout."""
     fields.setdefault("kernel", BF16)
-    return SampledRequest(
-        request_id=name,
-        prompt_ids=np.arange(prompt),
-        token_ids=np.arange(tokens),
-        logprobs=np.full(tokens, -1.0, dtype=np.float32),
-        **fields,
-    )
+    return SampledRequest(name, np.arange(prompt), np.arange(tokens), np.full(tokens, -1.0, np.float32), **fields)
 
 
 def score(prompt_ids, token_ids, processing=None):

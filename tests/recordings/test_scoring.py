@@ -68,12 +68,13 @@ def test_the_smallest_nucleus_holds_the_most_likely_token():
     assert torch.equal(sampled_logprobs(values, values.argmax(1), {"top_p": 1e-9}), torch.zeros(7))
 
 
-def test_blocks_change_nothing(monkeypatch):
-    """The size of the blocks that positions are worked on in is not seen in the result."""
+def test_blocks_and_neutral_processing_change_nothing(monkeypatch):
     values, ids = logits(0, 50), torch.arange(50) % VOCABULARY
     whole = sampled_logprobs(values, ids)
     monkeypatch.setattr(scoring, "_LOGITS_PER_BLOCK", 3 * VOCABULARY)
-    assert torch.equal(sampled_logprobs(values, ids), whole)
+    neutral = {"temperature": 1.0, "top_p": 1.0, "top_k": -1, "min_p": 0.0, "repetition_penalty": 1.0}
+    for processing in (None, neutral):
+        assert torch.equal(sampled_logprobs(values, ids, processing), whole)
     assert torch.allclose(whole, values.log_softmax(1).gather(1, ids[:, None])[:, 0], atol=1e-6)
 
 
@@ -86,15 +87,8 @@ def test_blocks_change_nothing(monkeypatch):
     ],
 )
 def test_processing_that_cannot_be_applied_is_refused(processing, message):
-    """What would silently be left out is an error that names it."""
     with pytest.raises(ValueError, match=message):
         sampled_logprobs(logits(0), torch.zeros(7, dtype=torch.int64), processing)
-
-
-def test_neutral_processing_is_none():
-    neutral = {"temperature": 1.0, "top_p": 1.0, "top_k": -1, "min_p": 0.0, "repetition_penalty": 1.0}
-    ids = torch.arange(7)
-    assert torch.equal(sampled_logprobs(logits(0), ids, neutral), sampled_logprobs(logits(0), ids))
 
 
 class Bigram(torch.nn.Module):

@@ -25,19 +25,11 @@ KERNEL = Kernel("vllm", version="0.32", dtype="bfloat16", extra={"block": 16})
 
 
 def request(name="r", prompt=3, tokens=5, **fields):
-    """A request of some tokens."""
-    return SampledRequest(
-        request_id=name,
-        prompt_ids=np.arange(prompt),
-        token_ids=np.arange(tokens) + 7,
-        logprobs=-np.arange(tokens, dtype=np.float32) / 3,
-        kernel=KERNEL,
-        **fields,
-    )
+    logprobs = -np.arange(tokens, dtype=np.float32) / 3
+    return SampledRequest(name, np.arange(prompt), np.arange(tokens) + 7, logprobs, KERNEL, **fields)
 
 
 def same(first, other):
-    """Whether two requests are equal."""
     arrays = ("prompt_ids", "token_ids", "logprobs")
     plain = ("request_id", "kernel", "processing", "logprobs_mode", "attributes", "weights", "traceparent", "at")
     return all(np.array_equal(getattr(first, name), getattr(other, name)) for name in arrays) and all(
@@ -63,17 +55,12 @@ scalars = st.one_of(st.text(max_size=20), st.booleans(), st.integers(-(2**53), 2
     st.one_of(st.none(), st.integers(), st.text(max_size=5)),
 )
 def test_a_request_comes_back_as_it_was(name, prompt, sampled, attributes, weights):
+    tokens = np.array([token for token, _ in sampled], dtype=np.int64)
+    logprobs = np.array([logprob for _, logprob in sampled], dtype=np.float32)
     before = SampledRequest(
-        request_id=name,
-        prompt_ids=np.array(prompt, dtype=np.int64),
-        token_ids=np.array([token for token, _ in sampled], dtype=np.int64),
-        logprobs=np.array([logprob for _, logprob in sampled], dtype=np.float32),
-        kernel=KERNEL,
-        processing={"temperature": 0.7},
-        attributes=attributes,
-        weights=weights,
-        at=5,
-    )
+        name, np.array(prompt, dtype=np.int64), tokens, logprobs, KERNEL, processing={"temperature": 0.7},
+        attributes=attributes, weights=weights, at=5,
+    )  # fmt: skip
     row = encode(before)
     assert same(before, decode(row))
     assert sum(len(part) for part in row[1:4]) <= size_of(before)
@@ -141,7 +128,6 @@ def test_a_full_spool_refuses_what_is_new_and_keeps_what_it_has(tmp_path):
 
 
 def test_serving_never_waits_for_the_disk(spool):
-    """While another process holds the file, `put` returns at once, and the requests are written afterwards."""
     spool.put(request("first"))
     spool.flush()
     other = sqlite3.connect(spool.path, isolation_level=None)
@@ -343,7 +329,6 @@ def test_a_spool_that_begins_on_a_full_file_system_is_said(disk, caplog):
 
 
 def bytes_of(spool):
-    """Everything that the spool's files hold."""
     return b"".join(path.read_bytes() for path in spool.path.parent.glob(f"{spool.path.name}*"))
 
 

@@ -73,7 +73,6 @@ def test_columns_are_the_registry_s_quantities() -> None:
 @given(st.sampled_from([0.01, 0.1, 1.0, 4.0]), st.integers(1, 12), st.integers(2, 400), st.integers(0, 999))
 @settings(max_examples=min(40, settings().max_examples), deadline=None)
 def test_float32_agrees_with_the_straight_formulas(path, drift, rows, vocab, seed) -> None:
-    """Every quantity agrees with float64 arithmetic to float32's precision, over drifts and shapes."""
     train, inference = pair(drift, rows, vocab, seed)
     values = compared(path, torch.from_numpy(train), torch.from_numpy(inference)).values
     expected = reference(train, inference)

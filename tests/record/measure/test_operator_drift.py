@@ -103,7 +103,6 @@ def test_what_cannot_be_compared_is_refused(train, inference, said):
 
 
 def test_batch_dependence_is_seen_where_there_is_one_and_not_where_there_is_none():
-    """A sum whose order depends on the batch differs from the same row alone; a fixed order does not."""
     torch.manual_seed(0)
     rows = torch.randn(8, 4096)
 

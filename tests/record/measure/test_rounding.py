@@ -49,7 +49,6 @@ def test_a_log_softmax_in_bfloat16_has_the_spacing_of_its_logits(step):
 
 
 def test_of_two_grids_the_coarser_is_named():
-    """bfloat16 against float16 is a difference of storage, too."""
     full = logprobs(np.random.default_rng(2))
     found = coarse_side(float16(full), bfloat16(full))
     assert (found.side, found.grid) == ("inference", "bfloat16")

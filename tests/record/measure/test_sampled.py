@@ -39,7 +39,6 @@ def test_token_quantities_are_the_straight_formulas(log_w: float) -> None:
 
 @given(st.floats(2**-24, 2**-4, width=32), st.booleans())
 def test_k3_keeps_its_digits_where_the_ratio_is_nearly_one(size: float, negative: bool) -> None:
-    """k3 of a tiny log ratio agrees with its series in exact arithmetic to eight digits."""
     x = Fraction(-size if negative else size)
     series = sum(x**n / math.factorial(n) for n in range(2, 12))
     relative = abs(Fraction(float(TOKEN["k3"](np.float64(x)))) / series - 1)

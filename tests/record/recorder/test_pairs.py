@@ -118,32 +118,24 @@ def test_what_waits_too_long_is_let_go(recorders, logprobs, ids):
     assert recorder.stats().unpaired == 0
 
 
-@pytest.mark.parametrize("key", [None, "names"])
-def test_both_sides_sample_the_same_sequences(recorders, key):
-    rng = np.random.default_rng(0)
-    tokens = rng.integers(0, 50, size=(300, 4))
-    keys = None if key is None else [f"request-{i}" for i in range(300)]
+@pytest.mark.parametrize("keys", ["of content", "of a batch", "single"])
+def test_both_sides_sample_the_same_sequences(recorders, keys):
+    """A single key is looked at before anything is copied."""
+    tokens = np.random.default_rng(0).integers(0, 50, size=(300, 4))
+    names = [f"request-{i}" for i in range(300)]
     recorder = recorders(sampling=0.3)
-    recorder.sampled(keys, token_ids=tokens, logprobs=np.full((300, 4), -1.0))
-    recorder.scored(keys, token_ids=tokens, logprobs=np.full((300, 4), -1.1))
+    for side, value in ((recorder.sampled, -1.0), (recorder.scored, -1.1)):
+        if keys == "single":
+            for name, row in zip(names, tokens, strict=True):
+                side(name, token_ids=row, logprobs=np.full(4, value))
+        else:
+            side(names if keys == "of a batch" else None, token_ids=tokens, logprobs=np.full((300, 4), value))
     recorder.force_flush()
     stats = recorder.stats()
     assert stats.unpaired == 0
     assert 50 <= stats.sequences <= 130
     assert stats.unsampled == 2 * (300 - stats.sequences)
-
-
-def test_a_single_key_is_sampled_before_anything_is_copied(recorders, logprobs, ids):
-    (train,), (inference,) = logprobs(1, 20)
-    recorder = recorders(sampling=0.5)
-    for i in range(100):
-        recorder.sampled(f"r{i}", token_ids=ids[0], logprobs=inference)
-        recorder.scored(f"r{i}", token_ids=ids[0], logprobs=train)
-    recorder.force_flush()
-    taken = sum(recorder.takes(f"r{i}") for i in range(100))
-    assert 0 < taken < 100
-    stats = recorder.stats()
-    assert (stats.sequences, stats.unsampled, stats.unpaired) == (taken, 2 * (100 - taken), 0)
+    assert keys == "of content" or stats.sequences == sum(map(recorder.takes, names))
 
 
 @pytest.mark.parametrize(

@@ -49,8 +49,10 @@ def test_the_sequences_that_were_measured_are_counted_on_all_traffic(recorders, 
     assert (point.attributes["kc.slice"], point.count) == ("all", 3)
 
 
-def test_kernel_info_spells_out_the_fingerprints(recorders, memory):
-    recorder = recorders(inference=Kernel("vllm", dtype="fp8", version="0.32"))
+@pytest.mark.parametrize("serves", [True, False])
+def test_kernel_info_spells_out_the_fingerprints(recorders, memory, serves):
+    """A program that measures what another one serves does not say that the kernels end."""
+    recorder = recorders(inference=Kernel("vllm", dtype="fp8", version="0.32"), serves=serves)
     assert recorder.force_flush()
     (point,) = memory.points("kc.kernel.info", kc_kernel_role="inference")
     assert point.value == 1
@@ -59,13 +61,7 @@ def test_kernel_info_spells_out_the_fingerprints(recorders, memory):
     (declared,) = memory.points("kc.kernel.info", kc_kernel_role="train")
     assert declared.attributes["kc.kernel.version"] == Kernel("torch").fingerprint
     assert recorder.shutdown()
-    assert {point.value for point in memory.points("kc.kernel.info")} == {0}
-
-
-def test_a_program_that_measures_what_another_serves_does_not_say_that_the_kernels_end(recorders, memory):
-    recorder = recorders(serves=False)
-    assert recorder.shutdown()
-    assert {point.value for point in memory.points("kc.kernel.info")} == {1}
+    assert {point.value for point in memory.points("kc.kernel.info")} == {0 if serves else 1}
 
 
 def test_the_trainers_step_is_that_of_the_newest_weights(recorders, memory, logprobs):
@@ -240,7 +236,6 @@ def test_prompts_that_tensors_of_one_number_name_are_told_apart_by_the_number(re
 
 
 def test_a_share_is_measured_and_the_rest_is_counted(recorders, contract, memory, logprobs):
-    """With sampling, or by the contract, a share of batches is measured; the others are counted, the share exported."""
     recorder = recorders(sampling=0.25)
     pair = logprobs(1, 2)
     for i in range(400):
@@ -373,7 +368,6 @@ def test_logits_are_compared_whole(recorders, memory):
 
 
 def test_shutdown_measures_what_is_queued_and_is_final(recorders, memory, logprobs):
-    """Shutdown loses nothing that was handed over; later calls change nothing and later batches are counted."""
     recorder = recorders()
     for _ in range(20):
         recorder.compare(*logprobs(2, 50))

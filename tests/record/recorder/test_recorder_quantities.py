@@ -26,19 +26,23 @@ def expected(train, inference, rewards):
     return [(len(rewards), pytest.approx(side.sum(), abs=1e-6)) for side in sides]
 
 
-@pytest.mark.parametrize("form", ["array", "list", "ragged", "one"])
+@pytest.mark.parametrize("form", ["array", "list", "ragged", "one", "later"])
 def test_rewards_become_two_histograms_of_sequences(recorders, contract, memory, logprobs, form):
-    """In whatever form they come, by slice."""
+    """In whatever form they come, by slice; also with the training side alone, where it comes later."""
     recorder = recorders(contract=contract(assumptions=RANGE))
     train, inference = logprobs(4, 50)
-    rewards = [0.0, 2.0, 0.5, 1.0]
+    rewards, attributes = [0.0, 2.0, 0.5, 1.0], [{"task": "code"}, {}, {}, {}]
     given = np.array(rewards) if form == "array" else rewards
     sides = [list(train), list(inference)] if form == "ragged" else [train, inference]
     if form == "one":
         train, inference, rewards = train[:1], inference[:1], rewards[:1]
         recorder.compare(train[0], inference[0], rewards=rewards[0], attributes={"task": "code"})
+    elif form == "later":
+        ids = np.arange(200).reshape(4, 50)
+        recorder.sampled(token_ids=ids, logprobs=inference, attributes=attributes)
+        recorder.scored(token_ids=ids, logprobs=train, rewards=rewards)
     else:
-        recorder.compare(*sides, rewards=given, attributes=[{"task": "code"}, {}, {}, {}])
+        recorder.compare(*sides, rewards=given, attributes=attributes)
     assert recorder.force_flush()
     assert sides_of(memory, kc_slice="all") == expected(train, inference, rewards)
     assert sides_of(memory, kc_slice="code") == expected(train[:1], inference[:1], rewards[:1])
@@ -70,16 +74,6 @@ def test_rewards_of_another_number_of_sequences_are_dropped(recorders, contract,
     recorder.compare(*logprobs(4, 50), rewards=[[1.0, 2.0]] * 4)
     assert recorder.force_flush()
     assert sum(recorder.stats().dropped.values()) == 2
-
-
-def test_what_is_scored_later_brings_its_rewards(recorders, contract, memory, logprobs):
-    recorder = recorders(contract=contract(assumptions=RANGE))
-    train, inference = logprobs(3, 20)
-    ids = np.arange(60).reshape(3, 20)
-    recorder.sampled(token_ids=ids, logprobs=inference)
-    recorder.scored(token_ids=ids, logprobs=train, rewards=[0.0, 1.0, 2.0])
-    assert recorder.force_flush()
-    assert sides_of(memory, kc_slice="all") == expected(train, inference, [0.0, 1.0, 2.0])
 
 
 CLAUSES = [

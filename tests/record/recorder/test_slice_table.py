@@ -174,24 +174,18 @@ def expected(mask):
     }
 
 
-def test_position_turn_and_phase_come_from_the_mask(recorders, contract, memory, logprobs, mask):
-    """Nobody has to say them; other conditions of a slice are about the sequence."""
-    recorder = recorders(contract=contract(slices=SLICES))
-    recorder.compare(*logprobs(4, 60), mask=mask, attributes=[{"task": "code"}, {}, {}, {}])
-    assert recorder.force_flush()
-    assert {name: memory.count(name) for name in (*SLICES, "all")} == {
-        name: int(of.sum()) for name, of in expected(mask).items()
-    }
-
-
-def test_sides_that_meet_later_keep_their_turns(recorders, contract, memory, logprobs, mask):
-    """The tokens that a mask left out are gone by then, and their places are not."""
+@pytest.mark.parametrize("later", [False, True])
+def test_position_turn_and_phase_come_from_the_mask(recorders, contract, memory, logprobs, mask, later):
+    """Nobody has to say them; where sides meet later, tokens that the mask left out are gone, and places are not."""
     recorder = recorders(contract=contract(slices=SLICES))
     train, inference = logprobs(4, 60)
-    ids = np.arange(240).reshape(4, 60)
-    attributes = [{"task": "code"}, {}, {}, {}]
-    recorder.sampled(list("abcd"), token_ids=ids, logprobs=inference, mask=mask, attributes=attributes)
-    recorder.scored(list("abcd"), token_ids=ids, logprobs=train, mask=mask)
+    about = {"mask": mask, "attributes": [{"task": "code"}, {}, {}, {}]}
+    if later:
+        ids = np.arange(240).reshape(4, 60)
+        recorder.sampled(list("abcd"), token_ids=ids, logprobs=inference, **about)
+        recorder.scored(list("abcd"), token_ids=ids, logprobs=train, mask=mask)
+    else:
+        recorder.compare(train, inference, **about)
     assert recorder.force_flush()
     assert {name: memory.count(name) for name in (*SLICES, "all")} == {
         name: int(of.sum()) for name, of in expected(mask).items()

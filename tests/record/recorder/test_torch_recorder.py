@@ -25,8 +25,6 @@ class Negative(torch.autograd.Function):
 
 @pytest.mark.slow
 def test_no_graph_is_kept_and_gradients_still_flow(recorders, memory, held):
-    """A tensor with a graph may wait in the queue without its graph, and its gradients are what they were."""
-
     class Part:
         pass
 
@@ -56,7 +54,6 @@ def test_tensors_made_under_inference_mode_are_fine(recorders, memory, logprobs)
 
 
 def test_the_two_sides_may_come_from_different_libraries(recorders, memory, logprobs):
-    """A trainer's bfloat16 tensor is compared with an engine's list of floats, in one batch and by key."""
     train, inference = logprobs(2, 10)
     recorder = recorders()
     recorder.compare(torch.tensor(train).bfloat16(), inference)

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 from opentelemetry import trace
 from opentelemetry.sdk.trace import SpanProcessor, TracerProvider
 from opentelemetry.sdk.trace.sampling import ALWAYS_OFF
@@ -42,30 +43,21 @@ def test_a_batch_has_a_span_with_its_worst_token(recorders, tracing, contract, l
     }
 
 
-def test_the_callers_span_is_the_parent_and_others_are_links(recorders, tracing, logprobs):
+@pytest.mark.parametrize("paired", [False, True])
+def test_the_callers_span_is_the_parent_and_those_that_sampled_are_links(recorders, tracing, logprobs, paired):
     """A comparison belongs to the step that made it, and is linked to the requests that sampled it."""
-    provider, spans = tracing
-    tracer = provider.get_tracer("test")
-    recorder = recorders(tracer_provider=provider)
-    with tracer.start_as_current_span("request") as request:
-        pass
-    with tracer.start_as_current_span("step") as step:
-        recorder.compare(*logprobs(1, 5), links=[request.get_span_context(), trace.INVALID_SPAN_CONTEXT])
-    recorder.force_flush()
-    span = next(span for span in spans.get_finished_spans() if span.name == "kc.compare")
-    assert span.parent.span_id == step.get_span_context().span_id
-    assert [link.context.span_id for link in span.links] == [request.get_span_context().span_id]
-
-
-def test_a_pair_is_linked_to_the_span_that_sampled_it(recorders, tracing, logprobs):
     provider, spans = tracing
     tracer = provider.get_tracer("test")
     (train,), (inference,) = logprobs(1, 5)
     recorder = recorders(tracer_provider=provider)
     with tracer.start_as_current_span("request") as request:
-        recorder.sampled("a", token_ids=np.arange(5), logprobs=inference)
+        if paired:
+            recorder.sampled("a", token_ids=np.arange(5), logprobs=inference)
     with tracer.start_as_current_span("step") as step:
-        recorder.scored("a", token_ids=np.arange(5), logprobs=train)
+        if paired:
+            recorder.scored("a", token_ids=np.arange(5), logprobs=train)
+        else:
+            recorder.compare(train, inference, links=[request.get_span_context(), trace.INVALID_SPAN_CONTEXT])
     recorder.force_flush()
     span = next(span for span in spans.get_finished_spans() if span.name == "kc.compare")
     assert span.parent.span_id == step.get_span_context().span_id
@@ -104,8 +96,6 @@ def test_spans_that_are_not_kept_make_no_exemplars(recorders, memory, logprobs):
 
 
 def test_a_span_processor_that_fails_costs_the_span_and_not_the_measurement(recorders, memory, logprobs):
-    """Tracing is foreign code: when it raises, the batch is measured all the same, and it shows in the stats."""
-
     class Broken(SpanProcessor):
         def on_end(self, _):
             raise RuntimeError("planted")

@@ -8,6 +8,10 @@ import torch
 
 from kc_otel.record.weight_versions import as_version, batch_versions
 
+BOTH_AGES = np.array([[4] * 6 + [5] * 4, [5] * 10, [3] * 10])
+"""The first sequence straddles an update; the trainer is at step 5."""
+BY_AGE = {"older": {"where": {"lag": ">= 2"}}, "code": {"where": {"task": "code"}}}
+
 
 def test_each_version_has_its_lag_in_the_slices_that_hold_its_tokens(recorders, memory, tracing, logprobs):
     """Padding has none; the span names the versions and counts the sequences that straddle."""
@@ -34,22 +38,13 @@ def test_each_version_has_its_lag_in_the_slices_that_hold_its_tokens(recorders, 
 def test_a_sequence_of_both_ages_is_measured_in_two_parts(recorders, memory, contract, logprobs):
     """Each token is where its own weights put it, with its advantage; the prompt counts once on each side."""
     train, inference = logprobs(3, 10)
-    versions = np.array([[4] * 6 + [5] * 4, [5] * 10, [3] * 10])
     mask = np.ones((3, 10), dtype=bool)
     mask[0, 0] = mask[0, 9] = False
-    slices = {"older": {"where": {"lag": ">= 2"}}, "code": {"where": {"task": "code"}}}
-    recorder = recorders(contract=contract(slices=slices))
+    recorder = recorders(contract=contract(slices=BY_AGE))
     recorder.compare(
-        train,
-        inference,
-        mask=mask,
-        weights=(5, versions),
-        advantages=np.ones(3),
-        groups=["a", "a", "b"],
-        attributes={"task": "code"},
-        group_size=[2, 2, 1],
-        token_ids=np.arange(30).reshape(3, 10),
-    )
+        train, inference, mask=mask, weights=(5, BOTH_AGES), advantages=np.ones(3), groups=["a", "a", "b"],
+        attributes={"task": "code"}, group_size=[2, 2, 1], token_ids=np.arange(30).reshape(3, 10),
+    )  # fmt: skip
     assert recorder.force_flush()
     counts = {point.attributes["kc.slice"]: point for point in memory.points("kc.drift.log_ratio")}
     ratio = train - inference
@@ -66,28 +61,27 @@ def test_a_sequence_of_both_ages_is_measured_in_two_parts(recorders, memory, con
 def test_a_sequence_of_both_ages_is_one_observation_among_those_of_older_weights(recorders, memory, contract, logprobs):
     """Means over sequences and what is about whole ones take all of its tokens; the trainer's version keeps none."""
     train, inference = logprobs(3, 10)
-    versions = np.array([[4] * 6 + [5] * 4, [5] * 10, [3] * 10])
-    clauses = [{"id": "tv", "metric": "tv_token", "unit": "sequence", "limit": 0.1},
-               {"id": "whole", "metric": "tv_seq", "unit": "sequence", "limit": 0.1},
-               {"id": "signed", "metric": "advantage_drift_positive", "unit": "sequence", "limit": 0.1}]  # fmt: skip
-    slices = {"older": {"where": {"lag": ">= 2"}}, "code": {"where": {"task": "code"}}}
-    recorder = recorders(contract=contract(slices=slices, statistical=clauses, assumptions={"reward_range": [0, 1]}))
+    clauses = [{"id": metric, "metric": metric, "unit": "sequence", "limit": 0.1}
+               for metric in ("tv_token", "tv_seq", "advantage_drift_positive")]  # fmt: skip
+    recorder = recorders(contract=contract(slices=BY_AGE, statistical=clauses, assumptions={"reward_range": [0, 1]}))
     recorder.compare(
-        torch.as_tensor(train), inference, weights=(5, versions), advantages=np.ones(3), rewards=np.ones(3),
+        torch.as_tensor(train), inference, weights=(5, BOTH_AGES), advantages=np.ones(3), rewards=np.ones(3),
         attributes={"task": "code"},
     )  # fmt: skip
     assert recorder.force_flush()
-    means = np.maximum(-np.expm1(train - inference), 0).mean(1)
-    for metric in ("tv_token_by_sequence", "advantage_drift_positive_by_sequence", "tv_seq"):
-        points = {point.attributes["kc.slice"]: point for point in memory.points(f"kc.drift.{metric}")}
+    found = {
+        metric: {point.attributes["kc.slice"]: point for point in memory.points(f"kc.drift.{metric}")}
+        for metric in ("tv_token_by_sequence", "advantage_drift_positive_by_sequence", "tv_seq")
+    }
+    for metric, points in found.items():
         assert {name: point.count for name, point in points.items()} == {
             "all": 1, "code": 1, "stale": 2, "stale-1": 1, "stale-2": 1, "older": 1
         }, metric  # fmt: skip
-        if metric == "tv_token_by_sequence":
-            assert points["all"].sum == pytest.approx(means[1], abs=1e-6)
-            assert points["stale-1"].sum == pytest.approx(means[0], abs=1e-6)
-        if metric == "tv_seq":
-            assert points["stale-1"].sum == pytest.approx(max(-np.expm1((train - inference)[0].sum()), 0), abs=1e-6)
+    means = np.maximum(-np.expm1(train - inference), 0).mean(1)
+    assert found["tv_token_by_sequence"]["all"].sum == pytest.approx(means[1], abs=1e-6)
+    assert found["tv_token_by_sequence"]["stale-1"].sum == pytest.approx(means[0], abs=1e-6)
+    whole = max(-np.expm1((train - inference)[0].sum()), 0)
+    assert found["tv_seq"]["stale-1"].sum == pytest.approx(whole, abs=1e-6)
 
 
 def test_a_sequence_of_which_a_part_is_invalid_is_no_whole_one(recorders, memory, logprobs):

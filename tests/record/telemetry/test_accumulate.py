@@ -205,7 +205,6 @@ def test_logits_are_recorded_per_token_and_slice() -> None:
 
 
 def test_targets_make_logits_a_sample_too() -> None:
-    """With the sampled tokens, logits record what their log-probabilities would have recorded."""
     train, inference, mask, membership, targets = logits()
     accumulator, sampled = Accumulator(SLICES), Accumulator(SLICES)
     result = accumulator.add_logits(train, inference, mask=mask, membership=membership, targets=targets)
@@ -232,7 +231,6 @@ def test_a_mean_stays_within_the_quantity_s_range() -> None:
 
 
 def test_a_nan_in_logits_makes_its_sequence_invalid() -> None:
-    """The sequence with the fault is left out of every histogram, with and without targets."""
     train, inference, mask, membership, targets = logits()
     train[1, 0, 3] = np.nan
     for extra in ({}, {"targets": targets}):

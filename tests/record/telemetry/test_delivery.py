@@ -58,7 +58,6 @@ class Receiver:
     asked: set = field(default_factory=set)
 
     def points(self, name, request=-1):
-        """Data points of a metric in one request."""
         return [
             point
             for resource in self.requests[request].resource_metrics

@@ -35,15 +35,8 @@ def recorded(given, prompts, *, parts=True, size=None):
     train, inference, mask, advantages = given
     places = Places(mask)
     accumulator = Accumulator(SLICES, averaged=AVERAGED)
-    result = accumulator.add_sampled(
-        train,
-        inference,
-        mask=mask,
-        advantages=advantages,
-        rollouts=Rollouts(prompts, size, 1, 0.0),
-        places=places,
-        parts=parts_of(places) if parts else (),
-    )
+    more = {"rollouts": Rollouts(prompts, size, 1, 0.0), "places": places, "parts": parts_of(places) if parts else ()}
+    result = accumulator.add_sampled(train, inference, mask=mask, advantages=advantages, **more)
     return accumulator, result, places
 
 

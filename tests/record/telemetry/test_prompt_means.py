@@ -85,7 +85,6 @@ def test_a_prompt_that_stays_incomplete_counts_in_time_with_what_came() -> None:
 
 
 def test_a_prompt_of_another_step_is_another_observation() -> None:
-    """Within a step it is the same, and more of its rollouts are a part."""
     accumulator = made("tv_token_by_prompt")
     for step in (1, 2, 2):
         accumulator.add_sampled(*batch([0.2, 0.2]), rollouts=Rollouts(["a", "a"], step=step))
