@@ -377,7 +377,9 @@ class Recorders:
         for senders in self.by_version.values():
             for sender, report in senders.items():
                 senders[sender] = report._replace(at=min(report.at, now), measured=min(report.measured, now))
-        self.left = [(*of, report._replace(at=min(report.at, now))) for *of, report in self.left]
+        self.left = [
+            (version, sender, report._replace(at=min(report.at, now))) for version, sender, report in self.left
+        ]
 
 
 def _shows(key: SeriesKey, other: SeriesKey) -> bool:
