@@ -62,17 +62,17 @@ def import_files(
     done: Annotated[
         Path | None,
         typer.Option(
-            help="List of finished files, which are skipped; one for each contract by default.", metavar="FILE"
+            help="A further list of finished files, which are skipped, beside that of the user.", metavar="FILE"
         ),
     ] = None,
-    again: Annotated[bool, typer.Option(help="Measure files again that were imported before.")] = False,
+    again: Annotated[bool, typer.Option(help="Measure files again, but for those that --done lists.")] = False,
 ) -> None:
     """Measure rollouts that a trainer has written, and export the drift over OTLP.
 
     Reads the files that verl, slime, SkyRL, prime-rl and NeMo-RL write, and recordings. OpenTelemetry's own
     variables, such as OTEL_EXPORTER_OTLP_ENDPOINT, set the destination. A file counts as finished once its drift is
-    exported with all its points, and is then not measured again for the contract. Exits with 1 when a file could not
-    be imported or exported.
+    exported with all its points. A list in `kc-otel/` of XDG_STATE_HOME, or of ~/.local/state, keeps it from being
+    measured a second time for the same contract. Exits with 1 when a file could not be imported or exported.
 
     Examples:
       kc-otel import rollouts --contract policy.yaml
@@ -90,12 +90,13 @@ def import_files(
         if not follow and not files_of(paths):
             raise ValueError(f"{', '.join(map(str, paths))}: holds no recording and no file of a trainer")
         loaded = load(contract)
-        ledger = Ledger(done or default_ledger(loaded.name), again=again)
+        own_list = default_ledger(loaded.name)
+        ledger = Ledger(*filter(None, (done, own_list)), unread=own_list if again else None)
         if missing := [str(path) for path in paths if not path.exists()]:
             logging.getLogger("kc_otel").info("waiting for %s", listed(missing))
         if finished := [path for path in files_of(filter(Path.exists, paths)) if path in ledger]:
             last = moment(max(known.at for path in finished if (known := ledger.measured(path))))
-            said = f"already imported to {loaded.name} at {last}: not measured again (--again measures every file)"
+            said = f"already imported to {loaded.name} at {last}: not measured again (--again does)"
             show([f"{listed([*map(str, finished)])}: {said}"])
         with ExitStack() as closing:
             own = instance_of(paths[0]) if follow else None

@@ -123,9 +123,11 @@ def test_a_second_import_to_a_contract_measures_nothing_again(run, tmp_path):
     code, out, _ = run(*arguments, width=200)
     assert (code, "0 files exported, 0 failed; of 0 sequences 0 measured" in out) == (0, True)
     assert "token_exports/step_3/rank_0.jsonl: already imported to a at 20" in out
-    assert "UTC: not measured again (--again measures every file)" in out
+    assert "UTC: not measured again (--again does)" in out
     assert "of 2 sequences 2 measured" in run(*arguments, "--again")[1]
     assert "of 0 sequences 0 measured" in run(*arguments)[1]
+    for again, number in ((), 0), (("--again",), 2), (("--again",), 0):
+        assert f"of {number} sequences" in run(*arguments, "--done", "done.txt", *again)[1]
     (tmp_path / "other.yaml").write_text(CONTRACT.replace("name: a", "name: b"))
     assert "of 2 sequences 2 measured" in run("token_exports", "--contract", "other.yaml")[1]
 
@@ -224,7 +226,7 @@ def test_following_waits_for_files_to_be_finished(tmp_path):
     stop, found = threading.Event(), []
 
     def look():
-        found.extend(path.name for path in unseen([tmp_path], Ledger(None), stop, follow=True, poll=0.05))
+        found.extend(path.name for path in unseen([tmp_path], Ledger(), stop, follow=True, poll=0.05))
 
     thread = threading.Thread(target=look)
     thread.start()
@@ -251,7 +253,7 @@ def test_following_waits_for_a_folder_that_is_not_there_yet_or_is_removed(tmp_pa
         5: lambda: (late.mkdir(), (late / "step-1.jsonl").write_text("{}{}\n")),
     }
     stop.happens = happens
-    found = unseen([late, there], Ledger(None), stop, follow=True, poll=5.0)
+    found = unseen([late, there], Ledger(), stop, follow=True, poll=5.0)
     assert [path.name for path in found] == ["there.jsonl", "step-1.jsonl", "step-1.jsonl"]
 
 

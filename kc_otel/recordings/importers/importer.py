@@ -89,7 +89,7 @@ class Importer:
         self._attributes = dict(attributes or {})
         self._patience = patience
         self._stopped = stopped
-        self._ledger = Ledger(None) if ledger is None else ledger
+        self._ledger = Ledger() if ledger is None else ledger
         self._awaiting: set[Path] = set()
 
     def file(self, path: Path) -> bool:
@@ -295,29 +295,31 @@ class _Measured:
 
 
 class Ledger:
-    """Progress in files, remembered in a file once it is exported, one JSON list a line; None is for this run alone.
+    """Progress in files, remembered once it is exported in each list of `paths`, one JSON list a line.
 
-    With `again` what the file says so far is not read, and counts no more.
+    Without a list it is for this run alone. What `unread` says so far does not count.
     """
 
-    def __init__(self, path: Path | None, *, again: bool = False) -> None:
-        self._path = path
+    def __init__(self, *paths: Path, unread: Path | None = None) -> None:
         self._known: dict[str, _Measured] = {}
         self._names: dict[str, str] = {}
         self._prompts: defaultdict[tuple[str, str], set[str]] = defaultdict(set)
         self.unsaved: dict[Path, _Measured] = {}
-        self._end = path.stat().st_size if again and path is not None and path.exists() else 0
+        self._ends = {path: path.stat().st_size if path == unread and path.exists() else 0 for path in paths}
         self.refresh()
 
     def refresh(self) -> None:
-        """Read what has been added to the file since the last time: by this process, or by another."""
-        if self._path is None or not self._path.exists():
-            return
-        with self._path.open("rb") as file:
-            file.seek(self._end)
+        """Read what has been added to the lists since the last time: by this process, or by another."""
+        for path in self._ends:
+            if path.exists():
+                self._read(path)
+
+    def _read(self, path: Path) -> None:
+        with path.open("rb") as file:
+            file.seek(self._ends[path])
             added = file.read()
         added = added[: added.rfind(b"\n") + 1]  # another process may be writing the last line
-        self._end += len(added)
+        self._ends[path] += len(added)
         unsaved = {str(path.resolve()) for path in self.unsaved}
         for line in added.splitlines():
             try:
@@ -325,8 +327,8 @@ class Ledger:
                 measured = _Measured(*progress)
             except (ValueError, TypeError):
                 said = f"{line.decode(errors='replace')[:40]!r} is no record of a finished file"
-                raise ValueError(f"{self._path}: {said}; give --done a file of its own") from None
-            if name not in unsaved:
+                raise ValueError(f"{path}: {said}; give --done a file of its own") from None
+            if name not in unsaved and (name not in self._known or self._known[name].at <= measured.at):
                 self._know(name, measured)
 
     def _know(self, name: str, measured: _Measured) -> None:
@@ -362,8 +364,8 @@ class Ledger:
 
     def save(self) -> set[Path]:
         """Save what was noted, and return the files that are done."""
-        if self._path is not None:
-            with self._path.open("a", encoding="utf-8") as file:
+        for place in self._ends if self.unsaved else ():
+            with place.open("a", encoding="utf-8") as file:
                 for path, measured in self.unsaved.items():
                     file.write(json.dumps([str(path.resolve()), *astuple(measured)]) + "\n")
         done = set(self.unsaved)
