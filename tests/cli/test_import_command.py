@@ -255,6 +255,10 @@ def test_following_waits_for_a_folder_that_is_not_there_yet_or_is_removed(tmp_pa
     stop.happens = happens
     found = unseen([late, there], Ledger(), stop, follow=True, poll=5.0)
     assert [path.name for path in found] == ["there.jsonl", "step-1.jsonl", "step-1.jsonl"]
+    (late / "step-2.jsonl").write_text("{}\n")
+    for path in unseen([late], Ledger(), Looks(4), follow=True, poll=5.0):
+        assert path.name == "step-1.jsonl"
+        (late / "step-2.jsonl").unlink(missing_ok=True)
 
 
 class Looks:
