@@ -30,7 +30,7 @@ from kc_otel.cli.terminal import (
 )
 from kc_otel.client.engine_latency import EngineLatency
 from kc_otel.contract.plain_text import plain, plain_lines
-from kc_otel.contract.words import listed, together
+from kc_otel.contract.words import listed, moment, together
 from kc_otel.record.engine import ExportLoop
 from kc_otel.record.telemetry.environment import export_timeout, metric_exporters, process_resource
 
@@ -59,31 +59,45 @@ def import_files(
     columns: Columns = None,
     attribute: SequenceAttributes = None,
     follow: Annotated[bool, typer.Option(help="Keep importing files as they appear, until stopped.")] = False,
-    done: Annotated[Path | None, typer.Option(help="List of finished files, which a restart skips.")] = None,
+    done: Annotated[
+        Path | None,
+        typer.Option(
+            help="A further list of finished files, which are skipped, beside that of the user.", metavar="FILE"
+        ),
+    ] = None,
+    again: Annotated[bool, typer.Option(help="Measure files again, but for those that --done lists.")] = False,
 ) -> None:
     """Measure rollouts that a trainer has written, and export the drift over OTLP.
 
     Reads the files that verl, slime, SkyRL, prime-rl and NeMo-RL write, and recordings. OpenTelemetry's own
     variables, such as OTEL_EXPORTER_OTLP_ENDPOINT, set the destination. A file counts as finished once its drift is
-    exported with all its points. Exits with 1 when a file could not be imported or exported.
+    exported with all its points. A list in `kc-otel/` of XDG_STATE_HOME, or of ~/.local/state, keeps it from being
+    measured a second time for the same contract. Exits with 1 when a file could not be imported or exported.
 
     Examples:
       kc-otel import rollouts --contract policy.yaml
-      kc-otel import rollouts --contract policy.yaml --follow --done imported.txt
+      kc-otel import rollouts --contract policy.yaml --follow
       kc-otel import dump.jsonl --contract policy.yaml --columns train=a,inference=b
     """
     from kc_otel.contract.load import load  # noqa: PLC0415 - a quick --help
     from kc_otel.record.recorder import Recorder  # noqa: PLC0415
     from kc_otel.record.telemetry.environment import instance_of  # noqa: PLC0415
-    from kc_otel.recordings.importers.importer import Importer, Ledger, unseen  # noqa: PLC0415
+    from kc_otel.recordings.importers.importer import Importer, Ledger, default_ledger, unseen  # noqa: PLC0415
     from kc_otel.recordings.importers.trainer_files import files_of  # noqa: PLC0415
 
     log_to_terminal()
     with unusable():
-        ledger = Ledger(done)
-        if not files_of(paths) and not follow:
+        if not follow and not files_of(paths):
             raise ValueError(f"{', '.join(map(str, paths))}: holds no recording and no file of a trainer")
         loaded = load(contract)
+        own_list = default_ledger(loaded.name)
+        ledger = Ledger(*filter(None, (done, own_list)), unread=own_list if again else None)
+        if missing := [str(path) for path in paths if not path.exists()]:
+            logging.getLogger("kc_otel").info("waiting for %s", listed(missing))
+        if finished := [path for path in files_of(filter(Path.exists, paths)) if path in ledger]:
+            last = moment(max(known.at for path in finished if (known := ledger.measured(path))))
+            said = f"already imported to {loaded.name} at {last}: not measured again (--again does)"
+            show([f"{listed([*map(str, finished)])}: {said}"])
         with ExitStack() as closing:
             own = instance_of(paths[0]) if follow else None
             stop = closing.enter_context(stopped_by_signals())

@@ -142,6 +142,15 @@ REASONS: Final[Mapping[str, Explained]] = MappingProxyType(
             "Ignore single cases; if every sequence is affected, the mask is inverted."),
         "no_logprobs": Explained("A record has tokens or text but not both kernels' log-probabilities.",
             "Enable them where the records are written: verl rollout.calculate_log_probs=True, vLLM logprobs=0."),
+        "split_prompt": Explained(
+            "Rollouts of a prompt were appended to a file after the prompt had counted. Rollouts of one prompt are one "
+            "observation, not several.",
+            "Write all rollouts of a prompt at once, and give a prompt that is sampled again in a later step that step "
+            "(`step` or `train_weights`)."),
+        "rewritten_file": Explained(
+            "A file has changed after it was imported and begins with the same sequence as before: nobody knows which "
+            "of its sequences have counted.",
+            "Append lines to a .jsonl file, or write further rollouts to further files."),
         "scoring_failed": Explained("The score function failed on a request, even when that request was scored alone.",
             "Read the log, which has the exception of the first failure."),
     }

@@ -153,6 +153,7 @@ class Recorders:
 
     Each exports within a `heartbeat`. `by_version` has the last reports by version and sender, `ended` when a recorder
     last said that it is done with a version, `moved` when one went over to another, by the version that it left.
+    `left` has the version, the sender and the last report of those that were done and had applied another contract.
     `measured` has, by sender, when it last observed each series; those of `INVALID` are by slice. `owed` has, of each
     series that is or was broken, the senders that measured it then, and when they measured it again, or _NOT_YET,
     _AT_ONCE, _ENDED. `unsaved` has the senders whose entry in `measured` has changed.
@@ -162,6 +163,7 @@ class Recorders:
         self.by_version: dict[str, dict[str, LastReport]] = {}
         self.ended: dict[str, float] = {}
         self.moved: dict[str, dict[str, float]] = {}
+        self.left: list[tuple[str, str, LastReport]] = []
         self.measured: dict[str, dict[SeriesKey, float]] = {}
         self.owed: dict[SeriesKey, dict[str, float]] = {}
         self.unsaved: set[str] = set()
@@ -183,6 +185,12 @@ class Recorders:
         before = senders.pop(sender, None)  # the newest is at the end
         if done:
             self.ended[version] = report.at
+            if report.otherwise or report.unmeasured:
+                self.left = [
+                    *(left for left in self.left if self._is_recent(left[2], report.at)),
+                    (version, sender, report),
+                ]
+                self.left = self.left[-_MAX_RECORDERS:]
             return
         if before is None and sum(map(len, self.by_version.values())) >= _MAX_RECORDERS:
             self._forget()
@@ -353,10 +361,13 @@ class Recorders:
 
     def otherwise(self, now: float) -> Iterator[tuple[str, LastReport]]:
         """Yield kernel versions and recorders that have other slices or clauses than this contract, if heard lately."""
-        for version, senders in self.by_version.items():
-            for report in senders.values():
-                if (report.otherwise or report.unmeasured) and now - report.at <= max(self._patience, self._window):
-                    yield version, report
+        known = [(version, report) for version, senders in self.by_version.items() for report in senders.values()]
+        for version, report in (*known, *((version, report) for version, _, report in self.left)):
+            if (report.otherwise or report.unmeasured) and self._is_recent(report, now):
+                yield version, report
+
+    def _is_recent(self, report: LastReport, now: float) -> bool:
+        return now - report.at <= max(self._patience, self._window)
 
     def turn_back(self, now: float) -> None:
         """The clock went back: none reported later than now."""
@@ -366,6 +377,9 @@ class Recorders:
         for senders in self.by_version.values():
             for sender, report in senders.items():
                 senders[sender] = report._replace(at=min(report.at, now), measured=min(report.measured, now))
+        self.left = [
+            (version, sender, report._replace(at=min(report.at, now))) for version, sender, report in self.left
+        ]
 
 
 def _shows(key: SeriesKey, other: SeriesKey) -> bool:

@@ -83,6 +83,7 @@ class ShardState(ContractState):
     def recorders_since(self) -> list[tuple[str, str, LastReport, bool, bool]]:
         """Return version, sender, report, whether it is done, and whether it has moved, of each that was not sent."""
         known, sent = self.recorders.by_version, self.sent.recorders
+        left = {(version, sender): report for version, sender, report in self.recorders.left}
         found = [
             (version, sender, report, False, False)
             for version, senders in known.items()
@@ -93,7 +94,10 @@ class ShardState(ContractState):
             ended = self.recorders.ended.get(version)
             done = senders.keys() - known.get(version, {}) if ended is not None else ()
             moved = self.recorders.moved.get(version, {})
-            found += [(version, sender, LastReport(ended or 0.0), True, sender in moved) for sender in done]
+            found += [
+                (version, sender, left.get((version, sender), LastReport(ended or 0.0)), True, sender in moved)
+                for sender in done
+            ]
         return found
 
     def heard_since(self) -> dict[Pair, list[float]]:

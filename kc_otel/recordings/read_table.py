@@ -158,6 +158,10 @@ class Problems:
 _ROWS_AT_ONCE: Final = 256
 
 
+class RewrittenError(RecordingError):
+    """A file no longer begins with the lines that were read of it."""
+
+
 @dataclass(slots=True)
 class LinesRead:
     """Progress in a file of lines: the number of lines, and the digest of their text."""
@@ -259,7 +263,7 @@ def scalars_of(values: Mapping[str, Any]) -> dict[str, Scalar]:
 def lines(path: Path, read: LinesRead | None = None) -> Iterator[tuple[int, str]]:
     """Yield the lines of a file, packed or not, that hold anything, with their numbers.
 
-    Lines that `read` counts are skipped; a RecordingError if the file no longer begins with them. `read` advances.
+    Lines that `read` counts are skipped; a RewrittenError if the file no longer begins with them. `read` advances.
     """
     packed = path.suffix == ".gz"
     known = LinesRead() if read is None else replace(read)
@@ -270,23 +274,18 @@ def lines(path: Path, read: LinesRead | None = None) -> Iterator[tuple[int, str]
                 if read is not None:
                     digest.update(text.rstrip("\n").encode() + b"\n")
                     if line == known.count and digest.hexdigest() != known.digest:
-                        raise _other_lines(path, known)
+                        raise RewrittenError(f"{path}: no longer begins with the {known.count:,} lines that were read")
                     if line <= known.count:
                         continue
                     read.count, read.digest = line, digest.hexdigest()
                 if text.strip():
                     yield line, text
         if line < known.count:
-            raise _other_lines(path, known)
+            raise RewrittenError(f"{path}: no longer has the {known.count:,} lines that were read")
     except OSError as error:
         raise RecordingError(f"{path}: cannot be read ({error.strerror or error})") from None
     except (EOFError, UnicodeDecodeError) as error:
         raise RecordingError(f"{path}: cannot be read ({error}); is it cut off, or not UTF-8?") from None
-
-
-def _other_lines(path: Path, known: LinesRead) -> RecordingError:
-    said = f"{path}: no longer begins with the {known.count:,} lines that were measured"
-    return RecordingError(f"{said}; only append to it, or write a file of another name")
 
 
 def _resolved(source: str, row: Mapping[str, Any], columns: Mapping[str, str] | None) -> dict[str, str]:

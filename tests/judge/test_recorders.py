@@ -114,7 +114,7 @@ def test_a_recorder_is_heard_by_what_it_observes(columns: bool, cumulative: bool
 @pytest.mark.parametrize("columns", [False, True])
 @pytest.mark.parametrize("applied", [OTHER, pytest.param(LACKING, marks=pytest.mark.slow)])
 def test_a_slice_that_some_recorders_define_otherwise_does_not_pass(columns: bool, applied: Contract) -> None:
-    """What the others measure of it is judged, and may fail; it passes once all that report apply the contract."""
+    """What the others measure of it is judged, and may fail; it passes a window after all that report apply it."""
     for value, status in ((1e-4, Status.INCONCLUSIVE), (0.5, Status.FAIL)):
         evaluator = evaluator_of(SERVED, columns=columns)
         right, wrong = Reporting(SERVED), Reporting(applied, "1")
@@ -131,7 +131,10 @@ def test_a_slice_that_some_recorders_define_otherwise_does_not_pass(columns: boo
             "a recorder applies version 2 of the contract, where slice code is defined differently" in found["code"][1]
         )
         take(evaluator, at + 10.0, right.request(at + 10.0), applying(applied, info_request(at + 10.0, 0, "1")))
-        assert judged(evaluator, at + 10.0)["code"][0] is Status.PASS
+        assert judged(evaluator, at + 10.0)["code"][0] is Status.INCONCLUSIVE
+        at += SERVED.observability.window + 20.0
+        take(evaluator, at, right.request(at))
+        assert judged(evaluator, at)["code"][0] is Status.PASS
 
 
 @pytest.mark.slow
@@ -140,7 +143,7 @@ def test_a_slice_that_some_recorders_define_otherwise_does_not_pass(columns: boo
 def test_a_clause_for_which_some_recorders_measure_something_else_does_not_pass(
     columns: bool, change: dict[str, Any]
 ) -> None:
-    """What the others measure of it may fail; it passes once all that report measure it. Other clauses are judged."""
+    """What the others measure of it may fail; it passes a window after all that report measure it."""
     other = {"id": "ratio", "metric": "support_deficit", "unit": "token", "limit": 0.5}
     served = make_contract(statistical=[CLAUSE, other])
     applied = make_contract(version=2, statistical=[{**CLAUSE, **change}, other])
@@ -164,6 +167,9 @@ def test_a_clause_for_which_some_recorders_measure_something_else_does_not_pass(
         )
         at += 10.0
         take(evaluator, at, right.request(at), applying(applied, info_request(at, 0, "1")))
+        assert {v.status for v in verdicts_of(evaluator, at) if v.cell.clause == "token-tv"} == {Status.INCONCLUSIVE}
+        at += served.observability.window + 20.0
+        take(evaluator, at, right.request(at))
         assert {v.status for v in verdicts_of(evaluator, at) if v.cell.clause == "token-tv"} == {Status.PASS}
 
 

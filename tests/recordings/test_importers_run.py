@@ -11,7 +11,7 @@ from opentelemetry.sdk.metrics.export import MetricExportResult
 
 from kc_otel.recordings.importers import importer as importer_module
 from kc_otel.recordings.importers.importer import Importer, Ledger
-from tests.recordings._files import write_rows
+from tests.recordings._files import write_columns, write_rows
 
 SIDES = ("train_logprobs", "inference_logprobs")
 
@@ -139,13 +139,26 @@ def test_lines_that_are_appended_are_measured_and_no_others_again(recorders, mem
     again = Importer(recorders(), ledger=Ledger(done))
     path.write_text(text + "\n")
     assert again.file(path)
-    path.write_text(text.replace("0.", "1.", 1) + text)
+    path.write_text(text[: ends[0]] + text)
     assert not again.file(path)
-    assert "no longer begins with the 5 lines that were measured" in again.totals.failed[path]
-    assert again.totals.sequences == 0
+    assert "begins with the same sequence as before" in again.totals.failed[path]
+    assert (again.totals.sequences, again.totals.refused) == (0, 6)
 
 
-def test_a_file_that_cannot_be_continued_is_refused_when_it_has_changed(recorders, tmp_path):
+@pytest.mark.parametrize("ending", ["jsonl", "npz"])
+def test_a_file_that_is_written_anew_is_measured_as_what_it_is_now(recorders, memory, tmp_path, ending):
+    """A run that resumes from a checkpoint writes other rollouts; the same content counts once, also after a while."""
+    path, done = tmp_path / f"step-100.{ending}", tmp_path / "done.txt"
+    recorder = recorders()
+    for seed, total in ((0, 40), (7, 80), (0, 80)):
+        rows = [sequence(seed=seed + row, group=row) for row in range(2)]
+        write_columns(path, **{name: np.array([row[name] for row in rows]) for name in rows[0]})
+        assert Importer(recorder, ledger=Ledger(done)).file(path)
+        assert memory.count("all") == total
+
+
+def test_a_file_that_cannot_be_continued_is_refused_when_it_has_changed(recorders, memory, tmp_path):
+    """Its sequences are missing: nobody knows which of them have counted."""
     path, done = tmp_path / "log.npz", tmp_path / "done.txt"
     side = np.array(sequence()["inference_logprobs"])
     for sequences, whole in ((2, True), (2, True), (3, False)):
@@ -154,8 +167,33 @@ def test_a_file_that_cannot_be_continued_is_refused_when_it_has_changed(recorder
         )
         importer = Importer(recorders(), ledger=Ledger(done))
         assert importer.file(path) is whole
-    assert "log.npz: changed after it was measured; only lines can be appended" in importer.totals.failed[path]
+    assert "log.npz: INVALID INPUT, rewritten_file: A file has changed" in importer.totals.failed[path]
     assert importer.totals.sequences == 0
+    (missing,) = memory.points("kc.input.invalid")
+    assert (missing.attributes["kc.reason"], missing.value) == ("rewritten_file", 3)
+
+
+@pytest.mark.parametrize("restarted", [False, True])
+def test_rollouts_of_a_prompt_that_has_counted_are_refused_and_missing(
+    recorders, contract, memory, write, tmp_path, restarted
+):
+    """Of lines that are appended; the prompt of another step and rows without a prompt count."""
+    made = recorders(contract=contract(statistical=[{"id": "tv", "metric": "tv_token", "limit": 0.1}]))
+    importer = Importer(made, ledger=Ledger(tmp_path / "done.txt"))
+    lines = [sequence(seed=n, uid=f"prompt-{n % 3}", step=1) for n in range(6)]
+    later = [sequence(seed=9, uid="prompt-1", step=1), sequence(seed=10, uid="prompt-1", step=2)]
+    later += [sequence(seed=11, uid="prompt-7", step=1), sequence(seed=12, step=1), sequence(seed=13, step=1)]
+    assert importer.file(write("log.jsonl", lines))
+    if restarted:
+        importer = Importer(made, ledger=Ledger(tmp_path / "done.txt"))
+    assert importer.file(write("log.jsonl", [*lines, *later]))
+    assert importer.totals.refusals.counts == {"split_prompt": 1}
+    assert "log.jsonl: prompt prompt-1: Rollouts" in importer.totals.refusals.first["split_prompt"]
+    assert importer.file(write("log.jsonl", [*lines, *later, lines[0] | {"reward": 1.0}]))
+    (missing,) = memory.points("kc.input.invalid")
+    assert (missing.attributes["kc.reason"], missing.value) == ("split_prompt", 2)
+    (rollouts,) = memory.points("kc.sampling.rollouts", kc_slice="all")
+    assert (rollouts.count, rollouts.sum) == (7, 10)
 
 
 @pytest.mark.parametrize("ending", ["jsonl", "npz"])

@@ -2,34 +2,39 @@
 
 file -> sequences, counted by prompt -> chunks of one weight version -> Recorder.compare -> export -> done
 
-Nothing is sampled, and nothing measured twice: of a file of lines that has grown, only the new lines are, and a file
-that has changed in another way is refused. A file that cannot be read is named, and the others go on.
+Nothing is sampled, and nothing measured twice: of a file of lines that has grown, only the new lines are. A file that
+was written anew is measured as what it is now, unless it begins with the sequence that it began with: then it is
+refused. A file that cannot be read is named, and the others go on.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import os
 import re
 import threading
 import time
-from collections import Counter
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
-from dataclasses import astuple, dataclass, field, replace
+from collections import Counter, defaultdict
+from collections.abc import Callable, Container, Hashable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import astuple, dataclass, field
 from itertools import pairwise
 from pathlib import Path
 from typing import Final
 
 import numpy as np
 
+from kc_otel.contract.input_reasons import remedy
 from kc_otel.contract.slices import LAG, Scalar
 from kc_otel.record.recorder import Recorder
 from kc_otel.recordings.confirmation import NO_ENDPOINT, why_unexported
 from kc_otel.recordings.importers.trainer_files import LINE_ENDINGS, files_of, prime_rl_is_complete, read_file
-from kc_otel.recordings.read_table import LinesRead, Problems, lines
+from kc_otel.recordings.read_table import LinesRead, Problems, RewrittenError, lines
 from kc_otel.recordings.recording import DENSITY, Recording, RecordingError, group_of, lag_unknown
 
+_log: Final = logging.getLogger("kc_otel")
 _INVALID: Final = re.compile(r"INVALID INPUT, (\w+)")
 _CHUNK_TOKENS: Final = 262_144
 _MAX_UNFLUSHED_TOKENS: Final = 2_000_000
@@ -84,7 +89,7 @@ class Importer:
         self._attributes = dict(attributes or {})
         self._patience = patience
         self._stopped = stopped
-        self._ledger = Ledger(None) if ledger is None else ledger
+        self._ledger = Ledger() if ledger is None else ledger
         self._awaiting: set[Path] = set()
 
     def file(self, path: Path) -> bool:
@@ -126,22 +131,31 @@ class Importer:
             self._confirm()
 
     def _measure(self, path: Path) -> None:
-        known = self._ledger.measured(path)
+        before = known = self._ledger.measured(path)
         about, by_lines = path.stat(), path.name.lower().endswith(LINE_ENDINGS)
-        read = LinesRead(known.lines, known.digest) if known is not None and by_lines else LinesRead()
         whole = "" if by_lines else _digest(path)
-        if known is not None and not by_lines and known.digest != whole:
-            raise RecordingError(
-                f"{path}: changed after it was measured; only lines can be appended to a file (.jsonl): write what "
-                f"comes later to a file of another name"
-            )
+        new = True
+        if known is not None:
+            try:
+                new = _appended(path, known, whole)
+            except RewrittenError:
+                known = None
         if known is None and (copied := self._copied(path, whole, about)):
             self.totals.copies[path] = copied
             return
-        new = known is None or (by_lines and next(lines(path, replace(read)), None) is not None)
+        read = LinesRead(known.lines, known.digest) if known is not None and by_lines else LinesRead()
         found = read_file(path, self.totals.refusals, self._columns, read) if new else None
+        first = known.first if known is not None and known.first else _first(found)
+        if known is None and before is not None and found is not None and first == before.first:
+            why = f"INVALID INPUT, rewritten_file: {remedy('rewritten_file')}"
+            raise RecordingError(f"{path}: {why}", sequences=found.lengths.size)
+        prompts: list[str] = []
+        if found is not None:
+            found = found.with_attributes(self._attributes)
+            if by_lines:
+                found, prompts = self._without_late_rollouts(path, found, self._ledger.prompts(path, first))
         unflushed = 0
-        for chunk, sizes in () if found is None else _chunks(found.with_attributes(self._attributes)):
+        for chunk, sizes in () if found is None else _chunks(found):
             self._compare(chunk, sizes)
             self.totals.sequences += chunk.lengths.size
             self.totals.tokens += chunk.train.size
@@ -149,7 +163,22 @@ class Importer:
             if unflushed >= _MAX_UNFLUSHED_TOKENS:
                 self._recorder.force_flush(self._patience)
                 unflushed = 0
-        self._ledger.note(path, _Measured(about.st_size, about.st_mtime_ns, read.count, whole or read.digest))
+        digest = whole or read.digest
+        self._ledger.note(
+            path, _Measured(about.st_size, about.st_mtime_ns, read.count, digest, first, prompts, time.time())
+        )
+
+    def _without_late_rollouts(
+        self, path: Path, found: Recording, counted: Container[str]
+    ) -> tuple[Recording, list[str]]:
+        """Refuse appended rollouts of prompts that have counted; return the others, and the names of their prompts."""
+        names = list(map(_prompt_name, found.attributes))
+        late = np.array([name in counted for name in names])
+        if late.any():
+            prompt = group_of(found.attributes[int(late.argmax())])
+            said = f"{path}: prompt {prompt}: {remedy('split_prompt')}"
+            self.totals.refusals.add(said, kind="split_prompt", times=int(late.sum()))
+        return found.only(~late), sorted({name for name in names if name and name not in counted})
 
     def _copied(self, path: Path, digest: str, about: os.stat_result) -> str:
         """Return the file that has a new file's content and is measured, and note this one as measured; else ""."""
@@ -159,7 +188,12 @@ class Importer:
                 pass
         digest = digest or read.digest
         if name := self._ledger.name(digest):
-            self._ledger.note(path, _Measured(about.st_size, about.st_mtime_ns, read.count, digest))
+            original = self._ledger.measured(Path(name))
+            first = original.first if original is not None else ""
+            prompts = sorted(self._ledger.prompts(Path(name), first))
+            self._ledger.note(
+                path, _Measured(about.st_size, about.st_mtime_ns, read.count, digest, first, prompts, time.time())
+            )
         return name
 
     def _confirm(self) -> None:
@@ -230,6 +264,13 @@ def _prompt(row: Mapping[str, Scalar]) -> Hashable:
     return id(row) if (name := group_of(row)) is None else name
 
 
+def _prompt_name(row: Mapping[str, Scalar]) -> str:
+    """Return a short name of a sequence's prompt and step, which is the same in every process; "" without a prompt."""
+    if (name := group_of(row)) is None:
+        return ""
+    return hashlib.blake2b(repr((_weights(row)[0], row.get("step"), name)).encode(), digest_size=6).hexdigest()
+
+
 def _weights(row: Mapping[str, Scalar]) -> tuple[int | str | None, int | str | None]:
     """Return the versions of both kernels' weights, the training kernel's first."""
     train, inference = (row.get(name) for name in ("train_weights", "inference_weights"))
@@ -238,31 +279,62 @@ def _weights(row: Mapping[str, Scalar]) -> tuple[int | str | None, int | str | N
 
 @dataclass(frozen=True, slots=True)
 class _Measured:
-    """Progress in a file: size and time of change; lines; digest of lines or bytes."""
+    """Progress in a file.
+
+    Size and time of change; lines; digests of lines or bytes, and of the first sequence; prompts of what was added; and
+    when it was measured, Unix seconds.
+    """
 
     size: int
     changed: int
     lines: int
     digest: str
+    first: str
+    prompts: list[str]
+    at: float
 
 
 class Ledger:
-    """Progress in files, remembered in a file once it is exported, one JSON list a line; None is for this run alone."""
+    """Progress in files, remembered once it is exported in each list of `paths`, one JSON list a line.
 
-    def __init__(self, path: Path | None) -> None:
-        self._path = path
+    Without a list it is for this run alone. What `unread` says so far does not count.
+    """
+
+    def __init__(self, *paths: Path, unread: Path | None = None) -> None:
         self._known: dict[str, _Measured] = {}
         self._names: dict[str, str] = {}
+        self._prompts: defaultdict[tuple[str, str], set[str]] = defaultdict(set)
         self.unsaved: dict[Path, _Measured] = {}
-        lines = path.read_text(encoding="utf-8").splitlines() if path is not None and path.exists() else ()
-        for number, line in enumerate(lines, 1):
+        self._ends = {path: path.stat().st_size if path == unread and path.exists() else 0 for path in paths}
+        self.refresh()
+
+    def refresh(self) -> None:
+        """Read what has been added to the lists since the last time: by this process, or by another."""
+        for path in self._ends:
+            if path.exists():
+                self._read(path)
+
+    def _read(self, path: Path) -> None:
+        with path.open("rb") as file:
+            file.seek(self._ends[path])
+            added = file.read()
+        added = added[: added.rfind(b"\n") + 1]  # another process may be writing the last line
+        self._ends[path] += len(added)
+        unsaved = {str(path.resolve()) for path in self.unsaved}
+        for line in added.splitlines():
             try:
-                name, size, changed, count, digest = json.loads(line)
+                name, *progress = json.loads(line)
+                measured = _Measured(*progress)
             except (ValueError, TypeError):
-                said = "is no record of a finished file; give --done a file of its own"
-                raise ValueError(f"{path}:{number}: {said}") from None
-            self._known[name] = _Measured(size, changed, count, digest)
-            self._names[digest] = name
+                said = f"{line.decode(errors='replace')[:40]!r} is no record of a finished file"
+                raise ValueError(f"{path}: {said}; give --done a file of its own") from None
+            if name not in unsaved and (name not in self._known or self._known[name].at <= measured.at):
+                self._know(name, measured)
+
+    def _know(self, name: str, measured: _Measured) -> None:
+        self._known[name] = measured
+        self._names[measured.digest] = name
+        self._prompts[name, measured.first].update(measured.prompts)
 
     def __contains__(self, path: Path) -> bool:
         known = None if path in self.unsaved else self.measured(path)
@@ -276,11 +348,14 @@ class Ledger:
         """Return how far a file is measured."""
         return self._known.get(str(path.resolve()))
 
+    def prompts(self, path: Path, first: str) -> set[str]:
+        """Return the prompts that have counted, of a file as long as it begins with a sequence of this digest."""
+        return self._prompts[str(path.resolve()), first]
+
     def note(self, path: Path, measured: _Measured) -> None:
         """Note how far a file is measured; it is saved when that is exported."""
-        name = str(path.resolve())
-        self._known[name] = self.unsaved[path] = measured
-        self._names[measured.digest] = name
+        self.unsaved[path] = measured
+        self._know(str(path.resolve()), measured)
 
     def lose(self, path: Path) -> None:
         """Note that something of a file was lost: it is not done, and its copies count."""
@@ -289,8 +364,8 @@ class Ledger:
 
     def save(self) -> set[Path]:
         """Save what was noted, and return the files that are done."""
-        if self._path is not None:
-            with self._path.open("a", encoding="utf-8") as file:
+        for place in self._ends if self.unsaved else ():
+            with place.open("a", encoding="utf-8") as file:
                 for path, measured in self.unsaved.items():
                     file.write(json.dumps([str(path.resolve()), *astuple(measured)]) + "\n")
         done = set(self.unsaved)
@@ -298,24 +373,62 @@ class Ledger:
         return done
 
 
+def default_ledger(contract: str) -> Path | None:
+    """Return the list of the files that were imported to a contract; None, and a warning, where it cannot be kept."""
+    try:
+        state = Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state")
+        path = state / "kc-otel" / f"imported-{contract}.jsonl"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.touch()
+    except (OSError, RuntimeError) as error:
+        _log.warning("a second import will count the files again, because they cannot be listed: %s; use --done", error)
+        return None
+    return path
+
+
 def unseen(
     paths: Sequence[Path], ledger: Ledger, stop: threading.Event, *, follow: bool, poll: float
 ) -> Iterator[Path]:
-    """Files that are not done, each once; with `follow`, those that appear, when they have stopped growing."""
+    """Files that are not done, each once; with `follow`, those that appear, when they have stopped growing.
+
+    With `follow` a folder may be made later, or be removed.
+    """
     tried: set[tuple[str, int, int]] = set()
     grown: dict[Path, tuple[str, int, int]] = {}
     while not stop.is_set():
-        for path in files_of(paths):
-            if stop.is_set():
-                return
-            state = _state(path)
-            settled = not follow or (grown.get(path) == state and prime_rl_is_complete(path))
-            grown[path] = state
-            if settled and state not in tried and path not in ledger:
-                tried.add(state)
-                yield path
+        with suppress(*[FileNotFoundError] * follow):
+            for path in files_of(filter(Path.exists, paths) if follow else paths):
+                if stop.is_set():
+                    return
+                state = _state(path)
+                settled = not follow or (grown.get(path) == state and prime_rl_is_complete(path))
+                grown[path] = state
+                if settled and state not in tried:
+                    tried.add(state)
+                    ledger.refresh()
+                    if path not in ledger:
+                        yield path
         if not follow or stop.wait(poll):
             return
+
+
+def _appended(path: Path, known: _Measured, digest: str) -> bool:
+    """Return True if lines were appended to a file; a RewrittenError if it changed in another way.
+
+    `digest` is that of the whole file, "" for a file of lines.
+    """
+    if not digest:
+        return next(lines(path, LinesRead(known.lines, known.digest)), None) is not None
+    if digest != known.digest:
+        raise RewrittenError(f"{path}: changed after it was measured")
+    return False
+
+
+def _first(found: Recording | None) -> str:
+    """Return the digest of a file's first sequence, "" where there is none."""
+    if found is None:
+        return ""
+    return hashlib.sha256(found.rows("train")[0].tobytes() + found.rows("inference")[0].tobytes()).hexdigest()
 
 
 def _state(path: Path) -> tuple[str, int, int]:

@@ -11,7 +11,7 @@ import math
 import sqlite3
 from collections.abc import Callable, Collection, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 import numpy as np
@@ -71,6 +71,7 @@ class _Facts:
     newest: list[tuple[str, str, str, float]]
     kernels: list[KernelInfo]
     most_cells: int
+    left: list[tuple[str, str, LastReport]] = field(default_factory=list)
 
 
 class EvaluatorStore:
@@ -255,6 +256,7 @@ class EvaluatorStore:
                 newest=[(metric, *pair, at) for metric, pairs in state.newest.items() for pair, at in pairs.items()],
                 kernels=[*state.kernels.values()],
                 most_cells=state.evidence.most,
+                left=state.recorders.left,
             )
         )
         self._write(name, _FACTS, {"": data})
@@ -354,6 +356,7 @@ class EvaluatorStore:
             state.heard = {(train, inference): heard for train, inference, heard in facts.heard}
             recorders = state.recorders
             recorders.by_version, recorders.ended, recorders.moved = facts.recorders, facts.ended, facts.moved
+            recorders.left = facts.left
             recorders.owed = {SeriesKey(*key): owing for *key, owing in facts.owed}
             state.refused.found = {
                 (refused.outcome, refused.pair, refused.sender): refused for refused in facts.refused

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from kc_otel import machine_code
 from kc_otel.judge.evaluator import Evaluator
 from kc_otel.judge.point_streams import LatestValue, PointStream
+from kc_otel.judge.recorders import LastReport
 from kc_otel.judge.series import SeriesKey
 from kc_otel.serve.store.codecs import (
     CodecError,
@@ -250,10 +251,12 @@ def test_that_a_run_ended_and_what_is_refused_survive_a_restart(contract, sender
     first.states["policy"].recorders.ended["bbbbbbbbbbbb"] = now
     first.states["policy"].recorders.owed = {SeriesKey("kc.drift.tv_token", "code", "a" * 12, "b" * 12): {"gpu-8": 0.0}}
     first.states["policy"].recorders.moved = {"cccccccccccc": {"gpu-8": now}}
+    first.states["policy"].recorders.left = [("cccccccccccc", "gpu-8", LastReport(now, 2, ("code",)))]
     first.ingest_metrics(sender(instance="gpu-7").request(now + 3600, [0.1]), now)
     written(store, first, connection)
     again = restored(connection, contract(slices={}))
     assert again.missing("policy", now + 1.0) == first.missing("policy", now + 1.0) != []
+    assert again.states["policy"].recorders.left == first.states["policy"].recorders.left
     assert again.states["policy"].recorders.moved == first.states["policy"].recorders.moved
     assert again.states["policy"].recorders.owed == first.states["policy"].recorders.owed != {}
     again.listening(now + 1.0)
