@@ -122,12 +122,12 @@ def try_export() -> str:
 def _refusal() -> str:
     heard = _FirstComplaint()
     log = logging.getLogger("opentelemetry.exporter")
-    log.addHandler(heard)
     try:
         for exporter in metric_exporters():
             if not hasattr(exporter, "_endpoint"):  # a console has nothing to accept
                 continue
             heard.stop = exporter.shutdown
+            log.addHandler(heard)
             if exporter.export(MetricsData([])) is not MetricExportResult.SUCCESS:
                 return heard.said or "the exporter does not say why"
             exporter.shutdown()

@@ -24,6 +24,7 @@ from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import (
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2_grpc import add_MetricsServiceServicer_to_server
 
 import kc_otel
+from kc_otel.record.telemetry import environment
 from kc_otel.record.telemetry.environment import checking_answers, try_export
 from tests.tools.contracts import contract_of
 
@@ -277,6 +278,14 @@ def test_an_export_without_metrics_says_what_came_back(monkeypatch, caplog, serv
         answer = try_export()
     assert (said in answer) if said else (answer == "" and len(found.requests) == 1)
     assert sum("export" in record.getMessage() for record in caplog.records) <= 1
+
+
+def test_an_endpoint_that_never_answers_an_export_is_not_waited_for(monkeypatch):
+    answered = threading.Event()
+    monkeypatch.setattr(environment, "_TRY_SECONDS", 0.01)
+    monkeypatch.setattr(environment, "_refusal", lambda: str(answered.wait(60)))
+    assert try_export() == "no answer in 0.01 s"
+    answered.set()
 
 
 def test_logs_are_looked_at_too():
