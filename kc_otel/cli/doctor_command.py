@@ -1,14 +1,13 @@
 """`kc-otel doctor`: misconfigurations between a service and its verdicts, as sentences with remedies.
 
 Two checks from where the service runs: of the environment that its recorder reads, and of the evaluator's report on the
-data that have arrived. Neither changes anything; the only thing sent is a connection that is closed at once.
+data that have arrived. Neither changes anything; the only thing sent is an export without metrics.
 """
 
 from __future__ import annotations
 
 import json
 import os
-import socket
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
@@ -27,7 +26,7 @@ from kc_otel.cli.terminal import PrintJson, unusable
 from kc_otel.contract.errors import ContractError
 from kc_otel.contract.load import load, load_all
 from kc_otel.contract.measuring_paths import Finding, MeasuringPath, left_open
-from kc_otel.contract.model import Contract
+from kc_otel.contract.model import OTHERWISE_REMEDY, Contract
 from kc_otel.contract.plain_text import plain
 from kc_otel.contract.units import format_duration
 from kc_otel.contract.words import listed
@@ -73,8 +72,8 @@ def doctor(
 ) -> None:
     """Find out why verdicts are missing, and print how to fix it.
 
-    Run it where the service runs: it checks this environment, then the evaluator. Exits with 1 if it finds an error,
-    else 0.
+    Run it where the service runs: it checks this environment, also by an export without metrics, and the evaluator.
+    Exits with 1 if it finds an error, else 0.
 
     Examples:
       kc-otel doctor policy.yaml --path vllm
@@ -85,9 +84,10 @@ def doctor(
     if path is MeasuringPath.GATE:  # recordings are judged where they are
         sections = {"The gate": [found for contract in loaded for found in left_open(contract, path)]}
     else:
+        there = _evaluator(url, loaded)  # before the export, which it would count
         sections = {
             "This process's environment": list(of_sender(os.environ, loaded, path)),
-            f"The evaluator at {url}": _evaluator(url, loaded),
+            f"The evaluator at {url}": there,
         }
     if as_json:
         typer.echo(json.dumps({name: [asdict(check) for check in found] for name, found in sections.items()}, indent=2))
@@ -113,27 +113,25 @@ def _evaluator(url: str, contracts: Sequence[Contract]) -> list[Finding]:
         ]
 
 
-def connects(host: str, port: int) -> str:
-    """Return the reason why nothing answers there; empty when something does."""
-    try:
-        socket.create_connection((host, port), timeout=3.0).close()
-    except OSError as error:
-        return error.strerror or str(error)
-    return ""
+def refusal() -> str:
+    """Export no metrics as recorders in this environment do; return why that is not accepted, empty if it is."""
+    from kc_otel.record.telemetry.environment import try_export  # noqa: PLC0415 - loads the exporters' libraries
+
+    return try_export()
 
 
 def of_sender(
     environment: Mapping[str, str],
     contracts: Sequence[Contract] = (),
     path: MeasuringPath | None = None,
-    answers: Callable[[str, int], str] = connects,
+    refused: Callable[[], str] = refusal,
 ) -> Iterator[Finding]:
     """Check the recorder of a process with this environment; contracts and path where they are known."""
     if environment.get("OTEL_SDK_DISABLED", "").strip().lower() == "true":
         yield _error("OTEL_SDK_DISABLED=true turns every recorder off", "unset OTEL_SDK_DISABLED")
     exporters = [name.strip() for name in environment.get("OTEL_METRICS_EXPORTER", "otlp").split(",") if name.strip()]
     if "otlp" in (exporters or ["otlp"]):
-        yield from _endpoint(environment, answers)
+        yield from _endpoint(environment, refused)
     else:
         named = ",".join(exporters)
         yield _error(f"OTEL_METRICS_EXPORTER={named} sends nothing to an evaluator", "unset it, or add `otlp`")
@@ -163,6 +161,12 @@ def of_evaluator(
     """
     yield from (_error(said, "see the evaluator's log for the cause") for said in troubles(health, now))
     yield from _versions(served, contracts)
+    yield from (
+        _warning(f"{contract['name']}, kernel {kernel['name']}: {said}", OTHERWISE_REMEDY)
+        for contract in served
+        for kernel in contract["kernels"]
+        for said in kernel.get("otherwise", ())
+    )
     yield from _arrived(health)
     yield from _silent(served, verdicts)
     for name, reasons in health["invalid"].items():
@@ -173,7 +177,7 @@ def of_evaluator(
             )
 
 
-def _endpoint(environment: Mapping[str, str], answers: Callable[[str, int], str]) -> Iterator[Finding]:
+def _endpoint(environment: Mapping[str, str], refused: Callable[[], str]) -> Iterator[Finding]:
     protocol = _either(environment, "PROTOCOL") or "grpc"
     if protocol not in _PORT_OF_PROTOCOL:
         yield _error(f"OTEL_EXPORTER_OTLP_PROTOCOL={protocol} is not supported", "write grpc or http/protobuf")
@@ -189,25 +193,23 @@ def _endpoint(environment: Mapping[str, str], answers: Callable[[str, int], str]
         yield _error(f"the OTLP endpoint {written!r} has no host", "write http://HOST:PORT")
         return
     port = port or (443 if parts.scheme == "https" else 80 if protocol != "grpc" else 4317)
-    wrong = list(_misdirected(environment, written, protocol, port, parts.path.rstrip("/")))
-    yield from wrong
-    why = answers(host, port)
     unsaid = "" if given else " (the default, as OTEL_EXPORTER_OTLP_ENDPOINT is not set)"
-    if why:
-        yield _error(
-            f"nothing answers at {host}:{port}{unsaid}: {why}",
-            "start `kc-otel serve` or a Collector there, or set OTEL_EXPORTER_OTLP_ENDPOINT",
-        )
-    elif not wrong:
-        yield Finding(
-            "ok", f"recorders in this environment send {protocol} to {host}:{port}{unsaid}, and the port answers"
-        )
+    sent = f"{protocol} to {host}:{port}{unsaid}"
+    if not (why := refused()):
+        yield Finding("ok", f"recorders in this environment send {sent}, and an export without metrics was accepted")
+        return
+    yield from _misdirected(environment, written, protocol, port, parts.path.rstrip("/"))
+    yield _error(
+        f"recorders in this environment send {sent}, and an export without metrics was not accepted: {why}",
+        f"set OTEL_EXPORTER_OTLP_ENDPOINT to the address for {protocol} that `kc-otel serve` printed, or to a "
+        "Collector's, with http:// or https:// as it is served, and OTEL_EXPORTER_OTLP_HEADERS to a token if it asks",
+    )
 
 
 def _misdirected(
     environment: Mapping[str, str], written: str, protocol: str, port: int, path: str
 ) -> Iterator[Finding]:
-    """Yield the reasons why an exporter with this protocol cannot deliver to an endpoint, even if it answers."""
+    """Yield the likely reasons why an exporter with this protocol does not deliver to an endpoint."""
     other = next(name for name in _PORT_OF_PROTOCOL if name != protocol)
     if "//" not in written and (protocol != "grpc" or _either(environment, "INSECURE").lower() != "true"):
         does = "gRPC uses TLS" if protocol == "grpc" else "HTTP cannot use it"
@@ -319,7 +321,7 @@ def _arrived(health: Mapping[str, Any]) -> Iterator[Finding]:
         yield _error(
             f"{taken:,} OTLP requests were accepted, but none has a point of a served contract",
             "check that the process creates a kc_otel.Recorder and calls compare, and that no other program is the "
-            "sender",
+            "sender, such as an earlier `kc-otel doctor`",
         )
     elif not judged:
         yield _warning(

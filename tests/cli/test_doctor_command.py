@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -12,16 +11,16 @@ from typing import Any
 import pytest
 from fastapi.testclient import TestClient
 
-from kc_otel.cli.doctor_command import connects, of_evaluator, of_sender
+from kc_otel.cli.doctor_command import of_evaluator, of_sender
 from kc_otel.contract.load import load_text
 from kc_otel.contract.measuring_paths import Finding, MeasuringPath, left_open
-from kc_otel.contract.model import Contract
+from kc_otel.contract.model import OTHERWISE_REMEDY, Contract
 from kc_otel.serve.api.app import make_api
 from kc_otel.serve.api.routes_decisions import Changes
 from kc_otel.serve.core import Core
 from kc_otel.serve.self_metrics import read
 from kc_otel.serve.store.state_file import open_state
-from tests.judge.conftest import Sender
+from tests.judge.conftest import Sender, info_request
 from tests.tools.contracts import contract_of
 
 POLICY = """\
@@ -89,32 +88,34 @@ def errors(found: Iterator[Finding]) -> list[str]:
     ],
 )
 def test_what_an_environment_does_to_a_recorder(contract: Contract, environment: dict[str, str], said: str) -> None:
-    everything = list(of_sender(environment, [contract], answers=lambda *_: ""))
-    found = errors(iter(everything))
+    misdirected = any(name.endswith("ENDPOINT") for name in environment)
+    found = errors(of_sender(environment, [contract], refused=lambda: "code: 404" if misdirected else ""))
     assert any(said in text for text in found), found
-    if any(name.endswith("ENDPOINT") for name in environment):
-        assert not any(finding.level == "ok" for finding in everything)  # what cannot get through does not "answer"
 
 
 def test_grpc_without_tls_needs_no_scheme(contract: Contract) -> None:
     environment = {"OTEL_EXPORTER_OTLP_ENDPOINT": "a:4317", "OTEL_EXPORTER_OTLP_INSECURE": "true"}
-    assert errors(of_sender(environment, [contract], answers=lambda *_: "")) == []
+    assert errors(of_sender(environment, [contract], refused=str)) == []
 
 
 def test_an_environment_with_nothing_wrong(contract: Contract) -> None:
-    asked: list[tuple[str, int]] = []
-    found = list(of_sender({}, [contract], answers=lambda *place: asked.append(place) or ""))  # type: ignore[func-returns-value]
-    assert [finding.level for finding in found] == ["ok"]
-    assert asked == [("localhost", 4317)]
+    (found,) = of_sender({}, [contract], refused=str)
+    place = "localhost:4317 (the default, as OTEL_EXPORTER_OTLP_ENDPOINT is not set)"
+    accepted = f"recorders in this environment send grpc to {place}, and an export without metrics was accepted"
+    assert (found.level, found.what) == ("ok", accepted)
 
 
-def test_a_port_where_nobody_listens_is_found() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port = server.getsockname()[1]
-        assert connects("127.0.0.1", port) == ""
-    assert "refused" in connects("127.0.0.1", port)
-    (found,) = errors(of_sender({"OTEL_EXPORTER_OTLP_ENDPOINT": f"http://127.0.0.1:{port}"}))
-    assert f"nothing answers at 127.0.0.1:{port}: Connection refused" in found
+def test_an_endpoint_is_only_called_wrong_where_it_does_not_accept_an_export() -> None:
+    """A usual port of something else may be served otherwise, and one's own port may not be."""
+    environment = {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://a:4318"}
+    assert errors(of_sender(environment, refused=str)) == []
+    usual, refused = errors(of_sender(environment, refused=lambda: "StatusCode.UNAVAILABLE"))
+    assert "usual port of http/protobuf" in usual
+    assert refused.endswith(
+        "send grpc to a:4318, and an export without metrics was not accepted: StatusCode.UNAVAILABLE"
+    )
+    (found,) = errors(of_sender({"OTEL_EXPORTER_OTLP_ENDPOINT": "http://a:24318"}, refused=lambda: "no answer in 10 s"))
+    assert found.endswith("send grpc to a:24318, and an export without metrics was not accepted: no answer in 10 s")
 
 
 def test_a_spool_that_cannot_be_written_is_found(tmp_path: Path) -> None:
@@ -123,10 +124,10 @@ def test_a_spool_that_cannot_be_written_is_found(tmp_path: Path) -> None:
         "KC_OTEL_CONTRACT": str(tmp_path / "policy.yaml"),
         "KC_OTEL_SPOOL": str(tmp_path / "policy.yaml" / "s"),
     }
-    found = errors(of_sender(environment, answers=lambda *_: ""))
+    found = errors(of_sender(environment, refused=str))
     assert any(f"the spool {tmp_path}/policy.yaml/s cannot be written" in text for text in found)
     environment["KC_OTEL_SPOOL"] = str(tmp_path / "deep" / "spool.sqlite")
-    assert not any("spool" in text for text in errors(of_sender(environment, answers=lambda *_: "")))
+    assert not any("spool" in text for text in errors(of_sender(environment, refused=str)))
     assert not (tmp_path / "deep").exists()
 
 
@@ -135,15 +136,15 @@ def test_a_plugin_that_vllm_would_not_load_is_found(tmp_path: Path, monkeypatch:
     environment = {"KC_OTEL_CONTRACT": str(tmp_path / "policy.yaml"), "KC_OTEL_SPOOL": str(tmp_path / "spool.sqlite")}
     for installed, said in ((["kc_otel"], False), ([], True)):
         monkeypatch.setattr("kc_otel.cli.doctor_command.entry_points", lambda installed=installed, **_: installed)
-        found = list(of_sender(environment, answers=lambda *_: ""))
+        found = list(of_sender(environment, refused=str))
         assert any(finding.what == "this Python environment has no vLLM plugin kc_otel" for finding in found) is said
     assert any(finding.remedy == "install kc-otel where vLLM is installed" for finding in found)
 
 
 def test_what_a_path_never_measures_is_said(contract: Contract) -> None:
-    found = errors(of_sender({}, [contract], MeasuringPath.TRL, lambda *_: ""))
+    found = errors(of_sender({}, [contract], MeasuringPath.TRL, str))
     assert found == ["policy: trl never measures clause logits"]
-    said = [note.what for note in of_sender({}, [contract], MeasuringPath.TRL, lambda *_: "") if note.level == "ok"]
+    said = [note.what for note in of_sender({}, [contract], MeasuringPath.TRL, str) if note.level == "ok"]
     assert said[-1] == "policy: slices need the attribute `task` of every sequence: a column of the dataset"
 
 
@@ -191,6 +192,16 @@ def test_an_evaluator_that_nothing_reaches(running: Callable[..., Running]) -> N
         "nothing has been judged yet: the log of the evaluator may say why",
         "the evaluator has accepted no OTLP request since it started",
     ]
+
+
+def test_kernels_that_are_not_what_the_contract_declares(running: Callable[..., Running]) -> None:
+    """As on the page and in `status`, with what to do."""
+    driven = running()
+    assert driven.core.metrics(info_request(driven.now, 1), driven.now).rejected == 0
+    driven.core.tick(driven.now)
+    (found,) = [finding for finding in driven.findings() if "declared" in finding.what]
+    assert (found.level, found.remedy) == ("warning", OTHERWISE_REMEDY)
+    assert found.what == f"policy, kernel vllm fp8 ({'b' * 12}): dtype bfloat16 is declared, and fp8 reported"
 
 
 def test_an_evaluator_that_others_send_to(running: Callable[..., Running]) -> None:

@@ -25,14 +25,18 @@ def doctor(*words: str, **environ: str) -> tuple[int, str]:
 
 
 def test_it_says_that_nothing_arrives_and_where_to_send(serve: Callable[..., Evaluator], contract_file: Path) -> None:
+    """The endpoint that accepts an export is said, and that no other request came."""
     evaluator = serve()
     assert "--external-url" in evaluator.log, "what it sends links to an address that nobody else knows"
     evaluator.wait("/api/v1/health", lambda health: health["evaluated_at"] is not None)
     endpoint = {"OTEL_EXPORTER_OTLP_ENDPOINT": f"http://{evaluator.grpc}"}
     code, said = doctor(str(contract_file), "--url", evaluator.api, **endpoint)
     assert code == 1
-    assert f"ok: recorders in this environment send grpc to {evaluator.grpc}" in said
+    accepted = "and an export without metrics was accepted"
+    assert f"ok: recorders in this environment send grpc to {evaluator.grpc}, {accepted}" in said
     assert "error: the evaluator has accepted no OTLP request since it started" in said
+    code, said = doctor(str(contract_file), "--url", evaluator.api, OTEL_EXPORTER_OTLP_ENDPOINT=evaluator.http)
+    assert f"send grpc to {evaluator.http.removeprefix('http://')}, {accepted.replace('was', 'was not')}" in said
     code, text = doctor("--url", evaluator.api, "--json", **endpoint)
     found: dict[str, list[dict[str, Any]]] = json.loads(text)
     assert [finding["level"] for finding in found["This process's environment"]] == ["ok"]

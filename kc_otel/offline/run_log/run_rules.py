@@ -2,7 +2,9 @@
 
 A trend is a rank correlation (Kendall's tau) of ten medians of consecutive steps with time: medians of blocks are
 nearly independent where steps are not, and its distribution under none is exact. It is told at 1 in 1,000, and only
-where the last medians are at least twice, or at most half, of the first. Nothing here is a verdict: that takes tokens.
+where the last medians are at least twice, or at most half, of the first. A run that is stopped soon after a change has
+too few steps for that: a level that has changed until the end is not denied. Nothing here is a verdict: that takes
+tokens.
 """
 
 from __future__ import annotations
@@ -29,6 +31,11 @@ _BLOCK_COUNT: Final = 10
 _EVALUATION: Final = frozenset({"eval", "val", "validation", "test"})
 _SIZE_RULES: Final = frozenset({"drift-rises", "drift-before-collapse", "drift-and-entropy"})
 """Rules of how large drift is: drift that is NaN or infinite is larger than any number."""
+_RULES_OF_A_RISE: Final = frozenset({"drift-before-collapse", "drift-and-entropy"})
+"""Rules that can tell as much of drift as `drift-rises`."""
+_TRENDS: Final = {"drift-rises": 1, "tail-grows": 1, "ess-falls": -1, "ratio-falls": -1}
+"""Rules that find a rise or a fall of their first role."""
+_MIN_LATE_STEPS: Final = 5
 _NOT_FINITE: Final = 1e300
 """Stands for drift that is NaN or infinite; quantiles between infinite numbers do not exist."""
 _MAX_SHIFT_PARTS: Final = 60
@@ -77,7 +84,7 @@ def _judged(log: RunLog, roles: Mapping[str, str], rule: str) -> tuple[bool | No
     if missing := [role for role in needed if role not in roles]:
         names = ", ".join(f"{role} (such as {ROLES[role][0]})" for role in missing)
         return None, f"not in the log: {names}; if it has another name there: --name {missing[0]}=NAME"
-    if rule == "drift-and-entropy" and (rises := _judged(log, roles, "drift-rises"))[0] is not True:
+    if rule in _RULES_OF_A_RISE and (rises := _judged(log, roles, "drift-rises"))[0] is not True:
         return rises
     parts = [(log[roles[role]][0], _values(log, role, roles[role])) for role in needed]
     steps = parts[0][0]
@@ -100,6 +107,8 @@ def _judged(log: RunLog, roles: Mapping[str, str], rule: str) -> tuple[bool | No
         said = judge(steps, _steps_beside(log, roles["drift"]))
     else:
         said = judge(steps[kept], *values)
+    if said is None and rule in _TRENDS and (late := _late(steps[kept], values[0], _TRENDS[rule])):
+        return None, late
     return said is not None, said or ""
 
 
@@ -152,26 +161,42 @@ def _gradual(values: Floats, sign: int) -> bool:
     return bool(found.pvalue < _FALSE_ALARM_PROBABILITY and high >= 2.0 * low and high > 0.0)
 
 
-def _change(values: Floats) -> str:
-    medians = _medians(values)
-    first, last = (
-        f"{level:.3g}" if level < _NOT_FINITE / 2 else "NaN or infinite values"
-        for level in (np.median(medians[:3]), np.median(medians[-3:]))
-    )
-    return f"from {first} to {last}"
+def _late(steps: Steps, values: Floats, sign: int) -> str:
+    """Say that the level has changed by the end, where the trend is not told; empty if it has not."""
+    onset = _onset(values, sign)
+    before, after = values[:onset], values[onset:]
+    if after.size < _MIN_LATE_STEPS or not before.size:
+        return ""
+    low, high = (before, after) if sign > 0 else (after, before)
+    if np.quantile(high, 0.1) < _MIN_LEVEL_RATIO * np.quantile(low, 0.9):
+        return ""  # it wanders
+    went = f"{'rose' if sign > 0 else 'fell'} {_change(values, sign)}"
+    return f"it {went} within the last {after.size} steps, from step {steps[onset]} on: too few to tell a trend"
 
 
-def _onset(steps: Steps, values: Floats) -> int:
-    """The step from which on the median of five stays above twice that of the first tenth."""
+def _change(values: Floats, sign: int = 0) -> str:
+    """Return the first level and the last in words; the last is that since the onset of a rise (1) or a fall (-1)."""
+    onset = _onset(values, sign) if sign else values.size
+    last = _medians(values)[-3:] if onset <= values.size * 7 // 10 or onset == values.size else values[onset:]
+    levels = (float(np.median(part)) for part in (_medians(values)[:3], last))
+    first, now = (f"{level:.3g}" if level < _NOT_FINITE / 2 else "NaN or infinite values" for level in levels)
+    return f"from {first} to {now}"
+
+
+def _onset(values: Floats, sign: int = 1) -> int:
+    """The place from which on the median of five stays above twice (1) or below half of the first tenth, or the end."""
     smooth = np.array([np.median(values[max(at - 4, 0) : at + 1]) for at in range(values.size)])
-    below = np.flatnonzero(smooth <= 2.0 * np.median(values[: max(values.size // 10, 3)]))
-    return int(steps[min(int(below[-1]) + 1 if below.size else 0, steps.size - 1)])
+    level = (2.0 if sign > 0 else 0.5) * np.median(values[: max(values.size // 10, 3)])
+    before = np.flatnonzero(smooth * sign <= level * sign)
+    return int(before[-1]) + 1 if before.size else 0
 
 
 def _drift_rises(steps: Steps, drift: Floats) -> str | None:
     if not _trend(drift, 1):
         return None
-    return f"drift rises {_change(drift)}, and stays above twice its initial value from step {_onset(steps, drift)}"
+    onset = _onset(drift)
+    since = f", and stays above twice its initial value from step {steps[onset]}" if onset < steps.size else ""
+    return f"drift rises {_change(drift, 1)}{since}"
 
 
 def _before_collapse(steps: Steps, drift: Floats, reward: Floats) -> str | None:
@@ -184,8 +209,8 @@ def _before_collapse(steps: Steps, drift: Floats, reward: Floats) -> str | None:
     width = steps.size // _BLOCK_COUNT
     after = reward[best * width :]
     gone = np.flatnonzero(after < medians[best] - 0.5 * lost)
-    fell, rose = int(steps[best * width + gone[0]]), _onset(steps, drift)
-    if rose >= fell:
+    fell, onset = int(steps[best * width + gone[0]]), _onset(drift)
+    if onset == steps.size or (rose := int(steps[onset])) >= fell:
         return None
     return (
         f"drift was above twice its initial value from step {rose}, and the reward was halfway down at step {fell}: "
@@ -197,11 +222,11 @@ def _entropy(_: Steps, drift: Floats, entropy: Floats) -> str:
     tau = stats.kendalltau(np.arange(_BLOCK_COUNT), _medians(entropy), alternative="greater")
     if tau.pvalue < _FALSE_ALARM_PROBABILITY:
         return (
-            f"drift rises {_change(drift)} while entropy rises {_change(entropy)}: unlikely tokens drift more, so "
+            f"drift rises {_change(drift, 1)} while entropy rises {_change(entropy)}: unlikely tokens drift more, so "
             "the policy alone may explain this; compare the two kernels on the same tokens of an early and a late step"
         )
     kept = f"entropy does not ({_change(entropy)})"
-    return f"drift rises {_change(drift)} and {kept}: the policy's entropy does not explain it"
+    return f"drift rises {_change(drift, 1)} and {kept}: the policy's entropy does not explain it"
 
 
 def _wrong_side(_: Steps, k1: Floats) -> str | None:
@@ -228,7 +253,7 @@ def _tokens_differ(_: Steps, largest: Floats) -> str | None:
 def _ess_falls(_: Steps, ess: Floats) -> str | None:
     last = float(np.median(_medians(ess)[-3:]))
     if _trend(ess, -1) or last < 0.5:
-        return f"effective sample size goes {_change(ess)} of the batch: few tokens carry the gradient"
+        return f"effective sample size goes {_change(ess, -1)} of the batch: few tokens carry the gradient"
     return None
 
 
@@ -317,9 +342,11 @@ def _outlying(drift: Floats, times: float, deviations: float) -> tuple[NDArray[n
 def _tail_grows(_: Steps, tail: Floats, drift: Floats) -> str | None:
     if not _trend(tail, 1):
         return None
-    mean = f"while the mean goes {_change(drift)}" if _trend(drift, 1) else f"and the mean does not ({_change(drift)})"
+    mean = (
+        f"while the mean goes {_change(drift, 1)}" if _trend(drift, 1) else f"and the mean does not ({_change(drift)})"
+    )
     return (
-        f"the largest difference of a step rises {_change(tail)} {mean}: a few tokens drift further and further; "
+        f"the largest difference of a step rises {_change(tail, 1)} {mean}: a few tokens drift further and further; "
         "sequence weights and gradients depend on these, not on the mean: record log-probabilities and look at p99.9"
     )
 
@@ -331,7 +358,7 @@ def _ratio_falls(steps: Steps, ratio: Floats) -> str | None:
     below = np.flatnonzero(ratio < 0.5)
     since = f", below one half first at step {int(steps[below[0]])}" if below.size else ""
     return (
-        f"the mean importance ratio P/Q goes {_change(ratio)}{since}: over tokens drawn from Q it is 1 where both "
+        f"the mean importance ratio P/Q goes {_change(ratio, -1)}{since}: over tokens drawn from Q it is 1 where both "
         "kernels can give the same tokens; masks and caps remove the rest of the gradient, or Q gives its tokens "
         "probabilities that P does not"
     )

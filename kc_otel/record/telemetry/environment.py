@@ -16,20 +16,23 @@ from __future__ import annotations
 import logging
 import os
 import socket
+import threading
 import uuid
 from collections.abc import Callable, Container, Mapping
 from functools import partial
 from importlib.metadata import entry_points
 from pathlib import Path
+from queue import Empty, SimpleQueue
 from typing import Any, Final, TypeVar
 
-from opentelemetry.sdk.metrics.export import MetricExporter
+from opentelemetry.sdk.metrics.export import MetricExporter, MetricExportResult, MetricsData
 from opentelemetry.sdk.resources import SERVICE_INSTANCE_ID, OTELResourceDetector, Resource
 
 _log: Final = logging.getLogger("kc_otel")
 _OTLP: Final = {"grpc": "otlp_proto_grpc", "http/protobuf": "otlp_proto_http"}
 _DEFAULT_TIMEOUT: Final = 30.0
 _MAX_INTERVAL_SECONDS: Final = 60.0
+_TRY_SECONDS: Final = 10.0
 
 
 def sdk_disabled() -> bool:
@@ -104,6 +107,47 @@ def metric_exporters(rejected: Callable[[str], None] | None = None) -> tuple[Met
             continue
         exporters.append(checking_answers(factory(), rejected))
     return tuple(exporters)
+
+
+def try_export() -> str:
+    """Send one export without metrics; return what came back where it was not accepted at once, else an empty text."""
+    answer: SimpleQueue[str] = SimpleQueue()
+    threading.Thread(target=lambda: answer.put(_refusal()), name="kc-otel-try", daemon=True).start()
+    try:
+        return answer.get(timeout=_TRY_SECONDS)
+    except Empty:
+        return f"no answer in {_TRY_SECONDS:g} s"
+
+
+def _refusal() -> str:
+    heard = _FirstComplaint()
+    log = logging.getLogger("opentelemetry.exporter")
+    try:
+        for exporter in metric_exporters():
+            if not hasattr(exporter, "_endpoint"):  # a console has nothing to accept
+                continue
+            heard.stop = exporter.shutdown
+            log.addHandler(heard)
+            if exporter.export(MetricsData([])) is not MetricExportResult.SUCCESS:
+                return heard.said or "the exporter does not say why"
+            exporter.shutdown()
+    except Exception as error:  # noqa: BLE001 - an exporter is foreign code
+        return str(error) or type(error).__name__
+    finally:
+        log.removeHandler(heard)
+    return ""
+
+
+class _FirstComplaint(logging.Handler):
+    """Takes what an exporter logs of its first failure, and spares it further attempts."""
+
+    said = ""
+    stop: Callable[[], None]
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if not self.said:
+            self.said = record.getMessage()
+            self.stop()
 
 
 def _resolved(name: str) -> str:

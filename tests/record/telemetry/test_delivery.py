@@ -9,7 +9,7 @@ import textwrap
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from types import SimpleNamespace
@@ -24,7 +24,8 @@ from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import (
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2_grpc import add_MetricsServiceServicer_to_server
 
 import kc_otel
-from kc_otel.record.telemetry.environment import checking_answers
+from kc_otel.record.telemetry import environment
+from kc_otel.record.telemetry.environment import checking_answers, try_export
 from tests.tools.contracts import contract_of
 
 pytestmark = pytest.mark.slow
@@ -247,6 +248,43 @@ def test_points_that_the_receiver_rejects_are_counted_and_logged_once_an_outage(
     assert counted == [(0, 1), (0, 2), (1, 2), (1, 3)]
     said = "the endpoint rejected 9 data points: \"contract 'polcy' is not loaded here\""
     assert sum(said in record.getMessage() for record in caplog.records) == 2
+
+
+@pytest.mark.parametrize(
+    ("served", "protocol", "status", "said"),
+    [
+        ("grpc", "grpc", 200, ""),
+        ("http/protobuf", "http/protobuf", 200, ""),
+        ("http/protobuf", "grpc", 200, "UNAVAILABLE"),
+        ("grpc", "http/protobuf", 200, "Connection aborted"),
+        ("http/protobuf", "http/protobuf", 401, "401"),
+        ("http/protobuf", "http/protobuf", 302, "redirects to '/login'"),
+        ("", "grpc", 0, "Connection refused"),
+        ("", "http/protobuf", 0, "Connection refused"),
+    ],
+)
+def test_an_export_without_metrics_says_what_came_back(monkeypatch, caplog, served, protocol, status, said):
+    """At once, of the first attempt: the port of another protocol answers a connection and takes no export."""
+    if not served:
+        receiver = nullcontext(Receiver("http://127.0.0.1:9"))
+    else:
+        plain = status == 200
+        receiver = receiving(served, ExportMetricsServiceResponse()) if plain else answering(status, HTML, b"")
+    with receiver as found:
+        monkeypatch.setenv("OTEL_METRICS_EXPORTER", "console,otlp")
+        monkeypatch.setenv("OTEL_EXPORTER_OTLP_PROTOCOL", protocol)
+        monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", found.endpoint)
+        answer = try_export()
+    assert (said in answer) if said else (answer == "" and len(found.requests) == 1)
+    assert sum("export" in record.getMessage() for record in caplog.records) <= 1
+
+
+def test_an_endpoint_that_never_answers_an_export_is_not_waited_for(monkeypatch):
+    answered = threading.Event()
+    monkeypatch.setattr(environment, "_TRY_SECONDS", 0.01)
+    monkeypatch.setattr(environment, "_refusal", lambda: str(answered.wait(60)))
+    assert try_export() == "no answer in 0.01 s"
+    answered.set()
 
 
 def test_logs_are_looked_at_too():
