@@ -113,8 +113,9 @@ class Evaluations(RuleBasedStateMachine):
     def _edge(self, kind, data):
         before, at = self.edges.get(data["fingerprint"], ("resolved", -math.inf))
         wait, clear = WAITS[data["on"], data["severity"]]
-        assert kind != before, "firings and resolves alternate"
-        assert self.counted - at >= (clear if kind == "resolved" else wait) - 1e-6, "it flaps"
+        again = "broken again" in data["message"]
+        assert kind != before or (kind == "firing" and again), "firings and resolves alternate"
+        assert again or self.counted - at >= (clear if kind == "resolved" else wait) - 1e-6, "it flaps"
         self.edges[data["fingerprint"]] = (kind, self.counted)
         targets = [action["webhook"] for action in data["actions"] if "webhook" in action and action != "halt"]
         for target in targets:
