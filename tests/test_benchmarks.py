@@ -23,12 +23,7 @@ print(len(files))
 @pytest.mark.slow
 def test_benchmarks_find_what_they_are_about() -> None:
     done = subprocess.run(
-        [sys.executable, "-c", PROGRAM],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=300,
+        [sys.executable, "-c", PROGRAM], cwd=ROOT, capture_output=True, text=True, check=False, timeout=300
     )
     assert done.returncode == 0, done.stderr[-2000:]
     assert int(done.stdout) > 10

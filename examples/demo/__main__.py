@@ -187,8 +187,7 @@ def broken(terminal: Terminal, story: Story, model: Model, corpus: dict[str, Tex
     terminal.heading("5. The slice is back on the training kernel, and the contract recovers")
     story.serve(story.recovered, 240, "the alert did not resolve")
     terminal.moment(
-        f"recovered {terminal.elapsed - rolled_out:.0f} s after the roll-out: what failed passes again",
-        "bold green",
+        f"recovered {terminal.elapsed - rolled_out:.0f} s after the roll-out: what failed passes again", "bold green"
     )
     story.show()
 
@@ -230,11 +229,7 @@ def what_next(terminal: Terminal, api: str, *, fault: bool, stay: bool) -> None:
         ]
     else:
         lines.insert(
-            1,
-            (
-                "make demo ARGS=--stay",
-                "go on serving at the end, to look around in a browser or with kc-otel status",
-            ),
+            1, ("make demo ARGS=--stay", "go on serving at the end, to look around in a browser or with kc-otel status")
         )
     for command, what in lines:
         terminal.console.print(f"  {command}\n      {what}", markup=False)

@@ -65,10 +65,7 @@ def train(
     model = Model(config)
     inner = [p for p in model.blocks.parameters() if p.dim() == 2]
     outer = [p for p in model.parameters() if all(p is not q for q in inner)]
-    optimizers = (
-        Muon(inner, lr=0.02),
-        torch.optim.AdamW(outer, lr=4e-3, betas=(0.9, 0.95), weight_decay=0.0),
-    )
+    optimizers = (Muon(inner, lr=0.02), torch.optim.AdamW(outer, lr=4e-3, betas=(0.9, 0.95), weight_decay=0.0))
     schedules = [
         torch.optim.lr_scheduler.LambdaLR(o, lambda step: min(1.0, (step + 1) / 20, 2 * (1 - step / steps)))
         for o in optimizers

@@ -19,12 +19,7 @@ from examples.rl_bias.token_bounds import token_tv, tv_from_kl
 from kc_otel.offline.draft import Draft, write
 from kc_otel.record.measure.logits import LOGITS
 from kc_otel.recordings.recording_files import load_recording
-from kc_otel.stats import (
-    Binned,
-    capped_mean_interval,
-    estimated_reward_drift,
-    reward_drift_interval,
-)
+from kc_otel.stats import Binned, capped_mean_interval, estimated_reward_drift, reward_drift_interval
 from kc_otel.stats.rewards import reward_sides
 
 ALL: Final = "all"
@@ -85,9 +80,7 @@ class Measured:
     def only(self, chosen: NDArray[np.bool_]) -> Measured:
         """These sequences [S]."""
         tokens = np.repeat(chosen, self.length)
-        return Measured(
-            *(value[tokens if name in _OF_TOKENS else chosen] for name, value in vars(self).items()),
-        )
+        return Measured(*(value[tokens if name in _OF_TOKENS else chosen] for name, value in vars(self).items()))
 
     def sums(self, values: Floats, horizon: int | None = None) -> Floats:
         """Sums over each sequence's tokens, or over its first so many [S]."""

@@ -9,13 +9,7 @@ from functools import cached_property
 import numpy as np
 
 from examples.rl_bias.known_bounds import sequence_coupling
-from examples.rl_bias.policy import (
-    VOCABULARY,
-    Floats,
-    Policy,
-    sequence_scores,
-    token_scores,
-)
+from examples.rl_bias.policy import VOCABULARY, Floats, Policy, sequence_scores, token_scores
 from examples.rl_bias.token_bounds import half_range
 
 RESTARTS = 4

@@ -53,12 +53,7 @@ class Server:
 
 @contextmanager
 def serving(
-    model: Path,
-    environment: Mapping[str, str],
-    *,
-    log: Path,
-    launcher: Sequence[str] = (),
-    options: Sequence[str] = (),
+    model: Path, environment: Mapping[str, str], *, log: Path, launcher: Sequence[str] = (), options: Sequence[str] = ()
 ) -> Iterator[Server]:
     """A server until the block ends, at which it is asked to stop as an operator would.
 

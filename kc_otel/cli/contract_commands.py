@@ -115,12 +115,7 @@ def plan(
       kc-otel gate plan policy.yaml
       kc-otel gate plan policy.yaml --tokens-per-second 20000 --share code=0.3
     """
-    from kc_otel.judge.sample_sizes import (  # noqa: PLC0415 - SciPy
-        Traffic,
-        plan_gate,
-        shares_of,
-        typical_sizes,
-    )
+    from kc_otel.judge.sample_sizes import Traffic, plan_gate, shares_of, typical_sizes  # noqa: PLC0415 - SciPy
 
     with unusable():
         loaded = load(contract)

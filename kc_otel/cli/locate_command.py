@@ -277,13 +277,7 @@ def _of_captures(
     options: Mapping[str, Any],
 ) -> Located:
     """Compare captures; a side that is not one is captured on the other's tokens."""
-    from kc_otel.diagnose.captures import (  # noqa: PLC0415 - a quick --help
-        Capture,
-        compare_captures,
-        is_capture,
-        read_capture,
-        rounding_of,
-    )
+    from kc_otel.diagnose.captures import Capture, compare_captures, is_capture, read_capture, rounding_of  # noqa: PLC0415 - a quick --help
     from kc_otel.diagnose.token_sequences import TokenSequence  # noqa: PLC0415
 
     def side(kernel: str, spec: KernelSpec, tokens: Sequence[TokenSequence], rounding: str | None) -> Capture:

@@ -20,11 +20,7 @@ _SIGNED: Final = ("hold", "force", "rollback")
 _POLL_SECONDS: Final = 1.0
 
 
-@in_sections(
-    {
-        "Decide (one at a time)": "start evidence approve hold resume force rollback by why",
-    }
-)
+@in_sections({"Decide (one at a time)": "start evidence approve hold resume force rollback by why"})
 def promote(
     contract: Annotated[str, typer.Argument(metavar="CONTRACT", help="The contract's name, at a running evaluator.")],
     kernel: Annotated[str, typer.Argument(metavar="KERNEL", help="Short fingerprint of the inference kernel version.")],

@@ -46,15 +46,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-__all__ = [
-    "Secret",
-    "SecretError",
-    "VerificationError",
-    "WebhookError",
-    "new_secret",
-    "sign",
-    "verify",
-]
+__all__ = ["Secret", "SecretError", "VerificationError", "WebhookError", "new_secret", "sign", "verify"]
 
 _PREFIX: Final = "whsec_"
 _TIMESTAMP: Final = re.compile(r"[0-9]{1,12}")

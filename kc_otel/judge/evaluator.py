@@ -162,10 +162,7 @@ class Evaluator:
     """
 
     def __init__(
-        self,
-        contracts: Sequence[Contract],
-        *,
-        remember: Callable[[Contract], ContractState] = ContractState,
+        self, contracts: Sequence[Contract], *, remember: Callable[[Contract], ContractState] = ContractState
     ) -> None:
         self.states = {contract.name: remember(contract) for contract in contracts}
         if len(self.states) < len(contracts):

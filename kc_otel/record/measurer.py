@@ -48,15 +48,7 @@ from kc_otel.record.telemetry.recorder_points import (
     train_step,
 )
 from kc_otel.record.weight_versions import BatchVersions, Parts, batch_versions, parts_by_lag
-from kc_otel.record.work import (
-    QueuedBatch,
-    Rows,
-    Weights,
-    Work,
-    laid_out,
-    measuring,
-    per_sequence,
-)
+from kc_otel.record.work import QueuedBatch, Rows, Weights, Work, laid_out, measuring, per_sequence
 
 _MAX_RETIRED: Final = 8
 _AHEAD_OF_TRAINER: Final = (
@@ -343,13 +335,7 @@ class Measurer:
             streams.batches += 1
         self._counters.count(batches=1)
 
-    def _explain(
-        self,
-        work: QueuedBatch,
-        batch: Batch,
-        rows: Rows,
-        versions: BatchVersions | None,
-    ) -> None:
+    def _explain(self, work: QueuedBatch, batch: Batch, rows: Rows, versions: BatchVersions | None) -> None:
         """A span for the batch, and its worst token as an exemplar that points to the span."""
         worst, end = batch.worst, time.time_ns()
         train, inference = work.settings["weights"]

@@ -28,12 +28,7 @@ from kc_otel.contract.slices import ALL
 from kc_otel.contract.words import place
 from kc_otel.judge.decisions import DecisionTable, kept_since, without_slice
 from kc_otel.judge.escalation.alerts import Alert, PolicyState
-from kc_otel.judge.escalation.escalate import (
-    Escalation,
-    EscalationState,
-    ended_silence,
-    escalate,
-)
+from kc_otel.judge.escalation.escalate import Escalation, EscalationState, ended_silence, escalate
 from kc_otel.judge.escalation.notices import AT_ONCE, GroupTiming, IncidentMessage, NoticeReason, People
 from kc_otel.judge.escalation.webhook_body import alert_body, encode
 from kc_otel.judge.evaluator import Evaluator

@@ -49,12 +49,7 @@ from kc_otel.serve.receivers.http_server import HttpReceiver, connections_per_po
 from kc_otel.serve.receivers.request_taker import ByteBudget, RequestTaker
 from kc_otel.serve.self_metrics import SelfMetrics, TelemetryExporter, read
 from kc_otel.serve.shards import RayShard, ShardedSink, ShardError, ray_cluster
-from kc_otel.serve.store.state_file import (
-    StateConnection,
-    StateError,
-    StateHeldError,
-    open_state,
-)
+from kc_otel.serve.store.state_file import StateConnection, StateError, StateHeldError, open_state
 from kc_otel.serve.watched_files import UnusableFileError
 from kc_otel.serve.webhooks.deliver import Dispatcher
 from kc_otel.serve.webhooks.endpoints import EndpointFiles
@@ -315,11 +310,7 @@ async def _until(stop: asyncio.Event, tasks: Sequence[asyncio.Task[None]]) -> No
 
 
 async def _tick_forever(
-    core: Core,
-    config: ServeConfig,
-    tick: Callable[[], Awaitable[None]],
-    decided: Changes,
-    ticked: Callable[[], None],
+    core: Core, config: ServeConfig, tick: Callable[[], Awaitable[None]], decided: Changes, ticked: Callable[[], None]
 ) -> None:
     loop = asyncio.get_running_loop()
     following = loop.time()

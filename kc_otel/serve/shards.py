@@ -31,15 +31,7 @@ from kc_otel._extras import extra
 from kc_otel.contract.model import Contract
 from kc_otel.judge.evaluator import Evaluator
 from kc_otel.judge.otlp import requests
-from kc_otel.judge.otlp.requests import (
-    METRICS,
-    ColumnSink,
-    ExportResult,
-    Limits,
-    ReceiveError,
-    ThrottledError,
-    quickly,
-)
+from kc_otel.judge.otlp.requests import METRICS, ColumnSink, ExportResult, Limits, ReceiveError, ThrottledError, quickly
 from kc_otel.judge.otlp.traffic_entries import judged_metrics
 from kc_otel.judge.series import SeriesKey
 from kc_otel.judge.shard_state import Counted, ShardBatch, ShardState, mark_sent, merge, unsent_batch

@@ -29,12 +29,7 @@ if TYPE_CHECKING:
     from kc_otel.stats.interval import Binned, Interval, affine
     from kc_otel.stats.means import capped_mean_interval, mean_interval, support_deficit
     from kc_otel.stats.multiplicity import Holm, holm
-    from kc_otel.stats.quantiles import (
-        fraction_interval,
-        maximum_interval,
-        quantile_interval,
-        two_valued_mean_interval,
-    )
+    from kc_otel.stats.quantiles import fraction_interval, maximum_interval, quantile_interval, two_valued_mean_interval
     from kc_otel.stats.rewards import (
         Bound,
         RewardDriftEstimate,

@@ -19,14 +19,7 @@ from numpy.typing import NDArray
 
 _ROUNDING_ERROR: Final = 1e-12
 """Distance beyond the end of its range at which a number still counts as that end: more than sums of floats err by."""
-_OPPOSITE: Final = {
-    "upper": "lower",
-    "lower": "upper",
-    "min": "max",
-    "max": "min",
-    "above": "below",
-    "below": "above",
-}
+_OPPOSITE: Final = {"upper": "lower", "lower": "upper", "min": "max", "max": "min", "above": "below", "below": "above"}
 
 _Either = TypeVar("_Either")
 """An `Interval`, or many of them in columns."""

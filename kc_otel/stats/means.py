@@ -241,13 +241,7 @@ def support_deficits(
     if highest is not None and not (math.isfinite(highest) and highest >= 1.0):
         raise ValueError(f"highest: {highest!r} is not a finite ratio of at least 1")
     mean_of = partial(
-        mean_intervals,
-        rows,
-        low=0.0,
-        high=math.inf,
-        alpha_lower=alpha_upper,
-        alpha_upper=alpha_lower,
-        anytime=anytime,
+        mean_intervals, rows, low=0.0, high=math.inf, alpha_lower=alpha_upper, alpha_upper=alpha_lower, anytime=anytime
     )
     mean, lower = mean_of(cap=cap), np.zeros(rows.total.size)
     said = ["a lower one above 0 would take a ratio that none exceeds"] * lower.size

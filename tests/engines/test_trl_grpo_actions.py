@@ -6,15 +6,7 @@ import pytest
 import torch
 
 from kc_otel.integrations.trl import ResyncWeights
-from tests.engines.test_trl_grpo import (  # noqa: F401 - fixtures
-    after_step,
-    checkpoint,
-    engine,
-    llm,
-    recording,
-    train,
-    trainer,
-)
+from tests.engines.test_trl_grpo import after_step, checkpoint, engine, llm, recording, train, trainer  # noqa: F401 - fixtures
 
 pytestmark = pytest.mark.slow
 

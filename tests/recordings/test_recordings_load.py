@@ -112,11 +112,7 @@ def test_padded_arrays_with_a_mask_or_lengths_mean_the_same_as_packed_ones(tmp_p
 
 def test_ragged_rows_with_masks(tmp_path):
     names = ("train_logprobs", "inference_logprobs", "completion_mask", "task")
-    values = (
-        ([-1, -2, -3], [-1.1, -2, -3], [1, 0, 1], "a"),
-        ([-1], [-1], [0], "b"),
-        ([-4, -5], [-4, -5], [1, 1], "c"),
-    )
+    values = (([-1, -2, -3], [-1.1, -2, -3], [1, 0, 1], "a"), ([-1], [-1], [0], "b"), ([-4, -5], [-4, -5], [1, 1], "c"))
     rows = [dict(zip(names, row, strict=True)) for row in values]
     for ending in ("jsonl", "parquet"):
         loaded = load_recording(write_rows(tmp_path / f"a.{ending}", rows))

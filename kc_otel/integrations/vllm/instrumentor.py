@@ -37,9 +37,7 @@ from kc_otel.integrations.vllm.settings import RequestHeaders, settings_of
 from kc_otel.recordings.spool import Spool
 
 with extra("vllm", "the instrumentation of vLLM"):
-    from opentelemetry.instrumentation.instrumentor import (  # type: ignore[attr-defined]  # has no __all__ in old versions
-        BaseInstrumentor,
-    )
+    from opentelemetry.instrumentation.instrumentor import BaseInstrumentor  # type: ignore[attr-defined]  # has no __all__ in old versions
 
 _log: Final = logging.getLogger(__name__)
 RECORDED: Final = ""

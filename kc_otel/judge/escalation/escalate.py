@@ -14,15 +14,7 @@ from dataclasses import dataclass, field, replace
 from kc_otel.contract.input_reasons import ON_PURPOSE
 from kc_otel.contract.model import Contract
 from kc_otel.judge.decisions import DecisionTable, Pin, apply, kept_since, released
-from kc_otel.judge.escalation.alerts import (
-    ROLLED_BACK,
-    PolicyState,
-    Transition,
-    What,
-    advance,
-    fingerprint,
-    step_keys,
-)
+from kc_otel.judge.escalation.alerts import ROLLED_BACK, PolicyState, Transition, What, advance, fingerprint, step_keys
 from kc_otel.judge.escalation.notices import (
     AT_ONCE,
     GroupTiming,

@@ -13,9 +13,7 @@ from typing import Final
 import numpy as np
 
 from kc_otel.contract.input_reasons import InvalidReason
-from kc_otel.record.measure.altered import (
-    shifted,
-)
+from kc_otel.record.measure.altered import shifted
 from kc_otel.record.measure.blocks import (
     FLOOR_NATS,
     NUCLEUS,

@@ -232,10 +232,7 @@ def verdict_routes(core: Core) -> APIRouter:
         return ContractList(contracts=[_contract(core, contract) for contract in core.contracts.values()])
 
     @router.get("/verdicts", tags=["verdicts"])
-    async def verdicts(
-        response: Response,
-        contract: ContractName = None,
-    ) -> VerdictList:
+    async def verdicts(response: Response, contract: ContractName = None) -> VerdictList:
         """Return the newest verdict of every cell, since when it has its status, and firing alerts.
 
         The header `Age` has the seconds since the last evaluation.
