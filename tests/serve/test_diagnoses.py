@@ -74,8 +74,11 @@ def test_it_survives_a_restart_and_the_end_of_the_incident(make_core, drift, ope
 
 
 @pytest.mark.slow
-def test_the_next_message_says_it(core):
+def test_the_next_message_says_it(make_core, drift):
     """In our own body with a link, in Slack's with its control characters escaped, in all that others read."""
+    core = make_core()
+    core.metrics(drift(0.3, shuts_down=False))
+    core.tick(time.time())
     digest = attached(core).json()["evidence"]
     (incident,) = core.incidents()
     before = len(core.outbox.messages())
