@@ -295,8 +295,10 @@ def _refused(state: ContractState, metric: str, now: float, oldest: float) -> di
             if found:
                 refused[slice, pair] = f"{INVALID_INPUT}, {_in_words(found)}"
             elif is_measured and time < oldest:
-                found = _failed(state, own, oldest, LONG, now)
-                if found and found.keys() <= ON_PURPOSE:
+                ends = [(series.newest, key.slice in ON_PURPOSE) for key, series in own if key.slice != _OUT_OF_RANGE]
+                on_purpose = [(key, series) for key, series in own if key.slice in ON_PURPOSE]
+                found = _failed(state, on_purpose, oldest, LONG, now)
+                if found and max(ends)[1]:  # the last ones were no fault
                     refused[slice, pair] = f"{NOTHING_TO_MEASURE} on slice {slice}: {_in_words(found)}"
     return refused
 

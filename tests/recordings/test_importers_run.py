@@ -232,6 +232,17 @@ def test_what_the_queue_cannot_hold_is_not_called_done_and_its_copy_is_measured(
     assert importer.totals.copies == {}
 
 
+def test_a_file_of_which_something_was_lost_is_measured_from_its_beginning(recorders, write, tmp_path):
+    """Also where it has grown since."""
+    ledger = Ledger(tmp_path / "done.txt")
+    path = write("log.jsonl", [sequence()])
+    assert not Importer(recorders(queue_bytes=1), patience=5, ledger=ledger).file(path)
+    write("log.jsonl", [sequence(), sequence(seed=1)])
+    importer = Importer(recorders(), ledger=ledger)
+    assert importer.file(path)
+    assert importer.totals.sequences == 2
+
+
 def test_a_bad_file_does_not_stop_the_next(recorders, memory, write, tmp_path):
     importer = Importer(recorders())
     assert not importer.file(write("bad.jsonl", [{"a": 1}]))

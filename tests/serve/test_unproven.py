@@ -247,6 +247,39 @@ def test_a_contained_breach_that_breaks_again_is_routed_and_told_again(
     assert fleet.reasons() == ["firing", "update", "resolved"]
 
 
+LONG_WINDOWS = TEXT.replace("window: 1m, long_window: 5m", "window: 5m, long_window: 60m")
+
+
+@pytest.mark.parametrize("seconds", [150, 280])
+def test_a_repair_that_failed_is_told_though_the_window_holds_the_breach_still(
+    make_fleet: MakeFleet, seconds: float
+) -> None:
+    """Once the short window is of what came after the order alone."""
+    fleet = make_fleet("do: [{route: train-kernel}, {webhook: pager}]", text=LONG_WINDOWS)
+    fleet.run(60, broken=0.001)
+    fleet.run(40, broken=0.4)
+    acknowledge(fleet.core, "policy", None, None, "ada", "looking", fleet.now)
+    away(fleet, seconds)
+    assert fleet.states("fail") == [IncidentState.CONTAINED]
+    route_resumed(fleet)
+    fleet.run(600, broken=0.4)
+    assert fleet.reasons() == ["firing", "update"]
+    assert (len(fleet.core.decisions.routes), fleet.core.people.acknowledgements) == (1, ())
+
+
+def test_nothing_is_broken_again_while_nothing_is_measured(make_fleet: MakeFleet) -> None:
+    """A recorder that was not heard of for a minute reports again, and has observed nothing."""
+    fleet = make_fleet("do: [{route: train-kernel}, {webhook: pager}]", text=LONG_WINDOWS)
+    fleet.run(60, broken=0.001)
+    fleet.run(40, broken=0.4)
+    away(fleet, 400)
+    fleet.feed(60, list)
+    route_resumed(fleet)
+    fleet.run(60, broken=None)
+    assert fleet.reasons() == ["firing"]
+    assert fleet.core.decisions.routes == ()
+
+
 @pytest.mark.parametrize(("silent", "told"), [(200, ["firing"]), (400, ["firing", "update"])])
 def test_a_breach_whose_recorder_died_and_is_back_is_told_again(
     make_fleet: MakeFleet, silent: float, told: list[str]
@@ -484,6 +517,23 @@ def test_sequences_that_are_not_to_be_measured_are_no_fault_while_others_are_val
     run(600, None)
     assert "invalid-input" in [incident.on for incident in fleet.core.incidents()]
     assert fleet.core.decisions.directives
+
+
+def test_a_fault_among_sequences_that_are_not_to_be_measured_makes_no_data_missing(make_fleet: MakeFleet) -> None:
+    """Once they come again the slice is one of which nothing is to be measured, as before it."""
+    text = SLICED.replace("long_window: 5m", "long_window: 30m")
+    fleet = make_fleet("do: [{webhook: pager}]}\n  - {on: no-data, for: 1m, do: [{webhook: pager}]", text=text)
+    pair, failed = ("a" * 12, VERSION), {"greedy": 0, "nan_logprob": 0}
+    fleet.run(60, broken={"all": 0.001, "prose": 0.001})
+    for step in range(60):
+        failed = {"greedy": failed["greedy"] + 60, "nan_logprob": int(step >= 20)}
+        for slice in ("", "code"):
+            for reason, count in failed.items():
+                fleet.core.metrics(counted(reason, count, NOW, fleet.now, pair, slice, instance="broken"), fleet.now)
+        fleet.run(STEP, broken={"all": 0.001, "code": None, "prose": 0.001})
+    found = {verdict.cell.slice: verdict for verdict, _ in fleet.core.history.cells()}
+    assert found["code"].reason.startswith("nothing to measure on slice code: greedy")
+    assert fleet.told() == []
 
 
 @pytest.mark.parametrize("reason", ["no_tokens", "greedy"])

@@ -34,6 +34,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
@@ -123,7 +124,8 @@ class Alert:
     waited: float = 0.0
     """Seconds counted so far towards the next reminder."""
     silent: float = 0.0
-    """Seconds of silence, one that is as ordered counting as a long one; a long silence lasts until it matches."""
+    """Seconds of silence, one that is as ordered counting as a long one; a long silence lasts until it matches. Below
+    zero while what was measured before a containment is in the short window."""
     again: bool = False
     """Whether it fires again, after a long silence."""
 
@@ -194,6 +196,7 @@ def advance(
     now: float,
     kept_away: Callable[[str, str], bool] = lambda _slice, _version: False,
     closed: Collection[tuple[str, str, str]] = (),
+    contained: Collection[tuple[str, str, str]] = (),
 ) -> tuple[PolicyState, tuple[Transition, ...]]:
     """Evaluate the ladder once; return the new state, and what fired or resolved, in the order of the ladder.
 
@@ -201,7 +204,7 @@ def advance(
     has gone. `invalid_input` counts the sequences that failed an input check within the window, by kernel pair and
     reason. The silence of a slice whose requests are `kept_away` from a version of the inference kernel, or not to be
     measured, is no alert. A person has `closed` incidents, by their key, since the last evaluation: alerts of theirs
-    end that nothing has been measured of.
+    end that nothing has been measured of. Others are `contained`.
     """
     matching, keys = {_MATCHES[step.on] for step in contract.escalation}, step_keys(contract)
     concerned = selected(verdicts, matching, (alert.cell for alert in state.alerts))
@@ -226,17 +229,17 @@ def advance(
             if unmeasured and alert.fires and (step.on, *cell[-2:]) in closed:
                 transitions.append(edge(alert, What.RESOLVED, now, verdict))
                 continue
+            away = alert.fires and step.on != "no-data" and kept_away(cell.slice, cell.kernel_inference)
             if alert.fires and step.on != "no-data" and alert.silent < long:
-                # A FAIL of the long window alone is of what was measured before.
-                fresh = verdict is not None and verdict.status is _MATCHES[step.on] and verdict.window != "long"
-                ordered = not fresh and kept_away(cell.slice, cell.kernel_inference)
-                alert = replace(alert, silent=long if ordered else (alert.silent + passed) * unmeasured)
+                is_contained = (step.on, *cell[-2:]) in contained
+                silent = _silence(contract, alert, verdict, passed, away=away, contained=is_contained)
+                alert = replace(alert, silent=silent)
             waits = cell.clause == INPUT_CLAUSE or step.on == "fail"
             if waits and verdict is None and not _measures(verdicts, cell):
                 # That none fails where none comes is no news, and nobody has replaced a kernel where none is measured.
                 kept.append(replace(alert, counting=False))
                 continue
-            after, what = _next(alert, step, verdict, passed, long, now)
+            after, what = _next(alert, step, verdict, passed, math.inf if away else long, now)
             if what is not None:
                 gone = step.on == "no-data" and what is What.RESOLVED and verdict is None
                 end = _why_gone(contract, alert, verdicts, kept_away) if gone else ""
@@ -329,11 +332,33 @@ def _why_gone(
     return f"have not arrived again, and this kernel is no longer watched{in_place}"
 
 
+def _silence(
+    contract: Contract, alert: Alert, verdict: Verdict | None, passed: float, *, away: bool, contained: bool
+) -> float:
+    """Return the seconds of silence of an alert that fires; below zero until the short window is of later data alone.
+
+    Requests are kept `away` from the kernel as ordered, and its incident is `contained`.
+    """
+    seen, unmeasured = contract.observability, verdict is None or verdict.status is Status.NO_DATA
+    # A FAIL of the long window alone is of what was measured before.
+    fresh = verdict is not None and verdict.status is _MATCHES[alert.on] and verdict.window != "long"
+    if away and not fresh:
+        return seen.long_window
+    if away:
+        return -seen.window if contained else alert.silent
+    if alert.silent < 0.0:
+        return alert.silent + passed if alert.silent + passed < 0.0 else seen.long_window
+    return (alert.silent + passed) * unmeasured
+
+
 def _next(
     alert: Alert, step: EscalationStep, verdict: Verdict | None, passed: float, long: float, now: float
 ) -> tuple[Alert | None, What | None]:
     held = alert.held + (passed if alert.counting else 0.0)
     fresh = verdict is not None and (verdict.window != "long" or alert.verdict.status is not verdict.status)
+    if verdict is not None and step.on == "fail":  # what has held since before a silence is no new breach
+        back = verdict.window == "long" and alert.verdict.status is Status.NO_DATA
+        fresh = fresh and verdict.estimate > verdict.limit and not back
     alert = replace(alert, verdict=verdict or alert.verdict)
     over = verdict is not None and step.on == "fail" and (verdict.ended or verdict.reason.startswith(RUN_ENDED))
     if verdict is not None and verdict.status in _HOLDS.get(step.on, ()) and not over:

@@ -99,7 +99,8 @@ def escalate(
 
     incidents = before.incidents.get(name, ())
     closed = {incident.key for incident in incidents if incident.closed_at >= known.at}
-    policy, transitions = advance(contract, known, verdicts, invalid, now, kept_away, closed)
+    contained = {incident.key for incident in incidents if incident.state is IncidentState.CONTAINED}
+    policy, transitions = advance(contract, known, verdicts, invalid, now, kept_away, closed, contained)
     firing = {alert.fingerprint: alert.verdict for alert in policy.firing}
     people, ended = current(before.people, name, firing.keys() - {edge.fingerprint for edge in transitions}, now)
     fired = [transition for transition in transitions if transition.what is What.FIRING]

@@ -360,7 +360,10 @@ class Ledger:
     def lose(self, path: Path) -> None:
         """Note that something of a file was lost: it is not done, and its copies count."""
         if measured := self.unsaved.pop(path, None):
+            name = str(path.resolve())
             self._names.pop(measured.digest, None)
+            self._known.pop(name, None)
+            self._prompts[name, measured.first].difference_update(measured.prompts)
 
     def save(self) -> set[Path]:
         """Save what was noted, and return the files that are done."""

@@ -52,6 +52,15 @@ def test_what_matches_after_a_long_silence_fires_again(make_contract, make_verdi
     assert state.firing[0].since == 0
 
 
+def test_what_has_held_since_before_a_silence_is_no_new_breach(make_contract, make_verdict):
+    """The evidence of a FAIL outlives it: what was repaired meanwhile measures below the limit."""
+    fail, silent = make_verdict("FAIL"), make_verdict("NO_DATA")
+    held = replace(fail, estimate=fail.limit / 2)
+    ticks = [(0, [fail]), (60, [fail]), *((at, [silent]) for at in range(100, 4000, 100)), (4010, [held])]
+    _, found = run(make_contract(ONE), ticks)
+    assert [what for _, _, what, _ in found] == ["firing"]
+
+
 def test_transition_carries_what_receivers_need(make_contract, make_verdict):
     contract = make_contract(ONE)
     state = PolicyState(contract.name)
