@@ -230,6 +230,7 @@ def test_nothing_unproven_serves_under_a_contract_that_the_evaluator_does_not_ju
     assert caplog.text.count("does not judge contract polcy-7b other: of its kernels only versions that") == 1
 
 
+@pytest.mark.slow
 def test_a_contract_that_the_evaluator_has_not_heard_of_yet_gives_nothing_unproven(evaluator):
     """It is told during the request that is held back, and not only with the next one."""
     with Router(evaluator.url, refresh=0.01, wait=60.0, keep=False, trusted=["inferA"]) as router:
@@ -357,6 +358,7 @@ def test_a_router_says_by_which_slices_it_routes_and_what_it_keeps_from_a_versio
             assert evaluator.kept == kept
 
 
+@pytest.mark.slow
 def test_an_evaluator_that_has_sent_no_table_yet_is_none(evaluator):
     """A proxy that answers 304, or 204, says nothing of what may serve."""
     evaluator.table = DecisionTable(-1)

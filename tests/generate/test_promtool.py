@@ -287,7 +287,8 @@ LIVES = 'kc_evaluator_last_evaluation_seconds{kc_contract="policy-7b"'
 PAIR = 'kc_contract="policy-7b",kc_kernel_train="a",kc_kernel_inference="b"'
 
 
-@pytest.mark.parametrize("another", [False, pytest.param(True, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("another", [False, True])
 def test_states_go_on_while_nobody_judges_their_contract(
     promtool, policy: Contract, tmp_path: Path, another: bool
 ) -> None:
@@ -314,6 +315,7 @@ def test_states_go_on_while_nobody_judges_their_contract(
     passes(promtool, tmp_path / "test.yaml", [asking(series, asked)], rules)
 
 
+@pytest.mark.slow
 def test_states_of_a_contract_that_was_retired_end_a_day_later(promtool, policy: Contract, tmp_path: Path) -> None:
     """Its evaluators judge another contract, such as one that it was renamed to."""
     write(prometheus_files([policy]), tmp_path)
@@ -337,6 +339,7 @@ def test_states_of_a_contract_that_was_retired_end_a_day_later(promtool, policy:
     passes(promtool, tmp_path / "test.yaml", [test], rules)
 
 
+@pytest.mark.slow
 def test_the_silence_of_a_slice_that_is_kept_away_as_ordered_is_no_alert(
     promtool, policy: Contract, tmp_path: Path
 ) -> None:

@@ -362,6 +362,7 @@ def test_each_prompt_is_counted_by_one_rank(workers, made):
     assert sorted(name for *_, given in made[0].calls for name in given["groups"]) == ["b", "c", "d"]
 
 
+@pytest.mark.slow
 def test_prompts_that_the_driver_has_scored_are_left_out_of_that_update(workers, made):
     worker, data = workers.ActorRolloutRefWorker(), batch(uid=["a", "b"] * 4)
     worker.update_actor(update := Batch(data, kc_otel_audited_prompts=frozenset({"a"})))

@@ -85,6 +85,7 @@ def difference(verdict: Verdict, other: Verdict) -> dict[str, Any]:
     }
 
 
+@pytest.mark.slow
 def test_verdicts_are_freed_with_their_last_user_and_not_by_the_collector(contract: Any, sender: Any) -> None:
     """They hold whole windows, of which a tick begins new ones; also where cells fail, whose evidence is kept."""
     made = contract(statistical=CLAUSES, observability={"window": "1m", "long_window": "10m", "min_samples": 30})

@@ -111,6 +111,7 @@ def test_a_recorder_is_heard_by_what_it_observes(columns: bool, cumulative: bool
     assert (len(known), max(map(len, known)) <= 120) == (2, True)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("columns", [False, True])
 @pytest.mark.parametrize("applied", [OTHER, pytest.param(LACKING, marks=pytest.mark.slow)])
 def test_a_slice_that_some_recorders_define_otherwise_does_not_pass(columns: bool, applied: Contract) -> None:

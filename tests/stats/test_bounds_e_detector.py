@@ -75,6 +75,7 @@ def test_evidence_grows_by_less_than_one_a_pane_on_average_at_the_limit():
         assert mean == pytest.approx(expected) if expected else 1.0 < mean < panes
 
 
+@pytest.mark.slow
 @given(panes, st.floats(0.01, 0.9), st.floats(0.1, 6.0))
 def test_clipping_leaves_no_more_than_the_level_and_raises_no_bet(stream, limit, level):
     """Also a pane that is taken in parts is what it is as a whole, as long as nothing is clipped in between."""

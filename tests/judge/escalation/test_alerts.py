@@ -245,6 +245,7 @@ def expected(ticks, wait, clear, slice):
     return edges
 
 
+@pytest.mark.slow
 @settings(max_examples=300)
 @given(ticks=st.lists(JUMPY, max_size=40), ladder=LADDERS)
 def test_fires_and_resolves_exactly_when_the_history_says_so(world, ticks, ladder):
