@@ -276,6 +276,7 @@ def test_a_wrong_url_is_refused():
 VALUES = st.sampled_from(["code", "CODE", "prose", "true", "1", 1, 1.0, True, False, 8192, 9000.5])
 
 
+@pytest.mark.slow
 @given(
     where=st.dictionaries(st.sampled_from(["task", "prompt_tokens"]), VALUES),
     conditions=st.dictionaries(

@@ -229,6 +229,7 @@ def test_who_instruments_twice_counts_once(watched, memory, caplog):
     first.remove()
 
 
+@pytest.mark.slow
 def test_two_watches_come_off_in_any_order(watched, recorders, contract):
     trainer, first, recorder = watched()
     other = recorders(contract=contract(metadata={"name": "other", "version": 1, "owner": "rl"}))

@@ -86,6 +86,7 @@ def test_each_alert_is_told_of_once_and_pairs_belong_together(old, new, apart):
     )
 
 
+@pytest.mark.slow
 @given(spans)
 def test_a_timeline_does_not_differ_from_itself(alerts):
     assert not differences(timeline(*alerts), timeline(*alerts), apart=0.0)

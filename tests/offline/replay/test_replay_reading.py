@@ -24,6 +24,7 @@ def framed(*messages):
     return b"".join(struct.pack(">I", len(message)) + message for message in messages)
 
 
+@pytest.mark.slow
 def test_what_the_collector_wrote_is_read(traffic, collector_file):
     damage: list[str] = []
     found = list(read_recordings([collector_file], damage))

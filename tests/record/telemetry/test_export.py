@@ -240,6 +240,7 @@ def forked(loops, seconds):
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), took
 
 
+@pytest.mark.slow
 def test_no_child_is_made_in_the_middle_of_an_export(loops):
     assert forked(loops, 0.3)[0] == 0
 

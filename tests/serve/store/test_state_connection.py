@@ -266,6 +266,7 @@ async def test_a_turn_that_fails_leaves_nothing_and_lets_the_next_have_theirs(st
     assert (rows(state), undone) == ([2], [1])
 
 
+@pytest.mark.slow
 async def test_closing_waits_for_those_who_wait_and_refuses_who_comes_later(tmp_path, monkeypatch):
     commits = Commits(monkeypatch)
     said: list[dict[str, object]] = []
