@@ -403,8 +403,9 @@ class Router:
         self._snapshot = compiled(table, self._contracts)
 
 
-def _by_slice(directives: Iterable[Directive]) -> dict[str, str]:
-    return {asked.slice: asked.reason for asked in directives}
+def _by_slice(directives: Sequence[Directive]) -> dict[str, str]:
+    """Reasons by slice, of the first directive about each."""
+    return {asked.slice: asked.reason for asked in reversed(directives)}
 
 
 def _unnamed(limits: Iterable[Canary], table: DecisionTable) -> tuple[Canary, ...]:

@@ -170,7 +170,7 @@ class _Group:
                 left = left & ~some
 
     def errors(self) -> dict[int, Exception]:
-        """What failed, by the number of its cell."""
+        """Errors by the number of the cell that they befell."""
         return {int(self.at[cell]): error for bounds in self._bounds for cell, error in bounds.errors.items()}
 
     def _parts(self, window: int, wanted: Mask) -> list[tuple[int, Mask]]:
@@ -408,7 +408,7 @@ def _sample(own: Histogram | None, *opposite: Histogram | None) -> Binned:
 
 
 def _observed(contents: Sequence[_Content], recent: NDArray[np.bool_], cell: int, window: Window) -> Binned:
-    """What a cell is judged by in a window."""
+    """Observations that a cell is judged by in a window."""
     number = WINDOWS.index(window)
     return contents[_SINCE if recent[number, cell] else number].sample(cell)
 

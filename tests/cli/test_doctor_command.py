@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,6 @@ import pytest
 from fastapi.testclient import TestClient
 
 from kc_otel.cli.doctor_command import of_evaluator, of_sender
-from kc_otel.contract.load import load_text
 from kc_otel.contract.measuring_paths import Finding, MeasuringPath, left_open
 from kc_otel.contract.model import OTHERWISE_REMEDY, Contract
 from kc_otel.serve.api.app import make_api
@@ -23,26 +23,19 @@ from kc_otel.serve.store.state_file import open_state
 from tests.judge.conftest import Sender, info_request
 from tests.tools.contracts import contract_of
 
-POLICY = """\
-apiVersion: kernel-contract/v1
-kind: KernelContract
-metadata: {name: policy, version: 1, owner: tests}
-kernels:
-  train: {engine: torch, dtype: float32}
-  inference: {engine: vllm, dtype: bfloat16}
-slices:
-  code: {where: {task: code}}
-numerical:
-  - {id: logits, metric: logit_half_range, statistic: p99, limit: 0.2}
-statistical:
-  - {id: token-tv, metric: tv_token, unit: token, limit: 0.02}
-observability: {heartbeat: 30s}
-"""
+POLICY = partial(
+    contract_of,
+    kernels={"train": {"engine": "torch", "dtype": "float32"}, "inference": {"engine": "vllm", "dtype": "bfloat16"}},
+    slices={"code": {"where": {"task": "code"}}},
+    numerical=[{"id": "logits", "metric": "logit_half_range", "statistic": "p99", "limit": 0.2}],
+    observability={"heartbeat": "30s"},
+)
+TOKEN_TV = {"id": "token-tv", "metric": "tv_token", "unit": "token", "limit": 0.02}
 
 
 @pytest.fixture
 def contract() -> Contract:
-    return load_text(POLICY, "policy.yaml")
+    return POLICY(statistical=[TOKEN_TV])
 
 
 def errors(found: Iterator[Finding]) -> list[str]:
@@ -118,8 +111,8 @@ def test_an_endpoint_is_only_called_wrong_where_it_does_not_accept_an_export() -
     assert found.endswith("send grpc to a:24318, and an export without metrics was not accepted: no answer in 10 s")
 
 
-def test_a_spool_that_cannot_be_written_is_found(tmp_path: Path) -> None:
-    (tmp_path / "policy.yaml").write_text(POLICY)
+def test_a_spool_that_cannot_be_written_is_found(contract: Contract, tmp_path: Path) -> None:
+    (tmp_path / "policy.yaml").write_text(contract.model_dump_json(by_alias=True))
     environment = {
         "KC_OTEL_CONTRACT": str(tmp_path / "policy.yaml"),
         "KC_OTEL_SPOOL": str(tmp_path / "policy.yaml" / "s"),
@@ -131,8 +124,10 @@ def test_a_spool_that_cannot_be_written_is_found(tmp_path: Path) -> None:
     assert not (tmp_path / "deep").exists()
 
 
-def test_a_plugin_that_vllm_would_not_load_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "policy.yaml").write_text(POLICY)
+def test_a_plugin_that_vllm_would_not_load_is_found(
+    contract: Contract, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "policy.yaml").write_text(contract.model_dump_json(by_alias=True))
     environment = {"KC_OTEL_CONTRACT": str(tmp_path / "policy.yaml"), "KC_OTEL_SPOOL": str(tmp_path / "spool.sqlite")}
     for installed, said in ((["kc_otel"], False), ([], True)):
         monkeypatch.setattr("kc_otel.cli.doctor_command.entry_points", lambda installed=installed, **_: installed)
@@ -217,8 +212,7 @@ def test_what_reaches_only_half(running: Callable[..., Running]) -> None:
     driven.send(Sender(start=driven.now - 5, slice="poetry"))
     driven.counts["http", "throttled"] += 1
     driven.core.tick(driven.now)
-    other = load_text(POLICY.replace("name: policy", "name: other"), "o.yaml")
-    changed = load_text(POLICY.replace("limit: 0.02", "limit: 0.03"), "c.yaml")
+    other, changed = POLICY("other", statistical=[TOKEN_TV]), POLICY(statistical=[{**TOKEN_TV, "limit": 0.03}])
     found = errors(iter(driven.findings(other, changed)))
     for said in (
         "the evaluator does not serve other, only policy",

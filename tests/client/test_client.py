@@ -163,6 +163,13 @@ def test_directives_are_read_by_contract(contract, make_transition):
     assert router.quarantined("other") == {}
 
 
+def test_the_reason_for_a_slice_is_the_first_alerts(contract, make_transition):
+    table = apply(DecisionTable(), [make_transition(do=("locate",))], contract, 1)
+    (first,) = table.directives
+    both = replace(table, directives=(first, replace(first, reason="another clause", fingerprint="another")))
+    assert Router.from_table(both).to_locate("policy-7b") == {"code": first.reason}
+
+
 def test_directives_about_another_version_are_ignored(contract, make_transition):
     """A run that was started with another kernel goes on; one that does not know its version obeys all."""
     asked = make_transition(do=("sample-more", "locate", "hold-promotion", "halt", "quarantine-rollouts"))

@@ -243,6 +243,18 @@ def test_a_file_of_which_something_was_lost_is_measured_from_its_beginning(recor
     assert importer.totals.sequences == 2
 
 
+def test_lines_that_were_lost_are_measured_again_and_those_before_them_are_not(recorders, write, tmp_path):
+    rows, ledger = [sequence(seed=seed) for seed in range(4)], Ledger(tmp_path / "done.txt")
+    path = write("log.jsonl", rows[:2])
+    assert Importer(recorders(), ledger=ledger).file(path)
+    write("log.jsonl", rows[:3])
+    assert not Importer(recorders(queue_bytes=1), patience=5, ledger=ledger).file(path)
+    write("log.jsonl", rows)
+    importer = Importer(recorders(), ledger=ledger)
+    assert importer.file(path)
+    assert importer.totals.sequences == 2
+
+
 def test_a_bad_file_does_not_stop_the_next(recorders, memory, write, tmp_path):
     importer = Importer(recorders())
     assert not importer.file(write("bad.jsonl", [{"a": 1}]))

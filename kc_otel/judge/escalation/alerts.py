@@ -86,7 +86,7 @@ class Transition:
     end: str = ""
     """Why missing data that still have no verdict are missed no more, as the end of a sentence; or WENT_AWAY."""
     again: bool = False
-    """Whether it fires again after a long silence, at `started_at`."""
+    """True if it fires again after a long silence, at `started_at`."""
 
     @property
     def incident(self) -> tuple[str, str, str]:
@@ -127,7 +127,7 @@ class Alert:
     """Seconds of silence, one that is as ordered counting as a long one; a long silence lasts until it matches. Below
     zero while what was measured before a containment is in the short window."""
     again: bool = False
-    """Whether it fires again, after a long silence."""
+    """True if it fires again, after a long silence."""
 
     @property
     def fires(self) -> bool:

@@ -193,7 +193,7 @@ class ToldAlert:
     edge: Transition
     """Its last one; a roll-back's is FIRING until its incident is over."""
     known: Known = ""
-    """What the endpoint was told of it, and not yet of its end."""
+    """The last thing that the endpoint was told of it, until it is told of its end."""
 
     @property
     def fires(self) -> bool:
@@ -208,7 +208,7 @@ class ToldAlert:
 
 @dataclass(frozen=True, slots=True)
 class MessageGroup:
-    """What an endpoint knows of an incident, and what it may have to be told."""
+    """An endpoint's knowledge of an incident, and news that it may have to be told."""
 
     incident: str
     """Its id; an alert's fingerprint where it belongs to none."""
@@ -220,7 +220,7 @@ class MessageGroup:
     """Seconds that the oldest of what is to be told has waited."""
     quiet: float = 0.0
     contained: bool = False
-    """Whether its last message said that the incident is contained."""
+    """True if its last message said that the incident is contained."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -183,7 +183,7 @@ def _alert_name(transition: Transition) -> str:
 
 
 def _kind(edge: Transition) -> str:
-    """What an alert is about: what its step waits for, "unproven", a roll-back, or "serves" after one."""
+    """Subject of an alert: the kind that its step waits for, "unproven", a roll-back, or "serves" after one."""
     if edge.step == ROLLED_BACK:
         return "serves" if edge.severity == "critical" else ROLLED_BACK
     return "unproven" if edge.end == WENT_AWAY else edge.on

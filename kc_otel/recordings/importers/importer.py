@@ -96,7 +96,7 @@ class Importer:
         """Import what is new in a file; whether all was measured and exported. A later export holds what is open."""
         self.totals.failed.pop(path, None)
         self._awaiting.discard(path)
-        before = sum(self._recorder.stats().dropped.values())
+        before, known = sum(self._recorder.stats().dropped.values()), self._ledger.measured(path)
         refused = self.totals.refusals.counts.copy()
         try:
             self._measure(path)
@@ -110,7 +110,7 @@ class Importer:
                 self._refuse(reason, self.totals.refusals.first[reason], count)
         why = self._why_unexported(self._patience)
         if (lost := sum(self._recorder.stats().dropped.values()) - before) > 0:
-            self._ledger.lose(path)
+            self._ledger.lose(path, known)
             self.totals.failed[path] = f"{path}: {lost} batches were dropped; see the log and import the file again"
         elif why and path not in self.totals.failed:
             self._awaiting.add(path)
@@ -357,13 +357,15 @@ class Ledger:
         self.unsaved[path] = measured
         self._know(str(path.resolve()), measured)
 
-    def lose(self, path: Path) -> None:
-        """Note that something of a file was lost: it is not done, and its copies count."""
+    def lose(self, path: Path, known: _Measured | None) -> None:
+        """Note that something new of a file was lost: it is as far as it was `known` before, and its copies count."""
         if measured := self.unsaved.pop(path, None):
             name = str(path.resolve())
             self._names.pop(measured.digest, None)
-            self._known.pop(name, None)
+            self._known.pop(name)
             self._prompts[name, measured.first].difference_update(measured.prompts)
+            if known is not None:
+                self._know(name, known)
 
     def save(self) -> set[Path]:
         """Save what was noted, and return the files that are done."""
