@@ -197,6 +197,8 @@ def test_more_cells_ask_for_more_evidence_before_any_fails(contract: Any) -> Non
     assert decide(made, [alone], NOW)[0].status is Status.FAIL
     assert decide(made, [alone, *others], NOW)[0].status is not Status.FAIL
     assert {verdict.status for verdict in decide(made, [alone, *loud], NOW)} == {Status.FAIL}
+    one_louder = decide(made, [alone, loud[0], *others[1:]], NOW)
+    assert [verdict.status is Status.FAIL for verdict in one_louder[:2]] == [False, True]
 
 
 def test_the_long_window_is_one_of_as_many_tests_as_there_are_cells(contract: Any) -> None:
