@@ -243,6 +243,19 @@ def test_a_file_of_which_something_was_lost_is_measured_from_its_beginning(recor
     assert importer.totals.sequences == 2
 
 
+def test_a_record_that_was_cut_off_costs_its_own_file_only(recorders, write, tmp_path, caplog):
+    """A process that was killed while it wrote the list leaves no list that is refused."""
+    done = tmp_path / "done.txt"
+    first, second = write("first.jsonl", [sequence()]), write("second.jsonl", [sequence(seed=1)])
+    assert Importer(recorders(), ledger=Ledger(done)).file(first)
+    whole = done.read_bytes()
+    done.write_bytes(whole + whole[:20])
+    assert Importer(recorders(), ledger=Ledger(done)).file(second)
+    again = Ledger(done)
+    assert [path in again for path in (first, second)] == [True, True]
+    assert "a record was cut off" in caplog.text
+
+
 def test_lines_that_were_lost_are_measured_again_and_those_before_them_are_not(recorders, write, tmp_path):
     rows, ledger = [sequence(seed=seed) for seed in range(4)], Ledger(tmp_path / "done.txt")
     path = write("log.jsonl", rows[:2])

@@ -326,6 +326,9 @@ class Ledger:
                 name, *progress = json.loads(line)
                 measured = _Measured(*progress)
             except (ValueError, TypeError):
+                if line.startswith(b'["'):
+                    _log.warning("%s: a record was cut off, and its file is measured again", path)
+                    continue
                 said = f"{line.decode(errors='replace')[:40]!r} is no record of a finished file"
                 raise ValueError(f"{path}: {said}; give --done a file of its own") from None
             if name not in unsaved and (name not in self._known or self._known[name].at <= measured.at):
@@ -369,10 +372,12 @@ class Ledger:
 
     def save(self) -> set[Path]:
         """Save what was noted, and return the files that are done."""
-        for place in self._ends if self.unsaved else ():
-            with place.open("a", encoding="utf-8") as file:
-                for path, measured in self.unsaved.items():
-                    file.write(json.dumps([str(path.resolve()), *astuple(measured)]) + "\n")
+        records = [json.dumps([str(path.resolve()), *astuple(measured)]) for path, measured in self.unsaved.items()]
+        for place in self._ends if records else ():
+            with place.open("a+b") as file:
+                file.seek(max(file.seek(0, os.SEEK_END) - 1, 0))
+                cut_off = file.read(1) not in {b"", b"\n"}  # the process that wrote it was killed
+                file.write("\n".join([*[""] * cut_off, *records, ""]).encode())
         done = set(self.unsaved)
         self.unsaved.clear()
         return done
