@@ -149,7 +149,7 @@ def _bets(totals: NDArray[np.float64], tokens: NDArray[np.intp], change: NDArray
 
 
 def _row_stats(log_w: NDArray[np.float64], change: NDArray[np.float64], block: Block) -> NDArray[np.float64]:
-    """Sums, minima and maxima [3, rows, 6] from l and w - 1 of a block's tokens, in the order of TOKEN."""
+    """Sums, minima and maxima [3, rows, 6] from l and w - 1 of a block's tokens: a column for each key of TOKEN."""
     starts, add, least = block.starts, np.add.reduceat, np.minimum.reduceat
     lowest, highest = least(log_w, starts), np.maximum.reduceat(log_w, starts)
     sum_log_w, sum_change = add(log_w, starts), add(change, starts)

@@ -33,6 +33,7 @@ def test_token_quantities_are_the_straight_formulas(log_w: float) -> None:
         "k3": w - 1 - log_w,
         "chi2_token": (w - 1) ** 2,
     }
+    assert expected.keys() == TOKEN.keys()
     for key, value in expected.items():
         assert TOKEN[key](np.float64(log_w)) == pytest.approx(value, rel=1e-9, abs=1e-15)
 
@@ -55,6 +56,7 @@ def test_sequence_quantities_are_functions_of_the_sum(log_ws: list[float]) -> No
         "geometric_ratio": math.exp(total / length),
         "chi2_seq": (w - 1) ** 2,
     }
+    assert expected.keys() == SEQUENCE.keys()
     for key, value in expected.items():
         assert SEQUENCE[key](np.float64(total), length) == pytest.approx(value, rel=1e-9, abs=1e-15)
 
