@@ -106,7 +106,7 @@ def check_text(text: str, source: str = "<text>") -> Checked:
     try:
         contract = Contract.model_validate(document.data)
     except ValidationError as error:
-        from kc_otel.contract.messages import explain  # noqa: PLC0415 - sound contracts, as engines have, need none
+        from kc_otel.contract.field_errors import explain  # noqa: PLC0415 - sound contracts, as engines have, need none
 
         return Checked(source, None, tuple(sorted(explain(error, document, source))), text, document)
     from kc_otel.contract.lint import lint  # noqa: PLC0415 - engines do not lint
