@@ -24,7 +24,7 @@ from kc_otel.judge.otlp.requests import LOGS, METRICS, TRACES, Limits, ReceiveEr
 from kc_otel.judge.promotion.gate_evidence import EvidenceError
 from kc_otel.offline.gate.evidence import verify_evidence
 from kc_otel.offline.replay import TrafficFileError, read_recordings
-from kc_otel.recordings.endpoints.answers import sampled, scored, tokenized
+from kc_otel.recordings.endpoints.protocol import sampled, scored, tokenized
 from kc_otel.recordings.recording_files import load_recording
 from kc_otel.serve.access.access_file import AccessFile
 from kc_otel.serve.api.routes_decisions import AlertsRequest, OrderRequest, PinRequest, SilenceRequest, SliceRequest

@@ -12,7 +12,7 @@ import httpx
 import numpy as np
 import pytest
 
-from kc_otel.recordings.endpoints import answers
+from kc_otel.recordings.endpoints import protocol
 from kc_otel.recordings.endpoints.endpoint_client import (
     CompletionClient,
     CompletionEndpoint,
@@ -97,12 +97,12 @@ def test_sglang_is_asked_by_its_own_api(train_sglang):
 
 def test_tokens_that_sglang_scored_are_those_that_were_sent():
     found = {"meta_info": {"output_token_logprobs": [[-1.0, 3]]}, "prompt_token_ids": [1]}
-    assert answers.generated(found, "Hi") == answers.Sampled((1,), (3,), (-1.0,), "")
+    assert protocol.generated(found, "Hi") == protocol.Sampled((1,), (3,), (-1.0,), "")
     rows = [[None, 1, None], [-1.0, 0, None], [-2.0, 3, None]]
-    assert answers.scores({"meta_info": {"input_token_logprobs": rows}}, (1,), (9, 3)) == (-1.0, -2.0)
+    assert protocol.scores({"meta_info": {"input_token_logprobs": rows}}, (1,), (9, 3)) == (-1.0, -2.0)
     for prompt, tokens in (((1, 2), (3, 4)), ((1,), (9, 4))):
-        with pytest.raises(answers.AnswerError, match="that were sent"):
-            answers.scores({"meta_info": {"input_token_logprobs": rows}}, prompt, tokens)
+        with pytest.raises(protocol.AnswerError, match="that were sent"):
+            protocol.scores({"meta_info": {"input_token_logprobs": rows}}, prompt, tokens)
 
 
 @pytest.mark.parametrize("sglang", [False, True])
@@ -124,41 +124,41 @@ def test_a_server_scores_what_waits_for_rescoring(sglang):
 
 
 def test_a_request_leaves_no_parameter_to_the_server():
-    for body in (answers.sampling_body("tiny", "Hi", 9), answers.scoring_body("tiny", (1, 2))):
+    for body in (protocol.sampling_body("tiny", "Hi", 9), protocol.scoring_body("tiny", (1, 2))):
         neutral = {"temperature": 1.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0}
         assert neutral.items() <= body.items()
         assert (body["presence_penalty"], body["frequency_penalty"], body["return_token_ids"]) == (0.0, 0.0, True)
-    assert answers.sampling_body("tiny", (1, 2), 9)["prompt"] == [1, 2]
-    scoring = answers.scoring_body("tiny", (1, 2, 7))
+    assert protocol.sampling_body("tiny", (1, 2), 9)["prompt"] == [1, 2]
+    scoring = protocol.scoring_body("tiny", (1, 2, 7))
     assert (scoring["prompt"], scoring["prompt_logprobs"], scoring["max_tokens"]) == ([1, 2, 7], 0, 1)
 
 
 def test_a_completion_is_read_with_its_ids_and_log_probabilities():
     """In vLLM's answers -9999 is log 0."""
-    found = answers.sampled(answer(), "Hi")
-    assert found == answers.Sampled((1, 2), (7, 8), (-0.5, -math.inf), "stop")
-    assert answers.sampled(answer(prompt_token_ids=None), (1, 2)) == found
-    assert math.isnan(answers.sampled(answer(logprobs={"token_logprobs": [None, -1.0]}), "Hi").logprobs[0])
+    found = protocol.sampled(answer(), "Hi")
+    assert found == protocol.Sampled((1, 2), (7, 8), (-0.5, -math.inf), "stop")
+    assert protocol.sampled(answer(prompt_token_ids=None), (1, 2)) == found
+    assert math.isnan(protocol.sampled(answer(logprobs={"token_logprobs": [None, -1.0]}), "Hi").logprobs[0])
 
 
 def test_given_tokens_are_read_by_their_ids():
     rows = [*SCORED[:2], {"3": {"logprob": -0.1}} | SCORED[2], SCORED[3]]
-    assert answers.scored(answer(prompt_logprobs=rows, prompt_token_ids=[1, 2, 7, 8]), (1, 2), (7, 8)) == (
+    assert protocol.scored(answer(prompt_logprobs=rows, prompt_token_ids=[1, 2, 7, 8]), (1, 2), (7, 8)) == (
         -0.25,
         -math.inf,
     )
 
 
 def sampled(prompt="Hi", **changes):
-    return lambda: answers.sampled(answer(**changes), prompt)
+    return lambda: protocol.sampled(answer(**changes), prompt)
 
 
 def scored(**changes):
-    return lambda: answers.scored(answer(**{"prompt_token_ids": None, **changes}), (1, 2), (7, 8))
+    return lambda: protocol.scored(answer(**{"prompt_token_ids": None, **changes}), (1, 2), (7, 8))
 
 
 def generated(meta, prompt="Hi", **more):
-    return lambda: answers.generated({"meta_info": {"output_token_logprobs": meta}, **more}, prompt)
+    return lambda: protocol.generated({"meta_info": {"output_token_logprobs": meta}, **more}, prompt)
 
 
 @pytest.mark.parametrize(
@@ -170,14 +170,14 @@ def generated(meta, prompt="Hi", **more):
         (sampled(prompt_token_ids=None), "put prompt_token_ids in place of prompt"),
         (sampled(prompt_token_ids=[]), "a prompt without a token"),
         (sampled((1, 2), prompt_token_ids=[0, 1, 2]), "3 for 2, different from place 0 on"),
-        (lambda: answers.sampled({"choices": []}, "Hi"), "is it an OpenAI-compatible"),
-        (lambda: answers.sampled(None, "Hi"), "is it an OpenAI-compatible"),
+        (lambda: protocol.sampled({"choices": []}, "Hi"), "is it an OpenAI-compatible"),
+        (lambda: protocol.sampled(None, "Hi"), "is it an OpenAI-compatible"),
         (scored(prompt_logprobs=None), "given tokens .* a server that returns them"),
         (scored(prompt_logprobs=SCORED, prompt_token_ids=[1, 2, 7, 9]), "different from place 3 on"),
         (scored(prompt_logprobs=SCORED[:3]), "scored 3 tokens where 4 were sent"),
         (scored(prompt_logprobs=[*SCORED[:3], {"9": {"logprob": -1.0}}]), "another token than 8 at place 3"),
         (scored(prompt_logprobs=[*SCORED[:3], None]), "another token than 8 at place 3"),
-        (lambda: answers.generated({"detail": "no"}, "Hi"), "is it SGLang's /generate"),
+        (lambda: protocol.generated({"detail": "no"}, "Hi"), "is it SGLang's /generate"),
         (generated(None), "log-probabilities with the ids"),
         (generated([[-1.0, None]]), "log-probabilities with the ids"),
         (generated([[-1.0, 3]]), "put prompt_token_ids in place"),
@@ -185,7 +185,7 @@ def generated(meta, prompt="Hi", **more):
     ],
 )
 def test_an_answer_that_lacks_something_says_what_to_switch_on(read, said):
-    with pytest.raises(answers.AnswerError, match=said):
+    with pytest.raises(protocol.AnswerError, match=said):
         read()
 
 

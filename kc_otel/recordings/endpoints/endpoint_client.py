@@ -15,7 +15,7 @@ from typing import Any, Final, Literal, TypeVar
 
 from kc_otel._extras import extra
 from kc_otel.contract.slices import Scalar
-from kc_otel.recordings.endpoints import answers
+from kc_otel.recordings.endpoints import protocol
 from kc_otel.recordings.request import effective
 from kc_otel.recordings.scoring import UnavailableError, UnscorableError
 
@@ -117,9 +117,9 @@ class CompletionClient:
         if response.status_code in {401, 403}:
             raise self._no_entry(response)
         listed = _json(response) if response.is_success else None
-        names = answers.models(listed)
-        self._generates = answers.is_sglang(listed)
-        self.context = answers.context(listed)
+        names = protocol.models(listed)
+        self._generates = protocol.is_sglang(listed)
+        self.context = protocol.context(listed)
         if wanted is not None:
             if names and wanted not in names:
                 raise RefusedError(f"{self.endpoint}: {option}: serves no {wanted!r}; it serves {', '.join(names)}")
@@ -143,30 +143,30 @@ class CompletionClient:
     async def tokenized(self, model: str, messages: Sequence[Mapping[str, Any]]) -> tuple[int, ...]:
         """Tokens of a conversation, by the endpoint's chat template."""
         body = {"model": model, "messages": list(messages), "add_generation_prompt": True}
-        return await self._read("/tokenize", body, answers.tokenized)
+        return await self._read("/tokenize", body, protocol.tokenized)
 
-    async def sample(self, model: str, sent: str | Sequence[int], max_tokens: int) -> answers.Sampled:
+    async def sample(self, model: str, sent: str | Sequence[int], max_tokens: int) -> protocol.Sampled:
         """One completion of a prompt, text or tokens."""
         if self._generates:
-            body = answers.generation_body(sent, max_tokens)
-            return await self._read(answers.GENERATE, body, lambda answer: answers.generated(answer, sent))
-        body = answers.sampling_body(model, sent, max_tokens)
-        return await self._read(answers.COMPLETIONS, body, lambda answer: answers.sampled(answer, sent))
+            body = protocol.generation_body(sent, max_tokens)
+            return await self._read(protocol.GENERATE, body, lambda answer: protocol.generated(answer, sent))
+        body = protocol.sampling_body(model, sent, max_tokens)
+        return await self._read(protocol.COMPLETIONS, body, lambda answer: protocol.sampled(answer, sent))
 
     async def score(self, model: str, prompt_ids: Sequence[int], token_ids: Sequence[int]) -> tuple[float, ...]:
         """Log-probabilities of given tokens after a prompt, nats."""
         tokens = (*prompt_ids, *token_ids)
         if self._generates:
-            path, body, scored = answers.GENERATE, answers.scores_body(tokens), answers.scores
+            path, body, scored = protocol.GENERATE, protocol.scores_body(tokens), protocol.scores
         else:
-            path, body, scored = answers.COMPLETIONS, answers.scoring_body(model, tokens), answers.scored
+            path, body, scored = protocol.COMPLETIONS, protocol.scoring_body(model, tokens), protocol.scored
         return await self._read(path, body, lambda answer: scored(answer, prompt_ids, token_ids))
 
     async def _read(self, path: str, body: Mapping[str, Any], read: Callable[[Any], _Read]) -> _Read:
         """Return what `read` finds in the answer to a request; one that lacks it would lack it in every answer."""
         try:
             return read(await self._post(path, body))
-        except answers.AnswerError as error:
+        except protocol.AnswerError as error:
             raise RefusedError(f"{self.endpoint}: {error}") from None
 
     async def _get(self, path: str) -> httpx.Response:

@@ -23,13 +23,13 @@ import numpy as np
 
 from kc_otel._extras import extra
 from kc_otel.contract.slices import Scalar
-from kc_otel.recordings.endpoints.answers import Sampled
 from kc_otel.recordings.endpoints.endpoint_client import (
     CompletionClient,
     CompletionEndpoint,
     CompletionEndpointError,
     RequestFailedError,
 )
+from kc_otel.recordings.endpoints.protocol import Sampled
 from kc_otel.recordings.read_table import ATTRIBUTES, Problems, arrow, records, scalars_of
 from kc_otel.recordings.recording import ONE_MODEL, Recording, RecordingError, of_one_model, prompt_id
 from kc_otel.recordings.recording_files import format_of, save_recording
