@@ -11,7 +11,7 @@ from kc_otel.contract.measuring_paths import AUTOMATIC, MeasuringPath
 from kc_otel.contract.slices import OF_TOKENS
 from kc_otel.integrations.slime import slime_hooks
 from kc_otel.integrations.trl.rollouts import own_attributes
-from kc_otel.integrations.verl.shared import LoggedBatch
+from kc_otel.integrations.verl.logged_batch import LoggedBatch
 from kc_otel.integrations.vllm.delivery import _automatic
 from kc_otel.record.guided_loop import quarantine
 from kc_otel.record.recorder import Recorder

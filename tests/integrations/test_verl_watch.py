@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from kc_otel.integrations.verl.first_pass import FirstPassWatch
-from kc_otel.integrations.verl.shared import attributes_of, kernels, processings
+from kc_otel.integrations.verl.logged_batch import attributes_of, kernels, processings
 from kc_otel.integrations.verl.watch import TrainerWatch
 from kc_otel.record.telemetry.environment import resource_of_run
 from tests.tools.contracts import contract_of

@@ -25,7 +25,7 @@ from typing import Any, Final
 import numpy as np
 
 from kc_otel.contract.model import Contract
-from kc_otel.integrations.verl.shared import LoggedBatch, Watch, attributes_of, column, padded
+from kc_otel.integrations.verl.logged_batch import LoggedBatch, Watch, attributes_of, column, padded
 from kc_otel.record.recorder import Recorder
 
 _log: Final = logging.getLogger("kc_otel")

@@ -21,7 +21,7 @@ from kc_otel._extras import extra
 from kc_otel.contract.load import load
 from kc_otel.contract.model import Contract
 from kc_otel.integrations.verl.first_pass import AUDITED_PROMPTS, WORKER_MODULES, FirstPassWatch
-from kc_otel.integrations.verl.shared import Guarded, LoggedBatch, Watch, attributes_of, column, padded
+from kc_otel.integrations.verl.logged_batch import Guarded, LoggedBatch, Watch, attributes_of, column, padded
 from kc_otel.record.recorder import Recorder
 from kc_otel.record.work import Weights
 

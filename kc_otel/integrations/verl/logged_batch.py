@@ -1,4 +1,4 @@
-"""Shared parts of verl's watches: a batch as the recorder takes it, verl's configuration, and a guard."""
+"""A batch of verl as the recorder takes it, the watches that record one, and the kernels of verl's configuration."""
 
 from __future__ import annotations
 
