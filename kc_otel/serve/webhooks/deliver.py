@@ -1,4 +1,4 @@
-"""Delivering what the outbox holds: asyncio and httpx at the edge, every decision in the outbox.
+"""Deliver the outbox's messages: asyncio and httpx are here, every decision is in the outbox.
 
 One request per lane (contract and endpoint) is in flight at a time, so order is kept; each endpoint has a client of
 its own, so that one that hangs takes no connection from another. Redirects are not followed, TLS is verified, and
@@ -144,7 +144,7 @@ class Dispatcher:
             _log.warning("webhook %s to %r is %s: %s", message.id, endpoint.name, state.value, error)
 
     async def _post(self, endpoint: WebhookEndpoint, message: WebhookMessage) -> tuple[int | None, float | None, str]:
-        """Status and `Retry-After` of the answer, and what went wrong."""
+        """Make one attempt; return the answer's status and `Retry-After`, and what went wrong, empty for nothing."""
         now = self._clock()
         client = self._clients.get(endpoint.name)
         if client is None:
@@ -152,7 +152,7 @@ class Dispatcher:
         try:
             headers, body = endpoint.request(message.body, message.id, now)
             async with asyncio.timeout(self._timeout):
-                status, asked = await _sent(client, endpoint, headers, body)
+                status, asked = await _send(client, endpoint, headers, body)
         except TimeoutError:
             return None, None, f"no answer within {self._timeout:g} s"
         except AddressError as error:
@@ -165,10 +165,10 @@ class Dispatcher:
         return status, seconds, "" if accepted else f"HTTP {status}"
 
 
-async def _sent(
+async def _send(
     client: httpx.AsyncClient, endpoint: WebhookEndpoint, signed: Mapping[str, str], body: bytes
 ) -> tuple[int, str | None]:
-    """Status of the answer, and its `Retry-After`."""
+    """Send one request; return the answer's status and `Retry-After`."""
     url, headers, extensions = (endpoint.url, {}, {}) if endpoint.allow_private else await pinned(endpoint.url)
     headers |= {"content-type": "application/json", "user-agent": "kc-otel", **signed}
     if endpoint.authorization:

@@ -1,4 +1,4 @@
-"""Endpoints of webhooks: their formats and credentials, from the environment, and the request that each gets.
+"""Formats of webhooks, and the endpoints that get them: addresses and credentials from the environment.
 
 `webhook: pager` in a contract reads these variables, each with the prefix `KC_OTEL_WEBHOOK_PAGER_`:
 
@@ -73,16 +73,16 @@ class WebhookEndpoint:
             )
 
     def request(self, stored: bytes, message_id: str, now: float) -> tuple[dict[str, str], bytes]:
-        """Headers of the format and body of one message: the same at every attempt, but for the time."""
+        """Return the headers and the body of an attempt; only time and signature differ from the one before."""
         if self.format is Format.KERNEL_CONTRACT:
             return sign(self.secrets, message_id, stored, now=now), stored
         body: dict[str, Any] = json.loads(stored)
-        said = pagerduty_event(body, self.key) if self.format is Format.PAGERDUTY else slack_message(body)
-        return {}, json.dumps(said, separators=(",", ":"), ensure_ascii=False, allow_nan=False).encode()
+        message = pagerduty_event(body, self.key) if self.format is Format.PAGERDUTY else slack_message(body)
+        return {}, json.dumps(message, separators=(",", ":"), ensure_ascii=False, allow_nan=False).encode()
 
 
 def endpoints_from_env(names: Iterable[str], environ: Mapping[str, str]) -> dict[str, WebhookEndpoint]:
-    """The named endpoints, as the environment describes them; one error says everything that is missing or wrong."""
+    """Read the named endpoints from the environment; one error names everything that is missing or wrong."""
     endpoints: dict[str, WebhookEndpoint] = {}
     taken: dict[str, str] = {}
     problems: list[str] = []
@@ -112,11 +112,11 @@ def _endpoint(name: str, prefix: str, environ: Mapping[str, str]) -> WebhookEndp
         raise WebhookEndpointError(f"{prefix}_FORMAT: {text!r} is not one of {', '.join(Format)}") from None
     signs = format is Format.KERNEL_CONTRACT
     url, secret = environ.get(f"{prefix}_URL", "").strip(), _credential(f"{prefix}_SECRET", environ)
-    wanted = [f"{prefix}_URL"] * (not url)
+    missing = [f"{prefix}_URL"] * (not url)
     if not secret and format is not Format.SLACK:
-        wanted.append(f"{prefix}_SECRET or {prefix}_SECRET_FILE{' to its routing key' * (not signs)}")
-    if wanted:
-        raise WebhookEndpointError(f"set {' and '.join(wanted)}")
+        missing.append(f"{prefix}_SECRET or {prefix}_SECRET_FILE{' to its routing key' * (not signs)}")
+    if missing:
+        raise WebhookEndpointError(f"set {' and '.join(missing)}")
     if secret and format is Format.SLACK:
         raise WebhookEndpointError(
             f"{prefix}_SECRET: {format} messages are not signed; leave it out, or use {prefix}_AUTHORIZATION"
@@ -148,7 +148,7 @@ def _credential(variable: str, environ: Mapping[str, str]) -> str:
 
 
 class EndpointFiles(WatchedFiles):
-    """The endpoints of these names, whose credentials may be in files; empty where none have to be `required`."""
+    """Endpoints by name, read again when a file of credentials changes; if not `required`, none where one is wrong."""
 
     def __init__(self, names: Iterable[str], environ: Mapping[str, str], *, required: bool = True) -> None:
         self._names, self._environ = sorted(set(names)), environ
@@ -158,16 +158,16 @@ class EndpointFiles(WatchedFiles):
             super().__init__(Path(path) for variable in variables if (path := environ.get(variable)))
         except WebhookEndpointError as error:
             if required:
-                said = f"{error}; or start with --no-webhooks, and they wait in the outbox"
-                raise WebhookEndpointError(said) from None
+                message = f"{error}; or start with --no-webhooks, and they wait in the outbox"
+                raise WebhookEndpointError(message) from None
             _log.info("webhooks wait in the outbox, as --no-webhooks asks: %s", error)
 
     def _read(self) -> None:
         self.endpoints = endpoints_from_env(self._names, self._environ)
 
 
-_SUMMARY: Final = 1024
-_MAX_CELLS: Final = 50
+_PAGERDUTY_SUMMARY_CHARACTERS: Final = 1024
+_PAGERDUTY_MAX_CELLS: Final = 50
 """Cells in the details of an event, which PagerDuty limits to 512 kB."""
 _SEVERITIES: Final = ("critical", "warning", "info")
 
@@ -197,12 +197,12 @@ def pagerduty_event(body: Mapping[str, Any], routing_key: str) -> dict[str, Any]
         summary = _summary(contract, incident)
         names = ("done", "state_text", "extents", "grew", "slices", "kernels", "diagnoses", "alerts")
         details = {"next": contract["next"], **{name: incident[name] for name in names}}
-        details |= {"evidence": contract["evidence"], "cells": contract["cells"][:_MAX_CELLS]}
+        details |= {"evidence": contract["evidence"], "cells": contract["cells"][:_PAGERDUTY_MAX_CELLS]}
     severities = {cell["step"]["severity"] for cell in contract["cells"]}
     links = [link, (alert["annotations"].get("runbook_url", ""), "runbook")]
     return event | {
         "payload": {
-            "summary": summary[:_SUMMARY],
+            "summary": summary[:_PAGERDUTY_SUMMARY_CHARACTERS],
             "source": kernel or contract["name"],
             "severity": next(severity for severity in _SEVERITIES if severity in severities),
             "timestamp": since,
@@ -222,10 +222,9 @@ def _summary(contract: Mapping[str, Any], incident: Mapping[str, Any]) -> str:
     return " ".join(filter(None, parts))
 
 
-_COLORS: Final = {"critical": "#d62728", "warning": "#ff9f1c", "info": "#1f77b4", "resolved": "#2ca02c"}
-_SECTION: Final = 3000
-"""Characters that Slack takes in a section."""
-_WORDS: Final = {
+_SLACK_COLORS: Final = {"critical": "#d62728", "warning": "#ff9f1c", "info": "#1f77b4", "resolved": "#2ca02c"}
+_SLACK_SECTION_CHARACTERS: Final = 3000
+_TITLE_OF_REASON: Final = {
     "reminder": "Reminder",
     "silence-ended": "A silence has ended",
     "update": "Update",
@@ -250,27 +249,27 @@ def slack_message(body: Mapping[str, Any]) -> dict[str, Any]:
         link = alert["generatorURL"], "Cell"
         title = f"[{body['status']}] {alert['annotations']['summary']}"
         title += f", and {len(body['alerts']) - 1} more" * (len(body["alerts"]) > 1)
-        told = [_escaped(alert["annotations"]["description"])]
+        texts = [_escaped(alert["annotations"]["description"])]
     else:
-        word = _WORDS.get(contract["reason"], incident["state_text"])
+        word = _TITLE_OF_REASON.get(contract["reason"], incident["state_text"])
         link = incident["url"], "Incident"
         title = f"{word}: {contract['name']}: {contract['impact'] or incident['headline']}"
-        told = _of_incident(contract, incident)
+        texts = _incident_texts(contract, incident)
     links = [link, (alert["annotations"].get("runbook_url", ""), "Runbook")]
-    told.append(" · ".join(f"<{_escaped(href)}|{text}>" for href, text in links if href))
+    texts.append(" · ".join(f"<{_escaped(href)}|{text}>" for href, text in links if href))
     if incident is not None:
         extents = incident["extents"][:_MAX_EXTENTS] if body["status"] == "firing" else ()
-        told.append("\n".join(map(_escaped, extents)))
-        told.append("\n".join(f"*{entry['kind']}*: {_escaped(entry['text'])}" for entry in incident["diagnoses"]))
-    blocks = [_section(text) for text in (f"*{_escaped(title)}*", *told) if text]
+        texts.append("\n".join(map(_escaped, extents)))
+        texts.append("\n".join(f"*{entry['kind']}*: {_escaped(entry['text'])}" for entry in incident["diagnoses"]))
+    blocks = [_section(text) for text in (f"*{_escaped(title)}*", *texts) if text]
     if facts := [_escaped(text) for text in (contract["evidence"], contract.get("links", "")) if text]:
         blocks.append({"type": "context", "elements": [{"type": "mrkdwn", "text": " ".join(facts)}]})
     severity = "resolved" if body["status"] == "resolved" else contract["cells"][0]["step"]["severity"]
-    attachment = {"color": _COLORS[severity], "fallback": _escaped(title), "blocks": blocks}
+    attachment = {"color": _SLACK_COLORS[severity], "fallback": _escaped(title), "blocks": blocks}
     return {"text": _escaped(title), "attachments": [attachment]}
 
 
-def _of_incident(contract: Mapping[str, Any], incident: Mapping[str, Any]) -> list[str]:
+def _incident_texts(contract: Mapping[str, Any], incident: Mapping[str, Any]) -> list[str]:
     since = int(datetime.fromisoformat(incident["since"]).timestamp())
     onset = f"Since <!date^{since}^{{time}} on {{date_short}}|{incident['since']}>"
     onset += f"; it grew: {_escaped(incident['grew'])}" if incident["grew"] else ""
@@ -280,7 +279,7 @@ def _of_incident(contract: Mapping[str, Any], incident: Mapping[str, Any]) -> li
 
 
 def _section(text: str) -> dict[str, Any]:
-    return {"type": "section", "text": {"type": "mrkdwn", "text": text[:_SECTION]}}
+    return {"type": "section", "text": {"type": "mrkdwn", "text": text[:_SLACK_SECTION_CHARACTERS]}}
 
 
 def _escaped(text: str) -> str:
