@@ -1,12 +1,12 @@
 """Decode a request and hand it to the sink, for both transports, without blocking the event loop.
 
-Most are a few kilobytes that become columns, and are taken at once. Others go through a slow lane, one at a time: JSON
-and long bodies are inflated and decoded on a thread, points to be taken one by one reach the sink in chunks, after each
-of which the loop is left to others for as long. Where one chunk is refused, all of the request is sent again.
+Most requests are a few kilobytes that become columns, and are taken at once. The others go through a slow lane, one at
+a time. JSON and long bodies are inflated and decoded on a thread. Points that are taken one by one reach the sink in
+chunks; the loop is left free after each. If a chunk is refused, the sender repeats the whole request.
 
-The bytes of requests in memory are bounded, over all ports. Short requests are counted as they come, a long one whole
-before it is read, and part of the budget is left to short ones: a sender that announces much and sends nothing delays
-only long ones. A request without room is rejected with a retry delay: the exporter keeps its data.
+The bytes of requests in memory are bounded, over all ports. A short request is counted as it comes, a long one as a
+whole before it is read, and part of the budget is left to short ones: a sender that announces much and sends nothing
+delays only long ones. A request without room is rejected with a retry delay: the exporter keeps its data.
 """
 
 from __future__ import annotations
@@ -78,9 +78,9 @@ class ByteBudget:
 
     @contextmanager
     def held(self) -> Iterator[Hold]:
-        """Return what holds bytes of one request that have arrived, or, of a `long` one, may arrive; fewer below 0.
+        """Yield a function that counts bytes of one request, of a `long` one before they arrive; a negative size frees.
 
-        It raises a BusyError where there is no room. All are given back at the end of the context.
+        It raises a BusyError if there is no room. The end of the context frees all of them.
         """
         held = 0
 
@@ -97,7 +97,7 @@ class ByteBudget:
             self.in_flight -= held
 
     def busy(self, message: str) -> BusyError:
-        """The refusal, with the time after which to come back."""
+        """Return the error that asks a sender to retry."""
         return BusyError(message, self._retry_after)
 
 
@@ -116,8 +116,8 @@ class RequestTaker:
     async def take(
         self, signal: Signal, body: bytes, encoding: str, transport: str, *, json: bool = False
     ) -> tuple[Any, str]:
-        """Take a request, or raise a ReceiveError. Returns the response message, and the outcome that is counted."""
-        request = None if json else self._quickly_read(signal, body, encoding)
+        """Decode a request and hand it to the sink; return the response and the outcome, or raise a ReceiveError."""
+        request = None if json else self._read_if_quick(signal, body, encoding)
         if request is None:  # while it waits there are only its bytes
             try:
                 async with asyncio.timeout(_SLOW_WAIT_SECONDS):
@@ -125,15 +125,15 @@ class RequestTaker:
             except TimeoutError:
                 raise self.budget.busy("other long requests are still being processed; send again") from None
             try:
-                request = None if json else self._quickly_read(signal, body, encoding)  # its streams may be known now
+                request = None if json else self._read_if_quick(signal, body, encoding)  # its streams may be known now
                 if request is None:
                     return await self._take_slowly(signal, body, encoding, transport, json=json)
             finally:
                 self._slow.release()
-        return _answered(signal, [await deliver(self._sink, signal, request, transport)])
+        return _response(signal, [await deliver(self._sink, signal, request, transport)])
 
-    def _quickly_read(self, signal: Signal, body: bytes, encoding: str) -> Any | None:
-        """A protobuf request that is short, also inflated, and quick to take; None for others."""
+    def _read_if_quick(self, signal: Signal, body: bytes, encoding: str) -> Any | None:
+        """Decode a protobuf request here if it is short, also inflated, and quick to take; return None for others."""
         if len(body) > _QUICK_BYTES:
             return None
         try:
@@ -143,10 +143,10 @@ class RequestTaker:
         request = self._in_columns(signal, plain)
         if request is None:
             request = from_protobuf(plain, signal, self.limits)
-        return request if _one_by_one(request, signal) <= _QUICK_POINTS else None
+        return request if _single_points(request, signal) <= _QUICK_POINTS else None
 
     def _in_columns(self, signal: Signal, plain: bytes) -> Any | None:
-        """A message as columns; None where protobuf has to read it."""
+        """Return a message as columns; None if protobuf has to read it."""
         return self._columns.columns(plain, self.limits) if self._columns is not None and signal is METRICS else None
 
     async def _take_slowly(
@@ -156,7 +156,7 @@ class RequestTaker:
             return (from_json if json else from_protobuf)(inflate(body, encoding, self.limits), signal, self.limits)
 
         request = None if json or encoding else self._in_columns(signal, body)
-        if request is None or _one_by_one(request, signal) > _QUICK_POINTS:
+        if request is None or _single_points(request, signal) > _QUICK_POINTS:
             request = await asyncio.get_running_loop().run_in_executor(self._thread, read)
         results, sizes = list[ExportResult](), [_QUICK_POINTS]
         for part in parts_of(request, signal, lambda: sizes[-1]):
@@ -168,17 +168,17 @@ class RequestTaker:
             fitting = sizes[-1] * _CHUNK_SECONDS / max(result.seconds, 1e-6)
             sizes.append(int(min(max(fitting, _QUICK_POINTS), 4 * sizes[-1])))
             await asyncio.sleep(min(result.seconds, _LONGEST_PAUSE_SECONDS))
-        return _answered(signal, results)
+        return _response(signal, results)
 
 
-def _answered(signal: Signal, results: list[ExportResult]) -> tuple[Any, str]:
+def _response(signal: Signal, results: list[ExportResult]) -> tuple[Any, str]:
     rejected = sum(result.rejected for result in results)
     messages = list(dict.fromkeys(result.message for result in results if result.message))
     answer = signal.answer(ExportResult(rejected, "; ".join(messages[:_MAX_REASONS])))
     return answer, "partial" if rejected else "accepted"
 
 
-def _one_by_one(request: Any, signal: Signal) -> int:
+def _single_points(request: Any, signal: Signal) -> int:
     """Return the number of points of a request that the sink takes one by one."""
     if isinstance(request, ColumnMessage):
         if request.whole:
@@ -195,8 +195,8 @@ def _one_by_one(request: Any, signal: Signal) -> int:
 
 
 def parts_of(request: Any, signal: Signal, most: Callable[[], int]) -> Iterator[Any]:
-    """A request, in parts of at most so many points to be taken one by one, in order; `most` is asked before each."""
-    if _one_by_one(request, signal) <= most():
+    """Yield a request in parts of at most `most()` points that are taken one by one, in order."""
+    if _single_points(request, signal) <= most():
         yield request
         return
     points, copied = 0, 0
