@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -23,10 +22,10 @@ from kc_otel.contract.registry.clause_metrics import DERIVED, QUANTITIES, Origin
 from kc_otel.contract.schema import json_schema
 from kc_otel.contract.sentences import scopes
 from kc_otel.contract.slices import ALL
-from kc_otel.contract.words import duration, listed, plural, together
+from kc_otel.contract.words import listed, plural, together
 
 if TYPE_CHECKING:
-    from kc_otel.judge.sample_sizes import Planned
+    from kc_otel.judge.sample_sizes import Needed
 
 
 def check(
@@ -98,36 +97,23 @@ def shut_gates(contract: Contract) -> Iterator[LintFinding]:
 
 def plan(
     contract: Annotated[str, typer.Argument(metavar="CONTRACT", help="The contract's file, or - for standard input.")],
-    tokens_per_second: Annotated[float | None, typer.Option(min=1e-9, help="Tokens generated per second.")] = None,
-    sampling: Annotated[
-        float | None, typer.Option(min=1e-9, max=1.0, help="Share that is measured (default: the contract's).")
-    ] = None,
-    share: Annotated[
-        list[str] | None, typer.Option(metavar="SLICE=SHARE", help="Traffic on a slice: code=0.3; repeatable.")
-    ] = None,
 ) -> None:
-    """Print how many observations each clause needs, and how long that takes.
+    """Print how many observations each clause needs.
 
-    Prints the best case (windows with identical kernels) and the typical case (a gate that stops once it is decided).
-    Exits with 2 if the gate can never open or an argument cannot be used.
+    Prints the best case (a window with identical kernels) and the typical case (a gate that stops once it is decided).
+    Exits with 2 if the gate can never open or the contract cannot be used.
 
     Examples:
       kc-otel gate plan policy.yaml
-      kc-otel gate plan policy.yaml --tokens-per-second 20000 --share code=0.3
     """
-    from kc_otel.judge.sample_sizes import Traffic, plan_gate, shares_of, typical_sizes  # noqa: PLC0415 - SciPy
+    from kc_otel.judge.sample_sizes import observations_to_pass, typical_sizes  # noqa: PLC0415 - SciPy
 
     with unusable():
         loaded = load(contract)
-        traffic = Traffic(
-            tokens_per_second, sampling or loaded.observability.sampling, {ALL: 1.0} | shares_of(loaded, share or [])
-        )
-    windows = loaded.promotion.windows
-    planned = plan_gate(loaded, traffic, windows)
-    typer.echo(f"at best, with identical kernels and {windows} window{'s' * (windows != 1)}:")
+    needed = [observations_to_pass(loaded, of, slice) for of in loaded.clauses for slice in loaded.slices_for(of)]
+    typer.echo("at best, with identical kernels, in each window:")
     _print_rows(
-        ("clause", "slice", "observations", "time"),
-        ((cell.clause, cell.slice, _observations(cell), _time(cell)) for cell in planned),
+        ("clause", "slice", "observations"), ((cell.clause, cell.slice, _observations(cell)) for cell in needed)
     )
     typer.echo("typically, until a gate that stops when it can (`gate live`) is decided:")
     _print_rows(
@@ -137,16 +123,9 @@ def plan(
             for row in typical_sizes(loaded)
         ),
     )
-    if never := together(((cell.clause, cell.why), cell.slice) for cell in planned if cell.never):
-        refuse("\n".join(f"{clause} on {listed(on)} can never pass: {why}" for (clause, why), on in never.items()))
-    for why in dict.fromkeys(cell.why for cell in planned if cell.why):
-        typer.echo(f"no time: {why}")
-    if timed := [(cell.seconds, cell) for cell in planned if cell.seconds is not None]:
-        seconds, last = max(timed, key=lambda pair: pair[0])
-        typer.echo(
-            f"at {100 * traffic.sampling:g}% sampling this gate needs about {duration(seconds)}; "
-            f"{last.clause} on {last.slice} takes longest"
-        )
+    if never := together((cell.clause, cell.slice) for cell in needed if cell.observations is None):
+        why = "can never pass: not even identical kernels can show that this limit is kept; loosen it"
+        refuse("\n".join(f"{clause} on {listed(slices)} {why}" for clause, slices in never.items()))
 
 
 def diff_command(
@@ -236,13 +215,8 @@ def _print_rows(header: Sequence[str], rows: Iterable[tuple[str, ...]]) -> None:
         typer.echo(f"  {line}")
 
 
-def _observations(cell: Planned) -> str:
+def _observations(cell: Needed) -> str:
     if cell.observations is None:
         return "never"
-    return f"{cell.observations:,} {cell.unit if cell.observations == 1 else plural(cell.unit)}"
-
-
-def _time(cell: Planned) -> str:
-    if cell.seconds is None:
-        return "-"
-    return "never" if cell.seconds == math.inf else f"about {duration(cell.seconds)}"
+    count = max(cell.observations, cell.minimum)
+    return f"{count:,} {cell.unit if count == 1 else plural(cell.unit)}"
