@@ -125,7 +125,7 @@ def test_another_unit_or_operator_is_another_promise(contract, old, new, said):
     changes = [change for change in diff(before, after) if change.field.startswith("numerical")]
     assert [(change.kind, change.loosening) for change in changes] == [("drops", True), ("adds", False)]
     assert changes[0].sentence.endswith(" <= 0.1 is no longer promised")
-    assert changes[1].sentence == f"{said} is promised instead"
+    assert changes[1].sentence == f"{said} is promised"
     assert before.hash != after.hash
 
 
