@@ -18,7 +18,7 @@ from kc_otel.cli.terminal import Command, Group, add_group  # noqa: E402
 
 _SUBJECTS: dict[str, dict[str, str]] = {
     "Write a contract": {
-        "init": "init_command:init",
+        "init": "contract_commands:init",
         "check": "contract_commands:check",
         "diff": "contract_commands:diff_command",
         "reference": "contract_commands:metrics schema invalid_input",

@@ -16,13 +16,14 @@ from kc_otel.diagnose.above_noise import (
     NOISE_FACTOR,
     NULL_SHARE,
     BoundaryDrift,
+    ComponentShare,
     Measured,
+    Shares,
     batch_dependence,
     least_sequences,
     sequences_to_name,
 )
 from kc_otel.diagnose.boundaries import HEAD, OUTPUT, SAMPLER, TOKENS, Boundary, by_operator
-from kc_otel.diagnose.shares import ComponentShare, Shares
 from kc_otel.judge.plain_json import to_plain
 from kc_otel.stats import Interval
 

@@ -18,12 +18,12 @@ from typing import Final
 from kc_otel.contract.clause import Clause
 from kc_otel.contract.model import Contract
 from kc_otel.contract.policy import EscalationStep
-from kc_otel.contract.prometheus_names import INVALID_ONCE, label, metric, selector
+from kc_otel.contract.registry.own_metrics import INVALID_ONCE, label, metric, selector
 from kc_otel.contract.sentences import REMEDIES, consequence, promise
 from kc_otel.contract.slices import ALL
 from kc_otel.contract.units import format_duration
 from kc_otel.contract.words import MEASURED_LATER
-from kc_otel.generate.links import (
+from kc_otel.generate.files import (
     EVALUATED_ID,
     HEALTH_UID,
     MISSING_ID,

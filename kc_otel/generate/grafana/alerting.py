@@ -32,15 +32,16 @@ from kc_otel.generate.alert_texts import (
     living,
     pair_template,
 )
-from kc_otel.generate.files import GeneratedFile, as_yaml
-from kc_otel.generate.links import (
+from kc_otel.generate.files import (
     FOLDER,
     HEALTH_UID,
     INVALID_INPUT_ID,
     NOT_HOLDING_ID,
     NOWHERE,
     OVERVIEW_UID,
+    GeneratedFile,
     Sites,
+    as_yaml,
     slice_link,
 )
 from kc_otel.judge.verdict import Status

@@ -7,14 +7,12 @@ from collections.abc import Iterable, Sequence
 from pathlib import PurePosixPath
 from typing import Any, Final
 
-from kc_otel.contract.prometheus_names import label, metric, selector
-from kc_otel.contract.registry.own_metrics import METRICS
+from kc_otel.contract.registry.own_metrics import METRICS, label, metric, selector
 from kc_otel.contract.slices import ALL
-from kc_otel.generate.files import GeneratedFile
+from kc_otel.generate.files import HEALTH_UID, OVERVIEW_UID, PROMOTION_UID, RL_UID, SLICE_UID, GeneratedFile
 from kc_otel.generate.grafana import sdk
 from kc_otel.generate.grafana.panels import legend, link, reference
 from kc_otel.generate.grafana.queries import by, minimum_step, picked
-from kc_otel.generate.links import HEALTH_UID, OVERVIEW_UID, PROMOTION_UID, RL_UID, SLICE_UID
 
 STEP: Final = "${step}s"
 """Smallest step of queries of what recorders send; a board with such queries needs the variable `step()`."""

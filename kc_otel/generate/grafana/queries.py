@@ -9,9 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Final
 
-from kc_otel.contract.prometheus_names import INVALID_ONCE, label, prometheus_name, selector
 from kc_otel.contract.registry.clause_metrics import AVERAGED, RECORDED, Unit
-from kc_otel.contract.registry.own_metrics import METRICS
+from kc_otel.contract.registry.own_metrics import INVALID_ONCE, METRICS, label, prometheus_name, selector
 from kc_otel.generate.alert_texts import LIVING
 from kc_otel.judge.verdict import Status
 

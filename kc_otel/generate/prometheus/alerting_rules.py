@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from kc_otel.contract.model import Contract
 from kc_otel.contract.policy import REPEAT_SECONDS
-from kc_otel.contract.prometheus_names import label, selector
+from kc_otel.contract.registry.own_metrics import label, selector
 from kc_otel.contract.units import format_duration
 from kc_otel.generate.alert_texts import (
     CELL_LABELS,
@@ -32,8 +32,7 @@ from kc_otel.generate.alert_texts import (
     pair_template,
     static_labels,
 )
-from kc_otel.generate.files import GeneratedFile, as_yaml
-from kc_otel.generate.links import NOWHERE, Sites
+from kc_otel.generate.files import NOWHERE, GeneratedFile, Sites, as_yaml
 from kc_otel.judge.verdict import Status
 
 INTERVAL_SECONDS: Final = 15.0

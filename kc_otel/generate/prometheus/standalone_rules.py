@@ -14,15 +14,14 @@ from collections.abc import Callable, Iterator
 from pathlib import PurePosixPath
 from typing import Any, Final
 
-from kc_otel.contract.bucket_layouts import bucket_layout
 from kc_otel.contract.clause import Clause
+from kc_otel.contract.limits import bucket_layout
 from kc_otel.contract.model import Contract
-from kc_otel.contract.prometheus_names import label, metric, prometheus_name, selector
+from kc_otel.contract.registry.own_metrics import label, metric, prometheus_name, selector
 from kc_otel.contract.slices import ALL, UNJUDGED
 from kc_otel.contract.units import format_duration
 from kc_otel.generate.alert_texts import CELL_LABELS, alert_steps
-from kc_otel.generate.files import GeneratedFile, as_yaml
-from kc_otel.generate.links import NOWHERE, Sites
+from kc_otel.generate.files import NOWHERE, GeneratedFile, Sites, as_yaml
 from kc_otel.generate.prometheus.alerting_rules import INTERVAL_SECONDS, VerdictSource, alert_rule
 from kc_otel.generate.prometheus.closed_forms import NOT_ONE, PLANNED_PAIRS, Native, alphas, forms
 from kc_otel.judge.statistics import samples_needed

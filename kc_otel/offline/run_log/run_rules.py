@@ -18,8 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kc_otel._extras import extra
-from kc_otel.offline.run_log.read_run_log import RunLog
-from kc_otel.offline.run_log.trainer_names import ABSURD, ROLES, UNITS, Role, Unit
+from kc_otel.offline.run_log.read_run_log import ABSURD, ROLES, UNITS, Role, RunLog, Unit
 
 Floats = NDArray[np.float64]
 Steps = NDArray[np.int64]
