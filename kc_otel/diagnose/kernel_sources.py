@@ -189,7 +189,7 @@ def capture_kernel(
             precision=_errors(own, rough),
             messages=sequence.messages,
             encoded=None if encoded is None else tuple(encoded),
-            unreached=tuple(unreached(kernel, left, own, [[sequence]])),
+            unreached=tuple(unreached(kernel, left, own)),
         )
 
 

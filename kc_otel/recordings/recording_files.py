@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -33,7 +32,6 @@ from kc_otel.recordings.read_table import (
     LinesRead,
     Problems,
     RaggedTable,
-    arrow,
     read_jsonl,
     read_npz,
     read_parquet,
@@ -337,21 +335,20 @@ def _renormalise(given: dict[str, NDArray[Any]], note: Callable[[str, NDArray[np
 
 
 def save_recording(recording: Recording, path: str | Path) -> None:
-    """Write a recording to .npz (packed), .jsonl, .jsonl.gz or .parquet (one row per sequence); logits to .npz only."""
+    """Write a recording to .npz, packed."""
     where = Path(path)
-    chosen = format_of(where)
+    if where.suffix.lower() != ".npz":
+        raise RecordingError(f"{where}: recordings are written as .npz; end the name in that")
     if recording.train_kept is not None:  # a file has log-probabilities from before truncation
         recording = replace(recording, train=recording.train + recording.train_kept)
-    arrays = {ALIASES[role][0]: values for role in _PER_TOKEN if (values := getattr(recording, role)) is not None}
-    logits = {role: values for role in LOGITS if (values := getattr(recording, role)) is not None}
-    if chosen == "npz":
-        _npz(recording, where, arrays | logits)
-    elif logits:
-        raise RecordingError(f"{where}: logits are kept in .npz only; write to .npz, or drop them with replace()")
-    elif chosen == "jsonl":
-        _jsonl(recording, where, arrays)
-    else:
-        _parquet(recording, where, arrays)
+    roles = (*_PER_TOKEN, *LOGITS)
+    written: dict[str, Any] = {
+        ALIASES[role][0]: values for role in roles if (values := getattr(recording, role)) is not None
+    }
+    if any(recording.attributes):
+        written[ATTRIBUTES] = np.array([json.dumps(dict(attribute)) for attribute in recording.attributes])
+    with where.open("wb") as file:
+        np.savez_compressed(file, **written, lengths=recording.lengths)
 
 
 def format_of(path: Path) -> Format:
@@ -360,32 +357,3 @@ def format_of(path: Path) -> Format:
         if path.name.lower().endswith(ending):
             return format
     raise RecordingError(f"{path}: the name does not end in {', '.join(_ENDINGS)}: rename it to match its format")
-
-
-def _npz(recording: Recording, path: Path, arrays: dict[str, NDArray[Any]]) -> None:
-    written: dict[str, Any] = {**arrays, "lengths": recording.lengths}
-    if any(recording.attributes):
-        written[ATTRIBUTES] = np.array([json.dumps(dict(attribute)) for attribute in recording.attributes])
-    with path.open("wb") as file:
-        np.savez_compressed(file, **written)
-
-
-def _jsonl(recording: Recording, path: Path, arrays: dict[str, NDArray[Any]]) -> None:
-    ends = np.cumsum(recording.lengths).tolist()
-    begin = 0
-    with gzip.open(path, "wt", encoding="utf-8") if path.suffix == ".gz" else path.open("w", encoding="utf-8") as file:
-        for end, attributes in zip(ends, recording.attributes, strict=True):
-            row: dict[str, Any] = {name: values[begin:end].tolist() for name, values in arrays.items()}
-            if attributes:
-                row[ATTRIBUTES] = dict(attributes)
-            file.write(json.dumps(row) + "\n")
-            begin = end
-
-
-def _parquet(recording: Recording, path: Path, arrays: dict[str, NDArray[Any]]) -> None:
-    pa = arrow(path)
-    offsets = pa.array(np.append(0, np.cumsum(recording.lengths)), type=pa.int64())
-    columns = {name: pa.LargeListArray.from_arrays(offsets, pa.array(values)) for name, values in arrays.items()}
-    if any(recording.attributes):
-        columns[ATTRIBUTES] = pa.array([json.dumps(dict(attribute)) for attribute in recording.attributes])
-    pa.parquet.write_table(pa.table(columns), path)

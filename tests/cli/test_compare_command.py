@@ -158,8 +158,8 @@ def test_rare_values_are_together(run, tmp_path):
     lengths = np.ones(60, dtype=np.int64)
     values = -np.ones(60)
     names = [f"v{min(row, 59 - row):02d}" for row in range(60)]
-    save_recording(Recording(values, values, lengths, tuple({"k": k} for k in names)), tmp_path / "a.jsonl")
-    answer = slices(json.loads(run(tmp_path / "a.jsonl", "--by", "k", "--json")[1]))
+    save_recording(Recording(values, values, lengths, tuple({"k": k} for k in names)), tmp_path / "a.npz")
+    answer = slices(json.loads(run(tmp_path / "a.npz", "--by", "k", "--json")[1]))
     assert len(answer) == 22
     assert answer["k=other"]["sequences"] == 20
 

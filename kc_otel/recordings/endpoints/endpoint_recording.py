@@ -30,9 +30,9 @@ from kc_otel.recordings.endpoints.endpoint_client import (
     CompletionEndpointError,
     RequestFailedError,
 )
-from kc_otel.recordings.read_table import ATTRIBUTES, Problems, arrow, records, scalars_of
+from kc_otel.recordings.read_table import ATTRIBUTES, Problems, records, scalars_of
 from kc_otel.recordings.recording import ONE_MODEL, Recording, RecordingError, of_one_model, prompt_id
-from kc_otel.recordings.recording_files import format_of, save_recording
+from kc_otel.recordings.recording_files import save_recording
 from kc_otel.recordings.request import NEUTRAL, effective
 
 with extra("cli", "a gate that asks endpoints"):
@@ -332,8 +332,8 @@ async def _same_version(client: CompletionClient, wanted: str | None, say: _Say)
 
 def _check_writable(where: Path) -> None:
     """Check that the files can be written, before sampling costs time on two accelerators."""
-    if format_of(where) == "parquet":
-        arrow(where)
+    if where.suffix.lower() != ".npz":
+        raise ValueError(f"{where}: recordings are written as .npz; end the name in that")
     try:
         where.parent.mkdir(parents=True, exist_ok=True)
         new = not where.exists()
