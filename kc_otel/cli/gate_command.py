@@ -128,7 +128,7 @@ def live(
     samples: Annotated[int, typer.Option(min=1, help="Completions per prompt; more prompts tell more.")] = 1,
     max_tokens: Annotated[int, typer.Option(min=1, help="Maximum tokens of a completion.")] = 256,
     record: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="The recording (default: beside the evidence, or temporary).")
+        Path | None, typer.Option(metavar="FILE.npz", help="The recording (default: beside the evidence or temporary).")
     ] = None,
     stop: Annotated[
         bool, typer.Option("--stop/--all", help="Stop as soon as the gate is decided, or send every prompt.")
