@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from kc_otel.cli.terminal import PrintJson, pairs, refuse, show, table_lines, unusable
+from kc_otel.cli.terminal import PrintJson, pairs, refuse, show, unusable
 from kc_otel.contract.clause import About
 from kc_otel.contract.diff import diff
 from kc_otel.contract.errors import LintFinding, problem_lines
@@ -23,7 +23,7 @@ from kc_otel.contract.model import Contract, KernelSpec
 from kc_otel.contract.registry.clause_metrics import DERIVED, QUANTITIES, Origin
 from kc_otel.contract.sentences import scopes
 from kc_otel.contract.slices import ALL
-from kc_otel.contract.words import listed, plural, together
+from kc_otel.contract.words import listed, plural, table_lines, together
 
 if TYPE_CHECKING:
     from kc_otel.judge.sample_sizes import Needed

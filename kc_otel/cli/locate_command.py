@@ -33,13 +33,12 @@ from kc_otel.cli.terminal import (
     settings_of,
     show,
     stopped_by_signals,
-    table_lines,
     unusable,
 )
 from kc_otel.contract.load import load
 from kc_otel.contract.slices import ALL
 from kc_otel.contract.units import format_duration
-from kc_otel.contract.words import did_you_mean
+from kc_otel.contract.words import did_you_mean, table_lines
 
 if TYPE_CHECKING:
     from kc_otel.contract.clause import Clause

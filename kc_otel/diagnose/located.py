@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kc_otel.contract.model import Contract
-from kc_otel.contract.words import number
+from kc_otel.contract.words import number, table_lines
 from kc_otel.diagnose.above_noise import (
     NOISE_FACTOR,
     NULL_SHARE,
@@ -324,10 +324,7 @@ def _table(located: Located) -> Iterator[str]:
         for boundary in boundaries
         if boundary in farthest
     ]
-    rows = [_HEADER, *shown] if shown else []
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    for row in rows:
-        yield "  ".join(map(str.ljust, row, widths)).rstrip()
+    yield from table_lines(_HEADER, shown) if shown else ()
     if len(boundaries) > len(shown):
         yield f"... and {len(boundaries) - len(shown)} that are nearer to their floor; all are in --json"
 

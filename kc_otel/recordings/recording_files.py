@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -39,16 +39,12 @@ from kc_otel.recordings.read_table import (
 from kc_otel.recordings.recording import DENSITY, GROUPS, Recording, RecordingError, group_of
 from kc_otel.stats.surplus import surely_surplus, sureness, surplus
 
-Format = Literal["npz", "jsonl", "parquet"]
-
-_READERS: Final[Mapping[Format, Callable[[Path, Mapping[str, str] | None], RaggedTable]]] = {
-    "npz": read_npz,
-    "jsonl": read_jsonl,
-    "parquet": read_parquet,
-}
+_READERS: Final[Mapping[str, Callable[..., RaggedTable]]] = {
+    ".npz": read_npz, ".jsonl": read_jsonl, ".jsonl.gz": read_jsonl, ".parquet": read_parquet,
+}  # fmt: skip
+"""Reader by the ending of a file's name."""
 
 _PER_TOKEN: Final = ("train", "inference", "token_ids", "advantages", "train_kept", "versions")
-_ENDINGS: Final[Mapping[str, Format]] = {".npz": "npz", ".jsonl": "jsonl", ".jsonl.gz": "jsonl", ".parquet": "parquet"}
 _HALF_PRECISION: Final = 0.25
 """Nats by which a log-sum-exp that was rounded to bfloat16 lies below a logit of 32 to 64, at most."""
 _FEW_SEQUENCES_SHARE: Final = 0.05
@@ -87,8 +83,10 @@ def load_recording(path: str | Path, *, columns: Mapping[str, str] | None = None
 
 def load_own(path: Path, columns: Mapping[str, str] | None, read: LinesRead | None = None) -> Recording:
     """Read a recording in .npz, .jsonl, .jsonl.gz or .parquet, without the lines that `read` counts so far."""
-    format = format_of(path)
-    table = read_jsonl(path, columns, read) if format == "jsonl" else _READERS[format](path, columns)
+    reader = next((reader for ending, reader in _READERS.items() if path.name.lower().endswith(ending)), None)
+    if reader is None:
+        raise RecordingError(f"{path}: the name does not end in {', '.join(_READERS)}: rename it to match its format")
+    table = reader(path, columns, read) if reader is read_jsonl else reader(path, columns)
     try:
         return assembled(table)
     except RecordingError as error:
@@ -349,11 +347,3 @@ def save_recording(recording: Recording, path: str | Path) -> None:
         written[ATTRIBUTES] = np.array([json.dumps(dict(attribute)) for attribute in recording.attributes])
     with where.open("wb") as file:
         np.savez_compressed(file, **written, lengths=recording.lengths)
-
-
-def format_of(path: Path) -> Format:
-    """The format that a file's name says; a RecordingError where it says none."""
-    for ending, format in _ENDINGS.items():
-        if path.name.lower().endswith(ending):
-            return format
-    raise RecordingError(f"{path}: the name does not end in {', '.join(_ENDINGS)}: rename it to match its format")

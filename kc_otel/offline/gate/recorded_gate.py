@@ -97,30 +97,21 @@ def read_input(path: str | Path, terms: GateTerms = GateTerms()) -> tuple[GatedR
     (first,) = first_of_each(whole)
     recording = whole.only(first)
     digest, size = digest_of(Path(path))
-    sides = [np.split(side, recording.starts[1:]) for side in (recording.train, recording.inference)]
-    digests = [hashlib.sha256(p.tobytes() + q.tobytes()).digest() for p, q in zip(*sides, strict=True)]
-    identical = bool(np.array_equal(recording.train, recording.inference))
+    both = recording.train, recording.inference
+    rows = zip(recording.rows("train"), recording.rows("inference"), strict=True)
+    digests = [hashlib.sha256(p.tobytes() + q.tobytes()).digest() for p, q in rows]
+    of, block = recording, Block(np.arange(recording.lengths.size), recording.starts, recording.lengths, *both)
     about = GatedRecording(
         Path(path).as_posix(),
         digest,
         size,
-        int(recording.lengths.size),
-        int(recording.train.size),
-        identical,
-        coarse_side(recording.train, recording.inference),
-        content=hashlib.sha256(b"".join(sorted(digests))).hexdigest(),
-        repeated=int(first.size - first.sum()),
-        unchecked=""
-        if recording.density
-        else remarks(
-            Block(
-                np.arange(recording.lengths.size),
-                recording.starts,
-                recording.lengths,
-                recording.train,
-                recording.inference,
-            )
-        ),
+        of.lengths.size,
+        of.train.size,
+        bool(np.array_equal(*both)),
+        coarse_side(*both),
+        hashlib.sha256(b"".join(sorted(digests))).hexdigest(),
+        int(first.size - first.sum()),
+        "" if of.density else remarks(block),
     )
     return about, recording
 

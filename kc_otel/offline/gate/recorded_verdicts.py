@@ -214,10 +214,6 @@ class RecordingVerdicts:
             f"name it in a column {', '.join(GROUPS)} or {PROMPT_IDS[0]}"
         )
 
-    def on(self, slices: Sequence[str]) -> RecordingVerdicts:
-        """The verdicts on some slices; they were reached together with those on the others."""
-        return replace(self, verdicts=tuple(verdict for verdict in self.verdicts if verdict.cell.slice in slices))
-
 
 def by_contract(recording: Recording, contract: Contract) -> dict[str, Recording | None]:
     """`all` and the contract's slices by name, None where empty; a cap on series concerns streams, not recordings.

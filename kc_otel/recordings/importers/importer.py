@@ -163,10 +163,13 @@ class Importer:
             if unflushed >= _MAX_UNFLUSHED_TOKENS:
                 self._recorder.force_flush(self._patience)
                 unflushed = 0
-        digest = whole or read.digest
-        self._ledger.note(
-            path, _Measured(about.st_size, about.st_mtime_ns, read.count, digest, first, prompts, time.time())
-        )
+        self._note(path, about, read, whole or read.digest, first, prompts)
+
+    def _note(
+        self, path: Path, about: os.stat_result, read: LinesRead, digest: str, first: str, prompts: list[str]
+    ) -> None:
+        measured = _Measured(about.st_size, about.st_mtime_ns, read.count, digest, first, prompts, time.time())
+        self._ledger.note(path, measured)
 
     def _without_late_rollouts(
         self, path: Path, found: Recording, counted: Container[str]
@@ -190,10 +193,7 @@ class Importer:
         if name := self._ledger.name(digest):
             original = self._ledger.measured(Path(name))
             first = original.first if original is not None else ""
-            prompts = sorted(self._ledger.prompts(Path(name), first))
-            self._ledger.note(
-                path, _Measured(about.st_size, about.st_mtime_ns, read.count, digest, first, prompts, time.time())
-            )
+            self._note(path, about, read, digest, first, sorted(self._ledger.prompts(Path(name), first)))
         return name
 
     def _confirm(self) -> None:
