@@ -236,8 +236,9 @@ def _routes(decisions: dict[str, Any], contract: str | None) -> list[Text]:
         one, reasons = len(routes) == 1, {route["reason"] for route in routes}
         where = f"{listed([place(route['slice']) for route in routes])} {'is' if one else 'are'} to avoid {avoid}"
         why = f": {reasons.pop()}" if len(reasons) == 1 else ""
-        resume = f"kc-otel route resume {name}{'' if one else ', with --slice NAME for one'}"
-        lines.append(f"  {name}: {where} and use {kernel}{why}{_outdated(routes)}; to end it: {resume} --why ...")
+        only, more = (f" --slice {routes[0]['slice']}", "") if one else ("", ", or one with --slice NAME")
+        end = f"end {'it' if one else 'them'} with kc-otel route resume {name}{only} --why ...{more}"
+        lines.append(f"  {name}: {where} and use {kernel}{why}{_outdated(routes)}; {end}")
     return [Text.assemble(("route", "bold"), line) for line in lines]
 
 

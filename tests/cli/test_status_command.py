@@ -12,9 +12,9 @@ from kc_otel.cli.status_command import _exit_code, _incidents, _missing, _reason
 @pytest.mark.parametrize(
     ("slices", "said"),
     [
-        (["s0"], "s0 is to avoid b and use train-kernel: bad 0; to end it: kc-otel route resume policy --why ..."),
-        (["s1"] * 2, "s1 and s1 are to avoid b and use train-kernel: bad 1; to end it: kc-otel route resume policy, "),
-        ([f"s{index}" for index in range(46)], "s0, s1, s2 and 43 more are to avoid b and use train-kernel; to end"),
+        (["s0"], "s0 is to avoid b and use train-kernel: bad 0; end it with kc-otel route resume policy --slice s0 "),
+        (["s1"] * 2, "s1 and s1 are to avoid b and use train-kernel: bad 1; end them with kc-otel route resume policy"),
+        ([f"s{index}" for index in range(46)], "s0, s1, s2 and 43 more are to avoid b and use train-kernel; end them"),
     ],
 )
 def test_routes_away_from_one_version_are_one_line(slices: list[str], said: str) -> None:
