@@ -227,8 +227,8 @@ def _judge(
 ) -> None:
     """Judge, print, write what was asked for, and end the program with the decision's exit code.
 
-    `recordings` returns files once the options are known to be good; it gets the kernels, and whether a growing
-    recording decides the gate. Evidence of an earlier gate is removed first: this one may end without a decision.
+    `recordings` returns files once the options are known to be good, given the kernels and whether a growing recording
+    decides. Evidence of an earlier gate is removed first: this one may end without a decision.
     """
     if evidence is not None:
         with unusable(files="written"):

@@ -335,11 +335,7 @@ def follow_incidents(
     fail: Callable[[str, str], object],
     stop: threading.Event,
 ) -> None:
-    """Look at each incident that lasts once, the most urgent first, while `asked` has slices to locate, until stopped.
-
-    `look` returns None, or why there is no answer, which `fail` puts on the incident. An evaluator that does not answer
-    is asked again.
-    """
+    """Look at each lasting incident once, the most urgent first, while `asked` has slices to locate, until stopped."""
     done: set[str] = set()
     while not stop.is_set():
         try:

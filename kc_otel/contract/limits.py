@@ -32,10 +32,7 @@ _NOUN: Final = {
 
 @dataclass(frozen=True, slots=True)
 class Range:
-    """Values that a clause's statistic can take.
-
-    `cap` is set when `high` comes from the cap on the mean of an unbounded quantity.
-    """
+    """Values that a clause's statistic can take; `cap` is set when `high` comes from the cap on a mean."""
 
     low: float
     high: float

@@ -169,10 +169,7 @@ def covers(wide: Mapping[str, Conditions], narrow: Mapping[str, Conditions]) -> 
 
 
 def disjoint(first: Mapping[str, Conditions], second: Mapping[str, Conditions]) -> bool:
-    """Return True if it is certain that no request belongs to both, by attributes that are known before it is served.
-
-    Text that spells a number or a boolean counts as that too, as in `SliceCondition.holds`.
-    """
+    """Return True if certainly no request belongs to both, by attributes known before it is served, however spelled."""
     for attribute in first.keys() & second.keys() - _OF_ANSWERS:
         both = [*first[attribute], *second[attribute]]
         if not any(_all_hold(both, found) for value in _tried(both) for found in _spelled(value)):

@@ -53,11 +53,11 @@ LEAST_FLOOR: Final = 2e-6
 
 @dataclass(frozen=True, slots=True)
 class BoundaryDrift:
-    """Measurements at one boundary: relative errors, medians over sequences with intervals; nan where there is none.
+    """Measurements at one boundary: relative errors, medians over sequences with intervals; nan for none.
 
     `local` is the operator's error on the training kernel's inputs, `drift` of the kernels as they ran. Noise is of
     each kernel against itself in other batches, `precision` of the training operator in the other's format, the largest
-    of any sequence. `above` is the share of the sequences that reach it beyond `NOISE_FACTOR` times the floor.
+    of any sequence. `above` is the share of sequences beyond `NOISE_FACTOR` times the floor.
     """
 
     boundary: Boundary
@@ -115,10 +115,7 @@ def sequences_to_name(share: float, boundaries: int, alpha: float) -> int | None
 def boundary_drift(
     measured: Mapping[Boundary, Measured], alpha: float, *, rounding: float = 0.0
 ) -> tuple[BoundaryDrift, ...]:
-    """Test each boundary, in the order of execution, on the sequences that reach it.
-
-    `alpha` is the chance that any is named although none is above noise; no floor is below `rounding`.
-    """
+    """Test each boundary on the sequences that reach it; any is named by chance with `alpha`, none below `rounding`."""
     if measured.keys() <= {OUTPUT, SAMPLER}:
         raise ValueError("no boundary was measured; the two kernels share no operator by name")
     rows = []

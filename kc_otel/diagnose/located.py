@@ -42,10 +42,7 @@ class NotComparableError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Divergence:
-    """Something that is not noise, at a boundary and a module of the inference kernel.
-
-    `tensors` are a static scale that cuts inputs off, and parameters that differ by more than rounding.
-    """
+    """Something that is not noise, at a boundary and a module; `tensors` differ, or cut inputs off."""
 
     kind: Kind
     boundary: Boundary
@@ -58,9 +55,8 @@ class Divergence:
 class Located:
     """The answer to which operator it is; boundaries and findings are in the order of execution.
 
-    `culprit` has the largest share of the drift of `metric`, without shares the largest error. `observed` is the
-    inference kernel's drift as it ran, mean over sequences. `confidence` is of everything together. `settings` are what
-    to look at before any operator.
+    `culprit` has the largest share of the drift of `metric`, without shares the largest error; `observed` is that drift
+    as it ran, mean over sequences. `confidence` is of everything together; `settings` are to be looked at first.
     """
 
     contract: str

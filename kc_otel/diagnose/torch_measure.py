@@ -70,8 +70,8 @@ def measure_pair(
 ) -> tuple[dict[Boundary, Measured], list[Absent], tuple[Boundary, ...]]:
     """Run both kernels, each also against itself in other batches, and compare at every boundary.
 
-    Returns relative errors by boundary, nan of sequences in whose chunk it was not reached; what cannot be compared;
-    and what no sequence reached. `precision` is the training kernel in the inference kernel's number format.
+    Returns relative errors by boundary, nan of sequences whose chunk did not reach it; what cannot be compared; and
+    what no sequence reached. `precision` is the training kernel in the inference kernel's number format.
     """
     parts, done = [], 0
     chunks = chunks_of(sequences, batch_tokens)
@@ -261,10 +261,7 @@ def relative(
     *,
     shifted: bool = False,
 ) -> NDArray[np.float64]:
-    """`relative_error` per sequence of [tokens, features], over its span if given; nan without tokens on both sides.
-
-    With `shifted`, a constant that is added to a token's features is no difference, as it is none of logits.
-    """
+    """`relative_error` per sequence of [tokens, features], over its span if given; nan without tokens on both sides."""
     found = np.full(len(reference), np.nan)
     if any(a.shape != b.shape or a.ndim != 2 for a, b in zip(reference, other, strict=True)):
         return found

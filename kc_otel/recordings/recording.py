@@ -71,10 +71,7 @@ def prompt_id(token_ids: NDArray[np.int64]) -> str:
 
 
 class RecordingError(ValueError):
-    """A recording cannot be used; `problems` are sentences with file, row, field and remedy, in the file's order.
-
-    `sequences` is the number of rows that were read and are not measured; 0 where nobody knows it.
-    """
+    """A recording cannot be used: sentences with file, row, field and remedy, and how many rows were read if known."""
 
     def __init__(self, *problems: str, sequences: int = 0) -> None:
         super().__init__("\n".join(problems))
@@ -117,10 +114,7 @@ class Recording:
 
     @property
     def prompts(self) -> NDArray[np.int64] | None:
-        """Number of each sequence's prompt, int64 [S]; None where none has a `group_of`.
-
-        A sequence without one is the only rollout of its prompt.
-        """
+        """Number of each sequence's prompt, int64 [S]; None where none has a `group_of`. Others are alone in theirs."""
         names = [group_of(attributes) for attributes in self.attributes]
         if all(name is None for name in names):
             return None

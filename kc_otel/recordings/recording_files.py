@@ -56,10 +56,9 @@ _TOLERANCE_NATS: Final = 1e-3
 def load_recording(path: str | Path, *, columns: Mapping[str, str] | None = None) -> Recording:
     """Log-probabilities of both kernels: from a recording, or what a trainer wrote, or a folder of it.
 
-    Recordings in .npz are padded arrays [S, T] with a mask or lengths, or packed ones [N] with lengths; a row of .jsonl
-    and .parquet is a sequence. `columns` maps roles to column names where `read_table.ALIASES` has none. Both sides are
-    renormalised over the mass on what truncation kept, where a file has it. A RecordingError has each kind of fault
-    that was found, and how often it occurs.
+    Recordings in .npz are padded [S, T] with a mask or lengths, or packed [N] with lengths; a row of .jsonl and
+    .parquet is a sequence. `columns` maps roles to column names. A RecordingError has each kind of fault, and how often
+    it occurs.
     """
     # The importers read recordings of one's own with what is below.
     from kc_otel.recordings.importers import trainer_files  # noqa: PLC0415

@@ -59,10 +59,7 @@ class Quantity:
 
 @dataclass(frozen=True, slots=True)
 class Derived:
-    """A metric that is `scale * mean(base) + offset`; `factors` gives these two for the assumptions that it `needs`.
-
-    `opposite` is the key of the quantity that bounds it from the other side, where its limit holds on either side of 0.
-    """
+    """A metric that is `scale * mean(base) + offset`; `opposite` bounds it from the other side of 0, where one does."""
 
     key: str
     base: str

@@ -30,10 +30,7 @@ _FIELDS: Final = ("engine", "engine.version", "dtype", "quantization", "kv_cache
 
 
 def board_file(uid: str, about: str, variables: Iterable[Any], contents: Iterable[Any]) -> GeneratedFile:
-    """A dashboard that links to all others and marks incidents and where kernel versions change.
-
-    The SDK puts links and marks into the controls menu; without a placement they stand above the panels.
-    """
+    """A dashboard that links to all others and marks incidents and where kernel versions change."""
     board = (
         sdk.dashboard.Dashboard(f"Kernel contracts: {_TITLES[uid].lower() if uid != RL_UID else _TITLES[uid]}")
         .uid(uid)
@@ -137,10 +134,7 @@ def step() -> Any:
 
 
 def _kernel_changes() -> list[Any]:
-    """Marks on every graph: a pair of kernel versions that is judged for the first time, and a kernel that reports.
-
-    One comes from the evaluator, the other from the recorders, so that one is there when the other is not.
-    """
+    """Marks on every graph: kernel pairs judged for the first time, and kernels that report, where the other is not."""
     pair, of = ("kc.contract", "kc.kernel.train", "kc.kernel.inference"), picked(("kc.contract",))
     kernel = ("kc.contract", "kc.kernel.role", "kc.kernel.version", *(f"kc.kernel.{field}" for field in _FIELDS))
     judged, reported = selector("kc.verdict", None, *of), selector("kc.kernel.info", None, *of)

@@ -150,10 +150,7 @@ def limits(*metrics: str, statistic: str = "") -> str:
 
 
 def minimum_step() -> str:
-    """Smallest step of rates of what recorders send, seconds: four of them, the rate interval, hold three exports.
-
-    Recorders export three times per heartbeat, which is more seldom than the data source is told.
-    """
+    """Smallest step of rates of what recorders send, seconds: four hold three exports, three of a heartbeat."""
     return f"ceil(clamp_min(max({of_picked('kc.contract.heartbeat')}), 120) / 4) or vector(30)"
 
 

@@ -108,9 +108,8 @@ def alert_rule(alert: AlertStep, source: VerdictSource = EVALUATOR, sites: Sites
 def expression(alert: AlertStep, source: VerdictSource = EVALUATOR) -> str:
     """PromQL that is true while the step's verdict holds.
 
-    A breach that is firing stays so while the verdict is none of PASS and FAIL, as in the evaluator. A clause that
-    has no verdict has no data. While no evaluator lives, nothing is known: firing alerts continue, and no new ones
-    begin.
+    A firing breach stays while the verdict is neither PASS nor FAIL; a clause without verdict has no data. While no
+    evaluator lives, firing alerts continue, and no new ones begin.
     """
     status = alert.status
     if status is None:

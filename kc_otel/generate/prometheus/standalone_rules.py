@@ -170,11 +170,7 @@ def _judged(clause: Clause, contract: Contract, own: _Own) -> str:
 
 
 def _decided(contract: Contract, own: _Own, heard: str) -> str:
-    """The verdict of each cell of the current kernel pairs.
-
-    A pair is current while it has observations in the short window; where no pair has, all are. A cell without
-    observations in the long window has no data, and none has when nothing at all arrived for two heartbeats.
-    """
+    """The verdict of each cell of the current kernel pairs: those observed in the short window, or all if none is."""
     status, samples = "kc.rule.window.status", "kc.rule.window.samples"
     observed = f"max by ({_CELL}) ({own(samples, 'long')})"
     verdict = (

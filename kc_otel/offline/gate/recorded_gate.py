@@ -38,10 +38,7 @@ _LOOK_GROWTH: Final = 1.25
 
 @dataclass(frozen=True, slots=True)
 class GateTerms:
-    """Requirements of a gate: clauses and slices that have to PASS, all if there are none; any FAIL refuses.
-
-    `sequential` bounds hold at every number of sequences at once. `attributes` win over a sequence's own.
-    """
+    """Requirements of a gate: clauses and slices that have to PASS, all if there are none; any FAIL refuses."""
 
     require: tuple[str, ...] = ()
     slices: tuple[str, ...] = ()
@@ -52,11 +49,7 @@ class GateTerms:
 
 @dataclass(frozen=True, slots=True)
 class GatedRecording:
-    """A recording's file, with the sequences and tokens in it that count.
-
-    `content` is the SHA-256 of the numbers, whatever the format and the order of sequences. `repeated` sequences are
-    others again: see `copies`. `coarse` and `unchecked` follow from the bytes, so that evidence does not repeat them.
-    """
+    """A recording's file, and the sequences and tokens in it that count; `content` is a digest of the numbers alone."""
 
     name: str
     sha256: str

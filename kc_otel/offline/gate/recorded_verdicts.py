@@ -51,11 +51,7 @@ class RecordingObservations:
     _logits: dict[str, _Values] = field(default_factory=dict)
 
     def of(self, quantity: str) -> Binned | None:
-        """The observations of a quantity, by its registry key; None where the recording cannot tell.
-
-        A sequence makes none if a token cannot be measured. Without prompts each sequence is one; without `step` all
-        are.
-        """
+        """The observations of a quantity by its registry key, one a sequence without prompts, or None."""
         if quantity not in self._known:
             values = self._values(quantity)
             self._known[quantity] = None if values is None else Binned.of_samples(values)
@@ -181,8 +177,8 @@ class UnjudgedClause:
 class RecordingVerdicts:
     """A contract's verdicts on a recording, and the clauses that it cannot be judged by.
 
-    No verdict rests on `unreadable` tokens; `unknown_rewards` count as the worst that they could be. `causes` split
-    each clause's mean between kernels and age; of a share `age_unknown` nothing says which weights sampled it.
+    No verdict rests on `unreadable` tokens; `unknown_rewards` count as the worst; `causes` split means by kernels and
+    age.
     """
 
     verdicts: tuple[Verdict, ...] = ()

@@ -50,11 +50,7 @@ class RunLogError(ValueError):
 
 
 def read_run_log(path: Path, say: Callable[[str], None] = lambda _: None) -> RunLog:
-    """Scalars of a run: of a file, or of every known file in a folder, the same step of the last one counting.
-
-    The step is the trainer's, in a number's own row, and the logger's count of rows only where no row has one. `say`
-    takes a sentence on steps that have several numbers.
-    """
+    """Scalars of a run by the trainer's step: of a file, or of every known file in a folder; `say` tells of repeats."""
     files = sorted(_logs_in(path)) if path.is_dir() else [path]
     if not files:
         raise RunLogError(

@@ -60,10 +60,7 @@ class Prompt:
 
 
 def read_prompts(path: str | Path) -> tuple[Prompt, ...]:
-    """The prompts of a file: `prompt`, `prompt_token_ids` or `messages` in a line, and its other values as attributes.
-
-    A RecordingError has everything that is wrong, sampling otherwise than at temperature 1 without truncation included.
-    """
+    """The prompts of a file, other values as attributes; a RecordingError has everything that is wrong."""
     problems = Problems(str(path))
     found = []
     for line, row in records(Path(path), problems=problems):
@@ -110,10 +107,7 @@ _Asked = tuple[CompletionClient, str]
 
 @dataclass(frozen=True, slots=True)
 class Collected:
-    """Completions in the order of asking, None for none; `asked` is how many should be there: all, or enough.
-
-    `failures` are the line of a missing completion's prompt and the reason, with the endpoint.
-    """
+    """Completions in the order of asking; lines and reasons of failures; how many should be there: all, or enough."""
 
     recording: Recording | None
     failures: tuple[tuple[int, str], ...]
@@ -139,9 +133,8 @@ async def collect(
 ) -> Collected:
     """Sample from one endpoint, and score the same tokens with the other; it ends early after 20 failures.
 
-    Endpoints come with their models' names. `enough` is asked at the numbers of completions in `looks`; prompts are
-    then in an order that their file does not decide. `progress` gets completions done, failed, and tokens. A
-    RefusedError if an endpoint answers in a way that would be the same for every prompt.
+    `enough` is asked at the numbers of completions in `looks`; prompts are then in an order that their file does not
+    decide. `progress` gets completions done, failed, and tokens. A RefusedError if every answer would be alike.
     """
     whole = len(prompts) * samples
     work = enumerate(_order(prompts, samples, shuffled=enough is not None))
@@ -252,13 +245,10 @@ def record_endpoints(
     enough: Callable[[Recording], bool] | None = None,
     looks: Iterable[int] = (),
 ) -> Path:
-    """Sample, score, and keep the recording; returns its file. `say` takes a line on what happens, every few seconds.
+    """Sample, score, and keep the recording; returns its file, in a temporary folder without `where`.
 
-    Without `where` it is in a temporary folder that is kept. `enough` is asked of completions so far; None for all.
-
-    Raises:
-        IncompleteError: If completions are missing.
-        ValueError: If an endpoint fails, or one model both samples and scores, after its recording is kept.
+    `say` takes a line every few seconds, `enough` is asked of completions so far. An IncompleteError if completions are
+    missing, a ValueError if an endpoint fails or one model both samples and scores, after its recording is kept.
     """
     asked = read_prompts(prompts)
     if where is not None:
