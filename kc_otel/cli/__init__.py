@@ -62,7 +62,6 @@ _GROUPS: dict[str, str] = {
     "gate": "Decide whether a kernel version may leave its stage, and keep the evidence.",
     "generate": "Generate dashboards, alerts and rules from contracts. The same contracts give the same bytes.",
 }
-"""Words with commands below them, and their help."""
 _NAMES = [name for commands in _SUBJECTS.values() for name in commands]
 
 

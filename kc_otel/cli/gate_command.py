@@ -45,7 +45,6 @@ from kc_otel.recordings.importers.trainer_files import files_of
 from kc_otel.recordings.recording import Recording
 
 _EXIT: Final = {"advance": 0, "rollback": 1, "wait": 3}
-"""Exit code of each outcome of a gate."""
 _SUMMARY_VARIABLE: Final = "GITHUB_STEP_SUMMARY"
 
 ContractFile = Annotated[str, typer.Argument(metavar="CONTRACT", help="The contract's file, or - for standard input.")]

@@ -49,9 +49,7 @@ if TYPE_CHECKING:
     from kc_otel.judge.verdict import Verdict
 
 _COLUMN_CHARACTERS: Final = 8
-"""Characters of a column of `locate operators`."""
 _DECODED_TOKENS: Final = 16
-"""Tokens that an engine decodes after a prompt without a completion."""
 
 Engine = Annotated[
     list[str] | None, typer.Option("--engine", metavar="NAME=VALUE", help="Argument of vllm.LLM; repeatable.")
@@ -59,7 +57,6 @@ Engine = Annotated[
 
 _log: Final = logging.getLogger("kc_otel.locate")
 _ANSWERED_EXIT_CODES: Final = frozenset({0, 1, 3})
-"""Exit codes of a run that has put its answer on the incident."""
 
 
 def run(

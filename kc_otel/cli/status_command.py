@@ -22,11 +22,8 @@ _WIDE_TERMINAL = 110
 _MAX_REASONS = 12
 _MAX_INCIDENTS = 6
 _MAX_ROWS = 20
-"""Cells of a contract that are shown where nobody asks for all: those that do not pass, the worst first."""
 _MAX_DETAILED = 2
-"""Incidents whose kernel and actions are shown, too."""
 _MAX_ACTIONS = 4
-"""Actions of an incident that are shown: the newest of those that are not undone."""
 _STATE_STYLE = {"broken": "bold red", "contained": "yellow", "unproven": "magenta"}
 
 

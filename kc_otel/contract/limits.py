@@ -84,11 +84,9 @@ def factors(metric: str, assumptions: Assumptions) -> tuple[float, float]:
 
 
 MOST_BUCKETS: Final = 160
-"""Buckets of each sign."""
 ZERO_THRESHOLD: Final = 2.0**-30
 """Values no farther from zero than this always count as zero."""
 WIDEST_ZERO: Final = 0.5
-"""Largest zero threshold that a recorder chooses."""
 _SHARE_OF_LIMIT: Final = 20.0
 _FINE, _COARSE = 4, 3
 _FINE_OCTAVES: Final = (MOST_BUCKETS - 1) >> _FINE

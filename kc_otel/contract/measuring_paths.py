@@ -42,7 +42,6 @@ AUTOMATIC: Final[Mapping[MeasuringPath, frozenset[str]]] = {
     MeasuringPath.LOOP: _ALWAYS_SENT,
     MeasuringPath.GATE: _ALWAYS_SENT,
 }
-"""Attributes that each sequence has without configuration."""
 
 _ATTRIBUTES: Final[Mapping[MeasuringPath, str]] = {
     MeasuringPath.VLLM: "clients send it in vllm_xargs or as baggage, or KC_OTEL_ATTRIBUTES names a header",

@@ -20,7 +20,6 @@ _PROMPT_COLUMNS: Final = ("prompt_ids", "prompt_token_ids")
 _TOKEN_COLUMNS: Final = ("token_ids", "completion_ids", "response_ids", "input_ids")
 _MAX_SPOOLED_REQUESTS: Final = 4096
 _MAX_CONSIDERED: Final = 65_536
-"""Sequences of a file that those are chosen from."""
 _PROGRAM_DESCRIPTION: Final = "a function of a slice's name that returns objects with prompt_ids and token_ids"
 
 

@@ -40,7 +40,6 @@ from kc_otel.judge.escalation.webhook_body import ALERT_NAMES
 from kc_otel.judge.verdict import INPUT_CLAUSE, Status
 
 CELL_LABELS: Final = tuple(label(name) for name in ("kc.slice", "kc.kernel.train", "kc.kernel.inference"))
-"""Labels that tell the cells of one clause apart."""
 
 HELD_BY: Final = {
     Status.FAIL: (Status.INCONCLUSIVE, Status.NO_DATA, Status.INVALID_INPUT),

@@ -120,7 +120,6 @@ class Sites:
 
 
 NOWHERE: Final = Sites()
-"""No base URL is known."""
 
 
 def overview_link(contract: str, slice_text: str) -> str:

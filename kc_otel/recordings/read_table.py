@@ -69,7 +69,6 @@ _UNREAD_MASK: Final = (
     f"leave it out"
 )
 ATTRIBUTES: Final = "attributes"
-"""Column with a sequence's attributes: a mapping, or its JSON."""
 
 
 def resolve(source: str, present: Iterable[str], columns: Mapping[str, str] | None) -> dict[str, str]:

@@ -37,7 +37,6 @@ def group_of(attributes: Mapping[str, Scalar]) -> Scalar | None:
 
 
 PROMPT_IDS: Final = ("prompt_ids", "prompt_token_ids")
-"""Columns of a sequence's prompt as token ids."""
 
 
 def with_prompt(attributes: Mapping[str, Scalar], row: Mapping[str, Any]) -> Mapping[str, Scalar]:

@@ -42,7 +42,6 @@ from kc_otel.stats.surplus import surely_surplus, sureness, surplus
 _READERS: Final[Mapping[str, Callable[..., RaggedTable]]] = {
     ".npz": read_npz, ".jsonl": read_jsonl, ".jsonl.gz": read_jsonl, ".parquet": read_parquet,
 }  # fmt: skip
-"""Reader by the ending of a file's name."""
 
 _PER_TOKEN: Final = ("train", "inference", "token_ids", "advantages", "train_kept", "versions")
 _HALF_PRECISION: Final = 0.25

@@ -37,7 +37,6 @@ from kc_otel.recordings.spool import SpoolReader
 _log: Final = logging.getLogger("kc_otel")
 _ABOVE_ZERO_TOLERANCE: Final = 1e-3
 _TAKEN_AT_ONCE: Final = 256
-"""Requests taken from the spool at a time; they are confirmed together."""
 _FLUSH_SECONDS: Final = 10.0
 _TRACES: Final = TraceContextTextMapPropagator()
 

@@ -80,7 +80,6 @@ SENT_METRICS: Final = (
         "Training step of a pair's newest measurement, if weight versions are counted in steps; the horizontal axis of "
         "charts over steps."),
 )  # fmt: skip
-"""Those that recorders and engines send beside the drift quantities."""
 _METRICS: Final = (
     *SENT_METRICS,
     _gauge("kc.clause.info", "1", ("kc.contract", "kc.clause", *_OF_CLAUSE),

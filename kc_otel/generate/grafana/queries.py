@@ -79,11 +79,8 @@ def _spread(of_slice: str) -> str:
 
 
 VERDICTS: Final = cells("kc.verdict", attributes=_OF_SLICE)
-"""Worst verdict of each clause and slice, over all pairs of kernel versions."""
 ALERTS: Final = f"{own('kc.alert.firing')} >= 1"
-"""1 for each step of the policy that fires."""
 ACTIONS: Final = f"{own('kc.action.active')} >= 1"
-"""1 for each action of the steps that fire."""
 SEVERITY: Final = _spread(
     by(
         _OF_SLICE,
@@ -94,7 +91,6 @@ SEVERITY: Final = _spread(
         ),
     )
 )
-"""Code of the worst severity that fires for each cell."""
 
 
 def action_bits() -> str:

@@ -36,7 +36,6 @@ from kc_otel.generate.files import NOWHERE, GeneratedFile, Sites, as_yaml
 from kc_otel.judge.verdict import Status
 
 INTERVAL_SECONDS: Final = 15.0
-"""Seconds between evaluations of a group."""
 _STATE_INTERVAL_SECONDS: Final = 5.0
 """Seconds between evaluations of the states: three of other rules would be most of the minute."""
 _FOLDER: Final = PurePosixPath("prometheus", "rules")
@@ -61,10 +60,8 @@ class VerdictSource:
 
 
 EVALUATOR: Final = VerdictSource("kc.verdict", "kc.bound", lives=True)
-"""The evaluator's own metrics."""
 
 BOUNDS: Final = {"estimate": "estimate", "lower bound": "lower", "upper bound": "upper", "limit": "limit"}
-"""Numbers that an alert shows, and how the metric of each ends."""
 _SLICE, _TRAIN, _INFERENCE = CELL_LABELS
 _SLICE_TEXT: Final = (
     f'{{{{ if $labels.{_SLICE} }}}}{{{{ if eq $labels.{_SLICE} "all" }}}}all traffic'

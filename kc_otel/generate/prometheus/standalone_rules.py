@@ -28,7 +28,6 @@ from kc_otel.judge.statistics import samples_needed
 from kc_otel.judge.verdict import Status
 
 _RULES: Final = VerdictSource("kc.rule.status", "kc.rule")
-"""Metrics of the recording rules."""
 _MAX_RULES_PER_GROUP: Final = 20
 _EXTRAPOLATION_FACTOR: Final = 2.2
 _CELL: Final = ", ".join(CELL_LABELS)

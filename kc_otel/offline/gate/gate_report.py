@@ -27,7 +27,6 @@ from kc_otel.offline.gate.recorded_gate import GatedRecording, OfflineGate
 from kc_otel.offline.gate.recorded_verdicts import RecordingVerdicts
 
 _MARK: Final = {Status.FAIL: "❌", Status.INCONCLUSIVE: "❔", Status.NO_DATA: "❔", Status.PASS: "✅"}
-"""By status, the worst first."""
 _OUTCOME_MARK: Final = {GateOutcome.ADVANCE: "✅", GateOutcome.ROLLBACK: "❌", GateOutcome.WAIT: "⏸️"}
 _MAX_ROWS: Final = 200
 """Rows of a table; a job's summary has a size that CI systems cut it at."""

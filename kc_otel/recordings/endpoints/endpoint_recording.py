@@ -39,7 +39,6 @@ with extra("cli", "a gate that asks endpoints"):
     import httpx
 
 _CUT_OFF: Final = frozenset({"abort", "error"})
-"""Finish reasons of a completion that the engine gave up."""
 _MAX_FAILURES: Final = 20
 """After so many, nothing more is asked: they are no accident, and say all there is to know."""
 _PROGRESS_SECONDS: Final = 5.0
@@ -102,7 +101,6 @@ def _prompt(line: int, row: Mapping[str, Any]) -> Prompt:
 _Scored = tuple[Sampled, tuple[float, ...], Mapping[str, Scalar]]
 """A completion, the other kernel's log-probabilities of its tokens, and attributes."""
 _Asked = tuple[CompletionClient, str]
-"""An endpoint, and the name of its model."""
 
 
 @dataclass(frozen=True, slots=True)
