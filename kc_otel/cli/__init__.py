@@ -18,7 +18,7 @@ from kc_otel.cli.terminal import Command, Group, add_group  # noqa: E402
 
 _SUBJECTS: dict[str, dict[str, str]] = {
     "Write a contract": {
-        "init": "init_command:init",
+        "init": "contract_commands:init",
         "check": "contract_commands:check",
         "diff": "contract_commands:diff_command",
         "reference": "contract_commands:metrics schema invalid_input",
@@ -62,7 +62,6 @@ _GROUPS: dict[str, str] = {
     "gate": "Decide whether a kernel version may leave its stage, and keep the evidence.",
     "generate": "Generate dashboards, alerts and rules from contracts. The same contracts give the same bytes.",
 }
-"""Words with commands below them, and their help."""
 _NAMES = [name for commands in _SUBJECTS.values() for name in commands]
 
 

@@ -20,16 +20,14 @@ from kc_otel.cli.terminal import (
     columns_of,
     pairs,
     show,
-    table_lines,
     unusable,
 )
 from kc_otel.contract.plain_text import plain
-from kc_otel.contract.words import did_you_mean, interval, listed, number
+from kc_otel.contract.words import interval, listed, number, table_lines
 
 if TYPE_CHECKING:
     from kc_otel.offline.gate.recorded_verdicts import RecordingVerdicts
     from kc_otel.record.measure.rounding import CoarseSide
-    from kc_otel.recordings.recording import Recording
 
 _COLUMN_GAP: Final = 2
 
@@ -41,7 +39,6 @@ def compare(
     ],
     contract: Annotated[str | None, typer.Option(help="Contract that defines and judges the slices.")] = None,
     by: Annotated[list[str] | None, typer.Option(help="Attribute whose values are slices; repeatable.")] = None,
-    slice: Annotated[list[str] | None, typer.Option("--slice", help="Only this slice; repeatable.")] = None,
     columns: Columns = None,
     attribute: SequenceAttributes = None,
     confidence: Annotated[float, typer.Option(help="Confidence of each interval.", min=0.5, max=1 - 1e-9)] = 0.99,
@@ -71,9 +68,7 @@ def compare(
         log = load_recording(recording, columns=columns_of(columns)).with_attributes(attributes_of(attribute or []))
         parts = by_contract(log, promise) if promise is not None else by_attributes(log, by or [])
         judged = judge(promise, parts, time.time()) if promise is not None else None
-        parts = _chosen(slice or [], parts)
     width = clip or (promise.assumptions.clip if promise is not None else None) or 0.2
-    judged = judged.on(slice) if judged is not None and slice else judged
     data = comparison_data(log, parts, judged, confidence=confidence, clip=width)
     lines = [*_table_lines(data, shutil.get_terminal_size().columns), ""]
     if judged is not None:
@@ -82,13 +77,6 @@ def compare(
     lines += [assumed] if assumed else []
     lines += _notes(data, judged, coarse_side(log.train, log.inference))
     show(lines, data, as_json=as_json)
-
-
-def _chosen(names: list[str], parts: dict[str, Recording | None]) -> dict[str, Recording | None]:
-    unknown = [name for name in names if name not in parts]
-    if unknown:
-        raise ValueError(f"--slice: there is no slice {unknown[0]!r}; {did_you_mean(unknown[0], parts, 'there are')}")
-    return {name: part for name, part in parts.items() if not names or name in names}
 
 
 def _table_lines(data: Mapping[str, Any], width: int) -> Iterator[str]:

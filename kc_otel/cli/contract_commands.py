@@ -1,32 +1,153 @@
-"""`kc-otel check`, `diff`, `gate plan` and `reference`: a contract before anything runs."""
+"""`kc-otel init`, `check`, `diff`, `gate plan` and `reference`: a contract before anything runs."""
 
 from __future__ import annotations
 
 import json
-import math
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from kc_otel.cli.terminal import PrintJson, refuse, show, table_lines, unusable
+from kc_otel.cli.terminal import PrintJson, pairs, refuse, show, unusable
 from kc_otel.contract.clause import About
 from kc_otel.contract.diff import diff
 from kc_otel.contract.errors import LintFinding, problem_lines
 from kc_otel.contract.input_reasons import REASONS
 from kc_otel.contract.load import Checked, check_all, load
 from kc_otel.contract.measuring_paths import MeasuringPath, left_open
-from kc_otel.contract.model import Contract
+from kc_otel.contract.messages import json_schema
+from kc_otel.contract.model import Contract, KernelSpec
 from kc_otel.contract.registry.clause_metrics import DERIVED, QUANTITIES, Origin
-from kc_otel.contract.schema import json_schema
 from kc_otel.contract.sentences import scopes
 from kc_otel.contract.slices import ALL
-from kc_otel.contract.words import duration, listed, plural, together
+from kc_otel.contract.words import listed, plural, table_lines, together
 
 if TYPE_CHECKING:
-    from kc_otel.judge.sample_sizes import Planned
+    from kc_otel.judge.sample_sizes import Needed
+    from kc_otel.offline.draft import Written
+
+_KERNEL_FIELDS: Final = tuple(KernelSpec.model_fields)
+_CONDITION: Final = re.compile(r"\s*([A-Za-z_][\w.]*)\s*(>=|<=|!=|==|=|>|<)\s*(\S.*?)\s*")
+
+
+def init(
+    reward_budget: Annotated[float, typer.Option(metavar="DRIFT", help="Largest acceptable drift of the mean reward.")],
+    out: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="File to write (default: NAME.yaml); - prints it.")
+    ] = None,
+    name: Annotated[str, typer.Option(metavar="NAME", help="metadata.name, an attribute of every metric.")] = "policy",
+    owner: Annotated[str, typer.Option(metavar="TEAM", help="Responsible team or person.")] = "unknown",
+    train: Annotated[str, typer.Option(metavar="FIELDS", help="Such as engine=torch,dtype=bfloat16.")] = "engine=torch",
+    inference: Annotated[str, typer.Option(metavar="FIELDS", help="Such as engine=vllm,dtype=fp8.")] = "engine=vllm",
+    reward_range: Annotated[str, typer.Option(metavar="LOW,HIGH", help="Range of a sequence's reward.")] = "0,1",
+    horizon: Annotated[int, typer.Option(metavar="TOKENS", min=1, help="Longest answer, in tokens.")] = 4096,
+    clip: Annotated[float | None, typer.Option(metavar="EPSILON", help="PPO clip range, if there is one.")] = None,
+    slices: Annotated[
+        str, typer.Option(metavar="LIST", help="Such as 'code: task=code; long: prompt_tokens>=8192'.")
+    ] = "",
+    data: Annotated[MeasuringPath, typer.Option(help="How the kernels are measured.")] = MeasuringPath.LOOP,
+    baseline: Annotated[
+        Path | None,
+        typer.Option(metavar="RECORDING", help="Recording of a pair that you accept: limits follow from it."),
+    ] = None,
+    margin: Annotated[float, typer.Option(min=1.0, help="Factor between the baseline and the limits.")] = 2.0,
+    prompts: Annotated[int, typer.Option(min=1, help="Prompts with which the baseline typically passes.")] = 400,
+) -> None:
+    """Write a commented first contract.
+
+    With --baseline, the usual way, token limits follow from a recorded pair of kernels that you accept, and the budget
+    is one more clause. Without it, the budget is the only clause on drift.
+
+    Examples:
+      kc-otel init --reward-budget 0.05
+      kc-otel init --out policy.yaml --reward-budget 0.05 --baseline rollouts.npz
+    """
+    from kc_otel.offline.draft import Draft, write  # noqa: PLC0415 - a quick --help
+    from kc_otel.recordings.recording_files import load_recording  # noqa: PLC0415
+
+    target = out if out is not None else Path(f"{name}.yaml")
+    with unusable(ModuleNotFoundError):
+        if str(target) != "-" and target.exists():
+            raise ValueError(f"--out: {target} exists; remove it, or name another file")
+        kernels, where = (_kernel("--train", train), _kernel("--inference", inference)), _slices(slices)
+        draft = Draft(name, owner, *kernels, reward_budget, _range(reward_range), horizon, clip, where, data)
+        accepted = None if baseline is None else load_recording(baseline)
+        written = write(draft, accepted, margin=margin, prompts=prompts)
+        if str(target) == "-":
+            typer.echo(written.text, nl=False)
+        else:
+            target.write_text(written.text, encoding="utf-8")
+    for line in _summary(written, target):
+        typer.echo(line, err=True)
+
+
+def _kernel(option: str, text: str) -> dict[str, str]:
+    fields = pairs(option, text.split(","), "FIELD=VALUE")
+    wrong = [field for field in fields if field not in _KERNEL_FIELDS]
+    if wrong or "engine" not in fields:
+        problem = f"{wrong[0]!r} is no field" if wrong else "no engine"
+        known = ", ".join(_KERNEL_FIELDS)
+        raise ValueError(f"{option}: {text!r}: {problem}; write engine=vllm,dtype=fp8 with fields of {known}")
+    return fields
+
+
+def _range(text: str) -> tuple[float, float]:
+    try:
+        low, high = map(float, text.split(","))
+    except ValueError:
+        low = high = 0.0
+    if not low < high:
+        raise ValueError(f"--reward-range: {text!r} is not a range; write the smallest reward first, such as 0,1")
+    return low, high
+
+
+def _slices(text: str) -> dict[str, dict[str, str]]:
+    found: dict[str, dict[str, str]] = {}
+    for part in filter(str.strip, text.split(";")):
+        name, colon, rest = part.partition(":")
+        where: dict[str, str] = {}
+        for condition in rest.split(","):
+            match = _CONDITION.fullmatch(condition)
+            if not colon or match is None:
+                said = f"{part.strip()!r} is not a slice; write name: attribute=value or name: attribute>=8192"
+                raise ValueError(f"--slices: {said}")
+            attribute, sign, value = match.groups()
+            said = value if sign in {"=", "=="} else f"{sign} {value}"
+            where[attribute] = f"{where[attribute]}, {said}" if attribute in where else said
+        found[name.strip()] = where
+    return found
+
+
+def _summary(written: Written, target: Path) -> list[str]:
+    from kc_otel.offline.draft import BUDGET  # noqa: PLC0415
+
+    lines = [] if str(target) == "-" else [f"wrote {target}"]
+    lines += [
+        f"{needed.clause}: a PASS takes at least {needed.observations:,} {needed.unit}s"
+        for needed in written.needed
+        if needed.minimum_name and needed.observations is not None
+    ]
+    if written.older:
+        lines.append(
+            f"{written.older:,} tokens of the baseline were sampled by older weights and are left out: their drift "
+            "includes staleness"
+        )
+    if written.empty:
+        slices = f"slice{'s' * (len(written.empty) > 1)} {', '.join(written.empty)}"
+        lines.append(f"{slices}: the baseline has no sequence of it; its limits are those of all traffic")
+    if written.measured:
+        lines.append(f"{', '.join(written.measured)}: limits of the baseline")
+        if all(clause.id != BUDGET for clause in written.contract.clauses):
+            lines.append(
+                f"{BUDGET}: not asked for, because the baseline itself breaks the bound; record rewards, and the drift "
+                "is measured"
+            )
+    if str(target) != "-":
+        lines.append(f"next: kc-otel gate plan {target}")
+    return lines
 
 
 def check(
@@ -98,36 +219,23 @@ def shut_gates(contract: Contract) -> Iterator[LintFinding]:
 
 def plan(
     contract: Annotated[str, typer.Argument(metavar="CONTRACT", help="The contract's file, or - for standard input.")],
-    tokens_per_second: Annotated[float | None, typer.Option(min=1e-9, help="Tokens generated per second.")] = None,
-    sampling: Annotated[
-        float | None, typer.Option(min=1e-9, max=1.0, help="Share that is measured (default: the contract's).")
-    ] = None,
-    share: Annotated[
-        list[str] | None, typer.Option(metavar="SLICE=SHARE", help="Traffic on a slice: code=0.3; repeatable.")
-    ] = None,
 ) -> None:
-    """Print how many observations each clause needs, and how long that takes.
+    """Print how many observations each clause needs.
 
-    Prints the best case (windows with identical kernels) and the typical case (a gate that stops once it is decided).
-    Exits with 2 if the gate can never open or an argument cannot be used.
+    Prints the best case (a window with identical kernels) and the typical case (a gate that stops once it is decided).
+    Exits with 2 if the gate can never open or the contract cannot be used.
 
     Examples:
       kc-otel gate plan policy.yaml
-      kc-otel gate plan policy.yaml --tokens-per-second 20000 --share code=0.3
     """
-    from kc_otel.judge.sample_sizes import Traffic, plan_gate, shares_of, typical_sizes  # noqa: PLC0415 - SciPy
+    from kc_otel.judge.sample_sizes import observations_to_pass, typical_sizes  # noqa: PLC0415 - SciPy
 
     with unusable():
         loaded = load(contract)
-        traffic = Traffic(
-            tokens_per_second, sampling or loaded.observability.sampling, {ALL: 1.0} | shares_of(loaded, share or [])
-        )
-    windows = loaded.promotion.windows
-    planned = plan_gate(loaded, traffic, windows)
-    typer.echo(f"at best, with identical kernels and {windows} window{'s' * (windows != 1)}:")
+    needed = [observations_to_pass(loaded, of, slice) for of in loaded.clauses for slice in loaded.slices_for(of)]
+    typer.echo("at best, with identical kernels, in each window:")
     _print_rows(
-        ("clause", "slice", "observations", "time"),
-        ((cell.clause, cell.slice, _observations(cell), _time(cell)) for cell in planned),
+        ("clause", "slice", "observations"), ((cell.clause, cell.slice, _observations(cell)) for cell in needed)
     )
     typer.echo("typically, until a gate that stops when it can (`gate live`) is decided:")
     _print_rows(
@@ -137,16 +245,9 @@ def plan(
             for row in typical_sizes(loaded)
         ),
     )
-    if never := together(((cell.clause, cell.why), cell.slice) for cell in planned if cell.never):
-        refuse("\n".join(f"{clause} on {listed(on)} can never pass: {why}" for (clause, why), on in never.items()))
-    for why in dict.fromkeys(cell.why for cell in planned if cell.why):
-        typer.echo(f"no time: {why}")
-    if timed := [(cell.seconds, cell) for cell in planned if cell.seconds is not None]:
-        seconds, last = max(timed, key=lambda pair: pair[0])
-        typer.echo(
-            f"at {100 * traffic.sampling:g}% sampling this gate needs about {duration(seconds)}; "
-            f"{last.clause} on {last.slice} takes longest"
-        )
+    if never := together((cell.clause, cell.slice) for cell in needed if cell.observations is None):
+        why = "can never pass: not even identical kernels can show that this limit is kept; loosen it"
+        refuse("\n".join(f"{clause} on {listed(slices)} {why}" for clause, slices in never.items()))
 
 
 def diff_command(
@@ -236,13 +337,8 @@ def _print_rows(header: Sequence[str], rows: Iterable[tuple[str, ...]]) -> None:
         typer.echo(f"  {line}")
 
 
-def _observations(cell: Planned) -> str:
+def _observations(cell: Needed) -> str:
     if cell.observations is None:
         return "never"
-    return f"{cell.observations:,} {cell.unit if cell.observations == 1 else plural(cell.unit)}"
-
-
-def _time(cell: Planned) -> str:
-    if cell.seconds is None:
-        return "-"
-    return "never" if cell.seconds == math.inf else f"about {duration(cell.seconds)}"
+    count = max(cell.observations, cell.minimum)
+    return f"{count:,} {cell.unit if count == 1 else plural(cell.unit)}"

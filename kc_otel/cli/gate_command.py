@@ -45,7 +45,6 @@ from kc_otel.recordings.importers.trainer_files import files_of
 from kc_otel.recordings.recording import Recording
 
 _EXIT: Final = {"advance": 0, "rollback": 1, "wait": 3}
-"""Exit code of each outcome of a gate."""
 _SUMMARY_VARIABLE: Final = "GITHUB_STEP_SUMMARY"
 
 ContractFile = Annotated[str, typer.Argument(metavar="CONTRACT", help="The contract's file, or - for standard input.")]
@@ -128,7 +127,7 @@ def live(
     samples: Annotated[int, typer.Option(min=1, help="Completions per prompt; more prompts tell more.")] = 1,
     max_tokens: Annotated[int, typer.Option(min=1, help="Maximum tokens of a completion.")] = 256,
     record: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="The recording (default: beside the evidence, or temporary).")
+        Path | None, typer.Option(metavar="FILE.npz", help="The recording (default: beside the evidence or temporary).")
     ] = None,
     stop: Annotated[
         bool, typer.Option("--stop/--all", help="Stop as soon as the gate is decided, or send every prompt.")
@@ -227,8 +226,8 @@ def _judge(
 ) -> None:
     """Judge, print, write what was asked for, and end the program with the decision's exit code.
 
-    `recordings` returns files once the options are known to be good; it gets the kernels, and whether a growing
-    recording decides the gate. Evidence of an earlier gate is removed first: this one may end without a decision.
+    `recordings` returns files once the options are known to be good, given the kernels and whether a growing recording
+    decides. Evidence of an earlier gate is removed first: this one may end without a decision.
     """
     if evidence is not None:
         with unusable(files="written"):

@@ -36,8 +36,8 @@ def grafana(
     Examples:
       kc-otel generate grafana contracts --out dashboards --evaluator-url https://drift.example.com
     """
+    from kc_otel.generate.files import Sites  # noqa: PLC0415
     from kc_otel.generate.grafana import grafana_files  # noqa: PLC0415 - a quick --help
-    from kc_otel.generate.links import Sites  # noqa: PLC0415
 
     _generate(
         contracts,
@@ -63,7 +63,7 @@ def prometheus(
       kc-otel generate prometheus contracts --out dashboards --grafana-url https://grafana.example.com
       kc-otel generate prometheus contracts --out manifests --kubernetes
     """
-    from kc_otel.generate.links import Sites  # noqa: PLC0415
+    from kc_otel.generate.files import Sites  # noqa: PLC0415
     from kc_otel.generate.prometheus import kubernetes_files, prometheus_files  # noqa: PLC0415 - a quick --help
 
     make = kubernetes_files if kubernetes else prometheus_files

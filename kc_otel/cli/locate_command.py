@@ -33,13 +33,12 @@ from kc_otel.cli.terminal import (
     settings_of,
     show,
     stopped_by_signals,
-    table_lines,
     unusable,
 )
 from kc_otel.contract.load import load
 from kc_otel.contract.slices import ALL
 from kc_otel.contract.units import format_duration
-from kc_otel.contract.words import did_you_mean
+from kc_otel.contract.words import did_you_mean, table_lines
 
 if TYPE_CHECKING:
     from kc_otel.contract.clause import Clause
@@ -50,9 +49,7 @@ if TYPE_CHECKING:
     from kc_otel.judge.verdict import Verdict
 
 _COLUMN_CHARACTERS: Final = 8
-"""Characters of a column of `locate operators`."""
 _DECODED_TOKENS: Final = 16
-"""Tokens that an engine decodes after a prompt without a completion."""
 
 Engine = Annotated[
     list[str] | None, typer.Option("--engine", metavar="NAME=VALUE", help="Argument of vllm.LLM; repeatable.")
@@ -60,7 +57,6 @@ Engine = Annotated[
 
 _log: Final = logging.getLogger("kc_otel.locate")
 _ANSWERED_EXIT_CODES: Final = frozenset({0, 1, 3})
-"""Exit codes of a run that has put its answer on the incident."""
 
 
 def run(
@@ -336,11 +332,7 @@ def follow_incidents(
     fail: Callable[[str, str], object],
     stop: threading.Event,
 ) -> None:
-    """Look at each incident that lasts once, the most urgent first, while `asked` has slices to locate, until stopped.
-
-    `look` returns None, or why there is no answer, which `fail` puts on the incident. An evaluator that does not answer
-    is asked again.
-    """
+    """Look at each lasting incident once, the most urgent first, while `asked` has slices to locate, until stopped."""
     done: set[str] = set()
     while not stop.is_set():
         try:

@@ -8,10 +8,10 @@ from typing import Annotated, Final
 import typer
 
 from kc_otel.cli.api_client import DEFAULT_URL, IncidentId, Url, attach, failing_cell
-from kc_otel.cli.terminal import By, Columns, PrintJson, columns_of, show, table_lines, unusable
+from kc_otel.cli.terminal import By, Columns, PrintJson, columns_of, show, unusable
 from kc_otel.contract.load import load
 from kc_otel.contract.slices import STALE
-from kc_otel.contract.words import number, place
+from kc_otel.contract.words import number, place, table_lines
 from kc_otel.judge.statistics import rounded
 from kc_otel.offline import remedy as replays
 from kc_otel.offline.corrections import TRAINERS, Trainer, line

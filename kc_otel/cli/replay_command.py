@@ -28,7 +28,6 @@ from kc_otel.offline.replay import (
 )
 
 _MAX_NAMED_DAMAGES: Final = 5
-"""Pieces of damage that are named; the others are counted."""
 
 
 def replay(

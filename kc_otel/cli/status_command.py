@@ -22,13 +22,8 @@ _WIDE_TERMINAL = 110
 _MAX_REASONS = 12
 _MAX_INCIDENTS = 6
 _MAX_ROWS = 20
-"""Cells of a contract that are shown where nobody asks for all: those that do not pass, the worst first."""
 _MAX_DETAILED = 2
-"""Incidents whose kernel and actions are shown, too."""
 _MAX_ACTIONS = 4
-"""Actions of an incident that are shown: the newest of those that are not undone."""
-_MAX_LISTED_ROUTES = 3
-"""Routes away from a version that have a line each."""
 _STATE_STYLE = {"broken": "bold red", "contained": "yellow", "unproven": "magenta"}
 
 
@@ -228,26 +223,19 @@ def _reasons(cells: list[dict[str, Any]]) -> list[Text]:
 
 
 def _routes(decisions: dict[str, Any], contract: str | None) -> list[Text]:
-    """Lines for the routes that avoid a kernel version: by slice where there are few, else together."""
-    by: dict[tuple[str, str], list[dict[str, Any]]] = {}
+    """A line for the routes that avoid a kernel version, with the reason where they have one."""
+    by: dict[tuple[str, str, str], list[dict[str, Any]]] = {}
     for route in decisions["routes"]:
         if contract in {None, route["contract"]}:
-            by.setdefault((route["contract"], route["avoid"]), []).append(route)
+            by.setdefault((route["contract"], route["avoid"], route["kernel"]), []).append(route)
     lines = []
-    for (name, avoid), routes in by.items():
-        if len(routes) > _MAX_LISTED_ROUTES:
-            slices = listed([place(route["slice"]) for route in routes])
-            lines.append(
-                f"  {name}: {slices} are to avoid {avoid} and use {routes[0]['kernel']}{_outdated(routes)}; "
-                f"end them all with kc-otel route resume {name} --why ..., or one with --slice NAME"
-            )
-            continue
-        lines += [
-            f"  {name}/{route['slice']} is to avoid {avoid} and use {route['kernel']}: {route['reason']}"
-            f"{_outdated([route])}; "
-            f"end it with kc-otel route resume {name} --slice {route['slice']} --why ..."
-            for route in routes
-        ]
+    for (name, avoid, kernel), routes in by.items():
+        one, reasons = len(routes) == 1, {route["reason"] for route in routes}
+        where = f"{listed([place(route['slice']) for route in routes])} {'is' if one else 'are'} to avoid {avoid}"
+        why = f": {reasons.pop()}" if len(reasons) == 1 else ""
+        only, more = (f" --slice {routes[0]['slice']}", "") if one else ("", ", or one with --slice NAME")
+        end = f"end {'it' if one else 'them'} with kc-otel route resume {name}{only} --why ...{more}"
+        lines.append(f"  {name}: {where} and use {kernel}{why}{_outdated(routes)}; {end}")
     return [Text.assemble(("route", "bold"), line) for line in lines]
 
 

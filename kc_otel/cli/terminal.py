@@ -8,7 +8,7 @@ import re
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from typing import Annotated, Any, Final, NoReturn, TypeVar
@@ -189,14 +189,6 @@ def local_time(at: float | None, form: str = "%Y-%m-%d %H:%M:%S") -> str:
     """A Unix time, or the present where it is None, by this machine's clock."""
     moment = datetime.now(tz=UTC) if at is None else datetime.fromtimestamp(at, tz=UTC)
     return moment.astimezone().strftime(form)
-
-
-def table_lines(header: Sequence[str], rows: Iterable[Sequence[str]]) -> Iterator[str]:
-    """Yield a line for the header, if there is one, and each row, in columns."""
-    whole = [*([header] if header else []), *rows]
-    widths = [max(map(len, column)) for column in zip(*whole, strict=True)]
-    for row in whole:
-        yield "  ".join(map(str.ljust, row, widths)).rstrip()
 
 
 def log_to_terminal() -> None:

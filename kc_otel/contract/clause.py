@@ -246,11 +246,7 @@ class Clause(Strict):
         return f"metric: {self.base}{of}, statistic: fraction > {above}{per}"
 
     def allows_none(self, slice: str) -> bool:
-        """Return True if a slice limits a share to 0: one observation breaks the promise, and none keeps it.
-
-        A share is a fraction, or the mean over tokens of a quantity that has two values: with `unit: token`, and where
-        nothing is allowed on `all`.
-        """
+        """Return True if a slice limits a share (a fraction, or a two-valued quantity's mean over tokens) to 0."""
         known, kind = QUANTITIES.get(self.metric), self.parsed_statistic.kind
         tokens = self.unit == "token" or (self.unit is None and self.limit_for(ALL) == 0.0)
         share = kind == "fraction" or (kind == "mean" and tokens and known is not None and known.two_valued)

@@ -10,12 +10,12 @@ some traffic leaves, and one that more traffic belongs to, unless every clause l
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any, Final, Literal
 
-from kc_otel.contract.clause import Clause, Statistic
+from kc_otel.contract.clause import Clause
 from kc_otel.contract.limits import scale_of
 from kc_otel.contract.model import Contract
 from kc_otel.contract.policy import EscalationStep, PromotionTerms, shown_share
@@ -59,6 +59,20 @@ def diff(old: Contract, new: Contract) -> list[ContractChange]:
 
 def _tighter(is_tighter: bool) -> Literal["tightens", "loosens"]:
     return "tightens" if is_tighter else "loosens"
+
+
+_Parts = Mapping[Any, tuple[str, Any, str]]
+"""Identity of a part of a contract -> its place, what it holds, and its name in a sentence."""
+
+
+def _apart(old: _Parts, new: _Parts, dropped: str, added: str) -> Iterator[ContractChange]:
+    """Yield the parts that only one version has, with what is said of them."""
+    for key, (path, value, name) in old.items():
+        if key not in new:
+            yield ContractChange("drops", path, value, None, f"{name} {dropped}")
+    for key, (path, value, name) in new.items():
+        if key not in old:
+            yield ContractChange("adds", path, None, value, f"{name} {added}")
 
 
 def _metadata(old: Contract, new: Contract) -> Iterator[ContractChange]:
@@ -115,53 +129,48 @@ def _assumptions(old: Contract, new: Contract) -> Iterator[ContractChange]:
 
 
 def _slices(old: Contract, new: Contract) -> Iterator[ContractChange]:
-    for name, spec in old.slices.items():
-        path = f"slices.{name}"
-        if name not in new.slices:
-            yield ContractChange("drops", path, spec.where, None, f"{name} is no longer judged on its own")
-            continue
-        after = new.slices[name]
-        if not covers(after.conditions, spec.conditions):
-            yield ContractChange("loosens", f"{path}.where", spec.where, after.where, f"some traffic leaves {name}")
-        elif not covers(spec.conditions, after.conditions):
+    before, after = ({name: (f"slices.{name}", of.slices[name].where, name) for name in of.slices} for of in (old, new))
+    yield from _apart(before, after, "is no longer judged on its own", "is judged on its own")
+    for name in (name for name in before if name in after):
+        was, becomes = old.slices[name], new.slices[name]
+        where = f"slices.{name}.where", was.where, becomes.where
+        if not covers(becomes.conditions, was.conditions):
+            yield ContractChange("loosens", *where, f"some traffic leaves {name}")
+        elif not covers(was.conditions, becomes.conditions):
             maxima = all(clause.parsed_statistic.kind == "max" for clause in (*old.clauses, *new.clauses))
             sentence = f"more traffic belongs to {name}"
             sentence += "" if maxima else ", which dilutes the drift of what was judged there"
-            yield ContractChange(_tighter(maxima), f"{path}.where", spec.where, after.where, sentence)
-        yield from _plain(path, spec, after, "description")
-    for name, spec in new.slices.items():
-        if name not in old.slices:
-            yield ContractChange("adds", f"slices.{name}", None, spec.where, f"{name} is judged on its own")
+            yield ContractChange(_tighter(maxima), *where, sentence)
+        yield from _plain(f"slices.{name}", was, becomes, "description")
 
 
 def _clauses(old: Contract, new: Contract) -> Iterator[ContractChange]:
-    before, after = _by_id(old), _by_id(new)
-    for name, (section, clause) in before.items():
-        path = f"{section}[{name}]"
-        other_section, other = after.get(name, ("", None))
-        kind = "other" if other is None else _compare(clause, other)
-        if kind == "other":
-            yield ContractChange("drops", path, _promise(clause), None, f"{_promise(clause)} is no longer promised")
-        if other is None:
+    before, after = _promises(old), _promises(new)
+    named, named_new = (
+        {key: (path, _promise(clause), _promise(clause)) for key, (path, clause) in of.items()}
+        for of in (before, after)
+    )
+    yield from _apart(named, named_new, "is no longer promised", "is promised")
+    for key, (path, clause) in before.items():
+        if key not in after:
             continue
-        if kind == "other":
-            path = f"{other_section}[{name}]"
-            yield ContractChange("adds", path, None, _promise(other), f"{_promise(other)} is promised instead")
-            continue
-        if kind != "same":
-            wording = "a statistic that is never smaller" if kind == "tightens" else "a statistic that is never larger"
-            yield ContractChange(kind, f"{path}.statistic", _named(clause), _named(other), f"{wording} is limited")
+        other = after[key][1]
+        if (was := _place(clause)) != (becomes := _place(other)):
+            kind = _tighter(becomes > was)
+            wording = f"a statistic that is never {'smaller' if kind == 'tightens' else 'larger'} is limited"
+            yield ContractChange(kind, f"{path}.statistic", _named(clause), _named(other), wording)
         yield from _limits(path, clause, other, {ALL, *(set(old.slices) & set(new.slices))})
         yield from _plain(path, clause, other, "description")
-    for name, (section, clause) in after.items():
-        if name not in before:
-            promised = _promise(clause)
-            yield ContractChange("adds", f"{section}[{name}]", None, promised, f"{promised} is promised")
 
 
-def _by_id(contract: Contract) -> dict[str, tuple[str, Clause]]:
-    sections = ("numerical", "statistical", "runtime")
-    return {clause.id: (section, clause) for section in sections for clause in getattr(contract, section)}
+def _promises(contract: Contract) -> dict[tuple[object, ...], tuple[str, Clause]]:
+    """Each clause and its place, by its id and what makes it comparable with another version of it."""
+    return {
+        (clause.id, clause.metric, clause.operator, clause.averaged, _family(clause)): (place, clause)
+        for section in ("numerical", "statistical", "runtime")
+        for clause in getattr(contract, section)
+        for place in [f"{section}[{clause.id}]"]
+    }
 
 
 def _limits(path: str, old: Clause, new: Clause, slices: set[str]) -> Iterator[ContractChange]:
@@ -177,30 +186,22 @@ def _limits(path: str, old: Clause, new: Clause, slices: set[str]) -> Iterator[C
         yield ContractChange(_tighter(after < before), field, before, after, sentence)
 
 
-def _compare(old: Clause, new: Clause) -> Literal["same", "tightens", "loosens", "other"]:
-    """Compare the new clause's statistic with the old one's on the same data."""
-    if (old.metric, old.operator, old.averaged) != (new.metric, new.operator, new.averaged):
-        return "other"
-    before, after = _rank(old), _rank(new)
-    if before == after:
-        return "same"
-    if before[0] != after[0]:
-        return "other"
-    return _tighter(after[1] > before[1])
+def _family(clause: Clause) -> str:
+    """Statistics that order themselves: a maximum is the last of the quantiles."""
+    kind = clause.parsed_statistic.kind
+    return "quantile" if kind == "max" else kind
 
 
-def _rank(clause: Clause) -> tuple[str, float]:
-    """A family of statistics that order themselves, and the place in it: a larger one is never smaller on any data."""
-    statistic: Statistic = clause.parsed_statistic
-    if statistic.kind == "fraction":
-        return "fraction", -statistic.argument
-    if statistic.kind == "mean":
-        return "mean", clause.cap or (QUANTITIES[clause.base].cap if clause.base in QUANTITIES else 0.0)
-    return "quantile", 1.0 if statistic.kind == "max" else statistic.argument
+def _place(clause: Clause) -> float:
+    """The place of a statistic in its family: a larger one is never smaller on any data."""
+    kind, argument = clause.parsed_statistic.kind, clause.parsed_statistic.argument
+    if kind == "mean":
+        return clause.cap or (QUANTITIES[clause.base].cap if clause.base in QUANTITIES else 0.0)
+    return {"fraction": -argument, "quantile": argument, "max": 1.0}[kind]
 
 
 def _named(clause: Clause) -> str:
-    return f"mean of min(value, {_rank(clause)[1]:g})" if clause.cap else clause.statistic_text
+    return f"mean of min(value, {clause.cap:g})" if clause.cap else clause.statistic_text
 
 
 def _promise(clause: Clause) -> str:
@@ -270,12 +271,9 @@ def _escalation(old: Sequence[EscalationStep], new: Sequence[EscalationStep]) ->
                 right.remove(match)
     for index, match in sorted(pairs):
         yield from _step(f"escalation[{match}]", old[index], new[match])
-    for index in left:
-        said = _said(old[index])
-        yield ContractChange("drops", f"escalation[{index}]", said, None, f"{said} no longer happens")
-    for index in right:
-        said = _said(new[index])
-        yield ContractChange("adds", f"escalation[{index}]", None, said, f"{said} happens too")
+    gone = {("-", at): (f"escalation[{at}]", said, said) for at in left for said in [_said(old[at])]}
+    come = {("+", at): (f"escalation[{at}]", said, said) for at in right for said in [_said(new[at])]}
+    yield from _apart(gone, come, "no longer happens", "happens too")
 
 
 def _step(path: str, old: EscalationStep, new: EscalationStep) -> Iterator[ContractChange]:
@@ -286,11 +284,10 @@ def _step(path: str, old: EscalationStep, new: EscalationStep) -> Iterator[Contr
         waited, waits = (sorted({*step.clauses}) or ["all"] for step in (old, new))
         sentence = f"waits for {', '.join(waits)} instead of {', '.join(waited)}"
         yield ContractChange(_tighter(not left_out), f"{path}.clauses", waited, waits, sentence)
-    before_do, after_do = {str(action) for action in old.do}, {str(action) for action in new.do}
-    for action in sorted(before_do - after_do):
-        yield ContractChange("drops", f"{path}.do", action, None, f"on {old.on}, {action} no longer happens")
-    for action in sorted(after_do - before_do):
-        yield ContractChange("adds", f"{path}.do", None, action, f"on {new.on}, {action} happens too")
+    before, after = (
+        {said: (f"{path}.do", said, f"on {step.on}, {said}") for said in map(str, step.do)} for step in (old, new)
+    )
+    yield from _apart(before, after, "no longer happens", "happens too")
 
 
 def _said(step: EscalationStep) -> str:
@@ -306,10 +303,6 @@ def _promotion(before: PromotionTerms, after: PromotionTerms) -> Iterator[Contra
         kind = _tighter(not any(low < share < high for low, high in jumps for share in before.steps))
         served, serves = (", ".join(map(shown_share, terms.steps)) for terms in (before, after))
         yield ContractChange(kind, "promotion.steps", served, serves, f"a canary serves {serves} instead of {served}")
-    if before.sampling != after.sampling:
-        kind = _tighter(_fewer(before.sampling, after.sampling))
-        sentence = "recordings may be made with other sampling parameters"
-        yield ContractChange(kind, "promotion.sampling", before.sampling, after.sampling, sentence)
     for name, tightens, added, removed in (
         ("approve", True, "a person has to approve stage", "nobody has to approve stage"),
         ("skip", False, "a version skips stage", "a version no longer skips stage"),
@@ -319,12 +312,3 @@ def _promotion(before: PromotionTerms, after: PromotionTerms) -> Iterator[Contra
             more = stage in becomes
             sentence = f"{added if more else removed} {stage}"
             yield ContractChange(_tighter(more == tightens), f"promotion.{name}", was, becomes, sentence)
-
-
-def _fewer(before: dict[str, Any], after: dict[str, Any]) -> bool:
-    """Return True if no new value is permitted, and no less has to be stated.
-
-    A parameter that was not listed might not be used at all, so that listing it loosens too, whatever its values.
-    """
-    more = not after or (before and any({*values} - {*before.get(name, ())} for name, values in after.items()))
-    return not (more or {*before} - {*after})

@@ -13,10 +13,7 @@ ProblemLevel = Literal["error", "warning"]
 
 @dataclass(frozen=True, slots=True, order=True)
 class ContractProblem:
-    """One thing to correct in a contract; an error refuses it, a warning does not.
-
-    `line` is 0 where the file as a whole is meant, and `field` is empty where no field is.
-    """
+    """One thing to correct in a contract, an error or a warning; `line` is 0 for the file, `field` empty for none."""
 
     file: str
     line: int

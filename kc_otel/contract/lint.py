@@ -25,7 +25,6 @@ from kc_otel.contract.words import did_you_mean, listed
 _SENT_ATTRIBUTES: Final = frozenset[str]().union(*AUTOMATIC.values())
 _MISSPELT: Final = _SENT_ATTRIBUTES - {TURN}  # `turns`, how many a conversation has, is no misspelling of it
 _NUMERIC_KEYS: Final = frozenset({"prompt_tokens", "completion_tokens", "temperature", "advantage", POSITION, TURN})
-"""Attributes that our own instrumentation sends, as numbers."""
 _SMALLEST_ALPHA: Final = 1e-9
 _SLICES_OF_ALL: Final = 2
 """Beside the declared slices, recorders count in `all` and in `stale`."""

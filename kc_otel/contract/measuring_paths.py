@@ -42,7 +42,6 @@ AUTOMATIC: Final[Mapping[MeasuringPath, frozenset[str]]] = {
     MeasuringPath.LOOP: _ALWAYS_SENT,
     MeasuringPath.GATE: _ALWAYS_SENT,
 }
-"""Attributes that each sequence has without configuration."""
 
 _ATTRIBUTES: Final[Mapping[MeasuringPath, str]] = {
     MeasuringPath.VLLM: "clients send it in vllm_xargs or as baggage, or KC_OTEL_ATTRIBUTES names a header",
@@ -52,10 +51,13 @@ _ATTRIBUTES: Final[Mapping[MeasuringPath, str]] = {
     MeasuringPath.LOOP: "attributes= of compare",
     MeasuringPath.GATE: "a column of the recording",
 }
+_LOGITS: Final = (
+    "{} log-probabilities of {} tokens, not full logits; judge the clause in a gate, or call Recorder.compare_logits "
+    "where you have both kernels' logits"
+)
 _REASON_UNMEASURED: Final[Mapping[MeasuringPath, Mapping[Origin, str]]] = {
     MeasuringPath.VLLM: {
-        Origin.LOGITS: "vLLM gives log-probabilities of sampled tokens, not full logits; judge the clause in a "
-        "gate, or call Recorder.compare_logits where you have both kernels' logits",
+        Origin.LOGITS: _LOGITS.format("vLLM gives", "sampled"),
         Origin.ADVANTAGES: "served requests have no advantages; measure the clause in a trainer",
         Origin.REWARDS: "served requests have no rewards; measure the clause in a trainer, or in your own loop "
         "that scores them",
@@ -63,20 +65,15 @@ _REASON_UNMEASURED: Final[Mapping[MeasuringPath, Mapping[Origin, str]]] = {
     },
     MeasuringPath.TRL: {
         Origin.TRUNCATION: "TRL does not report which tokens truncation kept; sample with top_p=1",
-        Origin.LOGITS: "TRL keeps log-probabilities of sampled tokens, not full logits; judge the clause in a "
-        "gate, or call Recorder.compare_logits",
+        Origin.LOGITS: _LOGITS.format("TRL keeps", "sampled"),
     },
     MeasuringPath.TRAINER: {
-        Origin.LOGITS: "the callback compares log-probabilities of tokens, not full logits; judge the clause "
-        "in a gate, or call Recorder.compare_logits",
+        Origin.LOGITS: _LOGITS.format("the callback compares", "a sample's"),
         Origin.ADVANTAGES: "samples have no advantages; pass them to Recorder.compare",
         Origin.REWARDS: "samples have no rewards; pass them to Recorder.compare",
         Origin.TRUNCATION: "samples do not report which tokens truncation kept; sample with top_p=1",
     },
-    MeasuringPath.VERL: {
-        Origin.LOGITS: "verl keeps log-probabilities of sampled tokens, not full logits; judge the clause in a "
-        "gate, or call Recorder.compare_logits"
-    },
+    MeasuringPath.VERL: {Origin.LOGITS: _LOGITS.format("verl keeps", "sampled")},
     MeasuringPath.GATE: {
         Origin.RUNTIME: "a recording has no weight versions; measure the clause where the kernels run"
     },

@@ -44,9 +44,7 @@ DECODE: Final = "decode"
 OF_TOKENS: Final = frozenset({POSITION, TURN, PHASE})
 """Attributes of tokens. A recorder fills them in from the mask; a sequence may have them as attributes of its own."""
 POSITION_EDGES: Final = (0, 16, 64, 256, 1024, 4096, 16384, 65536)
-"""First position of each bin of the responses by which drift is shown."""
 TURNS: Final = 4
-"""Turns by which drift is shown; later ones count in the last."""
 PLACES: Final = tuple(f"{POSITION}:{at}" for at in POSITION_EDGES) + tuple(f"{TURN}:{n + 1}" for n in range(TURNS))
 """Slices of `kc.drift.tv_place`. No contract can declare one: names of slices have no colon."""
 
@@ -169,10 +167,7 @@ def covers(wide: Mapping[str, Conditions], narrow: Mapping[str, Conditions]) -> 
 
 
 def disjoint(first: Mapping[str, Conditions], second: Mapping[str, Conditions]) -> bool:
-    """Return True if it is certain that no request belongs to both, by attributes that are known before it is served.
-
-    Text that spells a number or a boolean counts as that too, as in `SliceCondition.holds`.
-    """
+    """Return True if certainly no request belongs to both, by attributes known before it is served, however spelled."""
     for attribute in first.keys() & second.keys() - _OF_ANSWERS:
         both = [*first[attribute], *second[attribute]]
         if not any(_all_hold(both, found) for value in _tried(both) for found in _spelled(value)):

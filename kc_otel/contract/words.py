@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 from datetime import UTC, datetime
 from decimal import ROUND_FLOOR, ROUND_HALF_EVEN, Context, Decimal
 from difflib import get_close_matches
@@ -101,6 +101,14 @@ def together(rows: Iterable[tuple[Hashable, str]]) -> dict[Any, list[str]]:
         if name not in names:
             names.append(name)
     return found
+
+
+def table_lines(header: Sequence[str], rows: Iterable[Sequence[str]]) -> Iterator[str]:
+    """Yield a line for the header, if there is one, and each row, in columns."""
+    whole = [*([header] if header else []), *rows]
+    widths = [max(map(len, column)) for column in zip(*whole, strict=True)]
+    for row in whole:
+        yield "  ".join(map(str.ljust, row, widths)).rstrip()
 
 
 def _digits(value: float, digits: int, rounding: str) -> str:

@@ -105,10 +105,7 @@ def _directions(features: int) -> NDArray[np.float32]:
 def relative_error(
     reference: NDArray[np.float32], other: NDArray[np.float32], *, free: NDArray[np.float32] | None = None
 ) -> float:
-    """Root mean square of the difference in shares of the reference's; inf where only one is finite.
-
-    A difference in direction of `free` [features] does not count: logits may differ by a constant.
-    """
+    """Root mean square of the difference in shares of the reference's, but what is along `free`; inf for one finite."""
     ours, theirs = reference.astype(np.float64), other.astype(np.float64)
     with np.errstate(invalid="ignore"):
         difference = np.where((ours == theirs) | (np.isnan(ours) & np.isnan(theirs)), 0.0, theirs - ours)

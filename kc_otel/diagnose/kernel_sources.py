@@ -80,10 +80,7 @@ def captured_by(
     options: Mapping[str, Any] | None = None,
     decode: int = 16,
 ) -> Iterator[CapturedSequence]:
-    """Yield a named kernel's captures of sequences; names are those of `kernel_from`.
-
-    Rounding to `precision` is measured in a torch kernel; an engine decodes so many tokens after a bare prompt.
-    """
+    """Yield a named kernel's captures of sequences; an engine decodes so many tokens after a bare prompt."""
     dtype = None if precision is None else getattr(torch, precision, None)
     if precision is not None and not isinstance(dtype, torch.dtype):
         raise ValueError(f"{precision!r} is no number format of torch, such as bfloat16")
@@ -189,7 +186,7 @@ def capture_kernel(
             precision=_errors(own, rough),
             messages=sequence.messages,
             encoded=None if encoded is None else tuple(encoded),
-            unreached=tuple(unreached(kernel, left, own, [[sequence]])),
+            unreached=tuple(unreached(kernel, left, own)),
         )
 
 

@@ -11,18 +11,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kc_otel.contract.model import Contract
-from kc_otel.contract.words import number
+from kc_otel.contract.words import number, table_lines
 from kc_otel.diagnose.above_noise import (
     NOISE_FACTOR,
     NULL_SHARE,
     BoundaryDrift,
+    ComponentShare,
     Measured,
+    Shares,
     batch_dependence,
     least_sequences,
     sequences_to_name,
 )
 from kc_otel.diagnose.boundaries import HEAD, OUTPUT, SAMPLER, TOKENS, Boundary, by_operator
-from kc_otel.diagnose.shares import ComponentShare, Shares
 from kc_otel.judge.plain_json import to_plain
 from kc_otel.stats import Interval
 
@@ -41,10 +42,7 @@ class NotComparableError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Divergence:
-    """Something that is not noise, at a boundary and a module of the inference kernel.
-
-    `tensors` are a static scale that cuts inputs off, and parameters that differ by more than rounding.
-    """
+    """Something that is not noise, at a boundary and a module; `tensors` differ, or cut inputs off."""
 
     kind: Kind
     boundary: Boundary
@@ -57,9 +55,8 @@ class Divergence:
 class Located:
     """The answer to which operator it is; boundaries and findings are in the order of execution.
 
-    `culprit` has the largest share of the drift of `metric`, without shares the largest error. `observed` is the
-    inference kernel's drift as it ran, mean over sequences. `confidence` is of everything together. `settings` are what
-    to look at before any operator.
+    `culprit` has the largest share of the drift of `metric`, without shares the largest error; `observed` is that drift
+    as it ran, mean over sequences. `confidence` is of everything together; `settings` are to be looked at first.
     """
 
     contract: str
@@ -323,10 +320,7 @@ def _table(located: Located) -> Iterator[str]:
         for boundary in boundaries
         if boundary in farthest
     ]
-    rows = [_HEADER, *shown] if shown else []
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    for row in rows:
-        yield "  ".join(map(str.ljust, row, widths)).rstrip()
+    yield from table_lines(_HEADER, shown) if shown else ()
     if len(boundaries) > len(shown):
         yield f"... and {len(boundaries) - len(shown)} that are nearer to their floor; all are in --json"
 

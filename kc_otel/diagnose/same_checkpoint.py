@@ -180,10 +180,7 @@ def _most(module: torch.nn.Module) -> float:
 
 @dataclass(frozen=True, slots=True)
 class TensorDifference:
-    """A parameter of both kernels: root mean square of the difference in shares of the training kernel's.
-
-    `rounding` is the largest one that the inference kernel's number format explains.
-    """
+    """A parameter of both kernels: relative root mean square difference, and the largest that rounding explains."""
 
     name: str
     relative: float

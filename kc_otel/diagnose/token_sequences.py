@@ -20,7 +20,6 @@ _PROMPT_COLUMNS: Final = ("prompt_ids", "prompt_token_ids")
 _TOKEN_COLUMNS: Final = ("token_ids", "completion_ids", "response_ids", "input_ids")
 _MAX_SPOOLED_REQUESTS: Final = 4096
 _MAX_CONSIDERED: Final = 65_536
-"""Sequences of a file that those are chosen from."""
 _PROGRAM_DESCRIPTION: Final = "a function of a slice's name that returns objects with prompt_ids and token_ids"
 
 
@@ -49,9 +48,7 @@ def chat_encoder(tokenizer: Any) -> Callable[[Sequence[Mapping[str, str]]], list
 def read_sequences(
     source: str | Path, *, contract: Contract | None = None, slice: str = ALL, most: int = 64
 ) -> tuple[TokenSequence, ...]:
-    """Sequences of a file or a program, those of one slice; of a capture all that was captured.
-
-    Where a file has more, they are taken from all over it, of as many prompts as there are.
+    """Sequences of one slice of a file or a program, from all over it and of many prompts; all of a capture.
 
     JSON lines have `token_ids` and, where known, `prompt_ids`, `attributes` and `messages`; whatever else
     `load_recording` reads is a recording with token ids. A program is `FILE.py:NAME`, given the slice.
@@ -87,10 +84,7 @@ def _found(
 
 
 def _spread(rows: Sequence[TokenSequence], most: int) -> tuple[TokenSequence, ...]:
-    """At most so many of the sequences, in their order, from all over the file: of as many prompts as there are.
-
-    Rollouts of a prompt, or what a file is sorted by, are beside each other.
-    """
+    """At most so many of the sequences, in their order, from all over the file: of as many prompts as there are."""
     prompts: dict[Any, list[int]] = {}
     for place, row in enumerate(rows):
         prompts.setdefault(row.token_ids[: row.prompt_tokens] or place, []).append(place)

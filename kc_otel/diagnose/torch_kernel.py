@@ -91,8 +91,8 @@ class TorchKernel:
     ) -> tuple[Activations, list[torch.Tensor]]:
         """Outputs by boundary, [tokens, features] of each sequence, and logits [tokens, vocabulary] in float32.
 
-        Every sequence is in one of the batches, by its index. `replaced` replaces an operator's output after it was
-        taken, `added` is added to it; `padding` are tokens of something else, behind the longest.
+        Every sequence is in one of the batches. `replaced` replaces an operator's output after it was taken, `added` is
+        added to it; `padding` are tokens of something else, behind the longest.
         """
         ids_of = [torch.as_tensor(np.asarray(sequence.token_ids, dtype=np.int64)) for sequence in sequences]
         visit = TorchVisit(sequences, self._apart(replaced), self._apart(added), taken=taken)

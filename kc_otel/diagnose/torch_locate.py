@@ -21,8 +21,10 @@ from kc_otel.diagnose.above_noise import (
     NOT_FINITE,
     ROUNDING_RMS,
     BoundaryDrift,
+    Shares,
     boundary_drift,
     enough_sequences,
+    shares_of,
 )
 from kc_otel.diagnose.boundaries import HEAD, OUTPUT, SAMPLER, Boundary, by_operator, fused_parts
 from kc_otel.diagnose.located import (
@@ -45,7 +47,6 @@ from kc_otel.diagnose.same_checkpoint import (
     saturated_scales,
     tensor_differences,
 )
-from kc_otel.diagnose.shares import Shares, shares_of
 from kc_otel.diagnose.token_sequences import TokenSequence
 from kc_otel.diagnose.torch_kernel import TorchKernel
 from kc_otel.diagnose.torch_measure import (

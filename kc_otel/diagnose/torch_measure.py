@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import partial
 from typing import Any, Final
@@ -27,7 +27,6 @@ from kc_otel.diagnose.vllm_kernel import WatchedKernel
 
 with extra("torch", "locating in a torch module"):
     import torch
-    from torch.overrides import TorchFunctionMode
 
 _ALONE_ROWS: Final = 8
 """Sequences that are run alone, each kernel against itself; the rest of a batch stays together."""
@@ -71,8 +70,8 @@ def measure_pair(
 ) -> tuple[dict[Boundary, Measured], list[Absent], tuple[Boundary, ...]]:
     """Run both kernels, each also against itself in other batches, and compare at every boundary.
 
-    Returns relative errors by boundary, nan of sequences in whose chunk it was not reached; what cannot be compared;
-    and what no sequence reached. `precision` is the training kernel in the inference kernel's number format.
+    Returns relative errors by boundary, nan of sequences whose chunk did not reach it; what cannot be compared; and
+    what no sequence reached. `precision` is the training kernel in the inference kernel's number format.
     """
     parts, done = [], 0
     chunks = chunks_of(sequences, batch_tokens)
@@ -87,8 +86,8 @@ def measure_pair(
     }
     missing = list(dict.fromkeys(gap for _, gaps in parts for gap in gaps))
     seen = {*measured, *(gap.boundary for gap in missing)}
-    by_neither = set(unreached(inference, theirs, seen, chunks))
-    return measured, missing, tuple(key for key in unreached(train, ours, seen, chunks) if key in by_neither)
+    by_neither = set(unreached(inference, theirs, seen))
+    return measured, missing, tuple(key for key in unreached(train, ours, seen) if key in by_neither)
 
 
 def _joined(parts: Sequence[Measured | None], sizes: Sequence[int]) -> Measured:
@@ -122,46 +121,11 @@ def not_run(kernel: WatchedKernel) -> Iterator[dict[Boundary, None]]:
             handle.remove()
 
 
-def unreached(
-    kernel: WatchedKernel,
-    left: dict[Boundary, None],
-    seen: Iterable[Boundary],
-    chunks: Iterable[Sequence[TokenSequence]],
-) -> list[Boundary]:
-    """Boundaries of those `left` by `not_run` that no sequence reached, with fused products as one.
-
-    A torch module is also reached if a function is given its parameters, as attention of torch is its projection's.
-    """
+def unreached(kernel: WatchedKernel, left: dict[Boundary, None], seen: Iterable[Boundary]) -> list[Boundary]:
+    """Boundaries of those `left` by `not_run` that no sequence reached, with fused products as one."""
     for key in seen:
         left.pop(replace(key, part=0), None)
-    for chunk in chunks if isinstance(kernel, TorchKernel) else ():
-        if left:
-            with _ParametersUsed(kernel.module, kernel.named, left):
-                kernel.run(chunk, [range(len(chunk))], taken=False)
     return list(fused(left, lambda _: None) if isinstance(kernel, TorchKernel) and kernel.is_fused else left)
-
-
-class _ParametersUsed(TorchFunctionMode):  # type: ignore[misc]
-    """Takes the boundaries away whose modules have a parameter of which a function makes a tensor."""
-
-    def __init__(self, module: torch.nn.Module, named: Mapping[str, Boundary], left: dict[Boundary, None]) -> None:
-        super().__init__()
-        self._left = left
-        self._owners = {
-            id(parameter): boundary
-            for name, boundary in named.items()
-            if boundary in left
-            for parameter in module.get_submodule(name).parameters()
-        }
-
-    def __torch_function__(self, function: Any, _: Any, args: Any = (), kwargs: Any = None) -> Any:
-        made = function(*args, **(kwargs or {}))
-        if isinstance(made, torch.Tensor) or type(made) in {tuple, list}:  # neither a shape nor a number format
-            for value in (*args, *(kwargs or {}).values()):
-                for member in value if isinstance(value, tuple | list) else (value,):
-                    if id(member) in self._owners:
-                        self._left.pop(self._owners[id(member)], None)
-        return made
 
 
 def tokens_at_a_time(kernel: TorchKernel) -> int:
@@ -297,10 +261,7 @@ def relative(
     *,
     shifted: bool = False,
 ) -> NDArray[np.float64]:
-    """`relative_error` per sequence of [tokens, features], over its span if given; nan without tokens on both sides.
-
-    With `shifted`, a constant that is added to a token's features is no difference, as it is none of logits.
-    """
+    """`relative_error` per sequence of [tokens, features], over its span if given; nan without tokens on both sides."""
     found = np.full(len(reference), np.nan)
     if any(a.shape != b.shape or a.ndim != 2 for a, b in zip(reference, other, strict=True)):
         return found

@@ -30,11 +30,7 @@ _IN_PARTS: Final = frozenset({"rotary"})
 
 
 class Visit:
-    """The actions, whatever the layout of a kernel's outputs.
-
-    While a forward runs, `_segments` are the sequence, the position of its first token, and where its tokens are in a
-    view of an output.
-    """
+    """The actions, whatever the layout; `_segments`: sequence, first position, and place in a view of an output."""
 
     def __init__(
         self,
@@ -56,10 +52,7 @@ class Visit:
 
     @contextmanager
     def of_modules(self, module: torch.nn.Module, named: Mapping[str, Boundary]) -> Iterator[None]:
-        """Visit the outputs of named modules, and inputs that are an operator's output where no module gives that.
-
-        A module that layers share stands for the layer that runs.
-        """
+        """Visit the outputs of named modules, and inputs that are an operator's output where no module gives that."""
         known, by_module = set(named.values()), dict[torch.nn.Module, dict[int | None, Boundary]]()
         with ExitStack() as stack:
             for name, boundary in named.items():
@@ -176,7 +169,7 @@ class TorchVisit(Visit):
 
 
 class EngineVisit(Visit):
-    """Of a live vLLM, whose outputs have a row for each token of the requests that run; an unknown prompt is one token.
+    """Of a live vLLM, whose outputs have a row for each token of the requests that run.
 
     Logits are replaced only on their way to the sampler; with `sampled` the sampler's are taken. `ended` has place in
     the batch, sequence and tokens of the requests that end in this forward.

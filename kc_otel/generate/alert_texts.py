@@ -18,12 +18,12 @@ from typing import Final
 from kc_otel.contract.clause import Clause
 from kc_otel.contract.model import Contract
 from kc_otel.contract.policy import EscalationStep
-from kc_otel.contract.prometheus_names import INVALID_ONCE, label, metric, selector
+from kc_otel.contract.registry.own_metrics import INVALID_ONCE, label, metric, selector
 from kc_otel.contract.sentences import REMEDIES, consequence, promise
 from kc_otel.contract.slices import ALL
 from kc_otel.contract.units import format_duration
 from kc_otel.contract.words import MEASURED_LATER
-from kc_otel.generate.links import (
+from kc_otel.generate.files import (
     EVALUATED_ID,
     HEALTH_UID,
     MISSING_ID,
@@ -40,7 +40,6 @@ from kc_otel.judge.escalation.webhook_body import ALERT_NAMES
 from kc_otel.judge.verdict import INPUT_CLAUSE, Status
 
 CELL_LABELS: Final = tuple(label(name) for name in ("kc.slice", "kc.kernel.train", "kc.kernel.inference"))
-"""Labels that tell the cells of one clause apart."""
 
 HELD_BY: Final = {
     Status.FAIL: (Status.INCONCLUSIVE, Status.NO_DATA, Status.INVALID_INPUT),
@@ -166,8 +165,8 @@ def annotation_texts(
 ) -> dict[str, str]:
     """Return the texts that the on-call person reads, of values of a cell or templates of them.
 
-    `either` makes one of a text while the verdict is FAIL and another while only the alert holds; `bounds` are empty
-    where numbers cannot be asked for; `text` makes a contract's words fit into a template.
+    `either` makes one of a text while the verdict is FAIL and another while only the alert holds; `text` makes a
+    contract's words fit into a template.
     """
     what = {
         "fail": f"{alert.clause_id} broke its limit on {where}",
@@ -240,11 +239,7 @@ _NEWS_SECONDS: Final = 3600
 
 @dataclass(frozen=True, slots=True)
 class StateAlert:
-    """Words about a state of the evaluator.
-
-    `expression` is PromQL with a series, with the labels `given`, for each such state; `panel` is a dashboard's UID and
-    a panel's id; a label's name in braces stands for its value in the texts.
-    """
+    """Words about a state of the evaluator: PromQL with a series for each, its labels, its panel, its texts."""
 
     name: str
     uid: str
@@ -266,10 +261,7 @@ class StateAlert:
 
     @property
     def held(self) -> str:
-        """PromQL: the state, which is neither over nor new while nobody judges its contract.
-
-        A contract that nobody has judged for a day was retired or renamed: its states end.
-        """
+        """PromQL: the state, neither over nor new while nobody judges its contract, for a day at most."""
         firing = f'ALERTS{{alertstate="firing", alertname="{self.name}", severity="{self.severity}"}}'
         without = ", ".join(("alertname", "alertstate", "severity", *self.given))
         contract = label("kc.contract")

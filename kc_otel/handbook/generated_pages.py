@@ -29,7 +29,6 @@ PYTHON_PACKAGES: Final = {
     "kc_otel.client": "Serving processes and receivers",
     "kc_otel.stats": "Mathematics",
 }
-"""Public packages, with headings; the other packages are reached by commands."""
 _CLIENT_MODULES: Final = ("alive", "openfeature", "router", "training_log", "webhooks")
 """Modules that a service imports or a container runs; the others of `kc_otel.client` serve these and the commands."""
 
@@ -176,7 +175,6 @@ PAGES: Final[dict[str, Callable[[], Iterable[str]]]] = {
     "reference/http-api.md": http_api_page,
     "reference/python.md": python_page,
 }
-"""Path below `pages` -> the generated paragraphs."""
 
 
 def _table(headings: Iterable[str], rows: Iterable[Iterable[str]]) -> str:

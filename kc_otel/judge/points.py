@@ -23,8 +23,8 @@ from numpy.typing import NDArray
 from opentelemetry.proto.common.v1.common_pb2 import InstrumentationScope, KeyValue
 from opentelemetry.proto.resource.v1.resource_pb2 import Resource
 
-from kc_otel.contract.bucket_layouts import WIDEST_ZERO
 from kc_otel.contract.fields import operator_name
+from kc_otel.contract.limits import WIDEST_ZERO
 from kc_otel.contract.model import Contract
 from kc_otel.contract.plain_text import is_plain
 from kc_otel.contract.registry.clause_metrics import OPERATORS, RECORDED

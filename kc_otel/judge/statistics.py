@@ -16,9 +16,8 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from kc_otel.contract.bucket_layouts import ZERO_THRESHOLD
 from kc_otel.contract.clause import Clause
-from kc_otel.contract.limits import factors
+from kc_otel.contract.limits import ZERO_THRESHOLD, factors
 from kc_otel.contract.model import Assumptions, Observability
 from kc_otel.contract.registry.clause_metrics import DERIVED, Unit
 from kc_otel.contract.slices import ALL

@@ -57,7 +57,6 @@ _WORST_FIRST: Final = (Status.FAIL, Status.INVALID_INPUT, Status.NO_DATA, Status
 Slices = Mapping[str, Any] | Sequence[Mapping[str, Scalar]]
 
 _MAX_VALUES: Final = 20
-"""Values of an attribute that become slices of their own."""
 _RANGE_COUNT: Final = 4
 
 

@@ -86,10 +86,7 @@ class Correction:
 
 
 class Ratios:
-    """The ratios of a recording's tokens [N] and sequences [S], and what rejection rules look at, each computed once.
-
-    Log ratios are kept within the range of all other measures; no threshold lies beyond it.
-    """
+    """Ratios of a recording's tokens [N] and sequences [S] within the range of all measures, each computed once."""
 
     def __init__(self, recording: Recording) -> None:
         self.recording = recording

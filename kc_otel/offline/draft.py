@@ -59,10 +59,7 @@ _REWARD_PATHS: Final = frozenset({MeasuringPath.TRL, MeasuringPath.VERL})
 
 @dataclass(frozen=True, slots=True)
 class Draft:
-    """Inputs of a new contract: both kernels' fields, the largest acceptable drift of the mean reward, and its range.
-
-    `horizon` is in generated tokens; clauses that the measuring path `data` cannot measure are left out.
-    """
+    """Inputs of a new contract: both kernels' fields, the largest acceptable drift of the mean reward, its range."""
 
     name: str
     owner: str
@@ -78,10 +75,7 @@ class Draft:
 
 @dataclass(frozen=True, slots=True)
 class DraftClause:
-    """A clause of a new contract, and how its limit follows; one that only `explains` is not asked for.
-
-    The clause's description says what breaks beyond the limit.
-    """
+    """A clause, what breaks beyond its limit, and how that follows; one that only `explains` is not asked for."""
 
     clause: Clause
     derivation: str
@@ -117,10 +111,7 @@ def floors(contract: Contract, recording: Recording) -> Iterator[NoiseFloor]:
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """A contract as text, the observations that a PASS takes, and the baseline's floors and clauses that it decides.
-
-    `older` tokens of the baseline, which older weights sampled, are in no floor.
-    """
+    """A contract, the observations that a PASS takes, the baseline's floors, clauses it decides, tokens left out."""
 
     text: str
     contract: Contract
@@ -208,10 +199,7 @@ def _contract(draft: Draft, clauses: Sequence[DraftClause]) -> Contract:
 def _measured(
     contract: Contract, found: Sequence[NoiseFloor], margin: float, baseline: Recording, prompts: int, source: str
 ) -> Iterator[DraftClause]:
-    """Clauses on tokens with limits that the baseline keeps by a margin.
-
-    The margin is raised until a pair like the baseline typically passes with so many prompts.
-    """
+    """Clauses on tokens whose margin is raised until a pair like the baseline typically passes with so many prompts."""
     there = baseline.lengths.size if baseline.prompts is None else int(baseline.prompts.max()) + 1
     most = {Unit.TOKEN: prompts * int(baseline.lengths.sum()) // there}
     cap: float | None = None

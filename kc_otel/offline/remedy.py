@@ -233,11 +233,7 @@ def _mean(values: Floats, low: float, high: float, alpha: float, times: int, cap
 
 @dataclass(frozen=True, slots=True)
 class Costs:
-    """Costs of a correction on a slice, as shares of its sequences or tokens.
-
-    `variance` is E[c^2] / E[c]^2: as many times as many rollouts give the same standard error, where scores do not
-    depend on weights; inf where nothing is left. `dropped_positive` is of the tokens with A > 0.
-    """
+    """Costs of a correction on a slice, shares of its sequences or tokens; `variance` is E[c^2] / E[c]^2."""
 
     sequences: int
     tokens: int
@@ -273,10 +269,7 @@ class CorrectionReplay:
 
     @property
     def rank(self) -> tuple[bool, float, float, float, float]:
-        """Sort key, best first: keeps every promise, then the least variance, else the smallest excess over a limit.
-
-        The excess is the largest estimate in limits, else the largest upper bound; promises without data do not count.
-        """
+        """Sort key, best first: keeps every promise, then the least variance, else the smallest excess over a limit."""
         costs = self.costs[ALL]
         known = [found for found in self.findings if found.interval.samples]
         excess = (0.0, 0.0) if all(found.state == "met" for found in known) else max(map(_excess, known))
@@ -287,9 +280,8 @@ class CorrectionReplay:
 class Remedy:
     """Effect of each correction on a recording; all intervals hold together with `confidence`.
 
-    `closest` is each trainer's correction that keeps the contract with the lowest variance, or comes closest to it;
-    `lacking`, by undecided trainer, how many more prompts or sequences decide at most, None where no number does. No
-    correction can be asked to keep the clauses of `beyond`; `exceeded` are the worst verdicts of those.
+    `closest` is each trainer's that keeps the contract with the lowest variance, or comes closest; `lacking` how many
+    more prompts or sequences decide at most, None for no number; `exceeded` the worst verdicts of clauses `beyond` any.
     """
 
     source: str

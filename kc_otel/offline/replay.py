@@ -119,8 +119,7 @@ def _entry(message: bytes, damaged: Callable[[str], object]) -> TrafficEntry | N
 class Span:
     """An alert, a route or a directive, Unix times in seconds; without an end it lasts to the end of the recording.
 
-    `what` is the verdict that an alert is about, `route:train-kernel`, or a directive's kind. Only alerts have a
-    clause, a training kernel and what follows those; a route's inference kernel is the version that it avoids.
+    `what` is an alert's verdict, `route:train-kernel`, or a directive's kind; a route's inference kernel is avoided.
     """
 
     what: str
@@ -158,10 +157,7 @@ class SentWebhook:
 
 @dataclass(frozen=True, slots=True)
 class ReplayTimeline:
-    """Timeline of a recording under one contract, in the order of beginnings, Unix times in seconds.
-
-    `points` are by outcome, `cells` of the last evaluation; `not_recorded` says what the recording has no data for.
-    """
+    """Timeline of a recording under one contract, in the order of beginnings, Unix times in seconds."""
 
     name: str
     version: int
@@ -180,10 +176,7 @@ class ReplayTimeline:
 
 @dataclass(frozen=True, slots=True)
 class MovedSpan:
-    """The same alert, route or directive under both contracts, but at other times or with other actions.
-
-    It begins and ends so many seconds later; infinitely later where it does not end any more, and the reverse.
-    """
+    """The same alert or decision under both contracts, begun and ended so many seconds later, or with other actions."""
 
     old: Span
     new: Span

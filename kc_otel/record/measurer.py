@@ -22,8 +22,8 @@ from opentelemetry import trace
 from opentelemetry.sdk.metrics.export import Metric
 from opentelemetry.util.types import AttributeValue
 
-from kc_otel.contract.bucket_layouts import bucket_layouts
 from kc_otel.contract.input_reasons import remedy
+from kc_otel.contract.limits import bucket_layouts
 from kc_otel.contract.model import Contract
 from kc_otel.contract.registry.clause_metrics import RECORDED, Unit
 from kc_otel.contract.slices import LAG, LENGTH, OF_TOKENS

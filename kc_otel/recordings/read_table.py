@@ -69,7 +69,6 @@ _UNREAD_MASK: Final = (
     f"leave it out"
 )
 ATTRIBUTES: Final = "attributes"
-"""Column with a sequence's attributes: a mapping, or its JSON."""
 
 
 def resolve(source: str, present: Iterable[str], columns: Mapping[str, str] | None) -> dict[str, str]:
@@ -115,10 +114,9 @@ def _listed(names: list[str]) -> str:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RaggedTable:
-    """A file's content: by role an array of each row, [tokens], or [tokens, V] of logits; and attributes of each row.
+    """A file's content: by role an array of each row, [tokens], or [tokens, V] of logits; attributes of each row.
 
-    For messages it has the column of each role, `place`, which gives the words for a row, such as `line 12`, and the
-    columns that are neither a role's nor an attribute, with the reason.
+    For messages: column names by role, `place` of a row, and columns of neither role nor attribute, with the reason.
     """
 
     source: str
@@ -183,10 +181,7 @@ def table_of_rows(
     problems: Problems,
     names: Mapping[str, str] | None = None,
 ) -> RaggedTable:
-    """Put rows, a place for messages and values by column, into arrays.
-
-    `names` are what `resolve` returns; without them the first row has every column, and a later one has no other role.
-    """
+    """Put rows, a place for messages and values by column, into arrays; `names` are what `resolve` returns."""
     late: frozenset[str] = frozenset()
     parts: dict[str, list[NDArray[Any]]] = {}
     attributes: list[Mapping[str, Scalar]] = []
@@ -237,10 +232,7 @@ def first_record(path: Path) -> dict[str, Any] | None:
 def records(
     path: Path, read: LinesRead | None = None, problems: Problems | None = None
 ) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Yield each line's number and object, one at a time: a file's size does not matter.
-
-    A line that holds none is noted in `problems`; without these it is a RecordingError.
-    """
+    """Yield each line's number and object; a line of none goes to `problems`, else is a RecordingError."""
     for number, line in lines(path, read):
         try:
             record = read_json_text(line)
@@ -261,10 +253,7 @@ def scalars_of(values: Mapping[str, Any]) -> dict[str, Scalar]:
 
 
 def lines(path: Path, read: LinesRead | None = None) -> Iterator[tuple[int, str]]:
-    """Yield the lines of a file, packed or not, that hold anything, with their numbers.
-
-    Lines that `read` counts are skipped; a RewrittenError if the file no longer begins with them. `read` advances.
-    """
+    """Yield the lines that hold anything after those `read` counts, or a RewrittenError; `read` advances."""
     packed = path.suffix == ".gz"
     known = LinesRead() if read is None else replace(read)
     line, digest = 0, hashlib.sha256()

@@ -37,7 +37,6 @@ def group_of(attributes: Mapping[str, Scalar]) -> Scalar | None:
 
 
 PROMPT_IDS: Final = ("prompt_ids", "prompt_token_ids")
-"""Columns of a sequence's prompt as token ids."""
 
 
 def with_prompt(attributes: Mapping[str, Scalar], row: Mapping[str, Any]) -> Mapping[str, Scalar]:
@@ -71,10 +70,7 @@ def prompt_id(token_ids: NDArray[np.int64]) -> str:
 
 
 class RecordingError(ValueError):
-    """A recording cannot be used; `problems` are sentences with file, row, field and remedy, in the file's order.
-
-    `sequences` is the number of rows that were read and are not measured; 0 where nobody knows it.
-    """
+    """A recording cannot be used: sentences with file, row, field and remedy, and how many rows were read if known."""
 
     def __init__(self, *problems: str, sequences: int = 0) -> None:
         super().__init__("\n".join(problems))
@@ -117,10 +113,7 @@ class Recording:
 
     @property
     def prompts(self) -> NDArray[np.int64] | None:
-        """Number of each sequence's prompt, int64 [S]; None where none has a `group_of`.
-
-        A sequence without one is the only rollout of its prompt.
-        """
+        """Number of each sequence's prompt, int64 [S]; None where none has a `group_of`. Others are alone in theirs."""
         names = [group_of(attributes) for attributes in self.attributes]
         if all(name is None for name in names):
             return None

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import gzip
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,7 +32,6 @@ from kc_otel.recordings.read_table import (
     LinesRead,
     Problems,
     RaggedTable,
-    arrow,
     read_jsonl,
     read_npz,
     read_parquet,
@@ -41,16 +39,11 @@ from kc_otel.recordings.read_table import (
 from kc_otel.recordings.recording import DENSITY, GROUPS, Recording, RecordingError, group_of
 from kc_otel.stats.surplus import surely_surplus, sureness, surplus
 
-Format = Literal["npz", "jsonl", "parquet"]
-
-_READERS: Final[Mapping[Format, Callable[[Path, Mapping[str, str] | None], RaggedTable]]] = {
-    "npz": read_npz,
-    "jsonl": read_jsonl,
-    "parquet": read_parquet,
-}
+_READERS: Final[Mapping[str, Callable[..., RaggedTable]]] = {
+    ".npz": read_npz, ".jsonl": read_jsonl, ".jsonl.gz": read_jsonl, ".parquet": read_parquet,
+}  # fmt: skip
 
 _PER_TOKEN: Final = ("train", "inference", "token_ids", "advantages", "train_kept", "versions")
-_ENDINGS: Final[Mapping[str, Format]] = {".npz": "npz", ".jsonl": "jsonl", ".jsonl.gz": "jsonl", ".parquet": "parquet"}
 _HALF_PRECISION: Final = 0.25
 """Nats by which a log-sum-exp that was rounded to bfloat16 lies below a logit of 32 to 64, at most."""
 _FEW_SEQUENCES_SHARE: Final = 0.05
@@ -62,10 +55,9 @@ _TOLERANCE_NATS: Final = 1e-3
 def load_recording(path: str | Path, *, columns: Mapping[str, str] | None = None) -> Recording:
     """Log-probabilities of both kernels: from a recording, or what a trainer wrote, or a folder of it.
 
-    Recordings in .npz are padded arrays [S, T] with a mask or lengths, or packed ones [N] with lengths; a row of .jsonl
-    and .parquet is a sequence. `columns` maps roles to column names where `read_table.ALIASES` has none. Both sides are
-    renormalised over the mass on what truncation kept, where a file has it. A RecordingError has each kind of fault
-    that was found, and how often it occurs.
+    Recordings in .npz are padded [S, T] with a mask or lengths, or packed [N] with lengths; a row of .jsonl and
+    .parquet is a sequence. `columns` maps roles to column names. A RecordingError has each kind of fault, and how often
+    it occurs.
     """
     # The importers read recordings of one's own with what is below.
     from kc_otel.recordings.importers import trainer_files  # noqa: PLC0415
@@ -89,8 +81,10 @@ def load_recording(path: str | Path, *, columns: Mapping[str, str] | None = None
 
 def load_own(path: Path, columns: Mapping[str, str] | None, read: LinesRead | None = None) -> Recording:
     """Read a recording in .npz, .jsonl, .jsonl.gz or .parquet, without the lines that `read` counts so far."""
-    format = format_of(path)
-    table = read_jsonl(path, columns, read) if format == "jsonl" else _READERS[format](path, columns)
+    reader = next((reader for ending, reader in _READERS.items() if path.name.lower().endswith(ending)), None)
+    if reader is None:
+        raise RecordingError(f"{path}: the name does not end in {', '.join(_READERS)}: rename it to match its format")
+    table = reader(path, columns, read) if reader is read_jsonl else reader(path, columns)
     try:
         return assembled(table)
     except RecordingError as error:
@@ -337,55 +331,17 @@ def _renormalise(given: dict[str, NDArray[Any]], note: Callable[[str, NDArray[np
 
 
 def save_recording(recording: Recording, path: str | Path) -> None:
-    """Write a recording to .npz (packed), .jsonl, .jsonl.gz or .parquet (one row per sequence); logits to .npz only."""
+    """Write a recording to .npz, packed."""
     where = Path(path)
-    chosen = format_of(where)
+    if where.suffix.lower() != ".npz":
+        raise RecordingError(f"{where}: recordings are written as .npz; end the name in that")
     if recording.train_kept is not None:  # a file has log-probabilities from before truncation
         recording = replace(recording, train=recording.train + recording.train_kept)
-    arrays = {ALIASES[role][0]: values for role in _PER_TOKEN if (values := getattr(recording, role)) is not None}
-    logits = {role: values for role in LOGITS if (values := getattr(recording, role)) is not None}
-    if chosen == "npz":
-        _npz(recording, where, arrays | logits)
-    elif logits:
-        raise RecordingError(f"{where}: logits are kept in .npz only; write to .npz, or drop them with replace()")
-    elif chosen == "jsonl":
-        _jsonl(recording, where, arrays)
-    else:
-        _parquet(recording, where, arrays)
-
-
-def format_of(path: Path) -> Format:
-    """The format that a file's name says; a RecordingError where it says none."""
-    for ending, format in _ENDINGS.items():
-        if path.name.lower().endswith(ending):
-            return format
-    raise RecordingError(f"{path}: the name does not end in {', '.join(_ENDINGS)}: rename it to match its format")
-
-
-def _npz(recording: Recording, path: Path, arrays: dict[str, NDArray[Any]]) -> None:
-    written: dict[str, Any] = {**arrays, "lengths": recording.lengths}
+    roles = (*_PER_TOKEN, *LOGITS)
+    written: dict[str, Any] = {
+        ALIASES[role][0]: values for role in roles if (values := getattr(recording, role)) is not None
+    }
     if any(recording.attributes):
         written[ATTRIBUTES] = np.array([json.dumps(dict(attribute)) for attribute in recording.attributes])
-    with path.open("wb") as file:
-        np.savez_compressed(file, **written)
-
-
-def _jsonl(recording: Recording, path: Path, arrays: dict[str, NDArray[Any]]) -> None:
-    ends = np.cumsum(recording.lengths).tolist()
-    begin = 0
-    with gzip.open(path, "wt", encoding="utf-8") if path.suffix == ".gz" else path.open("w", encoding="utf-8") as file:
-        for end, attributes in zip(ends, recording.attributes, strict=True):
-            row: dict[str, Any] = {name: values[begin:end].tolist() for name, values in arrays.items()}
-            if attributes:
-                row[ATTRIBUTES] = dict(attributes)
-            file.write(json.dumps(row) + "\n")
-            begin = end
-
-
-def _parquet(recording: Recording, path: Path, arrays: dict[str, NDArray[Any]]) -> None:
-    pa = arrow(path)
-    offsets = pa.array(np.append(0, np.cumsum(recording.lengths)), type=pa.int64())
-    columns = {name: pa.LargeListArray.from_arrays(offsets, pa.array(values)) for name, values in arrays.items()}
-    if any(recording.attributes):
-        columns[ATTRIBUTES] = pa.array([json.dumps(dict(attribute)) for attribute in recording.attributes])
-    pa.parquet.write_table(pa.table(columns), path)
+    with where.open("wb") as file:
+        np.savez_compressed(file, **written, lengths=recording.lengths)

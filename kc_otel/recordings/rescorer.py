@@ -37,7 +37,6 @@ from kc_otel.recordings.spool import SpoolReader
 _log: Final = logging.getLogger("kc_otel")
 _ABOVE_ZERO_TOLERANCE: Final = 1e-3
 _TAKEN_AT_ONCE: Final = 256
-"""Requests taken from the spool at a time; they are confirmed together."""
 _FLUSH_SECONDS: Final = 10.0
 _TRACES: Final = TraceContextTextMapPropagator()
 
@@ -53,10 +52,7 @@ class RescoreError(Exception):
 
 @dataclass(slots=True)
 class RescoreTotals:
-    """Requests that were scored, their sampled tokens, the tokens that were read for it, and requests that left.
-
-    `refused` are by reason; `unexported` says why the last requests are still in the spool, if they are.
-    """
+    """Requests scored, sampled tokens, tokens read for it, requests that left, refused ones, and why others stay."""
 
     requests: int = 0
     tokens: int = 0
@@ -69,10 +65,8 @@ class RescoreTotals:
 class Rescorer:
     """Scores what a spool holds, and measures everything: sampling was done when the requests were kept.
 
-    `weights` and `adapter` are the training kernel's, `supported` is the processing that `score` applies: other
-    requests are refused. A batch has at most `batch_tokens`, padding included. `seen` gets what was scored and its log
-    P; what it raises is logged. `poll` are seconds between looks at an empty spool, or an endpoint that does not
-    answer.
+    `weights` and `adapter` are the training kernel's; other requests are refused, as is processing that is not
+    `supported`. `seen` gets what was scored and its log P. `poll` are seconds between looks at an empty spool.
     """
 
     def __init__(

@@ -56,9 +56,8 @@ class Scorer(Protocol):
 def hf_scorer(model: torch.nn.Module, *, autocast: torch.dtype | None = None, max_logits: int = 1 << 28) -> Scorer:
     """A Hugging Face causal language model as a scorer, in the number format that its parameters have.
 
-    It is in `eval` mode while it scores. Sequences are padded on the right and masked; sort by length before calling.
-    `autocast` is the region's number format, as in training. A forward has at most `max_logits`, 512 MiB in bfloat16 by
-    default; a single sequence is never cut.
+    Sequences are padded on the right and masked; sort by length before calling. `autocast` is the region's number
+    format, as in training. A forward has at most `max_logits`, 512 MiB in bfloat16; a single sequence is never cut.
     """
     with extra("torch", "a scorer"):
         import torch  # noqa: PLC0415 - the core does without torch

@@ -61,10 +61,9 @@ class SpoolStats:
 
 
 class Spool(PerProcess):
-    """Keeps served requests in a bounded file until `kc-otel rescore` has scored them.
+    """Keeps served requests in a bounded file, up to `max_age` seconds, until `kc-otel rescore` has scored them.
 
-    `put` may be called from any thread and never waits for the disk; a forked child gets a queue and a connection of
-    its own. 1,000 prompt and 500 sampled tokens take about 9 KB. What nobody scored for `max_age` seconds is removed.
+    A forked child gets a queue and a connection of its own. 1,000 prompt and 500 sampled tokens take about 9 KB.
     """
 
     _connection: sqlite3.Connection | None
@@ -159,10 +158,7 @@ class SpoolReader:
             raise SpoolError(f"{self.path}: another process is rescoring this spool; stop it first") from None
 
     def take(self, limit: int) -> list[tuple[int, SampledRequest]]:
-        """The next requests with their numbers, about `limit`: all that wait of a prompt, the oldest prompt first.
-
-        A row that cannot be read is removed and logged.
-        """
+        """The next requests with their numbers, about `limit`: all that wait of a prompt, the oldest prompt first."""
         rows: list[Any] = []
         try:
             self._look_ahead()
@@ -245,11 +241,7 @@ def _connect(path: Path, max_bytes: int | None = None) -> sqlite3.Connection:
 
 @contextmanager
 def private_database(path: Path, application_id: int, table: str, other: Exception) -> Iterator[sqlite3.Connection]:
-    """Open or create a database of one kind, closed if the block raises; `other` is raised for another kind.
-
-    It holds prompts and answers of users: it is for the account that serves, whatever its umask is, SQLite gives the
-    files beside it the same mode, and what is removed is overwritten.
-    """
+    """Open or create a database of one kind for the serving account alone; `other` is raised for another kind."""
     os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
     with ExitStack() as unless_it_works:
         connection = sqlite3.connect(path, isolation_level=None, timeout=_RETRY_SECONDS, check_same_thread=False)

@@ -49,10 +49,7 @@ _MAX_TOKENS: Final = 4096
 
 @dataclass(frozen=True, slots=True)
 class WorstSequence:
-    """One sequence: `value` is what the clause is about, of this sequence alone, `at` when it was served, Unix time.
-
-    `prompt` and `tokens` are texts, or ids as words; empty where they are redacted. `log_ratios` are nats.
-    """
+    """A sequence, its clause's value, when it was served, texts or ids unless redacted, log ratios in nats."""
 
     value: float
     at: float
@@ -66,10 +63,7 @@ class WorstSequence:
 
 
 class WorstSequences:
-    """Keeps the worst of what is scored: `most` of each clause, slice and inference kernel, for `max_age` seconds.
-
-    `redacted` parts, `prompts` and `completions`, are not stored. `text` gives the text of token ids.
-    """
+    """Keeps the worst `most` of each clause, slice and kernel for `max_age` seconds, without `redacted` parts."""
 
     def __init__(
         self,

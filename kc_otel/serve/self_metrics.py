@@ -20,9 +20,8 @@ from typing import TYPE_CHECKING, Any, Final
 from kc_otel._extras import extra
 from kc_otel.contract.limits import scale_of
 from kc_otel.contract.model import Contract
-from kc_otel.contract.prometheus_names import label_name, prometheus_name
 from kc_otel.contract.registry.clause_metrics import DERIVED
-from kc_otel.contract.registry.own_metrics import METRICS, Instrument
+from kc_otel.contract.registry.own_metrics import METRICS, Instrument, label_name, prometheus_name
 from kc_otel.contract.sentences import limitation
 from kc_otel.contract.slices import ALL
 from kc_otel.judge.decisions import INFERENCE_KERNEL, TRAIN_KERNEL, kept_since

@@ -137,12 +137,6 @@ def test_tables_fit_the_terminal(run, log, contract, width, tables):
     assert "no sequence of this recording is in slice long" in out
 
 
-def test_one_slice(run, log, contract):
-    answer = json.loads(run(log, "--contract", contract, "--slice", "tables", "--json")[1])
-    assert list(slices(answer)) == ["tables"]
-    assert {v["slice"] for v in answer["verdicts"]} == {"tables"}
-
-
 def test_prompts_that_are_not_known_are_noted(run, log, contract):
     assert "assumes that sequences are independent" in " ".join(run(log, "--contract", contract)[1].split())
 
@@ -158,8 +152,8 @@ def test_rare_values_are_together(run, tmp_path):
     lengths = np.ones(60, dtype=np.int64)
     values = -np.ones(60)
     names = [f"v{min(row, 59 - row):02d}" for row in range(60)]
-    save_recording(Recording(values, values, lengths, tuple({"k": k} for k in names)), tmp_path / "a.jsonl")
-    answer = slices(json.loads(run(tmp_path / "a.jsonl", "--by", "k", "--json")[1]))
+    save_recording(Recording(values, values, lengths, tuple({"k": k} for k in names)), tmp_path / "a.npz")
+    answer = slices(json.loads(run(tmp_path / "a.npz", "--by", "k", "--json")[1]))
     assert len(answer) == 22
     assert answer["k=other"]["sequences"] == 20
 
@@ -202,7 +196,6 @@ def test_columns_are_named_on_the_command_line(run, tmp_path):
     ("options", "message"),
     [
         (["--by", "colour"], "no sequence has an attribute 'colour'; there are completion_tokens, prompt_tokens, task"),
-        (["--slice", "code"], "--slice: there is no slice 'code'; there are all"),
         (["--contract", "c.yaml", "--by", "task"], "--contract and --by exclude each other"),
         (["--contract", "nowhere.yaml"], "nowhere.yaml"),
     ],

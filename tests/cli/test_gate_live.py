@@ -70,10 +70,10 @@ def test_the_same_model_on_both_sides_advances(run, endpoints, folder):
 
 
 def test_another_model_rolls_back_and_the_recording_can_be_judged_again(run, endpoints):
-    code, out, err = run(*asked(*endpoints(drift=0.5), "--record", "made/log.jsonl"))
+    code, out, err = run(*asked(*endpoints(drift=0.5), "--record", "made/log.npz"))
     assert code == 1, err
     assert "FAIL token-tv on all traffic: lower bound" in out
-    again = run("gate", "run", "policy.yaml", "made/log.jsonl", "--require", "token-tv", "--sequential")
+    again = run("gate", "run", "policy.yaml", "made/log.npz", "--require", "token-tv", "--sequential")
     assert again[:2] == (code, out)
 
 
@@ -189,7 +189,7 @@ def test_an_answer_that_the_engine_cut_off_is_missing(run, endpoints, reason):
 @pytest.mark.parametrize(
     ("more", "said"),
     [
-        (("--record", "log.txt"), "log.txt: the name does not end in"),
+        (("--record", "log.txt"), "log.txt: recordings are written as .npz"),
         (("--record", "policy.yaml/log.npz"), "policy.yaml/log.npz: cannot be written"),
         (("--prompts", "none.jsonl"), "none.jsonl: cannot be read"),
         (("--train-url", "localhost:80"), "--train-url: 'localhost:80' is not a URL"),

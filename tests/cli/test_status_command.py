@@ -4,26 +4,26 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
 from kc_otel.cli.status_command import _exit_code, _incidents, _missing, _reasons, _routes, _tables
 
 
-def test_many_routes_away_from_one_version_are_one_line() -> None:
-    def said(many: int) -> list[str]:
-        routes = [
-            {"contract": "policy", "slice": f"s{index}", "avoid": "b", "kernel": "train-kernel", "reason": "bad"}
-            for index in range(many)
-        ]
-        return [line.plain for line in _routes({"routes": routes}, None)]
-
-    assert len(said(3)) == 3
-    assert said(3)[0].startswith(
-        "route  policy/s0 is to avoid b and use train-kernel: bad; end it with kc-otel route resume "
-    )
-    (line,) = said(46)
-    assert line == (
-        "route  policy: s0, s1, s2 and 43 more are to avoid b and use train-kernel; end them all with kc-otel route "
-        "resume policy --why ..., or one with --slice NAME"
-    )
+@pytest.mark.parametrize(
+    ("slices", "said"),
+    [
+        (["s0"], "s0 is to avoid b and use train-kernel: bad 0; end it with kc-otel route resume policy --slice s0 "),
+        (["s1"] * 2, "s1 and s1 are to avoid b and use train-kernel: bad 1; end them with kc-otel route resume policy"),
+        ([f"s{index}" for index in range(46)], "s0, s1, s2 and 43 more are to avoid b and use train-kernel; end them"),
+    ],
+)
+def test_routes_away_from_one_version_are_one_line(slices: list[str], said: str) -> None:
+    routes = [
+        {"contract": "policy", "slice": name, "avoid": "b", "kernel": "train-kernel", "reason": f"bad {name[1:]}"}
+        for name in slices
+    ]
+    (line,) = _routes({"routes": routes}, None)
+    assert line.plain.startswith(f"route  policy: {said}")
 
 
 def test_a_cell_without_traffic_is_not_called_no_data() -> None:

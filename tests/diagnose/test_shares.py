@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from kc_otel.diagnose.shares import shares_of
+from kc_otel.diagnose.above_noise import shares_of
 
 
 def test_shares_add_up():

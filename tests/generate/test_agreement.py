@@ -25,8 +25,8 @@ import yaml
 from kc_otel.contract.clause import Clause
 from kc_otel.contract.limits import factors
 from kc_otel.contract.model import Contract
-from kc_otel.contract.prometheus_names import prometheus_name
 from kc_otel.contract.registry.clause_metrics import DERIVED
+from kc_otel.contract.registry.own_metrics import prometheus_name
 from kc_otel.contract.units import format_duration
 from kc_otel.generate.prometheus.closed_forms import alphas
 from kc_otel.generate.prometheus.standalone_rules import standalone_file

@@ -5,9 +5,8 @@ from pathlib import Path
 import pytest
 
 from kc_otel.contract.load import load_all
-from kc_otel.generate.files import stale
+from kc_otel.generate.files import Sites, stale
 from kc_otel.generate.grafana import grafana_files
-from kc_otel.generate.links import Sites
 from kc_otel.generate.prometheus import prometheus_files
 from kc_otel.handbook.generated_pages import FOLDER, PAGES, page
 

@@ -13,9 +13,8 @@ import pytest
 
 from kc_otel.contract.load import load_all
 from kc_otel.contract.policy import Action
-from kc_otel.contract.prometheus_names import label_name, prometheus_name
 from kc_otel.contract.registry.clause_metrics import RECORDED
-from kc_otel.contract.registry.own_metrics import ATTRIBUTES, METRICS
+from kc_otel.contract.registry.own_metrics import ATTRIBUTES, METRICS, label_name, prometheus_name
 from kc_otel.generate.grafana import grafana_files
 from kc_otel.generate.grafana.panels import STATUS_COLOURS
 from kc_otel.generate.grafana.queries import ACTION_BITS

@@ -2,9 +2,17 @@
 
 import re
 
-from kc_otel.contract.prometheus_names import label, metric, prometheus_name, selector
 from kc_otel.contract.registry.clause_metrics import RECORDED
-from kc_otel.contract.registry.own_metrics import ATTRIBUTES, METRICS, Instrument, Metric
+from kc_otel.contract.registry.own_metrics import (
+    ATTRIBUTES,
+    METRICS,
+    Instrument,
+    Metric,
+    label,
+    metric,
+    prometheus_name,
+    selector,
+)
 
 
 def test_metrics_get_the_name_that_prometheus_users_expect() -> None:

@@ -11,9 +11,8 @@ import httpx
 import pytest
 from opentelemetry.proto.metrics.v1.metrics_pb2 import ExponentialHistogramDataPoint
 
-from kc_otel.contract.prometheus_names import label, prometheus_name
 from kc_otel.contract.registry.clause_metrics import DERIVED, QUANTITIES, RECORDED
-from kc_otel.contract.registry.own_metrics import METRICS, Instrument
+from kc_otel.contract.registry.own_metrics import METRICS, Instrument, label, prometheus_name
 from kc_otel.generate.grafana import queries
 from tests.tools.remote_write import HEADERS, Series, body
 from tests.tools.servers import free_address, running

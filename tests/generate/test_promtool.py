@@ -14,7 +14,7 @@ import yaml
 from kc_otel.contract.clause import Clause
 from kc_otel.contract.load import load_all
 from kc_otel.contract.model import Contract
-from kc_otel.contract.prometheus_names import label, selector
+from kc_otel.contract.registry.own_metrics import label, selector
 from kc_otel.generate.alert_texts import (
     EVALUATOR_DOWN,
     FRESH_SECONDS,

@@ -7,7 +7,7 @@ from kc_otel.contract.clause import Clause
 from kc_otel.contract.model import Contract
 from kc_otel.contract.sentences import promise
 from kc_otel.generate.alert_texts import alert_steps, static_labels, unique_names
-from kc_otel.generate.links import Sites
+from kc_otel.generate.files import Sites
 from kc_otel.generate.prometheus import evaluator_file, prometheus_files
 from kc_otel.generate.prometheus.alerting_rules import alert_rule, expression, rule_file
 from kc_otel.generate.prometheus.standalone_rules import standalone_file

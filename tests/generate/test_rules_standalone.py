@@ -9,12 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import binom
 
-from kc_otel.contract.bucket_layouts import BucketLayout
+from kc_otel.contract.limits import BucketLayout
 from kc_otel.contract.load import load_all
 from kc_otel.contract.model import Contract
-from kc_otel.contract.prometheus_names import prometheus_name
 from kc_otel.contract.registry.clause_metrics import RECORDED
-from kc_otel.contract.registry.own_metrics import METRICS
+from kc_otel.contract.registry.own_metrics import METRICS, prometheus_name
 from kc_otel.generate.alert_texts import EVALUATOR_DOWN, living
 from kc_otel.generate.prometheus.alerting_rules import SECRETS, routes_file, rule_file
 from kc_otel.generate.prometheus.closed_forms import Native, alphas, forms, rank_shift

@@ -26,9 +26,8 @@ from kc_otel.contract.errors import ContractError
 from kc_otel.contract.lint import lint
 from kc_otel.contract.load import load_text
 from kc_otel.contract.model import Contract
-from kc_otel.contract.prometheus_names import prometheus_name
 from kc_otel.contract.registry.clause_metrics import RECORDED
-from kc_otel.contract.registry.own_metrics import METRICS
+from kc_otel.contract.registry.own_metrics import METRICS, prometheus_name
 from tests.handbook.snippets import EXAMPLES, PAGES, ROOT, Snippet, commands, prose, snippets
 
 BASE = """\

@@ -8,9 +8,8 @@ from functools import cache
 import numpy as np
 import pytest
 
-from kc_otel.contract.bucket_layouts import MOST_BUCKETS, ZERO_THRESHOLD, bucket_layout, bucket_layouts
 from kc_otel.contract.clause import Clause
-from kc_otel.contract.limits import factors
+from kc_otel.contract.limits import MOST_BUCKETS, ZERO_THRESHOLD, bucket_layout, bucket_layouts, factors
 from kc_otel.contract.model import Contract
 from kc_otel.contract.registry.clause_metrics import DERIVED, Unit
 from kc_otel.judge.statistics import clause_interval, mean_range, mean_test

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kc_otel.contract.bucket_layouts import ZERO_THRESHOLD
+from kc_otel.contract.limits import ZERO_THRESHOLD
 from kc_otel.judge.fail_evidence import FailEvidence
 from kc_otel.judge.series import SeriesKey
 from kc_otel.judge.statistics import MeanTest, mean_test

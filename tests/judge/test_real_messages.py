@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
 
-from kc_otel.contract.bucket_layouts import MOST_BUCKETS
+from kc_otel.contract.limits import MOST_BUCKETS
 from kc_otel.contract.registry.clause_metrics import RECORDED, SAMPLING, TV_PLACE
 from kc_otel.judge.columns.stream_columns import SeriesSlots
 from kc_otel.judge.evaluator import Evaluator

@@ -2,6 +2,7 @@
 
 import gzip
 import json
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -9,8 +10,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from kc_otel.recordings.importers.trainer_files import read_file
-from kc_otel.recordings.read_table import Problems
+from kc_otel.recordings.read_table import ALIASES, FLOATS, Problems
 from kc_otel.recordings.recording import group_of
+from kc_otel.recordings.recording_files import save_recording
 
 
 def write_columns(path, **columns):
@@ -33,6 +35,18 @@ def write_rows(path, rows):
     else:
         path.write_bytes(gzip.compress(text) if path.suffix == ".gz" else text)
     return path
+
+
+def write_recording(of, path):
+    """A recording in any format: packed in .npz, else a row for each sequence; returns the path."""
+    if path.suffix == ".npz":
+        save_recording(of, path)
+        return path
+    raw = of if of.train_kept is None else replace(of, train=of.train + of.train_kept)
+    names = {role: ALIASES[role][0] for role in (*FLOATS, "token_ids") if getattr(raw, role, None) is not None}
+    columns = [{name: row.tolist() for name, row in zip(names.values(), rows, strict=True)}
+               for rows in zip(*map(raw.rows, names), strict=True)]  # fmt: skip
+    return write_rows(path, [{**row, "attributes": of.attributes[at]} for at, row in enumerate(columns)])
 
 
 def read(path, refusals=None, columns=None):

@@ -9,8 +9,7 @@ import pytest
 from openapi_spec_validator import validate
 from starlette.testclient import TestClient
 
-from kc_otel.contract.prometheus_names import prometheus_name
-from kc_otel.contract.registry.own_metrics import METRICS
+from kc_otel.contract.registry.own_metrics import METRICS, prometheus_name
 from kc_otel.judge.decisions import Canary, changed
 from kc_otel.judge.recorders import KernelInfo
 from kc_otel.judge.verdict import Status

@@ -59,10 +59,7 @@ class Quantity:
 
 @dataclass(frozen=True, slots=True)
 class Derived:
-    """A metric that is `scale * mean(base) + offset`; `factors` gives these two for the assumptions that it `needs`.
-
-    `opposite` is the key of the quantity that bounds it from the other side, where its limit holds on either side of 0.
-    """
+    """A metric that is `scale * mean(base) + offset`; `opposite` bounds it from the other side of 0, where one does."""
 
     key: str
     base: str
@@ -172,7 +169,6 @@ _QUANTITIES: Final = (
 )  # fmt: skip
 
 QUANTITIES: Final[dict[str, Quantity]] = {q.key: q for q in _QUANTITIES}
-"""Quantities that a clause's `metric:` and `Derived.base` can name."""
 
 
 OPERATORS: Final[dict[str, Quantity]] = {q.key: q for q in _QUANTITIES if q.source is Origin.OPERATORS}
@@ -180,7 +176,6 @@ OPERATORS: Final[dict[str, Quantity]] = {q.key: q for q in _QUANTITIES if q.sour
 
 
 _AVERAGING_UNITS: Final = {Unit.TOKEN: (Unit.SEQUENCE, Unit.PROMPT, Unit.STEP), Unit.SEQUENCE: (Unit.PROMPT, Unit.STEP)}
-"""Over what the observations of a quantity can be averaged."""
 _AVERAGES: Final = {
     (Unit.TOKEN, Unit.SEQUENCE): "each sequence's tokens",
     (Unit.TOKEN, Unit.PROMPT): "each sequence's tokens, and these means over each prompt's sequences",
@@ -255,7 +250,6 @@ RECORDED: Final[dict[str, Quantity]] = {
     **SAMPLING,
     TV_PLACE.key: TV_PLACE,
 }
-"""Every quantity that can be recorded as a histogram, by key."""
 
 _DERIVED: Final = (
     Derived("k1", "log_ratio", "{nat}", (), lambda: (-1.0, 0.0),

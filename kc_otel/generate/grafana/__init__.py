@@ -6,14 +6,13 @@ from collections.abc import Iterable
 
 from kc_otel.contract.model import Contract
 from kc_otel.generate.alert_texts import unique_names
-from kc_otel.generate.files import GeneratedFile
+from kc_otel.generate.files import NOWHERE, GeneratedFile, Sites
 from kc_otel.generate.grafana.alerting import DATASOURCE_UID, alerting_file, evaluator_alerting_file
 from kc_otel.generate.grafana.health_board import health_file
 from kc_otel.generate.grafana.overview_board import overview_file
 from kc_otel.generate.grafana.promotion_board import promotion_file
 from kc_otel.generate.grafana.rl_board import rl_file
 from kc_otel.generate.grafana.slice_board import slice_file
-from kc_otel.generate.links import NOWHERE, Sites
 
 
 def grafana_files(

@@ -32,25 +32,24 @@ from kc_otel.generate.alert_texts import (
     living,
     pair_template,
 )
-from kc_otel.generate.files import GeneratedFile, as_yaml
-from kc_otel.generate.links import (
+from kc_otel.generate.files import (
     FOLDER,
     HEALTH_UID,
     INVALID_INPUT_ID,
     NOT_HOLDING_ID,
     NOWHERE,
     OVERVIEW_UID,
+    GeneratedFile,
     Sites,
+    as_yaml,
     slice_link,
 )
 from kc_otel.judge.verdict import Status
 
 DATASOURCE_UID: Final = "prometheus"
-"""UID of the data source that the rules query, unless told otherwise."""
 
 _INTERVAL: Final = "30s"
 _SHORTEST_INTERVAL: Final = "10s"
-"""The shortest interval that Grafana knows."""
 _LOOKBACK_SECONDS: Final = 600
 _GRAFANA_URL: Final = '{{ reReplaceAll "/*$" "" externalURL }}'
 """Template of Grafana's own base URL, which it writes with a slash at its end."""

@@ -7,14 +7,12 @@ from collections.abc import Iterable, Sequence
 from pathlib import PurePosixPath
 from typing import Any, Final
 
-from kc_otel.contract.prometheus_names import label, metric, selector
-from kc_otel.contract.registry.own_metrics import METRICS
+from kc_otel.contract.registry.own_metrics import METRICS, label, metric, selector
 from kc_otel.contract.slices import ALL
-from kc_otel.generate.files import GeneratedFile
+from kc_otel.generate.files import HEALTH_UID, OVERVIEW_UID, PROMOTION_UID, RL_UID, SLICE_UID, GeneratedFile
 from kc_otel.generate.grafana import sdk
 from kc_otel.generate.grafana.panels import legend, link, reference
 from kc_otel.generate.grafana.queries import by, minimum_step, picked
-from kc_otel.generate.links import HEALTH_UID, OVERVIEW_UID, PROMOTION_UID, RL_UID, SLICE_UID
 
 STEP: Final = "${step}s"
 """Smallest step of queries of what recorders send; a board with such queries needs the variable `step()`."""
@@ -32,10 +30,7 @@ _FIELDS: Final = ("engine", "engine.version", "dtype", "quantization", "kv_cache
 
 
 def board_file(uid: str, about: str, variables: Iterable[Any], contents: Iterable[Any]) -> GeneratedFile:
-    """A dashboard that links to all others and marks incidents and where kernel versions change.
-
-    The SDK puts links and marks into the controls menu; without a placement they stand above the panels.
-    """
+    """A dashboard that links to all others and marks incidents and where kernel versions change."""
     board = (
         sdk.dashboard.Dashboard(f"Kernel contracts: {_TITLES[uid].lower() if uid != RL_UID else _TITLES[uid]}")
         .uid(uid)
@@ -139,10 +134,7 @@ def step() -> Any:
 
 
 def _kernel_changes() -> list[Any]:
-    """Marks on every graph: a pair of kernel versions that is judged for the first time, and a kernel that reports.
-
-    One comes from the evaluator, the other from the recorders, so that one is there when the other is not.
-    """
+    """Marks on every graph: kernel pairs judged for the first time, and kernels that report, where the other is not."""
     pair, of = ("kc.contract", "kc.kernel.train", "kc.kernel.inference"), picked(("kc.contract",))
     kernel = ("kc.contract", "kc.kernel.role", "kc.kernel.version", *(f"kc.kernel.{field}" for field in _FIELDS))
     judged, reported = selector("kc.verdict", None, *of), selector("kc.kernel.info", None, *of)

@@ -5,16 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
-from kc_otel.contract.prometheus_names import label, prometheus_name, selector
 from kc_otel.contract.registry.clause_metrics import QUANTITIES
-from kc_otel.contract.registry.own_metrics import METRICS, Instrument
+from kc_otel.contract.registry.own_metrics import METRICS, Instrument, label, prometheus_name, selector
 from kc_otel.contract.slices import OTHER
 from kc_otel.generate.alert_texts import AGE, FRESH_SECONDS
-from kc_otel.generate.files import GeneratedFile
+from kc_otel.generate.files import EVALUATED_ID, HEALTH_UID, INVALID_INPUT_ID, MISSING_ID, GeneratedFile
 from kc_otel.generate.grafana import panels, queries
 from kc_otel.generate.grafana.boards import STEP, board_file, scope, step
 from kc_otel.generate.grafana.panels import legend, target, thresholds
-from kc_otel.generate.links import EVALUATED_ID, HEALTH_UID, INVALID_INPUT_ID, MISSING_ID
 
 _USED_OUTCOMES: Final = "accepted|baseline"
 _EVALUATOR: Final = "From the evaluator's own metrics."

@@ -6,14 +6,13 @@ import itertools
 from collections.abc import Iterator
 from typing import Any, Final
 
-from kc_otel.contract.prometheus_names import label
+from kc_otel.contract.registry.own_metrics import label
 from kc_otel.contract.slices import ALL
-from kc_otel.generate.files import GeneratedFile
+from kc_otel.generate.files import HEALTH_UID, NOT_HOLDING_ID, OVERVIEW_UID, PROMOTION_UID, GeneratedFile, slice_link
 from kc_otel.generate.grafana import panels, queries
 from kc_otel.generate.grafana.boards import board_file, scope
 from kc_otel.generate.grafana.health_board import evaluator_panel, invalid_panel, points_panel
 from kc_otel.generate.grafana.panels import legend, mapping, target, thresholds
-from kc_otel.generate.links import HEALTH_UID, NOT_HOLDING_ID, OVERVIEW_UID, PROMOTION_UID, slice_link
 from kc_otel.judge.verdict import Status
 
 _NAMES: Final = legend(*queries.CELL[:3])

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
-from kc_otel.contract.prometheus_names import label
+from kc_otel.contract.registry.own_metrics import label
 from kc_otel.generate.grafana import sdk
 from kc_otel.judge.verdict import Status
 

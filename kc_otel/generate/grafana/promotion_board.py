@@ -5,13 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, Final
 
-from kc_otel.contract.prometheus_names import label
-from kc_otel.contract.registry.own_metrics import METRICS
-from kc_otel.generate.files import GeneratedFile
+from kc_otel.contract.registry.own_metrics import METRICS, label
+from kc_otel.generate.files import PROMOTION_UID, STAGE_ID, GeneratedFile
 from kc_otel.generate.grafana import panels, queries
 from kc_otel.generate.grafana.boards import board_file, scope
 from kc_otel.generate.grafana.panels import legend, mapping, target, thresholds
-from kc_otel.generate.links import PROMOTION_UID, STAGE_ID
 from kc_otel.judge.verdict import Status
 
 _PLACES: Final = {

@@ -9,9 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Final
 
-from kc_otel.contract.prometheus_names import INVALID_ONCE, label, prometheus_name, selector
 from kc_otel.contract.registry.clause_metrics import AVERAGED, RECORDED, Unit
-from kc_otel.contract.registry.own_metrics import METRICS
+from kc_otel.contract.registry.own_metrics import INVALID_ONCE, METRICS, label, prometheus_name, selector
 from kc_otel.generate.alert_texts import LIVING
 from kc_otel.judge.verdict import Status
 
@@ -80,11 +79,8 @@ def _spread(of_slice: str) -> str:
 
 
 VERDICTS: Final = cells("kc.verdict", attributes=_OF_SLICE)
-"""Worst verdict of each clause and slice, over all pairs of kernel versions."""
 ALERTS: Final = f"{own('kc.alert.firing')} >= 1"
-"""1 for each step of the policy that fires."""
 ACTIONS: Final = f"{own('kc.action.active')} >= 1"
-"""1 for each action of the steps that fire."""
 SEVERITY: Final = _spread(
     by(
         _OF_SLICE,
@@ -95,7 +91,6 @@ SEVERITY: Final = _spread(
         ),
     )
 )
-"""Code of the worst severity that fires for each cell."""
 
 
 def action_bits() -> str:
@@ -151,10 +146,7 @@ def limits(*metrics: str, statistic: str = "") -> str:
 
 
 def minimum_step() -> str:
-    """Smallest step of rates of what recorders send, seconds: four of them, the rate interval, hold three exports.
-
-    Recorders export three times per heartbeat, which is more seldom than the data source is told.
-    """
+    """Smallest step of rates of what recorders send, seconds: four hold three exports, three of a heartbeat."""
     return f"ceil(clamp_min(max({of_picked('kc.contract.heartbeat')}), 120) / 4) or vector(30)"
 
 

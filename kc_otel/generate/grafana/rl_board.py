@@ -5,15 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Any, Final
 
-from kc_otel.contract.prometheus_names import selector
 from kc_otel.contract.registry.clause_metrics import DERIVED, QUANTITIES
-from kc_otel.contract.registry.own_metrics import METRICS
+from kc_otel.contract.registry.own_metrics import METRICS, selector
 from kc_otel.contract.slices import ALL
-from kc_otel.generate.files import GeneratedFile
+from kc_otel.generate.files import RL_UID, GeneratedFile
 from kc_otel.generate.grafana import panels, queries, sdk
 from kc_otel.generate.grafana.boards import STEP, board_file, scope, step
 from kc_otel.generate.grafana.panels import legend, target
-from kc_otel.generate.links import RL_UID
 
 _CELL: Final = legend("kc.contract", "kc.slice")
 _METRICS: Final = (

@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, Final
 
-from kc_otel.contract.prometheus_names import label, selector
-from kc_otel.generate.files import GeneratedFile
+from kc_otel.contract.registry.own_metrics import label, selector
+from kc_otel.generate.files import SLICE_UID, GeneratedFile
 from kc_otel.generate.grafana import panels, queries, sdk
 from kc_otel.generate.grafana.boards import STEP, board_file, choice, scope, source, step
 from kc_otel.generate.grafana.panels import legend, mapping, target, thresholds
-from kc_otel.generate.links import SLICE_UID
 
 _OF_CONTRACT: Final = f'{label("kc.contract")}=~"$contract"'
 _CLAUSE: Final = f'{label("kc.clause")}="$clause"'

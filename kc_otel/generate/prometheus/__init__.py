@@ -14,8 +14,7 @@ import yaml
 
 from kc_otel.contract.model import Contract
 from kc_otel.generate.alert_texts import unique_names
-from kc_otel.generate.files import GeneratedFile, as_yaml
-from kc_otel.generate.links import NOWHERE, Sites
+from kc_otel.generate.files import NOWHERE, GeneratedFile, Sites, as_yaml
 from kc_otel.generate.prometheus.alerting_rules import evaluator_file, routes_file, rule_file
 from kc_otel.generate.prometheus.standalone_rules import standalone_file
 

@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from kc_otel.contract.model import Contract
 from kc_otel.contract.policy import REPEAT_SECONDS
-from kc_otel.contract.prometheus_names import label, selector
+from kc_otel.contract.registry.own_metrics import label, selector
 from kc_otel.contract.units import format_duration
 from kc_otel.generate.alert_texts import (
     CELL_LABELS,
@@ -32,12 +32,10 @@ from kc_otel.generate.alert_texts import (
     pair_template,
     static_labels,
 )
-from kc_otel.generate.files import GeneratedFile, as_yaml
-from kc_otel.generate.links import NOWHERE, Sites
+from kc_otel.generate.files import NOWHERE, GeneratedFile, Sites, as_yaml
 from kc_otel.judge.verdict import Status
 
 INTERVAL_SECONDS: Final = 15.0
-"""Seconds between evaluations of a group."""
 _STATE_INTERVAL_SECONDS: Final = 5.0
 """Seconds between evaluations of the states: three of other rules would be most of the minute."""
 _FOLDER: Final = PurePosixPath("prometheus", "rules")
@@ -62,10 +60,8 @@ class VerdictSource:
 
 
 EVALUATOR: Final = VerdictSource("kc.verdict", "kc.bound", lives=True)
-"""The evaluator's own metrics."""
 
 BOUNDS: Final = {"estimate": "estimate", "lower bound": "lower", "upper bound": "upper", "limit": "limit"}
-"""Numbers that an alert shows, and how the metric of each ends."""
 _SLICE, _TRAIN, _INFERENCE = CELL_LABELS
 _SLICE_TEXT: Final = (
     f'{{{{ if $labels.{_SLICE} }}}}{{{{ if eq $labels.{_SLICE} "all" }}}}all traffic'
@@ -109,9 +105,8 @@ def alert_rule(alert: AlertStep, source: VerdictSource = EVALUATOR, sites: Sites
 def expression(alert: AlertStep, source: VerdictSource = EVALUATOR) -> str:
     """PromQL that is true while the step's verdict holds.
 
-    A breach that is firing stays so while the verdict is none of PASS and FAIL, as in the evaluator. A clause that
-    has no verdict has no data. While no evaluator lives, nothing is known: firing alerts continue, and no new ones
-    begin.
+    A firing breach stays while the verdict is neither PASS nor FAIL; a clause without verdict has no data. While no
+    evaluator lives, firing alerts continue, and no new ones begin.
     """
     status = alert.status
     if status is None:

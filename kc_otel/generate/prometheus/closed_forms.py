@@ -25,9 +25,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
-from kc_otel.contract.bucket_layouts import BucketLayout
 from kc_otel.contract.clause import Clause
-from kc_otel.contract.limits import factors
+from kc_otel.contract.limits import BucketLayout, factors
 from kc_otel.contract.model import Contract
 from kc_otel.contract.registry.clause_metrics import DERIVED, Quantity
 from kc_otel.judge.statistics import samples_needed

@@ -14,22 +14,20 @@ from collections.abc import Callable, Iterator
 from pathlib import PurePosixPath
 from typing import Any, Final
 
-from kc_otel.contract.bucket_layouts import bucket_layout
 from kc_otel.contract.clause import Clause
+from kc_otel.contract.limits import bucket_layout
 from kc_otel.contract.model import Contract
-from kc_otel.contract.prometheus_names import label, metric, prometheus_name, selector
+from kc_otel.contract.registry.own_metrics import label, metric, prometheus_name, selector
 from kc_otel.contract.slices import ALL, UNJUDGED
 from kc_otel.contract.units import format_duration
 from kc_otel.generate.alert_texts import CELL_LABELS, alert_steps
-from kc_otel.generate.files import GeneratedFile, as_yaml
-from kc_otel.generate.links import NOWHERE, Sites
+from kc_otel.generate.files import NOWHERE, GeneratedFile, Sites, as_yaml
 from kc_otel.generate.prometheus.alerting_rules import INTERVAL_SECONDS, VerdictSource, alert_rule
 from kc_otel.generate.prometheus.closed_forms import NOT_ONE, PLANNED_PAIRS, Native, alphas, forms
 from kc_otel.judge.statistics import samples_needed
 from kc_otel.judge.verdict import Status
 
 _RULES: Final = VerdictSource("kc.rule.status", "kc.rule")
-"""Metrics of the recording rules."""
 _MAX_RULES_PER_GROUP: Final = 20
 _EXTRAPOLATION_FACTOR: Final = 2.2
 _CELL: Final = ", ".join(CELL_LABELS)
@@ -171,11 +169,7 @@ def _judged(clause: Clause, contract: Contract, own: _Own) -> str:
 
 
 def _decided(contract: Contract, own: _Own, heard: str) -> str:
-    """The verdict of each cell of the current kernel pairs.
-
-    A pair is current while it has observations in the short window; where no pair has, all are. A cell without
-    observations in the long window has no data, and none has when nothing at all arrived for two heartbeats.
-    """
+    """The verdict of each cell of the current kernel pairs: those observed in the short window, or all if none is."""
     status, samples = "kc.rule.window.status", "kc.rule.window.samples"
     observed = f"max by ({_CELL}) ({own(samples, 'long')})"
     verdict = (

@@ -311,7 +311,7 @@ class CaptureCounters:
         """Yield the metric families that a `prometheus_client` registry collects."""
         from prometheus_client.core import CounterMetricFamily  # noqa: PLC0415
 
-        from kc_otel.contract.prometheus_names import label_name, prometheus_name  # noqa: PLC0415 - few are scraped
+        from kc_otel.contract.registry.own_metrics import label_name, prometheus_name  # noqa: PLC0415 - few are scraped
 
         for name in _NAMES:
             known = _BY_NAME[name]

@@ -27,7 +27,6 @@ from kc_otel.offline.gate.recorded_gate import GatedRecording, OfflineGate
 from kc_otel.offline.gate.recorded_verdicts import RecordingVerdicts
 
 _MARK: Final = {Status.FAIL: "❌", Status.INCONCLUSIVE: "❔", Status.NO_DATA: "❔", Status.PASS: "✅"}
-"""By status, the worst first."""
 _OUTCOME_MARK: Final = {GateOutcome.ADVANCE: "✅", GateOutcome.ROLLBACK: "❌", GateOutcome.WAIT: "⏸️"}
 _MAX_ROWS: Final = 200
 """Rows of a table; a job's summary has a size that CI systems cut it at."""
@@ -126,8 +125,6 @@ def _notes_on(contract: Contract, rec: GatedRecording, judged: RecordingVerdicts
             f"assumptions.reward_range [{span[0]:g}, {span[1]:g}] and count as the worst possible value; record all "
             f"rewards, and correct the range"
         )
-    if rec.sampling:
-        yield "sampled with " + ", ".join(f"{name} {'/'.join(map(str, of))}" for name, of in rec.sampling.items())
     for of in judged.causes:
         share = f"{100 * of.share:.3g} %"
         yield f"{of.clause}: {share} was sampled by older weights and is not held against the kernels; {of.text}"

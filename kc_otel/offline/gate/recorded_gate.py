@@ -1,8 +1,6 @@
 """The first stage in a team's CI: recordings in, a decision out. Every recording is a window that has to pass.
 
-Clauses that no recording can hold are reported as not judged; clauses whose columns are missing hold the gate. Of the
-parameters in `promotion.sampling` every sequence must state a listed value: a missing top_p does not show that none was
-used. Any other parameter must be neutral.
+Clauses that no recording can hold are reported as not judged; clauses whose columns are missing hold the gate.
 """
 
 from __future__ import annotations
@@ -17,7 +15,6 @@ from typing import Final
 import numpy as np
 
 from kc_otel.contract.model import Contract
-from kc_otel.contract.policy import SAMPLING_PARAMETERS
 from kc_otel.contract.slices import Scalar
 from kc_otel.contract.words import did_you_mean
 from kc_otel.judge.promotion.stages import Decision, GateOutcome, GateSpec, Stage, Tally, decide
@@ -32,7 +29,6 @@ from kc_otel.record.measure.rounding import CoarseSide, coarse_side
 from kc_otel.record.slice_table import SliceTable
 from kc_otel.recordings.recording import ONE_MODEL, Recording, of_one_model
 from kc_otel.recordings.recording_files import load_recording
-from kc_otel.recordings.request import NEUTRAL
 
 _SHARED_DATA_ERROR: Final = "{}: has {}; windows that share data count once, so leave one of them out"
 _FIRST_LOOK: Final = 20
@@ -42,10 +38,7 @@ _LOOK_GROWTH: Final = 1.25
 
 @dataclass(frozen=True, slots=True)
 class GateTerms:
-    """Requirements of a gate: clauses and slices that have to PASS, all if there are none; any FAIL refuses.
-
-    `sequential` bounds hold at every number of sequences at once. `attributes` win over a sequence's own.
-    """
+    """Requirements of a gate: clauses and slices that have to PASS, all if there are none; any FAIL refuses."""
 
     require: tuple[str, ...] = ()
     slices: tuple[str, ...] = ()
@@ -56,11 +49,7 @@ class GateTerms:
 
 @dataclass(frozen=True, slots=True)
 class GatedRecording:
-    """A recording's file, with the sequences and tokens in it that count.
-
-    `content` is the SHA-256 of the numbers, whatever the format and the order of sequences. `repeated` sequences are
-    others again: see `copies`. `coarse` and `unchecked` follow from the bytes, so that evidence does not repeat them.
-    """
+    """A recording's file, and the sequences and tokens in it that count; `content` is a digest of the numbers alone."""
 
     name: str
     sha256: str
@@ -69,7 +58,6 @@ class GatedRecording:
     tokens: int
     identical: bool
     coarse: CoarseSide | None = None
-    sampling: Mapping[str, Sequence[Scalar]] = field(default_factory=dict)
     content: str = ""
     repeated: int = 0
     unchecked: str = ""
@@ -102,30 +90,21 @@ def read_input(path: str | Path, terms: GateTerms = GateTerms()) -> tuple[GatedR
     (first,) = first_of_each(whole)
     recording = whole.only(first)
     digest, size = digest_of(Path(path))
-    sides = [np.split(side, recording.starts[1:]) for side in (recording.train, recording.inference)]
-    digests = [hashlib.sha256(p.tobytes() + q.tobytes()).digest() for p, q in zip(*sides, strict=True)]
-    identical = bool(np.array_equal(recording.train, recording.inference))
+    both = recording.train, recording.inference
+    rows = zip(recording.rows("train"), recording.rows("inference"), strict=True)
+    digests = [hashlib.sha256(p.tobytes() + q.tobytes()).digest() for p, q in rows]
+    of, block = recording, Block(np.arange(recording.lengths.size), recording.starts, recording.lengths, *both)
     about = GatedRecording(
         Path(path).as_posix(),
         digest,
         size,
-        int(recording.lengths.size),
-        int(recording.train.size),
-        identical,
-        coarse_side(recording.train, recording.inference),
-        content=hashlib.sha256(b"".join(sorted(digests))).hexdigest(),
-        repeated=int(first.size - first.sum()),
-        unchecked=""
-        if recording.density
-        else remarks(
-            Block(
-                np.arange(recording.lengths.size),
-                recording.starts,
-                recording.lengths,
-                recording.train,
-                recording.inference,
-            )
-        ),
+        of.lengths.size,
+        of.train.size,
+        bool(np.array_equal(*both)),
+        coarse_side(*both),
+        hashlib.sha256(b"".join(sorted(digests))).hexdigest(),
+        int(first.size - first.sum()),
+        "" if of.density else remarks(block),
     )
     return about, recording
 
@@ -167,8 +146,7 @@ def gate_recordings(
     """Judge recordings, each as `read_input` returns it, and decide."""
     recordings = _apart(recordings)
     check_terms(contract, terms)
-    allowed = contract.promotion.sampling
-    inputs = tuple(replace(about, sampling=in_force(about.name, recording, allowed)) for about, recording in recordings)
+    inputs = tuple(about for about, _ in recordings)
     pair = (kernels[0].fingerprint, kernels[1].fingerprint)
     judged = []
     for _, recording in recordings:
@@ -245,54 +223,7 @@ def decides(contract: Contract, recording: Recording, kernels: tuple[Kernel, Ker
 
     Looking again costs no confidence: the bounds are betting confidence sequences, if the order says nothing.
     """
-    in_force("the recording", recording, contract.promotion.sampling)
     pair = kernels[0].fingerprint, kernels[1].fingerprint
     found = judge(contract, by_contract(recording, contract), 0.0, pair, anytime=True)
     asked = replace(terms, require=terms.require or tuple({judged.cell.clause for judged in found.verdicts}))
     return gate_decision(contract, [found], pair[1], asked, 0.0).outcome is not GateOutcome.WAIT
-
-
-def in_force(name: str, recording: Recording, allowed: Mapping[str, Sequence[Scalar]]) -> dict[str, list[Scalar]]:
-    """Values of each sampling parameter that a recording's sequences name, by vLLM's names, if all are allowed."""
-    found: dict[str, list[Scalar]] = {}
-    problems: dict[str, str] = {}
-    for row, attributes in enumerate(recording.attributes if allowed else ()):
-        for parameter in SAMPLING_PARAMETERS:
-            value = attributes.get(parameter)
-            if value is not None:
-                seen = found.setdefault(parameter, [])
-                if any(_same(parameter, value, other, exact=True) for other in seen):
-                    continue
-                seen.append(value)
-            if why := not_allowed(parameter, value, allowed):
-                unread = f" (its {parameter} {recording.unread[parameter]})" if parameter in recording.unread else ""
-                problems.setdefault(parameter, f"{name}: sequence {row}: {why}{unread}")
-    if problems:
-        raise ValueError("\n".join(problems.values()))
-    return found
-
-
-def not_allowed(parameter: str, value: Scalar | None, allowed: Mapping[str, Sequence[Scalar]]) -> str:
-    """Return why `promotion.sampling` does not allow a value, None where nothing is said; empty if it does."""
-    listed = allowed.get(parameter)
-    if listed is None:
-        neutral = NEUTRAL.get(parameter, (0, False, ""))
-        if value is None or any(_same(parameter, value, other) for other in neutral):
-            return ""
-        return f"{parameter} is {value!r}, and promotion.sampling lists no {parameter}; list it, or sample without"
-    said = ", ".join(map(repr, listed))
-    if value is None:
-        return f"says no {parameter}, of which promotion.sampling allows {said}; record it with each sequence"
-    if any(_same(parameter, value, other) for other in listed):
-        return ""
-    return f"{parameter} is {value!r}, and promotion.sampling allows {said}"
-
-
-def _same(parameter: str, value: Scalar, other: Scalar, *, exact: bool = False) -> bool:
-    """Return True if two values are equal in single precision, or both neutral."""
-    if isinstance(value, bool | str) or isinstance(other, bool | str):
-        return type(value) is type(other) and value == other
-    if exact:
-        return value == other
-    neutral = NEUTRAL.get(parameter, ())
-    return math.isclose(value, other, rel_tol=1e-6) or (value in neutral and other in neutral)

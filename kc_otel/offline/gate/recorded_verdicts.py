@@ -51,11 +51,7 @@ class RecordingObservations:
     _logits: dict[str, _Values] = field(default_factory=dict)
 
     def of(self, quantity: str) -> Binned | None:
-        """The observations of a quantity, by its registry key; None where the recording cannot tell.
-
-        A sequence makes none if a token cannot be measured. Without prompts each sequence is one; without `step` all
-        are.
-        """
+        """The observations of a quantity by its registry key, one a sequence without prompts, or None."""
         if quantity not in self._known:
             values = self._values(quantity)
             self._known[quantity] = None if values is None else Binned.of_samples(values)
@@ -181,8 +177,8 @@ class UnjudgedClause:
 class RecordingVerdicts:
     """A contract's verdicts on a recording, and the clauses that it cannot be judged by.
 
-    No verdict rests on `unreadable` tokens; `unknown_rewards` count as the worst that they could be. `causes` split
-    each clause's mean between kernels and age; of a share `age_unknown` nothing says which weights sampled it.
+    No verdict rests on `unreadable` tokens; `unknown_rewards` count as the worst; `causes` split means by kernels and
+    age.
     """
 
     verdicts: tuple[Verdict, ...] = ()
@@ -213,10 +209,6 @@ class RecordingVerdicts:
             "assumes that sequences are independent, because it does not name the prompt of each; if some share one, "
             f"name it in a column {', '.join(GROUPS)} or {PROMPT_IDS[0]}"
         )
-
-    def on(self, slices: Sequence[str]) -> RecordingVerdicts:
-        """The verdicts on some slices; they were reached together with those on the others."""
-        return replace(self, verdicts=tuple(verdict for verdict in self.verdicts if verdict.cell.slice in slices))
 
 
 def by_contract(recording: Recording, contract: Contract) -> dict[str, Recording | None]:

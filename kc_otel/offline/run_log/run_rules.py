@@ -18,8 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kc_otel._extras import extra
-from kc_otel.offline.run_log.read_run_log import RunLog
-from kc_otel.offline.run_log.trainer_names import ABSURD, ROLES, UNITS, Role, Unit
+from kc_otel.offline.run_log.read_run_log import ABSURD, ROLES, UNITS, Role, RunLog, Unit
 
 Floats = NDArray[np.float64]
 Steps = NDArray[np.int64]
@@ -32,9 +31,7 @@ _EVALUATION: Final = frozenset({"eval", "val", "validation", "test"})
 _SIZE_RULES: Final = frozenset({"drift-rises", "drift-before-collapse", "drift-and-entropy"})
 """Rules of how large drift is: drift that is NaN or infinite is larger than any number."""
 _RULES_OF_A_RISE: Final = frozenset({"drift-before-collapse", "drift-and-entropy"})
-"""Rules that can tell as much of drift as `drift-rises`."""
 _TRENDS: Final = {"drift-rises": 1, "tail-grows": 1, "ess-falls": -1, "ratio-falls": -1}
-"""Rules that find a rise or a fall of their first role."""
 _MIN_LATE_STEPS: Final = 5
 _NOT_FINITE: Final = 1e300
 """Stands for drift that is NaN or infinite; quantiles between infinite numbers do not exist."""
@@ -45,9 +42,7 @@ _FALSE_ALARM_PROBABILITY: Final = 1e-3
 _MIN_LEVEL_RATIO: Final = 1.5
 """Gap between the lowest tenth of the higher level and the highest tenth of the lower: a drifting value has none."""
 _FIRST_STEPS: Final = 10
-"""Steps within which what is high at the beginning has come down."""
 _MAX_EXCEPTION_SHARE: Final = 0.1
-"""Share of the steps from which on what stands out is no longer an exception."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,7 +21,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from kc_otel.contract.bucket_layouts import ZERO_THRESHOLD
+from kc_otel.contract.limits import ZERO_THRESHOLD
 from kc_otel.record.measure.sampled import HIGHEST, LOWEST, TOKEN
 from kc_otel.stats.histogram import Buckets, ExponentialHistogram
 

@@ -22,8 +22,8 @@ from opentelemetry.sdk.metrics import export as sdk
 from opentelemetry.sdk.metrics.export import ExponentialHistogramDataPoint, Metric
 from opentelemetry.trace import SpanContext
 
-from kc_otel.contract.bucket_layouts import MOST_BUCKETS, ZERO_THRESHOLD, BucketLayout
 from kc_otel.contract.input_reasons import remedy
+from kc_otel.contract.limits import MOST_BUCKETS, ZERO_THRESHOLD, BucketLayout
 from kc_otel.contract.registry.clause_metrics import RECORDED
 from kc_otel.contract.registry.own_metrics import METRICS
 from kc_otel.contract.slices import ALL, Scalar

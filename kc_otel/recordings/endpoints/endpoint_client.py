@@ -84,10 +84,7 @@ class CompletionEndpoint:
 
 
 class CompletionClient:
-    """One endpoint, over a connection pool that both share. Of SGLang its own `/generate` is asked.
-
-    `timeout` is of one of the `attempts`; `context` are the tokens that a prompt and its completion may have, if known.
-    """
+    """One endpoint, SGLang by its own `/generate`; `timeout` is of one of the `attempts`."""
 
     def __init__(
         self,
@@ -227,10 +224,7 @@ class CompletionClient:
 
 
 def endpoint_scorer(url: str, key: str = "") -> Callable[..., list[tuple[float, ...]]]:
-    """A server of one model as a `Scorer`: at temperature 1, with every token allowed.
-
-    UnscorableError: the server's context is filled; NotTakenError: it rejects the request; UnavailableError: no answer.
-    """
+    """A server of one model as a `Scorer`, at temperature 1, or UnscorableError, NotTakenError, UnavailableError."""
     endpoint = CompletionEndpoint("train", url, key)
 
     def score(

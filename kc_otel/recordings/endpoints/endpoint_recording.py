@@ -15,7 +15,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import islice
+from itertools import islice, takewhile
 from pathlib import Path
 from typing import Any, Final
 
@@ -29,17 +29,16 @@ from kc_otel.recordings.endpoints.endpoint_client import (
     CompletionEndpointError,
     RequestFailedError,
 )
-from kc_otel.recordings.endpoints.protocol import Sampled
-from kc_otel.recordings.read_table import ATTRIBUTES, Problems, arrow, records, scalars_of
+from kc_otel.recordings.endpoints.protocol import UNPROCESSED, Sampled
+from kc_otel.recordings.read_table import ATTRIBUTES, Problems, records, scalars_of
 from kc_otel.recordings.recording import ONE_MODEL, Recording, RecordingError, of_one_model, prompt_id
-from kc_otel.recordings.recording_files import format_of, save_recording
+from kc_otel.recordings.recording_files import save_recording
 from kc_otel.recordings.request import NEUTRAL, effective
 
 with extra("cli", "a gate that asks endpoints"):
     import httpx
 
 _CUT_OFF: Final = frozenset({"abort", "error"})
-"""Finish reasons of a completion that the engine gave up."""
 _MAX_FAILURES: Final = 20
 """After so many, nothing more is asked: they are no accident, and say all there is to know."""
 _PROGRESS_SECONDS: Final = 5.0
@@ -60,10 +59,7 @@ class Prompt:
 
 
 def read_prompts(path: str | Path) -> tuple[Prompt, ...]:
-    """The prompts of a file: `prompt`, `prompt_token_ids` or `messages` in a line, and its other values as attributes.
-
-    A RecordingError has everything that is wrong, sampling otherwise than at temperature 1 without truncation included.
-    """
+    """The prompts of a file, other values as attributes; a RecordingError has everything that is wrong."""
     problems = Problems(str(path))
     found = []
     for line, row in records(Path(path), problems=problems):
@@ -104,14 +100,12 @@ def _prompt(line: int, row: Mapping[str, Any]) -> Prompt:
 
 _Scored = tuple[Sampled, tuple[float, ...], Mapping[str, Scalar]]
 """A completion, the other kernel's log-probabilities of its tokens, and attributes."""
+_Asked = tuple[CompletionClient, str]
 
 
 @dataclass(frozen=True, slots=True)
 class Collected:
-    """Completions in the order of asking, None for none; `asked` is how many should be there: all, or enough.
-
-    `failures` are the line of a missing completion's prompt and the reason, with the endpoint.
-    """
+    """Completions in the order of asking; lines and reasons of failures; how many should be there: all, or enough."""
 
     recording: Recording | None
     failures: tuple[tuple[int, str], ...]
@@ -125,8 +119,8 @@ class Collected:
 
 async def collect(
     prompts: Sequence[Prompt],
-    inference: tuple[CompletionClient, str],
-    train: tuple[CompletionClient, str],
+    inference: _Asked,
+    train: _Asked,
     *,
     samples: int = 1,
     max_tokens: int = 256,
@@ -137,9 +131,8 @@ async def collect(
 ) -> Collected:
     """Sample from one endpoint, and score the same tokens with the other; it ends early after 20 failures.
 
-    Endpoints come with their models' names. `enough` is asked at the numbers of completions in `looks`; prompts are
-    then in an order that their file does not decide. `progress` gets completions done, failed, and tokens. A
-    RefusedError if an endpoint answers in a way that would be the same for every prompt.
+    `enough` is asked at the numbers of completions in `looks`; prompts are then in an order that their file does not
+    decide. `progress` gets completions done, failed, and tokens. A RefusedError if every answer would be alike.
     """
     whole = len(prompts) * samples
     work = enumerate(_order(prompts, samples, shuffled=enough is not None))
@@ -177,13 +170,9 @@ async def collect(
 def _looked_at(looks: Iterable[int], samples: int, whole: int) -> Iterator[int]:
     """Numbers of completions at which to look, all at last; a prompt with some of its samples would change later."""
     last = 0
-    for look in looks:
-        number = -(-look // samples) * samples
-        if number >= whole:
-            break
-        if number > last:
-            yield number
-        last = number
+    for look in takewhile(lambda number: number < whole, (-(-look // samples) * samples for look in looks)):
+        if look > last:
+            yield (last := look)
     yield whole
 
 
@@ -193,10 +182,8 @@ def _order(prompts: Sequence[Prompt], samples: int, *, shuffled: bool) -> Iterat
     return (prompts[place] for place in places for _ in range(samples))
 
 
-async def _one(
-    prompt: Prompt, inference: tuple[CompletionClient, str], train: tuple[CompletionClient, str], max_tokens: int
-) -> _Scored:
-    sampler, name = inference
+async def _one(prompt: Prompt, inference: _Asked, train: _Asked, max_tokens: int) -> _Scored:
+    (sampler, name), (scorer, trained) = inference, train
     sent: str | Sequence[int] = prompt.text or prompt.token_ids
     if prompt.messages:
         sent = await sampler.tokenized(name, prompt.messages)
@@ -205,19 +192,15 @@ async def _one(
         raise RequestFailedError(f"{sampler.endpoint}: answers with finish_reason {found.finish_reason!r}")
     if not found.token_ids:
         raise RequestFailedError(f"{sampler.endpoint}: answers with a completion of no token")
-    scorer, trained = train
     logprobs = await scorer.score(trained, found.prompt_ids, found.token_ids)
     automatic: dict[str, Scalar] = {
         "prompt_tokens": len(found.prompt_ids),
         "completion_tokens": len(found.token_ids),
         "model": name,
         "prompt_id": prompt_id(np.array(found.prompt_ids, dtype=np.int64)),
+        **({"finish_reason": found.finish_reason} if found.finish_reason else {}),
     }
-    if found.finish_reason:
-        automatic["finish_reason"] = found.finish_reason
-    # The request names each of these, so that no default of the server is in force.
-    asked = {parameter: values[0] for parameter, values in NEUTRAL.items()}
-    return found, logprobs, automatic | dict(prompt.attributes) | asked
+    return found, logprobs, {**automatic, **prompt.attributes, **UNPROCESSED}
 
 
 def _recording(done: Mapping[int, _Scored]) -> Recording:
@@ -260,65 +243,48 @@ def record_endpoints(
     enough: Callable[[Recording], bool] | None = None,
     looks: Iterable[int] = (),
 ) -> Path:
-    """Sample, score, and keep the recording; returns its file. `say` takes a line on what happens, every few seconds.
+    """Sample, score, and keep the recording; returns its file, in a temporary folder without `where`.
 
-    Without `where` it is in a temporary folder that is kept. `enough` is asked of completions so far; None for all.
-
-    Raises:
-        IncompleteError: If completions are missing.
-        ValueError: If an endpoint fails, or one model both samples and scores, after its recording is kept.
+    `say` takes a line every few seconds, `enough` is asked of completions so far. An IncompleteError if completions are
+    missing, a ValueError if an endpoint fails or one model both samples and scores, after its recording is kept.
     """
     asked = read_prompts(prompts)
     if where is not None:
         _check_writable(where)
+    whole, lone = len(asked) * pair.samples, ""
+
+    async def collected() -> Collected:
+        nonlocal lone
+        async with httpx.AsyncClient() as http:
+            sampler, scorer = CompletionClient(pair.inference, http), CompletionClient(pair.train, http)
+            sampled, trained = await sampler.model(pair.inference_model), await scorer.model(pair.train_model)
+            for client, wanted in ((scorer, pair.versions[0]), (sampler, pair.versions[1])):
+                await _same_version(client, wanted, say)
+            say(f"sampling from {sampled} at the {pair.inference}, scoring with {trained} at the {pair.train}")
+            lone = sampled if sampled == trained and pair.inference.root == pair.train.root else ""
+            terms: dict[str, Any] = {"samples": pair.samples, "max_tokens": pair.max_tokens, "enough": enough}
+            shown = _progress(whole, say)
+            return await collect(asked, (sampler, sampled), (scorer, trained), looks=looks, progress=shown, **terms)
+
     try:
-        collected, lone = asyncio.run(_collected(pair, asked, say, enough, looks))
+        found = asyncio.run(collected())
     except CompletionEndpointError as error:
         raise ValueError(str(error)) from None
-    if collected.recording is not None:
-        if where is None:
-            where = Path(tempfile.mkdtemp(prefix="kc-otel-gate-")) / "recording.npz"
-            say("the recording is kept in a temporary folder; pass --record FILE or --evidence to keep it elsewhere")
-        kept = collected.recording.with_attributes({ONE_MODEL: lone} if lone else {})
-        save_recording(kept, where)
-        tokens, sequences = collected.recording.train.size, collected.recording.lengths.size
-        say(f"recording: {where} ({sequences:,} completions, {tokens:,} tokens)")
-        if not collected.missing:
-            if (whole := len(asked) * pair.samples) > sequences:
-                say(f"decided after {sequences:,} of {whole:,} completions; the others were not requested")
-            if lone:
-                raise ValueError(of_one_model(lone, where))
-            return where
-    file = None if collected.recording is None else where
-    raise IncompleteError("\n".join(_missing(collected, prompts)), file)
-
-
-async def _collected(
-    pair: EndpointPair,
-    prompts: tuple[Prompt, ...],
-    say: _Say,
-    enough: Callable[[Recording], bool] | None,
-    looks: Iterable[int],
-) -> tuple[Collected, str]:
-    """Completions, and the name of the model that both samples and scores; empty where two do."""
-    async with httpx.AsyncClient() as http:
-        sampler, scorer = CompletionClient(pair.inference, http), CompletionClient(pair.train, http)
-        sampled, trained = await sampler.model(pair.inference_model), await scorer.model(pair.train_model)
-        for client, wanted in ((scorer, pair.versions[0]), (sampler, pair.versions[1])):
-            await _same_version(client, wanted, say)
-        say(f"sampling from {sampled} at the {pair.inference}, scoring with {trained} at the {pair.train}")
-        lone = sampled if sampled == trained and pair.inference.root == pair.train.root else ""
-        found = await collect(
-            prompts,
-            (sampler, sampled),
-            (scorer, trained),
-            samples=pair.samples,
-            max_tokens=pair.max_tokens,
-            enough=enough,
-            looks=looks,
-            progress=_progress(len(prompts) * pair.samples, say),
-        )
-        return found, lone
+    if found.recording is None:
+        raise IncompleteError("\n".join(_missing(found, prompts)), None)
+    if where is None:
+        where = Path(tempfile.mkdtemp(prefix="kc-otel-gate-")) / "recording.npz"
+        say("the recording is kept in a temporary folder; pass --record FILE or --evidence to keep it elsewhere")
+    save_recording(found.recording.with_attributes({ONE_MODEL: lone} if lone else {}), where)
+    sequences = found.recording.lengths.size
+    say(f"recording: {where} ({sequences:,} completions, {found.recording.train.size:,} tokens)")
+    if found.missing:
+        raise IncompleteError("\n".join(_missing(found, prompts)), where)
+    if whole > sequences:
+        say(f"decided after {sequences:,} of {whole:,} completions; the others were not requested")
+    if lone:
+        raise ValueError(of_one_model(lone, where))
+    return where
 
 
 async def _same_version(client: CompletionClient, wanted: str | None, say: _Say) -> None:
@@ -332,8 +298,8 @@ async def _same_version(client: CompletionClient, wanted: str | None, say: _Say)
 
 def _check_writable(where: Path) -> None:
     """Check that the files can be written, before sampling costs time on two accelerators."""
-    if format_of(where) == "parquet":
-        arrow(where)
+    if where.suffix.lower() != ".npz":
+        raise ValueError(f"{where}: recordings are written as .npz; end the name in that")
     try:
         where.parent.mkdir(parents=True, exist_ok=True)
         new = not where.exists()

@@ -19,7 +19,8 @@ from typing import Any, Final
 
 from kc_otel.recordings.request import NEUTRAL
 
-_UNPROCESSED: Final = {name: values[0] for name, values in NEUTRAL.items()}
+UNPROCESSED: Final = {name: values[0] for name, values in NEUTRAL.items()}
+"""Parameters that every request names, so that no default of the server is in force."""
 COMPLETIONS: Final = "/v1/completions"
 GENERATE: Final = "/generate"
 _MINUS_INFINITY: Final = -9999.0
@@ -53,7 +54,7 @@ def scoring_body(model: str, token_ids: Sequence[int]) -> dict[str, Any]:
 
 def _completion_body(model: str, prompt: str | Sequence[int], max_tokens: int) -> dict[str, Any]:
     sent = prompt if isinstance(prompt, str) else list(prompt)
-    return {"model": model, "prompt": sent, "max_tokens": max_tokens, "return_token_ids": True, **_UNPROCESSED}
+    return {"model": model, "prompt": sent, "max_tokens": max_tokens, "return_token_ids": True, **UNPROCESSED}
 
 
 def sampled(answer: Any, prompt: str | Sequence[int]) -> Sampled:
@@ -104,13 +105,13 @@ def is_sglang(models: Any) -> bool:
 def generation_body(prompt: str | Sequence[int], max_tokens: int) -> dict[str, Any]:
     """A request to SGLang for one completion, with the sampled tokens' ids and log-probabilities."""
     sent = {"text": prompt} if isinstance(prompt, str) else {"input_ids": list(prompt)}
-    params = {"max_new_tokens": max_tokens, **_UNPROCESSED, "top_k": -1}
+    params = {"max_new_tokens": max_tokens, **UNPROCESSED, "top_k": -1}
     return {**sent, "sampling_params": params, "return_logprob": True, "return_prompt_token_ids": True}
 
 
 def scores_body(token_ids: Sequence[int]) -> dict[str, Any]:
     """A request to SGLang for the log-probability of every one of these tokens after those before it."""
-    params = {"max_new_tokens": 0, **_UNPROCESSED, "top_k": -1}
+    params = {"max_new_tokens": 0, **UNPROCESSED, "top_k": -1}
     return {"input_ids": list(token_ids), "sampling_params": params, "return_logprob": True, "logprob_start_len": 0}
 
 

@@ -43,11 +43,10 @@ _MAX_UNFLUSHED_TOKENS: Final = 2_000_000
 
 @dataclass(slots=True)
 class ImportTotals:
-    """Files `done`, whose drift was exported, and sequences and tokens that were handed to the recorder.
+    """Files `done`, and sequences and tokens that were handed to the recorder; the trainer's `steps`.
 
     `refused` sequences were not, but for those that a mask leaves no token of. The two sides of `identical` sequences
-    are bit by bit the same; of `age_unknown` nothing says which weights sampled. `steps` are the trainer's. `copies`
-    are files with the content of another, which counts alone.
+    are bit by bit the same; of `age_unknown` nothing says which weights sampled. `copies` of files do not count.
     """
 
     done: set[Path] = field(default_factory=set)
@@ -68,10 +67,7 @@ class ImportTotals:
 
 
 class Importer:
-    """Imports files one after the other, and adds those that are done to `ledger`.
-
-    `attributes` win over a sequence's own. `patience` are seconds to wait for an endpoint, unless `stopped`.
-    """
+    """Imports files one by one, waiting up to `patience` seconds for an endpoint, and adds those done to `ledger`."""
 
     def __init__(
         self,
@@ -163,10 +159,13 @@ class Importer:
             if unflushed >= _MAX_UNFLUSHED_TOKENS:
                 self._recorder.force_flush(self._patience)
                 unflushed = 0
-        digest = whole or read.digest
-        self._ledger.note(
-            path, _Measured(about.st_size, about.st_mtime_ns, read.count, digest, first, prompts, time.time())
-        )
+        self._note(path, about, read, whole or read.digest, first, prompts)
+
+    def _note(
+        self, path: Path, about: os.stat_result, read: LinesRead, digest: str, first: str, prompts: list[str]
+    ) -> None:
+        measured = _Measured(about.st_size, about.st_mtime_ns, read.count, digest, first, prompts, time.time())
+        self._ledger.note(path, measured)
 
     def _without_late_rollouts(
         self, path: Path, found: Recording, counted: Container[str]
@@ -190,10 +189,7 @@ class Importer:
         if name := self._ledger.name(digest):
             original = self._ledger.measured(Path(name))
             first = original.first if original is not None else ""
-            prompts = sorted(self._ledger.prompts(Path(name), first))
-            self._ledger.note(
-                path, _Measured(about.st_size, about.st_mtime_ns, read.count, digest, first, prompts, time.time())
-            )
+            self._note(path, about, read, digest, first, sorted(self._ledger.prompts(Path(name), first)))
         return name
 
     def _confirm(self) -> None:
@@ -279,11 +275,7 @@ def _weights(row: Mapping[str, Scalar]) -> tuple[int | str | None, int | str | N
 
 @dataclass(frozen=True, slots=True)
 class _Measured:
-    """Progress in a file.
-
-    Size and time of change; lines; digests of lines or bytes, and of the first sequence; prompts of what was added; and
-    when it was measured, Unix seconds.
-    """
+    """Progress in a file: size, time of change, lines, digests of all and of the first sequence, new prompts, time."""
 
     size: int
     changed: int
@@ -295,10 +287,7 @@ class _Measured:
 
 
 class Ledger:
-    """Progress in files, remembered once it is exported in each list of `paths`, one JSON list a line.
-
-    Without a list it is for this run alone. What `unread` says so far does not count.
-    """
+    """Progress in files, remembered once it is exported in each list of `paths`; what `unread` says does not count."""
 
     def __init__(self, *paths: Path, unread: Path | None = None) -> None:
         self._known: dict[str, _Measured] = {}
@@ -399,10 +388,7 @@ def default_ledger(contract: str) -> Path | None:
 def unseen(
     paths: Sequence[Path], ledger: Ledger, stop: threading.Event, *, follow: bool, poll: float
 ) -> Iterator[Path]:
-    """Files that are not done, each once; with `follow`, those that appear, when they have stopped growing.
-
-    With `follow` a folder may be made later, or be removed.
-    """
+    """Files that are not done, each once; with `follow`, those that appear, when they have stopped growing."""
     tried: set[tuple[str, int, int]] = set()
     grown: dict[Path, tuple[str, int, int]] = {}
     while not stop.is_set():
@@ -423,10 +409,7 @@ def unseen(
 
 
 def _appended(path: Path, known: _Measured, digest: str) -> bool:
-    """Return True if lines were appended to a file; a RewrittenError if it changed in another way.
-
-    `digest` is that of the whole file, "" for a file of lines.
-    """
+    """Return True if lines were appended to a file; a RewrittenError if it changed in another way."""
     if not digest:
         return next(lines(path, LinesRead(known.lines, known.digest)), None) is not None
     if digest != known.digest:

@@ -78,7 +78,6 @@ _STAND_INS: Final[Mapping[tuple[str, str], Callable[..., Any]]] = {
     ("torch", "device"): lambda *where: where,  # which is not needed
 }
 _HEAD_BYTES: Final = 1 << 16
-"""Bytes at a file's begin in which its trainer's name is looked for."""
 
 
 class Container:

@@ -88,8 +88,7 @@ def _batch(rows_of: Callable[[Path], batches.Batch]) -> Callable[[Path, LinesRea
 class _TrainerFormat:
     """A trainer's files: the columns of log P, log Q and what else is `needed`, and the rest of a record.
 
-    JSON lines are told by the `keys` of the first, pickles by bytes in their begin, `marks`. `masks` leave out tokens,
-    and `hint` says how to have what is missing.
+    JSON lines are told by `keys`, pickles by `marks` in their begin; `hint` says how to have what is missing.
     """
 
     needed: tuple[str, ...]
@@ -377,9 +376,7 @@ def read_file(
 ) -> Recording | None:
     """Read the sequences of a file, None for none; those of a trainer's file are not checked yet.
 
-    Records that cannot become one are `refusals`, by `contract.input_reasons`; a file of nothing else is a
-    RecordingError. With `columns` it is a recording of one's own. Lines that `read` counts are skipped, and it advances
-    with each further one.
+    Records that cannot become one are `refusals`; a file of nothing else is a RecordingError. `read` skips known lines.
     """
     if columns or not (trainer := trainer_of(path)):
         return load_own(path, columns, read)

@@ -17,6 +17,7 @@ from kc_otel.record.kernel import Kernel
 from kc_otel.record.measure.sampled import TOKEN, log_ratio
 from kc_otel.recordings.recording import Recording, RecordingError
 from kc_otel.recordings.recording_files import load_recording, save_recording
+from tests.recordings._files import write_recording
 from tests.tools.two_kernels import sampled_from_logits
 
 TEXT = """apiVersion: kernel-contract/v1
@@ -315,7 +316,7 @@ def test_sequences_that_occur_again_are_no_new_evidence(tmp_path):
         np.tile(made.train, 20), np.tile(made.inference, 20), np.tile(made.lengths, 20), made.attributes * 20
     )
     save_recording(many, tmp_path / "many.npz")
-    save_recording(many, tmp_path / "many.jsonl")
+    write_recording(many, tmp_path / "many.jsonl")
     inputs = [read_input(tmp_path / name) for name in ("many.npz", "many.jsonl")]
     gate = gate_recordings(CONTRACT, inputs[:1], KERNELS, GateTerms(), 0.0)
     (said,) = [note for note in notes(gate) if "repeat" in note]

@@ -13,9 +13,8 @@ import numpy as np
 import pytest
 
 import kc_otel
-from kc_otel.offline.run_log.read_run_log import RunLogError, read_run_log
+from kc_otel.offline.run_log.read_run_log import ROLES, UNITS, RunLogError, read_run_log
 from kc_otel.offline.run_log.run_rules import RULES, diagnose_run, roles_of
-from kc_otel.offline.run_log.trainer_names import ROLES, UNITS
 
 STEPS = np.arange(1, 301)
 

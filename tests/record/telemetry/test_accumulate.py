@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from opentelemetry.sdk.metrics._internal.exponential_histogram.mapping.logarithm_mapping import LogarithmMapping
 from scipy.special import log_softmax
 
-from kc_otel.contract.bucket_layouts import ZERO_THRESHOLD
+from kc_otel.contract.limits import ZERO_THRESHOLD
 from kc_otel.contract.registry.clause_metrics import QUANTITIES, Origin
 from kc_otel.record.measure.logits import LOGITS, logit_drift
 from kc_otel.record.measure.sampled import HIGHEST, LOWEST, SEQUENCE, TOKEN

@@ -9,7 +9,7 @@ from opentelemetry.sdk.metrics.export import AggregationTemporality, MetricsData
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 
-from kc_otel.contract.bucket_layouts import ZERO_THRESHOLD
+from kc_otel.contract.limits import ZERO_THRESHOLD
 from kc_otel.contract.registry.clause_metrics import QUANTITIES
 from kc_otel.contract.registry.own_metrics import METRICS
 from kc_otel.record.measure.sampled import TOKEN
