@@ -110,7 +110,7 @@ def renormalised(logprobs: Any, kept: Any) -> Any:
 
 
 def outside_mass(kept: Any, rows: NDArray[np.intp], mask: Any) -> tuple[NDArray[np.float64], NDArray[np.intp]]:
-    """1 - P(K) of the tokens of some rows that count, [tokens], row after row, and how many each row has, [rows]."""
+    """1 - P(K) of the tokens of some rows that count, and the row of each, [tokens]."""
     mass = floats(kept)[rows]
     counts = np.ones(mass.shape, dtype=np.bool_) if mask is None else as_bool(mask)[rows]
-    return -np.expm1(np.minimum(mass[counts].astype(np.float64), 0.0)) + 0.0, np.count_nonzero(counts, axis=1)
+    return -np.expm1(np.minimum(mass[counts].astype(np.float64), 0.0)) + 0.0, rows[np.nonzero(counts)[0]]
