@@ -86,8 +86,8 @@ class FirstPassWatch(Watch):
 
     def _around_update(self, original: Callable[..., Any], worker: Any, data: Any, *args: Any, **kwargs: Any) -> Any:
         if self._is_actor(worker):
-            self._audited = self._guarded(pop_audited, data) or frozenset()
-            self._update = self._guarded(_bypassed, data)
+            self._audited = self.guarded(pop_audited, data) or frozenset()
+            self._update = self.guarded(_bypassed, data)
         try:
             return original(worker, data, *args, **kwargs)
         finally:
@@ -100,7 +100,7 @@ class FirstPassWatch(Watch):
             return original(worker, data, *args, **kwargs)
         try:
             if self._update:
-                self._rollouts = self._guarded(self._counted, worker.engine, data)
+                self._rollouts = self.guarded(self._counted, worker.engine, data)
             return original(worker, data, *args, **kwargs)
         finally:
             self._stepped, self._update, self._rollouts = True, None, None
@@ -120,7 +120,7 @@ class FirstPassWatch(Watch):
             return chosen
 
         def policy_loss(*args: Any, **kwargs: Any) -> Any:
-            self._guarded(self._record, kwargs)
+            self.guarded(self._record, kwargs)
             return chosen(*args, **kwargs)
 
         return policy_loss

@@ -150,8 +150,8 @@ class Patches:
     def _targets(self) -> Mapping[str, Callable[[Any], None]]:
         return {
             "vllm.v1.engine.output_processor": self._output_processor,
-            "vllm.v1.engine.llm_engine": lambda module: self._engine(module.LLMEngine, self._engines.register),
-            "vllm.v1.engine.async_llm": lambda module: self._engine(module.AsyncLLM, self._engines.register_async),
+            "vllm.v1.engine.llm_engine": lambda module: self._engine(module.LLMEngine),
+            "vllm.v1.engine.async_llm": lambda module: self._engine(module.AsyncLLM),
             "vllm.entrypoints.launchers.app": self._server,
             WORKER_MODULE: self._workers,
         }
@@ -195,16 +195,16 @@ class Patches:
 
         return call
 
-    def _engine(self, engine_class: Any, register: Callable[[Any], None]) -> None:
+    def _engine(self, engine_class: Any) -> None:
         def make(wrapped: Any) -> Any:
             trace_headers = _argument(wrapped, "trace_headers")
 
             def add_request(engine: Any, *args: Any, **kwargs: Any) -> Any:
-                with self._request(engine, register, trace_headers(args, kwargs)):
+                with self._request(engine, trace_headers(args, kwargs)):
                     return wrapped(engine, *args, **kwargs)
 
             async def awaited(engine: Any, *args: Any, **kwargs: Any) -> Any:
-                with self._request(engine, register, trace_headers(args, kwargs)):
+                with self._request(engine, trace_headers(args, kwargs)):
                     return await wrapped(engine, *args, **kwargs)
 
             return awaited if inspect.iscoroutinefunction(wrapped) else add_request
@@ -212,14 +212,14 @@ class Patches:
         self._undo.callback(wrap(engine_class, "add_request", make))
 
     @contextmanager
-    def _request(self, engine: Any, register: Callable[[Any], None], trace_headers: Any) -> Iterator[None]:
+    def _request(self, engine: Any, trace_headers: Any) -> Iterator[None]:
         """Meet the engine of a request, and remember where that comes from while its completions are registered."""
         if not self._active:
             yield
             return
         try:
             if not self._engines.known(engine):
-                register(engine)
+                self._engines.register(engine)
         except Exception as error:  # noqa: BLE001 - its requests go on without being recorded
             self._fail(error)
         with self._engines.request_context(trace_headers):
