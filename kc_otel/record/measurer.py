@@ -302,7 +302,7 @@ class Measurer:
         if filled.size:
             block = batch.block(filled)
             if coarse := coarse_side(block.train, block.inference):
-                self._counters.noted(coarse.side, coarse)
+                self._counters.noted("rounded", coarse)
 
     def _measure_operators(self, work: QueuedBatch) -> None:
         found = observed(work) if work.kind == "operator" else observed_routes(work)

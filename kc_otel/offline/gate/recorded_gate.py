@@ -28,7 +28,7 @@ from kc_otel.offline.gate.recorded_verdicts import RecordingVerdicts, UnjudgedCl
 from kc_otel.record.kernel import Kernel
 from kc_otel.record.measure.blocks import Block
 from kc_otel.record.measure.remarks import remarks
-from kc_otel.record.measure.rounding import CoarseSide, coarse_side
+from kc_otel.record.measure.rounding import coarse_side
 from kc_otel.record.slice_table import SliceTable
 from kc_otel.recordings.recording import ONE_MODEL, Recording, of_one_model
 from kc_otel.recordings.recording_files import load_recording
@@ -68,7 +68,7 @@ class GatedRecording:
     sequences: int
     tokens: int
     identical: bool
-    coarse: CoarseSide | None = None
+    coarse: str = ""
     sampling: Mapping[str, Sequence[Scalar]] = field(default_factory=dict)
     content: str = ""
     repeated: int = 0
