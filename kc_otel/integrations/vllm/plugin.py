@@ -17,8 +17,7 @@ from typing import Any, Final
 _log: Final = logging.getLogger("kc_otel")
 WORKER_METHOD: Final = "kc_otel_described"
 """Name under which the worker's class gets `described`, so that `collective_rpc` can call it."""
-WEIGHTS_METHOD: Final = "kc_otel_weights"
-"""Name under which the worker's class gets `worker_digests`."""
+WEIGHTS_METHOD: Final = "kc_otel_weights"  # name under which the worker's class gets `worker_digests`
 WORKER_MODULE: Final = "vllm.v1.worker.worker_base"
 _ERROR_LOGGED = "KC_OTEL_VLLM_ERROR_LOGGED"
 """Set for processes that this one starts, so that each of vLLM's does not say the same."""

@@ -28,8 +28,7 @@ _LOWEST_LOGPROB: Final = -100.0
 """log-probability below which nobody has sampled a token: a mask's or a sentinel's number, as -inf."""
 _PROCESSING: Final = (InvalidReason.TEMPERATURE_MISMATCH, InvalidReason.TRUNCATED_SAMPLING)
 _PAIRING: Final = (InvalidReason.NOT_SAME_TOKENS, InvalidReason.ONE_VALUE, InvalidReason.NOT_LOGPROBS)
-_FILLER: Final = 1.0
-"""Number that some trainers write in place of a log-probability that they do not have."""
+_FILLER: Final = 1.0  # number that some trainers write in place of a log-probability that they do not have
 _SETTING_SHARE: Final = 0.1
 """Share of a batch's sequences that show a sampler's setting from which all have it: it is set for all of them."""
 _PAIRING_SHARE: Final = 0.5

@@ -51,23 +51,18 @@ LOGITS: Final = (
     "entropy_difference",
 )
 """Registry keys of what is measured, in the order of `LogitDrift.values`' columns."""
-SATURATION: Final = -LOWEST
-"""Largest half range or divergence that is told apart from larger ones."""
+SATURATION: Final = -LOWEST  # largest half range or divergence that is told apart from larger ones
 
-_LEFT: Final = 2
-"""State of a row that is left to `guarded`."""
+_LEFT: Final = 2  # state of a row that is left to `guarded`
 _ARGUMENTS: Final = (ADDRESS, ADDRESS, NUMBER, ADDRESS, ADDRESS, NUMBER, ADDRESS, ADDRESS, ADDRESS, ADDRESS)
 _float32_rows: Final = function("kc_float32_rows", *_ARGUMENTS, long=True)
 _bfloat16_rows: Final = function("kc_bfloat16_rows", *_ARGUMENTS, long=True)
-_BLOCK: Final = 32_768
-"""Logits per block and side, of which a dozen arrays of float64 exist."""
-_DEVICE_BLOCK: Final = 1 << 20
-"""The same of torch on a device."""
+_BLOCK: Final = 32_768  # logits per block and side, of which a dozen arrays of float64 exist
+_DEVICE_BLOCK: Final = 1 << 20  # the same of torch on a device
 _LANES: Final = 1024
 _KERNEL_TYPES: Final = frozenset({"torch.bfloat16", "torch.float16", "torch.float32"})
 _log: Final = logging.getLogger(__name__)
-_failed: Final[list[bool]] = []
-"""Not empty once the Triton kernel failed in this process: it is not tried again."""
+_failed: Final[list[bool]] = []  # not empty once the Triton kernel failed in this process: it is not tried again
 
 
 @dataclass(frozen=True, slots=True, eq=False)

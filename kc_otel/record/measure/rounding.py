@@ -24,26 +24,19 @@ from numpy.typing import NDArray
 from kc_otel.record.measure.arrays import Floats
 from kc_otel.record.measure.blocks import CHANCE, RUN, UNSURE, Block, Found, Mask, Seen, fault_at
 
-_LOOK_NUMBERS: Final = 1024
-"""Numbers of each side that are looked at, from its first one."""
+_LOOK_NUMBERS: Final = 1024  # numbers of each side that are looked at, from its first one
 _FEWEST_NUMBERS: Final = 32
 """Different numbers from which a grid is no chance: float32 numbers of _MIN_ASKED_NATS or more are on float16's with at
 most 2^-8 each even where they are differences of logits of 32, 2^-256 in all."""
-_MIN_ASKED_NATS: Final = 0.5
-"""Smallest |log-probability| that is asked, nats."""
-_LARGEST: Final = 2.0**15
-"""A larger number, which is no log-probability, counts as this one, which is on every grid."""
-_PLACES: Final = 6
-"""Tokens of each row that are looked at before all are."""
-_COARSEST: Final = 0.006
-"""Error of these roundings, at most, in shares of a number or of 1."""
-_FEWEST_ROWS: Final = 4
-"""Other rows, at least, with a side that has more digits."""
+_MIN_ASKED_NATS: Final = 0.5  # smallest |log-probability| that is asked, nats
+_LARGEST: Final = 2.0**15  # a larger number, which is no log-probability, counts as this one, which is on every grid
+_PLACES: Final = 6  # tokens of each row that are looked at before all are
+_COARSEST: Final = 0.006  # error of these roundings, at most, in shares of a number or of 1
+_FEWEST_ROWS: Final = 4  # other rows, at least, with a side that has more digits
 _FOLLOWS: Final = (256, 0.1)
 """Tokens from which a whole column follows the other one's rounding, and distance from that, of nine in ten of them, in
 shares of the rounding: a kernel knows nothing of which way the other one's numbers are rounded."""
-_ERROR: Final = 1e-6
-"""Error of a decimal number in float32, in shares of it or of 1."""
+_ERROR: Final = 1e-6  # error of a decimal number in float32, in shares of it or of 1
 
 
 def coarse_side(train: Floats, inference: Floats) -> str:

@@ -25,14 +25,11 @@ from numpy.typing import NDArray
 
 from kc_otel.record.measure.arrays import as_bool, floats
 
-LOWEST: Final = -64.0
-"""Smallest log ratio that is told apart from smaller ones, nats."""
-HIGHEST: Final = 16.0
-"""Largest log ratio that is told apart from larger ones, nats."""
+LOWEST: Final = -64.0  # smallest log ratio that is told apart from smaller ones, nats
+HIGHEST: Final = 16.0  # largest log ratio that is told apart from larger ones, nats
 REWARD: Final = ("reward_above", "reward_below")
 """Registry keys of what `kc_otel.stats.reward_sides` makes of a sequence's L and its reward, in its order."""
-_TOLERANCE = 1e-3
-"""As in `measure.checks`: how far above 0 the log of a mass may be."""
+_TOLERANCE = 1e-3  # as in `measure.checks`: how far above 0 the log of a mass may be
 
 
 def log_ratio(train: Any, inference: Any) -> Any:

@@ -27,8 +27,7 @@ from numpy.typing import NDArray
 from kc_otel.record.measure.blocks import DRIFT
 from kc_otel.record.measure.sampled import saturated
 
-LOOK: Final = 65_536
-"""Tokens of a batch that are looked at: a penalty is set for all of its requests."""
+LOOK: Final = 65_536  # tokens of a batch that are looked at: a penalty is set for all of its requests
 _ONE_SIDED: Final = 0.88
 """Share of sum |l| of one sign, of tokens that came before. Simulated with words of Zipf's law and the noise of
 bfloat16: 0.90 to 1 with presence and frequency of 0.1 to 1 and repetition of 1.05 to 1.3; of drift of the size of fp8
@@ -36,8 +35,7 @@ and of 4 bits 0.67 at most, of temperatures from 0.8 to 1.3 at most 0.84."""
 _SHARE_GAP: Final = 0.45
 """By how much that share is another one among the other tokens: 0.6 to 1 with a penalty, 0.02 with drift or top-p, 0.43
 with a temperature."""
-_EFFECTIVE_TOKENS: Final = 48.0
-"""Tokens that sum |l| is made of, in effect, of each of the two kinds."""
+_EFFECTIVE_TOKENS: Final = 48.0  # tokens that sum |l| is made of, in effect, of each of the two kinds
 TOO_SURE: Final = (
     "there are far fewer tokens with less than half of the mass than these probabilities would give: they are the "
     "sampled tokens' of a colder or greedy sampler, or multiplied by less than 1 on both sides (base 10, the length)"

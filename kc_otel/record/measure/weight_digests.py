@@ -27,10 +27,8 @@ with extra("torch", "a digest of weights"):
     import torch
 
 
-_SUMS: Final = 61
-"""A prime, so that rows and columns of a matrix do not fall into one of the sums."""
-_BLOCK: Final = _SUMS << 16
-"""Elements worked on at a time: four int64 copies of them are 128 MB."""
+_SUMS: Final = 61  # a prime, so that rows and columns of a matrix do not fall into one of the sums
+_BLOCK: Final = _SUMS << 16  # elements worked on at a time: four int64 copies of them are 128 MB
 _STEP: Final = -7046029254386353131
 """The golden ratio in 64 bits, as a signed integer: Steele, Lea and Flood 2014, SplitMix64."""
 _FIRST_MULTIPLIER: Final = -4658895280553007687
@@ -47,8 +45,7 @@ _EXPERT_TENSORS: Final[Mapping[str, tuple[str, int | None]]] = {
     **dict.fromkeys(("down_proj", "w2"), ("w2_weight", None)),
 }
 """A trainer's matrix of an expert -> the engine's tensor of all experts, and which half of it."""
-_ROWS: Final = 256
-"""Rows of the unit matrix that a packed layer is asked with at a time."""
+_ROWS: Final = 256  # rows of the unit matrix that a packed layer is asked with at a time
 Shapes = Mapping[str, Sequence[int]]
 Part = tuple[str, torch.Tensor]
 
