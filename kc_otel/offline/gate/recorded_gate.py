@@ -27,7 +27,7 @@ from kc_otel.offline.gate.copies import first_of_each
 from kc_otel.offline.gate.recorded_verdicts import RecordingVerdicts, UnjudgedClause, by_contract, judge, recordable
 from kc_otel.record.kernel import Kernel
 from kc_otel.record.measure.blocks import Block
-from kc_otel.record.measure.remarks import remarks
+from kc_otel.record.measure.checks import remarks
 from kc_otel.record.measure.rounding import coarse_side
 from kc_otel.record.slice_table import SliceTable
 from kc_otel.recordings.recording import ONE_MODEL, Recording, of_one_model

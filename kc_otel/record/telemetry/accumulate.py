@@ -19,10 +19,18 @@ from kc_otel.contract.input_reasons import InvalidReason
 from kc_otel.contract.registry.clause_metrics import QUANTITIES, RECORDED, TV_PLACE, Unit
 from kc_otel.record.measure.arrays import as_bool, floats, on_host
 from kc_otel.record.measure.blocks import DRIFT, SampledBatch
-from kc_otel.record.measure.checks import check_declared, failed, held_together, same_shape
+from kc_otel.record.measure.checks import (
+    LOOK,
+    TOO_SURE,
+    check_declared,
+    failed,
+    held_together,
+    more_than_all,
+    penalised,
+    same_shape,
+)
 from kc_otel.record.measure.logits import LOGITS, logit_drift
 from kc_otel.record.measure.sampled import REWARD, SEQUENCE, TOKEN, outside_mass, renormalised, saturated
-from kc_otel.record.measure.token_checks import LOOK, TOO_SURE, more_than_all, penalised
 from kc_otel.record.slice_table import Places, TokenSlice
 from kc_otel.record.telemetry.buckets import QuantityStream, TokenStreams, cells
 from kc_otel.record.telemetry.prompt_means import Finished, PlaceMeans, PromptMeans, Rollouts
