@@ -27,7 +27,6 @@ from kc_otel.contract.words import interval, listed, number, table_lines
 
 if TYPE_CHECKING:
     from kc_otel.offline.gate.recorded_verdicts import RecordingVerdicts
-    from kc_otel.record.measure.rounding import CoarseSide
 
 _COLUMN_GAP: Final = 2
 
@@ -103,15 +102,15 @@ def _table_lines(data: Mapping[str, Any], width: int) -> Iterator[str]:
         del columns[:many]
 
 
-def _notes(data: Mapping[str, Any], judged: RecordingVerdicts | None, coarse: CoarseSide | None) -> Iterator[str]:
+def _notes(data: Mapping[str, Any], judged: RecordingVerdicts | None, coarse: str) -> Iterator[str]:
     if empty := [part["slice"] for part in data["slices"] if not part["tokens"]]:
         yield f"no sequence of this recording is in slice{'s' * (len(empty) > 1)} {listed(empty)}"
     if judged is not None:
         yield from (f"not judged: {sentence}" for sentence in judged.left_out)
         if note := judged.age_note:
             yield note
-    if coarse is not None:
-        yield str(coarse)
+    if coarse:
+        yield coarse
     yield (
         f"Each interval holds with {100 * data['confidence']:g}% confidence and treats tokens as independent; that of "
         "tv_seq treats sequences as independent. A missing bound needs more observations, or one "

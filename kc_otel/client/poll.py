@@ -28,14 +28,10 @@ _REMEDIES: Final = {
     403: "; the token's entry needs may: [read]",
 }
 _UNCHANGED_STATUSES: Final = frozenset({204, 304})
-_LATE_SECONDS: Final = 30.0
-"""Seconds since the last evaluation after which an evaluator is late, as its /readyz has it."""
-_CLOSING_SECONDS: Final = 1.5
-"""Time that the last request, which says that this process ends, may take."""
-_NEWS_SECONDS: Final = 1.0
-"""After so long, a request that is held back gives way to one that has news."""
-_LONGEST_PAUSE_SECONDS: Final = 30.0
-"""Between two failed requests."""
+_LATE_SECONDS: Final = 30.0  # seconds since the last evaluation after which an evaluator is late, as its /readyz has it
+_CLOSING_SECONDS: Final = 1.5  # time that the last request, which says that this process ends, may take
+_NEWS_SECONDS: Final = 1.0  # after so long, a request that is held back gives way to one that has news
+_LONGEST_PAUSE_SECONDS: Final = 30.0  # between two failed requests
 
 
 def lateness(headers: Message) -> str:

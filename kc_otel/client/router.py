@@ -36,18 +36,12 @@ if TYPE_CHECKING:
 __all__ = ["Choice", "Kernel", "Router"]
 
 _log: Final = logging.getLogger(__name__)
-_ROUTE: Final = "route"
-"""Kind of directive that a program reports to obey when it asks for routes."""
-_HOST_CHARACTERS: Final = 80
-"""Of the host's name, in the id of a router."""
-_MOST_ASKED: Final = 64
-"""Contracts and kinds of directives that are told; a process has a few."""
-_MOST_KEPT: Final = 100
-"""Slices and versions from which requests are kept that are told at a time."""
-_MOST_VERSIONS: Final = 4096
-"""Versions, by contract and slice, that are remembered; a process has a few."""
-_MAPPINGS: Final = (dict, Mapping)
-"""dict first: the abstract class is slow to ask."""
+_ROUTE: Final = "route"  # kind of directive that a program reports to obey when it asks for routes
+_HOST_CHARACTERS: Final = 80  # of the host's name, in the id of a router
+_MOST_ASKED: Final = 64  # contracts and kinds of directives that are told; a process has a few
+_MOST_KEPT: Final = 100  # slices and versions from which requests are kept that are told at a time
+_MOST_VERSIONS: Final = 4096  # versions, by contract and slice, that are remembered; a process has a few
+_MAPPINGS: Final = (dict, Mapping)  # dict first: the abstract class is slow to ask
 
 
 class Router:
@@ -129,18 +123,15 @@ class Router:
         """Contracts, and kinds of directives that this process looks at; before its first request it may serve, too."""
         self._reported = self._answered = frozenset[tuple[str, str]]()
         """Those that the last request named, and those that the last answer was about."""
-        self._unserved: frozenset[str] = frozenset()
-        """Contracts that the evaluator says it does not judge."""
+        self._unserved: frozenset[str] = frozenset()  # contracts that the evaluator says it does not judge
         self._instance = f"{socket.gethostname()[:_HOST_CHARACTERS]}/{os.getpid()}/{secrets.token_hex(3)}"
-        self._served: set[tuple[str, str]] = set()
-        """Contracts and versions that a request was sent to."""
+        self._served: set[tuple[str, str]] = set()  # contracts and versions that a request was sent to
         self._clock = clock
         self._stale_after = stale_after
         self._trusted = frozenset(trusted)
         self._fresh_until = -NEVER
         self._said_stale = False
-        self._received = 0
-        """Version of the evaluator's last table."""
+        self._received = 0  # version of the evaluator's last table
         self._limits_left: tuple[Canary, ...] = ()
         """Limits of an evaluator that has lost its state: in force until it says anything of their versions."""
         self._snapshot = Snapshot(DecisionTable())

@@ -26,8 +26,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Case", "CaseReport", "OperatorPair", "cases_over", "compare_callables"]
 
-_MEMBERS_ALONE: Final = 8
-"""Members of a batch that are computed alone as well: each takes a call."""
+_MEMBERS_ALONE: Final = 8  # members of a batch that are computed alone as well: each takes a call
 
 
 @dataclass(frozen=True, slots=True)

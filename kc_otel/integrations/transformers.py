@@ -8,7 +8,6 @@ loop.
 
 from __future__ import annotations
 
-import functools
 import logging
 import os
 from collections import Counter
@@ -18,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from kc_otel.contract.model import Contract
 from kc_otel.contract.slices import Scalar
+from kc_otel.integrations import wrap
 from kc_otel.record.recorder import Recorder
 from kc_otel.record.work import Processing, Weights
 from kc_otel.recordings.scoring import Scorer, hf_scorer
@@ -295,21 +295,3 @@ def log_verdicts(trainer: Any, recorder: Recorder) -> Callable[[], None]:
         return log
 
     return wrap(trainer, "log", around)
-
-
-def wrap(owner: Any, name: Any, around: Callable[[Callable[..., Any]], Callable[..., Any]]) -> Callable[[], None]:
-    """Put a wrapper in the place of an attribute of an object, or of an item of a list, and return what restores it."""
-    items = isinstance(owner, list)
-    original = owner[name] if items else getattr(owner, name)
-    wrapper = functools.wraps(original)(around(original))
-    inherited = not items and name not in vars(owner)
-
-    def restore() -> None:
-        if items:
-            if owner[name] is wrapper:
-                owner[name] = original
-        elif vars(owner).get(name) is wrapper:
-            delattr(owner, name) if inherited else setattr(owner, name, original)
-
-    owner.__setitem__(name, wrapper) if items else setattr(owner, name, wrapper)
-    return restore

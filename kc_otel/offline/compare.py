@@ -7,7 +7,7 @@ import os
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final
@@ -37,7 +37,7 @@ with extra("stats", "kc_otel.compare"):
     )
     from kc_otel.record.measure.arrays import on_host
     from kc_otel.record.measure.logits import LOGITS
-    from kc_otel.record.measure.rounding import CoarseSide, coarse_side
+    from kc_otel.record.measure.rounding import coarse_side
     from kc_otel.record.work import taken
     from kc_otel.recordings.read_table import RaggedTable
     from kc_otel.recordings.recording import DENSITY, Recording, RecordingError, with_prompt
@@ -70,7 +70,7 @@ class JudgedComparison:
         left_out: Clauses that cannot, and why.
         sequences: Sequences that were compared.
         tokens: Their tokens.
-        coarse: The side that was rounded to half precision where the other was not; None where none was.
+        coarse: Sentence about the side that was rounded to half precision where the other was not; empty for none.
         note: What the intervals assume about prompts that are not known; empty if nothing.
     """
 
@@ -79,7 +79,7 @@ class JudgedComparison:
     left_out: tuple[UnjudgedClause, ...]
     sequences: int
     tokens: int
-    coarse: CoarseSide | None = None
+    coarse: str = ""
     note: str = ""
 
     @property
@@ -228,7 +228,6 @@ def comparison_data(
 
     The confidence is of each interval by itself, half of the rest on either side.
     """
-    coarse = coarse_side(recording.train, recording.inference)
     return {
         "source": recording.source,
         "sequences": recording.lengths.size,
@@ -236,7 +235,7 @@ def comparison_data(
         "masked_sequences": recording.masked,
         "confidence": confidence,
         "clip": clip,
-        "rounded": None if coarse is None else asdict(coarse),
+        "rounded": coarse_side(recording.train, recording.inference) or None,
         "slices": [
             {
                 "slice": name,

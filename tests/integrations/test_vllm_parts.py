@@ -31,7 +31,7 @@ from kc_otel.integrations.vllm.delivery import (
 )
 from kc_otel.integrations.vllm.engines import EngineCapture, Engines, RequestCapture, kernel_of, logprobs_mode_of
 from kc_otel.integrations.vllm.instrumentor import RECORDED, CaptureCounters, outcomes
-from kc_otel.integrations.vllm.plugin import EngineLog, configured, described
+from kc_otel.integrations.vllm.plugin import configured, described, log_with_vllm
 from kc_otel.integrations.vllm.settings import (
     HEADERS,
     RequestHeaders,
@@ -381,29 +381,24 @@ def test_an_operator_who_scrapes_vllm_sees_the_counts():
 
 
 @pytest.fixture
-def loggers():
-    """Loggers: vLLM's with a handler, ours without, and the root logger as a dependency of vLLM leaves it."""
-    names = ("vllm", "kc_otel", None)
-    before = [
-        (logging.getLogger(name), logging.getLogger(name).level, logging.getLogger(name).handlers[:]) for name in names
-    ]
-    seen = []
+def loggers(monkeypatch):
+    """What vLLM's logger is given; ours and the root logger are as a dependency of vLLM leaves them."""
+    seen, ours, engine, root = [], *map(logging.getLogger, ("kc_otel", "vllm", None))
     handler = logging.Handler(logging.INFO)
     handler.emit = seen.append
-    logging.getLogger("vllm").handlers = [handler]
-    logging.getLogger("vllm").setLevel(logging.INFO)
-    logging.getLogger().setLevel(logging.ERROR)
-    logging.getLogger("kc_otel").handlers = []
-    logging.getLogger("kc_otel").setLevel(logging.NOTSET)
+    for logger, level, handlers in ((ours, logging.NOTSET, []), (engine, logging.INFO, [handler]), (root, 40, [])):
+        monkeypatch.setattr(logger, "handlers", handlers)
+        monkeypatch.setattr(logger, "level", level)
+    monkeypatch.setattr(ours, "parent", root)
+    monkeypatch.setattr(engine, "propagate", False)
+    ours.manager._clear_cache()
     yield seen
-    for logger, level, handlers in before:
-        logger.setLevel(level)
-        logger.handlers = handlers
+    ours.manager._clear_cache()
 
 
 def test_warnings_are_in_vllms_log(tmp_path, loggers):
-    EngineLog.attach()
-    EngineLog.attach()
+    logging.getLogger().handlers = []  # pytest's own, of this phase
+    log_with_vllm()
     (tmp_path / "file").write_text("")
     spool = Spool(tmp_path / "file" / "spool.sqlite")
     spool.put(SampledRequest("r", np.arange(2), np.arange(3), np.zeros(3, np.float32), Kernel("vllm")))
@@ -417,17 +412,11 @@ def test_warnings_are_in_vllms_log(tmp_path, loggers):
     assert len(loggers) == 1
 
 
-def test_a_handler_of_both_loggers_gets_a_line_once(loggers):
-    logging.getLogger().addHandler(logging.getLogger("vllm").handlers[0])
-    EngineLog.attach()
-    logging.getLogger("kc_otel.integrations").warning("once")
-    assert [record.getMessage() for record in loggers] == ["once"]
-
-
-@pytest.mark.usefixtures("loggers")
-def test_a_program_with_handlers_of_its_own_keeps_them():
-    """Whoever has configured logging of kc_otel gets each line there and not a second time in vLLM's log."""
-    own = logging.NullHandler()
-    logging.getLogger("kc_otel").handlers = [own]
-    EngineLog.attach()
-    assert logging.getLogger("kc_otel").handlers == [own]
+@pytest.mark.parametrize("name", [None, "kc_otel"])
+def test_a_program_with_handlers_of_its_own_keeps_them(name, loggers):
+    """Whoever has configured logging gets each line there and not a second time in vLLM's log."""
+    logging.getLogger().handlers = []
+    logging.getLogger(name).handlers = [logging.NullHandler()]
+    log_with_vllm()
+    logging.getLogger("kc_otel.integrations").warning("theirs")
+    assert not loggers

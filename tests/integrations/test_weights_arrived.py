@@ -9,8 +9,7 @@ import pytest
 import torch
 
 from kc_otel.integrations.vllm.weights import EngineWeights, compare_weights
-from kc_otel.record.measure.rounded_updates import UpdateWatch
-from kc_otel.record.measure.weight_digests import TensorDigest, digest_of, module_digests, tail_of
+from kc_otel.record.measure.weight_tensors import TensorDigest, UpdateWatch, digest_of, module_digests, tail_of
 
 NAMES = {
     "model.embed_tokens.weight": (10, 8),
@@ -155,7 +154,7 @@ def test_digests_of_many_blocks_are_those_of_one(monkeypatch):
     """Whatever the block, the same digest, which passes through JSON; -0.0 is not 0.0."""
     tensor = torch.randn(1000, generator=torch.Generator().manual_seed(2))
     whole = digest_of(tensor)
-    monkeypatch.setattr("kc_otel.record.measure.weight_digests._BLOCK", 61)
+    monkeypatch.setattr("kc_otel.record.measure.weight_tensors._BLOCK", 61)
     cut = digest_of(tensor)
     assert (cut.places, cut.values) == (whole.places, whole.values)
     assert cut.sketch == pytest.approx(whole.sketch)

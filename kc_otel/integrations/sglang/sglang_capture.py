@@ -31,10 +31,8 @@ from kc_otel.record.sampling import Sampler
 from kc_otel.recordings.request import KeptTokens
 
 _log = logging.getLogger("kc_otel")
-_MAX_UNDER_WAY: Final = 65_536
-"""Requests under way that are followed; those that never came back are forgotten first."""
-_ALL_TOKENS: Final = 1 << 30
-"""Value that SGLang stores for top_k -1."""
+_MAX_UNDER_WAY: Final = 65_536  # requests under way that are followed; those that never came back are forgotten first
+_ALL_TOKENS: Final = 1 << 30  # value that SGLang stores for top_k -1
 _TRUNCATION: Final = ("top_p", "top_k", "min_p")
 _PENALTIES: Final = ("repetition_penalty", "presence_penalty", "frequency_penalty")
 _RESTRICTIONS: Final = ("logit_bias", "json_schema", "regex", "ebnf", "structural_tag", "watermark")

@@ -29,7 +29,8 @@ from typing import Any, Final, Self
 from kc_otel._extras import extra
 from kc_otel.contract.model import Contract
 from kc_otel.contract.slices import Scalar
-from kc_otel.integrations.transformers import log_verdicts, wrap
+from kc_otel.integrations import wrap
+from kc_otel.integrations.transformers import log_verdicts
 from kc_otel.integrations.trl.rollouts import OWN, RolloutBatch, own_attributes
 from kc_otel.record.engine import DriftLog
 from kc_otel.record.guided_loop import Quarantine, judgeable, quarantine

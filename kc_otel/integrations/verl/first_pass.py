@@ -31,8 +31,7 @@ from kc_otel.record.recorder import Recorder
 _log: Final = logging.getLogger("kc_otel")
 _LOSSES_MODULE: Final = "verl.workers.utils.losses"
 _WORKERS_MODULE: Final = "verl.workers.engine_workers"
-WORKER_MODULES: Final = (_LOSSES_MODULE, _WORKERS_MODULE)
-"""Modules that `FirstPassWatch.attach` puts wrappers into."""
+WORKER_MODULES: Final = (_LOSSES_MODULE, _WORKERS_MODULE)  # modules that `FirstPassWatch.attach` puts wrappers into
 AUDITED_PROMPTS: Final = "kc_otel_audited_prompts"
 _MEASURED_MESSAGE: Final = (
     "kc-otel: verl trains without scoring rollouts before (bypass mode): the first mini-batch of each update is "
@@ -86,8 +85,8 @@ class FirstPassWatch(Watch):
 
     def _around_update(self, original: Callable[..., Any], worker: Any, data: Any, *args: Any, **kwargs: Any) -> Any:
         if self._is_actor(worker):
-            self._audited = self._guarded(pop_audited, data) or frozenset()
-            self._update = self._guarded(_bypassed, data)
+            self._audited = self.guarded(pop_audited, data) or frozenset()
+            self._update = self.guarded(_bypassed, data)
         try:
             return original(worker, data, *args, **kwargs)
         finally:
@@ -100,7 +99,7 @@ class FirstPassWatch(Watch):
             return original(worker, data, *args, **kwargs)
         try:
             if self._update:
-                self._rollouts = self._guarded(self._counted, worker.engine, data)
+                self._rollouts = self.guarded(self._counted, worker.engine, data)
             return original(worker, data, *args, **kwargs)
         finally:
             self._stepped, self._update, self._rollouts = True, None, None
@@ -120,7 +119,7 @@ class FirstPassWatch(Watch):
             return chosen
 
         def policy_loss(*args: Any, **kwargs: Any) -> Any:
-            self._guarded(self._record, kwargs)
+            self.guarded(self._record, kwargs)
             return chosen(*args, **kwargs)
 
         return policy_loss

@@ -21,24 +21,30 @@ from kc_otel.record.work import Processing, Weights
 from kc_otel.recordings.request import effective
 
 _log: Final = logging.getLogger("kc_otel")
-_OF_TENSORS: Final = {"prompt_tokens", "completion_tokens", "audit"}
-"""Attributes that are no columns."""
+_OF_TENSORS: Final = {"prompt_tokens", "completion_tokens", "audit"}  # attributes that are no columns
 _SCALARS: Final = (str, bool, int, float, np.generic)
 _SAMPLING_NAMES: Final = ("temperature", "top_p", "top_k", "repetition_penalty")
 _PROCESSED: Final = "processed"
 
 
-class Guarded:
-    """A watch whose faults are counted by its recorder, once it has one, and logged once each before."""
+class Watch:
+    """A watch that records batches; its faults are counted by its recorder, and logged once each before it has one.
+
+    `make` makes the recorder from the two kernels, when there is first one.
+    """
 
     watched = "batch"
     """Subject of one call, for the log."""
 
-    def __init__(self) -> None:
+    def __init__(self, contract: Contract, make: Callable[..., Recorder] = Recorder) -> None:
         self._recorder: Recorder | None = None
         self._failed: set[str] = set()
+        self._contract = contract
+        self._make = make
+        self._columns = sorted(asked_for(contract) - _OF_TENSORS)
+        self._wants_prompt_tokens = "prompt_tokens" in asked_for(contract)
 
-    def _guarded(self, function: Callable[..., Any], *args: Any) -> Any:
+    def guarded(self, function: Callable[..., Any], *args: Any) -> Any:
         """Return what a function returns; None where it raises."""
         try:
             return function(*args)
@@ -51,21 +57,10 @@ class Guarded:
                 _log.error("kc-otel: a %s of verl was not recorded: %s", self.watched, text)
             return None
 
-
-class Watch(Guarded):
-    """A watch that records batches. `make` makes its recorder from the two kernels, when there is first one."""
-
-    def __init__(self, contract: Contract, make: Callable[..., Recorder] = Recorder) -> None:
-        super().__init__()
-        self._contract = contract
-        self._make = make
-        self._columns = sorted(asked_for(contract) - _OF_TENSORS)
-        self._wants_prompt_tokens = "prompt_tokens" in asked_for(contract)
-
     def flush(self) -> None:
         """Export what was recorded."""
         if self._recorder is not None:
-            self._guarded(self._recorder.force_flush)
+            self.guarded(self._recorder.force_flush)
 
     def _record_batch(
         self, logged: LoggedBatch, config: Any, trained: Weights, rollouts: Mapping[str, int] | None = None
@@ -84,22 +79,27 @@ class Watch(Guarded):
                 said = {"train": train, "inference": inference, "resource": run}
             self._recorder = self._make(self._contract, **said)
             atexit.register(self.flush)  # before the recorder's own end: it was registered earlier
-        rows = np.arange(len(logged.attributes)) if logged.kept is None else np.flatnonzero(logged.kept)
+        rows = np.flatnonzero(np.ones(len(logged.attributes), bool) if logged.kept is None else logged.kept)
         if not rows.size:
             return
-        taken = slice(None) if rows.size == len(logged.attributes) else rows
-        prompts = [logged.prompts[row] for row in rows] if logged.prompts else None
-        given = [logged.versions[row] for row in rows.tolist()] if logged.versions else [None]
-        versions = [None if version is None else int(version) for version in given]
+
+        def of_kept(values: Any) -> Any:
+            if isinstance(values, list):
+                return [values[row] for row in rows.tolist()]
+            return None if values is None else values[rows]
+
+        prompts = of_kept(logged.prompts)
+        steps = of_kept(list(logged.versions)) if logged.versions else [None]
+        versions = [None if step is None else int(step) for step in steps]
         sampled = versions[0] if len(set(versions)) == 1 else None if None in versions else np.array(versions, np.int64)
         self._recorder.compare(
-            logged.train[taken],
-            logged.inference[taken],
-            mask=None if logged.mask is None else logged.mask[taken],
-            token_ids=logged.tokens[taken],
-            attributes=[logged.attributes[row] for row in rows],
-            advantages=None if logged.advantages is None else logged.advantages[taken],
-            rewards=None if logged.rewards is None else logged.rewards[taken],
+            of_kept(logged.train),
+            of_kept(logged.inference),
+            mask=of_kept(logged.mask),
+            token_ids=of_kept(logged.tokens),
+            attributes=of_kept(logged.attributes),
+            advantages=of_kept(logged.advantages),
+            rewards=of_kept(logged.rewards),
             processing=None if config is None else processings(config),
             weights=(trained, sampled),
             groups=prompts,

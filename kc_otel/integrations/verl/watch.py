@@ -21,7 +21,7 @@ from kc_otel._extras import extra
 from kc_otel.contract.load import load
 from kc_otel.contract.model import Contract
 from kc_otel.integrations.verl.first_pass import AUDITED_PROMPTS, WORKER_MODULES, FirstPassWatch
-from kc_otel.integrations.verl.logged_batch import Guarded, LoggedBatch, Watch, attributes_of, column, padded
+from kc_otel.integrations.verl.logged_batch import LoggedBatch, Watch, attributes_of, column, padded
 from kc_otel.record.recorder import Recorder
 from kc_otel.record.work import Weights
 
@@ -48,7 +48,7 @@ def audited(prompt: str, share: float) -> bool:
     return int.from_bytes(digest, "big") < share * 2.0**64
 
 
-class Audit(Guarded):
+class Audit:
     """Audit forwards in bypass mode: a few prompts are scored before the step, by the training kernel.
 
     An audit scores a share of the step's prompts, chosen by a hash of their names (`KC_OTEL_AUDIT_SHARE`, such as
@@ -63,17 +63,12 @@ class Audit(Guarded):
     that were scored go with the update to the workers, which leave these prompts out: each counts once, and none is
     lost where an audit is skipped or fails.
 
-    `record` records scored sequences: of a trainer, their fields, the training kernel's log-probabilities, and tags.
+    `watch` records the scored sequences.
     """
 
-    watched = "forward"
-
-    def __init__(
-        self, record: Callable[[Any, Any, Any, Any], None], clock: Callable[[], float] = time.monotonic
-    ) -> None:
-        super().__init__()
+    def __init__(self, watch: TrainerWatch, clock: Callable[[], float] = time.monotonic) -> None:
         self.share = _number("KC_OTEL_AUDIT_SHARE", 0.0, 1.0)
-        self._record = record
+        self._watch = watch
         self._clock = clock
         self._budget = _number("KC_OTEL_AUDIT_BUDGET", 500.0) / 1000.0
         self._account = 0.0
@@ -88,12 +83,12 @@ class Audit(Guarded):
         correction = trainer.config.algorithm.get("rollout_correction") or {}
         if correction.get("bypass_mode") and not getattr(trainer, "local_trigger_step", 0):
             metrics = kwargs.get("metrics", args[1] if len(args) > 1 else {})
-            self._guarded(self._step, trainer, batch, metrics)
+            self._watch.guarded(self._step, trainer, batch, metrics)
         return batch
 
     def around_update(self, wrapped: Any, _: Any, args: Any, kwargs: Any) -> Any:
         """Send the names of the prompts that were scored along with the update."""
-        self._guarded(self._mark, kwargs.get("batch", args[0] if args else None))
+        self._watch.guarded(self._mark, kwargs.get("batch", args[0] if args else None))
         return wrapped(*args, **kwargs)
 
     def _mark(self, batch: Any) -> None:
@@ -152,7 +147,9 @@ class Audit(Guarded):
             found = queue.kv_batch_get(keys=keys[: len(chosen)], select_fields=["log_probs", "response_mask"], **place)
         finally:
             queue.kv_clear(keys=keys, **place)
-        self._record(trainer, data, response_from_nested(found["log_probs"], found["response_mask"]), chosen.tags)
+        self._watch.audited(
+            trainer, data, response_from_nested(found["log_probs"], found["response_mask"]), chosen.tags
+        )
         self._scored = frozenset(str(name) for name in names if audited(str(name), self.share))
         return len(chosen)
 
@@ -164,12 +161,12 @@ class TrainerWatch(Watch):
         super().__init__(contract, make)
         self._pending: LoggedBatch | None = None
         self._trainer: Any = None
-        self.audits = Audit(self._audited)
+        self.audits = Audit(self)
 
     def around_fit(self, wrapped: Any, instance: Any, args: Any, kwargs: Any) -> Any:
         """Wrap a trainer's fit: read the kernels from its configuration, and record pending batches at its end."""
         self._trainer = instance
-        self._guarded(self._check, instance)
+        self.guarded(self._check, instance)
         try:
             return wrapped(*args, **kwargs)
         finally:
@@ -179,24 +176,24 @@ class TrainerWatch(Watch):
     def around_debug_metrics(self, wrapped: Any, _: Any, args: Any, kwargs: Any) -> Any:
         """Take the batch whose rollouts the trainer has scored."""
         found = wrapped(*args, **kwargs)
-        self._guarded(self._compared, kwargs.get("data", args[0] if args else None))
+        self.guarded(self._compared, kwargs.get("data", args[0] if args else None))
         return found
 
     def around_data_metrics(self, wrapped: Any, _: Any, args: Any, kwargs: Any) -> Any:
         """Take rewards and advantages at the end of a step of `ray_trainer`."""
         found = wrapped(*args, **kwargs)
-        self._guarded(self._finished, kwargs.get("batch", args[0] if args else None))
+        self.guarded(self._finished, kwargs.get("batch", args[0] if args else None))
         return found
 
     def around_advantage(self, wrapped: Any, _: Any, args: Any, kwargs: Any) -> Any:
         """Take the advantages that a trainer of v1 has put into its TransferQueue."""
         batch = wrapped(*args, **kwargs)
-        self._guarded(self._advantaged, batch)
+        self.guarded(self._advantaged, batch)
         return batch
 
     def flush(self) -> None:
         """Record what is pending without rewards, and export."""
-        self._guarded(self._record)
+        self.guarded(self._record)
         super().flush()
 
     def _check(self, trainer: Any) -> None:
@@ -220,7 +217,7 @@ class TrainerWatch(Watch):
         if pending is None:
             return
         try:
-            self._guarded(self._from_queue, batch, pending)
+            self.guarded(self._from_queue, batch, pending)
         finally:
             self._record()
 
@@ -241,15 +238,15 @@ class TrainerWatch(Watch):
             return transfer_queue.kv_batch_get(**given)[name]
 
         for name in self._columns:
-            values = self._guarded(get, name)
+            values = self.guarded(get, name)
             if values is not None:
                 columns = attributes_of({name: list(values)}, len(tags))
                 for row, column in zip(pending.attributes, columns, strict=True):
                     row.update(column)
         pending.rewarded(*(padded(get(name), pending.train.shape) for name in _REWARD_COLUMNS))
 
-    def _audited(self, trainer: Any, data: Any, scored: Any, tags: Sequence[Mapping[str, Any]]) -> None:
-        """A few prompts of a step in bypass mode were scored."""
+    def audited(self, trainer: Any, data: Any, scored: Any, tags: Sequence[Mapping[str, Any]]) -> None:
+        """Record a few prompts of a step in bypass mode: a trainer's fields, the scores of its kernel, and tags."""
         logged = LoggedBatch.audited(data, scored, tags, self._columns)
         self._record_batch(logged, trainer.config, _trained(trainer))
 

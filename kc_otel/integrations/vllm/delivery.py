@@ -17,17 +17,14 @@ from kc_otel.record.kernel import Kernel
 from kc_otel.record.worker import BoundedWorker, PerProcess, ReasonCounts
 from kc_otel.recordings.request import NEUTRAL, KeptTokens, SampledRequest, effective
 
-_QUEUE_BYTES: Final = 64 << 20
-"""Most bytes, by estimate, that wait."""
-_TOKEN_BYTES: Final = 32
-"""A reference and a number; prompts and completions wait as lists."""
+_QUEUE_BYTES: Final = 64 << 20  # most bytes, by estimate, that wait
+_TOKEN_BYTES: Final = 32  # a reference and a number; prompts and completions wait as lists
 _REQUEST_BYTES: Final = 2048
 _WORKER_WAIT_SECONDS: Final = 60.0
 _RESTRICTIONS: Final = ("logit_bias", "allowed_token_ids", "bad_words", "structured_outputs", "thinking_token_budget")
 """Parameters that restrict the tokens in ways that no number says; only that they were set is kept."""
 _SECRET_HEADERS: Final = frozenset({"authorization", "proxy-authorization", "cookie", "x-api-key"})
-_DEFAULT_WEIGHTS_VERSION: Final = "default"
-"""vLLM's version of weights for which no version was set."""
+_DEFAULT_WEIGHTS_VERSION: Final = "default"  # vLLM's version of weights for which no version was set
 
 
 @dataclass(frozen=True, slots=True, eq=False)

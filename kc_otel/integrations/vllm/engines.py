@@ -10,15 +10,16 @@ from __future__ import annotations
 
 import asyncio
 import copy
+import inspect
 import logging
 import os
 import time
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass, field, fields, replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any, Final
 from weakref import WeakKeyDictionary
 
@@ -211,42 +212,35 @@ class Engines:
         self._sampler = sampler
         self._engines: WeakKeyDictionary[Any, EngineCapture] = WeakKeyDictionary()
         self._context: ContextVar[Mapping[str, Any]] = ContextVar("kc_otel_vllm_request", default=_NO_FIELDS)
-        self._asking: set[asyncio.Task[None]] = set()
+        self._asking: set[asyncio.Task[Any]] = set()
 
     def known(self, engine: Any) -> bool:
         """Return True if an engine has been seen before."""
         return engine.output_processor in self._engines
 
     def register(self, engine: Any) -> None:
-        """Meet an engine that is driven by calls, and ask its workers; a call of some milliseconds, once."""
-        state = self._met(engine)
-        try:
-            workers = engine.collective_rpc(WORKER_METHOD, timeout=_RPC_SECONDS)
-        except Exception as error:  # noqa: BLE001 - any failure of a worker is a failure of the remote call
-            workers = _unanswered(error)
-        self._set_kernel(state, engine.vllm_config, workers)
-
-    def register_async(self, engine: Any) -> None:
-        """Meet an engine that runs in an event loop, and have its workers asked there."""
-        state = self._met(engine)
-
-        async def ask() -> None:
-            try:
-                workers = await engine.collective_rpc(WORKER_METHOD, timeout=_RPC_SECONDS)
-            except Exception as error:  # noqa: BLE001
-                workers = _unanswered(error)
-            self._set_kernel(state, engine.vllm_config, workers)
-
-        task = asyncio.get_running_loop().create_task(ask())
-        self._asking.add(task)
-        task.add_done_callback(self._asking.discard)
-
-    def _met(self, engine: Any) -> EngineCapture:
+        """Meet an engine, and ask its workers; a call of some milliseconds, once, or a task of its event loop."""
         config = engine.vllm_config
         watermarks = getattr(config, "watermark_config", None) is not None
         state = EngineCapture(str(config.model_config.served_model_name or ""), logprobs_mode_of(config), watermarks)
         self._engines[engine.output_processor] = state
-        return state
+
+        def answered(ask: Callable[[], Any]) -> None:
+            try:
+                workers = ask()
+            except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001 - any failure of a worker
+                _log.warning("kc-otel: the workers did not say which attention backend they use (%s)", error)
+                workers = []
+            self._set_kernel(state, config, workers)
+
+        ask = partial(engine.collective_rpc, WORKER_METHOD, timeout=_RPC_SECONDS)
+        if not inspect.iscoroutinefunction(engine.collective_rpc):
+            answered(ask)
+            return
+        task = asyncio.get_running_loop().create_task(ask())
+        self._asking.add(task)  # the loop has only a weak reference
+        task.add_done_callback(self._asking.discard)
+        task.add_done_callback(lambda done: answered(done.result))
 
     def _set_kernel(self, state: EngineCapture, config: Any, workers: list[Mapping[str, str]]) -> None:
         from vllm import __version__ as version  # noqa: PLC0415 - only where vLLM runs
@@ -318,11 +312,6 @@ class Engines:
             capture.deliver(self.delivery)
         else:
             self.delivery.drop(reason, "the engine did not finish it")
-
-
-def _unanswered(error: Exception) -> list[Mapping[str, str]]:
-    _log.warning("kc-otel: the workers did not say which attention backend they use (%s)", error)
-    return []
 
 
 _PARALLEL_SIZES: Final = {

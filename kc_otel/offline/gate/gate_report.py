@@ -109,7 +109,7 @@ def _notes_on(contract: Contract, rec: GatedRecording, judged: RecordingVerdicts
             "of the other"
         )
     if rec.coarse:
-        yield str(rec.coarse)
+        yield rec.coarse
     if rec.unchecked:
         yield rec.unchecked
     if rec.repeated:

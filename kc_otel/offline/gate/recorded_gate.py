@@ -24,8 +24,8 @@ from kc_otel.offline.gate.copies import first_of_each
 from kc_otel.offline.gate.recorded_verdicts import RecordingVerdicts, UnjudgedClause, by_contract, judge, recordable
 from kc_otel.record.kernel import Kernel
 from kc_otel.record.measure.blocks import Block
-from kc_otel.record.measure.remarks import remarks
-from kc_otel.record.measure.rounding import CoarseSide, coarse_side
+from kc_otel.record.measure.checks import remarks
+from kc_otel.record.measure.rounding import coarse_side
 from kc_otel.record.slice_table import SliceTable
 from kc_otel.recordings.recording import ONE_MODEL, Recording, of_one_model
 from kc_otel.recordings.recording_files import load_recording
@@ -57,7 +57,7 @@ class GatedRecording:
     sequences: int
     tokens: int
     identical: bool
-    coarse: CoarseSide | None = None
+    coarse: str = ""
     content: str = ""
     repeated: int = 0
     unchecked: str = ""

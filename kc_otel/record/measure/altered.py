@@ -35,8 +35,7 @@ from kc_otel.record.measure.blocks import (
     surely_more,
 )
 
-_LOOK_TOKENS: Final = 1024
-"""Tokens of a block that are looked at first for what a program does to all of them."""
+_LOOK_TOKENS: Final = 1024  # tokens of a block that are looked at first for what a program does to all of them
 _FEW: Final = 256
 _APART_NATS: Final = 0.5
 """Largest drift of a row from which the inference side may be sound where the training side is not."""
@@ -44,8 +43,7 @@ _SMOOTH_RATIO: Final = 0.15
 """Squared steps from token to token over squared distances from the row's mean (von Neumann's ratio): 2 for numbers in
 any order, 0.5 for means over 4 tokens, 0.05 for means over all tokens so far, less for sums. How improbable a sampled
 token is does not follow from the one before, so that half of what varies is between neighbours in any honest row."""
-_SMOOTH_FROM: Final = 8
-"""Token from which means over all tokens so far are smooth."""
+_SMOOTH_FROM: Final = 8  # token from which means over all tokens so far are smooth
 _SMOOTH_TOKENS: Final = 64
 _SMOOTH_PART: Final = 16
 """Tokens of a part whose ratio is at most 1 in a smooth row: of numbers in any order one part in fifty has that."""
@@ -64,8 +62,7 @@ _NEVER: Final = (1000, -4.0, math.log(0.5), 3.5, 5.0)
 """Tokens, least and largest highest log-probability, and distance of the first percentile from the median: in that of
 the last one, and in nats. Of SmolLM a third of sampled tokens are above a half; the second to fifth entries of its
 lists lie within 1.4 nats above their median and 7 to 8 below; a model of open texts alone 2.4 and 4."""
-_SCALE: Final = 5e-3
-"""Median |l| from which a thousandth of it is several steps of float32's grid."""
+_SCALE: Final = 5e-3  # median |l| from which a thousandth of it is several steps of float32's grid
 _TELLING_TOKENS: Final = 64
 _EDGE_TOKENS: Final = 32
 _EDGE_SHARE: Final = 0.01
@@ -82,16 +79,12 @@ _SURE_SIDE: Final = (-1e-3, 32, 0.02, 0.5)
 nine tenths of them in shares of their median. Of real kernels from bfloat16 to int8 the median is below 1e-4,
 and as many are above as below; of a log-softmax that lacks log 2, or of probabilities smoothed by 0.1, the range is
 0.02, and 0.34 of SmolLM's loss with labels smoothed by 0.1."""
-_LOWEST: Final = -8.0
-"""Lower cut of log-probabilities in a correlation, as in `same_tokens`."""
+_LOWEST: Final = -8.0  # lower cut of log-probabilities in a correlation, as in `same_tokens`
 _LAST_BITS: Final = 4e-6
 """Nats by which differences of two float32 log-probabilities above -16 that should be equal differ."""
-_REPEATED_TOKENS: Final = 4
-"""Odd tokens of the sample from which all are looked at."""
-_IN_ROW: Final = 16
-"""Times that a number on no coarse grid is there in a row from which it may be a constant."""
-_FILLED_SHARE: Final = 0.05
-"""Share of tokens that have such numbers."""
+_REPEATED_TOKENS: Final = 4  # odd tokens of the sample from which all are looked at
+_IN_ROW: Final = 16  # times that a number on no coarse grid is there in a row from which it may be a constant
+_FILLED_SHARE: Final = 0.05  # share of tokens that have such numbers
 _DRIFTING_ROWS: Final = 4
 """Rows that drift, at least, where others are called copies: of equal kernels a single one may go wrong."""
 

@@ -29,22 +29,18 @@ _TOKENS: Final = 32_768
 DRIFT: Final = 0.03
 """Mean |l| from which faults of the pairing and of the sampler are looked for: below, both kernels agree or are sure of
 everything, and such a fault is no larger than the rounding of bfloat16."""
-RUN: Final = 8
-"""Tokens in a row from which a constant is looked at."""
+RUN: Final = 8  # tokens in a row from which a constant is looked at
 CHANCE: Final = math.log(1e8)
 """Minus log of the chance of what is called a fault, by the (generous) estimate of how often it comes by itself."""
 _CHANCE_UNSURE: Final = math.log(1e6)
 """The same where no side is sure of the tokens, so that nothing but coarse numbers repeats itself."""
-_MIN_OTHER_SHARE: Final = 0.01
-"""Share of other tokens that a run of one value on both sides is compared with, at least."""
-_NEIGHBOURS: Final = 8
-"""Tokens on each side of a run that say how sure the text is there."""
+_MIN_OTHER_SHARE: Final = 0.01  # share of other tokens that a run of one value on both sides is compared with, at least
+_NEIGHBOURS: Final = 8  # tokens on each side of a run that say how sure the text is there
 UNSURE: Final = 0.1
 """Nats from which a side is not sure of a token whose other side is exactly 0: half precision rounds 0.06 to 0."""
 FLOOR_NATS: Final = 0.25
 """Nats above a floor in which a tail that goes on would have as many tokens as at its end; two steps of bfloat16."""
-NUCLEUS: Final = 1e-3
-"""Nats that the other side's surest token of a nucleus costs, at least, where it is the only one."""
+NUCLEUS: Final = 1e-3  # nats that the other side's surest token of a nucleus costs, at least, where it is the only one
 
 
 @dataclass(frozen=True, eq=False)

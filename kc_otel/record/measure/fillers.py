@@ -33,21 +33,17 @@ from kc_otel.record.measure.blocks import (
     trailing,
 )
 
-_SURE_NATS: Final = 0.02
-"""Nats up to which a side is sure of a token, exactly 0 or not."""
+_SURE_NATS: Final = 0.02  # nats up to which a side is sure of a token, exactly 0 or not
 _SURELY_UNSURE: Final = 1.0
 _UNWRITTEN_NATS: Final = 3.0
 """Nats that the other side's tokens cost together where a side is exactly 0 throughout a short sequence."""
 _SENTINEL: Final = -1000.0
 """No log-softmax of a trained model goes below; lower values (-9999, the lowest float) are fillers."""
-_ROUNDED: Final = 0.5
-"""The same where a row's numbers are on a coarse grid."""
+_ROUNDED: Final = 0.5  # the same where a row's numbers are on a coarse grid
 _NUCLEUS_TOKENS: Final = 32
 _NUCLEUS_SHARE: Final = 0.9
-_TOP_P_NATS: Final = 0.75
-"""The same at most: half of the mass is kept."""
-_FINE_SHARE: Final = 0.8
-"""Share of a side's numbers on no coarse grid from which they are float32's."""
+_TOP_P_NATS: Final = 0.75  # the same at most: half of the mass is kept
+_FINE_SHARE: Final = 0.8  # share of a side's numbers on no coarse grid from which they are float32's
 _FLOOR_VALUES: Final = 32
 _ONE_NUMBER: Final = (32, 3, 0.5)
 """Tokens of one number on a side from which it is a filler, times that they exceed those of any other number, and nats
@@ -58,8 +54,7 @@ _BLURRED_FLOOR: Final = (1.0, 32, 0.5, 0.9, 0.2)
 """Nats below one side's lowest number from which tokens of the other side lie far below it, such tokens at least, nats
 above the lowest within which that side has them where it is a floor, share of them, and its slope on the other side
 there. Tokens that a broken kernel alone found likely have any number on its side; another base has a slope."""
-_EDGE_ROWS: Final = 0.9
-"""Share of rows that begin, or end, with the same filler where a mask is missing."""
+_EDGE_ROWS: Final = 0.9  # share of rows that begin, or end, with the same filler where a mask is missing
 _MIN_EDGE: Final = 3
 """Tokens from which such an edge is looked at: of a template's first token or two both kernels are entirely sure."""
 _EDGE_TOKENS: Final = 1000
@@ -68,8 +63,7 @@ _NEARLY_ZERO: Final = 30
 block, is no sure end of turn: float32 has room for 1 - 6e-8, and somewhere else a token would be as sure."""
 _EDGE_ELSEWHERE: Final = 1e-3
 """Share of other tokens that are exactly 0 on both sides, up to which so many at an edge are none of a sure model."""
-_VALUES: Final = 8
-"""Different constants of a block that are looked at; of more, those with the most tokens."""
+_VALUES: Final = 8  # different constants of a block that are looked at; of more, those with the most tokens
 
 
 def agree_in_runs(block: Block) -> bool:

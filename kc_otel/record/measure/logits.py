@@ -27,6 +27,7 @@ from __future__ import annotations
 import logging
 import math
 import os
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, Final
@@ -50,23 +51,18 @@ LOGITS: Final = (
     "entropy_difference",
 )
 """Registry keys of what is measured, in the order of `LogitDrift.values`' columns."""
-SATURATION: Final = -LOWEST
-"""Largest half range or divergence that is told apart from larger ones."""
+SATURATION: Final = -LOWEST  # largest half range or divergence that is told apart from larger ones
 
-_LEFT: Final = 2
-"""State of a row that is left to `guarded`."""
+_LEFT: Final = 2  # state of a row that is left to `guarded`
 _ARGUMENTS: Final = (ADDRESS, ADDRESS, NUMBER, ADDRESS, ADDRESS, NUMBER, ADDRESS, ADDRESS, ADDRESS, ADDRESS)
 _float32_rows: Final = function("kc_float32_rows", *_ARGUMENTS, long=True)
 _bfloat16_rows: Final = function("kc_bfloat16_rows", *_ARGUMENTS, long=True)
-_BLOCK: Final = 32_768
-"""Logits per block and side, of which a dozen arrays of float64 exist."""
-_DEVICE_BLOCK: Final = 1 << 20
-"""The same of torch on a device."""
+_BLOCK: Final = 32_768  # logits per block and side, of which a dozen arrays of float64 exist
+_DEVICE_BLOCK: Final = 1 << 20  # the same of torch on a device
 _LANES: Final = 1024
 _KERNEL_TYPES: Final = frozenset({"torch.bfloat16", "torch.float16", "torch.float32"})
 _log: Final = logging.getLogger(__name__)
-_failed: Final[list[bool]] = []
-"""Not empty once the Triton kernel failed in this process: it is not tried again."""
+_failed: Final[list[bool]] = []  # not empty once the Triton kernel failed in this process: it is not tried again
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -112,8 +108,9 @@ def logit_drift(
     left, right = _host_rows(train), _host_rows(inference)
     quick = np.float64 not in (left.data.dtype, right.data.dtype) and machine_code.is_available()
     with np.errstate(invalid="ignore", over="ignore", under="ignore", divide="ignore"):
-        values, logprobs = (_by_machine_code if quick else _in_blocks)(left, right, at, tokens)
-    return _result(values, None if targets is None else logprobs)
+        if quick:
+            return _result(*_by_machine_code(left, right, at, tokens))
+        return _result(*_by_numpy(left, right, at, tokens))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -148,9 +145,16 @@ def _host_rows(data: Any) -> _HostRows:
     return _HostRows(array, bfloat16=False)
 
 
+def _by_numpy(left: _HostRows, right: _HostRows, at: tuple[NDArray[np.intp], ...], tokens: Any) -> tuple[Any, Any]:
+    def read(rows: Any) -> list[NDArray[np.float64]]:
+        return [side.read(rows).astype(np.float64) for side in (left, right)]
+
+    return _in_blocks(read, at, tokens, np, _BLOCK // left.shape[-1])
+
+
 def _by_machine_code(
     left: _HostRows, right: _HostRows, at: tuple[NDArray[np.intp], ...], tokens: NDArray[np.intp] | None
-) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+) -> tuple[NDArray[np.float64], NDArray[np.float64] | None]:
     """Compute what `_in_blocks` does with machine code, for every format but float64."""
     rows, vocab = at[0].size, left.shape[-1]
     out, logprobs, state = np.empty((rows, len(LOGITS))), np.zeros((rows, 2)), np.empty(rows, dtype=np.int8)
@@ -171,9 +175,9 @@ def _by_machine_code(
     rest = np.flatnonzero(state == _LEFT)
     if rest.size:
         some = None if tokens is None else tokens[rest]
-        out[rest], of_targets = _in_blocks(left, right, tuple(axis[rest] for axis in at), some)
-        logprobs[rest] = of_targets.T
-    return out, logprobs.T
+        out[rest], of_targets = _by_numpy(left, right, tuple(axis[rest] for axis in at), some)
+        logprobs[rest] = 0.0 if of_targets is None else of_targets
+    return out, None if tokens is None else logprobs
 
 
 def _measure_rows(
@@ -197,22 +201,24 @@ def _measure_rows(
 
 
 def _in_blocks(
-    left: _HostRows, right: _HostRows, at: tuple[NDArray[np.intp], ...], tokens: NDArray[np.intp] | None
-) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Quantities [rows, 7] and, of targets, log-probabilities [2, rows], with NumPy."""
-    rows, vocab = at[0].size, left.shape[-1]
-    out, logprobs = np.empty((rows, len(LOGITS))), np.zeros((2, rows))
-    step = max(1, _BLOCK // vocab)
-    for first in range(0, rows, step):
-        part, here = tuple(axis[first : first + step] for axis in at), slice(first, first + step)
-        z_p, z_q = (side.read(part).astype(np.float64) for side in (left, right))
-        out[here] = guarded(z_p, z_q, np)
+    read: Callable[[Any], Sequence[Any]], at: tuple[Any, ...], tokens: Any, library: Any, rows_at_once: int
+) -> tuple[Any, Any]:
+    """Quantities [rows, 7] and, of targets, log-probabilities [rows, 2], with NumPy or torch.
+
+    `read` returns some rows of both sides, float64 [n, vocab].
+    """
+    values, logprobs = [], []
+    for first in range(0, max(len(at[0]), 1), max(rows_at_once, 1)):
+        some = slice(first, first + max(rows_at_once, 1))
+        sides = read(tuple(axis[some] for axis in at))
+        values.append(guarded(*sides, library))
         if tokens is not None:
-            for side, z in enumerate((z_p, z_q)):
-                top = z.max(1)
-                total = np.log(np.exp(z - top[:, None]).sum(1))
-                logprobs[side, here] = z[np.arange(top.size), tokens[here]] - top - total
-    return out, logprobs
+            chosen = np.take_along_axis if library is np else library.take_along_dim
+            tops = [largest(z) for z in sides]
+            totals = [library.log(library.exp(z - top[:, None]).sum(-1)) for z, top in zip(sides, tops, strict=True)]
+            of = [chosen(z, tokens[some, None], 1)[:, 0] for z in sides]
+            logprobs.append(library.stack([y - top - total for y, top, total in zip(of, tops, totals, strict=True)], 1))
+    return library.concatenate(values), library.concatenate(logprobs) if logprobs else None
 
 
 def _on_device(
@@ -228,7 +234,7 @@ def _on_device(
         rows, tokens = tuple(there(axis) for axis in at), None if targets is None else there(targets)
         values, logprobs = device_drift(train, there(inference), rows, tokens)
         host = on_host(values if logprobs is None else torch.cat([values, logprobs], 1))
-    return _result(host[:, : len(LOGITS)], None if targets is None else host[:, len(LOGITS) :].T)
+    return _result(host[:, : len(LOGITS)], None if targets is None else host[:, len(LOGITS) :])
 
 
 def device_drift(train: Any, inference: Any, at: tuple[Any, ...], targets: Any = None) -> tuple[Any, Any]:
@@ -250,16 +256,9 @@ def device_drift(train: Any, inference: Any, at: tuple[Any, ...], targets: Any =
         except Exception:  # noqa: BLE001 - a kernel that cannot be built here must not fail its caller
             _failed.append(True)
             _log.warning("logits are compared by torch: the Triton kernel failed", exc_info=True)
-    step = max(1, _DEVICE_BLOCK // train.shape[-1])
-    values, logprobs = [], []
-    for first in range(0, max(at[0].numel(), 1), step):
-        some = slice(first, first + step)
-        z_p, z_q = (side[tuple(axis[some] for axis in at)].double() for side in sides)
-        values.append(guarded(z_p, z_q, torch))
-        if targets is not None:
-            place = targets[some, None]
-            logprobs.append(torch.cat([z.log_softmax(-1).gather(1, place) for z in (z_p, z_q)], 1))
-    return torch.cat(values), torch.cat(logprobs) if logprobs else None
+    return _in_blocks(
+        lambda rows: [side[rows].double() for side in sides], at, targets, torch, _DEVICE_BLOCK // train.shape[-1]
+    )
 
 
 def _launched(train: Any, inference: Any, at: tuple[Any, ...], targets: Any) -> tuple[Any, Any]:
@@ -312,8 +311,8 @@ def _result(values: NDArray[np.float64], logprobs: NDArray[np.float64] | None) -
     return LogitDrift(
         np.clip(values, low, high),
         ~np.isnan(values[:, 0]),
-        None if logprobs is None else logprobs[0],
-        None if logprobs is None else logprobs[1],
+        None if logprobs is None else logprobs[:, 0],
+        None if logprobs is None else logprobs[:, 1],
     )
 
 

@@ -26,8 +26,7 @@ from kc_otel.contract.input_reasons import InvalidReason
 from kc_otel.record.measure.blocks import DRIFT, Block, Found, RowFault, Seen
 from kc_otel.record.measure.sampled import saturated
 
-_TOKENS: Final = 64
-"""Tokens from which a pattern of processing cannot be chance."""
+_TOKENS: Final = 64  # tokens from which a pattern of processing cannot be chance
 _MIN_DIFFERENT_VALUES: Final = 128
 """Different values of log Q from which short sequences together show a temperature. Of a few prompts with answers of a
 word, log Q has a few values, and a line through those fits whatever the drift."""
@@ -48,8 +47,7 @@ _SURE_ROW: Final = (8, 0.9)
 tokens show it; of its honest kernels, from bfloat16 to an fp8 cache, 9 of 1,056 rows, and those do not agree."""
 _SURE_BETWEEN: Final = (math.log(0.6), math.log(0.98))
 """log-probability from which a side is sure of a token, and from which rounding decides what is left."""
-_UNLIKELY_LOGPROB: Final = math.log(0.3)
-"""log-probability below which, on both sides, a token is not the likeliest."""
+_UNLIKELY_LOGPROB: Final = math.log(0.3)  # log-probability below which, on both sides, a token is not the likeliest
 _EVENNESS: Final = 0.3
 """Tenth percentile over median of what the log odds of sure tokens change by. Over 1,600 simulated tokens at positions
 sure and open, T of 0.7 to 1.5 and logits with noise of 0.03: 0.48 to 0.84, and 0.30 with T = 0.9 and noise of 0.1.
@@ -60,14 +58,12 @@ of SmolLM 0.32 to 0.35; llama.cpp's Q4_0, which flattens every sure token evenly
 truncation bends the other way."""
 _WELL_AGREED: Final = (0.4, 0.2)
 """The same from which this evenness is enough: with T = 0.9 of SmolLM in Q4_1 0.49 to 0.56, and 0.28 to 0.35."""
-_SLOPE: Final = 0.02
-"""|slope - 1| of log P on log Q; 0.08 for T = 0.9."""
+_SLOPE: Final = 0.02  # |slope - 1| of log P on log Q; 0.08 for T = 0.9
 _AGREEMENT: Final = 0.5
 """`_agree` of a row that has a line. Median of 24 sequences of a trained model, T of 0.7 to 1.3 and weights in Q4_0:
 0.75 to 0.94. Noise that grows with -log Q has a line in up to one sequence of eight, by its one or two least likely
 tokens, or by the noise of the side that the line is in; the others' agreement, and the other side's, is chance."""
-_AGREE_BY_CHANCE: Final = 4.0
-"""Standard deviations, one over the root of the tokens, that an agreement is above 0."""
+_AGREE_BY_CHANCE: Final = 4.0  # standard deviations, one over the root of the tokens, that an agreement is above 0
 _ONE_SIDED: Final = 0.93
 """Share of sum |l| that has one sign. With top-p 0.9 and bf16 with an fp8 KV cache 0.99 in nine of ten sequences; in
 honest drift at most 0.72 over 160 tokens and 0.77 over 64."""

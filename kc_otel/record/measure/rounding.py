@@ -14,10 +14,9 @@ is the other column's rounding it is a remark (`rounded_column`): kernels that a
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from functools import partial
 from types import MappingProxyType
-from typing import Final, Literal
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,81 +24,45 @@ from numpy.typing import NDArray
 from kc_otel.record.measure.arrays import Floats
 from kc_otel.record.measure.blocks import CHANCE, RUN, UNSURE, Block, Found, Mask, Seen, fault_at
 
-_LOOK_NUMBERS: Final = 1024
-"""Numbers of each side that are looked at, from its first one."""
+_LOOK_NUMBERS: Final = 1024  # numbers of each side that are looked at, from its first one
 _FEWEST_NUMBERS: Final = 32
 """Different numbers from which a grid is no chance: float32 numbers of _MIN_ASKED_NATS or more are on float16's with at
 most 2^-8 each even where they are differences of logits of 32, 2^-256 in all."""
-_MIN_ASKED_NATS: Final = 0.5
-"""Smallest |log-probability| that is asked, nats."""
-_FINEST: Final = 2.0**-13
-"""Numbers from that on which are on a grid are multiples of it."""
-_LARGEST: Final = 2.0**15
-"""A larger number, which is no log-probability, counts as this one, which is on every grid."""
-_PLACES: Final = 6
-"""Tokens of each row that are looked at before all are."""
-_COARSEST: Final = 0.006
-"""Error of these roundings, at most, in shares of a number or of 1."""
-_FEWEST_ROWS: Final = 4
-"""Other rows, at least, with a side that has more digits."""
+_MIN_ASKED_NATS: Final = 0.5  # smallest |log-probability| that is asked, nats
+_LARGEST: Final = 2.0**15  # a larger number, which is no log-probability, counts as this one, which is on every grid
+_PLACES: Final = 6  # tokens of each row that are looked at before all are
+_COARSEST: Final = 0.006  # error of these roundings, at most, in shares of a number or of 1
+_FEWEST_ROWS: Final = 4  # other rows, at least, with a side that has more digits
 _FOLLOWS: Final = (256, 0.1)
 """Tokens from which a whole column follows the other one's rounding, and distance from that, of nine in ten of them, in
 shares of the rounding: a kernel knows nothing of which way the other one's numbers are rounded."""
-_ERROR: Final = 1e-6
-"""Error of a decimal number in float32, in shares of it or of 1."""
+_ERROR: Final = 1e-6  # error of a decimal number in float32, in shares of it or of 1
 
 
-@dataclass(frozen=True, slots=True)
-class CoarseSide:
-    """The side whose numbers lie on a coarser grid than the other's."""
-
-    side: Literal["train", "inference"]
-    grid: str  # the format whose grid it is, float16 or bfloat16
-    rounding: float  # mean |error| that rounding to this grid makes, nats
-
-    def __str__(self) -> str:
-        return (
-            f"log-probabilities of the {self.side} side all lie on {self.grid}'s grid, and the other side's do not: "
-            f"about {self.rounding:.1g} nats of mean |log ratio| are the rounding of these numbers; compute and "
-            "keep them in float32 on both sides"
-        )
-
-
-def coarse_side(train: Floats, inference: Floats) -> CoarseSide | None:
-    """The side that was rounded to half precision where the other was not; None where none was, or both alike.
+def coarse_side(train: Floats, inference: Floats) -> str:
+    """Say which side was rounded to half precision where the other was not; empty where none was, or both alike.
 
     Of the tokens that count, [tokens], a thousand are read.
 
     >>> rng = np.random.default_rng(0)
-    >>> inference = -rng.exponential(2.0, 500)
-    >>> str(coarse_side(inference.astype(np.float16).astype(np.float32), inference)).split(",")[0]
+    >>> inference = -rng.exponential(2.0, 500).astype(np.float32)
+    >>> coarse_side(inference.astype(np.float16).astype(np.float32), inference).split(",")[0]
     "log-probabilities of the train side all lie on float16's grid"
-    >>> coarse_side(inference.astype(np.float32), inference) is None
-    True
+    >>> coarse_side(inference, inference)
+    ''
     """
     asked = _asked(train), _asked(inference)
     if any(np.unique(values).size < _FEWEST_NUMBERS for values in asked):
-        return None
-    for grid, (rounded, significand) in _HALF.items():
+        return ""
+    for grid, rounded in _HALF.items():
         on_grid = [bool((rounded(values) == values).all()) for values in asked]
         if on_grid[0] != on_grid[1]:
-            at = on_grid.index(True)
-            spacing = _spacing((train, inference)[at], asked[at], significand)
-            return CoarseSide("inference" if at else "train", grid, float(spacing.mean()) / 4.0)
-    return None
-
-
-def _spacing(side: Floats, asked: NDArray[np.float64], significand: int) -> NDArray[np.float64]:
-    """Distance of the grid's points around each number; the distance to the grid is a quarter of it on average.
-
-    Numbers that were stored in a format have that format's spacing, which shrinks towards 0. Those that a log-softmax
-    in it computed are differences of logits, and have the spacing of the largest logit everywhere.
-    """
-    some = np.abs(side[:_LOOK_NUMBERS][np.isfinite(side[:_LOOK_NUMBERS])], dtype=np.float64)
-    divisor = int(np.gcd.reduce((asked / _FINEST).astype(np.int64)))
-    step = (divisor & -divisor) * _FINEST
-    stored, smallest = (np.ldexp(1.0, np.frexp(values)[1] - significand) for values in (some, asked.min()))
-    return np.full(some.size, step) if step > smallest else stored
+            return (
+                f"log-probabilities of the {'train' if on_grid[0] else 'inference'} side all lie on {grid}'s grid, and "
+                "the other side's do not: some of the drift is the rounding of these numbers; compute and keep them in "
+                "float32 on both sides"
+            )
+    return ""
 
 
 def _asked(side: Floats) -> NDArray[np.float64]:
@@ -113,18 +76,14 @@ def _to_bfloat16(values: Floats) -> NDArray[np.float32]:
     return ((bits + 0x7FFF + ((bits >> 16) & 1)) & np.uint32(0xFFFF0000)).view(np.float32)
 
 
-def _to_decimals(values: Floats, digits: int) -> Floats:
-    return np.round(values, digits)
-
-
-_HALF: Final[Mapping[str, tuple[Callable[[Floats], Floats], int]]] = MappingProxyType(
-    {"bfloat16": (_to_bfloat16, 8), "float16": (lambda values: values.astype(np.float16).astype(np.float32), 11)}
+_HALF: Final[Mapping[str, Callable[[Floats], Floats]]] = MappingProxyType(
+    {"bfloat16": _to_bfloat16, "float16": lambda values: values.astype(np.float16).astype(np.float32)}
 )
-"""Formats and their bits of significand, the leading one included; the coarser format first."""
+"""Formats and the rounding to them; the coarser format first."""
 _ROUNDED: Final[Mapping[str, Callable[[Floats], Floats]]] = MappingProxyType(
     {
-        **{f"to {name}": rounded for name, (rounded, _) in _HALF.items()},
-        **{f"to {digits} decimals": partial(_to_decimals, digits=digits) for digits in (2, 3, 4)},
+        **{f"to {name}": rounded for name, rounded in _HALF.items()},
+        **{f"to {digits} decimals": partial(np.round, decimals=digits) for digits in (2, 3, 4)},
     }
 )
 

@@ -34,29 +34,23 @@ from kc_otel.record.measure.blocks import (
 from kc_otel.stats.surplus import RATIO_CUT
 
 _WINDOW: Final = 64
-_LOWEST: Final = -8.0
-"""Lower cut of log-probabilities in a correlation, so that no single token determines it."""
+_LOWEST: Final = -8.0  # lower cut of log-probabilities in a correlation, so that no single token determines it
 _UNLIKE_CORRELATION: Final = 0.6
 """Correlation below which two sides are not one text. Smallest over windows of 64 tokens of drift (8 to 4 bits, stale
 weights; up to 97 % of tokens sure): 0.70, by rank 0.76. Median of tokens that belong elsewhere: 0, 95 % below 0.25."""
-_HONEST_CORRELATION: Final = math.atanh(0.8)
-"""Least correlation of drift in the long run."""
+_HONEST_CORRELATION: Final = math.atanh(0.8)  # least correlation of drift in the long run
 _SIGMAS: Final = 3.5
-_MIN_EFFECTIVE_TOKENS: Final = 12.0
-"""Tokens, in effect, that a correlation is made of, from which it says something."""
-_SURPLUS: Final = 1.15
-"""Mean P/Q, cut at 10, from which tokens that do not go together are tokens of different places."""
+_MIN_EFFECTIVE_TOKENS: Final = 12.0  # tokens, in effect, that a correlation is made of, from which it says something
+_SURPLUS: Final = 1.15  # mean P/Q, cut at 10, from which tokens that do not go together are tokens of different places
 _RARE_BET: Final = (0.005, 1000.0, math.log(1e6))
 """The same where the few tokens with P/Q above 10 tell it: a bet's share, its cut of P/Q, and log of what it wins."""
 _LAGGED_CORRELATION: Final = 0.8
 """Correlation from which a lag explains two sides, and below which no row is alike among many that are not."""
-_ALIKE_WINDOW_CORRELATION: Final = 0.7
-"""The same for a row's least window."""
+_ALIKE_WINDOW_CORRELATION: Final = 0.7  # the same for a row's least window
 _MIN_UNLIKE_ROWS: Final = 4
 _UNLIKE_ROW_SHARE: Final = 0.25
 """Share of rows whose sides do not go together from which those that cannot be told are taken to be like them."""
-_PLACE_ROWS: Final = 8
-"""Rows that show a fault of a place, at least."""
+_PLACE_ROWS: Final = 8  # rows that show a fault of a place, at least
 _FAR_EDGE: Final = 1.0
 _EDGE_DIFFERENCE: Final = 0.04
 """Nats that an edge's token differs by in most rows, and share of other tokens that do; of int8 4 and 1 %."""
@@ -80,8 +74,7 @@ _ONE_SIDED: Final = 0.9
 _MIN_ONE_SIDED_TOKENS: Final = 16.0
 """Tokens, in effect, that sum |l| of a row is made of, from which it has one sign by more than chance."""
 _FAR_NATS: Final = 0.5
-_SAME_NATS: Final = 0.15
-"""Median |l| of the tokens that were the likeliest."""
+_SAME_NATS: Final = 0.15  # median |l| of the tokens that were the likeliest
 _MIN_LIKELIEST_TOKENS: Final = 200
 _RARE_LOGPROB: Final = -4.0
 """log-probability below which hardly any position's likeliest token is; of sampled tokens several percent are."""

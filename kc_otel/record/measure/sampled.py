@@ -25,14 +25,11 @@ from numpy.typing import NDArray
 
 from kc_otel.record.measure.arrays import as_bool, floats
 
-LOWEST: Final = -64.0
-"""Smallest log ratio that is told apart from smaller ones, nats."""
-HIGHEST: Final = 16.0
-"""Largest log ratio that is told apart from larger ones, nats."""
+LOWEST: Final = -64.0  # smallest log ratio that is told apart from smaller ones, nats
+HIGHEST: Final = 16.0  # largest log ratio that is told apart from larger ones, nats
 REWARD: Final = ("reward_above", "reward_below")
 """Registry keys of what `kc_otel.stats.reward_sides` makes of a sequence's L and its reward, in its order."""
-_TOLERANCE = 1e-3
-"""As in `measure.checks`: how far above 0 the log of a mass may be."""
+_TOLERANCE = 1e-3  # as in `measure.checks`: how far above 0 the log of a mass may be
 
 
 def log_ratio(train: Any, inference: Any) -> Any:
@@ -110,7 +107,7 @@ def renormalised(logprobs: Any, kept: Any) -> Any:
 
 
 def outside_mass(kept: Any, rows: NDArray[np.intp], mask: Any) -> tuple[NDArray[np.float64], NDArray[np.intp]]:
-    """1 - P(K) of the tokens of some rows that count, [tokens], row after row, and how many each row has, [rows]."""
+    """1 - P(K) of the tokens of some rows that count, and the row of each, [tokens]."""
     mass = floats(kept)[rows]
     counts = np.ones(mass.shape, dtype=np.bool_) if mask is None else as_bool(mask)[rows]
-    return -np.expm1(np.minimum(mass[counts].astype(np.float64), 0.0)) + 0.0, np.count_nonzero(counts, axis=1)
+    return -np.expm1(np.minimum(mass[counts].astype(np.float64), 0.0)) + 0.0, rows[np.nonzero(counts)[0]]

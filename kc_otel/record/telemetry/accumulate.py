@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Collection, Hashable, Mapping, Sequence
+from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
@@ -19,10 +19,18 @@ from kc_otel.contract.input_reasons import InvalidReason
 from kc_otel.contract.registry.clause_metrics import QUANTITIES, RECORDED, TV_PLACE, Unit
 from kc_otel.record.measure.arrays import as_bool, floats, on_host
 from kc_otel.record.measure.blocks import DRIFT, SampledBatch
-from kc_otel.record.measure.checks import check_declared, failed, held_together, same_shape
+from kc_otel.record.measure.checks import (
+    LOOK,
+    TOO_SURE,
+    check_declared,
+    failed,
+    held_together,
+    more_than_all,
+    penalised,
+    same_shape,
+)
 from kc_otel.record.measure.logits import LOGITS, logit_drift
 from kc_otel.record.measure.sampled import REWARD, SEQUENCE, TOKEN, outside_mass, renormalised, saturated
-from kc_otel.record.measure.token_checks import LOOK, TOO_SURE, more_than_all, penalised
 from kc_otel.record.slice_table import Places, TokenSlice
 from kc_otel.record.telemetry.buckets import QuantityStream, TokenStreams, cells
 from kc_otel.record.telemetry.prompt_means import Finished, PlaceMeans, PromptMeans, Rollouts
@@ -130,8 +138,8 @@ class Accumulator:
         self._means: Final = PromptMeans(wider, len(self.slices), patience=patience) if wider else None
         self._cells: Final = cells()
         self._tokens: Final = TokenStreams(len(self.slices), self._cells)
-        self._streams: Final[dict[str, QuantityStream]] = {}
-        self._operators: Final[dict[str, dict[str, QuantityStream]]] = {name: {} for name in operators}
+        self._streams: Final[dict[tuple[str, str], QuantityStream]] = {}  # by quantity and operator; empty for none
+        self._operators: Final = set(operators)
         self._most_operators: Final = len(self._operators) + more_operators
         self._surplus: Final = Surplus()
         self._places: Final = PlaceMeans(self._cells.slots, patience)
@@ -241,9 +249,10 @@ class Accumulator:
         tables = self._tables(member, rollouts, parts, reduced, batch)
         for into in tables:
             if into.reduced is not None:
-                self._record(into, into.reduced)
+                self._record_ratios(into, into.reduced)
             here = slice(None) if into.tokens is None else into.tokens[at][valid]
-            self._record_logits(into, values[here], rows[here])
+            for column, quantity in enumerate(LOGITS):
+                self._record(into, quantity, values[here, column], rows[here])
         if rows.size:
             self._add_means(tables, rollouts)
         mean = float(values[:, LOGITS.index("tv_exact")].mean()) if rows.size else math.nan
@@ -269,9 +278,9 @@ class Accumulator:
             return False
         if any(np.isnan(value).any() for value in values.values()):
             raise ValueError(f"values: NaN is no observation of {operator}; leave such rows out")
-        streams = self._operators.setdefault(operator, {})
+        self._operators.add(operator)
         for quantity, observed in values.items():
-            streams.setdefault(quantity, self._new_stream()).add(observed, membership)
+            self._stream(quantity, operator).add(observed, membership)
         return True
 
     def expire(self, now: float) -> None:
@@ -292,28 +301,20 @@ class Accumulator:
         found, self._means.outcomes = self._means.outcomes, Counter()
         return found
 
-    def snapshot(self) -> dict[tuple[str, str], ExponentialHistogram]:
-        """Cumulative histogram of each (quantity, slice) that has observations."""
-        found = {(TV_PLACE.key, place): histogram for place, histogram in self._places.histograms().items()}
+    def histograms(self) -> Iterator[tuple[str, str, str, ExponentialHistogram]]:
+        """Quantity, operator (empty for none), slice and cumulative histogram of all that have observations."""
+        for place, found in self._places.histograms().items():
+            yield TV_PLACE.key, "", place, found
         for column, slice in enumerate(self.slices):
-            for quantity, histogram in self._tokens.histograms(column, self._recorded).items():
-                found[quantity, slice] = histogram
-            for quantity, stream in self._streams.items():
-                more = stream.histogram(column)
-                if more is not None:
-                    known = found.get((quantity, slice))
-                    found[quantity, slice] = more if known is None else known.merged(more)
-        return found
+            for quantity, found in self._tokens.histograms(column, self._recorded).items():
+                yield quantity, "", slice, found
+            for (quantity, operator), stream in self._streams.items():
+                if (histogram := stream.histogram(column)) is not None:
+                    yield quantity, operator, slice, histogram
 
-    def operator_snapshot(self) -> dict[tuple[str, str, str], ExponentialHistogram]:
-        """Cumulative histogram of each (quantity, operator, slice) that has observations."""
-        return {
-            (quantity, operator, slice): histogram
-            for operator, streams in self._operators.items()
-            for quantity, stream in streams.items()
-            for column, slice in enumerate(self.slices)
-            if (histogram := stream.histogram(column)) is not None
-        }
+    def snapshot(self) -> dict[tuple[str, str], ExponentialHistogram]:
+        """The histograms of quantities that are no operators', by quantity and slice."""
+        return {(quantity, slice): found for quantity, operator, slice, found in self.histograms() if not operator}
 
     def _held(self, reduced: Reduced, penalty: str = "", prompts: str = "") -> Reduced:
         """Nothing measured where the batch as a whole is no sample of the inference kernel; else the argument.
@@ -359,45 +360,26 @@ class Accumulator:
         return [_Rows(*table, of.whole, np.zeros(shape), np.zeros(sequences, dtype=np.bool_)) for table in found]
 
     def _record_sampled(self, into: _Rows, train_kept: Any, rewards: Any) -> NDArray[np.intp]:
-        """`_record` log-probabilities and what came with them. Returns the rows whose rewards are out of range."""
+        """`_record_ratios`, and what came with them. Returns the rows whose rewards are out of range."""
         assert into.reduced is not None
-        reduced = into.reduced
-        whole, log_w = self._record(into, reduced)
-        if train_kept is not None and reduced.rows.size:
-            mass, tokens = outside_mass(train_kept, reduced.rows, into.tokens)
-            self._record_tokens(into, "outside_mass", mass, tokens, reduced.rows)
+        whole, log_w = self._record_ratios(into, into.reduced)
+        if train_kept is not None:
+            self._record(into, "outside_mass", *outside_mass(train_kept, into.reduced.rows, into.tokens))
         if rewards is None or self._reward_range is None:
             return whole[:0]
         given, (low, high) = floats(rewards)[whole].astype(np.float64), self._reward_range
         for quantity, values in zip(REWARD, reward_sides(saturated(log_w), given, self._reward_range), strict=True):
-            self._record_whole(into, quantity, values, whole)
+            self._record(into, quantity, values, whole)
         return whole[(given < low) | (given > high)]
 
-    def _record_logits(self, into: _Rows, values: NDArray[np.float64], rows: NDArray[np.intp]) -> None:
-        """Record the quantities of logits of tokens [n] that belong to sequences `rows`, which come row by row."""
-        measured, tokens = np.unique(rows, return_counts=True)
-        for column, quantity in enumerate(LOGITS):
-            self._record_tokens(into, quantity, values[:, column], tokens, measured)
-
-    def _record_tokens(
-        self, into: _Rows, quantity: str, values: NDArray[np.float64], tokens: NDArray[np.intp], rows: NDArray[np.intp]
-    ) -> None:
-        """Record a quantity of tokens, so many of each row, row after row; NaN for none."""
-        if not rows.size:
-            return
-        if quantity in self._recorded:
-            self._stream(quantity).add(values, np.repeat(into.membership[rows], tokens, axis=0))
-        known, starts = ~np.isnan(values), np.cumsum(tokens) - tokens
-        totals = np.add.reduceat(np.where(known, values, 0.0), starts)
-        self._note(into, quantity, totals, np.add.reduceat(known, starts, dtype=np.intp), rows)
-
-    def _record(self, into: _Rows, reduced: Reduced) -> tuple[NDArray[np.intp], NDArray[np.float64]]:
+    def _record_ratios(self, into: _Rows, reduced: Reduced) -> tuple[NDArray[np.intp], NDArray[np.float64]]:
         """Record what was measured of tokens and sequences. Returns the whole sequences' rows, and their sums of l."""
-        rows, membership = reduced.rows, into.membership[reduced.rows]
+        rows = reduced.rows
         into.measured[rows] = True
-        self._tokens.add(reduced.cells, membership, reduced.stats)
+        self._tokens.add(reduced.cells, into.membership[rows], reduced.stats)
         for column, quantity in enumerate(TOKEN):
-            self._note(into, quantity, reduced.stats[0, :, column], reduced.tokens, rows)
+            if (place := self._place.get(quantity)) is not None:
+                into.sums[:, place, rows] = reduced.stats[0, :, column], reduced.tokens
         sums = np.zeros((2, into.measured.size))
         sums[:, rows] = reduced.tokens, reduced.stats[0, :, _LOG_RATIO]
         tokens, log_w = into.of_sequences(sums)
@@ -406,26 +388,19 @@ class Accumulator:
         if "sequence_tokens" in self._sampling:
             self._stream("sequence_tokens").add(tokens, into.membership[whole])
         for quantity, of in SEQUENCE.items():
-            self._record_whole(into, quantity, of(log_w, tokens), whole)
-        if reduced.drifts is not None:
-            for quantity, drifts in zip(ADVANTAGE, reduced.drifts, strict=True):
-                self._record_tokens(into, quantity, drifts, reduced.tokens, rows)
+            self._record(into, quantity, of(log_w, tokens), whole)
+        for quantity, drifts in zip(ADVANTAGE, () if reduced.drifts is None else reduced.drifts, strict=False):
+            self._record(into, quantity, drifts, np.repeat(rows, reduced.tokens))
         return whole, log_w
 
-    def _record_whole(self, into: _Rows, quantity: str, values: NDArray[np.float64], rows: NDArray[np.intp]) -> None:
-        """Record whole sequences' values of a quantity; NaN for none."""
-        if quantity in self._recorded:
+    def _record(self, into: _Rows, quantity: str, values: NDArray[np.float64], rows: NDArray[np.intp]) -> None:
+        """Record values of a quantity, [n], of the rows that they belong to; NaN for none."""
+        if quantity in self._recorded and rows.size:
             self._stream(quantity).add(values, into.membership[rows])
-        known = ~np.isnan(values)
-        self._note(into, quantity, np.where(known, values, 0.0), known, rows)
-
-    def _note(
-        self, into: _Rows, quantity: str, totals: NDArray[np.float64], counts: NDArray[Any], rows: NDArray[np.intp]
-    ) -> None:
-        """Note sums of a quantity over rows, and of how many values they are, if means are asked for."""
         if (place := self._place.get(quantity)) is not None:
-            into.sums[0, place, rows] = totals
-            into.sums[1, place, rows] = counts
+            known, size = ~np.isnan(values), into.measured.size
+            into.sums[0, place] = np.bincount(rows, np.where(known, values, 0.0), size)
+            into.sums[1, place] = np.bincount(rows, known, size)
 
     def _add_means(self, tables: Sequence[_Rows], of: Rollouts) -> None:
         """Count sequences, prompts and steps once each, as far as that is asked for; slices of tokens on their own."""
@@ -480,13 +455,10 @@ class Accumulator:
         mean = float(reduced.stats[0, :, _TV].sum()) / tokens
         return Batch(rows.size, tokens, mean, worst, self._named(member[rows]), failed(reduced.codes), why)
 
-    def _stream(self, quantity: str) -> QuantityStream:
-        if quantity not in self._streams:
-            self._streams[quantity] = self._new_stream()
-        return self._streams[quantity]
-
-    def _new_stream(self) -> QuantityStream:
-        return QuantityStream(len(self.slices), self._cells.slots)
+    def _stream(self, quantity: str, operator: str = "") -> QuantityStream:
+        if (quantity, operator) not in self._streams:
+            self._streams[quantity, operator] = QuantityStream(len(self.slices), self._cells.slots)
+        return self._streams[quantity, operator]
 
     def _membership(self, membership: Any, rows: int) -> NDArray[np.bool_]:
         return self._only(0, rows) if membership is None else as_bool(membership)

@@ -25,8 +25,7 @@ from kc_otel.contract.limits import ZERO_THRESHOLD
 from kc_otel.record.measure.sampled import HIGHEST, LOWEST, TOKEN
 from kc_otel.stats.histogram import Buckets, ExponentialHistogram
 
-_SCALE: Final = 4
-"""Resolves 4.4 %; exports have coarser buckets where the contract's layouts ask for them."""
+_SCALE: Final = 4  # resolves 4.4 %; exports have coarser buckets where the contract's layouts ask for them
 _SLOTS_PER_GROWTH: Final = 64
 
 _MAX_FLOAT32: Final = float(np.finfo(np.float32).max)
@@ -37,8 +36,7 @@ _PREFIX_SHIFT_BITS: Final = 12
 _PREFIX_COUNT: Final = 1 << (31 - _PREFIX_SHIFT_BITS)
 _AMBIGUOUS_BUCKET: Final = 0xFFFF
 _MIN_VALUES_FOR_TABLE: Final = 1 << 17
-_NO_MOMENTS: Final = np.array([0.0, np.inf, -np.inf])
-"""Sum, minimum and maximum of no values."""
+_NO_MOMENTS: Final = np.array([0.0, np.inf, -np.inf])  # sum, minimum and maximum of no values
 
 Crosses = Callable[[NDArray[np.float64]], NDArray[np.bool_]]
 

@@ -22,8 +22,7 @@ from kc_otel.record.telemetry.reduce import Reduced
 from kc_otel.stats.histogram import ExponentialHistogram
 
 Floats = NDArray[np.float64]
-_Key = tuple[Hashable, Hashable]
-"""Step and name of a prompt."""
+_Key = tuple[Hashable, Hashable]  # step and name of a prompt
 
 _FIRST_TURN, _SECOND_TURN = PLACES.index(f"{TURN}:1"), PLACES.index(f"{TURN}:2")
 _MAX_OPEN_PROMPTS: Final = 16_384

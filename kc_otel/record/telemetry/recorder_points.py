@@ -102,27 +102,13 @@ class PairStreams:
     def points(self, now: int) -> Iterable[tuple[str, ExponentialHistogramDataPoint]]:
         """Every stream's (quantity, cumulative point); exemplars are handed out once."""
         worst, self._worst = self._worst, {}
-        for (quantity, slice), value in self.accumulator.snapshot().items():
+        for quantity, operator, slice, value in self.accumulator.histograms():
             if not value.count or (quantity in self._of_all and slice != ALL):
                 continue
+            attributes = {**self.identity, "kc.slice": slice} | ({"kc.operator": operator} if operator else {})
             exemplars = _exemplars(quantity, worst[slice]) if slice in worst else ()
-            yield quantity, self._point(quantity, value, self._attributes(slice), now, exemplars)
-        for (quantity, operator, slice), value in self.accumulator.operator_snapshot().items():
-            attributes = {**self._attributes(slice), "kc.operator": operator}
-            yield quantity, self._point(quantity, value, attributes, now)
-
-    def _point(
-        self,
-        quantity: str,
-        value: ExponentialHistogram,
-        attributes: Mapping[str, str],
-        now: int,
-        exemplars: Sequence[Exemplar] = (),
-    ) -> ExponentialHistogramDataPoint:
-        layout = self._layouts.get(quantity)
-        if layout is not None:
-            value = value.sized(*layout, MOST_BUCKETS)
-        return histogram_point(value, attributes, self._start, now, exemplars)
+            sized = value.sized(*self._layouts[quantity], MOST_BUCKETS) if quantity in self._layouts else value
+            yield quantity, histogram_point(sized, attributes, self._start, now, exemplars)
 
     @property
     def identity(self) -> dict[str, str]:
@@ -132,9 +118,6 @@ class PairStreams:
             "kc.kernel.train": self.pair.train.fingerprint,
             "kc.kernel.inference": self.pair.inference.fingerprint,
         }
-
-    def _attributes(self, slice: str) -> dict[str, str]:
-        return {**self.identity, "kc.slice": slice}
 
 
 def drift_metrics(streams: Iterable[PairStreams], now: int) -> list[Metric]:

@@ -20,10 +20,8 @@ from kc_otel.record.telemetry.buckets import LogRatioCells
 from kc_otel.stats.surplus import BET_COUNT, sureness, surplus, surplus_of_sums
 
 _RATIO, _CHI2 = (list(TOKEN).index(quantity) for quantity in ("ratio", "chi2_token"))
-_MIN_EXCESS_RATIO: Final = 0.03
-"""Mean P/Q above 1 from which tokens are looked at one by one."""
-_SAMPLED_BLOCKS: Final = 4
-"""Blocks of which one is looked at for what a program does to all rows."""
+_MIN_EXCESS_RATIO: Final = 0.03  # mean P/Q above 1 from which tokens are looked at one by one
+_SAMPLED_BLOCKS: Final = 4  # blocks of which one is looked at for what a program does to all rows
 _SURENESS_TOKENS: Final = 4096
 """Tokens of a block that are asked whether Q is too sure of them: any choice made beforehand bets as well."""
 ADVANTAGE: Final = ("advantage_drift_positive", "advantage_drift_negative")

@@ -10,9 +10,7 @@ import pytest
 
 from kc_otel.offline.gate.recorded_gate import read_input
 from kc_otel.record.measure.blocks import Block
-from kc_otel.record.measure.checks import check_block
-from kc_otel.record.measure.remarks import remarks
-from kc_otel.record.measure.token_checks import more_than_all
+from kc_otel.record.measure.checks import check_block, more_than_all, remarks
 from kc_otel.record.telemetry.accumulate import Accumulator, Rollouts
 from kc_otel.recordings.recording import RecordingError
 from kc_otel.recordings.recording_files import load_recording

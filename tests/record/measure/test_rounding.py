@@ -28,30 +28,16 @@ def logprobs(rng, tokens=400, dtype=np.float32, logits=np.asarray):
 @pytest.mark.parametrize(("rounded", "grid"), [(bfloat16, "bfloat16"), (float16, "float16")])
 @pytest.mark.parametrize("side", ["train", "inference"])
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
-def test_the_side_that_was_rounded_is_named_with_its_grid_and_what_that_costs(rounded, grid, side, dtype):
-    """Of two kernels that are the same one, everything that is left between them is the rounding that is named."""
+def test_the_side_that_was_rounded_is_named_with_its_grid(rounded, grid, side, dtype):
     full = logprobs(np.random.default_rng(1), dtype=dtype)
-    given = {"train": full, "inference": full, side: rounded(full)}
-    found = coarse_side(**given)
-    assert (found.side, found.grid) == (side, grid)
-    assert found.rounding == pytest.approx(np.abs(rounded(full) - full).mean(), rel=0.15)
-    assert f"the {side} side all lie on {grid}'s grid" in str(found)
-    assert "float32 on both sides" in str(found)
-
-
-@pytest.mark.parametrize("step", [1 / 32, 1 / 16, 1 / 8])
-def test_a_log_softmax_in_bfloat16_has_the_spacing_of_its_logits(step):
-    """Logits of 4 to 32 are multiples of that, and so are their differences, near 0 too."""
-    full = logprobs(np.random.default_rng(5), 1000)
-    found = coarse_side(full, np.minimum(np.round(full / step) * step, 0).astype(np.float32))
-    assert found.side == "inference"
-    assert found.rounding == pytest.approx(step / 4, rel=0.05)
+    found = coarse_side(**{"train": full, "inference": full, side: rounded(full)})
+    assert f"the {side} side all lie on {grid}'s grid" in found
+    assert "float32 on both sides" in found
 
 
 def test_of_two_grids_the_coarser_is_named():
     full = logprobs(np.random.default_rng(2))
-    found = coarse_side(float16(full), bfloat16(full))
-    assert (found.side, found.grid) == ("inference", "bfloat16")
+    assert "the inference side all lie on bfloat16's grid" in coarse_side(float16(full), bfloat16(full))
 
 
 @pytest.mark.slow
@@ -63,14 +49,10 @@ def test_honest_numbers_are_never_named(tokens):
         single, other = (logprobs(rng, tokens) for _ in range(2))
         double = logprobs(rng, tokens, np.float64)
         coarse = logprobs(rng, tokens, logits=bfloat16), logprobs(rng, tokens, logits=float16)
+        for rounded in (bfloat16, float16):
+            assert coarse_side(rounded(single), rounded(other)) == ""
         for train, inference in ((single, other), (single, double), (double, single), coarse, (coarse[0], double)):
-            assert coarse_side(train, inference) is None
-
-
-def test_both_sides_alike_are_not_named():
-    rng = np.random.default_rng(4)
-    for rounded in (bfloat16, float16):
-        assert coarse_side(rounded(logprobs(rng)), rounded(logprobs(rng))) is None
+            assert coarse_side(train, inference) == ""
 
 
 @pytest.mark.parametrize(
@@ -86,4 +68,4 @@ def test_both_sides_alike_are_not_named():
     ids=["few", "repeated", "sure", "infinite", "nan", "none"],
 )
 def test_too_little_to_tell_is_said_of_nothing(full):
-    assert coarse_side(bfloat16(full), full) is None
+    assert coarse_side(bfloat16(full), full) == ""

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from kc_otel.record.measure.token_checks import penalised
+from kc_otel.record.measure.checks import penalised
 from kc_otel.record.telemetry.accumulate import Accumulator
 from kc_otel.recordings.recording import Recording, RecordingError
 from kc_otel.recordings.recording_files import load_recording, save_recording

@@ -458,7 +458,7 @@ def test_a_side_in_half_precision_is_said_once_and_measured(recorders, caplog):
         recorder.compare(full, full.astype(np.float16), mask=mask)
     assert recorder.force_flush()
     (said,) = [message for message in caplog.messages if "input doubtful" in message]
-    assert "input doubtful (inference)" in said
+    assert "the inference side" in said
     assert "float16's grid" in said
     assert recorder.stats().batches == 5
     assert recorder.stats().invalid == {"no_tokens": 5}

@@ -221,8 +221,8 @@ def test_targets_make_logits_a_sample_too() -> None:
 
 
 def test_a_mean_stays_within_the_quantity_s_range() -> None:
-    """51 tokens at a Jensen-Shannon divergence of log 2 sum to more than 51 log 2 in float64; their mean does not."""
-    train, inference = np.full((2, 1, 51, 3), -np.inf)
+    """70 tokens at a Jensen-Shannon divergence of log 2 sum to more than 70 log 2 in float64; their mean does not."""
+    train, inference = np.full((2, 1, 70, 3), -np.inf)
     train[..., 0], inference[..., 1] = 0.0, 0.0
     accumulator = Accumulator(("all",), averaged=by_sequence(["js"]))
     accumulator.add_logits(train, inference)
@@ -246,19 +246,15 @@ def test_a_nan_in_logits_makes_its_sequence_invalid() -> None:
 
 
 def test_other_values_are_recorded_as_they_are() -> None:
-    """A lag recorded once per batch is in the slices that were named, and adds up with what was measured."""
+    """A lag recorded once per batch is in the slices that were named."""
     accumulator = Accumulator(SLICES)
     accumulator.add_values("weights_lag", [0.0], membership=np.array([[True, True, False, False]]))
     accumulator.add_values("weights_lag", 3)
-    accumulator.add_values("tv_token", np.float32([0.25, 0.5]))
-    accumulator.add_sampled(np.float32([[-1.0]]), np.float32([[-0.5]]))
     snapshot = accumulator.snapshot()
     lag = snapshot["weights_lag", "all"]
     assert (lag.count, lag.sum, lag.zero_count, lag.minimum, lag.maximum) == (2, 3.0, 1, 0.0, 3.0)
     assert snapshot["weights_lag", "code"].count == 1
     assert ("weights_lag", "prose") not in snapshot
-    assert snapshot["tv_token", "all"].sum == pytest.approx(0.75 - math.expm1(-0.5))
-    assert snapshot["tv_token", "all"].count == 3
 
 
 SHARES = np.array([16, 8, 4, 2, 1, 1])
