@@ -38,7 +38,7 @@ from kc_otel.judge.refused_points import OF_CLOCKS
 from kc_otel.judge.series import LONG, PAIRS, SHORT, Heard, Listening, Pair, Series, SeriesKey
 from kc_otel.judge.statistics import broken_assumption, measurable
 from kc_otel.judge.verdict import Cell
-from kc_otel.judge.verdicts import INVALID_INPUT
+from kc_otel.judge.verdicts import INVALID_INPUT, Evidence
 from kc_otel.stats import Binned
 from kc_otel.stats.surplus import ROUNDING_SURPLUS, is_surplus
 
@@ -66,21 +66,6 @@ Where = tuple[str, Pair]
 """Slice and pair of kernels."""
 _Measured = dict[tuple[Pair, bool], dict[str, int]]
 """Observations by metric, of a kernel pair's sequences or of its operators' rows."""
-
-
-class Place(NamedTuple):
-    """A cell, and where its observations are."""
-
-    cell: Cell
-    clause: Clause
-    series: Series | None
-    """None where nothing is remembered of it."""
-    absence: str = ""
-    """Why there is nothing to judge, as a sentence; empty when there is something."""
-    observed: bool = True
-    """True if any observation is remembered, of the windows or from before them."""
-    otherwise: str = ""
-    """Recorders of its kernel that apply another slice of this name, or measure something else for its clause."""
 
 
 class Current(NamedTuple):
@@ -163,7 +148,7 @@ def current(state: ContractState, clause: Clause, silence: SilentPairs) -> Curre
     return Current(every, first, absence, fallen, untimely, invalid, otherwise, silence.oldest, state.version)
 
 
-def places(state: ContractState, clause: Clause, of: Current) -> Iterator[Place]:
+def places(state: ContractState, clause: Clause, of: Current) -> Iterator[Evidence]:
     """A clause's cells, by slice and pair."""
     contract, metric = state.contract, state.metrics[clause.id]
     measured = state.newest.get(metric, {})
@@ -175,7 +160,8 @@ def places(state: ContractState, clause: Clause, of: Current) -> Iterator[Place]
         present |= {pair for pair in of.pairs if (_UNKNOWN_SLICE, pair) in of.invalid and pair in measured}
         crowded = {pair for place, pair in without_room if place == slice and pair not in here}
         for pair in sorted(crowded):
-            yield Place(Cell(contract.name, clause.id, slice, *pair), clause, None, _without_room(state))
+            cell = Cell(contract.name, clause.id, slice, *pair)
+            yield Evidence(cell, clause, absence=_without_room(state), followed=True)
         absence = of.silence
         if not absence and not present:
             absence = f"no observations of {metric} on slice {slice} in {_span(contract.observability.long_window)}"
@@ -187,14 +173,21 @@ def places(state: ContractState, clause: Clause, of: Current) -> Iterator[Place]
             invalid = of.invalid.get((slice, pair)) or of.invalid.get((_UNKNOWN_SLICE, pair), "")
             silent = absence or of.fallen.get(pair, "")
             said = invalid if invalid.startswith(INVALID_INPUT) else silent or invalid
-            cell, otherwise = Cell(contract.name, clause.id, slice, *pair), of.otherwise.get((slice, pair[1]), "")
-            yield Place(cell, clause, here.get(pair), said, pair in here, otherwise)
+            yield Evidence(
+                Cell(contract.name, clause.id, slice, *pair),
+                clause,
+                absence=said,
+                followed=True,
+                observed=pair in here or not said,
+                broken=of.otherwise.get((slice, pair[1]), ""),
+                series=here.get(pair),
+            )
 
 
-def assumption_broken(state: ContractState, place: Place, now: float) -> str:
+def assumption_broken(state: ContractState, place: Evidence, now: float) -> str:
     """Return the assumption of a cell's clause that recorders or the long window break, in words; empty if none."""
-    if place.otherwise or not measurable(place.clause):
-        return place.otherwise
+    if place.broken or not measurable(place.clause):
+        return place.broken
     pair, slice = place.cell[-2:], place.cell.slice
 
     def observed(quantity: str) -> Binned | None:
