@@ -109,8 +109,8 @@ def test_traffic_follows_the_place(driven):
     driven.tick(185, v2="PASS")
     assert driven.shares() == {}
     assert [(kernel.version, kernel.since) for kernel in driven.core.decisions.promoted] == [("v2", 185)]
-    assert [(event["order"], event.get("to")) for event in driven.events()] == [
-        ("start", "shadow"), ("advance", "canary at 1%"), ("advance", "canary at 10%"), ("approve", None),
+    assert [(event["order"], event["to"]) for event in driven.events()] == [
+        ("start", "shadow"), ("advance", "canary at 1%"), ("advance", "canary at 10%"), ("approve", "canary at 10%"),
         ("advance", "full"),
     ]  # fmt: skip
 

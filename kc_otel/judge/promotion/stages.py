@@ -237,13 +237,21 @@ class PromotionStatus(StrEnum):
 
 
 class MoveKind(StrEnum):
-    """Reason for a move."""
+    """What happens to a version: it moves, a person's order changes something else of it, or something is noticed."""
 
     START = "start"
     ADVANCE = "advance"
     FORCE = "force"
     ROLLBACK = "rollback"
     REPLACE = "replace"
+    EVIDENCE = "evidence"
+    APPROVE = "approve"
+    HOLD = "hold"
+    RESUME = "resume"
+    LAPSED = "lapsed"
+    """Its approvals ended with the contract that they were given under."""
+    SERVES = "serves"
+    """It was measured after its roll-back."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -317,7 +325,7 @@ class Promotion:
 
 @dataclass(frozen=True, slots=True)
 class PromotionMove:
-    """Move of a version from one position to another, which traffic, hooks, evidence and events follow."""
+    """Change of a version, from one position to another or to the same, which traffic, evidence and events follow."""
 
     kind: MoveKind
     before: Position
