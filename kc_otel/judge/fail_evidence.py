@@ -157,15 +157,12 @@ class FailEvidence:
         self._different: list[MeanTest] = []
         self._number_of: dict[MeanTest, int] = {}
         self._kinds = np.zeros(0, np.int64)  # which of these, by row
-        self._level = (0, math.nan)
         self._known = _Arrivals((), -1, [], [], _NONE, _NONE)
 
     @property
     def level(self) -> float:
         """Logarithm of the M at which a cell fails: `log(A K)`."""
-        if self._level[0] != self.most:
-            self._level = (self.most, alarm_level(self._panes, self.most))
-        return self._level[1]
+        return alarm_level(self._panes, self.most)
 
     def test_of(self, cell: Cell) -> MeanTest | None:
         """Return a cell's limit as a limit on a mean; None if it has no such form."""
