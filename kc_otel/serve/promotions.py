@@ -33,8 +33,6 @@ Key = tuple[str, str]
 _MAX_ENDED: Final = 500
 """Versions of a contract that were rolled back or replaced and are remembered, those that began last: each limits
 requests in the decision table, which has some 150 bytes for it. One that is forgotten may serve again."""
-_MAX_EVIDENCE_CHARACTERS: Final = 32 * 1024 * 1024
-"""Characters of evidence that is handed over; that of 100 clauses on 500 slices has some 17 million."""
 _MAX_EVIDENCE_RECORDS: Final = 1000
 """Pieces of evidence of a contract that are kept; the oldest go first."""
 _SEVERITY: Final = {
@@ -193,7 +191,9 @@ class Promotions:
             begun = [self._begun(contract, version, by, now, alone=order != "rollback")]
         before = begun[0][0] if begun else self.of(contract, version)
         if order == "evidence":
-            offline = self._admitted(before, found, evidence, now).offline
+            if evidence is None:
+                raise OrderError("hand the evidence over, as `kc-otel gate run --evidence` wrote it")
+            offline = machine.admit(before, found, evidence, self._offline_problems, now).offline
             said = f"hands over the evidence that the offline gate was open for {version}"
             moved = machine.noted(before, MoveKind.EVIDENCE, by, why, now, said, offline=offline, missing=())
         else:
@@ -201,15 +201,6 @@ class Promotions:
         if order == "rollback":
             begun = []  # it was not on its way: no start is written
         return self._put(found, [*begun, moved], now, evidence)
-
-    def _admitted(
-        self, before: Promotion, contract: Contract, evidence: Mapping[str, Any] | None, now: float
-    ) -> Promotion:
-        if evidence is None:
-            raise OrderError("hand the evidence over, as `kc-otel gate run --evidence` wrote it")
-        if (size := len(json.dumps(evidence))) > _MAX_EVIDENCE_CHARACTERS:
-            raise OrderError(f"the evidence has {size:,} characters; at most {_MAX_EVIDENCE_CHARACTERS:,} are kept")
-        return machine.admit(before, contract, evidence, self._offline_problems, now)
 
     def _begun(self, contract: str, version: str, by: str, now: float, *, alone: bool = True) -> Moved:
         for other in self.all(contract) if alone else ():

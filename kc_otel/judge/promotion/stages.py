@@ -12,14 +12,13 @@ they share no data, or one good minute would open a gate of three.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from kc_otel.contract.model import Contract
 from kc_otel.contract.policy import PromotionTerms, shown_share
 from kc_otel.contract.units import format_duration
-from kc_otel.judge.statistics import samples_needed
 from kc_otel.judge.verdict import Evaluation, Status, Verdict
 
 
@@ -59,8 +58,6 @@ class GateSpec:
     """(clause, slice) pairs that have to be PASS; others are looked at only for FAIL."""
     failure_limit: int = 1
     """Windows without shared data in which something FAILs, until the version is rolled back."""
-    needed: Mapping[str, int] = field(default_factory=dict)
-    """Observations below which a clause cannot pass, by its id, for the explanation of what is missing."""
 
     @classmethod
     def of(cls, contract: Contract, stage: Stage, unjudged: Collection[str] = ()) -> GateSpec:
@@ -78,7 +75,6 @@ class GateSpec:
                 for slice in contract.slices_for(clause)
             ),
             failure_limit=terms.failure_limit,
-            needed={clause.id: samples_needed(clause, watched) for clause in contract.clauses},
         )
 
 
@@ -163,12 +159,11 @@ def _missing(gate: GateSpec, evaluation: Evaluation) -> list[str]:
         if not verdicts:
             missing.append(f"{clause} on {slice}: no verdict yet")
             continue
-        needed = gate.needed.get(clause, 1)
-        missing += [_said(verdict, needed) for verdict in verdicts if verdict.status is not Status.PASS]
+        missing += [_said(verdict) for verdict in verdicts if verdict.status is not Status.PASS]
     return missing
 
 
-def _said(verdict: Verdict, needed: int = 0) -> str:
+def _said(verdict: Verdict) -> str:
     cell = verdict.cell
     said = f"{cell.clause} on {cell.slice}: {verdict.status}"
     if verdict.status is Status.NO_DATA:
@@ -177,10 +172,8 @@ def _said(verdict: Verdict, needed: int = 0) -> str:
         return f"{cell.clause} on {cell.slice}: {verdict.reason}"
     if verdict.status is Status.FAIL and not verdict.lower > verdict.limit:  # not by its interval
         return f"{said}, {verdict.reason}"
-    said += f", between {verdict.lower:.4g} and {verdict.upper:.4g} against a limit of {verdict.limit:.4g}"
-    if verdict.samples < needed:
-        return f"{said}, {needed - verdict.samples:,} more samples are needed before it can pass"
-    return f"{said}, from {verdict.samples:,} samples"
+    bounds = f"between {verdict.lower:.4g} and {verdict.upper:.4g} against a limit of {verdict.limit:.4g}"
+    return f"{said}, {bounds}, from {verdict.samples:,} samples"
 
 
 @dataclass(frozen=True, slots=True)

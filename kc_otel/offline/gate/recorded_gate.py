@@ -21,7 +21,6 @@ from kc_otel.contract.policy import SAMPLING_PARAMETERS
 from kc_otel.contract.slices import Scalar
 from kc_otel.contract.words import did_you_mean
 from kc_otel.judge.promotion.stages import Decision, GateOutcome, GateSpec, Stage, Tally, decide
-from kc_otel.judge.statistics import samples_needed
 from kc_otel.judge.verdict import Evaluation
 from kc_otel.offline.gate.copies import first_of_each
 from kc_otel.offline.gate.recorded_verdicts import RecordingVerdicts, UnjudgedClause, by_contract, judge, recordable
@@ -211,7 +210,6 @@ def gate_decision(
         window=0.0,
         long_window=0.0,
         cells=tuple((clause.id, slice) for clause in clauses for slice in slices),
-        needed={clause.id: samples_needed(clause, contract.observability) for clause in clauses},
     )
     holds = [f"logits of {result.unreadable:,} tokens are not numbers" for result in judged if result.unreadable]
     if not terms.require:
