@@ -81,7 +81,7 @@ def advance(promotion: Promotion, contract: Contract, evaluation: Evaluation, ho
         decision = _offline(promotion, asked)
     else:
         gate = GateSpec.of(contract, promotion.position.stage, unjudged)
-        tally, decision = decide(gate, promotion.version, promotion.tally, [evaluation], asked, now)
+        tally, decision = decide(gate, promotion.version, promotion.tally, [evaluation], asked)
         promotion = replace(promotion, tally=tally)
     if decision.outcome is GateOutcome.ROLLBACK:
         said = f"{promotion.version} is rolled back from {promotion.position}: {'; '.join(decision.missing)}"

@@ -18,7 +18,6 @@ from enum import StrEnum
 
 from kc_otel.contract.model import Contract
 from kc_otel.contract.policy import PromotionTerms, shown_share
-from kc_otel.contract.units import format_duration
 from kc_otel.judge.verdict import Evaluation, Status, Verdict
 
 
@@ -51,29 +50,25 @@ class GateSpec:
     stage: Stage
     windows: int
     """Consecutive ones without shared data in which every cell is PASS."""
-    window: float
-    """Length of the short window, seconds; 0 for offline stages, where each evaluation is a window."""
-    long_window: float
     cells: tuple[tuple[str, str], ...]
     """(clause, slice) pairs that have to be PASS; others are looked at only for FAIL."""
+    window: float = 0.0
+    """Length of the short window, seconds; 0 for the offline stage, where each evaluation is a window."""
+    long_window: float = 0.0
     failure_limit: int = 1
     """Windows without shared data in which something FAILs, until the version is rolled back."""
 
     @classmethod
     def of(cls, contract: Contract, stage: Stage, unjudged: Collection[str] = ()) -> GateSpec:
         """The gate that asks for every clause of a contract that is not `unjudged`, on all traffic and every slice."""
-        offline, watched, terms = stage is Stage.OFFLINE_CI, contract.observability, contract.promotion
+        watched, terms = contract.observability, contract.promotion
+        judged = (clause for clause in contract.clauses if clause.id not in unjudged)
         return cls(
             stage=stage,
             windows=terms.windows,
-            window=0.0 if offline else watched.window,
-            long_window=0.0 if offline else max(watched.window, watched.long_window),
-            cells=tuple(
-                (clause.id, slice)
-                for clause in contract.clauses
-                if clause.id not in unjudged
-                for slice in contract.slices_for(clause)
-            ),
+            cells=tuple((clause.id, slice) for clause in judged for slice in contract.slices_for(clause)),
+            window=watched.window,
+            long_window=max(watched.window, watched.long_window),
             failure_limit=terms.failure_limit,
         )
 
@@ -100,14 +95,14 @@ class Decision:
 
 
 def decide(
-    gate: GateSpec, version: str, tally: Tally, evaluations: Iterable[Evaluation], holds: Iterable[str], now: float
+    gate: GateSpec, version: str, tally: Tally, evaluations: Iterable[Evaluation], holds: Iterable[str]
 ) -> tuple[Tally, Decision]:
     """Return the tally after further evaluations, oldest first, and the decision if a kernel version leaves its stage.
 
     Rollback once the version had a FAIL in as many windows of the stage as the gate bears, held or not. Else wait while
     anything is missing. Else advance; a version in the last stage stays there.
     """
-    failed, own = dict[tuple[str, str, str], str](), None
+    failed, own = dict[tuple[str, str, str], str](), Evaluation(0.0)
     for evaluation in evaluations:
         own = evaluation.of_kernel(version)
         tally = _counted(gate, tally, own)
@@ -120,12 +115,7 @@ def decide(
         reasons = tuple(said for _, said in sorted(failed.items()))
         return tally, Decision(GateOutcome.ROLLBACK, Stage.OFFLINE_CI, 0, reasons)
     windows = min(tally.passed, gate.windows)
-    missing = [f"held: {reason}" for reason in holds]
-    if own is None or now - own.at > gate.window > 0:
-        within = f" in the last {format_duration(gate.window)}" if gate.window else ""
-        missing.append(f"no evaluation of {version}{within}")
-    else:
-        missing += _missing(gate, own)
+    missing = [*(f"held: {reason}" for reason in holds), *_missing(gate, own)]
     if windows < gate.windows:
         missing.append(f"{windows} of {gate.windows} consecutive windows have passed")
     following = gate.stage.next

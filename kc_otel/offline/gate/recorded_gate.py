@@ -207,8 +207,6 @@ def gate_decision(
     gate = GateSpec(
         stage=Stage.OFFLINE_CI,
         windows=len(judged),
-        window=0.0,
-        long_window=0.0,
         cells=tuple((clause.id, slice) for clause in clauses for slice in slices),
     )
     holds = [f"logits of {result.unreadable:,} tokens are not numbers" for result in judged if result.unreadable]
@@ -220,7 +218,7 @@ def gate_decision(
             if clause.id not in judgeable and recordable(clause)
         ]
     evaluations = [Evaluation(now, result.verdicts) for result in judged]
-    return decide(gate, version, Tally(), evaluations, holds, now)[1]
+    return decide(gate, version, Tally(), evaluations, holds)[1]
 
 
 def not_judged(judged: Sequence[RecordingVerdicts]) -> tuple[UnjudgedClause, ...]:
