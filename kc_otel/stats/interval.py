@@ -11,13 +11,9 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
-
-_ROUNDING_ERROR: Final = 1e-12
-"""Distance beyond the end of its range at which a number still counts as that end: more than sums of floats err by."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -159,14 +155,6 @@ class Interval:
 def nothing(method: str) -> Interval:
     """The interval of an empty sample: it claims nothing, so that it neither passes nor fails any limit."""
     return Interval(math.nan, -math.inf, math.inf, 0, method, "no observations")
-
-
-def real(name: str, value: float, *, low: float = 0.0, high: float = math.inf, what: str = "a finite number") -> float:
-    """Return the number if it lies in [low, high]; a rounding error beyond an end is that end."""
-    if not (math.isfinite(value) and low - _ROUNDING_ERROR <= value <= high + _ROUNDING_ERROR):
-        within = f"of at least {low:g}" if high == math.inf else f"in [{low:g}, {high:g}]"
-        raise ValueError(f"{name}: {value!r} is not {what} {within}")
-    return min(max(value, low), high)
 
 
 def level(name: str, value: float) -> float:

@@ -37,7 +37,7 @@ from statistics import NormalDist
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from kc_otel.stats.interval import Binned, Interval, level, nothing, real
+from kc_otel.stats.interval import Binned, Interval, level, nothing
 from kc_otel.stats.interval_rows import HistogramRows
 from kc_otel.stats.means import Placement
 
@@ -195,7 +195,9 @@ def tv_for_reward_budget(budget: float, reward_range: tuple[float, float]) -> fl
     Raises:
         ValueError: If the budget is negative or NaN, or `reward_range` is not a range.
     """
-    return min(1.0, real("budget", float(budget)) / width_of(reward_range))
+    if not 0.0 <= budget < math.inf:
+        raise ValueError(f"budget: {float(budget)!r} is not a finite number of at least 0")
+    return min(1.0, budget / width_of(reward_range))
 
 
 def width_of(reward_range: tuple[float, float]) -> float:
