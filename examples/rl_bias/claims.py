@@ -21,8 +21,9 @@ from examples.rl_bias.known_bounds import (
 )
 from examples.rl_bias.policy import Floats
 from examples.rl_bias.sequence_bounds import tv_sequence_uniform
+from examples.rl_bias.sharpest import Bound
 from examples.rl_bias.token_bounds import tv_from_log_ratio_range
-from kc_otel.stats import Binned, Bound, Interval, mean_interval
+from kc_otel.stats import Binned, Interval, mean_interval
 
 UNIT = {"advantage_max": 1.0, "sequence_score_norm": 1.0}
 VACUOUS = 2.0

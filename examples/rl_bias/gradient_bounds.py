@@ -12,9 +12,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from examples.rl_bias.sequence_bounds import sequence_tv as tv_of_sequence
-from examples.rl_bias.sharpest import Real, real, required, smallest
-from kc_otel.stats import Bound
-from kc_otel.stats.rewards import horizon_of
+from examples.rl_bias.sharpest import Bound, Real, horizon_of, real, required, smallest
 
 
 def gradient_bias_from_tv(sequence_tv: float, *, advantage_max: float, sequence_score_norm: float) -> float:

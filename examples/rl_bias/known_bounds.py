@@ -10,9 +10,7 @@ import math
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from examples.rl_bias.sharpest import real, required, smallest
-from kc_otel.stats import Bound
-from kc_otel.stats.rewards import horizon_of
+from examples.rl_bias.sharpest import Bound, horizon_of, real, required, smallest
 
 __all__ = [
     "gradient_bias_from_ratio",

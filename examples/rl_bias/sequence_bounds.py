@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from examples.rl_bias.sharpest import real, required, smallest
+from examples.rl_bias.sharpest import Bound, horizon_of, real, required, smallest
 from examples.rl_bias.token_bounds import (
     chi2_from_half_range,
     chi2_from_log_ratio_range,
@@ -21,8 +21,6 @@ from examples.rl_bias.token_bounds import (
     tv_from_chi2,
     tv_from_kl,
 )
-from kc_otel.stats import Bound
-from kc_otel.stats.rewards import horizon_of
 
 
 def tv_sequence_uniform(token_tv: float, horizon: int) -> float:

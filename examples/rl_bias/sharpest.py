@@ -3,18 +3,32 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from typing import Final, TypeVar, cast
 
 import numpy as np
 from numpy.typing import NDArray
-
-from kc_otel.stats import Bound
 
 _ROUNDING_ERROR: Final = 1e-12
 """Distance beyond the end of its range at which a number still counts as that end: more than sums of floats err by."""
 
 Real = TypeVar("Real", float, NDArray[np.float64])
 """Type variable for a number or an array of numbers, preserved by the checks."""
+
+
+@dataclass(frozen=True, slots=True)
+class Bound:
+    """A number that something does not exceed, by the statement of a name such as `Pinsker`."""
+
+    value: float
+    name: str
+
+
+def horizon_of(value: int) -> int:
+    """Return a number of steps, if it is a whole number of at least 1."""
+    if isinstance(value, bool) or int(value) != value or value < 1:
+        raise ValueError(f"horizon: {value!r} is not a number of steps; write a whole number of at least 1")
+    return int(value)
 
 
 def real(

@@ -11,8 +11,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from examples.rl_bias.sharpest import Real, real, required, smallest
-from kc_otel.stats import Bound
+from examples.rl_bias.sharpest import Bound, Real, real, required, smallest
 
 
 def half_range(train_logits: ArrayLike, inference_logits: ArrayLike, axis: int = -1) -> NDArray[np.float64]:

@@ -17,21 +17,21 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from kc_otel.contract.clause import Clause
 from kc_otel.contract.model import Contract
-from kc_otel.judge.cells import NO_PAIR, Current, Place, SilentPairs, assumption_broken, current, not_sampled, places
+from kc_otel.judge.cells import NO_PAIR, Current, SilentPairs, assumption_broken, current, not_sampled, places
 from kc_otel.judge.contract_state import ContractState
 from kc_otel.judge.fail_evidence import other_side
 from kc_otel.judge.series import LONG, SHORT, Listening, SeriesContent
 from kc_otel.judge.statistics import clause_interval, intervals_of_rows, measurable, metric_name, opposite_name
 from kc_otel.judge.verdict import Cell, Status, Verdict
-from kc_otel.judge.verdicts import WINDOWS, Evidence, Terms, Verdicts, Window, alpha_of, place_of, unjudged
-from kc_otel.stats import Binned, ExponentialHistogram, Interval
+from kc_otel.judge.verdicts import WINDOWS, Evidence, Terms, Verdicts, Window, alpha_of, nothing, place_of, unjudged
+from kc_otel.stats import Binned, Interval
 from kc_otel.stats.histogram import Histogram
 from kc_otel.stats.histogram_columns import HistogramColumns
 from kc_otel.stats.interval_rows import HistogramRows, IntervalRows, rows_of
@@ -110,7 +110,7 @@ class _Group:
     """
 
     def __init__(
-        self, contract: Contract, cells: Sequence[Place | Evidence], numbers: Sequence[int], *, detected: bool
+        self, contract: Contract, cells: Sequence[Evidence], numbers: Sequence[int], *, detected: bool
     ) -> None:
         of = [cells[number] for number in numbers]
         self.clause, self.numbers, self.size, self.detected = of[0].clause, np.array(numbers), len(of), detected
@@ -119,8 +119,7 @@ class _Group:
         self._limits = np.array([term.limit for term in terms])
         self._none = np.array([term.allows_none for term in terms])
         self._at_once = np.array([term.fails_at_once for term in terms])
-        anytime = isinstance(of[0], Evidence) and of[0].anytime
-        self._bounds = [_Bounds(contract, self.clause, self.size, anytime=anytime) for _ in range(3)]
+        self._bounds = [_Bounds(contract, self.clause, self.size, anytime=of[0].anytime) for _ in range(3)]
 
     def begin(self, into: Verdicts, offset: int, contents: Sequence[_Content], version: Numbers | None = None) -> None:
         """Begin to judge the cells by their content of each window; the same version means the same content."""
@@ -246,7 +245,7 @@ class CellColumns:
     def __init__(self, state: ContractState) -> None:
         self.state = state
         self._cells: dict[str, _ClauseCells] = {}
-        self._places: Sequence[Place | Evidence] = ()
+        self._places: Sequence[Evidence] = ()
 
     def verdicts(self, now: float, listening: Listening) -> tuple[Verdicts, dict[str, Exception]]:
         """The verdict of every cell at a Unix time in seconds, and what failed, by where.
@@ -270,12 +269,12 @@ class CellColumns:
             for slice in contract.slices_for(clause)
             for pair in sorted(self.state.newest.get(metric_name(clause), {NO_PAIR: 0.0}))
         ]
-        return decide(contract, [unjudged(Evidence(*cell, nothing), error) for cell in cells], now)
+        return decide(contract, [unjudged(Evidence(*cell), error) for cell in cells], now)
 
     def judge(self, now: float, listening: Listening) -> tuple[Verdicts, dict[str, Exception]]:
         """Judge the cells as they are at a Unix time in seconds; returns what failed, too."""
         state = self.state
-        everything: list[Place] = []
+        everything: list[Evidence] = []
         groups: list[tuple[int, _FollowedGroup]] = []
         silence = SilentPairs(state, now, listening, not_sampled(state, now))
         for clause in state.contract.clauses:
@@ -288,7 +287,7 @@ class CellColumns:
         judged = Verdicts(state.contract, everything, now)
         for number, place in enumerate(everything):
             if place.absence:
-                judged.put(number, evidence_of(state, place, nothing))
+                judged.put(number, _followed(state, place))
         shares = state.evidence.shares()
         held = [(state.panes.window(grid, now), state.grids[grid].index(now)) for grid in (SHORT, LONG)]
         for offset, group in groups:
@@ -328,7 +327,7 @@ class _ClauseCells:
 class _FollowedGroup(_Group):
     """A group of cells whose observations come as time goes on."""
 
-    def __init__(self, state: ContractState, places: Sequence[Place], numbers: list[int], *, detected: bool) -> None:
+    def __init__(self, state: ContractState, places: Sequence[Evidence], numbers: list[int], *, detected: bool) -> None:
         super().__init__(state.contract, places, numbers, detected=detected)
         self._state, self._places = state, [places[number] for number in numbers]
         opposite = opposite_name(self.clause)
@@ -336,7 +335,7 @@ class _FollowedGroup(_Group):
         if opposite is not None:
             others = [state.pairs(opposite, place.cell.slice).get(place.cell[-2:]) for place in self._places]
             self._series.append(np.array([-1 if other is None else other.number for other in others]))
-        self._assumes = bool(measurable(self.clause)) or any(place.otherwise for place in self._places)
+        self._assumes = bool(measurable(self.clause)) or any(place.broken for place in self._places)
         self._held, self._held_at = np.full(self.size, -1), -1
 
     def observe(self, into: Verdicts, offset: int, held: Sequence[tuple[SeriesContent, int]], shares: Floats) -> None:
@@ -353,7 +352,7 @@ class _FollowedGroup(_Group):
             broken = assumption_broken(state, place, into.at) if self._assumes else ""
             if not (broken or two_sided or place.cell in evidence.alarmed):
                 continue
-            item = evidence_of(state, place, partial(_observed, contents, self.recent, cell), broken)
+            item = _followed(state, place, sample=partial(_observed, contents, self.recent, cell), broken=broken)
             into.special[int(self.at[cell])] = item
             self.broken[cell], self.failing[cell] = bool(broken), item.failing
             own = evidence.cells.get(place.cell)
@@ -403,7 +402,7 @@ class _FollowedGroup(_Group):
 
 def _sample(own: Histogram | None, *opposite: Histogram | None) -> Binned:
     """Observations of a cell, with those that bound it from the other side."""
-    sample = (own or ExponentialHistogram.empty(0)).binned()
+    sample = nothing() if own is None else own.binned()
     return replace(sample, opposite=_sample(*opposite)) if opposite else sample
 
 
@@ -413,24 +412,7 @@ def _observed(contents: Sequence[_Content], recent: NDArray[np.bool_], cell: int
     return contents[_SINCE if recent[number, cell] else number].sample(cell)
 
 
-def nothing(_window: Window = "short") -> Binned:
-    """No observations."""
-    return _sample(None)
-
-
-def evidence_of(state: ContractState, place: Place, sample: Callable[[Window], Binned], broken: str = "") -> Evidence:
-    """Return the evidence on a cell, now."""
+def _followed(state: ContractState, place: Evidence, **changes: Any) -> Evidence:
+    """The evidence on a cell, with what is held against its limit now."""
     cell, held = place.cell, state.evidence
-    return Evidence(
-        cell,
-        place.clause,
-        sample,
-        place.absence,
-        followed=True,
-        share=held.share(cell),
-        failing=held.failing(cell),
-        ended=held.ended(cell),
-        improved=held.improved(cell),
-        observed=place.observed or not place.absence,
-        broken=broken,
-    )
+    return replace(place, share=held.share(cell), failing=held.failing(cell), ended=held.ended(cell), **changes)

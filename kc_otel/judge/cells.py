@@ -38,7 +38,7 @@ from kc_otel.judge.refused_points import OF_CLOCKS
 from kc_otel.judge.series import LONG, PAIRS, SHORT, Heard, Listening, Pair, Series, SeriesKey
 from kc_otel.judge.statistics import broken_assumption, measurable
 from kc_otel.judge.verdict import Cell
-from kc_otel.judge.verdicts import INVALID_INPUT
+from kc_otel.judge.verdicts import INVALID_INPUT, Evidence
 from kc_otel.stats import Binned
 from kc_otel.stats.surplus import ROUNDING_SURPLUS, is_surplus
 
@@ -64,23 +64,6 @@ _JUDGED_UNITS: Final = frozenset({Unit.PROMPT, Unit.STEP})
 
 Where = tuple[str, Pair]
 """Slice and pair of kernels."""
-_Measured = dict[tuple[Pair, bool], dict[str, int]]
-"""Observations by metric, of a kernel pair's sequences or of its operators' rows."""
-
-
-class Place(NamedTuple):
-    """A cell, and where its observations are."""
-
-    cell: Cell
-    clause: Clause
-    series: Series | None
-    """None where nothing is remembered of it."""
-    absence: str = ""
-    """Why there is nothing to judge, as a sentence; empty when there is something."""
-    observed: bool = True
-    """True if any observation is remembered, of the windows or from before them."""
-    otherwise: str = ""
-    """Recorders of its kernel that apply another slice of this name, or measure something else for its clause."""
 
 
 class Current(NamedTuple):
@@ -116,7 +99,7 @@ class SilentPairs:
         grid = state.grids[LONG]
         self.oldest = grid.window(now)[0] * grid.width
         self.otherwise: dict[tuple[str, str], str] = {}
-        self.unmeasured: dict[tuple[str, str], str] = {}
+        self.unmeasured: dict[str, dict[str, str]] = {}
         here = f"the evaluator has version {state.contract.metadata.version}"
         for version, report in state.recorders.otherwise(now):
             applies = f"a recorder applies version {report.version} of the contract, where"
@@ -125,7 +108,7 @@ class SilentPairs:
                 self.otherwise[slice, version] = said
             for id in report.unmeasured:
                 said = f"{applies} clause {id} measures something else or is missing; {here}; restart the recorder with"
-                self.unmeasured[id, version] = f"{said} the contract that is served"
+                self.unmeasured.setdefault(id, {})[version] = f"{said} the contract that is served"
 
     def of(self, pair: Pair) -> float | None:
         """Return the seconds of a pair's silence; None while that means nothing yet."""
@@ -153,17 +136,15 @@ def current(state: ContractState, clause: Clause, silence: SilentPairs) -> Curre
         every = every.union(pair for pair in failing if pair != NO_PAIR)
     invalid = {**silence.not_sampled, **refused} if of_samples else {}
     untimely = _untimely(state, silence.now)
-    unmeasured = {
+    otherwise = silence.otherwise | {
         (slice, version): said
-        for (id, version), said in silence.unmeasured.items()
-        if id == clause.id
+        for version, said in silence.unmeasured.get(clause.id, {}).items()
         for slice in state.contract.slices_for(clause)
     }
-    otherwise = {**silence.otherwise, **unmeasured}
     return Current(every, first, absence, fallen, untimely, invalid, otherwise, silence.oldest, state.version)
 
 
-def places(state: ContractState, clause: Clause, of: Current) -> Iterator[Place]:
+def places(state: ContractState, clause: Clause, of: Current) -> Iterator[Evidence]:
     """A clause's cells, by slice and pair."""
     contract, metric = state.contract, state.metrics[clause.id]
     measured = state.newest.get(metric, {})
@@ -175,7 +156,8 @@ def places(state: ContractState, clause: Clause, of: Current) -> Iterator[Place]
         present |= {pair for pair in of.pairs if (_UNKNOWN_SLICE, pair) in of.invalid and pair in measured}
         crowded = {pair for place, pair in without_room if place == slice and pair not in here}
         for pair in sorted(crowded):
-            yield Place(Cell(contract.name, clause.id, slice, *pair), clause, None, _without_room(state))
+            cell = Cell(contract.name, clause.id, slice, *pair)
+            yield Evidence(cell, clause, absence=_without_room(state), followed=True)
         absence = of.silence
         if not absence and not present:
             absence = f"no observations of {metric} on slice {slice} in {_span(contract.observability.long_window)}"
@@ -187,14 +169,21 @@ def places(state: ContractState, clause: Clause, of: Current) -> Iterator[Place]
             invalid = of.invalid.get((slice, pair)) or of.invalid.get((_UNKNOWN_SLICE, pair), "")
             silent = absence or of.fallen.get(pair, "")
             said = invalid if invalid.startswith(INVALID_INPUT) else silent or invalid
-            cell, otherwise = Cell(contract.name, clause.id, slice, *pair), of.otherwise.get((slice, pair[1]), "")
-            yield Place(cell, clause, here.get(pair), said, pair in here, otherwise)
+            yield Evidence(
+                Cell(contract.name, clause.id, slice, *pair),
+                clause,
+                absence=said,
+                followed=True,
+                observed=pair in here or not said,
+                broken=of.otherwise.get((slice, pair[1]), ""),
+                series=here.get(pair),
+            )
 
 
-def assumption_broken(state: ContractState, place: Place, now: float) -> str:
+def assumption_broken(state: ContractState, place: Evidence, now: float) -> str:
     """Return the assumption of a cell's clause that recorders or the long window break, in words; empty if none."""
-    if place.otherwise or not measurable(place.clause):
-        return place.otherwise
+    if place.broken or not measurable(place.clause):
+        return place.broken
     pair, slice = place.cell[-2:], place.cell.slice
 
     def observed(quantity: str) -> Binned | None:
@@ -315,10 +304,14 @@ def _failed(
 
 
 def _in_words(found: Counter[str]) -> str:
-    reason, count = found.most_common(1)[0]
-    others = found.total() - count
-    more = f" and {others:,} for other reasons" if others else ""
-    return f"{reason}: {count:,} sequences were not measured{more}. {remedy(reason)}"
+    ((reason, count),) = found.most_common(1)
+    return f"{reason}: {count:,} sequences were not measured{_and_others(found)}. {remedy(reason)}"
+
+
+def _and_others(found: Counter[str]) -> str:
+    """How many sequences there are for other reasons than the most frequent one, in words."""
+    others = found.total() - max(found.values())
+    return f" and {others:,} for other reasons" if others else ""
 
 
 def _fell(state: ContractState, clause: Clause, pair: Pair, alive: Collection[Pair]) -> bool:
@@ -333,11 +326,9 @@ def _why_nothing(state: ContractState, now: float) -> str:
     """The likely cause of a metric that never came, as the end of a sentence."""
     found = sum(state.failed(ALL, now, state.contract.observability.long_window).values(), Counter[str]())
     if found:
-        reason, count = found.most_common(1)[0]
-        more = f" and {found.total() - count:,} for other reasons" if found.total() > count else ""
-        return (
-            f"{count:,} sequences were not measured ({reason}){more}; `kc-otel reference invalid-input` says what to do"
-        )
+        ((reason, count),) = found.most_common(1)
+        said = f"{count:,} sequences were not measured ({reason}){_and_others(found)}"
+        return f"{said}; `kc-otel reference invalid-input` says what to do"
     if untimely := _untimely(state, now):
         return untimely
     if others := len({name for name in state.newest if metric_of(name) != INVALID}):
@@ -399,25 +390,22 @@ def not_sampled(state: ContractState, now: float) -> dict[Where, str]:
 
 def too_many(state: ContractState, now: float) -> dict[Pair, str]:
     """Return the kernel pairs of which more than one in a hundred sequences failed the input checks, and a sentence."""
-    failing: dict[str, dict[Pair, Counter[str]]] = {}
+    found: dict[Pair, str] = {}
     for slice in (ALL, *state.contract.slices):
+        failed: dict[Pair, Counter[str]] = {}
         for pair, reasons in state.failed(slice, now, state.contract.observability.window).items():
             if told := Counter({name: count for name, count in reasons.items() if name not in _NOT_FAILING}):
-                failing.setdefault(slice, {})[pair] = told
-    if not failing:
-        return {}
-    measured: dict[str, _Measured] = {slice: {} for slice in failing}
-    for key, series in state.series.items():
-        if key.slice in failing:
-            on = measured[key.slice].setdefault((key.pair, "[" in key.metric), {})
-            on[key.metric] = state.counted(series, SHORT, now)
-    found: dict[Pair, str] = {}
-    for slice, by_pair in failing.items():
-        found = _failing_on(slice, by_pair, measured[slice]) | found
+                failed[pair] = told
+        if failed:
+            found = _failing_on(state, slice, failed, now) | found
     return found
 
 
-def _failing_on(slice: str, failed: dict[Pair, Counter[str]], measured: _Measured) -> dict[Pair, str]:
+def _failing_on(state: ContractState, slice: str, failed: dict[Pair, Counter[str]], now: float) -> dict[Pair, str]:
+    measured: dict[tuple[Pair, bool], dict[str, int]] = {}  # observations by metric, of sequences or of operators' rows
+    for metric in state.newest:
+        for pair, series in state.pairs(metric, slice).items():
+            measured.setdefault((pair, "[" in metric), {})[metric] = state.counted(series, SHORT, now)
     unnamed = failed.pop(NO_PAIR, Counter())
     pairs = failed.keys() | ({pair for pair, _ in measured} if unnamed else set())
     found: dict[Pair, str] = {}

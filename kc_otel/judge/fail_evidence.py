@@ -157,15 +157,12 @@ class FailEvidence:
         self._different: list[MeanTest] = []
         self._number_of: dict[MeanTest, int] = {}
         self._kinds = np.zeros(0, np.int64)  # which of these, by row
-        self._level = (0, math.nan)
         self._known = _Arrivals((), -1, [], [], _NONE, _NONE)
 
     @property
     def level(self) -> float:
         """Logarithm of the M at which a cell fails: `log(A K)`."""
-        if self._level[0] != self.most:
-            self._level = (self.most, alarm_level(self._panes, self.most))
-        return self._level[1]
+        return alarm_level(self._panes, self.most)
 
     def test_of(self, cell: Cell) -> MeanTest | None:
         """Return a cell's limit as a limit on a mean; None if it has no such form."""
@@ -202,11 +199,6 @@ class FailEvidence:
         """Return True if the fault of a cell's alarms has ended, on either side, and the cell has not passed since."""
         sides = self.sides(cell)
         return any(held.ended for held in sides) and not any(held.failing or held.fault is not None for held in sides)
-
-    def improved(self, cell: Cell) -> tuple[float, float] | None:
-        """Mean of a cell's fault before and after it improved last, in limits; None where it did not."""
-        found = [held.fault.improved for held in self.sides(cell) if held.fault is not None]
-        return next((means for means in found if means is not None), None)
 
     def failing(self, cell: Cell) -> bool:
         """Return True if a cell's M reached the level, on either side, and nothing has cleared the cell since."""

@@ -22,7 +22,7 @@ from kc_otel.contract.model import Assumptions, Observability
 from kc_otel.contract.registry.clause_metrics import DERIVED, Unit
 from kc_otel.contract.slices import ALL
 from kc_otel.judge.points import series_name
-from kc_otel.stats import Binned, Interval, affine, reward_drift_interval
+from kc_otel.stats import Binned, Interval, reward_drift_interval
 from kc_otel.stats.e_detector import BETS
 from kc_otel.stats.interval import nothing
 from kc_otel.stats.interval_rows import HistogramRows, IntervalRows
@@ -140,15 +140,11 @@ def intervals_of_rows(
     if clause.metric == "support_deficit":
         assert clause.quantity is not None
         return support_deficits(rows, cap=clause.cap or clause.quantity.cap, highest=clause.cap, **levels)
-    scale, offset = factors(clause.metric, assumptions) if clause.metric in DERIVED else (1.0, 0.0)
-    if scale < 0:  # the sides change places, and their error probabilities with them
-        levels |= {"alpha_lower": alpha_upper, "alpha_upper": alpha_lower}
     low, high, cap = mean_range(clause)
     if clause.quantity is not None and clause.quantity.two_valued:
-        found = two_valued_mean_intervals(rows, low=low, high=high, **levels)
-    else:
-        found = mean_intervals(rows, low=low, high=high, cap=cap, cut=clause.cap is not None, **levels)
-    return affine(found, scale, offset) if clause.metric in DERIVED else found
+        return two_valued_mean_intervals(rows, low=low, high=high, **levels)
+    scale, _ = factors(clause.metric, assumptions) if clause.metric in DERIVED else (1.0, 0.0)
+    return mean_intervals(rows, low=low, high=high, cap=cap, cut=clause.cap is not None, scale=scale, **levels)
 
 
 def mean_range(clause: Clause) -> tuple[float, float, float]:

@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Final, Literal, NamedTuple, overload
+from typing import Final, Literal, NamedTuple, overload
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,12 +21,10 @@ from kc_otel.contract.model import Contract
 from kc_otel.contract.registry.clause_metrics import QUANTITIES, Unit
 from kc_otel.contract.units import format_duration
 from kc_otel.judge.fail_evidence import SHARE_DIGITS
+from kc_otel.judge.series import Series
 from kc_otel.judge.statistics import clause_interval, rounded, samples_needed
 from kc_otel.judge.verdict import Cell, Status, Verdict
-from kc_otel.stats import Binned, Interval
-
-if TYPE_CHECKING:
-    from kc_otel.judge.cells import Place
+from kc_otel.stats import Binned, ExponentialHistogram, Interval
 
 Window = Literal["short", "long"]
 WINDOWS: Final[tuple[Window, Window]] = ("short", "long")
@@ -56,13 +54,18 @@ _FAR_POWER: Final = 10
 """Power of `_SIZE_FACTOR` that stands for as many observations as one likes."""
 
 
+def nothing(_window: Window = "short") -> Binned:
+    """No observations."""
+    return ExponentialHistogram.empty(0).binned()
+
+
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """Everything known about a cell at the time it is judged."""
+    """A cell, and everything known about it at the time it is judged."""
 
     cell: Cell
     clause: Clause
-    sample: Callable[[Window], Binned]
+    sample: Callable[[Window], Binned] = nothing
     """The observations in a window; asked for only where they are needed."""
     absence: str = ""
     """Why there is nothing to judge, as a sentence; empty when there is something."""
@@ -74,14 +77,15 @@ class Evidence:
     """Whether that was 1, and nothing has cleared the cell since."""
     ended: bool = False
     """Whether "still as it was" is refuted of what it was 1 for, and what came since keeps the limit."""
-    improved: tuple[float, float] | None = None
-    """Mean of a fault that has not ended before and after it improved last, in limits."""
     observed: bool = True
     """True if any observation is remembered, of the windows or from before them."""
     anytime: bool = False
     """Whether the sample is looked at as it grows, so that its bounds have to hold at all sizes at once."""
     broken: str = ""
-    """Which assumption of the clause the data breaks, in words: it does not PASS then."""
+    """Why it does not PASS, in words: the data breaks an assumption of the clause, or recorders of the kernel apply
+    another slice of this name or measure something else for the clause."""
+    series: Series | None = None
+    """Where the observations of a followed cell are; None where nothing is remembered of it."""
 
     @property
     def detected(self) -> bool:
@@ -117,9 +121,10 @@ class Terms(NamedTuple):
         )
 
 
-class JudgedWindow(NamedTuple):
-    """A cell on one window."""
+class _Judged(NamedTuple):
+    """A cell on the window that decided, or did not."""
 
+    contract: Contract
     evidence: Evidence
     window: Window
     terms: Terms
@@ -127,68 +132,67 @@ class JudgedWindow(NamedTuple):
     interval: Interval
     status: Status
 
+    @property
+    def span(self) -> str:
+        """Length of the window, in words."""
+        watched = self.contract.observability
+        return format_duration(watched.window if self.window == "short" else watched.long_window)
 
-def _interval_of(contract: Contract, item: Evidence, window: Window, level: float, times: int = 1) -> Interval:
-    """The interval that so many times as many observations like those of a window give."""
-    sample = item.sample(window)
-    return clause_interval(
-        item.clause,
-        contract.assumptions,
-        sample if times == 1 else sample.times(times),
-        alpha_lower=level,
-        alpha_upper=alpha_of(contract),
-        anytime=item.anytime,
-    )
+    @property
+    def rests_on(self) -> str:
+        """The observations and the note on their interval, in words."""
+        note = f" ({self.interval.note})" if self.interval.note else ""
+        return f"with {self.interval.samples:,} {self.terms.what} in {self.span}{note}"
+
+    def interval_of(self, times: int) -> Interval:
+        """The interval that so many times as many observations like these give."""
+        item, sample = self.evidence, self.evidence.sample(self.window)
+        return clause_interval(
+            item.clause,
+            self.contract.assumptions,
+            sample if times == 1 else sample.times(times),
+            alpha_lower=self.level,
+            alpha_upper=alpha_of(self.contract),
+            anytime=item.anytime,
+        )
 
 
-def reason_of(contract: Contract, case: JudgedWindow) -> str:
+def _reason(case: _Judged) -> str:
     """Return the reason for a cell's verdict, in a sentence with its numbers, and what an undecided cell lacks."""
     interval, limit = case.interval, case.terms.limit
-    seconds = contract.observability.window if case.window == "short" else contract.observability.long_window
-    span = format_duration(seconds)
-    note = f" ({interval.note})" if interval.note else ""
-    what = case.terms.what
     if case.terms.allows_none and interval.samples and not interval.note:
-        return _counted(contract, case, span)
+        return _counted(case)
+    kept = f"upper bound {interval.upper:.4g} <= limit {limit:.4g} {case.rests_on}"
+    if case.status is Status.PASS:
+        return kept
     if case.status is Status.FAIL and case.evidence.detected:
-        return _alarmed(contract, case, f"with {interval.samples:,} {what} in {span}{note}")
+        return _alarmed(case)
     if case.status is Status.FAIL:
         once = ", in this evaluation alone" if case.evidence.followed and not case.terms.fails_at_once else ""
-        said = f"lower bound {interval.lower:.4g} > limit {limit:.4g} with {interval.samples:,} {what} in {span}{note}"
-        return said + once
-    if case.status is Status.PASS:
-        return pass_reason(interval, limit, what, span)
-    return _undecided(contract, case, what, span) if interval.samples else f"no {what} in {span}"
+        return f"lower bound {interval.lower:.4g} > limit {limit:.4g} {case.rests_on}{once}"
+    if case.evidence.broken and interval.upper <= limit:
+        return f"no PASS, because an assumption does not hold: {case.evidence.broken}; otherwise {kept}"
+    return _undecided(case) if interval.samples else f"no {case.terms.what} in {case.span}"
 
 
-def pass_reason(interval: Interval, limit: float, what: str, span: str) -> str:
-    """Return the reason for a PASS whose upper bound is within the limit."""
-    note = f" ({interval.note})" if interval.note else ""
-    return f"upper bound {interval.upper:.4g} <= limit {limit:.4g} with {interval.samples:,} {what} in {span}{note}"
-
-
-def _undecided(contract: Contract, case: JudgedWindow, what: str, span: str) -> str:
+def _undecided(case: _Judged) -> str:
     """Return what a cell lacks that is neither within its limit nor beyond it."""
     interval, limit, needed = case.interval, case.terms.limit, case.terms.needed
-    if case.evidence.broken and interval.upper <= limit:
-        kept_all_the_same = pass_reason(interval, limit, what, span)
-        return f"no PASS, because an assumption does not hold: {case.evidence.broken}; otherwise {kept_all_the_same}"
     if interval.lower > limit:
         said = f"lower bound {interval.lower:.4g} > limit {limit:.4g}"
     elif math.isfinite(interval.upper):
         said = f"upper bound {interval.upper:.4g} {'<=' if interval.upper <= limit else '>'} limit {limit:.4g}"
     else:
         said = f"no upper bound below limit {limit:.4g}"
-    count = f"{interval.samples:,}{f' of {needed:,}' if interval.samples < needed else ''} {what}"
-    since = "; the fault has ended, but a PASS takes more observations" if case.evidence.ended else _improved(case)
+    said += f" with {interval.samples:,}{f' of {needed:,}' if interval.samples < needed else ''} {case.terms.what}"
+    since = "; the fault has ended, but a PASS takes more observations" if case.evidence.ended else ""
     if interval.lower > limit and case.evidence.detected:
         share = 100.0 * case.evidence.share
-        return f"{said} with {count} in {span}: {share:.0f} % of the evidence for an alarm{since}"
-    parts = (_missing(contract, case) + since, _with_a_cap(contract, case))
-    return f"{said} with {count} in {span}: {'; '.join(filter(None, parts))}"
+        return f"{said} in {case.span}: {share:.0f} % of the evidence for an alarm{since}"
+    return f"{said} in {case.span}: {'; '.join(filter(None, (_missing(case) + since, _with_a_cap(case))))}"
 
 
-def _with_a_cap(contract: Contract, case: JudgedWindow) -> str:
+def _with_a_cap(case: _Judged) -> str:
     """Suggest a cap and the observations that it takes; empty if none is possible or it saves little."""
     clause, quantity, now = case.evidence.clause, case.evidence.clause.quantity, case.interval
     cap = _CAP_IN_LIMITS * case.terms.limit
@@ -203,41 +207,32 @@ def _with_a_cap(contract: Contract, case: JudgedWindow) -> str:
         and now.estimate <= case.terms.limit < now.upper
     ):
         return ""
-    evidence = replace(case.evidence, clause=clause.model_copy(update={"cap": cap}))
-    interval = _interval_of(contract, evidence, case.window, case.level)
+    capped = case._replace(evidence=replace(case.evidence, clause=clause.model_copy(update={"cap": cap})))
+    interval = capped.interval_of(1)
     if not interval.upper - interval.estimate <= _WORTH_A_CAP * (now.upper - now.estimate):
         return ""
     said = f"with `cap: {cap:.4g}` the upper bound is {interval.upper:.4g}"
-    missing = _missing(contract, case._replace(evidence=evidence, interval=interval))
-    if missing:
+    if missing := _missing(capped._replace(interval=interval)):
         return f"{said}: {missing}"
-    return said if evidence.broken else f"{said}, a PASS"
+    return said if case.evidence.broken else f"{said}, a PASS"
 
 
-def _improved(case: JudgedWindow) -> str:
-    """Say how far a fault that continues has improved."""
-    if case.evidence.improved is None:
-        return ""
-    before, after = case.evidence.improved
-    return f"; improved from {before:.3g} to {after:.3g} times the allowed amount, but not ended"
-
-
-def _alarmed(contract: Contract, case: JudgedWindow, samples: str) -> str:
+def _alarmed(case: _Judged) -> str:
     """Return the reason for a FAIL of followed observations, and the rate of false alarms."""
     interval, limit = case.interval, case.terms.limit
     if interval.lower > limit:
-        said = f"lower bound {interval.lower:.4g} > limit {limit:.4g} {samples}"
+        said = f"lower bound {interval.lower:.4g} > limit {limit:.4g} {case.rests_on}"
     elif interval.estimate > limit:
-        said = f"estimate {interval.estimate:.4g} > limit {limit:.4g} {samples}"
+        said = f"estimate {interval.estimate:.4g} > limit {limit:.4g} {case.rests_on}"
     elif interval.samples:
-        said = f"recent observations are above limit {limit:.4g}; estimate {interval.estimate:.4g} {samples}"
+        said = f"recent observations are above limit {limit:.4g}; estimate {interval.estimate:.4g} {case.rests_on}"
     else:
         said = f"limit {limit:.4g} was exceeded"
-    apart = f"false alarms are expected {format_duration(contract.observability.false_alarms)} apart or more"
-    return f"{said}; {apart}" + (_improved(case) or ("" if case.evidence.share >= 1.0 else "; not cleared yet"))
+    apart = f"false alarms are expected {format_duration(case.contract.observability.false_alarms)} apart or more"
+    return f"{said}; {apart}" + ("" if case.evidence.share >= 1.0 else "; not cleared yet")
 
 
-def _counted(contract: Contract, case: JudgedWindow, span: str) -> str:
+def _counted(case: _Judged) -> str:
     """Return the number of breaches of a promise that allows none, and their upper bound if none was seen.
 
     With none seen the exact bound 1 - alpha^(1/n) holds for the mean of the conditional probabilities, whatever depends
@@ -248,21 +243,21 @@ def _counted(contract: Contract, case: JudgedWindow, span: str) -> str:
     what = f"{quantity.per}s" if quantity is not None else "observations"
     distance = statistic.kind == "mean" or (statistic.argument == 0.0 and clause.metric in _DISTANCES)
     do = "differ" if distance else f"are above {statistic.argument:g}"
-    said = f"{round(interval.estimate * interval.samples):,} of {interval.samples:,} {what} {do} in {span}"
+    said = f"{round(interval.estimate * interval.samples):,} of {interval.samples:,} {what} {do} in {case.span}"
     if case.status is Status.FAIL:
         return f"{said}, and none is allowed to"
-    most = f"at most {interval.upper:.3g} at {100 * contract.observability.confidence:.10g} %"
+    most = f"at most {interval.upper:.3g} at {100 * case.contract.observability.confidence:.10g} %"
     more = f": {case.terms.needed - interval.samples:,} more needed" if case.status is Status.INCONCLUSIVE else ""
     return f"{said}; {most}{more}"
 
 
-def _missing(contract: Contract, case: JudgedWindow) -> str:
+def _missing(case: _Judged) -> str:
     """Return what would decide the cell, in words."""
     few = case.terms.needed - case.interval.samples
     at_least = f"{few:,} more needed" if few > 0 else ""
     if case.interval.lower > case.terms.limit or case.interval.upper <= case.terms.limit:
         return at_least
-    more = _samples_to_decide(contract, case)
+    more = _samples_to_decide(case)
     if more == math.inf:
         return "; ".join(filter(None, ("more such observations would not decide it", case.interval.note)))
     if more is None:
@@ -270,7 +265,7 @@ def _missing(contract: Contract, case: JudgedWindow) -> str:
     return at_least if more <= few else f"about {rounded(math.ceil(more)):,} more needed"
 
 
-def _samples_to_decide(contract: Contract, case: JudgedWindow) -> float | None:
+def _samples_to_decide(case: _Judged) -> float | None:
     """Observations that are missing for the nearer bound to reach the limit, if what comes is like what came.
 
     Intervals narrow as a/sqrt(n) + b/n; a and b come from the present one and the one that _SIZE_FACTOR times as many
@@ -282,7 +277,7 @@ def _samples_to_decide(contract: Contract, case: JudgedWindow) -> float | None:
     gap = abs(now.estimate - case.terms.limit)
 
     def half_width(times: int) -> float:
-        found = _interval_of(contract, case.evidence, case.window, case.level, times)
+        found = case.interval_of(times)
         return found.estimate - found.lower if above else found.upper - found.estimate
 
     half = now.estimate - now.lower if above else now.upper - now.estimate
@@ -328,7 +323,7 @@ class Verdicts(Sequence[Verdict]):
     nan where cells are judged once. `special` has the evidence on cells of which there is more to say, by number.
     """
 
-    def __init__(self, contract: Contract, places: Sequence[Place | Evidence], at: float) -> None:
+    def __init__(self, contract: Contract, places: Sequence[Evidence], at: float) -> None:
         self._contract, self.places, self.at, self.alpha = contract, places, at, alpha_of(contract)
         size = len(places)
         self.status, self.window = np.full(size, Status.NO_DATA.code, np.int8), np.zeros(size, np.int8)
@@ -358,10 +353,8 @@ class Verdicts(Sequence[Verdict]):
         """The evidence on a cell."""
         if number in self.special:
             return self.special[number]
-        place = self.places[number]
         sample = partial(self._samples[self._sample_of[number]], int(self._cell_of[number]))
-        share = round(float(self.shares[number]), SHARE_DIGITS)
-        return Evidence(place.cell, place.clause, sample, followed=True, share=share)
+        return replace(self.places[number], sample=sample, share=round(float(self.shares[number]), SHARE_DIGITS))
 
     def _judged(self, number: int) -> Verdict:
         contract, item = self._contract, self.evidence(number)
@@ -369,7 +362,7 @@ class Verdicts(Sequence[Verdict]):
         interval = Interval(estimate, lower, upper, int(samples), self.methods[number], self.notes[number])
         terms, window = Terms.of(contract, item.clause, item.cell.slice), WINDOWS[self.window[number]]
         status = _STATUS_OF[self.status[number]]
-        case = JudgedWindow(item, window, terms, float(self.level[number]), interval, status)
+        case = _Judged(contract, item, window, terms, float(self.level[number]), interval, status)
         return Verdict(
             cell=item.cell,
             status=status,
@@ -381,7 +374,7 @@ class Verdicts(Sequence[Verdict]):
             samples=interval.samples,
             window="" if item.absence else window,
             method=interval.method,
-            reason=item.absence or reason_of(contract, case),
+            reason=item.absence or _reason(case),
             contract_version=contract.metadata.version,
             contract_hash=contract.hash,
             about=terms.about,

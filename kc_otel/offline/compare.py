@@ -42,14 +42,7 @@ with extra("stats", "kc_otel.compare"):
     from kc_otel.recordings.read_table import RaggedTable
     from kc_otel.recordings.recording import DENSITY, Recording, RecordingError, with_prompt
     from kc_otel.recordings.recording_files import assembled
-    from kc_otel.stats import (
-        Interval,
-        affine,
-        capped_mean_interval,
-        maximum_interval,
-        quantile_interval,
-        support_deficit,
-    )
+    from kc_otel.stats import Interval, capped_mean_interval, maximum_interval, quantile_interval, support_deficit
 
 _NAMES: Final = {"train": "train_logprobs", "inference": "inference_logprobs"}
 _WORST_FIRST: Final = (Status.FAIL, Status.INVALID_INPUT, Status.NO_DATA, Status.INCONCLUSIVE, Status.PASS)
@@ -258,29 +251,29 @@ def _quantities(of: Recording | None, confidence: float, clip: float) -> dict[st
         return {}
     samples, alpha = RecordingObservations(of), (1.0 - confidence) / 2.0
 
-    def mean(quantity: str) -> Interval:
+    def mean(quantity: str, scale: float = 1.0) -> Interval:
         known, sample = QUANTITIES[quantity], samples.for_mean(quantity)
         assert sample is not None
         return capped_mean_interval(
-            sample, low=known.low, high=known.high, cap=known.cap, alpha_lower=alpha, alpha_upper=alpha
+            sample, low=known.low, high=known.high, cap=known.cap, alpha_lower=alpha, alpha_upper=alpha, scale=scale
         )
 
     absolute, ratio = samples.of("abs_log_ratio"), samples.for_mean("ratio")
     assert absolute is not None
     assert ratio is not None
-    mean_absolute, chi2 = mean("abs_log_ratio"), mean("chi2_token")
+    chi2 = mean("chi2_token")
     own = {
         "tv_token": mean("tv_token"),
         "tv_seq": mean("tv_seq"),
-        "k1": affine(mean("log_ratio"), -1.0),
+        "k1": mean("log_ratio", -1.0),
         "k3": mean("k3"),
         "chi2_token": chi2,
         "ess_token": _effective(chi2),
-        "abs_log_ratio mean": mean_absolute,
+        "abs_log_ratio mean": mean("abs_log_ratio"),
         "abs_log_ratio p99.9": quantile_interval(absolute, 0.999, alpha_lower=alpha, alpha_upper=alpha),
         "abs_log_ratio max": maximum_interval(absolute),
         "support_deficit": support_deficit(ratio, cap=QUANTITIES["ratio"].cap, alpha_lower=alpha, alpha_upper=alpha),
-        "clip_budget_share": affine(mean_absolute, 1.0 / math.log1p(clip)),
+        "clip_budget_share": mean("abs_log_ratio", 1.0 / math.log1p(clip)),
     }
     own |= {quantity: mean(quantity) for quantity in (*ADVANTAGE, *LOGITS) if samples.of(quantity) is not None}
     return own

@@ -42,7 +42,7 @@ from kc_otel.offline.corrections import TRAINERS, Correction, Floats, Ratios, Tr
 from kc_otel.offline.gate.recorded_verdicts import by_contract, judge, verdict_for_others
 from kc_otel.record.slice_table import SliceTable
 from kc_otel.recordings.recording import Recording
-from kc_otel.stats import Binned, Interval, affine, capped_mean_interval
+from kc_otel.stats import Binned, Interval, capped_mean_interval
 
 _AIMS: Final = {
     "tv_token": "token",
@@ -146,8 +146,8 @@ def finding(
     `alpha` is the error probability of each side; below `fewest` units nothing but an exact value is met.
     """
     interval = _interval(promise.aim, correction, found, alpha, times)
-    if promise.scale != 1.0:
-        interval = affine(interval, promise.scale)
+    ends = {end: promise.scale * getattr(interval, end) for end in ("estimate", "lower", "upper")}
+    interval = replace(interval, **ends)
     if interval.lower > promise.limit:
         return RemedyBound(promise, interval, "broken")
     enough = interval.samples >= fewest or interval.lower == interval.upper

@@ -13,7 +13,6 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from kc_otel.contract.model import Contract
-from kc_otel.contract.words import MEASURED_LATER, listed, moment
 from kc_otel.judge.decisions import Canary, DecisionTable, DirectiveKind, Promoted, changed
 from kc_otel.judge.evaluator import Evaluator
 from kc_otel.judge.incidents.incident import OF_RECORDERS, Incident, IncidentState
@@ -34,10 +33,12 @@ Key = tuple[str, str]
 _MAX_ENDED: Final = 500
 """Versions of a contract that were rolled back or replaced and are remembered, those that began last: each limits
 requests in the decision table, which has some 150 bytes for it. One that is forgotten may serve again."""
-_MAX_EVIDENCE_CHARACTERS: Final = 32 * 1024 * 1024
-"""Characters of evidence that is handed over; that of 100 clauses on 500 slices has some 17 million."""
 _MAX_EVIDENCE_RECORDS: Final = 1000
 """Pieces of evidence of a contract that are kept; the oldest go first."""
+_SEVERITY: Final = {
+    **dict.fromkeys((MoveKind.ROLLBACK, MoveKind.FORCE, MoveKind.LAPSED), "warning"),
+    MoveKind.SERVES: "critical",
+}
 _TABLES: Final = (
     """CREATE TABLE IF NOT EXISTS promotions (
         contract TEXT,
@@ -136,26 +137,26 @@ class Promotions:
         contract, judge, incidents = self._contracts[name], self._evaluator, list(incidents)
         said: list[Announcement] = []
         for key, before in sorted(known.items()):
+            move = None
             if before.status is PromotionStatus.ROLLED_BACK:
-                known[key] = machine.overheard(before, judge.newest_of(*key), contract, now)
-                said += self._overheard(before, known[key], now)
-            if before.status is not PromotionStatus.RUNNING:
-                continue
-            reports = judge.kernels(name), judge.missing(name, now), incidents, judge.silent_recorders(*key, now)[1]
-            holds = reasons_to_wait(contract, before, decisions, *reports)
-            known[key], move = machine.advance(self._under(contract, before), contract, evaluation, holds)
+                known[key], move = machine.overheard(before, judge.newest_of(*key), contract, now)
+            elif before.status is PromotionStatus.RUNNING:
+                silent = judge.silent_recorders(*key, now)[1]
+                reports = judge.kernels(name), judge.missing(name, now), incidents, silent
+                holds = reasons_to_wait(contract, before, decisions, *reports)
+                known[key], move = machine.advance(self._under(contract, before), contract, evaluation, holds)
             if known[key] != before:
                 self._save(known[key])
-            said += self._lapsed(before, contract, now)
-            if move is not None:
-                said += self._moved(known, contract, before, move, evaluation, now)
+            for told in filter(None, (machine.lapsed(before, contract, now), move)):
+                said += self._moved(known, contract, before, told, evaluation, now)
         canaries = [canary for canary in decisions.canaries if canary.contract != name]
+        canaries += [
+            Canary(name, promotion.version, share, promotion.reason, promotion.entered)
+            for promotion in known.values()
+            if (share := share_of(promotion)) is not None
+        ]
         promoted = [entry for entry in decisions.promoted if entry.contract != name]
-        for (_, version), promotion in known.items():
-            if (share := share_of(promotion)) is not None:
-                canaries.append(Canary(name, version, share, promotion.reason, promotion.entered))
-            if promotion.full:
-                promoted.append(Promoted(name, version, promotion.entered))
+        promoted += [Promoted(name, of.version, of.entered) for of in known.values() if of.full]
         rolled = [promotion for promotion in known.values() if promotion.status is PromotionStatus.ROLLED_BACK]
         return changed(decisions, now, canaries=canaries, promoted=promoted), said, rolled
 
@@ -184,30 +185,22 @@ class Promotions:
                 f"`--dry-run-contract {contract}`, or pin slices"
             )
         if order == "start":
-            return self._put(found, [self._begun(contract, version, by, now)], now)
+            return self._put(found, [self._begun(contract, version, by, now)], now, None)
         begun: list[Moved] = []
         if start and (contract, version) not in self._known:
             begun = [self._begun(contract, version, by, now, alone=order != "rollback")]
         before = begun[0][0] if begun else self.of(contract, version)
         if order == "evidence":
-            after = self._admitted(before, found, evidence, now)
-            move, said = None, f"hands over the evidence that the offline gate was open for {version}"
+            if evidence is None:
+                raise OrderError("hand the evidence over, as `kc-otel gate run --evidence` wrote it")
+            offline = machine.admit(before, found, evidence, self._offline_problems, now).offline
+            said = f"hands over the evidence that the offline gate was open for {version}"
+            moved = machine.noted(before, MoveKind.EVIDENCE, by, why, now, said, offline=offline, missing=())
         else:
-            latest = self.latest(contract)
-            after, move, said = machine.ordered(before, found, order, by, why, latest, now, stage)
+            moved = machine.ordered(before, found, order, by, why, self.latest(contract), now, stage)
         if order == "rollback":
             begun = []  # it was not on its way: no start is written
-        message = f"{by} {said}" + f": {why}" * bool(why.strip())
-        return self._put(found, [*begun, (after, move)], now, order, message, by=by, why=why, record=evidence)
-
-    def _admitted(
-        self, before: Promotion, contract: Contract, evidence: Mapping[str, Any] | None, now: float
-    ) -> Promotion:
-        if evidence is None:
-            raise OrderError("hand the evidence over, as `kc-otel gate run --evidence` wrote it")
-        if (size := len(json.dumps(evidence))) > _MAX_EVIDENCE_CHARACTERS:
-            raise OrderError(f"the evidence has {size:,} characters; at most {_MAX_EVIDENCE_CHARACTERS:,} are kept")
-        return machine.admit(before, contract, evidence, self._offline_problems, now)
+        return self._put(found, [*begun, moved], now, evidence)
 
     def _begun(self, contract: str, version: str, by: str, now: float, *, alone: bool = True) -> Moved:
         for other in self.all(contract) if alone else ():
@@ -219,25 +212,19 @@ class Promotions:
         return machine.begin(self._contract(contract), version, by, now, previous=previous, failing=failing)
 
     def _put(
-        self, contract: Contract, moved: Sequence[Moved], now: float, order: str = "", message: str = "", *,
-        by: str = "", why: str = "", record: Mapping[str, Any] | None = None,
-    ) -> list[Announcement]:  # fmt: skip
-        """Write moves, each after the one before, and an order that changes something else of the version."""
+        self, contract: Contract, moved: Sequence[Moved], now: float, handed_over: Mapping[str, Any] | None
+    ) -> list[Announcement]:
+        """Write moves, each after the one before, and the offline gate's record that a person hands over."""
         known, said = dict(self._known), list[Announcement]()
         with unit_of_work(self._connection) as unit:
             for after, move in moved:
                 before = known.get((contract.name, after.version))
-                if after == before:
+                if after == before or move is None:
                     continue
                 known[contract.name, after.version] = after
                 self._save(after)
-                if move is not None:
-                    said += self._moved(known, contract, before or after, move, self.latest(contract.name), now)
-                    continue
-                data: dict[str, Any] = (
-                    {} if record is None else {"evidence": self._keep(after, "offline gate", record, now)}
-                )
-                said.append(self._said(after, order, message, now, by=by, why=why, **data))
+                latest = self.latest(contract.name)
+                said += self._moved(known, contract, before or after, move, latest, now, handed_over)
             over = [
                 key for key, of in known.items() if key[0] == contract.name and of.status is not PromotionStatus.RUNNING
             ]
@@ -255,20 +242,23 @@ class Promotions:
         move: PromotionMove,
         evaluation: Evaluation,
         now: float,
+        handed_over: Mapping[str, Any] | None = None,
     ) -> list[Announcement]:
         """Write the event and the evidence of a move; a version that became full replaces the one before."""
         kept = None
-        if move.kind in {MoveKind.FORCE, MoveKind.ROLLBACK} or (
+        if move.kind is MoveKind.EVIDENCE and handed_over is not None:
+            kept = self._keep(before, "offline gate", handed_over, now)
+        elif move.kind in {MoveKind.FORCE, MoveKind.ROLLBACK} or (
             move.kind is MoveKind.ADVANCE and move.before.stage is not Stage.OFFLINE_CI
         ):
             record = step_evidence(contract, before, move, evaluation.verdicts, now)
             kept = self._keep(before, f"{move.kind} from {move.before} to {move.after}", record, now)
-        severity = "warning" if move.kind in {MoveKind.ROLLBACK, MoveKind.FORCE} else "info"
         data = {
-            "from": str(move.before), "to": str(move.after), "share": move.after.share, "evidence": kept,
-            "missing": list(move.decision.missing),
+            "kernel_inference": before.version, "order": move.kind.value, "by": move.by, "why": move.why,
+            "message": move.message, "from": str(move.before), "to": str(move.after), "share": move.after.share,
+            "evidence": kept, "missing": list(move.decision.missing),
         }  # fmt: skip
-        said = [self._said(before, move.kind.value, move.message, now, severity, by=move.by, why=move.why, **data)]
+        said = [self._events.record(contract.name, "promotion", data, now, _SEVERITY.get(move.kind, "info"))]
         if move.kind is MoveKind.REPLACE or move.after.stage is not Stage.FULL:
             return said
         for key, other in sorted(known.items()):
@@ -278,35 +268,6 @@ class Promotions:
                 self._save(known[key])
                 said += self._moved(known, contract, other, gone, Evaluation(now), now)
         return said
-
-    def _overheard(self, before: Promotion, after: Promotion, now: float) -> list[Announcement]:
-        """Write that a version was measured after its roll-back, once."""
-        if after == before:
-            return []
-        self._save(after)
-        message = (
-            f"{after.version} was measured after its rollback (at {moment(now)}): {MEASURED_LATER}; check that every "
-            "serving process asks a router"
-        )
-        return [self._said(after, "serves", message, now, "critical")]
-
-    def _lapsed(self, before: Promotion, contract: Contract, now: float) -> list[Announcement]:
-        """Write that a changed contract ends the approvals of a version for the stages before it, once."""
-        ahead = [stage for stage in before.approved if list(Stage).index(Stage(stage)) > before.position.rank[0]]
-        if before.contract_hash == contract.hash or not ahead:
-            return []
-        message = (
-            f"the approval of {before.version} for {listed(ahead)} has ended: the contract has changed since; "
-            "a person has to approve it again"
-        )
-        return [self._said(before, "lapsed", message, now, "warning")]
-
-    def _said(
-        self, promotion: Promotion, order: str, message: str, now: float, severity: str = "info", *,
-        by: str = "", why: str = "", **data: Any,
-    ) -> Announcement:  # fmt: skip
-        data |= {"kernel_inference": promotion.version, "order": order, "by": by, "why": why, "message": message}
-        return self._events.record(promotion.contract, "promotion", data, now, severity)
 
     def _under(self, contract: Contract, promotion: Promotion) -> Promotion:
         """The promotion, which says what of its evidence was made under another contract, once that has changed."""

@@ -48,8 +48,6 @@ from typing import Final
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from kc_otel.stats.interval import real
-
 Floats = NDArray[np.float64]
 
 BETS: Final[Floats] = np.geomspace(1e-4, 0.9, 16)
@@ -124,4 +122,7 @@ def alarm_level(panes: float, cells: int) -> float:
     Raises:
         ValueError: If either is less than 1.
     """
-    return math.log(real("panes", float(panes), low=1.0) * real("cells", float(cells), low=1.0))
+    for name, value in (("panes", panes), ("cells", cells)):
+        if not 1.0 <= value < math.inf:
+            raise ValueError(f"{name}: {float(value)!r} is not a finite number of at least 1")
+    return math.log(panes * cells)

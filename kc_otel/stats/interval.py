@@ -9,20 +9,11 @@ with its upper edge in an upper bound, so the probabilities hold whatever the va
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Final, TypeVar, cast
 
 import numpy as np
 from numpy.typing import NDArray
-
-_ROUNDING_ERROR: Final = 1e-12
-"""Distance beyond the end of its range at which a number still counts as that end: more than sums of floats err by."""
-_OPPOSITE: Final = {"upper": "lower", "lower": "upper", "min": "max", "max": "min", "above": "below", "below": "above"}
-
-_Either = TypeVar("_Either")
-"""An `Interval`, or many of them in columns."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -166,57 +157,45 @@ def nothing(method: str) -> Interval:
     return Interval(math.nan, -math.inf, math.inf, 0, method, "no observations")
 
 
-def affine(interval: _Either, scale: float, offset: float = 0.0) -> _Either:
-    """Interval of `scale * statistic + offset`; a negative scale swaps the sides.
-
-    Each side keeps its error probability and what the note says of it, in the statistic's unit. For a negative scale
-    the new lower side has that of the old upper side.
-
-    Raises:
-        ValueError: If the scale is zero or either number is not finite.
-    """
-    if not math.isfinite(scale) or scale == 0.0:
-        raise ValueError(f"scale: {scale!r} is not a finite number other than 0")
-    if not math.isfinite(offset):
-        raise ValueError(f"offset: {offset!r} is not a finite number")
-    known: Any = interval
-    estimate, *ends = (side * scale + offset for side in (known.estimate, known.lower, known.upper))
-    lower, upper = ends if scale > 0 else ends[::-1]
-    one = isinstance(known.note, str)
-    notes = {said: _in_unit(said, scale, offset) for said in ({known.note} if one else set(known.note))}
-    note = notes[known.note] if one else [notes[said] for said in known.note]
-    return cast("_Either", replace(known, estimate=estimate, lower=lower, upper=upper, note=note))
-
-
-def _in_unit(note: str, scale: float, offset: float) -> str:
-    """Return a note on values as one on `scale * value + offset`; a negative scale swaps the sides."""
-
-    def word(said: str) -> str:
-        return said if scale > 0 else _OPPOSITE[said]
-
-    def end(said: str) -> str:
-        return f"{float(said) * scale + offset:.4g}"
-
-    def ends(said: re.Match[str]) -> str:
-        low, high = (said[1], said[2]) if scale > 0 else (said[2], said[1])
-        return f"cut to [{end(low)}, {end(high)}]"
-
-    note = re.sub(r"\b(upper|lower)(?= bounds?\b)", lambda said: word(said[1]), note)
-    note = re.sub(r"\b(min|max)\(value, (\S+)\)", lambda said: f"{word(said[1])}(value, {end(said[2])})", note)
-    note = re.sub(r"\b(above|below) (\S+)(?=: no )", lambda said: f"{word(said[1])} {end(said[2])}", note)
-    return re.sub(r"\bcut to \[(\S+), (\S+)\]", ends, note)
-
-
-def real(name: str, value: float, *, low: float = 0.0, high: float = math.inf, what: str = "a finite number") -> float:
-    """Return the number if it lies in [low, high]; a rounding error beyond an end is that end."""
-    if not (math.isfinite(value) and low - _ROUNDING_ERROR <= value <= high + _ROUNDING_ERROR):
-        within = f"of at least {low:g}" if high == math.inf else f"in [{low:g}, {high:g}]"
-        raise ValueError(f"{name}: {value!r} is not {what} {within}")
-    return min(max(value, low), high)
-
-
 def level(name: str, value: float) -> float:
     """Return an error probability if it lies strictly between 0 and 1."""
     if not 0.0 < value < 1.0:
         raise ValueError(f"{name}: {value!r} is not strictly between 0 and 1; write an error probability such as 0.01")
     return float(value)
+
+
+@dataclass(frozen=True, slots=True)
+class Holm:
+    """Decision of Holm's procedure.
+
+    Attributes:
+        level: Level at which every cell was judged: a cell failed exactly if it fails at this level, so its lower bound
+            at this level is the one to show.
+        failed: Whether each cell failed, in the order given.
+    """
+
+    level: float
+    failed: tuple[bool, ...]
+
+
+def holm(p_values: Sequence[float], alpha: float) -> Holm:
+    """Holm's step-down procedure over m cells by their p-values: the chance of any false FAIL is at most alpha.
+
+    All cells are tested at alpha/m; with k of them failed, the rest are tested again at alpha/(m - k), until nothing
+    more fails. No assumption on how cells depend on each other is needed. The cells that fail are those with p <=
+    alpha/(m - K), K their number, which is why one level (`Holm.level`) describes all of them.
+
+    Source: Holm 1979, A Simple Sequentially Rejective Multiple Test Procedure.
+
+    Raises:
+        ValueError: If alpha is not in (0, 1) or a p-value is not in [0, 1].
+    """
+    level("alpha", alpha)
+    for index, value in enumerate(p_values):
+        if not 0.0 <= value <= 1.0:
+            raise ValueError(f"p_values[{index}]: {value!r} is not a p-value in [0, 1]")
+    failures, left = 0, sorted(p_values)
+    while failures < len(left) and left[failures] <= alpha / (len(left) - failures):
+        failures += 1
+    at = alpha / max(len(left) - failures, 1)
+    return Holm(at, tuple(value <= at for value in p_values))

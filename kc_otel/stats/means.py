@@ -73,6 +73,7 @@ def capped_mean_interval(
     alpha_upper: float,
     cut: bool = False,
     anytime: bool = False,
+    scale: float = 1.0,
 ) -> Interval:
     """`mean_interval` for a quantity that may be unbounded: low, high, cap as in the registry.
 
@@ -87,13 +88,17 @@ def capped_mean_interval(
 
     With `cut` the interval and the estimate are for the mean of the cut value and for nothing else: values beyond the
     cap count as the cap. Another statistic has to limit how often that happens.
+
+    Everything is in units of `scale` times the value, which may be negative.
     """
     if math.isnan(cap) or cap <= 0:
         raise ValueError(f"cap: {cap!r} is not a positive number")
+    if not math.isfinite(scale) or scale == 0.0:
+        raise ValueError(f"scale: {scale!r} is not a finite number other than 0")
     finite_range(max(low, -cap), min(high, cap))
     levels = {"alpha_lower": alpha_lower, "alpha_upper": alpha_upper}
-    range_of = {"low": low, "high": high, "cap": cap, "cut": cut}
-    return of_sample(mean_intervals, sample, nothing(METHOD[anytime]), **levels, **range_of, anytime=anytime)
+    options = {"low": low, "high": high, "cap": cap, "cut": cut, "anytime": anytime, "scale": scale}
+    return of_sample(mean_intervals, sample, nothing(METHOD[anytime]), **levels, **options)
 
 
 def mean_intervals(
@@ -106,8 +111,11 @@ def mean_intervals(
     alpha_upper: float,
     cut: bool = False,
     anytime: bool = False,
+    scale: float = 1.0,
 ) -> IntervalRows:
     """`capped_mean_interval` of each row."""
+    if scale < 0.0:
+        alpha_lower, alpha_upper = alpha_upper, alpha_lower
     floor, ceiling = max(low, -cap), min(high, cap)
     width, known = ceiling - floor, Placement.of(rows, floor, ceiling)
     below = above = np.zeros(rows.total.size)
@@ -125,11 +133,16 @@ def mean_intervals(
     # Every side holds the sample's own mean, and may miss it only by rounding.
     lower = np.maximum(floor, np.minimum(known.least, floor + width * share_below))
     upper = np.minimum(ceiling, np.maximum(known.most, ceiling - width * share_above))
+    lower, upper = np.where(below > 0, -math.inf, lower), np.where(above > 0, math.inf, upper)
+    if scale < 0.0:
+        lower, upper, below, above = upper, lower, above, below
+        low, high, floor, ceiling = high, low, ceiling, floor
+    low, high, floor, ceiling = (scale * end for end in (low, high, floor, ceiling))
     middle = (known.least + known.most) / 2.0
     return IntervalRows(
-        middle if cut else np.where(np.isfinite(rows.sum), rows.sum / rows.total, middle),
-        np.where(below > 0, -math.inf, lower),
-        np.where(above > 0, math.inf, upper),
+        scale * (middle if cut else np.where(np.isfinite(rows.sum), rows.sum / rows.total, middle)),
+        scale * lower,
+        scale * upper,
         rows.total,
         METHOD[anytime],
         [
@@ -178,20 +191,17 @@ def mean_interval(
 
 def note_of(low: float, high: float, floor: float, ceiling: float, below: int = 0, above: int = 0, *, cut: bool) -> str:
     """Return the note on an interval's range, and on the number of observations outside of it."""
-    said = []
-    if cut and ceiling < high:
-        cut_to = f"min(value, {ceiling:g})" if floor == low else f"values cut to [{floor:g}, {ceiling:g}]"
-        said.append(f"for the mean of {cut_to}")
-    elif floor > low and ceiling < high:
-        said.append(f"bounds are for the mean of values cut to [{floor:g}, {ceiling:g}]")
+    said, least, most = [], f"{floor:.4g}", f"{ceiling:.4g}"
+    if floor > low and ceiling < high:
+        said.append(f"{'' if cut else 'bounds are '}for the mean of values cut to [{least}, {most}]")
     elif ceiling < high:
-        said.append(f"the upper bound is for the mean of min(value, {ceiling:g})")
+        said.append(f"{'' if cut else 'the upper bound is '}for the mean of min(value, {most})")
     elif floor > low:
-        said.append(f"the lower bound is for the mean of max(value, {floor:g})")
+        said.append(f"{'' if cut else 'the lower bound is '}for the mean of max(value, {least})")
     if above:
-        said.append(f"{above} observation{'s' * (above != 1)} above {ceiling:g}: no upper bound is claimed")
+        said.append(f"{above} observation{'s' * (above != 1)} above {most}: no upper bound is claimed")
     if below:
-        said.append(f"{below} observation{'s' * (below != 1)} below {floor:g}: no lower bound is claimed")
+        said.append(f"{below} observation{'s' * (below != 1)} below {least}: no lower bound is claimed")
     return "; ".join(said)
 
 

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kc_otel._extras import extra
-from kc_otel.stats.interval import Binned, Interval, affine, finite_range, nothing
+from kc_otel.stats.interval import Binned, Interval, finite_range, nothing
 from kc_otel.stats.interval_rows import HistogramRows, IntervalRows, of_sample
 from kc_otel.stats.means import EVER, METHOD, grid_of, lower_bounds
 
@@ -140,16 +140,16 @@ def two_valued_mean_intervals(
 ) -> IntervalRows:
     """`two_valued_mean_interval` of each row."""
     levels = {"alpha_lower": alpha_lower, "alpha_upper": alpha_upper}
-    share = affine(fraction_intervals(rows, (low + high) / 2.0, **levels, anytime=anytime), high - low, low)
+    share, width = fraction_intervals(rows, (low + high) / 2.0, **levels, anytime=anytime), high - low
     is_low = (rows.lower <= low) & (low <= rows.upper)
     is_high = (rows.lower <= high) & (high <= rows.upper)
     neither = (rows.count * ~(is_low | is_high)).sum(axis=1)
     odd, no_bound = neither > 0, f"observations are neither {low:g} nor {high:g}: no bound is claimed"
     return replace(
         share,
-        estimate=np.where(odd, rows.sum / rows.total, share.estimate),
-        lower=np.where(odd, -math.inf, share.lower),
-        upper=np.where(odd, math.inf, share.upper),
+        estimate=np.where(odd, rows.sum / rows.total, low + width * share.estimate),
+        lower=np.where(odd, -math.inf, low + width * share.lower),
+        upper=np.where(odd, math.inf, low + width * share.upper),
         note=[f"{int(many)} {no_bound}" if many else said for many, said in zip(neither, share.note, strict=True)],
     )
 

@@ -37,7 +37,7 @@ from statistics import NormalDist
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from kc_otel.stats.interval import Binned, Interval, level, nothing, real
+from kc_otel.stats.interval import Binned, Interval, level, nothing
 from kc_otel.stats.interval_rows import HistogramRows
 from kc_otel.stats.means import Placement
 
@@ -187,19 +187,6 @@ def estimated_reward_drift(
     return RewardDriftEstimate(drift, drift - beyond * spread, drift + beyond * spread, int(seen.size))
 
 
-@dataclass(frozen=True, slots=True)
-class Bound:
-    """A number that something does not exceed, or that is enough to keep it so.
-
-    Attributes:
-        value: The number.
-        name: The statement that gave it, such as `Pinsker`.
-    """
-
-    value: float
-    name: str
-
-
 def tv_for_reward_budget(budget: float, reward_range: tuple[float, float]) -> float:
     """The sequence total variation that suffices: `TV_seq <= B / (r_max - r_min)` keeps the reward drift within B.
 
@@ -208,14 +195,9 @@ def tv_for_reward_budget(budget: float, reward_range: tuple[float, float]) -> fl
     Raises:
         ValueError: If the budget is negative or NaN, or `reward_range` is not a range.
     """
-    return min(1.0, real("budget", float(budget)) / width_of(reward_range))
-
-
-def horizon_of(value: int) -> int:
-    """Return a number of steps, if it is a whole number of at least 1."""
-    if isinstance(value, bool) or int(value) != value or value < 1:
-        raise ValueError(f"horizon: {value!r} is not a number of steps; write a whole number of at least 1")
-    return int(value)
+    if not 0.0 <= budget < math.inf:
+        raise ValueError(f"budget: {float(budget)!r} is not a finite number of at least 0")
+    return min(1.0, budget / width_of(reward_range))
 
 
 def width_of(reward_range: tuple[float, float]) -> float:

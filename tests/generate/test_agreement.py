@@ -33,7 +33,7 @@ from kc_otel.generate.prometheus.standalone_rules import standalone_file
 from kc_otel.judge.statistics import clause_interval
 from kc_otel.judge.verdict import Status
 from kc_otel.record.telemetry.accumulate import Accumulator
-from kc_otel.stats import ExponentialHistogram, Interval, affine
+from kc_otel.stats import ExponentialHistogram, Interval
 from kc_otel.stats.histogram import Buckets, union
 from kc_otel.stats.interval import Binned
 from kc_otel.stats.means import Placement, capped_mean_interval, mean_interval
@@ -154,16 +154,21 @@ def interval_to_hold(clause: Clause, contract: Contract, sample: Any) -> Interva
     quantity, scale, offset = clause.quantity, 1.0, 0.0
     if clause.metric in DERIVED:
         scale, offset = factors(clause.metric, contract.assumptions)
+
+    def in_unit(of: Interval) -> Interval:
+        lower, upper = sorted(scale * side + offset for side in (of.lower, of.upper))
+        return replace(of, estimate=scale * of.estimate + offset, lower=lower, upper=upper)
+
     if scale < 0:
         given = {"alpha_lower": levels.upper, "alpha_upper": levels.lower}
     if math.isfinite(quantity.high):
-        return affine(bernstein_interval(sample, low=quantity.low, high=quantity.high, **given), scale, offset)
+        return in_unit(bernstein_interval(sample, low=quantity.low, high=quantity.high, **given))
     cap = clause.cap or quantity.cap
     cut = clause.cap is not None
     sure = capped_mean_interval(sample, low=quantity.low, high=quantity.high, cap=cap, cut=cut, **given)
     low, high = max(quantity.low, -cap), min(quantity.high, cap)
     inside = sample.lower[0] >= low and sample.upper[-1] <= high
-    return affine(bernstein_interval(sample, low=low, high=high, **given) if inside else sure, scale, offset)
+    return in_unit(bernstein_interval(sample, low=low, high=high, **given) if inside else sure)
 
 
 def bernstein_interval(sample: Binned, *, low: float, high: float, alpha_lower: float, alpha_upper: float) -> Interval:

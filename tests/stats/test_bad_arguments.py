@@ -10,8 +10,6 @@ import pytest
 from kc_otel.stats import (
     Binned,
     ExponentialHistogram,
-    Interval,
-    affine,
     capped_mean_interval,
     estimated_gradient_bias,
     estimated_reward_drift,
@@ -33,7 +31,6 @@ UNIT = {"low": 0.0, "high": 1.0}
 SOME = Binned.of_samples(np.array([0.1, 0.2]))
 NAN = Binned(np.array([0.1, math.nan]), np.array([0.2, 0.3]), np.array([1, 1]), 2, 0.4, math.nan, math.nan)
 TURNED = Binned(np.array([0.3]), np.array([0.2]), np.array([1]), 1, 0.4, math.nan, math.nan)
-HALF = Interval(0.5, 0.4, 0.6, 10, "m")
 
 
 def bias(size=5, **change):
@@ -61,9 +58,8 @@ def bias(size=5, **change):
         (lambda: quantile_interval(TURNED, 0.5, **LEVELS), "sample: bin 0"),
         (lambda: fraction_interval(TURNED, 0.5, **LEVELS), "sample: bin 0"),
         (lambda: maximum_interval(TURNED), "sample: bin 0"),
-        (lambda: affine(HALF, 0.0), r"scale: 0\.0"),
-        (lambda: affine(HALF, math.inf), "scale: inf"),
-        (lambda: affine(HALF, 1.0, math.nan), "offset: nan"),
+        (lambda: capped_mean_interval(SOME, low=0, high=9, cap=9, scale=0.0, **LEVELS), r"scale: 0\.0"),
+        (lambda: capped_mean_interval(SOME, low=0, high=9, cap=9, scale=math.inf, **LEVELS), "scale: inf"),
         (lambda: support_deficit(SOME, cap=1.0, **LEVELS), "cap: 1.0"),
         (lambda: support_deficits(HistogramRows.of(SOME), cap=1.0, highest=None, **LEVELS), "cap: 1.0"),
         (lambda: support_deficit(SOME, highest=0.5, **LEVELS), "highest: 0.5"),

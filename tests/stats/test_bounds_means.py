@@ -230,3 +230,28 @@ def test_what_lies_beyond_a_cap_counts_as_the_cap_where_that_is_the_claim():
     assert (got.lower, got.estimate, got.upper) == pytest.approx((cut.lower, cut.estimate, cut.upper))
     assert got.note == "for the mean of min(value, 2)"
     assert capped_mean_interval(Binned.of_samples(x), **claim).upper == math.inf
+
+
+@given(signed_samples, st.floats(0.1, 10))
+def test_a_scaled_mean_has_scaled_sides_and_a_negative_scale_swaps_them(x, scale):
+    sample, levels = Binned.of_samples(x), {"low": -math.inf, "high": math.inf, "cap": 25.0}
+    plain, up = (capped_mean_interval(sample, **levels, **LEVELS, scale=by) for by in (1.0, scale))
+    down = capped_mean_interval(sample, **levels, alpha_lower=0.05, alpha_upper=0.01, scale=-scale)
+    sides = np.array([plain.lower, plain.estimate, plain.upper])
+    assert [up.lower, up.estimate, up.upper] == pytest.approx(scale * sides)
+    assert [down.lower, down.estimate, down.upper] == pytest.approx(-scale * sides[::-1])
+
+
+@pytest.mark.parametrize(
+    ("value", "low", "scale", "note"),
+    [
+        (1.0, 0.0, 2.0, "the upper bound is for the mean of min(value, 10)"),
+        (1.0, 0.0, -2.0, "the lower bound is for the mean of max(value, -10)"),
+        (6.0, 0.0, -1.0, "9 observations below -5: no lower bound is claimed"),
+        (1.0, -math.inf, -2.0, "bounds are for the mean of values cut to [-10, 10]"),
+    ],
+)
+def test_the_note_on_a_scaled_mean_is_in_its_unit(value, low, scale, note):
+    """A cap from above is one from below after a change of sign."""
+    sample = Binned.of_samples(np.full(9, value))
+    assert capped_mean_interval(sample, low=low, high=math.inf, cap=5.0, **LEVELS, scale=scale).note.endswith(note)

@@ -1,4 +1,4 @@
-"""Intervals for quantiles, fractions and the maximum, and their linear transforms."""
+"""Intervals for quantiles, fractions and the maximum."""
 
 from __future__ import annotations
 
@@ -13,8 +13,6 @@ from scipy import stats
 from kc_otel.stats import (
     Binned,
     Interval,
-    affine,
-    capped_mean_interval,
     fraction_interval,
     maximum_interval,
     mean_interval,
@@ -120,27 +118,6 @@ def test_maximum_of_a_window_is_known_to_its_bucket(histogram_of):
     got = maximum_interval(window.binned())
     assert got.lower == pytest.approx(2 ** (25 / 16))
     assert got.upper == got.estimate == pytest.approx(2 ** (26 / 16))
-
-
-@given(st.floats(0.1, 10), st.floats(-10, 10))
-def test_affine_scales_and_swaps(scale, offset):
-    interval = Interval(1.0, 0.5, 2.0, 7, "m", "n")
-    up, down = affine(interval, scale, offset), affine(interval, -scale, offset)
-    assert (up.lower, up.estimate, up.upper) == (0.5 * scale + offset, scale + offset, 2.0 * scale + offset)
-    assert (down.lower, down.estimate, down.upper) == (-2.0 * scale + offset, offset - scale, -0.5 * scale + offset)
-    assert (up.samples, up.method, up.note) == (7, "m", "n")
-    assert affine(Interval(1.0, 0.5, math.inf, 7, "m"), -1.0, 1.0).lower == -math.inf
-
-
-def test_affine_says_of_each_side_what_is_true_of_it():
-    """In the statistic's unit: a cut is scaled, and one from above is one from below after a change of sign."""
-    capped = capped_mean_interval(Binned.of_samples(np.ones(9)), low=0.0, high=math.inf, cap=5.0, **LEVELS)
-    assert affine(capped, 2.0, 1.0).note == "the upper bound is for the mean of min(value, 11)"
-    assert affine(capped, -2.0).note == "the lower bound is for the mean of max(value, -10)"
-    beyond = capped_mean_interval(Binned.of_samples(np.full(9, 6.0)), low=0.0, high=math.inf, cap=5.0, **LEVELS)
-    assert affine(beyond, -1.0).note.endswith("below -5: no lower bound is claimed")
-    both = capped_mean_interval(Binned.of_samples(np.ones(9)), low=-math.inf, high=math.inf, cap=5.0, **LEVELS)
-    assert affine(both, -2.0, 1.0).note == "bounds are for the mean of values cut to [-9, 11]"
 
 
 @given(st.integers(0, 400), st.integers(1, 400), st.sampled_from([(0.0, 1.0), (-2.0, 3.0)]))

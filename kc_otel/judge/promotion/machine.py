@@ -16,7 +16,7 @@ from typing import Any, Final
 
 from kc_otel.contract.model import Contract
 from kc_otel.contract.policy import PromotionTerms
-from kc_otel.contract.words import listed, moment, place
+from kc_otel.contract.words import MEASURED_LATER, listed, moment, place
 from kc_otel.judge.promotion.gate_evidence import EvidenceError, SectionProblems, verify_record
 from kc_otel.judge.promotion.stages import (
     Decision,
@@ -59,7 +59,7 @@ def begin(
         proof_from=_rolled_back_at(previous),
     )  # fmt: skip
     tally = _tally_from(now, failing=previous is not None and failing)
-    return _moved(promotion, MoveKind.START, first, now, message, by=by, tally=tally)
+    return _moved(promotion, MoveKind.START, now, message, position=first, by=by, tally=tally)
 
 
 def advance(promotion: Promotion, contract: Contract, evaluation: Evaluation, holds: Iterable[str]) -> Moved:
@@ -81,7 +81,7 @@ def advance(promotion: Promotion, contract: Contract, evaluation: Evaluation, ho
         decision = _offline(promotion, asked)
     else:
         gate = GateSpec.of(contract, promotion.position.stage, unjudged)
-        tally, decision = decide(gate, promotion.version, promotion.tally, [evaluation], asked, now)
+        tally, decision = decide(gate, promotion.version, promotion.tally, [evaluation], asked)
         promotion = replace(promotion, tally=tally)
     if decision.outcome is GateOutcome.ROLLBACK:
         said = f"{promotion.version} is rolled back from {promotion.position}: {'; '.join(decision.missing)}"
@@ -100,7 +100,7 @@ def advance(promotion: Promotion, contract: Contract, evaluation: Evaluation, ho
     message += "the offline gate is open" if offline else shown
     if unjudged and not offline:
         message += f"; nothing says which version {listed(unjudged)} {'are' if len(unjudged) > 1 else 'is'} of"
-    return _moved(promotion, MoveKind.ADVANCE, following, now, message, decision, tally=_tally_from(now))
+    return _moved(promotion, MoveKind.ADVANCE, now, message, decision, position=following, tally=_tally_from(now))
 
 
 def next_position(promotion: Promotion, terms: PromotionTerms) -> Position | None:
@@ -108,22 +108,39 @@ def next_position(promotion: Promotion, terms: PromotionTerms) -> Position | Non
     return next((position for position in path_of(terms) if position.rank > promotion.position.rank), None)
 
 
-def overheard(promotion: Promotion, newest: float, contract: Contract, now: float) -> Promotion:
+def lapsed(promotion: Promotion, contract: Contract, now: float) -> PromotionMove | None:
+    """Say, once, that a changed contract ends the approvals of a version for the stages before it."""
+    ahead = [stage for stage in promotion.approved if list(Stage).index(Stage(stage)) > promotion.position.rank[0]]
+    if promotion.contract_hash == contract.hash or not ahead:
+        return None
+    message = (
+        f"the approval of {promotion.version} for {listed(ahead)} has ended: the contract has changed since; "
+        "a person has to approve it again"
+    )
+    return _moved(promotion, MoveKind.LAPSED, now, message)[1]
+
+
+def overheard(promotion: Promotion, newest: float, contract: Contract, now: float) -> Moved:
     """The promotion of a version that was rolled back, with since when it is known to be measured later.
 
     Silence afterwards does not show that it serves nobody: this lasts until a person rolls it back again or starts it.
     For a heartbeat, and a window at least, long answers and a backlog from before the roll-back are measured: a backlog
     may last longer. `newest` is the time of its newest observation.
     """
-    later = newest > promotion.entered + contract.observability.late
-    return replace(promotion, seen_serving=now) if later and promotion.seen_serving is None else promotion
+    if promotion.seen_serving is not None or newest <= promotion.entered + contract.observability.late:
+        return promotion, None
+    message = (
+        f"{promotion.version} was measured after its rollback (at {moment(now)}): {MEASURED_LATER}; check that every "
+        "serving process asks a router"
+    )
+    return _moved(promotion, MoveKind.SERVES, now, message, seen_serving=now)
 
 
 def replaced(promotion: Promotion, version: str, now: float) -> Moved:
     """Another version has become the one that serves everything."""
     message = f"{promotion.version} is replaced by {version}"
     status = PromotionStatus.REPLACED
-    return _moved(promotion, MoveKind.REPLACE, promotion.position, now, message, status=status)
+    return _moved(promotion, MoveKind.REPLACE, now, message, position=promotion.position, status=status)
 
 
 def share_of(promotion: Promotion) -> float | None:
@@ -138,8 +155,8 @@ def share_of(promotion: Promotion) -> float | None:
 def ordered(
     promotion: Promotion, contract: Contract, order: str, by: str, why: str, latest: Evaluation, now: float,
     stage: Stage | None = None,
-) -> tuple[Promotion, PromotionMove | None, str]:  # fmt: skip
-    """Carry out a person's order about a promotion; says what it does where it makes no move."""
+) -> Moved:  # fmt: skip
+    """Carry out a person's order about a promotion."""
     if order in {"approve", "force"} and stage is None:
         raise OrderError(f"name the stage to {order}")
     if order in {"hold", "force", "rollback"} and not why.strip():
@@ -156,9 +173,9 @@ def ordered(
         case "rollback", _:
             where = " again" if again else f" from {promotion.position}" if promotion.started < now else ""
             message = f"{by} rolls {version} back{where}: {why}"
-            return *_rolled_back(promotion, now, message, by=by, why=why), ""
+            return _rolled_back(promotion, now, message, by=by, why=why)
         case "force", Stage():
-            return *_forced(promotion, contract, stage, by, why, latest, now), ""
+            return _forced(promotion, contract, stage, by, why, latest, now)
         case "approve", Stage():
             changes, said = _approved(promotion, contract, stage), f"lets {version} into {stage}"
         case "hold", _:
@@ -169,7 +186,12 @@ def ordered(
             changes, said = {"hold": None}, f"lets {version} go on"
         case _:
             raise OrderError(f"{order!r} is no order")
-    return replace(promotion, **changes), None, said
+    return noted(promotion, MoveKind(order), by, why, now, said, **changes)
+
+
+def noted(before: Promotion, kind: MoveKind, by: str, why: str, now: float, said: str, **changes: Any) -> Moved:
+    """A person changes something of a version that stays where it is."""
+    return _moved(before, kind, now, f"{by} {said}" + f": {why}" * bool(why.strip()), by=by, why=why, **changes)
 
 
 def _approved(promotion: Promotion, contract: Contract, stage: Stage) -> dict[str, Any]:
@@ -195,7 +217,7 @@ def _forced(
     failing = latest.fails(promotion.version)
     tally = _tally_from(now, failing=failing)
     status = PromotionStatus.RUNNING
-    return _moved(forced, MoveKind.FORCE, target, now, message, by=by, why=why, tally=tally, status=status)
+    return _moved(forced, MoveKind.FORCE, now, message, position=target, by=by, why=why, tally=tally, status=status)
 
 
 def _tally_from(now: float, *, failing: bool = False) -> Tally:
@@ -204,27 +226,27 @@ def _tally_from(now: float, *, failing: bool = False) -> Tally:
 
 
 def _moved(
-    before: Promotion, kind: MoveKind, position: Position, now: float, message: str, decision: Decision | None = None,
-    *, by: str = "", why: str = "", **changes: Any,
+    before: Promotion, kind: MoveKind, now: float, message: str, decision: Decision | None = None, *,
+    position: Position | None = None, by: str = "", why: str = "", **changes: Any,
 ) -> Moved:  # fmt: skip
-    """The promotion in another position, which waits for nothing yet, and the move, by its gate or by a person."""
+    """The promotion afterwards, and the move; in another position it waits for nothing yet."""
     if decision is None:
         decision = Decision(GateOutcome.WAIT, before.position.stage, before.tally.passed, before.missing)
     if kind in {MoveKind.ADVANCE, MoveKind.FORCE} and before.elsewhere:
         message += f"; {before.elsewhere}"
-    after = replace(
-        before, position=position, entered=now, missing=(), reason=message,
-        seen_serving=None, **changes,
-    )  # fmt: skip
-    move = PromotionMove(kind, before.position, position, now, decision, by, why, before.tally.failed, message)
-    return after, move
+    if position is not None:
+        changes |= {"position": position, "entered": now, "missing": (), "reason": message, "seen_serving": None}
+    after = replace(before, **changes)
+    return after, PromotionMove(
+        kind, before.position, after.position, now, decision, by, why, before.tally.failed, message
+    )
 
 
 def _rolled_back(
     before: Promotion, now: float, message: str, decision: Decision | None = None, *, by: str = "", why: str = ""
 ) -> Moved:
     return _moved(
-        before, MoveKind.ROLLBACK, _RESET_TO, now, message, decision, by=by, why=why,
+        before, MoveKind.ROLLBACK, now, message, decision, position=_RESET_TO, by=by, why=why,
         status=PromotionStatus.ROLLED_BACK, tally=Tally(), offline="", approved=(), hold=None, elsewhere="", short="",
     )  # fmt: skip
 

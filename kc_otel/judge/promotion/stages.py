@@ -12,14 +12,12 @@ they share no data, or one good minute would open a gate of three.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from kc_otel.contract.model import Contract
 from kc_otel.contract.policy import PromotionTerms, shown_share
-from kc_otel.contract.units import format_duration
-from kc_otel.judge.statistics import samples_needed
 from kc_otel.judge.verdict import Evaluation, Status, Verdict
 
 
@@ -52,33 +50,26 @@ class GateSpec:
     stage: Stage
     windows: int
     """Consecutive ones without shared data in which every cell is PASS."""
-    window: float
-    """Length of the short window, seconds; 0 for offline stages, where each evaluation is a window."""
-    long_window: float
     cells: tuple[tuple[str, str], ...]
     """(clause, slice) pairs that have to be PASS; others are looked at only for FAIL."""
+    window: float = 0.0
+    """Length of the short window, seconds; 0 for the offline stage, where each evaluation is a window."""
+    long_window: float = 0.0
     failure_limit: int = 1
     """Windows without shared data in which something FAILs, until the version is rolled back."""
-    needed: Mapping[str, int] = field(default_factory=dict)
-    """Observations below which a clause cannot pass, by its id, for the explanation of what is missing."""
 
     @classmethod
     def of(cls, contract: Contract, stage: Stage, unjudged: Collection[str] = ()) -> GateSpec:
         """The gate that asks for every clause of a contract that is not `unjudged`, on all traffic and every slice."""
-        offline, watched, terms = stage is Stage.OFFLINE_CI, contract.observability, contract.promotion
+        watched, terms = contract.observability, contract.promotion
+        judged = (clause for clause in contract.clauses if clause.id not in unjudged)
         return cls(
             stage=stage,
             windows=terms.windows,
-            window=0.0 if offline else watched.window,
-            long_window=0.0 if offline else max(watched.window, watched.long_window),
-            cells=tuple(
-                (clause.id, slice)
-                for clause in contract.clauses
-                if clause.id not in unjudged
-                for slice in contract.slices_for(clause)
-            ),
+            cells=tuple((clause.id, slice) for clause in judged for slice in contract.slices_for(clause)),
+            window=watched.window,
+            long_window=max(watched.window, watched.long_window),
             failure_limit=terms.failure_limit,
-            needed={clause.id: samples_needed(clause, watched) for clause in contract.clauses},
         )
 
 
@@ -104,14 +95,14 @@ class Decision:
 
 
 def decide(
-    gate: GateSpec, version: str, tally: Tally, evaluations: Iterable[Evaluation], holds: Iterable[str], now: float
+    gate: GateSpec, version: str, tally: Tally, evaluations: Iterable[Evaluation], holds: Iterable[str]
 ) -> tuple[Tally, Decision]:
     """Return the tally after further evaluations, oldest first, and the decision if a kernel version leaves its stage.
 
     Rollback once the version had a FAIL in as many windows of the stage as the gate bears, held or not. Else wait while
     anything is missing. Else advance; a version in the last stage stays there.
     """
-    failed, own = dict[tuple[str, str, str], str](), None
+    failed, own = dict[tuple[str, str, str], str](), Evaluation(0.0)
     for evaluation in evaluations:
         own = evaluation.of_kernel(version)
         tally = _counted(gate, tally, own)
@@ -124,12 +115,7 @@ def decide(
         reasons = tuple(said for _, said in sorted(failed.items()))
         return tally, Decision(GateOutcome.ROLLBACK, Stage.OFFLINE_CI, 0, reasons)
     windows = min(tally.passed, gate.windows)
-    missing = [f"held: {reason}" for reason in holds]
-    if own is None or now - own.at > gate.window > 0:
-        within = f" in the last {format_duration(gate.window)}" if gate.window else ""
-        missing.append(f"no evaluation of {version}{within}")
-    else:
-        missing += _missing(gate, own)
+    missing = [*(f"held: {reason}" for reason in holds), *_missing(gate, own)]
     if windows < gate.windows:
         missing.append(f"{windows} of {gate.windows} consecutive windows have passed")
     following = gate.stage.next
@@ -163,12 +149,11 @@ def _missing(gate: GateSpec, evaluation: Evaluation) -> list[str]:
         if not verdicts:
             missing.append(f"{clause} on {slice}: no verdict yet")
             continue
-        needed = gate.needed.get(clause, 1)
-        missing += [_said(verdict, needed) for verdict in verdicts if verdict.status is not Status.PASS]
+        missing += [_said(verdict) for verdict in verdicts if verdict.status is not Status.PASS]
     return missing
 
 
-def _said(verdict: Verdict, needed: int = 0) -> str:
+def _said(verdict: Verdict) -> str:
     cell = verdict.cell
     said = f"{cell.clause} on {cell.slice}: {verdict.status}"
     if verdict.status is Status.NO_DATA:
@@ -177,10 +162,8 @@ def _said(verdict: Verdict, needed: int = 0) -> str:
         return f"{cell.clause} on {cell.slice}: {verdict.reason}"
     if verdict.status is Status.FAIL and not verdict.lower > verdict.limit:  # not by its interval
         return f"{said}, {verdict.reason}"
-    said += f", between {verdict.lower:.4g} and {verdict.upper:.4g} against a limit of {verdict.limit:.4g}"
-    if verdict.samples < needed:
-        return f"{said}, {needed - verdict.samples:,} more samples are needed before it can pass"
-    return f"{said}, from {verdict.samples:,} samples"
+    bounds = f"between {verdict.lower:.4g} and {verdict.upper:.4g} against a limit of {verdict.limit:.4g}"
+    return f"{said}, {bounds}, from {verdict.samples:,} samples"
 
 
 @dataclass(frozen=True, slots=True)
@@ -237,13 +220,21 @@ class PromotionStatus(StrEnum):
 
 
 class MoveKind(StrEnum):
-    """Reason for a move."""
+    """What happens to a version: it moves, a person's order changes something else of it, or something is noticed."""
 
     START = "start"
     ADVANCE = "advance"
     FORCE = "force"
     ROLLBACK = "rollback"
     REPLACE = "replace"
+    EVIDENCE = "evidence"
+    APPROVE = "approve"
+    HOLD = "hold"
+    RESUME = "resume"
+    LAPSED = "lapsed"
+    """Its approvals ended with the contract that they were given under."""
+    SERVES = "serves"
+    """It was measured after its roll-back."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -317,7 +308,7 @@ class Promotion:
 
 @dataclass(frozen=True, slots=True)
 class PromotionMove:
-    """Move of a version from one position to another, which traffic, hooks, evidence and events follow."""
+    """Change of a version, from one position to another or to the same, which traffic, evidence and events follow."""
 
     kind: MoveKind
     before: Position

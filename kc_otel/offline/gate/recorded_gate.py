@@ -18,7 +18,6 @@ from kc_otel.contract.model import Contract
 from kc_otel.contract.slices import Scalar
 from kc_otel.contract.words import did_you_mean
 from kc_otel.judge.promotion.stages import Decision, GateOutcome, GateSpec, Stage, Tally, decide
-from kc_otel.judge.statistics import samples_needed
 from kc_otel.judge.verdict import Evaluation
 from kc_otel.offline.gate.copies import first_of_each
 from kc_otel.offline.gate.recorded_verdicts import RecordingVerdicts, UnjudgedClause, by_contract, judge, recordable
@@ -186,10 +185,7 @@ def gate_decision(
     gate = GateSpec(
         stage=Stage.OFFLINE_CI,
         windows=len(judged),
-        window=0.0,
-        long_window=0.0,
         cells=tuple((clause.id, slice) for clause in clauses for slice in slices),
-        needed={clause.id: samples_needed(clause, contract.observability) for clause in clauses},
     )
     holds = [f"logits of {result.unreadable:,} tokens are not numbers" for result in judged if result.unreadable]
     if not terms.require:
@@ -200,7 +196,7 @@ def gate_decision(
             if clause.id not in judgeable and recordable(clause)
         ]
     evaluations = [Evaluation(now, result.verdicts) for result in judged]
-    return decide(gate, version, Tally(), evaluations, holds, now)[1]
+    return decide(gate, version, Tally(), evaluations, holds)[1]
 
 
 def not_judged(judged: Sequence[RecordingVerdicts]) -> tuple[UnjudgedClause, ...]:

@@ -35,7 +35,7 @@ _ERRORS: Final[dict[int | str, dict[str, Any]]] = {
 _MAX_ORDER_BYTES: Final = 64 * 1024
 """Bytes of anything that people say."""
 _MAX_EVIDENCE_BYTES: Final = 40 * 1024 * 1024
-"""Bytes of an order with a gate's evidence in it, of which promotions keep 32 Mi characters."""
+"""Bytes of an order with a gate's evidence in it; that of 100 clauses on 500 slices has some 17 million."""
 _MAX_DIAGNOSIS_BYTES: Final = 4 * 1024 * 1024
 """Bytes of what locate or remedy found, every boundary of a model of a hundred layers among it."""
 _MAX_BYTES_BY_PATH: Final = {"/api/v1/promotions/": _MAX_EVIDENCE_BYTES, "/api/v1/incidents/": _MAX_DIAGNOSIS_BYTES}

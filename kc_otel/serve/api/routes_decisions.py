@@ -350,8 +350,6 @@ class PromotionView(View):
     failure_limit: int
     next: str | None
     """Position that the next step leads to; null where there is none."""
-    next_share: float | None
-    """Share of the requests that it would serve there."""
     path: list[str]
     """Every position that a version passes under this contract."""
     missing: list[str]
@@ -462,6 +460,5 @@ def _promotion(core: Core, promotion: Promotion) -> PromotionView:
         failed_windows=promotion.tally.failed,
         failure_limit=terms.failure_limit,
         next=None if following is None else str(following),
-        next_share=None if following is None else following.share,
         path=[str(position) for position in path],
     )

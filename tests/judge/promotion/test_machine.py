@@ -47,8 +47,7 @@ def round_of(make_verdict):
 
 def tell(promotion, terms, order, why="", now=0.0, latest=None, **more):
     """The promotion after an order of ada's, and its move."""
-    after, move, _ = ordered(promotion, terms, order, "ada", why, latest or Evaluation(now), now, **more)
-    return after, move
+    return ordered(promotion, terms, order, "ada", why, latest or Evaluation(now), now, **more)
 
 
 def run(promotion, contract, round_of, script, holds=()):

@@ -110,7 +110,7 @@ def test_evidence_of_something_else_opens_nothing(contract, promotion, evidence)
     plain = {name: value for name, value in record.items() if name != "offline"}
     with pytest.raises(OrderError, match="is of stage offline-ci; give the evidence that the offline"):
         admit(promotion, contract, sealed(plain), section_problems, NOW)
-    forced, *_ = ordered(promotion, contract, "force", "ada", "hurry", Evaluation(1.0), 1.0, Stage.SHADOW)
+    forced, _ = ordered(promotion, contract, "force", "ada", "hurry", Evaluation(1.0), 1.0, Stage.SHADOW)
     with pytest.raises(OrderError, match="is not in offline-ci but in shadow"):
         admit(forced, contract, record, section_problems, NOW)
 
@@ -118,7 +118,7 @@ def test_evidence_of_something_else_opens_nothing(contract, promotion, evidence)
 def test_evidence_from_before_a_roll_back_opens_nothing(contract, promotion, evidence):
     record = evidence(0.01)  # of 1e9
     for rolled_at in (1e9 - 1.0, 1e9 + 1.0):
-        back, *_ = ordered(promotion, contract, "rollback", "ada", "broken tables", Evaluation(0.0), rolled_at)
+        back, _ = ordered(promotion, contract, "rollback", "ada", "broken tables", Evaluation(0.0), rolled_at)
         again, _ = begin(contract, promotion.version, "ada", rolled_at + 5.0, previous=back)
         if rolled_at < 1e9:
             assert admit(again, contract, record, section_problems, NOW).offline

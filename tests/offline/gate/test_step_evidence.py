@@ -133,11 +133,11 @@ def records(terms, round_of, make_verdict):
     beside = [make_verdict("FAIL", at=300.0, version="other"), make_verdict("NO_DATA", slice="other", at=300.0)]
     onward, step = advance(started, terms, Evaluation(300.0, (*round_of(300.0), *beside)), ())
     found = {"advance": step_evidence(terms, started, step, [*round_of(300.0), *beside], 300.0)}
-    _, forced, _ = ordered(started, terms, "force", "ada", "the launch", Evaluation(5.0), 5.0, Stage.CANARY)
+    _, forced = ordered(started, terms, "force", "ada", "the launch", Evaluation(5.0), 5.0, Stage.CANARY)
     found["force"] = step_evidence(terms, started, forced, (), 5.0)
     _, back = advance(onward, terms, Evaluation(301.0, tuple(round_of(301.0, "FAIL"))), ())
     found["rollback"] = step_evidence(terms, onward, back, round_of(301.0, "FAIL"), 301.0)
-    _, taken, _ = ordered(onward, terms, "rollback", "ada", "wrong weights", Evaluation(302.0), 302.0)
+    _, taken = ordered(onward, terms, "rollback", "ada", "wrong weights", Evaluation(302.0), 302.0)
     found["by a person"] = step_evidence(terms, onward, taken, round_of(302.0), 302.0)
     return found
 
