@@ -31,8 +31,7 @@ from kc_otel.judge.series import LONG, SHORT, Listening, SeriesContent
 from kc_otel.judge.statistics import clause_interval, intervals_of_rows, measurable, metric_name, opposite_name
 from kc_otel.judge.verdict import Cell, Status, Verdict
 from kc_otel.judge.verdicts import WINDOWS, Evidence, Terms, Verdicts, Window, alpha_of, place_of, unjudged
-from kc_otel.stats import Binned, ExponentialHistogram, Interval
-from kc_otel.stats.histogram import Histogram
+from kc_otel.stats import Binned, Histogram, Interval
 from kc_otel.stats.histogram_columns import HistogramColumns
 from kc_otel.stats.interval_rows import HistogramRows, IntervalRows, rows_of
 
@@ -403,7 +402,7 @@ class _FollowedGroup(_Group):
 
 def _sample(own: Histogram | None, *opposite: Histogram | None) -> Binned:
     """Observations of a cell, with those that bound it from the other side."""
-    sample = (own or ExponentialHistogram.empty(0)).binned()
+    sample = (own or Histogram.empty(0)).binned()
     return replace(sample, opposite=_sample(*opposite)) if opposite else sample
 
 

@@ -25,7 +25,7 @@ from kc_otel._extras import lazy
 if TYPE_CHECKING:
     from kc_otel.stats.e_detector import EDetector
     from kc_otel.stats.gradient_estimates import GradientBias, estimated_gradient_bias
-    from kc_otel.stats.histogram import Buckets, ExponentialHistogram
+    from kc_otel.stats.histogram import Buckets, Histogram
     from kc_otel.stats.interval import Binned, Interval, affine
     from kc_otel.stats.means import capped_mean_interval, mean_interval, support_deficit
     from kc_otel.stats.multiplicity import Holm, holm
@@ -40,16 +40,35 @@ if TYPE_CHECKING:
     )
 
 __all__ = [
-    "Binned", "Bound", "Buckets", "EDetector", "ExponentialHistogram", "GradientBias", "Holm", "Interval",
-    "RewardDriftEstimate", "affine", "capped_mean_interval", "estimated_gradient_bias", "estimated_reward_drift",
-    "fraction_interval", "holm", "maximum_interval", "mean_interval", "quantile_interval", "reward_drift_interval",
-    "reward_sides", "support_deficit", "tv_for_reward_budget", "two_valued_mean_interval",
+    "Binned",
+    "Bound",
+    "Buckets",
+    "EDetector",
+    "GradientBias",
+    "Histogram",
+    "Holm",
+    "Interval",
+    "RewardDriftEstimate",
+    "affine",
+    "capped_mean_interval",
+    "estimated_gradient_bias",
+    "estimated_reward_drift",
+    "fraction_interval",
+    "holm",
+    "maximum_interval",
+    "mean_interval",
+    "quantile_interval",
+    "reward_drift_interval",
+    "reward_sides",
+    "support_deficit",
+    "tv_for_reward_budget",
+    "two_valued_mean_interval",
 ]  # fmt: skip
 
 _HOMES: Final = {
     "e_detector": ("EDetector",),
     "gradient_estimates": ("GradientBias", "estimated_gradient_bias"),
-    "histogram": ("Buckets", "ExponentialHistogram"),
+    "histogram": ("Buckets", "Histogram"),
     "interval": ("Binned", "Interval", "affine"),
     "means": ("capped_mean_interval", "mean_interval", "support_deficit"),
     "multiplicity": ("Holm", "holm"),

@@ -44,7 +44,6 @@ from kc_otel.judge.otlp.wire_columns import ColumnMessage, read_columns
 from kc_otel.judge.point_streams import Horizon
 from kc_otel.judge.points import DRIFT_NAMES, MAX_COUNT, OTHER_NAMES, Point, digest_of, origin_of
 from kc_otel.judge.series import LONG, SHORT, Heard, SeriesKey
-from kc_otel.stats.histogram import ExplicitHistogram
 from kc_otel.stats.histogram_columns import HistogramColumns
 
 _MAX_SPELLINGS: Final = 65_536
@@ -264,7 +263,7 @@ class StreamColumns:
 
     def release(self, point: Point) -> None:
         """Have a point's stream take points by itself until it is `learn`t again."""
-        if point.metric not in OTHER_NAMES and isinstance(point.histogram, ExplicitHistogram):
+        if point.metric not in OTHER_NAMES and point.histogram.layout is not None:
             self._slots.settle()  # other buckets may clear what their series holds
         rows = self._of(point)
         if rows is not None:

@@ -27,7 +27,7 @@ from kc_otel.record.slice_table import Places, TokenSlice
 from kc_otel.record.telemetry.buckets import QuantityStream, TokenStreams, cells
 from kc_otel.record.telemetry.prompt_means import Finished, PlaceMeans, PromptMeans, Rollouts
 from kc_otel.record.telemetry.reduce import ADVANTAGE, Reduced, reduce
-from kc_otel.stats.histogram import ExponentialHistogram
+from kc_otel.stats.histogram import Histogram
 from kc_otel.stats.rewards import reward_sides
 from kc_otel.stats.surplus import Surplus
 
@@ -292,7 +292,7 @@ class Accumulator:
         found, self._means.outcomes = self._means.outcomes, Counter()
         return found
 
-    def snapshot(self) -> dict[tuple[str, str], ExponentialHistogram]:
+    def snapshot(self) -> dict[tuple[str, str], Histogram]:
         """Cumulative histogram of each (quantity, slice) that has observations."""
         found = {(TV_PLACE.key, place): histogram for place, histogram in self._places.histograms().items()}
         for column, slice in enumerate(self.slices):
@@ -305,7 +305,7 @@ class Accumulator:
                     found[quantity, slice] = more if known is None else known.merged(more)
         return found
 
-    def operator_snapshot(self) -> dict[tuple[str, str, str], ExponentialHistogram]:
+    def operator_snapshot(self) -> dict[tuple[str, str, str], Histogram]:
         """Cumulative histogram of each (quantity, operator, slice) that has observations."""
         return {
             (quantity, operator, slice): histogram

@@ -39,6 +39,7 @@ from tests.judge.conftest import merge as merged
 from tests.tools.contracts import contract_of
 from tests.tools.exact_senders import CONTRACT, rounds
 from tests.tools.full_disk import refuse_commits, relieve
+from tests.tools.verdicts import windows_of
 
 pytestmark = pytest.mark.anyio
 
@@ -155,7 +156,7 @@ def said(core: Core) -> dict[str, Any]:
         "incidents": [repr(replace(incident, id="")) for incident in core.incidents()],
         "events": [repr(event) for event in core.events.newest(limit=10_000)],
         "held": {cell: repr(held) for cell, held in core.evaluator.states["policy"].evidence.cells.items()},
-        "windows": {key: repr(core.evaluator.distribution(key, 300.0, time.time())) for key in core.evaluator.series()},
+        "windows": {key: repr(window) for key, window in windows_of(core.evaluator, time.time()).items()},
         "invalid": core.evaluator.invalid_input("policy", time.time(), 60.0),
         "kernels": core.evaluator.kernels("policy"),
         "messages": [endpoint.waiting for endpoint in core.outbox.status()],
