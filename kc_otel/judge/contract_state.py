@@ -23,6 +23,7 @@ import numpy as np
 from kc_otel.contract.model import Contract
 from kc_otel.contract.slices import ALL, OTHER
 from kc_otel.judge.fail_evidence import FailEvidence
+from kc_otel.judge.plain_json import not_later
 from kc_otel.judge.point_streams import Horizon, PointStream
 from kc_otel.judge.points import INVALID, Point, invalid_on, metric_of
 from kc_otel.judge.recorders import KernelInfo, Recorders
@@ -471,13 +472,9 @@ class ContractState:
             stream.heard = min(stream.heard, now)
         if self.rows is not None:
             self.rows.turn_back(now)
-        for heard in self.heard.values():
-            heard.last = min(heard.last, now)
+        self.heard, self.newest = not_later((self.heard, self.newest), now)
+        self.refused.found = not_later(self.refused.found, now)
         self.recorders.turn_back(now)
-        self.refused.turn_back(now)
-        for pairs in self.newest.values():
-            for pair in pairs:
-                pairs[pair] = min(pairs[pair], now)
         self.version += 1
         self.evidence.turn_back(now)
 

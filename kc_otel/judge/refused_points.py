@@ -9,7 +9,7 @@ beside them. It is said until a window has passed in which no such point came.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Final
 
 from kc_otel.contract.units import format_duration
@@ -115,13 +115,6 @@ class RefusedPoints:
         """Return those that are missing at a Unix time, seconds; the oldest first."""
         lasting = (known for known in self.found.values() if self._lasts(known, now))
         return sorted(lasting, key=lambda known: known.since)
-
-    def turn_back(self, now: float) -> None:
-        """The clock went back: none arrived later than now."""
-        self.found = {
-            key: replace(known, since=min(known.since, now), last=min(known.last, now))
-            for key, known in self.found.items()
-        }
 
     def _lasts(self, known: RefusedSender, now: float) -> bool:
         return now - known.last <= self.lasting

@@ -24,7 +24,7 @@ from kc_otel.judge.escalation.escalate import EscalationState, escalate
 from kc_otel.judge.escalation.notices import GroupTiming
 from kc_otel.judge.evaluator import Evaluator, without_collector
 from kc_otel.judge.incidents.incident_lifecycle import TrafficSeen
-from kc_otel.judge.otlp.requests import METRICS, BadRequestError, from_protobuf
+from kc_otel.judge.otlp.requests import BadRequestError, from_protobuf
 from kc_otel.judge.otlp.traffic_entries import EVALUATED, MOST_BYTES, OWN_FILES, TrafficEntry, entry_of, unmarked
 from kc_otel.judge.plain_json import finite_or_none
 from kc_otel.judge.statistics import metric_name
@@ -109,7 +109,7 @@ def _entry(message: bytes, damaged: Callable[[str], object]) -> TrafficEntry | N
             return TrafficEntry(at)
         return TrafficEntry(at, body=body, damaged=damaged) if body else None
     try:
-        return entry_of(from_protobuf(message, METRICS, OWN_FILES))
+        return entry_of(from_protobuf(message, OWN_FILES))
     except BadRequestError as error:
         damaged(str(error))
         return None

@@ -31,7 +31,7 @@ from kc_otel._extras import extra
 from kc_otel.contract.model import Contract
 from kc_otel.judge.evaluator import Evaluator
 from kc_otel.judge.otlp import requests
-from kc_otel.judge.otlp.requests import METRICS, ColumnSink, ExportResult, Limits, ReceiveError, ThrottledError, quickly
+from kc_otel.judge.otlp.requests import ColumnSink, ExportResult, Limits, ReceiveError, ThrottledError, quickly
 from kc_otel.judge.otlp.traffic_entries import judged_metrics
 from kc_otel.judge.series import SeriesKey
 from kc_otel.judge.shard_state import Counted, ShardBatch, ShardState, mark_sent, merge, unsent_batch
@@ -125,7 +125,7 @@ class Shard:
     async def take(self, body: bytes, at: float) -> ExportResult | Refused:
         """Take a serialized export that arrived at `at`, Unix seconds; it is on disk where this gives a result."""
         try:
-            return await self._sink.metrics(quickly(self._sink, body, METRICS, self._limits), at)
+            return await self._sink.metrics(quickly(self._sink, body, self._limits), at)
         except ThrottledError as error:
             return Refused("ThrottledError", str(error))
         except ReceiveError as error:

@@ -16,7 +16,7 @@ from typing import Any, Final
 
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
 
-from kc_otel.judge.otlp.requests import METRICS, BadRequestError, Limits, from_protobuf
+from kc_otel.judge.otlp.requests import BadRequestError, Limits, from_protobuf, points_in
 
 RECEIVED: Final = "kc.recording.received"
 """Attribute of the resource that says when the request arrived, Unix time in seconds."""
@@ -56,7 +56,7 @@ class TrafficEntry:
         if self.request is not None:
             return self.request
         try:
-            return from_protobuf(self.body, METRICS, OWN_FILES)
+            return from_protobuf(self.body, OWN_FILES)
         except BadRequestError as error:
             self.damaged(str(error))
             return ExportMetricsServiceRequest()
@@ -128,14 +128,9 @@ def _head_of_mark(name: str) -> bytes:
 
 
 def _newest(request: Any) -> int:
-    times = [0]
-    for resource in request.resource_metrics:
-        for scope in resource.scope_metrics:
-            for metric in scope.metrics:
-                field = metric.WhichOneof("data")
-                if field:
-                    times += [point.time_unix_nano for point in getattr(metric, field).data_points]
-    return max(times)
+    scopes = (scope for resource in request.resource_metrics for scope in resource.scope_metrics)
+    points = (point for scope in scopes for metric in scope.metrics for point in points_in(metric))
+    return max((point.time_unix_nano for point in points), default=0)
 
 
 _HEADS: Final = {name: _head_of_mark(name) for name in (RECEIVED, EVALUATED)}

@@ -22,18 +22,19 @@ import numpy as np
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
 
 from kc_otel.judge.otlp.requests import (
-    METRICS,
     ColumnSink,
     ExportResult,
     Limits,
-    Signal,
     TelemetrySink,
     ThrottledError,
     TooLargeError,
+    answer,
     deliver,
     from_json,
     from_protobuf,
     inflate,
+    points_in,
+    quickly,
 )
 from kc_otel.judge.otlp.wire_columns import ColumnMessage
 from kc_otel.serve.access.access_file import AccessFile
@@ -109,15 +110,16 @@ class RequestTaker:
     ) -> None:
         self.limits, self.budget, self.access = limits, budget, access
         self._sink = sink
-        self._columns = sink if isinstance(sink, ColumnSink) else None
         self._slow = asyncio.Lock()
         self._thread = ThreadPoolExecutor(1, "decoding")
 
     async def take(
-        self, signal: Signal, body: bytes, encoding: str, transport: str, *, json: bool = False
+        self, signal: str, body: bytes, encoding: str, transport: str, *, json: bool = False
     ) -> tuple[Any, str]:
         """Take a request, or raise a ReceiveError. Returns the response message, and the outcome that is counted."""
-        request = None if json else self._quickly_read(signal, body, encoding)
+        if signal != "metrics":
+            return _answered([])
+        request = None if json else self._quickly_read(body, encoding)
         if request is None:  # while it waits there are only its bytes
             try:
                 async with asyncio.timeout(_SLOW_WAIT_SECONDS):
@@ -125,14 +127,14 @@ class RequestTaker:
             except TimeoutError:
                 raise self.budget.busy("other long requests are still being processed; send again") from None
             try:
-                request = None if json else self._quickly_read(signal, body, encoding)  # its streams may be known now
+                request = None if json else self._quickly_read(body, encoding)  # its streams may be known now
                 if request is None:
-                    return await self._take_slowly(signal, body, encoding, transport, json=json)
+                    return await self._take_slowly(body, encoding, transport, json=json)
             finally:
                 self._slow.release()
-        return _answered(signal, [await deliver(self._sink, signal, request, transport)])
+        return _answered([await deliver(self._sink, request, transport)])
 
-    def _quickly_read(self, signal: Signal, body: bytes, encoding: str) -> Any | None:
+    def _quickly_read(self, body: bytes, encoding: str) -> Any | None:
         """A protobuf request that is short, also inflated, and quick to take; None for others."""
         if len(body) > _QUICK_BYTES:
             return None
@@ -140,63 +142,59 @@ class RequestTaker:
             plain = inflate(body, encoding, replace(self.limits, max_bytes=min(_QUICK_BYTES, self.limits.max_bytes)))
         except TooLargeError:
             return None
-        request = self._in_columns(signal, plain)
-        if request is None:
-            request = from_protobuf(plain, signal, self.limits)
-        return request if _one_by_one(request, signal) <= _QUICK_POINTS else None
+        request = quickly(self._sink, plain, self.limits)
+        return request if _one_by_one(request) <= _QUICK_POINTS else None
 
-    def _in_columns(self, signal: Signal, plain: bytes) -> Any | None:
+    def _in_columns(self, plain: bytes) -> Any | None:
         """A message as columns; None where protobuf has to read it."""
-        return self._columns.columns(plain, self.limits) if self._columns is not None and signal is METRICS else None
+        return self._sink.columns(plain, self.limits) if isinstance(self._sink, ColumnSink) else None
 
-    async def _take_slowly(
-        self, signal: Signal, body: bytes, encoding: str, transport: str, *, json: bool
-    ) -> tuple[Any, str]:
+    async def _take_slowly(self, body: bytes, encoding: str, transport: str, *, json: bool) -> tuple[Any, str]:
         def read() -> Any:
-            return (from_json if json else from_protobuf)(inflate(body, encoding, self.limits), signal, self.limits)
+            return (from_json if json else from_protobuf)(inflate(body, encoding, self.limits), self.limits)
 
-        request = None if json or encoding else self._in_columns(signal, body)
-        if request is None or _one_by_one(request, signal) > _QUICK_POINTS:
+        request = None if json or encoding else self._in_columns(body)
+        if request is None or _one_by_one(request) > _QUICK_POINTS:
             request = await asyncio.get_running_loop().run_in_executor(self._thread, read)
         results, sizes = list[ExportResult](), [_QUICK_POINTS]
-        for part in parts_of(request, signal, lambda: sizes[-1]):
+        for part in parts_of(request, lambda: sizes[-1]):
             decoded = isinstance(part, ExportMetricsServiceRequest)
-            columns = self._in_columns(signal, part.SerializeToString()) if decoded else None
-            result = await deliver(self._sink, signal, part if columns is None else columns, transport)
+            columns = self._in_columns(part.SerializeToString()) if decoded else None
+            result = await deliver(self._sink, part if columns is None else columns, transport)
             results.append(result)
             # Once streams are known their points are taken as columns, a hundred times as many in the same time.
             fitting = sizes[-1] * _CHUNK_SECONDS / max(result.seconds, 1e-6)
             sizes.append(int(min(max(fitting, _QUICK_POINTS), 4 * sizes[-1])))
             await asyncio.sleep(min(result.seconds, _LONGEST_PAUSE_SECONDS))
-        return _answered(signal, results)
+        return _answered(results)
 
 
-def _answered(signal: Signal, results: list[ExportResult]) -> tuple[Any, str]:
+def _answered(results: list[ExportResult]) -> tuple[Any, str]:
     rejected = sum(result.rejected for result in results)
     messages = list(dict.fromkeys(result.message for result in results if result.message))
-    answer = signal.answer(ExportResult(rejected, "; ".join(messages[:_MAX_REASONS])))
-    return answer, "partial" if rejected else "accepted"
+    response = answer(ExportResult(rejected, "; ".join(messages[:_MAX_REASONS])))
+    return response, "partial" if rejected else "accepted"
 
 
-def _one_by_one(request: Any, signal: Signal) -> int:
+def _one_by_one(request: Any) -> int:
     """Return the number of points of a request that the sink takes one by one."""
     if isinstance(request, ColumnMessage):
         if request.whole:
             return int(request.rows.size)
         return int(np.count_nonzero((request.rows < 0) | (request.points["plain"] == 0))) - request.new
-    if signal is not METRICS or not isinstance(request, ExportMetricsServiceRequest):  # or shards take the points
+    if not isinstance(request, ExportMetricsServiceRequest):  # shards take the points
         return 0
     return sum(
-        len(_points(metric))
+        len(points_in(metric))
         for resource in request.resource_metrics
         for scope in resource.scope_metrics
         for metric in scope.metrics
     )
 
 
-def parts_of(request: Any, signal: Signal, most: Callable[[], int]) -> Iterator[Any]:
+def parts_of(request: Any, most: Callable[[], int]) -> Iterator[Any]:
     """A request, in parts of at most so many points to be taken one by one, in order; `most` is asked before each."""
-    if _one_by_one(request, signal) <= most():
+    if _one_by_one(request) <= most():
         yield request
         return
     points, copied = 0, 0
@@ -205,7 +203,7 @@ def parts_of(request: Any, signal: Signal, most: Callable[[], int]) -> Iterator[
         for scope in resource.scope_metrics:
             copied += scope.scope.ByteSize()
             for metric in scope.metrics:
-                points += len(_points(metric))
+                points += len(points_in(metric))
                 copied += len(metric.name) + len(metric.description) + len(metric.unit)
     least = points * copied // _REPEATED_BYTES
     yield from _cut(request, lambda: max(most(), least))
@@ -218,7 +216,7 @@ def _cut(whole: Any, most: Callable[[], int]) -> Iterator[Any]:
         for scope in resource.scope_metrics:
             of_scope = None
             for metric in scope.metrics:
-                points, at = _points(metric), 0
+                points, at = points_in(metric), 0
                 while at < len(points):
                     if of_resource is None:
                         of_resource = part.resource_metrics.add(resource=resource.resource)
@@ -242,8 +240,3 @@ def _add(scope: Any, metric: Any, points: Any) -> None:
         if said in own.DESCRIPTOR.fields_by_name:
             setattr(data, said, getattr(own, said))
     data.data_points.extend(points)
-
-
-def _points(metric: Any) -> Any:
-    kind = metric.WhichOneof("data")
-    return getattr(metric, kind).data_points if kind else ()
