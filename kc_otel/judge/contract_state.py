@@ -24,10 +24,9 @@ from kc_otel.contract.model import Contract
 from kc_otel.contract.slices import ALL, OTHER
 from kc_otel.judge.fail_evidence import FailEvidence
 from kc_otel.judge.plain_json import not_later
-from kc_otel.judge.point_streams import Horizon, PointStream
+from kc_otel.judge.point_streams import Horizon, PointStream, RefusedPoints
 from kc_otel.judge.points import INVALID, Point, invalid_on, metric_of
 from kc_otel.judge.recorders import KernelInfo, Recorders
-from kc_otel.judge.refused_points import RefusedPoints
 from kc_otel.judge.series import LONG, PAIRS, SHORT, Heard, Pair, PaneColumns, Series, SeriesKey, SeriesTable, grids
 from kc_otel.judge.statistics import metric_name, opposite_name
 from kc_otel.stats import Binned

@@ -24,7 +24,7 @@ from kc_otel.judge.columns.stream_rows import RowContent
 from kc_otel.judge.contract_state import ContractState
 from kc_otel.judge.otlp.requests import ExportResult
 from kc_otel.judge.otlp.wire_columns import ColumnMessage
-from kc_otel.judge.point_streams import Horizon, PointStream
+from kc_otel.judge.point_streams import OUTCOME_SENTENCES, Horizon, Missing, PointStream, missing
 from kc_otel.judge.points import (
     DRIFT_NAMES,
     DROPPED,
@@ -38,7 +38,6 @@ from kc_otel.judge.points import (
     walk,
 )
 from kc_otel.judge.recorders import KernelInfo, LastReport, Recorders, see_kernel
-from kc_otel.judge.refused_points import OUTCOME_SENTENCES, Missing, missing
 from kc_otel.judge.series import Listening, Pair, SeriesKey
 from kc_otel.judge.verdict import INPUT_CLAUSE, Causes, Cell, Evaluation, Verdict
 from kc_otel.judge.verdicts import said_of

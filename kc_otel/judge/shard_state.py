@@ -19,8 +19,8 @@ from typing import Any, Final, NamedTuple
 from kc_otel.contract.model import Contract
 from kc_otel.judge.contract_state import ContractState
 from kc_otel.judge.evaluator import Evaluator
+from kc_otel.judge.point_streams import RefusedSender
 from kc_otel.judge.recorders import KernelInfo, LastReport, know_kernel
-from kc_otel.judge.refused_points import RefusedSender
 from kc_otel.judge.series import LONG, SHORT, Heard, Pair, SeriesKey
 from kc_otel.stats.histogram import Histogram
 from kc_otel.stats.histogram_columns import HistogramColumns

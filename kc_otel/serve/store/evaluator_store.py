@@ -21,10 +21,9 @@ from kc_otel.judge.contract_state import ContractState
 from kc_otel.judge.evaluator import Evaluator
 from kc_otel.judge.fail_evidence import whole_side
 from kc_otel.judge.plain_json import read_json, to_json
-from kc_otel.judge.point_streams import PointStream
+from kc_otel.judge.point_streams import PointStream, RefusedSender
 from kc_otel.judge.points import INVALID, metric_of
 from kc_otel.judge.recorders import KernelInfo, LastReport
-from kc_otel.judge.refused_points import RefusedSender
 from kc_otel.judge.series import LONG, SHORT, Heard, SeriesKey
 from kc_otel.judge.verdict import Cell
 from kc_otel.serve.store.codecs import (
