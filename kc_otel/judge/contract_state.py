@@ -158,14 +158,14 @@ class ContractState:
                 self.leave_unjudged(SeriesKey(point.series, name, *pair), now)
             return "over_cap"
         if not self._fits(point, slices, pair, now):
-            self.heard.setdefault(pair, Heard(now)).hear(now, self._heartbeat)
+            self.hear(pair, now)
             return "other_buckets"
         step = stream.accept(point, horizon)
         self.changed_streams.add(point.stream)
         if step.event:
             self.events[step.event] += 1
         if step.outcome in {"accepted", "two_writers", "baseline"} and point.metric != INVALID:
-            self.heard.setdefault(pair, Heard(now)).hear(now, self._heartbeat)
+            self.hear(pair, now)
         behind = step.outcome in {"accepted", "baseline"} and now - point.time / 1e9 > self.timely
         if step.increment is not None and step.increment.count:
             if not self._believes(step.increment.count, now):
@@ -176,6 +176,10 @@ class ContractState:
                 return "unjudged"
             self.observed = keys
         return "behind" if behind else step.outcome
+
+    def hear(self, pair: Pair, now: float) -> None:
+        """Note a report of a pair of kernels."""
+        self.heard.setdefault(pair, Heard(now)).hear(now, self._heartbeat)
 
     def take_dropped(self, point: Point, horizon: Horizon, now: float) -> int:
         """Take a point of what a recorder dropped. Returns how much that is since its last point."""

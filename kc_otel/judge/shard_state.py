@@ -230,9 +230,8 @@ def merge(evaluator: Evaluator, batches: Iterable[ShardBatch], now: float) -> No
                     heard.setdefault((name, (train, inference)), []).extend(times)
                 _note(state, notes)
     for (name, pair), times in heard.items():
-        state = evaluator.states[name]
         for time in sorted(times):
-            state.heard.setdefault(pair, Heard(time)).hear(time, state.contract.observability.heartbeat)
+            evaluator.states[name].hear(pair, time)
 
 
 def _count(evaluator: Evaluator, state: ContractState, counted: Counted) -> None:

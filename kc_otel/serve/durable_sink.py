@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
 
-from kc_otel.judge.otlp.requests import ColumnSink, ExportResult, Limits, ThrottledError
+from kc_otel.judge.otlp.requests import ExportResult, Limits, MetricsSink, ThrottledError
 from kc_otel.judge.otlp.traffic_entries import EVALUATED, RECEIVED, judged_metrics, marked_frame
 from kc_otel.judge.otlp.wire_columns import ColumnMessage
 from kc_otel.record.worker import BoundedWorker, ReasonCounts
@@ -189,7 +189,7 @@ class NotKeptError(ThrottledError):
     outcome = "not_kept"
 
 
-class DurableSink(ColumnSink):
+class DurableSink(MetricsSink):
     """Takes what arrives for a core or a shard, metrics by way of its inbox; `record` is told of it in that order."""
 
     def __init__(self, core: Core | Shard, record: Callable[[bytes, float], None] | None = None) -> None:

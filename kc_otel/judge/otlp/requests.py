@@ -19,13 +19,12 @@ from __future__ import annotations
 
 import json
 import logging
-import time
 import zlib
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from functools import cache
-from typing import Any, ClassVar, Final, Protocol
+from typing import Any, ClassVar, Final
 
 from google.protobuf import json_format
 from google.protobuf.message import DecodeError
@@ -53,6 +52,8 @@ _MESSAGES_PER_ITEM: Final = 20
 """Messages that an item counts for: it has some of its own."""
 _MAX_PARTS_PER_ITEM: Final = 50
 """The same that an item may be made of in the mean: attributes are two each."""
+_MAX_REASONS: Final = 3
+"""Different reasons for rejected points that one answer says."""
 _MAX_DEPTH: Final = 256
 """More than a parser follows: it rejects deeper nesting itself."""
 _LENGTH_WIRE_TYPE: Final = 2
@@ -178,21 +179,38 @@ class ExportResult:
     message: str = ""
     seconds: float = 0.0
 
-
-class TelemetrySink(Protocol):
-    """Takes decoded metrics, on the servers' event loop: quickly, or as a coroutine that waits."""
-
-    def metrics(self, request: Any) -> ExportResult | Awaitable[ExportResult]:
-        """Take an ExportMetricsServiceRequest; a `ThrottledError` makes the sender wait and send again."""
-        ...
+    @staticmethod
+    def joined(results: Sequence[ExportResult]) -> ExportResult:
+        """The result of a request whose parts have these."""
+        messages = dict.fromkeys(result.message for result in results if result.message)
+        return ExportResult(sum(result.rejected for result in results), "; ".join([*messages][:_MAX_REASONS]))
 
 
-class ColumnSink(ABC):
-    """A sink that can read metrics by itself, quicker than protobuf does."""
+class MetricsSink(ABC):
+    """Takes metrics, on the servers' event loop."""
 
     @abstractmethod
-    def columns(self, body: bytes, limits: Limits) -> Any | None:
-        """A serialized ExportMetricsServiceRequest in a form that `metrics` takes; None where it has to be decoded."""
+    async def metrics(self, request: Any) -> ExportResult:
+        """Take what `read` has returned; a `ThrottledError` makes the sender wait and send again."""
+
+    def columns(self, body: bytes, limits: Limits) -> Any | None:  # noqa: ARG002 - for sinks that read them
+        """A serialized ExportMetricsServiceRequest as `metrics` takes it; None where protobuf has to read it."""
+        return None
+
+    def read(self, body: bytes, limits: Limits) -> Any:
+        """A serialized ExportMetricsServiceRequest, as columns where it can be."""
+        columns = self.columns(body, limits)
+        return from_protobuf(body, limits) if columns is None else columns
+
+    async def deliver(self, request: Any, transport: str) -> ExportResult:
+        """Take decoded metrics; a fault of the sink's own is logged here, and an InternalError."""
+        try:
+            return await self.metrics(request)
+        except ReceiveError:
+            raise
+        except Exception:  # noqa: BLE001 - the server outlives whatever the sink does
+            _log.exception("%s: the sink failed; the request was not taken", transport)
+            raise InternalError("the receiver failed on this request; its log has the cause") from None
 
 
 SERVICES: Final = {
@@ -213,21 +231,6 @@ def answer(outcome: ExportResult) -> Any:
     return response
 
 
-async def deliver(sink: TelemetrySink, request: Any, transport: str) -> ExportResult:
-    """Hand decoded metrics to the sink; a fault of the sink's own is logged here, and an InternalError."""
-    try:
-        began = time.perf_counter()
-        taken: ExportResult | Awaitable[ExportResult] = sink.metrics(request)
-        if isinstance(taken, Awaitable):
-            return await taken
-        return replace(taken, seconds=time.perf_counter() - began)
-    except ReceiveError:
-        raise
-    except Exception:  # noqa: BLE001 - the server outlives whatever the sink does
-        _log.exception("%s: the sink failed; the request was not taken", transport)
-        raise InternalError("the receiver failed on this request; its log has the cause") from None
-
-
 def from_protobuf(body: bytes, limits: Limits) -> Any:
     """The ExportMetricsServiceRequest in `body`."""
     if holds_more_than(limits.max_items, body):
@@ -238,12 +241,6 @@ def from_protobuf(body: bytes, limits: Limits) -> Any:
     except DecodeError as error:
         raise BadRequestError(f"{_NO_REQUEST} in protobuf: {error}") from None
     return _bounded(request, limits)
-
-
-def quickly(sink: object, body: bytes, limits: Limits) -> Any:
-    """The metrics in `body`, in the form that the sink reads by itself where it can, else as protobuf."""
-    columns = sink.columns(body, limits) if isinstance(sink, ColumnSink) else None
-    return from_protobuf(body, limits) if columns is None else columns
 
 
 def from_json(body: bytes, limits: Limits) -> Any:

@@ -22,19 +22,16 @@ import numpy as np
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
 
 from kc_otel.judge.otlp.requests import (
-    ColumnSink,
     ExportResult,
     Limits,
-    TelemetrySink,
+    MetricsSink,
     ThrottledError,
     TooLargeError,
     answer,
-    deliver,
     from_json,
     from_protobuf,
     inflate,
     points_in,
-    quickly,
 )
 from kc_otel.judge.otlp.wire_columns import ColumnMessage
 from kc_otel.serve.access.access_file import AccessFile
@@ -51,8 +48,6 @@ _REPEATED_BYTES: Final = 32 * 1024 * 1024
 _SLOW_WAIT_SECONDS: Final = 5.0
 """Time a request waits for the slow lane; exporters time out after ten seconds."""
 _LONGEST_PAUSE_SECONDS: Final = 0.05
-_MAX_REASONS: Final = 3
-"""Different reasons for rejected points that one answer says."""
 _MAX_IN_FLIGHT_BYTES: Final = 64 * 1024 * 1024
 _LARGEST_REQUESTS: Final = 4
 """Requests of the largest allowed size that the budget holds at least; one of them is left to short ones."""
@@ -105,9 +100,7 @@ class ByteBudget:
 class RequestTaker:
     """Takes requests for all ports of an event loop; `budget` bounds the bytes that they hold together."""
 
-    def __init__(
-        self, sink: TelemetrySink, limits: Limits, budget: ByteBudget, access: AccessFile | None = None
-    ) -> None:
+    def __init__(self, sink: MetricsSink, limits: Limits, budget: ByteBudget, access: AccessFile | None = None) -> None:
         self.limits, self.budget, self.access = limits, budget, access
         self._sink = sink
         self._slow = asyncio.Lock()
@@ -132,7 +125,7 @@ class RequestTaker:
                     return await self._take_slowly(body, encoding, transport, json=json)
             finally:
                 self._slow.release()
-        return _answered([await deliver(self._sink, request, transport)])
+        return _answered([await self._sink.deliver(request, transport)])
 
     def _quickly_read(self, body: bytes, encoding: str) -> Any | None:
         """A protobuf request that is short, also inflated, and quick to take; None for others."""
@@ -142,25 +135,21 @@ class RequestTaker:
             plain = inflate(body, encoding, replace(self.limits, max_bytes=min(_QUICK_BYTES, self.limits.max_bytes)))
         except TooLargeError:
             return None
-        request = quickly(self._sink, plain, self.limits)
+        request = self._sink.read(plain, self.limits)
         return request if _one_by_one(request) <= _QUICK_POINTS else None
-
-    def _in_columns(self, plain: bytes) -> Any | None:
-        """A message as columns; None where protobuf has to read it."""
-        return self._sink.columns(plain, self.limits) if isinstance(self._sink, ColumnSink) else None
 
     async def _take_slowly(self, body: bytes, encoding: str, transport: str, *, json: bool) -> tuple[Any, str]:
         def read() -> Any:
             return (from_json if json else from_protobuf)(inflate(body, encoding, self.limits), self.limits)
 
-        request = None if json or encoding else self._in_columns(body)
+        request = None if json or encoding else self._sink.columns(body, self.limits)
         if request is None or _one_by_one(request) > _QUICK_POINTS:
             request = await asyncio.get_running_loop().run_in_executor(self._thread, read)
         results, sizes = list[ExportResult](), [_QUICK_POINTS]
         for part in parts_of(request, lambda: sizes[-1]):
             decoded = isinstance(part, ExportMetricsServiceRequest)
-            columns = self._in_columns(part.SerializeToString()) if decoded else None
-            result = await deliver(self._sink, part if columns is None else columns, transport)
+            columns = self._sink.columns(part.SerializeToString(), self.limits) if decoded else None
+            result = await self._sink.deliver(part if columns is None else columns, transport)
             results.append(result)
             # Once streams are known their points are taken as columns, a hundred times as many in the same time.
             fitting = sizes[-1] * _CHUNK_SECONDS / max(result.seconds, 1e-6)
@@ -170,10 +159,8 @@ class RequestTaker:
 
 
 def _answered(results: list[ExportResult]) -> tuple[Any, str]:
-    rejected = sum(result.rejected for result in results)
-    messages = list(dict.fromkeys(result.message for result in results if result.message))
-    response = answer(ExportResult(rejected, "; ".join(messages[:_MAX_REASONS])))
-    return response, "partial" if rejected else "accepted"
+    whole = ExportResult.joined(results)
+    return answer(whole), "partial" if whole.rejected else "accepted"
 
 
 def _one_by_one(request: Any) -> int:

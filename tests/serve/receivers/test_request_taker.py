@@ -14,7 +14,7 @@ from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import (
 )
 
 from kc_otel import machine_code
-from kc_otel.judge.otlp.requests import ColumnSink, ExportResult, Limits, ThrottledError, item_counts, to_json
+from kc_otel.judge.otlp.requests import ExportResult, Limits, MetricsSink, ThrottledError, item_counts, to_json
 from kc_otel.judge.otlp.wire_columns import ColumnMessage
 from kc_otel.judge.points import walk
 from kc_otel.serve.core import Core
@@ -98,7 +98,7 @@ def test_what_is_small_stays_whole() -> None:
 async def test_a_request_of_many_points_holds_nobody_up(make_core: Callable[..., Core]) -> None:
     """Eight thousand new streams in one message: who sends one point meanwhile is answered long before they are."""
     core, counts = make_core(), Counter()
-    app = http_app(core, counts=counts)
+    app = http_app(DurableSink(core), counts=counts)
     began = time.time_ns() - 10**9
     large = message([f"v{number:09d}" for number in range(8000)], began, 1000)
     waits: list[float] = []
@@ -174,7 +174,7 @@ async def test_what_takes_long_is_told_to_come_back_where_others_take_longer(mon
     body = message([f"v{number}" for number in range(300)], 1, 1)
     released = asyncio.Event()
 
-    class Stuck(Everything):
+    class Stuck(MetricsSink):
         async def metrics(self, _: Any) -> ExportResult:
             await released.wait()
             return ExportResult()
@@ -196,38 +196,36 @@ async def test_the_sink_reads_columns_of_whatever_arrives(json: bool) -> None:
     sink = Columns()
     taker = RequestTaker(sink, Limits(), ByteBudget(Limits()))
     await taker.take("metrics", body, "", "http", json=json)
-    [read] = sink.read
+    [read] = sink.seen
     assert read == request
 
 
-class Everything:
-    def metrics(self, _: Any) -> Any:
+class Columns(MetricsSink):
+    def __init__(self) -> None:
+        self.seen: list[Any] = []
+
+    async def metrics(self, _: Any) -> ExportResult:
         return ExportResult()
 
-
-class Columns(Everything, ColumnSink):
-    def __init__(self) -> None:
-        self.read: list[Any] = []
-
     def columns(self, body: bytes, limits: Limits) -> Any:  # noqa: ARG002 - the sink's interface
-        self.read.append(ExportMetricsServiceRequest.FromString(body))
+        self.seen.append(ExportMetricsServiceRequest.FromString(body))
         return self
 
 
 async def test_a_part_that_is_refused_refuses_the_request() -> None:
     """Its sender sends all of it again; nothing is told to be taken that is not."""
 
-    class Full:
+    class Full(MetricsSink):
         taken = 0
 
-        def metrics(self, request: Any) -> ExportResult:
+        async def metrics(self, request: Any) -> ExportResult:
             if self.taken:
                 raise ThrottledError("full", 1.0)
             self.taken += sum(item_counts(request))
             return ExportResult()
 
     sink, counts = Full(), Counter()
-    transport = httpx.ASGITransport(http_app(sink, counts=counts))  # type: ignore[arg-type]
+    transport = httpx.ASGITransport(http_app(sink, counts=counts))
     async with httpx.AsyncClient(transport=transport, base_url="http://evaluator") as client:
         body = message([f"v{number}" for number in range(900)], time.time_ns(), 1)
         assert (await client.post("/v1/metrics", content=body, headers=PROTOBUF)).status_code == 503
@@ -240,4 +238,4 @@ async def test_what_a_sink_reads_itself_is_handed_over_once_however_long() -> No
     sink, body = Columns(), b"\xfa\x01\x80\x80\x3c" + bytes(15 * 2**16) + b"\xfa\x01\x80\x80\x3c" + bytes(15 * 2**16)
     taker = RequestTaker(sink, Limits(), ByteBudget(Limits()))
     assert (await taker.take("metrics", body, "", "http"))[1] == "accepted"
-    assert len(sink.read) == 1
+    assert len(sink.seen) == 1
