@@ -30,7 +30,7 @@ from kc_otel.contract.model import OTHERWISE_REMEDY, Contract
 from kc_otel.contract.plain_text import plain
 from kc_otel.contract.units import format_duration
 from kc_otel.contract.words import listed
-from kc_otel.judge.refused_points import OUTCOME_SENTENCES
+from kc_otel.judge.point_streams import OUTCOME_SENTENCES
 
 _STYLE: Final = {"error": "bold red", "warning": "yellow", "ok": "green"}
 _PORT_OF_PROTOCOL: Final = {"grpc": 4317, "http/protobuf": 4318}

@@ -31,8 +31,7 @@ from kc_otel.judge.series import LONG, SHORT, Listening, SeriesContent
 from kc_otel.judge.statistics import clause_interval, intervals_of_rows, measurable, metric_name, opposite_name
 from kc_otel.judge.verdict import Cell, Status, Verdict
 from kc_otel.judge.verdicts import WINDOWS, Evidence, Terms, Verdicts, Window, alpha_of, nothing, place_of, unjudged
-from kc_otel.stats import Binned, Interval
-from kc_otel.stats.histogram import Histogram
+from kc_otel.stats import Binned, Histogram, Interval
 from kc_otel.stats.histogram_columns import HistogramColumns
 from kc_otel.stats.interval_rows import HistogramRows, IntervalRows, rows_of
 

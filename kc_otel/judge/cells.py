@@ -33,8 +33,8 @@ from kc_otel.contract.slices import ALL, STALE, UNJUDGED
 from kc_otel.contract.units import format_duration
 from kc_otel.contract.words import NO_REPORT, NOTHING_TO_MEASURE, RUN_ENDED
 from kc_otel.judge.contract_state import ContractState
+from kc_otel.judge.point_streams import OF_CLOCKS
 from kc_otel.judge.points import INVALID, invalid_on, metric_of, series_name
-from kc_otel.judge.refused_points import OF_CLOCKS
 from kc_otel.judge.series import LONG, PAIRS, SHORT, Heard, Listening, Pair, Series, SeriesKey
 from kc_otel.judge.statistics import broken_assumption, measurable
 from kc_otel.judge.verdict import Cell

@@ -23,10 +23,10 @@ import numpy as np
 from kc_otel.contract.model import Contract
 from kc_otel.contract.slices import ALL, OTHER
 from kc_otel.judge.fail_evidence import FailEvidence
-from kc_otel.judge.point_streams import Horizon, PointStream
+from kc_otel.judge.plain_json import not_later
+from kc_otel.judge.point_streams import Horizon, PointStream, RefusedPoints
 from kc_otel.judge.points import INVALID, Point, invalid_on, metric_of
 from kc_otel.judge.recorders import KernelInfo, Recorders
-from kc_otel.judge.refused_points import RefusedPoints
 from kc_otel.judge.series import LONG, PAIRS, SHORT, Heard, Pair, PaneColumns, Series, SeriesKey, SeriesTable, grids
 from kc_otel.judge.statistics import metric_name, opposite_name
 from kc_otel.stats import Binned
@@ -158,14 +158,14 @@ class ContractState:
                 self.leave_unjudged(SeriesKey(point.series, name, *pair), now)
             return "over_cap"
         if not self._fits(point, slices, pair, now):
-            self.heard.setdefault(pair, Heard(now)).hear(now, self._heartbeat)
+            self.hear(pair, now)
             return "other_buckets"
         step = stream.accept(point, horizon)
         self.changed_streams.add(point.stream)
         if step.event:
             self.events[step.event] += 1
         if step.outcome in {"accepted", "two_writers", "baseline"} and point.metric != INVALID:
-            self.heard.setdefault(pair, Heard(now)).hear(now, self._heartbeat)
+            self.hear(pair, now)
         behind = step.outcome in {"accepted", "baseline"} and now - point.time / 1e9 > self.timely
         if step.increment is not None and step.increment.count:
             if not self._believes(step.increment.count, now):
@@ -176,6 +176,10 @@ class ContractState:
                 return "unjudged"
             self.observed = keys
         return "behind" if behind else step.outcome
+
+    def hear(self, pair: Pair, now: float) -> None:
+        """Note a report of a pair of kernels."""
+        self.heard.setdefault(pair, Heard(now)).hear(now, self._heartbeat)
 
     def take_dropped(self, point: Point, horizon: Horizon, now: float) -> int:
         """Take a point of what a recorder dropped. Returns how much that is since its last point."""
@@ -471,13 +475,9 @@ class ContractState:
             stream.heard = min(stream.heard, now)
         if self.rows is not None:
             self.rows.turn_back(now)
-        for heard in self.heard.values():
-            heard.last = min(heard.last, now)
+        self.heard, self.newest = not_later((self.heard, self.newest), now)
+        self.refused.found = not_later(self.refused.found, now)
         self.recorders.turn_back(now)
-        self.refused.turn_back(now)
-        for pairs in self.newest.values():
-            for pair in pairs:
-                pairs[pair] = min(pairs[pair], now)
         self.version += 1
         self.evidence.turn_back(now)
 

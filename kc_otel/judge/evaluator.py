@@ -11,7 +11,6 @@ from contextlib import contextmanager
 from typing import Any, Final, NamedTuple
 
 from kc_otel import machine_code
-from kc_otel.contract.clause import Clause
 from kc_otel.contract.limits import factors
 from kc_otel.contract.model import Contract
 from kc_otel.contract.registry.clause_metrics import DERIVED
@@ -25,7 +24,7 @@ from kc_otel.judge.columns.stream_rows import RowContent
 from kc_otel.judge.contract_state import ContractState
 from kc_otel.judge.otlp.requests import ExportResult
 from kc_otel.judge.otlp.wire_columns import ColumnMessage
-from kc_otel.judge.point_streams import Horizon, PointStream
+from kc_otel.judge.point_streams import OUTCOME_SENTENCES, Horizon, Missing, PointStream, missing
 from kc_otel.judge.points import (
     DRIFT_NAMES,
     DROPPED,
@@ -39,13 +38,10 @@ from kc_otel.judge.points import (
     walk,
 )
 from kc_otel.judge.recorders import KernelInfo, LastReport, Recorders, see_kernel
-from kc_otel.judge.refused_points import OUTCOME_SENTENCES, Missing, missing
 from kc_otel.judge.series import Listening, Pair, SeriesKey
-from kc_otel.judge.statistics import metric_name
 from kc_otel.judge.verdict import INPUT_CLAUSE, Causes, Cell, Evaluation, Verdict
 from kc_otel.judge.verdicts import said_of
-from kc_otel.stats import Binned, ExponentialHistogram, Interval
-from kc_otel.stats.histogram import ExplicitHistogram
+from kc_otel.stats import Interval
 
 _log: Final = logging.getLogger(__name__)
 _REJECTED: Final = frozenset(
@@ -137,17 +133,6 @@ class Faults:
         if before is None or before[0] != kind:
             prefix = f"contract {contract}: " if contract else ""
             _log.error("%s%s; all else goes on, further ones are only counted", prefix, sentence, exc_info=error)
-
-
-class SeriesId(NamedTuple):
-    """A series of any quantity, judged or not; kernels are short fingerprints."""
-
-    contract: str
-    metric: str
-    """OpenTelemetry metric name; `name[operator]` where it is observed of single operators."""
-    slice: str
-    kernel_train: str
-    kernel_inference: str
 
 
 class Evaluator:
@@ -400,26 +385,10 @@ class Evaluator:
         self.settle()
         return sampling_notes(self.states[contract])
 
-    def distribution(self, of: Cell | SeriesId, window: float, now: float) -> Binned:
-        """Return the observations of the last `window` seconds; for a derived metric, of its underlying quantity.
-
-        Raises KeyError if there is no such contract or clause.
-        """
-        self.settle()
-        state = self.states[of.contract]
-        metric = of.metric if isinstance(of, SeriesId) else metric_name(_clause(state.contract, of.clause))
-        series = state.pairs(metric, of.slice).get((of.kernel_train, of.kernel_inference))
-        content = state.within(series, now, window) if series is not None else None
-        return (content or ExponentialHistogram.empty(0)).binned()
-
     def by_place(self, contract: str, pair: Pair, now: float) -> dict[str, Interval]:
         """Return the drift of a kernel pair in each of PLACES that was observed."""
         self.settle()
         return drift_by_place(self.states[contract], pair, now)
-
-    def series(self) -> tuple[SeriesId, ...]:
-        """Every series that state is kept for."""
-        return tuple(SeriesId(name, *key) for name, state in self.states.items() for key in sorted(state.series))
 
     @property
     def taken_as_columns(self) -> int:
@@ -470,7 +439,7 @@ class Evaluator:
     def _learn(self, into: StreamColumns, message: ColumnMessage | None, point: Point) -> None:
         if point.metric not in DRIFT_NAMES:
             return
-        if isinstance(point.histogram, ExplicitHistogram):
+        if point.histogram.layout is not None:
             into.close(point.series)
         elif message is not None:
             name = str(point.attributes["kc.contract"])
@@ -621,11 +590,3 @@ def _other_slices(contract: Contract, applied: AppliedContract) -> str:
 
 def _pair(attributes: Mapping[str, Scalar]) -> Pair:
     return str(attributes.get("kc.kernel.train", "")), str(attributes.get("kc.kernel.inference", ""))
-
-
-def _clause(contract: Contract, id: str) -> Clause:
-    for clause in contract.clauses:
-        if clause.id == id:
-            return clause
-    msg = f"contract {contract.name} has no clause {id!r}"
-    raise KeyError(msg)

@@ -32,7 +32,7 @@ from kc_otel.judge.statistics import MeanTest, mean_test, metric_name, opposite_
 from kc_otel.judge.verdict import Cell
 from kc_otel.stats import EDetector
 from kc_otel.stats.e_detector import BETS, alarm_level
-from kc_otel.stats.histogram import Histogram, union
+from kc_otel.stats.histogram import Histogram
 from kc_otel.stats.histogram_columns import HistogramColumns
 from kc_otel.stats.interval_rows import rows_of
 
@@ -296,7 +296,7 @@ class FailEvidence:
         """Return a failing cell's observations of a whole round, empty before its end; `gains` becomes theirs."""
         waiting = self._waiting.setdefault(cell, _Waiting(now, np.zeros(gains.shape), []))
         waiting.gains += gains
-        waiting.parts = [union([*waiting.parts, part])]
+        waiting.parts = [Histogram.union([*waiting.parts, part])]
         if cell.kernel_inference in shared and 0.0 <= now - waiting.since < self._heartbeat:
             gains[:] = 0.0
             return []

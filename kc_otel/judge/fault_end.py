@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 
 from kc_otel.judge.statistics import MeanTest
 from kc_otel.stats import Binned, capped_mean_interval
-from kc_otel.stats.histogram import Histogram, union
+from kc_otel.stats.histogram import Histogram
 
 Floats = NDArray[np.float64]
 
@@ -143,10 +143,10 @@ def _level(sample: Histogram, test: MeanTest, alpha: float) -> tuple[float, floa
 
 
 def _both(histogram: Histogram | None, other: Histogram) -> Histogram:
-    return other if histogram is None else union([histogram, other])
+    return other if histogram is None else Histogram.union([histogram, other])
 
 
 def together(parts: Iterable[Histogram]) -> Histogram | None:
     """`union` of any number of them."""
     known = list(parts)
-    return union(known) if known else None
+    return Histogram.union(known) if known else None

@@ -29,8 +29,8 @@ from kc_otel.contract.model import Contract
 from kc_otel.contract.plain_text import is_plain
 from kc_otel.contract.registry.clause_metrics import OPERATORS, RECORDED
 from kc_otel.contract.slices import Scalar
-from kc_otel.stats import Buckets, ExponentialHistogram
-from kc_otel.stats.histogram import MAX_BUCKETS, ExplicitHistogram, Histogram, sum_fits
+from kc_otel.stats import Buckets
+from kc_otel.stats.histogram import MAX_BUCKETS, Histogram, sum_fits
 
 DRIFT_NAMES: Final = frozenset(quantity.name for quantity in RECORDED.values())
 _OF_OPERATORS: Final = frozenset(quantity.name for quantity in OPERATORS.values())
@@ -277,7 +277,7 @@ def _counter(point: Any) -> Histogram:
     value = point.as_double if point.WhichOneof("value") == "as_double" else point.as_int
     if not 0 <= value < MAX_COUNT:
         raise _MalformedError(f"a counter cannot be {value!r}")
-    return ExplicitHistogram.of_count(round(value))
+    return Histogram.explicit((), np.array([round(value)]), 0.0)
 
 
 def _exponential(point: Any) -> Histogram:
@@ -291,7 +291,7 @@ def _exponential(point: Any) -> Histogram:
     threshold = point.zero_threshold or _threshold_of(point.positive, scale)
     if not 0.0 <= threshold <= WIDEST_ZERO:  # wider, it would hide what others sent: a window has one zero bucket
         raise _MalformedError(f"zero threshold {threshold!r} is not within 0..{WIDEST_ZERO:g}")
-    histogram = ExponentialHistogram(
+    histogram = Histogram(
         scale=scale,
         count=counted,
         sum=point.sum,
@@ -335,13 +335,13 @@ def _explicit(point: Any) -> Histogram:
         counts = np.array([point.count], dtype=np.int64)
     if counts.size != len(edges) + 1:
         raise _MalformedError(f"{counts.size} bucket counts for {len(edges)} bounds")
-    if len(edges) > MAX_BUCKETS:
-        raise _MalformedError(f"{len(edges)} bounds are more than {MAX_BUCKETS}")
+    if len(edges) >= MAX_BUCKETS:
+        raise _MalformedError(f"{len(edges)} bounds are {MAX_BUCKETS} or more")
     ascending = all(a < b for a, b in pairwise(edges))
     if not (ascending and all(abs(edge) < _LARGEST_EDGE for edge in edges)):
         raise _MalformedError("bounds do not ascend")
     _check(point, int(counts.sum()))
-    histogram = ExplicitHistogram(edges, counts, point.sum, _extreme(point, "min"), _extreme(point, "max"))
+    histogram = Histogram.explicit(edges, counts, point.sum, _extreme(point, "min"), _extreme(point, "max"))
     _check_sum(histogram)
     return histogram
 

@@ -15,6 +15,7 @@ from typing import Any, Final, NamedTuple
 from kc_otel.contract.model import KernelSpecs, declared_apart, declared_otherwise
 from kc_otel.contract.slices import Scalar
 from kc_otel.contract.units import format_duration
+from kc_otel.judge.plain_json import not_later
 from kc_otel.judge.points import INVALID
 from kc_otel.judge.series import Pair, SeriesKey
 
@@ -371,15 +372,8 @@ class Recorders:
 
     def turn_back(self, now: float) -> None:
         """The clock went back: none reported later than now."""
-        every: list[dict[Any, float]] = [*self.moved.values(), *self.measured.values(), *self.owed.values()]
-        for times in every:
-            times.update({of: min(at, now) for of, at in times.items()})
-        for senders in self.by_version.values():
-            for sender, report in senders.items():
-                senders[sender] = report._replace(at=min(report.at, now), measured=min(report.measured, now))
-        self.left = [
-            (version, sender, report._replace(at=min(report.at, now))) for version, sender, report in self.left
-        ]
+        known = self.by_version, self.moved, self.measured, self.owed, self.left
+        self.by_version, self.moved, self.measured, self.owed, self.left = not_later(known, now)
 
 
 def _shows(key: SeriesKey, other: SeriesKey) -> bool:

@@ -17,8 +17,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kc_otel.contract.model import Contract
-from kc_otel.stats import Binned, ExponentialHistogram
-from kc_otel.stats.histogram import Histogram, union
+from kc_otel.stats import Binned
+from kc_otel.stats.histogram import Histogram
 from kc_otel.stats.histogram_columns import HistogramColumns, merged
 
 Numbers = NDArray[np.int64]
@@ -178,7 +178,7 @@ class PaneColumns:
 
     def binned(self, grid: int, row: int, now: float) -> Binned:
         """Observations of a row in the window that ends now, as the view that bounds are computed from."""
-        return (self.window(grid, now).of(row) or ExponentialHistogram.empty(0)).binned()
+        return (self.window(grid, now).of(row) or Histogram.empty(0)).binned()
 
     def last(self, grid: int, row: int, now: float, seconds: float) -> Histogram | None:
         """Observations of a row in panes that began within the last `seconds`, at most the window; None for none."""
@@ -186,7 +186,7 @@ class PaneColumns:
         some = self._grids[grid].window(now)[-min(max(math.ceil(seconds / width), 1), size) :]
         contents = [content for pane in some if (content := self.whole(grid, pane)) is not None]
         parts = [part for content in contents if (part := content.of(row)) is not None]
-        return union(parts) if parts else None
+        return Histogram.union(parts) if parts else None
 
     def turn_back(self, now: float) -> None:
         """Move what lies ahead of a clock that went back to where it is now."""

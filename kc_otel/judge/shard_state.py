@@ -19,10 +19,10 @@ from typing import Any, Final, NamedTuple
 from kc_otel.contract.model import Contract
 from kc_otel.judge.contract_state import ContractState
 from kc_otel.judge.evaluator import Evaluator
+from kc_otel.judge.point_streams import RefusedSender
 from kc_otel.judge.recorders import KernelInfo, LastReport, know_kernel
-from kc_otel.judge.refused_points import RefusedSender
 from kc_otel.judge.series import LONG, SHORT, Heard, Pair, SeriesKey
-from kc_otel.stats.histogram import Histogram, union
+from kc_otel.stats.histogram import Histogram
 from kc_otel.stats.histogram_columns import HistogramColumns
 
 _PARTS_BEFORE_MERGE: Final = 8
@@ -42,7 +42,7 @@ class _Slot:
         self.parts.append(increment)
         self.time, self.now = max(self.time, time), max(self.now, now)
         if len(self.parts) >= _PARTS_BEFORE_MERGE:
-            self.parts = [union(self.parts)]
+            self.parts = [Histogram.union(self.parts)]
 
 
 class _Sent(NamedTuple):
@@ -120,7 +120,7 @@ def unsent_batch(evaluator: Evaluator, number: int, counters: dict[str, int], ke
     for name, state in evaluator.states.items():
         assert isinstance(state, ShardState)
         for (key, _, _, _), slot in state.slots.items():
-            counted.append(Counted(name, key, slot.time, slot.now, union(slot.parts)))
+            counted.append(Counted(name, key, slot.time, slot.now, Histogram.union(slot.parts)))
         said: dict[str, Any] = {
             "heard": [[*pair, times] for pair, times in state.heard_since().items()],
             "events": {kind: state.events[kind] - state.sent.events.get(kind, 0) for kind in _OF_STREAMS},
@@ -230,9 +230,8 @@ def merge(evaluator: Evaluator, batches: Iterable[ShardBatch], now: float) -> No
                     heard.setdefault((name, (train, inference)), []).extend(times)
                 _note(state, notes)
     for (name, pair), times in heard.items():
-        state = evaluator.states[name]
         for time in sorted(times):
-            state.heard.setdefault(pair, Heard(time)).hear(time, state.contract.observability.heartbeat)
+            evaluator.states[name].hear(pair, time)
 
 
 def _count(evaluator: Evaluator, state: ContractState, counted: Counted) -> None:

@@ -24,7 +24,7 @@ from kc_otel.judge.fail_evidence import SHARE_DIGITS
 from kc_otel.judge.series import Series
 from kc_otel.judge.statistics import clause_interval, rounded, samples_needed
 from kc_otel.judge.verdict import Cell, Status, Verdict
-from kc_otel.stats import Binned, ExponentialHistogram, Interval
+from kc_otel.stats import Binned, Histogram, Interval
 
 Window = Literal["short", "long"]
 WINDOWS: Final[tuple[Window, Window]] = ("short", "long")
@@ -56,7 +56,7 @@ _FAR_POWER: Final = 10
 
 def nothing(_window: Window = "short") -> Binned:
     """No observations."""
-    return ExponentialHistogram.empty(0).binned()
+    return Histogram.empty(0).binned()
 
 
 @dataclass(frozen=True, slots=True)

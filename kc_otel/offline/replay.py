@@ -24,8 +24,7 @@ from kc_otel.judge.escalation.escalate import EscalationState, escalate
 from kc_otel.judge.escalation.notices import GroupTiming
 from kc_otel.judge.evaluator import Evaluator, without_collector
 from kc_otel.judge.incidents.incident_lifecycle import TrafficSeen
-from kc_otel.judge.otlp.requests import METRICS, BadRequestError, from_protobuf
-from kc_otel.judge.otlp.traffic_entries import EVALUATED, MOST_BYTES, OWN_FILES, TrafficEntry, entry_of, unmarked
+from kc_otel.judge.otlp.traffic_entries import EVALUATED, MOST_BYTES, TrafficEntry, unmarked
 from kc_otel.judge.plain_json import finite_or_none
 from kc_otel.judge.statistics import metric_name
 from kc_otel.judge.verdict import Status
@@ -103,16 +102,10 @@ def _entries(path: Path, damage: list[str]) -> Iterator[TrafficEntry]:
 
 
 def _entry(message: bytes, damaged: Callable[[str], object]) -> TrafficEntry | None:
-    if (marked := unmarked(message)) is not None:
-        what, at, body = marked
-        if what == EVALUATED:
-            return TrafficEntry(at)
-        return TrafficEntry(at, body=body, damaged=damaged) if body else None
-    try:
-        return entry_of(from_protobuf(message, METRICS, OWN_FILES))
-    except BadRequestError as error:
-        damaged(str(error))
-        return None
+    if (marked := unmarked(message)) is None:
+        return TrafficEntry(math.nan, message, damaged).arrived()
+    what, at, body = marked
+    return TrafficEntry(at, body, damaged) if body or what == EVALUATED else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -351,7 +344,7 @@ class _Run:
     def take(self, entry: TrafficEntry) -> None:
         """A request arrives."""
         self._start = entry.at if math.isnan(self._start) else self._start
-        columns = self._evaluator.columns_of(entry.body, _MAX_ITEMS) if entry.body else None
+        columns = self._evaluator.columns_of(entry.body, _MAX_ITEMS)
         self._evaluator.ingest_metrics(entry.read() if columns is None else columns, entry.at)
         self._requests += 1
 

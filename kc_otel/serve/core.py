@@ -35,12 +35,12 @@ from kc_otel.judge.evaluator import Evaluator
 from kc_otel.judge.incidents.incident import OF_RECORDERS, Diagnosis, Incident, actions_taken, lifting_commands
 from kc_otel.judge.incidents.incident_lifecycle import TrafficSeen, by_urgency, with_diagnosis, with_word
 from kc_otel.judge.otlp.requests import ExportResult
+from kc_otel.judge.plain_json import not_later
+from kc_otel.judge.point_streams import Missing
 from kc_otel.judge.promotion.gate_evidence import SectionProblems, unchecked_offline
 from kc_otel.judge.promotion.stages import Promotion
 from kc_otel.judge.recorders import KernelInfo, kernel_names
-from kc_otel.judge.refused_points import Missing
 from kc_otel.judge.series import SeriesKey
-from kc_otel.judge.set_back import not_later
 from kc_otel.judge.verdict import Causes, Cell, Evaluation, Status, Verdict
 from kc_otel.serve.durable_sink import Inbox, TrafficRecording
 from kc_otel.serve.history import NOTIFYING, Announcement, CellHistory, EventLog

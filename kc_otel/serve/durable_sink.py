@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
 
-from kc_otel.judge.otlp.requests import ColumnSink, ExportResult, Limits, ThrottledError
+from kc_otel.judge.otlp.requests import ExportResult, Limits, MetricsSink, ThrottledError
 from kc_otel.judge.otlp.traffic_entries import EVALUATED, RECEIVED, judged_metrics, marked_frame
 from kc_otel.judge.otlp.wire_columns import ColumnMessage
 from kc_otel.record.worker import BoundedWorker, ReasonCounts
@@ -189,8 +189,8 @@ class NotKeptError(ThrottledError):
     outcome = "not_kept"
 
 
-class DurableSink(ColumnSink):
-    """Commits metrics to the inbox of a core or a shard, then applies them; `record` gets them in that order."""
+class DurableSink(MetricsSink):
+    """Commits metrics of a core or a shard to its inbox, then applies them; `record` gets all in that order."""
 
     def __init__(self, core: Core | Shard, record: Callable[[bytes, float], None] | None = None) -> None:
         self._core, self._record = core, record

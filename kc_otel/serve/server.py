@@ -33,7 +33,7 @@ from kc_otel._extras import MissingExtraError
 from kc_otel.contract.model import Contract
 from kc_otel.judge.escalation.notices import GroupTiming
 from kc_otel.judge.escalation.webhook_body import links_note
-from kc_otel.judge.otlp.requests import BindError, Limits, TelemetrySink
+from kc_otel.judge.otlp.requests import BindError, Limits, MetricsSink
 from kc_otel.judge.promotion.gate_evidence import SectionProblems, unchecked_offline
 from kc_otel.serve.access.access_file import AccessFile
 from kc_otel.serve.access.site_guard import GuardedSite, HostNames, OwnSite, reachable_from_elsewhere
@@ -220,16 +220,13 @@ async def _serve(
 @contextlib.asynccontextmanager
 async def sink_of(
     core: Core, config: ServeConfig, limits: Limits
-) -> AsyncIterator[tuple[TelemetrySink, Callable[[], Awaitable[None]]]]:
+) -> AsyncIterator[tuple[MetricsSink, Callable[[], Awaitable[None]]]]:
     """Return the core's sink for exports (the inbox in the state file, or the shards), and what evaluates every cell.
 
-    Requests that are in the inbox and not in the snapshot are applied. Without a state file it is the core. A
-    ShardError if the state file's streams are where the other engine has them: they would count twice.
+    Requests that are in the inbox and not in the snapshot are applied. A ShardError if the state file's streams are
+    where the other engine has them: they would count twice.
     """
     state = config.state
-    if state is None:
-        yield core, core.evaluate
-        return
     if core.merged and config.engine is StreamEngine.PROCESS:
         raise ShardError(
             f"{state}: its streams are on shards, and would count twice here; go on with --engine ray, or begin with "
@@ -255,7 +252,7 @@ async def sink_of(
         _log.warning("messages take several times as long to process: %s", machine_code.ABSENT)
     if count := recover(core):
         _log.info("%s: %d requests that were received and not yet in the snapshot are applied", state, count)
-    if not config.record:
+    if not config.record or state is None:
         yield DurableSink(core), core.evaluate
         return
     folder = state.with_name(f"{state.name}-recording")

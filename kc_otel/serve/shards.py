@@ -31,7 +31,7 @@ from kc_otel._extras import extra
 from kc_otel.contract.model import Contract
 from kc_otel.judge.evaluator import Evaluator
 from kc_otel.judge.otlp import requests
-from kc_otel.judge.otlp.requests import METRICS, ColumnSink, ExportResult, Limits, ReceiveError, ThrottledError, quickly
+from kc_otel.judge.otlp.requests import ExportResult, Limits, MetricsSink, ReceiveError, ThrottledError
 from kc_otel.judge.otlp.traffic_entries import judged_metrics
 from kc_otel.judge.series import SeriesKey
 from kc_otel.judge.shard_state import Counted, ShardBatch, ShardState, mark_sent, merge, unsent_batch
@@ -125,7 +125,7 @@ class Shard:
     async def take(self, body: bytes, at: float) -> ExportResult | Refused:
         """Take a serialized export that arrived at `at`, Unix seconds; it is on disk where this gives a result."""
         try:
-            return await self._sink.metrics(quickly(self._sink, body, METRICS, self._limits), at)
+            return await self._sink.metrics(self._sink.read(body, self._limits), at)
         except ThrottledError as error:
             return Refused("ThrottledError", str(error))
         except ReceiveError as error:
@@ -307,7 +307,7 @@ class ShardLine:
         return answer
 
 
-class ShardedSink(ColumnSink):
+class ShardedSink(MetricsSink):
     """Takes what arrives for the core, metrics by way of shards. Use it from one event loop."""
 
     def __init__(self, core: Core, start: Callable[[int], RayShard]) -> None:
@@ -332,9 +332,7 @@ class ShardedSink(ColumnSink):
         failed = [result for result in taken if isinstance(result, BaseException)]
         for error in sorted(failed, key=lambda error: not isinstance(error, ThrottledError)):
             raise error
-        results = [result for result in taken if isinstance(result, ExportResult)]
-        messages = dict.fromkeys(result.message for result in results if result.message)
-        return ExportResult(sum(result.rejected for result in results), "; ".join(messages))
+        return ExportResult.joined([result for result in taken if isinstance(result, ExportResult)])
 
     async def tick(self) -> None:
         """Ask the shards, and evaluate every cell with what they tell."""

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 from kc_otel.stats.e_detector import EDetector
 from kc_otel.stats.gradient_estimates import GradientBias, estimated_gradient_bias
-from kc_otel.stats.histogram import Buckets, ExponentialHistogram
+from kc_otel.stats.histogram import Buckets, Histogram
 from kc_otel.stats.interval import Binned, Holm, Interval, holm
 from kc_otel.stats.means import capped_mean_interval, mean_interval, support_deficit
 from kc_otel.stats.quantiles import fraction_interval, maximum_interval, quantile_interval, two_valued_mean_interval
@@ -33,7 +33,7 @@ from kc_otel.stats.rewards import (
 )
 
 __all__ = [
-    "Binned", "Buckets", "EDetector", "ExponentialHistogram", "GradientBias", "Holm", "Interval", "RewardDriftEstimate",
+    "Binned", "Buckets", "EDetector", "GradientBias", "Histogram", "Holm", "Interval", "RewardDriftEstimate",
     "capped_mean_interval", "estimated_gradient_bias", "estimated_reward_drift", "fraction_interval", "holm",
     "maximum_interval", "mean_interval", "quantile_interval", "reward_drift_interval", "reward_sides",
     "support_deficit", "tv_for_reward_budget", "two_valued_mean_interval",

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import ClassVar, Final
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -87,11 +87,11 @@ class Buckets:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class ExponentialHistogram:
-    """A base-2 exponential histogram.
+class Histogram:
+    """A base-2 exponential histogram, or one with explicit bounds.
 
     Attributes:
-        scale: Resolution: each bucket's edges differ by the factor 2^(2^-scale).
+        scale: Resolution: each bucket's edges differ by the factor 2^(2^-scale); EXPLICIT where there are bounds.
         count: Number of observations.
         sum: Exact sum of the observations; nan when unknown.
         zero_count: Observations in the zero bucket, |x| <= zero_threshold.
@@ -102,6 +102,8 @@ class ExponentialHistogram:
         zero_threshold: Half width of the zero bucket.
         maximum_observed: Whether `maximum` is itself an observation, as in a received histogram, and not only a bound
             on them, as in the difference of two.
+        layout: Explicit bounds e0..ek: positive bucket 0 is (-inf, e0], the next (e0, e1], the last (ek, inf). None for
+            an exponential histogram. Only those of one layout can be merged; exponential ones are made coarser.
     """
 
     scale: int
@@ -114,25 +116,40 @@ class ExponentialHistogram:
     maximum: float = math.nan
     zero_threshold: float = 0.0
     maximum_observed: bool = True
+    layout: tuple[float, ...] | None = None
 
     @classmethod
-    def empty(cls, scale: int) -> ExponentialHistogram:
+    def empty(cls, scale: int, layout: tuple[float, ...] | None = None) -> Histogram:
         """A histogram of nothing."""
-        return cls(scale, 0, 0.0, 0, Buckets.empty(), Buckets.empty())
+        return cls(scale, 0, 0.0, 0, Buckets.empty(), Buckets.empty(), layout=layout)
 
     @classmethod
-    def union(cls, parts: Iterable[ExponentialHistogram]) -> ExponentialHistogram:
+    def explicit(
+        cls,
+        edges: tuple[float, ...],
+        counts: NDArray[np.int64],
+        sum: float,
+        minimum: float = math.nan,
+        maximum: float = math.nan,
+    ) -> Histogram:
+        """A histogram with the bounds e0..ek, and counts, int64 [k + 2]; no bounds are a single bucket, a counter."""
+        total, buckets, none = int(counts.sum()), Buckets(0, counts), Buckets.empty()
+        return cls(EXPLICIT, total, sum, 0, buckets, none, minimum, maximum, layout=edges)
+
+    @classmethod
+    def union(cls, parts: Iterable[Histogram]) -> Histogram:
         """Histogram of all samples together, at the coarsest of their scales, or coarser to stay in MAX_BUCKETS.
 
-        Faster than merging one by one. The union of empty histograms alone is an empty one at scale 0.
+        Faster than merging one by one. Where the layout changed, only those of the last part's.
         """
-        parts = [part for part in parts if part.count]
+        every = [*parts]
+        parts = [part for part in every if part.count and part.layout == every[-1].layout]
         if len(parts) < 2:
-            return parts[0] if parts else cls.empty(0)
+            return (parts or every[-1:] or [cls.empty(0)])[0]
         minimum, maximum, observed = _together(parts)  # aligned buckets are wider
         parts = _aligned(parts)
-        return cls(
-            scale=parts[0].scale,
+        return replace(
+            parts[0],
             count=sum(part.count for part in parts),
             sum=math.fsum(part.sum for part in parts),
             zero_count=sum(part.zero_count for part in parts),
@@ -140,17 +157,16 @@ class ExponentialHistogram:
             negative=Buckets.union([part.negative for part in parts]),
             minimum=minimum,
             maximum=maximum,
-            zero_threshold=parts[0].zero_threshold,
             maximum_observed=observed,
         )
 
-    def merged(self, other: ExponentialHistogram) -> ExponentialHistogram:
+    def merged(self, other: Histogram) -> Histogram:
         """Histogram of both samples together, as `union`; merging with an empty one changes nothing."""
         if not other.count:
             return self
-        return ExponentialHistogram.union((self, other))
+        return Histogram.union((self, other))
 
-    def downscaled(self, scale: int) -> ExponentialHistogram:
+    def downscaled(self, scale: int) -> Histogram:
         """The same at a lower or equal scale; a ValueError if it is higher than this histogram's."""
         by = self.scale - scale
         if by < 0:
@@ -159,7 +175,7 @@ class ExponentialHistogram:
             return self
         return replace(self, scale=scale, positive=self.positive.downscaled(by), negative=self.negative.downscaled(by))
 
-    def sized(self, scale: int, zero_threshold: float, most: int) -> ExponentialHistogram:
+    def sized(self, scale: int, zero_threshold: float, most: int) -> Histogram:
         """The same in fewer buckets: at most `most` of each sign, counted from just below the zero threshold upwards.
 
         It has this scale if the buckets suffice, otherwise a lower one. The zero threshold is a power of two, so that
@@ -171,13 +187,13 @@ class ExponentialHistogram:
             by += 1
         return sized.downscaled(scale - by)
 
-    def since(self, earlier: Histogram) -> ExponentialHistogram | None:
+    def since(self, earlier: Histogram) -> Histogram | None:
         """Return the observations after `earlier`, both cumulative from the same start; None on contradiction.
 
         A cumulative histogram does not contain the interval's own extremes. They are bounded by the edges of the
         outermost buckets of the difference, and are the cumulative extremes where those moved.
         """
-        if isinstance(earlier, ExplicitHistogram):
+        if self.layout != earlier.layout:
             return None
         if not earlier.count:
             return self
@@ -187,15 +203,16 @@ class ExponentialHistogram:
         if count < 0 or zero_count < 0 or (positive.counts < 0).any() or (negative.counts < 0).any():
             return None
         if not count:
-            return ExponentialHistogram.empty(a.scale)
-        delta = ExponentialHistogram(
-            scale=a.scale,
+            return Histogram.empty(a.scale, a.layout)
+        delta = replace(
+            a,
             count=count,
             sum=a.sum - b.sum,
             zero_count=zero_count,
             positive=positive,
             negative=negative,
-            zero_threshold=a.zero_threshold,
+            minimum=math.nan,
+            maximum=math.nan,
         )
         low, high, _ = delta.extremes()
         minimum, maximum, observed = _moved(a, b, low, high)
@@ -212,9 +229,9 @@ class ExponentialHistogram:
             parts.append((edges[:-1], edges[1:], self.negative.counts[::-1]))
         if self.zero_count:
             zero = np.array([-self.zero_threshold, self.zero_threshold])
-            parts.append((zero[:1], zero[1:], np.array([self.zero_count], dtype=np.int64)))
+            parts.append((zero[:1], zero[1:], np.array([self.zero_count])))
         if self.positive.counts.size:
-            edges = np.maximum(edges_of(self.positive.offset, self.positive.end, self.scale), self.zero_threshold)
+            edges = self._positive_edges()
             parts.append((edges[:-1], edges[1:], self.positive.counts))
         if len(parts) == 1:
             lower, upper, count = parts[0]
@@ -222,15 +239,22 @@ class ExponentialHistogram:
             lower, upper, count = (np.concatenate(columns) for columns in zip(*parts, strict=True))
         else:
             lower, upper, count = np.zeros(0), np.zeros(0), np.zeros(0, dtype=np.int64)
-        return clipped(lower, upper, count, self.sum, self.minimum, self.maximum, self.maximum_observed)
+        minimum, maximum = (value if math.isfinite(value) else math.nan for value in (self.minimum, self.maximum))
+        return clipped(lower, upper, count, self.sum, minimum, maximum, self.maximum_observed)
 
-    @property
-    def layout(self) -> tuple[float, ...] | None:
-        """Key that two histograms must share to be merged: nothing, because every scale can be made coarser."""
-        return None
+    def _positive_edges(self) -> NDArray[np.float64]:
+        """Edges of the positive buckets, beyond the zero bucket."""
+        first, end = self.positive.offset, self.positive.end
+        if self.layout is not None:
+            return np.array((-math.inf, *self.layout, math.inf)[first : end + 1])
+        return np.maximum(edges_of(first, end, self.scale), self.zero_threshold)
 
     def sums(self) -> tuple[float, float]:
-        """Smallest and largest sum that the buckets allow, with one bucket to spare on either side."""
+        """Smallest and largest sum that the buckets allow; exponential ones with one bucket to spare on either side."""
+        if self.layout is not None:
+            edges, used = self._positive_edges(), np.flatnonzero(self.positive.counts)
+            lower, upper = np.fmax(edges[used], self.minimum), np.fmin(edges[used + 1], self.maximum)
+            return float(lower @ self.positive.counts[used]), float(upper @ self.positive.counts[used])
         zero = self.zero_count * max(self.zero_threshold, _UNSAID_ZERO)
         wider = 2.0 ** (3.0 * 2.0**-self.scale)
         positive, negative = self.positive.least(self.scale), self.negative.least(self.scale)
@@ -251,10 +275,12 @@ class ExponentialHistogram:
 
     def _edge(self, bucket: int) -> float:
         """Lower edge of a positive bucket, beyond the zero bucket."""
+        if self.layout is not None:
+            return (-math.inf, *self.layout, math.inf)[bucket]
         exponent: float = bucket * 2.0**-self.scale
         return max(math.inf if exponent >= 1024.0 else 2.0**exponent, self.zero_threshold)
 
-    def _with_zero_threshold(self, threshold: float) -> ExponentialHistogram:
+    def _with_zero_threshold(self, threshold: float) -> Histogram:
         """The same with a wider zero bucket, that takes the buckets it reaches into; it grows to their outer edges."""
         if threshold <= self.zero_threshold:
             return self
@@ -273,7 +299,7 @@ class ExponentialHistogram:
         )
 
 
-def _aligned(parts: list[ExponentialHistogram]) -> list[ExponentialHistogram]:
+def _aligned(parts: list[Histogram]) -> list[Histogram]:
     """The same with one zero bucket, and at one scale at which their union has no more than MAX_BUCKETS a side."""
     threshold = max(part.zero_threshold for part in parts)
     while any(part.zero_threshold < threshold for part in parts):
@@ -300,101 +326,6 @@ def edges_of(first: int, end: int, scale: int) -> NDArray[np.float64]:
     with np.errstate(over="ignore"):
         edges: NDArray[np.float64] = np.exp2(np.arange(first, end + 1) * 2.0**-scale)
     return edges
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class ExplicitHistogram:
-    """A histogram with the buckets (-inf, e0], (e0, e1], ... (ek, inf): `edges` e0..ek, and counts, int64 [k + 2].
-
-    Extremes are nan when unknown; `maximum_observed` says whether the maximum is itself an observation. No edges at all
-    are a single bucket: a counter. Beside exponential ones, in columns, its buckets are positive ones from 0 on.
-    """
-
-    scale: ClassVar[int] = EXPLICIT
-    zero_threshold: ClassVar[float] = 0.0
-    zero_count: ClassVar[int] = 0
-    negative: ClassVar[Buckets] = Buckets.empty()
-    edges: tuple[float, ...]
-    counts: NDArray[np.int64]
-    sum: float
-    minimum: float = math.nan
-    maximum: float = math.nan
-    maximum_observed: bool = True
-
-    @property
-    def count(self) -> int:
-        """Number of observations."""
-        return int(self.counts.sum())
-
-    @property
-    def positive(self) -> Buckets:
-        """The buckets."""
-        return Buckets(0, self.counts)
-
-    @property
-    def layout(self) -> tuple[float, ...]:
-        """Key that two histograms must share to be merged."""
-        return self.edges
-
-    @classmethod
-    def of_count(cls, count: int) -> ExplicitHistogram:
-        """A counter's value."""
-        return cls((), np.array([count], dtype=np.int64), 0.0)
-
-    def since(self, earlier: Histogram) -> ExplicitHistogram | None:
-        """As `ExponentialHistogram.since`."""
-        if isinstance(earlier, ExponentialHistogram) or ((counts := self.counts - earlier.counts) < 0).any():
-            return None
-        moved = _moved(self, earlier, *_outermost(self.edges, counts))
-        return ExplicitHistogram(self.edges, counts, self.sum - earlier.sum, *moved)
-
-    @classmethod
-    def union(cls, parts: Sequence[ExplicitHistogram]) -> ExplicitHistogram:
-        """Histogram of all samples together; at least one part, all with equal edges."""
-        used = [part for part in parts if part.count] or list(parts[:1])
-        if len(used) == 1:
-            return used[0]
-        counts, total = np.sum([part.counts for part in used], axis=0), math.fsum(part.sum for part in used)
-        return cls(used[0].edges, counts, total, *_together(used))
-
-    def binned(self) -> Binned:
-        """The view that bounds are computed from."""
-        minimum = self.minimum if math.isfinite(self.minimum) else math.nan
-        maximum = self.maximum if math.isfinite(self.maximum) else math.nan
-        bins = Binned.of_explicit(self.edges, self.counts.tolist(), self.sum, minimum, maximum)
-        return replace(bins, maximum_observed=self.maximum_observed)
-
-    def sums(self) -> tuple[float, float]:
-        """Smallest and largest sum that the buckets allow."""
-        used = np.flatnonzero(self.counts)
-        if not used.size:
-            return 0.0, 0.0
-        edges = np.array((-math.inf, *self.edges, math.inf))
-        lower, upper = np.fmax(edges[used], self.minimum), np.fmin(edges[used + 1], self.maximum)
-        return float(lower @ self.counts[used]), float(upper @ self.counts[used])
-
-    def extremes(self) -> tuple[float, float, bool]:
-        """As `ExponentialHistogram.extremes`."""
-        low, high = _outermost(self.edges, self.counts)
-        known = not math.isnan(self.maximum)
-        return (
-            low if math.isnan(self.minimum) else self.minimum,
-            self.maximum if known else high,
-            known and self.maximum_observed,
-        )
-
-
-Histogram = ExponentialHistogram | ExplicitHistogram
-
-
-def union(parts: Sequence[Histogram]) -> Histogram:
-    """Histogram of all samples together; at least one part. Where the layout changed, only those of the last."""
-    layout = parts[-1].layout
-    if layout is None:
-        return ExponentialHistogram.union([part for part in parts if isinstance(part, ExponentialHistogram)])
-    return ExplicitHistogram.union(
-        [part for part in parts if isinstance(part, ExplicitHistogram) and part.edges == layout]
-    )
 
 
 def sum_fits(histogram: Histogram, slack: float = 0.0) -> bool:
@@ -428,11 +359,3 @@ def _together(parts: Sequence[Histogram]) -> tuple[float, float, bool]:
     maximum = max(most for _, most, _ in extremes)
     observed = any(observed and most == maximum for _, most, observed in extremes)
     return min(least for least, _, _ in extremes), maximum, observed
-
-
-def _outermost(edges: tuple[float, ...], counts: NDArray[np.int64]) -> tuple[float, float]:
-    used = np.flatnonzero(counts)
-    if not used.size:
-        return math.nan, math.nan
-    around = (-math.inf, *edges, math.inf)
-    return around[int(used[0])], around[int(used[-1]) + 1]

@@ -14,15 +14,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from kc_otel.stats.histogram import (
-    EXPLICIT,
-    MAX_BUCKETS,
-    Buckets,
-    ExplicitHistogram,
-    ExponentialHistogram,
-    Histogram,
-    union,
-)
+from kc_otel.stats.histogram import EXPLICIT, MAX_BUCKETS, Buckets, Histogram
 
 Floats = NDArray[np.float64]
 Numbers = NDArray[np.int64]
@@ -44,7 +36,7 @@ class SideColumns:
         size = np.array([side.counts.size for side in sides], np.int64)
         offset = np.array([side.offset for side in sides], np.int64)
         counts = np.concatenate([side.counts for side in sides]) if sides else np.zeros(0, np.int64)
-        return cls(offset, size, _packed(counts))
+        return cls(offset, size, packed(counts))
 
     @classmethod
     def packed(cls, offset: Numbers, size: Numbers, counts: NDArray[np.integer], largest: int) -> SideColumns:
@@ -72,7 +64,7 @@ class SideColumns:
         if not size.any():
             return cls.empty(size.size)
         found = counts.reshape(-1)[_ranges(begin + np.arange(len(counts)) * counts.shape[1], size)]
-        return cls(np.where(size > 0, first + begin, 0), size, _packed(found))
+        return cls(np.where(size > 0, first + begin, 0), size, packed(found))
 
     @cached_property
     def begins(self) -> Numbers:
@@ -125,10 +117,7 @@ class SideColumns:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class HistogramColumns:
-    """Histograms [n] with a column for each field of `ExponentialHistogram`; `observed` is its `maximum_observed`.
-
-    Those with explicit bounds have the scale EXPLICIT, and their layout; that of the others is None.
-    """
+    """Histograms [n] with a column for each field of `Histogram`; `observed` is its `maximum_observed`."""
 
     scale: Numbers
     zero_threshold: Floats
@@ -178,23 +167,18 @@ class HistogramColumns:
         return self.count.size
 
     def __getitem__(self, number: int) -> Histogram:
-        positive = self.positive.buckets(number)
-        extremes = float(self.minimum[number]), float(self.maximum[number])
-        observed, total = bool(self.observed[number]), float(self.sum[number])
-        if (edges := self.layout[number]) is not None:
-            counts = np.zeros(len(edges) + 1, np.int64)
-            counts[positive.offset : positive.end] = positive.counts
-            return ExplicitHistogram(edges, counts, total, *extremes, observed)
-        return ExponentialHistogram(
+        return Histogram(
             int(self.scale[number]),
             int(self.count[number]),
-            total,
+            float(self.sum[number]),
             int(self.zero_count[number]),
-            positive,
+            self.positive.buckets(number),
             self.negative.buckets(number),
-            *extremes,
+            float(self.minimum[number]),
+            float(self.maximum[number]),
             float(self.zero_threshold[number]),
-            observed,
+            bool(self.observed[number]),
+            self.layout[number],
         )
 
     def taken(self, which: Numbers) -> HistogramColumns:
@@ -237,7 +221,7 @@ def merged(rows: Numbers, columns: HistogramColumns) -> tuple[Numbers, Histogram
     if odd.size:
         groups = (columns.taken(np.flatnonzero(owner == number)).objects() for number in odd.tolist())
         numbers.append(odd)
-        parts.append(HistogramColumns.of([union([*group]) for group in groups]))
+        parts.append(HistogramColumns.of([Histogram.union(group) for group in groups]))
     return found, HistogramColumns.joined(parts).taken(np.argsort(np.concatenate(numbers)))
 
 
@@ -291,7 +275,7 @@ _BUCKETS_PER_BLOCK: Final = 2**18
 _FIELDS: Final = tuple(field.name for field in fields(HistogramColumns))[:-2]
 
 
-def _packed(counts: NDArray[np.integer]) -> NDArray[np.integer]:
+def packed(counts: NDArray[np.integer]) -> NDArray[np.integer]:
     """The same counts in as few bytes as the largest needs; none is negative."""
     return counts.astype(_kind(int(counts.max(initial=0))), copy=False)
 

@@ -68,18 +68,6 @@ class Binned:
         least, most = (float(values[0]), float(values[-1])) if values.size else (math.nan, math.nan)
         return cls(values, values, count, int(count.sum()), float(values @ count), least, most)
 
-    @classmethod
-    def of_explicit(
-        cls, edges: Sequence[float], counts: Sequence[int], sum: float, minimum: float, maximum: float
-    ) -> Binned:
-        """Read an explicit-bucket histogram: `len(edges) + 1` counts, bucket i in (edges[i-1], edges[i]]."""
-        if len(counts) != len(edges) + 1:
-            raise ValueError(f"counts: {len(counts)} counts for {len(edges)} edges; there is one count more than edges")
-        bounds = np.array([-math.inf, *edges, math.inf], dtype=np.float64)
-        if not (bounds[1:-1] < bounds[2:]).all():
-            raise ValueError(f"edges: {list(edges)!r} do not ascend")
-        return clipped(bounds[:-1], bounds[1:], np.asarray(counts, dtype=np.int64), sum, minimum, maximum, True)
-
     def merged(self, bins: int) -> Binned:
         """The same observations in at most that many bins, neighbours together: the sum stays exact, edges widen."""
         if self.count.size <= bins:

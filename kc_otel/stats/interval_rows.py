@@ -1,7 +1,7 @@
 """Samples as the rows of one matrix, and intervals of all of them in columns: of one, or of many histograms.
 
 Rows share the edges of their bins; where a histogram's extremes draw in the outermost bins, the row has edges of its
-own there, as `ExponentialHistogram.binned` would give it. A histogram that does not fit beside the others (edges that
+own there, as `Histogram.binned` would give it. A histogram that does not fit beside the others (edges that
 are not finite, one extreme that is unknown) is a matrix of its own.
 """
 

@@ -41,7 +41,7 @@ import yaml
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
 
 from kc_otel.generate.prometheus import standalone_file
-from kc_otel.judge.otlp.requests import METRICS
+from kc_otel.judge.otlp.requests import SERVICES
 from tests.integration.conftest import Evaluator
 from tests.tools import debian, remote_write
 from tests.tools.real_messages import CONTRACTS, INTERVAL, Case, Sender, contract, messages
@@ -134,7 +134,7 @@ async def over_http(url: str) -> AsyncIterator[Export]:
 async def over_grpc(address: str) -> AsyncIterator[Export]:
     """A channel of its own; answers are codes."""
     async with grpc.aio.insecure_channel(address, [("grpc.use_local_subchannel_pool", 1)]) as channel:
-        method = channel.unary_unary(f"/{METRICS.service}/Export")
+        method = channel.unary_unary(f"/{SERVICES['metrics']}/Export")
 
         async def export(body: bytes) -> str:
             try:

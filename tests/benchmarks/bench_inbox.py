@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
 
-from kc_otel.judge.otlp.requests import METRICS, Limits, quickly
+from kc_otel.judge.otlp.requests import Limits
 from kc_otel.serve.core import Core
 from kc_otel.serve.durable_sink import DurableSink
 from kc_otel.serve.store.state_file import open_state
@@ -41,7 +41,7 @@ async def measured(file: Path | None, exports: Sequence[Sequence[bytes]]) -> tup
                 if next(started) % EVALUATED_EVERY == 0:
                     await core.evaluate()
                 began = time.perf_counter()
-                request = quickly(sink, body, METRICS, limits)
+                request = sink.read(body, limits)
                 if file is None:
                     core.metrics(request)
                     await asyncio.sleep(0)

@@ -20,7 +20,7 @@ from kc_otel.contract.errors import ContractError
 from kc_otel.contract.load import load_text
 from kc_otel.judge.decisions import DecisionTable
 from kc_otel.judge.evaluator import Evaluator
-from kc_otel.judge.otlp.requests import LOGS, METRICS, TRACES, Limits, ReceiveError, from_json, from_protobuf, inflate
+from kc_otel.judge.otlp.requests import Limits, ReceiveError, from_json, from_protobuf, inflate
 from kc_otel.judge.promotion.gate_evidence import EvidenceError
 from kc_otel.offline.gate.evidence import verify_evidence
 from kc_otel.offline.replay import TrafficFileError, read_recordings
@@ -48,7 +48,7 @@ def _file(content: bytes, name: str = "file") -> Path:
 def otlp_protobuf(body: bytes) -> None:
     evaluator = Evaluator([make_contract()])
     try:
-        evaluator.ingest_metrics(from_protobuf(body, METRICS, _LIMITS), NOW)
+        evaluator.ingest_metrics(from_protobuf(body, _LIMITS), NOW)
     except ReceiveError:
         return
     evaluator.evaluate(NOW)
@@ -56,13 +56,10 @@ def otlp_protobuf(body: bytes) -> None:
 
 def otlp_json(body: bytes) -> None:
     evaluator = Evaluator([make_contract()])
-    for signal in (METRICS, TRACES, LOGS):
-        try:
-            request = from_json(body, signal, _LIMITS)
-        except ReceiveError:
-            continue
-        if signal is METRICS:
-            evaluator.ingest_metrics(request, NOW)
+    try:
+        evaluator.ingest_metrics(from_json(body, _LIMITS), NOW)
+    except ReceiveError:
+        return
     evaluator.evaluate(NOW)
 
 

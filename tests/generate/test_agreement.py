@@ -33,8 +33,8 @@ from kc_otel.generate.prometheus.standalone_rules import standalone_file
 from kc_otel.judge.statistics import clause_interval
 from kc_otel.judge.verdict import Status
 from kc_otel.record.telemetry.accumulate import Accumulator
-from kc_otel.stats import ExponentialHistogram, Interval
-from kc_otel.stats.histogram import Buckets, union
+from kc_otel.stats import Histogram, Interval
+from kc_otel.stats.histogram import Buckets
 from kc_otel.stats.interval import Binned
 from kc_otel.stats.means import Placement, capped_mean_interval, mean_interval
 
@@ -81,7 +81,7 @@ def contract_of_every_kind() -> Contract:
 class Export:
     step: int
     run: int
-    content: dict[str, ExponentialHistogram]
+    content: dict[str, Histogram]
     values: int
 
 
@@ -117,18 +117,18 @@ class Stream:
                 found = {key: value for (key, _), value in accumulator.snapshot().items() if key in EXPORTED}
                 self.exports.append(Export(step, run, found, len(self.ratios[run])))
 
-    def between(self, at: int, seconds: float) -> tuple[np.ndarray, dict[str, ExponentialHistogram]]:
+    def between(self, at: int, seconds: float) -> tuple[np.ndarray, dict[str, Histogram]]:
         """Log ratios observed after the first export of a window and up to its last, and their histograms."""
         inside = [export for export in self.exports if at - seconds < export.step * STEP <= at]
         ratios: list[np.ndarray] = []
-        parts: dict[str, list[ExponentialHistogram]] = {key: [] for key in EXPORTED}
+        parts: dict[str, list[Histogram]] = {key: [] for key in EXPORTED}
         for before, after in itertools.pairwise(inside):
             same = before.run == after.run
             ratios += self.ratios[after.run][before.values if same else 0 : after.values]
             for key in EXPORTED:
                 part = after.content[key].since(before.content[key]) if same else after.content[key]
                 parts[key].append(part)
-        whole = {key: union(found) for key, found in parts.items() if found}
+        whole = {key: Histogram.union(found) for key, found in parts.items() if found}
         return np.concatenate(ratios) if ratios else np.zeros(0), whole
 
 
@@ -239,7 +239,7 @@ def contract() -> Contract:
     return contract_of_every_kind()
 
 
-def literal(value: ExponentialHistogram) -> str:
+def literal(value: Histogram) -> str:
     """A native histogram in promtool's notation; its buckets are numbered by their upper edge."""
 
     def side(name: str, buckets: Buckets) -> str:

@@ -9,7 +9,7 @@ import pytest
 
 from kc_otel.judge.evaluator import Evaluator
 from kc_otel.judge.verdict import Status, Verdict
-from tests.tools.verdicts import verdicts_of
+from tests.tools.verdicts import verdicts_of, window_of
 
 LIMIT = 0.004
 WIDTH = 30.0
@@ -70,7 +70,7 @@ def test_a_fail_ends_on_what_came_after_the_fault(watched: Watched) -> None:
     found = watched.pane(np.zeros(3000))
     assert (found.status, found.samples, found.evidence) == (Status.PASS, 3000, 0.0)
     assert found.upper <= LIMIT
-    assert watched.evaluator.distribution(found.cell, 300, watched.now).total == 23_000
+    assert window_of(watched.evaluator, found.cell, watched.now).total == 23_000
     again = watched.verdict()
     assert (again.status, again.samples, again.evidence) == (Status.PASS, 3000, 0.0)
     for _ in range(130):  # until the fault has left the long window, and the memory of it with it

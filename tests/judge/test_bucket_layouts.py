@@ -14,7 +14,7 @@ from kc_otel.contract.model import Contract
 from kc_otel.contract.registry.clause_metrics import DERIVED, Unit
 from kc_otel.judge.statistics import clause_interval, mean_range, mean_test
 from kc_otel.record.telemetry.buckets import slots
-from kc_otel.stats import ExponentialHistogram
+from kc_otel.stats import Histogram
 from kc_otel.stats.interval_rows import HistogramRows
 from tests.tools.real_messages import contract, drift
 
@@ -65,7 +65,7 @@ def observed(name: str, id: str, share: float) -> tuple[Contract, Clause, np.nda
     return promised, clause, values(high * log_ratios)
 
 
-def counted(values: np.ndarray) -> ExponentialHistogram:
+def counted(values: np.ndarray) -> Histogram:
     """A histogram of scale 4."""
     kind = slots()
     counts = np.bincount(kind.locate(values), minlength=kind.size).astype(np.int64)

@@ -15,7 +15,7 @@ from kc_otel.judge.evaluator import Evaluator
 from kc_otel.judge.series import Heard
 from kc_otel.judge.verdict import Cell, Status
 from tests.judge.conftest import NOW, counted, evaluator_of, info_request, merge, take
-from tests.tools.verdicts import verdicts_of
+from tests.tools.verdicts import verdicts_of, window_of
 
 TRAIN, INFERENCE, NEWER = "aaaaaaaaaaaa", "bbbbbbbbbbbb", "cccccccccccc"
 RNG = np.random.default_rng(3)
@@ -99,7 +99,7 @@ def test_window_content_equals_the_samples_in_it(contract: Any, sender: Any, now
         for window, width in ((300.0, 30.0), (3600.0, 300.0)):
             panes = window / width
             inside = [values for at, values in sent if at <= time and at // width > time // width - panes]
-            assert exact(evaluator.distribution(cell(), window, time), np.concatenate(inside))
+            assert exact(window_of(evaluator, cell(), time, window), np.concatenate(inside))
     assert evaluator.counters == {"accepted": 39}
 
 
@@ -111,7 +111,7 @@ def test_processes_of_one_pair_merge(contract: Any, sender: Any, now: float) -> 
     senders[1].restart(now + 6)
     again = [s.request(now + 10, v) for s, v in zip(senders, values[3:], strict=True)]
     evaluator.ingest_metrics(merge(*again), now + 10)
-    assert exact(evaluator.distribution(cell(), 300.0, now + 10), np.concatenate(values))
+    assert exact(window_of(evaluator, cell(), now + 10), np.concatenate(values))
     assert evaluator.stream_count == 3
     assert evaluator.series_count == 1
     assert evaluator.events["reset"] == 1
@@ -129,7 +129,7 @@ def test_two_senders_under_one_identity_are_told(contract: Any, sender: Any, now
     assert said.rejected == 0
     assert "give each its own service.instance.id" in said.message
     assert evaluator.counters["two_writers"] >= 7
-    assert evaluator.distribution(cell(), 300.0, time).total <= 8 * 40
+    assert window_of(evaluator, cell(), time).total <= 8 * 40
 
 
 @pytest.mark.parametrize("columns", [False, True])
@@ -288,7 +288,7 @@ def test_points_are_judged_on_the_short_window_or_said_to_be_too_old_for_it(
         at = now + 10.0 * step + 7.0
         answer = take(evaluator, at, source.request(at - age, small(500).clip(1e-5)))
         assert ("make observability.window longer" in answer.message) == late
-        assert late or evaluator.distribution(cell(), window, at + 1.0).total >= 500
+        assert late or window_of(evaluator, cell(), at + 1.0, window).total >= 500
     assert evaluator.taken_as_columns == 11 * columns
     assert evaluator.counters["behind"] == 12 * late
     assert [row.outcome for row in evaluator.missing("policy", at + 60.0)] == ["behind"] * late
@@ -482,7 +482,7 @@ def test_other_buckets_are_refused_while_those_of_a_series_are_in_use(contract: 
     # A roll-out that changes them: they count once nobody has used the old ones for a short window.
     assert evaluator.ingest_metrics(other.request(now + 299, [0.3]), now + 299).rejected == 1
     assert evaluator.ingest_metrics(other.request(now + 301, [0.3]), now + 301).rejected == 0
-    assert evaluator.distribution(cell(), 300, now + 301).total == 3
+    assert window_of(evaluator, cell(), now + 301).total == 3
     assert evaluator.events["layout_changed"] == 1
 
 
@@ -500,7 +500,7 @@ def test_a_clock_that_goes_forward_and_back_blinds_nothing(contract: Any, sender
     assert evaluator.events["clock_went_back"] == 1
     (verdict, *_) = verdicts_of(evaluator, back)
     assert (verdict.status, verdict.samples) == (Status.FAIL, 700)
-    assert evaluator.distribution(cell(), 300, back + 310).total == 0
+    assert window_of(evaluator, cell(), back + 310).total == 0
     assert "no report" in verdicts_of(evaluator, back + 310)[0].reason
     assert not any(time > back for series in evaluator.states["policy"].series.values() for time in (series.newest,))
 

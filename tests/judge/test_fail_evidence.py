@@ -15,8 +15,7 @@ from kc_otel.judge.fail_evidence import FailEvidence
 from kc_otel.judge.series import SeriesKey
 from kc_otel.judge.statistics import MeanTest, mean_test
 from kc_otel.judge.verdict import Cell
-from kc_otel.stats import Buckets, ExponentialHistogram
-from kc_otel.stats.histogram import ExplicitHistogram
+from kc_otel.stats import Buckets, Histogram
 from kc_otel.stats.histogram_columns import HistogramColumns
 from kc_otel.stats.interval_rows import HistogramRows, rows_of
 from tests.judge.conftest import NOW, make_contract
@@ -32,10 +31,10 @@ CLAUSES = {
 }
 
 
-def histogram(values: Any) -> ExplicitHistogram:
+def histogram(values: Any) -> Histogram:
     """Observations in buckets, extremes unknown."""
     counts = np.bincount(np.searchsorted(EDGES, values), minlength=len(EDGES) + 1)
-    return ExplicitHistogram(EDGES, counts.astype(np.int64), float(np.sum(values)))
+    return Histogram.explicit(EDGES, counts.astype(np.int64), float(np.sum(values)))
 
 
 def take(evidence: FailEvidence, arrived: Any, now: float, **more: Any) -> None:
@@ -193,7 +192,7 @@ def test_many_samples_gain_what_each_does(test: MeanTest, counts: list[int]) -> 
     side, none = Buckets(-12, np.array(counts)), Buckets.empty()
     first, end = 2.0 ** (-12 / 16), 2.0 ** ((-12 + len(counts)) / 16)
     samples = [
-        ExponentialHistogram(4, sum(counts), 0.7 * sum(counts), 0, side, none, minimum, maximum, 2.0**-30)
+        Histogram(4, sum(counts), 0.7 * sum(counts), 0, side, none, minimum, maximum, 2.0**-30)
         for minimum, maximum in ((first * 1.01, end / 1.01), (first * 1.01, end), (first, end / 1.01), (first, end))
     ]
     (rows,) = rows_of(HistogramColumns.of(samples))

@@ -12,7 +12,7 @@ from kc_otel.judge.fault_end import Fault
 from kc_otel.judge.statistics import MeanTest
 from kc_otel.record.telemetry.buckets import QuantityStream, cells
 from kc_otel.serve.store.codecs import decode_evidence, encode_evidence
-from kc_otel.stats import ExponentialHistogram
+from kc_otel.stats import Histogram
 
 LIMIT = 0.004
 PANE = 20
@@ -20,7 +20,7 @@ TEST = MeanTest(LIMIT, low=0.0, cap=1.0)
 ALPHA = 0.01
 
 
-def histogram(values: np.ndarray) -> ExponentialHistogram:
+def histogram(values: np.ndarray) -> Histogram:
     """Observations as a recorder has them."""
     stream = QuantityStream(1, cells().slots)
     stream.add(np.minimum(values, 1.0), np.ones((values.size, 1), dtype=bool))
@@ -29,7 +29,7 @@ def histogram(values: np.ndarray) -> ExponentialHistogram:
     return found
 
 
-def pane(rng: np.random.Generator, cv: float, ratio: float) -> ExponentialHistogram:
+def pane(rng: np.random.Generator, cv: float, ratio: float) -> Histogram:
     """Drifts with a mean of so many limits, gamma distributed."""
     return histogram(rng.gamma(cv**-2, ratio * LIMIT * cv**2, PANE))
 
@@ -83,12 +83,12 @@ def test_a_fault_in_the_tail_is_not_ended_while_the_tail_is_there() -> None:
     """One in fifty sequences is off by everything, and the others are within the limit."""
     rng = np.random.default_rng(14)
 
-    def drift(broken: bool) -> ExponentialHistogram:
+    def drift(broken: bool) -> Histogram:
         values = rng.gamma(4.0, 0.5 * LIMIT / 4.0, PANE)
         return histogram(np.where((rng.random(PANE) < 0.02) & broken, 1.0, values))
 
     whole = [drift(True) for _ in range(4)]
-    fault = Fault(ExponentialHistogram.union(whole))
+    fault = Fault(Histogram.union(whole))
     assert not any(fault.take([drift(True)], TEST, ALPHA) for _ in range(150))
     assert any(fault.take([drift(False)], TEST, ALPHA) for _ in range(150))
 
@@ -96,7 +96,7 @@ def test_a_fault_in_the_tail_is_not_ended_while_the_tail_is_there() -> None:
 def test_nothing_that_arrives_changes_nothing() -> None:
     fault = Fault(histogram(np.full(3, 0.1)))
     assert not fault.take([], TEST, ALPHA)
-    assert not fault.take([ExponentialHistogram.empty(4)], TEST, ALPHA)
+    assert not fault.take([Histogram.empty(4)], TEST, ALPHA)
     assert (fault.run, fault.begun) == (None, 0)
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from kc_otel.judge.evaluator import Evaluator
 from kc_otel.judge.verdict import Status
-from tests.tools.verdicts import verdicts_of
+from tests.tools.verdicts import verdicts_of, windows_of
 
 METRIC = "kc.drift.operator_ulp"
 CLAUSES = [
@@ -60,7 +60,7 @@ def test_each_clause_judges_its_own_operator(judged, of, now):
         ("mlp", "code"): Status.FAIL,
     }
     assert found["mlp", "all"].samples == 1000
-    assert {series.metric for series in judged.series()} == {
+    assert {key.metric for key in judged.states["policy"].series} == {
         f"{METRIC}[{name}]" for name in ("attention", "layers.0.mlp", "nobody.asked")
     }
 
@@ -83,7 +83,7 @@ def test_points_that_name_no_operator_are_refused(judged, of, now):
 def test_the_attribute_means_nothing_on_other_metrics(contract, of, now):
     evaluator = Evaluator([contract()])
     evaluator.ingest_metrics(of("attention", metric="kc.drift.tv_token").request(now + 1, [0.001] * 200), now + 1)
-    assert [series.metric for series in evaluator.series()] == ["kc.drift.tv_token"]
+    assert [key.metric for key in evaluator.states["policy"].series] == ["kc.drift.tv_token"]
 
 
 def test_a_clause_without_its_operator_says_which_ones_arrive(judged, of, now):
@@ -113,9 +113,9 @@ def test_operators_without_end_take_no_memory_without_end(contract, of, now):
         evaluator.ingest_metrics(of(name).request(now + 1, [1.0] * 3), now + 1)
     assert evaluator.series_count == 11
     assert evaluator.events["series_over_cap"] == 90
-    (other,) = (series for series in evaluator.series() if series.slice == "other")
+    (other,) = (key for key in state.series if key.slice == "other")
     assert (other.metric, other.kernel_train, other.kernel_inference) == (METRIC, "", "")
-    assert evaluator.distribution(other, 300, now + 1).total == 90 * 3
+    assert windows_of(evaluator, now + 1)["policy", other].total == 90 * 3
     assert len(state.newest) == 10  # what is counted together is no kernels'
     evaluator.evaluate(now + 7200)
     assert evaluator.series_count == 0

@@ -8,8 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kc_otel.judge.series import PaneColumns, PaneGrid
-from kc_otel.stats import Buckets, ExponentialHistogram
-from kc_otel.stats.histogram import ExplicitHistogram, Histogram
+from kc_otel.stats import Buckets, Histogram
 
 WIDTH, SIZE = 30.0, 10
 NOW = 1_800_000_000.0
@@ -28,12 +27,10 @@ class Panes:
         return self.columns.binned(0, 1, now).total
 
 
-def of(exponents: list[int]) -> ExponentialHistogram:
+def of(exponents: list[int]) -> Histogram:
     counts = np.bincount(exponents).astype(np.int64)
     values = [2.0**e for e in exponents]
-    return ExponentialHistogram(
-        0, len(values), sum(values), 0, Buckets(-1, counts), Buckets.empty(), min(values), max(values)
-    )
+    return Histogram(0, len(values), sum(values), 0, Buckets(-1, counts), Buckets.empty(), min(values), max(values))
 
 
 @pytest.mark.parametrize("explicit", [False, True])
@@ -41,7 +38,7 @@ def test_a_clock_that_goes_back_loses_nothing(explicit: bool) -> None:
     """What was counted at times that are the future again counts as of now, once, and ages from there."""
     history = Panes()
     for age, value in ((0, 1), (95, 2), (130, 3)):
-        history.add(NOW + age, NOW + age, ExplicitHistogram.of_count(1) if explicit else of([value]))
+        history.add(NOW + age, NOW + age, Histogram.explicit((), np.array([1]), 0.0) if explicit else of([value]))
     assert history.count(NOW + 130) == 3
     head = history.grid.index(NOW + 5)
     history.columns.changed.clear()

@@ -42,7 +42,7 @@ def test_the_place_of_a_fault_is_named_without_a_slice(fault):
     evaluator.listening(time.time() - 3600)
     evaluator.ingest_metrics(encode_metrics(exporter.exports[-1]), time.time())
     recorder.shutdown(5.0)
-    ((_, pair),) = {(key.contract, (key.kernel_train, key.kernel_inference)) for key in evaluator.series()}
+    (pair,) = {key.pair for key in evaluator.states["policy"].series}
     found = evaluator.by_place("policy", pair, time.time())
     assert max(found, key=lambda place: found[place].lower) in {fault, "position:64"}
     assert all(interval.samples == PROMPTS for interval in found.values())

@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 
 from kc_otel.judge.point_streams import MAX_WRITERS, REMEMBERED_TIMES, Horizon, PointStream
 from kc_otel.judge.points import Point, origin_of
-from kc_otel.stats import Buckets, ExponentialHistogram
-from kc_otel.stats.histogram import ExplicitHistogram
+from kc_otel.stats import Buckets, Histogram
 
 S = 10**9
 LONG = 3600 * S
@@ -23,12 +22,12 @@ ORIGIN = origin_of(b"", b"")
 HORIZON = Horizon(future=NOW, start=NOW - LONG, oldest=NOW - LONG - 60 * S, gap=300 * S)
 
 
-def histogram(values: list[int]) -> ExponentialHistogram:
+def histogram(values: list[int]) -> Histogram:
     """Values 1, 2, 4, ... by exponent, one bucket each."""
     counts = np.bincount(values, minlength=1).astype(np.int64)
     total = float(sum(2.0**v for v in values))
     low, high = (2.0 ** min(values), 2.0 ** max(values)) if values else (math.nan, math.nan)
-    return ExponentialHistogram(0, len(values), total, 0, Buckets(-1, counts), Buckets.empty(), low, high)
+    return Histogram(0, len(values), total, 0, Buckets(-1, counts), Buckets.empty(), low, high)
 
 
 def point(start: int, time: int, values: list[int], *, cumulative: bool = True) -> Point:
@@ -37,7 +36,7 @@ def point(start: int, time: int, values: list[int], *, cumulative: bool = True) 
     )  # fmt: skip
 
 
-def content(step_increments: list[ExponentialHistogram]) -> Counter[int]:
+def content(step_increments: list[Histogram]) -> Counter[int]:
     found: Counter[int] = Counter()
     for item in step_increments:
         for place, count in enumerate(item.positive.counts):
@@ -110,7 +109,7 @@ def test_forgotten_writers_never_count_twice() -> None:
 def test_change_of_edges_begins_anew() -> None:
 
     def explicit(edges: tuple[float, ...], time: int, counts: list[int]) -> Point:
-        value = ExplicitHistogram(edges, np.array(counts, dtype=np.int64), float(sum(counts)))
+        value = Histogram.explicit(edges, np.array(counts, dtype=np.int64), float(sum(counts)))
         return Point("m", ORIGIN, b"id", b"", {}, NOW - 90, time, True, value)
 
     found = outcomes(

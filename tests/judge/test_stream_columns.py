@@ -98,8 +98,6 @@ def said(histogram: Any) -> Any:
     """Everything that a histogram says, sums to what rounding leaves of them."""
     if histogram is None:
         return None
-    if hasattr(histogram, "edges"):
-        return histogram.edges, histogram.counts.tolist(), rounded(histogram.sum)
     sides = [
         (side.trimmed().offset, side.trimmed().counts.tolist()) for side in (histogram.positive, histogram.negative)
     ]
@@ -113,6 +111,7 @@ def said(histogram: Any) -> Any:
         repr(float(histogram.maximum) + 0.0),
         histogram.zero_threshold,
         histogram.maximum_observed,
+        histogram.layout,
     )
 
 

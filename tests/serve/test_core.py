@@ -34,6 +34,7 @@ from kc_otel.serve.webhooks.outbox import Outbox
 from tests.judge.conftest import Sender
 from tests.tools.api import api_of
 from tests.tools.full_disk import fill_disk, refuse_commits, relieve
+from tests.tools.verdicts import windows_of
 
 
 def test_a_breach_pages_routes_and_halts_in_one_tick(make_core, drift, caplog):
@@ -344,10 +345,8 @@ def test_counts_that_cannot_be_are_refused_before_they_overflow(contract, open_f
     assert taken == 2**56 // (2**44 - 1)
     assert "points count more observations than there can be" in answer.message
     assert {row.cell.contract for row, _ in core.history.cells() if row.status is Status.FAIL} == {"policy"}
-    window = core.evaluator.distribution(
-        next(series for series in core.evaluator.series() if series.contract == "evil"), 3600.0, at
-    )
-    assert window.total == taken * (2**44 - 1)
+    windows = windows_of(core.evaluator, at, 3600.0)
+    assert [window.total for (name, _), window in windows.items() if name == "evil"] == [taken * (2**44 - 1)]
 
 
 def test_what_cannot_be_saved_of_a_contract_is_its_own(contract, tmp_path, monkeypatch):
@@ -374,7 +373,7 @@ def test_what_cannot_be_saved_of_a_contract_is_its_own(contract, tmp_path, monke
     def kept() -> set[str]:
         again = Evaluator([contract, other])
         EvaluatorStore(connection).restore(again)
-        return {series.contract for series in again.series()}
+        return {name for name, state in again.states.items() if state.series}
 
     assert kept() == {"other"}
     core.tick(now + 2)

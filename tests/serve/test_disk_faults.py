@@ -21,6 +21,7 @@ from kc_otel.serve.store.state_file import StateError
 from tests.serve.conftest import POLICY
 from tests.tools.receivers import http_app
 from tests.tools.small_disk import fill, read_only, small_disk
+from tests.tools.verdicts import windows_of
 
 pytestmark = pytest.mark.anyio
 
@@ -32,8 +33,7 @@ def disk(tmp_path: Path) -> Iterator[Path]:
 
 
 def totals(core: Core) -> dict[Any, int]:
-    now = time.time()
-    return {series: core.evaluator.distribution(series, 300.0, now).total for series in core.evaluator.series()}
+    return {series: window.total for series, window in windows_of(core.evaluator, time.time()).items()}
 
 
 @asynccontextmanager

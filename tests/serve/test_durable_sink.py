@@ -20,6 +20,7 @@ from kc_otel.serve.durable_sink import DurableSink, NotKeptError, TrafficRecordi
 from kc_otel.serve.self_metrics import read
 from kc_otel.serve.store.state_file import StateError, UnitOfWork
 from tests.tools.full_disk import refuse_commits, relieve
+from tests.tools.verdicts import windows_of
 
 pytestmark = pytest.mark.anyio
 
@@ -35,8 +36,7 @@ def taken(core: Core, *requests: Any) -> None:
 
 def content(core: Core) -> dict[Any, tuple[int, float]]:
     """Observations and their sums, but for the order in which floating-point numbers are added."""
-    now = time.time()
-    found = {series: core.evaluator.distribution(series, 300.0, now) for series in core.evaluator.series()}
+    found = windows_of(core.evaluator, time.time())
     return {series: (binned.total, float(f"{binned.sum:.12g}")) for series, binned in found.items()}
 
 

@@ -13,10 +13,10 @@ from kc_otel.cli import promote_command
 from kc_otel.contract.load import load_text
 from kc_otel.contract.model import Contract
 from kc_otel.judge.incidents.incident import IncidentState, actions_taken
+from kc_otel.judge.point_streams import Missing
 from kc_otel.judge.promotion.gate_evidence import of_other_contracts
 from kc_otel.judge.promotion.stages import OrderError, PromotionStatus, Stage
 from kc_otel.judge.recorders import KernelInfo
-from kc_otel.judge.refused_points import Missing
 from kc_otel.judge.verdict import Cell, Evaluation, Status, Verdict
 from kc_otel.offline.gate.evidence import verify_evidence
 from kc_otel.serve import promotions

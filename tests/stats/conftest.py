@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from kc_otel.stats import Buckets, ExponentialHistogram
+from kc_otel.stats import Buckets, Histogram
 
 ZERO = 2.0**-30
 
@@ -30,8 +30,8 @@ def _buckets(magnitude, scale):
 def _histogram(values, scale=4, zero=ZERO):
     x = np.asarray(values, dtype=np.float64).ravel()
     if not x.size:
-        return ExponentialHistogram.empty(scale)
-    return ExponentialHistogram(
+        return Histogram.empty(scale)
+    return Histogram(
         scale=scale,
         count=x.size,
         sum=float(x.sum()),

@@ -11,7 +11,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from opentelemetry.sdk.metrics._internal.exponential_histogram.mapping.logarithm_mapping import LogarithmMapping
 
-from kc_otel.stats import Binned, Buckets, ExponentialHistogram
+from kc_otel.stats import Binned, Buckets, Histogram
 from kc_otel.stats.histogram import MAX_BUCKETS
 
 ordinary = st.one_of(
@@ -41,10 +41,7 @@ def test_merging_is_the_histogram_of_both_samples(histogram_of, x, y, first, sec
     expected = histogram_of(np.concatenate([x, y]), min(first, second) if x.size else second)
     assert_same(merged, expected)
     assert merged.maximum_observed
-    assert_same(
-        ExponentialHistogram.union([histogram_of(part, second) for part in (y, x, y)]),
-        histogram_of([*y, *x, *y], second),
-    )
+    assert_same(Histogram.union([histogram_of(part, second) for part in (y, x, y)]), histogram_of([*y, *x, *y], second))
 
 
 @given(some, scales, st.integers(0, 5))
@@ -112,7 +109,7 @@ def test_huge_and_tiny_values_keep_their_place(histogram_of, x, scale):
     """From the smallest to the largest double nothing overflows, and values stay inside their bins."""
     with np.errstate(over="ignore"):
         h = histogram_of(x, scale, zero=0.0)
-    bins = ExponentialHistogram.union([h, h]).binned()
+    bins = Histogram.union([h, h]).binned()
     assert bins.total == 2 * x.size
     assert bins.lower[0] <= x.min()
     assert bins.upper[-1] >= x.max()
@@ -122,7 +119,7 @@ def test_huge_and_tiny_values_keep_their_place(histogram_of, x, scale):
 
 def test_the_largest_double_has_a_bin():
     """The last bucket of the doubles ends at infinity, without a warning, when the maximum is not known."""
-    top = ExponentialHistogram(4, 1, 1.7e308, 0, Buckets(16383, np.array([1])), Buckets.empty())
+    top = Histogram(4, 1, 1.7e308, 0, Buckets(16383, np.array([1])), Buckets.empty())
     assert top.binned().upper[-1] == math.inf
     assert top.binned().lower[0] == pytest.approx(2.0 ** (1023 + 15 / 16))
 
@@ -134,7 +131,7 @@ def test_edges_agree_with_the_sdk(scale):
     values = [*np.exp(np.random.default_rng(scale).uniform(-20, 20, 300)).tolist(), 1.0, 2.0, 0.25, 1024.0]
     for value in values:
         index = mapping.map_to_index(value)
-        binned = ExponentialHistogram(scale, 1, value, 0, Buckets(index, np.array([1])), Buckets.empty()).binned()
+        binned = Histogram(scale, 1, value, 0, Buckets(index, np.array([1])), Buckets.empty()).binned()
         assert binned.lower[0] * (1 - 1e-14) <= value <= binned.upper[0] * (1 + 1e-14)
 
 
@@ -176,7 +173,7 @@ def test_scales_are_aligned_before_ranges_are_compared(histogram_of):
 def test_unknown_extremes_become_bucket_edges_when_merged(histogram_of, x, y):
     """A sender that leaves out minimum and maximum does not make another sender's extremes true of both."""
     a, b = histogram_of(x), histogram_of(y)
-    blind = ExponentialHistogram(4, a.count, a.sum, a.zero_count, a.positive, a.negative, zero_threshold=2.0**-30)
+    blind = Histogram(4, a.count, a.sum, a.zero_count, a.positive, a.negative, zero_threshold=2.0**-30)
     merged = blind.merged(b)
     assert merged.minimum <= min(x.min(), y.min())
     assert merged.maximum >= max(x.max(), y.max())
@@ -185,13 +182,13 @@ def test_unknown_extremes_become_bucket_edges_when_merged(histogram_of, x, y):
 
 
 def test_empty_histograms_are_neutral(histogram_of):
-    empty, full = ExponentialHistogram.empty(2), histogram_of([1.0, -3.0, 0.0])
+    empty, full = Histogram.empty(2), histogram_of([1.0, -3.0, 0.0])
     assert full.merged(empty) is full
     assert empty.merged(full) is full
     assert full.since(empty) is full
     assert full.since(full).count == 0
     assert empty.binned().total == 0
-    assert ExponentialHistogram.union([]).count == 0
+    assert Histogram.union([]).count == 0
     assert Buckets.empty().plus(full.positive, -1).counts.sum() == -1
 
 
@@ -208,10 +205,10 @@ def test_samples_are_their_own_bins(x):
 
 def test_explicit_buckets_are_clipped_to_the_extremes():
     """An explicit-bucket histogram has open ends, which minimum and maximum close where they are known."""
-    known = Binned.of_explicit([0.1, 1.0], [2, 0, 3], 9.0, 0.05, 4.0)
+    known = Histogram.explicit((0.1, 1.0), np.array([2, 0, 3]), 9.0, 0.05, 4.0).binned()
     np.testing.assert_array_equal(known.lower, [0.05, 1.0])
     np.testing.assert_array_equal(known.upper, [0.1, 4.0])
-    unknown = Binned.of_explicit([0.1, 1.0], [2, 1, 3], 9.0, math.nan, math.nan)
+    unknown = Histogram.explicit((0.1, 1.0), np.array([2, 1, 3]), 9.0).binned()
     np.testing.assert_array_equal(unknown.lower, [-math.inf, 0.1, 1.0])
     np.testing.assert_array_equal(unknown.upper, [0.1, 1.0, math.inf])
 
@@ -219,5 +216,5 @@ def test_explicit_buckets_are_clipped_to_the_extremes():
 def test_the_extremes_of_a_union_are_bounded_by_each_parts_own_buckets(histogram_of):
     """Aligning a part to a coarser scale widens its buckets, and not what is known of its extremes."""
     fine = replace(histogram_of(np.array([-1.1, 1.1]), 4), minimum=math.nan, maximum=math.nan)
-    together = ExponentialHistogram.union([fine, histogram_of(np.array([0.5]), 0)])
+    together = Histogram.union([fine, histogram_of(np.array([0.5]), 0)])
     assert (together.minimum, together.maximum) == (fine.binned().lower[0], fine.binned().upper[-1])

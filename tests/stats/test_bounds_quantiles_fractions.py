@@ -12,6 +12,7 @@ from scipy import stats
 
 from kc_otel.stats import (
     Binned,
+    Histogram,
     Interval,
     fraction_interval,
     maximum_interval,
@@ -66,7 +67,7 @@ def test_upper_bound_needs_the_number_that_the_note_says():
 
 
 def test_a_quantile_in_an_open_bin_is_its_finite_edge():
-    open_ended = Binned.of_explicit([0.1, 1.0], [1, 0, 999], 5000.0, math.nan, math.nan)
+    open_ended = Histogram.explicit((0.1, 1.0), np.array([1, 0, 999]), 5000.0).binned()
     got = quantile_interval(open_ended, 0.5, **LEVELS)
     assert (got.estimate, got.lower, got.upper) == (1.0, 1.0, math.inf)
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kc_otel.stats import Buckets, ExponentialHistogram
+from kc_otel.stats import Buckets, Histogram
 from kc_otel.stats.histogram_columns import HistogramColumns, SideColumns, merged
 
 sides = st.builds(
@@ -22,7 +22,7 @@ sides = st.builds(
 def histogram(scale, zeros, up, down, extremes):
     count = zeros + 1 + int(up.counts.sum() + down.counts.sum())
     low, high, observed = extremes
-    return ExponentialHistogram(scale, count, 0.5 * count, zeros + 1, up, down, low, high, 2.0**-20, observed)
+    return Histogram(scale, count, 0.5 * count, zeros + 1, up, down, low, high, 2.0**-20, observed)
 
 
 histograms = st.builds(
@@ -59,7 +59,7 @@ def test_merged_columns_are_unions(given):
     )
     assert rows.tolist() == sorted({row for row, _ in given})
     for row, union in zip(rows.tolist(), columns.objects(), strict=True):
-        assert said(union) == said(ExponentialHistogram.union([part for of, part in given if of == row]))
+        assert said(union) == said(Histogram.union([part for of, part in given if of == row]))
 
 
 @pytest.mark.parametrize("wide", [[0], [1], [2], [0, 1], [1, 2], [0, 1, 2], []])
@@ -69,7 +69,7 @@ def test_a_union_that_is_too_wide_is_made_beside_the_others(wide):
     given = [(row, part) for row in range(3) for part in (low, far if row in wide else low)]
     rows, columns = merged(np.array([row for row, _ in given]), HistogramColumns.of([part for _, part in given]))
     assert rows.tolist() == [0, 1, 2]
-    unions = [ExponentialHistogram.union([part for of, part in given if of == row]) for row in range(3)]
+    unions = [Histogram.union([part for of, part in given if of == row]) for row in range(3)]
     assert [said(whole) for whole in columns.objects()] == [said(whole) for whole in unions]
 
 

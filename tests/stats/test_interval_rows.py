@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from kc_otel.stats import Buckets, ExponentialHistogram
+from kc_otel.stats import Buckets, Histogram
 from kc_otel.stats.histogram_columns import HistogramColumns
 from kc_otel.stats.interval_rows import HistogramRows, IntervalRows, rows_of
 from kc_otel.stats.means import mean_intervals
@@ -44,7 +44,7 @@ def histogram(rng, *, scale=4, signed=False):
     edge = np.exp2(np.arange(offset, offset + size + 1) / 2**scale)
     inside = bool(rng.integers(2))
     low = -(2.0 ** (-20 / 2**scale)) if signed else 0.0 if zeros else edge[0]
-    return ExponentialHistogram(
+    return Histogram(
         scale=scale,
         count=int(up.sum() + down.sum() + zeros),
         sum=float(up @ (edge[:-1] * 0.4 + edge[1:] * 0.6)) - float(down.sum()) * 2.0 ** (-23 / 2**scale),
@@ -106,9 +106,9 @@ def test_each_kind_of_histograms_has_rows_of_its_own():
     other = replace(histogram(rng, scale=3), zero_threshold=0.0)
     wide = replace(alike[2], zero_threshold=2.0**-22)
     left = [
-        ExponentialHistogram.empty(4),
+        Histogram.empty(4),
         replace(alike[1], count=2**53),
-        ExponentialHistogram(0, 1, 1e308, 0, Buckets(1023, np.array([1])), Buckets.empty(), 1e308, 1e308),
+        Histogram(0, 1, 1e308, 0, Buckets(1023, np.array([1])), Buckets.empty(), 1e308, 1e308),
         replace(alike[0], minimum=math.nan),
     ]
     given = [alike[0], other, alike[1], *left, wide, alike[2]]

@@ -4,7 +4,7 @@ from collections import Counter
 
 import grpc
 
-from kc_otel.judge.otlp.requests import Limits, TelemetrySink
+from kc_otel.judge.otlp.requests import Limits, MetricsSink
 from kc_otel.serve.access.access_file import AccessFile
 from kc_otel.serve.access.site_guard import HostNames
 from kc_otel.serve.receivers.grpc_server import serve_grpc
@@ -15,7 +15,7 @@ __all__ = ["http_app", "start_grpc"]
 
 
 def http_app(
-    sink: TelemetrySink,
+    sink: MetricsSink,
     limits: Limits | None = None,
     counts: Counter[tuple[str, str]] | None = None,
     names: HostNames | None = None,
@@ -27,7 +27,7 @@ def http_app(
 
 
 async def start_grpc(
-    sink: TelemetrySink,
+    sink: MetricsSink,
     port: int = 0,
     limits: Limits | None = None,
     counts: Counter[tuple[str, str]] | None = None,

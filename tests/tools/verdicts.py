@@ -4,13 +4,30 @@ import math
 from typing import Any
 
 from kc_otel.judge.evaluator import Evaluator
+from kc_otel.judge.series import SeriesKey
 from kc_otel.judge.verdict import Cell, Status, Verdict
+from kc_otel.stats import Binned, Histogram
 
-__all__ = ["verdict_of", "verdicts_of"]
+__all__ = ["verdict_of", "verdicts_of", "window_of", "windows_of"]
 
 
 def verdicts_of(evaluator: Evaluator, now: float) -> tuple[Verdict, ...]:
     return tuple(verdict for evaluation in evaluator.evaluate(now).values() for verdict in evaluation.verdicts)
+
+
+def windows_of(evaluator: Evaluator, now: float, seconds: float = 300.0) -> dict[tuple[str, SeriesKey], Binned]:
+    """What there is of each series of a contract in the last seconds."""
+    evaluator.settle()
+    return {
+        (name, key): (state.within(series, now, seconds) or Histogram.empty(0)).binned()
+        for name, state in evaluator.states.items()
+        for key, series in state.series.items()
+    }
+
+
+def window_of(evaluator: Evaluator, cell: Cell, now: float, seconds: float = 300.0) -> Binned:
+    """What a cell rests on in the last seconds."""
+    return windows_of(evaluator, now, seconds)[cell.contract, evaluator.series_of_cell(cell)]
 
 
 def verdict_of(

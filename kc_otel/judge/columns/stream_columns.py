@@ -43,8 +43,7 @@ from kc_otel.judge.contract_state import ContractState
 from kc_otel.judge.otlp.wire_columns import ColumnMessage, read_columns
 from kc_otel.judge.point_streams import Horizon
 from kc_otel.judge.points import DRIFT_NAMES, MAX_COUNT, OTHER_NAMES, Point, digest_of, origin_of
-from kc_otel.judge.series import LONG, SHORT, Heard, SeriesKey
-from kc_otel.stats.histogram import ExplicitHistogram
+from kc_otel.judge.series import LONG, SHORT, Pair, SeriesKey
 from kc_otel.stats.histogram_columns import HistogramColumns
 
 _MAX_SPELLINGS: Final = 65_536
@@ -53,8 +52,6 @@ _MAX_LAYOUT_BYTES: Final = 2**27
 """Memory for what senders' messages are of, at most; 1,024 of 170 points take a quarter of it."""
 _BYTES_OF_A_POINT: Final = 100
 """Memory for a point there, besides its attributes."""
-_MAX_PAIRS: Final = 4096
-"""Pairs of kernels, of all contracts, that are known by a number."""
 _POINTS_PER_CHUNK: Final = 1024
 """Points that are folded at once; they may need a slot each."""
 Numbers = NDArray[np.int64]
@@ -83,8 +80,7 @@ class StreamColumns:
         """Forget the numbers of series and pairs; rows have none then, and counts must be settled before."""
         self._spellings: dict[tuple[bytes, bytes, int], dict[bytes, _Spelling]] = {}
         self._forget_layouts()
-        self._pairs: dict[tuple[int, str, str], int] = {}
-        self._pair_names: list[tuple[int, str, str]] = []
+        self._pairs: dict[tuple[int, Pair], int] = {}  # the number of the first series of each pair of a contract
         self._memory = RowMemory()
         self._rows = [ContractRows(self._memory, number, state) for number, state in enumerate(self._states)]
         for state, rows in zip(self._states, self._rows, strict=True):
@@ -139,7 +135,7 @@ class StreamColumns:
             of["future"], of["start"] = horizon.future, horizon.start
             of["oldest"], of["gap"] = horizon.oldest, horizon.gap
         before = self._memory.rows["count"][message.rows]
-        heard = np.zeros(len(self._pair_names), np.bool_)
+        heard = np.zeros(len(self._slots), np.bool_)
         gaps = np.zeros(len(self._states), np.int64)
         for first in range(0, message.taken.size, _POINTS_PER_CHUNK):
             self._slots.make_room(_POINTS_PER_CHUNK)
@@ -150,10 +146,8 @@ class StreamColumns:
         for contract, row in begun:
             self._rows[contract].end_begin(row)
         for number in np.flatnonzero(heard).tolist():
-            contract, train, inference = self._pair_names[number]
-            state = self._states[contract]
-            heard_of = state.heard.setdefault((train, inference), Heard(now))
-            heard_of.hear(now, state.contract.observability.heartbeat)
+            contract, key = self._slots.owners[number]
+            self._states[contract].hear(key.pair, now)
         for number in np.flatnonzero(gaps).tolist():
             self._states[number].events["gap"] += int(gaps[number])
         message.series = self._memory.rows["series"][message.rows]
@@ -173,9 +167,9 @@ class StreamColumns:
             state, old = self._states[number], taken[contracts == number]
             old = old[ages[old] > state.timely]
             for place in {self._memory.rows["pair"][message.rows[number]]: number for number in old}.values():
-                origin = message.origin(message.spans[message.points["metric"][place]])
-                _, train, inference = self._pair_names[self._memory.rows["pair"][message.rows[place]]]
-                state.refused.add("behind", (train, inference), origin_of(*origin).sender, float(ages[place]), now)
+                sender = origin_of(*message.origin(message.spans[message.points["metric"][place]])).sender
+                _, key = self._slots.owners[self._memory.rows["series"][message.rows[place]]]
+                state.refused.add("behind", key.pair, sender, float(ages[place]), now)
             found += old.size
         return found
 
@@ -264,7 +258,7 @@ class StreamColumns:
 
     def release(self, point: Point) -> None:
         """Have a point's stream take points by itself until it is `learn`t again."""
-        if point.metric not in OTHER_NAMES and isinstance(point.histogram, ExplicitHistogram):
+        if point.metric not in OTHER_NAMES and point.histogram.layout is not None:
             self._slots.settle()  # other buckets may clear what their series holds
         rows = self._of(point)
         if rows is not None:
@@ -280,9 +274,9 @@ class StreamColumns:
         stream = self._states[of].streams.get(point.stream)
         if stream is None or not stream.writers or key not in self._states[of].series:
             return
-        if len(self._pairs) >= _MAX_PAIRS or len(self._slots) >= _MAX_SPELLINGS:
+        if len(self._slots) >= _MAX_SPELLINGS:
             self._release_all()
-        series, pair = self._slots.number_of(of, key), self._pair_number(of, key)
+        series, pair = self._numbers(of, key)
         self._rows[of].load(point.stream, series, pair)
         if sum(map(len, self._spellings.values())) >= _MAX_SPELLINGS:
             self._spellings.clear()
@@ -295,11 +289,10 @@ class StreamColumns:
             spellings[spelling.key] = spelling
             self._forget_layouts()
 
-    def _pair_number(self, contract: int, key: SeriesKey) -> int:
-        number = self._pairs.setdefault((contract, *key.pair), len(self._pair_names))
-        if number == len(self._pair_names):
-            self._pair_names.append((contract, *key.pair))
-        return number
+    def _numbers(self, contract: int, key: SeriesKey) -> tuple[int, int]:
+        """The number of a series, and that of its pair."""
+        series = self._slots.number_of(contract, key)
+        return series, self._pairs.setdefault((contract, key.pair), series)
 
     def _release_all(self) -> None:
         """Have all streams take points by themselves, and begin anew."""
@@ -311,7 +304,7 @@ class StreamColumns:
 
     def series_of(self, numbers: Sequence[int]) -> list[SeriesKey]:
         """The series that rows have these numbers of."""
-        return [self._slots.key(number) for number in numbers]
+        return [self._slots.owners[number][1] for number in numbers]
 
     def observed(self, message: ColumnMessage) -> Iterator[tuple[str, str, list[SeriesKey]]]:
         """Yield what was observed of series in a message: the sender, name of the contract, the series."""
@@ -330,7 +323,7 @@ class StreamColumns:
         state, rows = self._states[of], self._rows[of]
         for (name, record, counts), key in zip(content.rows(), keys, strict=True):
             if key is not None:
-                record["series"], record["pair"] = self._slots.number_of(of, key), self._pair_number(of, key)
+                record["series"], record["pair"] = self._numbers(of, key)
             if key is None or rows.put(name, record, counts) < 0:
                 state.streams[name] = stream_of(record, counts)
                 state.changed_streams.add(name)
@@ -409,10 +402,6 @@ class SeriesSlots:
 
     def __len__(self) -> int:
         return len(self.owners)
-
-    def key(self, number: int) -> SeriesKey:
-        """The series of a number."""
-        return self.owners[number][1]
 
     def gone(self, contract: int) -> list[int]:
         """The numbers of a contract's series that are no more."""

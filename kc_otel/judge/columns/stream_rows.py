@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from kc_otel.judge.otlp.wire_columns import ColumnMessage
 from kc_otel.judge.point_streams import LatestValue, PointStream
 from kc_otel.machine_code import ADDRESS, DOUBLE, NUMBER, function
-from kc_otel.stats import Buckets, ExponentialHistogram
+from kc_otel.stats import Buckets, Histogram
 from kc_otel.stats.histogram import magnitude
 from kc_otel.stats.histogram_columns import SideColumns
 
@@ -385,7 +385,7 @@ class ContractRows:
 def record_of(value: LatestValue) -> tuple[Any, Numbers] | None:
     """The record of a row with a stream's newest value, and the counts of its buckets; None where it fits into none."""
     histogram = value.histogram
-    if value.doubted is not None or not isinstance(histogram, ExponentialHistogram) or not histogram.maximum_observed:
+    if value.doubted is not None or histogram.layout is not None or not histogram.maximum_observed:
         return None
     positive, negative, scale = histogram.positive, histogram.negative, histogram.scale
     if max(positive.counts.size, negative.counts.size) > SIDE:
@@ -404,7 +404,7 @@ def record_of(value: LatestValue) -> tuple[Any, Numbers] | None:
 def stream_of(record: Any, counts: Numbers) -> PointStream:
     """The stream that a row is of, from its record and the counts of its buckets."""
     of, size = {name: record[name].item() for name in ROW.names or ()}, int(record["positive_size"])
-    histogram = ExponentialHistogram(
+    histogram = Histogram(
         scale=of["scale"],
         count=of["count"],
         sum=of["sum"],

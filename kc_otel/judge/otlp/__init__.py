@@ -1,1 +1,1 @@
-"""Receiving OTLP over any transport: limits, decoding, status codes. Received data goes to a `TelemetrySink`."""
+"""Receiving OTLP over any transport: limits, decoding, status codes. Received data goes to a `MetricsSink`."""

@@ -11,39 +11,31 @@
     BindError                  the address cannot be listened on
 
 OTLP 1.11, "Failures" and "OTLP/HTTP Response", has the codes, and obliges a server to bound a request before and after
-decompression. OTLP/JSON is protobuf's JSON mapping, but trace and span ids are hex (protobuf says base64), and enum
-values are integers only. Fields that nobody knows yet are ignored in both encodings.
+decompression. OTLP/JSON is protobuf's JSON mapping, but enum values are integers only. Fields that nobody knows yet are
+ignored in both encodings.
 """
 
 from __future__ import annotations
 
-import base64
-import binascii
 import json
 import logging
-import time
 import zlib
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from functools import cache
-from typing import Any, ClassVar, Final, Literal, Protocol
+from typing import Any, ClassVar, Final
 
 from google.protobuf import json_format
 from google.protobuf.message import DecodeError
-from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceRequest, ExportLogsServiceResponse
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import (
     ExportMetricsServiceRequest,
     ExportMetricsServiceResponse,
 )
-from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
-    ExportTraceServiceRequest,
-    ExportTraceServiceResponse,
-)
 
 _log: Final = logging.getLogger(__name__)
 _WINDOWS: Final = {"gzip": 16 + zlib.MAX_WBITS, "deflate": zlib.MAX_WBITS}
-_ID_FIELDS: Final = frozenset({"traceId", "spanId", "parentSpanId", "trace_id", "span_id", "parent_span_id"})
+_NO_REQUEST: Final = "the body is not an ExportMetricsServiceRequest"
 _OBJECTS_PER_POINT: Final = 20
 """JSON objects that one data point with eight attributes is made of, and a few more."""
 _MAX_QUOTED_CHARACTERS: Final = 400
@@ -53,13 +45,15 @@ _PARSER_ERRORS: Final = (
 )
 """Exceptions that protobuf's JSON parser raises on unforeseen input; only the first is documented."""
 _ITEM_MESSAGES: Final = frozenset(
-    {"ResourceMetrics", "ScopeMetrics", "Metric", "ResourceSpans", "ScopeSpans", "Span", "ResourceLogs", "ScopeLogs"}
-    | {"NumberDataPoint", "HistogramDataPoint", "ExponentialHistogramDataPoint", "SummaryDataPoint", "LogRecord"}
+    {"ResourceMetrics", "ScopeMetrics", "Metric", "NumberDataPoint", "HistogramDataPoint"}
+    | {"ExponentialHistogramDataPoint", "SummaryDataPoint"}
 )
 _MESSAGES_PER_ITEM: Final = 20
 """Messages that an item counts for: it has some of its own."""
 _MAX_PARTS_PER_ITEM: Final = 50
 """The same that an item may be made of in the mean: attributes are two each."""
+_MAX_REASONS: Final = 3
+"""Different reasons for rejected points that one answer says."""
 _MAX_DEPTH: Final = 256
 """More than a parser follows: it rejects deeper nesting itself."""
 _LENGTH_WIRE_TYPE: Final = 2
@@ -136,7 +130,7 @@ class Limits:
     max_bytes: int = 16 * 1024 * 1024
     """Of a request as received, and again after decompression: some 350 messages of a recorder with twenty slices."""
     max_items: int = 60_000
-    """Points, spans or log records, with what they are grouped by: 16 kB of gzip hold eight million empty ones."""
+    """Points, with what they are grouped by: 16 kB of gzip hold eight million empty ones."""
     retry_after: float = 1.0
     read_timeout: float = 10.0
     """Within which a request has to arrive once it has begun; exporters give up after ten."""
@@ -185,157 +179,109 @@ class ExportResult:
     message: str = ""
     seconds: float = 0.0
 
-
-class TelemetrySink(Protocol):
-    """Takes decoded metrics, on the servers' event loop: quickly, or as a coroutine that waits."""
-
-    def metrics(self, request: Any) -> ExportResult | Awaitable[ExportResult]:
-        """Take an ExportMetricsServiceRequest; a `ThrottledError` makes the sender wait and send again."""
-        ...
+    @staticmethod
+    def joined(results: Sequence[ExportResult]) -> ExportResult:
+        """The result of a request whose parts have these."""
+        messages = dict.fromkeys(result.message for result in results if result.message)
+        return ExportResult(sum(result.rejected for result in results), "; ".join([*messages][:_MAX_REASONS]))
 
 
-class ColumnSink(ABC):
-    """A sink that can read metrics by itself, quicker than protobuf does."""
+class MetricsSink(ABC):
+    """Takes metrics, on the servers' event loop."""
 
     @abstractmethod
-    def columns(self, body: bytes, limits: Limits) -> Any | None:
-        """A serialized ExportMetricsServiceRequest in a form that `metrics` takes; None where it has to be decoded."""
+    async def metrics(self, request: Any) -> ExportResult:
+        """Take what `read` has returned; a `ThrottledError` makes the sender wait and send again."""
+
+    def columns(self, body: bytes, limits: Limits) -> Any | None:  # noqa: ARG002 - for sinks that read them
+        """A serialized ExportMetricsServiceRequest as `metrics` takes it; None where protobuf has to read it."""
+        return None
+
+    def read(self, body: bytes, limits: Limits) -> Any:
+        """A serialized ExportMetricsServiceRequest, as columns where it can be."""
+        columns = self.columns(body, limits)
+        return from_protobuf(body, limits) if columns is None else columns
+
+    async def deliver(self, request: Any, transport: str) -> ExportResult:
+        """Take decoded metrics; a fault of the sink's own is logged here, and an InternalError."""
+        try:
+            return await self.metrics(request)
+        except ReceiveError:
+            raise
+        except Exception:  # noqa: BLE001 - the server outlives whatever the sink does
+            _log.exception("%s: the sink failed; the request was not taken", transport)
+            raise InternalError("the receiver failed on this request; its log has the cause") from None
 
 
-@dataclass(frozen=True, slots=True)
-class Signal:
-    """One of metrics, traces, logs."""
-
-    name: Literal["metrics", "traces", "logs"]
-    """Last part of the HTTP path."""
-    service: str
-    request: Any
-    response: Any
-    rejected: str
-    """Field of the response's partial success that counts what was not taken."""
-    groups: tuple[str, str, str]
-    """Fields from the request down to what it is a list of: by resource, by scope, one by one."""
-
-    @property
-    def path(self) -> str:
-        """Path of OTLP/HTTP."""
-        return f"/v1/{self.name}"
-
-    def items(self, request: Any) -> Iterator[int]:
-        """Yield the number of items in a request, group by group; a caller that adds them up may stop early."""
-        by_resource, by_scope, leaves = self.groups
-        resources = getattr(request, by_resource)
-        yield len(resources)
-        for resource in resources:
-            scopes = getattr(resource, by_scope)
-            yield len(scopes)
-            for scope in scopes:
-                found = getattr(scope, leaves)
-                yield len(found)
-                if self.name == "metrics":
-                    for metric in found:
-                        data = metric.WhichOneof("data")
-                        yield len(getattr(metric, data).data_points) if data else 0
-
-    def answer(self, outcome: ExportResult) -> Any:
-        """The response message that says this outcome."""
-        response = self.response()
-        if outcome.rejected or outcome.message:
-            setattr(response.partial_success, self.rejected, outcome.rejected)
-            response.partial_success.error_message = outcome.message
-        return response
+SERVICES: Final = {
+    "metrics": "opentelemetry.proto.collector.metrics.v1.MetricsService",
+    "traces": "opentelemetry.proto.collector.trace.v1.TraceService",
+    "logs": "opentelemetry.proto.collector.logs.v1.LogsService",
+}
+"""gRPC services by signal, the last part of the HTTP path. Spans and logs are dropped unread, so that a Collector does
+not retry them; their responses are empty, as that of metrics that are all taken."""
 
 
-METRICS: Final = Signal(
-    "metrics",
-    "opentelemetry.proto.collector.metrics.v1.MetricsService",
-    ExportMetricsServiceRequest,
-    ExportMetricsServiceResponse,
-    "rejected_data_points",
-    ("resource_metrics", "scope_metrics", "metrics"),
-)
-TRACES: Final = Signal(
-    "traces",
-    "opentelemetry.proto.collector.trace.v1.TraceService",
-    ExportTraceServiceRequest,
-    ExportTraceServiceResponse,
-    "rejected_spans",
-    ("resource_spans", "scope_spans", "spans"),
-)
-LOGS: Final = Signal(
-    "logs",
-    "opentelemetry.proto.collector.logs.v1.LogsService",
-    ExportLogsServiceRequest,
-    ExportLogsServiceResponse,
-    "rejected_log_records",
-    ("resource_logs", "scope_logs", "log_records"),
-)
-SIGNALS: Final = (METRICS, TRACES, LOGS)
+def answer(outcome: ExportResult) -> Any:
+    """The response message that says this outcome."""
+    response = ExportMetricsServiceResponse()
+    if outcome.rejected or outcome.message:
+        response.partial_success.rejected_data_points = outcome.rejected
+        response.partial_success.error_message = outcome.message
+    return response
 
 
-async def deliver(sink: TelemetrySink, signal: Signal, request: Any, transport: str) -> ExportResult:
-    """Hand decoded metrics to the sink; a fault of the sink's own is logged here, and an InternalError.
-
-    Spans and logs are taken and dropped, so that a Collector's pipeline does not retry them.
-    """
-    if signal is not METRICS:
-        return ExportResult()
-    try:
-        began = time.perf_counter()
-        taken: ExportResult | Awaitable[ExportResult] = sink.metrics(request)
-        if isinstance(taken, Awaitable):
-            return await taken
-        return replace(taken, seconds=time.perf_counter() - began)
-    except ReceiveError:
-        raise
-    except Exception:  # noqa: BLE001 - the server outlives whatever the sink does
-        _log.exception("%s of %s: the sink failed; the request was not taken", transport, signal.name)
-        raise InternalError("the receiver failed on this request; its log has the cause") from None
-
-
-def from_protobuf(body: bytes, signal: Signal, limits: Limits) -> Any:
-    """The request message in `body`."""
-    if holds_more_than(limits.max_items, body, signal.request.DESCRIPTOR):
+def from_protobuf(body: bytes, limits: Limits) -> Any:
+    """The ExportMetricsServiceRequest in `body`."""
+    if holds_more_than(limits.max_items, body):
         raise limits.too_many()
-    request = signal.request()
+    request = ExportMetricsServiceRequest()
     try:
         request.ParseFromString(body)
     except DecodeError as error:
-        raise BadRequestError(f"the body is not an {request.DESCRIPTOR.name} in protobuf: {error}") from None
-    return _bounded(request, signal, limits)
+        raise BadRequestError(f"{_NO_REQUEST} in protobuf: {error}") from None
+    return _bounded(request, limits)
 
 
-def quickly(sink: object, body: bytes, signal: Signal, limits: Limits) -> Any:
-    """The request message in `body`, in the form that the sink reads by itself where it can, else as protobuf."""
-    columns = sink.columns(body, limits) if signal is METRICS and isinstance(sink, ColumnSink) else None
-    return from_protobuf(body, signal, limits) if columns is None else columns
-
-
-def from_json(body: bytes, signal: Signal, limits: Limits) -> Any:
-    """The request message in `body`, OTLP/JSON."""
+def from_json(body: bytes, limits: Limits) -> Any:
+    """The ExportMetricsServiceRequest in `body`, OTLP/JSON; ids of spans in exemplars, which are hex, say nothing."""
     if body.count(b"{") > _OBJECTS_PER_POINT * limits.max_items:
         raise limits.too_many()  # before they are made: an empty object takes two bytes here and a hundred there
-    request = signal.request()
-    is_none = f"the body is not an {request.DESCRIPTOR.name}"
+    request = ExportMetricsServiceRequest()
     try:
         tree = json.loads(body)
     except (ValueError, RecursionError) as error:
         raise BadRequestError(f"the body is not JSON: {error}") from None
     if not isinstance(tree, dict):
-        raise BadRequestError(f"{is_none}: it must be a JSON object")
-    _ids_to_base64(tree)
+        raise BadRequestError(f"{_NO_REQUEST}: it must be a JSON object")
     try:
         json_format.ParseDict(tree, request, ignore_unknown_fields=True)
     except SystemError:  # what protobuf's table of names raises of a key that is no text
-        raise BadRequestError(f"{is_none} in OTLP/JSON: a key has an unpaired surrogate") from None
+        raise BadRequestError(f"{_NO_REQUEST} in OTLP/JSON: a key has an unpaired surrogate") from None
     except _PARSER_ERRORS as error:
-        raise BadRequestError(f"{is_none} in OTLP/JSON: {str(error)[:_MAX_QUOTED_CHARACTERS]}") from None
-    return _bounded(request, signal, limits)
+        raise BadRequestError(f"{_NO_REQUEST} in OTLP/JSON: {str(error)[:_MAX_QUOTED_CHARACTERS]}") from None
+    return _bounded(request, limits)
 
 
-def _bounded(request: Any, signal: Signal, limits: Limits) -> Any:
+def item_counts(request: Any) -> Iterator[int]:
+    """Yield the number of items in a request, group by group; a caller that adds them up may stop early."""
+    yield len(request.resource_metrics)
+    for resource in request.resource_metrics:
+        yield len(resource.scope_metrics)
+        for scope in resource.scope_metrics:
+            yield len(scope.metrics)
+            yield from (len(points_in(metric)) for metric in scope.metrics)
+
+
+def points_in(metric: Any) -> Any:
+    """The data points of a metric of any kind."""
+    kind = metric.WhichOneof("data")
+    return getattr(metric, kind).data_points if kind else ()
+
+
+def _bounded(request: Any, limits: Limits) -> Any:
     found = 0
-    for count in signal.items(request):
+    for count in item_counts(request):
         found += count
         if found > limits.max_items:
             raise limits.too_many()
@@ -347,29 +293,11 @@ def to_json(message: Any) -> bytes:
     return json_format.MessageToJson(message, indent=None).encode()
 
 
-def _ids_to_base64(tree: Any) -> None:
-    # A walk without recursion: how deep a request nests is the sender's choice.
-    pending = [tree]
-    while pending:
-        node = pending.pop()
-        if isinstance(node, list):
-            pending.extend(item for item in node if isinstance(item, dict | list))
-            continue
-        for key, value in node.items():
-            if isinstance(value, dict | list):
-                pending.append(value)
-            elif key in _ID_FIELDS and isinstance(value, str):
-                try:
-                    node[key] = base64.b64encode(binascii.unhexlify(value)).decode()
-                except ValueError:
-                    raise BadRequestError(f"{key}: {value[:40]!r} is not hex; OTLP/JSON writes ids in hex") from None
-
-
-def holds_more_than(items: int, body: bytes, descriptor: Any) -> bool:  # noqa: C901 - a loop over the wire's types
+def holds_more_than(items: int, body: bytes) -> bool:  # noqa: C901 - a loop over the wire's types
     """Return whether a serialized message certainly holds more than some items and groups, or exceeds their size."""
     if len(body) <= 2 * items:
         return False
-    left, outer = _MAX_PARTS_PER_ITEM * items, [(0, len(body), descriptor)]
+    left, outer = _MAX_PARTS_PER_ITEM * items, [(0, len(body), ExportMetricsServiceRequest.DESCRIPTOR)]
     while outer and len(outer) < _MAX_DEPTH:
         at, end, kind = outer.pop()
         fields = _fields(kind)

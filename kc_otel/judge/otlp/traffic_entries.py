@@ -11,12 +11,12 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
 
-from kc_otel.judge.otlp.requests import METRICS, BadRequestError, Limits, from_protobuf
+from kc_otel.judge.otlp.requests import BadRequestError, Limits, from_protobuf, points_in
 
 RECEIVED: Final = "kc.recording.received"
 """Attribute of the resource that says when the request arrived, Unix time in seconds."""
@@ -37,45 +37,34 @@ def _nobody(_: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class TrafficEntry:
-    """One message of a recording, and the Unix time at which it arrived, or at which the evaluator judged."""
+    """One message of a recording, and the Unix time at which it arrived, or at which the evaluator judged.
+
+    `body` is a serialized ExportMetricsServiceRequest, empty for an evaluation; `damaged` is told why it is none.
+    """
 
     at: float
-    request: Any = None
-    """ExportMetricsServiceRequest; None for an evaluation, and where there is a `body`."""
     body: bytes = b""
-    """The same serialized, where an evaluator has taken it; else empty. `damaged` is told why it is no request."""
     damaged: Callable[[str], object] = field(default=_nobody, compare=False)
 
     @property
     def is_evaluation(self) -> bool:
         """True if nothing arrived and the entry marks an evaluation."""
-        return self.request is None and not self.body
+        return not self.body
 
     def read(self) -> Any:
         """The request; an empty one where it is damaged, which is said."""
-        if self.request is not None:
-            return self.request
         try:
-            return from_protobuf(self.body, METRICS, OWN_FILES)
+            return from_protobuf(self.body, OWN_FILES)
         except BadRequestError as error:
             self.damaged(str(error))
             return ExportMetricsServiceRequest()
 
-
-def entry_of(request: Any) -> TrafficEntry | None:
-    """The entry that a message is; None when there is nothing in it.
-
-    Where the message does not say when it arrived, the newest of its points does.
-    """
-    last = request.resource_metrics[-1] if request.resource_metrics else None
-    if last is not None and not last.scope_metrics and len(last.resource.attributes) == 1:
-        mark = last.resource.attributes[0]
-        if mark.key == EVALUATED:
-            return TrafficEntry(mark.value.double_value)
-        if mark.key == RECEIVED:
-            return TrafficEntry(mark.value.double_value, request)
-    newest = _newest(request)
-    return TrafficEntry(newest / 1e9, request) if newest else None
+    def arrived(self) -> TrafficEntry | None:
+        """The same at the time of its newest point, for a message that does not say when it arrived; None for none."""
+        scopes = (scope for resource in self.read().resource_metrics for scope in resource.scope_metrics)
+        points = (point for scope in scopes for metric in scope.metrics for point in points_in(metric))
+        newest = max((point.time_unix_nano for point in points), default=0)
+        return replace(self, at=newest / 1e9) if newest else None
 
 
 def judged_metrics(request: Any) -> Any:
@@ -125,17 +114,6 @@ def _head_of_mark(name: str) -> bytes:
     request = ExportMetricsServiceRequest()
     request.resource_metrics.add().resource.attributes.add(key=name).value.double_value = 1.0
     return request.SerializeToString().removesuffix(struct.pack("<d", 1.0))
-
-
-def _newest(request: Any) -> int:
-    times = [0]
-    for resource in request.resource_metrics:
-        for scope in resource.scope_metrics:
-            for metric in scope.metrics:
-                field = metric.WhichOneof("data")
-                if field:
-                    times += [point.time_unix_nano for point in getattr(metric, field).data_points]
-    return max(times)
 
 
 _HEADS: Final = {name: _head_of_mark(name) for name in (RECEIVED, EVALUATED)}

@@ -35,7 +35,7 @@ from kc_otel.record.slice_table import Places, TokenSlice
 from kc_otel.record.telemetry.buckets import QuantityStream, TokenStreams, cells
 from kc_otel.record.telemetry.prompt_means import Finished, PlaceMeans, PromptMeans, Rollouts
 from kc_otel.record.telemetry.reduce import ADVANTAGE, Reduced, reduce
-from kc_otel.stats.histogram import ExponentialHistogram
+from kc_otel.stats.histogram import Histogram
 from kc_otel.stats.rewards import reward_sides
 from kc_otel.stats.surplus import Surplus
 
@@ -301,7 +301,7 @@ class Accumulator:
         found, self._means.outcomes = self._means.outcomes, Counter()
         return found
 
-    def histograms(self) -> Iterator[tuple[str, str, str, ExponentialHistogram]]:
+    def histograms(self) -> Iterator[tuple[str, str, str, Histogram]]:
         """Quantity, operator (empty for none), slice and cumulative histogram of all that have observations."""
         for place, found in self._places.histograms().items():
             yield TV_PLACE.key, "", place, found
@@ -312,7 +312,7 @@ class Accumulator:
                 if (histogram := stream.histogram(column)) is not None:
                     yield quantity, operator, slice, histogram
 
-    def snapshot(self) -> dict[tuple[str, str], ExponentialHistogram]:
+    def snapshot(self) -> dict[tuple[str, str], Histogram]:
         """The histograms of quantities that are no operators', by quantity and slice."""
         return {(quantity, slice): found for quantity, operator, slice, found in self.histograms() if not operator}
 

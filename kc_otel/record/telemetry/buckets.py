@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from kc_otel.contract.limits import ZERO_THRESHOLD
 from kc_otel.record.measure.sampled import HIGHEST, LOWEST, TOKEN
-from kc_otel.stats.histogram import Buckets, ExponentialHistogram
+from kc_otel.stats.histogram import Buckets, Histogram
 
 _SCALE: Final = 4  # resolves 4.4 %; exports have coarser buckets where the contract's layouts ask for them
 _SLOTS_PER_GROWTH: Final = 64
@@ -62,16 +62,14 @@ class Slots:
         outward = np.searchsorted(self.bounds, np.abs(values), side="left")
         return np.where(values < 0, self.center - outward, self.center + outward)
 
-    def histogram(
-        self, first: int, counts: NDArray[np.int64], sum: float, minimum: float, maximum: float
-    ) -> ExponentialHistogram:
+    def histogram(self, first: int, counts: NDArray[np.int64], sum: float, minimum: float, maximum: float) -> Histogram:
         """The histogram of `counts[k]` observations in slot `first + k`."""
         center = self.center - first
         below, above = max(0, min(center, counts.size)), max(0, min(center + 1, counts.size))
         # Slots run towards -inf from the center down, which is the order that negative buckets count in.
         negative = Buckets(self.lowest_index + max(0, center - counts.size), counts[:below][::-1].copy())
         positive = Buckets(self.lowest_index + max(0, -center - 1), counts[above:].copy())
-        return ExponentialHistogram(
+        return Histogram(
             scale=_SCALE,
             count=int(counts.sum()),
             sum=sum,
@@ -209,7 +207,7 @@ class TokenStreams:
             more = stats[0, rows].sum(0), stats[1, rows].min(0), stats[2, rows].max(0)
             self._moments[:, slice] = total + more[0], np.minimum(low, more[1]), np.maximum(high, more[2])
 
-    def histograms(self, slice: int, quantities: Collection[str]) -> dict[str, ExponentialHistogram]:
+    def histograms(self, slice: int, quantities: Collection[str]) -> dict[str, Histogram]:
         """Histogram of each of the quantities that is one of tokens; empty when nothing was counted."""
         counts = self._counts[slice]
         if not counts.any():
@@ -257,7 +255,7 @@ class QuantityStream:
         total, low, high = self._moments[:, slice]
         self._moments[:, slice] = total + values.sum(), min(low, values.min()), max(high, values.max())
 
-    def histogram(self, slice: int) -> ExponentialHistogram | None:
+    def histogram(self, slice: int) -> Histogram | None:
         """The slice's histogram; None when nothing was counted."""
         counts = self._counts[slice]
         if not counts.any():

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from kc_otel.contract.slices import PLACES, TURN
 from kc_otel.record.telemetry.buckets import QuantityStream, Slots
 from kc_otel.record.telemetry.reduce import Reduced
-from kc_otel.stats.histogram import ExponentialHistogram
+from kc_otel.stats.histogram import Histogram
 
 Floats = NDArray[np.float64]
 _Key = tuple[Hashable, Hashable]  # step and name of a prompt
@@ -247,7 +247,7 @@ class PlaceMeans:
         """Count the prompts that were waited for long enough; `now` is monotonic seconds."""
         self._count(self._prompts.expire(now))
 
-    def histograms(self) -> dict[str, ExponentialHistogram]:
+    def histograms(self) -> dict[str, Histogram]:
         """Histogram of each of PLACES that has observations; without a second turn, those of turns say nothing."""
         every = [self._stream.histogram(place) for place in range(len(PLACES))]
         if every[_SECOND_TURN] is None:

@@ -30,7 +30,7 @@ from kc_otel.contract.slices import ALL, Scalar
 from kc_otel.record.kernel import KernelPair
 from kc_otel.record.telemetry.accumulate import Accumulator, WorstToken
 from kc_otel.record.worker import ReasonCounts
-from kc_otel.stats.histogram import Buckets, ExponentialHistogram
+from kc_otel.stats.histogram import Buckets, Histogram
 
 _CUMULATIVE: Final = sdk.AggregationTemporality.CUMULATIVE
 _PROMPTS_UNKNOWN_WARNING: Final = (
@@ -164,7 +164,7 @@ def _exemplars(quantity: str, example: TokenExemplar) -> tuple[Exemplar, ...]:
 
 
 def histogram_point(
-    value: ExponentialHistogram, attributes: Mapping[str, str], start: int, now: int, exemplars: Sequence[Exemplar] = ()
+    value: Histogram, attributes: Mapping[str, str], start: int, now: int, exemplars: Sequence[Exemplar] = ()
 ) -> sdk.ExponentialHistogramDataPoint:
     """One cumulative point, observed from `start` to `now` (unix nanoseconds); `value` must not be empty.
 
@@ -213,7 +213,7 @@ def _described(name: str, data: sdk.DataT) -> sdk.Metric:
     return sdk.Metric(known.name, known.meaning, known.unit, data)
 
 
-def _from_threshold(value: ExponentialHistogram) -> sdk.Buckets:
+def _from_threshold(value: Histogram) -> sdk.Buckets:
     """Positive buckets from the one below the zero threshold on."""
     used = value.positive.trimmed()
     first = round(math.log2(value.zero_threshold) * 2.0**value.scale) - 1

@@ -21,12 +21,11 @@ from google.rpc.error_details_pb2 import RetryInfo
 from google.rpc.status_pb2 import Status
 
 from kc_otel.judge.otlp.requests import (
-    SIGNALS,
+    SERVICES,
     BadRequestError,
     BindError,
     InternalError,
     ReceiveError,
-    Signal,
     ThrottledError,
 )
 from kc_otel.serve.access.access_file import check_sender
@@ -74,9 +73,9 @@ async def serve_grpc(
         handlers=[
             # On the wire a call of one message is the same; this handler begins before the message is read.
             grpc.method_handlers_generic_handler(
-                signal.service, {"Export": grpc.stream_unary_rpc_method_handler(partial(receiver.export, signal))}
+                service, {"Export": grpc.stream_unary_rpc_method_handler(partial(receiver.export, signal))}
             )
-            for signal in SIGNALS
+            for signal, service in SERVICES.items()
         ],
         options=[
             *_OPTIONS,
@@ -126,7 +125,7 @@ class _Receiver:
         self._calls = 0
         self._reading: set[asyncio.Future[Any]] = set()
 
-    async def export(self, signal: Signal, _messages: AsyncIterator[bytes], context: Any) -> bytes:
+    async def export(self, signal: str, _messages: AsyncIterator[bytes], context: Any) -> bytes:
         """Answer a call."""
         self._calls += 1
         try:
@@ -145,7 +144,7 @@ class _Receiver:
         self._counts["grpc", outcome] += 1
         return message  # type: ignore[no-any-return]
 
-    async def _answered(self, signal: Signal, context: Any) -> Any:
+    async def _answered(self, signal: str, context: Any) -> Any:
         """The response and its outcome, or the error to be answered."""
         try:
             metadata = dict(context.invocation_metadata() or ())

@@ -29,7 +29,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from kc_otel._extras import extra
 from kc_otel.judge.otlp.requests import (
-    SIGNALS,
+    SERVICES,
     BadRequestError,
     BindError,
     ReceiveError,
@@ -51,7 +51,7 @@ with extra("serve", "the evaluator"):
 _log: Final = logging.getLogger(__name__)
 _PROTOBUF: Final = "application/x-protobuf"
 _JSON: Final = "application/json"
-_ROUTES: Final = {signal.path: signal for signal in SIGNALS}
+_ROUTES: Final = {f"/v1/{signal}": signal for signal in SERVICES}
 _LONG_BYTES: Final = 1024 * 1024
 """Longest declared body that is counted as it comes; a recorder's messages have a fiftieth of it."""
 _PORT_COUNT: Final = 3

@@ -22,18 +22,16 @@ import numpy as np
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
 
 from kc_otel.judge.otlp.requests import (
-    METRICS,
-    ColumnSink,
     ExportResult,
     Limits,
-    Signal,
-    TelemetrySink,
+    MetricsSink,
     ThrottledError,
     TooLargeError,
-    deliver,
+    answer,
     from_json,
     from_protobuf,
     inflate,
+    points_in,
 )
 from kc_otel.judge.otlp.wire_columns import ColumnMessage
 from kc_otel.serve.access.access_file import AccessFile
@@ -50,8 +48,6 @@ _REPEATED_BYTES: Final = 32 * 1024 * 1024
 _SLOW_WAIT_SECONDS: Final = 5.0
 """Time a request waits for the slow lane; exporters time out after ten seconds."""
 _LONGEST_PAUSE_SECONDS: Final = 0.05
-_MAX_REASONS: Final = 3
-"""Different reasons for rejected points that one answer says."""
 _MAX_IN_FLIGHT_BYTES: Final = 64 * 1024 * 1024
 _LARGEST_REQUESTS: Final = 4
 """Requests of the largest allowed size that the budget holds at least; one of them is left to short ones."""
@@ -104,20 +100,19 @@ class ByteBudget:
 class RequestTaker:
     """Takes requests for all ports of an event loop; `budget` bounds the bytes that they hold together."""
 
-    def __init__(
-        self, sink: TelemetrySink, limits: Limits, budget: ByteBudget, access: AccessFile | None = None
-    ) -> None:
+    def __init__(self, sink: MetricsSink, limits: Limits, budget: ByteBudget, access: AccessFile | None = None) -> None:
         self.limits, self.budget, self.access = limits, budget, access
         self._sink = sink
-        self._columns = sink if isinstance(sink, ColumnSink) else None
         self._slow = asyncio.Lock()
         self._thread = ThreadPoolExecutor(1, "decoding")
 
     async def take(
-        self, signal: Signal, body: bytes, encoding: str, transport: str, *, json: bool = False
+        self, signal: str, body: bytes, encoding: str, transport: str, *, json: bool = False
     ) -> tuple[Any, str]:
         """Decode a request and hand it to the sink; return the response and the outcome, or raise a ReceiveError."""
-        request = None if json else self._read_if_quick(signal, body, encoding)
+        if signal != "metrics":
+            return _answered([])
+        request = None if json else self._read_if_quick(body, encoding)
         if request is None:  # while it waits there are only its bytes
             try:
                 async with asyncio.timeout(_SLOW_WAIT_SECONDS):
@@ -125,14 +120,14 @@ class RequestTaker:
             except TimeoutError:
                 raise self.budget.busy("other long requests are still being processed; send again") from None
             try:
-                request = None if json else self._read_if_quick(signal, body, encoding)  # its streams may be known now
+                request = None if json else self._read_if_quick(body, encoding)  # its streams may be known now
                 if request is None:
-                    return await self._take_slowly(signal, body, encoding, transport, json=json)
+                    return await self._take_slowly(body, encoding, transport, json=json)
             finally:
                 self._slow.release()
-        return _response(signal, [await deliver(self._sink, signal, request, transport)])
+        return _answered([await self._sink.deliver(request, transport)])
 
-    def _read_if_quick(self, signal: Signal, body: bytes, encoding: str) -> Any | None:
+    def _read_if_quick(self, body: bytes, encoding: str) -> Any | None:
         """Decode a protobuf request here if it is short, also inflated, and quick to take; return None for others."""
         if len(body) > _QUICK_BYTES:
             return None
@@ -140,63 +135,53 @@ class RequestTaker:
             plain = inflate(body, encoding, replace(self.limits, max_bytes=min(_QUICK_BYTES, self.limits.max_bytes)))
         except TooLargeError:
             return None
-        request = self._in_columns(signal, plain)
-        if request is None:
-            request = from_protobuf(plain, signal, self.limits)
-        return request if _single_points(request, signal) <= _QUICK_POINTS else None
+        request = self._sink.read(plain, self.limits)
+        return request if _single_points(request) <= _QUICK_POINTS else None
 
-    def _in_columns(self, signal: Signal, plain: bytes) -> Any | None:
-        """Return a message as columns; None if protobuf has to read it."""
-        return self._columns.columns(plain, self.limits) if self._columns is not None and signal is METRICS else None
-
-    async def _take_slowly(
-        self, signal: Signal, body: bytes, encoding: str, transport: str, *, json: bool
-    ) -> tuple[Any, str]:
+    async def _take_slowly(self, body: bytes, encoding: str, transport: str, *, json: bool) -> tuple[Any, str]:
         def read() -> Any:
-            return (from_json if json else from_protobuf)(inflate(body, encoding, self.limits), signal, self.limits)
+            return (from_json if json else from_protobuf)(inflate(body, encoding, self.limits), self.limits)
 
-        request = None if json or encoding else self._in_columns(signal, body)
-        if request is None or _single_points(request, signal) > _QUICK_POINTS:
+        request = None if json or encoding else self._sink.columns(body, self.limits)
+        if request is None or _single_points(request) > _QUICK_POINTS:
             request = await asyncio.get_running_loop().run_in_executor(self._thread, read)
         results, sizes = list[ExportResult](), [_QUICK_POINTS]
-        for part in parts_of(request, signal, lambda: sizes[-1]):
+        for part in parts_of(request, lambda: sizes[-1]):
             decoded = isinstance(part, ExportMetricsServiceRequest)
-            columns = self._in_columns(signal, part.SerializeToString()) if decoded else None
-            result = await deliver(self._sink, signal, part if columns is None else columns, transport)
+            columns = self._sink.columns(part.SerializeToString(), self.limits) if decoded else None
+            result = await self._sink.deliver(part if columns is None else columns, transport)
             results.append(result)
             # Once streams are known their points are taken as columns, a hundred times as many in the same time.
             fitting = sizes[-1] * _CHUNK_SECONDS / max(result.seconds, 1e-6)
             sizes.append(int(min(max(fitting, _QUICK_POINTS), 4 * sizes[-1])))
             await asyncio.sleep(min(result.seconds, _LONGEST_PAUSE_SECONDS))
-        return _response(signal, results)
+        return _answered(results)
 
 
-def _response(signal: Signal, results: list[ExportResult]) -> tuple[Any, str]:
-    rejected = sum(result.rejected for result in results)
-    messages = list(dict.fromkeys(result.message for result in results if result.message))
-    answer = signal.answer(ExportResult(rejected, "; ".join(messages[:_MAX_REASONS])))
-    return answer, "partial" if rejected else "accepted"
+def _answered(results: list[ExportResult]) -> tuple[Any, str]:
+    whole = ExportResult.joined(results)
+    return answer(whole), "partial" if whole.rejected else "accepted"
 
 
-def _single_points(request: Any, signal: Signal) -> int:
+def _single_points(request: Any) -> int:
     """Return the number of points of a request that the sink takes one by one."""
     if isinstance(request, ColumnMessage):
         if request.whole:
             return int(request.rows.size)
         return int(np.count_nonzero((request.rows < 0) | (request.points["plain"] == 0))) - request.new
-    if signal is not METRICS or not isinstance(request, ExportMetricsServiceRequest):  # or shards take the points
+    if not isinstance(request, ExportMetricsServiceRequest):  # shards take the points
         return 0
     return sum(
-        len(_points(metric))
+        len(points_in(metric))
         for resource in request.resource_metrics
         for scope in resource.scope_metrics
         for metric in scope.metrics
     )
 
 
-def parts_of(request: Any, signal: Signal, most: Callable[[], int]) -> Iterator[Any]:
+def parts_of(request: Any, most: Callable[[], int]) -> Iterator[Any]:
     """Yield a request in parts of at most `most()` points that are taken one by one, in order."""
-    if _single_points(request, signal) <= most():
+    if _single_points(request) <= most():
         yield request
         return
     points, copied = 0, 0
@@ -205,7 +190,7 @@ def parts_of(request: Any, signal: Signal, most: Callable[[], int]) -> Iterator[
         for scope in resource.scope_metrics:
             copied += scope.scope.ByteSize()
             for metric in scope.metrics:
-                points += len(_points(metric))
+                points += len(points_in(metric))
                 copied += len(metric.name) + len(metric.description) + len(metric.unit)
     least = points * copied // _REPEATED_BYTES
     yield from _cut(request, lambda: max(most(), least))
@@ -218,7 +203,7 @@ def _cut(whole: Any, most: Callable[[], int]) -> Iterator[Any]:
         for scope in resource.scope_metrics:
             of_scope = None
             for metric in scope.metrics:
-                points, at = _points(metric), 0
+                points, at = points_in(metric), 0
                 while at < len(points):
                     if of_resource is None:
                         of_resource = part.resource_metrics.add(resource=resource.resource)
@@ -242,8 +227,3 @@ def _add(scope: Any, metric: Any, points: Any) -> None:
         if said in own.DESCRIPTOR.fields_by_name:
             setattr(data, said, getattr(own, said))
     data.data_points.extend(points)
-
-
-def _points(metric: Any) -> Any:
-    kind = metric.WhichOneof("data")
-    return getattr(metric, kind).data_points if kind else ()

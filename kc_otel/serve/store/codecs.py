@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import struct
+from collections.abc import Sequence
 from itertools import accumulate, pairwise
 from typing import Any, Final
 
@@ -18,12 +19,11 @@ from kc_otel.judge.fail_evidence import HeldEvidence, row_of
 from kc_otel.judge.fault_end import Fault, Recovery
 from kc_otel.judge.point_streams import LatestValue, PointStream
 from kc_otel.judge.statistics import MeanTest
-from kc_otel.stats import Buckets, ExponentialHistogram
-from kc_otel.stats.histogram import EXPLICIT, ExplicitHistogram, Histogram
-from kc_otel.stats.histogram_columns import HistogramColumns, SideColumns
+from kc_otel.stats.histogram import EXPLICIT, Buckets, Histogram
+from kc_otel.stats.histogram_columns import HistogramColumns, SideColumns, packed
 
-_EXPONENTIAL: Final = np.dtype(
-    [("kind", "u1"), ("scale", "i1"), ("observed", "u1")]
+_HISTOGRAM: Final = np.dtype(
+    [("scale", "i1"), ("observed", "u1")]
     + [(name, "<f8") for name in ("sum", "minimum", "maximum", "zero_threshold")]
     + [(name, "<i8") for name in ("count", "zero_count")]
 )
@@ -37,7 +37,6 @@ _WIDTHS: Final[dict[bytes, np.dtype[Any]]] = {
 _SCALES: Final = range(-16, 21)
 _LEAST_EXPONENT, _MOST_EXPONENT = -1080.0, 512.0
 """Binary exponents of what `points` lets be observed; coarser buckets reach beyond by less than one of them."""
-_EXPLICIT: Final = struct.Struct("<B?3d")
 _STREAM: Final = struct.Struct("<dq")
 _WRITER: Final = struct.Struct("<qq")
 _EVIDENCE: Final = struct.Struct("<6dqB?")
@@ -78,30 +77,17 @@ def _taken_apart(head: struct.Struct, data: bytes) -> tuple[tuple[Any, ...], lis
 
 def encode_histogram(histogram: Histogram | None) -> bytes:
     """A histogram as bytes; none for None."""
-    if histogram is None:
-        return b""
-    observed, numbers = histogram.maximum_observed, (histogram.sum, histogram.minimum, histogram.maximum)
-    if isinstance(histogram, ExplicitHistogram):
-        edges, counts = np.array(histogram.edges, "<f8"), histogram.counts.astype("<i8")
-        return _joined(_EXPLICIT.pack(1, observed, *numbers), edges.tobytes(), counts.tobytes())
-    counted = histogram.zero_threshold, histogram.count, histogram.zero_count
-    parts = [np.array([(0, histogram.scale, observed, *numbers, *counted)], _EXPONENTIAL).tobytes()]
-    for side in (histogram.positive, histogram.negative):
-        counts = _packed(side.counts)
-        parts += [np.array([(_width_of(counts), side.offset, counts.size)], _RUN).tobytes(), counts.tobytes()]
-    return b"".join(parts)
+    return b"" if histogram is None else encode_histograms(HistogramColumns.of([histogram]))[0]
 
 
 def encode_histograms(columns: HistogramColumns) -> list[bytes]:
-    """Histograms as bytes, each for `decode_histogram`: many of them in a fraction of the time."""
-    heads = np.zeros(len(columns), _EXPONENTIAL)
+    """Histograms as bytes, each for `decode_histogram`."""
+    heads = np.zeros(len(columns), _HISTOGRAM)
     for name in ("scale", "observed", "sum", "minimum", "maximum", "zero_threshold", "count", "zero_count"):
         heads[name] = getattr(columns, name)
-    sides = zip(_records(heads), _encode_runs(columns.positive), _encode_runs(columns.negative), strict=True)
-    found = [b"".join(parts) for parts in sides]
-    for number in np.flatnonzero(columns.scale == EXPLICIT).tolist():
-        found[number] = encode_histogram(columns[number])
-    return found
+    edges = [b"" if layout is None else np.array(layout, "<f8").tobytes() for layout in columns.layout]
+    parts = _records(heads), _encode_runs(columns.positive), _encode_runs(columns.negative), edges
+    return [b"".join(of) for of in zip(*parts, strict=True)]
 
 
 def decode_histogram(data: bytes) -> Histogram:
@@ -111,22 +97,18 @@ def decode_histogram(data: bytes) -> Histogram:
     array of every bucket between.
     """
     try:
-        if data[0]:
-            (_, observed, total, minimum, maximum), (edges, counts) = _taken_apart(_EXPLICIT, data)
-            bounds, held = tuple(np.frombuffer(edges, "<f8").tolist()), np.frombuffer(counts, "<i8").astype(np.int64)
-            return ExplicitHistogram(bounds, held, total, minimum, maximum, observed)
-        [head] = np.frombuffer(data, _EXPONENTIAL, 1).tolist()
-        _, scale, observed, total, minimum, maximum, threshold, count, zero_count = head
-        positive, at = _decode_run(data, _EXPONENTIAL.itemsize)
-        negative, _ = _decode_run(data, at)
-    except (struct.error, IndexError, KeyError, ValueError) as error:
+        [head] = np.frombuffer(data, _HISTOGRAM, 1).tolist()
+        scale, observed, total, minimum, maximum, threshold, count, zero_count = head
+        positive, at = _decode_run(data, _HISTOGRAM.itemsize)
+        negative, at = _decode_run(data, at)
+        layout = tuple(np.frombuffer(data[at:], "<f8").tolist()) if scale == EXPLICIT else None
+    except (KeyError, ValueError) as error:
         raise CodecError(f"not a histogram: {error}") from None
     for side in (positive, negative):
-        if not can_be_observed(*map(np.array, (scale, side.offset, side.counts.size))):
+        if layout is None and not can_be_observed(*map(np.array, (scale, side.offset, side.counts.size))):
             raise CodecError(f"not a histogram: bucket {side.offset} at scale {scale}")
-    return ExponentialHistogram(
-        scale, count, total, zero_count, positive, negative, minimum, maximum, threshold, bool(observed)
-    )
+    extremes = minimum, maximum, threshold
+    return Histogram(scale, count, total, zero_count, positive, negative, *extremes, bool(observed), layout)
 
 
 def can_be_observed(scale: NDArray[np.int64], offset: NDArray[np.int64], size: NDArray[np.int64]) -> NDArray[np.bool_]:
@@ -139,17 +121,11 @@ def can_be_observed(scale: NDArray[np.int64], offset: NDArray[np.int64], size: N
 
 def _encode_runs(side: SideColumns) -> list[bytes]:
     """Buckets of many, whose counts are all as wide as the largest needs."""
-    heads, counts = np.zeros(side.size.size, _RUN), _packed(side.counts)
+    heads, counts = np.zeros(side.size.size, _RUN), packed(side.counts)
     heads["width"], heads["size"], heads["offset"] = _width_of(counts), side.size, side.offset * (side.size > 0)
     whole, width = counts.tobytes(), counts.itemsize
     begins, ends = (side.begins * width).tolist(), ((side.begins + side.size) * width).tolist()
     return [head + whole[begin:end] for head, begin, end in zip(_records(heads), begins, ends, strict=True)]
-
-
-def _packed(counts: NDArray[np.integer]) -> NDArray[np.integer]:
-    """Counts in as few bytes each as the largest needs."""
-    largest = int(counts.max(initial=0))
-    return counts.astype(next(width for width in _WIDTHS.values() if largest <= np.iinfo(width).max))
 
 
 def _width_of(counts: NDArray[np.integer]) -> bytes:
@@ -168,14 +144,24 @@ def _decode_run(data: bytes, at: int) -> tuple[Buckets, int]:
     return Buckets(offset, counts), start + size * _WIDTHS[width].itemsize
 
 
-def encode_stream(stream: PointStream) -> bytes:
-    """A stream as bytes."""
-    writers = (
-        _joined(_WRITER.pack(last.start, last.time), encode_histogram(last.histogram), encode_histogram(last.doubted))
-        for last in stream.writers
-    )
-    times = np.array(stream.times, dtype="<i8").tobytes()
-    return _joined(_STREAM.pack(stream.heard, stream.forgotten), times, *writers)
+def encode_streams(streams: Sequence[PointStream]) -> list[bytes]:
+    """Streams as bytes, each for `decode_stream`."""
+    latest = [last for stream in streams for last in stream.writers]
+    values = [value for last in latest for value in (last.histogram, last.doubted) if value is not None]
+    encoded = iter(encode_histograms(HistogramColumns.of(values)))
+
+    def encode_writer(last: LatestValue) -> bytes:
+        value, doubted = next(encoded), b"" if last.doubted is None else next(encoded)
+        return _joined(_WRITER.pack(last.start, last.time), value, doubted)
+
+    return [
+        _joined(
+            _STREAM.pack(stream.heard, stream.forgotten),
+            np.array(stream.times, dtype="<i8").tobytes(),
+            *map(encode_writer, stream.writers),
+        )
+        for stream in streams
+    ]
 
 
 def decode_stream(data: bytes) -> PointStream:
@@ -212,7 +198,7 @@ def encode_rows(blocks: NDArray[np.int64], rows: NDArray[np.int64], content: Row
     ends = np.concatenate([[0], np.cumsum(sizes)])
     found = []
     for first, last in pairwise(begins):
-        counts = _packed(content.counts[ends[first] : ends[last]])
+        counts = packed(content.counts[ends[first] : ends[last]])
         parts = _BLOCK.pack(_width_of(counts), last - first), kept[first:last].tobytes(), counts.tobytes()
         found.append(b"".join(parts) if first < last else b"")
     return found

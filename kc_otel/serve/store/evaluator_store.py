@@ -21,9 +21,9 @@ from kc_otel.judge.contract_state import ContractState
 from kc_otel.judge.evaluator import Evaluator
 from kc_otel.judge.fail_evidence import whole_side
 from kc_otel.judge.plain_json import read_json, to_json
+from kc_otel.judge.point_streams import PointStream, RefusedSender
 from kc_otel.judge.points import INVALID, metric_of
 from kc_otel.judge.recorders import KernelInfo, LastReport
-from kc_otel.judge.refused_points import RefusedSender
 from kc_otel.judge.series import LONG, SHORT, Heard, SeriesKey
 from kc_otel.judge.verdict import Cell
 from kc_otel.serve.store.codecs import (
@@ -34,12 +34,12 @@ from kc_otel.serve.store.codecs import (
     encode_evidence,
     encode_histograms,
     encode_rows,
-    encode_stream,
+    encode_streams,
 )
 from kc_otel.serve.store.state_file import StateError, UnitOfWork
 from kc_otel.stats.histogram import Histogram
 
-SCHEMA_VERSION: Final = 15
+SCHEMA_VERSION: Final = 16
 
 _STREAMS, _ROWS, _EVIDENCE, _FACTS = "streams", "rows", "evidence", "facts"
 """Kinds of values: streams by their digests, rows of streams by block, evidence by cell, facts of a contract."""
@@ -171,13 +171,15 @@ class EvaluatorStore:
         ).fetchall()
 
     def _save_streams(self, name: str, state: ContractState) -> None:
-        values: dict[bytes, bytes | None] = {}
+        found: dict[bytes, PointStream] = {}
         for key in state.changed_streams:
             stream = state.streams.get(key)
             if stream is None and state.rows is not None:
                 stream = state.rows.others.get(state.rows.row_of.get(key, -1))
-            values[key] = None if stream is None else encode_stream(stream)
-        self._write(name, _STREAMS, values)
+            if stream is not None:
+                found[key] = stream
+        encoded = zip(found, encode_streams([*found.values()]), strict=True)
+        self._write(name, _STREAMS, dict.fromkeys(state.changed_streams) | dict(encoded))
 
     def _save_rows(self, name: str, state: ContractState, evaluator: Evaluator) -> None:
         saved = self._connection.execute(

@@ -69,7 +69,7 @@ def traffic():
 @pytest.fixture
 def entries():
     """A recording in memory, without evaluations."""
-    return lambda **options: [TrafficEntry(at, request) for at, request in arrivals(**options)]
+    return lambda **options: [TrafficEntry(at, request.SerializeToString()) for at, request in arrivals(**options)]
 
 
 @pytest.fixture

@@ -102,7 +102,11 @@ def test_an_action_that_changes_is_the_same_alert(make_contract, collector_file)
 
 
 def test_silence_is_judged_without_anything_arriving(make_contract, traffic):
-    entries = [TrafficEntry(at, request) for at, request in traffic(lambda _: 0.004) if not 300 <= at - START < 900]
+    entries = [
+        TrafficEntry(at, request.SerializeToString())
+        for at, request in traffic(lambda _: 0.004)
+        if not 300 <= at - START < 900
+    ]
     timeline = replay(make_contract(), entries, 10.0)
     assert {(alert.what, alert.slice) for alert in timeline.alerts} == {("no-data", "all"), ("no-data", "code")}
     for alert in timeline.alerts:
@@ -133,7 +137,7 @@ def test_sequences_that_failed_input_checks_are_escalated(make_contract, traffic
         of = {"kc.kernel.train": "aa", "kc.kernel.inference": "bb"}
         for name, value in {"kc.contract": "policy", "kc.reason": "shifted", **of}.items():
             point.attributes.add(key=name).value.string_value = value
-        entries.append(TrafficEntry(at, request))
+        entries.append(TrafficEntry(at, request.SerializeToString()))
     timeline = replay(contract.model_copy(update={"escalation": (step,)}), entries, 10.0)
     (alert,) = timeline.alerts
     assert (alert.what, alert.clause, alert.kernel_inference, alert.start) == (
@@ -184,7 +188,7 @@ def test_a_clock_that_steps_back_is_followed(make_contract, traffic):
     entries: list[TrafficEntry] = []
     for at, request in traffic():
         shift = -400.0 if at - START > 600 else 0.0
-        entries += [TrafficEntry(at + shift, request), TrafficEntry(at + shift)]
+        entries += [TrafficEntry(at + shift, request.SerializeToString()), TrafficEntry(at + shift)]
     timeline = replay(make_contract(), entries, None)
     assert timeline.evaluations == 120
     assert all(alert.end is None or alert.end >= alert.start for alert in timeline.alerts)

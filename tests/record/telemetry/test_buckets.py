@@ -15,7 +15,7 @@ from kc_otel.contract.registry.own_metrics import METRICS
 from kc_otel.record.measure.sampled import TOKEN
 from kc_otel.record.telemetry import recorder_points as points
 from kc_otel.record.telemetry.buckets import LogRatioCells, Slots, cells, slots
-from kc_otel.stats.histogram import Buckets, ExponentialHistogram
+from kc_otel.stats.histogram import Buckets, Histogram
 
 SCALE = 4
 
@@ -70,7 +70,7 @@ def test_cells_change_exactly_where_a_quantity_changes_bucket() -> None:
 
 
 POSITIVE, NEGATIVE = Buckets(-8, np.array([0, 3, 0, 1, 0])), Buckets(-4, np.array([3]))
-VALUE = ExponentialHistogram(
+VALUE = Histogram(
     scale=4, count=9, sum=1.25, zero_count=2, positive=POSITIVE, negative=NEGATIVE, minimum=-0.9, maximum=0.8,
     zero_threshold=2.0**-30,
 )  # fmt: skip

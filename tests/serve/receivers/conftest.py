@@ -6,17 +6,17 @@ from typing import Any
 import pytest
 from google.protobuf.internal.encoder import _VarintBytes
 
-from kc_otel.judge.otlp.requests import ExportResult
+from kc_otel.judge.otlp.requests import ExportResult, MetricsSink
 
 
-class RecordingSink:
+class RecordingSink(MetricsSink):
     """Remembers what it got; answers, or raises, what it is told to."""
 
     def __init__(self) -> None:
         self.requests: list[Any] = []
         self.answer: ExportResult | Exception = ExportResult()
 
-    def metrics(self, request: Any) -> ExportResult:
+    async def metrics(self, request: Any) -> ExportResult:
         self.requests.append(request)
         if isinstance(self.answer, Exception):
             raise self.answer

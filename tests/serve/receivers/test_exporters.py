@@ -17,7 +17,7 @@ import grpc
 import pytest
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
 
-from kc_otel.judge.otlp.requests import BindError, ExportResult, Limits, ThrottledError
+from kc_otel.judge.otlp.requests import BindError, ExportResult, Limits, MetricsSink, ThrottledError
 from kc_otel.serve.receivers.http_server import BoundedProtocol
 from tests.tools.receivers import http_app, start_grpc
 
@@ -132,8 +132,8 @@ def resident() -> int:
 def test_a_message_that_is_refused_takes_no_memory_any_more() -> None:
     """Also before the collector has looked for cycles: it seldom does, and a hundred senders have a gigabyte."""
 
-    class Busy:
-        def metrics(self, _: Any) -> ExportResult:
+    class Busy(MetricsSink):
+        async def metrics(self, _: Any) -> ExportResult:
             raise ThrottledError("busy", 0.1)
 
     request = ExportMetricsServiceRequest()

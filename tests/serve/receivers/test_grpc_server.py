@@ -13,7 +13,7 @@ import grpc
 import pytest
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
 
-from kc_otel.judge.otlp.requests import ExportResult, Limits
+from kc_otel.judge.otlp.requests import ExportResult, Limits, MetricsSink
 from kc_otel.serve.receivers.grpc_server import serve_grpc
 from kc_otel.serve.receivers.request_taker import ByteBudget, RequestTaker
 from tests.serve.receivers.test_exporters import EXPORT, export, grpc_server
@@ -40,7 +40,7 @@ async def served(sink: Any, **options: Any) -> AsyncIterator[grpc.aio.Channel]:
 async def test_cancelled_calls_leave_their_channel_as_it_is() -> None:
     """Amid their message or while they are worked on; what comes after is answered."""
 
-    class Slow:
+    class Slow(MetricsSink):
         waits = True
 
         async def metrics(self, _: Any) -> ExportResult:
@@ -94,12 +94,12 @@ async def test_what_is_over_the_budget_is_told_to_come_back() -> None:
     released, limits = asyncio.Event(), Limits(max_bytes=1000)
     budget = ByteBudget(limits, 1500)
 
-    class Stuck:
+    class Stuck(MetricsSink):
         async def metrics(self, _: Any) -> ExportResult:
             await released.wait()
             return ExportResult()
 
-    taker = RequestTaker(Stuck(), limits, budget)  # type: ignore[arg-type]
+    taker = RequestTaker(Stuck(), limits, budget)
     server, port = await serve_grpc(taker, "127.0.0.1", 0, Counter())
     async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
         first = asyncio.ensure_future(channel.unary_unary(EXPORT)(large(900), timeout=30))

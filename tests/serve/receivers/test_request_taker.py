@@ -12,10 +12,9 @@ from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import (
     ExportMetricsServiceRequest,
     ExportMetricsServiceResponse,
 )
-from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
 from kc_otel import machine_code
-from kc_otel.judge.otlp.requests import METRICS, TRACES, ColumnSink, ExportResult, Limits, ThrottledError, to_json
+from kc_otel.judge.otlp.requests import ExportResult, Limits, MetricsSink, ThrottledError, item_counts, to_json
 from kc_otel.judge.otlp.wire_columns import ColumnMessage
 from kc_otel.judge.points import walk
 from kc_otel.serve.core import Core
@@ -77,8 +76,8 @@ def read(request: Any) -> tuple[list[Any], Counter[str]]:
 @pytest.mark.parametrize("most", [1, 2, 5, 6, 7, 13, 34])
 def test_parts_hold_the_same_points_of_the_same_streams_in_order(most: int) -> None:
     whole = mixed()
-    parts = list(parts_of(whole, METRICS, lambda: most))
-    counts = [sum(METRICS.items(part)) for part in parts]
+    parts = list(parts_of(whole, lambda: most))
+    counts = [sum(item_counts(part)) for part in parts]
     assert len(parts) > 1
     assert min(counts) > 0
     of_parts = [read(part) for part in parts]
@@ -87,12 +86,11 @@ def test_parts_hold_the_same_points_of_the_same_streams_in_order(most: int) -> N
 
 
 def test_what_is_small_stays_whole() -> None:
-    """As do spans, and what would repeat large resources again and again."""
-    whole, spans = mixed(), ExportTraceServiceRequest()
-    assert list(parts_of(whole, METRICS, lambda: 200)) == [whole]
-    assert next(parts_of(spans, TRACES, lambda: 1)) is spans
+    """As does what would repeat large resources again and again."""
+    whole = mixed()
+    assert list(parts_of(whole, lambda: 200)) == [whole]
     whole.resource_metrics[0].resource.attributes.add(key="large").value.string_value = "x" * 2**24
-    parts = list(parts_of(whole, METRICS, lambda: 1))
+    parts = list(parts_of(whole, lambda: 1))
     assert sum(part.ByteSize() for part in parts) < 100 * 2**20
 
 
@@ -100,7 +98,7 @@ def test_what_is_small_stays_whole() -> None:
 async def test_a_request_of_many_points_holds_nobody_up(make_core: Callable[..., Core]) -> None:
     """Eight thousand new streams in one message: who sends one point meanwhile is answered long before they are."""
     core, counts = make_core(), Counter()
-    app = http_app(core, counts=counts)
+    app = http_app(DurableSink(core), counts=counts)
     began = time.time_ns() - 10**9
     large = message([f"v{number:09d}" for number in range(8000)], began, 1000)
     waits: list[float] = []
@@ -164,7 +162,7 @@ async def test_who_records_what_another_does_waits_for_nobody(make_core: Callabl
 
     began = time.time_ns() - 10**9
     taker = RequestTaker(Taken(core), Limits(), ByteBudget(Limits()))
-    await asyncio.gather(*(taker.take(METRICS, sent(instance), "", "http") for instance in "abc"))
+    await asyncio.gather(*(taker.take("metrics", sent(instance), "", "http") for instance in "abc"))
     assert lengths == [50, 10, 60, 60]
     assert max(waiting) == 2
     assert core.evaluator.taken_as_columns == 120
@@ -176,13 +174,13 @@ async def test_what_takes_long_is_told_to_come_back_where_others_take_longer(mon
     body = message([f"v{number}" for number in range(300)], 1, 1)
     released = asyncio.Event()
 
-    class Stuck(Everything):
+    class Stuck(MetricsSink):
         async def metrics(self, _: Any) -> ExportResult:
             await released.wait()
             return ExportResult()
 
     taker = RequestTaker(Stuck(), Limits(), ByteBudget(Limits()))
-    asked = [asyncio.create_task(taker.take(METRICS, body, "", "http")) for _ in range(3)]
+    asked = [asyncio.create_task(taker.take("metrics", body, "", "http")) for _ in range(3)]
     await asyncio.sleep(0.2)
     released.set()
     first, *others = await asyncio.gather(*asked, return_exceptions=True)
@@ -197,39 +195,37 @@ async def test_the_sink_reads_columns_of_whatever_arrives(json: bool) -> None:
     body = to_json(request) if json else request.SerializeToString()
     sink = Columns()
     taker = RequestTaker(sink, Limits(), ByteBudget(Limits()))
-    await taker.take(METRICS, body, "", "http", json=json)
-    [read] = sink.read
+    await taker.take("metrics", body, "", "http", json=json)
+    [read] = sink.seen
     assert read == request
 
 
-class Everything:
-    def metrics(self, _: Any) -> Any:
+class Columns(MetricsSink):
+    def __init__(self) -> None:
+        self.seen: list[Any] = []
+
+    async def metrics(self, _: Any) -> ExportResult:
         return ExportResult()
 
-
-class Columns(Everything, ColumnSink):
-    def __init__(self) -> None:
-        self.read: list[Any] = []
-
     def columns(self, body: bytes, limits: Limits) -> Any:  # noqa: ARG002 - the sink's interface
-        self.read.append(ExportMetricsServiceRequest.FromString(body))
+        self.seen.append(ExportMetricsServiceRequest.FromString(body))
         return self
 
 
 async def test_a_part_that_is_refused_refuses_the_request() -> None:
     """Its sender sends all of it again; nothing is told to be taken that is not."""
 
-    class Full:
+    class Full(MetricsSink):
         taken = 0
 
-        def metrics(self, request: Any) -> ExportResult:
+        async def metrics(self, request: Any) -> ExportResult:
             if self.taken:
                 raise ThrottledError("full", 1.0)
-            self.taken += sum(METRICS.items(request))
+            self.taken += sum(item_counts(request))
             return ExportResult()
 
     sink, counts = Full(), Counter()
-    transport = httpx.ASGITransport(http_app(sink, counts=counts))  # type: ignore[arg-type]
+    transport = httpx.ASGITransport(http_app(sink, counts=counts))
     async with httpx.AsyncClient(transport=transport, base_url="http://evaluator") as client:
         body = message([f"v{number}" for number in range(900)], time.time_ns(), 1)
         assert (await client.post("/v1/metrics", content=body, headers=PROTOBUF)).status_code == 503
@@ -241,5 +237,5 @@ async def test_what_a_sink_reads_itself_is_handed_over_once_however_long() -> No
     """Two megabytes go to the sink as the columns that it made of them, as a router to shards does."""
     sink, body = Columns(), b"\xfa\x01\x80\x80\x3c" + bytes(15 * 2**16) + b"\xfa\x01\x80\x80\x3c" + bytes(15 * 2**16)
     taker = RequestTaker(sink, Limits(), ByteBudget(Limits()))
-    assert (await taker.take(METRICS, body, "", "http"))[1] == "accepted"
-    assert len(sink.read) == 1
+    assert (await taker.take("metrics", body, "", "http"))[1] == "accepted"
+    assert len(sink.seen) == 1

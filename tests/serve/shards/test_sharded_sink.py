@@ -18,15 +18,7 @@ from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportM
 from kc_otel import machine_code
 from kc_otel.contract.load import load_text
 from kc_otel.judge.evaluator import Evaluator
-from kc_otel.judge.otlp.requests import (
-    METRICS,
-    BadRequestError,
-    ExportResult,
-    InternalError,
-    Limits,
-    ThrottledError,
-    quickly,
-)
+from kc_otel.judge.otlp.requests import BadRequestError, ExportResult, InternalError, Limits, ThrottledError
 from kc_otel.judge.series import SeriesKey
 from kc_otel.judge.shard_state import ShardBatch, ShardState, mark_sent, merge, unsent_batch
 from kc_otel.judge.verdict import Status
@@ -39,6 +31,7 @@ from tests.judge.conftest import merge as merged
 from tests.tools.contracts import contract_of
 from tests.tools.exact_senders import CONTRACT, rounds
 from tests.tools.full_disk import refuse_commits, relieve
+from tests.tools.verdicts import windows_of
 
 pytestmark = pytest.mark.anyio
 
@@ -128,7 +121,7 @@ class Sharded:
         """As a sender does: again until it is taken."""
         while True:
             try:
-                await self.sink.metrics(quickly(self.sink, body, METRICS, Limits()))
+                await self.sink.metrics(self.sink.read(body, Limits()))
             except ThrottledError:
                 await asyncio.sleep(0)
             else:
@@ -155,7 +148,7 @@ def said(core: Core) -> dict[str, Any]:
         "incidents": [repr(replace(incident, id="")) for incident in core.incidents()],
         "events": [repr(event) for event in core.events.newest(limit=10_000)],
         "held": {cell: repr(held) for cell, held in core.evaluator.states["policy"].evidence.cells.items()},
-        "windows": {key: repr(core.evaluator.distribution(key, 300.0, time.time())) for key in core.evaluator.series()},
+        "windows": {key: repr(window) for key, window in windows_of(core.evaluator, time.time()).items()},
         "invalid": core.evaluator.invalid_input("policy", time.time(), 60.0),
         "kernels": core.evaluator.kernels("policy"),
         "messages": [endpoint.waiting for endpoint in core.outbox.status()],
@@ -268,10 +261,10 @@ async def test_what_a_shard_cannot_take_waits_with_its_sender(sharded, monkeypat
 
     several.shards[0].take = slow
     monkeypatch.setattr(shards_module, "_MAX_WAITING_BYTES", 1)
-    first = asyncio.create_task(several.sink.metrics(quickly(several.sink, bodies[0], METRICS, Limits())))
+    first = asyncio.create_task(several.sink.metrics(several.sink.read(bodies[0], Limits())))
     await asyncio.sleep(0)
     with pytest.raises(ThrottledError, match="more arrives than shard 0 takes"):
-        await several.sink.metrics(quickly(several.sink, bodies[1], METRICS, Limits()))
+        await several.sink.metrics(several.sink.read(bodies[1], Limits()))
     with pytest.raises(ThrottledError, match="shard 0 does not answer"):
         await first
     assert line.waiting == 0
@@ -283,7 +276,7 @@ async def test_what_a_shard_cannot_take_waits_with_its_sender(sharded, monkeypat
 
     several.shards[0].take = gone
     with pytest.raises(ThrottledError, match="is not there"):
-        await several.sink.metrics(quickly(several.sink, bodies[1], METRICS, Limits()))
+        await several.sink.metrics(several.sink.read(bodies[1], Limits()))
 
 
 @pytest.mark.slow
@@ -347,7 +340,7 @@ async def test_an_export_that_a_shard_fails_on_is_refused_alone(sharded, monkeyp
         return real(request, now)
 
     monkeypatch.setattr(judge, "ingest_metrics", failing)
-    sent = (several.sink.metrics(quickly(several.sink, body, METRICS, Limits())) for body in bodies[:3])
+    sent = (several.sink.metrics(several.sink.read(body, Limits())) for body in bodies[:3])
     results = await asyncio.gather(*sent, return_exceptions=True)
     assert [type(result) for result in results] == [ExportResult, InternalError, ExportResult]
 
@@ -358,7 +351,7 @@ async def test_what_is_no_export_is_refused_by_whoever_reads_it(sharded: Callabl
     await several.sink.start(2)
     for body in (b"\x0a\x7f", b"\x0a\x02\x0a\x7f", b"\x0a\x04\x0a\x02\x0a\x7f", b"\x0a\x04\x12\x02\x12\x7f"):
         with pytest.raises(BadRequestError):
-            await several.sink.metrics(quickly(several.sink, body, METRICS, Limits()))
+            await several.sink.metrics(several.sink.read(body, Limits()))
 
 
 async def test_a_folder_that_is_not_this_states_is_refused(sharded, clock, seconds, tmp_path):
@@ -400,7 +393,7 @@ async def test_a_shard_that_begins_again_without_its_folder_takes_nothing(sharde
     assert several.core.evaluator.counters == before
     assert "has not the folder" in several.core.shards[0].trouble
     with pytest.raises(ThrottledError, match="shard 0 has not the folder"):
-        await several.sink.metrics(quickly(several.sink, bodies[1], METRICS, Limits()))
+        await several.sink.metrics(several.sink.read(bodies[1], Limits()))
     assert at == clock.now
 
 
