@@ -1,16 +1,17 @@
-"""Conversion of dataclasses to JSON and back, by their types alone; fields that are not known are ignored.
+"""Conversion of dataclasses by their types alone: to JSON and back, and to a clock that was set back.
 
-Numbers that are not finite are the texts NaN, Infinity and -Infinity: what is stored must not lose them. Output for
-others has null instead: `for_others`, `finite_or_none`.
+Fields that are not known are ignored. Numbers that are not finite are the texts NaN, Infinity and -Infinity: what is
+stored must not lose them. Output for others has null instead: `for_others`, `finite_or_none`.
 """
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import fields, is_dataclass, replace
 from functools import cache
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import pydantic_core
 from pydantic import TypeAdapter
@@ -54,3 +55,25 @@ def read_plain(kind: type[Value], plain: Any) -> Value:
 def finite_or_none(value: float) -> float | None:
     """The number, or None for nan and infinities, which JSON for other people cannot carry."""
     return value if math.isfinite(value) else None
+
+
+def not_later(value: Value, now: float, ahead: float) -> Value:
+    """The value, in which what happened after `now` happened now, Unix seconds.
+
+    Every number of its dataclasses, named tuples, tuples and mappings that lies between `now` and `ahead`, where the
+    clock was, is a time: all else that is remembered is smaller by orders of magnitude. What is to end later than
+    `ahead` still ends then.
+    """
+    found: Any = value
+    if isinstance(found, float):
+        found = now if now < found <= ahead else found
+    elif isinstance(found, Mapping):
+        found = {key: not_later(part, now, ahead) for key, part in found.items()}
+    elif isinstance(found, tuple):
+        parts = [not_later(part, now, ahead) for part in found]
+        found = type(found)(*parts) if hasattr(found, "_fields") else tuple(parts)
+    elif is_dataclass(found) and not isinstance(found, type):
+        known = {field.name: getattr(found, field.name) for field in fields(found) if field.init}
+        changed = {name: after for name, part in known.items() if (after := not_later(part, now, ahead)) != part}
+        found = replace(found, **changed) if changed else found
+    return cast("Value", found)

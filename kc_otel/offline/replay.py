@@ -20,8 +20,7 @@ from typing import Any, Final
 from kc_otel.contract.model import Contract
 from kc_otel.judge.decisions import DecisionTable
 from kc_otel.judge.escalation.alerts import Transition, What
-from kc_otel.judge.escalation.escalate import EscalationState, escalate
-from kc_otel.judge.escalation.notices import GroupTiming
+from kc_otel.judge.escalation.escalate import EscalationState, GroupTiming, escalate
 from kc_otel.judge.evaluator import Evaluator, without_collector
 from kc_otel.judge.incidents.incident_lifecycle import TrafficSeen
 from kc_otel.judge.otlp.requests import METRICS, BadRequestError, from_protobuf

@@ -27,20 +27,28 @@ from kc_otel.contract.plain_text import plain
 from kc_otel.contract.slices import ALL
 from kc_otel.contract.words import place
 from kc_otel.judge.decisions import DecisionTable, kept_since, without_slice
-from kc_otel.judge.escalation.alerts import Alert, PolicyState
-from kc_otel.judge.escalation.escalate import Escalation, EscalationState, ended_silence, escalate
-from kc_otel.judge.escalation.notices import AT_ONCE, GroupTiming, IncidentMessage, NoticeReason, People
+from kc_otel.judge.escalation.alerts import Alert, People, PolicyState
+from kc_otel.judge.escalation.escalate import (
+    AT_ONCE,
+    Escalation,
+    EscalationState,
+    GroupTiming,
+    IncidentMessage,
+    NoticeReason,
+    ended_silence,
+    escalate,
+)
 from kc_otel.judge.escalation.webhook_body import alert_body, encode
 from kc_otel.judge.evaluator import Evaluator
 from kc_otel.judge.incidents.incident import OF_RECORDERS, Diagnosis, Incident, actions_taken, lifting_commands
 from kc_otel.judge.incidents.incident_lifecycle import TrafficSeen, by_urgency, with_diagnosis, with_word
 from kc_otel.judge.otlp.requests import ExportResult
+from kc_otel.judge.plain_json import not_later
 from kc_otel.judge.promotion.gate_evidence import SectionProblems, unchecked_offline
 from kc_otel.judge.promotion.stages import Promotion
 from kc_otel.judge.recorders import KernelInfo, kernel_names
 from kc_otel.judge.refused_points import Missing
 from kc_otel.judge.series import SeriesKey
-from kc_otel.judge.set_back import not_later
 from kc_otel.judge.verdict import Causes, Cell, Evaluation, Status, Verdict
 from kc_otel.serve.durable_sink import Inbox, TrafficRecording
 from kc_otel.serve.history import NOTIFYING, Announcement, CellHistory, EventLog

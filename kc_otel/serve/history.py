@@ -22,7 +22,7 @@ from types import MappingProxyType
 from typing import Any, Final, NamedTuple
 
 from kc_otel.judge.escalation.alerts import Transition, What
-from kc_otel.judge.escalation.notices import Notice, NoticeReason
+from kc_otel.judge.escalation.escalate import Notice, NoticeReason
 from kc_otel.judge.escalation.webhook_body import summary
 from kc_otel.judge.incidents.incident import Incident
 from kc_otel.judge.plain_json import finite_or_none, to_json

@@ -15,7 +15,7 @@ from kc_otel.contract.plain_text import plain
 from kc_otel.contract.slices import ALL
 from kc_otel.contract.words import moment
 from kc_otel.judge.decisions import DirectiveKind
-from kc_otel.judge.set_back import not_later
+from kc_otel.judge.plain_json import not_later
 
 _ROUTE: Final = "route"
 _KINDS: Final = frozenset({_ROUTE, *DirectiveKind}) - {DirectiveKind.HOLD_PROMOTION}

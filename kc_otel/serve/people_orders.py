@@ -17,8 +17,7 @@ from kc_otel.contract.slices import ALL
 from kc_otel.contract.words import listed, moment, place
 from kc_otel.judge import decisions
 from kc_otel.judge.cells import NO_PAIR
-from kc_otel.judge.escalation.alerts import Alert
-from kc_otel.judge.escalation.notices import Acknowledgement, Silence
+from kc_otel.judge.escalation.alerts import Acknowledgement, Alert, Silence
 from kc_otel.judge.incidents.incident import OF_RECORDERS, Diagnosis, Incident
 from kc_otel.judge.verdict import INPUT_CLAUSE, Status
 from kc_otel.serve.core import Core

@@ -17,14 +17,13 @@ from kc_otel.contract.words import MEASURED_LATER, listed, moment
 from kc_otel.judge.decisions import Canary, DecisionTable, DirectiveKind, Promoted, changed
 from kc_otel.judge.evaluator import Evaluator
 from kc_otel.judge.incidents.incident import OF_RECORDERS, Incident, IncidentState
-from kc_otel.judge.plain_json import read_json, to_json
+from kc_otel.judge.plain_json import not_later, read_json, to_json
 from kc_otel.judge.promotion import machine
 from kc_otel.judge.promotion.gate_evidence import SectionProblems, of_other_contracts, step_evidence
 from kc_otel.judge.promotion.machine import Moved, share_of
 from kc_otel.judge.promotion.stages import MoveKind, OrderError, Promotion, PromotionMove, PromotionStatus, Stage
 from kc_otel.judge.recorders import KernelInfo, unlike_declared
 from kc_otel.judge.refused_points import Missing
-from kc_otel.judge.set_back import not_later
 from kc_otel.judge.verdict import Evaluation
 from kc_otel.serve.history import Announcement, EventLog
 from kc_otel.serve.store.state_file import UnitOfWork, unit_of_work

@@ -8,8 +8,8 @@ from unittest import mock
 import pytest
 
 from kc_otel.judge.incidents.incident import IncidentState
+from kc_otel.judge.plain_json import not_later
 from kc_otel.judge.promotion.stages import PromotionStatus, Stage
-from kc_otel.judge.set_back import not_later
 from kc_otel.serve import core as core_module
 from kc_otel.serve.listeners import Listeners, RouterReport
 from tests.judge.conftest import NOW

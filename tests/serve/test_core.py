@@ -16,7 +16,7 @@ from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportM
 from kc_otel.contract.model import Contract
 from kc_otel.judge.contract_state import ContractState
 from kc_otel.judge.escalation import escalate as escalate_module
-from kc_otel.judge.escalation.notices import People, Silence
+from kc_otel.judge.escalation.alerts import People, Silence
 from kc_otel.judge.evaluator import Evaluator
 from kc_otel.judge.verdict import Status
 from kc_otel.serve import core as core_module

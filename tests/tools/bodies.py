@@ -5,7 +5,7 @@ from typing import Any
 
 from kc_otel.contract.model import Contract
 from kc_otel.judge.escalation.alerts import Transition
-from kc_otel.judge.escalation.notices import IncidentMessage, NoticeReason
+from kc_otel.judge.escalation.escalate import IncidentMessage, NoticeReason
 from kc_otel.judge.escalation.webhook_body import alert_body
 from kc_otel.judge.incidents.incident import Incident
 

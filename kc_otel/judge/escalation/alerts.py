@@ -28,6 +28,11 @@ on which its step acts as on the first one.
 Durations are counted, not subtracted: each evaluation adds the time since the one before, never less than zero (the
 clock may jump back) and never more than the contract's window, for which alone a verdict speaks. Firing and resolving
 are edges: what has fired resolves once.
+
+A silence mutes: webhooks and log records of the alerts that it covers are held back until it ends. It does not affect
+routes, quarantines, holds and halts, which act on kernels and not on notifications. An acknowledgement says that
+somebody is at work on an alert: it goes on firing, its reminders stop, and it ends with the alert. Source: Prometheus
+documentation, "Alertmanager", silences; PagerDuty, "Incidents", acknowledge.
 """
 
 from __future__ import annotations
@@ -55,6 +60,67 @@ CHANGED: Final = "are no longer asked for: the contract has changed"
 """End of an alert whose step left the contract, and of missing data that it asks for no more."""
 WENT_AWAY: Final = "went away without proof of recovery"
 """End of an alert that is over while its breach is unproven: an endpoint that was told this is told that it fires."""
+
+
+@dataclass(frozen=True, slots=True)
+class Silence:
+    """No messages about some alerts for some time."""
+
+    id: str
+    contract: str
+    clause: str | None
+    """None for every clause."""
+    slice: str | None
+    """`all` for the cells of all traffic; None for every slice."""
+    by: str
+    why: str
+    at: float
+    until: float
+
+    def covers(self, cell: Cell) -> bool:
+        """Return True if alerts about a cell are muted."""
+        asked = (self.contract, self.clause or cell.clause, self.slice or cell.slice)
+        return asked == (cell.contract, cell.clause, cell.slice)
+
+    @property
+    def where(self) -> str:
+        """Scope of the silence, in words."""
+        return f"{self.clause or 'every clause'} on {f'slice {self.slice}' if self.slice else 'every slice'}"
+
+
+@dataclass(frozen=True, slots=True)
+class Acknowledgement:
+    """A person's acknowledgement of an alert, with what they found or do."""
+
+    contract: str
+    fingerprint: str
+    by: str
+    why: str
+    at: float
+
+
+@dataclass(frozen=True, slots=True)
+class People:
+    """Silences and acknowledgements in force, oldest first; of these one for each alert at most."""
+
+    silences: tuple[Silence, ...] = ()
+    acknowledgements: tuple[Acknowledgement, ...] = ()
+
+    def silencing(self, cell: Cell, now: float) -> tuple[Silence, ...]:
+        """The silences that mute a cell at a unix time."""
+        return tuple(muting for muting in self.silences if now < muting.until and muting.covers(cell))
+
+    def acknowledged(self, fingerprint: str) -> Acknowledgement | None:
+        """Return the acknowledgement of an alert; None if there is none."""
+        return next((ack for ack in self.acknowledgements if ack.fingerprint == fingerprint), None)
+
+
+def current(people: People, contract: str, firing: Collection[str], now: float) -> tuple[People, tuple[Silence, ...]]:
+    """Return the decisions still in force, and a contract's silences that have ended; `firing` are fingerprints."""
+    ended = tuple(muting for muting in people.silences if muting.contract == contract and now >= muting.until)
+    silences = tuple(muting for muting in people.silences if muting not in ended)
+    kept = (ack for ack in people.acknowledgements if ack.contract != contract or ack.fingerprint in firing)
+    return People(silences, tuple(kept)), ended
 
 
 class What(StrEnum):

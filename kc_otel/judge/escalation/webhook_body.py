@@ -24,7 +24,7 @@ from kc_otel.contract.slices import ALL
 from kc_otel.contract.units import format_duration
 from kc_otel.contract.words import MEASURED_LATER, NO_REPORT, RUN_ENDED, listed, moment, number, place
 from kc_otel.judge.escalation.alerts import ROLLED_BACK, WENT_AWAY, Transition, What
-from kc_otel.judge.escalation.notices import IncidentMessage
+from kc_otel.judge.escalation.escalate import IncidentMessage
 from kc_otel.judge.incidents.incident import CLAUSE_GONE, BrokenCell, Incident, IncidentState
 from kc_otel.judge.plain_json import finite_or_none
 from kc_otel.judge.recorders import KernelInfo, kernel_names, pair_name

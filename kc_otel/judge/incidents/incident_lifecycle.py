@@ -26,8 +26,7 @@ from typing import Any, Final
 from kc_otel.contract.slices import ALL
 from kc_otel.contract.words import place
 from kc_otel.judge.decisions import DecisionTable, kept_since, overriding_pin
-from kc_otel.judge.escalation.alerts import Alert, Transition, What, input_verdict
-from kc_otel.judge.escalation.notices import IncidentMessage, People
+from kc_otel.judge.escalation.alerts import Alert, People, Transition, What, input_verdict
 from kc_otel.judge.incidents.incident import (
     OF_RECORDERS,
     BrokenCell,
@@ -83,7 +82,7 @@ Place = tuple[str, str]
 """(clause, slice)."""
 _Broken = tuple[Verdict, float, Alert | None]
 """Verdict of a place that is broken, since when it is, and the alert that alone says so, if one does."""
-_Done = dict[tuple[str, str], tuple[float, list[str]]]
+Done = dict[tuple[str, str], tuple[float, list[str]]]
 """(kind, target) of actions, with when and on which slices they were done."""
 
 
@@ -254,7 +253,7 @@ def with_actions(
     incidents: Sequence[Incident], transitions: Iterable[Transition], people: People, *, dry_run: bool
 ) -> tuple[Incident, ...]:
     """The incidents with what the alerts that fired in this evaluation do; webhooks only where nothing is done."""
-    done: dict[Key, _Done] = {}
+    done: dict[Key, Done] = {}
     for edge in transitions:
         if edge.what is not What.FIRING:
             continue
@@ -264,7 +263,7 @@ def with_actions(
             if dry_run or not (action.kind == "webhook" or (muted and action.kind == "notify")):
                 _, slices = mine.setdefault((action.kind, action.target or ""), (edge.at, []))
                 slices.append(edge.cell.slice)
-    return tuple(_with_done(incident, done.get(incident.key), dry_run=dry_run) for incident in incidents)
+    return tuple(with_done(incident, done.get(incident.key), dry_run=dry_run) for incident in incidents)
 
 
 def with_roll_backs(incidents: Sequence[Incident], rolled: Iterable[Promotion]) -> tuple[Incident, ...]:
@@ -276,7 +275,7 @@ def with_roll_backs(incidents: Sequence[Incident], rolled: Iterable[Promotion]) 
         if promotion is None or incident.on not in OF_RECORDERS:
             return incident
         said = promotion.reason.partition(": ")[0]
-        done: _Done = {("roll-back", said): (promotion.entered, [ALL])}
+        done: Done = {("roll-back", said): (promotion.entered, [ALL])}
         if promotion.seen_serving is not None:
             done["serves", ""] = (promotion.seen_serving, [ALL])
         # What is done once more, in the same words, is done at the later time.
@@ -285,19 +284,9 @@ def with_roll_backs(incidents: Sequence[Incident], rolled: Iterable[Promotion]) 
             for action in incident.actions
             if done.get((action.kind, action.target), (action.at, []))[0] == action.at
         ]
-        return _with_done(replace(incident, actions=tuple(kept)), done)
+        return with_done(replace(incident, actions=tuple(kept)), done)
 
     return tuple(map(acted, incidents))
-
-
-def with_told(incidents: Sequence[Incident], messages: Iterable[IncidentMessage], now: float) -> tuple[Incident, ...]:
-    """The incidents with who was told of them in this evaluation."""
-    told: dict[str, _Done] = {}
-    for message in messages:
-        fires = [edge.cell.slice for edge in message.alerts if edge.what is What.FIRING]
-        if fires and message.incident is not None:
-            told.setdefault(message.incident.id, {})["webhook", message.endpoint] = (now, fires)
-    return tuple(_with_done(incident, told.get(incident.id)) for incident in incidents)
 
 
 def with_word(incidents: Sequence[Incident], kind: str, said: Mapping[str, Any], now: float) -> tuple[Incident, ...]:
@@ -529,7 +518,7 @@ def _gone(incident: Incident, tick: _Tick) -> bool:
     return incident.run_ended or (obeyed and not traffic.behind(ALL, rolled_back, None)) or incident.closed_at >= ended
 
 
-def _with_done(incident: Incident, done: _Done | None, *, dry_run: bool = False) -> Incident:
+def with_done(incident: Incident, done: Done | None, *, dry_run: bool = False) -> Incident:
     """The incident with actions: each is there once, at its first time, with all of its slices."""
     known = {(action.kind, action.target, action.dry_run): action for action in incident.actions}
     for (kind, target), (at, slices) in (done or {}).items():

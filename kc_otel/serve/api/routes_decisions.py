@@ -12,7 +12,7 @@ from fastapi import APIRouter, HTTPException, Query, Response
 from fastapi.responses import JSONResponse
 from pydantic import Field
 
-from kc_otel.judge.escalation.notices import Acknowledgement, Silence
+from kc_otel.judge.escalation.alerts import Acknowledgement, Silence
 from kc_otel.judge.promotion.machine import next_position, share_of
 from kc_otel.judge.promotion.stages import Hold, Promotion, PromotionStatus, Stage, path_of
 from kc_otel.serve import people_orders as people

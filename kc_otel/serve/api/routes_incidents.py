@@ -12,7 +12,7 @@ from pydantic import AfterValidator
 
 from kc_otel.contract.slices import ALL
 from kc_otel.contract.words import listed, place
-from kc_otel.judge.escalation.notices import People
+from kc_otel.judge.escalation.alerts import People
 from kc_otel.judge.incidents.incident import ActionTaken, BrokenCell, Diagnosis, Incident, IncidentState, actions_taken
 from kc_otel.judge.verdict import Cell, Status
 from kc_otel.serve import people_orders as people

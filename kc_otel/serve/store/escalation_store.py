@@ -13,9 +13,8 @@ from typing import Any, Final, TypeVar
 
 from kc_otel.contract.model import Contract
 from kc_otel.judge.decisions import DecisionTable, apply, forget, with_contract
-from kc_otel.judge.escalation.alerts import PolicyState, retire
-from kc_otel.judge.escalation.escalate import EscalationState
-from kc_otel.judge.escalation.notices import IncidentMessage, MessageGroup, People, last_messages
+from kc_otel.judge.escalation.alerts import People, PolicyState, retire
+from kc_otel.judge.escalation.escalate import EscalationState, IncidentMessage, MessageGroup, last_messages
 from kc_otel.judge.incidents.incident import Incident, IncidentState
 from kc_otel.judge.incidents.incident_lifecycle import by_urgency
 from kc_otel.judge.plain_json import read_json, to_json

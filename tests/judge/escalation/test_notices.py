@@ -8,9 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kc_otel.judge.escalation.alerts import What
-from kc_otel.judge.escalation.escalate import EscalationState, escalate
-from kc_otel.judge.escalation.notices import AT_ONCE, Acknowledgement, GroupTiming, People, Silence, current
+from kc_otel.judge.escalation.alerts import Acknowledgement, People, Silence, What, current
+from kc_otel.judge.escalation.escalate import AT_ONCE, EscalationState, GroupTiming, escalate
 from kc_otel.judge.incidents.incident import IncidentState
 from kc_otel.judge.plain_json import read_json, to_json
 from kc_otel.judge.verdict import Cell, Evaluation

@@ -10,8 +10,8 @@ import pytest
 
 from kc_otel.contract.model import Contract
 from kc_otel.judge.decisions import Canary, DecisionTable, Pin, apply, changed, kept_since, pin, resume, unpin
-from kc_otel.judge.escalation.alerts import PolicyState, Transition, What, advance
-from kc_otel.judge.escalation.notices import IncidentMessage, NoticeReason, People, Silence
+from kc_otel.judge.escalation.alerts import People, PolicyState, Silence, Transition, What, advance
+from kc_otel.judge.escalation.escalate import IncidentMessage, NoticeReason
 from kc_otel.judge.escalation.webhook_body import summary
 from kc_otel.judge.incidents.incident import (
     Incident,
