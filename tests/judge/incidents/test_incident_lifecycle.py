@@ -11,7 +11,6 @@ import pytest
 from kc_otel.contract.model import Contract
 from kc_otel.judge.decisions import Canary, DecisionTable, Pin, apply, changed, kept_since, pin, resume, unpin
 from kc_otel.judge.escalation.alerts import People, PolicyState, Silence, Transition, What, advance
-from kc_otel.judge.escalation.escalate import IncidentMessage, NoticeReason
 from kc_otel.judge.escalation.webhook_body import summary
 from kc_otel.judge.incidents.incident import (
     Incident,
@@ -21,14 +20,7 @@ from kc_otel.judge.incidents.incident import (
     actions_taken,
     lifting_commands,
 )
-from kc_otel.judge.incidents.incident_lifecycle import (
-    TrafficSeen,
-    follow,
-    with_actions,
-    with_roll_backs,
-    with_told,
-    with_word,
-)
+from kc_otel.judge.incidents.incident_lifecycle import TrafficSeen, follow, with_actions, with_roll_backs, with_word
 from kc_otel.judge.plain_json import read_json, to_json
 from kc_otel.judge.promotion.stages import Position, Promotion, PromotionStatus, Stage, Tally
 from kc_otel.judge.verdict import Status, Verdict
@@ -582,8 +574,8 @@ def test_what_was_done_says_whether_it_holds():
         ("halt", True, "trainers asked to halt"),
         ("route", True, "routing code to the training kernel was ordered"),
     ]
-    message = IncidentMessage("pager", NoticeReason.FIRING, incident, edges_of(fail("code")), 1)
-    (incident,) = with_told([incident], [message], 12.0)
+    told = IncidentAction("webhook", "pager", 12.0, ("code",))
+    incident = replace(incident, actions=(*incident.actions, told))
     assert "notified pager by webhook" in {action.text for action in actions_taken(incident, evaluator.table)}
     late = actions_taken(incident, DecisionTable(), {"pager": Undelivered("pager", 1, 9.0, 0, None, None)})
     assert {(action.kind, action.in_force) for action in late} >= {("route", False), ("halt", False)}
