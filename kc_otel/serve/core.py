@@ -34,7 +34,6 @@ from kc_otel.judge.escalation.escalate import (
     EscalationState,
     GroupTiming,
     IncidentMessage,
-    NoticeReason,
     ended_silence,
     escalate,
 )
@@ -67,7 +66,6 @@ _log: Final = logging.getLogger(__name__)
 
 Announce = Callable[[Announcement], None]
 """Told of something that changed."""
-_REPEATED_REASONS: Final = frozenset({NoticeReason.REMINDER, NoticeReason.SILENCE_ENDED})
 _POLICY: Final = "escalation"
 """Stage of a tick that carries a contract's policy out."""
 _BETWEEN_TICKS: Final = 60.0
@@ -464,12 +462,10 @@ class Core:
         lasting = escalation.state.incidents[contract.name]
         incidents = {incident.key: incident for incident in (*escalation.resolved, *lasting)}
         announcements: list[Announcement] = []
-        for transition in escalation.transitions:
-            silenced = [silence.id for silence in people.silencing(transition.cell, now)]
+        for edge in escalation.edges:
+            silenced = [silence.id for silence in people.silencing(edge.cell, now)]
             dry_run = contract.name in self.dry_run
-            said = self.events.transition(
-                transition, names, incidents.get(transition.incident), dry_run=dry_run, silenced=silenced
-            )
+            said = self.events.transition(edge, names, incidents.get(edge.incident), dry_run=dry_run, silenced=silenced)
             announcements += [] if silenced else [said]
         for silence in escalation.ended_silences:
             self.events.record(silence.contract, "unsilenced", ended_silence(silence), now)
@@ -477,11 +473,11 @@ class Core:
             message = f"the pin of {place(pin.slice)} to {pin.kernel} by {pin.by} has ended"
             self.events.record(pin.contract, "unpinned", {"slice": pin.slice, "message": message}, now)
         self._enqueue(contract, escalation.messages, escalation.state.decisions, now)
-        again = [notice for notice in escalation.notices if notice.reason in _REPEATED_REASONS]
-        notifying = [
-            notice for notice in again if any(action.kind in NOTIFYING for action in notice.transition.actions)
-        ]
-        return announcements + [self.events.repeated(notice, names, now) for notice in notifying]
+        for alert in escalation.state.policies[contract.name].firing:
+            reason = escalation.told_again.get(alert.fingerprint)
+            if reason is not None and any(action.kind in NOTIFYING for action in alert.actions):
+                announcements.append(self.events.repeated(alert, reason, names, now))
+        return announcements
 
     def _enqueue(
         self, contract: Contract, messages: Sequence[IncidentMessage], decisions: DecisionTable, now: float

@@ -26,7 +26,7 @@ from typing import Any, Final
 from kc_otel.contract.slices import ALL
 from kc_otel.contract.words import place
 from kc_otel.judge.decisions import DecisionTable, kept_since, overriding_pin
-from kc_otel.judge.escalation.alerts import Alert, People, Transition, What, input_verdict
+from kc_otel.judge.escalation.alerts import Alert, People, input_verdict
 from kc_otel.judge.incidents.incident import (
     OF_RECORDERS,
     BrokenCell,
@@ -250,13 +250,11 @@ def by_urgency(incident: Incident) -> tuple[Any, ...]:
 
 
 def with_actions(
-    incidents: Sequence[Incident], transitions: Iterable[Transition], people: People, *, dry_run: bool
+    incidents: Sequence[Incident], fired: Iterable[Alert], people: People, *, dry_run: bool
 ) -> tuple[Incident, ...]:
     """The incidents with what the alerts that fired in this evaluation do; webhooks only where nothing is done."""
     done: dict[Key, Done] = {}
-    for edge in transitions:
-        if edge.what is not What.FIRING:
-            continue
+    for edge in fired:
         muted = bool(people.silencing(edge.cell, edge.at))
         mine = done.setdefault(edge.incident, {})
         for action in edge.actions:

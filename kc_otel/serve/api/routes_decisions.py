@@ -316,7 +316,8 @@ def _alerts(core: Core, contract: str, now: float) -> Iterator[AlertView]:
         yield AlertView.of(
             alert,
             **cell._asdict(),
-            phase="firing" if alert.fires else "pending",
+            phase=alert.phase.value,
+            started_at=alert.started_at if alert.fires else None,
             actions=[str(action) for action in alert.actions],
             reason=alert.verdict.reason,
             acknowledged=core.people.acknowledged(alert.fingerprint),

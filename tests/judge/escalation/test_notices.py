@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kc_otel.judge.escalation.alerts import Acknowledgement, People, Silence, What, current
+from kc_otel.judge.escalation.alerts import Acknowledgement, People, Phase, Silence, current
 from kc_otel.judge.escalation.escalate import AT_ONCE, EscalationState, GroupTiming, escalate
 from kc_otel.judge.incidents.incident import IncidentState
 from kc_otel.judge.plain_json import read_json, to_json
@@ -69,9 +69,8 @@ class Pager:
         return step
 
     def said(self, seconds, status):
-        """(reason, what) of everything that is said."""
-        notices = self.step(seconds, code=status).notices
-        return [(str(notice.reason), str(notice.transition.what)) for notice in notices]
+        """(reason, whether it fires) of every message."""
+        return [(str(message.reason), message.lasting > 0) for message in self.messages(seconds, code=status)]
 
     def messages(self, seconds, **statuses):
         return self.step(seconds, **statuses).messages
@@ -82,7 +81,7 @@ class Pager:
             (
                 message.endpoint,
                 str(message.reason),
-                *(sum(edge.what is what for edge in message.alerts) for what in (What.FIRING, What.RESOLVED)),
+                *(sum(edge.phase is what for edge in message.alerts) for what in (Phase.FIRING, Phase.RESOLVED)),
                 message.lasting,
             )
             for message in self.messages(seconds, **statuses)
@@ -124,7 +123,7 @@ def pager(make_contract, make_verdict):
 
 
 def test_the_body_says_why_it_is_sent(pager):
-    edges = pager.step(0, code="FAIL").transitions
+    edges = pager.step(0, code="FAIL").edges
     first = body_of(pager.contract, edges, reason="firing")
     again = body_of(pager.contract, [replace(edges[0], at=4600.0)], reason="reminder")
     assert first["kernelContract"]["reason"] == "firing"
@@ -163,15 +162,15 @@ def test_a_receiver_hears_a_story_that_makes_sense(make_contract, make_verdict, 
         muted = bool(firing) and bool(pager.people.silencing(firing[0].cell, pager.now))
         taken = bool(firing) and pager.people.acknowledged(firing[0].fingerprint) is not None
         assert len(said) <= 1
-        for reason, what in said:
-            assert (what == "firing") == bool(firing)
+        for reason, fires in said:
+            assert fires == bool(firing)
             assert open_ == (reason in {"reminder", "resolved"})
-            assert not (muted and what == "firing")
+            assert not (muted and fires)
             if reason == "reminder":
                 assert not taken
                 assert repeat != "0s"
                 assert counted - due >= {"1m": 60, "10m": 600}[repeat]
-            open_, due = what == "firing", counted
+            open_, due = fires, counted
         assert open_ == bool(firing) or (muted and not open_), "everything that fires is said, unless it is silenced"
 
 
@@ -180,7 +179,8 @@ def test_what_grew_over_minutes_is_one_reminder(make_contract, make_verdict):
     pager, reminders = Pager(make_contract([step]), make_verdict), []
     for minute in range(35):
         broken = {name: "FAIL" for at, name in ((0, "all"), (2, "code"), (5, "prose")) if minute >= at}
-        reminders.append(sum(notice.reason == "reminder" for notice in pager.step(60, **broken).notices))
+        sent = pager.messages(60, **broken)
+        reminders.append(sum(len(message.alerts) for message in sent if message.reason == "reminder"))
     assert {minute: many for minute, many in enumerate(reminders) if many} == {10: 3, 20: 3, 30: 3}
 
 
@@ -328,7 +328,7 @@ def test_nothing_is_lost_and_nothing_is_said_twice(make_contract, make_verdict, 
     def hear(seconds, **statuses):
         for message in escalation.messages(seconds, **statuses):
             for alert in message.alerts:
-                if alert.what is What.FIRING:
+                if alert.phase is Phase.FIRING:
                     assert str(message.reason) == "reminder" or alert.fingerprint not in known
                     known.add(alert.fingerprint)
                 else:

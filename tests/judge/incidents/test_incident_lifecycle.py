@@ -10,7 +10,7 @@ import pytest
 
 from kc_otel.contract.model import Contract
 from kc_otel.judge.decisions import Canary, DecisionTable, Pin, apply, changed, kept_since, pin, resume, unpin
-from kc_otel.judge.escalation.alerts import People, PolicyState, Silence, Transition, What, advance
+from kc_otel.judge.escalation.alerts import Alert, People, Phase, PolicyState, Silence, advance
 from kc_otel.judge.escalation.webhook_body import summary
 from kc_otel.judge.incidents.incident import (
     Incident,
@@ -155,7 +155,7 @@ def test_an_earlier_onset_moves_the_start_and_not_the_id():
     assert (after.id, after.since) == (first.id, 3.0)
 
 
-def edges_of(verdict: Verdict) -> tuple[Transition, ...]:
+def edges_of(verdict: Verdict) -> tuple[Alert, ...]:
     contract = contract_with(ROUTING)
     return advance(contract, PolicyState(contract.name), [verdict], {}, 15.0)[1]
 
@@ -730,7 +730,7 @@ def test_a_breach_that_a_changed_limit_ends_is_not_called_resolved():
         passes = replace(verdict_of("PASS", slice="code"), limit=0.5, upper=upper)
         (incident,) = evaluator.tick(60.0, passes)
         assert (incident.state, incident.state_text) == (IncidentState.RESOLVED, state)
-        end = replace(edges_of(fail("code"))[0], what=What.RESOLVED, verdict=passes)
+        end = replace(edges_of(fail("code"))[0], phase=Phase.RESOLVED, verdict=passes)
         assert said in summary(end, {}, incident)
         changed = "its limit was changed from 0.004 to 0.5" in summary(end, {}, incident)
         assert changed == (upper == 0.3)
@@ -763,7 +763,7 @@ def test_a_breach_of_two_limits_is_resolved_below_the_stricter_one(upper, said):
     passes = replace(verdict_of("PASS", slice="code"), limit=0.5, upper=upper)
     (incident,) = evaluator.tick(60.0, passes)
     assert (incident.state, incident.state_text) == (IncidentState.RESOLVED, said)
-    end = replace(edges_of(fail("code"))[0], what=What.RESOLVED, verdict=passes)
+    end = replace(edges_of(fail("code"))[0], phase=Phase.RESOLVED, verdict=passes)
     assert ("its limit was changed from 0.004 to 0.5" in summary(end, {}, incident)) == (upper == 0.3)
 
 
