@@ -303,12 +303,7 @@ def people_routes(core: Core, decided: Changes) -> APIRouter:
 
 def _alerts(core: Core, contract: str, now: float) -> Iterator[AlertView]:
     undelivered = {
-        incident.key: [
-            text
-            for of in core.outbox.undelivered(contract, incident.id)
-            for text in (of.waiting_text, of.given_up_text)
-            if text
-        ]
+        incident.key: [text for _, text in core.outbox.undelivered(contract, incident.id).values()]
         for incident in core.escalation.incidents.get(contract, ())
     }
     for alert in core.policies[contract].alerts:

@@ -12,14 +12,7 @@ from kc_otel.contract.model import Contract
 from kc_otel.judge.decisions import Canary, DecisionTable, Pin, apply, changed, kept_since, pin, resume, unpin
 from kc_otel.judge.escalation.alerts import Alert, People, Phase, PolicyState, Silence, advance
 from kc_otel.judge.escalation.webhook_body import summary
-from kc_otel.judge.incidents.incident import (
-    Incident,
-    IncidentAction,
-    IncidentState,
-    Undelivered,
-    actions_taken,
-    lifting_commands,
-)
+from kc_otel.judge.incidents.incident import Incident, IncidentAction, IncidentState, actions_taken, lifting_commands
 from kc_otel.judge.incidents.incident_lifecycle import TrafficSeen, follow, with_actions, with_roll_backs, with_word
 from kc_otel.judge.plain_json import read_json, to_json
 from kc_otel.judge.promotion.stages import Position, Promotion, PromotionStatus, Stage, Tally
@@ -577,36 +570,15 @@ def test_what_was_done_says_whether_it_holds():
     told = IncidentAction("webhook", "pager", 12.0, ("code",))
     incident = replace(incident, actions=(*incident.actions, told))
     assert "notified pager by webhook" in {action.text for action in actions_taken(incident, evaluator.table)}
-    late = actions_taken(incident, DecisionTable(), {"pager": Undelivered("pager", 1, 9.0, 0, None, None)})
+    late = actions_taken(incident, DecisionTable(), {"pager": (9.0, "1 message to pager waits")})
     assert {(action.kind, action.in_force) for action in late} >= {("route", False), ("halt", False)}
-    assert "the webhook to pager is still waiting" in {action.text for action in late}
-    refused = actions_taken(incident, evaluator.table, {"pager": Undelivered("pager", 0, None, 1, 12.0, 12.0)})
-    texts = [action.text for action in refused if action.kind == "webhook"]
-    assert texts == ["a webhook to pager was given up: it was rejected or has expired"]
+    assert [action.text for action in late if action.kind == "webhook"] == ["1 message to pager waits"]
+    later = actions_taken(incident, evaluator.table, {"pager": (40.0, "9 messages to pager wait")})
+    texts = [action.text for action in later if action.kind == "webhook"]
+    assert texts == ["notified pager by webhook; 9 messages to pager wait"]
     for slice, heard in (("code", True), (None, True), ("all", True), ("prose", False)):
         (after,) = with_word([incident], "resumed", {"slice": slice, "message": "ada resumed"}, 20.0)
         assert [word.text for word in after.words] == ["ada resumed"] * heard
-
-
-def test_later_messages_that_wait_or_were_given_up_are_told_at_their_own_times():
-    (incident,) = Evaluator(QUIET).tick(10.0, fail("code"))
-    incident = replace(incident, actions=(IncidentAction("webhook", "pager", 12.0, ("code",)),))
-    of = {"pager": Undelivered("pager", 9, 40.0, 1, 30.0, 30.0)}
-    told = [(action.at, action.text) for action in actions_taken(incident, DecisionTable(), of)]
-    assert told == [
-        (12.0, "notified pager by webhook"),
-        (30.0, "1 message to pager was given up: rejected or expired"),
-        (40.0, "9 messages to pager wait"),
-    ]
-    *_, last = actions_taken(incident, DecisionTable(), of, {"pager": 60.0})
-    assert last.text == (
-        "9 messages to pager wait: the endpoint answered HTTP 410 at 00:01 UTC and is sent nothing more"
-    )
-    first = {"pager": Undelivered("pager", 3, 12.0, 2, 13.0, 14.0)}
-    assert [(action.at, action.text) for action in actions_taken(incident, DecisionTable(), first)] == [
-        (12.0, "the webhook to pager is still waiting, and 2 more"),
-        (14.0, "2 messages to pager were given up: rejected or expired"),
-    ]
 
 
 def test_an_action_is_done_once_however_many_slices_it_is_about_and_nobody_is_told_of_what_is_silenced():
