@@ -61,9 +61,9 @@ def close(
     known(core, contract, clause, slice)
     found = _unproven(core, contract, clause, slice)
     closed = tuple(incident for incident, inside in found if all(inside))
+    if not closed and (partly := [incident.id for incident, inside in found if any(inside)]):
+        raise LookupError(f"incident {partly[0]} went away without proof elsewhere, too; close it as a whole")
     if not closed:
-        if partly := [incident.id for incident, inside in found if any(inside)]:
-            raise LookupError(f"incident {partly[0]} went away without proof elsewhere, too; close it as a whole")
         raise LookupError("no incident there went away without proof of recovery")
     ids = [incident.id for incident in closed]
     said = _word(by, f"closed {listed([f'incident {id}' for id in ids])}", why, incidents=ids)
@@ -196,9 +196,7 @@ def known(core: Core, contract: str, clause: str | None = None, slice: str | Non
     found = core.contracts.get(contract)
     if found is None:
         raise LookupError(f"no contract {contract!r}; there are {', '.join(core.contracts)}")
-    clauses = (*(candidate.id for candidate in found.clauses), INPUT_CLAUSE)
-    if clause is not None and clause not in clauses:
-        raise LookupError(f"contract {contract} has no clause {clause!r}; there are {', '.join(clauses)}")
-    slices = (ALL, *found.slices)
-    if slice is not None and slice not in slices:
-        raise LookupError(f"contract {contract} has no slice {slice!r}; there are {', '.join(slices)}")
+    clauses = [*(candidate.id for candidate in found.clauses), INPUT_CLAUSE]
+    for kind, name, names in (("clause", clause, clauses), ("slice", slice, [ALL, *found.slices])):
+        if name is not None and name not in names:
+            raise LookupError(f"contract {contract} has no {kind} {name!r}; there are {', '.join(names)}")

@@ -46,9 +46,8 @@ from kc_otel.judge.escalation.alerts import (
     fingerprint,
     step_keys,
 )
-from kc_otel.judge.incidents.incident import Incident, IncidentState
+from kc_otel.judge.incidents.incident import Incident, IncidentAction, IncidentState
 from kc_otel.judge.incidents.incident_lifecycle import (
-    Done,
     TrafficSeen,
     follow,
     with_actions,
@@ -253,18 +252,6 @@ def escalate(
     )
 
 
-def _with_messages(
-    incidents: Sequence[Incident], messages: Iterable[IncidentMessage], now: float
-) -> tuple[Incident, ...]:
-    """The incidents with who was told of them in this evaluation."""
-    told: dict[str, Done] = {}
-    for message in messages:
-        fires = [edge.cell.slice for edge in message.alerts if edge.fires]
-        if fires and message.incident is not None:
-            told.setdefault(message.incident.id, {})["webhook", message.endpoint] = (now, fires)
-    return tuple(with_done(incident, told.get(incident.id)) for incident in incidents)
-
-
 def _told_again(
     contract: Contract, before: PolicyState, after: PolicyState, fired: Iterable[Alert], people: People, now: float
 ) -> tuple[PolicyState, Mapping[str, MessageReason]]:
@@ -290,6 +277,18 @@ def _told_again(
             alerts[alert.fingerprint] = replace(alert, told=alert.told + 1, waited=0.0) if due else alert
         again |= {alert.fingerprint: MessageReason.REMINDER for alert in together if due}
     return replace(after, alerts=tuple(alerts.values())), again
+
+
+def _with_messages(
+    incidents: Sequence[Incident], messages: Iterable[IncidentMessage], now: float
+) -> tuple[Incident, ...]:
+    """The incidents with who was told of them in this evaluation."""
+    told: dict[str, list[IncidentAction]] = {}
+    for message in messages:
+        fires = tuple(alert.cell.slice for alert in message.alerts if alert.fires)
+        if fires and message.incident is not None:
+            told.setdefault(message.incident.id, []).append(IncidentAction("webhook", message.endpoint, now, fires))
+    return tuple(with_done(incident, told.get(incident.id, ())) for incident in incidents)
 
 
 def _faults(reasons: Mapping[str, int], pair: Pair, verdicts: Sequence[Verdict]) -> Mapping[str, int]:

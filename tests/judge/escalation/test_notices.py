@@ -9,11 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kc_otel.judge.escalation.alerts import Acknowledgement, People, Phase, Silence, current
-from kc_otel.judge.escalation.escalate import AT_ONCE, EscalationState, GroupTiming, escalate
+from kc_otel.judge.escalation.escalate import AT_ONCE, GroupTiming
 from kc_otel.judge.incidents.incident import IncidentState
-from kc_otel.judge.plain_json import read_json, to_json
-from kc_otel.judge.verdict import Cell, Evaluation
+from kc_otel.judge.verdict import Cell
 from tests.tools.bodies import body_of
+from tests.tools.escalations import Escalating
 
 
 def silenced(id="one", clause=None, slice=None, at=0.0, until=100.0, by="ada", why="planned work"):
@@ -52,21 +52,17 @@ def test_an_acknowledgement_ends_with_its_alert() -> None:
     assert current(people, "another", (), 50.0)[0] == people
 
 
-class Pager:
-    """A contract's policy, an evaluation at a time."""
+class Pager(Escalating):
+    """The messages of a contract."""
 
     def __init__(self, contract, make_verdict, timing=AT_ONCE):
-        self.contract, self.make_verdict, self.timing = contract, make_verdict, timing
-        self.state, self.now = EscalationState(), 1000.0
+        super().__init__(contract, timing=timing)
+        self.make_verdict, self.now = make_verdict, 1000.0
 
     def step(self, seconds, **statuses):
         """What an evaluation leads to after so many seconds, by the status of each slice."""
         self.now += seconds
-        verdicts = [self.make_verdict(status, slice=slice) for slice, status in statuses.items()]
-        before = read_json(EscalationState, to_json(self.state))
-        step = escalate(self.contract, before, Evaluation(self.now, verdicts), {}, self.now, timing=self.timing)
-        self.state = step.state
-        return step
+        return self.evaluate(self.now, [self.make_verdict(status, slice=slice) for slice, status in statuses.items()])
 
     def said(self, seconds, status):
         """(reason, whether it fires) of every message."""
@@ -88,24 +84,8 @@ class Pager:
         ]
 
     @property
-    def firing(self):
-        return self.state.policies[self.contract.name].firing if self.state.policies else ()
-
-    @property
     def groups(self):
         return self.state.groups[self.contract.name]
-
-    @property
-    def lasting(self):
-        return self.state.incidents[self.contract.name]
-
-    @property
-    def people(self):
-        return self.state.people
-
-    @people.setter
-    def people(self, people):
-        self.state = replace(self.state, people=people)
 
     def silence(self, seconds, slice=None):
         made = Silence("s", self.contract.name, None, slice, "ada", "planned", self.now, self.now + seconds)
