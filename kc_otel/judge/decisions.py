@@ -25,7 +25,7 @@ from kc_otel.contract.slices import ALL, disjoint
 
 if TYPE_CHECKING:
     from kc_otel.contract.model import Contract
-    from kc_otel.judge.escalation.alerts import Transition
+    from kc_otel.judge.escalation.alerts import Alert
 
 TRAIN_KERNEL: Final = "train-kernel"
 INFERENCE_KERNEL: Final = "inference-kernel"
@@ -211,7 +211,7 @@ def _value(kind: str, value: Any, where: str) -> Any:
     raise ValueError(f"{where}: {value!r:.40} is not of type {kind}")
 
 
-def apply(table: DecisionTable, transitions: Sequence[Transition], contract: Contract, now: float) -> DecisionTable:
+def apply(table: DecisionTable, edges: Iterable[Alert], contract: Contract, now: float) -> DecisionTable:
     """The table after what fired and resolved in one evaluation, and after pins whose time has passed.
 
     Only `route: train-kernel` adds a route: the inference kernel is where traffic goes without one. Nothing is routed
@@ -221,20 +221,20 @@ def apply(table: DecisionTable, transitions: Sequence[Transition], contract: Con
     """
     routes = list(table.routes)
     directives = list(table.directives)
-    for transition in transitions:
-        directives = [directive for directive in directives if directive.fingerprint != transition.fingerprint]
-        if transition.what == "resolved":
+    for alert in edges:
+        directives = [directive for directive in directives if directive.fingerprint != alert.fingerprint]
+        if not alert.fires:
             continue
         directives += [
             Directive(
-                contract.name, DirectiveKind(action.kind), transition.cell.slice, _reason(transition),
-                transition.started_at, transition.fingerprint, transition.cell.kernel_inference,
+                contract.name, DirectiveKind(action.kind), alert.cell.slice, _reason(alert),
+                alert.started_at, alert.fingerprint, alert.cell.kernel_inference,
             )
-            for action in transition.actions
+            for action in alert.actions
             if action.kind in DIRECTIVE_KINDS
         ]  # fmt: skip
-        if any(action.kind == "route" and action.target == TRAIN_KERNEL for action in transition.actions):
-            routes = _routed(routes, transition, contract)
+        if any(action.kind == "route" and action.target == TRAIN_KERNEL for action in alert.actions):
+            routes = _routed(routes, alert, contract)
     pins = [pin for pin in table.pins if pin.until is None or now < pin.until]
     return changed(table, now, routes=routes, directives=directives, pins=pins)
 
@@ -382,9 +382,9 @@ def kept_since(table: DecisionTable, contract: str) -> Callable[[str, str], floa
     return kept
 
 
-def _routed(routes: list[Route], transition: Transition, contract: Contract) -> list[Route]:
-    """Routes with the one that a transition orders, in place of one of the slice as it was defined before."""
-    cell = transition.cell
+def _routed(routes: list[Route], alert: Alert, contract: Contract) -> list[Route]:
+    """Routes with the one that an alert orders, in place of one of the slice as it was defined before."""
+    cell = alert.cell
     own = [route for route in routes if route.contract == cell.contract]
     avoid = cell.kernel_inference
     if not avoid or avoid == cell.kernel_train or any(route.train == avoid for route in own):
@@ -394,14 +394,14 @@ def _routed(routes: list[Route], transition: Transition, contract: Contract) -> 
         return routes
     ordered = Route(
         contract=cell.contract, slice=cell.slice, avoid=avoid, train=cell.kernel_train, kernel=TRAIN_KERNEL,
-        clause=cell.clause, reason=_reason(transition), since=transition.started_at,
+        clause=cell.clause, reason=_reason(alert), since=alert.started_at,
         slice_id=contract.slice_ids.get(cell.slice, ""),
     )  # fmt: skip
     return [*(route for route in routes if route not in same), ordered]
 
 
-def _reason(transition: Transition) -> str:
-    return transition.verdict.reason or f"{transition.cell.clause} is {transition.verdict.status}"
+def _reason(alert: Alert) -> str:
+    return alert.verdict.reason or f"{alert.cell.clause} is {alert.verdict.status}"
 
 
 def changed(table: DecisionTable, now: float, **entries: Iterable[Any]) -> DecisionTable:

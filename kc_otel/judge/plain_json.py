@@ -1,9 +1,7 @@
 """Walks over dataclasses by their types alone: to JSON and back, and to times that are not later than a clock set back.
 
-Fields that are not known are ignored.
-
-Numbers that are not finite are the texts NaN, Infinity and -Infinity: what is stored must not lose them. Output for
-others has null instead: `for_others`, `finite_or_none`.
+Fields that are not known are ignored. Numbers that are not finite are the texts NaN, Infinity and -Infinity: what is
+stored must not lose them. Output for others has null instead: `for_others`, `finite_or_none`.
 """
 
 from __future__ import annotations

@@ -19,9 +19,8 @@ from typing import Any, Final
 
 from kc_otel.contract.model import Contract
 from kc_otel.judge.decisions import DecisionTable
-from kc_otel.judge.escalation.alerts import Transition, What
-from kc_otel.judge.escalation.escalate import EscalationState, escalate
-from kc_otel.judge.escalation.notices import GroupTiming
+from kc_otel.judge.escalation.alerts import Alert
+from kc_otel.judge.escalation.escalate import EscalationState, GroupTiming, escalate
 from kc_otel.judge.evaluator import Evaluator, without_collector
 from kc_otel.judge.incidents.incident_lifecycle import TrafficSeen
 from kc_otel.judge.otlp.traffic_entries import EVALUATED, MOST_BYTES, TrafficEntry, unmarked
@@ -357,7 +356,7 @@ class _Run:
         traffic = _OrdersObeyed(silent=self._evaluator.silent(contract.name, now))
         step = escalate(contract, self._state, evaluation, invalid, now, timing=GroupTiming(), traffic=traffic)
         self._state = step.state
-        self._note_alerts(step.transitions)
+        self._note_alerts(step.edges)
         if step.state.decisions.version != before.version:
             self._note_decisions(step.state.decisions, now)
         self._messages += [
@@ -368,9 +367,9 @@ class _Run:
             no_data = {verdict.cell for verdict in selected(evaluation.verdicts, {Status.NO_DATA})}
             self._silent -= {(cell.clause, cell.slice) for cell in cells_of(evaluation.verdicts) if cell not in no_data}
 
-    def _note_alerts(self, transitions: Iterable[Transition]) -> None:
-        for found in transitions:
-            if found.what is What.FIRING:
+    def _note_alerts(self, edges: Iterable[Alert]) -> None:
+        for found in edges:
+            if found.fires:
                 cell, actions = found.cell, tuple(map(str, found.actions))
                 self._firing[found.fingerprint] = Span(
                     found.on, cell.slice, cell.kernel_inference, found.at, clause=cell.clause,

@@ -27,9 +27,16 @@ from kc_otel.contract.plain_text import plain
 from kc_otel.contract.slices import ALL
 from kc_otel.contract.words import place
 from kc_otel.judge.decisions import DecisionTable, kept_since, without_slice
-from kc_otel.judge.escalation.alerts import Alert, PolicyState
-from kc_otel.judge.escalation.escalate import Escalation, EscalationState, ended_silence, escalate
-from kc_otel.judge.escalation.notices import AT_ONCE, GroupTiming, IncidentMessage, NoticeReason, People
+from kc_otel.judge.escalation.alerts import Alert, People, PolicyState
+from kc_otel.judge.escalation.escalate import (
+    AT_ONCE,
+    Escalation,
+    EscalationState,
+    GroupTiming,
+    IncidentMessage,
+    ended_silence,
+    escalate,
+)
 from kc_otel.judge.escalation.webhook_body import alert_body, encode
 from kc_otel.judge.evaluator import Evaluator
 from kc_otel.judge.incidents.incident import OF_RECORDERS, Diagnosis, Incident, actions_taken, lifting_commands
@@ -59,7 +66,6 @@ _log: Final = logging.getLogger(__name__)
 
 Announce = Callable[[Announcement], None]
 """Told of something that changed."""
-_REPEATED_REASONS: Final = frozenset({NoticeReason.REMINDER, NoticeReason.SILENCE_ENDED})
 _POLICY: Final = "escalation"
 """Stage of a tick that carries a contract's policy out."""
 _BETWEEN_TICKS: Final = 60.0
@@ -456,12 +462,10 @@ class Core:
         lasting = escalation.state.incidents[contract.name]
         incidents = {incident.key: incident for incident in (*escalation.resolved, *lasting)}
         announcements: list[Announcement] = []
-        for transition in escalation.transitions:
-            silenced = [silence.id for silence in people.silencing(transition.cell, now)]
+        for edge in escalation.edges:
+            silenced = [silence.id for silence in people.silencing(edge.cell, now)]
             dry_run = contract.name in self.dry_run
-            said = self.events.transition(
-                transition, names, incidents.get(transition.incident), dry_run=dry_run, silenced=silenced
-            )
+            said = self.events.transition(edge, names, incidents.get(edge.incident), dry_run=dry_run, silenced=silenced)
             announcements += [] if silenced else [said]
         for silence in escalation.ended_silences:
             self.events.record(silence.contract, "unsilenced", ended_silence(silence), now)
@@ -469,11 +473,11 @@ class Core:
             message = f"the pin of {place(pin.slice)} to {pin.kernel} by {pin.by} has ended"
             self.events.record(pin.contract, "unpinned", {"slice": pin.slice, "message": message}, now)
         self._enqueue(contract, escalation.messages, escalation.state.decisions, now)
-        again = [notice for notice in escalation.notices if notice.reason in _REPEATED_REASONS]
-        notifying = [
-            notice for notice in again if any(action.kind in NOTIFYING for action in notice.transition.actions)
-        ]
-        return announcements + [self.events.repeated(notice, names, now) for notice in notifying]
+        for alert in escalation.state.policies[contract.name].firing:
+            reason = escalation.told_again.get(alert.fingerprint)
+            if reason is not None and any(action.kind in NOTIFYING for action in alert.actions):
+                announcements.append(self.events.repeated(alert, reason, names, now))
+        return announcements
 
     def _enqueue(
         self, contract: Contract, messages: Sequence[IncidentMessage], decisions: DecisionTable, now: float

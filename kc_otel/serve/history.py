@@ -21,8 +21,8 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, Final, NamedTuple
 
-from kc_otel.judge.escalation.alerts import Transition, What
-from kc_otel.judge.escalation.notices import Notice, NoticeReason
+from kc_otel.judge.escalation.alerts import Alert
+from kc_otel.judge.escalation.escalate import MessageReason
 from kc_otel.judge.escalation.webhook_body import summary
 from kc_otel.judge.incidents.incident import Incident
 from kc_otel.judge.plain_json import finite_or_none, to_json
@@ -287,7 +287,7 @@ class EventLog:
 
     def transition(
         self,
-        edge: Transition,
+        edge: Alert,
         names: Names = _NO_NAMES,
         incident: Incident | None = None,
         *,
@@ -295,8 +295,8 @@ class EventLog:
         silenced: Collection[str] = (),
     ) -> Announcement:
         """Write that an alert fires, or has resolved; `silenced` are the ids of the silences that mute it."""
-        fires = edge.what is What.FIRING
-        kind, message, severity = edge.what.value, summary(edge, names, incident), edge.severity if fires else "info"
+        fires = edge.fires
+        kind, message, severity = edge.phase.value, summary(edge, names, incident), edge.severity if fires else "info"
         data: dict[str, Any] = {}
         if dry_run:
             kind, severity = "would-fire" if fires else "would-resolve", "info"
@@ -314,21 +314,20 @@ class EventLog:
             "fingerprint": edge.fingerprint,
             "verdict": edge.verdict,
         }
-        self.record(edge.contract, kind, data, edge.at)
+        self.record(edge.cell.contract, kind, data, edge.at)
         return Announcement(severity, message, {**_attributes(edge.verdict), "kc.severity": edge.severity})
 
-    def repeated(self, notice: Notice, names: Names, now: float) -> Announcement:
+    def repeated(self, alert: Alert, reason: MessageReason, names: Names, now: float) -> Announcement:
         """Write that an alert which fires still is said again."""
-        edge = notice.transition
-        why = "a reminder" if notice.reason is NoticeReason.REMINDER else "a silence has ended"
+        why = "a reminder" if reason is MessageReason.REMINDER else "a silence has ended"
         data = {
-            **_cell_fields(edge.cell),
-            "fingerprint": edge.fingerprint,
-            "actions": [action.written for action in edge.actions if action.kind in NOTIFYING],
-            "message": f"{summary(edge, names)} still: {why}",
+            **_cell_fields(alert.cell),
+            "fingerprint": alert.fingerprint,
+            "actions": [action.written for action in alert.actions if action.kind in NOTIFYING],
+            "message": f"{summary(alert, names)} still: {why}",
         }
-        self.record(edge.contract, notice.reason.value, data, now)
-        return Announcement(edge.severity, data["message"], _attributes(edge.verdict))
+        self.record(alert.cell.contract, reason.value, data, now)
+        return Announcement(alert.severity, data["message"], _attributes(alert.verdict))
 
     def changed(self, change: StatusChange, names: Names, now: float) -> Announcement:
         """Write that a cell has another status."""

@@ -17,8 +17,7 @@ from kc_otel.contract.slices import ALL
 from kc_otel.contract.words import listed, moment, place
 from kc_otel.judge import decisions
 from kc_otel.judge.cells import NO_PAIR
-from kc_otel.judge.escalation.alerts import Alert
-from kc_otel.judge.escalation.notices import Acknowledgement, Silence
+from kc_otel.judge.escalation.alerts import Acknowledgement, Alert, Silence
 from kc_otel.judge.incidents.incident import OF_RECORDERS, Diagnosis, Incident
 from kc_otel.judge.verdict import INPUT_CLAUSE, Status
 from kc_otel.serve.core import Core
@@ -62,9 +61,9 @@ def close(
     known(core, contract, clause, slice)
     found = _unproven(core, contract, clause, slice)
     closed = tuple(incident for incident, inside in found if all(inside))
+    if not closed and (partly := [incident.id for incident, inside in found if any(inside)]):
+        raise LookupError(f"incident {partly[0]} went away without proof elsewhere, too; close it as a whole")
     if not closed:
-        if partly := [incident.id for incident, inside in found if any(inside)]:
-            raise LookupError(f"incident {partly[0]} went away without proof elsewhere, too; close it as a whole")
         raise LookupError("no incident there went away without proof of recovery")
     ids = [incident.id for incident in closed]
     said = _word(by, f"closed {listed([f'incident {id}' for id in ids])}", why, incidents=ids)
@@ -197,9 +196,7 @@ def known(core: Core, contract: str, clause: str | None = None, slice: str | Non
     found = core.contracts.get(contract)
     if found is None:
         raise LookupError(f"no contract {contract!r}; there are {', '.join(core.contracts)}")
-    clauses = (*(candidate.id for candidate in found.clauses), INPUT_CLAUSE)
-    if clause is not None and clause not in clauses:
-        raise LookupError(f"contract {contract} has no clause {clause!r}; there are {', '.join(clauses)}")
-    slices = (ALL, *found.slices)
-    if slice is not None and slice not in slices:
-        raise LookupError(f"contract {contract} has no slice {slice!r}; there are {', '.join(slices)}")
+    clauses = [*(candidate.id for candidate in found.clauses), INPUT_CLAUSE]
+    for kind, name, names in (("clause", clause, clauses), ("slice", slice, [ALL, *found.slices])):
+        if name is not None and name not in names:
+            raise LookupError(f"contract {contract} has no {kind} {name!r}; there are {', '.join(names)}")

@@ -31,7 +31,7 @@ from urllib.parse import urlsplit
 from kc_otel import machine_code
 from kc_otel._extras import MissingExtraError
 from kc_otel.contract.model import Contract
-from kc_otel.judge.escalation.notices import GroupTiming
+from kc_otel.judge.escalation.escalate import GroupTiming
 from kc_otel.judge.escalation.webhook_body import links_note
 from kc_otel.judge.otlp.requests import BindError, Limits, MetricsSink
 from kc_otel.judge.promotion.gate_evidence import SectionProblems, unchecked_offline

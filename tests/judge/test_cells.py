@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from kc_otel.judge.escalation.alerts import PolicyState, What, advance
+from kc_otel.judge.escalation.alerts import Phase, PolicyState, advance
 from kc_otel.judge.evaluator import Evaluator
 from kc_otel.judge.verdict import Status, Verdict
 from kc_otel.offline.gate.recorded_verdicts import by_contract, judge
@@ -162,7 +162,7 @@ def test_tokens_that_were_not_sampled_are_invalid_input_on_their_slice() -> None
         kernels.send(evaluator, now, {"code": 0.2}, rng)
         verdicts = evaluator.evaluate(now)["policy"].verdicts
         state, edges = advance(contract, state, verdicts, evaluator.invalid_input("policy", now, 300.0), now)
-        fired += [(edge.on, edge.cell.slice) for edge in edges if edge.what is What.FIRING]
+        fired += [(edge.on, edge.cell.slice) for edge in edges if edge.phase is Phase.FIRING]
     found = judged(evaluator, now)
     assert found["code"].status is Status.INVALID_INPUT
     assert found["code"].reason.startswith("INVALID INPUT, not_sampled: the mean of P/Q over 12,000 tokens is 1.2. ")
@@ -181,11 +181,11 @@ def test_what_was_invalid_is_not_held_against_the_kernel_afterwards() -> None:
         kernels.send(evaluator, now, {"all": 0.3 if step < 30 else 0.0}, rng)
         verdicts = evaluator.evaluate(now)["policy"].verdicts
         state, more = advance(contract, state, verdicts, {}, now)
-        edges += [edge.what for edge in more]
+        edges += [edge.phase for edge in more]
         seen.append(verdicts[0].status)
     assert {*seen[3:30]} == {Status.INVALID_INPUT}
     assert Status.INVALID_INPUT not in seen[65:]
-    assert edges == [What.FIRING, What.RESOLVED]
+    assert edges == [Phase.FIRING, Phase.RESOLVED]
 
 
 @pytest.mark.parametrize("spread", [0.02, 0.3, 1.0, 2.0])
@@ -251,9 +251,9 @@ def test_a_kernel_of_which_nothing_is_valid_keeps_its_cells_and_its_alerts_besid
             evaluator.ingest_metrics(sender.request(now, rng.exponential(scale, 400).clip(0, 1)), now)
         verdicts = evaluator.evaluate(now)["policy"].verdicts
         state, more = advance(contract, state, verdicts, {}, now)
-        edges += [(edge.what, edge.cell.slice) for edge in more]
+        edges += [(edge.phase, edge.cell.slice) for edge in more]
         statuses.append({(verdict.cell.slice, verdict.cell.kernel_inference): verdict.status for verdict in verdicts})
-    assert sorted(edges) == [(What.FIRING, "all"), (What.FIRING, "code")]
+    assert sorted(edges) == [(Phase.FIRING, "all"), (Phase.FIRING, "code")]
     for slice in ("all", "code"):
         assert statuses[39][slice, "b" * 12] is Status.FAIL
         assert {by_cell[slice, "b" * 12] for by_cell in statuses[60:]} == {Status.INVALID_INPUT}

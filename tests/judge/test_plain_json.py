@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 
 from kc_otel.contract.policy import Action
 from kc_otel.judge.decisions import Canary, DecisionTable, Directive, Pin, Route
-from kc_otel.judge.escalation.alerts import Alert, PolicyState
-from kc_otel.judge.escalation.notices import Acknowledgement, People, Silence
+from kc_otel.judge.escalation.alerts import Acknowledgement, Alert, People, PolicyState, Silence
 from kc_otel.judge.plain_json import read_json, read_plain, to_json, to_plain
 from kc_otel.judge.promotion.stages import Hold, Position, Promotion, Tally
 from kc_otel.judge.recorders import KernelInfo

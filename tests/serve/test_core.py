@@ -16,7 +16,7 @@ from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportM
 from kc_otel.contract.model import Contract
 from kc_otel.judge.contract_state import ContractState
 from kc_otel.judge.escalation import escalate as escalate_module
-from kc_otel.judge.escalation.notices import People, Silence
+from kc_otel.judge.escalation.alerts import People, Silence
 from kc_otel.judge.evaluator import Evaluator
 from kc_otel.judge.verdict import Status
 from kc_otel.serve import core as core_module
@@ -238,12 +238,12 @@ CALLS = [
     (escalate_module, "advance"),
     (escalate_module, "current"),
     (escalate_module, "apply"),
-    (escalate_module, "notices"),
+    (escalate_module, "_told_again"),
     (escalate_module, "with_word"),
     (escalate_module, "follow"),
     (escalate_module, "with_actions"),
     (escalate_module, "group_messages"),
-    (escalate_module, "with_told"),
+    (escalate_module, "with_done"),
     (core_module, "alert_body"),
     (EventLog, "transition"),
     (EventLog, "changed"),

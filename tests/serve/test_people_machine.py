@@ -150,8 +150,8 @@ class Evaluations(RuleBasedStateMachine):
         found = set()
         for group in self.core.escalation.groups.get("policy", ()):
             for told in group.alerts:
-                if told.known and not told.fires:
-                    edge = told.edge
+                if told.known and not told.alert.fires:
+                    edge = told.alert
                     assert incidents[group.incident].unproven(edge.cell.clause, edge.cell.slice)
                     found.add((group.endpoint, edge.fingerprint, edge.started_at, "resolved"))
         return found
@@ -320,7 +320,7 @@ class Evaluations(RuleBasedStateMachine):
                 if action.kind == "webhook":
                     groups = self.core.escalation.groups["policy"]
                     alerts = [told for group in groups if group.endpoint == action.target for told in group.alerts]
-                    known = {told.edge.fingerprint for told in alerts if told.known}
+                    known = {told.alert.fingerprint for told in alerts if told.known}
                     told = (action.target, alert.fingerprint, alert.started_at, "firing") in self._messages()
                     assert told or alert.fingerprint in known
         self.now += 1e6

@@ -28,6 +28,11 @@ on which its step acts as on the first one.
 Durations are counted, not subtracted: each evaluation adds the time since the one before, never less than zero (the
 clock may jump back) and never more than the contract's window, for which alone a verdict speaks. Firing and resolving
 are edges: what has fired resolves once.
+
+A silence mutes: webhooks and log records of the alerts that it covers are held back until it ends. It does not affect
+routes, quarantines, holds and halts, which act on kernels and not on notifications. An acknowledgement says that
+somebody is at work on an alert: it goes on firing, its reminders stop, and it ends with the alert. Source: Prometheus
+documentation, "Alertmanager", silences; PagerDuty, "Incidents", acknowledge.
 """
 
 from __future__ import annotations
@@ -57,68 +62,101 @@ WENT_AWAY: Final = "went away without proof of recovery"
 """End of an alert that is over while its breach is unproven: an endpoint that was told this is told that it fires."""
 
 
-class What(StrEnum):
-    """Kind of a transition."""
+@dataclass(frozen=True, slots=True)
+class Silence:
+    """No messages about some alerts for some time."""
 
+    id: str
+    contract: str
+    clause: str | None
+    """None for every clause."""
+    slice: str | None
+    """`all` for the cells of all traffic; None for every slice."""
+    by: str
+    why: str
+    at: float
+    until: float
+
+    def covers(self, cell: Cell) -> bool:
+        """Return True if alerts about a cell are muted."""
+        asked = (self.contract, self.clause or cell.clause, self.slice or cell.slice)
+        return asked == (cell.contract, cell.clause, cell.slice)
+
+    @property
+    def where(self) -> str:
+        """Scope of the silence, in words."""
+        return f"{self.clause or 'every clause'} on {f'slice {self.slice}' if self.slice else 'every slice'}"
+
+
+@dataclass(frozen=True, slots=True)
+class Acknowledgement:
+    """A person's acknowledgement of an alert, with what they found or do."""
+
+    contract: str
+    fingerprint: str
+    by: str
+    why: str
+    at: float
+
+
+@dataclass(frozen=True, slots=True)
+class People:
+    """Silences and acknowledgements in force, oldest first; of these one for each alert at most."""
+
+    silences: tuple[Silence, ...] = ()
+    acknowledgements: tuple[Acknowledgement, ...] = ()
+
+    def silencing(self, cell: Cell, now: float) -> tuple[Silence, ...]:
+        """The silences that mute a cell at a unix time."""
+        return tuple(muting for muting in self.silences if now < muting.until and muting.covers(cell))
+
+    def acknowledged(self, fingerprint: str) -> Acknowledgement | None:
+        """Return the acknowledgement of an alert; None if there is none."""
+        return next((ack for ack in self.acknowledgements if ack.fingerprint == fingerprint), None)
+
+
+def current(people: People, contract: str, firing: Collection[str], now: float) -> tuple[People, tuple[Silence, ...]]:
+    """Return the decisions still in force, and a contract's silences that have ended; `firing` are fingerprints."""
+    ended = tuple(muting for muting in people.silences if muting.contract == contract and now >= muting.until)
+    silences = tuple(muting for muting in people.silences if muting not in ended)
+    kept = (ack for ack in people.acknowledgements if ack.contract != contract or ack.fingerprint in firing)
+    return People(silences, tuple(kept)), ended
+
+
+class Phase(StrEnum):
+    """Phase of an alert."""
+
+    PENDING = "pending"
     FIRING = "firing"
     RESOLVED = "resolved"
 
 
 @dataclass(frozen=True, slots=True)
-class Transition:
-    """One edge of one alert, on which webhooks, routes and promotion act."""
+class Alert:
+    """A step's state for one cell. Where it has just fired or resolved it is an edge: routes and messages act on it."""
 
-    contract: str
     step: str
     """Key of the step, stable under reordering and under changes of its durations."""
-    on: str
-    cell: Cell
-    what: What
-    at: float
-    """Unix time of the edge, seconds; never before `started_at`."""
-    started_at: float
-    severity: str
-    actions: tuple[Action, ...]
-    verdict: Verdict
-    """Last verdict of the cell; when the cell has gone, the last one it had."""
-    fingerprint: str
-    """16 hex digits of contract, step and cell; the same for a firing and its resolve."""
-    end: str = ""
-    """Why missing data that still have no verdict are missed no more, as the end of a sentence; or WENT_AWAY."""
-    again: bool = False
-    """True if it fires again after a long silence, at `started_at`."""
-
-    @property
-    def incident(self) -> tuple[str, str, str]:
-        """Key of its incident: `Incident.key`."""
-        return self.on, self.cell.kernel_train, self.cell.kernel_inference
-
-
-def fingerprint(step: str, cell: Cell) -> str:
-    """Return the 16 hex digits that identify an alert, by the key of its step."""
-    identity = [cell.contract, step, cell.clause, cell.slice, cell.kernel_train, cell.kernel_inference]
-    return hashlib.sha256(json.dumps(identity).encode()).hexdigest()[:16]
-
-
-@dataclass(frozen=True, slots=True)
-class Alert:
-    """A step's state for one cell."""
-
-    step: str
     on: str
     severity: str
     actions: tuple[Action, ...]
     """Stored, so that a step that left the contract can still be resolved."""
     cell: Cell
+    verdict: Verdict
+    """Last verdict of the cell; when the cell has gone, the last one it had."""
     since: float
     """Time of the first matching verdict."""
-    started_at: float | None
-    """None while pending."""
-    counting: bool
+    fingerprint: str
+    """16 hex digits of contract, step and cell; the same for a firing and its resolve."""
+    phase: Phase = Phase.PENDING
+    started_at: float = 0.0
+    """Unix time of firing, seconds; 0 while pending."""
+    at: float = 0.0
+    """Unix time of the last edge, seconds; never before `started_at`."""
+    counting: bool = False
     """Whether the last evaluation counted towards `for` (pending) or `clear_for` (firing)."""
-    held: float
+    held: float = 0.0
     """Seconds counted so far towards `for` (pending) or `clear_for` (firing)."""
-    verdict: Verdict
     told: int = 0
     """Times people were told that it fires, reminders included."""
     waited: float = 0.0
@@ -128,16 +166,29 @@ class Alert:
     zero while what was measured before a containment is in the short window."""
     again: bool = False
     """True if it fires again, after a long silence."""
+    end: str = ""
+    """Why missing data that still have no verdict are missed no more, as the end of a sentence; or WENT_AWAY."""
 
     @property
     def fires(self) -> bool:
-        """True once it has served the step's `for`."""
-        return self.started_at is not None
+        """True once it has served the step's `for`, until it resolves."""
+        return self.phase is Phase.FIRING
 
     @property
-    def fingerprint(self) -> str:
-        """16 hex digits that identify the alert: contract, step and cell."""
-        return fingerprint(self.step, self.cell)
+    def incident(self) -> tuple[str, str, str]:
+        """Key of its incident: `Incident.key`."""
+        return self.on, self.cell.kernel_train, self.cell.kernel_inference
+
+    def resolved(self, now: float, verdict: Verdict | None = None, end: str = "") -> Alert:
+        """Return its resolve at a Unix time, with the verdict given or else its last, and why it ended."""
+        at = max(now, self.started_at)
+        return replace(self, phase=Phase.RESOLVED, at=at, verdict=verdict or self.verdict, end=end)
+
+
+def fingerprint(step: str, cell: Cell) -> str:
+    """Return the 16 hex digits that identify an alert, by the key of its step."""
+    identity = [cell.contract, step, cell.clause, cell.slice, cell.kernel_train, cell.kernel_inference]
+    return hashlib.sha256(json.dumps(identity).encode()).hexdigest()[:16]
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,7 +248,7 @@ def advance(
     kept_away: Callable[[str, str], bool] = lambda _slice, _version: False,
     closed: Collection[tuple[str, str, str]] = (),
     contained: Collection[tuple[str, str, str]] = (),
-) -> tuple[PolicyState, tuple[Transition, ...]]:
+) -> tuple[PolicyState, tuple[Alert, ...]]:
     """Evaluate the ladder once; return the new state, and what fired or resolved, in the order of the ladder.
 
     The contract may differ from the one before: alerts of steps that left it resolve at once. A cell without a verdict
@@ -211,9 +262,7 @@ def advance(
     by_cell = {verdict.cell: verdict for verdict in concerned}
     known = {(alert.step, alert.cell): alert for alert in state.alerts}
     passed, long = state.passed(now, contract.observability.window), contract.observability.long_window
-    transitions = [
-        edge(alert, What.RESOLVED, now, end=CHANGED) for alert in state.alerts if alert.step not in keys and alert.fires
-    ]
+    edges = [alert.resolved(now, end=CHANGED) for alert in state.firing if alert.step not in keys]
     kept: list[Alert] = []
     for key, step in zip(keys, contract.escalation, strict=True):
         watched = _watched(contract, step, by_cell, invalid_input, kept_away, now)
@@ -222,12 +271,11 @@ def advance(
         for cell in sorted(cells):
             before, verdict = known.get((key, cell)), watched.get(cell)
             alert = before or Alert(
-                step=key, on=step.on, severity=step.severity, actions=step.do, cell=cell, since=now, started_at=None,
-                counting=False, held=0.0, verdict=watched[cell],
-            )  # fmt: skip
+                key, step.on, step.severity, step.do, cell, watched[cell], now, fingerprint(key, cell)
+            )
             unmeasured = verdict is None or verdict.status is Status.NO_DATA
             if unmeasured and alert.fires and (step.on, *cell[-2:]) in closed:
-                transitions.append(edge(alert, What.RESOLVED, now, verdict))
+                edges.append(alert.resolved(now, verdict))
                 continue
             away = alert.fires and step.on != "no-data" and kept_away(cell.slice, cell.kernel_inference)
             if alert.fires and step.on != "no-data" and alert.silent < long:
@@ -239,20 +287,19 @@ def advance(
                 # That none fails where none comes is no news, and nobody has replaced a kernel where none is measured.
                 kept.append(replace(alert, counting=False))
                 continue
-            after, what = _next(alert, step, verdict, passed, math.inf if away else long, now)
-            if what is not None:
-                gone = step.on == "no-data" and what is What.RESOLVED and verdict is None
-                end = _why_gone(contract, alert, verdicts, kept_away) if gone else ""
-                transitions.append(edge(after or alert, what, now, verdict, end=end))
-            if after is not None:
+            after, is_edge = _next(alert, step, verdict, passed, math.inf if away else long, now)
+            if after is not None and is_edge:
+                gone = step.on == "no-data" and not after.fires and verdict is None
+                edges.append(replace(after, end=_why_gone(contract, alert, verdicts, kept_away)) if gone else after)
+            if after is not None and after.phase is not Phase.RESOLVED:
                 kept.append(after)
     kept.sort(key=lambda alert: (alert.step, alert.cell))
-    return PolicyState(contract.name, tuple(kept), now), tuple(transitions)
+    return PolicyState(contract.name, tuple(kept), now), tuple(edges)
 
 
-def retire(state: PolicyState, now: float) -> tuple[Transition, ...]:
+def retire(state: PolicyState, now: float) -> tuple[Alert, ...]:
     """Resolve every alert of a contract that is no longer evaluated."""
-    return tuple(edge(alert, What.RESOLVED, now) for alert in state.firing)
+    return tuple(alert.resolved(now) for alert in state.firing)
 
 
 def _watched(
@@ -353,7 +400,8 @@ def _silence(
 
 def _next(
     alert: Alert, step: EscalationStep, verdict: Verdict | None, passed: float, long: float, now: float
-) -> tuple[Alert | None, What | None]:
+) -> tuple[Alert | None, bool]:
+    """Return an alert after an evaluation, None where it has stopped waiting, and whether it is an edge."""
     held = alert.held + (passed if alert.counting else 0.0)
     fresh = verdict is not None and (verdict.window != "long" or alert.verdict.status is not verdict.status)
     if verdict is not None and step.on == "fail":  # what has held since before a silence is no new breach
@@ -362,27 +410,14 @@ def _next(
     alert = replace(alert, verdict=verdict or alert.verdict)
     over = verdict is not None and step.on == "fail" and (verdict.ended or verdict.reason.startswith(RUN_ENDED))
     if verdict is not None and verdict.status in _HOLDS.get(step.on, ()) and not over:
-        return replace(alert, counting=False), None
+        return replace(alert, counting=False), False
     matches = verdict is not None and verdict.status is _MATCHES[step.on]
     pending = not alert.fires
+    fires = replace(alert, phase=Phase.FIRING, started_at=now, at=now, held=0.0, counting=False)
     if matches and fresh and alert.silent >= long:
-        alert = replace(alert, started_at=now, held=0.0, counting=False, told=0, waited=0.0, silent=0.0, again=True)
-        return alert, What.FIRING
+        return replace(fires, told=0, waited=0.0, silent=0.0, again=True), True
     if matches is not pending:  # it stops waiting, or goes on firing
-        return (None if pending else replace(alert, held=0.0, counting=False)), None
+        return (None if pending else replace(alert, held=0.0, counting=False)), False
     if held + _TOLERANCE_SECONDS < (step.after if pending else step.clear_for):
-        return replace(alert, held=held, counting=True), None
-    if pending:
-        return replace(alert, started_at=now, held=0.0, counting=False), What.FIRING
-    return None, What.RESOLVED
-
-
-def edge(alert: Alert, what: What, now: float, verdict: Verdict | None = None, *, end: str = "") -> Transition:
-    """Return an alert's transition at unix time `now`, with the verdict given or else its last, and why it ended."""
-    started_at = now if alert.started_at is None else alert.started_at
-    return Transition(
-        contract=alert.cell.contract, step=alert.step, on=alert.on, cell=alert.cell, what=what,
-        at=max(now, started_at), started_at=started_at, severity=alert.severity, actions=alert.actions,
-        verdict=verdict or alert.verdict, fingerprint=alert.fingerprint, end=end,
-        again=alert.again,
-    )  # fmt: skip
+        return replace(alert, held=held, counting=True), False
+    return fires if pending else alert.resolved(now), True

@@ -1,7 +1,22 @@
 """A contract's policy as one pure function: from verdicts to alerts, decisions and messages.
 
 A contract that runs dry is judged like any other. Its decisions go into a table of their own; nothing acts on them, and
-no notices are sent.
+nobody is told. Who was told that an alert fires is told that it resolved, even during a silence: anyone who acted on
+the first message needs the second. Reminders of a step about one pair of kernels are sent together, when the first is
+due.
+
+There is one message per incident and endpoint, not one per alert. What an endpoint knows of an alert:
+
+          fires, `wait`                      ends, and is refuted or contained
+    "" ------------------> "firing" ------------------------------------------------> ""
+     '- ends, unproven, a window ---> "unproven" <--- ends, unproven, a window -- "firing"
+                                                 <--- fires again -------------- "firing"
+
+What changes is told together: at once where nothing is left or a roll-back, a reminder or the end of a silence is
+among it, after `wait` where a step is new or something is unproven, else after `interval`. An alert that begins and
+ends before it is told is not told, unless its breach is unproven. Time is counted as the policy counts it: since the
+evaluation before, never less than zero and never more than the contract's window. Source: Prometheus documentation,
+"Alerting, Configuration", `group_wait` and `group_interval`, whose defaults are these.
 """
 
 from __future__ import annotations
@@ -10,36 +25,117 @@ import hashlib
 import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from enum import StrEnum
+from types import MappingProxyType
+from typing import Final, Literal
 
 from kc_otel.contract.input_reasons import ON_PURPOSE
 from kc_otel.contract.model import Contract
 from kc_otel.judge.decisions import DecisionTable, Pin, apply, kept_since, released
-from kc_otel.judge.escalation.alerts import ROLLED_BACK, PolicyState, Transition, What, advance, fingerprint, step_keys
-from kc_otel.judge.escalation.notices import (
-    AT_ONCE,
-    GroupTiming,
-    IncidentMessage,
-    MessageGroup,
-    Notice,
+from kc_otel.judge.escalation.alerts import (
+    CHANGED,
+    ROLLED_BACK,
+    WENT_AWAY,
+    Alert,
     People,
+    Phase,
+    PolicyState,
     Silence,
+    advance,
     current,
-    group_messages,
-    notices,
+    fingerprint,
+    step_keys,
 )
-from kc_otel.judge.incidents.incident import Incident, IncidentState
+from kc_otel.judge.incidents.incident import Incident, IncidentAction, IncidentState
 from kc_otel.judge.incidents.incident_lifecycle import (
     TrafficSeen,
     follow,
     with_actions,
+    with_done,
     with_roll_backs,
-    with_told,
     with_word,
 )
 from kc_otel.judge.promotion.stages import Promotion
 from kc_otel.judge.series import Pair
 from kc_otel.judge.verdict import Cell, Evaluation, Status, Verdict
 from kc_otel.judge.verdicts import selected
+
+
+class MessageReason(StrEnum):
+    """Reason for a message."""
+
+    FIRING = "firing"
+    UPDATE = "update"
+    UNPROVEN = "unproven"
+    RESOLVED = "resolved"
+    REMINDER = "reminder"
+    ROLLED_BACK = "rolled-back"
+    SILENCE_ENDED = "silence-ended"
+    UNFOLLOWED = "unfollowed"
+
+
+_AT_ONCE_REASONS: Final = (MessageReason.ROLLED_BACK, MessageReason.SILENCE_ENDED, MessageReason.REMINDER)
+
+
+@dataclass(frozen=True, slots=True)
+class GroupTiming:
+    """Delays that let related messages be grouped."""
+
+    wait: float = 30.0
+    """Seconds from the first alert of an incident, or of a step of it, to its message."""
+    interval: float = 300.0
+    """Seconds between a message and an update."""
+
+
+AT_ONCE: Final = GroupTiming(0.0, 0.0)
+Known = Literal["", "firing", "unproven"]
+
+
+@dataclass(frozen=True, slots=True)
+class ToldAlert:
+    """An alert, and what an endpoint knows of it."""
+
+    alert: Alert
+    """As of its last edge; a roll-back's is FIRING until its incident is over."""
+    known: Known = ""
+    """The last thing that the endpoint was told of it, until it is told of its end."""
+
+    @property
+    def waits(self) -> bool:
+        """True if the endpoint may have to be told something else."""
+        return self.known != ("firing" if self.alert.fires else "unproven")
+
+
+@dataclass(frozen=True, slots=True)
+class MessageGroup:
+    """An endpoint's knowledge of an incident, and news that it may have to be told."""
+
+    incident: str
+    """Its id; an alert's fingerprint where it belongs to none."""
+    endpoint: str
+    alerts: tuple[ToldAlert, ...] = ()
+    steps: tuple[str, ...] = ()
+    """Those that it was told of."""
+    waited: float = 0.0
+    """Seconds that the oldest of what is to be told has waited."""
+    quiet: float = 0.0
+    contained: bool = False
+    """True if its last message said that the incident is contained."""
+
+
+@dataclass(frozen=True, slots=True)
+class IncidentMessage:
+    """One webhook."""
+
+    endpoint: str
+    reason: MessageReason
+    incident: Incident | None
+    """None where an alert belongs to none."""
+    alerts: tuple[Alert, ...]
+    """Those that fired or ended since the previous message; in a reminder, all of them."""
+    lasting: int
+    """Alerts of the incident that the endpoint knows to fire, after this message."""
+
 
 Promote = Callable[[DecisionTable, Sequence[Incident]], tuple[DecisionTable, Sequence[Promotion]]]
 """Steps promotions; returns the decision table with their shares, and the versions that are rolled back."""
@@ -62,9 +158,10 @@ class Escalation:
     """Result of escalating one contract's evaluation, with the new state of all contracts."""
 
     state: EscalationState
-    transitions: tuple[Transition, ...]
-    """Also of a dry-run contract."""
-    notices: tuple[Notice, ...]
+    edges: tuple[Alert, ...]
+    """Alerts that have just fired or resolved, also of a dry-run contract."""
+    told_again: Mapping[str, MessageReason]
+    """Why alerts that fire are told again, by their fingerprints: a reminder is due, or a silence has ended."""
     ended_silences: tuple[Silence, ...]
     ended_pins: tuple[Pin, ...]
     resolved: tuple[Incident, ...]
@@ -100,14 +197,14 @@ def escalate(
     incidents = before.incidents.get(name, ())
     closed = {incident.key for incident in incidents if incident.closed_at >= known.at}
     contained = {incident.key for incident in incidents if incident.state is IncidentState.CONTAINED}
-    policy, transitions = advance(contract, known, verdicts, invalid, now, kept_away, closed, contained)
+    policy, edges = advance(contract, known, verdicts, invalid, now, kept_away, closed, contained)
     firing = {alert.fingerprint: alert.verdict for alert in policy.firing}
-    people, ended = current(before.people, name, firing.keys() - {edge.fingerprint for edge in transitions}, now)
-    fired = [transition for transition in transitions if transition.what is What.FIRING]
+    people, ended = current(before.people, name, firing.keys() - {edge.fingerprint for edge in edges}, now)
+    fired = [edge for edge in edges if edge.fires]
     decisions = apply(before.decisions, () if dry_run else fired, contract, now)
-    said = tuple[Notice, ...]()
+    again: Mapping[str, MessageReason] = {}
     if not dry_run:
-        policy, said = notices(contract, known, policy, transitions, people, now)
+        policy, again = _told_again(contract, known, policy, fired, people, now)
     incidents = tuple(incident.ended(known.at) if incident.key in closed else incident for incident in incidents)
     for silence in ended:
         incidents = with_word(incidents, "unsilenced", ended_silence(silence), now)
@@ -115,7 +212,7 @@ def escalate(
         name, incidents, verdicts, policy.firing, decisions, now, traffic, evaluation.causes,
         contract.quantity_digests,
     )  # fmt: skip
-    after = with_actions(after, transitions, people, dry_run=dry_run)
+    after = with_actions(after, fired, people, dry_run=dry_run)
     unproven = _unproven_alerts(contract, after)
     decisions, rolled = promote(released(decisions, name, firing, unproven, now), after)
     was, after = after, with_roll_backs(after, rolled)
@@ -123,8 +220,8 @@ def escalate(
     told = {group.incident for group in before.groups.get(name, ())}
     groups, messages = group_messages(
         before.groups.get(name, ()),
-        () if dry_run else (*transitions, *roll_backs, *_unproven(contract, told, after, now)),
-        said,
+        () if dry_run else (*edges, *roll_backs, *_unproven(contract, told, after, now)),
+        again,
         after,
         people,
         timing,
@@ -134,7 +231,7 @@ def escalate(
         firing,
         {_fingerprint(_alone(promotion), "serves") for promotion in rolled if promotion.seen_serving is not None},
     )
-    after = with_told(after, messages, now)
+    after = _with_messages(after, messages, now)
     return Escalation(
         state=EscalationState(
             policies={**before.policies, name: policy},
@@ -146,13 +243,52 @@ def escalate(
             },
             groups={**before.groups, name: groups},
         ),
-        transitions=transitions,
-        notices=said,
+        edges=edges,
+        told_again=again,
         ended_silences=ended,
         ended_pins=tuple(pin for pin in before.decisions.pins if pin not in decisions.pins),
         resolved=tuple(incident for incident in after if incident.state is IncidentState.RESOLVED),
         messages=messages,
     )
+
+
+def _told_again(
+    contract: Contract, before: PolicyState, after: PolicyState, fired: Iterable[Alert], people: People, now: float
+) -> tuple[PolicyState, Mapping[str, MessageReason]]:
+    """Return the policy, which counts what people are told, and why alerts that fire are told again."""
+    repeats = dict(zip(step_keys(contract), (step.repeat for step in contract.escalation), strict=True))
+    new, passed = {alert.fingerprint for alert in fired}, before.passed(now, contract.observability.window)
+    alerts = {alert.fingerprint: alert for alert in after.alerts}
+    again: dict[str, MessageReason] = {}
+    waiting: dict[tuple[str, str, str], list[Alert]] = {}
+    for alert in after.firing:
+        if people.silencing(alert.cell, now):
+            continue
+        if not alert.told:
+            alerts[alert.fingerprint] = replace(alert, told=1)
+            if alert.fingerprint not in new:
+                again[alert.fingerprint] = MessageReason.SILENCE_ENDED
+        elif people.acknowledged(alert.fingerprint) is None:
+            of = alert.step, alert.cell.kernel_train, alert.cell.kernel_inference
+            waiting.setdefault(of, []).append(replace(alert, waited=alert.waited + passed))
+    for (step, *_), together in waiting.items():
+        due = 0.0 < repeats.get(step, 0.0) <= max(alert.waited for alert in together)
+        for alert in together:
+            alerts[alert.fingerprint] = replace(alert, told=alert.told + 1, waited=0.0) if due else alert
+        again |= {alert.fingerprint: MessageReason.REMINDER for alert in together if due}
+    return replace(after, alerts=tuple(alerts.values())), again
+
+
+def _with_messages(
+    incidents: Sequence[Incident], messages: Iterable[IncidentMessage], now: float
+) -> tuple[Incident, ...]:
+    """The incidents with who was told of them in this evaluation."""
+    told: dict[str, list[IncidentAction]] = {}
+    for message in messages:
+        fires = tuple(alert.cell.slice for alert in message.alerts if alert.fires)
+        if fires and message.incident is not None:
+            told.setdefault(message.incident.id, []).append(IncidentAction("webhook", message.endpoint, now, fires))
+    return tuple(with_done(incident, told.get(incident.id, ())) for incident in incidents)
 
 
 def _faults(reasons: Mapping[str, int], pair: Pair, verdicts: Sequence[Verdict]) -> Mapping[str, int]:
@@ -171,7 +307,7 @@ def _roll_backs(
     rolled: Sequence[Promotion],
     verdicts: Sequence[Verdict],
     now: float,
-) -> list[Transition]:
+) -> list[Alert]:
     """Edges of versions that are rolled back, or measured after it, said at once where that is new.
 
     Every endpoint of the ladder's steps on FAIL is told, whatever a step waits for: somebody else has acted by then. A
@@ -180,16 +316,13 @@ def _roll_backs(
     """
     webhooks = (action for step in contract.escalation if step.on == "fail" for action in step.do)
     actions = tuple(dict.fromkeys(action for action in webhooks if action.kind == "webhook"))
-    said: list[Transition] = []
+    said: list[Alert] = []
 
     def say(version_or_incident: str, kind: str, verdict: Verdict, started_at: float) -> None:
-        said.append(
-            Transition(
-                contract=contract.name, step=ROLLED_BACK, on="fail", cell=verdict.cell, what=What.FIRING, at=now,
-                started_at=started_at, severity="critical" if kind == "serves" else "warning", actions=actions,
-                verdict=verdict, fingerprint=_fingerprint(version_or_incident, kind),
-            )
-        )  # fmt: skip
+        severity = "critical" if kind == "serves" else "warning"
+        of = _fingerprint(version_or_incident, kind)
+        alert = Alert(ROLLED_BACK, "fail", severity, actions, verdict.cell, verdict, started_at, of)
+        said.append(replace(alert, phase=Phase.FIRING, started_at=started_at, at=now))
 
     for old, new in zip(before, after, strict=True):
         done = [action for action in new.actions if action not in old.actions]
@@ -216,12 +349,12 @@ def _unproven_alerts(contract: Contract, incidents: Iterable[Incident]) -> set[s
     }
 
 
-def _unproven(contract: Contract, told: Collection[str], incidents: Sequence[Incident], now: float) -> list[Transition]:
+def _unproven(contract: Contract, told: Collection[str], incidents: Sequence[Incident], now: float) -> list[Alert]:
     """Ends of breaches that went away without proof before anybody was told of them; `told` are ids of incidents.
 
     They were shorter than a step's `for`, or happened in a dry run. `group_messages` tells the webhooks of every step.
     """
-    ends: list[Transition] = []
+    ends: list[Alert] = []
     for incident in incidents:
         if incident.id in told or not incident.fell_silent(now, contract.observability.window):
             continue
@@ -234,15 +367,11 @@ def _unproven(contract: Contract, told: Collection[str], incidents: Sequence[Inc
                 method="", reason=cell.reason, contract_version=contract.metadata.version, contract_hash=contract.hash,
                 about="traffic",
             )  # fmt: skip
-            ends += [
-                Transition(
-                    contract=contract.name, step=key, on=step.on, cell=verdict.cell, what=What.RESOLVED, at=now,
-                    started_at=cell.since, severity=step.severity, actions=step.do, verdict=verdict,
-                    fingerprint=fingerprint(key, verdict.cell),
-                )
-                for key, step in zip(step_keys(contract), contract.escalation, strict=True)
-                if step.on == incident.on and (not step.clauses or cell.clause in step.clauses)
-            ]  # fmt: skip
+            for key, step in zip(step_keys(contract), contract.escalation, strict=True):
+                if step.on == incident.on and (not step.clauses or cell.clause in step.clauses):
+                    of = fingerprint(key, verdict.cell)
+                    alert = Alert(key, step.on, step.severity, step.do, verdict.cell, verdict, cell.since, of)
+                    ends.append(replace(alert, phase=Phase.RESOLVED, started_at=cell.since, at=now))
     return ends
 
 
@@ -266,3 +395,159 @@ def ended_silence(silence: Silence) -> dict[str, object]:
     """Return the log entry for a silence that has ended."""
     message = f"the silence of {silence.where} by {silence.by} has ended"
     return {"id": silence.id, "clause": silence.clause, "slice": silence.slice, "message": message}
+
+
+def group_messages(
+    groups: Sequence[MessageGroup],
+    edges: Iterable[Alert],
+    urgent: Mapping[str, MessageReason],
+    incidents: Sequence[Incident],
+    people: People,
+    timing: GroupTiming,
+    window: float,
+    passed: float,
+    now: float,
+    verdicts: Mapping[str, Verdict] = MappingProxyType({}),
+    lasting: Collection[str] = (),
+) -> tuple[tuple[MessageGroup, ...], tuple[IncidentMessage, ...]]:
+    """The groups after an evaluation, `passed` seconds after the one before, and the webhooks to be sent now.
+
+    `edges` are those of this evaluation, `urgent` the reasons for which alerts are told again, by fingerprint, and
+    `verdicts` the last ones of alerts that fire; `lasting` are fingerprints of alerts about rolled back versions
+    without an incident that are not over.
+    """
+    by_id = {incident.id: incident for incident in incidents}
+    by_key = {incident.key: incident.id for incident in incidents}
+    known = {(group.incident, group.endpoint): _later(group, passed) for group in groups}
+    rows = {key: {told.alert.fingerprint: told for told in group.alerts} for key, group in known.items()}
+    told_in = {(alert, endpoint): id for (id, endpoint), told in rows.items() for alert in told}
+    for change in edges:
+        for endpoint in dict.fromkeys(str(action.target) for action in change.actions if action.kind == "webhook"):
+            # An end is said where the beginning was.
+            id = told_in.get((change.fingerprint, endpoint)) or by_key.get(change.incident, change.fingerprint)
+            mine = rows.setdefault((id, endpoint), {})
+            before = mine.pop(change.fingerprint, None)  # the newest is at the end
+            heard = before.known if before is not None and change.step != ROLLED_BACK else ""
+            heard = "unproven" if heard and change.again and change.fires else heard
+            mine[change.fingerprint] = ToldAlert(change, heard)
+    after: list[MessageGroup] = []
+    messages: list[IncidentMessage] = []
+    for key, alerts in rows.items():
+        group, incident = known.get(key) or MessageGroup(*key), by_id.get(key[0])
+        over = group.incident not in lasting if incident is None else incident.state is IncidentState.RESOLVED
+        if over:
+            alerts = {fingerprint: _without_roll_back(told, now) for fingerprint, told in alerts.items()}  # noqa: PLW2901
+        rest, message = _sent(group, alerts, incident, people, timing, window, now, urgent)
+        if message is not None:
+            alerts_now = (
+                replace(last, verdict=verdicts.get(last.fingerprint, last.verdict)) for last in message.alerts
+            )
+            messages.append(replace(message, alerts=tuple(alerts_now)))
+        after += [rest] if rest.alerts else []
+    return tuple(sorted(after, key=lambda entry: (entry.incident, entry.endpoint))), tuple(
+        sorted(messages, key=lambda entry: entry.endpoint)
+    )
+
+
+def last_messages(
+    groups: Iterable[MessageGroup], ended: Iterable[Alert], incidents: Iterable[Incident]
+) -> tuple[IncidentMessage, ...]:
+    """Return the last webhooks about a contract's alerts, when nobody follows them any more: all has ended."""
+    by_id = {lasting.id: lasting for lasting in incidents}
+    over = {alert.fingerprint: alert for alert in ended}
+    messages: list[IncidentMessage] = []
+    for group in groups:
+        known = [told.alert for told in group.alerts if told.known]
+        edges = [over.get(edge.fingerprint, edge) for edge in known]
+        alerts = tuple(edge for edge in edges if not edge.fires)
+        if alerts:
+            incident = by_id.get(group.incident)
+            messages.append(IncidentMessage(group.endpoint, MessageReason.UNFOLLOWED, incident, alerts, 0))
+    return tuple(messages)
+
+
+def _later(group: MessageGroup, passed: float) -> MessageGroup:
+    waited = group.waited + passed if any(told.waits for told in group.alerts) else 0.0
+    return replace(group, waited=waited, quiet=group.quiet + passed)
+
+
+def _without_roll_back(told: ToldAlert, now: float) -> ToldAlert:
+    """An alert whose incident is over: with it ends what was said of a roll-back."""
+    if told.alert.step != ROLLED_BACK or not told.alert.fires:
+        return told
+    return replace(told, alert=replace(told.alert, phase=Phase.RESOLVED, at=now))
+
+
+def _sent(
+    group: MessageGroup,
+    alerts: Mapping[str, ToldAlert],
+    incident: Incident | None,
+    people: People,
+    timing: GroupTiming,
+    window: float,
+    now: float,
+    urgent: Mapping[str, MessageReason],
+) -> tuple[MessageGroup, IncidentMessage | None]:
+    """Return a group with its alerts, by fingerprint, after an evaluation, and the message that is due.
+
+    `urgent` are reasons by alert.
+    """
+
+    def unproven(told: ToldAlert) -> bool:
+        # That its step left the contract says nothing of the breach while another alert of it fires.
+        return incident is not None and incident.unproven(*told.alert.cell[1:3], held=told.alert.end == CHANGED)
+
+    rows = {alert: told for alert, told in alerts.items() if told.known or told.alert.fires or unproven(told)}
+    heard = {alert: told for alert, told in rows.items() if not people.silencing(told.alert.cell, now)}
+    # Users are seen to be kept from what is contained: the end of its alert is told, and kept until it is refuted.
+    contained = incident is not None and incident.state is IncidentState.CONTAINED
+    uncontained = group.contained and incident is not None and incident.state is IncidentState.BROKEN
+    ready = {
+        alert: told.alert
+        for alert, told in heard.items()
+        if told.alert.fires and (told.waits or uncontained or urgent.get(alert) is MessageReason.REMINDER)
+    }
+    ended = {
+        alert: told.alert
+        for alert, told in rows.items()
+        if told.known and not told.alert.fires and (contained or not unproven(told))
+    }
+    # For a window after it went away, what its recorders measure next may refute it.
+    gone = incident is not None and incident.fell_silent(now, window) and not ready
+    away = {
+        alert: told.alert
+        for alert, told in heard.items()
+        if gone and not told.alert.fires and told.waits and alert not in ended
+    }
+    lasting = any(told.known and alert not in ended for alert, told in rows.items())
+    over = bool(ended) and not lasting and not ready
+    reasons = {urgent.get(alert) for alert in ready}
+    reasons |= {MessageReason.ROLLED_BACK for edge in ready.values() if edge.step == ROLLED_BACK}
+    at_once = next((reason for reason in _AT_ONCE_REASONS if reason in reasons), None)
+    steps = {edge.step for edge in ready.values()}
+    due = (
+        over
+        or at_once is not None
+        or (bool(steps - {*group.steps} or away) and group.waited >= timing.wait)
+        or (bool(ready or ended) and (lasting or bool(ended)) and group.quiet >= timing.interval)
+    )
+    if not due:
+        return replace(group, alerts=tuple(rows.values())), None
+    first = MessageReason.UPDATE if lasting or ended else MessageReason.FIRING
+    reason = MessageReason.RESOLVED if over else at_once or (MessageReason.UNPROVEN if away else first)
+    changes = (
+        *(replace(edge, at=now) for edge in ready.values()),
+        *ended.values(),
+        *(replace(edge, phase=Phase.FIRING, end=WENT_AWAY) for edge in away.values()),
+    )
+    after: list[ToldAlert] = []
+    for alert, told in rows.items():
+        known: Known = "firing" if alert in ready else "unproven" if alert in away else told.known
+        after.append(replace(told, known="" if alert in ended else known))
+    left = tuple(told for told in after if told.known or told.alert.fires or unproven(told))
+    count = sum(bool(told.known) for told in left)
+    steps |= {edge.step for edge in away.values()} | {*group.steps}
+    rest = MessageGroup(
+        group.incident, group.endpoint, left, tuple(sorted(steps)) if count else (), contained=contained
+    )
+    return rest, IncidentMessage(group.endpoint, reason, incident, changes, count)

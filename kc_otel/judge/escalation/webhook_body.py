@@ -23,8 +23,8 @@ from kc_otel.contract.sentences import REMEDIES, consequence, reading, statistic
 from kc_otel.contract.slices import ALL
 from kc_otel.contract.units import format_duration
 from kc_otel.contract.words import MEASURED_LATER, NO_REPORT, RUN_ENDED, listed, moment, number, place
-from kc_otel.judge.escalation.alerts import ROLLED_BACK, WENT_AWAY, Transition, What
-from kc_otel.judge.escalation.notices import IncidentMessage
+from kc_otel.judge.escalation.alerts import ROLLED_BACK, WENT_AWAY, Alert
+from kc_otel.judge.escalation.escalate import IncidentMessage
 from kc_otel.judge.incidents.incident import CLAUSE_GONE, BrokenCell, Incident, IncidentState
 from kc_otel.judge.plain_json import finite_or_none
 from kc_otel.judge.recorders import KernelInfo, kernel_names, pair_name
@@ -89,13 +89,13 @@ def alert_body(
     that end the routes and pins left of it: the last message names them.
     """
     facts = _Facts(contract, message, external_url.rstrip("/"), kernel_names(kernels), done, lifting)
-    transitions, incident, note = message.alerts, message.incident, links_note(facts.base)
-    firing = bool(message.lasting) or any(edge.what is What.FIRING for edge in transitions)
-    following = _next(facts, transitions) if firing else _lift(lifting)
-    alerts = [_alert(facts, transition, "" if firing else following) for transition in transitions]
-    steps = Counter((edge.cell, edge.what) for edge in transitions)
-    for alert, edge in zip(alerts, transitions, strict=True):
-        if steps[edge.cell, edge.what] > 1:
+    edges, incident, note = message.alerts, message.incident, links_note(facts.base)
+    firing = bool(message.lasting) or any(edge.fires for edge in edges)
+    following = _next(facts, edges) if firing else _lift(lifting)
+    alerts = [_alert(facts, edge, "" if firing else following) for edge in edges]
+    steps = Counter((edge.cell, edge.phase) for edge in edges)
+    for alert, edge in zip(alerts, edges, strict=True):
+        if steps[edge.cell, edge.phase] > 1:
             alert["annotations"]["summary"] += f" ({edge.severity}: {', '.join(map(str, edge.actions)) or 'no action'})"
         alert["annotations"]["description"] += f" {note}" * bool(note)
     labels = {"contract": contract.name} | ({"incident": incident.id} if incident is not None else {})
@@ -119,11 +119,11 @@ def alert_body(
             "description": contract.metadata.description,
             "reason": message.reason.value,
             "incident": None if incident is None else _incident(facts, incident),
-            "impact": _impact(facts, transitions),
+            "impact": _impact(facts, edges),
             "next": following,
-            "evidence": _evidence(contract, transitions),
+            "evidence": _evidence(contract, edges),
             "links": note,
-            "cells": [_cell(transition) for transition in transitions],
+            "cells": [_cell(edge) for edge in edges],
         },
     }
 
@@ -163,57 +163,57 @@ def encode(body: Mapping[str, Any]) -> bytes:
     return json.dumps(body, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False).encode()
 
 
-def alert_labels(transition: Transition) -> dict[str, str]:
+def alert_labels(edge: Alert) -> dict[str, str]:
     """Labels that identify an alert; a kernel that has never reported has no label."""
-    cell = transition.cell
+    cell = edge.cell
     labels = {
-        "alertname": _alert_name(transition),
+        "alertname": _alert_name(edge),
         "contract": cell.contract,
         "clause": cell.clause,
         "slice": cell.slice,
         "kernel_train": cell.kernel_train,
         "kernel_inference": cell.kernel_inference,
-        "severity": transition.severity,
+        "severity": edge.severity,
     }
     return {name: value for name, value in labels.items() if value}
 
 
-def _alert_name(transition: Transition) -> str:
-    return ALERT_NAMES[ROLLED_BACK if transition.step == ROLLED_BACK else transition.on]
+def _alert_name(edge: Alert) -> str:
+    return ALERT_NAMES[ROLLED_BACK if edge.step == ROLLED_BACK else edge.on]
 
 
-def _kind(edge: Transition) -> str:
+def _kind(edge: Alert) -> str:
     """Subject of an alert: the kind that its step waits for, "unproven", a roll-back, or "serves" after one."""
     if edge.step == ROLLED_BACK:
         return "serves" if edge.severity == "critical" else ROLLED_BACK
     return "unproven" if edge.end == WENT_AWAY else edge.on
 
 
-def _over(transition: Transition, where: str, of: str, incident: Incident | None) -> str:
+def _over(edge: Alert, where: str, of: str, incident: Incident | None) -> str:
     """Say what ended, for which kernels, and, if nothing refuted it, why or by whom."""
-    row = None if incident is None else incident.cell(*transition.cell[1:3])
-    cell, last = transition.cell, transition.verdict
-    if _kind(transition) == "serves":
+    row = None if incident is None else incident.cell(*edge.cell[1:3])
+    cell, last = edge.cell, edge.verdict
+    if _kind(edge) == "serves":
         over = "the incident is over" if incident is not None else "a person has acted on the rollback"
         return f"{over}{of}; whether the version that was rolled back still serves is not known"
-    if row is not None and row.changed and not row.refuted and transition.on != "fail":
+    if row is not None and row.changed and not row.refuted and edge.on != "fail":
         return f"{cell.clause} on {where} is no longer asked for{of}: {CLAUSE_GONE}"
-    match transition.on:
+    match edge.on:
         case "fail":
-            how, why = _breach_over(transition, incident, row)
+            how, why = _breach_over(edge, incident, row)
             return f"{cell.clause} on {where} is {how.format(of=of)}{why}"
         case "no-data":
             said = {Status.NO_DATA: "are no longer watched", Status.INVALID_INPUT: "arrive again, but are invalid"}
-            return f"data for {cell.clause} on {where}{of} {transition.end or said.get(last.status, 'arrive again')}"
+            return f"data for {cell.clause} on {where}{of} {edge.end or said.get(last.status, 'arrive again')}"
         case "inconclusive":
             return f"{cell.clause} on {where} is no longer undecided{of}"
     closing = "" if incident is None or row is None or row.refuted else incident.closing
     return f"no sequences fail the input checks any more{of}" + f", without proof: {closing}" * bool(closing)
 
 
-def _breach_over(transition: Transition, incident: Incident | None, row: BrokenCell | None) -> tuple[str, str]:
+def _breach_over(edge: Alert, incident: Incident | None, row: BrokenCell | None) -> tuple[str, str]:
     """Say how a breach ended, with a place for its kernels, and why it is called so."""
-    last, measured = transition.verdict, "no longer measured as broken{of}; "
+    last, measured = edge.verdict, "no longer measured as broken{of}; "
     passes = last.status is Status.PASS or last.ended
     lasts = incident is not None and incident.state is not IncidentState.RESOLVED
     open_slices = incident.open_slices(row.clause) if lasts and incident and row and row.slice == ALL else []
@@ -237,19 +237,19 @@ def _breach_over(transition: Transition, incident: Incident | None, row: BrokenC
     )
 
 
-def summary(transition: Transition, names: Mapping[tuple[str, str], str], incident: Incident | None = None) -> str:
+def summary(edge: Alert, names: Mapping[tuple[str, str], str], incident: Incident | None = None) -> str:
     """One line for a person: the firing or resolved clause, its slice, and the kernels by their `kernel_names`."""
-    cell, kind = transition.cell, _kind(transition)
+    cell, kind = edge.cell, _kind(edge)
     of = pair_name(names, cell.kernel_train, cell.kernel_inference)
     where = place(cell.slice) if cell.slice == ALL else f"slice {cell.slice}"
-    if transition.what is What.RESOLVED:
-        return f"{cell.contract}: {_over(transition, where, of, incident)}"
+    if not edge.fires:
+        return f"{cell.contract}: {_over(edge, where, of, incident)}"
     later = f"was measured after its rollback: {MEASURED_LATER}" if kind == "serves" else "was rolled back"
-    if transition.step == ROLLED_BACK and not _shows(transition):
+    if edge.step == ROLLED_BACK and not _shows(edge):
         return f"{cell.contract}: {names.get(('inference', cell.kernel_inference), cell.kernel_inference)} {later}"
-    ended = transition.verdict.reason.startswith(RUN_ENDED)
-    breach = "invalid input" if transition.on == "invalid-input" else f"a breach of {cell.clause} on {where}"
-    broken = f"{'is' if _shows(transition) else 'was'} broken{' again' * transition.again}"
+    ended = edge.verdict.reason.startswith(RUN_ENDED)
+    breach = "invalid input" if edge.on == "invalid-input" else f"a breach of {cell.clause} on {where}"
+    broken = f"{'is' if _shows(edge) else 'was'} broken{' again' * edge.again}"
     said = {
         "serves": f"{cell.clause} is broken on {where}{of}, which {later}",
         ROLLED_BACK: f"{cell.clause} is broken on {where}{of}, which {later}",
@@ -267,59 +267,59 @@ def rfc3339(at: float) -> str:
     return datetime.fromtimestamp(at, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
-def _alert(facts: _Facts, transition: Transition, lift: str) -> dict[str, Any]:
-    cell, reason = transition.cell, facts.message.reason.value
+def _alert(facts: _Facts, edge: Alert, lift: str) -> dict[str, Any]:
+    cell, reason = edge.cell, facts.message.reason.value
     path = "/".join(quote(part, safe="") for part in cell)
     did = [f"Done: {'; '.join(facts.done)}."] if facts.done else []
-    if transition.what is What.FIRING:
-        impact, following = _impact(facts, [transition], (cell.slice,)), _next(facts, [transition])
-        did = [impact, _since(transition, facts.incident), *did, following]
+    if edge.fires:
+        impact, following = _impact(facts, [edge], (cell.slice,)), _next(facts, [edge])
+        did = [impact, _since(edge, facts.incident), *did, following]
     elif lift:
         did.append(lift)
-    description = " ".join((*did, _description(facts.contract, transition)))
+    description = " ".join((*did, _description(facts.contract, edge)))
     if reason in _REPEATED_SENTENCES:
-        description = f"{_REPEATED_SENTENCES[reason].format(lasted=_lasted(transition))} {description}"
-    annotations = {"summary": summary(transition, facts.names, facts.incident), "description": description}
-    if runbook := facts.contract.metadata.runbook or runbook_page(facts.base, _alert_name(transition)):
+        description = f"{_REPEATED_SENTENCES[reason].format(lasted=_lasted(edge))} {description}"
+    annotations = {"summary": summary(edge, facts.names, facts.incident), "description": description}
+    if runbook := facts.contract.metadata.runbook or runbook_page(facts.base, _alert_name(edge)):
         annotations["runbook_url"] = runbook
     return {
-        "status": transition.what.value,
-        "labels": alert_labels(transition),
+        "status": edge.phase.value,
+        "labels": alert_labels(edge),
         "annotations": annotations,
-        "startsAt": rfc3339(transition.started_at),
-        "endsAt": rfc3339(transition.at) if transition.what is What.RESOLVED else _ZERO_TIME,
+        "startsAt": rfc3339(edge.started_at),
+        "endsAt": rfc3339(edge.at) if not edge.fires else _ZERO_TIME,
         "generatorURL": f"{facts.base}/#/cell/{path}" if facts.base else "",
-        "fingerprint": transition.fingerprint,
+        "fingerprint": edge.fingerprint,
     }
 
 
-def _lasted(transition: Transition) -> str:
-    return format_duration(max(1.0, round(transition.at - transition.started_at)))
+def _lasted(edge: Alert) -> str:
+    return format_duration(max(1.0, round(edge.at - edge.started_at)))
 
 
-def _since(transition: Transition, incident: Incident | None) -> str:
+def _since(edge: Alert, incident: Incident | None) -> str:
     """Say since when it has been so; of a version that was rolled back, when, and when it was measured later."""
-    if transition.step != ROLLED_BACK:
+    if edge.step != ROLLED_BACK:
         rows = () if incident is None else incident.cells
-        onsets = [row.since for row in rows if (row.clause, row.slice) == transition.cell[1:3]]
-        since = moment(min([transition.started_at, *onsets]))
-        if transition.on == "no-data":  # silence began before: it is news once a report is overdue
-            overdue = ", when a report was overdue" * transition.verdict.reason.startswith(NO_REPORT)
+        onsets = [row.since for row in rows if (row.clause, row.slice) == edge.cell[1:3]]
+        since = moment(min([edge.started_at, *onsets]))
+        if edge.on == "no-data":  # silence began before: it is news once a report is overdue
+            overdue = ", when a report was overdue" * edge.verdict.reason.startswith(NO_REPORT)
             return f"Missed since {since}{overdue}."
-        again = f"Again since {moment(transition.started_at)}, for the first time " * transition.again
+        again = f"Again since {moment(edge.started_at)}, for the first time " * edge.again
         return f"{again or 'Since '}{since}."
-    if _kind(transition) == ROLLED_BACK:
-        return f"Since {moment(transition.started_at)}."
+    if _kind(edge) == ROLLED_BACK:
+        return f"Since {moment(edge.started_at)}."
     done = () if incident is None else incident.actions
-    rolled = [action.at for action in done if action.kind == "roll-back" and action.at <= transition.started_at]
+    rolled = [action.at for action in done if action.kind == "roll-back" and action.at <= edge.started_at]
     if not rolled:
-        return f"Measured after that at {moment(transition.started_at)}."
-    return f"Rolled back at {moment(max(rolled))}, measured after that at {moment(transition.started_at)}."
+        return f"Measured after that at {moment(edge.started_at)}."
+    return f"Rolled back at {moment(max(rolled))}, measured after that at {moment(edge.started_at)}."
 
 
-def _impact(facts: _Facts, transitions: Sequence[Transition], slices: tuple[str, ...] = ()) -> str:
+def _impact(facts: _Facts, edges: Sequence[Alert], slices: tuple[str, ...] = ()) -> str:
     """Return the effect of firing alerts on users, in a sentence, rewards first; empty if nothing fires any more."""
-    firing = [edge for edge in transitions if edge.what is What.FIRING]
+    firing = [edge for edge in edges if edge.fires]
     if not firing:
         return ""
     clauses = {clause.id: clause for clause in facts.contract.clauses}
@@ -353,13 +353,13 @@ def _impact(facts: _Facts, transitions: Sequence[Transition], slices: tuple[str,
     return consequence(clauses.get(first.cell.clause), first.on, where, estimate)
 
 
-def _next(facts: _Facts, transitions: Sequence[Transition]) -> str:
+def _next(facts: _Facts, edges: Sequence[Alert]) -> str:
     """Return the first action on firing alerts, in a sentence; empty if nothing fires any more."""
-    first = next((edge for edge in transitions if edge.what is What.FIRING), None)
+    first = next((edge for edge in edges if edge.fires), None)
     if first is None:
         return ""
     about = "clause-gone" if _kind(first) == "unproven" and facts.changed else _kind(first)
-    return f"Now: {REMEDIES[ROLLED_BACK if about == 'serves' else about].format(contract=first.contract)}."
+    return f"Now: {REMEDIES[ROLLED_BACK if about == 'serves' else about].format(contract=facts.contract.name)}."
 
 
 def _lift(commands: Sequence[str]) -> str:
@@ -367,7 +367,7 @@ def _lift(commands: Sequence[str]) -> str:
     return f"Now: once the kernel is trusted again, run {listed([f'`{line}`' for line in commands])}." * bool(commands)
 
 
-def _shows(edge: Transition) -> bool:
+def _shows(edge: Alert) -> bool:
     """Return whether the last verdict still shows what the alert fires on."""
     return edge.end != WENT_AWAY and (edge.on != "fail" or edge.verdict.status is Status.FAIL)
 
@@ -389,11 +389,11 @@ def runbook_page(evaluator: str, alert: str) -> str:
     return f"{evaluator}/handbook/on-call.html#{alert.lower()}" if evaluator else ""
 
 
-def _cell(transition: Transition) -> dict[str, Any]:
-    cell, verdict = transition.cell, transition.verdict
+def _cell(edge: Alert) -> dict[str, Any]:
+    cell, verdict = edge.cell, edge.verdict
     numbers = ("limit", "estimate", "lower", "upper", "margin")
     return {
-        "fingerprint": transition.fingerprint,
+        "fingerprint": edge.fingerprint,
         "clause": cell.clause,
         "slice": cell.slice,
         "kernels": {"train": cell.kernel_train, "inference": cell.kernel_inference},
@@ -401,40 +401,40 @@ def _cell(transition: Transition) -> dict[str, Any]:
         **{name: finite_or_none(getattr(verdict, name)) for name in numbers},
         **{name: getattr(verdict, name) for name in ("samples", "window", "method", "about", "reason")},
         "at": rfc3339(verdict.at),
-        "step": {"on": transition.on, "severity": transition.severity},
-        "actions": [action.written for action in transition.actions],
+        "step": {"on": edge.on, "severity": edge.severity},
+        "actions": [action.written for action in edge.actions],
     }
 
 
-def _description(contract: Contract, transition: Transition) -> str:
-    cell, verdict = transition.cell, transition.verdict
+def _description(contract: Contract, edge: Alert) -> str:
+    cell, verdict = edge.cell, edge.verdict
     clause = next((clause for clause in contract.clauses if clause.id == cell.clause), None)
     parts: list[str] = []
-    if transition.what is What.FIRING and transition.end == WENT_AWAY:
+    if edge.fires and edge.end == WENT_AWAY:
         parts.append("Its alert is over; the incident stays open until it is known how the breach ended.")
-    elif transition.on in {"fail", "inconclusive"} and clause is not None and verdict.window:
-        parts.append(_numbers(contract, clause, transition))
-        if transition.what is What.FIRING:
-            parts += [_evidence(contract, [transition]), *filter(None, [reading(clause)])]
+    elif edge.on in {"fail", "inconclusive"} and clause is not None and verdict.window:
+        parts.append(_numbers(contract, clause, edge))
+        if edge.fires:
+            parts += [_evidence(contract, [edge]), *filter(None, [reading(clause)])]
     elif verdict.reason:
         end = "" if verdict.reason[-1] in ".?!" else "."
         parts.append(verdict.reason[:1].upper() + verdict.reason[1:] + end)
     if cell.kernel_train or cell.kernel_inference:
         parts.append(f"Training kernel {cell.kernel_train}, inference kernel {cell.kernel_inference}.")
-    if transition.what is What.RESOLVED:
-        parts.append(f"It lasted {_lasted(transition)}.")
+    if not edge.fires:
+        parts.append(f"It lasted {_lasted(edge)}.")
     else:
-        parts.append(f"Actions: {', '.join(map(str, transition.actions))}.")
+        parts.append(f"Actions: {', '.join(map(str, edge.actions))}.")
     return " ".join(parts)
 
 
-def _evidence(contract: Contract, transitions: Sequence[Transition]) -> str:
+def _evidence(contract: Contract, edges: Sequence[Alert]) -> str:
     """Return the evidence behind a FAIL, in a sentence; empty where nothing fails."""
     held = [
-        transition.verdict.evidence
-        for transition in transitions
-        if transition.on == "fail" and transition.what is What.FIRING and transition.end != WENT_AWAY
-        if transition.step != ROLLED_BACK or _shows(transition)
+        edge.verdict.evidence
+        for edge in edges
+        if edge.on == "fail" and edge.fires and edge.end != WENT_AWAY
+        if edge.step != ROLLED_BACK or _shows(edge)
     ]
     if not held:
         return ""
@@ -444,8 +444,8 @@ def _evidence(contract: Contract, transitions: Sequence[Transition]) -> str:
     return f"On average, chance alone raises such an alert at most once in {apart} in the whole contract."
 
 
-def _numbers(contract: Contract, clause: Clause, transition: Transition) -> str:
-    verdict, unit = transition.verdict, "" if clause.limit_unit == "1" else f" {clause.limit_unit.strip('{}')}"
+def _numbers(contract: Contract, clause: Clause, edge: Alert) -> str:
+    verdict, unit = edge.verdict, "" if clause.limit_unit == "1" else f" {clause.limit_unit.strip('{}')}"
     seen = contract.observability
     window = format_duration(seen.long_window if verdict.window == "long" else seen.window)
     return (

@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from types import MappingProxyType
-from typing import Any, Final, Literal
+from typing import Final, Literal
 
 from kc_otel.contract.slices import ALL
 from kc_otel.contract.words import MEASURED_LATER, RUN_ENDED, interval, listed, moment, number, place, rounded_down
@@ -412,33 +412,6 @@ def _as_it_was(worst: BrokenCell, on: str) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Undelivered:
-    """Messages about an incident that one endpoint has not accepted: waiting or given up, and of which times."""
-
-    endpoint: str
-    waiting: int
-    oldest: float | None
-    given_up: int
-    first_given_up: float | None
-    last_given_up: float | None
-
-    @property
-    def waiting_text(self) -> str:
-        """Number of messages that wait, in words; empty for none."""
-        many = "1 message to {} waits" if self.waiting == 1 else f"{self.waiting:,} messages to {{}} wait"
-        return many.format(self.endpoint) if self.waiting else ""
-
-    @property
-    def given_up_text(self) -> str:
-        """Number of messages that were given up, in words; empty for none."""
-        many = "1 message to {} was" if self.given_up == 1 else f"{self.given_up:,} messages to {{}} were"
-        return f"{many.format(self.endpoint)} given up: rejected or expired" if self.given_up else ""
-
-
-_NONE: Final[Mapping[str, Any]] = MappingProxyType({})
-
-
-@dataclass(frozen=True, slots=True)
 class ActionTaken:
     """Something that the policy or a person did."""
 
@@ -451,36 +424,18 @@ class ActionTaken:
 
 
 def actions_taken(
-    incident: Incident,
-    table: DecisionTable,
-    undelivered: Mapping[str, Undelivered] = _NONE,
-    disabled: Mapping[str, float] = _NONE,
+    incident: Incident, table: DecisionTable, undelivered: Mapping[str, tuple[float, str]] = MappingProxyType({})
 ) -> tuple[ActionTaken, ...]:
     """Return the actions taken, oldest first, and for each if it is in force.
 
-    By endpoint: the messages about the incident that are `undelivered`, and since when it is sent nothing because it
-    answered HTTP 410 (`disabled`). Of an endpoint's messages there is one action for the first, one for those that
-    wait, at the time of the oldest, and one for those that were given up, at the time of the newest.
+    `undelivered` has the time of the oldest message about the incident that an endpoint has not accepted, and how many
+    there are, in words, by endpoint.
     """
     said = [ActionTaken(word.at, word.kind, word.text) for word in incident.words]
     for action in incident.actions:
-        text, in_force = _in_words(incident, action, table, undelivered, disabled)
+        text, in_force = _in_words(incident, action, table, undelivered)
         said.append(ActionTaken(action.at, "would-fire" if action.dry_run else action.kind, text, in_force))
-    told = {action.target: action.at for action in incident.actions if action.kind == "webhook" and not action.dry_run}
-    for endpoint, first in told.items():
-        if (of := undelivered.get(endpoint)) is None:
-            continue
-        if of.oldest is not None and of.oldest > first:
-            said.append(ActionTaken(of.oldest, "webhook", of.waiting_text + _disabled(endpoint, disabled)))
-        if of.last_given_up is not None and of.last_given_up > first:
-            said.append(ActionTaken(of.last_given_up, "webhook", of.given_up_text))
     return tuple(sorted(said, key=lambda action: (action.at, action.kind, action.text)))
-
-
-def _disabled(endpoint: str, disabled: Mapping[str, float]) -> str:
-    if endpoint not in disabled:
-        return ""
-    return f": the endpoint answered HTTP 410 at {moment(disabled[endpoint])[11:16]} UTC and is sent nothing more"
 
 
 def lifting_commands(incident: Incident, table: DecisionTable) -> tuple[str, ...]:
@@ -516,24 +471,15 @@ _DONE_ONCE: Final = frozenset({"notify", "roll-back", "serves"})
 
 
 def _in_words(
-    incident: Incident,
-    action: IncidentAction,
-    table: DecisionTable,
-    undelivered: Mapping[str, Undelivered],
-    disabled: Mapping[str, float],
+    incident: Incident, action: IncidentAction, table: DecisionTable, undelivered: Mapping[str, tuple[float, str]]
 ) -> tuple[str, bool | None]:
     """Return an action in words, and whether it is in force; None for what is over once it is done."""
     if action.dry_run:
         return f"dry run: it would {action.kind} {action.target}".rstrip(), None
     if action.kind == "webhook":
-        of, text = undelivered.get(action.target), f"notified {action.target} by webhook"
-        if of is not None and of.oldest is not None and of.oldest <= action.at:
-            text = f"the webhook to {action.target} is still waiting"
-            text += f", and {of.waiting - 1:,} more" if of.waiting > 1 else ""
-            text += _disabled(action.target, disabled)
-        elif of is not None and of.first_given_up is not None and of.first_given_up <= action.at:
-            text = f"a webhook to {action.target} was given up: it was rejected or has expired"
-        return text, None
+        since, lacking = undelivered.get(action.target, (math.inf, ""))
+        accepted = [f"notified {action.target} by webhook"] if since > action.at else []
+        return "; ".join([*accepted, *filter(None, [lacking])]), None
     where = listed([place(name) for name in action.slices])
     if action.kind == "route":
         routes = routes_of(incident, action.slices, table)

@@ -26,8 +26,7 @@ from typing import Any, Final
 from kc_otel.contract.slices import ALL
 from kc_otel.contract.words import place
 from kc_otel.judge.decisions import DecisionTable, kept_since, overriding_pin
-from kc_otel.judge.escalation.alerts import Alert, Transition, What, input_verdict
-from kc_otel.judge.escalation.notices import IncidentMessage, People
+from kc_otel.judge.escalation.alerts import Alert, People, input_verdict
 from kc_otel.judge.incidents.incident import (
     OF_RECORDERS,
     BrokenCell,
@@ -83,8 +82,6 @@ Place = tuple[str, str]
 """(clause, slice)."""
 _Broken = tuple[Verdict, float, Alert | None]
 """Verdict of a place that is broken, since when it is, and the alert that alone says so, if one does."""
-_Done = dict[tuple[str, str], tuple[float, list[str]]]
-"""(kind, target) of actions, with when and on which slices they were done."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -251,20 +248,18 @@ def by_urgency(incident: Incident) -> tuple[Any, ...]:
 
 
 def with_actions(
-    incidents: Sequence[Incident], transitions: Iterable[Transition], people: People, *, dry_run: bool
+    incidents: Sequence[Incident], fired: Iterable[Alert], people: People, *, dry_run: bool
 ) -> tuple[Incident, ...]:
     """The incidents with what the alerts that fired in this evaluation do; webhooks only where nothing is done."""
-    done: dict[Key, _Done] = {}
-    for edge in transitions:
-        if edge.what is not What.FIRING:
-            continue
+    done: dict[Key, list[IncidentAction]] = {}
+    for edge in fired:
         muted = bool(people.silencing(edge.cell, edge.at))
-        mine = done.setdefault(edge.incident, {})
-        for action in edge.actions:
-            if dry_run or not (action.kind == "webhook" or (muted and action.kind == "notify")):
-                _, slices = mine.setdefault((action.kind, action.target or ""), (edge.at, []))
-                slices.append(edge.cell.slice)
-    return tuple(_with_done(incident, done.get(incident.key), dry_run=dry_run) for incident in incidents)
+        done.setdefault(edge.incident, []).extend(
+            IncidentAction(action.kind, action.target or "", edge.at, (edge.cell.slice,), dry_run)
+            for action in edge.actions
+            if dry_run or not (action.kind == "webhook" or (muted and action.kind == "notify"))
+        )
+    return tuple(with_done(incident, done.get(incident.key, ())) for incident in incidents)
 
 
 def with_roll_backs(incidents: Sequence[Incident], rolled: Iterable[Promotion]) -> tuple[Incident, ...]:
@@ -275,29 +270,25 @@ def with_roll_backs(incidents: Sequence[Incident], rolled: Iterable[Promotion]) 
         promotion = by_version.get((incident.contract, incident.kernel_inference))
         if promotion is None or incident.on not in OF_RECORDERS:
             return incident
-        said = promotion.reason.partition(": ")[0]
-        done: _Done = {("roll-back", said): (promotion.entered, [ALL])}
+        done = [IncidentAction("roll-back", promotion.reason.partition(": ")[0], promotion.entered, (ALL,))]
         if promotion.seen_serving is not None:
-            done["serves", ""] = (promotion.seen_serving, [ALL])
+            done.append(IncidentAction("serves", "", promotion.seen_serving, (ALL,)))
         # What is done once more, in the same words, is done at the later time.
-        kept = [
-            action
-            for action in incident.actions
-            if done.get((action.kind, action.target), (action.at, []))[0] == action.at
-        ]
-        return _with_done(replace(incident, actions=tuple(kept)), done)
+        at = {(action.kind, action.target): action.at for action in done}
+        kept = (action for action in incident.actions if at.get((action.kind, action.target), action.at) == action.at)
+        return with_done(replace(incident, actions=tuple(kept)), done)
 
     return tuple(map(acted, incidents))
 
 
-def with_told(incidents: Sequence[Incident], messages: Iterable[IncidentMessage], now: float) -> tuple[Incident, ...]:
-    """The incidents with who was told of them in this evaluation."""
-    told: dict[str, _Done] = {}
-    for message in messages:
-        fires = [edge.cell.slice for edge in message.alerts if edge.what is What.FIRING]
-        if fires and message.incident is not None:
-            told.setdefault(message.incident.id, {})["webhook", message.endpoint] = (now, fires)
-    return tuple(_with_done(incident, told.get(incident.id)) for incident in incidents)
+def with_done(incident: Incident, done: Iterable[IncidentAction]) -> Incident:
+    """The incident with actions: each is there once, at its first time, with all of its slices."""
+    known = {(action.kind, action.target, action.dry_run): action for action in incident.actions}
+    for action in done:
+        first = known.setdefault((action.kind, action.target, action.dry_run), action)
+        slices = tuple(dict.fromkeys((*first.slices, *action.slices)))
+        known[action.kind, action.target, action.dry_run] = replace(first, slices=slices)
+    return replace(incident, actions=tuple(known.values()))
 
 
 def with_word(incidents: Sequence[Incident], kind: str, said: Mapping[str, Any], now: float) -> tuple[Incident, ...]:
@@ -527,12 +518,3 @@ def _gone(incident: Incident, tick: _Tick) -> bool:
         and traffic.measured(ALL, version) <= rolled_back + traffic.late
     )
     return incident.run_ended or (obeyed and not traffic.behind(ALL, rolled_back, None)) or incident.closed_at >= ended
-
-
-def _with_done(incident: Incident, done: _Done | None, *, dry_run: bool = False) -> Incident:
-    """The incident with actions: each is there once, at its first time, with all of its slices."""
-    known = {(action.kind, action.target, action.dry_run): action for action in incident.actions}
-    for (kind, target), (at, slices) in (done or {}).items():
-        merged = known.get((kind, target, dry_run), IncidentAction(kind, target, at, (), dry_run))
-        known[kind, target, dry_run] = replace(merged, slices=tuple(dict.fromkeys((*merged.slices, *slices))))
-    return replace(incident, actions=tuple(known.values()))

@@ -12,7 +12,7 @@ from fastapi import APIRouter, HTTPException, Query, Response
 from fastapi.responses import JSONResponse
 from pydantic import Field
 
-from kc_otel.judge.escalation.notices import Acknowledgement, Silence
+from kc_otel.judge.escalation.alerts import Acknowledgement, Silence
 from kc_otel.judge.promotion.machine import next_position, share_of
 from kc_otel.judge.promotion.stages import Hold, Promotion, PromotionStatus, Stage, path_of
 from kc_otel.serve import people_orders as people
@@ -303,12 +303,7 @@ def people_routes(core: Core, decided: Changes) -> APIRouter:
 
 def _alerts(core: Core, contract: str, now: float) -> Iterator[AlertView]:
     undelivered = {
-        incident.key: [
-            text
-            for of in core.outbox.undelivered(contract, incident.id)
-            for text in (of.waiting_text, of.given_up_text)
-            if text
-        ]
+        incident.key: [text for _, text in core.outbox.undelivered(contract, incident.id).values()]
         for incident in core.escalation.incidents.get(contract, ())
     }
     for alert in core.policies[contract].alerts:
@@ -316,7 +311,8 @@ def _alerts(core: Core, contract: str, now: float) -> Iterator[AlertView]:
         yield AlertView.of(
             alert,
             **cell._asdict(),
-            phase="firing" if alert.fires else "pending",
+            phase=alert.phase.value,
+            started_at=alert.started_at if alert.fires else None,
             actions=[str(action) for action in alert.actions],
             reason=alert.verdict.reason,
             acknowledged=core.people.acknowledged(alert.fingerprint),

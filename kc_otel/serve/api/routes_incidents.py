@@ -12,7 +12,7 @@ from pydantic import AfterValidator
 
 from kc_otel.contract.slices import ALL
 from kc_otel.contract.words import listed, place
-from kc_otel.judge.escalation.notices import People
+from kc_otel.judge.escalation.alerts import People
 from kc_otel.judge.incidents.incident import ActionTaken, BrokenCell, Diagnosis, Incident, IncidentState, actions_taken
 from kc_otel.judge.verdict import Cell, Status
 from kc_otel.serve import people_orders as people
@@ -134,12 +134,12 @@ def incident_routes(core: Core) -> APIRouter:
 
 def incident_views(core: Core, found: Sequence[Incident], *, whole: bool = False) -> list[IncidentView]:
     """Incidents in the API's shape; `whole` with every cell."""
-    queues = core.outbox.status() if found else ()
-    disabled = {queue.endpoint: queue.disabled_at for queue in queues if queue.disabled_at is not None}
+    undelivered = core.outbox.undelivered
     return [
-        _view(incident, actions_taken(incident, core.decisions, undelivered, disabled), whole=whole)
+        _view(
+            incident, actions_taken(incident, core.decisions, undelivered(incident.contract, incident.id)), whole=whole
+        )
         for incident in found
-        for undelivered in [{of.endpoint: of for of in core.outbox.undelivered(incident.contract, incident.id)}]
     ]
 
 

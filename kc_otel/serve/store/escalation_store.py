@@ -13,9 +13,8 @@ from typing import Any, Final, TypeVar
 
 from kc_otel.contract.model import Contract
 from kc_otel.judge.decisions import DecisionTable, apply, forget, with_contract
-from kc_otel.judge.escalation.alerts import PolicyState, retire
-from kc_otel.judge.escalation.escalate import EscalationState
-from kc_otel.judge.escalation.notices import IncidentMessage, MessageGroup, People, last_messages
+from kc_otel.judge.escalation.alerts import People, PolicyState, retire
+from kc_otel.judge.escalation.escalate import EscalationState, IncidentMessage, MessageGroup, last_messages
 from kc_otel.judge.incidents.incident import Incident, IncidentState
 from kc_otel.judge.incidents.incident_lifecycle import by_urgency
 from kc_otel.judge.plain_json import read_json, to_json
@@ -150,8 +149,7 @@ def _values_of(state: EscalationState) -> dict[str, Any]:
 
 def ended(incident: Incident, now: float) -> Incident:
     """An incident that is over because nobody follows it any more."""
-    cells = tuple(replace(cell, until=now if cell.until is None else cell.until) for cell in incident.cells)
-    return replace(incident, cells=cells, state=IncidentState.RESOLVED, resolved_at=now)
+    return replace(incident.ended(now), state=IncidentState.RESOLVED, resolved_at=now)
 
 
 class IncidentStore:
@@ -188,31 +186,21 @@ class IncidentStore:
 
     def end_others(self, contracts: Collection[str], now: float) -> None:
         """End the open incidents of contracts that are no longer served."""
-        for (text,) in self._connection.execute("SELECT content FROM incidents WHERE resolved IS NULL").fetchall():
-            incident = read_json(Incident, text)
-            if incident.contract not in contracts:
-                self.close([ended(incident, now)])
+        open_ones = self._read("resolved IS NULL")
+        self.close([ended(incident, now) for incident in open_ones if incident.contract not in contracts])
 
     def lasting(self, contract: str) -> tuple[Incident, ...]:
         """A contract's incidents that are not over, as they were written last."""
-        rows = self._connection.execute(
-            "SELECT content FROM incidents WHERE resolved IS NULL AND contract = ?", (contract,)
-        )
-        return tuple(sorted((read_json(Incident, text) for (text,) in rows), key=by_urgency))
+        return tuple(sorted(self._read("resolved IS NULL AND contract = ?", contract), key=by_urgency))
 
     def over(self, contract: str | None, since: float, limit: int) -> tuple[Incident, ...]:
         """Those that ended at or after a Unix time, newest first; of one contract, or of all for None."""
-        rows = self._connection.execute(
-            "SELECT content FROM incidents WHERE resolved >= :since"
-            " AND (:contract IS NULL OR contract = :contract) ORDER BY resolved DESC LIMIT :limit",
-            {"since": since, "contract": contract, "limit": limit},
-        )
-        return tuple(read_json(Incident, text) for (text,) in rows)
+        where = "resolved >= ? AND contract = coalesce(?, contract) ORDER BY resolved DESC LIMIT ?"
+        return self._read(where, since, contract, limit)
 
     def find(self, id: str) -> Incident | None:
         """Return an incident by its id, as last written; None if there is none."""
-        row = self._connection.execute("SELECT content FROM incidents WHERE id = ?", (id,)).fetchone()
-        return None if row is None else read_json(Incident, row[0])
+        return next(iter(self._read("id = ?", id)), None)
 
     def diagnosed(self, incident: Incident, digest: str, evidence: str) -> None:
         """Write an incident that has a new diagnosis, and its evidence; that of diagnoses that it lost is dropped."""
@@ -230,6 +218,10 @@ class IncidentStore:
             "SELECT evidence FROM diagnoses WHERE incident = ? AND digest = ?", (id, digest)
         ).fetchone()
         return None if row is None else str(row[0])
+
+    def _read(self, where: str, *parameters: Any) -> tuple[Incident, ...]:
+        rows = self._connection.execute(f"SELECT content FROM incidents WHERE {where}", parameters)  # noqa: S608 - our own
+        return tuple(read_json(Incident, text) for (text,) in rows)
 
     def _write(self, incidents: Iterable[Incident]) -> None:
         self._connection.executemany(

@@ -28,7 +28,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
-from kc_otel.judge.incidents.incident import Undelivered
+from kc_otel.contract.words import moment
 from kc_otel.serve.store.state_file import unit_of_work
 
 _TABLES = (
@@ -213,17 +213,29 @@ class Outbox:
         )
         return tuple(EndpointStatus(*row, *self._disabled.get(row[0], ("", None))) for row in rows)
 
-    def undelivered(self, contract: str, incident: str) -> tuple[Undelivered, ...]:
-        """Return what endpoints have not accepted of a contract's messages about an incident, by endpoint."""
+    def undelivered(self, contract: str, incident: str) -> dict[str, tuple[float, str]]:
+        """Return the messages about an incident that endpoints have not accepted: the oldest's time, and a sentence."""
         rows = self._connection.execute(
-            "SELECT endpoint, sum(state = 'waiting'), min(CASE WHEN state = 'waiting' THEN created END),"
-            " sum(state = 'parked'), min(CASE WHEN state = 'parked' THEN created END),"
-            " max(CASE WHEN state = 'parked' THEN created END)"
+            "SELECT endpoint, min(created), sum(state = 'waiting'), sum(state = 'parked'),"
+            " min(CASE WHEN state = 'waiting' THEN created END)"
             " FROM outbox WHERE state IN ('waiting', 'parked') AND contract = ? AND instr(body, CAST(? AS BLOB)) > 0"
             " GROUP BY endpoint ORDER BY endpoint",
             (contract, f'"{incident}"'),
         )
-        return tuple(Undelivered(*row) for row in rows)
+        found: dict[str, tuple[float, str]] = {}
+        for endpoint, oldest, waiting, parked, since in rows:
+            parts = []
+            if waiting:
+                many = f"1 message to {endpoint} waits" if waiting == 1 else f"{waiting:,} messages to {endpoint} wait"
+                parts.append(f"{many} since {moment(since)[11:16]} UTC")
+            if waiting and endpoint in self._disabled:
+                at = moment(self._disabled[endpoint][1])[11:16]
+                parts.append(f"{endpoint} answered HTTP 410 at {at} UTC and is sent nothing more")
+            if parked:
+                many = "1 message to {} was" if parked == 1 else f"{parked:,} messages to {{}} were"
+                parts.append(f"{many.format(endpoint)} given up: rejected or expired")
+            found[endpoint] = oldest, "; ".join(parts)
+        return found
 
     def _trim(self, state: DeliveryState) -> None:
         self._connection.execute(

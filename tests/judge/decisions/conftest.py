@@ -1,12 +1,13 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from kc_otel.contract.model import Contract
 from kc_otel.contract.policy import Action
-from kc_otel.judge.escalation.alerts import Transition, What
+from kc_otel.judge.escalation.alerts import Alert, Phase
 from tests.tools.contracts import contract_of
 from tests.tools.verdicts import verdict_of
 
@@ -19,15 +20,13 @@ def contract_named(name: str = "policy-7b") -> Contract:
     )
 
 
-def transition_of(what: str = "firing", *, do: tuple[Any, ...] = (), at: float = 100.0, **changes: Any) -> Transition:
+def transition_of(phase: str = "firing", *, do: tuple[Any, ...] = (), at: float = 100.0, **changes: Any) -> Alert:
     where = {"train": "trainA", "inference": "inferB"} | changes
     verdict = verdict_of("FAIL", at=at, reason="0.008 is above 0.004", **where)
-    cell = verdict.cell
-    return Transition(
-        contract=cell.contract, step="s", on="fail", cell=cell, what=What(what), at=at, started_at=at,
-        severity="critical", actions=tuple(Action.model_validate(item) for item in do or ({"route": "train-kernel"},)),
-        verdict=verdict, fingerprint=f"{cell.slice}/{cell.kernel_train}/{cell.kernel_inference}",
-    )  # fmt: skip
+    actions = tuple(Action.model_validate(item) for item in do or ({"route": "train-kernel"},))
+    of = "/".join(verdict.cell[2:])
+    alert = Alert("s", "fail", "critical", actions, verdict.cell, verdict, at, of)
+    return replace(alert, phase=Phase(phase), started_at=at, at=at)
 
 
 @pytest.fixture(scope="session")

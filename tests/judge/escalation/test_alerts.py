@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kc_otel.judge.escalation.alerts import PolicyState, What, advance, step_keys
+from kc_otel.judge.escalation.alerts import Phase, PolicyState, advance, step_keys
 from kc_otel.judge.plain_json import read_json, to_json
 from kc_otel.judge.verdict import Status
 
@@ -20,7 +20,7 @@ def run(contract, ticks, state=None):
     edges = []
     for at, verdicts, *invalid in ticks:
         state, transitions = advance(contract, state, verdicts, invalid[0] if invalid else {}, at)
-        edges += [(at, t.severity, t.what.value, t.cell.slice) for t in transitions]
+        edges += [(at, t.severity, t.phase.value, t.cell.slice) for t in transitions]
     return state, edges
 
 
@@ -68,8 +68,8 @@ def test_transition_carries_what_receivers_need(make_contract, make_verdict):
     state, (firing,) = advance(contract, state, [make_verdict("FAIL")], {}, 60)
     state, _ = advance(contract, state, [make_verdict("PASS")], {}, 70)
     state, (resolved,) = advance(contract, state, [make_verdict("PASS", at=190)], {}, 190)
-    assert (firing.what, firing.at, firing.started_at, firing.on) == (What.FIRING, 60, 60, "fail")
-    assert (resolved.what, resolved.at, resolved.started_at) == (What.RESOLVED, 190, 60)
+    assert (firing.phase, firing.at, firing.started_at, firing.on) == (Phase.FIRING, 60, 60, "fail")
+    assert (resolved.phase, resolved.at, resolved.started_at) == (Phase.RESOLVED, 190, 60)
     assert resolved.fingerprint == firing.fingerprint
     assert len(firing.fingerprint) == 16
     assert repr(resolved.verdict) == repr(make_verdict("PASS", at=190))  # no evidence is nan, which equals nothing
@@ -98,7 +98,7 @@ def test_the_end_of_missing_data_says_which_end_it_is(make_contract, make_verdic
     ):
         state, _ = advance(contract, PolicyState(contract.name), [before], {}, 0)
         _, (edge,) = advance(under, state, [after], {}, 60)
-        assert (edge.what, edge.end) == (What.RESOLVED, said)
+        assert (edge.phase, edge.end) == (Phase.RESOLVED, said)
     state, _ = advance(contract, PolicyState(contract.name), [silent], {}, 0)
     _, (edge,) = advance(contract, state, [silent], {}, 60, lambda *_: True)
     assert edge.end == "are no longer expected: requests are kept from this kernel, as ordered"
@@ -128,7 +128,7 @@ def test_invalid_input_is_an_alert_of_its_own(make_contract, make_verdict):
     assert (firing.cell.clause, firing.cell.slice, firing.verdict.samples) == ("input", "all", 7)
     assert "2 nan, 5 shift" in firing.verdict.reason
     _, (resolved,) = advance(contract, state, [make_verdict("PASS")], {PAIR: {"nan": 0}}, 20)
-    assert resolved.what is What.RESOLVED
+    assert resolved.phase is Phase.RESOLVED
 
 
 def test_step_for_some_clauses_ignores_the_others(make_contract, make_verdict):
@@ -166,7 +166,7 @@ def test_invalid_input_does_not_end_by_silence(make_contract, make_verdict):
     assert (edges, len(state.firing)) == ((), 1)
     for verdict in (make_verdict("INCONCLUSIVE"), others):  # the pair itself, or others after it has gone
         _, (resolved,) = advance(contract, state, [verdict], {}, 200)
-        assert resolved.what is What.RESOLVED
+        assert resolved.phase is Phase.RESOLVED
 
 
 def test_invalid_input_of_two_kernel_versions_is_two_alerts(make_contract, make_verdict):
@@ -240,7 +240,7 @@ def expected(ticks, wait, clear, slice):
                 served += min(max(0, ticks[at][0]), WINDOW)
         if served >= (clear if firing else wait):
             firing = not firing
-            edges.append((index, What.FIRING if firing else What.RESOLVED))
+            edges.append((index, Phase.FIRING if firing else Phase.RESOLVED))
             start = index + 1
     return edges
 
@@ -253,7 +253,7 @@ def test_fires_and_resolves_exactly_when_the_history_says_so(world, ticks, ladde
     _, edges = replay(world, contract, ticks)
     for severity, (wait, clear) in zip(("warning", "critical"), ladder, strict=False):
         for slice in ("all", "code"):
-            got = [(i, t.what) for i, t in edges if (t.severity, t.cell.slice) == (severity, slice)]
+            got = [(i, t.phase) for i, t in edges if (t.severity, t.cell.slice) == (severity, slice)]
             assert got == expected(ticks, wait, clear, slice)
 
 

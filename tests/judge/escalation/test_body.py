@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from kc_otel.judge.escalation.alerts import ROLLED_BACK, PolicyState, advance
-from kc_otel.judge.escalation.notices import AT_ONCE, MessageGroup, People, ToldAlert, group_messages
+from kc_otel.judge.escalation.alerts import ROLLED_BACK, People, PolicyState, advance
+from kc_otel.judge.escalation.escalate import AT_ONCE, MessageGroup, ToldAlert, group_messages
 from kc_otel.judge.escalation.webhook_body import ALERT_NAMES, encode, rfc3339, summary
 from kc_otel.judge.incidents.incident import BrokenCell, Incident, IncidentState
 from kc_otel.judge.recorders import KernelInfo, kernel_names

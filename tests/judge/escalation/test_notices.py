@@ -8,13 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kc_otel.judge.escalation.alerts import What
-from kc_otel.judge.escalation.escalate import EscalationState, escalate
-from kc_otel.judge.escalation.notices import AT_ONCE, Acknowledgement, GroupTiming, People, Silence, current
+from kc_otel.judge.escalation.alerts import Acknowledgement, People, Phase, Silence, current
+from kc_otel.judge.escalation.escalate import AT_ONCE, GroupTiming
 from kc_otel.judge.incidents.incident import IncidentState
-from kc_otel.judge.plain_json import read_json, to_json
-from kc_otel.judge.verdict import Cell, Evaluation
+from kc_otel.judge.verdict import Cell
 from tests.tools.bodies import body_of
+from tests.tools.escalations import Escalating
 
 
 def silenced(id="one", clause=None, slice=None, at=0.0, until=100.0, by="ada", why="planned work"):
@@ -53,26 +52,21 @@ def test_an_acknowledgement_ends_with_its_alert() -> None:
     assert current(people, "another", (), 50.0)[0] == people
 
 
-class Pager:
-    """A contract's policy, an evaluation at a time."""
+class Pager(Escalating):
+    """The messages of a contract."""
 
     def __init__(self, contract, make_verdict, timing=AT_ONCE):
-        self.contract, self.make_verdict, self.timing = contract, make_verdict, timing
-        self.state, self.now = EscalationState(), 1000.0
+        super().__init__(contract, timing=timing)
+        self.make_verdict, self.now = make_verdict, 1000.0
 
     def step(self, seconds, **statuses):
         """What an evaluation leads to after so many seconds, by the status of each slice."""
         self.now += seconds
-        verdicts = [self.make_verdict(status, slice=slice) for slice, status in statuses.items()]
-        before = read_json(EscalationState, to_json(self.state))
-        step = escalate(self.contract, before, Evaluation(self.now, verdicts), {}, self.now, timing=self.timing)
-        self.state = step.state
-        return step
+        return self.evaluate(self.now, [self.make_verdict(status, slice=slice) for slice, status in statuses.items()])
 
     def said(self, seconds, status):
-        """(reason, what) of everything that is said."""
-        notices = self.step(seconds, code=status).notices
-        return [(str(notice.reason), str(notice.transition.what)) for notice in notices]
+        """(reason, whether it fires) of every message."""
+        return [(str(message.reason), message.lasting > 0) for message in self.messages(seconds, code=status)]
 
     def messages(self, seconds, **statuses):
         return self.step(seconds, **statuses).messages
@@ -83,31 +77,15 @@ class Pager:
             (
                 message.endpoint,
                 str(message.reason),
-                *(sum(edge.what is what for edge in message.alerts) for what in (What.FIRING, What.RESOLVED)),
+                *(sum(edge.phase is what for edge in message.alerts) for what in (Phase.FIRING, Phase.RESOLVED)),
                 message.lasting,
             )
             for message in self.messages(seconds, **statuses)
         ]
 
     @property
-    def firing(self):
-        return self.state.policies[self.contract.name].firing if self.state.policies else ()
-
-    @property
     def groups(self):
         return self.state.groups[self.contract.name]
-
-    @property
-    def lasting(self):
-        return self.state.incidents[self.contract.name]
-
-    @property
-    def people(self):
-        return self.state.people
-
-    @people.setter
-    def people(self, people):
-        self.state = replace(self.state, people=people)
 
     def silence(self, seconds, slice=None):
         made = Silence("s", self.contract.name, None, slice, "ada", "planned", self.now, self.now + seconds)
@@ -125,7 +103,7 @@ def pager(make_contract, make_verdict):
 
 
 def test_the_body_says_why_it_is_sent(pager):
-    edges = pager.step(0, code="FAIL").transitions
+    edges = pager.step(0, code="FAIL").edges
     first = body_of(pager.contract, edges, reason="firing")
     again = body_of(pager.contract, [replace(edges[0], at=4600.0)], reason="reminder")
     assert first["kernelContract"]["reason"] == "firing"
@@ -164,15 +142,15 @@ def test_a_receiver_hears_a_story_that_makes_sense(make_contract, make_verdict, 
         muted = bool(firing) and bool(pager.people.silencing(firing[0].cell, pager.now))
         taken = bool(firing) and pager.people.acknowledged(firing[0].fingerprint) is not None
         assert len(said) <= 1
-        for reason, what in said:
-            assert (what == "firing") == bool(firing)
+        for reason, fires in said:
+            assert fires == bool(firing)
             assert open_ == (reason in {"reminder", "resolved"})
-            assert not (muted and what == "firing")
+            assert not (muted and fires)
             if reason == "reminder":
                 assert not taken
                 assert repeat != "0s"
                 assert counted - due >= {"1m": 60, "10m": 600}[repeat]
-            open_, due = what == "firing", counted
+            open_, due = fires, counted
         assert open_ == bool(firing) or (muted and not open_), "everything that fires is said, unless it is silenced"
 
 
@@ -181,7 +159,8 @@ def test_what_grew_over_minutes_is_one_reminder(make_contract, make_verdict):
     pager, reminders = Pager(make_contract([step]), make_verdict), []
     for minute in range(35):
         broken = {name: "FAIL" for at, name in ((0, "all"), (2, "code"), (5, "prose")) if minute >= at}
-        reminders.append(sum(notice.reason == "reminder" for notice in pager.step(60, **broken).notices))
+        sent = pager.messages(60, **broken)
+        reminders.append(sum(len(message.alerts) for message in sent if message.reason == "reminder"))
     assert {minute: many for minute, many in enumerate(reminders) if many} == {10: 3, 20: 3, 30: 3}
 
 
@@ -329,7 +308,7 @@ def test_nothing_is_lost_and_nothing_is_said_twice(make_contract, make_verdict, 
     def hear(seconds, **statuses):
         for message in escalation.messages(seconds, **statuses):
             for alert in message.alerts:
-                if alert.what is What.FIRING:
+                if alert.phase is Phase.FIRING:
                     assert str(message.reason) == "reminder" or alert.fingerprint not in known
                     known.add(alert.fingerprint)
                 else:

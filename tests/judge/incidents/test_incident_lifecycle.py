@@ -8,60 +8,33 @@ from typing import Any
 
 import pytest
 
-from kc_otel.contract.model import Contract
-from kc_otel.judge.decisions import Canary, DecisionTable, Pin, apply, changed, kept_since, pin, resume, unpin
-from kc_otel.judge.escalation.alerts import PolicyState, Transition, What, advance
-from kc_otel.judge.escalation.notices import IncidentMessage, NoticeReason, People, Silence
+from kc_otel.judge.decisions import Canary, DecisionTable, Pin, changed, kept_since, pin, resume, unpin
+from kc_otel.judge.escalation.alerts import Alert, People, Phase, PolicyState, Silence, advance
 from kc_otel.judge.escalation.webhook_body import summary
-from kc_otel.judge.incidents.incident import (
-    Incident,
-    IncidentAction,
-    IncidentState,
-    Undelivered,
-    actions_taken,
-    lifting_commands,
-)
-from kc_otel.judge.incidents.incident_lifecycle import (
-    TrafficSeen,
-    follow,
-    with_actions,
-    with_roll_backs,
-    with_told,
-    with_word,
-)
-from kc_otel.judge.plain_json import read_json, to_json
+from kc_otel.judge.incidents.incident import Incident, IncidentAction, IncidentState, actions_taken, lifting_commands
+from kc_otel.judge.incidents.incident_lifecycle import TrafficSeen, follow, with_roll_backs, with_word
 from kc_otel.judge.promotion.stages import Position, Promotion, PromotionStatus, Stage, Tally
 from kc_otel.judge.verdict import Status, Verdict
 from tests.judge.escalation.conftest import contract_with
+from tests.tools.escalations import Escalating
 from tests.tools.verdicts import verdict_of
 
 QUIET: list[dict[str, Any]] = [{"on": "fail", "for": "1h", "do": ["notify"]}]
 ROUTING: list[dict[str, Any]] = [{"on": "fail", "do": [{"route": "train-kernel"}, {"webhook": "pager"}, "halt"]}]
 
 
-class Evaluator:
-    """Verdicts, policy, decision table and incidents of one contract, an evaluation at a time."""
+class Evaluator(Escalating):
+    """The incidents of one contract."""
 
     def __init__(self, ladder: list[dict[str, Any]], *, dry_run: bool = False) -> None:
-        self.contract: Contract = contract_with(ladder)
-        self.policy, self.table, self.people = PolicyState(self.contract.name), DecisionTable(), People()
-        self.lasting: tuple[Incident, ...] = ()
-        self.dry_run = dry_run
+        super().__init__(contract_with(ladder), dry_run=dry_run)
         self.traffic = TrafficSeen(kept=lambda *_: math.inf)  # somebody routes, and asks all the time
 
     def tick(self, now: float, *verdicts: Verdict, invalid: dict[str, int] | None = None) -> tuple[Incident, ...]:
-        """The incidents after an evaluation, each written and read again."""
-        kept = kept_since(self.table, self.contract.name)
-        self.policy, edges = advance(
-            self.contract, self.policy, verdicts, {verdicts[0].cell[-2:]: invalid} if invalid else {}, now,
-            lambda *where: self.traffic.excuses(*where, kept),
-        )  # fmt: skip
-        self.table = self.table if self.dry_run else apply(self.table, edges, self.contract, now)
-        found = follow(self.contract.name, self.lasting, verdicts, self.policy.firing, self.table, now, self.traffic)
-        found = with_actions(found, edges, self.people, dry_run=self.dry_run)
-        self.lasting = tuple(incident for incident in found if incident.state is not IncidentState.RESOLVED)
-        self.lasting = tuple(read_json(Incident, to_json(incident)) for incident in self.lasting)
-        return found
+        """The incidents after an evaluation."""
+        self.options["traffic"] = self.traffic
+        step = self.evaluate(now, verdicts, invalid)
+        return (*self.lasting, *step.resolved)
 
 
 def fail(slice: str, **more: Any) -> Verdict:
@@ -125,10 +98,10 @@ def test_a_slice_that_is_routed_away_and_falls_silent_is_contained_and_no_second
     for now in (61.0, 600.0):
         (same,) = evaluator.tick(now, verdict_of("NO_DATA"))
         assert (same.id, same.on, same.state) == (incident.id, "fail", IncidentState.CONTAINED)
-    assert {alert.on for alert in evaluator.policy.firing} == {"fail"}
+    assert {alert.on for alert in evaluator.firing} == {"fail"}
     evaluator.table = resume(evaluator.table, evaluator.contract.name, None, 610.0)
     assert {entry.on for entry in evaluator.tick(620.0, verdict_of("NO_DATA"))} == {"fail", "no-data"}
-    assert {alert.on for alert in evaluator.policy.firing} == {"fail", "no-data"}
+    assert {alert.on for alert in evaluator.firing} == {"fail", "no-data"}
 
 
 def test_the_id_stays_while_an_incident_lasts_and_a_second_breach_has_another():
@@ -163,7 +136,7 @@ def test_an_earlier_onset_moves_the_start_and_not_the_id():
     assert (after.id, after.since) == (first.id, 3.0)
 
 
-def edges_of(verdict: Verdict) -> tuple[Transition, ...]:
+def edges_of(verdict: Verdict) -> tuple[Alert, ...]:
     contract = contract_with(ROUTING)
     return advance(contract, PolicyState(contract.name), [verdict], {}, 15.0)[1]
 
@@ -447,7 +420,7 @@ def test_silence_of_everybody_alerts_whatever_is_routed():
     evaluator.traffic = replace(evaluator.traffic, silent=True)
     states = {incident.on: incident.state for incident in evaluator.tick(200.0, verdict_of("NO_DATA"))}
     assert states == {"fail": IncidentState.CONTAINED, "no-data": IncidentState.BROKEN}, "silence is never contained"
-    assert {alert.on for alert in evaluator.policy.firing} == {"fail", "no-data"}
+    assert {alert.on for alert in evaluator.firing} == {"fail", "no-data"}
     evaluator.traffic = replace(evaluator.traffic, silent=False)
     states = {incident.on: incident.state for incident in evaluator.tick(210.0, fail("code"))}
     assert states["no-data"] is IncidentState.RESOLVED, "the route is the other incident's"
@@ -457,12 +430,12 @@ def test_what_only_went_away_stays_until_it_is_known_how_it_ended():
     """For days: verdicts of its own cells, a rollback that is taken, a clean shutdown or a person end it."""
     other = verdict_of("PASS", inference="c" * 12)
     gone = Evaluator([{"on": "fail", "do": ["notify"]}])
-    gone.tick(0.0, fail("code"), fail("all"))
+    gone.tick(10.0, fail("code"), fail("all"))
 
     def said(kind: str, at: float) -> tuple[Incident, ...]:
         return with_word(gone.lasting, kind, {"message": "ada: it was killed"}, at)
 
-    gone.lasting = said("closed", 30.0)
+    gone.lasting = said("closed", 5.0)
     gone.tick(60.0, other)
     (unproven,) = gone.tick(1e6, other, verdict_of("INCONCLUSIVE", slice="code"), verdict_of("PASS", slice="all"))
     assert (unproven.state, unproven.resolved_at) == (IncidentState.UNPROVEN, None), "closed before it went away"
@@ -581,40 +554,17 @@ def test_what_was_done_says_whether_it_holds():
     assert [(action.kind, action.in_force, action.text) for action in held] == [
         ("halt", True, "trainers asked to halt"),
         ("route", True, "routing code to the training kernel was ordered"),
+        ("webhook", None, "notified pager by webhook"),
     ]
-    message = IncidentMessage("pager", NoticeReason.FIRING, incident, edges_of(fail("code")), 1)
-    (incident,) = with_told([incident], [message], 12.0)
-    assert "notified pager by webhook" in {action.text for action in actions_taken(incident, evaluator.table)}
-    late = actions_taken(incident, DecisionTable(), {"pager": Undelivered("pager", 1, 9.0, 0, None, None)})
+    late = actions_taken(incident, DecisionTable(), {"pager": (9.0, "1 message to pager waits")})
     assert {(action.kind, action.in_force) for action in late} >= {("route", False), ("halt", False)}
-    assert "the webhook to pager is still waiting" in {action.text for action in late}
-    refused = actions_taken(incident, evaluator.table, {"pager": Undelivered("pager", 0, None, 1, 12.0, 12.0)})
-    texts = [action.text for action in refused if action.kind == "webhook"]
-    assert texts == ["a webhook to pager was given up: it was rejected or has expired"]
+    assert [action.text for action in late if action.kind == "webhook"] == ["1 message to pager waits"]
+    later = actions_taken(incident, evaluator.table, {"pager": (40.0, "9 messages to pager wait")})
+    texts = [action.text for action in later if action.kind == "webhook"]
+    assert texts == ["notified pager by webhook; 9 messages to pager wait"]
     for slice, heard in (("code", True), (None, True), ("all", True), ("prose", False)):
         (after,) = with_word([incident], "resumed", {"slice": slice, "message": "ada resumed"}, 20.0)
         assert [word.text for word in after.words] == ["ada resumed"] * heard
-
-
-def test_later_messages_that_wait_or_were_given_up_are_told_at_their_own_times():
-    (incident,) = Evaluator(QUIET).tick(10.0, fail("code"))
-    incident = replace(incident, actions=(IncidentAction("webhook", "pager", 12.0, ("code",)),))
-    of = {"pager": Undelivered("pager", 9, 40.0, 1, 30.0, 30.0)}
-    told = [(action.at, action.text) for action in actions_taken(incident, DecisionTable(), of)]
-    assert told == [
-        (12.0, "notified pager by webhook"),
-        (30.0, "1 message to pager was given up: rejected or expired"),
-        (40.0, "9 messages to pager wait"),
-    ]
-    *_, last = actions_taken(incident, DecisionTable(), of, {"pager": 60.0})
-    assert last.text == (
-        "9 messages to pager wait: the endpoint answered HTTP 410 at 00:01 UTC and is sent nothing more"
-    )
-    first = {"pager": Undelivered("pager", 3, 12.0, 2, 13.0, 14.0)}
-    assert [(action.at, action.text) for action in actions_taken(incident, DecisionTable(), first)] == [
-        (12.0, "the webhook to pager is still waiting, and 2 more"),
-        (14.0, "2 messages to pager were given up: rejected or expired"),
-    ]
 
 
 def test_an_action_is_done_once_however_many_slices_it_is_about_and_nobody_is_told_of_what_is_silenced():
@@ -738,7 +688,7 @@ def test_a_breach_that_a_changed_limit_ends_is_not_called_resolved():
         passes = replace(verdict_of("PASS", slice="code"), limit=0.5, upper=upper)
         (incident,) = evaluator.tick(60.0, passes)
         assert (incident.state, incident.state_text) == (IncidentState.RESOLVED, state)
-        end = replace(edges_of(fail("code"))[0], what=What.RESOLVED, verdict=passes)
+        end = replace(edges_of(fail("code"))[0], phase=Phase.RESOLVED, verdict=passes)
         assert said in summary(end, {}, incident)
         changed = "its limit was changed from 0.004 to 0.5" in summary(end, {}, incident)
         assert changed == (upper == 0.3)
@@ -771,7 +721,7 @@ def test_a_breach_of_two_limits_is_resolved_below_the_stricter_one(upper, said):
     passes = replace(verdict_of("PASS", slice="code"), limit=0.5, upper=upper)
     (incident,) = evaluator.tick(60.0, passes)
     assert (incident.state, incident.state_text) == (IncidentState.RESOLVED, said)
-    end = replace(edges_of(fail("code"))[0], what=What.RESOLVED, verdict=passes)
+    end = replace(edges_of(fail("code"))[0], phase=Phase.RESOLVED, verdict=passes)
     assert ("its limit was changed from 0.004 to 0.5" in summary(end, {}, incident)) == (upper == 0.3)
 
 
