@@ -83,11 +83,12 @@ class EscalationStore:
         self._save(_SERVED, {name: served.model_dump_json(by_alias=True) for name, served in contracts.items()})
         return state
 
-    def _orders(
-        self, contracts: Collection[str], gone: Collection[str], now: float
-    ) -> tuple[DecisionTable, People]:
+    def _orders(self, contracts: Collection[str], gone: Collection[str], now: float) -> tuple[DecisionTable, People]:
         """Return what was ordered of the contracts that are served; say what waits, and what is in force again."""
-        decisions, people = self._load(_DECISIONS, DecisionTable, DecisionTable()), self._load(_PEOPLE, People, People())
+        people, decisions = (
+            self._load(_PEOPLE, People, People()),
+            self._load(_DECISIONS, DecisionTable, DecisionTable()),
+        )
         before = self._load(_ASIDE, tuple[DecisionTable, tuple[Silence, ...]], (DecisionTable(), ()))
         decisions, waiting = parted(decisions, before[0], contracts, now)
         silences = (*people.silences, *before[1])
