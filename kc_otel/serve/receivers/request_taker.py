@@ -1,12 +1,12 @@
 """Decode a request and hand it to the sink, for both transports, without blocking the event loop.
 
-Most are a few kilobytes that become columns, and are taken at once. Others go through a slow lane, one at a time: JSON
-and long bodies are inflated and decoded on a thread, points to be taken one by one reach the sink in chunks, after each
-of which the loop is left to others for as long. Where one chunk is refused, all of the request is sent again.
+Most requests are a few kilobytes that become columns, and are taken at once. The others go through a slow lane, one at
+a time. JSON and long bodies are inflated and decoded on a thread. Points that are taken one by one reach the sink in
+chunks; the loop is left free after each. If a chunk is refused, the sender repeats the whole request.
 
-The bytes of requests in memory are bounded, over all ports. Short requests are counted as they come, a long one whole
-before it is read, and part of the budget is left to short ones: a sender that announces much and sends nothing delays
-only long ones. A request without room is rejected with a retry delay: the exporter keeps its data.
+The bytes of requests in memory are bounded, over all ports. A short request is counted as it comes, a long one as a
+whole before it is read, and part of the budget is left to short ones: a sender that announces much and sends nothing
+delays only long ones. A request without room is rejected with a retry delay: the exporter keeps its data.
 """
 
 from __future__ import annotations
@@ -78,9 +78,9 @@ class ByteBudget:
 
     @contextmanager
     def held(self) -> Iterator[Hold]:
-        """Return what holds bytes of one request that have arrived, or, of a `long` one, may arrive; fewer below 0.
+        """Yield a function that counts bytes of one request, of a `long` one before they arrive; a negative size frees.
 
-        It raises a BusyError where there is no room. All are given back at the end of the context.
+        It raises a BusyError if there is no room. The end of the context frees all of them.
         """
         held = 0
 
@@ -97,7 +97,7 @@ class ByteBudget:
             self.in_flight -= held
 
     def busy(self, message: str) -> BusyError:
-        """The refusal, with the time after which to come back."""
+        """Return the error that asks a sender to retry."""
         return BusyError(message, self._retry_after)
 
 
