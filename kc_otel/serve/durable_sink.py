@@ -1,4 +1,4 @@
-"""What arrives and is not in the snapshot yet, in the state file; senders are answered once it is synced.
+"""Requests that no snapshot has yet, in the state file; their senders are answered once they are on the disk.
 
     request -> group -> inbox, on the disk -> evaluator, in the order of the inbox -> answer
                                               evaluator -> snapshot, which takes what it has out of the inbox
@@ -47,8 +47,8 @@ _MAX_REQUESTS_AT_ONCE: Final = 3
 """Requests that are applied before ports and ticks have the event loop again, if they take no longer than this:"""
 _MAX_SECONDS_AT_ONCE: Final = 0.002
 _log: Final = logging.getLogger(__name__)
-_FILE_BYTES: Final = 64 * 1024 * 1024
-_MAX_BATCH: Final = 256
+_RECORDING_FILE_BYTES: Final = 64 * 1024 * 1024
+_MAX_FRAMES: Final = 256
 WRITING: Final = "writing the state"
 """Stage in which the evaluator fails while its disk is full: incoming data are rejected, and nothing is decided."""
 
@@ -84,7 +84,7 @@ class Inbox:
         self._waiting: deque[_Waiting] = deque()
         self._waiting_bytes = 0
         self._writing: asyncio.Task[None] | None = None
-        self._kept: deque[_Waiting] = deque()
+        self._committed: deque[_Waiting] = deque()
         state.join = self._join
 
     @property
@@ -97,15 +97,15 @@ class Inbox:
         return int(self._state.execute("SELECT count(*) FROM inbox").fetchone()[0])
 
     def left(self) -> Iterator[tuple[float, bytes]]:
-        """Yield (Unix time, body) of what an earlier process left; once the next is read it counts as applied."""
+        """Yield (Unix time, body) of what an earlier process left; what was yielded counts as applied."""
         for id, at, body in self._state.execute("SELECT id, at, body FROM inbox ORDER BY id").fetchall():
             self._applied = id
             yield at, body
 
     async def append(self, body: bytes, at: float, apply: Callable[[], T]) -> T:
-        """Keep a request, and return what `apply` returns or raises, on the loop and in order, once it is on the disk.
+        """Commit a request, then call `apply` on the event loop, in the order of arrival; return what it returns.
 
-        After a StateError nothing of it is in the inbox. Where the caller no longer waits it is applied all the same.
+        After a StateError nothing of the request is in the inbox. It is applied even if the caller no longer waits.
         """
         if self._waiting_bytes + len(body) > _MAX_WAITING_BYTES:
             raise InboxFullError("the disk cannot keep up with what arrives")
@@ -118,13 +118,13 @@ class Inbox:
         return await done
 
     def take_out(self, unit: UnitOfWork) -> None:
-        """Delete what the evaluator has, in the transaction of a snapshot of all that it has now."""
+        """Delete the applied requests, in the transaction of a snapshot that has them."""
         applied = self._applied
         unit.before_commit(lambda connection: connection.execute("DELETE FROM inbox WHERE id <= ?", (applied,)))
 
     async def settle(self) -> None:
         """Wait until all that has arrived is applied, or refused."""
-        while self._writing is not None or self._kept:
+        while self._writing is not None or self._committed:
             await asyncio.sleep(0)
             if self._writing is not None:
                 await asyncio.wait([self._writing])
@@ -138,35 +138,35 @@ class Inbox:
                         pass  # they join it, if they have not joined another's
                 except Exception as error:  # noqa: BLE001 - whatever it is, the senders are told
                     if self._waiting and self._waiting[0] is oldest:  # there was no turn
-                        self._refuse(self._taken(), error)
+                        self._refuse(self._pop_group(), error)
         finally:
             self._writing = None
 
     def _join(self, unit: UnitOfWork) -> None:
-        """Write the oldest that wait as a part of a turn."""
-        if not (group := self._taken()):
+        """Write the oldest waiting requests as a part of a turn."""
+        if not (group := self._pop_group()):
             return
         rows = [(waiting.id, waiting.at, waiting.body) for waiting in group]
         unit.before_commit(lambda connection: connection.executemany("INSERT INTO inbox VALUES (?, ?, ?)", rows))
         unit.on_commit(lambda: self._accept(group))
         unit.on_rollback(lambda: self._refuse(group, unit.error))
 
-    def _taken(self) -> list[_Waiting]:
+    def _pop_group(self) -> list[_Waiting]:
         group = [self._waiting.popleft() for _ in range(min(len(self._waiting), _MAX_BODIES_PER_COMMIT))]
         self._waiting_bytes -= sum(len(waiting.body) for waiting in group)
         return group
 
     def _accept(self, group: Sequence[_Waiting]) -> None:
-        idle = not self._kept
-        self._kept.extend(group)
+        idle = not self._committed
+        self._committed.extend(group)
         if idle:
             self._apply_next()
 
     def _apply_next(self) -> None:
-        """Apply the oldest that are kept: a few at a time, so that ports and ticks come in between."""
+        """Apply the oldest committed requests: a few at a time, so that ports and ticks come in between."""
         until = time.monotonic() + _MAX_SECONDS_AT_ONCE
-        for _ in range(min(len(self._kept), _MAX_REQUESTS_AT_ONCE)):
-            waiting = self._kept.popleft()
+        for _ in range(min(len(self._committed), _MAX_REQUESTS_AT_ONCE)):
+            waiting = self._committed.popleft()
             self._applied = waiting.id  # also where it fails: it would fail again
             try:
                 waiting.answer(waiting.apply())
@@ -174,7 +174,7 @@ class Inbox:
                 waiting.answer(error)
             if time.monotonic() > until:
                 break
-        if self._kept:
+        if self._committed:
             asyncio.get_running_loop().call_soon(self._apply_next)
 
     @staticmethod
@@ -202,7 +202,7 @@ class DurableSink(ColumnSink):
     async def metrics(self, request: Any, at: float | None = None) -> ExportResult:
         """Take an ExportMetricsServiceRequest, or its columns, that arrived at `at`, Unix seconds; None for now.
 
-        Raises a NotKeptError if it cannot be kept at the moment.
+        Raises a NotKeptError if the disk cannot store it now.
         """
         now = time.time() if at is None else at
         # Whoever made columns of a request has seen that all of it is ours.
@@ -225,7 +225,7 @@ class DurableSink(ColumnSink):
 
 
 def recover(core: Core | Shard) -> int:
-    """Apply what is in the inbox and not yet in the snapshot, and say how many requests that were."""
+    """Apply the requests that are in the inbox; return how many there were."""
     core.evaluator.listening(time.time())  # while nobody listened, nobody was silent
     count, most = 0, Limits().max_items
     for at, body in core.inbox.left():
@@ -251,12 +251,12 @@ class TrafficRecording:
         except OSError as error:
             raise TrafficRecordingError(f"{folder}: not writable ({error.strerror}); start without --record") from None
         self._folder, self._limit = folder, limit
-        self._file_bytes = min(_FILE_BYTES, max(limit // 4, 1))
+        self._file_bytes = min(_RECORDING_FILE_BYTES, max(limit // 4, 1))
         self._file: int | None = None
         self._size = 0
         self._gaps = ReasonCounts(f"{folder}: the recording has a gap: %s")
         self._worker: BoundedWorker[bytes] = BoundedWorker(
-            self._write, self._gaps.add, name="kc-otel-recording", max_bytes=_MAX_WAITING_BYTES, batch=_MAX_BATCH
+            self._write, self._gaps.add, name="kc-otel-recording", max_bytes=_MAX_WAITING_BYTES, batch=_MAX_FRAMES
         )
 
     def received(self, body: bytes, at: float) -> None:
