@@ -79,7 +79,7 @@ def load_all(paths: Iterable[str | os.PathLike[str]]) -> list[Contract]:
 
 
 def read_contract(path: str | os.PathLike[str]) -> Contract:
-    """The contract in a file, for an engine that applies it: only what is wrong with a field is looked for at first."""
+    """Read a contract for an engine, checking its fields only; if one is wrong, `load` reports every problem."""
     try:
         document, _ = parse(_read(os.fspath(path)), "")
         if document is not None:
