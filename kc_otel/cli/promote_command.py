@@ -106,7 +106,7 @@ def _refuse_mixed(orders: list[str], why: str) -> None:
 
 
 def _look(url: str, contract: str, kernel: str, *, start: bool, as_json: bool) -> None:
-    """Refuse a kernel that was not seen, and end with what would be next, where no promotion of it has begun."""
+    """Refuse a kernel that was not seen; exit with the next step if no promotion of it has begun."""
     if kernel in {promotion["kernel"] for promotion in get(url, "/api/v1/promotions", contract=contract)["promotions"]}:
         return
     served = [entry for entry in get(url, "/api/v1/contracts")["contracts"] if entry["name"] == contract]
@@ -172,7 +172,7 @@ def _save(url: str, path: str, folder: Path) -> None:
 
 
 def follow(url: str, path: str) -> dict[str, Any]:
-    """Print steps until the version is full, rolled back or replaced; returns where it is then."""
+    """Print steps until the version is full, rolled back or replaced; return its promotion."""
     found: dict[str, Any] = get(url, path)
     _say(found["reason"])
     said: list[str] = []
@@ -191,7 +191,7 @@ def follow(url: str, path: str) -> dict[str, Any]:
 
 
 def _polled(url: str, path: str) -> dict[str, Any]:
-    """Where the promotion is; asked again, and said once, as long as no evaluator answers."""
+    """Return the promotion; if no evaluator answers, say so once and ask again."""
     said = False
     while (found := poll(url, path)) is None:
         if not said:

@@ -101,7 +101,7 @@ class SilentExporter(MetricExporter):
 
 
 class _InProcess(SilentExporter):
-    """Judges each export; nothing that it does wrong reaches the exporters beside it."""
+    """An exporter that judges each export; its errors do not reach the exporters beside it."""
 
     def __init__(self, contract: Contract, log: TrainingLog) -> None:
         super().__init__()
@@ -130,11 +130,11 @@ class _NoRedirects(urllib.request.HTTPRedirectHandler):
     """A redirect handler that follows none, so that the token reaches no other host."""
 
     def redirect_request(self, *_: Any) -> None:
-        """Let a redirect be the error that it is."""
+        """Make a redirect an error."""
 
 
 class _Asking(SilentExporter):
-    """Asks an evaluator over and over, on a thread of its own, until the recorder is shut down."""
+    """A thread that polls an evaluator until the recorder is shut down."""
 
     def __init__(self, url: str, log: TrainingLog, refresh: float, token_file: str | os.PathLike[str] | None) -> None:
         super().__init__()

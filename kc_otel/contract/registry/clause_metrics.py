@@ -36,10 +36,10 @@ class Unit(StrEnum):
 class Quantity:
     """A drift quantity: one real number per token, sequence, row or the like, recorded as an exponential histogram.
 
-    `cap` is where intervals for the mean of an unbounded quantity stop; they then speak of the mean of min(value, cap).
-    `meaning` is for a dashboard: w = P(y)/Q(y) is the importance ratio, l = log w, for tokens y sampled from Q.
-    `two_valued` quantities are either low or high, so that their mean is a share. `base` is the key of what an
-    observation is a mean of.
+    Values lie in [low, high]. `cap` is where intervals for the mean of an unbounded quantity stop; they then speak of
+    the mean of min(value, cap). `statistic` is that of a clause that names none. `meaning` is for a dashboard: w =
+    P(y)/Q(y) is the importance ratio, l = log w, for tokens y sampled from Q. `two_valued` quantities are either low or
+    high, so that their mean is a share. `base` is the key of what an observation is a mean of.
     """
 
     key: str
@@ -52,7 +52,7 @@ class Quantity:
     cap: float
     statistic: str
     meaning: str
-    source_text: str
+    citation: str
     two_valued: bool = False
     base: str = ""
 
@@ -67,7 +67,7 @@ class Derived:
     needs: tuple[str, ...]
     factors: Callable[..., tuple[float, float]]
     meaning: str
-    source_text: str
+    citation: str
     opposite: str | None = None
 
 

@@ -182,7 +182,7 @@ def _within(row: Mapping[str, Any], limit: float) -> bool:
 
 
 def verdict_row(contract: Contract, verdict: Verdict) -> dict[str, Any]:
-    """Return what a record says of a verdict under a contract."""
+    """Return the row of a verdict in a record."""
     cell = verdict.cell
     return {
         "clause": cell.clause,

@@ -70,7 +70,7 @@ class OwnSite:
 
 
 class GuardedSite:
-    """Asks who somebody is, and lets in those whose token says so; refusals are counted, transport `api`."""
+    """Authenticates callers and checks their roles; refusals are counted with transport `api`."""
 
     def __init__(self, access: AccessFile, site: ASGIApp, counts: Counter[tuple[str, str]]) -> None:
         self._access, self._site, self._counts = access, site, counts
