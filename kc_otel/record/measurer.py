@@ -133,17 +133,17 @@ class Measurer:
     def expire(self, now: float) -> None:
         """Give up on sides that waited too long, and on rollouts that prompts waited for."""
         self._counters.dropped("pair-expired", "the other side never came", self.pairing.expire(now))
-        with self._lock:
-            for stream in self._streams.values():
-                stream.accumulator.expire(now)
-                self._counters.prompts(stream.accumulator.take_outcomes())
+        self._expire_prompts(now)
 
     def close(self) -> None:
         """Finish: prompts that wait for more rollouts count with those that came."""
+        self._closed = True
+        self._expire_prompts(math.inf)
+
+    def _expire_prompts(self, now: float) -> None:
         with self._lock:
-            self._closed = True
             for stream in self._streams.values():
-                stream.accumulator.expire(math.inf)
+                stream.accumulator.expire(now)
                 self._counters.prompts(stream.accumulator.take_outcomes())
 
     def collect(self, now: int) -> list[Metric]:
@@ -156,11 +156,8 @@ class Measurer:
             current = self._current
             self._left_sent = frozenset(self._left)
             pairs = {current, *self._streams, *self._left}
-        metrics.append(
-            kernel_info(
-                self._contract.name, pairs, None if self._closed and self._serves else current, self._start, now
-            )
-        )
+        in_use = None if self._closed and self._serves else current
+        metrics.append(kernel_info(self._contract.name, pairs, in_use, self._start, now))
         metrics.extend([steps] if steps.data.data_points else [])
         metrics.extend(self._counters.metrics(self._start, now))
         try:
@@ -168,9 +165,8 @@ class Measurer:
         except Exception as error:  # noqa: BLE001 - the user's function; the rest is exported all the same
             self._counters.dropped("sampling-failed", error)
         else:
-            metrics.append(
-                gauge("kc.recorder.sampling", [({"kc.contract": self._contract.name}, share)], self._start, now)
-            )
+            shares = [({"kc.contract": self._contract.name}, share)]
+            metrics.append(gauge("kc.recorder.sampling", shares, self._start, now))
         return metrics
 
     def exported(self, error: object | None) -> None:
@@ -360,8 +356,6 @@ class Measurer:
             attributes["kc.compare.worst.position"] = worst.position
             if worst.token_id is not None:
                 attributes["kc.compare.worst.token_id"] = worst.token_id
-        if versions is not None and work.settings["weights"][1] is None:
-            attributes["kc.compare.straddling"] = versions.straddling
         emitted = self._tracer.start_span(
             "kc.compare",
             context=work.parent,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -147,17 +147,15 @@ def _in_ulps(
 def _rows(train: Any, inference: Any) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
     """[4, rows] of max_abs, relative, cosine and the largest |a|, and which rows are finite, in host memory."""
     if not is_tensor(train):
-        found, fine = _reduced(train.astype(np.float64), inference.astype(np.float64), np)
-        return found, fine
+        return _reduced(train.astype(np.float64), inference.astype(np.float64), np)
     import torch  # noqa: PLC0415 - a caller with a tensor has loaded it
 
     with torch.no_grad():
-        a, b = (side.detach().to(train.device, torch.float64) for side in (train, inference))
-        found, fine = _reduced(a, b, torch)
-        return found.cpu().numpy(), fine.cpu().numpy()
+        found, fine = _reduced(*(side.detach().to(train.device, torch.float64) for side in (train, inference)), torch)
+        return on_host(found), on_host(fine)
 
 
-def _reduced(a: Any, b: Any, library: Any) -> Any:
+def _reduced(a: Any, b: Any, library: Any) -> tuple[Any, Any]:
     finite = library.isfinite(a) & library.isfinite(b)
     # Both -inf, as in masked attention scores, is agreement.
     same = (a == b) | finite
@@ -176,16 +174,15 @@ def _reduced(a: Any, b: Any, library: Any) -> Any:
     return stack, fine
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Observed:
+class Observed(NamedTuple):
     """Observations of operators in one batch.
 
-    Of each operator there are its name, the member that each observation is of, [n], and the observations by the
-    registry's key, float64 [n] each. Of each failed input check the reason, members, how many of them there are (one
-    where nobody knows which they are), and the finding in words.
+    Of each failed input check `invalid` has the reason, members, how many of them there are (one where nobody knows
+    which they are), and the finding in words.
     """
 
     members: int  # of the outputs' first axis: sequences, as a rule
+    # name, the member that each observation is of [n], and observations by the registry's key, float64 [n] each
     operators: Sequence[tuple[str, NDArray[np.intp], Mapping[str, NDArray[np.float64]]]]
     invalid: list[tuple[str, Sequence[int], int, str | None]]
 
