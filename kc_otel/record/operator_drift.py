@@ -151,7 +151,8 @@ def _rows(train: Any, inference: Any) -> tuple[NDArray[np.float64], NDArray[np.b
     import torch  # noqa: PLC0415 - a caller with a tensor has loaded it
 
     with torch.no_grad():
-        found, fine = _reduced(*(side.detach().to(train.device, torch.float64) for side in (train, inference)), torch)
+        a, b = (side.detach().to(train.device, torch.float64) for side in (train, inference))
+        found, fine = _reduced(a, b, torch)
         return on_host(found), on_host(fine)
 
 
