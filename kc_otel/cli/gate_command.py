@@ -278,7 +278,7 @@ def _kernels(contract: Contract, texts: Sequence[str], url: str) -> tuple[Kernel
             raise ValueError(
                 f"--kernel: {field!r} is none of {', '.join(names)}; write extra.{field or 'NAME'} for another"
             )
-    train, inference = (Kernel.from_plain(plain) for plain in sides.values())
+    train, inference = (Kernel(**plain) for plain in sides.values())
     for side, kernel in (("train", train), ("inference", inference)):
         if said := declared_otherwise(specs[side], kernel.fields()):
             raise ValueError(f"--kernel: {side}: {'; '.join(said)}; {OTHERWISE_REMEDY}")

@@ -32,7 +32,7 @@ from kc_otel.record.measure.arrays import as_bool, on_host
 from kc_otel.record.measure.blocks import SampledBatch
 from kc_otel.record.measure.checks import same_shape
 from kc_otel.record.measure.rounding import coarse_side
-from kc_otel.record.operator_drift import observed, observed_routes
+from kc_otel.record.operator_drift import observed
 from kc_otel.record.pairing import Pair, PairingBuffer, paired_batch, prompt_names, sides_of, versions_of
 from kc_otel.record.sampling import Sampler
 from kc_otel.record.slice_table import BatchVersions, Parts, Places, SliceTable, batch_versions, each_row, parts_by_lag
@@ -122,9 +122,7 @@ class Measurer:
             match work.kind:
                 case "sampled" | "logits":
                     self._measure(work)
-                case "operator" | "routes":
-                    self._measure_operators(work)
-                case "value":
+                case "operator" | "routes" | "value":
                     self._observe(work)
                 case "side":
                     self._pair_up(work, now)
@@ -133,17 +131,17 @@ class Measurer:
     def expire(self, now: float) -> None:
         """Give up on sides that waited too long, and on rollouts that prompts waited for."""
         self._counters.dropped("pair-expired", "the other side never came", self.pairing.expire(now))
-        with self._lock:
-            for stream in self._streams.values():
-                stream.accumulator.expire(now)
-                self._counters.prompts(stream.accumulator.take_outcomes())
+        self._expire_prompts(now)
 
     def close(self) -> None:
         """Finish: prompts that wait for more rollouts count with those that came."""
+        self._closed = True
+        self._expire_prompts(math.inf)
+
+    def _expire_prompts(self, now: float) -> None:
         with self._lock:
-            self._closed = True
             for stream in self._streams.values():
-                stream.accumulator.expire(math.inf)
+                stream.accumulator.expire(now)
                 self._counters.prompts(stream.accumulator.take_outcomes())
 
     def collect(self, now: int) -> list[Metric]:
@@ -156,11 +154,8 @@ class Measurer:
             current = self._current
             self._left_sent = frozenset(self._left)
             pairs = {current, *self._streams, *self._left}
-        metrics.append(
-            kernel_info(
-                self._contract.name, pairs, None if self._closed and self._serves else current, self._start, now
-            )
-        )
+        in_use = None if self._closed and self._serves else current
+        metrics.append(kernel_info(self._contract.name, pairs, in_use, self._start, now))
         metrics.extend([steps] if steps.data.data_points else [])
         metrics.extend(self._counters.metrics(self._start, now))
         try:
@@ -168,9 +163,8 @@ class Measurer:
         except Exception as error:  # noqa: BLE001 - the user's function; the rest is exported all the same
             self._counters.dropped("sampling-failed", error)
         else:
-            metrics.append(
-                gauge("kc.recorder.sampling", [({"kc.contract": self._contract.name}, share)], self._start, now)
-            )
+            shares = [({"kc.contract": self._contract.name}, share)]
+            metrics.append(gauge("kc.recorder.sampling", shares, self._start, now))
         return metrics
 
     def exported(self, error: object | None) -> None:
@@ -286,7 +280,8 @@ class Measurer:
         if versions is None:
             return
         if (versions.steps <= train).all():
-            streams.accumulator.add_values("weights_lag", train - versions.steps, membership=versions.members)
+            lags = (train - versions.steps).astype(np.float64)
+            streams.accumulator.add_values({"weights_lag": lags}, versions.members)
         else:
             self._counters.noted("weights", f"tokens of step {versions.steps.max()} beside {_AHEAD_OF_TRAINER}")
 
@@ -303,36 +298,23 @@ class Measurer:
             if coarse := coarse_side(block.train, block.inference):
                 self._counters.noted("rounded", coarse)
 
-    def _measure_operators(self, work: QueuedBatch) -> None:
-        found = observed(work) if work.kind == "operator" else observed_routes(work)
+    def _observe(self, work: QueuedBatch) -> None:
+        found = observed(work)
         of_members, left_out = np.zeros((0, 0), dtype=np.bool_), []
-        if found.operators:
+        if found.observations:
             of_members = self.table.of_batch(work.attributes, range(found.members), found.members)
         with self._lock:
             streams = self._streams_of(work.pair)
-            for name, member, values in found.operators:
-                if not streams.accumulator.add_operator(name, values, of_members[member]):
+            for name, member, values in found.observations:
+                if not streams.accumulator.add_values(values, of_members[member], name):
                     left_out.append(name)
             streams.batches += 1
         said = f"no clause names {', '.join(left_out[:8])}, and max_series leaves no more room"
         self._counters.dropped("too-many-operators", said, len(left_out))
         for reason, rows, given, why in found.invalid:
             self._count_invalid(reason, work, rows, given, why)
-        if len(left_out) < len(found.operators):
+        if len(left_out) < len(found.observations):
             self._counters.count(batches=1)
-
-    def _observe(self, work: QueuedBatch) -> None:
-        quantity, values = work.settings["quantity"], np.atleast_1d(on_host(work.arrays["value"])).astype(np.float64)
-        members = self.table.of_batch(work.attributes, range(values.size), values.size)
-        known = RECORDED[quantity]
-        inside = (values >= known.low) & (values <= known.high) & np.isfinite(values)
-        if values.ndim != 1 or not inside.all():
-            raise ValueError(f"{quantity}: {values} are not numbers from {known.low:g} to {known.high:g}")
-        with self._lock:
-            streams = self._streams_of(work.pair)
-            streams.accumulator.add_values(quantity, values, membership=members)
-            streams.batches += 1
-        self._counters.count(batches=1)
 
     def _explain(self, work: QueuedBatch, batch: Batch, rows: Rows, versions: BatchVersions | None) -> None:
         """A span for the batch, and its worst token as an exemplar that points to the span."""
@@ -360,8 +342,6 @@ class Measurer:
             attributes["kc.compare.worst.position"] = worst.position
             if worst.token_id is not None:
                 attributes["kc.compare.worst.token_id"] = worst.token_id
-        if versions is not None and work.settings["weights"][1] is None:
-            attributes["kc.compare.straddling"] = versions.straddling
         emitted = self._tracer.start_span(
             "kc.compare",
             context=work.parent,

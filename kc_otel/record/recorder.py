@@ -418,8 +418,7 @@ class Recorder(PerProcess):
 
     def drop(self, reason: str, why: object) -> None:
         """For instrumentation: count a comparison that could not be recorded; `why` is logged the first time."""
-        engine = self._running()
-        if engine is not None:
+        if engine := self._running():
             engine.counters.dropped(reason, why)
 
     def refuse(
@@ -436,8 +435,7 @@ class Recorder(PerProcess):
         `attributes` of all of them decide the slices; without these every slice may lack them. `inference` is the
         kernel that sampled them, the current one if None.
         """
-        engine = self._running()
-        if engine is not None:
+        if engine := self._running():
             table, on = self._slices, None
             if attributes is not None and (LENGTH in attributes or LENGTH not in table.asked):
                 on = table.counted(table.of_batch(attributes, range(sequences), sequences))
@@ -449,16 +447,11 @@ class Recorder(PerProcess):
 
         Drift metrics cover everything that was sampled, so give the whole batch to `compare`.
         """
-        engine = self._running()
-        if engine is not None:
+        if engine := self._running():
             before, after = found.before, found.after
             engine.counters.rollouts("kept", after.sequences, after.tokens, after.tv_sum)
-            engine.counters.rollouts(
-                "quarantined",
-                before.sequences - after.sequences,
-                before.tokens - after.tokens,
-                max(before.tv_sum - after.tv_sum, 0.0),
-            )
+            sequences, tokens = before.sequences - after.sequences, before.tokens - after.tokens
+            engine.counters.rollouts("quarantined", sequences, tokens, max(before.tv_sum - after.tv_sum, 0.0))
 
     @property
     def inference_version(self) -> str:

@@ -171,7 +171,7 @@ def _contract(offline: Mapping[str, Any]) -> Contract:
 
 
 def _kernels(offline: Mapping[str, Any]) -> tuple[Kernel, Kernel]:
-    return Kernel.from_plain(offline["kernels"]["train"]), Kernel.from_plain(offline["kernels"]["inference"])
+    return Kernel(**offline["kernels"]["train"]), Kernel(**offline["kernels"]["inference"])
 
 
 def _terms(of: Mapping[str, Any]) -> GateTerms:
