@@ -299,7 +299,7 @@ def test_tokens_that_were_not_sampled_on_one_slice_say_nothing_of_another() -> N
         kernels.send(evaluator, NOW + 10.0 * step, {"all": 0.2}, rng)
     found = judged(evaluator, NOW + 300.0)
     assert found["all"].status is Status.INVALID_INPUT
-    assert found["all"].reason.startswith("INVALID INPUT, not_sampled: the mean of P/Q over 12,000 tokens is 1.2. ")
+    assert found["all"].reason.startswith("INVALID INPUT, not_sampled: the mean of P/Q over 10,800 tokens is 1.2. ")
     assert found["code"].status is not Status.INVALID_INPUT
 
 
