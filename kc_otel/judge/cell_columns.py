@@ -358,8 +358,7 @@ class _FollowedGroup(_Group):
             if own is not None:
                 other = evidence.cells.get(other_side(place.cell))
                 since[cell] = [own.after, *([None if other is None else other.after] if two_sided else [])]
-                ages = seen.window, max(seen.window, seen.long_window)
-                self.recent[:, cell] = [into.at - own.peak < age for age in ages]
+                self.recent[:, cell] = [into.at - own.peak < age for age in (seen.window, seen.long_window)]
 
     def _window(self, held: SeriesContent, pane: int) -> _Content:
         series = self._series

@@ -138,11 +138,11 @@ class FailEvidence:
         self.version = 0
         self._contract = contract
         self._width = width
-        self._long = max(contract.observability.long_window, contract.observability.window)
+        self._long = contract.observability.long_window
         self._heartbeat = contract.observability.heartbeat
         self._waiting: dict[Cell, _Waiting] = {}
         self._alpha = 1.0 - contract.observability.confidence
-        self._panes = max(contract.observability.false_alarms / width, 1.0) if width > 0.0 else 1.0
+        self._panes = contract.observability.false_alarms / width
         self._clauses: dict[str, list[str]] = {}
         self._two_sided = {clause.id for clause in contract.clauses if clause.opposite is not None}
         self._of_series: dict[SeriesKey, list[Cell]] = {}
@@ -177,15 +177,11 @@ class FailEvidence:
         """Return the evidence against a cell, in 0..1: log M as a share of what FAIL takes; nan if untracked."""
         if self.test_of(cell) is None:
             return math.nan
-        if self.level <= 0.0:
-            return 0.0
         most = max((held.log_evidence for held in self.sides(cell)), default=0.0)
         return round(min(max(most, 0.0) / self.level, 1.0), SHARE_DIGITS)
 
     def shares(self) -> Floats:
         """`share` of all cells, not rounded, by the numbers of their rows; the last is that of a cell that has none."""
-        if self.level <= 0.0:
-            return np.zeros(len(self._rows) + 1)
         return np.append(np.minimum(np.maximum(self._rows[:, _MEAN] / self.level, 0.0), 1.0), 0.0)
 
     def sides(self, cell: Cell) -> list[HeldEvidence]:
@@ -225,7 +221,7 @@ class FailEvidence:
         if not cells:
             return
         self.most = max(self.most, len(self.cells))
-        pane = math.floor(now / self._width) if self._width > 0.0 else 0
+        pane = math.floor(now / self._width)
         gains = self._gains(found, columns)
         apart = [place for place, cell in enumerate(cells) if not late and self._waits_for_all(cell, shared)]
         unmoved = [place for place, cell in enumerate(cells) if late and self._fails(cell)]
@@ -338,7 +334,7 @@ class FailEvidence:
 
     def turn_back(self, now: float) -> None:
         """The clock went back: bets begin again with its next pane, and no alarm is later than now."""
-        pane = math.floor(now / self._width) if self._width > 0.0 else 0
+        pane = math.floor(now / self._width)
         for cell, held in self.cells.items():
             if held.pane > pane or held.peak > now:
                 held.row[_PANE], held.peak = min(held.pane, pane), min(held.peak, now)

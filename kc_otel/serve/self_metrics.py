@@ -136,7 +136,7 @@ def _state(core: Core, incident: Incident) -> float:
 def exposition(metrics: SelfMetrics) -> bytes:
     """The Prometheus text format."""
     with extra("serve", "/metrics"):
-        from prometheus_client import CollectorRegistry, core, generate_latest  # noqa: PLC0415 - only for /metrics
+        from prometheus_client import core, generate_latest  # noqa: PLC0415 - only for /metrics
         from prometheus_client.registry import Collector  # noqa: PLC0415
 
     class _SelfMetrics(Collector):
@@ -148,12 +148,10 @@ def exposition(metrics: SelfMetrics) -> bytes:
                 labels = [label_name(attribute) for attribute in metric.attributes]
                 family = kind(prometheus_name(metric).removesuffix("_total"), metric.meaning, labels=labels)
                 for attributes, value in series:
-                    family.add_metric([attributes.get(attribute, "") for attribute in metric.attributes], value)
+                    family.add_metric([*attributes.values()], value)
                 yield family
 
-    registry = CollectorRegistry(auto_describe=False)
-    registry.register(_SelfMetrics())
-    return generate_latest(registry)
+    return generate_latest(_SelfMetrics())
 
 
 def _free_space(folder: Path) -> Rows:

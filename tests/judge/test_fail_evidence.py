@@ -139,26 +139,6 @@ def test_an_alarm_takes_more_the_more_cells_there_are_and_never_less_again() -> 
     assert evidence.level == pytest.approx(math.log(3 * 86_400))
 
 
-def test_what_came_after_the_peak_is_kept_and_an_alarm_ends_when_its_evidence_is_gone() -> None:
-    """At the level a cell fails; what is observed from then on is counted apart; below 1 the alarm is over."""
-    evidence, key, cell = evidence_of("mean")
-    held = None
-    for step in range(3):
-        take(evidence, {key: histogram(np.full(20, 0.9))}, NOW + WIDTH * step)
-        held = evidence.cells[cell]
-        assert (held.failing, held.peak, held.after) == (True, NOW + WIDTH * step, None)
-    seen = 0
-    assert held is not None
-    while held.failing:
-        assert seen < 60
-        seen += 5
-        take(evidence, {key: histogram(np.full(5, 0.05))}, NOW + WIDTH * 3 + seen)
-        assert held.after is not None
-        assert held.after.count == seen
-    assert held.log_evidence < 0.0
-    assert held.peak == NOW + WIDTH * 2
-
-
 def test_what_came_after_an_older_peak_is_not_after_a_newer_one() -> None:
     evidence, key, cell = evidence_of("mean")
     for values, counted_apart in (([0.9] * 20, None), ([0.05] * 3, 3), ([0.9] * 20, None), ([0.05] * 2, 2)):

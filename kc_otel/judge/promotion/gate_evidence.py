@@ -34,6 +34,7 @@ OFFLINE_SECTION: Final = "offline"
 """Section with the inputs needed to judge the same files again; only in records of the offline stage."""
 _STEP: Final = "step"
 """Section that only the records of a promotion's steps have: from where to where, and who decided it."""
+_NUMBERS: Final = ("limit", "estimate", "lower", "upper", "evidence")
 _HASH: Final = re.compile(r"[0-9a-f]{64}")
 
 
@@ -190,15 +191,8 @@ def verdict_row(contract: Contract, verdict: Verdict) -> dict[str, Any]:
         "kernels": {"train": cell.kernel_train, "inference": cell.kernel_inference},
         "status": verdict.status.value,
         "time": rfc3339(verdict.at),
-        "limit": finite_or_none(verdict.limit),
-        "estimate": finite_or_none(verdict.estimate),
-        "lower": finite_or_none(verdict.lower),
-        "upper": finite_or_none(verdict.upper),
-        "evidence": finite_or_none(verdict.evidence),
-        "samples": verdict.samples,
-        "window": verdict.window,
-        "method": verdict.method,
-        "about": verdict.about,
+        **{name: finite_or_none(getattr(verdict, name)) for name in _NUMBERS},
+        **{name: getattr(verdict, name) for name in ("samples", "window", "method", "about")},
         "quantity": contract.quantity_digests.get((cell.clause, cell.slice)),
     }
 

@@ -68,7 +68,7 @@ class GateSpec:
             windows=terms.windows,
             cells=tuple((clause.id, slice) for clause in judged for slice in contract.slices_for(clause)),
             window=watched.window,
-            long_window=max(watched.window, watched.long_window),
+            long_window=watched.long_window,
             failure_limit=terms.failure_limit,
         )
 

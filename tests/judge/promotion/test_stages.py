@@ -40,15 +40,6 @@ def test_gate_opens_after_enough_windows_that_share_no_data(rounds):
     assert close.missing == ("2 of 3 consecutive windows have passed",)
 
 
-def test_failure_rolls_back_whatever_came_after(rounds):
-    history = rounds((0, "PASS"), (10, "FAIL"), (300, "PASS"), (600, "PASS"), (900, "PASS"))
-    decision = decide(GATE, history, ("paused by ada",))
-    assert (decision.outcome, decision.stage) == (GateOutcome.ROLLBACK, Stage.OFFLINE_CI)
-    assert decision.missing == (
-        "token-tv on code: FAIL, between 0.0101 and 0.014 against a limit of 0.004, from 5,000 samples",
-    )
-
-
 def test_a_failure_that_no_interval_shows_is_told_by_its_reason(rounds):
     """It rests on what was held against the limit; an interval below the limit would contradict it."""
     history = rounds((0, "FAIL", {"lower": 0.001, "upper": 0.003, "estimate": 0.002, "reason": "a part is above"}))
