@@ -195,10 +195,13 @@ def test_recorders_that_restart_for_ever_or_are_forged_are_bounded_and_new_ones_
     assert not {"r0", "r1", "r2"} & kept
     for number in range(6000):
         recorders.hear(f"{number % 3}" * 12, f"r{number}", LastReport(NOW + 6000.0), done=True)
+    assert sum(map(len, recorders.gone.values())) <= 4096 + 3
     assert not recorders.all_ended("0" * 12, NOW)
     recorders.hear("0" * 12, "new", LastReport(NOW + 6500.0), done=False)
     count, said = recorders.silent_members("0" * 12, lambda last: NOW + 6500.0 - last, 1e6)
     assert (count, said.isprintable(), "others for" in said) == (1, True, True)
+    recorders.hear("0" * 12, "new", LastReport(NOW + 9000.0), done=True)
+    assert recorders.gone["0" * 12].keys() == {"new"}, "when the version was left last is all that the others said"
 
 
 def test_what_recorders_measure_is_bounded() -> None:
