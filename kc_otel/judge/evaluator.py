@@ -269,13 +269,9 @@ class Evaluator:
             else columns.left(self._gen_ai, counts, columns.taken.tobytes())
         )
         for point in points:
-            if isinstance(point, ImpossiblePoint):
-                self._note_impossible(now, point)
-                count("malformed", 1, point.message)
-                continue
             outcome, message = self._take(point, arrival)
             count(outcome, 1, message or OUTCOME_SENTENCES.get(outcome, ""))
-            if outcome in _REMEMBERED_OUTCOMES and self._columns is not None:
+            if outcome in _REMEMBERED_OUTCOMES and self._columns is not None and isinstance(point, Point):
                 self._learn(self._columns, columns, point)
         arrival.tell()
         self.counters.update(counts)
@@ -446,13 +442,15 @@ class Evaluator:
             slice, pair = self._place(point, name)
             into.learn(message, point, name, SeriesKey(point.series, slice, *pair))
 
-    def _take(self, point: Point, arrival: _Arrival) -> tuple[str, str]:
+    def _take(self, point: Point | ImpossiblePoint, arrival: _Arrival) -> tuple[str, str]:
         """Take a point; return what became of it, and a message for its sender."""
-        if self._columns is not None:
-            self._columns.release(point)
-        if point.metric in self._gen_ai:
-            return self._take_gen_ai(point, arrival), ""
         try:
+            if isinstance(point, ImpossiblePoint):
+                raise _RefusedError("malformed", point.message)  # noqa: TRY301 - as what else is refused
+            if self._columns is not None:
+                self._columns.release(point)
+            if point.metric in self._gen_ai:
+                return self._take_gen_ai(point, arrival), ""
             state = self._addressed(point)
             if point.metric == KERNEL_INFO:
                 return self._take_info(point, state, arrival), ""
@@ -520,11 +518,6 @@ class Evaluator:
             raise _RefusedError("unknown_contract", f"contract {name[:80]!r} is not loaded here; loaded: {loaded}")
         return self.states[name]
 
-    def _note_impossible(self, now: float, point: ImpossiblePoint) -> None:
-        for state in self._concerned(point.metric, point.attributes):
-            pair, sender = _pair(point.attributes), point.origin.sender
-            state.refused.add("malformed", pair, sender, 0.0, now, point.message)
-
     def _concerned(self, metric: str, attributes: Mapping[str, Scalar]) -> Sequence[ContractState]:
         """The contract that a refused measurement is about; all that it may be about where it names no loaded one."""
         if metric in {KERNEL_INFO, TRAIN_STEP}:
@@ -571,11 +564,11 @@ def without_collector() -> Iterator[None]:
             gc.enable()
 
 
-def _noted(state: ContractState, outcome: str, point: Point, now: float, message: str = "") -> str:
+def _noted(state: ContractState, outcome: str, point: Point | ImpossiblePoint, now: float, message: str = "") -> str:
     """Return what became of a point, after noting that it is missing where it is."""
     if outcome in _MISSING_OUTCOMES:
-        sender = point.origin.sender
-        state.refused.add(outcome, _pair(point.attributes), sender, now - point.time / 1e9, now, message)
+        age = now - point.time / 1e9 if isinstance(point, Point) else 0.0
+        state.refused.add(outcome, _pair(point.attributes), point.origin.sender, age, now, message)
     return outcome
 
 

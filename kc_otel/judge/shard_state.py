@@ -52,7 +52,7 @@ class _Sent(NamedTuple):
     events: Mapping[str, int] = {}
     unjudged: Mapping[SeriesKey, float] = {}
     until: float = -math.inf
-    recorders: Mapping[str, Mapping[str, LastReport]] = {}
+    recorders: Mapping[tuple[str, str], tuple[LastReport, bool]] = {}
 
 
 class ShardState(ContractState):
@@ -80,26 +80,6 @@ class ShardState(ContractState):
         for key, counted, time, when in zip(keys, columns.objects(), times, now, strict=True):
             self.count(key, counted, time, when)
 
-    def recorders_since(self) -> list[tuple[str, str, LastReport, bool, bool]]:
-        """Return version, sender, report, whether it is done, and whether it has moved, of each that was not sent."""
-        known, sent = self.recorders.by_version, self.sent.recorders
-        left = {(version, sender): report for version, sender, report in self.recorders.left}
-        found = [
-            (version, sender, report, False, False)
-            for version, senders in known.items()
-            for sender, report in senders.items()
-            if sent.get(version, {}).get(sender) != report
-        ]
-        for version, senders in sent.items():
-            ended = self.recorders.ended.get(version)
-            done = senders.keys() - known.get(version, {}) if ended is not None else ()
-            moved = self.recorders.moved.get(version, {})
-            found += [
-                (version, sender, left.get((version, sender), LastReport(ended or 0.0)), True, sender in moved)
-                for sender in done
-            ]
-        return found
-
     def heard_since(self) -> dict[Pair, list[float]]:
         """Return the reports of each pair since the judge was sent one: at least the newest times, oldest first."""
         found = {}
@@ -126,7 +106,11 @@ def unsent_batch(evaluator: Evaluator, number: int, counters: dict[str, int], ke
             "events": {kind: state.events[kind] - state.sent.events.get(kind, 0) for kind in _OF_STREAMS},
             "unjudged": [[*key, at] for key, at in state.unjudged.items() if at > state.sent.unjudged.get(key, -1.0)],
             "refused": [asdict(refused) for refused in state.refused.found.values() if refused.last > state.sent.until],
-            "recorders": state.recorders_since(),
+            "recorders": [
+                [*key, *told]
+                for key, told in state.recorders.reports().items()
+                if state.sent.recorders.get(key) != told
+            ],
             "kernels": [asdict(kernel) for kernel in _seen(evaluator, name, kernels_since)],
         }
         said["events"] = {kind: count for kind, count in said["events"].items() if count}
@@ -161,7 +145,7 @@ def _marked_sent(state: ContractState) -> Callable[[], None]:
         dict(state.events),
         dict(state.unjudged),
         max((refused.last for refused in state.refused.found.values()), default=sent.until),
-        {version: dict(senders) for version, senders in state.recorders.by_version.items()},
+        state.recorders.reports(),
     )
 
     def unsent() -> None:
@@ -200,7 +184,7 @@ class ShardBatch:
     """Everything a shard took since the previous batch; the judge takes each number of a shard once.
 
     `points` are by outcome, `notes` by contract, as JSON has it: `heard` [train, inference, [times]], `events` by kind,
-    `unjudged` [metric, slice, train, inference, time], `recorders` [version, sender, report, done, moved], and the
+    `unjudged` [metric, slice, train, inference, time], `recorders` [version, sender, report, done], and the
     fields of `refused` points and `kernels`.
     """
 
@@ -249,8 +233,9 @@ def _note(state: ContractState, notes: Mapping[str, Any]) -> None:
         state.leave_unjudged(SeriesKey(*key), at)
     for fields in notes.get("refused", ()):
         state.refused.merge(RefusedSender(**{**fields, "pair": tuple(fields["pair"])}))
-    for version, sender, said, done, moved in notes.get("recorders", ()):
-        state.recorders.merge(version, sender, LastReport.of(said), done=done, moved=moved)
+    for version, sender, (at, applied, *differs, measured, moved), done in notes.get("recorders", ()):
+        report = LastReport(at, applied, *map(tuple, differs), measured, moved)
+        state.recorders.merge(version, sender, report, done=done)
     for fields in notes.get("kernels", ()):
         info = KernelInfo(**fields)
         known = state.kernels.get((info.role, info.version))

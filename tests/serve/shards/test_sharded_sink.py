@@ -519,11 +519,11 @@ def test_the_judge_knows_which_recorders_of_shards_moved_to_another_version() ->
     told(START, old=1)
     told(START + 10.0, old=0, new=1)
     assert state.recorders.all_ended(old, START)
-    assert state.recorders.moved[old].keys() == {"gpu-0"}
+    assert state.recorders.moved_since(old)
     told(START + 20.0, old=1, new=0)
-    assert [*map(list, state.recorders.moved.values())] == [[], ["gpu-0"]]
+    assert [state.recorders.moved_since(version) for version in (old, new)] == [False, True]
     told(START + 30.0, old=0, new=0)
-    assert not any(state.recorders.moved.values())
+    assert not any(state.recorders.moved_since(version) for version in (old, new))
 
 
 def request(*senders: dict[str, str]) -> ExportMetricsServiceRequest:

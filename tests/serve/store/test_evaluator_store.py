@@ -247,16 +247,14 @@ def test_who_was_silent_before_a_restart_still_is(contract, sender, now, connect
 def test_that_a_run_ended_and_what_is_refused_survive_a_restart(contract, sender, now, connection):
     first, store, source = Evaluator([contract(slices={})]), EvaluatorStore(connection), sender()
     first.ingest_metrics(source.request(now, np.full(2000, 1e-4)), now)
-    first.states["policy"].recorders.ended["bbbbbbbbbbbb"] = now
     first.states["policy"].recorders.owed = {SeriesKey("kc.drift.tv_token", "code", "a" * 12, "b" * 12): {"gpu-8": 0.0}}
-    first.states["policy"].recorders.moved = {"cccccccccccc": {"gpu-8": now}}
-    first.states["policy"].recorders.left = [("cccccccccccc", "gpu-8", LastReport(now, 2, ("code",)))]
+    gone = {"b" * 12: {"0": LastReport(now)}, "c" * 12: {"gpu-8": LastReport(now, 2, ("code",), moved=now)}}
+    first.states["policy"].recorders.gone = gone
     first.ingest_metrics(sender(instance="gpu-7").request(now + 3600, [0.1]), now)
     written(store, first, connection)
     again = restored(connection, contract(slices={}))
     assert again.missing("policy", now + 1.0) == first.missing("policy", now + 1.0) != []
-    assert again.states["policy"].recorders.left == first.states["policy"].recorders.left
-    assert again.states["policy"].recorders.moved == first.states["policy"].recorders.moved
+    assert again.states["policy"].recorders.gone == gone
     assert again.states["policy"].recorders.owed == first.states["policy"].recorders.owed != {}
     again.listening(now + 1.0)
     (verdict,) = verdicts_of(again, now + 500.0)
