@@ -357,7 +357,6 @@ class Core:
         return TrafficSeen(
             measured=lambda *where: newest.get(where, never)[0],
             arrived=lambda *where: newest.get(where, never)[1],
-            routers=self.listeners.routes(name),
             kept=lambda *where: self._kept(name, *where),
             behind=cache(behind),
             silent=self.evaluator.silent(name, now),

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import math
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -22,7 +21,7 @@ from kc_otel.contract.model import Contract
 from kc_otel.contract.sentences import REMEDIES, consequence, reading, statistic_words
 from kc_otel.contract.slices import ALL
 from kc_otel.contract.units import format_duration
-from kc_otel.contract.words import MEASURED_LATER, NO_REPORT, RUN_ENDED, listed, moment, number, place
+from kc_otel.contract.words import MEASURED_LATER, RUN_ENDED, listed, moment, number, place
 from kc_otel.judge.escalation.alerts import ROLLED_BACK, WENT_AWAY, Alert
 from kc_otel.judge.escalation.escalate import IncidentMessage
 from kc_otel.judge.incidents.incident import CLAUSE_GONE, BrokenCell, Incident, IncidentState
@@ -93,10 +92,7 @@ def alert_body(
     firing = bool(message.lasting) or any(edge.fires for edge in edges)
     following = _next(facts, edges) if firing else _lift(lifting)
     alerts = [_alert(facts, edge, "" if firing else following) for edge in edges]
-    steps = Counter((edge.cell, edge.phase) for edge in edges)
-    for alert, edge in zip(alerts, edges, strict=True):
-        if steps[edge.cell, edge.phase] > 1:
-            alert["annotations"]["summary"] += f" ({edge.severity}: {', '.join(map(str, edge.actions)) or 'no action'})"
+    for alert in alerts:
         alert["annotations"]["description"] += f" {note}" * bool(note)
     labels = {"contract": contract.name} | ({"incident": incident.id} if incident is not None else {})
     return {
@@ -304,8 +300,7 @@ def _since(edge: Alert, incident: Incident | None) -> str:
         onsets = [row.since for row in rows if (row.clause, row.slice) == edge.cell[1:3]]
         since = moment(min([edge.started_at, *onsets]))
         if edge.on == "no-data":  # silence began before: it is news once a report is overdue
-            overdue = ", when a report was overdue" * edge.verdict.reason.startswith(NO_REPORT)
-            return f"Missed since {since}{overdue}."
+            return f"Missed since {since}."
         again = f"Again since {moment(edge.started_at)}, for the first time " * edge.again
         return f"{again or 'Since '}{since}."
     if _kind(edge) == ROLLED_BACK:
@@ -407,8 +402,8 @@ def _cell(edge: Alert) -> dict[str, Any]:
 
 
 def _description(contract: Contract, edge: Alert) -> str:
-    cell, verdict = edge.cell, edge.verdict
-    clause = next((clause for clause in contract.clauses if clause.id == cell.clause), None)
+    verdict = edge.verdict
+    clause = next((clause for clause in contract.clauses if clause.id == edge.cell.clause), None)
     parts: list[str] = []
     if edge.fires and edge.end == WENT_AWAY:
         parts.append("Its alert is over; the incident stays open until it is known how the breach ended.")
@@ -419,12 +414,8 @@ def _description(contract: Contract, edge: Alert) -> str:
     elif verdict.reason:
         end = "" if verdict.reason[-1] in ".?!" else "."
         parts.append(verdict.reason[:1].upper() + verdict.reason[1:] + end)
-    if cell.kernel_train or cell.kernel_inference:
-        parts.append(f"Training kernel {cell.kernel_train}, inference kernel {cell.kernel_inference}.")
     if not edge.fires:
         parts.append(f"It lasted {_lasted(edge)}.")
-    else:
-        parts.append(f"Actions: {', '.join(map(str, edge.actions))}.")
     return " ".join(parts)
 
 
