@@ -196,8 +196,7 @@ def _over(edge: Alert, where: str, of: str, incident: Incident | None) -> str:
         return f"{cell.clause} on {where} is no longer asked for{of}: {CLAUSE_GONE}"
     match edge.on:
         case "fail":
-            how, why = _breach_over(edge, incident, row)
-            return f"{cell.clause} on {where} is {how.format(of=of)}{why}"
+            return f"{cell.clause} on {where} is {_breach_over(edge, incident, row, of)}"
         case "no-data":
             said = {Status.NO_DATA: "are no longer watched", Status.INVALID_INPUT: "arrive again, but are invalid"}
             return f"data for {cell.clause} on {where}{of} {edge.end or said.get(last.status, 'arrive again')}"
@@ -207,30 +206,28 @@ def _over(edge: Alert, where: str, of: str, incident: Incident | None) -> str:
     return f"no sequences fail the input checks any more{of}" + f", without proof: {closing}" * bool(closing)
 
 
-def _breach_over(edge: Alert, incident: Incident | None, row: BrokenCell | None) -> tuple[str, str]:
-    """Say how a breach ended, with a place for its kernels, and why it is called so."""
-    last, measured = edge.verdict, "no longer measured as broken{of}; "
+def _breach_over(edge: Alert, incident: Incident | None, row: BrokenCell | None, of: str) -> str:
+    """Say how a breach ended for its kernels, and why it is called so."""
+    last, measured = edge.verdict, f"no longer measured as broken{of}"
     passes = last.status is Status.PASS or last.ended
     lasts = incident is not None and incident.state is not IncidentState.RESOLVED
     open_slices = incident.open_slices(row.clause) if lasts and incident and row and row.slice == ALL else []
     if row is not None and row.loosened_to is not None:
         limits = f"its limit was changed from {number(row.strictest)} to {number(row.loosened_to)}"
-        return "closed{of}: ", f"{limits}; the drift may be as it was"
+        return f"closed{of}: {limits}; the drift may be as it was"
     if row.refuted if row is not None else passes:
-        return "resolved{of}", ""
+        return f"resolved{of}"
     if passes and open_slices:
-        return measured, f"{listed(open_slices)} {'are' if len(open_slices) > 1 else 'is'} not over"
+        return f"{measured}; {listed(open_slices)} {'are' if len(open_slices) > 1 else 'is'} not over"
     if passes and row is not None and row.until is None and not row.changed:
-        return measured, "another alert of it still fires"  # what refutes it is known once that ends, too
+        return f"{measured}; another alert of it still fires"  # what refutes it is known once that ends, too
     if incident is not None and incident.state is IncidentState.CONTAINED:
-        return "contained{of}: ", "routers avoid the kernel, which is not repaired"
+        return f"contained{of}: routers avoid the kernel, which is not repaired"
     why = "the pair, or a recorder of it, fell silent while others reported, or the contract has changed"
     why = CLAUSE_GONE if row is not None and row.changed else why
     why = last.reason if last.reason.startswith(RUN_ENDED) else why
-    return (
-        "closed{of} without proof of recovery: ",
-        incident.closing if incident and not lasts and incident.closing else why,
-    )
+    why = incident.closing if incident and not lasts and incident.closing else why
+    return f"closed{of} without proof of recovery: {why}"
 
 
 def summary(edge: Alert, names: Mapping[tuple[str, str], str], incident: Incident | None = None) -> str:

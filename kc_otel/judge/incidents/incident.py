@@ -103,13 +103,16 @@ class IncidentAction:
 
 
 @dataclass(frozen=True, slots=True)
-class PersonsWord:
-    """Action or statement of a person during an incident, in words, with who and why."""
+class ActionTaken:
+    """Something that the policy did, or that a person did or said, in words, with who and why."""
 
     at: float
     kind: str
-    """acknowledged, closed, silenced, unsilenced, pinned, unpinned, enabled or resumed."""
+    """Of the action; `would-fire` in a contract that runs dry; of a person: acknowledged, closed, silenced, unsilenced,
+    pinned, unpinned, enabled or resumed."""
     text: str
+    in_force: bool | None = None
+    """Whether it still holds; None for what is over once it is done."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,7 +143,7 @@ class Incident:
     cells: tuple[BrokenCell, ...]
     """Where it is or was broken, worst first; at least one. Each stays until the incident is over."""
     actions: tuple[IncidentAction, ...] = ()
-    words: tuple[PersonsWord, ...] = ()
+    words: tuple[ActionTaken, ...] = ()
     contained_at: float | None = None
     resolved_at: float | None = None
     diagnoses: tuple[Diagnosis, ...] = ()
@@ -397,18 +400,6 @@ def _as_it_was(worst: BrokenCell, on: str) -> str:
     )
 
 
-@dataclass(frozen=True, slots=True)
-class ActionTaken:
-    """Something that the policy or a person did."""
-
-    at: float
-    kind: str
-    """Of the action, or of a person's word; `would-fire` in a contract that runs dry."""
-    text: str
-    in_force: bool | None = None
-    """Whether it still holds; None for what is over once it is done."""
-
-
 def actions_taken(
     incident: Incident, table: DecisionTable, undelivered: Mapping[str, tuple[float, str]] = MappingProxyType({})
 ) -> tuple[ActionTaken, ...]:
@@ -417,7 +408,7 @@ def actions_taken(
     `undelivered` has the time of the oldest message about the incident that an endpoint has not accepted, and how many
     there are, in words, by endpoint.
     """
-    said = [ActionTaken(word.at, word.kind, word.text) for word in incident.words]
+    said = [*incident.words]
     for action in incident.actions:
         text, in_force = _in_words(incident, action, table, undelivered)
         said.append(ActionTaken(action.at, "would-fire" if action.dry_run else action.kind, text, in_force))

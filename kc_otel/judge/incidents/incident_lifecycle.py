@@ -29,12 +29,12 @@ from kc_otel.judge.decisions import DecisionTable, kept_since, overriding_pin
 from kc_otel.judge.escalation.alerts import Alert, People, input_verdict
 from kc_otel.judge.incidents.incident import (
     OF_RECORDERS,
+    ActionTaken,
     BrokenCell,
     Diagnosis,
     Incident,
     IncidentAction,
     IncidentState,
-    PersonsWord,
     routes_of,
 )
 from kc_otel.judge.plain_json import finite_or_none
@@ -291,7 +291,7 @@ def with_done(incident: Incident, done: Iterable[IncidentAction]) -> Incident:
 def with_word(incidents: Sequence[Incident], kind: str, said: Mapping[str, Any], now: float) -> tuple[Incident, ...]:
     """The incidents with what a person did to them, or to a slice or a clause of theirs; the newest words are kept."""
     slice, clause, ids = said.get("slice"), said.get("clause"), said.get("incidents")
-    word = PersonsWord(now, kind, str(said["message"]))
+    word = ActionTaken(now, kind, str(said["message"]))
 
     def concerns(incident: Incident) -> bool:
         slices, clauses = {cell.slice for cell in incident.cells}, {cell.clause for cell in incident.cells}
