@@ -29,12 +29,12 @@ from kc_otel.judge.decisions import DecisionTable, kept_since, overriding_pin
 from kc_otel.judge.escalation.alerts import Alert, People, input_verdict
 from kc_otel.judge.incidents.incident import (
     OF_RECORDERS,
+    ActionTaken,
     BrokenCell,
     Diagnosis,
     Incident,
     IncidentAction,
     IncidentState,
-    PersonsWord,
     routes_of,
 )
 from kc_otel.judge.plain_json import finite_or_none
@@ -66,8 +66,7 @@ _NO_ORDER: Final[Mapping[str, Any]] = {
     **dict.fromkeys(("contained_at", "ordered_at", "taken_at", "disobeyed_at")),
     "unmet": "",
 }
-_UNTAKEN: Final = "no router has applied it"
-_UNCONFIRMED: Final = "no router that sent requests to this kernel has kept any away from it yet"
+_UNTAKEN: Final = "no router that sent requests to this kernel has kept any away from it yet"
 _RECENT: Final = "this kernel has not been silent for a heartbeat since a router applied it"
 _LOST: Final = "a recorder of this kernel has not been heard of since"
 _DISOBEYED: Final = "this kernel was measured after a router applied it"
@@ -92,8 +91,6 @@ class TrafficSeen:
     """When the newest observation of a slice and a version of the inference kernel was made; -inf for none."""
     arrived: Callable[[str, str], float] = lambda _slice, _version: -math.inf
     """When observations of them arrived last; a sender's clock may be wrong."""
-    routers: float = -math.inf
-    """When a program that routes by the contract last had the decision table in force."""
     kept: Callable[[str, str], float] = lambda _slice, _version: -math.inf
     """When a router that had sent requests to a version of the inference kernel last said that the table keeps requests
     of a slice from it; -inf for never."""
@@ -294,7 +291,7 @@ def with_done(incident: Incident, done: Iterable[IncidentAction]) -> Incident:
 def with_word(incidents: Sequence[Incident], kind: str, said: Mapping[str, Any], now: float) -> tuple[Incident, ...]:
     """The incidents with what a person did to them, or to a slice or a clause of theirs; the newest words are kept."""
     slice, clause, ids = said.get("slice"), said.get("clause"), said.get("incidents")
-    word = PersonsWord(now, kind, str(said["message"]))
+    word = ActionTaken(now, kind, str(said["message"]))
 
     def concerns(incident: Incident) -> bool:
         slices, clauses = {cell.slice for cell in incident.cells}, {cell.clause for cell in incident.cells}
@@ -378,7 +375,7 @@ def _broken_row(
     held = alert is not None and (alert.counting or (alert.on, verdict.status) not in _BY_ALERT)
     doubted = alert is not None and verdict.status is not Status.PASS and not verdict.ended
     limit, estimate, lower, upper = map(finite_or_none, (verdict.limit, verdict.estimate, verdict.lower, verdict.upper))
-    peak, peak_at, stricter = estimate, verdict.at if estimate is not None else None, None
+    stricter = None
     if before is not None:
         since = min(before.since, since)
         other = bool(before.quantity) and before.quantity != quantity
@@ -389,10 +386,8 @@ def _broken_row(
         if not other and (not before.refuted or before.loosened_to is not None):
             known = before.strictest
             stricter = known if known is not None and known < verdict.limit else None
-        if not other and before.peak is not None and (estimate is None or estimate <= before.peak):
-            peak, peak_at = before.peak, before.peak_at
     return BrokenCell(
-        *place, since, None, limit, estimate, lower, upper, verdict.reason, peak, peak_at, at=verdict.at, held=held,
+        *place, since, None, limit, estimate, lower, upper, verdict.reason, at=verdict.at, held=held,
         doubted=doubted, quantity=quantity, stricter=stricter,
     )  # fmt: skip
 
@@ -433,7 +428,7 @@ def _contained(incident: Incident, given: Mapping[str, float], tick: _Tick) -> I
     behind = (traffic.behind(slice, since, tick.kept("", version)) for slice, since in given.items())
     unmet = next(filter(None, behind), "")
     if not unmet and not all(traffic.has_taken(slice, version, since, taken_at) for slice, since in given.items()):
-        unmet = _UNCONFIRMED if traffic.routers >= newest else _UNTAKEN
+        unmet = _UNTAKEN
     if not unmet:
         kept = (max(traffic.kept(slice, version), traffic.kept(ALL, version)) for slice in given)
         taken_at = min(now, *kept) if taken_at is None else taken_at

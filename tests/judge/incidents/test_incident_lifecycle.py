@@ -19,6 +19,7 @@ from tests.judge.escalation.conftest import contract_with
 from tests.tools.escalations import Escalating
 from tests.tools.verdicts import verdict_of
 
+UNTAKEN = "no router that sent requests to this kernel has kept any away from it yet"
 QUIET: list[dict[str, Any]] = [{"on": "fail", "for": "1h", "do": ["notify"]}]
 ROUTING: list[dict[str, Any]] = [{"on": "fail", "do": [{"route": "train-kernel"}, {"webhook": "pager"}, "halt"]}]
 
@@ -269,11 +270,9 @@ def test_an_order_that_nobody_has_taken_contains_nothing():
     evaluator = Evaluator(ROUTING)
     incident = ordered(evaluator, 0.0)
     assert (incident.state, incident.ordered_at, incident.contained_at) == (IncidentState.BROKEN, 0.0, None)
-    order = "Broken; routing to the training kernel was ordered at 00:00 UTC, but"
-    assert incident.state_text == f"{order} no router has applied it"
+    assert incident.state_text == f"Broken; routing to the training kernel was ordered at 00:00 UTC, but {UNTAKEN}"
     route = next(action for action in actions_taken(incident, evaluator.table) if action.kind == "route")
-    assert route.text == "routing code to the training kernel was ordered, but no router has applied it"
-    assert ordered(evaluator, 900.0, routers=-1.0).state_text.endswith("but no router has applied it")
+    assert route.text == f"routing code to the training kernel was ordered, but {UNTAKEN}"
 
 
 def test_a_router_contains_by_this_contracts_slices_and_what_it_had_sent_to_the_kernel():
@@ -281,11 +280,9 @@ def test_a_router_contains_by_this_contracts_slices_and_what_it_had_sent_to_the_
     evaluator = Evaluator(ROUTING)
     ordered(evaluator, 0.0)
     order = "Broken; routing to the training kernel was ordered at 00:00 UTC, but"
-    said = "no router that sent requests to this kernel has kept any away from it yet"
-    assert ordered(evaluator, 100.0, routers=100.0).state_text == f"{order} {said}"
-
+    assert ordered(evaluator, 100.0).state_text == f"{order} {UNTAKEN}"
     other = "1 of 2 routers has not applied it: b"
-    seen: dict[str, Any] = {"routers": 200.0, "kept": lambda *_: 200.0}
+    seen: dict[str, Any] = {"kept": lambda *_: 200.0}
     incident = ordered(evaluator, 300.0, **seen, behind=lambda *order: other * (order == ("code", 0.0, None)))
     assert incident.state_text == f"{order} {other}"
     (route, *_) = (action for action in actions_taken(incident, evaluator.table) if action.kind == "route")
@@ -372,7 +369,7 @@ def test_a_slice_that_breaks_later_is_contained_when_its_own_order_is():
         states.append(evaluator.tick(now, fail("code"), fail("prose"))[0].state_text)
     order = "Broken; routing to the training kernel was ordered at 00:00 UTC, but"
     recent = "this kernel has not been silent for a heartbeat since a router applied it"
-    assert states == ["Contained", f"{order} no router has applied it", f"{order} {recent}", "Contained"]
+    assert states == ["Contained", f"{order} {UNTAKEN}", f"{order} {recent}", "Contained"]
 
 
 def test_a_later_pin_does_not_move_the_order_of_an_incident():
@@ -665,19 +662,6 @@ def test_what_nobody_measures_is_not_called_broken():
     assert (incident.kernel_train, incident.kernel_inference) == verdict_of("PASS").cell[-2:]
     said = "11 sequences failed an input check and were not measured (2 nan_logprob, 9 token_mismatch). "
     assert incident.extents[0][1].startswith(said)
-
-
-def test_a_breach_is_told_as_it_was_and_then_as_it_is():
-    evaluator = Evaluator(QUIET)
-    evaluator.tick(60.0, fail("code", estimate=0.0374, lower=0.03, at=60.0))
-    (incident,) = evaluator.tick(140.0, fail("code", estimate=0.00406, lower=0.0041, upper=0.006, at=140.0))
-    ((_, said),) = incident.extents
-    assert said == (
-        "0.0374 on code at 00:01 UTC against a limit of 0.004; 0.00406 in current measurements "
-        "(confidence interval 0.0041 to 0.006)"
-    )
-    (incident,) = evaluator.tick(150.0, fail("code", estimate=0.05, lower=0.04, at=150.0))
-    assert incident.extents[0][1].startswith("0.05 on code, at least 10 times the limit of 0.004")
 
 
 def test_a_breach_that_a_changed_limit_ends_is_not_called_resolved():
