@@ -33,10 +33,9 @@ from kc_otel.judge.verdicts import WINDOWS, Evidence, Terms, Verdicts, Window, a
 from kc_otel.stats import Binned, Interval
 from kc_otel.stats.histogram import Histogram
 from kc_otel.stats.histogram_columns import HistogramColumns
+from kc_otel.stats.interval import Floats, Numbers
 from kc_otel.stats.interval_rows import HistogramRows, IntervalRows, rows_of
 
-Floats = NDArray[np.float64]
-Numbers = NDArray[np.int64]
 Mask = NDArray[np.bool_]
 _SINCE: Final = 2
 """Beside SHORT and LONG: what came after a cell's last alarm."""

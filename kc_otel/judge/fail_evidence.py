@@ -20,7 +20,6 @@ from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from kc_otel.contract.model import Contract
 from kc_otel.contract.slices import ALL, UNJUDGED
@@ -32,10 +31,8 @@ from kc_otel.stats import EDetector
 from kc_otel.stats.e_detector import BETS, alarm_level
 from kc_otel.stats.histogram import Histogram, union
 from kc_otel.stats.histogram_columns import HistogramColumns
+from kc_otel.stats.interval import Floats, Numbers
 from kc_otel.stats.interval_rows import rows_of
-
-Floats = NDArray[np.float64]
-Numbers = NDArray[np.int64]
 
 _OTHER_SIDE: Final = "~opposite"
 """Ends the clause of a cell that holds what the clause's opposite quantity says; no clause's own id can end so."""
