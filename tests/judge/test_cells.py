@@ -82,24 +82,6 @@ def test_a_gate_refuses_it_too(made: Recording, clauses: set[str], said: str) ->
     assert all(said in reason for reason in refused.values())
 
 
-def test_a_recording_names_its_prompts() -> None:
-    """By the first of the usual columns; its means are then over prompts. One without a name is of its own."""
-    names = [{"uid": "a", "prompt_id": 1}, {"uid": "b"}, {"uid": "a"}]
-    train = np.log([0.5, 0.4, 0.2])
-    made = Recording(train, np.log([0.5, 0.5, 0.5]), np.ones(3, dtype=np.int64), tuple(names))
-    assert made.prompts is not None
-    assert made.prompts.tolist() == [0, 1, 0]
-    found = judge(
-        make_contract(statistical=[{"id": "tv", "metric": "tv_token", "limit": 0.5}], slices={}),
-        by_contract(made, contract()),
-        NOW,
-    )
-    assert [(verdict.samples, verdict.estimate) for verdict in found.verdicts] == [(2, pytest.approx((0.3 + 0.2) / 2))]
-    made = Recording(train, train, np.ones(3, dtype=np.int64), ({"uid": "a"}, {}, {"uid": "a"}))
-    assert (None if made.prompts is None else made.prompts.tolist()) == [0, 1, 0]
-    assert Recording(train, train, np.ones(3, dtype=np.int64), ({}, {}, {})).prompts is None
-
-
 def test_it_says_what_is_assumed_and_what_is_measured() -> None:
     """Nothing before anything came, independence without prompts, rollouts and the design effect with them."""
     evaluator = Evaluator([make_contract(statistical=[{"id": "tv", "metric": "tv_token", "limit": 0.1}], slices={})])
