@@ -24,7 +24,7 @@ from kc_otel.judge.columns.stream_rows import RowContent
 from kc_otel.judge.contract_state import ContractState
 from kc_otel.judge.otlp.requests import ExportResult
 from kc_otel.judge.otlp.wire_columns import ColumnMessage
-from kc_otel.judge.point_streams import OUTCOME_SENTENCES, Horizon, Missing, PointStream, missing
+from kc_otel.judge.point_streams import OUTCOME_SENTENCES, Horizon, Missing, missing
 from kc_otel.judge.points import (
     DRIFT_NAMES,
     DROPPED,
@@ -205,14 +205,6 @@ class Evaluator:
         """Bring the series in `states` up to date with what was taken as columns."""
         if self._columns is not None:
             self._columns.settle()
-
-    def streams(self) -> Iterator[tuple[str, bytes, PointStream]]:
-        """Yield each stream: its contract's name, its digest, and the stream, which is not to be changed."""
-        for name, state in self.states.items():
-            for key, stream in state.streams.items():
-                yield name, key, stream
-            for key, stream in state.rows.streams() if state.rows is not None else ():
-                yield name, key, stream
 
     def series_of_rows(self, numbers: Sequence[int]) -> list[SeriesKey]:
         """The series that rows of streams have these numbers of."""

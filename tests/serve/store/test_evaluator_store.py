@@ -28,7 +28,7 @@ from kc_otel.serve.store.evaluator_store import SCHEMA_VERSION, EvaluatorStore
 from kc_otel.serve.store.state_file import DamagedStateError, StateError, UnitOfWork, reading_state, unit_of_work
 from kc_otel.stats import Buckets, Histogram
 from kc_otel.stats.histogram_columns import HistogramColumns
-from tests.tools.verdicts import verdicts_of, windows_of
+from tests.tools.verdicts import streams_of, verdicts_of, windows_of
 
 RNG = np.random.default_rng(5)
 
@@ -165,9 +165,11 @@ def test_a_stream_that_leaves_its_row_is_saved_once(contract, sender, now, conne
     assert len(values(connection, "streams")) == 2
     again = restored(connection, contract())
     assert again.stream_count == 2
-    found, expected = ({key: encode_streams([of]) for _, key, of in either.streams()} for either in (again, evaluator))
+    found, expected = (
+        {key: encode_streams([stream]) for key, stream in streams_of(either).items()} for either in (again, evaluator)
+    )
     assert found == expected
-    assert sorted(len(of.writers) for _, _, of in again.streams()) == [1, 2]
+    assert sorted(len(of.writers) for of in streams_of(again).values()) == [1, 2]
 
 
 @needs_machine_code
