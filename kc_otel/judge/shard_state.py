@@ -19,6 +19,7 @@ from typing import Any, Final, NamedTuple
 from kc_otel.contract.model import Contract
 from kc_otel.judge.contract_state import ContractState
 from kc_otel.judge.evaluator import Evaluator
+from kc_otel.judge.plain_json import read_plain
 from kc_otel.judge.point_streams import RefusedSender
 from kc_otel.judge.recorders import KernelInfo, LastReport, know_kernel
 from kc_otel.judge.series import LONG, SHORT, Heard, Pair, SeriesKey
@@ -232,12 +233,11 @@ def _note(state: ContractState, notes: Mapping[str, Any]) -> None:
     for *key, at in notes.get("unjudged", ()):
         state.leave_unjudged(SeriesKey(*key), at)
     for fields in notes.get("refused", ()):
-        state.refused.merge(RefusedSender(**{**fields, "pair": tuple(fields["pair"])}))
-    for version, sender, (at, applied, *differs, measured, moved), done in notes.get("recorders", ()):
-        report = LastReport(at, applied, *map(tuple, differs), measured, moved)
-        state.recorders.merge(version, sender, report, done=done)
+        state.refused.merge(read_plain(RefusedSender, fields))
+    for version, sender, said, done in notes.get("recorders", ()):
+        state.recorders.merge(version, sender, read_plain(LastReport, said), done=done)
     for fields in notes.get("kernels", ()):
-        info = KernelInfo(**fields)
+        info = read_plain(KernelInfo, fields)
         known = state.kernels.get((info.role, info.version))
         if known is None or known.last_seen < info.last_seen:  # a shard that begins tells all that it remembers
             know_kernel(state.kernels, info)
