@@ -331,7 +331,7 @@ def _fell(state: ContractState, clause: Clause, pair: Pair, alive: Collection[Pa
 
 def _why_nothing(state: ContractState, now: float) -> str:
     """The likely cause of a metric that never came, as the end of a sentence."""
-    found = sum(state.failed(ALL, now, state.contract.observability.long_window).values(), Counter[str]())
+    found = sum(state.failed(ALL, now, LONG).values(), Counter[str]())
     if found:
         reason, count = found.most_common(1)[0]
         more = f" and {found.total() - count:,} for other reasons" if found.total() > count else ""
@@ -401,7 +401,7 @@ def too_many(state: ContractState, now: float) -> dict[Pair, str]:
     """Return the kernel pairs of which more than one in a hundred sequences failed the input checks, and a sentence."""
     failing: dict[str, dict[Pair, Counter[str]]] = {}
     for slice in (ALL, *state.contract.slices):
-        for pair, reasons in state.failed(slice, now, state.contract.observability.window).items():
+        for pair, reasons in state.failed(slice, now).items():
             if told := Counter({name: count for name, count in reasons.items() if name not in _NOT_FAILING}):
                 failing.setdefault(slice, {})[pair] = told
     if not failing:

@@ -286,18 +286,16 @@ class Evaluator:
                 for name, state in self.states.items()
             }
 
-    def invalid_input(self, contract: str, now: float, window: float) -> dict[Pair, dict[str, int]]:
-        """Sequences that failed an input check within the last `window` seconds, by kernel pair and reason."""
-        return {**self.states[contract].failed(ALL, now, window)}
+    def invalid_input(self, contract: str, now: float) -> dict[Pair, dict[str, int]]:
+        """Sequences that failed an input check in the window, by kernel pair and reason."""
+        return {**self.states[contract].failed(ALL, now)}
 
     def failing(self, contract: str, now: float) -> dict[tuple[Pair, str], dict[str, int]]:
         """Sequences that failed an input check in the window, by reason, of each kernel pair and judged slice."""
-        state, window = self.states[contract], self.states[contract].contract.observability.window
+        state = self.states[contract]
         judged = {slice for clause in state.contract.clauses for slice in state.contract.slices_for(clause)} - {ALL}
         return {
-            (pair, slice): reasons
-            for slice in sorted(judged)
-            for pair, reasons in state.failed(slice, now, window).items()
+            (pair, slice): reasons for slice in sorted(judged) for pair, reasons in state.failed(slice, now).items()
         }
 
     def missing(self, contract: str, now: float) -> list[Missing]:

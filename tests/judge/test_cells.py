@@ -9,6 +9,7 @@ import pytest
 
 from kc_otel.judge.escalation.alerts import PolicyState, What, advance
 from kc_otel.judge.evaluator import Evaluator
+from kc_otel.judge.series import LONG
 from kc_otel.judge.verdict import Status, Verdict
 from kc_otel.offline.gate.recorded_verdicts import by_contract, judge
 from kc_otel.recordings.recording import Recording
@@ -161,7 +162,7 @@ def test_tokens_that_were_not_sampled_are_invalid_input_on_their_slice() -> None
         now = NOW + 10.0 * step
         kernels.send(evaluator, now, {"code": 0.2}, rng)
         verdicts = evaluator.evaluate(now)["policy"].verdicts
-        state, edges = advance(contract, state, verdicts, evaluator.invalid_input("policy", now, 300.0), now)
+        state, edges = advance(contract, state, verdicts, evaluator.invalid_input("policy", now), now)
         fired += [(edge.on, edge.cell.slice) for edge in edges if edge.what is What.FIRING]
     found = judged(evaluator, now)
     assert found["code"].status is Status.INVALID_INPUT
@@ -280,7 +281,7 @@ def test_a_cell_is_invalid_only_by_its_own_sequences() -> None:
         "code": Status.PASS,
         "math": Status.NO_DATA,
     }
-    assert evaluator.invalid_input("policy", NOW + 400.0, 3600.0) == {pair: {"placeholder": 39}}
+    assert evaluator.states["policy"].failed("all", NOW + 400.0, LONG) == {pair: {"placeholder": 39}}
 
 
 @pytest.mark.parametrize("reason", ["greedy", "no_tokens"])

@@ -5,9 +5,9 @@ from typing import Any
 
 from kc_otel.judge.evaluator import Evaluator
 from kc_otel.judge.point_streams import PointStream
-from kc_otel.judge.series import SeriesKey
+from kc_otel.judge.series import LONG, SHORT, SeriesKey
 from kc_otel.judge.verdict import Cell, Status, Verdict
-from kc_otel.stats import Binned, Histogram
+from kc_otel.stats import Binned
 
 __all__ = ["streams_of", "verdict_of", "verdicts_of", "window_of", "windows_of"]
 
@@ -27,10 +27,10 @@ def streams_of(evaluator: Evaluator) -> dict[bytes, PointStream]:
 
 
 def windows_of(evaluator: Evaluator, now: float, seconds: float = 300.0) -> dict[tuple[str, SeriesKey], Binned]:
-    """What there is of each series of a contract in the last seconds."""
+    """What there is of each series of a contract in the window of so many seconds: the short, or the long one."""
     evaluator.settle()
     return {
-        (name, key): (state.within(series, now, seconds) or Histogram.empty(0)).binned()
+        (name, key): state.binned(series, SHORT if seconds <= state.contract.observability.window else LONG, now)
         for name, state in evaluator.states.items()
         for key, series in state.series.items()
     }

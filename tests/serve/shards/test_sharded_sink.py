@@ -149,7 +149,7 @@ def said(core: Core) -> dict[str, Any]:
         "events": [repr(event) for event in core.events.newest(limit=10_000)],
         "held": {cell: repr(held) for cell, held in core.evaluator.states["policy"].evidence.cells.items()},
         "windows": {key: repr(window) for key, window in windows_of(core.evaluator, time.time()).items()},
-        "invalid": core.evaluator.invalid_input("policy", time.time(), 60.0),
+        "invalid": core.evaluator.invalid_input("policy", time.time()),
         "kernels": core.evaluator.kernels("policy"),
         "messages": [endpoint.waiting for endpoint in core.outbox.status()],
     }
