@@ -165,11 +165,6 @@ class PaneColumns:
             held = self._windows[grid] = panes, parts
         return SeriesContent.whole(held[1])
 
-    def panes(self, grid: int) -> list[int]:
-        """Panes in which anything is held, ascending."""
-        self.settle()
-        return sorted(self._panes[grid])
-
     def whole(self, grid: int, pane: int) -> SeriesContent | None:
         """Return the content of a pane; None if empty."""
         self.settle()

@@ -118,7 +118,8 @@ def said(histogram: Any) -> Any:
 
 def panes_of(state: Any, series: Any, grid: int) -> list[Any]:
     """Number and content of each pane that holds anything of a series."""
-    held = ((pane, state.panes.whole(grid, pane).of(series.number)) for pane in state.panes.panes(grid))
+    state.panes.settle()
+    held = ((pane, state.panes.whole(grid, pane).of(series.number)) for pane in sorted(state.panes._panes[grid]))
     return [(pane, said(content)) for pane, content in held if content is not None]
 
 
