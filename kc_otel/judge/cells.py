@@ -321,7 +321,7 @@ def _fell(state: ContractState, clause: Clause, pair: Pair, alive: Collection[Pa
 
 def _why_nothing(state: ContractState, now: float) -> str:
     """The likely cause of a metric that never came, as the end of a sentence."""
-    found = sum(state.failed(ALL, now, state.contract.observability.long_window).values(), Counter[str]())
+    found = sum(state.failed(ALL, now, LONG).values(), Counter[str]())
     if found:
         ((reason, count),) = found.most_common(1)
         said = f"{count:,} sequences were not measured ({reason}){_and_others(found)}"
@@ -390,7 +390,7 @@ def too_many(state: ContractState, now: float) -> dict[Pair, str]:
     found: dict[Pair, str] = {}
     for slice in (ALL, *state.contract.slices):
         failed: dict[Pair, Counter[str]] = {}
-        for pair, reasons in state.failed(slice, now, state.contract.observability.window).items():
+        for pair, reasons in state.failed(slice, now).items():
             if told := Counter({name: count for name, count in reasons.items() if name not in _NOT_FAILING}):
                 failed[pair] = told
         if failed:

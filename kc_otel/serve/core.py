@@ -305,8 +305,7 @@ class Core:
         self, before: EscalationState, evaluation: Evaluation, name: str, now: float, unit: UnitOfWork
     ) -> tuple[EscalationState, list[Announcement]]:
         """Carry out what a contract's verdicts lead to. Returns what holds from now on, and what is to be announced."""
-        contract = self.contracts[name]
-        invalid = self.evaluator.invalid_input(name, now, contract.observability.window)
+        contract, invalid = self.contracts[name], self.evaluator.invalid_input(name, now)
         moved: list[Announcement] = []
 
         def promote(

@@ -9,6 +9,7 @@ import pytest
 
 from kc_otel.judge.escalation.alerts import Phase, PolicyState, advance
 from kc_otel.judge.evaluator import Evaluator
+from kc_otel.judge.series import LONG
 from kc_otel.judge.verdict import Status, Verdict
 from kc_otel.offline.gate.recorded_verdicts import by_contract, judge
 from kc_otel.recordings.recording import Recording
@@ -243,7 +244,7 @@ def test_a_cell_is_invalid_only_by_its_own_sequences() -> None:
         "code": Status.PASS,
         "math": Status.NO_DATA,
     }
-    assert evaluator.invalid_input("policy", NOW + 400.0, 3600.0) == {pair: {"placeholder": 39}}
+    assert evaluator.states["policy"].failed("all", NOW + 400.0, LONG) == {pair: {"placeholder": 39}}
 
 
 @pytest.mark.parametrize("reason", ["greedy", "no_tokens"])

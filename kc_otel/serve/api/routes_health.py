@@ -98,8 +98,8 @@ def health_routes(core: Core, self_metrics: Callable[[], SelfMetrics]) -> APIRou
             streams_events=dict(core.evaluator.events),
             invalid={
                 name: dict(sorted(sum(map(Counter, found.values()), Counter[str]()).items()))
-                for name, contract in core.contracts.items()
-                for found in [core.evaluator.invalid_input(name, now, contract.observability.window)]
+                for name in core.contracts
+                for found in [core.evaluator.invalid_input(name, now)]
             },
             listeners=core.listeners.view(core.contracts),
             outbox=list(core.outbox.status()),
