@@ -39,7 +39,7 @@ from kc_otel.serve.store.codecs import (
 from kc_otel.serve.store.state_file import StateError, UnitOfWork
 from kc_otel.stats.histogram import Histogram
 
-SCHEMA_VERSION: Final = 15
+SCHEMA_VERSION: Final = 16
 
 _STREAMS, _ROWS, _EVIDENCE, _FACTS = "streams", "rows", "evidence", "facts"
 """Kinds of values: streams by their digests, rows of streams by block, evidence by cell, facts of a contract."""

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from kc_otel.judge.decisions import Canary, DecisionTable, Pin, changed, kept_since, pin, resume, unpin
-from kc_otel.judge.escalation.alerts import Alert, People, Phase, PolicyState, Silence, advance
+from kc_otel.judge.escalation.alerts import Alert, People, PolicyState, Silence, advance
 from kc_otel.judge.escalation.webhook_body import summary
 from kc_otel.judge.incidents.incident import Incident, IncidentAction, IncidentState, actions_taken, lifting_commands
 from kc_otel.judge.incidents.incident_lifecycle import TrafficSeen, follow, with_roll_backs, with_word
@@ -132,20 +132,14 @@ def test_an_earlier_onset_moves_the_start_and_not_the_id():
     """An alert that waited knows of an earlier breach than the cell that is broken now."""
     evaluator = Evaluator(QUIET)
     (first,) = evaluator.tick(10.0, fail("code"))
-    alert = replace(_alert(fail("prose")), since=3.0)
+    alert = replace(fired(fail("prose")), since=3.0)
     (after,) = follow(evaluator.contract.name, (first,), [fail("code"), fail("prose")], [alert], DecisionTable(), 20.0)
     assert (after.id, after.since) == (first.id, 3.0)
 
 
-def edges_of(verdict: Verdict) -> tuple[Alert, ...]:
+def fired(verdict: Verdict) -> Alert:
     contract = contract_with(ROUTING)
-    return advance(contract, PolicyState(contract.name), [verdict], {}, 15.0)[1]
-
-
-def _alert(verdict: Verdict) -> Any:
-    contract = contract_with([{"on": "fail", "do": ["notify"]}])
-    state, _ = advance(contract, PolicyState(contract.name), [verdict], {}, 15.0)
-    return state.alerts[0]
+    return advance(contract, PolicyState(contract.name), [verdict], {}, 15.0)[1][0]
 
 
 def test_what_only_the_alert_holds_is_told_as_it_was():
@@ -672,7 +666,7 @@ def test_a_breach_that_a_changed_limit_ends_is_not_called_resolved():
         passes = replace(verdict_of("PASS", slice="code"), limit=0.5, upper=upper)
         (incident,) = evaluator.tick(60.0, passes)
         assert (incident.state, incident.state_text) == (IncidentState.RESOLVED, state)
-        end = replace(edges_of(fail("code"))[0], phase=Phase.RESOLVED, verdict=passes)
+        end = fired(fail("code")).resolved(60.0, passes)
         assert said in summary(end, {}, incident)
         changed = "its limit was changed from 0.004 to 0.5" in summary(end, {}, incident)
         assert changed == (upper == 0.3)
@@ -705,7 +699,7 @@ def test_a_breach_of_two_limits_is_resolved_below_the_stricter_one(upper, said):
     passes = replace(verdict_of("PASS", slice="code"), limit=0.5, upper=upper)
     (incident,) = evaluator.tick(60.0, passes)
     assert (incident.state, incident.state_text) == (IncidentState.RESOLVED, said)
-    end = replace(edges_of(fail("code"))[0], phase=Phase.RESOLVED, verdict=passes)
+    end = fired(fail("code")).resolved(60.0, passes)
     assert ("its limit was changed from 0.004 to 0.5" in summary(end, {}, incident)) == (upper == 0.3)
 
 
