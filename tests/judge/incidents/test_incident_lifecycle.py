@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from kc_otel.judge.decisions import Canary, DecisionTable, Pin, changed, kept_since, pin, resume, unpin
+from kc_otel.judge.decisions import Canary, DecisionTable, Pin, changed, kept_since, lift, pin
 from kc_otel.judge.escalation.alerts import Alert, People, PolicyState, Silence, advance
 from kc_otel.judge.escalation.webhook_body import summary
 from kc_otel.judge.incidents.incident import Incident, IncidentAction, IncidentState, actions_taken, lifting_commands
@@ -100,7 +100,7 @@ def test_a_slice_that_is_routed_away_and_falls_silent_is_contained_and_no_second
         (same,) = evaluator.tick(now, verdict_of("NO_DATA"))
         assert (same.id, same.on, same.state) == (incident.id, "fail", IncidentState.CONTAINED)
     assert {alert.on for alert in evaluator.firing} == {"fail"}
-    evaluator.table = resume(evaluator.table, evaluator.contract.name, None, 610.0)
+    evaluator.table = lift(evaluator.table, "route", evaluator.contract.name, None, 610.0)
     assert {entry.on for entry in evaluator.tick(620.0, verdict_of("NO_DATA"))} == {"fail", "no-data"}
     assert {alert.on for alert in evaluator.firing} == {"fail", "no-data"}
 
@@ -242,7 +242,7 @@ def test_a_routed_incident_is_contained_until_a_person_gives_the_traffic_back():
     assert (incident.state, incident.contained_at, incident.headline) == (
         IncidentState.CONTAINED, 61.0, "token-tv was above its limit on code",
     )  # fmt: skip
-    evaluator.table = resume(evaluator.table, evaluator.contract.name, None, 70.0)
+    evaluator.table = lift(evaluator.table, "route", evaluator.contract.name, None, 70.0)
     (incident,) = evaluator.tick(90.0, verdict_of("PASS"))
     assert incident.state is IncidentState.RESOLVED
 
@@ -728,7 +728,7 @@ def test_a_pin_of_another_slice_that_shares_requests_overrides_a_route():
         assert incident.state_text == f"Broken; routing to the training kernel was ordered at 00:00 UTC, {said}"
         assert "overrides it" in incident.unmet
         assert any(f"unpin policy-7b --slice {slice}" in said for said in lifting_commands(incident, evaluator.table))
-        evaluator.table = unpin(evaluator.table, evaluator.contract.name, None, 100.0)
+        evaluator.table = lift(evaluator.table, "pin", evaluator.contract.name, None, 100.0)
         assert [route.since for route in evaluator.table.routes] == [100.0]
 
 
