@@ -48,6 +48,7 @@ from kc_otel.judge.escalation.alerts import (
 )
 from kc_otel.judge.incidents.incident import Incident, IncidentAction, IncidentState
 from kc_otel.judge.incidents.incident_lifecycle import (
+    Tick,
     TrafficSeen,
     follow,
     with_actions,
@@ -208,11 +209,8 @@ def escalate(
     incidents = tuple(incident.ended(known.at) if incident.key in closed else incident for incident in incidents)
     for silence in ended:
         incidents = with_word(incidents, "unsilenced", ended_silence(silence), now)
-    after = follow(
-        name, incidents, verdicts, policy.firing, decisions, now, traffic, evaluation.causes,
-        contract.quantity_digests,
-    )  # fmt: skip
-    after = with_actions(after, fired, people, dry_run=dry_run)
+    tick = Tick(name, verdicts, decisions, now, traffic, evaluation.causes, contract.quantity_digests)
+    after = with_actions(follow(tick, incidents, policy.firing), fired, people, dry_run=dry_run)
     unproven = _unproven_alerts(contract, after)
     decisions, rolled = promote(released(decisions, name, firing, unproven, now), after)
     was, after = after, with_roll_backs(after, rolled)

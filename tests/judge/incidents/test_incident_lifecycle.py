@@ -12,7 +12,7 @@ from kc_otel.judge.decisions import Canary, DecisionTable, Pin, changed, kept_si
 from kc_otel.judge.escalation.alerts import Alert, People, PolicyState, Silence, advance
 from kc_otel.judge.escalation.webhook_body import summary
 from kc_otel.judge.incidents.incident import Incident, IncidentAction, IncidentState, actions_taken, lifting_commands
-from kc_otel.judge.incidents.incident_lifecycle import TrafficSeen, follow, with_roll_backs, with_word
+from kc_otel.judge.incidents.incident_lifecycle import Tick, TrafficSeen, follow, with_roll_backs, with_word
 from kc_otel.judge.promotion.stages import Position, Promotion, PromotionStatus, Stage, Tally
 from kc_otel.judge.verdict import Status, Verdict
 from tests.judge.escalation.conftest import contract_with
@@ -36,6 +36,10 @@ class Evaluator(Escalating):
         self.options["traffic"] = self.traffic
         step = self.evaluate(now, verdicts, invalid)
         return (*self.lasting, *step.resolved)
+
+
+def tick_of(verdicts: list[Verdict], now: float, quantities: dict[tuple[str, str], str] | None = None) -> Tick:
+    return Tick("policy-7b", verdicts, DecisionTable(), now, quantities=quantities or {})
 
 
 def fail(slice: str, **more: Any) -> Verdict:
@@ -133,7 +137,7 @@ def test_an_earlier_onset_moves_the_start_and_not_the_id():
     evaluator = Evaluator(QUIET)
     (first,) = evaluator.tick(10.0, fail("code"))
     alert = replace(fired(fail("prose")), since=3.0)
-    (after,) = follow(evaluator.contract.name, (first,), [fail("code"), fail("prose")], [alert], DecisionTable(), 20.0)
+    (after,) = follow(tick_of([fail("code"), fail("prose")], 20.0), (first,), [alert])
     assert (after.id, after.since) == (first.id, 3.0)
 
 
@@ -679,14 +683,12 @@ def test_data_of_another_clause_of_the_same_name_are_not_told_as_those_that_were
         contract = contract_with([{"on": on, "do": ["notify"]}])
         was, now, place = verdict_of(first), verdict_of("PASS"), ("token-tv", "code")
         state, (fired,) = advance(contract, PolicyState(contract.name), [was], {}, 0.0)
-        (begun,) = follow(contract.name, (), [was], state.firing, DecisionTable(), 0.0, quantities={place: "before"})
+        (begun,) = follow(tick_of([was], 0.0, {place: "before"}), (), state.firing)
         state, (ended,) = advance(contract, state, [now], {}, 60.0)
-        (over,) = follow(
-            contract.name, [begun], [now], state.firing, DecisionTable(), 60.0, quantities={place: "after"}
-        )
+        (over,) = follow(tick_of([now], 60.0, {place: "after"}), [begun], state.firing)
         assert (fired.on, over.state_text) == (on, "Closed without proof of recovery")
         assert "is no longer asked for" in summary(ended, {}, over)
-        (same,) = follow(contract.name, [begun], [now], (), DecisionTable(), 60.0, quantities={place: "before"})
+        (same,) = follow(tick_of([now], 60.0, {place: "before"}), [begun], ())
         assert same.state_text == "Resolved"
 
 
