@@ -172,6 +172,8 @@ _REQUIRED: Final = frozenset({"version", "at", "routes", "directives"})
 """Fields without which an object is no table."""
 _KINDS: Final[Mapping[str, type[Any]]] = {"routes": Route, "pins": Pin, "canaries": Canary, "promoted": Promoted}
 DIRECTIVE_KINDS: Final = frozenset(kind.value for kind in DirectiveKind)
+_KEPT_ASIDE: Final = ("routes", "pins")
+"""Entries that only a person ends, also while their contract is not served."""
 _PROTECTING: Final = frozenset({DirectiveKind.QUARANTINE_ROLLOUTS, DirectiveKind.HALT})
 
 
@@ -276,11 +278,17 @@ def lift(
     return changed(table, now, **{f"{kind}s": kept})
 
 
-def forget(table: DecisionTable, contract: str, now: float) -> DecisionTable:
-    """Return the table without a contract that is no longer served."""
-    names = ("routes", "directives", "pins", "canaries", "promoted")
-    left = {name: [entry for entry in getattr(table, name) if entry.contract != contract] for name in names}
-    return changed(table, now, **left)
+def parted(
+    table: DecisionTable, aside: DecisionTable, contracts: Collection[str], now: float
+) -> tuple[DecisionTable, DecisionTable]:
+    """Return the table of the contracts that are served, and the routes and pins of others, which wait for them."""
+    found = {
+        name: [*getattr(table, name), *getattr(aside, name)]
+        for name in ("routes", "directives", "pins", "canaries", "promoted")
+    }
+    own = {name: [entry for entry in entries if entry.contract in contracts] for name, entries in found.items()}
+    waiting = {name: tuple(entry for entry in found[name] if entry.contract not in contracts) for name in _KEPT_ASIDE}
+    return changed(table, now, **own), DecisionTable(**waiting)
 
 
 def without_slice(contract: Contract, slice: str) -> str:

@@ -251,6 +251,9 @@ class Incident:
         if self.recovered or (self.gone and not self.broken):
             over = "the breach is over" if self.refuted else "it was closed without proof of recovery"
             return f"{now}: {over}, and the route ordered at {at} UTC remains{unmet}"
+        done = {action.kind: action.at for action in self.actions}
+        if "roll-back" in done and "route" not in done:
+            return f"{now}; its rollback was ordered at {moment(done['roll-back'])[11:16]} UTC{unmet}"
         return f"{now}; routing to the training kernel was ordered at {at} UTC{unmet}"
 
     @property

@@ -225,6 +225,7 @@ class MoveKind(StrEnum):
     FORCE = "force"
     ROLLBACK = "rollback"
     REPLACE = "replace"
+    RESTORE = "restore"
     EVIDENCE = "evidence"
     APPROVE = "approve"
     HOLD = "hold"

@@ -15,8 +15,8 @@ from kc_otel.judge.decisions import (
     Pin,
     apply,
     as_defined,
-    forget,
     lift,
+    parted,
     pin,
     with_contract,
 )
@@ -96,11 +96,14 @@ def test_person_resumes_one_slice_or_all(contract, make_transition):
     assert (table.routes, table.version) == ((), 3)
 
 
-def test_contract_that_is_no_longer_served_leaves_nothing(contract, make_transition):
+def test_routes_and_pins_of_a_contract_wait_aside_while_it_is_not_served(contract, make_transition):
     table = apply(DecisionTable(), [make_transition(do=EVERYTHING)], contract, 100)
-    assert forget(table, "other", 200) is table
-    empty = forget(table, "policy-7b", 200)
+    assert parted(table, DecisionTable(), ["policy-7b"], 200)[0] is table
+    empty, aside = parted(table, DecisionTable(), ["other"], 200)
     assert (empty.routes, empty.directives) == ((), ())
+    assert (aside.routes, aside.directives) == (table.routes, ())
+    again, nothing = parted(empty, aside, ["policy-7b", "other"], 300)
+    assert (again.routes, nothing.routes, again.version) == (table.routes, (), table.version + 2)
 
 
 def test_fields_of_a_later_version_are_ignored(contract, make_transition):
@@ -188,7 +191,8 @@ def test_pinning_again_replaces_and_unpinning_ends():
     ]
     assert again.version == table.version + 1
     assert [entry.contract for entry in lift(again, "pin", "policy-7b", None, 3.0).pins] == ["other"]
-    assert [entry.contract for entry in forget(again, "policy-7b", 3.0).pins] == ["other"]
+    served, aside = parted(again, DecisionTable(), ["other"], 3.0)
+    assert [entry.contract for entry in (*served.pins, *aside.pins)] == ["other", "policy-7b"]
     with pytest.raises(LookupError, match="no pin is in force for slice 'long-context'"):
         lift(again, "pin", "policy-7b", "long-context", 3.0)
 
