@@ -108,6 +108,7 @@ def import_files(
                 attributes=attributes_of(attribute or []),
                 stopped=stop.is_set,
                 ledger=ledger,
+                follow=follow,
             )
             tried: set[Path] = set()
             for path in unseen(paths, ledger, stop, follow=follow, poll=_FOLDER_POLL_SECONDS):

@@ -26,7 +26,7 @@ from kc_otel.judge.verdict import Status, Verdict
 SectionProblems = Callable[[Mapping[str, Any]], list[str]]
 """Says what does not follow in a record's section `offline`: `section_problems` of the offline gate."""
 
-_FORMAT: Final = "kernel-contract-evidence/v1"
+FORMAT: Final = "kernel-contract-evidence/v1"
 _FIELDS: Final = frozenset(
     {"format", "time", "tool", "contract", "kernel", "stage", "decision", "verdicts", "checksum"}
 )
@@ -81,8 +81,8 @@ def verify_record(record: Mapping[str, Any], offline_problems: SectionProblems) 
     offline stage, too: that the contract's text has the contract's hash and sets the limits; that the kernels' fields
     make the fingerprints; that the decision is the one that its terms and the verdicts lead to.
     """
-    if not isinstance(record, Mapping) or record.get("format") != _FORMAT:
-        raise EvidenceError(f"this is not a record of the format {_FORMAT}")
+    if not isinstance(record, Mapping) or record.get("format") != FORMAT:
+        raise EvidenceError(f"this is not a record of the format {FORMAT}")
     problems = [f"{name} is missing" for name in sorted(_FIELDS - set(record))]
     problems += [
         f"{name} is not a field of this format" for name in sorted(set(record) - _FIELDS - {OFFLINE_SECTION, _STEP})
@@ -134,7 +134,7 @@ def sealed(
 ) -> dict[str, Any]:
     """Return a record of these verdicts' rows and sections, with its checksum."""
     record = {
-        "format": _FORMAT,
+        "format": FORMAT,
         "time": rfc3339(now),
         "tool": {"name": "kc-otel", "version": installed_version("kc-otel")},
         "contract": {"name": contract.name, "version": contract.metadata.version, "hash": contract.hash},
