@@ -48,7 +48,7 @@ def poll(url: str, path: str) -> Any:
 
 
 def get_record(url: str, path: str) -> Any:
-    """A JSON answer as it is, for a file that has a checksum."""
+    """Return a JSON answer unchanged, for a file that has a checksum."""
     return _call("GET", url, path)
 
 
@@ -62,12 +62,12 @@ def post(url: str, path: str, body: dict[str, Any], seconds: float = _TIMEOUT_SE
 
 
 def warnings(url: str) -> list[str]:
-    """Warnings that verdicts are not of now, that the evaluator fails, or that nobody is told; empty for none."""
+    """Return warnings: verdicts are late, the evaluator fails, or webhooks are disabled; empty for none."""
     return troubles(get(url, "/api/v1/health"), get(url, "/api/v1/overview")["now"])
 
 
 def troubles(health: Mapping[str, Any], now: float) -> list[str]:
-    """The same, of the API's report at a Unix time on its machine."""
+    """Return these warnings from the API's report, `now` being the Unix time on its machine."""
     at = health["evaluated_at"]
     said: list[str] = []
     failing = [f"{name or 'all contracts'}: {fault}" for name, fault in health["failures"].items()]

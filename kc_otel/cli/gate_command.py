@@ -25,6 +25,7 @@ from kc_otel.offline.gate.evidence import (
     offline_evidence,
     read_evidence,
     recording_beside,
+    remove_evidence,
     verify_evidence,
     verify_recordings,
     write_text,
@@ -104,7 +105,7 @@ def run(
     """
     _judge(
         contract, lambda _kernels, _decided: recordings, kernel, require, slice, junit, markdown, evidence, url,
-        columns=columns, sequential=sequential, attribute=attribute,
+        inputs=recordings, columns=columns, sequential=sequential, attribute=attribute,
     )  # fmt: skip
 
 
@@ -169,7 +170,9 @@ def live(
             hint = f"to judge the rest anyway: kc-otel gate run {contract} {error.recording}"
             raise ValueError(f"{error}\n{hint}") from None
 
-    _judge(contract, recording, kernel, require, slice, junit, markdown, evidence, url, sequential=stop)
+    _judge(
+        contract, recording, kernel, require, slice, junit, markdown, evidence, url, inputs=[prompts], sequential=stop
+    )
 
 
 def verify(
@@ -220,6 +223,7 @@ def _judge(
     evidence: Path | None,
     url: str,
     *,
+    inputs: Sequence[str | Path],
     columns: str | None = None,
     sequential: bool = False,
     attribute: Sequence[str] | None = None,
@@ -227,11 +231,15 @@ def _judge(
     """Judge, print, write what was asked for, and end the program with the decision's exit code.
 
     `recordings` returns files once the options are known to be good, given the kernels and whether a growing recording
-    decides. Evidence of an earlier gate is removed first: this one may end without a decision.
+    decides. Evidence of an earlier gate is removed first: this one may end without a decision. Inputs stay.
     """
-    if evidence is not None:
-        with unusable(files="written"):
-            evidence_file(evidence).unlink(missing_ok=True)
+    with unusable():
+        read = list(filter(Path.exists, _files([contract, *inputs])))
+        for option, report in (("--junit", junit), ("--markdown", markdown)):
+            if report is not None and report.exists() and any(map(report.samefile, read)):
+                raise ValueError(f"{option}: {report} is an input of this command; name another file")
+        if evidence is not None:
+            remove_evidence(evidence)
     with unusable():
         checked = check(contract)
         promise, text = checked.sound(), checked.text
@@ -240,17 +248,21 @@ def _judge(
         kernels = _kernels(promise, kernel or (), url)
         check_terms(promise, terms)
         given = recordings(kernels, lambda so_far: decides(promise, so_far, kernels, terms))
-        paths = [file for path in given for file in (files_of([Path(path)]) if Path(path).is_dir() else [path])]
+        paths = _files(given)
         if not paths:
             raise ValueError(f"{', '.join(map(str, given))}: holds no recording and no file of a trainer")
-        inputs = [read_input(path, terms) for path in paths]
+        loaded = [read_input(path, terms) for path in paths]
         # Evidence keeps milliseconds, and is judged again at the time that it keeps.
-        gate = gate_recordings(promise, inputs, kernels, terms, round(time.time(), 3))
+        gate = gate_recordings(promise, loaded, kernels, terms, round(time.time(), 3))
     with unusable(files="written"):
         written = _write(gate, text, junit, markdown, evidence)
     said = (f"  {line}" for line in gate_report.lines(gate))
     show((f"{gate.decision.outcome}: {gate_report.headline(gate)}", *said, *written))
     raise typer.Exit(_EXIT[gate.decision.outcome])
+
+
+def _files(paths: Iterable[str | Path]) -> list[Path]:
+    return [file for path in map(Path, paths) for file in (files_of([path]) if path.is_dir() else [path])]
 
 
 def _kernels(contract: Contract, texts: Sequence[str], url: str) -> tuple[Kernel, Kernel]:
@@ -278,7 +290,7 @@ def _kernels(contract: Contract, texts: Sequence[str], url: str) -> tuple[Kernel
             raise ValueError(
                 f"--kernel: {field!r} is none of {', '.join(names)}; write extra.{field or 'NAME'} for another"
             )
-    train, inference = (Kernel.from_plain(plain) for plain in sides.values())
+    train, inference = (Kernel(**plain) for plain in sides.values())
     for side, kernel in (("train", train), ("inference", inference)):
         if said := declared_otherwise(specs[side], kernel.fields()):
             raise ValueError(f"--kernel: {side}: {'; '.join(said)}; {OTHERWISE_REMEDY}")

@@ -118,7 +118,7 @@ def run(
             slice, clause = slice or cell.slice, clause or cell.clause
         slice = slice or ALL
         failing = _clause(promise, clause)
-        from kc_otel.diagnose.captures import is_capture  # noqa: PLC0415 - a quick --help
+        from kc_otel.diagnose.captures import is_capture  # noqa: PLC0415 - torch
         from kc_otel.diagnose.token_sequences import read_sequences  # noqa: PLC0415
 
         given = read_sequences(sequences, contract=promise, slice=slice, most=limit)
@@ -126,7 +126,19 @@ def run(
         if is_capture(Path(train)) or is_capture(Path(infer)):
             located = _of_captures(promise, train, infer, given, slice, precision, arguments)
         else:
-            located = _of_kernels(promise, train, infer, given, slice, failing, precision, arguments, shares=shares)
+            from kc_otel.diagnose.above_noise import enough_sequences  # noqa: PLC0415
+            from kc_otel.diagnose.kernel_sources import completed_by, kernel_from, torch_kernel_from  # noqa: PLC0415
+            from kc_otel.diagnose.torch_locate import locate  # noqa: PLC0415
+
+            reference, kernels = torch_kernel_from(train, promise.kernels.train), promise.kernels
+            alpha = 1.0 - promise.observability.confidence
+            enough_sequences(len(given), len(set(reference.named.values())), alpha)
+            with kernel_from(infer, kernels.inference, arguments) as kernel:
+                located = locate(
+                    promise, reference, kernel, completed_by(kernel, given, _DECODED_TOKENS), slice=slice,
+                    clause=failing, shares=shares, precision=precision,
+                    progress=lambda said: typer.echo(said, err=True),
+                )  # fmt: skip
     answer = located_json(located)
     show(located_lines(located), answer, as_json=as_json)
     if cell is not None:
@@ -235,32 +247,6 @@ def _follow(contract: str, options: Sequence[str], url: str, by: str | None, bud
             lambda incident, why: attach(url, incident, "locate", ALL, why, {}, by),
             stop,
         )
-
-
-def _of_kernels(
-    contract: Contract,
-    train: str,
-    infer: str,
-    given: Sequence[TokenSequence],
-    slice: str,
-    clause: Clause | None,
-    precision: str | None,
-    options: Mapping[str, Any],
-    *,
-    shares: bool,
-) -> Located:
-    from kc_otel.diagnose.above_noise import enough_sequences  # noqa: PLC0415 - torch
-    from kc_otel.diagnose.kernel_sources import completed_by, kernel_from, torch_kernel_from  # noqa: PLC0415
-    from kc_otel.diagnose.torch_locate import locate  # noqa: PLC0415
-
-    reference = torch_kernel_from(train, contract.kernels.train)
-    enough_sequences(len(given), len(set(reference.named.values())), 1.0 - contract.observability.confidence)
-    with kernel_from(infer, contract.kernels.inference, options) as kernel:
-        tokens = completed_by(kernel, given, _DECODED_TOKENS)
-        return locate(
-            contract, reference, kernel, tokens, slice=slice, clause=clause, shares=shares, precision=precision,
-            progress=lambda said: typer.echo(said, err=True),
-        )  # fmt: skip
 
 
 def _of_captures(

@@ -172,7 +172,7 @@ def _save(url: str, path: str, folder: Path) -> None:
 
 
 def follow(url: str, path: str) -> dict[str, Any]:
-    """Print steps until the version is full, rolled back or replaced; returns where it is then."""
+    """Print steps until the version is full, rolled back or replaced; return its promotion."""
     found: dict[str, Any] = get(url, path)
     _say(found["reason"])
     said: list[str] = []
@@ -191,7 +191,7 @@ def follow(url: str, path: str) -> dict[str, Any]:
 
 
 def _polled(url: str, path: str) -> dict[str, Any]:
-    """Where the promotion is; asked again, and said once, as long as no evaluator answers."""
+    """Return the promotion; if no evaluator answers, say so once and ask again."""
     said = False
     while (found := poll(url, path)) is None:
         if not said:

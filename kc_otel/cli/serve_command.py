@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Mapping
-from dataclasses import fields
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -133,24 +132,40 @@ def serve(
       kc-otel serve contracts --state /var/lib/kc-otel/state.sqlite --external-url https://drift.example.com
       kc-otel serve contracts --host 0.0.0.0 --access tokens.yaml --tls-cert tls.crt --tls-key tls.key
     """
-    given = locals()
     from kc_otel.contract.errors import ContractError  # noqa: PLC0415 - a quick --help
     from kc_otel.serve.server import ServiceError, run  # noqa: PLC0415
 
-    alike = {field.name: given[field.name] for field in fields(ServeConfig) if field.name in given}
-    others = {
-        "state": None if str(state) == ":memory:" else state,
-        "allowed_hosts": tuple(allowed_host or ()),
-        "worst": tuple(worst or ()),
-        "tls_certificate": tls_cert,
-        "tls_client_authority": tls_client_ca,
-        "group_wait": seconds("--group-wait", group_wait),
-        "group_interval": seconds("--group-interval", group_interval),
-        "dry_run_contracts": tuple(dry_run_contract or ()),
-        "record_limit": record_limit * _BYTES_PER_MIB,
-        "max_request_bytes": max_request * _BYTES_PER_MIB,
-    }
-    config = ServeConfig(**alike | others)
+    config = ServeConfig(
+        host=host,
+        grpc_port=grpc_port,
+        http_port=http_port,
+        api_port=api_port,
+        state=None if str(state) == ":memory:" else state,
+        tick=tick,
+        external_url=external_url,
+        allowed_hosts=tuple(allowed_host or ()),
+        access=access,
+        worst=tuple(worst or ()),
+        tls_certificate=tls_cert,
+        tls_key=tls_key,
+        tls_client_authority=tls_client_ca,
+        allow_unauthenticated=allow_unauthenticated,
+        webhooks=webhooks,
+        group_wait=seconds("--group-wait", group_wait),
+        group_interval=seconds("--group-interval", group_interval),
+        dry_run=dry_run,
+        dry_run_contracts=tuple(dry_run_contract or ()),
+        standby=standby,
+        record=record,
+        record_limit=record_limit * _BYTES_PER_MIB,
+        log_format=log_format,
+        max_request_bytes=max_request * _BYTES_PER_MIB,
+        engine=engine,
+        ray_address=ray_address,
+        shards=shards,
+        shard_folder=shard_folder,
+        shard_cpus=shard_cpus,
+    )
     try:
         run(load_all(contracts), config, _offline_problems)
     except (ContractError, ServiceError) as error:

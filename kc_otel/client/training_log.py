@@ -24,7 +24,7 @@ from kc_otel.contract.plain_text import read_json_text
 from kc_otel.contract.slices import ALL
 from kc_otel.judge.evaluator import Evaluator
 from kc_otel.judge.plain_json import read_plain
-from kc_otel.judge.verdict import Causes, Cell, OfLag, Part, Status, Verdict
+from kc_otel.judge.verdict import Causes, Cell, Part, Status, Verdict
 
 __all__ = ["TrainingLog", "scalars"]
 
@@ -101,7 +101,7 @@ class SilentExporter(MetricExporter):
 
 
 class _InProcess(SilentExporter):
-    """Judges each export; nothing that it does wrong reaches the exporters beside it."""
+    """An exporter that judges each export; its errors do not reach the exporters beside it."""
 
     def __init__(self, contract: Contract, log: TrainingLog) -> None:
         super().__init__()
@@ -130,11 +130,11 @@ class _NoRedirects(urllib.request.HTTPRedirectHandler):
     """A redirect handler that follows none, so that the token reaches no other host."""
 
     def redirect_request(self, *_: Any) -> None:
-        """Let a redirect be the error that it is."""
+        """Make a redirect an error."""
 
 
 class _Asking(SilentExporter):
-    """Asks an evaluator over and over, on a thread of its own, until the recorder is shut down."""
+    """A thread that polls an evaluator until the recorder is shut down."""
 
     def __init__(self, url: str, log: TrainingLog, refresh: float, token_file: str | os.PathLike[str] | None) -> None:
         super().__init__()
@@ -229,7 +229,7 @@ def scalars(verdicts: Sequence[Verdict], causes: Mapping[Cell, Causes] = Mapping
         found |= {f"kc/{clause}/{name}": value for name, value in of_clause.items() if math.isfinite(value)}
     for of in {of.clause: of for of in causes.values()}.values():
         found[f"kc/{of.clause}/stale"] = of.share
-        parts: dict[str, Part | OfLag] = {"kernel": of.kernel, "staleness": of.staleness, "total": of.total}
+        parts: dict[str, Part] = {"kernel": of.kernel, "staleness": of.staleness, "total": of.total}
         for name, part in (parts | {f"lag/{of_lag.lag}": of_lag for of_lag in of.by_lag}).items():
             numbers = {"": part.estimate, "/lower": part.lower, "/upper": part.upper}
             found |= {f"kc/{of.clause}/{name}{end}": value for end, value in numbers.items() if math.isfinite(value)}

@@ -151,6 +151,9 @@ REASONS: Final[Mapping[str, Explained]] = MappingProxyType(
             "A file has changed after it was imported and begins with the same sequence as before: nobody knows which "
             "of its sequences have counted.",
             "Append lines to a .jsonl file, or write further rollouts to further files."),
+        "unreadable": Explained(
+            "A file, or the last line of one, cannot be read as sequences; nothing else is known of it.",
+            "Read what `import` says of the file. The last line of a trainer that was killed is cut off: remove it."),
         "scoring_failed": Explained("The score function failed on a request, even when that request was scored alone.",
             "Read the log, which has the exception of the first failure."),
     }

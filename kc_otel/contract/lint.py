@@ -23,12 +23,12 @@ from kc_otel.contract.units import format_duration
 from kc_otel.contract.words import did_you_mean, listed
 
 _SENT_ATTRIBUTES: Final = frozenset[str]().union(*AUTOMATIC.values())
-_MISSPELT: Final = _SENT_ATTRIBUTES - {TURN}  # `turns`, how many a conversation has, is no misspelling of it
+_SUGGESTED: Final = _SENT_ATTRIBUTES - {TURN}  # `turns`, how many a conversation has, is no misspelling of it
 _NUMERIC_KEYS: Final = frozenset({"prompt_tokens", "completion_tokens", "temperature", "advantage", POSITION, TURN})
 _SMALLEST_ALPHA: Final = 1e-9
 _SLICES_OF_ALL: Final = 2
 """Beside the declared slices, recorders count in `all` and in `stale`."""
-_SPANS: Final = ("window", "long_window", "heartbeat")
+_DURATIONS: Final = ("window", "long_window", "heartbeat")
 _SECTIONS: Final = ("numerical", "statistical", "runtime")
 _EXAMPLE: Final = {
     "reward_range": "[0, 1]",
@@ -71,7 +71,7 @@ def _where(written: object, attribute: str, conditions: Sequence[SliceCondition]
             here,
             f'{written!r} can never match, as {attribute} is a number; write one, or a comparison such as ">= 8192"',
         )
-    elif attribute not in _SENT_ATTRIBUTES and (near := get_close_matches(attribute, _MISSPELT, n=1, cutoff=0.85)):
+    elif attribute not in _SENT_ATTRIBUTES and (near := get_close_matches(attribute, _SUGGESTED, n=1, cutoff=0.85)):
         yield LintFinding(here, f"no integration sends {attribute!r}; did you mean {near[0]!r}?", "warning")
 
 
@@ -86,7 +86,7 @@ def _numeric(value: object) -> bool:
 def _observability(contract: Contract) -> Iterator[LintFinding]:
     seen = contract.observability
     window = f"window ({format_duration(seen.window)})"
-    faults = [(name, getattr(seen, name) == 0, "0s holds no data; write a duration such as 5m") for name in _SPANS]
+    faults = [(name, getattr(seen, name) == 0, "0s holds no data; write a duration such as 5m") for name in _DURATIONS]
     faults += [
         ("window", seen.window > seen.long_window, "it is longer than long_window; make long_window the longer one"),
         (
@@ -106,13 +106,13 @@ def _observability(contract: Contract) -> Iterator[LintFinding]:
         ),
     ]
     yield from (LintFinding(("observability", name), said) for name, wrong, said in faults if wrong)
-    slices, each = len(contract.slices) + _SLICES_OF_ALL, contract.streams_per_slice
-    if contract.slices and seen.max_series < slices * each:
+    slices, per_slice = len(contract.slices) + _SLICES_OF_ALL, contract.streams_per_slice
+    if contract.slices and seen.max_series < slices * per_slice:
         yield LintFinding(
             ("observability", "max_series"),
-            f"one kernel pair needs {slices * each} streams ({each} for each of {slices} slices), more than "
+            f"one kernel pair needs {slices * per_slice} streams ({per_slice} for each of {slices} slices), more than "
             f"{seen.max_series}: recorders count the last slices together, as 'other', and they have no verdicts; "
-            f"write {2 * slices * each} or more",
+            f"write {2 * slices * per_slice} or more",
             "warning",
         )
 

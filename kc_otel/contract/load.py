@@ -24,7 +24,7 @@ MAX_BYTES: Final = 256 * 1024
 """Largest file accepted. A long contract has some kilobytes; the YAML parser takes about two seconds for this much."""
 _STDIN: Final = "-"
 _SUFFIXES: Final = frozenset({".yaml", ".yml"})
-_AT_MOST: Final = f"; a contract has at most {MAX_BYTES // 1024} KiB"
+_SIZE_REMEDY: Final = f"; a contract has at most {MAX_BYTES // 1024} KiB"
 _REASONS: Final[dict[type[OSError], str]] = {
     FileNotFoundError: "no such file; give the path of a contract or of a folder of contracts",
     IsADirectoryError: "a folder; give the path of one contract",
@@ -79,7 +79,7 @@ def load_all(paths: Iterable[str | os.PathLike[str]]) -> list[Contract]:
 
 
 def read_contract(path: str | os.PathLike[str]) -> Contract:
-    """The contract in a file, for an engine that applies it: only what is wrong with a field is looked for at first."""
+    """Read a contract for an engine, checking its fields only; if one is wrong, `load` reports every problem."""
     try:
         document, _ = parse(_read(os.fspath(path)), "")
         if document is not None:
@@ -142,14 +142,14 @@ def _read(source: str) -> str:
             with Path(source).open("rb") as file:
                 status = os.fstat(file.fileno())
                 if stat.S_ISREG(status.st_mode) and status.st_size > MAX_BYTES:
-                    raise _UnreadableError(f"too large ({status.st_size:,} bytes){_AT_MOST}")
+                    raise _UnreadableError(f"too large ({status.st_size:,} bytes){_SIZE_REMEDY}")
                 content = file.read(MAX_BYTES + 1)
     except OSError as error:
         raise _UnreadableError(_REASONS.get(type(error), f"cannot be read: {error.strerror or error}")) from None
     except ValueError as error:  # a path with a NUL character
         raise _UnreadableError(f"cannot be opened: {error}") from None
     if len(content) > MAX_BYTES:
-        raise _UnreadableError(f"too large{_AT_MOST}")
+        raise _UnreadableError(f"too large{_SIZE_REMEDY}")
     try:
         return content.decode("utf-8-sig")
     except UnicodeDecodeError as error:

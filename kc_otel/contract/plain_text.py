@@ -19,7 +19,7 @@ def is_plain(character: str) -> bool:
 
 
 def plain(text: object) -> str:
-    r"""The text with everything that is not plain written as an escape of ASCII.
+    r"""Escape every character that is not plain, in ASCII.
 
     >>> print(plain("a\x1b[2J\nb"))
     a\x1b[2J\nb
@@ -31,7 +31,7 @@ def plain(text: object) -> str:
 
 
 def plain_lines(text: object) -> str:
-    """The same for a text of several lines, which stay what they are."""
+    """Escape the text line by line; line breaks stay."""
     return "\n".join(map(plain, str(text).split("\n")))
 
 

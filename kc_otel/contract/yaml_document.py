@@ -49,7 +49,7 @@ class Document:
         return loc
 
     def line(self, loc: Loc) -> int:
-        """Line of `loc`, or of what it would be in if it were written."""
+        """Return the line of `loc`, or of the nearest parent that is written."""
         return self.lines.get(self.known(loc), 1)
 
 

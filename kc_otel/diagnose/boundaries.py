@@ -143,13 +143,13 @@ def in_order(runs: Iterable[Iterable[Boundary]]) -> list[Boundary]:
 
 
 def layer_of(name: str) -> int | None:
-    """Number of the layer that a module is of, by its dotted name; None for what is in no layer."""
+    """Return the number of a module's layer by its dotted name; None if it is in no layer."""
     matched = _LAYER_PATH.search(name)
     return int(matched[1]) if matched else None
 
 
 def boundaries_of(modules: Iterable[tuple[str, bool]]) -> dict[str, Boundary]:
-    """The boundary of each module that is one, by its dotted name, given with whether it is a leaf with parameters.
+    """Return the modules that are boundaries; `modules` are dotted names, each with True for a leaf with parameters.
 
     Such leaves and the table's names are. Where two would have the same name, as experts do, each keeps its path.
     """

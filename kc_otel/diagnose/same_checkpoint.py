@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 with extra("torch", "locating in a torch module"):
     import torch
 
-_SHAPES: Final = (
+_SHAPE_FIELDS: Final = (
     "num_hidden_layers",
     "hidden_size",
     "intermediate_size",
@@ -35,7 +35,7 @@ _SHAPES: Final = (
     "num_local_experts",
     "moe_intermediate_size",
 )
-_OF_NO_MATTER: Final = frozenset(
+_IGNORED_FIELDS: Final = frozenset(
     {"_name_or_path", "architectures", "transformers_version", "dtype", "torch_dtype", "use_cache", "model_type"}
 )
 _MAX_LISTED_DIFFERENCES: Final = 6
@@ -53,7 +53,7 @@ def same_architecture(train: Mapping[str, Any], inference: Mapping[str, Any]) ->
             f"the training kernel is a {kinds[0]} model and the inference kernel a {kinds[1]} model: "
             "they have not the same architecture; give two kernels of one checkpoint"
         )
-    for name in _SHAPES:
+    for name in _SHAPE_FIELDS:
         ours, theirs = train.get(name), inference.get(name)
         if ours is not None and theirs is not None and ours != theirs:
             raise NotComparableError(
@@ -118,7 +118,7 @@ def _flat(settings: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, 
     for name, value in settings.items():
         if isinstance(value, Mapping):
             yield from _flat(value, f"{prefix}{name}.")
-        elif prefix or name not in _OF_NO_MATTER:
+        elif prefix or name not in _IGNORED_FIELDS:
             yield f"{prefix}{name}", value
 
 

@@ -88,7 +88,7 @@ def metrics_page() -> Iterable[str]:
     ]
     for derived in DERIVED.values():
         needed = f", needs `{'`, `'.join(derived.needs)}`" if derived.needs else ""
-        about = f"From `{derived.base}`{needed}; unit `{derived.unit}`. Source: {derived.source_text}."
+        about = f"From `{derived.base}`{needed}; unit `{derived.unit}`. Source: {derived.citation}."
         parts += [f"### `{derived.key}`", derived.meaning, about]
     return parts
 
@@ -160,7 +160,7 @@ def python_page() -> Iterable[str]:
                 name, search_paths=[FOLDER.parents[2]], docstring_parser="google", docstring_options=options
             )
             parts += [f"### `{name}`", *_docstring(module)]
-            for member in module.exports or [key for key in module.members if key[0] != "_"]:
+            for member in module.exports or ():  # engines find the others by an entry point
                 found = module[str(member)]
                 parts += _python(found.final_target if found.is_alias else found, "####")
     return parts
@@ -193,7 +193,7 @@ def _quantity(quantity: Quantity) -> str:
         f"### `{quantity.key}`\n\n{quantity.meaning}\n\n"
         f"Default statistic `{quantity.statistic}`, observed per {quantity.per}{averaged}; values in {low}, {high}, "
         f"unit `{quantity.unit}`; recorded as `{quantity.name}`. {'' if quantity.cap == quantity.high else cap}"
-        f"Source: {quantity.source_text}."
+        f"Source: {quantity.citation}."
     )
 
 

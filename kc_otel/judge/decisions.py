@@ -19,7 +19,7 @@ import json
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import MISSING, asdict, dataclass, fields, replace
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 from kc_otel.contract.slices import ALL, disjoint
 
@@ -258,11 +258,6 @@ def released(
     return changed(table, now, directives=kept)
 
 
-def resume(table: DecisionTable, contract: str, slice: str | None, now: float) -> DecisionTable:
-    """End a slice's route, or with None every route of the contract; LookupError if there is no such route."""
-    return _lifted(table, "route", contract, slice, now)
-
-
 def pin(table: DecisionTable, wanted: Pin) -> DecisionTable:
     """Pin a slice in place of an earlier pin of it; ValueError if the pin has ended already."""
     if wanted.until is not None and wanted.until <= wanted.at:
@@ -271,12 +266,10 @@ def pin(table: DecisionTable, wanted: Pin) -> DecisionTable:
     return changed(table, wanted.at, pins=[*others, wanted])
 
 
-def unpin(table: DecisionTable, contract: str, slice: str | None, now: float) -> DecisionTable:
-    """End the pin of a slice, or with None every pin of the contract; LookupError if there is no such pin."""
-    return _lifted(table, "pin", contract, slice, now)
-
-
-def _lifted(table: DecisionTable, kind: str, contract: str, slice: str | None, now: float) -> DecisionTable:
+def lift(
+    table: DecisionTable, kind: Literal["route", "pin"], contract: str, slice: str | None, now: float
+) -> DecisionTable:
+    """End a slice's route or pin, or with None every one of the contract; LookupError if there is none."""
     entries: tuple[Route | Pin, ...] = getattr(table, f"{kind}s")
     kept = [entry for entry in entries if entry.contract != contract or slice not in {None, entry.slice}]
     if len(kept) == len(entries):

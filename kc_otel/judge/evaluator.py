@@ -24,7 +24,7 @@ from kc_otel.judge.columns.stream_rows import RowContent
 from kc_otel.judge.contract_state import ContractState
 from kc_otel.judge.otlp.requests import ExportResult
 from kc_otel.judge.otlp.wire_columns import ColumnMessage
-from kc_otel.judge.point_streams import OUTCOME_SENTENCES, Horizon, Missing, PointStream, missing
+from kc_otel.judge.point_streams import OUTCOME_SENTENCES, Horizon, Missing, missing
 from kc_otel.judge.points import (
     DRIFT_NAMES,
     DROPPED,
@@ -206,14 +206,6 @@ class Evaluator:
         if self._columns is not None:
             self._columns.settle()
 
-    def streams(self) -> Iterator[tuple[str, bytes, PointStream]]:
-        """Yield each stream: its contract's name, its digest, and the stream, which is not to be changed."""
-        for name, state in self.states.items():
-            for key, stream in state.streams.items():
-                yield name, key, stream
-            for key, stream in state.rows.streams() if state.rows is not None else ():
-                yield name, key, stream
-
     def series_of_rows(self, numbers: Sequence[int]) -> list[SeriesKey]:
         """The series that rows of streams have these numbers of."""
         return self._columns.series_of(numbers) if self._columns is not None else []
@@ -269,13 +261,9 @@ class Evaluator:
             else columns.left(self._gen_ai, counts, columns.taken.tobytes())
         )
         for point in points:
-            if isinstance(point, ImpossiblePoint):
-                self._note_impossible(now, point)
-                count("malformed", 1, point.message)
-                continue
             outcome, message = self._take(point, arrival)
             count(outcome, 1, message or OUTCOME_SENTENCES.get(outcome, ""))
-            if outcome in _REMEMBERED_OUTCOMES and self._columns is not None:
+            if outcome in _REMEMBERED_OUTCOMES and self._columns is not None and isinstance(point, Point):
                 self._learn(self._columns, columns, point)
         arrival.tell()
         self.counters.update(counts)
@@ -298,18 +286,16 @@ class Evaluator:
                 for name, state in self.states.items()
             }
 
-    def invalid_input(self, contract: str, now: float, window: float) -> dict[Pair, dict[str, int]]:
-        """Sequences that failed an input check within the last `window` seconds, by kernel pair and reason."""
-        return {**self.states[contract].failed(ALL, now, window)}
+    def invalid_input(self, contract: str, now: float) -> dict[Pair, dict[str, int]]:
+        """Sequences that failed an input check in the window, by kernel pair and reason."""
+        return {**self.states[contract].failed(ALL, now)}
 
     def failing(self, contract: str, now: float) -> dict[tuple[Pair, str], dict[str, int]]:
         """Sequences that failed an input check in the window, by reason, of each kernel pair and judged slice."""
-        state, window = self.states[contract], self.states[contract].contract.observability.window
+        state = self.states[contract]
         judged = {slice for clause in state.contract.clauses for slice in state.contract.slices_for(clause)} - {ALL}
         return {
-            (pair, slice): reasons
-            for slice in sorted(judged)
-            for pair, reasons in state.failed(slice, now, window).items()
+            (pair, slice): reasons for slice in sorted(judged) for pair, reasons in state.failed(slice, now).items()
         }
 
     def missing(self, contract: str, now: float) -> list[Missing]:
@@ -446,13 +432,15 @@ class Evaluator:
             slice, pair = self._place(point, name)
             into.learn(message, point, name, SeriesKey(point.series, slice, *pair))
 
-    def _take(self, point: Point, arrival: _Arrival) -> tuple[str, str]:
+    def _take(self, point: Point | ImpossiblePoint, arrival: _Arrival) -> tuple[str, str]:
         """Take a point; return what became of it, and a message for its sender."""
-        if self._columns is not None:
-            self._columns.release(point)
-        if point.metric in self._gen_ai:
-            return self._take_gen_ai(point, arrival), ""
         try:
+            if isinstance(point, ImpossiblePoint):
+                raise _RefusedError("malformed", point.message)  # noqa: TRY301 - as what else is refused
+            if self._columns is not None:
+                self._columns.release(point)
+            if point.metric in self._gen_ai:
+                return self._take_gen_ai(point, arrival), ""
             state = self._addressed(point)
             if point.metric == KERNEL_INFO:
                 return self._take_info(point, state, arrival), ""
@@ -520,11 +508,6 @@ class Evaluator:
             raise _RefusedError("unknown_contract", f"contract {name[:80]!r} is not loaded here; loaded: {loaded}")
         return self.states[name]
 
-    def _note_impossible(self, now: float, point: ImpossiblePoint) -> None:
-        for state in self._concerned(point.metric, point.attributes):
-            pair, sender = _pair(point.attributes), point.origin.sender
-            state.refused.add("malformed", pair, sender, 0.0, now, point.message)
-
     def _concerned(self, metric: str, attributes: Mapping[str, Scalar]) -> Sequence[ContractState]:
         """The contract that a refused measurement is about; all that it may be about where it names no loaded one."""
         if metric in {KERNEL_INFO, TRAIN_STEP}:
@@ -571,11 +554,11 @@ def without_collector() -> Iterator[None]:
             gc.enable()
 
 
-def _noted(state: ContractState, outcome: str, point: Point, now: float, message: str = "") -> str:
+def _noted(state: ContractState, outcome: str, point: Point | ImpossiblePoint, now: float, message: str = "") -> str:
     """Return what became of a point, after noting that it is missing where it is."""
     if outcome in _MISSING_OUTCOMES:
-        sender = point.origin.sender
-        state.refused.add(outcome, _pair(point.attributes), sender, now - point.time / 1e9, now, message)
+        age = now - point.time / 1e9 if isinstance(point, Point) else 0.0
+        state.refused.add(outcome, _pair(point.attributes), point.origin.sender, age, now, message)
     return outcome
 
 

@@ -1,17 +1,15 @@
 """Evidence against each cell's limit: an e-detector per cell, fed with observations in the order of arrival.
 
 A clause is turned into "the mean of something that is never negative is at most m" (`MeanTest`); a cell for which that
-cannot be done is not here. A limit on either side of 0 is held against two quantities, each for one side, and counts as
-two cells (`other_side`).
+cannot be done is not here. A limit on either side of 0 is held against two quantities, and counts as two cells
+(`other_side`).
 
-M is what `kc_otel.stats.e_detector` says, with panes as wide as short windows', on the evaluator's clock. Reaching A K,
-A the panes in `false_alarms` and K the cells, means that the limit is not kept, and is on average not reached by chance
-within A panes by any of the K cells together. K is the largest number of cells that ever existed at once: their sum
-divided by K must not grow because a cell disappears.
+M is what `kc_otel.stats.e_detector` says, with panes as wide as short windows', on the evaluator's clock. A cell fails
+at M = A K, A the panes in `false_alarms` and K the largest number of cells that ever existed at once: their sum divided
+by K must not grow because a cell disappears.
 
 Recorders of one kernel version export one after the other, and what came last may be a healthy one's alone. Where a
-version has several recorders, what arrives about a cell that fails is taken in rounds of a heartbeat, so that its end
-rests on all of them.
+version has several, what arrives about a cell that fails is taken in rounds of a heartbeat.
 """
 
 from __future__ import annotations
@@ -22,7 +20,6 @@ from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from kc_otel.contract.model import Contract
 from kc_otel.contract.slices import ALL, UNJUDGED
@@ -34,10 +31,8 @@ from kc_otel.stats import EDetector
 from kc_otel.stats.e_detector import BETS, alarm_level
 from kc_otel.stats.histogram import Histogram
 from kc_otel.stats.histogram_columns import HistogramColumns
+from kc_otel.stats.interval import Floats, Numbers
 from kc_otel.stats.interval_rows import rows_of
-
-Floats = NDArray[np.float64]
-Numbers = NDArray[np.int64]
 
 _OTHER_SIDE: Final = "~opposite"
 """Ends the clause of a cell that holds what the clause's opposite quantity says; no clause's own id can end so."""
@@ -138,11 +133,11 @@ class FailEvidence:
         self.version = 0
         self._contract = contract
         self._width = width
-        self._long = max(contract.observability.long_window, contract.observability.window)
+        self._long = contract.observability.long_window
         self._heartbeat = contract.observability.heartbeat
         self._waiting: dict[Cell, _Waiting] = {}
         self._alpha = 1.0 - contract.observability.confidence
-        self._panes = max(contract.observability.false_alarms / width, 1.0) if width > 0.0 else 1.0
+        self._panes = contract.observability.false_alarms / width
         self._clauses: dict[str, list[str]] = {}
         self._two_sided = {clause.id for clause in contract.clauses if clause.opposite is not None}
         self._of_series: dict[SeriesKey, list[Cell]] = {}
@@ -177,15 +172,11 @@ class FailEvidence:
         """Return the evidence against a cell, in 0..1: log M as a share of what FAIL takes; nan if untracked."""
         if self.test_of(cell) is None:
             return math.nan
-        if self.level <= 0.0:
-            return 0.0
         most = max((held.log_evidence for held in self.sides(cell)), default=0.0)
         return round(min(max(most, 0.0) / self.level, 1.0), SHARE_DIGITS)
 
     def shares(self) -> Floats:
         """`share` of all cells, not rounded, by the numbers of their rows; the last is that of a cell that has none."""
-        if self.level <= 0.0:
-            return np.zeros(len(self._rows) + 1)
         return np.append(np.minimum(np.maximum(self._rows[:, _MEAN] / self.level, 0.0), 1.0), 0.0)
 
     def sides(self, cell: Cell) -> list[HeldEvidence]:
@@ -225,7 +216,7 @@ class FailEvidence:
         if not cells:
             return
         self.most = max(self.most, len(self.cells))
-        pane = math.floor(now / self._width) if self._width > 0.0 else 0
+        pane = math.floor(now / self._width)
         gains = self._gains(found, columns)
         apart = [place for place, cell in enumerate(cells) if not late and self._waits_for_all(cell, shared)]
         unmoved = [place for place, cell in enumerate(cells) if late and self._fails(cell)]
@@ -338,7 +329,7 @@ class FailEvidence:
 
     def turn_back(self, now: float) -> None:
         """The clock went back: bets begin again with its next pane, and no alarm is later than now."""
-        pane = math.floor(now / self._width) if self._width > 0.0 else 0
+        pane = math.floor(now / self._width)
         for cell, held in self.cells.items():
             if held.pane > pane or held.peak > now:
                 held.row[_PANE], held.peak = min(held.pane, pane), min(held.peak, now)

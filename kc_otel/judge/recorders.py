@@ -8,9 +8,9 @@ other recorders of the version measure something else.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 from kc_otel.contract.model import KernelSpecs, declared_apart, declared_otherwise
 from kc_otel.contract.slices import Scalar
@@ -141,30 +141,23 @@ class LastReport(NamedTuple):
     """Clauses of the evaluator's contract for which this one measures something else, or nothing."""
     measured: float = 0.0
     """When it last reported new observations; 0 for never."""
-
-    @classmethod
-    def of(cls, said: Sequence[Any]) -> LastReport:
-        """The report that JSON has as a list."""
-        at, version, otherwise, unmeasured, measured = said
-        return cls(at, version, tuple(otherwise), tuple(unmeasured), measured)
+    moved: float = 0.0
+    """When it went over to another kernel version; 0 for one that has not, or has shut down."""
 
 
 class Recorders:
     """Recorders that reported a kernel version and did not say that they are done with it; times are Unix seconds.
 
-    Each exports within a `heartbeat`. `by_version` has the last reports by version and sender, `ended` when a recorder
-    last said that it is done with a version, `moved` when one went over to another, by the version that it left.
-    `left` has the version, the sender and the last report of those that were done and had applied another contract.
-    `measured` has, by sender, when it last observed each series; those of `INVALID` are by slice. `owed` has, of each
-    series that is or was broken, the senders that measured it then, and when they measured it again, or _NOT_YET,
-    _AT_ONCE, _ENDED. `unsaved` has the senders whose entry in `measured` has changed.
+    Each exports within a `heartbeat`. `by_version` has the last reports by version and sender, `gone` those of
+    recorders that are done with the version. `measured` has, by sender, when it last observed each series; those of
+    `INVALID` are by slice. `owed` has, of each series that is or was broken, the senders that measured it then, and
+    when they measured it again, or _NOT_YET, _AT_ONCE, _ENDED. `unsaved` has the senders whose entry in `measured` has
+    changed.
     """
 
     def __init__(self, heartbeat: float, window: float) -> None:
         self.by_version: dict[str, dict[str, LastReport]] = {}
-        self.ended: dict[str, float] = {}
-        self.moved: dict[str, dict[str, float]] = {}
-        self.left: list[tuple[str, str, LastReport]] = []
+        self.gone: dict[str, dict[str, LastReport]] = {}
         self.measured: dict[str, dict[SeriesKey, float]] = {}
         self.owed: dict[SeriesKey, dict[str, float]] = {}
         self.unsaved: set[str] = set()
@@ -178,24 +171,33 @@ class Recorders:
         self.by_version[version] = senders  # the newest is at the end
         while len(self.by_version) > _MAX_VERSIONS:
             oldest = next(iter(self.by_version))
-            gone = self.by_version.pop(oldest)
-            self.ended.pop(oldest, None)
-            self.moved.pop(oldest, None)
-            for name in gone:
+            self.gone.pop(oldest, None)
+            for name in self.by_version.pop(oldest):
                 self._drop_measured(name)
         before = senders.pop(sender, None)  # the newest is at the end
         if done:
-            self.ended[version] = report.at
-            if report.otherwise or report.unmeasured:
-                self.left = [
-                    *(left for left in self.left if self._is_recent(left[2], report.at)),
-                    (version, sender, report),
-                ]
-                self.left = self.left[-_MAX_RECORDERS:]
+            self._note_gone(version, sender, report)
             return
+        self.gone.get(version, {}).pop(sender, None)
         if before is None and sum(map(len, self.by_version.values())) >= _MAX_RECORDERS:
             self._forget()
         senders[sender] = report if before is None else report._replace(measured=max(report.measured, before.measured))
+
+    def _note_gone(self, version: str, sender: str, report: LastReport) -> None:
+        """Note that a recorder is done with a version; of others that only shut down, and not lately, forget it."""
+        gone = {
+            name: other
+            for name, other in self.gone.get(version, {}).items()
+            if other.moved or self._is_recent(other, report.at)
+        }
+        self.gone[version] = gone
+        full = sum(map(len, self.gone.values())) >= _MAX_RECORDERS
+        name = _MORE_RECORDERS if full and sender not in gone else sender
+        gone[name] = report._replace(moved=gone[name].moved if name in gone else report.moved)
+
+    def _ended(self, version: str) -> float:
+        """When a recorder last said that it is done with a version; -inf for never."""
+        return max((report.at for report in self.gone.get(version, {}).values()), default=-math.inf)
 
     def _forget(self) -> None:
         """Tell the recorder heard longest ago, of the version heard longest ago, no longer apart."""
@@ -272,13 +274,13 @@ class Recorders:
         owing = {sender for sender, at in self.owed.get(key, {}).items() if at == _NOT_YET}
         return not owing <= {sender for other in others for sender in self.owed.get(other, ())}
 
-    def merge(self, version: str, sender: str, report: LastReport, *, done: bool, moved: bool) -> None:
+    def merge(self, version: str, sender: str, report: LastReport, *, done: bool) -> None:
         """Note what another process has heard: one that begins tells all that it remembers, also what is over."""
         self._merges = True
         known = self.by_version.get(version, {}).get(sender)
-        if report.at > (self.ended.get(version, -math.inf) if known is None else known.at):
+        if report.at > (self._ended(version) if known is None else known.at):
             self.hear(version, sender, report, done=done)
-            self.move(sender, {version: done} | ({_ANOTHER_VERSION: False} if moved else {}), report.at)
+            self.move(sender, {version: done} | ({_ANOTHER_VERSION: False} if report.moved else {}), report.at)
             for key, owing in self.owed.items():
                 if (
                     key.kernel_inference == version
@@ -289,28 +291,28 @@ class Recorders:
 
     def all_ended(self, version: str, last: float) -> bool:
         """Return True if each recorder of a version is done with it, and it was not heard of after that."""
-        ended = self.ended.get(version)
-        return ended is not None and not self.by_version.get(version) and ended >= last
+        return bool(self.gone.get(version)) and not self.by_version.get(version) and self._ended(version) >= last
 
     def move(self, sender: str, done: Mapping[str, bool], now: float) -> None:
         """Note all that a recorder says of versions in one message: where it is done with each, it shuts down."""
         shuts_down = all(done.values()) and not self.versions_of(sender)  # a collector may have split the message
-        for version in self.moved if shuts_down else [version for version, left in done.items() if not left]:
-            self.moved.get(version, {}).pop(sender, None)
-        if shuts_down:
-            self._forget_measured(sender)
-            for owing in self.owed.values():
-                if owing.pop(sender, None) is not None:
-                    owing[_SHUT_DOWN] = _ENDED
-        for version in () if shuts_down else [version for version, left in done.items() if left]:
-            if version in self.by_version:
-                full = sum(map(len, self.moved.values())) >= _MAX_RECORDERS
-                senders = self.moved.setdefault(version, {})
-                senders.setdefault(_MORE_RECORDERS if full and sender not in senders else sender, now)
+        if not shuts_down:
+            for gone in [self.gone.get(version, {}) for version, left in done.items() if left]:
+                name = sender if sender in gone else _MORE_RECORDERS
+                if name in gone:
+                    gone[name] = gone[name]._replace(moved=gone[name].moved or now)
+            return
+        for gone in self.gone.values():
+            if sender in gone:
+                gone[sender] = gone[sender]._replace(moved=0.0)
+        self._forget_measured(sender)
+        for owing in self.owed.values():
+            if owing.pop(sender, None) is not None:
+                owing[_SHUT_DOWN] = _ENDED
 
     def moved_since(self, version: str, since: float = -math.inf) -> bool:
         """Return True if a recorder of a version measures another one, since a Unix time in seconds or later."""
-        return any(left >= since for left in self.moved.get(version, {}).values())
+        return any(report.moved and report.moved >= since for report in self.gone.get(version, {}).values())
 
     def shared(self) -> set[str]:
         """Kernel versions that several recorders report."""
@@ -362,18 +364,26 @@ class Recorders:
 
     def otherwise(self, now: float) -> Iterator[tuple[str, LastReport]]:
         """Yield kernel versions and recorders that have other slices or clauses than this contract, if heard lately."""
-        known = [(version, report) for version, senders in self.by_version.items() for report in senders.values()]
-        for version, report in (*known, *((version, report) for version, _, report in self.left)):
+        for (version, _), (report, _) in self.reports().items():
             if (report.otherwise or report.unmeasured) and self._is_recent(report, now):
                 yield version, report
+
+    def reports(self) -> dict[tuple[str, str], tuple[LastReport, bool]]:
+        """The last report of each recorder of a version, by both, and whether it is done with that."""
+        return {
+            (version, sender): (report, done)
+            for done, table in ((True, self.gone), (False, self.by_version))
+            for version, senders in table.items()
+            for sender, report in senders.items()
+        }
 
     def _is_recent(self, report: LastReport, now: float) -> bool:
         return now - report.at <= max(self._patience, self._window)
 
     def turn_back(self, now: float) -> None:
         """The clock went back: none reported later than now."""
-        known = self.by_version, self.moved, self.measured, self.owed, self.left
-        self.by_version, self.moved, self.measured, self.owed, self.left = not_later(known, now)
+        known = self.by_version, self.gone, self.measured, self.owed
+        self.by_version, self.gone, self.measured, self.owed = not_later(known, now)
 
 
 def _shows(key: SeriesKey, other: SeriesKey) -> bool:

@@ -16,7 +16,7 @@ INPUT_CLAUSE: Final = "input"
 
 
 class Status(StrEnum):
-    """Three values, silence, and what is no sample of the kernels. Alarms fire on FAIL, promotion asks for PASS."""
+    """Status of a cell: three verdicts, silence, and invalid input. Alarms fire on FAIL, promotion asks for PASS."""
 
     PASS = "PASS"  # noqa: S105 - a verdict, not a password
     INCONCLUSIVE = "INCONCLUSIVE"
@@ -101,16 +101,13 @@ class Part:
 
 
 @dataclass(frozen=True, slots=True)
-class OfLag:
-    """A clause's mean over what weights of some lags sampled."""
+class OfLag(Part):
+    """A clause's mean over the observations that weights within one range of lags sampled."""
 
     lag: str
     """Versions that they were behind: `0`, `1`, `2-3`, `4-7` or `8+`."""
     share: float
     """Of the observations; of a clause by prompt, of the tokens."""
-    estimate: float
-    lower: float
-    upper: float
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ from typing import Final, Literal, NamedTuple, overload
 import numpy as np
 from numpy.typing import NDArray
 
-from kc_otel.contract.clause import About, Clause
+from kc_otel.contract.clause import Clause
 from kc_otel.contract.model import Contract
 from kc_otel.contract.registry.clause_metrics import QUANTITIES, Unit
 from kc_otel.contract.units import format_duration
@@ -38,7 +38,7 @@ INVALID_INPUT: Final = "INVALID INPUT"
 """First words of the reason of a cell that input is no sample for."""
 _DISTANCES: Final = frozenset(
     key for key, quantity in QUANTITIES.items() if quantity.low == 0.0 and key not in {"ratio", "geometric_ratio"}
-) - {"weights_lag", "updates_rounded_away"}
+) - {"weights_lag"}
 """Metrics that are 0 where the two kernels agree, and above 0 where they differ."""
 _MAX_QUOTED_CHARACTERS: Final = 200
 """Characters of an exception's message that are said."""
@@ -105,7 +105,6 @@ class Terms(NamedTuple):
     few below it say nothing of the next."""
     what: str
     """Name of the observations, in the plural."""
-    about: About
 
     @classmethod
     def of(cls, contract: Contract, clause: Clause, slice: str) -> Terms:
@@ -117,7 +116,6 @@ class Terms(NamedTuple):
             allows_none=none,
             fails_at_once=none or clause.parsed_statistic.kind == "max",
             what=f"{quantity.per}s" if quantity is not None and quantity.per in _NAMED_UNITS else "samples",
-            about=clause.about,
         )
 
 
@@ -377,7 +375,7 @@ class Verdicts(Sequence[Verdict]):
             reason=item.absence or _reason(case),
             contract_version=contract.metadata.version,
             contract_hash=contract.hash,
-            about=terms.about,
+            about=item.clause.about,
             # What came after an alarm passes: nothing of it is left.
             evidence=0.0 if item.failing and status is Status.PASS else item.share,
             observed=item.observed,

@@ -33,23 +33,23 @@ from kc_otel.stats import Interval, tv_for_reward_budget
 
 BUDGET: Final = "reward"
 """The clause that is the budget itself: no baseline changes it."""
-_CAPPED, _TAIL_OF_CAPPED = "token-tv", "token-tv-tail"
+_TV_CLAUSE_ID, _TV_TAIL_CLAUSE_ID = "token-tv", "token-tv-tail"
 _CAP_IN_LIMITS: Final = 5.0
 """Cap of a capped mean, in limits: it needs a fiftieth of the prompts, and kernels within the limit seldom reach it."""
 _ON_TOKENS: Final = (
     Clause(id="token-kl", metric="k3", unit="token", limit=0.5),
-    Clause(id=_CAPPED, metric="tv_token", unit="token", limit=0.5),
-    Clause(id=_TAIL_OF_CAPPED, metric="tv_token", statistic="fraction > 0.5", unit="prompt", limit=0.01),
+    Clause(id=_TV_CLAUSE_ID, metric="tv_token", unit="token", limit=0.5),
+    Clause(id=_TV_TAIL_CLAUSE_ID, metric="tv_token", statistic="fraction > 0.5", unit="prompt", limit=0.01),
     Clause(id="tail", metric="tv_token", statistic="fraction > 0.5", unit="token", limit=0.5),
 )
 """Clauses that a baseline gives their limits. Above a (1-w)+ of 0.5 a token is another one more often than not."""
 _LINE_CHARACTERS: Final = 112
-_RAISE: Final = 1.25
-_MOST_RAISES: Final = 11
+_MARGIN_GROWTH: Final = 1.25
+_MAX_MARGIN_RAISES: Final = 11
 """Times that a margin is raised at most, more than tenfold together."""
-_LEAST_TRUTH: Final = 0.05
+_MIN_ESTIMATE_IN_LIMITS: Final = 0.05
 """In limits: a smaller value is decided no sooner."""
-_LEAST_LIMIT: Final = 1e-6
+_MIN_LIMIT: Final = 1e-6
 """A pair that is the same to the last bit keeps any limit; below this one rounding alone is a breach."""
 _LAG_CLAUSE: Final = Clause(id="weights-lag", metric="weights_lag", limit=1)
 _REWARD_DRIFT: Final = Clause(id=BUDGET, metric="reward_drift", limit=1)
@@ -164,7 +164,7 @@ def write(draft: Draft, baseline: Recording | None = None, *, margin: float = 2.
         msg = f"{', '.join(never)}: no number of observations can PASS it, even of identical kernels; raise the budget"
         raise ValueError(msg)
     text = _text_of(draft, clauses, needed, name)
-    measured = tuple(made.clause.id for made in clauses if made.clause.id not in {BUDGET, _TAIL_OF_CAPPED})
+    measured = tuple(made.clause.id for made in clauses if made.clause.id not in {BUDGET, _TV_TAIL_CLAUSE_ID})
     return Written(text, load_text(text, f"{draft.name}.yaml"), needed, found, measured, older)
 
 
@@ -204,33 +204,33 @@ def _measured(
     most = {Unit.TOKEN: prompts * int(baseline.lengths.sum()) // there}
     cap: float | None = None
     for clause in _ON_TOKENS:
-        if clause.id == _TAIL_OF_CAPPED:
+        if clause.id == _TV_TAIL_CLAUSE_ID:
             if cap is not None:
                 yield _tail(contract, clause, cap, prompts)
             continue
         own = {of.slice: of for of in found if of.clause == clause.id and math.isfinite(of.interval.upper)}
         if ALL not in own:
             continue
-        for step in range(_MOST_RAISES + 1):
-            made = _with_margin(clause, own, margin * _RAISE**step, source)
-            truth = max(own[ALL].interval.estimate / made.clause.limit_for(ALL), _LEAST_TRUTH)
+        for step in range(_MAX_MARGIN_RAISES + 1):
+            made = _with_margin(clause, own, margin * _MARGIN_GROWTH**step, source)
+            truth = max(own[ALL].interval.estimate / made.clause.limit_for(ALL), _MIN_ESTIMATE_IN_LIMITS)
             size = typical_size(contract, made.clause, ALL, truth)
-            if size is None or size <= most.get(Unit.PROMPT if clause.id == _CAPPED else Unit.TOKEN, prompts):
+            if size is None or size <= most.get(Unit.PROMPT if clause.id == _TV_CLAUSE_ID else Unit.TOKEN, prompts):
                 break
-        cap = made.clause.cap if clause.id == _CAPPED else cap
+        cap = made.clause.cap if clause.id == _TV_CLAUSE_ID else cap
         yield made
 
 
 def _with_margin(clause: Clause, own: Mapping[str, NoiseFloor], margin: float, source: str) -> DraftClause:
     above = {slice: cut(margin * of.interval.upper * 1.005) for slice, of in own.items()}
-    limits = {slice: max(min(limit, 0.999), _LEAST_LIMIT) for slice, limit in above.items()}
+    limits = {slice: max(min(limit, 0.999), _MIN_LIMIT) for slice, limit in above.items()}
     limit = limits.pop(ALL)
     slices = {slice: higher for slice, higher in limits.items() if higher > limit}
     description = "The kernels are further apart than the accepted pair, by more than the margin."
     changed: dict[str, Any] = {"limit": limit, "slices": slices, "description": description}
     derivation = f"{margin:.3g} x the drift of {source}: {_figure(own[ALL])}."
     cap = cut(_CAP_IN_LIMITS * max(limit, *slices.values(), 0.0))
-    if clause.id == _CAPPED:
+    if clause.id == _TV_CLAUSE_ID:
         changed |= {"unit": None, "cap": cap if cap < 1.0 else None}
     return DraftClause(Clause(**clause.model_dump(exclude_unset=True) | changed), derivation)
 
@@ -269,7 +269,7 @@ def _figure(floor: NoiseFloor) -> str:
     return f"{rounded(found.estimate)}, at most {rounded(found.upper)}, from {found.samples:,} {floor.unit}s"
 
 
-_TEXT: Final = """\
+_CONTRACT_TEMPLATE: Final = """\
 {purpose}
 #{baseline}
 {symbols}
@@ -313,7 +313,7 @@ escalation:
   - {{on: no-data, for: 3m, severity: warning, do: [notify, hold-promotion]}}
   - {{on: invalid-input, severity: warning, do: [notify]}}
 """
-_RUNTIME: Final = f"""\
+_RUNTIME_SECTION: Final = f"""\
 runtime:
   # With older weights, drift includes the policy's own change. Asynchronous recipes run at 1; write 0 if rollouts wait
   # for the sync.
@@ -322,14 +322,14 @@ runtime:
     limit: 1
     description: Rollouts come from older weights than the recipe allows; look at the weight sync first.
 """
-_SERVICE: Final = {
+_SERVICE_ACTIONS: Final = {
     "done": "route to the training kernel",
     "first": "[{route: train-kernel}, {webhook: pager}]",
     "ends": "notify again, and hold promotions",
     "later": "[notify, hold-promotion]",
 }
 """Words and actions of the critical steps; only a service has a router."""
-_TRAINER: Final = {
+_TRAINER_ACTIONS: Final = {
     "done": "leave its rollouts out of the loss",
     "first": "[quarantine-rollouts, resync-weights, {webhook: pager}]",
     "ends": "stop training",
@@ -348,7 +348,7 @@ def _text_of(draft: Draft, clauses: Sequence[DraftClause], needed: Sequence[Need
         "how much traffic decides them."
     )
     slices = (f"  {_text(name)}: {{where: {_inline(where)}}}\n" for name, where in draft.slices.items())
-    return _TEXT.format(
+    return _CONTRACT_TEMPLATE.format(
         purpose=_comment(
             f"{draft.name}: how far {draft.inference['engine']} may be from {draft.train['engine']} so that the mean "
             f"reward, in [{low:g}, {high:g}], moves by at most {draft.reward_budget:g} over answers of up to "
@@ -369,10 +369,10 @@ def _text_of(draft: Draft, clauses: Sequence[DraftClause], needed: Sequence[Need
         clip="" if draft.clip is None else f"  clip: {exact(draft.clip)}  # PPO's epsilon\n",
         slices="slices:\n" + "".join(slices) if draft.slices else "",
         clauses="\n".join(line for clause in clauses for line in _clause(clause, needed)),
-        runtime=_RUNTIME if lag else "",
+        runtime=_RUNTIME_SECTION if lag else "",
         what=f"{what} or the weights" if lag else what,
         critical=f"[{', '.join([*critical, *([_LAG_CLAUSE.id] if lag else [])])}]",
-        **(_TRAINER if draft.data in TRAINERS else _SERVICE),
+        **(_TRAINER_ACTIONS if draft.data in TRAINERS else _SERVICE_ACTIONS),
     )
 
 

@@ -89,16 +89,6 @@ class Kernel:
         )
 
     @classmethod
-    def from_plain(cls, plain: Mapping[str, Any]) -> Kernel:
-        """The kernel that `to_plain` wrote.
-
-        Raises:
-            TypeError: If a field is missing or unknown.
-            ValueError: If the engine is not a name.
-        """
-        return cls(**plain)
-
-    @classmethod
     def reported(cls, fields: Mapping[str, str]) -> Kernel:
         """The kernel whose `attributes` these are, their names without `kc.kernel.`.
 
@@ -114,7 +104,7 @@ class Kernel:
         return {name.removeprefix(_PREFIX): str(value) for name, value in self.attributes().items()}
 
     def to_plain(self) -> dict[str, Any]:
-        """The fields that are set, as a JSON object."""
+        """The fields that are set, as a JSON object; `Kernel(**plain)` is the kernel again, or a TypeError."""
         fields = {name: value for name in _ATTRIBUTES if (value := getattr(self, name)) is not None}
         return {**fields, "extra": dict(self.extra)} if self.extra else fields
 

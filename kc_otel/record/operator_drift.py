@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from kc_otel.contract.input_reasons import remedy
+from kc_otel.contract.registry.clause_metrics import RECORDED
 from kc_otel.record.measure.arrays import as_bool, is_tensor, largest, on_gpu, on_host
 from kc_otel.record.work import QueuedBatch
 
@@ -147,17 +148,16 @@ def _in_ulps(
 def _rows(train: Any, inference: Any) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
     """[4, rows] of max_abs, relative, cosine and the largest |a|, and which rows are finite, in host memory."""
     if not is_tensor(train):
-        found, fine = _reduced(train.astype(np.float64), inference.astype(np.float64), np)
-        return found, fine
+        return _reduced(train.astype(np.float64), inference.astype(np.float64), np)
     import torch  # noqa: PLC0415 - a caller with a tensor has loaded it
 
     with torch.no_grad():
         a, b = (side.detach().to(train.device, torch.float64) for side in (train, inference))
         found, fine = _reduced(a, b, torch)
-        return found.cpu().numpy(), fine.cpu().numpy()
+        return on_host(found), on_host(fine)
 
 
-def _reduced(a: Any, b: Any, library: Any) -> Any:
+def _reduced(a: Any, b: Any, library: Any) -> tuple[Any, Any]:
     finite = library.isfinite(a) & library.isfinite(b)
     # Both -inf, as in masked attention scores, is agreement.
     same = (a == b) | finite
@@ -176,21 +176,34 @@ def _reduced(a: Any, b: Any, library: Any) -> Any:
     return stack, fine
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Observed:
-    """Observations of operators in one batch.
+class Observed(NamedTuple):
+    """Observations in one batch, of operators or of none.
 
-    Of each operator there are its name, the member that each observation is of, [n], and the observations by the
-    registry's key, float64 [n] each. Of each failed input check the reason, members, how many of them there are (one
-    where nobody knows which they are), and the finding in words.
+    Of each failed input check `invalid` has the reason, members, how many of them there are (one where nobody knows
+    which they are), and the finding in words.
     """
 
     members: int  # of the outputs' first axis: sequences, as a rule
-    operators: Sequence[tuple[str, NDArray[np.intp], Mapping[str, NDArray[np.float64]]]]
+    # operator, the member that each observation is of [n], and observations by the registry's key, float64 [n] each
+    observations: Sequence[tuple[str, NDArray[np.intp], Mapping[str, NDArray[np.float64]]]]
     invalid: list[tuple[str, Sequence[int], int, str | None]]
 
 
 def observed(work: QueuedBatch) -> Observed:
+    """Take a program's own observations, or make those of two outputs or of two kernels' routes."""
+    return {"operator": _of_outputs, "routes": _of_routes, "value": _of_program}[work.kind](work)
+
+
+def _of_program(work: QueuedBatch) -> Observed:
+    quantity, values = work.settings["quantity"], np.atleast_1d(on_host(work.arrays["value"])).astype(np.float64)
+    known = RECORDED[quantity]
+    inside = (values >= known.low) & (values <= known.high) & np.isfinite(values)
+    if values.ndim != 1 or not inside.all():
+        raise ValueError(f"{quantity}: {values} are not numbers from {known.low:g} to {known.high:g}")
+    return Observed(values.size, [("", np.arange(values.size), {quantity: values})], [])
+
+
+def _of_outputs(work: QueuedBatch) -> Observed:
     """Compare the rows of two outputs, [..., features]; one axis alone is one row."""
     train, inference, operator = work.arrays["train"], work.arrays["inference"], work.settings["operator"]
     members = train.shape[0] if train.ndim > 1 else 1
@@ -207,7 +220,7 @@ def observed(work: QueuedBatch) -> Observed:
     return Observed(members, found, [("operator_not_finite", [0] * drift.not_finite, 1, why)])
 
 
-def observed_routes(work: QueuedBatch) -> Observed:
+def _of_routes(work: QueuedBatch) -> Observed:
     """Compare the routes of a batch's tokens, of all layers' routers together and of each."""
     train, inference, mask = on_host(work.arrays["train"]), on_host(work.arrays["inference"]), work.arrays["mask"]
     if train.shape != inference.shape or train.ndim not in (3, 4):

@@ -25,7 +25,7 @@ from kc_otel.record.work import Processing, QueuedBatch, Role, Rows, Tree, Weigh
 
 
 def content_key(token_ids: ArrayLike, prompt_ids: ArrayLike = ()) -> str:
-    """A key for a sequence that nobody named: a hash of its prompt and its tokens, 32 hex digits."""
+    """Return a key for an unnamed sequence: a hash of its prompt and its tokens, 32 hex digits."""
     digest = hashlib.blake2b(digest_size=16)
     for ids in (np.asarray(prompt_ids, dtype=np.int64).ravel(), np.asarray(token_ids, dtype=np.int64).ravel()):
         digest.update(ids.size.to_bytes(8, "little"))
@@ -242,7 +242,7 @@ def paired_batch(last: QueuedBatch, pairs: Sequence[Pair]) -> QueuedBatch:
 
 
 def _groups(pairs: Sequence[Pair]) -> list[Hashable] | None:
-    """Names of the pairs' prompts; a sequence whose prompt nobody knows is its own where others' are known."""
+    """Return the names of the pairs' prompts; an unknown one is named after its sequence. None if all are unknown."""
     known = [pair.either("group") for pair in pairs]
     if all(name is None for name in known):
         return None

@@ -313,13 +313,11 @@ def each_row(
     return sequences
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class BatchVersions:
+class BatchVersions(NamedTuple):
     """Training steps that sampled a batch, and the sequences of each."""
 
     steps: NDArray[np.int64]  # rising
     members: Any  # slices of the sequences that hold tokens of each step, bool [steps, slices]
-    straddling: int  # sequences that hold tokens of several
 
     def __str__(self) -> str:
         named = ",".join(str(step) for step in self.steps[-_MAX_NAMED_VERSIONS:].tolist())
@@ -358,7 +356,7 @@ def batch_versions(
     """
     if per_token is None:
         known = isinstance(version, int)
-        return BatchVersions(np.array([version]), membership.any(axis=0, keepdims=True), 0) if known else None
+        return BatchVersions(np.array([version]), membership.any(axis=0, keepdims=True)) if known else None
     given = on_host(per_token)
     if given.dtype.kind not in "iu" or counts.shape != given.shape:
         raise ValueError(
@@ -370,7 +368,7 @@ def batch_versions(
     rows, which = np.divmod(held, max(steps.size, 1))
     members = np.zeros((steps.size, membership.shape[1]), dtype=np.bool_)
     np.logical_or.at(members, which, membership[rows])
-    return BatchVersions(steps, members, int((np.bincount(rows, minlength=1) > 1).sum()))
+    return BatchVersions(steps, members)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

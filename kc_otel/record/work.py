@@ -172,33 +172,21 @@ def per_sequence(name: str, data: Tree, sequences: int) -> NDArray[np.float64]:
 
 
 def _padded(arrays: dict[str, Tree], like: str) -> Rows:
-    lists: dict[str, Any] = {name: _as_list(tree) for name, tree in arrays.items() if tree is not None}
+    lists = {name: [np.atleast_1d(on_host(item)) for item in tree] for name, tree in arrays.items() if tree is not None}
     sequences = len(lists[like])
     for name, rows in lists.items():
         if len(rows) != sequences:
             raise ValueError(f"{name}: {len(rows)} sequences, but {like} has {sequences}")
-    lists |= {name: _spread(lists.get(name), lists[like]) for name in ("advantages", "versions")}
-    lists = {name: rows for name, rows in lists.items() if rows is not None}
+        if name in {"advantages", "versions"}:  # one number is that of all tokens
+            sizes = [row.shape[0] for row in lists[like]]
+            lists[name] = [np.full(n, a[0]) if a.shape == (1,) else a for a, n in zip(rows, sizes, strict=True)]
     kept = [i for i in range(sequences) if len({rows[i].shape[0] for rows in lists.values()}) == 1]
     lengths = np.array([lists[like][i].shape[0] for i in kept], dtype=np.int64)
     width = int(lengths.max(initial=0))
     out = {name: _stacked([rows[i] for i in kept], width) for name, rows in lists.items() if kept}
     inside = np.arange(width) < lengths[:, None]
-    if "mask" in out:
-        inside = inside & as_bool(out["mask"])
-    out["mask"] = inside
+    out["mask"] = inside & as_bool(out["mask"]) if "mask" in out else inside
     return Rows({name: out.get(name) for name in {**arrays, "mask": None}}, kept, sequences)
-
-
-def _as_list(tree: Tree) -> list[Any]:
-    rows = [on_host(item) for item in tree]
-    return [row if row.ndim else row[None] for row in rows]
-
-
-def _spread(given: list[Any] | None, like: list[Any]) -> list[Any] | None:
-    if given is None:
-        return None
-    return [np.full(row.shape[0], a[0]) if a.shape == (1,) else a for a, row in zip(given, like, strict=True)]
 
 
 def _stacked(rows: Sequence[Any], width: int) -> Any:

@@ -20,7 +20,7 @@ _inherited: Final[list[dict[str, Any]]] = []
 
 
 class PerProcess:
-    """Base of what has a state of its own in every process: `_begin` makes it, here and in each forked child.
+    """Base of classes with a state for each process: `_begin` makes it, here and in each forked child.
 
     What the parent had is kept in a child and left alone: a tensor on a device, an open database or a gRPC channel must
     not be let go of by a process that did not make it.
@@ -132,7 +132,7 @@ class BoundedWorker(PerProcess, Generic[T]):
         atexit.register(self.close)
 
     def put(self, make: Callable[[], T], size: int) -> bool:
-        """Queue what `make` returns, which is called at once if there is room for `size` bytes; whether it was queued.
+        """Call `make` if there is room for `size` bytes, and queue its result; return True if it was queued.
 
         Never raises, apart from what is no `Exception`.
         """
@@ -164,7 +164,7 @@ class BoundedWorker(PerProcess, Generic[T]):
             return self._changed.wait_for(lambda: self._done >= target, max(timeout, 0.0))
 
     def close(self, timeout: float = _EXIT_SECONDS) -> bool:
-        """Take no more, and wait at most `timeout` seconds for what is queued; whether all of it was handled.
+        """Close the queue, and wait at most `timeout` seconds for its items; return True if all were handled.
 
         Other items are dropped and counted, including the one being handled at this moment.
         """
@@ -247,7 +247,7 @@ class BoundedWorker(PerProcess, Generic[T]):
                 del taken  # a batch is not held while the next is waited for
 
     def _take(self) -> list[tuple[T, int]] | None:
-        """The oldest items, none if it is time to wake, None when nothing is left and nothing can come."""
+        """Take the oldest items; empty if it is time to wake, None if the queue is closed and empty."""
         seconds = self._wake()
         with self._changed:
             self._changed.wait_for(lambda: self._waiting or not (self._open or self._reserved), seconds)

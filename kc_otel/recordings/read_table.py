@@ -162,10 +162,11 @@ class RewrittenError(RecordingError):
 
 @dataclass(slots=True)
 class LinesRead:
-    """Progress in a file of lines: the number of lines, and the digest of their text."""
+    """Progress in a file of lines: the number of lines, the digest of their text, and the number of a torn last one."""
 
     count: int = 0
     digest: str = ""
+    torn: int = 0
 
 
 def read_jsonl(path: Path, columns: Mapping[str, str] | None, read: LinesRead | None = None) -> RaggedTable:
@@ -253,28 +254,42 @@ def scalars_of(values: Mapping[str, Any]) -> dict[str, Scalar]:
 
 
 def lines(path: Path, read: LinesRead | None = None) -> Iterator[tuple[int, str]]:
-    """Yield the lines that hold anything after those `read` counts, or a RewrittenError; `read` advances."""
+    """Yield the lines that hold anything after those `read` counts, or a RewrittenError; `read` advances.
+
+    With `read`, a last line that has no end and is no JSON yet is not yielded: its writer has not finished it.
+    """
     packed = path.suffix == ".gz"
     known = LinesRead() if read is None else replace(read)
     line, digest = 0, hashlib.sha256()
     try:
-        with gzip.open(path, "rt", encoding="utf-8") if packed else path.open(encoding="utf-8") as file:
-            for line, text in enumerate(file, 1):
+        with gzip.open(path) if packed else path.open("rb") as file:
+            for line, raw in enumerate(file, 1):
                 if read is not None:
-                    digest.update(text.rstrip("\n").encode() + b"\n")
+                    if not raw.endswith(b"\n") and _is_torn(raw):
+                        read.torn, line = line, line - 1  # noqa: PLW2901 - the lines that there are
+                        break
+                    digest.update(raw.rstrip(b"\r\n") + b"\n")
                     if line == known.count and digest.hexdigest() != known.digest:
                         raise RewrittenError(f"{path}: no longer begins with the {known.count:,} lines that were read")
                     if line <= known.count:
                         continue
                     read.count, read.digest = line, digest.hexdigest()
-                if text.strip():
-                    yield line, text
+                if raw.strip():
+                    yield line, raw.decode()
         if line < known.count:
             raise RewrittenError(f"{path}: no longer has the {known.count:,} lines that were read")
     except OSError as error:
         raise RecordingError(f"{path}: cannot be read ({error.strerror or error})") from None
     except (EOFError, UnicodeDecodeError) as error:
         raise RecordingError(f"{path}: cannot be read ({error}); is it cut off, or not UTF-8?") from None
+
+
+def _is_torn(raw: bytes) -> bool:
+    try:
+        read_json_text(raw)
+    except ValueError:
+        return True
+    return False
 
 
 def _resolved(source: str, row: Mapping[str, Any], columns: Mapping[str, str] | None) -> dict[str, str]:

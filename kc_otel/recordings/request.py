@@ -125,7 +125,7 @@ def decode(row: Row) -> SampledRequest:
             prompt_ids=np.frombuffer(prompt_ids, dtype=_IDS).astype(np.int64),
             token_ids=np.frombuffer(token_ids, dtype=_IDS).astype(np.int64),
             logprobs=np.frombuffer(logprobs, dtype=_LOGPROBS).astype(np.float32),
-            **{**plain, "kernel": Kernel.from_plain(plain["kernel"])},
+            **{**plain, "kernel": Kernel(**plain["kernel"])},
         )
     except (TypeError, KeyError, ValueError) as error:
         raise ValueError(f"request {request_id!r} cannot be read ({error})") from None

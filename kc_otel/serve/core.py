@@ -304,17 +304,16 @@ class Core:
     def _judged(self, evaluation: Evaluation, name: str, now: float, unit: UnitOfWork) -> list[Announcement]:
         """Write a contract's verdicts; return the announcements. A cell that nobody has ever reported to is no news."""
         return [
-            self.events.changed(change, self._names(name), now)
-            for change in self.history.write(name, evaluation, unit)
-            if change.before is not None or change.verdict.status is not Status.NO_DATA
+            self.events.changed(verdict, before, self._names(name), now)
+            for verdict, before in self.history.write(name, evaluation, unit)
+            if before is not None or verdict.status is not Status.NO_DATA
         ]
 
     def _escalated(
         self, before: EscalationState, evaluation: Evaluation, name: str, now: float, unit: UnitOfWork
     ) -> tuple[EscalationState, list[Announcement]]:
         """Carry out what a contract's verdicts lead to. Returns what holds from now on, and what is to be announced."""
-        contract = self.contracts[name]
-        invalid = self.evaluator.invalid_input(name, now, contract.observability.window)
+        contract, invalid = self.contracts[name], self.evaluator.invalid_input(name, now)
         moved: list[Announcement] = []
 
         def promote(
@@ -365,7 +364,6 @@ class Core:
         return TrafficSeen(
             measured=lambda *where: newest.get(where, never)[0],
             arrived=lambda *where: newest.get(where, never)[1],
-            routers=self.listeners.routes(name),
             kept=lambda *where: self._kept(name, *where),
             behind=cache(behind),
             silent=self.evaluator.silent(name, now),

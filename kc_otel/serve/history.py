@@ -65,14 +65,6 @@ _KEPT_RECENT: Final = 120
 
 
 @dataclass(frozen=True, slots=True)
-class StatusChange:
-    """A cell whose status is not what it was."""
-
-    verdict: Verdict
-    before: Status | None
-
-
-@dataclass(frozen=True, slots=True)
 class _Line:
     """A cell as of its last evaluation; without a verdict, as of a process before."""
 
@@ -113,11 +105,11 @@ class CellHistory:
             else:
                 self._forget(cell)
 
-    def write(self, name: str, evaluation: Evaluation, unit: UnitOfWork) -> list[StatusChange]:
-        """Write an evaluation of every cell of a contract, and say what it changes; forget cells that are gone."""
+    def write(self, name: str, evaluation: Evaluation, unit: UnitOfWork) -> list[tuple[Verdict, Status | None]]:
+        """Write an evaluation of a contract, and return verdicts of another status than before; forget what is gone."""
         before, slot = self._lines.get(name, {}), self._index(name, evaluation.at)
         begun = slot != self._slot.get(name)
-        changes: list[StatusChange] = []
+        changes: list[tuple[Verdict, Status | None]] = []
         lines: dict[Cell, _Line] = {}
         points: dict[Cell, HistoryPoint] = {}
         worse: dict[Cell, HistoryPoint] = {}
@@ -127,7 +119,7 @@ class CellHistory:
             if line is not None and line.status is verdict.status:
                 since = line.since
             else:
-                changes.append(StatusChange(verdict, None if line is None else line.status))
+                changes.append((verdict, None if line is None else line.status))
                 self._connection.execute(
                     "INSERT INTO cell_line (cell, newest, current, since) VALUES (?, ?, ?, ?) ON CONFLICT (cell) "
                     "DO UPDATE SET newest = excluded.newest, current = excluded.current, since = excluded.since",
@@ -329,10 +321,9 @@ class EventLog:
         self.record(alert.cell.contract, reason.value, data, now)
         return Announcement(alert.severity, data["message"], _attributes(alert.verdict))
 
-    def changed(self, change: StatusChange, names: Names, now: float) -> Announcement:
+    def changed(self, verdict: Verdict, was: Status | None, names: Names, now: float) -> Announcement:
         """Write that a cell has another status."""
-        verdict, cell = change.verdict, change.verdict.cell
-        status, before = verdict.status.value, change.before.value if change.before else None
+        cell, status, before = verdict.cell, verdict.status.value, was.value if was else None
         of = pair_name(names, cell.kernel_train, cell.kernel_inference)
         message = f"{cell.clause} on {cell.slice}{of}: {before or 'new'} -> {status}: {verdict.reason}"
         data = {**_cell_fields(cell), "status": status, "before": before, "message": message}

@@ -142,10 +142,6 @@ class Listeners:
             if instance:
                 known.pop(instance, None)
 
-    def routes(self, contract: str) -> float:
-        """Unix time when a program that routes by a contract last had the table in force; -inf where none did."""
-        return self._heard.get((contract, _ROUTE), -math.inf)
-
     def behind(self, contract: Contract, slice: str, since: float, all_since: float | None, now: float) -> str:
         """Say which routers have not applied an order, or `all_since`, one for all traffic: the end of a sentence."""
         id = None if slice == ALL else contract.slice_ids.get(slice, "")

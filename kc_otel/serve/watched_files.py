@@ -16,7 +16,7 @@ class UnusableFileError(Exception):
 
 
 class WatchedFiles(ABC):
-    """What files hold. They are read again once they change; while that fails, what was read before stays in force."""
+    """Content of files, read again once they change; while that fails, the content read before stays in force."""
 
     def __init__(self, paths: Iterable[Path]) -> None:
         self._paths = tuple(paths)

@@ -159,6 +159,26 @@ def test_a_gate_without_a_decision_leaves_no_evidence_of_the_one_before(run, con
     assert (code, out, "cannot be read" in err) == (2, "", True)
 
 
+@pytest.mark.parametrize("option", ["--evidence", "--junit", "--markdown"])
+@pytest.mark.parametrize("name", ["policy.yaml", "good.npz", "folder/good.npz"])
+def test_a_gate_replaces_no_file_that_it_reads(run, contract, tmp_path, option, name):
+    """Neither does its evidence replace any file that is no evidence."""
+    (tmp_path / "folder").mkdir()
+    recording = write(tmp_path / ("folder/good.npz" if "/" in name else "good.npz"))
+    before, given = (tmp_path / name).read_bytes(), recording.parent if "/" in name else recording
+    code, out, err = run("gate", "run", contract, given, option, tmp_path / name)
+    assert (code, out, err.startswith(f"{option}: {tmp_path / name} ")) == (2, "", True)
+    assert (tmp_path / name).read_bytes() == before
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"format": 1}', "no JSON"])
+def test_evidence_replaces_evidence_alone(run, contract, tmp_path, text):
+    (tmp_path / "other.json").write_text(text)
+    code, _, err = run("gate", "run", contract, tmp_path / "none.npz", "--evidence", tmp_path / "other.json")
+    assert (code, "other.json exists and is no gate's evidence; name another file" in err) == (2, True)
+    assert (tmp_path / "other.json").read_text() == text
+
+
 def test_the_contract_may_come_from_standard_input(run, tmp_path):
     path, record = write(tmp_path / "log.npz"), tmp_path / "e.json"
     assert run("gate", "run", "-", path, "--evidence", record, stdin=CONTRACT)[0] == 0

@@ -75,7 +75,7 @@ def test_the_status_of_one_contract_is_that_ones_only(running):
         assert kc("alerts", "silence", "policy", "--for", "1h", "--why", "looking")[0] == 0
         code, shown = kc("status")
         assert code == 1
-        for said in ("policy   inference kernel", "other   inference kernel", "route  policy/code", "silence  policy"):
+        for said in ("policy   inference kernel", "other   inference kernel", "route  policy: code", "silence  policy"):
             assert said in shown
         code, shown = kc("status", "--contract", "other")
         assert code == 0

@@ -15,7 +15,7 @@ def test_the_entry_lets_the_token_in(run, tmp_path):
     entry, token = run("ada", "--may", "read", "--may", "act")[1].splitlines()
     (tmp_path / "access.yaml").write_text(f"tokens:\n{entry}\n")
     caller = AccessFile(tmp_path / "access.yaml").bearer(f"Bearer {token}")
-    assert (caller.name, sorted(caller.roles)) == ("ada", ["act", "read"])
+    assert (caller.name, sorted(caller.may)) == ("ada", ["act", "read"])
 
 
 def test_a_file_takes_the_token_instead(run, tmp_path):

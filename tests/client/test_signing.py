@@ -3,8 +3,6 @@ import hashlib
 import hmac
 import json
 import re
-import subprocess
-import sys
 import textwrap
 import time
 from datetime import UTC, datetime
@@ -80,15 +78,11 @@ def test_tampered_headers_are_refused(changes, said):
         verify(SECRET, headers(**changes), BODY, now=NOW)
 
 
-@pytest.mark.parametrize(
-    ("now", "fine"), [(NOW + 300, True), (NOW + 301, False), (NOW - 300, True), (NOW - 301, False)]
-)
-def test_old_and_future_attempts_are_refused(now, fine):
-    if fine:
-        verify(SECRET, headers(), BODY, now=now)
-    else:
-        with pytest.raises(webhooks.VerificationError, match=r"s too (old|new)"):
-            verify(SECRET, headers(), BODY, now=now)
+@pytest.mark.parametrize(("sign", "said"), [(1, "301 s too old"), (-1, "301 s too new")])
+def test_old_and_future_attempts_are_refused(sign, said):
+    verify(SECRET, headers(), BODY, now=NOW + sign * 300)
+    with pytest.raises(webhooks.VerificationError, match=said):
+        verify(SECRET, headers(), BODY, now=NOW + sign * 301)
 
 
 @pytest.mark.parametrize("text", ["whsec_!!!", "whsec_" + base64.b64encode(b"short").decode(), ""])
@@ -178,9 +172,3 @@ def test_the_receiver_in_the_documentation_works():
         signed = sign([Secret.parse(secret)], "msg_1", BODY, now=time.time())
         assert client.post("/alerts", content=BODY, headers=signed).status_code == status
     assert handled == [{"status": "firing"}]
-
-
-def test_importing_the_receiver_side_loads_no_framework():
-    heavy = "('pydantic', 'starlette', 'httpx', 'numpy')"
-    code = f"import sys, kc_otel.client.webhooks; print([m for m in {heavy} if m in sys.modules])"
-    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"

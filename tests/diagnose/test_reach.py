@@ -1,4 +1,4 @@
-"""Operators that not every sequence reaches: their faults are named, and without a sequence there is no answer."""
+"""Boundaries at the end of a model, and those that sequences do not reach."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from torch import nn
 
 from kc_otel.diagnose import torch_measure
 from kc_otel.diagnose.above_noise import Measured, batch_dependence, boundary_drift
-from kc_otel.diagnose.boundaries import Boundary
+from kc_otel.diagnose.boundaries import HEAD, OUTPUT, Boundary
 from kc_otel.diagnose.captures import Capture, CaptureWriter, compare_captures, read_capture
 from kc_otel.diagnose.kernel_sources import capture_kernel
 from kc_otel.diagnose.located import located_json, located_lines, located_sentence
 from kc_otel.diagnose.token_sequences import TokenSequence
 from kc_otel.diagnose.torch_kernel import TorchKernel
 from kc_otel.diagnose.torch_locate import locate
-from tests.diagnose.test_above_noise import located
+from tests.diagnose.test_above_noise import located, measured
 from tests.tools.contracts import contract_of
 
 CONTRACT = contract_of("planted")
@@ -151,3 +151,59 @@ def test_a_boundary_is_judged_on_the_sequences_that_reach_it(reached, error, ans
     if answer != "named":
         assert located(rows).undecided.endswith(answer)
         assert bool(located(rows).undecided) is bool(answer)
+
+
+THROUGH = pytest.mark.parametrize("through", ["kernels", "captures"])
+GIVEN = sequences(*[28] * 8)
+
+
+def kernel(after=lambda logits: logits, faulty=None):
+    """The model with a function after its head, and perhaps a fault in an operator."""
+    model = Model()
+    if faulty:
+        model.get_submodule(faulty).weight.data *= 1.5
+    model.register_forward_hook(lambda _, __, logits: after(logits))
+    return TorchKernel(model)
+
+
+def capped(logits):
+    return 0.5 * torch.tanh(logits / 0.5)
+
+
+@THROUGH
+@pytest.mark.parametrize("after", [lambda logits: logits / 0.7, capped], ids=["temperature", "soft cap"])
+def test_a_difference_after_the_head_is_named_and_is_no_missing_culprit(after, through):
+    found = compared(kernel(), kernel(after), GIVEN, through)
+    assert [finding.boundary for finding in found.findings] == [OUTPUT]
+    place = "lm_head" if through == "kernels" else "head"
+    assert found.culprit.sentence.startswith(f"after {place}: the outputs differ though every operator agrees; ")
+    assert not any(line.startswith("no culprit") for line in located_lines(found))
+    assert located_sentence(found).startswith("first divergence: model_output (8 sequences")
+
+
+def test_a_difference_after_the_head_has_all_of_the_drift():
+    found = locate(CONTRACT, kernel(), kernel(capped), GIVEN)
+    assert [component.name for component in found.shares.components] == ["model_output"]
+    assert found.explained == pytest.approx(1.0)
+
+
+@THROUGH
+def test_log_probabilities_are_no_other_output_than_logits(through):
+    assert compared(kernel(), kernel(lambda logits: logits.log_softmax(-1)), GIVEN, through).findings == ()
+
+
+@pytest.mark.parametrize("faulty", ["layers.1.q_proj", "lm_head"])
+def test_an_error_of_an_operator_does_not_count_again_after_the_head(faulty):
+    found = compared(kernel(capped), kernel(capped, faulty), GIVEN, "kernels")
+    assert [finding.boundary for finding in found.findings] == [Boundary(1, "q_proj") if "q" in faulty else HEAD]
+
+
+def test_an_operator_and_what_follows_the_head_are_both_named():
+    found = compared(kernel(), kernel(capped, "lm_head"), GIVEN, "kernels")
+    assert [str(finding.boundary) for finding in found.findings] == ["head", "model_output"]
+    assert found.findings[1].sentence.startswith("after lm_head: the outputs differ; ")
+
+
+def test_kernels_that_share_nothing_but_their_outputs_are_refused():
+    with pytest.raises(ValueError, match="the two kernels share no operator by name"):
+        boundary_drift({OUTPUT: measured([1.0] * 8)}, 0.01)

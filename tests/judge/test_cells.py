@@ -9,6 +9,7 @@ import pytest
 
 from kc_otel.judge.escalation.alerts import Phase, PolicyState, advance
 from kc_otel.judge.evaluator import Evaluator
+from kc_otel.judge.series import LONG
 from kc_otel.judge.verdict import Status, Verdict
 from kc_otel.offline.gate.recorded_verdicts import by_contract, judge
 from kc_otel.recordings.recording import Recording
@@ -82,24 +83,6 @@ def test_a_gate_refuses_it_too(made: Recording, clauses: set[str], said: str) ->
     assert all(said in reason for reason in refused.values())
 
 
-def test_a_recording_names_its_prompts() -> None:
-    """By the first of the usual columns; its means are then over prompts. One without a name is of its own."""
-    names = [{"uid": "a", "prompt_id": 1}, {"uid": "b"}, {"uid": "a"}]
-    train = np.log([0.5, 0.4, 0.2])
-    made = Recording(train, np.log([0.5, 0.5, 0.5]), np.ones(3, dtype=np.int64), tuple(names))
-    assert made.prompts is not None
-    assert made.prompts.tolist() == [0, 1, 0]
-    found = judge(
-        make_contract(statistical=[{"id": "tv", "metric": "tv_token", "limit": 0.5}], slices={}),
-        by_contract(made, contract()),
-        NOW,
-    )
-    assert [(verdict.samples, verdict.estimate) for verdict in found.verdicts] == [(2, pytest.approx((0.3 + 0.2) / 2))]
-    made = Recording(train, train, np.ones(3, dtype=np.int64), ({"uid": "a"}, {}, {"uid": "a"}))
-    assert (None if made.prompts is None else made.prompts.tolist()) == [0, 1, 0]
-    assert Recording(train, train, np.ones(3, dtype=np.int64), ({}, {}, {})).prompts is None
-
-
 def test_it_says_what_is_assumed_and_what_is_measured() -> None:
     """Nothing before anything came, independence without prompts, rollouts and the design effect with them."""
     evaluator = Evaluator([make_contract(statistical=[{"id": "tv", "metric": "tv_token", "limit": 0.1}], slices={})])
@@ -149,25 +132,6 @@ class Kernels:
 
 def judged(evaluator: Evaluator, now: float) -> dict[str, Any]:
     return {verdict.cell.slice: verdict for verdict in verdicts_of(evaluator, now)}
-
-
-@pytest.mark.slow
-def test_tokens_that_were_not_sampled_are_invalid_input_on_their_slice() -> None:
-    """The mean of P/Q over the window is above 1 on a slice: no verdict there, the cause first, and the step acts."""
-    contract, rng = make_contract(escalation=LADDER), np.random.default_rng(0)
-    evaluator, kernels, state = Evaluator([contract]), Kernels(), PolicyState("policy")
-    fired = []
-    for step in range(30):
-        now = NOW + 10.0 * step
-        kernels.send(evaluator, now, {"code": 0.2}, rng)
-        verdicts = evaluator.evaluate(now)["policy"].verdicts
-        state, edges = advance(contract, state, verdicts, evaluator.invalid_input("policy", now, 300.0), now)
-        fired += [(edge.on, edge.cell.slice) for edge in edges if edge.phase is Phase.FIRING]
-    found = judged(evaluator, now)
-    assert found["code"].status is Status.INVALID_INPUT
-    assert found["code"].reason.startswith("INVALID INPUT, not_sampled: the mean of P/Q over 12,000 tokens is 1.2. ")
-    assert found["all"].status is Status.FAIL
-    assert ("invalid-input", "code") in fired
 
 
 @pytest.mark.slow
@@ -280,7 +244,7 @@ def test_a_cell_is_invalid_only_by_its_own_sequences() -> None:
         "code": Status.PASS,
         "math": Status.NO_DATA,
     }
-    assert evaluator.invalid_input("policy", NOW + 400.0, 3600.0) == {pair: {"placeholder": 39}}
+    assert evaluator.states["policy"].failed("all", NOW + 400.0, LONG) == {pair: {"placeholder": 39}}
 
 
 @pytest.mark.parametrize("reason", ["greedy", "no_tokens"])
@@ -318,6 +282,7 @@ def test_tokens_that_were_not_sampled_on_one_slice_say_nothing_of_another() -> N
         kernels.send(evaluator, NOW + 10.0 * step, {"all": 0.2}, rng)
     found = judged(evaluator, NOW + 300.0)
     assert found["all"].status is Status.INVALID_INPUT
+    assert found["all"].reason.startswith("INVALID INPUT, not_sampled: the mean of P/Q over 10,800 tokens is 1.2. ")
     assert found["code"].status is not Status.INVALID_INPUT
 
 

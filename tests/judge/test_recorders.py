@@ -195,10 +195,13 @@ def test_recorders_that_restart_for_ever_or_are_forged_are_bounded_and_new_ones_
     assert not {"r0", "r1", "r2"} & kept
     for number in range(6000):
         recorders.hear(f"{number % 3}" * 12, f"r{number}", LastReport(NOW + 6000.0), done=True)
+    assert sum(map(len, recorders.gone.values())) <= 4096 + 3
     assert not recorders.all_ended("0" * 12, NOW)
     recorders.hear("0" * 12, "new", LastReport(NOW + 6500.0), done=False)
     count, said = recorders.silent_members("0" * 12, lambda last: NOW + 6500.0 - last, 1e6)
     assert (count, said.isprintable(), "others for" in said) == (1, True, True)
+    recorders.hear("0" * 12, "new", LastReport(NOW + 9000.0), done=True)
+    assert recorders.gone["0" * 12].keys() == {"new"}, "when the version was left last is all that the others said"
 
 
 def test_what_recorders_measure_is_bounded() -> None:
@@ -244,12 +247,12 @@ def test_recorders_that_move_are_bounded_and_none_of_them_is_taken_for_ended() -
         recorders.move(sender, done, NOW)
 
     tell("many", {f"{number:012x}": True for number in range(600)} | {"b" * 12: False})
-    assert set(recorders.moved) <= set(recorders.by_version)
+    assert set(recorders.gone) <= set(recorders.by_version)
     for number in range(6000):
         tell(f"r{number}", {"a" * 12: True, "c" * 12: True, "b" * 12: False})
-    assert sum(map(len, recorders.moved.values())) <= 4096 + 256
+    assert sum(map(len, recorders.gone.values())) <= 4096 + 256
     for number in range(6000):
-        recorders.move(f"r{number}", {"a" * 12: False}, NOW + 1.0)
+        tell(f"r{number}", {"a" * 12: False})
     assert recorders.moved_since("a" * 12), "those beyond the bound have not come back"
 
 

@@ -110,7 +110,7 @@ def test_a_file_of_which_points_are_rejected_is_done_with_an_export_that_has_the
     recorder = recorders()
     ledger = Ledger(tmp_path / "done.txt")
     importer = Importer(recorder, ledger=ledger)
-    memory.answering = lambda: recorder._engine.counters.export_rejected("the endpoint rejected 9 data points")
+    memory.answering = lambda: recorder._measurer.counters.export_rejected("the endpoint rejected 9 data points")
     path = write("log.jsonl", [sequence()])
     assert not importer.file(path)
     assert importer.totals.failed == {path: f"{path}: measured, not exported: the endpoint rejected 9 data points"}
@@ -122,20 +122,20 @@ def test_a_file_of_which_points_are_rejected_is_done_with_an_export_that_has_the
 
 @pytest.mark.parametrize("name", ["log.jsonl", "token_exports/step_3/rank_0.jsonl"])
 def test_lines_that_are_appended_are_measured_and_no_others_again(recorders, memory, tmp_path, name, monkeypatch):
-    """A line that is torn at the first look is measured at the second, and its file is no failure any more."""
+    """A line that is torn at the first look is measured at the second; meanwhile it is no failure."""
     monkeypatch.setattr(importer_module, "_CHUNK_TOKENS", 20)
     columns = SIDES if name == "log.jsonl" else ("trainer_logprobs", "inference_logprobs")
     rows = [dict(zip(columns, sequence(seed=n).values(), strict=True)) | {"loss_mask": [1] * 20} for n in range(5)]
     text = "".join(json.dumps(row) + "\n" for row in rows)
     path, done = tmp_path / name, tmp_path / "done.txt"
     path.parent.mkdir(parents=True, exist_ok=True)
-    importer = Importer(recorders(), ledger=Ledger(done))
+    importer = Importer(recorders(), ledger=Ledger(done), follow=True)
     ends = [place + 1 for place, character in enumerate(text) if character == "\n"]
-    for size, whole in ((ends[1], True), (ends[4] - 9, False), (ends[4], True)):
+    for size, measured in ((9, 0), (ends[0] + 9, 1), (ends[3] + 9, 4), (ends[3] + 19, 4), (ends[4] - 1, 5)):
         path.write_text(text[:size])
-        assert importer.file(path) is whole
-        assert (path in importer.totals.failed) is not whole
-    assert (memory.count("all"), importer.totals.sequences, importer.totals.files) == (100, 5, 1)
+        assert importer.file(path)
+        assert (importer.totals.sequences, importer.totals.refused) == (measured, 0)
+    assert (memory.count("all"), importer.totals.files, memory.points("kc.input.invalid")) == (100, 1, [])
     again = Importer(recorders(), ledger=Ledger(done))
     path.write_text(text + "\n")
     assert again.file(path)
@@ -143,6 +143,30 @@ def test_lines_that_are_appended_are_measured_and_no_others_again(recorders, mem
     assert not again.file(path)
     assert "begins with the same sequence as before" in again.totals.failed[path]
     assert (again.totals.sequences, again.totals.refused) == (0, 6)
+
+
+@pytest.mark.parametrize("whole", [0, 2])
+def test_the_last_line_of_a_trainer_that_was_killed_is_missing_and_the_others_are_measured(
+    recorders, memory, tmp_path, whole
+):
+    path = tmp_path / "log.jsonl"
+    path.write_text("".join(json.dumps(sequence(seed=n)) + "\n" for n in range(whole)) + json.dumps(sequence())[:-9])
+    importer = Importer(recorders())
+    assert importer.file(path) is (whole > 0)
+    assert (memory.count("all"), importer.totals.refused) == (20 * whole, 1)
+    assert importer.totals.refusals.first["unreadable"] == f"{path}:{whole + 1}: the last line is cut off"
+    (missing,) = memory.points("kc.input.invalid")
+    assert (missing.attributes["kc.reason"], missing.value) == ("unreadable", 1)
+
+
+def test_rows_of_a_file_that_fails_again_are_counted_once(recorders, memory, write):
+    importer = Importer(recorders(), follow=True)
+    good, bad = ([sequence(seed=n, **more) for n in range(4)] for more in ({}, {"mask": ["x"] * 20}))
+    for rows, counted in ((bad[:3], 3), (bad[:3], 3), (bad, 4), (good[:2], 4), (good[:2] + bad[2:3], 5)):
+        importer.file(write("log.jsonl", rows))
+        assert importer.totals.refused == counted
+    (missing,) = memory.points("kc.input.invalid")
+    assert (missing.attributes["kc.reason"], missing.value) == ("unreadable", 5)
 
 
 @pytest.mark.parametrize("ending", ["jsonl", "npz"])
@@ -310,8 +334,8 @@ def test_what_a_file_holds_and_is_not_measured_is_told_to_the_evaluator(recorder
     assert not importer.file(write("rank.jsonl", lines)), "there is nothing in it that can be compared"
     assert importer.totals.refused == 5
     counts = {point.attributes["kc.reason"]: point.value for point in memory.points("kc.input.invalid")}
-    expected = {"placeholder": 4, "shape_mismatch": 1} if column == "train_logprobs" else {"shape_mismatch": 5}
-    assert counts == expected
+    reason = "placeholder" if column == "train_logprobs" else "unreadable"
+    assert counts == {reason: 4, "shape_mismatch": 1}
     assert not any("kc.slice" in point.attributes for point in memory.points("kc.input.invalid"))
 
 

@@ -199,19 +199,6 @@ def test_evidence_of_another_contract_is_told_and_has_to_meet_the_limits_in_forc
     assert core.promotions.of("policy", "v2").short == ""
 
 
-def test_one_version_at_a_time_and_the_one_before_is_replaced(driven):
-    told = driven.core.promotions
-    told.tell("policy", "v2", "start", "ada", "", 0.0)
-    with pytest.raises(OrderError, match="v2 is in promotion, in shadow; one version goes at a time"):
-        told.tell("policy", "v3", "start", "ada", "", 1.0)
-    told.tell("policy", "v2", "force", "ada", "first of all", 2.0, stage=Stage.FULL)
-    told.tell("policy", "v3", "start", "ada", "", 3.0)
-    told.tell("policy", "v3", "force", "ada", "hurry", 4.0, stage=Stage.FULL)
-    assert [(entry.version, entry.status) for entry in told.all("policy")] == [("v3", "running"), ("v2", "replaced")]
-    driven.tick(5, v2="FAIL", v3="PASS")
-    assert driven.shares() == {}
-
-
 def test_the_version_before_one_that_is_rolled_back_is_full_again(driven):
     """So routers send requests to it while the evaluator is away; a FAIL that lasts rolls it back, as any full one."""
     told = driven.core.promotions

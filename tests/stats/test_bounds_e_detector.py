@@ -102,15 +102,6 @@ def test_after_a_fault_the_evidence_is_gone_within_panes_also_of_slow_bets():
     assert detector.log_evidence[0] < 0.0
 
 
-def test_buckets_only_lessen_the_evidence_and_at_scale_four_by_little():
-    x = np.random.default_rng(0).gamma(1.0, 1.5 * LIMIT, 400)
-    index = np.searchsorted(UPPER, x)
-    counts = np.bincount(index, minlength=UPPER.size)[None]
-    exact = after_pane(EDetector.fresh(1), *columns(x)).log_evidence[0]
-    binned = after_pane(EDetector.fresh(1), counts).log_evidence[0]
-    assert 0.85 * exact < binned < exact
-
-
 @pytest.mark.slow
 def test_false_alarms_are_rarer_than_promised_and_faults_are_found_at_once():
     """20 cells at their limit: 1,000 panes raise none; at twice the limit two to four do, at 1.5 some more."""

@@ -11,8 +11,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kc_otel.stats import Binned, capped_mean_interval, fraction_interval, mean_interval, quantile_interval
-from kc_otel.stats.interval_rows import HistogramRows
-from kc_otel.stats.means import Placement
 
 anytime_mean_interval = functools.partial(mean_interval, anytime=True)
 
@@ -79,17 +77,6 @@ def test_bins_widen_a_bet_by_little(histogram_of, interval):
     assert 1.0 < (binned.upper - binned.estimate) / (exact.upper - exact.estimate) < 1.05
 
 
-@given(signed_samples, st.floats(0.5, 25))
-def test_a_cut_sample_has_a_mean_within_what_its_bins_say(histogram_of, x, cap):
-    cut = np.clip(x, -cap, cap)
-    for sample, exact in ((Binned.of_samples(x), True), (histogram_of(x).binned(), False)):
-        known = Placement.of(HistogramRows.of(sample), -cap, cap)
-        assert known.least[0] <= cut.mean() + 1e-9
-        assert known.most[0] >= cut.mean() - 1e-9
-        if exact:
-            assert known.least[0] == pytest.approx(known.most[0], abs=1e-9)
-
-
 @given(unit_samples, st.integers(0, 6))
 def test_an_unknown_sum_is_bounded_by_the_bins(histogram_of, x, scale):
     known = histogram_of(x, scale).binned()
@@ -101,17 +88,6 @@ def test_an_unknown_sum_is_bounded_by_the_bins(histogram_of, x, scale):
 
 
 UNBOUNDED = {"low": 0.0, "high": math.inf, "cap": 5.0}
-
-
-def test_a_cap_that_nothing_reaches_is_only_noted(histogram_of):
-    """Within the cap the interval is that of [0, cap], and the note says what the upper side is for."""
-    x = np.random.default_rng(0).exponential(0.1, 3000)
-    sample = histogram_of(x).binned()
-    got = capped_mean_interval(sample, **UNBOUNDED, **LEVELS)
-    plain = mean_interval(sample, low=0.0, high=5.0, **LEVELS)
-    assert (got.lower, got.upper) == (plain.lower, plain.upper)
-    assert got.note == "the upper bound is for the mean of min(value, 5)"
-    assert plain.note == ""
 
 
 def test_beyond_the_cap_no_upper_bound_is_claimed(histogram_of):
@@ -165,16 +141,6 @@ def test_estimate_lies_inside(histogram_of, x, cap, scale):
         assert got.lower <= got.upper
         if not (x.min() < max(low, -cap) and x.max() > min(high, cap)):
             assert got.lower - 1e-9 <= got.estimate <= got.upper + 1e-9
-
-
-def test_few_observations_say_nothing():
-    for interval in INTERVALS:
-        bounds = interval(Binned.of_samples(np.array([0.3])), **UNIT, **LEVELS)
-        assert 0.0 <= bounds.lower <= 0.01
-        assert 0.95 <= bounds.upper <= 1.0
-        none = interval(Binned.of_samples(np.array([])), **UNIT, **LEVELS)
-        assert math.isnan(none.estimate)
-        assert (none.lower, none.upper, none.samples) == (-math.inf, math.inf, 0)
 
 
 def test_looking_at_every_size_costs_a_fifth_of_the_width():

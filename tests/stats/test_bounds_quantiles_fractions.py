@@ -105,13 +105,6 @@ def test_fractions_of_huge_samples_are_finite_and_sharp():
     assert got.upper == pytest.approx(k / n + half, rel=1e-5)
 
 
-def test_maximum_is_the_observed_value(histogram_of):
-    """Both sides are the largest observation, and the note says that nothing more is claimed."""
-    got = maximum_interval(histogram_of([0.1, 3.0, 2.9]).binned())
-    assert (got.estimate, got.lower, got.upper, got.samples) == (3.0, 3.0, 3.0, 3)
-    assert "larger ones may exist" in got.note
-
-
 def test_maximum_of_a_window_is_known_to_its_bucket(histogram_of):
     """Where a cumulative maximum did not move, the window's is between the edges of its last bucket."""
     old = histogram_of([1.0, 9.0])
@@ -163,6 +156,7 @@ def test_an_observation_at_the_threshold_is_not_above_it_because_its_bucket_begi
 def test_no_observations_claim_nothing():
     empty = Binned.of_samples(np.array([]))
     for got in (
+        mean_interval(empty, low=0.0, high=1.0, **LEVELS),
         quantile_interval(empty, 0.5, **LEVELS),
         fraction_interval(empty, 0.5, **LEVELS),
         maximum_interval(empty),

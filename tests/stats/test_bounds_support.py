@@ -5,22 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from kc_otel.stats import Binned, Histogram, support_deficit
+from kc_otel.stats import Binned, support_deficit
 
 SIDES = {"alpha_lower": 0.025, "alpha_upper": 0.025}
-
-
-@pytest.mark.slow
-def test_interval_covers_the_deficit(three_sigma):
-    """Over 2000 samples each side misses the exact deficit at most as often as its alpha allows."""
-    rng = np.random.default_rng(0)
-    p, q = np.array([0.5, 0.3, 0.15, 0.05]), np.array([0.5, 0.35, 0.15, 0.0])
-    missed = np.zeros(2)
-    for _ in range(2000):
-        w = (p / np.where(q > 0, q, 1))[rng.choice(4, 400, p=q)]
-        found = support_deficit(Binned.of_samples(w), cap=2.0, highest=2.0, alpha_lower=0.1, alpha_upper=0.1)
-        missed += (found.lower > 0.05, found.upper < 0.05)
-    assert (missed / 2000 <= three_sigma(0.1, 2000)).all()
 
 
 def test_upper_side_holds_whatever_the_tail():
@@ -31,6 +18,8 @@ def test_upper_side_holds_whatever_the_tail():
     assert found.lower == 0.0
     assert found.upper >= 1 - np.minimum(w, 10).mean() > found.estimate
     assert "w cut at 10" in found.note
+    nothing = support_deficit(Binned.of_samples(np.zeros(0)), **SIDES)
+    assert (nothing.lower, nothing.upper, nothing.samples) == (0.0, 1.0, 0)
 
 
 @pytest.mark.slow
@@ -70,14 +59,3 @@ def test_alphas_belong_to_their_sides():
     assert low.upper == base.upper
     assert high.upper > base.upper
     assert high.lower == base.lower
-
-
-def test_histogram_of_ratios_serves_as_well(histogram_of):
-    """A histogram keeps the exact sum, so the estimate is the samples' and the interval contains theirs."""
-    w = np.random.default_rng(0).uniform(0.8, 1.1, 5000)
-    exact = support_deficit(Binned.of_samples(w), highest=2.0, **SIDES)
-    coarse = support_deficit(histogram_of(w).binned(), highest=2.0, **SIDES)
-    assert coarse.estimate == pytest.approx(exact.estimate)
-    assert coarse.lower <= exact.lower < exact.upper <= coarse.upper
-    nothing = support_deficit(Histogram.empty(4).binned(), **SIDES)
-    assert (nothing.lower, nothing.upper, nothing.samples) == (0.0, 1.0, 0)

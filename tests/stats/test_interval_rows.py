@@ -88,17 +88,6 @@ def test_rows_have_the_intervals_that_each_has_alone(name, count):
     assert seen > 0.375 * count
 
 
-@pytest.mark.slow
-def test_what_is_surely_above_is_that_of_each_alone():
-    """At the edges of buckets, beside them, and beyond all of them."""
-    given = samples(6, 300)
-    for rows in rows_of(HistogramColumns.of(given)):
-        edges = rows.shared[0]
-        for threshold in (-0.5, 0.0, *edges[edges > 0.0][::7].tolist(), 0.0123, 5.0):
-            alone = (HistogramRows.of(given[place].binned()) for place in rows.places.tolist())
-            assert rows.surely_above(threshold).tolist() == [row.surely_above(threshold)[0] for row in alone]
-
-
 def test_each_kind_of_histograms_has_rows_of_its_own():
     """Another scale or zero bucket; what does not fit beside any other is alone, and what is empty nowhere."""
     rng = np.random.default_rng(4)

@@ -36,10 +36,10 @@ class Unit(StrEnum):
 class Quantity:
     """A drift quantity: one real number per token, sequence, row or the like, recorded as an exponential histogram.
 
-    `cap` is where intervals for the mean of an unbounded quantity stop; they then speak of the mean of min(value, cap).
-    `meaning` is for a dashboard: w = P(y)/Q(y) is the importance ratio, l = log w, for tokens y sampled from Q.
-    `two_valued` quantities are either low or high, so that their mean is a share. `base` is the key of what an
-    observation is a mean of.
+    Values lie in [low, high]. `cap` is where intervals for the mean of an unbounded quantity stop; they then speak of
+    the mean of min(value, cap). `statistic` is that of a clause that names none. `meaning` is for a dashboard: w =
+    P(y)/Q(y) is the importance ratio, l = log w, for tokens y sampled from Q. `two_valued` quantities are either low or
+    high, so that their mean is a share. `base` is the key of what an observation is a mean of.
     """
 
     key: str
@@ -52,7 +52,7 @@ class Quantity:
     cap: float
     statistic: str
     meaning: str
-    source_text: str
+    citation: str
     two_valued: bool = False
     base: str = ""
 
@@ -67,7 +67,7 @@ class Derived:
     needs: tuple[str, ...]
     factors: Callable[..., tuple[float, float]]
     meaning: str
-    source_text: str
+    citation: str
     opposite: str | None = None
 
 
@@ -162,10 +162,6 @@ _QUANTITIES: Final = (
     Quantity("weights_mismatch", "kc.weights.mismatch", "1", Unit.BATCH, Origin.RUNTIME, 0.0, 1.0, 1.0, "max",
         "Share of the trainer's weights (elements) in tensors that differ in the engine after a sync; one observation "
         "for each comparison.", "digests of each tensor in the engine's number format"),
-    Quantity("updates_rounded_away", "kc.weights.updates_rounded_away", "1", Unit.BATCH, Origin.RUNTIME, 0.0, 1.0, 1.0,
-        "max",
-        "Share of the weights changed since the last sync whose change is lost by rounding to the engine's number "
-        "format.", "Higham 2002, Accuracy and Stability of Numerical Algorithms, 2.1"),
 )  # fmt: skip
 
 QUANTITIES: Final[dict[str, Quantity]] = {q.key: q for q in _QUANTITIES}

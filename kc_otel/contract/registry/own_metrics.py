@@ -240,8 +240,6 @@ _ATTRIBUTES: Final = (
     Attribute("kc.compare.sequences", "Sequences in a measured batch.", ("span",)),
     Attribute("kc.compare.tokens", "Tokens in a measured batch, after masks.", ("span",)),
     Attribute("kc.compare.slices", "Slices that the batch has sequences of.", ("span",)),
-    Attribute("kc.compare.straddling", "Sequences with tokens of several weight versions, where these are known.",
-        ("span",)),
     Attribute("kc.compare.tv_token", "Mean (1-w)+ of the batch.", ("span",)),
     Attribute("kc.compare.worst.abs_log_ratio", "Largest |l| of the batch.", ("span",)),
     Attribute("kc.compare.worst.sequence", "Row of the token with the largest |l|.", ("span",)),

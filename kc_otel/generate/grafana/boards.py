@@ -26,7 +26,7 @@ _TITLES: Final = {
     HEALTH_UID: "Health",
 }
 _LINE_CHARACTERS: Final = 120
-_FIELDS: Final = ("engine", "engine.version", "dtype", "quantization", "kv_cache_dtype", "attention", "hardware")
+_KERNEL_FIELDS: Final = ("engine", "engine.version", "dtype", "quantization", "kv_cache_dtype", "attention", "hardware")
 
 
 def board_file(uid: str, about: str, variables: Iterable[Any], contents: Iterable[Any]) -> GeneratedFile:
@@ -136,9 +136,9 @@ def step() -> Any:
 def _kernel_changes() -> list[Any]:
     """Marks on every graph: kernel pairs judged for the first time, and kernels that report, where the other is not."""
     pair, of = ("kc.contract", "kc.kernel.train", "kc.kernel.inference"), picked(("kc.contract",))
-    kernel = ("kc.contract", "kc.kernel.role", "kc.kernel.version", *(f"kc.kernel.{field}" for field in _FIELDS))
+    kernel = ("kc.contract", "kc.kernel.role", "kc.kernel.version", *(f"kc.kernel.{field}" for field in _KERNEL_FIELDS))
     judged, reported = selector("kc.verdict", None, *of), selector("kc.kernel.info", None, *of)
-    spelled = " ".join(legend(f"kc.kernel.{field}") for field in _FIELDS)
+    spelled = " ".join(legend(f"kc.kernel.{field}") for field in _KERNEL_FIELDS)
     return [
         _mark(
             "Kernel versions judged",

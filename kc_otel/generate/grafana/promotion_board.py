@@ -12,7 +12,7 @@ from kc_otel.generate.grafana.boards import board_file, scope
 from kc_otel.generate.grafana.panels import legend, mapping, target, thresholds
 from kc_otel.judge.verdict import Status
 
-_PLACES: Final = {
+_STAGES: Final = {
     "-2": ("rolled back, measured", "dark-red"),
     "-1": ("rolled back", "red"),
     "0": ("offline CI", "text"),
@@ -98,7 +98,7 @@ def _stages() -> Iterator[Any]:
     )
     shown = (target(queries.cells("kc.promotion.stage", attributes=attributes), version),)
     yield panels.timeline(
-        STAGE_ID, "Stage of each kernel version", about, shown, mapping(_PLACES), "text", height=8, span=8
+        STAGE_ID, "Stage of each kernel version", about, shown, mapping(_STAGES), "text", height=8, span=8
     )
     for id, title, name, unit, about in (
         (17, "Share of requests it may serve", "kc.promotion.share", "percentunit", "It grows step by step in canary."),

@@ -13,7 +13,7 @@ from kc_otel.generate.grafana import panels, queries, sdk
 from kc_otel.generate.grafana.boards import STEP, board_file, scope, step
 from kc_otel.generate.grafana.panels import legend, target
 
-_CELL: Final = legend("kc.contract", "kc.slice")
+_SLICE_LEGEND: Final = legend("kc.contract", "kc.slice")
 _METRICS: Final = (
     *("ratio", "tv_token", "tv_seq", "k3", "k1", "chi2_token", "chi2_seq", "support_deficit", "clip_budget_share"),
     *("advantage_drift_positive", "advantage_drift_negative", "reward_drift_bound", "gradient_bias_bound"),
@@ -63,14 +63,14 @@ def _panels() -> Iterator[Any]:
         f"{QUANTITIES['ratio'].meaning} Far from 1 means that the update is about tokens that the trainer would hardly "
         "have sampled, or would have sampled far more often."
     )
-    series = [(queries.quantile(rank, ratio), f"{_CELL} p{rank * 100:g}") for rank in (0.01, 0.5, 0.99, 0.999)]
+    series = [(queries.quantile(rank, ratio), f"{_SLICE_LEGEND} p{rank * 100:g}") for rank in (0.01, 0.5, 0.99, 0.999)]
     yield _graph(1, "Importance ratio of sampled tokens", about, series, queries.limits("ratio", statistic="p.+"))
     yield _graph(
         2,
         "Share of the clip range that the kernels spend",
         f"{DERIVED['clip_budget_share'].meaning} At 100 % a token is clipped for the kernels' sake alone. "
         f"{_ASSUMPTIONS}",
-        [(queries.scaled("abs_log_ratio", "clip_budget_share"), _CELL)],
+        [(queries.scaled("abs_log_ratio", "clip_budget_share"), _SLICE_LEGEND)],
         _mean_limits("clip_budget_share"),
         "percentunit",
     )
@@ -79,8 +79,8 @@ def _panels() -> Iterator[Any]:
         "weights and whole-sequence weights; the latter fall much faster with length."
     )
     series = [
-        (f"1 / (1 + {queries.mean('chi2_token')})", f"{_CELL} tokens"),
-        (f"1 / (1 + {queries.mean('chi2_seq')})", f"{_CELL} sequences"),
+        (f"1 / (1 + {queries.mean('chi2_token')})", f"{_SLICE_LEGEND} tokens"),
+        (f"1 / (1 + {queries.mean('chi2_seq')})", f"{_SLICE_LEGEND} sequences"),
     ]
     yield _graph(3, "Effective sample size, per sample", about, series, "", "percentunit")
     for id, title, key in (
@@ -89,7 +89,7 @@ def _panels() -> Iterator[Any]:
         (6, "KL(Q||P), k3", "k3"),
     ):
         about = QUANTITIES[key].meaning
-        yield _graph(id, title, about, [(queries.mean(key), _CELL)], _mean_limits(key))
+        yield _graph(id, title, about, [(queries.mean(key), _SLICE_LEGEND)], _mean_limits(key))
     yield _graph(
         7,
         "Advantage-signed drift",
@@ -97,8 +97,8 @@ def _panels() -> Iterator[Any]:
         "towards good tokens and away from bad ones. Of opposite signs and equal size they only slow training; of one "
         "sign they bias it. Recorded where advantages are given.",
         [
-            (queries.mean("advantage_drift_positive"), f"{_CELL} A > 0"),
-            (queries.mean("advantage_drift_negative"), f"{_CELL} A < 0"),
+            (queries.mean("advantage_drift_positive"), f"{_SLICE_LEGEND} A > 0"),
+            (queries.mean("advantage_drift_negative"), f"{_SLICE_LEGEND} A < 0"),
         ],
         _mean_limits("advantage_drift_positive", "advantage_drift_negative"),
     )
@@ -107,18 +107,18 @@ def _panels() -> Iterator[Any]:
         (9, "Most that the gradient can be biased", "gradient_bias_bound"),
     ):
         scaled = queries.scaled(DERIVED[key].base, key)
-        yield _graph(id, title, f"{DERIVED[key].meaning} {_ASSUMPTIONS}", [(scaled, _CELL)], _mean_limits(key))
+        yield _graph(id, title, f"{DERIVED[key].meaning} {_ASSUMPTIONS}", [(scaled, _SLICE_LEGEND)], _mean_limits(key))
     about = f"{DERIVED['support_deficit'].meaning} Below zero is sampling noise."
     yield _graph(
-        10, "Support deficit", about, [(f"1 - {queries.mean('ratio')}", _CELL)], _mean_limits("support_deficit")
+        10, "Support deficit", about, [(f"1 - {queries.mean('ratio')}", _SLICE_LEGEND)], _mean_limits("support_deficit")
     )
     about = (
         f"{QUANTITIES['weights_lag'].meaning} Look here first: with stale weights every other number speaks of the "
         "policy's own change."
     )
     series = [
-        (queries.quantile(1.0, queries.histogram("weights_lag")), f"{_CELL} largest"),
-        (queries.mean("weights_lag"), f"{_CELL} mean"),
+        (queries.quantile(1.0, queries.histogram("weights_lag")), f"{_SLICE_LEGEND} largest"),
+        (queries.mean("weights_lag"), f"{_SLICE_LEGEND} mean"),
     ]
     yield _graph(11, "Weight lag", about, series, queries.limits("weights_lag"))
     yield from _quarantine()
@@ -146,7 +146,7 @@ def _quarantine() -> Iterator[Any]:
 def _graph(id: int, title: str, about: str, series: Iterable[tuple[str, str]], limit: str, unit: str = "short") -> Any:
     shown = [target(expression, name, step=STEP) for expression, name in series]
     if limit:
-        shown.append(target(limit, f"{_CELL} limit"))
+        shown.append(target(limit, f"{_SLICE_LEGEND} limit"))
     return panels.with_limit(panels.graph(id, title, f"{about} {_SOURCE}", shown, unit))
 
 

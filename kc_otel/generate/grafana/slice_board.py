@@ -13,7 +13,7 @@ from kc_otel.generate.grafana.panels import legend, mapping, target, thresholds
 
 _OF_CONTRACT: Final = f'{label("kc.contract")}=~"$contract"'
 _CLAUSE: Final = f'{label("kc.clause")}="$clause"'
-_PAIR: Final = f"{legend('kc.kernel.train')} → {legend('kc.kernel.inference')}"
+_PAIR_LEGEND: Final = f"{legend('kc.kernel.train')} → {legend('kc.kernel.inference')}"
 
 
 def _in_unit(shown: Any) -> Any:
@@ -105,7 +105,7 @@ def _bands() -> Iterator[Any]:
     yield _in_unit(panels.with_limit(band, "/^limit$/"))
     about = "The same estimate for each pair of kernel versions, training → inference: which version brought the drift."
     shown = [
-        target(queries.cells("kc.bound.estimate", _CLAUSE, attributes=queries.CELL[3:]), _PAIR),
+        target(queries.cells("kc.bound.estimate", _CLAUSE, attributes=queries.CELL[3:]), _PAIR_LEGEND),
         target(_cells("kc.bound.limit"), "limit"),
     ]
     versions = panels.graph(11, "By kernel version", about, shown, "short", height=10)
@@ -117,7 +117,7 @@ def _bands() -> Iterator[Any]:
         "just so, and falls again once what is observed is within it."
     )
     shown = [
-        target(queries.cells("kc.verdict.evidence", _CLAUSE, attributes=queries.CELL[3:]), _PAIR),
+        target(queries.cells("kc.verdict.evidence", _CLAUSE, attributes=queries.CELL[3:]), _PAIR_LEGEND),
         target("vector(1)", "limit"),
     ]
     evidence = panels.graph(12, "Evidence against the limit", about, shown, "percentunit", height=7, span=24)
@@ -131,7 +131,7 @@ def _around() -> Iterator[Any]:
     yield _verdicts(41, "Every clause on this slice", "Does anything else not hold here?", clauses, "kc.clause")
     samples = queries.cells("kc.bound.samples", _CLAUSE, attributes=queries.CELL[3:])
     about = "Observations within the window, by pair of kernel versions. Few samples make a wide band."
-    yield panels.graph(42, "Samples behind the verdict", about, (target(samples, _PAIR),), "short")
+    yield panels.graph(42, "Samples behind the verdict", about, (target(samples, _PAIR_LEGEND),), "short")
 
 
 def _places() -> Any:

@@ -191,7 +191,7 @@ def attributes_of(columns: Mapping[str, Any], rows: int) -> list[dict[str, Scala
 
 
 def column(data: Any, name: str) -> list[Any]:
-    """A value for each sequence, out of what tensordict makes of objects: one for all where they are the same."""
+    """Return a value for each sequence; tensordict stores one for all if they are the same."""
     found = data[name]
     if isinstance(found, str | bool | int | float | Mapping | np.generic):
         return [found] * len(data)
@@ -199,7 +199,7 @@ def column(data: Any, name: str) -> list[Any]:
 
 
 def padded(values: Any, shape: Any = None) -> Any:
-    """A tensor [sequences, tokens], of one that may be nested; of its own width without a shape."""
+    """Return a tensor [sequences, tokens]; a nested one is padded to the shape, or to its own width without one."""
     return values.to_padded_tensor(0, output_size=shape and tuple(shape)) if values.is_nested else values
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import math
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -22,7 +21,7 @@ from kc_otel.contract.model import Contract
 from kc_otel.contract.sentences import REMEDIES, consequence, reading, statistic_words
 from kc_otel.contract.slices import ALL
 from kc_otel.contract.units import format_duration
-from kc_otel.contract.words import MEASURED_LATER, NO_REPORT, RUN_ENDED, listed, moment, number, place
+from kc_otel.contract.words import MEASURED_LATER, RUN_ENDED, listed, moment, number, place
 from kc_otel.judge.escalation.alerts import ROLLED_BACK, WENT_AWAY, Alert
 from kc_otel.judge.escalation.escalate import IncidentMessage
 from kc_otel.judge.incidents.incident import CLAUSE_GONE, BrokenCell, Incident, IncidentState
@@ -93,10 +92,7 @@ def alert_body(
     firing = bool(message.lasting) or any(edge.fires for edge in edges)
     following = _next(facts, edges) if firing else _lift(lifting)
     alerts = [_alert(facts, edge, "" if firing else following) for edge in edges]
-    steps = Counter((edge.cell, edge.phase) for edge in edges)
-    for alert, edge in zip(alerts, edges, strict=True):
-        if steps[edge.cell, edge.phase] > 1:
-            alert["annotations"]["summary"] += f" ({edge.severity}: {', '.join(map(str, edge.actions)) or 'no action'})"
+    for alert in alerts:
         alert["annotations"]["description"] += f" {note}" * bool(note)
     labels = {"contract": contract.name} | ({"incident": incident.id} if incident is not None else {})
     return {
@@ -200,8 +196,7 @@ def _over(edge: Alert, where: str, of: str, incident: Incident | None) -> str:
         return f"{cell.clause} on {where} is no longer asked for{of}: {CLAUSE_GONE}"
     match edge.on:
         case "fail":
-            how, why = _breach_over(edge, incident, row)
-            return f"{cell.clause} on {where} is {how.format(of=of)}{why}"
+            return f"{cell.clause} on {where} is {_breach_over(edge, incident, row, of)}"
         case "no-data":
             said = {Status.NO_DATA: "are no longer watched", Status.INVALID_INPUT: "arrive again, but are invalid"}
             return f"data for {cell.clause} on {where}{of} {edge.end or said.get(last.status, 'arrive again')}"
@@ -211,30 +206,28 @@ def _over(edge: Alert, where: str, of: str, incident: Incident | None) -> str:
     return f"no sequences fail the input checks any more{of}" + f", without proof: {closing}" * bool(closing)
 
 
-def _breach_over(edge: Alert, incident: Incident | None, row: BrokenCell | None) -> tuple[str, str]:
-    """Say how a breach ended, with a place for its kernels, and why it is called so."""
-    last, measured = edge.verdict, "no longer measured as broken{of}; "
+def _breach_over(edge: Alert, incident: Incident | None, row: BrokenCell | None, of: str) -> str:
+    """Say how a breach ended for its kernels, and why it is called so."""
+    last, measured = edge.verdict, f"no longer measured as broken{of}"
     passes = last.status is Status.PASS or last.ended
     lasts = incident is not None and incident.state is not IncidentState.RESOLVED
     open_slices = incident.open_slices(row.clause) if lasts and incident and row and row.slice == ALL else []
     if row is not None and row.loosened_to is not None:
         limits = f"its limit was changed from {number(row.strictest)} to {number(row.loosened_to)}"
-        return "closed{of}: ", f"{limits}; the drift may be as it was"
+        return f"closed{of}: {limits}; the drift may be as it was"
     if row.refuted if row is not None else passes:
-        return "resolved{of}", ""
+        return f"resolved{of}"
     if passes and open_slices:
-        return measured, f"{listed(open_slices)} {'are' if len(open_slices) > 1 else 'is'} not over"
+        return f"{measured}; {listed(open_slices)} {'are' if len(open_slices) > 1 else 'is'} not over"
     if passes and row is not None and row.until is None and not row.changed:
-        return measured, "another alert of it still fires"  # what refutes it is known once that ends, too
+        return f"{measured}; another alert of it still fires"  # what refutes it is known once that ends, too
     if incident is not None and incident.state is IncidentState.CONTAINED:
-        return "contained{of}: ", "routers avoid the kernel, which is not repaired"
+        return f"contained{of}: routers avoid the kernel, which is not repaired"
     why = "the pair, or a recorder of it, fell silent while others reported, or the contract has changed"
     why = CLAUSE_GONE if row is not None and row.changed else why
     why = last.reason if last.reason.startswith(RUN_ENDED) else why
-    return (
-        "closed{of} without proof of recovery: ",
-        incident.closing if incident and not lasts and incident.closing else why,
-    )
+    why = incident.closing if incident and not lasts and incident.closing else why
+    return f"closed{of} without proof of recovery: {why}"
 
 
 def summary(edge: Alert, names: Mapping[tuple[str, str], str], incident: Incident | None = None) -> str:
@@ -304,8 +297,7 @@ def _since(edge: Alert, incident: Incident | None) -> str:
         onsets = [row.since for row in rows if (row.clause, row.slice) == edge.cell[1:3]]
         since = moment(min([edge.started_at, *onsets]))
         if edge.on == "no-data":  # silence began before: it is news once a report is overdue
-            overdue = ", when a report was overdue" * edge.verdict.reason.startswith(NO_REPORT)
-            return f"Missed since {since}{overdue}."
+            return f"Missed since {since}."
         again = f"Again since {moment(edge.started_at)}, for the first time " * edge.again
         return f"{again or 'Since '}{since}."
     if _kind(edge) == ROLLED_BACK:
@@ -407,8 +399,8 @@ def _cell(edge: Alert) -> dict[str, Any]:
 
 
 def _description(contract: Contract, edge: Alert) -> str:
-    cell, verdict = edge.cell, edge.verdict
-    clause = next((clause for clause in contract.clauses if clause.id == cell.clause), None)
+    verdict = edge.verdict
+    clause = next((clause for clause in contract.clauses if clause.id == edge.cell.clause), None)
     parts: list[str] = []
     if edge.fires and edge.end == WENT_AWAY:
         parts.append("Its alert is over; the incident stays open until it is known how the breach ended.")
@@ -419,12 +411,8 @@ def _description(contract: Contract, edge: Alert) -> str:
     elif verdict.reason:
         end = "" if verdict.reason[-1] in ".?!" else "."
         parts.append(verdict.reason[:1].upper() + verdict.reason[1:] + end)
-    if cell.kernel_train or cell.kernel_inference:
-        parts.append(f"Training kernel {cell.kernel_train}, inference kernel {cell.kernel_inference}.")
     if not edge.fires:
         parts.append(f"It lasted {_lasted(edge)}.")
-    else:
-        parts.append(f"Actions: {', '.join(map(str, edge.actions))}.")
     return " ".join(parts)
 
 

@@ -16,13 +16,9 @@ from kc_otel.judge.verdict import Verdict
 
 _STATUS: Final = {"fail": "FAIL", "no-data": "NO_DATA", "inconclusive": "INCONCLUSIVE", "invalid-input": "FAIL"}
 _OPEN: Final = {"fail": "Broken", "no-data": "No data", "inconclusive": "Undecided", "invalid-input": "Invalid input"}
-_RECEDED_FACTOR: Final = 1.25
-"""Factor over the current value above which a breach is reported at its earlier size."""
 CLAUSE_GONE: Final = "the contract no longer has this clause as it was"
 OF_RECORDERS: Final = frozenset({"fail", "invalid-input"})
 """Kinds of incidents of what recorders observed: silence, and what others observe, refutes nothing of them."""
-_TOLD_STEPS: Final = 5
-"""Times at which a sentence says how far an incident had grown."""
 
 
 class IncidentState(StrEnum):
@@ -56,8 +52,6 @@ class BrokenCell:
     lower: float | None = None
     upper: float | None = None
     reason: str = ""
-    peak: float | None = None
-    peak_at: float | None = None
     cause: str = ""
     """What of it is the kernels' drift and what is the age of the weights, as a phrase; empty for not known."""
     at: float | None = None
@@ -109,13 +103,16 @@ class IncidentAction:
 
 
 @dataclass(frozen=True, slots=True)
-class PersonsWord:
-    """Action or statement of a person during an incident, in words, with who and why."""
+class ActionTaken:
+    """Something that the policy did, or that a person did or said, in words, with who and why."""
 
     at: float
     kind: str
-    """acknowledged, closed, silenced, unsilenced, pinned, unpinned, enabled or resumed."""
+    """Of the action; `would-fire` in a contract that runs dry; of a person: acknowledged, closed, silenced, unsilenced,
+    pinned, unpinned, enabled or resumed."""
     text: str
+    in_force: bool | None = None
+    """Whether it still holds; None for what is over once it is done."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,7 +143,7 @@ class Incident:
     cells: tuple[BrokenCell, ...]
     """Where it is or was broken, worst first; at least one. Each stays until the incident is over."""
     actions: tuple[IncidentAction, ...] = ()
-    words: tuple[PersonsWord, ...] = ()
+    words: tuple[ActionTaken, ...] = ()
     contained_at: float | None = None
     resolved_at: float | None = None
     diagnoses: tuple[Diagnosis, ...] = ()
@@ -331,10 +328,9 @@ class Incident:
         grown = self.growth
         if len(grown) < 2:
             return ""
-        steps = [*grown[: _TOLD_STEPS - 1], grown[-1]] if len(grown) > _TOLD_STEPS else list(grown)
-        first, *others = [(moment(at)[11:16], count) for at, count in steps]
-        said = [f"{first[1]} slice{'s' * (first[1] != 1)} at {first[0]}", *(f"{count} at {at}" for at, count in others)]
-        return f"{', '.join(said)} UTC"
+        (begun, first), (at, last) = grown[0], grown[-1]
+        many = f"{first} slice{'s' * (first != 1)}"
+        return f"{many} at {moment(begun)[11:16]}, {last} at {moment(at)[11:16]} UTC"
 
     @property
     def headline(self) -> str:
@@ -400,30 +396,11 @@ def _as_it_was(worst: BrokenCell, on: str) -> str:
     if on in {"no-data", "invalid-input"} or worst.estimate is None:
         return worst.reason
     when = f" at {moment(worst.at)[11:16]} UTC" if worst.at is not None and (worst.held or worst.until) else ""
-    if worst.peak is not None and worst.peak_at is not None and worst.peak > _RECEDED_FACTOR * worst.estimate:
-        since = when.strip() if when else "in current measurements"
-        return (
-            f"{number(worst.peak)} on {place(worst.slice)} at {moment(worst.peak_at)[11:16]} UTC against a limit of "
-            f"{number(worst.limit)}; {number(worst.estimate)} {since} "
-            f"(confidence interval {interval(worst.lower, worst.upper)})"
-        )
     times = f", at least {rounded_down(worst.badness, 2)} times the" if worst.badness > 1 else " against a"
     return (
         f"{number(worst.estimate)} on {place(worst.slice)}{when}{times} limit of {number(worst.limit)} "
         f"(confidence interval {interval(worst.lower, worst.upper)})"
     )
-
-
-@dataclass(frozen=True, slots=True)
-class ActionTaken:
-    """Something that the policy or a person did."""
-
-    at: float
-    kind: str
-    """Of the action, or of a person's word; `would-fire` in a contract that runs dry."""
-    text: str
-    in_force: bool | None = None
-    """Whether it still holds; None for what is over once it is done."""
 
 
 def actions_taken(
@@ -434,7 +411,7 @@ def actions_taken(
     `undelivered` has the time of the oldest message about the incident that an endpoint has not accepted, and how many
     there are, in words, by endpoint.
     """
-    said = [ActionTaken(word.at, word.kind, word.text) for word in incident.words]
+    said = [*incident.words]
     for action in incident.actions:
         text, in_force = _in_words(incident, action, table, undelivered)
         said.append(ActionTaken(action.at, "would-fire" if action.dry_run else action.kind, text, in_force))

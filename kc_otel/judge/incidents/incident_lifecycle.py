@@ -20,7 +20,7 @@ import hashlib
 import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from types import MappingProxyType
+from functools import cached_property
 from typing import Any, Final
 
 from kc_otel.contract.slices import ALL
@@ -29,12 +29,12 @@ from kc_otel.judge.decisions import DecisionTable, kept_since, overriding_pin
 from kc_otel.judge.escalation.alerts import Alert, People, input_verdict
 from kc_otel.judge.incidents.incident import (
     OF_RECORDERS,
+    ActionTaken,
     BrokenCell,
     Diagnosis,
     Incident,
     IncidentAction,
     IncidentState,
-    PersonsWord,
     routes_of,
 )
 from kc_otel.judge.plain_json import finite_or_none
@@ -66,8 +66,7 @@ _NO_ORDER: Final[Mapping[str, Any]] = {
     **dict.fromkeys(("contained_at", "ordered_at", "taken_at", "disobeyed_at")),
     "unmet": "",
 }
-_UNTAKEN: Final = "no router has applied it"
-_UNCONFIRMED: Final = "no router that sent requests to this kernel has kept any away from it yet"
+_UNTAKEN: Final = "no router that sent requests to this kernel has kept any away from it yet"
 _RECENT: Final = "this kernel has not been silent for a heartbeat since a router applied it"
 _LOST: Final = "a recorder of this kernel has not been heard of since"
 _DISOBEYED: Final = "this kernel was measured after a router applied it"
@@ -92,8 +91,6 @@ class TrafficSeen:
     """When the newest observation of a slice and a version of the inference kernel was made; -inf for none."""
     arrived: Callable[[str, str], float] = lambda _slice, _version: -math.inf
     """When observations of them arrived last; a sender's clock may be wrong."""
-    routers: float = -math.inf
-    """When a program that routes by the contract last had the decision table in force."""
     kept: Callable[[str, str], float] = lambda _slice, _version: -math.inf
     """When a router that had sent requests to a version of the inference kernel last said that the table keeps requests
     of a slice from it; -inf for never."""
@@ -151,34 +148,27 @@ class TrafficSeen:
         return self.measured(slice, version) > max(since, taken_at or since) + self.heartbeat
 
 
-@dataclass(frozen=True, slots=True)
-class _Tick:
+@dataclass(frozen=True)
+class Tick:
     """An evaluation of a contract, as its incidents see it."""
 
     contract: str
     verdicts: Sequence[Verdict]
     table: DecisionTable
     now: float
-    traffic: TrafficSeen
-    causes: Mapping[Cell, Causes]
-    quantities: Mapping[Place, str]
-    kept: Callable[[str, str], float | None]
-    """`kept_since` of the table."""
+    traffic: TrafficSeen = TrafficSeen()
+    causes: Mapping[Cell, Causes] = field(default_factory=dict)
+    quantities: Mapping[Place, str] = field(default_factory=dict)
+    """`Contract.quantity_digests`."""
+
+    @cached_property
+    def kept(self) -> Callable[[str, str], float | None]:
+        """`kept_since` of the table."""
+        return kept_since(self.table, self.contract)
 
 
-def follow(
-    contract: str,
-    before: Sequence[Incident],
-    verdicts: Sequence[Verdict],
-    firing: Iterable[Alert],
-    table: DecisionTable,
-    now: float,
-    traffic: TrafficSeen = TrafficSeen(),
-    causes: Mapping[Cell, Causes] = MappingProxyType({}),
-    quantities: Mapping[Place, str] = MappingProxyType({}),
-) -> tuple[Incident, ...]:
-    """The incidents after an evaluation, with those that it has ended; `quantities` are `Contract.quantity_digests`."""
-    tick = _Tick(contract, verdicts, table, now, traffic, causes, quantities, kept_since(table, contract))
+def follow(tick: Tick, before: Sequence[Incident], firing: Iterable[Alert]) -> tuple[Incident, ...]:
+    """The incidents after an evaluation, with those that it has ended."""
     broken, known = _broken(before, firing, tick), {incident.key: incident for incident in before}
     after = [
         _settled(_refuted(_measured(known.get(key), key, broken.get(key, {}), tick), tick), tick)
@@ -186,11 +176,11 @@ def follow(
     ]
     unproven = [incident for incident in after if incident.state is IncidentState.UNPROVEN]
     for oldest in sorted(unproven, key=lambda incident: incident.since)[:-_MOST_UNPROVEN]:
-        after[after.index(oldest)] = replace(oldest, state=IncidentState.RESOLVED, resolved_at=now)
+        after[after.index(oldest)] = replace(oldest, state=IncidentState.RESOLVED, resolved_at=tick.now)
     return tuple(sorted(after, key=by_urgency))
 
 
-def _refuted(incident: Incident, tick: _Tick) -> Incident:
+def _refuted(incident: Incident, tick: Tick) -> Incident:
     """The incident, whose cells are marked as refuted where a verdict shows that they are over.
 
     What others measure refutes nothing while a recorder that reported during a breach has not been heard of since.
@@ -294,7 +284,7 @@ def with_done(incident: Incident, done: Iterable[IncidentAction]) -> Incident:
 def with_word(incidents: Sequence[Incident], kind: str, said: Mapping[str, Any], now: float) -> tuple[Incident, ...]:
     """The incidents with what a person did to them, or to a slice or a clause of theirs; the newest words are kept."""
     slice, clause, ids = said.get("slice"), said.get("clause"), said.get("incidents")
-    word = PersonsWord(now, kind, str(said["message"]))
+    word = ActionTaken(now, kind, str(said["message"]))
 
     def concerns(incident: Incident) -> bool:
         slices, clauses = {cell.slice for cell in incident.cells}, {cell.clause for cell in incident.cells}
@@ -315,7 +305,7 @@ def with_diagnosis(incident: Incident, found: Diagnosis) -> Incident:
     return replace(incident, diagnoses=(*others, found)[-_MOST_DIAGNOSES:])
 
 
-def _broken(before: Sequence[Incident], firing: Iterable[Alert], tick: _Tick) -> dict[Key, dict[Place, _Broken]]:
+def _broken(before: Sequence[Incident], firing: Iterable[Alert], tick: Tick) -> dict[Key, dict[Place, _Broken]]:
     """Return what is broken now, by incident and place. Invalid input is so on each slice where it comes."""
     known = {(incident.key, (cell.clause, cell.slice)) for incident in before for cell in incident.broken}
     found: dict[Key, dict[Place, _Broken]] = {}
@@ -342,7 +332,7 @@ def _broken(before: Sequence[Incident], firing: Iterable[Alert], tick: _Tick) ->
     return found
 
 
-def _measured(before: Incident | None, key: Key, broken: Mapping[Place, _Broken], tick: _Tick) -> Incident:
+def _measured(before: Incident | None, key: Key, broken: Mapping[Place, _Broken], tick: Tick) -> Incident:
     """An incident with what is broken of it now and what was, or a new one."""
     known = {(cell.clause, cell.slice): cell for cell in before.cells} if before is not None else {}
     cells = tuple(
@@ -355,7 +345,7 @@ def _measured(before: Incident | None, key: Key, broken: Mapping[Place, _Broken]
     return Incident(id, tick.contract, *key, IncidentState.BROKEN, cells)
 
 
-def _row(before: BrokenCell | None, key: Key, place: Place, broken: _Broken | None, tick: _Tick) -> BrokenCell:
+def _row(before: BrokenCell | None, key: Key, place: Place, broken: _Broken | None, tick: Tick) -> BrokenCell:
     """A cell, and whether the contract measures anything of it, and what is to blame for it."""
     quantity = tick.quantities.get(place, "")
     if broken is not None:
@@ -378,7 +368,7 @@ def _broken_row(
     held = alert is not None and (alert.counting or (alert.on, verdict.status) not in _BY_ALERT)
     doubted = alert is not None and verdict.status is not Status.PASS and not verdict.ended
     limit, estimate, lower, upper = map(finite_or_none, (verdict.limit, verdict.estimate, verdict.lower, verdict.upper))
-    peak, peak_at, stricter = estimate, verdict.at if estimate is not None else None, None
+    stricter = None
     if before is not None:
         since = min(before.since, since)
         other = bool(before.quantity) and before.quantity != quantity
@@ -389,15 +379,13 @@ def _broken_row(
         if not other and (not before.refuted or before.loosened_to is not None):
             known = before.strictest
             stricter = known if known is not None and known < verdict.limit else None
-        if not other and before.peak is not None and (estimate is None or estimate <= before.peak):
-            peak, peak_at = before.peak, before.peak_at
     return BrokenCell(
-        *place, since, None, limit, estimate, lower, upper, verdict.reason, peak, peak_at, at=verdict.at, held=held,
+        *place, since, None, limit, estimate, lower, upper, verdict.reason, at=verdict.at, held=held,
         doubted=doubted, quantity=quantity, stricter=stricter,
     )  # fmt: skip
 
 
-def _settled(incident: Incident, tick: _Tick) -> Incident:
+def _settled(incident: Incident, tick: Tick) -> Incident:
     """The incident with its cells in order, in the state that they, the decision table and the traffic put it into."""
     cells = sorted(
         incident.cells,
@@ -426,14 +414,14 @@ def _settled(incident: Incident, tick: _Tick) -> Incident:
     return _over(incident, tick.now) if unheld else incident
 
 
-def _contained(incident: Incident, given: Mapping[str, float], tick: _Tick) -> Incident:
+def _contained(incident: Incident, given: Mapping[str, float], tick: Tick) -> Incident:
     """The incident, CONTAINED where the orders `given` at these times, by slice, keep users from it, else BROKEN."""
     now, traffic, version, taken_at = tick.now, tick.traffic, incident.kernel_inference, incident.taken_at
     newest, arrived = max(given.values()), max(traffic.arrived(slice, version) for slice in given)
     behind = (traffic.behind(slice, since, tick.kept("", version)) for slice, since in given.items())
     unmet = next(filter(None, behind), "")
     if not unmet and not all(traffic.has_taken(slice, version, since, taken_at) for slice, since in given.items()):
-        unmet = _UNCONFIRMED if traffic.routers >= newest else _UNTAKEN
+        unmet = _UNTAKEN
     if not unmet:
         kept = (max(traffic.kept(slice, version), traffic.kept(ALL, version)) for slice in given)
         taken_at = min(now, *kept) if taken_at is None else taken_at
@@ -458,7 +446,7 @@ def _contained(incident: Incident, given: Mapping[str, float], tick: _Tick) -> I
     return replace(incident, state=IncidentState.CONTAINED, contained_at=at, unmet="")
 
 
-def _concerned(incident: Incident, slices: set[str], routed: set[str], tick: _Tick) -> set[str]:
+def _concerned(incident: Incident, slices: set[str], routed: set[str], tick: Tick) -> set[str]:
     """Return the slices that orders have to keep from a kernel for it to be contained; none where the incident is over.
 
     They are all that is broken or unproven; once nothing is broken, what is routed, and without a route what a pin
@@ -498,7 +486,7 @@ def _over(incident: Incident, now: float) -> Incident:
     return replace(incident, state=IncidentState.UNPROVEN, **_NO_ORDER)
 
 
-def _gone(incident: Incident, tick: _Tick) -> bool:
+def _gone(incident: Incident, tick: Tick) -> bool:
     """Return whether a kernel version is known to serve nobody, or a person has closed what went away.
 
     A roll-back is an order: it counts once a router that had sent requests to the version keeps all of them from it,

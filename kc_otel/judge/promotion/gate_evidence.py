@@ -26,7 +26,7 @@ from kc_otel.judge.verdict import Status, Verdict
 SectionProblems = Callable[[Mapping[str, Any]], list[str]]
 """Says what does not follow in a record's section `offline`: `section_problems` of the offline gate."""
 
-_FORMAT: Final = "kernel-contract-evidence/v1"
+FORMAT: Final = "kernel-contract-evidence/v1"
 _FIELDS: Final = frozenset(
     {"format", "time", "tool", "contract", "kernel", "stage", "decision", "verdicts", "checksum"}
 )
@@ -34,6 +34,7 @@ OFFLINE_SECTION: Final = "offline"
 """Section with the inputs needed to judge the same files again; only in records of the offline stage."""
 _STEP: Final = "step"
 """Section that only the records of a promotion's steps have: from where to where, and who decided it."""
+_NUMBERS: Final = ("limit", "estimate", "lower", "upper", "evidence")
 _HASH: Final = re.compile(r"[0-9a-f]{64}")
 
 
@@ -80,8 +81,8 @@ def verify_record(record: Mapping[str, Any], offline_problems: SectionProblems) 
     offline stage, too: that the contract's text has the contract's hash and sets the limits; that the kernels' fields
     make the fingerprints; that the decision is the one that its terms and the verdicts lead to.
     """
-    if not isinstance(record, Mapping) or record.get("format") != _FORMAT:
-        raise EvidenceError(f"this is not a record of the format {_FORMAT}")
+    if not isinstance(record, Mapping) or record.get("format") != FORMAT:
+        raise EvidenceError(f"this is not a record of the format {FORMAT}")
     problems = [f"{name} is missing" for name in sorted(_FIELDS - set(record))]
     problems += [
         f"{name} is not a field of this format" for name in sorted(set(record) - _FIELDS - {OFFLINE_SECTION, _STEP})
@@ -133,7 +134,7 @@ def sealed(
 ) -> dict[str, Any]:
     """Return a record of these verdicts' rows and sections, with its checksum."""
     record = {
-        "format": _FORMAT,
+        "format": FORMAT,
         "time": rfc3339(now),
         "tool": {"name": "kc-otel", "version": installed_version("kc-otel")},
         "contract": {"name": contract.name, "version": contract.metadata.version, "hash": contract.hash},
@@ -182,7 +183,7 @@ def _within(row: Mapping[str, Any], limit: float) -> bool:
 
 
 def verdict_row(contract: Contract, verdict: Verdict) -> dict[str, Any]:
-    """Return what a record says of a verdict under a contract."""
+    """Return the row of a verdict in a record."""
     cell = verdict.cell
     return {
         "clause": cell.clause,
@@ -190,15 +191,8 @@ def verdict_row(contract: Contract, verdict: Verdict) -> dict[str, Any]:
         "kernels": {"train": cell.kernel_train, "inference": cell.kernel_inference},
         "status": verdict.status.value,
         "time": rfc3339(verdict.at),
-        "limit": finite_or_none(verdict.limit),
-        "estimate": finite_or_none(verdict.estimate),
-        "lower": finite_or_none(verdict.lower),
-        "upper": finite_or_none(verdict.upper),
-        "evidence": finite_or_none(verdict.evidence),
-        "samples": verdict.samples,
-        "window": verdict.window,
-        "method": verdict.method,
-        "about": verdict.about,
+        **{name: finite_or_none(getattr(verdict, name)) for name in _NUMBERS},
+        **{name: getattr(verdict, name) for name in ("samples", "window", "method", "about")},
         "quantity": contract.quantity_digests.get((cell.clause, cell.slice)),
     }
 

@@ -2,12 +2,10 @@
 
     offline CI  ->  shadow  ->  canary  ->  full
 
-A gate opens when every cell it asks for has been PASS over a number of consecutive windows that share no data. A FAIL
-rolls back to the start. INCONCLUSIVE, NO_DATA and INVALID_INPUT wait, and the decision says what is missing.
+A gate opens when every cell it asks for has been PASS over a number of consecutive windows. A verdict rests on a window
+of data, and evaluations come every second: two of them count as two windows only where they share no data. A FAIL rolls
+back to the start. INCONCLUSIVE, NO_DATA and INVALID_INPUT wait, and the decision says what is missing.
 Source: Xu and Wu 2026, arXiv:2606.07581, four promotion stages.
-
-A verdict rests on a window of data, and evaluations come every second. Two of them count as two windows only where
-they share no data, or one good minute would open a gate of three.
 """
 
 from __future__ import annotations
@@ -68,7 +66,7 @@ class GateSpec:
             windows=terms.windows,
             cells=tuple((clause.id, slice) for clause in judged for slice in contract.slices_for(clause)),
             window=watched.window,
-            long_window=max(watched.window, watched.long_window),
+            long_window=watched.long_window,
             failure_limit=terms.failure_limit,
         )
 

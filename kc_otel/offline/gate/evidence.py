@@ -16,7 +16,14 @@ from kc_otel.contract.model import Contract
 from kc_otel.contract.plain_text import read_json_text
 from kc_otel.contract.slices import ALL
 from kc_otel.judge.plain_json import to_plain
-from kc_otel.judge.promotion.gate_evidence import OFFLINE_SECTION, EvidenceError, sealed, verdict_row, verify_record
+from kc_otel.judge.promotion.gate_evidence import (
+    FORMAT,
+    OFFLINE_SECTION,
+    EvidenceError,
+    sealed,
+    verdict_row,
+    verify_record,
+)
 from kc_otel.judge.promotion.stages import Stage
 from kc_otel.judge.sample_sizes import observations_to_pass
 from kc_otel.judge.verdict import Cell, Status, Verdict
@@ -171,7 +178,7 @@ def _contract(offline: Mapping[str, Any]) -> Contract:
 
 
 def _kernels(offline: Mapping[str, Any]) -> tuple[Kernel, Kernel]:
-    return Kernel.from_plain(offline["kernels"]["train"]), Kernel.from_plain(offline["kernels"]["inference"])
+    return Kernel(**offline["kernels"]["train"]), Kernel(**offline["kernels"]["inference"])
 
 
 def _terms(of: Mapping[str, Any]) -> GateTerms:
@@ -239,6 +246,20 @@ def read_evidence(file: Path) -> Any:
         raise ValueError(
             f"is not a gate's evidence, which is JSON ({error}); `kc-otel gate run ... --evidence FILE` writes it"
         ) from None
+
+
+def remove_evidence(where: Path) -> None:
+    """Remove a record that a gate wrote; a ValueError for a file of anything else."""
+    file = evidence_file(where)
+    if not file.exists():
+        return
+    try:
+        format = read_evidence(file)["format"]
+    except (ValueError, LookupError, TypeError):
+        format = ""
+    if format != FORMAT:
+        raise ValueError(f"--evidence: {file} exists and is no gate's evidence; name another file, or remove it")
+    file.unlink()
 
 
 def write_text(path: Path, text: str) -> None:

@@ -101,9 +101,9 @@ def read_input(path: str | Path, terms: GateTerms = GateTerms()) -> tuple[GatedR
         of.train.size,
         bool(np.array_equal(*both)),
         coarse_side(*both),
-        hashlib.sha256(b"".join(sorted(digests))).hexdigest(),
-        int(first.size - first.sum()),
-        "" if of.density else remarks(block),
+        content=hashlib.sha256(b"".join(sorted(digests))).hexdigest(),
+        repeated=int(first.size - first.sum()),
+        unchecked="" if of.density else remarks(block),
     )
     return about, recording
 

@@ -27,7 +27,7 @@ from __future__ import annotations
 import logging
 import math
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, Final
@@ -146,8 +146,8 @@ def _host_rows(data: Any) -> _HostRows:
 
 
 def _by_numpy(left: _HostRows, right: _HostRows, at: tuple[NDArray[np.intp], ...], tokens: Any) -> tuple[Any, Any]:
-    def read(rows: Any) -> list[NDArray[np.float64]]:
-        return [side.read(rows).astype(np.float64) for side in (left, right)]
+    def read(rows: Any) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        return left.read(rows).astype(np.float64), right.read(rows).astype(np.float64)
 
     return _in_blocks(read, at, tokens, np, _BLOCK // left.shape[-1])
 
@@ -201,23 +201,25 @@ def _measure_rows(
 
 
 def _in_blocks(
-    read: Callable[[Any], Sequence[Any]], at: tuple[Any, ...], tokens: Any, library: Any, rows_at_once: int
+    read: Callable[[Any], tuple[Any, Any]], at: tuple[Any, ...], tokens: Any, library: Any, rows_at_once: int
 ) -> tuple[Any, Any]:
     """Quantities [rows, 7] and, of targets, log-probabilities [rows, 2], with NumPy or torch.
 
     `read` returns some rows of both sides, float64 [n, vocab].
     """
-    values, logprobs = [], []
-    for first in range(0, max(len(at[0]), 1), max(rows_at_once, 1)):
-        some = slice(first, first + max(rows_at_once, 1))
+
+    def chosen(z: Any, tokens: Any) -> Any:
+        top = largest(z)
+        pick = np.take_along_axis if library is np else library.take_along_dim
+        return pick(z, tokens[:, None], 1)[:, 0] - top - library.log(library.exp(z - top[:, None]).sum(-1))
+
+    values, logprobs, step = [], [], max(rows_at_once, 1)
+    for first in range(0, max(len(at[0]), 1), step):
+        some = slice(first, first + step)
         sides = read(tuple(axis[some] for axis in at))
         values.append(guarded(*sides, library))
         if tokens is not None:
-            chosen = np.take_along_axis if library is np else library.take_along_dim
-            tops = [largest(z) for z in sides]
-            totals = [library.log(library.exp(z - top[:, None]).sum(-1)) for z, top in zip(sides, tops, strict=True)]
-            of = [chosen(z, tokens[some, None], 1)[:, 0] for z in sides]
-            logprobs.append(library.stack([y - top - total for y, top, total in zip(of, tops, totals, strict=True)], 1))
+            logprobs.append(library.stack([chosen(z, tokens[some]) for z in sides], 1))
     return library.concatenate(values), library.concatenate(logprobs) if logprobs else None
 
 
@@ -256,9 +258,11 @@ def device_drift(train: Any, inference: Any, at: tuple[Any, ...], targets: Any =
         except Exception:  # noqa: BLE001 - a kernel that cannot be built here must not fail its caller
             _failed.append(True)
             _log.warning("logits are compared by torch: the Triton kernel failed", exc_info=True)
-    return _in_blocks(
-        lambda rows: [side[rows].double() for side in sides], at, targets, torch, _DEVICE_BLOCK // train.shape[-1]
-    )
+
+    def read(rows: Any) -> tuple[Any, Any]:
+        return sides[0][rows].double(), sides[1][rows].double()
+
+    return _in_blocks(read, at, targets, torch, _DEVICE_BLOCK // train.shape[-1])
 
 
 def _launched(train: Any, inference: Any, at: tuple[Any, ...], targets: Any) -> tuple[Any, Any]:

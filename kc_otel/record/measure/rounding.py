@@ -76,6 +76,10 @@ def _to_bfloat16(values: Floats) -> NDArray[np.float32]:
     return ((bits + 0x7FFF + ((bits >> 16) & 1)) & np.uint32(0xFFFF0000)).view(np.float32)
 
 
+def _to_decimals(values: Floats, digits: int) -> Floats:
+    return np.round(values, digits)
+
+
 _HALF: Final[Mapping[str, Callable[[Floats], Floats]]] = MappingProxyType(
     {"bfloat16": _to_bfloat16, "float16": lambda values: values.astype(np.float16).astype(np.float32)}
 )
@@ -83,7 +87,7 @@ _HALF: Final[Mapping[str, Callable[[Floats], Floats]]] = MappingProxyType(
 _ROUNDED: Final[Mapping[str, Callable[[Floats], Floats]]] = MappingProxyType(
     {
         **{f"to {name}": rounded for name, rounded in _HALF.items()},
-        **{f"to {digits} decimals": partial(np.round, decimals=digits) for digits in (2, 3, 4)},
+        **{f"to {digits} decimals": partial(_to_decimals, digits=digits) for digits in (2, 3, 4)},
     }
 )
 

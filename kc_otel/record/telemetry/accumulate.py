@@ -262,25 +262,19 @@ class Accumulator:
         self._places.add(reduced, member[:, 0], rollouts)
         return replace(self._sampled_batch(reduced, member, batch, tokens), tv_token=mean)
 
-    def add_values(self, quantity: str, values: Any, *, membership: Any = None) -> None:
-        """Record finite observations of one quantity that were made elsewhere, such as `weights_lag`: [n] or one."""
-        numbers = np.atleast_1d(floats(values)).astype(np.float64)
-        self._stream(quantity).add(numbers, self._membership(membership, numbers.size))
+    def add_values(self, values: Mapping[str, NDArray[np.float64]], membership: Any = None, operator: str = "") -> bool:
+        """Record finite observations that were made elsewhere, by the registry's key, [n] each, such as `weights_lag`.
 
-    def add_operator(
-        self, operator: str, values: Mapping[str, NDArray[np.float64]], membership: NDArray[np.bool_]
-    ) -> bool:
-        """Record finite observations of one operator, by the registry's key, [n] each; False if it has no room.
-
-        NaN, as where a norm is beyond float64, is a ValueError.
+        They may be of an operator; False if it has no room. NaN, as where a norm is beyond float64, is a ValueError.
         """
-        if operator not in self._operators and len(self._operators) >= self._most_operators:
+        known = not operator or operator in self._operators
+        if not known and len(self._operators) >= self._most_operators:
             return False
         if any(np.isnan(value).any() for value in values.values()):
-            raise ValueError(f"values: NaN is no observation of {operator}; leave such rows out")
-        self._operators.add(operator)
+            raise ValueError(f"values: NaN is no observation of {operator or ', '.join(values)}; leave such rows out")
+        self._operators.update([operator] if operator else [])
         for quantity, observed in values.items():
-            self._stream(quantity, operator).add(observed, membership)
+            self._stream(quantity, operator).add(observed, self._membership(membership, observed.size))
         return True
 
     def expire(self, now: float) -> None:

@@ -58,7 +58,7 @@ def process_resource(taken: Container[str] = (), own: Mapping[str, str] | None =
 
 
 def instance_of(source: Path) -> dict[str, str]:
-    """Return the identity of whoever reads a file that has one reader: one that starts again is the same recorder."""
+    """Return the identity of the one reader of a file: after a restart it is the same recorder."""
     return {SERVICE_INSTANCE_ID: f"{socket.gethostname()}{source.resolve()}"}
 
 
@@ -139,7 +139,7 @@ def _refusal() -> str:
 
 
 class _FirstComplaint(logging.Handler):
-    """Takes what an exporter logs of its first failure, and spares it further attempts."""
+    """A log handler that keeps the first failure of an exporter, and stops its further attempts."""
 
     said = ""
     stop: Callable[[], None]

@@ -83,9 +83,9 @@ def reduce(
     codes = codes.copy()
     codes[(codes == InvalidReason.VALID) & (batch.lengths == 0)] = InvalidReason.NO_TOKENS
     order = np.flatnonzero(codes == InvalidReason.VALID)
-    # Of each block, after one of no rows: its rows, their statistics, and the cell of each of their tokens.
-    rows, stats, counted = [order[:0]], [np.zeros((3, 0, len(TOKEN)))], [np.zeros(0, dtype=np.uint16)]
-    drifts, places = [np.zeros((2, 0))], [np.zeros((2, 0, len(PLACES)))]
+    # Of each block, after one of no rows: its rows, their tokens' cells, their statistics, drifts and places.
+    nothing = np.zeros((2, 0)), np.zeros((2, 0, len(PLACES)))
+    parts = [(order[:0], np.zeros(0, dtype=np.uint16), np.zeros((3, 0, len(TOKEN))), *nothing)]
     why: dict[InvalidReason, str] = {}
     bets = np.zeros((2, BET_COUNT))
     # Checks compare the rows of a block with each other, and kernels that agree bit by bit drift on older weights
@@ -106,20 +106,20 @@ def reduce(
             if not block.rows.size:
                 continue
         exact = saturated(block.log_w.astype(np.float32, copy=False))
-        counted.append(cells.locate(exact))
         wide = exact.astype(np.float64)
         change = np.expm1(wide)
         of_rows = _row_stats(wide, change, block)
         bets[0] += _bets(of_rows[0], block.lengths, change)
         bets[1] += sureness(block.inference[:_SURENESS_TOKENS])
+        drifts, places = nothing
         if advantages is not None:
             advantage = batch.packed(advantages, block.rows)
-            drifts.append(np.where([advantage > 0, advantage < 0], change * advantage, np.nan))
+            drifts = np.where([advantage > 0, advantage < 0], change * advantage, np.nan)
         if bounds is not None:
-            places.append(_place_sums(change, block, bounds[block.rows], batch.mask))
-        rows.append(block.rows)
-        stats.append(of_rows)
-    measured, every = np.concatenate(rows), np.concatenate(counted)
+            places = _place_sums(change, block, bounds[block.rows], batch.mask)
+        parts.append((block.rows, cells.locate(exact), of_rows, drifts, places))
+    columns = zip(*parts, strict=True)
+    measured, every, stats, drifts, places = (np.concatenate(c, axis=int(c[0].ndim > 1)) for c in columns)
     counts = np.zeros((membership.shape[1], cells.size), dtype=np.int64)
     for column in np.flatnonzero(membership[measured].any(0)):
         inside = np.repeat(membership[measured, column], batch.lengths[measured])
@@ -128,12 +128,12 @@ def reduce(
         codes,
         measured,
         batch.lengths[measured],
-        np.concatenate(stats, axis=1),
+        stats,
         counts,
-        None if advantages is None else np.concatenate(drifts, axis=1),
+        None if advantages is None else drifts,
         why,
         bets,
-        None if bounds is None else np.concatenate(places, axis=1),
+        None if bounds is None else places,
     )
 
 

@@ -25,7 +25,7 @@ with extra("cli", "asking an endpoint"):
 _BUSY_STATUSES: Final = frozenset({429, 502, 503, 504})
 _NOT_TAKEN_STATUSES: Final = frozenset({400, 413, 422})
 _MAX_ATTEMPTS: Final = 5
-_FIRST_WAIT, _LONGEST_WAIT = 0.5, 30.0
+_FIRST_WAIT_SECONDS, _LONGEST_WAIT_SECONDS = 0.5, 30.0
 _CONNECT_SECONDS: Final = 10.0
 _MAX_QUOTED_CHARACTERS: Final = 300
 
@@ -171,7 +171,7 @@ class CompletionClient:
 
     async def _post(self, path: str, body: Mapping[str, Any]) -> Any:
         for attempt in range(1, self._attempts + 1):
-            wait = min(_FIRST_WAIT * 2 ** (attempt - 1), _LONGEST_WAIT) * random.uniform(0.5, 1.0)  # noqa: S311
+            wait = min(_FIRST_WAIT_SECONDS * 2 ** (attempt - 1), _LONGEST_WAIT_SECONDS) * random.uniform(0.5, 1.0)  # noqa: S311
             try:
                 response = await self._http.post(
                     self.endpoint.root + path, json=body, headers=self._headers, timeout=self._timeout
@@ -266,4 +266,4 @@ def _json(response: httpx.Response) -> Any:
 def _asked_to_wait(response: httpx.Response, otherwise: float) -> float:
     """Seconds of Retry-After; its other form, a date, is rare and no better than our own wait."""
     text = response.headers.get("retry-after", "")
-    return min(float(text), _LONGEST_WAIT) if text.isdecimal() else otherwise
+    return min(float(text), _LONGEST_WAIT_SECONDS) if text.isdecimal() else otherwise

@@ -19,7 +19,7 @@ import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Container, Hashable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import astuple, dataclass, field
+from dataclasses import astuple, dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Final
@@ -78,6 +78,7 @@ class Importer:
         patience: float = 60.0,
         stopped: Callable[[], bool] = lambda: False,
         ledger: Ledger | None = None,
+        follow: bool = False,
     ) -> None:
         self.totals: Final = ImportTotals()
         self._recorder = recorder
@@ -86,7 +87,9 @@ class Importer:
         self._patience = patience
         self._stopped = stopped
         self._ledger = Ledger() if ledger is None else ledger
+        self._follow = follow
         self._awaiting: set[Path] = set()
+        self._unreadable: Counter[Path] = Counter()
 
     def file(self, path: Path) -> bool:
         """Import what is new in a file; whether all was measured and exported. A later export holds what is open."""
@@ -96,11 +99,14 @@ class Importer:
         refused = self.totals.refusals.counts.copy()
         try:
             self._measure(path)
+            del self._unreadable[path]
         except (RecordingError, OSError, UnicodeDecodeError) as error:
             self.totals.failed[path] = str(error)
             if isinstance(error, RecordingError):
                 found = _INVALID.search(str(error))
-                self._refuse(found[1] if found else "shape_mismatch", error, error.sequences)
+                more = error.sequences - self._unreadable[path]  # a file that grows is tried again
+                self._unreadable[path] += max(more, 0)
+                self._refuse(found[1] if found else "unreadable", error, max(more, 0))
         for reason, count in (self.totals.refusals.counts - refused).items():
             if reason != "no_tokens":  # a mask is no fault
                 self._refuse(reason, self.totals.refusals.first[reason], count)
@@ -130,17 +136,19 @@ class Importer:
         before = known = self._ledger.measured(path)
         about, by_lines = path.stat(), path.name.lower().endswith(LINE_ENDINGS)
         whole = "" if by_lines else _digest(path)
-        new = True
+        new, read = True, LinesRead()
         if known is not None:
+            read = LinesRead(known.lines, known.digest) if by_lines else read
             try:
-                new = _appended(path, known, whole)
+                new = _appended(path, known, whole, read)
             except RewrittenError:
-                known = None
+                known, read = None, LinesRead()
+        if known is None and by_lines and self._follow and next(lines(path, LinesRead()), None) is None:
+            return
         if known is None and (copied := self._copied(path, whole, about)):
             self.totals.copies[path] = copied
             return
-        read = LinesRead(known.lines, known.digest) if known is not None and by_lines else LinesRead()
-        found = read_file(path, self.totals.refusals, self._columns, read) if new else None
+        found = self._read(path, read, new=new)
         first = known.first if known is not None and known.first else _first(found)
         if known is None and before is not None and found is not None and first == before.first:
             why = f"INVALID INPUT, rewritten_file: {remedy('rewritten_file')}"
@@ -160,6 +168,14 @@ class Importer:
                 self._recorder.force_flush(self._patience)
                 unflushed = 0
         self._note(path, about, read, whole or read.digest, first, prompts)
+
+    def _read(self, path: Path, read: LinesRead, *, new: bool) -> Recording | None:
+        """Return what is new in a file; a last line that is cut off counts, unless its end may follow."""
+        try:
+            return read_file(path, self.totals.refusals, self._columns, read) if new else None
+        finally:
+            if read.torn and not self._follow:
+                self.totals.refusals.add(f"{path}:{read.torn}: the last line is cut off", kind="unreadable")
 
     def _note(
         self, path: Path, about: os.stat_result, read: LinesRead, digest: str, first: str, prompts: list[str]
@@ -408,10 +424,13 @@ def unseen(
             return
 
 
-def _appended(path: Path, known: _Measured, digest: str) -> bool:
+def _appended(path: Path, known: _Measured, digest: str, read: LinesRead) -> bool:
     """Return True if lines were appended to a file; a RewrittenError if it changed in another way."""
     if not digest:
-        return next(lines(path, LinesRead(known.lines, known.digest)), None) is not None
+        ahead = replace(read)
+        new = next(lines(path, ahead), None) is not None
+        read.torn = ahead.torn
+        return new
     if digest != known.digest:
         raise RewrittenError(f"{path}: changed after it was measured")
     return False

@@ -14,7 +14,6 @@ import hashlib
 import hmac
 import re
 import secrets
-from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Final
@@ -47,34 +46,27 @@ class Role(StrEnum):
     """Permission, together with `read`, to see prompts and answers where `serve --worst` shows them."""
 
 
-@dataclass(frozen=True, slots=True)
-class Caller:
+class Caller(BaseModel):
     """The holder of a token; `name` stands in events as who did it."""
 
-    name: str
-    roles: frozenset[Role]
-    digest: str
-
-
-class _Entry(BaseModel):
-    model_config = ConfigDict(extra="forbid")
+    model_config = ConfigDict(extra="forbid", frozen=True)
 
     name: Name
-    may: Annotated[list[Role], Field(min_length=1)]
+    may: Annotated[frozenset[Role], Field(min_length=1)]
     sha256: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 
 
 class _Document(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
-    tokens: list[_Entry]
+    tokens: list[Caller]
 
 
 class AccessFile(WatchedFiles):
     """The tokens of a file."""
 
     def __init__(self, path: Path) -> None:
-        self._callers: tuple[Caller, ...] = ()
+        self._callers: list[Caller] = []
         super().__init__([path])
 
     def bearer(self, authorization: str) -> Caller | None:
@@ -95,7 +87,7 @@ class AccessFile(WatchedFiles):
         """Return the holder of a token, or None; compares all, in constant time."""
         given, match = digest_of(token).encode(), None
         for caller in self._callers:
-            if hmac.compare_digest(caller.digest.encode(), given):
+            if hmac.compare_digest(caller.sha256.encode(), given):
                 match = caller
         return match
 
@@ -115,19 +107,17 @@ class AccessFile(WatchedFiles):
                 "below it, without anchors and with each key once"
             )
         try:
-            entries = _Document.model_validate(found.data).tokens
+            callers = _Document.model_validate(found.data).tokens
         except ValidationError as error:
             said = refusals([{**problem, "loc": ("file", *problem["loc"])} for problem in error.errors()])
             raise UnusableFileError(f"{path}: {said}") from None
-        callers: dict[str, Caller] = {}
-        for number, entry in enumerate(entries):
-            if entry.sha256 in callers:
-                raise UnusableFileError(
-                    f"{path}: tokens[{number}].sha256: is also that of {callers[entry.sha256].name!r}; give "
-                    "each its own token"
-                )
-            callers[entry.sha256] = Caller(entry.name, frozenset(entry.may), entry.sha256)
-        self._callers = tuple(callers.values())
+        owner: dict[str, str] = {}
+        for number, caller in enumerate(callers):
+            if caller.sha256 in owner:
+                said = f"is also that of {owner[caller.sha256]!r}; give each its own token"
+                raise UnusableFileError(f"{path}: tokens[{number}].sha256: {said}")
+            owner[caller.sha256] = caller.name
+        self._callers = callers
 
 
 def new_token() -> str:
@@ -149,5 +139,5 @@ def check_sender(access: AccessFile | None, authorization: str) -> None:
         raise UnauthenticatedError(
             "authentication required: send authorization: Bearer and a token, by OTEL_EXPORTER_OTLP_HEADERS"
         )
-    if Role.SEND not in caller.roles:
+    if Role.SEND not in caller.may:
         raise ForbiddenError(f"the token of {caller.name} lacks the role send; its entry needs may: [send]")

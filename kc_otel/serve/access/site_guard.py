@@ -70,7 +70,7 @@ class OwnSite:
 
 
 class GuardedSite:
-    """Asks who somebody is, and lets in those whose token says so; refusals are counted, transport `api`."""
+    """Authenticates callers and checks their roles; refusals are counted with transport `api`."""
 
     def __init__(self, access: AccessFile, site: ASGIApp, counts: Counter[tuple[str, str]]) -> None:
         self._access, self._site, self._counts = access, site, counts
@@ -90,7 +90,7 @@ class GuardedSite:
                 self._counts["api", "forbidden"] += 1
                 await _of_another_site()(scope, receive, send)
                 return
-            caller = caller if Role.READ in caller.roles else None  # the browser asks for another one
+            caller = caller if Role.READ in caller.may else None  # the browser asks for another one
         if caller is None:
             self._counts["api", "unauthenticated"] += 1
             said = (
@@ -102,13 +102,13 @@ class GuardedSite:
             return
         role = Role.READ if reading else Role.ACT
         enough = {role, Role.DIAGNOSE} if not reading and _DIAGNOSES.fullmatch(path) else {role}
-        if caller.roles.isdisjoint(enough):
+        if caller.may.isdisjoint(enough):
             self._counts["api", "forbidden"] += 1
             _log.warning("%s may not %s: %s %s is refused", caller.name, role, scope["method"], ascii(path[:200]))
             said = f"the token of {caller.name} lacks the role for this; its entry needs may: [{role}]"
             await problem(403, said)(scope, receive, send)
             return
-        signing, reading_prompts = SIGNER.set(caller.name), MAY_READ_PROMPTS.set(Role.PROMPTS in caller.roles)
+        signing, reading_prompts = SIGNER.set(caller.name), MAY_READ_PROMPTS.set(Role.PROMPTS in caller.may)
         try:
             await self._site(scope, receive, send)
         finally:

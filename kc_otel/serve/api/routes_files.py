@@ -32,7 +32,7 @@ _INLINE_SCRIPT: Final = re.compile(r"<script>(.*?)</script>", re.DOTALL)
 
 
 class ServedFile(NamedTuple):
-    """What a path is answered with, and the Content-Security-Policy of it."""
+    """A file that answers a path, and its Content-Security-Policy."""
 
     body: bytes
     kind: str

@@ -119,7 +119,7 @@ def answered() -> Iterator[None]:
 
 @asynccontextmanager
 async def ordered(core: Core) -> AsyncIterator[None]:
-    """An order: it is on the disk when this ends, or an error as the API says it is raised."""
+    """Hold a turn for an order, which is on the disk when the context ends; errors are those of the API."""
     with answered():
         async with core.turn():
             yield
@@ -133,7 +133,7 @@ ContractName = Annotated[str | None, Query(description="Only this contract.")]
 
 
 def check_known(core: Core, contract: str | None, clause: str | None = None, slice: str | None = None) -> None:
-    """Answer 404 with what there is, where one of them is unknown: to a reader, nothing would look like no trouble."""
+    """Answer 404 with the known names if one is unknown: an empty answer would look like no trouble."""
     if contract is not None:
         with answered():
             known(core, contract, clause, slice)

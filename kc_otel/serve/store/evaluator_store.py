@@ -11,7 +11,7 @@ import math
 import sqlite3
 from collections.abc import Callable, Collection, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
@@ -62,8 +62,7 @@ class _Facts:
 
     heard: list[tuple[str, str, Heard]]
     recorders: dict[str, dict[str, LastReport]]
-    ended: dict[str, float]
-    moved: dict[str, dict[str, float]]
+    gone: dict[str, dict[str, LastReport]]
     owed: list[tuple[str, str, str, str, dict[str, float]]]
     slices: Mapping[str, str]
     clauses: dict[str, str]
@@ -71,7 +70,6 @@ class _Facts:
     newest: list[tuple[str, str, str, float]]
     kernels: list[KernelInfo]
     most_cells: int
-    left: list[tuple[str, str, LastReport]] = field(default_factory=list)
 
 
 class EvaluatorStore:
@@ -249,8 +247,7 @@ class EvaluatorStore:
             _Facts(
                 heard=[(*pair, heard) for pair, heard in state.heard.items()],
                 recorders=state.recorders.by_version,
-                ended=state.recorders.ended,
-                moved=state.recorders.moved,
+                gone=state.recorders.gone,
                 owed=[(*key, owing) for key, owing in state.recorders.owed.items()],
                 slices=state.contract.slice_digests,
                 clauses={id: digest for (id, slice), digest in quantities.items() if slice == ALL},
@@ -258,7 +255,6 @@ class EvaluatorStore:
                 newest=[(metric, *pair, at) for metric, pairs in state.newest.items() for pair, at in pairs.items()],
                 kernels=[*state.kernels.values()],
                 most_cells=state.evidence.most,
-                left=state.recorders.left,
             )
         )
         self._write(name, _FACTS, {"": data})
@@ -357,8 +353,7 @@ class EvaluatorStore:
             changed |= {(name, id) for id, digest in facts.clauses.items() if measured.get((id, ALL)) != digest}
             state.heard = {(train, inference): heard for train, inference, heard in facts.heard}
             recorders = state.recorders
-            recorders.by_version, recorders.ended, recorders.moved = facts.recorders, facts.ended, facts.moved
-            recorders.left = facts.left
+            recorders.by_version, recorders.gone = facts.recorders, facts.gone
             recorders.owed = {SeriesKey(*key): owing for *key, owing in facts.owed}
             state.refused.found = {
                 (refused.outcome, refused.pair, refused.sender): refused for refused in facts.refused

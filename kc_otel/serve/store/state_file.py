@@ -90,7 +90,7 @@ class UnitOfWork:
         connection.execute("RELEASE apart")
 
     def commit(self, connection: sqlite3.Connection) -> None:
-        """Execute what is left of the transaction, and commit it, or take it back where that fails."""
+        """Execute the remaining writes and commit the transaction; roll it back if that fails."""
         try:
             if self._before and not connection.in_transaction:
                 connection.execute("BEGIN IMMEDIATE")
@@ -198,7 +198,7 @@ class StateConnection(sqlite3.Connection):
         await asyncio.shield(ending)
 
     def check_place(self) -> None:
-        """Raise a StateError if the file is not where it was: another evaluator would lock what is there, and act."""
+        """Raise a StateError if the file was moved or replaced: another evaluator could lock its successor and act."""
         try:
             moved = self._place is not None and not os.path.samestat(self._place.stat(), self._opened)
         except FileNotFoundError:
@@ -212,7 +212,7 @@ class StateConnection(sqlite3.Connection):
             )
 
     def close(self) -> None:
-        """Wait for a commit that is under way, copy what is in `-wal` into the file, and let go of it."""
+        """Wait for a commit that is under way, copy the `-wal` file into the state file, and unlock it."""
         self._is_closed = True
         self._thread.shutdown()
         with suppress(sqlite3.ProgrammingError):  # it was never opened, or is closed already
@@ -226,7 +226,7 @@ class StateConnection(sqlite3.Connection):
             self._lock = None
 
     async def aclose(self) -> None:
-        """Close it when those who wait for their turn have had it."""
+        """Close the file after all waiting turns."""
         async with self._turns:
             self.close()
 
@@ -279,7 +279,7 @@ def _held(path: Path, until: float) -> int:
 
 @contextmanager
 def unit_of_work(connection: sqlite3.Connection) -> Iterator[UnitOfWork]:
-    """Write all inside and then apply it, or nothing of it, with a StateError; as a part of the turn, or alone."""
+    """Commit all writes inside, then run `on_commit`; or a StateError and none. A turn commits its units together."""
     turn: UnitOfWork | None = getattr(connection, "unit", None)
     if turn is None and getattr(connection, "is_committing", False):
         raise RuntimeError("the state is written outside of a turn, while that of another is under way")

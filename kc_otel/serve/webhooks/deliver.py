@@ -79,7 +79,7 @@ class Dispatcher:
         self._wake.set()
 
     def configure(self, endpoints: Mapping[str, WebhookEndpoint]) -> None:
-        """Go on with these endpoints, as after a rotation; what has changed is sent again what it did not accept."""
+        """Replace the endpoints, as after a rotation; one that has changed is sent again what it did not accept."""
         for name, endpoint in endpoints.items():
             if endpoint != self._endpoints.get(name):
                 self._outbox.enable(name)
@@ -191,7 +191,7 @@ class AddressError(Exception):
 
 
 async def pinned(url: str) -> tuple[str, dict[str, str], dict[str, Any]]:
-    """A URL with a public address of its host, and headers and httpx extensions to ask it; AddressError for none."""
+    """Return a URL with a public address of its host, and headers and extensions for httpx, or raise AddressError."""
     parts = urlsplit(url)
     host = str(parts.hostname)
     port = parts.port or _PORTS[parts.scheme]

@@ -31,20 +31,6 @@ def terms(contract):
     return with_terms(contract, windows=2, steps=["1%", "10%"], skip=["offline-ci"])
 
 
-@pytest.fixture(scope="session")
-def round_of(make_verdict):
-    """Verdicts of both slices in one evaluation, the second one's status as given."""
-
-    def make(contract, now, status="PASS", **changes):
-        verdicts = (
-            make_verdict(own, slice=slice, at=now, contract_hash=contract.hash, **changes)
-            for slice, own in (("all", "PASS"), ("code", status))
-        )
-        return Evaluation(now, tuple(verdicts))
-
-    return make
-
-
 def tell(promotion, terms, order, why="", now=0.0, latest=None, **more):
     """The promotion after an order of ada's, and its move."""
     return ordered(promotion, terms, order, "ada", why, latest or Evaluation(now), now, **more)
@@ -75,15 +61,6 @@ def test_a_sound_version_goes_all_the_way(terms, round_of):
     assert promotion.reason == f"{V} goes on from canary at 10% to full: 2 consecutive windows have passed"
 
 
-def test_data_from_before_a_step_do_not_count_after_it(terms, round_of):
-    """A second after a step the window is full of the step before; it opens nothing."""
-    promotion, _ = begin(terms, V, "ada", 0.0)
-    promotion, _ = run(promotion, terms, round_of, passes(0, 2))
-    assert promotion.position == Position(Stage.CANARY, 0.01)
-    promotion, moves = run(promotion, terms, round_of, [(now, "PASS") for now in range(601, 1200, 100)])
-    assert (moves, promotion.tally.passed) == ([], 1)
-
-
 def test_the_failure_limit_counts_windows_that_share_no_data(contract, round_of):
     terms = with_terms(contract, failure_limit=2, skip=["offline-ci"])
     promotion, _ = begin(terms, V, "ada", 0.0)
@@ -92,14 +69,6 @@ def test_the_failure_limit_counts_windows_that_share_no_data(contract, round_of)
     assert any("token-tv on code: FAIL" in said for said in promotion.missing)
     _, moves = run(promotion, terms, round_of, [(301, "FAIL")])
     assert [move.kind for move in moves] == [MoveKind.ROLLBACK]
-
-
-@pytest.mark.parametrize("status", ["INCONCLUSIVE", "NO_DATA"])
-def test_doubt_and_silence_never_advance_and_are_named(terms, round_of, status):
-    promotion, _ = begin(terms, V, "ada", 0.0)
-    promotion, moves = run(promotion, terms, round_of, [(300 * n, status) for n in range(1, 1000)])
-    assert (moves, promotion.position.stage) == ([], Stage.SHADOW)
-    assert promotion.missing[0].startswith(f"token-tv on code: {status}")
 
 
 def test_a_clause_on_latency_waits_only_where_servers_say_which_version_it_is_of(contract, make_verdict):
@@ -127,12 +96,6 @@ def test_a_replaced_version_that_still_serves_is_rolled_back_as_any_other(terms)
     assert (promotion.status, move.kind, share_of(promotion)) == (PromotionStatus.ROLLED_BACK, MoveKind.ROLLBACK, 0.0)
 
 
-def test_another_version_is_no_proof(terms, round_of):
-    promotion, _ = begin(terms, "other", "ada", 0.0)
-    promotion, moves = run(promotion, terms, round_of, [*passes(0, 4), (1500, "FAIL")])
-    assert (moves, promotion.missing[0]) == ([], "token-tv on all: no verdict yet")
-
-
 def test_a_person_is_asked_where_the_contract_says(contract, round_of):
     terms = with_terms(contract, windows=1, steps=["1%"], approve=["canary"], skip=["offline-ci"])
     promotion, _ = begin(terms, V, "ada", 0.0)
@@ -148,19 +111,6 @@ def test_a_person_is_asked_where_the_contract_says(contract, round_of):
     assert [str(move.after) for move in moves] == ["canary at 1%"]
     with pytest.raises(OrderError, match="is in canary at 1% already"):
         tell(promotion, terms, "approve", stage=Stage.CANARY)[0]
-
-
-def test_a_hold_waits_and_a_resume_goes_on(terms, round_of):
-    promotion, _ = begin(terms, V, "ada", 0.0)
-    held = tell(promotion, terms, "hold", "the launch is on Friday", 10.0)[0]
-    held, moves = run(held, terms, round_of, passes(0, 4))
-    assert (moves, held.missing) == ([], ("held: by ada: the launch is on Friday",))
-    resumed, moves = run(tell(held, terms, "resume")[0], terms, round_of, passes(1200, 1))
-    assert (resumed.position.stage, len(moves)) == (Stage.CANARY, 1)
-    waiting, moves = run(promotion, terms, round_of, passes(0, 4), holds=["prose is silent"])
-    assert (moves, waiting.missing) == ([], ("held: prose is silent",))
-    with pytest.raises(OrderError, match="nobody holds"):
-        tell(promotion, terms, "resume")[0]
 
 
 def test_force_needs_a_reason_and_a_place_ahead(terms):
@@ -213,14 +163,6 @@ def test_a_changed_contract_starts_the_count_again(terms, contract, round_of):
     assert (moves, promotion.tally.passed, promotion.contract_hash) == ([], 1, other.hash)
     promotion, moves = run(promotion, other, round_of, passes(900, 1))
     assert [str(move.after) for move in moves] == ["canary at 2%"]
-
-
-def test_the_path_follows_the_contract(contract):
-    assert [str(place) for place in path_of(contract.promotion)] == [
-        "offline-ci", "shadow", "canary at 1%", "canary at 5%", "canary at 25%", "full",
-    ]  # fmt: skip
-    skipping = with_terms(contract, skip=["offline-ci", "shadow"], steps=["50%"])
-    assert [str(place) for place in path_of(skipping.promotion)] == ["canary at 50%", "full"]
 
 
 STATUS = st.sampled_from(["PASS", "PASS", "PASS", "PASS", "PASS", "INCONCLUSIVE", "NO_DATA", "FAIL"])

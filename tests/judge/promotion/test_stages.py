@@ -8,7 +8,6 @@ from hypothesis import strategies as st
 
 from kc_otel.judge.promotion.stages import Decision, GateOutcome, GateSpec, Stage, Tally
 from kc_otel.judge.promotion.stages import decide as decided
-from kc_otel.judge.verdict import Evaluation
 
 GATE = GateSpec(Stage.CANARY, 3, (("token-tv", "all"), ("token-tv", "code")), 300.0, 3600.0)
 
@@ -18,17 +17,9 @@ def decide(gate, history, holds=()) -> Decision:
 
 
 @pytest.fixture(scope="session")
-def rounds(make_verdict):
-    """Rounds from (time, status of slice code[, changes]); slice all passes."""
-
-    def build(*items):
-        made = []
-        for at, status, *changes in items:
-            code = make_verdict(status, at=at, **(changes[0] if changes else {}))
-            made.append(Evaluation(at, (make_verdict(slice="all", at=at), code)))
-        return made
-
-    return build
+def rounds(round_of, contract):
+    """Evaluations from (time, status of slice code[, changes])."""
+    return lambda *items: [round_of(contract, at, status, **dict(*changes)) for at, status, *changes in items]
 
 
 def test_gate_opens_after_enough_windows_that_share_no_data(rounds):
@@ -38,15 +29,6 @@ def test_gate_opens_after_enough_windows_that_share_no_data(rounds):
     close = decide(GATE, rounds((0, "PASS"), (10, "PASS"), (20, "PASS"), (300, "PASS")))
     assert (close.outcome, close.stage, close.windows) == ("wait", "canary", 2)
     assert close.missing == ("2 of 3 consecutive windows have passed",)
-
-
-def test_failure_rolls_back_whatever_came_after(rounds):
-    history = rounds((0, "PASS"), (10, "FAIL"), (300, "PASS"), (600, "PASS"), (900, "PASS"))
-    decision = decide(GATE, history, ("paused by ada",))
-    assert (decision.outcome, decision.stage) == (GateOutcome.ROLLBACK, Stage.OFFLINE_CI)
-    assert decision.missing == (
-        "token-tv on code: FAIL, between 0.0101 and 0.014 against a limit of 0.004, from 5,000 samples",
-    )
 
 
 def test_a_failure_that_no_interval_shows_is_told_by_its_reason(rounds):

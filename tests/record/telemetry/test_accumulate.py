@@ -248,8 +248,8 @@ def test_a_nan_in_logits_makes_its_sequence_invalid() -> None:
 def test_other_values_are_recorded_as_they_are() -> None:
     """A lag recorded once per batch is in the slices that were named."""
     accumulator = Accumulator(SLICES)
-    accumulator.add_values("weights_lag", [0.0], membership=np.array([[True, True, False, False]]))
-    accumulator.add_values("weights_lag", 3)
+    accumulator.add_values({"weights_lag": np.array([0.0])}, np.array([[True, True, False, False]]))
+    accumulator.add_values({"weights_lag": np.array([3.0])})
     snapshot = accumulator.snapshot()
     lag = snapshot["weights_lag", "all"]
     assert (lag.count, lag.sum, lag.zero_count, lag.minimum, lag.maximum) == (2, 3.0, 1, 0.0, 3.0)

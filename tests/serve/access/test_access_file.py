@@ -22,7 +22,7 @@ def test_a_token_is_known_by_its_digest(tmp_path):
     path = written(tmp_path / "access.yaml", ENTRY)
     for scheme in ("Bearer", "bearer"):  # RFC 9110, 11.1
         found = AccessFile(path).bearer(f"{scheme} {TOKEN}")
-        assert (found.name, found.roles) == ("ada", {Role.READ, Role.ACT})
+        assert (found.name, found.may) == ("ada", {Role.READ, Role.ACT})
     assert TOKEN not in path.read_text()
 
 

@@ -71,13 +71,10 @@ def test_long_json_holds_nobody_up(sink: Any, encoding: str) -> None:
     [
         ("GET", "/v1/metrics", b"", {}, 405, "not_allowed"),
         ("POST", "/v1/profiles", b"", {"content_type": JSON}, 404, "not_found"),
-        ("POST", "/v1/metrics", b"", {}, 415, "unsupported_media"),
         ("POST", "/v1/metrics", b"", {"content_type": "text/plain"}, 415, "unsupported_media"),
         ("POST", "/v1/metrics", b"", {"content_type": PROTOBUF, "content_encoding": "br"}, 415, "unsupported_media"),
         ("POST", "/v1/metrics", b"\x0a\xff", {"content_type": PROTOBUF}, 400, "bad_request"),
-        ("POST", "/v1/metrics", b"{", {"content_type": JSON}, 400, "bad_request"),
         ("POST", "/v1/metrics", b"x", {"content_type": JSON, "content_encoding": "gzip"}, 400, "bad_request"),
-        ("POST", "/v1/metrics", bytes(2001), {"content_type": PROTOBUF}, 413, "too_large"),
         ("POST", "/v1/metrics", bytes(90_000), {"content_type": PROTOBUF}, 413, "too_large"),
         (
             "POST", "/v1/metrics", gzip.compress(bytes(2001), mtime=0),

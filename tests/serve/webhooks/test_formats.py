@@ -9,7 +9,7 @@ from kc_otel.judge.decisions import DecisionTable
 from kc_otel.judge.escalation.alerts import PolicyState, advance
 from kc_otel.judge.escalation.webhook_body import encode
 from kc_otel.judge.incidents.incident import IncidentState
-from kc_otel.judge.incidents.incident_lifecycle import follow
+from kc_otel.judge.incidents.incident_lifecycle import Tick, follow
 from kc_otel.judge.recorders import KernelInfo
 from kc_otel.serve.webhooks.endpoints import Format, WebhookEndpoint
 from tests.tools.bodies import body_of
@@ -25,15 +25,17 @@ def contract(make_contract):
 def begun_of(contract, verdicts):
     """The policy after these verdicts, what fires, and the incident that begins."""
     state, fired = advance(contract, PolicyState(contract.name), verdicts, {}, AT)
-    (begun,) = follow(contract.name, (), verdicts, state.firing, DecisionTable(), AT)
+    (begun,) = follow(Tick(contract.name, verdicts, DecisionTable(), AT), (), state.firing)
     return state, fired, begun
 
 
 @pytest.fixture
 def stored(contract, make_verdict):
     """The bodies of a firing and of its resolve, as the outbox holds them."""
-    state, fired = advance(contract, PolicyState(contract.name), [make_verdict("FAIL")], {}, AT)
-    _, resolved = advance(contract, state, [make_verdict("PASS")], {}, AT + 60)
+    slices = ("code", "prose")
+    failing = [make_verdict("FAIL", slice=slice) for slice in slices]
+    state, fired = advance(contract, PolicyState(contract.name), failing, {}, AT)
+    _, resolved = advance(contract, state, [make_verdict("PASS", slice=slice) for slice in slices], {}, AT + 60)
     return [
         encode(body_of(contract, transition, external_url="https://kc.example/")) for transition in (fired, resolved)
     ]
@@ -61,7 +63,7 @@ def test_pagerduty_gets_an_event_of_an_alert_with_one_key_for_start_and_end(stor
 def test_slack_gets_a_message_whose_names_cannot_ping_anybody(stored):
     firing, resolved = (sent(Format.SLACK, body) for body in stored)
     of = f"for {'b' * 12} against {'a' * 12}"
-    assert firing["text"] == f"[firing] policy-7b: token-tv is broken on slice code {of}"
+    assert firing["text"] == f"[firing] policy-7b: token-tv is broken on slice code {of}, and 1 more"
     assert firing["attachments"][0]["color"] != resolved["attachments"][0]["color"]
     hostile = json.loads(stored[0])
     hostile["alerts"][0]["annotations"]["summary"] = "<!channel> & all"
@@ -114,7 +116,7 @@ def test_an_incident_is_one_event_and_one_message_from_its_first_to_its_last(con
     state, fired, begun = begun_of(contract, verdicts)
     passing = [make_verdict("PASS", slice=f"s{n}") for n in range(45)]
     state, ended = advance(contract, state, passing, {}, AT + 60)
-    (over,) = follow(contract.name, [begun], passing, state.firing, DecisionTable(), AT + 60)
+    (over,) = follow(Tick(contract.name, passing, DecisionTable(), AT + 60), [begun], state.firing)
     kernels = [KernelInfo("inference", "b" * 12, {"engine": "vllm", "engine.version": "0.32", "dtype": "fp8"}, AT)]
     bodies = [
         encode(
@@ -156,14 +158,3 @@ def test_an_incident_is_one_event_and_one_message_from_its_first_to_its_last(con
     assert evidence
     assert evidence in json.dumps(attachment["blocks"])
     assert payload["custom_details"]["evidence"] == evidence
-
-
-def test_many_alerts_are_each_there_where_the_format_has_room(make_contract, make_verdict):
-    contract = make_contract(
-        [{"on": "fail", "do": [{"webhook": "pager"}]}], slices={f"s{n}": {"where": {"n": n}} for n in range(40)}
-    )
-    verdicts = [make_verdict("FAIL", slice=f"s{n}") for n in range(40)]
-    _, fired = advance(contract, PolicyState(contract.name), verdicts, {}, AT)
-    body = encode(body_of(contract, fired))
-    assert len(json.loads(body)["alerts"]) == 40
-    assert "39 more" in sent(Format.SLACK, body)["text"]
