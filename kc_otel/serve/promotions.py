@@ -211,8 +211,8 @@ class Promotions:
         if seen and version not in seen:
             hint = did_you_mean(version, seen, "seen are")
             raise LookupError(
-                f"{version}: no inference kernel of {contract} has reported by that name; {hint} A version that has "
-                "not served yet begins with --evidence"
+                f"{version}: no inference kernel of {contract} has reported by that name, and a version that has not "
+                f"served yet begins with --evidence; {hint}"
             )
 
     def _begun(self, contract: str, version: str, by: str, now: float, *, alone: bool = True) -> Moved:

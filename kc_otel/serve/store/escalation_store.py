@@ -93,8 +93,8 @@ class EscalationStore:
         silent = tuple(silence for silence in silences if silence.contract not in contracts)
         self._save(_ASIDE, (waiting, silent))
         for (table, quiet), names, said in (
-            ((waiting, silent), gone, "is not served any more: until it is, {} out of force"),
-            (before, contracts, "is served again: {} in force again"),
+            ((waiting, silent), gone, "the contract is not served any more: until it is, {} out of force"),
+            (before, contracts, "the contract is served again: {} in force again"),
         ):
             for name in sorted(names):
                 orders = [f"the route of {place(route.slice)}" for route in table.routes if route.contract == name]
@@ -102,9 +102,9 @@ class EscalationStore:
                 orders += [f"the silence of {silence.where}" for silence in quiet if silence.contract == name]
                 if orders:
                     verb = "are" if len(orders) > 1 else "is"
-                    message = f"{name} {said.format(f'{listed(orders, _MAX_ORDERS)} {verb}')}"
+                    message = said.format(f"{listed(orders, _MAX_ORDERS)} {verb}")
                     self._events.record(name, "served", {"message": message}, now)
-                    _log.warning("%s", message)
+                    _log.warning("%s: %s", name, message)
         people = People(
             tuple(silence for silence in silences if silence.contract in contracts),
             tuple(ack for ack in people.acknowledgements if ack.contract in contracts),
