@@ -135,12 +135,8 @@ def _lines(found: dict[str, Any]) -> list[str]:
             ]
         return [*lines, f"  to start once more: {promote} --start"]
     if found["status"] == "replaced":
-        promote = f"kc-otel promote {found['contract']} {kernel} --force full --why ..."
-        return [
-            f"{kernel} was replaced",
-            f"  {found['reason']}",
-            f"  to serve as the promoted version again: {promote}",
-        ]
+        again = f"kc-otel promote {found['contract']} {kernel} --force full --why ..."
+        return [f"{kernel} was replaced", f"  {found['reason']}", f"  to make it the promoted version again: {again}"]
     lines = [f"{kernel} is in {found['position']}: it may serve {share}"]
     if found["next"] is not None:
         passed = f"{found['windows']} of {found['windows_needed']} windows have passed"

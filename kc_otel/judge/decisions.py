@@ -287,8 +287,8 @@ def parted(
         for name in ("routes", "directives", "pins", "canaries", "promoted")
     }
     own = {name: [entry for entry in entries if entry.contract in contracts] for name, entries in found.items()}
-    waiting = {name: tuple(entry for entry in found[name] if entry.contract not in contracts) for name in _KEPT_ASIDE}
-    return changed(table, now, **own), DecisionTable(**waiting)
+    others = {name: [entry for entry in found[name] if entry.contract not in contracts] for name in _KEPT_ASIDE}
+    return changed(table, now, **own), changed(DecisionTable(), now, **others)
 
 
 def without_slice(contract: Contract, slice: str) -> str:

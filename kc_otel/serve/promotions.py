@@ -273,15 +273,13 @@ class Promotions:
         }  # fmt: skip
         said = [self._events.record(contract.name, "promotion", data, now, _SEVERITY.get(move.kind, "info"))]
         if move.kind is MoveKind.ROLLBACK and before.full:
-            past = [
-                of for of in known.values() if (of.contract, of.status) == (contract.name, PromotionStatus.REPLACED)
-            ]
-            if past:
-                last = max(past, key=lambda of: of.entered)
-                known[contract.name, last.version], back = machine.restored(last, before.version, now)
+            replaced = [key for key, of in known.items() if key[0] == contract.name and of.replaced]
+            for key in sorted(replaced, key=lambda key: known[key].entered)[-1:]:
+                other = known[key]
+                known[key], back = machine.restored(other, before.version, now)
                 assert back is not None
-                self._save(known[contract.name, last.version])
-                said += self._moved(known, contract, last, back, evaluation, now)
+                self._save(known[key])
+                said += self._moved(known, contract, other, back, evaluation, now)
         if move.kind is MoveKind.REPLACE or move.after.stage is not Stage.FULL:
             return said
         for key, other in sorted(known.items()):

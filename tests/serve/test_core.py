@@ -153,10 +153,10 @@ def test_what_a_person_has_to_end_returns_with_its_contract(make_core, open_file
     )
     said = [event.message for event in again.events.newest("policy", 100) if event.kind == "served"]
     assert said == [
-        f"policy is served again: {orders} are in force again",
         f"policy is not served any more: until it is, {orders} are out of force",
+        f"policy is served again: {orders} are in force again",
     ]
-    assert [record.message for record in caplog.records if "served" in record.message] == said[::-1]
+    assert [record.message for record in caplog.records if "served" in record.message] == said
 
 
 def test_a_contract_that_is_no_longer_served_leaves_nothing_firing(make_core, open_file, drift, tmp_path, contract):

@@ -215,14 +215,13 @@ def _forced(
     promotion: Promotion, contract: Contract, stage: Stage, by: str, why: str, latest: Evaluation, now: float
 ) -> Moved:
     """Take a version on to a stage although its gate is not open; what fails in `latest` is known, and forgiven."""
-    again = promotion.status is PromotionStatus.REPLACED
+    again = promotion.replaced
     least = (promotion.position.rank, False)
     target = next((at for at in path_of(contract.promotion) if at.stage is stage and (at.rank, again) > least), None)
     if target is None:
         raise OrderError(f"{promotion.version} cannot be forced into {stage}: it is {_whereabouts(promotion)}")
-    message = (
-        f"{by} forces {promotion.version} {'back' if again else f'on from {promotion.position}'} to {target}: {why}"
-    )
+    way = "back" if again else f"on from {promotion.position}"
+    message = f"{by} forces {promotion.version} {way} to {target}: {why}"
     forced = replace(promotion, offline="", proof_from=_rolled_back_at(promotion))
     failing = latest.fails(promotion.version)
     tally = _tally_from(now, failing=failing)

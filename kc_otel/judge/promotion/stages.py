@@ -304,6 +304,11 @@ class Promotion:
         """True if the version has passed every stage and serves everything."""
         return self.status is PromotionStatus.RUNNING and self.position.stage is Stage.FULL
 
+    @property
+    def replaced(self) -> bool:
+        """True if another version has become the one that serves everything."""
+        return self.status is PromotionStatus.REPLACED
+
 
 @dataclass(frozen=True, slots=True)
 class PromotionMove:
