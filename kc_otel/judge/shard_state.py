@@ -164,7 +164,7 @@ def _seen(evaluator: Evaluator, contract: str, since: float) -> list[KernelInfo]
 def _times(heard: Heard) -> list[float]:
     times = [heard.last]
     for gap in reversed(heard.gaps):
-        times.append(times[-1] - gap)
+        times.append(times[-1] - abs(gap))
     return times[::-1]
 
 
@@ -235,7 +235,8 @@ def _note(state: ContractState, notes: Mapping[str, Any]) -> None:
         state.refused.merge(RefusedSender(**{**fields, "pair": tuple(fields["pair"])}))
     for version, sender, (at, applied, *differs, measured, moved), done in notes.get("recorders", ()):
         report = LastReport(at, applied, *map(tuple, differs), measured, moved)
-        state.recorders.merge(version, sender, report, done=done)
+        if state.recorders.merge(version, sender, report, done=done):
+            state.begin(version, at)
     for fields in notes.get("kernels", ()):
         info = KernelInfo(**fields)
         known = state.kernels.get((info.role, info.version))
