@@ -509,7 +509,7 @@ def test_the_judge_knows_the_pauses_between_runs_that_shards_heard() -> None:
             shard.ingest_metrics(merged(observed, info_request(now, 1, instance)), now)
             batch = unsent_batch(shard, int(now), {}, 0.0)
             mark_sent(shard, {})
-            merge(judge, [replace(batch, notes=json.loads(json.dumps(batch.notes)))], now)
+            merge(judge, [batch], now)
             now += 10.0
         now += 1500.0
     (heard,) = judge.states["policy"].heard.values()
