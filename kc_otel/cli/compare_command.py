@@ -56,8 +56,8 @@ def compare(
     # Everything below needs NumPy; --help does not.
     from kc_otel.contract.load import load  # noqa: PLC0415
     from kc_otel.offline.compare import by_attributes, comparison_data, verdict_line  # noqa: PLC0415
+    from kc_otel.offline.gate.copies import distinct  # noqa: PLC0415
     from kc_otel.offline.gate.recorded_verdicts import by_contract, judge  # noqa: PLC0415
-    from kc_otel.record.measure.rounding import coarse_side  # noqa: PLC0415
     from kc_otel.recordings.recording_files import load_recording  # noqa: PLC0415
 
     with unusable():
@@ -65,6 +65,7 @@ def compare(
             raise ValueError("--contract and --by exclude each other; give one of them")
         promise = load(contract) if contract is not None else None
         log = load_recording(recording, columns=columns_of(columns)).with_attributes(attributes_of(attribute or []))
+        log = distinct(log)
         parts = by_contract(log, promise) if promise is not None else by_attributes(log, by or [])
         judged = judge(promise, parts, time.time()) if promise is not None else None
     width = clip or (promise.assumptions.clip if promise is not None else None) or 0.2
@@ -74,7 +75,7 @@ def compare(
         lines += ["Verdicts", *map(verdict_line, judged.verdicts), ""]
     assumed = judged.prompts_note(promise) if judged is not None and promise is not None else ""
     lines += [assumed] if assumed else []
-    lines += _notes(data, judged, coarse_side(log.train, log.inference))
+    lines += _notes(data, judged)
     show(lines, data, as_json=as_json)
 
 
@@ -102,15 +103,14 @@ def _table_lines(data: Mapping[str, Any], width: int) -> Iterator[str]:
         del columns[:many]
 
 
-def _notes(data: Mapping[str, Any], judged: RecordingVerdicts | None, coarse: str) -> Iterator[str]:
+def _notes(data: Mapping[str, Any], judged: RecordingVerdicts | None) -> Iterator[str]:
     if empty := [part["slice"] for part in data["slices"] if not part["tokens"]]:
         yield f"no sequence of this recording is in slice{'s' * (len(empty) > 1)} {listed(empty)}"
     if judged is not None:
         yield from (f"not judged: {sentence}" for sentence in judged.left_out)
         if note := judged.age_note:
             yield note
-    if coarse:
-        yield coarse
+    yield from data["notes"]
     yield (
         f"Each interval holds with {100 * data['confidence']:g}% confidence and treats tokens as independent; that of "
         "tv_seq treats sequences as independent. A missing bound needs more observations, or one "

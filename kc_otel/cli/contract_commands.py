@@ -66,6 +66,7 @@ def init(
       kc-otel init --out policy.yaml --reward-budget 0.05 --baseline rollouts.npz
     """
     from kc_otel.offline.draft import Draft, write  # noqa: PLC0415 - a quick --help
+    from kc_otel.offline.gate.copies import distinct, recording_notes  # noqa: PLC0415
     from kc_otel.recordings.recording_files import load_recording  # noqa: PLC0415
 
     target = out if out is not None else Path(f"{name}.yaml")
@@ -74,13 +75,13 @@ def init(
             raise ValueError(f"--out: {target} exists; remove it, or name another file")
         kernels, where = (_kernel("--train", train), _kernel("--inference", inference)), _slices(slices)
         draft = Draft(name, owner, *kernels, reward_budget, _range(reward_range), horizon, clip, where, data)
-        accepted = None if baseline is None else load_recording(baseline)
+        accepted = None if baseline is None else distinct(load_recording(baseline))
         written = write(draft, accepted, margin=margin, prompts=prompts)
         if str(target) == "-":
             typer.echo(written.text, nl=False)
         else:
             target.write_text(written.text, encoding="utf-8")
-    for line in _summary(written, target):
+    for line in (*_summary(written, target), *(recording_notes(accepted) if accepted is not None else ())):
         typer.echo(line, err=True)
 
 

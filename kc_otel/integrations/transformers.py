@@ -245,7 +245,8 @@ class ResyncWeights(_AskedCallback):
     def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:  # noqa: ARG002 - the hook's
         """Send the weights if there is a reason."""
         reason = self._decision(args, state)
-        if self._resync.step(reason, kwargs.get("model")):
+        said = None if reason is None else f"{reason} (step {state.global_step})"
+        if self._resync.step(said, kwargs.get("model")):
             self.reason = reason
             self.steps.append(state.global_step)
 

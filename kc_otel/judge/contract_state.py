@@ -181,6 +181,12 @@ class ContractState:
         """Note a report of a pair of kernels."""
         self.heard.setdefault(pair, Heard(now)).hear(now, self._heartbeat)
 
+    def begin(self, version: str, now: float) -> None:
+        """Note the first report of a recorder of an inference kernel."""
+        for pair, heard in self.heard.items():
+            if pair[1] == version:
+                heard.begin(now)
+
     def take_dropped(self, point: Point, horizon: Horizon, now: float) -> int:
         """Take a point of what a recorder dropped. Returns how much that is since its last point."""
         stream = self._stream_of(point, now)

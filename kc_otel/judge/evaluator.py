@@ -473,7 +473,8 @@ class Evaluator:
             otherwise=applied.otherwise(contract),
             unmeasured=applied.unmeasured(contract),
         )
-        state.recorders.hear(version, sender, report, done=done)
+        if state.recorders.hear(version, sender, report, done=done):
+            state.begin(version, arrival.now)
         arrival.done[state.recorders, sender][version] = done
         return "accepted"
 

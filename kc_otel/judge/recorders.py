@@ -165,8 +165,11 @@ class Recorders:
         self._patience = _HEARTBEATS * heartbeat
         self._window = window
 
-    def hear(self, version: str, sender: str, report: LastReport, *, done: bool) -> None:
-        """Note that a recorder reports a kernel version, or is done with it: it shuts down, or records another."""
+    def hear(self, version: str, sender: str, report: LastReport, *, done: bool) -> bool:
+        """Note that a recorder reports a kernel version, or is done with it: it shuts down, or records another.
+
+        Returns True for the first report of a recorder, or the first since it was done.
+        """
         senders = self.by_version.pop(version, {})
         self.by_version[version] = senders  # the newest is at the end
         while len(self.by_version) > _MAX_VERSIONS:
@@ -177,11 +180,12 @@ class Recorders:
         before = senders.pop(sender, None)  # the newest is at the end
         if done:
             self._note_gone(version, sender, report)
-            return
+            return False
         self.gone.get(version, {}).pop(sender, None)
         if before is None and sum(map(len, self.by_version.values())) >= _MAX_RECORDERS:
             self._forget()
         senders[sender] = report if before is None else report._replace(measured=max(report.measured, before.measured))
+        return before is None
 
     def _note_gone(self, version: str, sender: str, report: LastReport) -> None:
         """Note that a recorder is done with a version; of others that only shut down, and not lately, forget it."""
@@ -274,12 +278,15 @@ class Recorders:
         owing = {sender for sender, at in self.owed.get(key, {}).items() if at == _NOT_YET}
         return not owing <= {sender for other in others for sender in self.owed.get(other, ())}
 
-    def merge(self, version: str, sender: str, report: LastReport, *, done: bool) -> None:
-        """Note what another process has heard: one that begins tells all that it remembers, also what is over."""
-        self._merges = True
+    def merge(self, version: str, sender: str, report: LastReport, *, done: bool) -> bool:
+        """Note what another process has heard: one that begins tells all that it remembers, also what is over.
+
+        Returns True as `hear` does.
+        """
+        self._merges, first = True, False
         known = self.by_version.get(version, {}).get(sender)
         if report.at > (self._ended(version) if known is None else known.at):
-            self.hear(version, sender, report, done=done)
+            first = self.hear(version, sender, report, done=done)
             self.move(sender, {version: done} | ({_ANOTHER_VERSION: False} if report.moved else {}), report.at)
             for key, owing in self.owed.items():
                 if (
@@ -288,6 +295,7 @@ class Recorders:
                     and report.measured > (0.0 if known is None else known.measured)
                 ):
                     owing[sender] = report.measured
+        return first
 
     def all_ended(self, version: str, last: float) -> bool:
         """Return True if each recorder of a version is done with it, and it was not heard of after that."""

@@ -309,11 +309,15 @@ class Series:
 
 @dataclass(slots=True)
 class Heard:
-    """Last report of a pair, gaps between its latest reports, and since when it is not silent; Unix seconds."""
+    """Last report of a pair, gaps between its latest reports, and since when it is not silent; Unix seconds.
+
+    A gap that the first report of a recorder ends is negative: a pause between runs, and no interval of reports.
+    """
 
     last: float
     gaps: list[float] = field(default_factory=list)
     since: float = math.nan
+    begun: float = -math.inf
 
     def __post_init__(self) -> None:
         if math.isnan(self.since):
@@ -324,15 +328,22 @@ class Heard:
         if now - self.last > self.patience(heartbeat):
             self.since = now
         if now > self.last:
-            self.gaps = [*self.gaps[1 - _MAX_GAPS :], now - self.last]
+            gap = now - self.last
+            self.gaps = [*self.gaps[1 - _MAX_GAPS :], -gap if self.begun > self.last else gap]
             self.last = now
+
+    def begin(self, now: float) -> None:
+        """Note the first report of a recorder, also after its measurements in the same message."""
+        self.begun = now
+        if self.gaps and now == self.last:
+            self.gaps = [*self.gaps[:-1], -abs(self.gaps[-1])]
 
     def patience(self, heartbeat: float) -> float:
         """Seconds of silence that mean something: the heartbeat, from when the next report was due.
 
         That is the second largest of the latest gaps after the last; the largest may have been an outage.
         """
-        gaps = sorted(self.gaps)
+        gaps = sorted(gap for gap in self.gaps if gap > 0.0)
         return heartbeat + (gaps[-2] if len(gaps) > 1 else heartbeat)
 
 

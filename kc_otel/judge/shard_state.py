@@ -154,7 +154,7 @@ def _marked_sent(state: ContractState) -> Callable[[], None]:
 def _times(heard: Heard) -> list[float]:
     times = [heard.last]
     for gap in reversed(heard.gaps):
-        times.append(times[-1] - gap)
+        times.append(times[-1] - abs(gap))
     return times[::-1]
 
 
@@ -233,7 +233,8 @@ def _note(state: ContractState, notes: ShardNotes) -> None:
     for refused in notes.refused:
         state.refused.merge(refused)
     for version, sender, report, done in notes.recorders:
-        state.recorders.merge(version, sender, report, done=done)
+        if state.recorders.merge(version, sender, report, done=done):
+            state.begin(version, report.at)
     for info in notes.kernels:
         known = state.kernels.get((info.role, info.version))
         if known is None or known.last_seen < info.last_seen:  # a shard that begins tells all that it remembers

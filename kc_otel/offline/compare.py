@@ -26,6 +26,7 @@ with extra("stats", "kc_otel.compare"):
     from kc_otel.contract.words import interval, number, place
     from kc_otel.judge.plain_json import finite_or_none, for_others
     from kc_otel.judge.verdict import Status, Verdict
+    from kc_otel.offline.gate.copies import distinct, recording_notes
     from kc_otel.offline.gate.recorded_verdicts import (
         ADVANTAGE,
         RecordingObservations,
@@ -37,7 +38,6 @@ with extra("stats", "kc_otel.compare"):
     )
     from kc_otel.record.measure.arrays import on_host
     from kc_otel.record.measure.logits import LOGITS
-    from kc_otel.record.measure.rounding import coarse_side
     from kc_otel.record.work import taken
     from kc_otel.recordings.read_table import RaggedTable
     from kc_otel.recordings.recording import DENSITY, Recording, RecordingError, with_prompt
@@ -63,8 +63,8 @@ class JudgedComparison:
         left_out: Clauses that cannot, and why.
         sequences: Sequences that were compared.
         tokens: Their tokens.
-        coarse: Sentence about the side that was rounded to half precision where the other was not; empty for none.
-        note: What the intervals assume about prompts that are not known; empty if nothing.
+        notes: Sentences about sides that are equal or rounded otherwise, about sequences that repeat others, and about
+            what the intervals assume of prompts that are not known.
     """
 
     contract: Contract
@@ -72,8 +72,7 @@ class JudgedComparison:
     left_out: tuple[UnjudgedClause, ...]
     sequences: int
     tokens: int
-    coarse: str = ""
-    note: str = ""
+    notes: tuple[str, ...] = ()
 
     @property
     def status(self) -> Status:
@@ -85,7 +84,7 @@ class JudgedComparison:
         lines = [f"{self.status} under {contract}: {self.sequences:,} sequences, {self.tokens:,} tokens"]
         lines += [f"  {verdict_line(verdict)}" for verdict in self.verdicts]
         lines += [f"  not judged: {clause}" for clause in self.left_out]
-        lines += [f"  note: {note}" for note in (self.coarse, self.note) if note]
+        lines += [f"  note: {note}" for note in self.notes]
         abouts = {verdict.cell.clause: verdict.about for verdict in self.verdicts}
         return "\n".join([*lines, *(f"  verdicts {scope}" for scope in scopes(abouts))])
 
@@ -132,7 +131,7 @@ def compare(
         mask: Which tokens count.
         advantages: Per token, or per sequence.
         groups: Name of each sequence's prompt: rollouts of one prompt share its drift and count together. Without any,
-            each sequence counts by itself, as if it were independent of the others, and `note` says so.
+            each sequence counts by itself, as if it were independent of the others, and `notes` say so.
         prompt_ids: Prompt tokens of each sequence, instead of `groups`: equal tokens are one prompt.
 
     Raises:
@@ -163,7 +162,7 @@ def compare(
     table = RaggedTable(
         "compare", columns, {name: _NAMES.get(name, name) for name in columns}, attributes, "sequence {}".format
     )
-    recording = assembled(table)
+    recording = distinct(assembled(table))
     judged = judge(promise, by_contract(recording, promise), time.time())
     ordered = sorted(judged.verdicts, key=lambda verdict: _WORST_FIRST.index(verdict.status))
     return JudgedComparison(
@@ -172,8 +171,7 @@ def compare(
         judged.left_out,
         recording.lengths.size,
         recording.train.size,
-        coarse_side(recording.train, recording.inference),
-        judged.prompts_note(promise),
+        (*recording_notes(recording), *filter(None, [judged.prompts_note(promise, "name it with `groups=`")])),
     )
 
 
@@ -228,7 +226,7 @@ def comparison_data(
         "masked_sequences": recording.masked,
         "confidence": confidence,
         "clip": clip,
-        "rounded": coarse_side(recording.train, recording.inference) or None,
+        "notes": list(recording_notes(recording)),
         "slices": [
             {
                 "slice": name,

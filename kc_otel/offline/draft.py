@@ -143,6 +143,11 @@ def write(draft: Draft, baseline: Recording | None = None, *, margin: float = 2.
     older, name = 0, ""
     if baseline is not None:
         name = Path(baseline.source).name
+        if baseline.identical:
+            raise ValueError(
+                f"{baseline.source}: both sides have the same number at every token, so that one is a copy of the "
+                "other, and every real pair would exceed the limits; record both kernels, or leave --baseline out"
+            )
         contract = _contract(draft, [budget, *(DraftClause(clause, "") for clause in _ON_TOKENS)])
         fresh = by_contract(baseline, contract).get(ALL)
         if fresh is None:

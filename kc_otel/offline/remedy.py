@@ -39,6 +39,7 @@ from kc_otel.contract.slices import ALL, OLDER
 from kc_otel.judge.plain_json import for_others
 from kc_otel.judge.verdict import Verdict
 from kc_otel.offline.corrections import TRAINERS, Correction, Floats, Ratios, Trainer, catalogue, line, weights
+from kc_otel.offline.gate.copies import recording_notes
 from kc_otel.offline.gate.recorded_verdicts import by_contract, judge, verdict_for_others
 from kc_otel.record.slice_table import SliceTable
 from kc_otel.recordings.recording import Recording
@@ -293,6 +294,7 @@ class Remedy:
     lacking: Mapping[Trainer, int | None]
     beyond: tuple[str, ...]
     exceeded: tuple[Verdict, ...]
+    notes: tuple[str, ...] = ()
 
     @property
     def promises(self) -> tuple[RemedyTarget, ...]:
@@ -383,6 +385,7 @@ def remedy(recording: Recording, contract: Contract, trainers: Sequence[Trainer]
         more,
         tuple(beyond),
         _exceeded(recording, contract, {promise.clause for promise in asked}),
+        tuple(recording_notes(recording)),
     )
 
 
@@ -438,6 +441,7 @@ def as_data(of: Remedy) -> dict[str, Any]:
             "source": of.source,
             "contract": of.contract,
             "confidence": of.confidence,
+            "notes": of.notes,
             "empty": of.empty,
             "beyond": of.beyond,
             "exceeded": list(map(verdict_for_others, of.exceeded)),

@@ -124,15 +124,14 @@ def quarantine(
     keep = np.array([not reason for reason in reasons], dtype=np.bool_)
     stay = given & keep[:, None]
     before, after = _share(drift, given, counts), _share(drift, stay, counts & keep[:, None])
+    there: Any = stay
     if lengths is not None:
-        masks = [row[:length] for row, length in zip(stay, lengths, strict=True)]
-        return Quarantine(keep, masks, tuple(reasons), before, after)
-    if not is_tensor(train):
-        return Quarantine(keep, stay, tuple(reasons), before, after)
-    import torch  # noqa: PLC0415 - a caller with a tensor has loaded it
+        there = [row[:length] for row, length in zip(stay, lengths, strict=True)]
+    elif is_tensor(train):
+        import torch  # noqa: PLC0415 - a caller with a tensor has loaded it
 
-    there = [torch.from_numpy(which).to(train.device) for which in (keep, stay)]
-    return Quarantine(there[0], there[1], tuple(reasons), before, after)
+        keep, there = (torch.from_numpy(which).to(train.device) for which in (keep, stay))
+    return Quarantine(keep, there, tuple(reasons), before, after)
 
 
 def judgeable(clause: Clause) -> bool:

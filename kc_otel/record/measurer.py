@@ -165,7 +165,9 @@ class Measurer:
         )
 
     def _handle_all(self, waiting: Sequence[Work]) -> None:
-        self._expire(time.monotonic())
+        now = time.monotonic()
+        self.counters.dropped("pair-expired", "the other side never came", self.pairing.expire(now))
+        self._expire_prompts(now)
         for work in waiting:
             self.handle(work, time.monotonic())
 
@@ -192,11 +194,6 @@ class Measurer:
                     self._observe(work)
                 case "side":
                     self._pair_up(work, now)
-
-    def _expire(self, now: float) -> None:
-        """Give up on sides that waited too long, and on rollouts that prompts waited for."""
-        self.counters.dropped("pair-expired", "the other side never came", self.pairing.expire(now))
-        self._expire_prompts(now)
 
     def _expire_prompts(self, now: float) -> None:
         with self._lock:

@@ -86,8 +86,9 @@ class Recording:
     a file does not have is None. `advantages` of a sequence are repeated over its tokens. `train_kept` is the log of
     P's mass on the tokens that truncation (top-p, top-k) kept: both sides are renormalised over them. `versions` are
     the steps of the weights that sampled each token, `positions` [N] are in the response, None where the file's mask
-    leaves out nothing between the tokens that count. Logits are [N, V]. Of `masked` sequences the file's
-    mask leaves no token; they are not among the S. `unread` are columns that are no attributes, and why.
+    leaves out nothing between the tokens that count. Logits are [N, V]. Of `masked` sequences the file's mask leaves no
+    token; they are not among the S, nor are the `repeated` ones that were left out as copies. `unread` are columns that
+    are no attributes, and why.
     """
 
     train: NDArray[np.float64]
@@ -103,6 +104,7 @@ class Recording:
     train_logits: NDArray[np.floating] | None = None
     inference_logits: NDArray[np.floating] | None = None
     masked: int = 0
+    repeated: int = 0
     unread: Mapping[str, str] = field(default_factory=dict)
 
     @property
@@ -120,6 +122,11 @@ class Recording:
         number: dict[object, int] = {}
         alone = ((None, row) if name is None else name for row, name in enumerate(names))
         return np.array([number.setdefault(name, len(number)) for name in alone], dtype=np.int64)
+
+    @property
+    def identical(self) -> bool:
+        """True if both sides have the same number at every token."""
+        return bool(np.array_equal(self.train, self.inference))
 
     @property
     def density(self) -> bool:

@@ -5,10 +5,12 @@ import json
 import numpy as np
 import pytest
 
+from kc_otel.offline import remedy
 from kc_otel.record.measure.sampled import TOKEN, log_ratio
 from kc_otel.recordings.recording import Recording
 from kc_otel.recordings.recording_files import load_recording, save_recording
 from kc_otel.stats import Binned, mean_interval
+from tests.offline.remedy.test_remedy import SOME
 from tests.tools.two_kernels import sampled_from_logits
 
 COMMANDS = ("compare",)
@@ -66,9 +68,30 @@ def test_a_side_in_half_precision_is_noted(run, tmp_path):
     for name, train in (("half", inference.astype(np.float16)), ("whole", inference * 1.001)):
         np.savez(tmp_path / f"{name}.npz", train_logprobs=train, inference_logprobs=inference)
     said = "the train side all lie on float16's grid"
-    assert said in json.loads(run(tmp_path / "half.npz", "--json")[1])["rounded"]
+    assert said in json.loads(run(tmp_path / "half.npz", "--json")[1])["notes"][0]
     assert said in run(tmp_path / "half.npz")[1]
-    assert json.loads(run(tmp_path / "whole.npz", "--json")[1])["rounded"] is None
+    assert json.loads(run(tmp_path / "whole.npz", "--json")[1])["notes"] == []
+
+
+@pytest.mark.parametrize(("name", "said"), [("often", "380 of 400 sequences repeat others"), ("copy", "one side is a")])
+def test_each_command_counts_a_sequence_once_and_tells_of_a_copied_side(
+    command, tmp_path, monkeypatch, contract, name, said
+):
+    """As the gate does; no limits follow from a side that is a copy."""
+    monkeypatch.setattr(remedy, "catalogue", lambda **_: SOME)
+    rng = np.random.default_rng(0)
+    inference = np.log(rng.uniform(0.05, 0.4, (20, 128)))
+    train = inference + 0.04 * rng.standard_normal(inference.shape) - 0.0008
+    sides = (inference, inference) if name == "copy" else np.tile([train, inference], (20, 1))
+    log = tmp_path / f"{name}.npz"
+    np.savez(log, train_logprobs=sides[0], inference_logprobs=sides[1], task=["code"] * len(sides[0]))
+    for asked in (["compare"], ["remedy", "--trainer", "verl"]):
+        _, out, err = command(asked[0])(log, "--contract", contract, *asked[1:])
+        assert (said in out, "20 sequences, 2,560 tokens" in out) == (True, True), err
+    out = tmp_path / "made.yaml"
+    code, _, err = command("init")("--reward-budget", 0.1, "--baseline", log, "--out", out)
+    assert (code, out.exists()) == ((2, False) if name == "copy" else (0, True))
+    assert ("a copy of the other" if name == "copy" else said) in err
 
 
 def test_json_has_the_numbers_exactly(run, log):

@@ -24,7 +24,7 @@ from kc_otel.judge.otlp.wire_columns import read_columns
 from kc_otel.judge.series import LONG, SHORT
 from kc_otel.serve.store.evaluator_store import EvaluatorStore
 from kc_otel.serve.store.state_file import unit_of_work
-from tests.judge.conftest import NOW, ZERO, Sender, make_contract, merge, ns
+from tests.judge.conftest import NOW, ZERO, Sender, info_request, make_contract, merge, ns
 from tests.tools.verdicts import streams_of
 
 pytestmark = pytest.mark.skipif(not machine_code.is_available(), reason="needs a C compiler")
@@ -267,6 +267,23 @@ def run(steps: list[Any], seed: int) -> Twins:
 def test_columns_say_what_single_points_say(steps, seed):
     """Streams, panes, counts, answers and verdicts are the same, whatever hostile or mistaken senders send."""
     run(steps, seed).agree()
+
+
+@pytest.mark.parametrize("said_first", [False, True])
+def test_a_pause_between_runs_is_no_interval_of_reports(said_first):
+    """Of the same recorder that shut down, or of another; in whatever order a message tells what."""
+    twins, now = Twins(make_contract()), NOW
+    for instance in ("same", "same", "other", "another"):
+        for said in (1, 1, 1, 0 if instance == "same" else 1):
+            parts = [Sender(instance=instance, start=now - 1.0).request(now, [1e-3]), info_request(now, said, instance)]
+            twins.take(merge(*(parts[::-1] if said_first else parts)).SerializeToString(), now)
+            now += 10.0
+        now += 1500.0
+    twins.agree()
+    for evaluator in (twins.fast, twins.slow):
+        (heard,) = evaluator.states["policy"].heard.values()
+        assert [gap > 0 for gap in heard.gaps] == [abs(gap) == 10.0 for gap in heard.gaps]
+        assert heard.patience(60.0) == 70.0
 
 
 SHAPES = [(4, ZERO, 1.0), (4, ZERO, 1e-6), (3, ZERO, 1.0), (4, 2.0**-25, 1.0), (4, 0.0, -1.0), (5, ZERO, 1e-2)]

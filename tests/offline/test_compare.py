@@ -76,6 +76,15 @@ def test_a_side_in_half_precision_is_noted(contract, sides):
     assert "grid" not in repr(kc_otel.compare(train, inference, contract=contract, slices={"task": task}))
 
 
+def test_a_sequence_counts_once_and_a_side_that_is_a_copy_is_noted(contract, sides):
+    train, inference, task = (side[:20] for side in sides)
+    often = np.tile([train, inference], (20, 1))
+    found = kc_otel.compare(*often, contract=contract, slices={"task": np.tile(task, 20)})
+    assert (found.sequences, max(verdict.samples for verdict in found.verdicts)) == (20, 800)
+    assert found.notes[0].startswith("380 of 400 sequences repeat others")
+    assert "one side is a copy of the other" in repr(kc_otel.compare(inference, inference, contract=contract))
+
+
 def test_rollouts_of_one_prompt_count_together_and_unknown_prompts_are_noted(sides):
     """16 rollouts of each of 64 prompts; 5 prompts have drifted. Counted one by one they seem to show a PASS."""
     rng = np.random.default_rng(2)
@@ -87,13 +96,15 @@ def test_rollouts_of_one_prompt_count_together_and_unknown_prompts_are_noted(sid
     contract = load_text(by_prompt.replace("slices: {code: {where: {task: code}}}\n", ""))
     alone = kc_otel.compare(train, rollout, contract=contract)
     assert alone.status is Status.PASS
-    assert alone.note.startswith("assumes that sequences are independent")
-    assert f"  note: {alone.note}" in repr(alone)
+    (note,) = alone.notes
+    assert note.startswith("assumes that sequences are independent")
+    assert note.endswith("if some share one, name it with `groups=`")
+    assert f"  note: {note}" in repr(alone)
     prompts = np.stack([group, group + 1], axis=1)
     for named in ({"groups": group}, {"groups": [f"p{name}" for name in group]}, {"prompt_ids": prompts}):
         found = kc_otel.compare(train, rollout, contract=contract, **named)
         samples = {verdict.cell.clause: verdict.samples for verdict in found.verdicts}
-        assert (found.note, samples["token-tv"]) == ("", 64)
+        assert (found.notes, samples["token-tv"]) == ((), 64)
         assert found.status is not Status.PASS
     with pytest.raises(ValueError, match="groups: group has 2 values for 1024 sequences"):
         kc_otel.compare(train, rollout, contract=contract, groups=["a", "b"])
@@ -102,7 +113,7 @@ def test_rollouts_of_one_prompt_count_together_and_unknown_prompts_are_noted(sid
     with pytest.raises(ValueError, match="prompt_ids: 1 prompts for 1024 sequences"):
         kc_otel.compare(train, rollout, contract=contract, prompt_ids=[[1, 2]])
     train, rollout, task = sides
-    assert kc_otel.compare(train, rollout, contract=load_text(CONTRACT), slices={"task": task}).note == ""
+    assert kc_otel.compare(train, rollout, contract=load_text(CONTRACT), slices={"task": task}).notes == ()
 
 
 @pytest.mark.parametrize("form", ["lists", "torch", "rows", "bfloat16"])

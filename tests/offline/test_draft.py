@@ -167,11 +167,10 @@ def test_a_pair_like_the_baseline_typically_passes_with_the_prompts_that_there_a
         assert limit <= of(write(draft(), recording(0.03), margin=1.05, prompts=60), "token-tv")[1]
 
 
-def test_a_pair_that_is_the_same_to_the_last_bit_gets_limits_above_nothing():
-    """A limit of 0 would fail by the first rounding."""
-    written = write(draft(), recording(0.0))
-    assert all(clause.limit_for("all") > 0 for clause in written.contract.clauses)
-    assert check_text(written.text).problems == ()
+def test_a_baseline_of_which_one_side_is_a_copy_of_the_other_is_refused():
+    """Limits from no drift would alert on every real pair."""
+    with pytest.raises(ValueError, match="so that one is a copy of the other"):
+        write(draft(), recording(0.0))
 
 
 def test_a_pair_far_apart_has_no_cap_where_a_total_variation_cannot_be_as_large():

@@ -411,6 +411,22 @@ def test_a_route_contains_nothing_while_a_recorder_of_the_breach_is_lost(make_fl
     assert states[-1] == "contained"
 
 
+def test_a_recorder_that_dies_after_runs_with_pauses_is_told_as_soon_as_any(make_fleet):
+    """Three short runs, 25 minutes apart, each shut down; the fourth is killed."""
+    fleet = make_fleet("do: [notify]}\n  - {on: no-data, do: [notify]")
+    for run in range(4):
+        fleet.senders["broken"] = Sender(instance=f"run-{run}", start=fleet.now - 1.0)
+        fleet.run(30, broken=0.001)
+        if run < 3:
+            fleet.core.metrics(info_request(fleet.now, 0, f"run-{run}"), fleet.now)
+            fleet.run(25 * 60)
+    fleet.run(40)
+    assert fleet.states("no-data") == []
+    fleet.run(10)
+    (verdict, _), *_ = fleet.core.history.cells()
+    assert (verdict.status, len(fleet.states("no-data"))) == (Status.NO_DATA, 1)
+
+
 def test_a_silent_member_of_a_healthy_fleet_is_told_while_it_is_silent(make_fleet):
     """By status, the page and a metric, with its name; not once it reports again, and not where all are silent."""
     fleet = make_fleet()

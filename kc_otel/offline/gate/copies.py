@@ -14,7 +14,8 @@ than eight tokens.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from hashlib import blake2b
 from typing import Final
 
@@ -22,6 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kc_otel.contract.slices import Scalar
+from kc_otel.record.measure.rounding import coarse_side
 from kc_otel.recordings.recording import Recording, group_of
 
 _MIN_TELLING_TOKENS: Final = 8
@@ -46,6 +48,29 @@ windows in common from which they part, as rollouts of one prompt and those of a
 windows have to be longer."""
 _SPARE_BITS: Final = 10
 """A window of independent tokens occurs again anywhere with probability 2^-10 at most."""
+
+
+def distinct(recording: Recording) -> Recording:
+    """The recording without sequences that repeat others, for whatever is concluded from it; it has their number."""
+    (first,) = first_of_each(recording)
+    return replace(recording.only(first), repeated=recording.repeated + int((~first).sum()))
+
+
+def recording_notes(recording: Recording) -> Iterator[str]:
+    """Yield sentences about sides that are equal, or rounded otherwise, and about sequences that repeat others."""
+    if recording.identical:
+        yield (
+            "both sides have the same number at every token; unless the kernels agree bit for bit, one side is a copy "
+            "of the other"
+        )
+    if coarse := coarse_side(recording.train, recording.inference):
+        yield coarse
+    if recording.repeated:
+        sequences = recording.lengths.size
+        yield (
+            f"{recording.repeated:,} of {recording.repeated + sequences:,} sequences repeat others, in whole or in "
+            f"part: the same tokens or nearly the same log-probabilities; each counts once, which leaves {sequences:,}"
+        )
 
 
 def first_of_each(*recordings: Recording) -> list[NDArray[np.bool_]]:

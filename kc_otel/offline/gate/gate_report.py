@@ -103,21 +103,9 @@ def notes(gate: OfflineGate) -> tuple[str, ...]:
 
 
 def _notes_on(contract: Contract, rec: GatedRecording, judged: RecordingVerdicts) -> Iterator[str]:
-    if rec.identical:
-        yield (
-            "both sides have the same number at every token; unless the kernels agree bit for bit, one side is a copy "
-            "of the other"
-        )
-    if rec.coarse:
-        yield rec.coarse
+    yield from rec.notes
     if rec.unchecked:
         yield rec.unchecked
-    if rec.repeated:
-        yield (
-            f"{rec.repeated:,} of {rec.repeated + rec.sequences:,} sequences repeat others, in whole or in part: the "
-            f"same tokens or nearly the same log-probabilities; each counts once, so the gate decides on "
-            f"{rec.sequences:,}"
-        )
     span = contract.assumptions.reward_range
     if judged.unknown_rewards and span is not None:
         yield (

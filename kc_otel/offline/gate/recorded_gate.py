@@ -19,12 +19,11 @@ from kc_otel.contract.slices import Scalar
 from kc_otel.contract.words import did_you_mean
 from kc_otel.judge.promotion.stages import Decision, GateOutcome, GateSpec, Stage, Tally, decide
 from kc_otel.judge.verdict import Evaluation
-from kc_otel.offline.gate.copies import first_of_each
+from kc_otel.offline.gate.copies import distinct, first_of_each, recording_notes
 from kc_otel.offline.gate.recorded_verdicts import RecordingVerdicts, UnjudgedClause, by_contract, judge, recordable
 from kc_otel.record.kernel import Kernel
 from kc_otel.record.measure.blocks import Block
 from kc_otel.record.measure.checks import remarks
-from kc_otel.record.measure.rounding import coarse_side
 from kc_otel.record.slice_table import SliceTable
 from kc_otel.recordings.recording import ONE_MODEL, Recording, of_one_model
 from kc_otel.recordings.recording_files import load_recording
@@ -56,9 +55,8 @@ class GatedRecording:
     sequences: int
     tokens: int
     identical: bool
-    coarse: str = ""
     content: str = ""
-    repeated: int = 0
+    notes: tuple[str, ...] = ()
     unchecked: str = ""
 
 
@@ -82,12 +80,10 @@ class OfflineGate:
 
 
 def read_input(path: str | Path, terms: GateTerms = GateTerms()) -> tuple[GatedRecording, Recording]:
-    """A recording without what it repeats, which is no further observation, and what identifies its file."""
-    whole = load_recording(path, columns=terms.columns or None).with_attributes(terms.attributes)
-    if (model := next((row[ONE_MODEL] for row in whole.attributes if ONE_MODEL in row), None)) is not None:
+    """A recording, and what identifies its file."""
+    recording = distinct(load_recording(path, columns=terms.columns or None).with_attributes(terms.attributes))
+    if (model := next((row[ONE_MODEL] for row in recording.attributes if ONE_MODEL in row), None)) is not None:
         raise ValueError(of_one_model(str(model), Path(path)))
-    (first,) = first_of_each(whole)
-    recording = whole.only(first)
     digest, size = digest_of(Path(path))
     both = recording.train, recording.inference
     rows = zip(recording.rows("train"), recording.rows("inference"), strict=True)
@@ -99,10 +95,9 @@ def read_input(path: str | Path, terms: GateTerms = GateTerms()) -> tuple[GatedR
         size,
         of.lengths.size,
         of.train.size,
-        bool(np.array_equal(*both)),
-        coarse_side(*both),
+        of.identical,
         content=hashlib.sha256(b"".join(sorted(digests))).hexdigest(),
-        repeated=int(first.size - first.sum()),
+        notes=tuple(recording_notes(of)),
         unchecked="" if of.density else remarks(block),
     )
     return about, recording
@@ -123,9 +118,9 @@ def _apart(recordings: Sequence[tuple[GatedRecording, Recording]]) -> list[tuple
             raise ValueError(
                 _SHARED_DATA_ERROR.format(about.name, "only sequences that repeat others of these recordings")
             )
-        own = recording.only(first)
-        left = about.repeated + int(first.size - first.sum())
-        found.append((replace(about, sequences=own.lengths.size, tokens=own.train.size, repeated=left), own))
+        own = replace(recording.only(first), repeated=recording.repeated + int((~first).sum()))
+        counted, said = (own.lengths.size, own.train.size), tuple(recording_notes(own))
+        found.append((replace(about, sequences=counted[0], tokens=counted[1], notes=said), own))
     return found
 
 

@@ -39,6 +39,7 @@ _TOGETHER_TEXT = "drift and staleness together, because it is unknown which weig
 _PADDED_BLOCK = 1 << 20
 """Tokens, padding included, whose places are looked at at a time."""
 _MAX_LISTED_VALUES = 5
+_PROMPT_REMEDY: Final = f"name it in a column {', '.join(GROUPS)} or {PROMPT_IDS[0]}"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -199,7 +200,7 @@ class RecordingVerdicts:
             f"together, which no kernel fails by; if the trainer's own weights sampled all, add --attribute lag=0"
         )
 
-    def prompts_note(self, contract: Contract) -> str:
+    def prompts_note(self, contract: Contract, remedy: str = _PROMPT_REMEDY) -> str:
         """What is assumed of prompts that are not known; empty where they are, or no clause averages over them."""
         if self.prompts is not None or all(
             clause.averaged not in {Unit.PROMPT, Unit.STEP} for clause in contract.clauses
@@ -207,7 +208,7 @@ class RecordingVerdicts:
             return ""
         return (
             "assumes that sequences are independent, because it does not name the prompt of each; if some share one, "
-            f"name it in a column {', '.join(GROUPS)} or {PROMPT_IDS[0]}"
+            + remedy
         )
 
 

@@ -129,7 +129,7 @@ def test_windows_that_share_sequences_count_them_once(tmp_path):
     with pytest.raises(ValueError, match=r"first\.npz: has only sequences that repeat others .*; windows that share"):
         judged("all", "first")
     both = judged("first", "more")
-    assert [(about.sequences, about.repeated) for about in both.inputs] == [(100, 0), (100, 100)]
+    assert [(about.sequences, len(about.notes)) for about in both.inputs] == [(100, 0), (100, 1)]
     assert "more.npz: 100 of 200 sequences repeat others" in "".join(notes(both))
     tokens = {verdict.samples for verdict in both.judged[1].verdicts if verdict.cell.clause == "token-tv"}
     assert max(tokens) == both.inputs[1].tokens == made.lengths[200:].sum()
@@ -286,7 +286,7 @@ def test_a_recording_of_log_densities_is_judged_by_its_ratios(tmp_path):
     dense = replace(plain, train=plain.train + 4.0, inference=plain.inference + 4.0, attributes=rows, token_ids=None)
     save_recording(dense, tmp_path / "dense.npz")
     about, read = read_input(tmp_path / "dense.npz")
-    assert (about.unchecked, about.repeated) == ("", 0)
+    assert (about.unchecked, about.notes) == ("", ())
     gate = gate_recordings(CONTRACT, [(about, read)], KERNELS, GateTerms(), 1e9)
     assert gate.decision.outcome is GateOutcome.ADVANCE
     assert statuses(gate) == statuses(gated(plain))
@@ -321,7 +321,7 @@ def test_sequences_that_occur_again_are_no_new_evidence(tmp_path):
     gate = gate_recordings(CONTRACT, inputs[:1], KERNELS, GateTerms(), 0.0)
     (said,) = [note for note in notes(gate) if "repeat" in note]
     assert "570 of 600 sequences repeat others" in said
-    assert "the gate decides on 30" in said
+    assert "each counts once, which leaves 30" in said
     save_recording(made, tmp_path / "once.npz")
     once = gate_recordings(CONTRACT, [read_input(tmp_path / "once.npz")], KERNELS, GateTerms(), 0.0)
     assert (gate.judged, gate.decision) == (once.judged, once.decision)

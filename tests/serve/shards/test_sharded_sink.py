@@ -26,7 +26,7 @@ from kc_otel.serve import shards as shards_module
 from kc_otel.serve.core import Core
 from kc_otel.serve.shards import Shard, ShardedSink, ShardError, split
 from kc_otel.serve.store.state_file import StateError, open_state
-from tests.judge.conftest import applying, info_request, make_contract
+from tests.judge.conftest import Sender, applying, info_request, make_contract
 from tests.judge.conftest import merge as merged
 from tests.tools.contracts import contract_of
 from tests.tools.exact_senders import CONTRACT, rounds
@@ -499,6 +499,22 @@ def test_the_judge_knows_the_recorders_of_all_shards() -> None:
     shards[1].ingest_metrics(info_request(START + 30.0, 0, "gpu-1"), START + 30.0)
     told(shards[1], 2, START + 30.0)
     assert recorders.all_ended("b" * 12, START + 30.0)
+
+
+def test_the_judge_knows_the_pauses_between_runs_that_shards_heard() -> None:
+    judge, shard, now = Evaluator([make_contract()]), Evaluator([make_contract()], remember=ShardState), START
+    for instance in "abcd":
+        for _ in range(3):
+            observed = Sender(instance=instance, start=now - 1.0).request(now, [1e-3])
+            shard.ingest_metrics(merged(observed, info_request(now, 1, instance)), now)
+            batch = unsent_batch(shard, int(now), {}, 0.0)
+            mark_sent(shard, {})
+            merge(judge, [batch], now)
+            now += 10.0
+        now += 1500.0
+    (heard,) = judge.states["policy"].heard.values()
+    assert heard.gaps == next(iter(shard.states["policy"].heard.values())).gaps
+    assert heard.patience(60.0) == 70.0
 
 
 def test_the_judge_knows_which_recorders_of_shards_moved_to_another_version() -> None:
