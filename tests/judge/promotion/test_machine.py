@@ -61,6 +61,14 @@ def test_a_sound_version_goes_all_the_way(terms, round_of):
     assert promotion.reason == f"{V} goes on from canary at 10% to full: 2 consecutive windows have passed"
 
 
+def test_data_from_before_a_step_do_not_count_after_it(terms, round_of):
+    """A second after a step the window is full of the step before; it opens nothing."""
+    promotion, moves = run(begin(terms, V, "ada", 0.0)[0], terms, round_of, passes(0, 2))
+    assert [str(move.after) for move in moves] == ["canary at 1%"]
+    promotion, moves = run(promotion, terms, round_of, [(now, "PASS") for now in range(601, 1200, 100)])
+    assert (moves, promotion.tally.passed) == ([], 1)
+
+
 def test_the_failure_limit_counts_windows_that_share_no_data(contract, round_of):
     terms = with_terms(contract, failure_limit=2, skip=["offline-ci"])
     promotion, _ = begin(terms, V, "ada", 0.0)
