@@ -15,12 +15,17 @@ def main() -> None:
     try:
         from kc_otel.cli import main as command  # noqa: PLC0415 - the extra `cli` may be missing
 
-        command()
+        try:
+            command()
+        finally:
+            if sys.stdout is not None:
+                sys.stdout.flush()
     except MissingExtraError as error:
         print(f"kc-otel: {error}", file=sys.stderr)  # noqa: T201
         sys.exit(2)
     except Exception:  # noqa: BLE001 - whatever it is
         traceback.print_exc()
+        sys.stdout = sys.stderr  # at the exit, Python writes what a full disk has not taken again, and ends with 120
         sys.exit(_UNFORESEEN_ERROR)
 
 

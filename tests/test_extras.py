@@ -88,6 +88,14 @@ def test_the_command_without_its_extra_says_what_to_install(without, monkeypatch
     assert said == "kc-otel: the command line needs typer: pip install 'kc-otel[cli]'\n"
 
 
+def test_the_evaluator_without_grpc_says_what_to_install(without, monkeypatch, capsys):
+    for name in [name for name in sys.modules if name.startswith("kc_otel.serve")]:
+        monkeypatch.delitem(sys.modules, name)
+    without("grpc")
+    said = command(monkeypatch, capsys, "serve", str(CONTRACT), "--no-webhooks", "--state", ":memory:")
+    assert said == "kc-otel: the evaluator needs grpc: pip install 'kc-otel[serve]'\n"
+
+
 def test_dashboards_without_the_sdk_say_what_to_install_and_rules_need_none(without, monkeypatch, capsys, tmp_path):
     for name in [name for name in sys.modules if name.startswith("kc_otel.generate")]:
         monkeypatch.delitem(sys.modules, name)

@@ -127,10 +127,10 @@ def of_sender(
     refused: Callable[[], str] = refusal,
 ) -> Iterator[Finding]:
     """Check the recorder of a process with this environment; contracts and path where they are known."""
+    exporters = [name.strip() for name in environment.get("OTEL_METRICS_EXPORTER", "otlp").split(",") if name.strip()]
     if environment.get("OTEL_SDK_DISABLED", "").strip().lower() == "true":
         yield _error("OTEL_SDK_DISABLED=true turns every recorder off", "unset OTEL_SDK_DISABLED")
-    exporters = [name.strip() for name in environment.get("OTEL_METRICS_EXPORTER", "otlp").split(",") if name.strip()]
-    if "otlp" in (exporters or ["otlp"]):
+    elif "otlp" in (exporters or ["otlp"]):
         yield from _endpoint(environment, refused)
     else:
         named = ",".join(exporters)

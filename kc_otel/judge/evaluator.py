@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from typing import Any, Final, NamedTuple
 
 from kc_otel import machine_code
+from kc_otel._extras import MissingExtraError
 from kc_otel.contract.limits import factors
 from kc_otel.contract.model import Contract
 from kc_otel.contract.registry.clause_metrics import DERIVED
@@ -128,11 +129,13 @@ class Faults:
         where, error = next(iter(errors.items()))
         more = f"; and {len(errors) - 1} more" if len(errors) > 1 else ""
         sentence = f"{stage} fails for {where}: {said_of(error)}{more}"
-        kind = [(place, type(raised)) for place, raised in errors.items()]
+        lacks = isinstance(error, MissingExtraError)  # every clause of its kind fails, and the sentence says why
+        kind: object = type(error) if lacks else [(place, type(raised)) for place, raised in errors.items()]
         self._present[contract, stage] = (kind, sentence)
         if before is None or before[0] != kind:
             prefix = f"contract {contract}: " if contract else ""
-            _log.error("%s%s; all else goes on, further ones are only counted", prefix, sentence, exc_info=error)
+            said = "%s%s; all else goes on, further ones are only counted"
+            _log.error(said, prefix, sentence, exc_info=None if lacks else error)
 
 
 class Evaluator:

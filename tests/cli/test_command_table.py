@@ -15,6 +15,7 @@ from kc_otel import __main__, cli
 from kc_otel.cli import _SUBJECTS
 
 NAMES = [name for commands in _SUBJECTS.values() for name in commands]
+ROOT = Path(__file__).resolve().parents[2]
 
 
 def test_every_command_of_the_table_is_there():
@@ -91,3 +92,12 @@ def test_an_error_that_nobody_foresaw_has_an_exit_code_of_its_own(monkeypatch, c
         __main__.main()
     assert ended.value.code == 70
     assert "ZeroDivisionError" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("arguments", [["check", "--json", "contracts"], ["token", "ada", "--may", "read"]])
+def test_an_output_that_cannot_be_written_ends_with_the_same_code(arguments):
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "kc_otel", *arguments], cwd=ROOT, stdout=full, stderr=-1, check=False
+        )
+    assert (done.returncode, b"No space left on device" in done.stderr) == (70, True)

@@ -86,6 +86,11 @@ def test_what_an_environment_does_to_a_recorder(contract: Contract, environment:
     assert any(said in text for text in found), found
 
 
+def test_a_recorder_that_is_turned_off_is_not_said_to_send(contract: Contract) -> None:
+    (found,) = of_sender({"OTEL_SDK_DISABLED": "true"}, [contract], refused=str)
+    assert found.level == "error"
+
+
 def test_grpc_without_tls_needs_no_scheme(contract: Contract) -> None:
     environment = {"OTEL_EXPORTER_OTLP_ENDPOINT": "a:4317", "OTEL_EXPORTER_OTLP_INSECURE": "true"}
     assert errors(of_sender(environment, [contract], refused=str)) == []

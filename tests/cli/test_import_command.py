@@ -154,6 +154,27 @@ def test_what_another_import_has_finished_meanwhile_is_not_measured_again(tmp_pa
     assert list(found) == []
 
 
+def test_two_imports_at_once_measure_a_file_once(tmp_path):
+    """The second waits until the first is done with it."""
+    path = tmp_path / "a.jsonl"
+    path.write_text("{}\n")
+    ledgers = [Ledger(tmp_path / "done.txt") for _ in range(2)]
+    first = unseen([path], ledgers[0], threading.Event(), follow=False, poll=0.0)
+    assert next(first) == path
+    waits = []
+
+    class Meanwhile(threading.Event):
+        def wait(self, timeout=None):
+            waits.append(timeout)
+            about = path.stat()
+            ledgers[0].note(path, _Measured(about.st_size, about.st_mtime_ns, 1, "digest", "first", [], 0.0))
+            ledgers[0].save()
+            assert list(first) == []
+
+    assert list(unseen([path], ledgers[1], Meanwhile(), follow=False, poll=0.0)) == []
+    assert len(waits) == 1
+
+
 def test_finished_files_are_remembered_and_only_what_is_appended_is_measured(run, tmp_path):
     arguments = ("token_exports", "--contract", "contract.yaml", "--done", "done.jsonl")
     path = tmp_path / "token_exports" / "step_3" / "rank_0.jsonl"

@@ -3,6 +3,7 @@
 import logging
 import math
 import os
+import sys
 
 import numpy as np
 import pytest
@@ -75,6 +76,20 @@ def test_a_run_that_cannot_be_judged_any_more_has_no_verdict(policy, monkeypatch
         batch(recorder, 0.2, 2)
         assert recorder.force_flush(SOON)
         assert recorder.scalars() == {}
+
+
+def test_a_clause_that_needs_what_is_not_installed_is_not_judged_and_costs_a_line(policy, monkeypatch, caplog):
+    tail = '\n  - {id: tail, metric: tv_token, statistic: "fraction > 0.1", unit: token, limit: 5%}'
+    policy = load_text(CONTRACT.replace("statistical:", f"statistical:{tail}"))
+    monkeypatch.setitem(sys.modules, "scipy.special", None)
+    with caplog.at_level(logging.ERROR), Recorder(policy, log=TrainingLog()) as recorder:
+        for task in ("code", "prose"):
+            batch(recorder, 0.2, 1, task)
+            assert recorder.force_flush(SOON)
+        assert (recorder.scalars()["kc/tail/verdict"], recorder.scalars()["kc/token-tv/verdict"]) == (2.0, 3.0)
+    (line,) = caplog.records
+    assert "pip install 'kc-otel[stats]'" in line.message
+    assert line.exc_info is None
 
 
 def test_asking_brings_the_next_answer_up_to_date(policy):

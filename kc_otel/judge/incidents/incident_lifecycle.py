@@ -368,7 +368,7 @@ def _broken_row(
     held = alert is not None and (alert.counting or (alert.on, verdict.status) not in _BY_ALERT)
     doubted = alert is not None and verdict.status is not Status.PASS and not verdict.ended
     limit, estimate, lower, upper = map(finite_or_none, (verdict.limit, verdict.estimate, verdict.lower, verdict.upper))
-    stricter = None
+    peak, peak_at, stricter = estimate, verdict.at if estimate is not None else None, None
     if before is not None:
         since = min(before.since, since)
         other = bool(before.quantity) and before.quantity != quantity
@@ -379,8 +379,10 @@ def _broken_row(
         if not other and (not before.refuted or before.loosened_to is not None):
             known = before.strictest
             stricter = known if known is not None and known < verdict.limit else None
+        if not other and before.peak is not None and (estimate is None or estimate <= before.peak):
+            peak, peak_at = before.peak, before.peak_at
     return BrokenCell(
-        *place, since, None, limit, estimate, lower, upper, verdict.reason, at=verdict.at, held=held,
+        *place, since, None, limit, estimate, lower, upper, verdict.reason, peak, peak_at, at=verdict.at, held=held,
         doubted=doubted, quantity=quantity, stricter=stricter,
     )  # fmt: skip
 

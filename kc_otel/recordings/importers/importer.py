@@ -9,6 +9,7 @@ refused. A file that cannot be read is named, and the others go on.
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import json
 import logging
@@ -18,7 +19,7 @@ import threading
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Container, Hashable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import astuple, dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
@@ -37,6 +38,7 @@ from kc_otel.recordings.recording import DENSITY, Recording, RecordingError, gro
 _log: Final = logging.getLogger("kc_otel")
 _INVALID: Final = re.compile(r"INVALID INPUT, (\w+)")
 _CHUNK_TOKENS: Final = 262_144
+_LOCK_POLL_SECONDS: Final = 0.1
 _MAX_UNFLUSHED_TOKENS: Final = 2_000_000
 """Tokens recorded before the recorder is waited for: 64 MB of its queue."""
 
@@ -417,11 +419,26 @@ def unseen(
                 grown[path] = state
                 if settled and state not in tried:
                     tried.add(state)
-                    ledger.refresh()
-                    if path not in ledger:
-                        yield path
+                    with _locked(path, stop):
+                        ledger.refresh()
+                        if path not in ledger:
+                            yield path
         if not follow or stop.wait(poll):
             return
+
+
+@contextmanager
+def _locked(path: Path, stop: threading.Event) -> Iterator[None]:
+    """Wait for another import of a file; one that cannot be locked may count twice."""
+    with ExitStack() as opened:
+        with suppress(OSError):
+            file = opened.enter_context(path.open("rb"))
+            while not stop.is_set():
+                with suppress(BlockingIOError):
+                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    break
+                stop.wait(_LOCK_POLL_SECONDS)
+        yield
 
 
 def _appended(path: Path, known: _Measured, digest: str, read: LinesRead) -> bool:

@@ -11,9 +11,11 @@ from asyncio import sslproto
 from pathlib import Path
 from typing import Any, Final
 
-import grpc
-
+from kc_otel._extras import extra
 from kc_otel.serve.watched_files import UnusableFileError, WatchedFiles
+
+with extra("serve", "the evaluator"):
+    import grpc
 
 _READ_BYTES: Final = 32 * 1024
 """Bytes that asyncio has ready for what comes on each TLS connection, idle ones too; 256 KiB are its own choice. It can

@@ -662,6 +662,19 @@ def test_what_nobody_measures_is_not_called_broken():
     assert incident.extents[0][1].startswith(said)
 
 
+def test_a_breach_is_told_as_it_was_and_then_as_it_is():
+    evaluator = Evaluator(QUIET)
+    evaluator.tick(60.0, fail("code", estimate=0.0374, lower=0.03, at=60.0))
+    (incident,) = evaluator.tick(140.0, fail("code", estimate=0.00406, lower=0.0041, upper=0.006, at=140.0))
+    ((_, said),) = incident.extents
+    assert said == (
+        "0.0374 on code at 00:01 UTC against a limit of 0.004; 0.00406 in current measurements "
+        "(confidence interval 0.0041 to 0.006)"
+    )
+    (incident,) = evaluator.tick(150.0, fail("code", estimate=0.05, lower=0.04, at=150.0))
+    assert incident.extents[0][1].startswith("0.05 on code, at least 10 times the limit of 0.004")
+
+
 def test_a_breach_that_a_changed_limit_ends_is_not_called_resolved():
     ladder = [{"on": "fail", "do": ["notify"]}]
     for upper, state, said in ((0.3, "Closed by a changed limit", "is closed"), (0.001, "Resolved", "is resolved")):
