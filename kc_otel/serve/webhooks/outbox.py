@@ -327,8 +327,11 @@ def _message(row: tuple[str, str, str, bytes, int, str, str]) -> WebhookMessage:
 
 
 def _about(body: bytes) -> tuple[str, str]:
-    """Return a body's `groupKey` and `status`."""
-    found = json.loads(body)
+    """Return a body's `groupKey` and `status`; nothing of one that is damaged, which its attempt will tell."""
+    try:
+        found = json.loads(body)
+    except ValueError:
+        return "", ""
     return str(found.get("groupKey", "")), str(found.get("status", ""))
 
 

@@ -202,8 +202,16 @@ def test_what_was_given_up_of_what_lasts_waits_again(outbox):
     outbox.answered(tell(outbox, "ended", "firing", 10_001), 10_001, 204)
     end = tell(outbox, "ended", "resolved", 10_002)
     outbox.answered(end, 10_002, 422, "HTTP 422")
-    assert due_ids(outbox, 10_003) == []
+    outbox.answered(tell(outbox, "closing", "firing", 10_002), 10_002, 204)
+    outbox.answered(tell(outbox, "closing", "firing", 10_002), 10_002, 400, "HTTP 400")
+    closing = tell(outbox, "closing", "resolved", 10_003)
+    assert due_ids(outbox, 10_003) == [closing]
+    outbox.answered(outbox.enqueue("pager", "damaged", b"{", 10_003), 10_003, 400, "HTTP 400")
     outbox.revive(["pager"], 86_400)
+    (damaged,) = outbox.due(86_400)[1:]
+    outbox.answered(damaged.id, 86_400, 400, "HTTP 400")
     assert due_ids(outbox, 86_400) == [lasting]
     outbox.answered(lasting, 86_400, 204)
     assert due_ids(outbox, 86_400) == [end], "a page that was opened is closed"
+    outbox.answered(end, 86_400, 204)
+    assert due_ids(outbox, 86_400) == [closing]
